@@ -1,4 +1,4 @@
-//! The server with correct, slow and hostile clients, and with a client that is not ours.
+//! The server with correct, slow and hostile clients, and with an independent client.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
 #![allow(missing_docs)]
 
@@ -29,38 +29,38 @@ impl Service for Echo {
                 let status = wire::Status { schema: 1, pid: peer.uid, ..wire::Status::default() };
                 Ok(Replies::Single(Box::new(Reply::Status { status: Arc::new(status) })))
             }
-            Call::Release(wish) => Err(CallError::Refused(format!("no {}", wish.job))),
-            Call::Events(wish) => Ok(Replies::Stream(events(wish.follow.unwrap_or(false)))),
+            Call::Release(request) => Err(CallError::Refused(format!("no {}", request.job))),
+            Call::Events(request) => Ok(Replies::Stream(events(request.follow.unwrap_or(false)))),
             _ => Ok(Replies::Single(Box::new(Reply::Jobs { jobs: Vec::new() }))),
         }
     }
 }
 
-/// Three events; with `follow`, events without end.
+/// Sends three events. With `follow`, it sends events without end.
 fn events(follow: bool) -> mpsc::Receiver<Reply> {
-    let (tell, told) = mpsc::channel(4);
+    let (sender, receiver) = mpsc::channel(4);
     tokio::task::spawn_local(async move {
         for n in 0u32.. {
             if n == 3 && !follow {
                 return;
             }
             let event = wire::Event { text: format!("{n}{}", "x".repeat(1000)), ..wire::Event::default() };
-            if tell.send(Reply::Event { event: event.into() }).await.is_err() {
+            if sender.send(Reply::Event { event: event.into() }).await.is_err() {
                 return;
             }
         }
     });
-    told
+    receiver
 }
 
-struct Running {
+struct TestServer {
     path: PathBuf,
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
     _dir: tempfile::TempDir,
 }
 
-impl Running {
+impl TestServer {
     fn start(limits: ServerLimits) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
@@ -82,13 +82,14 @@ impl Running {
         stream
     }
 
-    fn works(&self) {
+    /// Asserts that the server answers a new client.
+    fn assert_answers(&self) {
         let reply: Value = Client::connect(&self.path).unwrap().call("GetStatus", &json!({})).unwrap();
         assert_eq!(reply["status"]["schema"], 1);
     }
 }
 
-impl Drop for Running {
+impl Drop for TestServer {
     fn drop(&mut self) {
         let _ = self.stop.send(true);
         if let Some(thread) = self.thread.take() {
@@ -99,11 +100,11 @@ impl Drop for Running {
 }
 
 /// Sends a message in one piece, so that no time limit of the server is between its parts.
-fn say(stream: &mut UnixStream, text: &str) {
+fn send(stream: &mut UnixStream, text: &str) {
     stream.write_all(format!("{text}\0").as_bytes()).unwrap();
 }
 
-/// One reply, or `None` if the server hung up.
+/// Reads one reply. Returns `None` if the server closed the connection.
 fn receive(stream: &mut UnixStream) -> Option<Value> {
     let mut bytes = Vec::new();
     let mut byte = [0];
@@ -118,14 +119,15 @@ fn receive(stream: &mut UnixStream) -> Option<Value> {
     }
 }
 
-fn ask(stream: &mut UnixStream, text: &str) -> Value {
-    say(stream, text);
+/// Sends a message, and returns the reply to it.
+fn exchange(stream: &mut UnixStream, text: &str) -> Value {
+    send(stream, text);
     receive(stream).expect("an answer")
 }
 
 #[test]
-fn pipelined_calls_are_answered_in_order_and_errors_are_the_standards() {
-    let server = Running::start(ServerLimits::default());
+fn pipelined_calls_are_answered_in_order_and_errors_are_those_of_varlink() {
+    let server = TestServer::start(ServerLimits::default());
     let mut stream = server.connect();
     for call in [
         r#"{"method":"org.pjw.Warden.GetStatus"}"#,
@@ -137,7 +139,7 @@ fn pipelined_calls_are_answered_in_order_and_errors_are_the_standards() {
         r#"{"method":"org.pjw.Warden.ListJobs","oneway":true}"#,
         r#"{"method":"org.varlink.service.GetInfo"}"#,
     ] {
-        say(&mut stream, call);
+        send(&mut stream, call);
     }
     assert_eq!(receive(&mut stream).unwrap()["parameters"]["status"]["schema"], 1);
     let refused = receive(&mut stream).unwrap();
@@ -155,70 +157,74 @@ fn pipelined_calls_are_answered_in_order_and_errors_are_the_standards() {
         assert_eq!(receive(&mut stream).unwrap(), expected);
     }
     let info = receive(&mut stream).unwrap();
-    assert_eq!(info["parameters"]["interfaces"][1], "org.pjw.Warden", "a oneway call has no answer");
+    assert_eq!(info["parameters"]["interfaces"][1], "org.pjw.Warden", "a oneway call has no reply");
 }
 
 #[test]
-fn a_stream_ends_with_its_last_reply_and_the_connection_goes_on() {
-    let server = Running::start(ServerLimits::default());
+fn a_stream_ends_with_its_last_reply_and_the_connection_stays_open() {
+    let server = TestServer::start(ServerLimits::default());
     let mut stream = server.connect();
-    say(&mut stream, r#"{"method":"org.pjw.Warden.Events","more":true}"#);
-    let mut told = Vec::new();
+    send(&mut stream, r#"{"method":"org.pjw.Warden.Events","more":true}"#);
+    let mut texts = Vec::new();
     loop {
         let reply = receive(&mut stream).unwrap();
-        told.push(reply["parameters"]["event"]["text"].as_str().unwrap()[..1].to_owned());
+        texts.push(reply["parameters"]["event"]["text"].as_str().unwrap()[..1].to_owned());
         if reply["continues"] != true {
             break;
         }
     }
-    assert_eq!(told, ["0", "1", "2"]);
-    let _ = ask(&mut stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#);
+    assert_eq!(texts, ["0", "1", "2"]);
+    let _ = exchange(&mut stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#);
 }
 
 #[test]
-fn garbage_half_requests_and_requests_without_end_harm_only_their_sender() {
-    let server =
-        Running::start(ServerLimits { request_timeout: Duration::from_secs(1), ..ServerLimits::default() });
-    let mut garbage = server.connect();
-    assert_eq!(ask(&mut garbage, "}{ no json")["error"], "org.varlink.service.InvalidParameter");
-    assert_eq!(receive(&mut garbage), None, "nobody knows where the next request starts");
-    let mut half = server.connect();
-    half.write_all(b"{\"method\":").unwrap();
+fn invalid_incomplete_and_endless_requests_disturb_no_other_client() {
+    let server = TestServer::start(ServerLimits {
+        request_timeout: Duration::from_secs(1),
+        ..ServerLimits::default()
+    });
+    let mut invalid = server.connect();
+    assert_eq!(exchange(&mut invalid, "}{ no json")["error"], "org.varlink.service.InvalidParameter");
+    assert_eq!(receive(&mut invalid), None, "the begin of the next request is not known");
+    let mut incomplete = server.connect();
+    incomplete.write_all(b"{\"method\":").unwrap();
     let mut endless = server.connect();
     let flood = vec![b'x'; 1 << 20];
-    // The server hangs up at its limit, so the rest cannot be written.
+    // The server closes the connection at its limit, so the rest cannot be written.
     let _ = endless.write_all(&flood);
-    server.works();
+    server.assert_answers();
     assert_eq!(receive(&mut endless), None);
-    assert_eq!(receive(&mut half), None, "half a request does not wait for ever");
-    server.works();
+    assert_eq!(receive(&mut incomplete), None, "an incomplete request has a time limit");
+    server.assert_answers();
 }
 
 #[test]
-fn a_client_that_never_reads_is_dropped_and_delays_no_other() {
-    let server =
-        Running::start(ServerLimits { write_timeout: Duration::from_millis(200), ..ServerLimits::default() });
-    let mut deaf: Vec<UnixStream> = (0..5).map(|_| server.connect()).collect();
-    for stream in &mut deaf {
-        say(stream, r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
+fn the_connection_of_a_client_that_never_reads_is_closed_and_other_clients_are_not_delayed() {
+    let server = TestServer::start(ServerLimits {
+        write_timeout: Duration::from_millis(200),
+        ..ServerLimits::default()
+    });
+    let mut silent: Vec<UnixStream> = (0..5).map(|_| server.connect()).collect();
+    for stream in &mut silent {
+        send(stream, r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
     }
     for _ in 0..50 {
-        server.works();
+        server.assert_answers();
     }
     // The buffer of this connection stays full: the server closes it.
     let hung_up = (0..3000).any(|_| {
         std::thread::sleep(Duration::from_millis(10));
-        deaf[0].write_all(b" ").is_err()
+        silent[0].write_all(b" ").is_err()
     });
     assert!(hung_up);
 }
 
 #[test]
-fn the_hang_up_of_a_listener_is_noticed_even_if_it_sent_more() {
-    let server = Running::start(ServerLimits { max_connections: 2, ..ServerLimits::default() });
+fn a_connection_with_a_stream_is_freed_when_its_client_hangs_up_even_if_it_sent_another_call() {
+    let server = TestServer::start(ServerLimits { max_connections: 2, ..ServerLimits::default() });
     for _ in 0..20 {
         let mut stream = server.connect();
-        // A server that still counts the ones before may already have rejected this connection, and hung up.
+        // If the server still counts earlier connections, it may already have rejected this one and closed it.
         let calls = [
             r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#,
             r#"{"method":"org.pjw.Warden.GetStatus"}"#,
@@ -226,7 +232,7 @@ fn the_hang_up_of_a_listener_is_noticed_even_if_it_sent_more() {
         let _ = stream.write_all(format!("{}\0{}\0", calls[0], calls[1]).as_bytes());
         assert!(receive(&mut stream).is_some());
     }
-    // If the twenty were still counted, no connection would be left.
+    // If the twenty connections were still counted, the server would reject each new one.
     for _ in 0..3000 {
         let mut stream = server.connect();
         let _ = stream.write_all(b"{\"method\":\"org.pjw.Warden.GetStatus\"}\0");
@@ -235,24 +241,24 @@ fn the_hang_up_of_a_listener_is_noticed_even_if_it_sent_more() {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    panic!("the places of those who hung up are not free again");
+    panic!("the server still counts connections whose clients hung up");
 }
 
 #[test]
 fn too_many_connections_are_rejected_with_a_reason() {
-    let server = Running::start(ServerLimits { max_connections: 3, ..ServerLimits::default() });
+    let server = TestServer::start(ServerLimits { max_connections: 3, ..ServerLimits::default() });
     let mut kept: Vec<UnixStream> = (0..3).map(|_| server.connect()).collect();
     for stream in &mut kept {
-        assert!(ask(stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null());
+        assert!(exchange(stream, r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null());
     }
     let mut fourth = server.connect();
     assert_eq!(receive(&mut fourth).unwrap()["error"], "org.pjw.Warden.Busy");
     assert_eq!(receive(&mut fourth), None);
-    assert!(ask(&mut kept[0], r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null());
+    assert!(exchange(&mut kept[0], r#"{"method":"org.pjw.Warden.GetStatus"}"#)["error"].is_null());
 }
 
 #[test]
-fn the_description_names_the_fields_that_there_are() {
+fn the_types_of_the_interface_description_have_the_fields_of_the_wire_types() {
     let text = pjw_ipc::INTERFACE_DEFINITION;
     let fields = |name: &str| {
         let start = text.find(&format!("type {name} (")).unwrap_or_else(|| panic!("no type {name}"));
@@ -285,16 +291,16 @@ fn the_description_names_the_fields_that_there_are() {
     check("Device", serde_json::to_value(wire::Device::default()).unwrap());
 }
 
-/// PyPI's `varlink` does not know pjw: it reads the description, calls methods, reads a stream and errors.
+/// The module `varlink` of PyPI does not know pjw. It reads the interface description, a reply, a stream and an error.
 #[test]
-fn an_independent_client_parses_all_replies() {
+fn the_varlink_module_of_python_parses_all_replies() {
     let python = std::env::var("PJW_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let there = Command::new(&python).args(["-c", "import varlink"]).output();
-    if !there.is_ok_and(|output| output.status.success()) {
+    let probe = Command::new(&python).args(["-c", "import varlink"]).output();
+    if !probe.is_ok_and(|output| output.status.success()) {
         skip(&format!("{python} has no module varlink (make python installs it)"));
         return;
     }
-    let server = Running::start(ServerLimits::default());
+    let server = TestServer::start(ServerLimits::default());
     let script = r#"
 import sys, varlink
 with varlink.Client.new_with_address("unix:" + sys.argv[1]) as client, client.open("org.pjw.Warden") as warden:
@@ -305,13 +311,13 @@ with varlink.Client.new_with_address("unix:" + sys.argv[1]) as client, client.op
         sys.exit("no error")
     except varlink.VarlinkError as error:
         assert error.error() == "org.pjw.Warden.Refused", error
-print("understood")
+print("done")
 "#;
     let output = Command::new(&python).args(["-c", script]).arg(&server.path).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// On stderr itself, because a test's output is shown only if it fails.
+/// Writes to stderr directly, because the captured output of a test is shown only if the test fails.
 fn skip(why: &str) {
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

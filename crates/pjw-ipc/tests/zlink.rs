@@ -1,4 +1,4 @@
-//! A client from zlink, which does not know pjw: typed replies, typed errors, a stream.
+//! A client of zlink, which does not know pjw: a typed reply and a typed error.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a test may fail
 #![allow(missing_docs)]
 
@@ -12,9 +12,10 @@ use pjw_ipc::wire;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-struct Fixed;
+/// A service with a fixed reply to `GetStatus` and an error for each other call.
+struct FixedService;
 
-impl Service for Fixed {
+impl Service for FixedService {
     async fn call(&self, _peer: Peer, call: Call, _more: bool) -> Result<Replies, CallError> {
         match call {
             Call::GetStatus => {
@@ -54,14 +55,15 @@ enum Failure {
 }
 
 #[test]
-fn zlink_calls_and_understands_replies_and_errors() {
+fn zlink_parses_a_reply_and_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("s");
     let owned = bind(&path).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, async {
         let (stop, stopped) = watch::channel(false);
-        let serving = serve(owned.dup_listener().unwrap(), Rc::new(Fixed), ServerLimits::default(), stopped);
+        let serving =
+            serve(owned.dup_listener().unwrap(), Rc::new(FixedService), ServerLimits::default(), stopped);
         let serving = tokio::task::spawn_local(serving);
         let mut connection = zlink::tokio::unix::connect(&path).await.unwrap();
         let status = connection.get_status().await.unwrap().unwrap().status;

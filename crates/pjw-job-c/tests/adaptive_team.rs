@@ -1,5 +1,5 @@
-//! The example `adaptive_team.c` is compiled, and its OpenMP team follows a core map that a writer publishes, as pjwd
-//! does.
+//! The example `adaptive_team.c`: its OpenMP team follows the core map of its job. The test publishes the core map as
+//! pjwd does.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
@@ -15,11 +15,11 @@ mod compile;
 
 use compile::compile;
 
-/// The example, compiled in a temporary directory that is also the directory of its job.
+/// The compiled example in a temporary directory, which is also the directory of its job.
 struct Example(tempfile::TempDir);
 
 impl Example {
-    /// Compiles the example. `None` if the compiler has no OpenMP. The test is then skipped.
+    /// Compiles the example. Returns `None` if the compiler has no OpenMP: the test is skipped then.
     fn compile() -> Option<Self> {
         let example = Self(tempfile::tempdir().unwrap());
         let probe = example.directory().join("probe.c");
@@ -61,26 +61,26 @@ impl Example {
 }
 
 /// A program that is killed with its test.
-struct Running(Child);
+struct KilledOnDrop(Child);
 
-impl Drop for Running {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// The cores of a job as pjwd publishes them: these own CPUs, of which these are leaving.
+/// A core map with the CPUs `own`, of which `leaving` are leaving.
 fn cores(epoch: u64, own: &str, leaving: &str) -> CoreMapContent {
     let (own, leaving) = (own.parse().unwrap(), leaving.parse().unwrap());
     CoreMapContent { epoch, is_live: true, own, leaving, ..CoreMapContent::default() }
 }
 
 #[test]
-fn the_team_follows_the_cores_that_come_leave_and_go() {
+fn the_number_of_threads_of_the_team_follows_the_cores_of_the_job() {
     let Some(example) = Example::compile() else { return };
     let mut writer = example.publish(&cores(1, "0-1", ""));
-    let mut running = Running(example.command().spawn().unwrap());
+    let mut running = KilledOnDrop(example.command().spawn().unwrap());
     let mut lines = BufReader::new(running.0.stdout.take().unwrap()).lines();
     let mut wait_for_team = |threads: &str| {
         let mut team = |line: Result<String, _>| line.unwrap().split(' ').nth(1).unwrap() == threads;
@@ -94,15 +94,15 @@ fn the_team_follows_the_cores_that_come_leave_and_go() {
 }
 
 #[test]
-fn the_result_does_not_depend_on_the_team() {
+fn the_result_does_not_depend_on_the_number_of_threads() {
     let Some(example) = Example::compile() else { return };
     let result = |own: &str, arguments: &[&str]| {
         let _writer = example.publish(&cores(1, own, ""));
         let output = example.command().args(arguments).output().unwrap();
         String::from_utf8(output.stdout).unwrap().lines().last().unwrap().to_owned()
     };
-    let of_one = result("0", &["501"]);
-    assert!(of_one.starts_with("the middle has 2"), "{of_one}");
-    assert_eq!(result("0-2", &["501"]), of_one);
-    assert_eq!(result("0-1", &["fixed", "501"]), of_one);
+    let result_of_one_thread = result("0", &["501"]);
+    assert!(result_of_one_thread.starts_with("the middle has 2"), "{result_of_one_thread}");
+    assert_eq!(result("0-2", &["501"]), result_of_one_thread);
+    assert_eq!(result("0-1", &["fixed", "501"]), result_of_one_thread);
 }

@@ -1,4 +1,4 @@
-//! The page of a core map between a writer and readers: real files, real mappings, real waits.
+//! The page of a core map with a writer and readers, in real files and mappings.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
@@ -12,7 +12,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_job::layout::{COREMAP_BYTES, CoreMapContent};
 use pjw_job::{CORE_MAP_FILE_NAME, CoreMapError, CoreMapReader, CoreMapWriter, CoresSource, Job, WantError};
 
-/// The directory of a job.
+/// A temporary directory of a job.
 struct Directory(tempfile::TempDir);
 
 impl Directory {
@@ -51,11 +51,11 @@ fn content(epoch: u64) -> CoreMapContent {
 }
 
 #[test]
-fn a_reader_never_sees_a_torn_map() {
+fn a_reader_never_reads_parts_of_two_maps() {
     const READS: u64 = 10_000_000;
     const CHANGES: u64 = 100_000;
-    // The reader must see so many of the changes, so that it reads while the writer writes.
-    const SEEN: u64 = 1000;
+    // The number of changes that the reader must see, so that it reads while the writer writes.
+    const MIN_CHANGES_SEEN: u64 = 1000;
     let directory = Directory::new();
     let mut writer = directory.create(&content(1));
     let reader = CoreMapReader::open(&directory.page()).unwrap();
@@ -63,7 +63,7 @@ fn a_reader_never_sees_a_torn_map() {
     let last = std::thread::scope(|scope| {
         let reading = scope.spawn(|| {
             let (mut reads, mut seen, mut expected) = (0_u64, 0_u64, content(1));
-            while reads < READS || seen < SEEN || !is_written.load(Ordering::Relaxed) {
+            while reads < READS || seen < MIN_CHANGES_SEEN || !is_written.load(Ordering::Relaxed) {
                 let read = match reader.read() {
                     Ok(read) => read,
                     // On a busy machine, the writer may lose its PU for long in the middle of a change.
@@ -92,13 +92,13 @@ fn a_reader_never_sees_a_torn_map() {
 }
 
 #[test]
-fn a_waiting_reader_is_woken_by_the_next_change() {
+fn the_next_change_wakes_a_waiting_reader() {
     let directory = Directory::new();
     let mut writer = directory.create(&content(1));
     let job = Job::in_directory(directory.path());
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| job.wait_for_change(1, None).unwrap());
-        // The change is seen whether it comes before or during the wait.
+        // The reader sees the change whether it is before or during the wait.
         writer.write(&content(2)).unwrap();
         assert_eq!(waiting.join().unwrap().epoch, 2);
     });
@@ -118,15 +118,22 @@ fn a_program_without_a_core_map_has_the_cores_of_its_mask() {
     assert_eq!((cores.epoch, cores.source), (0, CoresSource::AffinityMask));
     assert!(!cores.cpus.is_empty() && cores.own == cores.cpus && cores.borrowed.is_empty());
     assert_eq!(job.wait_for_change(0, Some(Duration::from_millis(1))), None);
-    assert!(matches!(job.set_wanted_cores(1), Err(WantError::NoJob)), "nobody reads it");
+    assert!(
+        matches!(job.set_wanted_cores(1), Err(WantError::NoJob)),
+        "there is no job whose daemon could read the number"
+    );
     assert!(job.has_cpu(cores.cpus.first().unwrap()));
     let _writer = directory.create(&content(5));
     let found = job.wait_for_change(0, None).unwrap();
-    assert_eq!((found.epoch, found.source), (5, CoresSource::CoreMap), "a map that comes later is used");
+    assert_eq!(
+        (found.epoch, found.source),
+        (5, CoresSource::CoreMap),
+        "a map that is published later is used"
+    );
 }
 
 #[test]
-fn the_end_of_the_job_wakes_the_reader_which_has_the_cores_of_its_mask_then() {
+fn the_end_of_the_job_wakes_a_waiting_reader_which_gets_the_cores_of_its_mask() {
     let directory = Directory::new();
     let writer = directory.create(&content(1));
     let job = Job::in_directory(directory.path());
@@ -141,7 +148,7 @@ fn the_end_of_the_job_wakes_the_reader_which_has_the_cores_of_its_mask_then() {
 }
 
 #[test]
-fn a_page_that_was_made_again_is_found_by_readers_of_the_old_one() {
+fn readers_of_an_old_page_find_the_page_that_replaced_it() {
     let directory = Directory::new();
     let old = directory.create(&content(7));
     let job = Job::in_directory(directory.path());
@@ -167,7 +174,7 @@ fn a_page_that_a_killed_writer_left_unfinished_is_finished_by_the_next_one() {
 }
 
 #[test]
-fn a_truncated_page_is_an_error_of_the_writer_and_not_its_end() {
+fn a_truncated_page_is_an_error_of_the_writer_and_does_not_end_its_process() {
     let directory = Directory::new();
     let mut writer = directory.create(&content(1));
     File::options().write(true).open(directory.page()).unwrap().set_len(0).unwrap();
@@ -188,9 +195,9 @@ fn links_and_foreign_files_are_neither_read_nor_written() {
     assert!(CoreMapReader::open(&directory.page()).is_err());
     std::fs::remove_file(directory.page()).unwrap();
     std::fs::hard_link(&target, directory.page()).unwrap();
-    assert!(CoreMapWriter::open(&directory.page()).is_none(), "a second name");
+    assert!(CoreMapWriter::open(&directory.page()).is_none(), "a file with a second hard link");
     let _writer = directory.create(&content(2));
-    assert_eq!(std::fs::read(&target).unwrap(), page, "what was at the path is replaced, not written");
+    assert_eq!(std::fs::read(&target).unwrap(), page, "a file at the path is replaced and not written");
     let mut unknown = page;
     unknown[8] = 9;
     for (bytes, what) in [
@@ -209,7 +216,7 @@ fn links_and_foreign_files_are_neither_read_nor_written() {
 }
 
 #[test]
-fn one_cpu_is_asked_for_without_a_copy_of_the_map() {
+fn a_reader_looks_up_one_cpu_without_a_copy_of_the_map() {
     let directory = Directory::new();
     let mut writer = directory.create(&content(10));
     let reader = CoreMapReader::open(&directory.page()).unwrap();
@@ -221,15 +228,16 @@ fn one_cpu_is_asked_for_without_a_copy_of_the_map() {
 }
 
 #[test]
-fn the_number_of_threads_leaves_out_what_is_leaving_and_is_never_zero() {
+fn the_recommended_number_of_threads_excludes_leaving_cpus_and_is_never_zero() {
     let directory = Directory::new();
     let set = |list: &str| list.parse::<CpuSet>().unwrap();
-    let taken = CoreMapContent { borrowed: set("2-3"), leaving: set("3"), own: set("0-1"), ..content(1) };
-    let mut writer = directory.create(&taken);
+    let with_leaving_cpu =
+        CoreMapContent { borrowed: set("2-3"), leaving: set("3"), own: set("0-1"), ..content(1) };
+    let mut writer = directory.create(&with_leaving_cpu);
     let job = Job::in_directory(directory.path());
     assert_eq!((job.cores().recommended_thread_count(), job.cores().cpus), (3, set("0-3")));
-    let none = CoreMapContent { own: set(""), borrowed: set(""), leaving: set(""), ..content(2) };
-    writer.write(&none).unwrap();
+    let without_cpus = CoreMapContent { own: set(""), borrowed: set(""), leaving: set(""), ..content(2) };
+    writer.write(&without_cpus).unwrap();
     assert_eq!(job.cores().recommended_thread_count(), 1);
 }
 

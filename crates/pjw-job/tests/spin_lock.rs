@@ -1,5 +1,5 @@
-//! The example `spin_lock`: one thread at a time holds the lock, whatever happens to the cores, and waiters sleep while
-//! the holder's core has left.
+//! The example `spin_lock`: one thread at a time holds the lock, however the cores of the job change. Waiters sleep
+//! while the job does not have the core of the holder.
 
 #![allow(clippy::unwrap_used, missing_docs, unreachable_pub)] // a test may fail
 
@@ -73,7 +73,7 @@ fn one_thread_at_a_time_holds_the_lock_while_cores_come_and_go() {
 }
 
 #[test]
-fn one_thread_at_a_time_holds_the_lock_when_every_waiter_sleeps_and_without_a_core_map() {
+fn one_thread_at_a_time_holds_the_lock_without_a_core_map_and_when_every_waiter_sleeps() {
     let directory = tempfile::tempdir().unwrap();
     let lock = SpinLock::new(open(directory.path()), 0_u64);
     count_in_threads(&lock);
@@ -83,7 +83,7 @@ fn one_thread_at_a_time_holds_the_lock_when_every_waiter_sleeps_and_without_a_co
 }
 
 #[test]
-fn waiters_sleep_while_the_core_of_the_holder_has_left_and_all_get_the_lock_in_the_end() {
+fn waiters_sleep_while_the_job_does_not_have_the_core_of_the_holder_and_get_the_lock_later() {
     let directory = tempfile::tempdir().unwrap();
     let _writer = publish(directory.path(), NO_CPU);
     let lock = SpinLock::new(open(directory.path()), 0_u64);

@@ -1,4 +1,5 @@
-//! The example `thread_pool`: its workers follow a core map that a writer publishes, as pjwd does.
+//! The example `thread_pool`: the number of its workers follows the core map of its job. The test publishes the core
+//! map as pjwd does.
 
 #![allow(clippy::unwrap_used, clippy::panic, missing_docs, unreachable_pub)] // a test may fail
 
@@ -15,10 +16,10 @@ mod pool;
 
 use pool::ThreadPool;
 
-/// Longer than any wait of these tests.
+/// The longest time for which a test waits. Only a test that fails waits so long.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The cores of a job as pjwd publishes them: these own CPUs, of which these are leaving.
+/// A core map with the CPUs `own`, of which `leaving` are leaving.
 fn cores(epoch: u64, own: &str, leaving: &str) -> CoreMapContent {
     let (own, leaving) = (own.parse().unwrap(), leaving.parse().unwrap());
     CoreMapContent { epoch, is_live: true, own, leaving, ..CoreMapContent::default() }
@@ -38,7 +39,7 @@ fn wait_for_workers(pool: &ThreadPool, count: usize) {
 }
 
 #[test]
-fn the_workers_follow_the_cores_that_come_leave_and_go() {
+fn the_number_of_workers_follows_the_cores_of_the_job() {
     let directory = tempfile::tempdir().unwrap();
     let mut writer = publish(directory.path(), &cores(1, "0-1", ""));
     let pool = ThreadPool::new(Job::in_directory(directory.path())).unwrap();
@@ -52,7 +53,7 @@ fn the_workers_follow_the_cores_that_come_leave_and_go() {
 }
 
 #[test]
-fn a_worker_above_the_number_of_cores_ends_its_task_first() {
+fn a_worker_above_the_number_of_cores_completes_its_task_before_it_ends() {
     let directory = tempfile::tempdir().unwrap();
     let mut writer = publish(directory.path(), &cores(1, "0-3", ""));
     let pool = ThreadPool::new(Job::in_directory(directory.path())).unwrap();
@@ -68,23 +69,23 @@ fn a_worker_above_the_number_of_cores_ends_its_task_first() {
     let job = Job::in_directory(directory.path());
     writer.write(&cores(2, "0", "")).unwrap();
     assert_eq!(job.cores().recommended_thread_count(), 1);
-    assert_eq!(pool.worker_count(), 4, "each of them runs a task");
+    assert_eq!(pool.worker_count(), 4, "each worker still runs its task");
     may_end.wait();
     wait_for_workers(&pool, 1);
-    let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (running, max_running) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     for _ in 0..100 {
-        let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+        let (running, max_running) = (Arc::clone(&running), Arc::clone(&max_running));
         pool.execute(move || {
-            most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            max_running.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
             running.fetch_sub(1, Ordering::SeqCst);
         });
     }
     drop(pool);
-    assert_eq!(most.load(Ordering::SeqCst), 1, "tasks run at the same time on one core");
+    assert_eq!(max_running.load(Ordering::SeqCst), 1, "tasks run at the same time on one core");
 }
 
 #[test]
-fn all_tasks_have_run_when_the_pool_is_dropped_even_beside_one_that_panics() {
+fn all_tasks_have_run_when_the_pool_is_dropped_even_if_some_of_them_panic() {
     let directory = tempfile::tempdir().unwrap();
     let _writer = publish(directory.path(), &cores(1, "0-1", ""));
     let pool = ThreadPool::new(Job::in_directory(directory.path())).unwrap();
@@ -92,7 +93,7 @@ fn all_tasks_have_run_when_the_pool_is_dropped_even_beside_one_that_panics() {
     for number in 0..1000 {
         let sender = sender.clone();
         pool.execute(move || {
-            assert!(number % 100 != 0, "the test means this panic");
+            assert!(number % 100 != 0, "this panic is intended");
             sender.send(number).unwrap();
         });
     }

@@ -1,7 +1,8 @@
-//! A sample of the CPU time of known processes allocates nothing.
+//! The memory allocations of scans and samples.
 //!
-//! The number of allocations of a scan depends on the processes and not on their threads, even if all threads
-//! ran: with `/proc` and with the task scan. On machines of more than 128 PUs, each mask takes an allocation.
+//! A scan allocates memory for processes and not for threads, even if all threads ran. This holds for `/proc` and for
+//! the task scan. On machines of more than 128 PUs, each mask needs an allocation. A sample of the CPU time of known
+//! processes allocates nothing.
 #![expect(clippy::unwrap_used, reason = "a failed setup is a failed test")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -24,29 +25,29 @@ use pjw_linux::sys::{
     cpu_time::{CpuTimeSampler, process_cpu_time},
 };
 
-/// Enough threads for a pass of the task scan to be worthwhile, unless the machine has thousands of other
-/// tasks.
-const FEW: usize = 100;
-const MANY: usize = 500;
+/// A number of threads for which the task scan is used, unless the machine has thousands of other tasks.
+const FEW_THREADS: usize = 100;
+const MANY_THREADS: usize = 500;
 
 thread_local! {
     /// The number of allocations of this thread.
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
 }
 
-struct Counting;
+/// The allocator of the system with a count of the allocations of each thread.
+struct CountingAllocator;
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 fn count() {
-    // An ending thread has no counter any more, and does not scan.
+    // A thread that ends has no counter any more, and does not scan.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
 }
 
 // SAFETY: every call is forwarded unchanged to the system's allocator. The counter is a cell of the calling
 // thread and does not allocate.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
         // SAFETY: the caller keeps the contract of `GlobalAlloc::alloc`, which is the same.
@@ -65,20 +66,20 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// The number of allocations of a scan of this process, with this many additional threads that run now and
-/// then. The minimum of several scans, after the first ones.
+/// The number of allocations of a scan of this process with `threads` additional threads that run from time to time:
+/// the minimum of several scans after the first three.
 fn allocations(node: &mut LinuxMachine, threads: usize) -> usize {
-    let us = Pid(std::process::id());
+    let own_pid = Pid(std::process::id());
     let scan_request = ScanRequest {
-        scope: ScanScope::Partial(BTreeSet::from([us])),
-        pids_to_read_threads_of: BTreeSet::from([us]),
+        scope: ScanScope::Partial(BTreeSet::from([own_pid])),
+        pids_to_read_threads_of: BTreeSet::from([own_pid]),
         busy_threads: BTreeMap::new(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
     };
-    let over = AtomicBool::new(false);
+    let is_over = AtomicBool::new(false);
     let run = || {
-        while !over.load(Ordering::Relaxed) {
+        while !is_over.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(5));
         }
     };
@@ -86,39 +87,42 @@ fn allocations(node: &mut LinuxMachine, threads: usize) -> usize {
         for _ in 0..threads {
             thread::Builder::new().stack_size(32 * 1024).spawn_scoped(scope, run).unwrap();
         }
-        let mut once = || {
+        let mut scan_once = || {
             let before = ALLOCATIONS.get();
             let snapshot = node.scan(&scan_request);
             let count = ALLOCATIONS.get() - before;
-            let process = snapshot.processes.get(&us).and_then(Observed::present);
+            let process = snapshot.processes.get(&own_pid).and_then(Observed::present);
             (count, process.and_then(|process| process.threads.as_ref()).map(Vec::len))
         };
-        let scans = (0..10).map(|_| once()).collect();
-        over.store(true, Ordering::Relaxed);
+        let scans = (0..10).map(|_| scan_once()).collect();
+        is_over.store(true, Ordering::Relaxed);
         scans
     });
-    assert!(scans.iter().all(|(_, seen)| seen.is_some_and(|seen| seen > threads)), "{scans:?}");
+    assert!(
+        scans.iter().all(|(_, read_threads)| read_threads.is_some_and(|read_threads| read_threads > threads)),
+        "{scans:?}"
+    );
     scans.into_iter().skip(3).map(|(count, _)| count).min().unwrap()
 }
 
 #[test]
-fn a_scan_allocates_no_memory_for_a_thread() {
-    let ours = affinity::get_mask(Tid(gettid().as_raw().cast_unsigned())).unwrap();
-    if ours.words().len() > 2 {
+fn the_allocations_of_a_scan_do_not_depend_on_the_number_of_threads() {
+    let own_mask = affinity::get_mask(Tid(gettid().as_raw().cast_unsigned())).unwrap();
+    if own_mask.words().len() > 2 {
         println!("skipped: sets of more than 128 PUs are on the heap");
         return;
     }
     let scan = TaskScan::load().inspect_err(|error| println!("skipped, the task scan: {error}")).ok();
-    let ways = [Some(None), scan.map(Some)].into_iter().flatten();
-    for scan in ways {
-        let way = if scan.is_some() { "the task scan" } else { "/proc" };
+    let readers = [Some(None), scan.map(Some)].into_iter().flatten();
+    for scan in readers {
+        let reader = if scan.is_some() { "the task scan" } else { "/proc" };
         let mut node = LinuxMachine::new(BTreeSet::new()).unwrap();
         node.set_task_scan(scan);
-        let [few, many] = [FEW, MANY].map(|threads| allocations(&mut node, threads));
+        let [few, many] = [FEW_THREADS, MANY_THREADS].map(|threads| allocations(&mut node, threads));
         // The buffers double when they grow.
         assert!(
             many < few + 40,
-            "by {way}: with {FEW} threads {few} times, with {MANY} threads {many} times"
+            "{reader}: {few} allocations with {FEW_THREADS} threads, {many} allocations with {MANY_THREADS} threads"
         );
     }
 }
@@ -132,6 +136,6 @@ fn a_sample_of_the_cpu_time_of_known_processes_allocates_no_memory() {
         sampler.sample(processes, process_cpu_time);
         ALLOCATIONS.get() - before
     };
-    assert!(allocations() > 0, "the processes are new");
+    assert!(allocations() > 0, "the first sample of a process allocates memory");
     assert_eq!([(); 3].map(|()| allocations()), [0; 3]);
 }

@@ -1,4 +1,4 @@
-//! Topologies of real machines have the same counts as in hwloc's own tools (`index.json`).
+//! Topologies of real machines. The expected counts in `index.json` are those that the tools of hwloc print.
 #![expect(clippy::unwrap_used, reason = "a missing fixture is a failure")]
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use pjw_linux::topology::{TopologySource, load_topology};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
-struct Counted {
+struct ExpectedCounts {
     file: String,
     packages: usize,
     numa_nodes: usize,
@@ -38,12 +38,12 @@ fn machine(file: &str) -> Topology {
 }
 
 #[test]
-fn every_machine_has_the_counts_of_hwlocs_tools() {
+fn every_topology_has_the_counts_that_the_tools_of_hwloc_print() {
     let index = std::fs::read_to_string(directory().join("index.json")).unwrap();
-    let index: Vec<Counted> = serde_json::from_str(&index).unwrap();
+    let index: Vec<ExpectedCounts> = serde_json::from_str(&index).unwrap();
     assert_eq!(index.len(), 18);
-    for counted in index {
-        let machine = machine(&counted.file);
+    for expected in index {
+        let machine = machine(&expected.file);
         let with_pus = |level| machine.domains(level).filter(|domain| !domain.cpus.is_empty()).count();
         let found = [
             with_pus(TopologyLevel::Package),
@@ -53,24 +53,24 @@ fn every_machine_has_the_counts_of_hwlocs_tools() {
             machine.cpus().len(),
             machine.details().core_kinds.len(),
         ];
-        let Counted { packages, numa_nodes, l3, cores, pus, core_kinds, .. } = counted;
-        assert_eq!(found, [packages, numa_nodes, l3, cores, pus, core_kinds], "{}", counted.file);
-        let smt = match counted.smt {
+        let ExpectedCounts { packages, numa_nodes, l3, cores, pus, core_kinds, .. } = expected;
+        assert_eq!(found, [packages, numa_nodes, l3, cores, pus, core_kinds], "{}", expected.file);
+        let smt = match expected.smt {
             Smt::Same(pus) => BTreeSet::from([pus]),
             Smt::Several(pus) => pus,
         };
         let found: BTreeSet<usize> = machine.cores().iter().map(|core| core.pus.len()).collect();
-        assert_eq!(found, smt, "{}", counted.file);
-        for oddity in &counted.oddities {
+        assert_eq!(found, smt, "{}", expected.file);
+        for oddity in &expected.oddities {
             if let Some((number, _)) = oddity.split_once(" PUs offline or hidden") {
-                assert_eq!(machine.details().unavailable_pus.len().to_string(), number, "{}", counted.file);
+                assert_eq!(machine.details().unavailable_pus.len().to_string(), number, "{}", expected.file);
             }
         }
     }
 }
 
 #[test]
-fn a_node_without_pus_is_memory_only() {
+fn no_pus_belong_to_a_numa_node_that_is_only_memory() {
     let memory = |file: &str| {
         let machine = machine(file);
         let nodes = machine
@@ -84,7 +84,7 @@ fn a_node_without_pus_is_memory_only() {
 }
 
 #[test]
-fn kinds_of_cores_have_names_and_efficiency_comes_first() {
+fn the_kinds_of_cores_of_a_hybrid_machine_are_efficiency_and_performance_in_this_order() {
     for file in ["20em64t-hybrid-1p6c2t+2ca4co1t.xml", "Intel-RaptorLake-Corei7-1370P.xml"] {
         let machine = machine(file);
         let names: Vec<&str> = machine.details().core_kinds.iter().map(|kind| kind.name.as_str()).collect();
@@ -94,7 +94,7 @@ fn kinds_of_cores_have_names_and_efficiency_comes_first() {
     }
 }
 
-/// Devices as lines such as `gpu card0 cuda0 near 0-15 of node 0`.
+/// The devices of a machine as lines such as `gpu card0 cuda0 near 0-15 count_of_class [0]`.
 fn devices(file: &str) -> Vec<String> {
     let machine = machine(file);
     let mut lines = Vec::new();
@@ -115,7 +115,7 @@ fn devices(file: &str) -> Vec<String> {
 }
 
 #[test]
-fn devices_have_all_their_names_and_the_pus_near_them() {
+fn each_device_has_all_its_names_and_the_pus_near_it() {
     assert_eq!(
         devices("28intel64-2p2g7c-CoDgroups.xml"),
         [
@@ -131,10 +131,10 @@ fn devices_have_all_their_names_and_the_pus_near_them() {
     assert_eq!(power8[3], "gpu cuda3 opencl0d3 nvml3 near 80-81,88-89,96-97,104-105 of [1]");
     let both = devices("32em64t-2n8c2t-pci-normalio.xml");
     assert!(both.contains(&"network ib0 mlx5_0 near 8-15,24-31 of [1]".to_owned()), "{both:?}");
-    let of = |file: &str, class| {
+    let count_of_class = |file: &str, class| {
         let machine = machine(file);
         machine.details().devices.iter().filter(|device| device.class == class).count()
     };
-    assert_eq!(of("power8gpudistances.xml", DeviceClass::Gpu), 4);
-    assert_eq!(of("nvidiagpunumanodes.xml", DeviceClass::Gpu), 6);
+    assert_eq!(count_of_class("power8gpudistances.xml", DeviceClass::Gpu), 4);
+    assert_eq!(count_of_class("nvidiagpunumanodes.xml", DeviceClass::Gpu), 6);
 }

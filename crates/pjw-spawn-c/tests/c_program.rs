@@ -1,5 +1,5 @@
-//! C programs are compiled against the headers and libpjw_spawn.so, and check the functions themselves: `program.c`
-//! those of pjw_spawn.h, `farm.c` those of pjw_farm.h. A Python program checks the module pjw_farm: `farm.py`.
+//! C programs check the functions of the headers and of libpjw_spawn.so: `program.c` those of pjw_spawn.h, `farm.c`
+//! those of pjw_farm.h. The Python program `farm.py` checks the module pjw_farm.
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
@@ -30,8 +30,8 @@ fn run_c_program(source: &str) {
 
 #[test]
 fn a_python_program_runs_farms_by_each_call_of_the_module() {
-    let found = Command::new("python3").arg("--version").output();
-    if !found.is_ok_and(|output| output.status.success()) {
+    let python_version = Command::new("python3").arg("--version").output();
+    if !python_version.is_ok_and(|output| output.status.success()) {
         println!("skipped: there is no python3");
         return;
     }

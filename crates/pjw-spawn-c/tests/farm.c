@@ -87,7 +87,7 @@ static int wrong(void *data, const pjw_farm_item_t *item, pjw_farm_bytes_t *resu
     return 0;
 }
 
-static void each_outcome_is_told(struct data *data) {
+static void each_outcome_is_reported(struct data *data) {
     pjw_farm_options_t options = options_of(data, wrong);
     options.items = 12;
     options.attempts = 2;
@@ -190,7 +190,7 @@ static void a_reader_and_a_writer_do_input_and_output(struct data *data) {
     CHECK(access(path, F_OK) == 0);
 }
 
-static void a_writer_that_fails_at_its_end_is_told(struct data *data) {
+static void a_writer_that_fails_at_its_end_is_reported(struct data *data) {
     pjw_farm_options_t options = options_of(data, square);
     options.items = 3;
     options.write = write_number;
@@ -265,9 +265,9 @@ int main(void) {
     strcpy(data.directory, "/tmp/pjw-farm-XXXXXX");
     CHECK(mkdtemp(data.directory));
     results_come_in_order(&data);
-    each_outcome_is_told(&data);
+    each_outcome_is_reported(&data);
     a_reader_and_a_writer_do_input_and_output(&data);
-    a_writer_that_fails_at_its_end_is_told(&data);
+    a_writer_that_fails_at_its_end_is_reported(&data);
     wrong_calls_are_refused(&data);
     remove_files(&data);
     return 0;

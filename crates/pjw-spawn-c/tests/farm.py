@@ -52,7 +52,7 @@ def workers_that_are_killed_lose_nothing():
         assert farm.progress().replaced > 10
 
 
-def each_outcome_is_told():
+def each_outcome_is_reported():
     def work(item):
         if item.number == 2:
             raise ValueError("two is wrong")
@@ -224,7 +224,7 @@ def an_interrupt_during_the_fork_reaches_the_caller_and_leaves_no_process():
         raise AssertionError("the worker still runs")
 
 
-def a_fork_that_fails_tells_its_error():
+def a_fork_that_fails_reports_its_error():
     def failing():
         raise OSError(errno.ENOMEM, "no memory")
 
@@ -275,7 +275,7 @@ def a_reader_that_fails_ends_the_farm():
 if __name__ == "__main__":
     results_come_in_order()
     workers_that_are_killed_lose_nothing()
-    each_outcome_is_told()
+    each_outcome_is_reported()
     a_reader_and_a_writer_do_input_and_output()
     map_computes_values_and_raises_for_what_fails()
     each_worker_calls_the_functions_at_its_start_and_end()
@@ -284,6 +284,6 @@ if __name__ == "__main__":
     an_exception_at_the_end_of_a_process_is_an_error_after_the_last_result()
     a_writer_writes_at_its_end_what_it_held_back()
     an_interrupt_during_the_fork_reaches_the_caller_and_leaves_no_process()
-    a_fork_that_fails_tells_its_error()
+    a_fork_that_fails_reports_its_error()
     an_exception_that_leaves_the_handler_of_a_work_function_fails_the_item()
     a_reader_that_fails_ends_the_farm()

@@ -91,7 +91,7 @@ static void a_vector_call_gives_each_process_its_mask_arguments_and_environment(
     EXPECT(exit_status(pids[0]) == 3 && exit_status(pids[1]) == 4);
 }
 
-static void an_asynchronous_call_tells_its_end_by_a_descriptor(char *self) {
+static void an_asynchronous_call_reports_its_end_by_a_descriptor(char *self) {
     cpu_set_t first;
     CPU_ZERO(&first);
     CPU_SET(first_cpu(), &first);
@@ -162,7 +162,7 @@ int main(int argc, char **argv) {
     if (argc > 2 && strcmp(argv[1], "late") == 0) return late_program(argc, argv);
     a_context_starts_processes_on_its_cpu(argv[0]);
     a_vector_call_gives_each_process_its_mask_arguments_and_environment(argv[0]);
-    an_asynchronous_call_tells_its_end_by_a_descriptor(argv[0]);
+    an_asynchronous_call_reports_its_end_by_a_descriptor(argv[0]);
     a_late_fork_has_the_arguments_and_the_environment_of_its_process(argv[0]);
     a_mistake_has_an_errno_and_a_text(argv[0]);
     return failures != 0;

@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use spawn::{Arguments, ExitStatus, Instance, SpawnContext, Stdio};
 
-/// How many ranks each group has.
+/// The number of ranks of a group.
 const RANKS: u32 = 4;
 
-/// Compiles a static program. `None` where that is not possible.
+/// Compiles a static program. Returns `None` where that is not possible.
 fn compile(source: &str, directory: &Path) -> Option<PathBuf> {
     if !cfg!(target_arch = "x86_64") {
         println!("skipped: tasks run on x86-64 only");
@@ -40,7 +40,7 @@ fn compile(source: &str, directory: &Path) -> Option<PathBuf> {
     Some(program)
 }
 
-/// Runs a group as pjwctl does. Returns its output. All must end with 0.
+/// Runs a group of ranks as pjwctl does. Asserts that each ends with exit code 0. Returns the output.
 fn run(program: &Path, arguments: &[&str], is_shared: bool) -> String {
     run_ranks(program, arguments, is_shared, RANKS)
 }
@@ -65,7 +65,7 @@ fn run_ranks(program: &Path, arguments: &[&str], is_shared: bool, ranks: u32) ->
     });
     let instances = instances.collect();
     drop(output);
-    // The ranks that end are to be waited for at once: those that are left ask whether their processes are there.
+    // A rank that ends is waited for at once, because the other ranks check whether its process exists.
     let children: Vec<_> = context.spawn_n(instances).unwrap().into_iter().map(Result::unwrap).collect();
     std::thread::scope(|scope| {
         let waiters: Vec<_> = children.iter().map(|child| scope.spawn(|| child.wait())).collect();
@@ -85,18 +85,19 @@ fn the_functions_of_the_header_work_in_one_address_space_and_in_several() {
     run(&program, &["shared"], true);
     run(&program, &["alone"], false);
     let own = format!("-{}.", std::process::id());
-    let left = fs::read_dir("/dev/shm").unwrap().flatten();
-    let left: Vec<_> = left.filter(|file| file.file_name().to_string_lossy().contains(&own)).collect();
-    assert!(left.is_empty(), "{left:?}");
+    let remaining_files = fs::read_dir("/dev/shm").unwrap().flatten();
+    let remaining_files: Vec<_> =
+        remaining_files.filter(|file| file.file_name().to_string_lossy().contains(&own)).collect();
+    assert!(remaining_files.is_empty(), "{remaining_files:?}");
 }
 
 #[test]
 fn the_stencil_computes_the_same_with_pointers_and_with_memory_files() {
     let directory = tempfile::tempdir().unwrap();
     let Some(program) = compile("examples/stencil.c", directory.path()) else { return };
-    let [shared, alone] = [true, false].map(|is_shared| run(&program, &["64", "100"], is_shared));
+    let [shared, separate] = [true, false].map(|is_shared| run(&program, &["64", "100"], is_shared));
     assert!(shared.starts_with("sum ") && shared.lines().count() == 1, "{shared}");
-    assert_eq!(shared, alone);
+    assert_eq!(shared, separate);
 }
 
 const PAGES_OF_50: [&str; 2] = ["50", "128"];

@@ -1,4 +1,4 @@
-//! Groups of real processes: where they begin, what they get, and what is reported of those that fail.
+//! Groups of real processes: the CPUs on which they begin, their environment, and the errors of those that fail.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
 
 mod programs;
@@ -21,7 +21,7 @@ fn one_pu_each() -> Vec<Arc<Placement>> {
     own_mask().iter().map(|pu| Arc::new(Placement::on_cpus(CpuSet::from(pu)))).collect()
 }
 
-/// Instances with the same arguments, dealt to the placements in turns.
+/// Instances with the same arguments. The ranks have the placements in turns.
 fn instances(count: u32, arguments: &[&str], placements: &[Arc<Placement>], stdio: &Stdio) -> Vec<Instance> {
     let arguments = Arc::new(Arguments::parse(arguments).unwrap());
     let instance = |rank| Instance {
@@ -39,7 +39,7 @@ fn anywhere() -> Vec<Arc<Placement>> {
     vec![Arc::default()]
 }
 
-/// Runs one shell script, and returns its output and its end.
+/// Runs one shell script. Returns its output and its exit status.
 fn run_shell(context: &SpawnContext, script: &str) -> (String, ExitStatus) {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let output = Some(Arc::new(OwnedFd::from(writer)));
@@ -89,7 +89,7 @@ fn every_instance_is_inside_its_part_at_its_first_instruction_and_a_mask_set_aft
         let (peer, expected) = peer_records(&program, &dir.path().join(format!("peer{round}")), 100, &parts);
         outside(&peer, &expected) > 0
     });
-    assert!(is_late, "the test finds no process outside, even if its mask is set late");
+    assert!(is_late, "no process was found outside its part, although its mask was set late");
 }
 
 #[test]
@@ -120,12 +120,12 @@ fn one_instance_begins_inside_its_part_and_the_mask_of_the_caller_stays() {
 #[test]
 fn a_memory_node_that_does_not_exist_is_refused_before_the_first_instance() {
     if !Path::new("/sys/devices/system/node/has_memory").exists() {
-        return eprintln!("skipped: the kernel tells no NUMA nodes");
+        return eprintln!("skipped: the kernel lists no NUMA nodes");
     }
     let directory = tempfile::tempdir().unwrap();
     let started = directory.path().join("started");
-    let nowhere = Placement { preferred_numa_node: Some(1000), ..Placement::default() };
-    let placements = [Arc::new(Placement::default()), Arc::new(nowhere)];
+    let on_missing_node = Placement { preferred_numa_node: Some(1000), ..Placement::default() };
+    let placements = [Arc::new(Placement::default()), Arc::new(on_missing_node)];
     let arguments = ["touch", started.to_str().unwrap()];
     let context = SpawnContext::new("touch").unwrap();
     let group = instances(2, &arguments, &placements, &Stdio::default());
@@ -191,7 +191,7 @@ fn an_instance_has_the_descriptors_that_any_child_of_the_caller_has() {
 }
 
 #[test]
-fn streams_may_change_places() {
+fn the_streams_of_an_instance_may_be_the_same_pipe() {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let writer = Arc::new(OwnedFd::from(writer));
     let stdio = Stdio { input: None, output: Some(Arc::clone(&writer)), error: Some(writer) };
@@ -204,7 +204,7 @@ fn streams_may_change_places() {
 }
 
 #[test]
-fn an_environment_that_is_too_large_for_one_of_ten_fails_that_one_only() {
+fn an_instance_with_a_too_large_environment_fails_and_the_others_start() {
     let context = SpawnContext::new("true").unwrap();
     let mut group = instances(10, &["true"], &one_pu_each(), &Stdio::default());
     let large = "x".repeat(200_000);
@@ -238,7 +238,7 @@ fn a_program_that_disappears_after_the_check_is_reported_for_each_instance() {
 }
 
 #[test]
-fn a_cgroup_that_is_none_is_the_failed_step() {
+fn a_placement_whose_cgroup_is_another_directory_fails_in_the_step_cgroup() {
     let no_cgroup = File::open("/").unwrap();
     let placement = Placement { cgroup: Some(Arc::new(no_cgroup.into())), ..Placement::default() };
     let group = instances(1, &["true"], &[Arc::new(placement)], &Stdio::default());
@@ -253,7 +253,7 @@ struct Cgroup {
 }
 
 impl Cgroup {
-    /// `None` without a hierarchy of v2 that can be written.
+    /// Makes a cgroup. Returns `None` without a hierarchy of v2 that can be written.
     fn make() -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?.split(' ').nth(4)?.to_owned();
@@ -268,7 +268,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // The kernel takes a moment to forget the last process.
+        // The kernel removes the last process a moment after its end.
         while std::fs::remove_dir(&self.directory)
             .is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
         {
@@ -305,7 +305,7 @@ fn instances_are_born_in_the_cgroup_of_their_placement() {
 }
 
 #[test]
-fn the_results_of_a_batch_arrive_while_it_goes_on() {
+fn the_results_of_a_batch_are_delivered_while_it_goes_on() {
     let context = SpawnContext::new("true").unwrap();
     let batch = context.start(instances(200, &["true"], &one_pu_each(), &Stdio::default())).unwrap();
     let mut ranks: Vec<usize> = Vec::new();
@@ -318,7 +318,7 @@ fn the_results_of_a_batch_arrive_while_it_goes_on() {
 }
 
 #[test]
-fn instances_end_with_their_context_if_they_are_to() {
+fn instances_end_with_their_context_if_it_says_so() {
     let context = SpawnContext::new("sleep").unwrap().kill_when_launcher_ends();
     let children =
         context.spawn_n(instances(4, &["sleep", "1000"], &one_pu_each(), &Stdio::default())).unwrap();
@@ -331,7 +331,7 @@ fn instances_end_with_their_context_if_they_are_to() {
 /// The user and the groups of the tests.
 const OTHER_USER: Credentials = Credentials { uid: 65_533, gid: 65_532, groups: Vec::new() };
 
-/// Starts two instances of a shell script by a context. Returns what they have printed, and the number of forks.
+/// Starts two instances of a shell script by a context. Returns their output, and the number of forks.
 fn run_two(context: &SpawnContext, script: &str) -> (String, usize) {
     let (mut reader, writer) = std::io::pipe().unwrap();
     let stdio = Stdio { output: Some(Arc::new(writer.into())), ..Stdio::default() };
@@ -348,9 +348,9 @@ fn run_two(context: &SpawnContext, script: &str) -> (String, usize) {
     (text, forked)
 }
 
-/// A context whose instances execute the program, and one whose instances are forks, with the number of forks among
-/// two.
-fn executed_and_forked(setup: impl Fn(SpawnContext) -> SpawnContext) -> [(SpawnContext, usize); 2] {
+/// A context whose instances execute the program, and one whose instances are forks. Each has the number of forks among
+/// two instances.
+fn executed_and_forked_contexts(setup: impl Fn(SpawnContext) -> SpawnContext) -> [(SpawnContext, usize); 2] {
     let forks = if cfg!(target_arch = "x86_64") { 2 } else { 0 };
     let context = || setup(SpawnContext::new("sh").unwrap());
     [(context(), 0), (context().fork_from_templates(), forks)]
@@ -365,14 +365,14 @@ fn instances_have_the_user_and_the_groups_of_their_context() {
     let groups = vec![7, 8];
     let with_user =
         |context: SpawnContext| context.set_credentials(Credentials { groups: groups.clone(), ..OTHER_USER });
-    for (context, forks) in executed_and_forked(with_user) {
+    for (context, forks) in executed_and_forked_contexts(with_user) {
         let (text, forked) = run_two(&context, "echo $(id -ru) $(id -u) $(id -rg) $(id -g) $(id -G)");
         assert_eq!(text, "65533 65533 65532 65532 65532 7 8\n".repeat(2));
         assert_eq!(forked, forks);
     }
 }
 
-/// Gives the calling thread alone another user, if it is root. The kernel takes its capabilities then.
+/// Gives only the calling thread another user, if it is root. The kernel removes its capabilities then.
 fn leave_root() {
     let user: libc::uid_t = 65_531;
     if nix::unistd::geteuid().is_root() {
@@ -384,7 +384,7 @@ fn leave_root() {
 }
 
 #[test]
-fn a_user_without_privileges_may_not_take_another_user() {
+fn an_unprivileged_user_cannot_start_instances_of_another_user() {
     let context = SpawnContext::new("true").unwrap().set_credentials(OTHER_USER);
     let refused = std::thread::spawn(move || {
         leave_root();
@@ -400,7 +400,7 @@ fn a_user_without_privileges_may_not_take_another_user() {
 fn instances_begin_in_the_directory_of_their_context() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().canonicalize().unwrap();
-    for (context, forks) in executed_and_forked(|context| context.set_working_directory(&path)) {
+    for (context, forks) in executed_and_forked_contexts(|context| context.set_working_directory(&path)) {
         assert_eq!(run_two(&context, "pwd -P"), (format!("{0}\n{0}\n", path.display()), forks));
     }
     let own = std::env::current_dir().unwrap().canonicalize().unwrap();
@@ -408,10 +408,10 @@ fn instances_begin_in_the_directory_of_their_context() {
 }
 
 #[test]
-fn a_directory_that_is_missing_is_the_failed_step() {
+fn a_missing_working_directory_fails_in_the_step_directory() {
     let dir = tempfile::tempdir().unwrap();
     let missing = dir.path().join("missing");
-    for (context, _) in executed_and_forked(|context| context.set_working_directory(&missing)) {
+    for (context, _) in executed_and_forked_contexts(|context| context.set_working_directory(&missing)) {
         for count in [1, 3] {
             let group = instances(count, &["sh", "-c", "exit 0"], &anywhere(), &Stdio::default());
             for result in context.spawn_n(group).unwrap() {

@@ -1,4 +1,5 @@
-//! A program makes itself the template after its start-up. This test is that program, too: it is started again.
+//! Programs that make themselves the template of their group after their start-up. This test is also that program: it
+//! starts itself again.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test with a main function of its own")]
 
 use std::io::{Read, Write, pipe};
@@ -46,7 +47,7 @@ fn main() {
     }
 }
 
-/// The program: its start-up has a result, which all instances have without doing the work again.
+/// The program of the instances. Its start-up computes a result, which all instances have without computing it again.
 fn program() {
     let start_up: Vec<u64> = (0..100_000).collect();
     let before = std::process::id();

@@ -34,7 +34,7 @@ fn instances(count: u32, output: &std::path::Path) -> Vec<Instance> {
 }
 
 /// Starts `count` instances of a context, and checks that each ran its first instruction inside its own part. Returns
-/// how many are forks, and why there is no template.
+/// the number of forks, and the reason why there is no template.
 fn check_group(context: &SpawnContext, count: u32) -> (usize, Option<TemplateError>) {
     let directory = tempfile::tempdir().unwrap();
     let output = directory.path().join("records");
@@ -50,16 +50,16 @@ fn check_instances(
     let masks: Vec<CpuSet> =
         instances.iter().map(|instance| instance.placement.cpus.clone().unwrap()).collect();
     let mut batch = context.start(instances).unwrap();
-    let mut of_pid = std::collections::BTreeMap::new();
+    let mut mask_of_pid = std::collections::BTreeMap::new();
     for (index, child) in batch.by_ref() {
         let child = child.unwrap();
-        of_pid.insert(child.pid.0, masks[index].clone());
+        mask_of_pid.insert(child.pid.0, masks[index].clone());
         assert_eq!(child.wait().unwrap(), ExitStatus::Code(0));
     }
     let records = records(output);
     assert_eq!(records.len(), count);
     for record in records {
-        let mask = of_pid.remove(&record.pid).unwrap();
+        let mask = mask_of_pid.remove(&record.pid).unwrap();
         assert!(record.mask == mask && mask.contains(Pu(record.cpu.0)), "process {}", record.pid);
     }
     (batch.forked_count(), batch.template_error())
@@ -76,7 +76,7 @@ fn a_group_of_forks_runs_its_first_instructions_inside_its_parts() {
 }
 
 #[test]
-fn a_part_with_one_instance_of_a_group_has_a_template_too() {
+fn a_part_with_one_instance_of_a_larger_group_has_a_template_too() {
     let (program, dir) = program_without_libc();
     let context = SpawnContext::new(&program).unwrap().fork_from_templates().set_max_spawner_threads(2);
     let output = dir.path().join("records");
@@ -106,7 +106,7 @@ fn an_instance_that_differs_from_the_template_is_executed_and_is_not_counted_as_
 }
 
 #[test]
-fn a_program_that_can_have_no_template_is_executed_and_the_cause_is_told() {
+fn a_program_that_can_have_no_template_is_executed_and_the_cause_is_reported() {
     use std::os::unix::fs::PermissionsExt;
     let (program, _dir) = program_without_libc();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755)).unwrap();

@@ -1,5 +1,5 @@
-//! Processes that share an address space: placed in one L3 or NUMA node, and kept together when their job is resized or
-//! moved.
+//! Processes that share an address space: they are placed in one L3 or NUMA node, and stay together when their job is
+//! resized or moved.
 
 use pjw_core::command::Command;
 use pjw_core::explain::{explain_job, explain_process};
@@ -10,8 +10,8 @@ use pjw_core::topology::Topology;
 
 use crate::machine::{Machine, ROOT, assign_of, cpu_set, job, machine_with, regular_topology};
 
-/// A job `a` of so many cores, in which each of these processes runs all the time, and has been pinned. Those of each
-/// group share an address space, which is found afterwards.
+/// A job `a` of this number of cores. Each of these processes runs all the time and is pinned. The processes of each
+/// group share an address space, which the scans find after the processes were pinned.
 fn busy_job(topology: Topology, cores: u32, pids: &[u32], groups: &[&[u32]]) -> Machine {
     let mut machine = machine_with(topology, Policy::default());
     for &pid in pids {
@@ -50,7 +50,7 @@ fn have_pus_of_their_own(machine: &Machine, pids: &[u32]) -> bool {
 }
 
 #[test]
-fn tasks_are_pinned_in_one_node_each_to_a_core_of_its_own() {
+fn tasks_of_one_address_space_are_pinned_in_one_node_each_to_a_core_of_its_own() {
     let pids = [10, 11, 12, 13, 14];
     let mut machine = busy_job(two_nodes(), 8, &pids, &[]);
     assert_eq!((machine.effective_mask(13, 13), machine.effective_mask(14, 14)), ("3".into(), "4".into()));
@@ -62,7 +62,7 @@ fn tasks_are_pinned_in_one_node_each_to_a_core_of_its_own() {
 }
 
 #[test]
-fn a_group_larger_than_a_node_is_balanced_as_processes_are() {
+fn a_group_that_is_larger_than_a_node_is_placed_like_separate_processes() {
     let pids = [10, 11, 12, 13, 14];
     let mut machine = busy_job(two_nodes(), 8, &pids, &[&pids]);
     assert!(have_pus_of_their_own(&machine, &pids));
@@ -86,7 +86,7 @@ fn a_job_that_shrinks_keeps_the_node_of_its_tasks() {
     let pids = [10, 11, 12, 13, 14, 15, 16];
     for (cores, kept) in [(6, 3), (4, 3), (3, 3), (2, 2)] {
         let mut machine = busy_job(two_nodes(), 8, &pids, &[&[14, 15, 16]]);
-        assert!(is_in(&machine, &[14, 15, 16], "4-7"), "node 0 has the four others");
+        assert!(is_in(&machine, &[14, 15, 16], "4-7"), "node 0 is full of the four other processes");
         machine.assign("a", cores, &[]).unwrap();
         let grant = cpu_set(&machine.grant("a"));
         assert_eq!(grant.len(), cores as usize);
@@ -97,8 +97,8 @@ fn a_job_that_shrinks_keeps_the_node_of_its_tasks() {
 }
 
 #[test]
-fn a_job_that_shrinks_divides_none_of_two_groups() {
-    // Without the groups, six of eight cores would be four of one node and two of the other one.
+fn a_job_that_shrinks_keeps_each_of_two_groups_in_one_node() {
+    // Without the groups, the job would keep four cores of one node and two of the other one.
     let (one, two) = ([10, 11, 12], [20, 21, 22]);
     let pids = [10, 11, 12, 20, 21, 22];
     let mut machine = busy_job(two_nodes(), 8, &pids, &[&one, &two]);
@@ -128,8 +128,8 @@ fn an_idle_group_is_kept_together_where_it_ran_last() {
     assert!(cpu_set("6-7").is_subset(&grant), "{grant}");
 }
 
-/// Starts a process that owns the address space of tasks, as `pjwctl spawn --share memory` does. It ran last on this
-/// PU.
+/// Starts a process that owns the address space of tasks, as `pjwctl spawn --share memory` does. It has run last on
+/// this PU.
 fn spawn_task_host(machine: &mut Machine, pid: u32, pu: &str) {
     machine.spawn(pid, 1, 0).comm = Comm::from(TASK_HOST_NAME.to_str().unwrap());
     machine.assign("a", 8, &[pid]).unwrap();
@@ -138,7 +138,7 @@ fn spawn_task_host(machine: &mut Machine, pid: u32, pu: &str) {
 }
 
 #[test]
-fn the_host_of_idle_tasks_does_not_divide_them() {
+fn idle_tasks_stay_in_their_node_although_their_host_ran_in_another_one() {
     let pids = [10, 11, 12, 13, 14, 15];
     let mut machine = busy_job(two_nodes(), 8, &pids, &[]);
     spawn_task_host(&mut machine, 20, "0");
@@ -164,7 +164,7 @@ fn the_host_of_idle_tasks_does_not_divide_them() {
 }
 
 /// Two packages of three nodes of two cores: package 0 has the PUs 0-5. The job `a` has the two cores of node 0, and
-/// one of package 1. In package 1 it would lie in one package instead of two, but each of its cores in another node.
+/// one core of package 1. Three cores of package 1 would be in one package instead of two, but each in another node.
 /// The processes 10 and 11 of the job run all the time if they are `busy`. The process 20 owns the address space of
 /// tasks.
 fn fragmented(groups: &[&[u32]], busy: &[u32]) -> Machine {
@@ -183,7 +183,7 @@ fn fragmented(groups: &[&[u32]], busy: &[u32]) -> Machine {
 }
 
 #[test]
-fn no_move_divides_a_group() {
+fn defragmentation_divides_no_group() {
     let grant_after_defragmentation = |groups: &[&[u32]], busy: &[u32]| {
         let mut machine = fragmented(groups, busy);
         machine.command(Command::Defrag { caller: ROOT }).unwrap();
@@ -195,7 +195,7 @@ fn no_move_divides_a_group() {
         assert_eq!(
             grant_after_defragmentation(&[&[10, 11, 20]], busy),
             "0-1,6",
-            "and the owner of the address space"
+            "a group with the owner of the address space"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Affinity attempts: a process in a job cpuset that requests other PUs is reported once.
+//! Affinity attempts: a process in a job cpuset that requests PUs outside of it is reported once.
 
 use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, Tid};
@@ -7,13 +7,13 @@ use pjw_core::time::Nanos;
 
 use super::machine::{Machine, SECOND, cpu_set, in_cgroup, job, machine};
 
-const PLACE: &str = "/slurmstepd.scope/job_4";
+const SLURM_CGROUP: &str = "/slurmstepd.scope/job_4";
 
-/// Slurm keeps process 10 on 4-5 by a cpuset. Process 20 is not restricted.
-fn in_cpuset() -> Machine {
+/// A machine on which a cpuset of Slurm keeps process 10 on PUs 4-5. Process 20 is in no job.
+fn slurm_job_in_cpuset() -> Machine {
     let mut m = machine();
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(CpuRequest::Pus(2)));
-    m.world().write_cpuset(PLACE, Some(&cpu_set("4-5")));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", SLURM_CGROUP, Some(CpuRequest::Pus(2)));
+    m.world().write_cpuset(SLURM_CGROUP, Some(&cpu_set("4-5")));
     m.bind(10, 10, "4-5");
     m.spawn(20, 1, 0);
     m.settle();
@@ -22,7 +22,7 @@ fn in_cpuset() -> Machine {
     m
 }
 
-/// The violations reported since the last command or call of this function, after which no work is pending.
+/// Settles the machine. Returns the violations that were reported since the last command or call of this function.
 fn violations(m: &mut Machine) -> Vec<Event> {
     m.settle();
     m.events.iter().filter(|event| event.kind == EventKind::Violation).cloned().collect()
@@ -30,9 +30,9 @@ fn violations(m: &mut Machine) -> Vec<Event> {
 
 #[test]
 fn a_request_beyond_the_grant_is_reported_with_the_requested_and_the_resulting_mask() {
-    let mut m = in_cpuset();
+    let mut m = slurm_job_in_cpuset();
     m.clone_thread(10, 11);
-    m.ask(10, 11, "0-7");
+    m.add_affinity_request(10, 11, "0-7");
     let reported = violations(&mut m);
     let [event] = reported.as_slice() else { panic!("{reported:?}") };
     assert_eq!(
@@ -43,8 +43,8 @@ fn a_request_beyond_the_grant_is_reported_with_the_requested_and_the_resulting_m
     let expected =
         "thread 11 of process 10 (mpirun) asked for CPUs 0-7: the cpuset of slurm:4 kept it on CPUs 4-5";
     assert_eq!(event.text, expected);
-    assert_eq!(violations(&mut m), [], "once");
-    m.ask(10, 11, "5-6");
+    assert_eq!(violations(&mut m), [], "it is reported once");
+    m.add_affinity_request(10, 11, "5-6");
     assert!(
         violations(&mut m)[0].text.ends_with("asked for CPUs 5-6: the cpuset of slurm:4 kept it on CPU 5")
     );
@@ -52,8 +52,8 @@ fn a_request_beyond_the_grant_is_reported_with_the_requested_and_the_resulting_m
 
 #[test]
 fn a_call_that_the_kernel_refused_is_reported_as_refused() {
-    let mut m = in_cpuset();
-    m.ask(10, 10, "0-1").refused = true;
+    let mut m = slurm_job_in_cpuset();
+    m.add_affinity_request(10, 10, "0-1").refused = true;
     let reported = violations(&mut m);
     assert!(
         reported.len() == 1
@@ -66,13 +66,13 @@ fn a_call_that_the_kernel_refused_is_reported_as_refused() {
 
 #[test]
 fn a_request_within_the_grant_is_not_reported() {
-    let mut m = in_cpuset();
-    m.ask(10, 10, "4");
-    m.ask(10, 10, "4-5");
-    m.ask(10, 10, "5,64-127");
-    m.ask(10, 10, "64").refused = true;
-    m.ask(20, 20, "0-7");
-    m.ask(99, 99, "0-7");
+    let mut m = slurm_job_in_cpuset();
+    m.add_affinity_request(10, 10, "4");
+    m.add_affinity_request(10, 10, "4-5");
+    m.add_affinity_request(10, 10, "5,64-127");
+    m.add_affinity_request(10, 10, "64").refused = true;
+    m.add_affinity_request(20, 20, "0-7");
+    m.add_affinity_request(99, 99, "0-7");
     assert_eq!(
         violations(&mut m),
         [],
@@ -81,18 +81,18 @@ fn a_request_within_the_grant_is_not_reported() {
     m.switch_off("5");
     m.settle();
     m.advance(SECOND);
-    m.ask(10, 10, "4-5");
+    m.add_affinity_request(10, 10, "4-5");
     assert_eq!(violations(&mut m), [], "offline PUs belong to no job");
 }
 
 #[test]
 fn many_attempts_of_one_process_are_one_event() {
-    let mut m = in_cpuset();
+    let mut m = slurm_job_in_cpuset();
     m.spawn(12, 10, 1001);
     m.settle();
     for _ in 0..1000 {
-        m.ask(10, 10, "0-7");
-        m.ask(12, 12, "0-7");
+        m.add_affinity_request(10, 10, "0-7");
+        m.add_affinity_request(12, 12, "0-7");
     }
     let reported = violations(&mut m);
     assert_eq!(reported.iter().map(|event| event.pid).collect::<Vec<_>>(), [Some(Pid(10)), Some(Pid(12))]);
@@ -101,8 +101,8 @@ fn many_attempts_of_one_process_are_one_event() {
 
 #[test]
 fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
-    for late in [false, true] {
-        let mut m = in_cpuset();
+    for is_reported_before_the_change in [false, true] {
+        let mut m = slurm_job_in_cpuset();
         m.clone_thread(10, 11);
         (0..3).for_each(|_| {
             m.run(&[10, 11]);
@@ -111,9 +111,9 @@ fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
         let pinned = m.effective_mask(10, 10);
         assert!(["4", "5"].contains(&pinned.as_str()), "{pinned}");
         m.run(&[10, 11]);
-        m.ask(10, 10, "0-7");
+        m.add_affinity_request(10, 10, "0-7");
         let mut reported = Vec::new();
-        if late {
+        if is_reported_before_the_change {
             // The call is reported in a scan of another process.
             let snapshot = m.scan_only(&[20]);
             reported.extend(m.decide(&snapshot, &[]).events);
@@ -131,14 +131,14 @@ fn an_attempt_of_a_pinned_thread_is_reported_once_and_the_pin_restored() {
 }
 
 #[test]
-fn without_cpuset_the_changed_mask_is_reported() {
+fn without_a_cpuset_a_changed_mask_is_reported_and_a_request_alone_is_not() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
     m.advance(SECOND);
-    m.ask(10, 10, "0-7");
-    assert_eq!(violations(&mut m), [], "it may have put it back since");
-    m.ask(10, 10, "0-7");
+    m.add_affinity_request(10, 10, "0-7");
+    assert_eq!(violations(&mut m), [], "the program may have restored its mask since the request");
+    m.add_affinity_request(10, 10, "0-7");
     m.bind(10, 10, "0-7");
     let reported = violations(&mut m);
     assert!(
@@ -149,46 +149,46 @@ fn without_cpuset_the_changed_mask_is_reported() {
 
 #[test]
 fn an_attempt_of_an_exited_process_is_reported_for_its_job() {
-    let mut m = in_cpuset();
+    let mut m = slurm_job_in_cpuset();
     m.spawn(12, 10, 1001);
     m.settle();
-    m.ask(12, 12, "0-7");
+    m.add_affinity_request(12, 12, "0-7");
     m.exit(12);
     assert_eq!(violations(&mut m)[0].job, Some(job("slurm:4")), "a member that has just ended");
-    m.ask(13, 13, "0-7").caller_parent = Pid(10);
+    m.add_affinity_request(13, 13, "0-7").caller_parent = Pid(10);
     let reported = violations(&mut m);
     assert_eq!(
         (reported[0].job.as_ref(), reported[0].pid),
         (Some(&job("slurm:4")), Some(Pid(13))),
         "the process was never scanned"
     );
-    m.ask(13, 13, "0-7").caller_parent = Pid(20);
+    m.add_affinity_request(13, 13, "0-7").caller_parent = Pid(20);
     assert_eq!(violations(&mut m), [], "a child of a process outside jobs");
     m.spawn(12, 20, 0);
-    m.ask(12, 12, "0-7").called_at = Nanos(m.now());
-    assert_eq!(violations(&mut m), [], "its number is another's now");
+    m.add_affinity_request(12, 12, "0-7").called_at = Nanos(m.now());
+    assert_eq!(violations(&mut m), [], "the pid belongs to another process now");
 }
 
 #[test]
 fn a_request_from_before_the_grant_is_not_an_attempt() {
     let mut m = machine();
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", PLACE, Some(CpuRequest::Pus(2)));
-    m.world().write_cpuset(PLACE, Some(&cpu_set("4-5")));
-    m.ask(10, 10, "0-7");
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:4", SLURM_CGROUP, Some(CpuRequest::Pus(2)));
+    m.world().write_cpuset(SLURM_CGROUP, Some(&cpu_set("4-5")));
+    m.add_affinity_request(10, 10, "0-7");
     m.advance(SECOND);
     m.settle();
-    m.ask(10, 10, "0-7").called_at = Nanos(SECOND);
+    m.add_affinity_request(10, 10, "0-7").called_at = Nanos(SECOND);
     assert_eq!(violations(&mut m), []);
 }
 
 #[test]
 fn a_request_for_another_process_is_reported_only_if_it_is_in_the_job() {
-    let mut m = in_cpuset();
+    let mut m = slurm_job_in_cpuset();
     m.spawn(12, 10, 1001);
     m.settle();
-    m.ask(10, 10, "0-7").target = Some(Tid(20));
+    m.add_affinity_request(10, 10, "0-7").target = Some(Tid(20));
     assert_eq!(violations(&mut m), []);
-    m.ask(10, 10, "0-7").target = Some(Tid(12));
+    m.add_affinity_request(10, 10, "0-7").target = Some(Tid(12));
     assert!(
         violations(&mut m)[0]
             .text
@@ -198,8 +198,8 @@ fn a_request_for_another_process_is_reported_only_if_it_is_in_the_job() {
 
 #[test]
 fn an_attempt_in_an_idle_job_is_reported_without_a_scan_of_it() {
-    let mut m = in_cpuset();
-    m.ask(10, 10, "0-7");
+    let mut m = slurm_job_in_cpuset();
+    m.add_affinity_request(10, 10, "0-7");
     let snapshot = m.scan_only(&[]);
     let events = m.decide(&snapshot, &[]).events;
     assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [EventKind::Violation]);
@@ -207,10 +207,10 @@ fn an_attempt_in_an_idle_job_is_reported_without_a_scan_of_it() {
 
 #[test]
 fn attempts_of_a_job_are_limited_per_minute() {
-    let mut m = in_cpuset();
+    let mut m = slurm_job_in_cpuset();
     let mut reported = Vec::new();
     for pid in 100..300 {
-        m.ask(pid, pid, "0-7").caller_parent = Pid(10);
+        m.add_affinity_request(pid, pid, "0-7").caller_parent = Pid(10);
         reported.extend(violations(&mut m));
     }
     assert_eq!(reported.len(), 32);
@@ -220,6 +220,6 @@ fn attempts_of_a_job_are_limited_per_minute() {
     );
     assert!(!reported[30].text.contains("are not reported"));
     m.advance(60 * SECOND);
-    m.ask(300, 300, "0-7").caller_parent = Pid(10);
-    assert_eq!(violations(&mut m).len(), 1, "another minute");
+    m.add_affinity_request(300, 300, "0-7").caller_parent = Pid(10);
+    assert_eq!(violations(&mut m).len(), 1, "the limit holds for one minute");
 }

@@ -1,4 +1,4 @@
-//! Commands: what is granted and what is refused.
+//! Commands: the cores that they grant, and their refusals.
 
 use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset::CpuSet;
@@ -14,7 +14,7 @@ use pjw_core::topology::{RegularShape, Topology};
 use crate::machine::{ALICE, ROOT, SECOND, assign_of, cpu_set, job, machine, regular_topology};
 
 #[test]
-fn the_same_request_again_changes_nothing() {
+fn a_repeated_request_changes_nothing() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     let first = m.assign("a", 3, &[10]).unwrap();
@@ -24,7 +24,7 @@ fn the_same_request_again_changes_nothing() {
 }
 
 #[test]
-fn a_refused_request_leaves_no_trace() {
+fn a_refused_request_makes_no_job_and_takes_no_core() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.assign("a", 6, &[10]).unwrap();
@@ -53,16 +53,16 @@ fn a_resize_that_does_not_fit_keeps_the_grant() {
 }
 
 #[test]
-fn an_explicit_list_is_granted_as_it_stands() {
+fn a_list_of_cpus_is_granted_exactly_or_refused() {
     let mut m = machine();
     m.command(Command::Assign(assign_of("a", Some(CpuRequest::Exactly(cpu_set("1,3,6")))))).unwrap();
     assert_eq!(m.grant("a"), "1,3,6");
     let held =
         m.command(Command::Assign(assign_of("b", Some(CpuRequest::Exactly(cpu_set("3-4")))))).unwrap_err();
     assert_eq!(held, Refusal::HeldByOtherJob { pu: pjw_core::cpuset::Pu(3), holder: job("a") });
-    let absent =
+    let not_on_machine =
         m.command(Command::Assign(assign_of("b", Some(CpuRequest::Exactly(cpu_set("7-9")))))).unwrap_err();
-    assert!(absent.to_string().contains("8-9"), "{absent}");
+    assert!(not_on_machine.to_string().contains("8-9"), "{not_on_machine}");
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn an_unprivileged_user_gets_cores_only_if_allowed_and_for_own_processes() {
     let refusal = m.command(Command::Release { job: job("a"), caller: bob }).unwrap_err();
     assert!(matches!(refusal, Refusal::JobNotOwned { .. }));
     m.command(Command::ReleaseAll { caller: bob }).unwrap();
-    assert_eq!(m.state.jobs.len(), 2, "all means all of one's own");
+    assert_eq!(m.state.jobs.len(), 2, "it releases only jobs of the caller");
     m.command(Command::ReleaseAll { caller: ROOT }).unwrap();
     assert!(m.state.jobs.is_empty());
 }
@@ -101,9 +101,9 @@ fn only_an_administrator_creates_a_job_for_another_user() {
     m.command(for_alice(ROOT, "slurm:7")).unwrap();
     m.assign("found", 1, &[]).unwrap();
     m.command(for_alice(ROOT, "found")).unwrap();
-    assert_eq!(m.state.jobs[&job("found")].owner, ALICE.uid, "what was known by less is corrected");
+    assert_eq!(m.state.jobs[&job("found")].owner, ALICE.uid, "the command corrects the owner");
     m.assign("found", 1, &[]).unwrap();
-    assert_eq!(m.state.jobs[&job("found")].owner, ALICE.uid, "who says nothing of owners changes none");
+    assert_eq!(m.state.jobs[&job("found")].owner, ALICE.uid, "a command without an owner changes no owner");
     m.policy.user_max_cores = 8;
     let bob = Caller { uid: Uid(1002), is_admin: false };
     let refusal = m.command(for_alice(bob, "gift")).unwrap_err();
@@ -120,7 +120,7 @@ fn run_requires_a_new_job() {
 }
 
 #[test]
-fn kernel_threads_init_and_the_warden_join_no_job() {
+fn kernel_threads_process_1_and_the_daemon_join_no_job() {
     let mut m = machine();
     (m.policy.own_pid, m.policy.thaw_watcher_pid) = (Some(Pid(50)), Some(Pid(51)));
     m.spawn(2, 0, 0).is_kernel_thread = true;
@@ -159,7 +159,7 @@ fn with_on_exhausted_wait_a_job_is_served_when_cores_become_free() {
 }
 
 #[test]
-fn with_on_exhausted_share_grants_overlap_and_name_the_overlap() {
+fn with_on_exhausted_share_a_grant_overlaps_others_and_is_marked_as_shared() {
     let mut m = machine();
     m.policy.exhaustion_policy = ExhaustionPolicy::Share;
     m.assign("a", 6, &[]).unwrap();
@@ -173,7 +173,7 @@ fn with_on_exhausted_share_grants_overlap_and_name_the_overlap() {
 }
 
 #[test]
-fn a_warden_that_observes_refuses_changes() {
+fn a_daemon_in_observe_mode_refuses_to_assign() {
     let mut m = machine();
     m.policy.mode = DaemonMode::Observe;
     assert_eq!(m.assign("a", 1, &[]).unwrap_err(), Refusal::ObserveOnly);
@@ -237,8 +237,8 @@ fn a_shared_grant_is_shared_after_a_restart_too() {
     assert_eq!(state.pool.free_cpus(), m.state.pool.free_cpus());
 }
 
-/// A graphics card near the second package, on a machine of two packages with four cores each.
-fn with_a_card() -> crate::machine::Machine {
+/// A machine of two packages of four cores, with a GPU near the second package.
+fn machine_with_gpu() -> crate::machine::Machine {
     let mut m = machine();
     let card = Device {
         class: DeviceClass::Gpu,
@@ -254,8 +254,8 @@ fn with_a_card() -> crate::machine::Machine {
 }
 
 #[test]
-fn cores_are_near_the_device_if_it_has_enough_else_the_answer_says_so() {
-    let mut m = with_a_card();
+fn granted_cores_are_near_the_device_or_the_reasons_say_that_too_few_are_free_there() {
+    let mut m = machine_with_gpu();
     let near = |id: &str, cores, name: &str| {
         Command::Assign(AssignCommand {
             near_device: Some(name.to_owned()),
@@ -266,19 +266,19 @@ fn cores_are_near_the_device_if_it_has_enough_else_the_answer_says_so() {
     assert_eq!(m.grant("a"), "4-6");
     m.command(near("b", 2, "0000:03:00.0")).unwrap();
     assert_eq!(m.grant("b"), "0-1");
-    let because = |m: &crate::machine::Machine, id: &str| {
+    let reasons_of = |m: &crate::machine::Machine, id: &str| {
         m.state.jobs[&job(id)].grant.as_ref().unwrap().reasons.join("; ")
     };
-    assert!(because(&m, "a").contains("card0 was asked to be near, and is near CPUs 4-7"));
-    assert!(because(&m, "b").contains("but CPUs 4-7 have not enough free cores"));
+    assert!(reasons_of(&m, "a").contains("card0 was asked to be near, and is near CPUs 4-7"));
+    assert!(reasons_of(&m, "b").contains("but CPUs 4-7 have not enough free cores"));
     assert_eq!(m.state.jobs[&job("a")].request.as_ref().unwrap().near_device.as_deref(), Some("cuda0"));
     m.assign("a", 4, &[]).unwrap();
-    assert_eq!(m.grant("a"), "4-7", "the request for the device outlives a change of size");
+    assert_eq!(m.grant("a"), "4-7", "a resize keeps the request for the device");
 }
 
 #[test]
 fn an_unknown_device_is_refused_with_the_known_ones() {
-    let mut m = with_a_card();
+    let mut m = machine_with_gpu();
     let assign =
         AssignCommand { near_device: Some("eth9".to_owned()), ..assign_of("a", Some(CpuRequest::Cores(1))) };
     let refused = m.command(Command::Assign(assign)).unwrap_err().to_string();
@@ -291,14 +291,14 @@ fn everything(id: &str, unit: CpuUnit) -> Command {
 }
 
 #[test]
-fn all_cores_are_those_that_are_free_when_the_command_is_carried_out() {
+fn a_request_for_all_cores_gets_those_that_are_free_when_it_is_carried_out() {
     let mut m = machine();
     m.assign("other", 3, &[]).unwrap();
     m.command(everything("a", CpuUnit::Core)).unwrap();
     assert_eq!(m.state.jobs[&job("a")].request.as_ref().unwrap().cpu_request, CpuRequest::Cores(5));
     let first = m.grant("a");
     m.command(everything("a", CpuUnit::Core)).unwrap();
-    assert_eq!(m.grant("a"), first, "the same command changes nothing while nothing becomes free");
+    assert_eq!(m.grant("a"), first, "the same command changes nothing while no core becomes free");
     m.release("other").unwrap();
     assert_eq!(m.grant("a"), first, "the number does not grow by itself");
     m.command(everything("a", CpuUnit::Core)).unwrap();
@@ -306,7 +306,7 @@ fn all_cores_are_those_that_are_free_when_the_command_is_carried_out() {
 }
 
 #[test]
-fn all_cores_leave_out_housekeeping_and_are_refused_if_nothing_is_free() {
+fn a_request_for_all_cores_excludes_housekeeping_and_is_refused_if_no_core_is_free() {
     let mut m = machine();
     m.policy.exhaustion_policy = ExhaustionPolicy::Share;
     m.state.pool.set_housekeeping(&"0".parse().unwrap());
@@ -322,11 +322,12 @@ fn all_cores_leave_out_housekeeping_and_are_refused_if_nothing_is_free() {
 }
 
 #[test]
-fn all_cores_obey_the_limit_of_the_user() {
+fn a_request_for_all_cores_is_refused_above_the_limit_of_the_user() {
     let mut m = machine();
     m.policy.user_max_cores = 4;
-    let mine = AssignCommand { everything: Some(CpuUnit::Core), caller: ALICE, ..assign_of("a", None) };
-    let refusal = m.command(Command::Assign(mine)).unwrap_err();
+    let request_of_alice =
+        AssignCommand { everything: Some(CpuUnit::Core), caller: ALICE, ..assign_of("a", None) };
+    let refusal = m.command(Command::Assign(request_of_alice)).unwrap_err();
     assert_eq!(refusal, Refusal::UserLimitExceeded { requested: 8, total: 8, limit: 4 });
 }
 

@@ -1,4 +1,4 @@
-//! Defragmentation: only by command of an administrator, and it can be undone.
+//! Defragmentation: only a command of an administrator causes it, and a release restores the masks.
 
 use pjw_core::allocate::defrag::DefragPlan;
 use pjw_core::command::{Command, Reply};
@@ -11,8 +11,8 @@ use pjw_core::state::WardenState;
 
 use crate::machine::{ALICE, Machine, ROOT, assign_of, cpu_set, job, machine};
 
-/// Two jobs of two cores, each alone in a package.
-fn fragmented() -> Machine {
+/// A machine with two jobs of two cores, each in a package of its own.
+fn fragmented_machine() -> Machine {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.clone_thread(10, 11);
@@ -28,25 +28,25 @@ fn fragmented() -> Machine {
 
 fn defragment(m: &mut Machine) -> DefragPlan {
     match m.command(Command::Defrag { caller: ROOT }) {
-        Ok(Reply::Moved(defragmenting)) => *defragmenting,
+        Ok(Reply::Moved(defrag_plan)) => *defrag_plan,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn jobs_are_not_moved_without_a_command() {
-    let mut m = fragmented();
+    let mut m = fragmented_machine();
     assert!(m.settle().is_empty());
     assert_eq!((m.grant("a"), m.grant("b")), ("0-1".into(), "4-5".into()));
 }
 
 #[test]
 fn threads_follow_a_moved_job_and_a_release_restores_their_masks() {
-    let mut m = fragmented();
-    let defragmenting = defragment(&mut m);
-    assert_eq!(defragmenting.moves.len(), 1);
+    let mut m = fragmented_machine();
+    let defrag_plan = defragment(&mut m);
+    assert_eq!(defrag_plan.moves.len(), 1);
     assert_eq!(
-        (defragmenting.largest_requests_before.package, defragmenting.largest_requests_after.package),
+        (defrag_plan.largest_requests_before.package, defrag_plan.largest_requests_after.package),
         (2, 4)
     );
     assert_eq!((m.grant("a"), m.grant("b")), ("6-7".into(), "4-5".into()));
@@ -55,14 +55,14 @@ fn threads_follow_a_moved_job_and_a_release_restores_their_masks() {
         ["6-7", "7", "4-5"]
     );
     assert_eq!(m.state.pool.free_cpus(), cpu_set("0-3"));
-    assert_eq!(defragment(&mut m).moves, [], "healed is healed");
+    assert_eq!(defragment(&mut m).moves, [], "a second defragmentation moves nothing");
     m.release("a").unwrap();
     assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["0-7", "1"]);
 }
 
 #[test]
 fn a_move_is_reported_with_its_reason() {
-    let mut m = fragmented();
+    let mut m = fragmented_machine();
     let replies = m.settle_with(&[Command::Defrag { caller: ROOT }]);
     assert!(replies.0[0].is_ok());
     let because = &m.state.jobs[&job("a")].grant.as_ref().unwrap().reasons;
@@ -77,8 +77,8 @@ fn a_move_is_reported_with_its_reason() {
 }
 
 #[test]
-fn a_move_persists_over_a_restart() {
-    let mut m = fragmented();
+fn a_moved_job_keeps_its_new_cores_after_a_restart() {
+    let mut m = fragmented_machine();
     defragment(&mut m);
     let mut state = WardenState::new(m.state.topology.clone(), &cpu_set(""));
     m.state.records().into_iter().for_each(|record| state.apply_record(record));
@@ -89,8 +89,8 @@ fn a_move_persists_over_a_restart() {
     assert_eq!([m.effective_mask(10, 10), m.effective_mask(10, 11)], ["0-7", "1"]);
 }
 
-/// A job may move to cores that another job has just left. Each record must be valid for the pool that the
-/// earlier records make.
+/// A job may move to cores that another job has just left. Each record must be valid for the pool that the earlier
+/// records result in.
 #[test]
 fn a_journal_of_moves_is_valid_when_truncated_anywhere() {
     let mut m = machine();
@@ -114,7 +114,7 @@ fn a_journal_of_moves_is_valid_when_truncated_anywhere() {
 
 #[test]
 fn only_administrators_defragment_and_only_in_enforce_mode() {
-    let mut m = fragmented();
+    let mut m = fragmented_machine();
     assert_eq!(m.command(Command::Defrag { caller: ALICE }), Err(Refusal::DefragNeedsAdmin));
     m.policy.mode = DaemonMode::Observe;
     assert_eq!(m.command(Command::Defrag { caller: ROOT }), Err(Refusal::ObserveOnly));

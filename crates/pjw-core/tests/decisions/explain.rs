@@ -1,4 +1,4 @@
-//! The explanations of jobs and threads are true and unambiguous.
+//! The explanations of jobs and threads.
 
 use pjw_core::explain;
 use pjw_core::ids::{Pid, Tid};
@@ -18,7 +18,7 @@ fn with_a_job() -> Machine {
     machine
 }
 
-/// The reason that is given for the mask of the only thread after a reading of this mask.
+/// The explanation of the mask of the only thread after a scan has read this mask.
 fn mask_reason(machine: &Machine, effective: &str) -> String {
     let mut member = machine.state.members[&Pid(7)].clone();
     let thread = member.threads.get_mut(&Tid(7)).unwrap();
@@ -47,7 +47,7 @@ fn a_thread_outside_the_grant_is_not_explained_as_bound_inside() {
 }
 
 #[test]
-fn masks_set_by_the_warden_are_explained_as_such() {
+fn a_mask_that_pjw_set_and_one_that_it_found_are_explained_differently() {
     let mut machine = with_a_job();
     assert_eq!(
         mask_reason(&machine, "0-1"),
@@ -116,7 +116,7 @@ fn a_waiting_job_is_explained_with_the_free_cores() {
 }
 
 #[test]
-fn a_released_job_is_explained_without_promises() {
+fn a_released_job_is_explained_as_one_that_is_left_alone() {
     let mut machine = with_a_job();
     machine.state.jobs.update(&job("manual:a"), |job| job.was_released = true);
     assert!(job_reasons(&machine)[0].starts_with("manual:a was released: its threads are left alone"));

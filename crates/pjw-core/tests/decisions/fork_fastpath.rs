@@ -1,4 +1,5 @@
-//! The fork fast path: children that were born outside of the job's cores are confined before the next scan.
+//! The fork fast path: a child that is born with a mask outside of the cores of its job is confined before the next
+//! scan.
 
 use std::collections::BTreeMap;
 
@@ -16,35 +17,35 @@ use pjw_core::time::Nanos;
 
 use super::machine::{Machine, cpu_set, job, machine};
 
-/// A job on the first two cores with process 7.
-fn with_a_parent() -> Machine {
+/// A job on the first two cores, with process 7.
+fn job_with_parent() -> Machine {
     let mut machine = machine();
     machine.spawn(7, 1, 1000);
     machine.assign("a", 2, &[7]).unwrap();
     machine
 }
 
-/// The same with another process. Both run. Returns the PU to which process 7 is pinned.
-fn with_a_pinned_parent() -> (Machine, String) {
-    let mut machine = with_a_parent();
+/// The same with the processes 7 and 8, which are busy. Returns also the PU to which process 7 is pinned.
+fn job_with_pinned_parent() -> (Machine, String) {
+    let mut machine = job_with_parent();
     machine.spawn(8, 7, 1000);
     for _ in 0..4 {
         machine.run(&[7, 8]);
         machine.settle();
     }
     let pin = machine.effective_mask(7, 7);
-    assert_eq!(cpu_set(&pin).len(), 1, "two that run on two cores are pinned");
+    assert_eq!(cpu_set(&pin).len(), 1, "two busy processes on two cores are pinned");
     (machine, pin)
 }
 
-/// The fork event of a child is read.
+/// Lets the daemon read the fork event of a child.
 fn fork(machine: &mut Machine, child: u32, parent: u32) {
     let at = Nanos(machine.now());
     let event = ProcessEvent::Fork { parent: Pid(parent), creator: Tid(parent), child: Pid(child), at };
     machine.state.apply_process_events(&[event]);
 }
 
-/// The result of a probe that finds a child, just forked, with this mask.
+/// The result of a probe that finds a forked child with this mask.
 fn probe_result(machine: &mut Machine, child: u32, mask: &str) -> MaskProbeResult {
     let snapshot = machine.scan();
     let start = StartTime(machine.now() / 10_000_000);
@@ -52,8 +53,8 @@ fn probe_result(machine: &mut Machine, child: u32, mask: &str) -> MaskProbeResul
     MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] }
 }
 
-/// The actions for a child of process 7 that is found with this mask.
-fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<MaskAction> {
+/// Decides about a forked child of process 7 that has this mask. Returns the actions.
+fn decide_about_child(machine: &mut Machine, child: u32, mask: &str) -> Vec<MaskAction> {
     let probe = probe_result(machine, child, mask);
     fork(machine, child, 7);
     let snapshot = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new());
@@ -61,8 +62,8 @@ fn welcome(machine: &mut Machine, child: u32, mask: &str) -> Vec<MaskAction> {
 }
 
 #[test]
-fn unscanned_children_of_members_are_expected_on_the_cores_of_the_job() {
-    let mut machine = with_a_parent();
+fn the_expected_mask_of_an_unscanned_child_of_a_member_is_the_grant_of_the_job() {
+    let mut machine = job_with_parent();
     machine.spawn(8, 7, 1000);
     machine.settle();
     machine.spawn(50, 1, 1000);
@@ -71,13 +72,17 @@ fn unscanned_children_of_members_are_expected_on_the_cores_of_the_job() {
         fork(&mut machine, child, parent);
     }
     let expected = expected_fork_masks(&machine.state);
-    let nine = ExpectedMask { mask: cpu_set("0-1"), forked_at: Nanos(machine.now()) };
-    assert_eq!(expected, BTreeMap::from([(Pid(9), nine)]), "8 was scanned, 51 is in no job");
+    let mask_of_9 = ExpectedMask { mask: cpu_set("0-1"), forked_at: Nanos(machine.now()) };
+    assert_eq!(
+        expected,
+        BTreeMap::from([(Pid(9), mask_of_9)]),
+        "process 8 was scanned, and process 51 is in no job"
+    );
 }
 
 #[test]
-fn without_a_grant_no_mask_is_expected() {
-    let mut machine = with_a_parent();
+fn a_child_in_a_job_without_a_grant_has_no_expected_mask() {
+    let mut machine = job_with_parent();
     machine.state.jobs.update(&job("a"), |job| job.grant = None);
     fork(&mut machine, 9, 7);
     assert!(expected_fork_masks(&machine.state).is_empty());
@@ -85,8 +90,8 @@ fn without_a_grant_no_mask_is_expected() {
 
 #[test]
 fn a_child_born_outside_of_the_cores_is_confined_at_once() {
-    let mut machine = with_a_parent();
-    let actions = welcome(&mut machine, 9, "0-7");
+    let mut machine = job_with_parent();
+    let actions = decide_about_child(&mut machine, 9, "0-7");
     let changes: Vec<_> =
         actions.iter().map(|action| (action.kind, action.target_mask.to_string())).collect();
     assert_eq!(changes, [(MaskActionKind::Confine, "0-1".to_owned())]);
@@ -95,8 +100,8 @@ fn a_child_born_outside_of_the_cores_is_confined_at_once() {
 
 #[test]
 fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_mask() {
-    let (mut machine, pin) = with_a_pinned_parent();
-    let actions = welcome(&mut machine, 9, &pin);
+    let (mut machine, pin) = job_with_pinned_parent();
+    let actions = decide_about_child(&mut machine, 9, &pin);
     let changes: Vec<_> =
         actions.iter().map(|action| (action.kind, action.target_mask.to_string())).collect();
     assert_eq!(changes, [(MaskActionKind::Float, "0-1".to_owned())]);
@@ -104,39 +109,43 @@ fn a_child_born_on_the_pin_of_its_parent_gets_the_grant_and_later_the_original_m
 }
 
 #[test]
-fn the_next_scan_decides() {
-    let mut machine = with_a_parent();
-    let _ = welcome(&mut machine, 9, "0-7");
+fn a_forked_child_that_the_next_scan_does_not_find_is_forgotten() {
+    let mut machine = job_with_parent();
+    let _ = decide_about_child(&mut machine, 9, "0-7");
     // The child has exited before the next scan.
     machine.settle();
     assert!(!machine.state.processes.contains_key(&Pid(9)));
-    assert!(machine.kept().iter().all(|thread| thread.process.pid != Pid(9)));
+    assert!(machine.journaled_threads().iter().all(|thread| thread.process.pid != Pid(9)));
 }
 
 #[test]
 fn a_start_time_one_tick_late_is_corrected_and_the_mask_entry_kept() {
-    let (mut machine, pin) = with_a_pinned_parent();
+    let (mut machine, pin) = job_with_pinned_parent();
     machine.spawn(9, 7, 1000);
-    let real = machine.process(9).id;
+    let actual_id = machine.process(9).id;
     machine.advance(StartTime::TICK.0);
-    let actions = welcome(&mut machine, 9, &pin);
+    let actions = decide_about_child(&mut machine, 9, &pin);
     let thread = actions[0].thread;
-    assert_eq!(thread.process.start.0, real.start.0 + 1);
+    assert_eq!(thread.process.start.0, actual_id.start.0 + 1);
     machine.carry_out(&actions[0]);
     machine.state.record_mask_applied_during_fork(&actions[0]);
     machine.settle();
-    let kept: Vec<_> = machine.kept().into_iter().filter(|thread| thread.tid.0 == 9).collect();
-    let [thread] = kept.as_slice() else { panic!("{kept:?}") };
+    let journaled_threads: Vec<_> =
+        machine.journaled_threads().into_iter().filter(|thread| thread.tid.0 == 9).collect();
+    let [thread] = journaled_threads.as_slice() else { panic!("{journaled_threads:?}") };
     let entry = machine.state.mask_entry(thread).unwrap();
-    assert_eq!((thread.process, thread.start, entry.original_mask()), (real, real.start, &cpu_set("0-7")));
+    assert_eq!(
+        (thread.process, thread.start, entry.original_mask()),
+        (actual_id, actual_id.start, &cpu_set("0-7"))
+    );
     assert!(entry.requested_mask().is_some() && machine.events.is_empty(), "{entry:?} {:?}", machine.events);
     machine.release("a").unwrap();
     assert_eq!(machine.effective_mask(9, 9), "0-7");
 }
 
 #[test]
-fn an_orphan_belongs_to_its_nearest_known_ancestor() {
-    let mut machine = with_a_parent();
+fn a_forked_child_is_reported_with_its_known_ancestor_as_the_parent() {
+    let mut machine = job_with_parent();
     fork(&mut machine, 9, 7);
     let snapshot = machine.scan();
     let forked = ForkMaskMismatch {
@@ -145,15 +154,15 @@ fn an_orphan_belongs_to_its_nearest_known_ancestor() {
     };
     let probe =
         MaskProbeResult { taken_at: snapshot.taken_at, online: snapshot.online, mismatches: vec![forked] };
-    let seen = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new()).processes.remove(&Pid(9));
-    let Some(Observed::Present(process)) = seen else { panic!("it was not reported") };
+    let observed = snapshot_of_mismatches(&machine.state, probe, &BTreeMap::new()).processes.remove(&Pid(9));
+    let Some(Observed::Present(process)) = observed else { panic!("it was not reported") };
     assert_eq!((process.parent, process.uid.0, process.threads.unwrap().len()), (Pid(7), 1000, 1));
 }
 
 #[test]
-fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
-    for (mut machine, mask) in [(with_a_parent(), "0-7".to_owned()), with_a_pinned_parent()] {
-        let actions = welcome(&mut machine, 9, &mask);
+fn a_mask_that_a_completed_fork_overwrites_is_repaired_and_is_no_violation() {
+    for (mut machine, mask) in [(job_with_parent(), "0-7".to_owned()), job_with_pinned_parent()] {
+        let actions = decide_about_child(&mut machine, 9, &mask);
         let [action] = actions.as_slice() else { panic!("{actions:?}") };
         machine.spawn(9, 7, 1000);
         machine.carry_out(action);
@@ -176,19 +185,20 @@ fn a_fork_that_completes_after_the_mask_was_set_is_no_violation_and_repaired() {
         machine.settle();
         assert!(
             machine.events.iter().any(|event| event.kind == EventKind::Violation),
-            "that is its own doing"
+            "the program itself changed the mask"
         );
     }
 }
 
-/// Probes the masks of new processes as the daemon does, when the masks of these children are not the expected ones.
-fn probe(machine: &mut Machine, wrong: &[u32]) {
+/// Probes the masks of new processes as the daemon does. The masks of the processes `pids_with_wrong_masks` are not the
+/// expected ones.
+fn probe(machine: &mut Machine, pids_with_wrong_masks: &[u32]) {
     let expected = expected_masks_of_unverified_forks(&machine.state);
     let mismatch = |&pid: &u32| ForkMaskMismatch {
         id: ProcessId { pid: Pid(pid), start: StartTime(machine.now() / 10_000_000) },
         effective_mask: cpu_set("0-7"),
     };
-    let mismatches: Vec<ForkMaskMismatch> = wrong.iter().map(mismatch).collect();
+    let mismatches: Vec<ForkMaskMismatch> = pids_with_wrong_masks.iter().map(mismatch).collect();
     defer_scans_if_masks_match(&mut machine.state, &expected, &mismatches);
 }
 
@@ -198,7 +208,7 @@ fn urgency(machine: &Machine) -> Option<ScanUrgency> {
 
 #[test]
 fn the_scan_of_a_child_with_the_right_mask_waits_and_that_of_another_does_not() {
-    let mut machine = with_a_parent();
+    let mut machine = job_with_parent();
     fork(&mut machine, 9, 7);
     assert_eq!(urgency(&machine), Some(ScanUrgency::Immediate));
     probe(&mut machine, &[]);
@@ -213,18 +223,18 @@ fn the_scan_of_a_child_with_the_right_mask_waits_and_that_of_another_does_not() 
 
 #[test]
 fn the_scan_of_a_child_without_an_expected_mask_does_not_wait() {
-    let mut machine = with_a_parent();
+    let mut machine = job_with_parent();
     machine.state.jobs.update(&job("a"), |job| job.grant = None);
     fork(&mut machine, 9, 7);
     probe(&mut machine, &[]);
     assert_eq!(urgency(&machine), Some(ScanUrgency::Immediate));
     machine.state.apply_process_events(&[ProcessEvent::Exit { pid: Pid(9) }]);
-    assert_eq!(urgency(&machine), Some(ScanUrgency::Batched), "nothing is left to put right");
+    assert_eq!(urgency(&machine), Some(ScanUrgency::Batched), "no mask is left to correct");
 }
 
 #[test]
 fn the_scan_of_a_process_that_executes_a_program_or_exits_waits() {
-    let mut machine = with_a_parent();
+    let mut machine = job_with_parent();
     machine.state.apply_process_events(&[ProcessEvent::Exec { pid: Pid(7) }]);
     assert_eq!(urgency(&machine), Some(ScanUrgency::Batched));
     machine.settle();
@@ -234,7 +244,7 @@ fn the_scan_of_a_process_that_executes_a_program_or_exits_waits() {
 
 #[test]
 fn a_child_whose_mask_does_not_follow_from_the_requests_of_its_parent_is_left_to_the_scan() {
-    let mut machine = with_a_parent();
+    let mut machine = job_with_parent();
     fork(&mut machine, 9, 7);
     // The parent had every PU before the job got its cores.
     for (mask, is_left_out) in [("0-7", false), ("3", true)] {
@@ -247,13 +257,13 @@ fn a_child_whose_mask_does_not_follow_from_the_requests_of_its_parent_is_left_to
 #[test]
 fn a_child_whose_parent_changed_its_mask_before_the_fork_is_confined_at_once_in_the_cgroup_of_its_parent() {
     for (cgroup, mask, actions) in [("/", "0-3", 1), ("/other", "0-3", 0), ("/", "1", 0)] {
-        let mut machine = with_a_parent();
+        let mut machine = job_with_parent();
         let probe = probe_result(&mut machine, 9, mask);
         fork(&mut machine, 9, 7);
         let expected = expected_fork_masks(&machine.state);
         let unknown = forked_with_unexplained_masks(&machine.state, &expected, &probe);
         let paths: BTreeMap<Pid, String> = unknown.iter().map(|&pid| (pid, cgroup.to_owned())).collect();
-        assert_eq!(paths.contains_key(&Pid(9)), mask != "1", "a mask within the cores is no reason to hurry");
+        assert_eq!(paths.contains_key(&Pid(9)), mask != "1", "a mask within the cores can wait for the scan");
 
         let snapshot = snapshot_of_mismatches(&machine.state, probe, &paths);
         let plan = machine.decide(&snapshot, &[]).plan;
@@ -270,7 +280,7 @@ fn a_child_whose_parent_changed_its_mask_before_the_fork_is_confined_at_once_in_
     }
 }
 
-/// The launchers of MPI give themselves every PU before they fork.
+/// Launchers of MPI request every PU for themselves before they fork.
 #[test]
 fn a_child_with_every_pu_is_confined_before_its_cgroup_is_read() {
     let mut machine = machine();

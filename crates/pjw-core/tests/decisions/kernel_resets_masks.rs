@@ -1,5 +1,5 @@
-//! PUs go offline and online on a kernel that resets the masks of all threads in a cpuset then (before Linux
-//! 6.2). Afterwards every thread that had bound itself is bound again.
+//! Kernels before 6.2 reset the masks of all threads in a cpuset when a PU goes offline or online. The daemon restores
+//! the bindings of the threads.
 
 use std::time::Duration;
 
@@ -16,40 +16,41 @@ use pjw_core::topology::Topology;
 use super::machine::{Machine, SECOND, assign_of, cpu_set, machine_with, regular_topology};
 use super::restore::restart;
 
-const WALL: &str = "/pjw/a";
+const JOB_CPUSET: &str = "/pjw/a";
 
 /// Process 7 is in the cpuset of a job that holds PUs 0-3. Its thread 8 has bound itself to PU 1.
-fn bound_behind_a_wall() -> Machine {
-    let m = bound_on(regular_topology(2, 1, 1, 4, 1), 4);
+fn bound_in_job_cpuset() -> Machine {
+    let m = bound_in_job_cpuset_on(regular_topology(2, 1, 1, 4, 1), 4);
     assert_eq!((m.grant("a"), masks(&m)), ("0-3".into(), ["0-3".into(), "1".into()]));
     m
 }
 
-/// The same on another machine, with the given number of cores.
-fn bound_on(topology: Topology, cores: u32) -> Machine {
+/// Process 7 is in the cpuset of a job of this number of cores on this machine. Its thread 8 has bound itself to PU 1.
+fn bound_in_job_cpuset_on(topology: Topology, cores: u32) -> Machine {
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Legacy,
         affinity_persists: false,
         ..CpusetSupport::default()
     };
     let mut m = machine_with(topology, Policy { cpuset_support, ..Policy::default() });
-    m.spawn(7, 1, 0).cgroup = WALL.into();
+    m.spawn(7, 1, 0).cgroup = JOB_CPUSET.into();
     m.clone_thread(7, 8);
     let pids = vec![Pid(7)];
     let assign = AssignCommand { pids, ..assign_of("a", Some(CpuRequest::Cores(cores))) };
-    rounds_with(&mut m, &[Command::Assign(assign)]);
+    run_cycles_with(&mut m, &[Command::Assign(assign)]);
     m.bind(7, 8, "1");
-    rounds(&mut m);
+    run_cycles(&mut m);
     m.advance(60 * SECOND);
     m
 }
 
-/// Runs some cycles, a quarter of a second apart.
-fn rounds(m: &mut Machine) {
-    rounds_with(m, &[]);
+/// Runs four cycles, a quarter of a second apart.
+fn run_cycles(m: &mut Machine) {
+    run_cycles_with(m, &[]);
 }
 
-fn rounds_with(m: &mut Machine, commands: &[Command]) {
+/// Runs four cycles, of which the first one has these commands.
+fn run_cycles_with(m: &mut Machine, commands: &[Command]) {
     for commands in [commands, &[], &[], &[]] {
         let scan = m.state.scan_request(true);
         let _ = m.cycle(&scan, commands);
@@ -57,21 +58,21 @@ fn rounds_with(m: &mut Machine, commands: &[Command]) {
     }
 }
 
-/// The kernel lists these PUs as offline.
+/// Makes the kernel list these PUs as offline.
 fn list_offline(m: &Machine, offline: &str) {
     m.world().online = m.state.topology.cpus().difference(&cpu_set(offline));
 }
 
-/// The kernel stops using these PUs and uses all others. It rewrites no mask yet.
+/// Makes the kernel use all PUs except these. It rewrites no mask yet.
 fn stop_using(m: &Machine, pus: &str) {
     let active = m.state.topology.cpus().difference(&cpu_set(pus));
     m.world().set_active_pus(&active);
 }
 
-/// The kernel rewrites the masks of both threads.
+/// Makes the kernel rewrite the masks of both threads.
 fn rewrite_masks_after_hotplug(m: &Machine) {
     m.world().rewrite_masks_after_hotplug();
-    m.world().rewrite_cgroup_masks(WALL, None);
+    m.world().rewrite_cgroup_masks(JOB_CPUSET, None);
 }
 
 /// The masks of both threads.
@@ -80,108 +81,108 @@ fn masks(m: &Machine) -> [String; 2] {
 }
 
 #[test]
-fn masks_written_when_the_pu_is_seen_offline() {
-    let mut m = bound_behind_a_wall();
+fn a_binding_is_restored_if_the_kernel_resets_masks_when_the_pu_is_listed_offline() {
+    let mut m = bound_in_job_cpuset();
     list_offline(&m, "3");
     stop_using(&m, "3");
     rewrite_masks_after_hotplug(&m);
-    rounds(&mut m);
+    run_cycles(&mut m);
     assert_eq!((m.grant("a"), masks(&m)), ("0-2,4".into(), ["0-2,4".into(), "1".into()]));
 }
 
 #[test]
-fn masks_written_after_the_pu_is_seen_offline() {
-    let mut m = bound_behind_a_wall();
+fn a_binding_is_restored_if_the_kernel_resets_masks_after_the_pu_is_listed_offline() {
+    let mut m = bound_in_job_cpuset();
     m.assign("rest", 4, &[]).unwrap();
     list_offline(&m, "3");
     stop_using(&m, "3");
-    rounds(&mut m);
+    run_cycles(&mut m);
     rewrite_masks_after_hotplug(&m);
-    rounds(&mut m);
+    run_cycles(&mut m);
     assert_eq!((m.grant("a"), masks(&m)), ("0-2".into(), ["0-2".into(), "1".into()]));
 }
 
 #[test]
-fn masks_written_before_the_pu_is_seen_offline() {
-    let mut m = bound_behind_a_wall();
+fn a_binding_is_restored_if_the_kernel_resets_masks_before_the_pu_is_listed_offline() {
+    let mut m = bound_in_job_cpuset();
     stop_using(&m, "3");
     // `cpuset.effective_cpus` is not updated yet.
-    m.world().rewrite_cgroup_masks(WALL, None);
-    rounds(&mut m);
+    m.world().rewrite_cgroup_masks(JOB_CPUSET, None);
+    run_cycles(&mut m);
     list_offline(&m, "3");
-    rounds(&mut m);
+    run_cycles(&mut m);
     assert_eq!((m.grant("a"), masks(&m)), ("0-2,4".into(), ["0-2,4".into(), "1".into()]));
 }
 
 #[test]
-fn masks_written_early_while_several_pus_go_offline() {
-    let mut m = bound_behind_a_wall();
+fn a_binding_is_restored_if_the_kernel_resets_masks_before_the_last_of_several_pus_is_listed_offline() {
+    let mut m = bound_in_job_cpuset();
     list_offline(&m, "3");
     stop_using(&m, "2-3");
     rewrite_masks_after_hotplug(&m);
-    rounds(&mut m);
+    run_cycles(&mut m);
     list_offline(&m, "2-3");
-    rounds(&mut m);
+    run_cycles(&mut m);
     assert_eq!((m.grant("a"), masks(&m)), ("0-1,4-5".into(), ["0-1,4-5".into(), "1".into()]));
 }
 
 #[test]
-fn masks_written_early_while_pus_come_online() {
-    let mut m = bound_behind_a_wall();
+fn a_binding_is_restored_if_the_kernel_resets_masks_before_the_last_of_several_pus_is_listed_online() {
+    let mut m = bound_in_job_cpuset();
     m.assign("rest", 4, &[]).unwrap();
     list_offline(&m, "2-3");
     stop_using(&m, "2-3");
     rewrite_masks_after_hotplug(&m);
-    rounds(&mut m);
+    run_cycles(&mut m);
     list_offline(&m, "3");
     m.advance(60 * SECOND);
     rewrite_masks_after_hotplug(&m);
-    rounds(&mut m);
+    run_cycles(&mut m);
     list_offline(&m, "");
     stop_using(&m, "");
-    rounds(&mut m);
+    run_cycles(&mut m);
     assert_eq!(masks(&m), ["0-1", "1"]);
 }
 
 #[test]
-fn masks_written_late_while_the_second_pu_of_a_core_comes_online() {
-    let mut m = bound_on(regular_topology(1, 1, 1, 4, 2), 2);
+fn a_binding_is_restored_if_the_kernel_resets_masks_after_the_second_pu_of_a_core_is_listed_online() {
+    let mut m = bound_in_job_cpuset_on(regular_topology(1, 1, 1, 4, 2), 2);
     assert_eq!(m.grant("a"), "0-1,4-5");
     list_offline(&m, "4");
     stop_using(&m, "4");
     rewrite_masks_after_hotplug(&m);
-    rounds(&mut m);
+    run_cycles(&mut m);
     m.advance(60 * SECOND);
     list_offline(&m, "");
-    rounds(&mut m);
+    run_cycles(&mut m);
     stop_using(&m, "");
     rewrite_masks_after_hotplug(&m);
-    rounds(&mut m);
+    run_cycles(&mut m);
     assert_eq!(masks(&m), ["0-1,4-5", "1"]);
 }
 
 #[test]
-fn a_long_scan_interval_changes_nothing() {
-    let mut m = bound_behind_a_wall();
+fn a_binding_is_restored_if_the_kernel_resets_masks_a_minute_after_the_pu_is_listed_offline() {
+    let mut m = bound_in_job_cpuset();
     m.assign("rest", 4, &[]).unwrap();
     list_offline(&m, "3");
     stop_using(&m, "3");
-    rounds(&mut m);
+    run_cycles(&mut m);
     m.advance(60 * SECOND);
     rewrite_masks_after_hotplug(&m);
-    rounds(&mut m);
+    run_cycles(&mut m);
     assert_eq!(masks(&m), ["0-2", "1"]);
 }
 
 #[test]
-fn a_mask_that_a_thread_set_shortly_before_hotplug_stays_its_own() {
-    let mut m = bound_behind_a_wall();
+fn a_binding_that_a_thread_requested_shortly_before_hotplug_is_restored() {
+    let mut m = bound_in_job_cpuset();
     m.bind(7, 8, "0,2");
-    rounds(&mut m);
+    run_cycles(&mut m);
     list_offline(&m, "3");
     stop_using(&m, "3");
     rewrite_masks_after_hotplug(&m);
-    rounds(&mut m);
+    run_cycles(&mut m);
     assert_eq!(masks(&m)[1], "0,2");
 }
 
@@ -202,12 +203,12 @@ fn waiting_in_the_cpuset_of_another_job() -> Machine {
     m.assign("b", 8, &[9]).unwrap();
     m.settle();
     assert_eq!((m.member(9), m.effective_mask(9, 9)), ("manual:b by Registered".into(), "1".into()));
-    assert_eq!(m.process(9).cgroup, WALL);
-    assert!(m.kept().iter().all(|thread| thread.tid != Tid(9)));
+    assert_eq!(m.process(9).cgroup, JOB_CPUSET);
+    assert!(m.journaled_threads().iter().all(|thread| thread.tid != Tid(9)));
     m
 }
 
-/// One decision, in which job a gets one core instead of four.
+/// Runs one cycle in which job a gets one core instead of four.
 fn shrink(m: &mut Machine) -> Decision {
     let commands = [Command::Assign(assign_of("a", Some(CpuRequest::Cores(1))))];
     let scan = command_scan_request(&mut m.state, &commands);
@@ -215,7 +216,7 @@ fn shrink(m: &mut Machine) -> Decision {
 }
 
 #[test]
-fn a_changed_cpuset_is_read_with_the_processes_of_other_jobs_inside() {
+fn after_a_change_of_a_cpuset_the_processes_of_other_jobs_inside_are_scanned() {
     let mut m = waiting_in_the_cpuset_of_another_job();
     let scan = shrink(&mut m).next_scan.unwrap();
     assert!(scan.pids_to_read_threads_of.contains(&Pid(9)), "{scan:?}");
@@ -233,7 +234,7 @@ fn a_process_of_another_job_in_a_changed_cpuset_gets_its_mask_back_after_a_resta
 }
 
 #[test]
-fn a_mask_that_was_requested_shortly_before_the_process_is_moved_into_a_cpuset_stays_the_programs_own() {
+fn a_mask_that_was_requested_shortly_before_the_move_into_a_cpuset_is_restored_by_a_release() {
     let mut m = waiting_in_the_cpuset_of_another_job();
     m.release("a").unwrap();
     m.release("b").unwrap();
@@ -250,14 +251,14 @@ fn a_mask_that_was_requested_shortly_before_the_process_is_moved_into_a_cpuset_s
     m.settle();
     assert!(m.process(9).cgroup.starts_with("/pjw/"));
     m.release("b").unwrap();
-    assert_eq!(m.effective_mask(9, 9), "0-7", "the kernel did not write it before the move");
+    assert_eq!(m.effective_mask(9, 9), "0-7", "the program requested this mask before the move");
 }
 
 #[test]
-fn a_thread_that_was_created_before_the_kernel_replaced_the_mask_of_its_creator_has_that_mask() {
-    let mut m = bound_behind_a_wall();
+fn a_thread_that_was_created_before_the_kernel_reset_the_mask_of_its_creator_gets_that_mask_by_a_release() {
+    let mut m = bound_in_job_cpuset();
     m.bind(7, 7, "1");
-    rounds(&mut m);
+    run_cycles(&mut m);
     let snapshot = m.scan();
     m.clone_thread(7, 9);
     m.advance(SECOND);

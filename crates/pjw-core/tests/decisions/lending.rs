@@ -229,7 +229,7 @@ fn a_demand_that_changes_all_the_time_moves_few_cores() {
         moves += u32::from(lent(&m) != before);
         m.advance(SECOND / 10);
     }
-    assert_eq!(moves, 1, "what is in use every 200 ms is never lent again in this minute");
+    assert_eq!(moves, 1, "a core that is in use every 200 ms is not lent again in this minute");
 }
 
 #[test]
@@ -287,9 +287,9 @@ fn a_core_stays_lent_if_the_owner_leaves_it_idle_for_long_enough_before_the_grac
     assert_eq!((lent(&m).as_str(), m.state.lending.next_grace_period_end()), ("1-5", None));
     assert_eq!(deadlines.len(), 2, "one notice: {deadlines:?}");
     texts.retain(|text| text.contains("CPUs 2-5"));
-    let (told, withdrawn) =
+    let (announced, withdrawn) =
         ("needs CPUs 2-5: taken back in 5s", "leaves CPUs 2-5 idle again: not taken back");
-    assert!(texts.len() == 2 && texts[0].contains(told) && texts[1].contains(withdrawn), "{texts:?}");
+    assert!(texts.len() == 2 && texts[0].contains(announced) && texts[1].contains(withdrawn), "{texts:?}");
 }
 
 #[test]
@@ -459,7 +459,7 @@ fn what_an_owner_used_before_there_was_a_borrower_does_not_count() {
     m.release("batch").unwrap();
     m.advance(60 * SECOND);
     assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
-    assert_eq!(lent(&m), "", "nobody knows what the owner used in this minute");
+    assert_eq!(lent(&m), "", "the use of the owner in this minute is not known");
     web_uses(&mut m, 0, 2);
     assert_eq!(lent(&m), "2-5");
 }

@@ -1,4 +1,4 @@
-//! A warden without a daemon on a simulated machine: a scan, a decision, and its actions.
+//! The decisions of pjw on a simulated machine, without the daemon: scans, decisions, and the actions of the kernel.
 
 use std::cell::RefMut;
 use std::collections::BTreeSet;
@@ -40,7 +40,8 @@ pub const SECOND: u64 = 1_000_000_000;
 pub const ROOT: Caller = Caller { uid: Uid(0), is_admin: true };
 pub const ALICE: Caller = Caller { uid: Uid(1001), is_admin: false };
 
-/// A warden's state, policy and last decision, and the machine. The methods of [`ScriptedMachine`] change the machine.
+/// The state, the policy and the last decision of pjw, and the simulated machine. The methods of [`ScriptedMachine`]
+/// change the machine.
 pub struct Machine {
     pub state: WardenState,
     pub policy: Policy,
@@ -68,7 +69,7 @@ impl Deref for Machine {
     }
 }
 
-/// Two packages of four cores of one PU.
+/// A machine of two packages of four cores of one PU.
 pub fn machine() -> Machine {
     machine_with(regular_topology(2, 1, 1, 4, 1), Policy::default())
 }
@@ -101,14 +102,15 @@ impl Machine {
         process
     }
 
-    /// A thread sets its own mask.
+    /// Lets a thread request a mask for itself. Panics if the kernel refuses it.
     #[track_caller]
     pub fn bind(&self, pid: u32, tid: u32, mask: &str) {
         assert!(self.request_mask(pid, tid, mask), "the kernel refuses {mask}");
     }
 
-    /// The report that a thread requested PUs for itself and that the kernel accepted. The mask is not changed.
-    pub fn ask(&self, pid: u32, tid: u32, cpus: &str) -> RefMut<'_, AffinityRequest> {
+    /// Adds the report that a thread requested PUs for itself and that the kernel accepted the request. The mask is not
+    /// changed. Returns the report, which the caller can change.
+    pub fn add_affinity_request(&self, pid: u32, tid: u32, cpus: &str) -> RefMut<'_, AffinityRequest> {
         let mut world = self.world();
         let caller_parent = world.processes.get(&Pid(pid)).map_or(Pid(1), |process| process.parent);
         let called_at = world.current_time().since_boot;
@@ -131,7 +133,7 @@ impl Machine {
         self.world().set_online_pus(&online);
     }
 
-    /// The processes of each group share an address space from now on.
+    /// Lets the processes of each group share an address space from now on.
     pub fn share_memory(&mut self, groups: &[&[u32]]) {
         let user =
             |&pid: &u32| AddressSpaceUser { id: self.process(pid).id, check: AddressSpaceCheck::Sharing };
@@ -148,7 +150,7 @@ impl Machine {
         self.world().current_time().since_boot.0
     }
 
-    /// Lets so many ns pass.
+    /// Lets this number of ns pass.
     pub fn advance(&self, ns: u64) {
         self.world().advance(ns);
     }
@@ -158,7 +160,8 @@ impl Machine {
         self.run_for(busy, SECOND);
     }
 
-    /// The same. The threads in `waiting` run for half of the second and wait for a PU for the other half.
+    /// Lets a second pass in which the threads `busy` run. Of these, the threads in `waiting` run for half of the
+    /// second, and wait for a PU for the other half.
     pub fn run_waiting(&self, busy: &[u32], waiting: &[u32]) {
         self.run(busy);
         let mut world = self.world();
@@ -181,12 +184,12 @@ impl Machine {
         }
     }
 
-    /// The threads of which the journal keeps the masks.
-    pub fn kept(&self) -> Vec<ThreadId> {
+    /// The threads whose masks are in the journal.
+    pub fn journaled_threads(&self) -> Vec<ThreadId> {
         self.state.journaled_masks().map(|(thread, _)| thread).collect()
     }
 
-    /// Changes what is known of a thread of a member.
+    /// Changes the data of a thread of a member in the state.
     pub fn change_thread(&mut self, id: ThreadId, change: impl FnOnce(&mut MemberThread)) {
         let pid = id.process.pid;
         let mut threads = self.state.members[&pid].threads.clone();
@@ -194,7 +197,7 @@ impl Machine {
         self.state.members.replace_threads(pid, threads);
     }
 
-    /// The daemon is killed, its state directory is lost, and another daemon starts.
+    /// Replaces the daemon by a new one that has no state directory and no records.
     pub fn lose_state(&mut self) {
         self.state = WardenState::new(self.state.topology.clone(), &CpuSet::new());
         self.node = self.kernel.simulated_machine();
@@ -202,30 +205,30 @@ impl Machine {
         self.find_cpusets();
     }
 
-    /// The daemon lists the cgroups of an earlier daemon, as it does when it starts.
+    /// Lists the cgroups of an earlier daemon, as a daemon does when it starts.
     pub fn find_cpusets(&mut self) {
-        let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
-        found.into_iter().for_each(|found| self.state.add_leftover_cpuset(found));
+        let leftover = self.node.list_job_cpusets(&self.policy.own_cgroups);
+        leftover.into_iter().for_each(|leftover| self.state.add_leftover_cpuset(leftover));
     }
 
     /// Forgets that pjw wrote any mask.
     pub fn forget_writes(&mut self) {
         let limits = self.limits();
         let now = Nanos(self.now());
-        for id in self.kept() {
+        for id in self.journaled_threads() {
             self.change_thread(id, |thread| {
                 thread.mask_entry = Some(MaskEntry::from_first_reading(&thread.effective_mask, &limits, now));
             });
         }
     }
 
-    /// A full scan that reads every thread.
+    /// Makes a full scan that reads every thread.
     pub fn scan(&mut self) -> Snapshot {
         let every_pid = self.world().processes.keys().copied().collect();
         self.node.scan(&ScanRequest { pids_to_read_threads_of: every_pid, ..self.state.scan_request(true) })
     }
 
-    /// A partial scan of these processes only.
+    /// Makes a partial scan of these processes.
     pub fn scan_only(&mut self, pids: &[u32]) -> Snapshot {
         let scope = ScanScope::Partial(pids.iter().copied().map(Pid).collect());
         self.node.scan(&ScanRequest {
@@ -235,12 +238,12 @@ impl Machine {
         })
     }
 
-    /// A decision from a snapshot. Nothing is carried out.
+    /// Decides on a snapshot. The actions are not carried out.
     pub fn decide(&mut self, snapshot: &Snapshot, commands: &[Command]) -> Decision {
         reconcile(&mut self.state, snapshot, commands, &self.policy)
     }
 
-    /// A scan and a decision whose actions the kernel carries out.
+    /// Scans, decides, and lets the kernel carry out the actions.
     pub fn cycle(&mut self, scan: &ScanRequest, commands: &[Command]) -> Decision {
         let mut snapshot = self.node.scan(scan);
         snapshot.address_spaces.clone_from(&self.address_spaces);
@@ -264,7 +267,7 @@ impl Machine {
         decision
     }
 
-    /// The kernel carries out an action, and the state learns the outcome.
+    /// Lets the kernel carry out an action, and records the outcome in the state.
     pub fn carry_out(&mut self, action: &MaskAction) {
         match self.node.change_mask(action) {
             MaskOutcome::Done { effective } => {
@@ -277,8 +280,8 @@ impl Machine {
         }
     }
 
-    /// Cycles until a full scan finds nothing left to do. Returns all actions. The scans are those of the daemon: a
-    /// full one, then what each decision wants to read again.
+    /// Runs cycles until a full scan finds nothing left to do. The scans are those of the daemon: a full one, then
+    /// those that the decisions request. Returns the replies and all actions on masks.
     pub fn settle_with(&mut self, commands: &[Command]) -> (Vec<Result<Reply, Refusal>>, Vec<MaskAction>) {
         (self.events, self.records) = (Vec::new(), Vec::new());
         let (mut replies, mut done) = (Vec::new(), Vec::new());
@@ -299,7 +302,7 @@ impl Machine {
                 return (replies, done);
             }
         }
-        panic!("the cycles do not come to rest: {done:#?}");
+        panic!("20 cycles were not enough: {done:#?}");
     }
 
     pub fn settle(&mut self) -> Vec<MaskAction> {
@@ -345,12 +348,12 @@ impl Machine {
     }
 }
 
-/// A request of root for a job, with no option set.
+/// A command of root that assigns cores to a job, without other options.
 pub fn assign_of(id: &str, cpu_request: Option<CpuRequest>) -> AssignCommand {
     AssignCommand { cpu_request, ..pjw_sim::testing::assign_command(id, 0, &[]) }
 }
 
-/// A process in a cgroup of a batch system's job.
+/// Puts a process into the cgroup of a job of a batch system.
 pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, cpu_request: Option<CpuRequest>) {
     path.clone_into(&mut process.cgroup);
     path.clone_into(&mut process.original_cgroup);
@@ -363,7 +366,7 @@ pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, cpu_
     process.batch_identity = Some(BatchIdentity { role: BatchRole::Ordinary, job_references: vec![claim] });
 }
 
-/// A process whose environment names a job.
+/// Gives a process an environment that names a job.
 pub fn in_environment(
     mut process: RefMut<'_, SimProcess>,
     id: &str,

@@ -1,4 +1,4 @@
-//! Decisions of the warden on a simulated machine, without a kernel and without a clock.
+//! Decisions of pjw on a simulated machine, without a kernel and without a clock.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)] // a test may fail
 

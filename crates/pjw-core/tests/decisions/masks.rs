@@ -1,4 +1,4 @@
-//! The masks of threads: when they are set, kept and restored.
+//! The masks of threads: the conditions under which they are set, kept and restored.
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::ids::{Pid, Tid};
@@ -20,7 +20,7 @@ fn every_thread_of_a_member_is_confined_and_restored_on_release() {
     for (pid, tid) in [(10, 10), (10, 11), (12, 12)] {
         assert_eq!(m.effective_mask(pid, tid), "0-1");
     }
-    // The thread was born inside. Its mask came from the warden and is restored with the others.
+    // The thread 13 and the process 14 inherited a mask of pjw, which is restored with the others.
     m.advance(SECOND);
     m.clone_thread(10, 13);
     m.spawn(14, 12, 0);
@@ -29,12 +29,12 @@ fn every_thread_of_a_member_is_confined_and_restored_on_release() {
     for (pid, tid) in [(10, 10), (10, 11), (12, 12), (10, 13), (14, 14)] {
         assert_eq!(m.effective_mask(pid, tid), "0-7", "thread {tid}");
     }
-    assert!(m.kept().is_empty() && m.state.processes_to_restore.is_empty());
+    assert!(m.journaled_threads().is_empty() && m.state.processes_to_restore.is_empty());
 }
 
-/// Otherwise a daemon that is killed between two changes, and that loses its journal, leaves a process of which only
-/// other threads have masks of pjw. The next daemon does not name these masks: most programs bind such threads
-/// themselves.
+/// With another order, a daemon that is killed between two changes and loses its journal could leave a process of which
+/// only other threads have masks of pjw. The next daemon would not name these masks, because most programs bind such
+/// threads themselves.
 #[test]
 fn the_first_thread_of_a_process_is_confined_first_and_restored_last() {
     let mut m = machine();
@@ -62,7 +62,7 @@ fn a_changed_mask_is_repaired_and_reported_once() {
 }
 
 #[test]
-fn an_own_tighter_mask_inside_the_grant_is_kept() {
+fn a_mask_that_a_program_requests_inside_the_grant_is_kept() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.assign("a", 4, &[10]).unwrap();
@@ -76,7 +76,7 @@ fn an_own_tighter_mask_inside_the_grant_is_kept() {
 fn a_reservation_of_a_prolog_yields_to_the_grant_of_the_scheduler() {
     let mut m = machine();
     m.assign("slurm:4", 2, &[]).unwrap();
-    assert_eq!(m.grant("slurm:4"), "0-1", "the prolog's, before there is a process");
+    assert_eq!(m.grant("slurm:4"), "0-1", "the prolog has reserved cores before there is a process");
     let path = "/slurmstepd.scope/job_4";
     in_cgroup(m.spawn(10, 1, 1001), "slurm:4", path, Some(CpuRequest::Pus(2)));
     m.world().write_cpuset(path, Some(&cpu_set("4-5")));
@@ -86,12 +86,12 @@ fn a_reservation_of_a_prolog_yields_to_the_grant_of_the_scheduler() {
     assert_eq!(m.state.jobs[&job("slurm:4")].grant.as_ref().unwrap().granted_by, GrantedBy::Scheduler);
     m.spawn(20, 1, 0);
     m.assign("other", 6, &[20]).unwrap();
-    assert_eq!(m.grant("other"), "0-3,6-7", "what the prolog took is free again");
+    assert_eq!(m.grant("other"), "0-3,6-7", "the cores that the prolog reserved are free again");
     assert_eq!(m.effective_mask(10, 10), "4-5");
 }
 
 #[test]
-fn four_ranks_bound_to_the_first_pus_are_not_stacked() {
+fn four_ranks_bound_to_the_first_pus_get_one_pu_of_the_grant_each() {
     let mut m = machine();
     m.spawn(5, 1, 0);
     m.assign("other", 4, &[5]).unwrap();
@@ -188,7 +188,7 @@ fn a_resize_moves_every_thread_with_the_grant() {
 }
 
 #[test]
-fn a_schedulers_cpuset_is_the_grant_and_the_wardens_job_yields() {
+fn the_cpuset_of_a_scheduler_is_its_grant_and_a_job_of_pjw_gets_other_cores() {
     let mut m = machine();
     m.spawn(5, 1, 0);
     m.assign("mine", 2, &[5]).unwrap();
@@ -223,7 +223,7 @@ fn a_restart_keeps_pins_bindings_and_requested_masks() {
         m.state.apply_record(record);
     }
     m.run(&[11]);
-    assert!(m.settle().iter().all(|action| action.thread.tid.0 == 11), "only the pin may be decided anew");
+    assert!(m.settle().iter().all(|action| action.thread.tid.0 == 11), "only the pin may be changed");
     for _ in 0..3 {
         m.run(&[11]);
         m.settle();
@@ -234,10 +234,10 @@ fn a_restart_keeps_pins_bindings_and_requested_masks() {
 }
 
 #[test]
-fn a_mask_that_a_cpuset_cuts_is_set_only_once() {
+fn a_mask_that_a_cpuset_narrows_is_set_only_once() {
     let mut m = machine();
     m.spawn(10, 1, 0);
-    // The cpuset of the process allows 0-3; the warden does not know the cpuset.
+    // The cpuset of the process allows 0-3. The daemon does not know this cpuset.
     m.world().write_cpuset("/", Some(&cpu_set("0-3")));
     m.bind(10, 10, "0-3");
     m.assign("a", 8, &[10]).unwrap();
@@ -246,7 +246,7 @@ fn a_mask_that_a_cpuset_cuts_is_set_only_once() {
     m.assign("a", 2, &[]).unwrap();
     m.release("a").unwrap();
     assert_eq!(m.effective_mask(10, 10), "0-3");
-    assert!(m.state.processes_to_restore.is_empty() && m.kept().is_empty());
+    assert!(m.state.processes_to_restore.is_empty() && m.journaled_threads().is_empty());
 }
 
 #[test]
@@ -269,17 +269,17 @@ fn ranks_bound_to_one_pu_are_separated_while_other_pus_are_idle() {
         m.run(&[10, 11]);
         m.settle();
     }
-    assert_eq!(masks(&m)[0], "0", "the first stays");
+    assert_eq!(masks(&m)[0], "0", "the first busy process stays");
     assert_ne!(masks(&m)[1], "0");
     assert_eq!(masks(&m)[2], "0", "an idle thread stays where it bound itself");
     m.run(&[10, 11]);
-    assert!(m.settle().is_empty(), "and there they stay");
+    assert!(m.settle().is_empty(), "no thread is moved again");
     m.release("a").unwrap();
-    assert_eq!(masks(&m), ["0", "0", "0"], "their own choice comes back");
+    assert_eq!(masks(&m), ["0", "0", "0"], "a release restores their bindings");
 }
 
 #[test]
-fn threads_of_one_program_that_share_a_pu_are_left_alone() {
+fn threads_that_their_program_bound_to_one_pu_are_not_moved() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.clone_thread(10, 11);
@@ -287,7 +287,7 @@ fn threads_of_one_program_that_share_a_pu_are_left_alone() {
     m.assign("a", 3, &[10]).unwrap();
     m.bind(10, 10, "1");
     m.bind(10, 11, "1");
-    // Another mask for another thread: the program binds its threads itself.
+    // The masks of the threads differ, so the program binds its threads itself.
     m.bind(10, 12, "2");
     for _ in 0..4 {
         m.run(&[10, 11]);
@@ -297,7 +297,7 @@ fn threads_of_one_program_that_share_a_pu_are_left_alone() {
 }
 
 #[test]
-fn the_zombie_of_a_first_thread_is_left_alone() {
+fn the_mask_of_a_first_thread_that_is_a_zombie_is_not_changed() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.clone_thread(10, 11);
@@ -309,14 +309,14 @@ fn the_zombie_of_a_first_thread_is_left_alone() {
 }
 
 #[test]
-fn a_process_that_was_known_before_it_joined_has_chosen_its_mask_itself() {
+fn the_mask_of_a_process_that_was_scanned_before_it_joined_is_its_own() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
     m.advance(SECOND);
     m.spawn(20, 1, 1001);
     m.settle();
-    // Exactly the mask of the job, by chance.
+    // The process requests exactly the mask of the job.
     m.bind(20, 20, "0-1");
     m.settle();
     m.policy.adopt_unassigned_processes = true;
@@ -327,13 +327,13 @@ fn a_process_that_was_known_before_it_joined_has_chosen_its_mask_itself() {
 }
 
 #[test]
-fn the_child_of_a_process_that_joins_with_a_mask_of_its_own_has_that_mask_and_not_the_one_of_the_job() {
+fn the_child_of_a_process_that_joins_with_its_own_mask_gets_the_mask_of_its_parent_by_a_release() {
     let mut m = machine();
     m.state.fork_events_complete_since = Some(Nanos(0));
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
     m.advance(SECOND);
-    // Exactly the mask of the job, by chance.
+    // The process requests exactly the mask of the job.
     m.spawn(20, 1, 1001);
     m.bind(20, 20, "0-1");
     m.settle();

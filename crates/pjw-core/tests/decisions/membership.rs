@@ -1,4 +1,4 @@
-//! The assignment of processes to jobs.
+//! Membership: the evidence by which a process belongs to a job.
 
 use pjw_core::ids::{Comm, Pid, StartTime, Uid};
 use pjw_core::job::{CpuRequest, JobSource};
@@ -10,8 +10,8 @@ use crate::restore::restart;
 
 const SLURM_JOB: &str = "/system.slice/slurmstepd.scope/job_7";
 
-/// Another program moves a process to the root cgroup. No batch system marks it there.
-fn sweep_out(m: &Machine, pid: u32) {
+/// Lets another program move a process to the root cgroup, where no batch system marks it.
+fn move_to_root_cgroup(m: &Machine, pid: u32) {
     m.world().move_process(Pid(pid), "/");
     m.process(pid).batch_identity = Some(BatchIdentity::default());
 }
@@ -35,7 +35,7 @@ fn a_descendant_after_setsid_and_double_fork_stays_a_member() {
 }
 
 #[test]
-fn existing_descendants_join_with_their_ancestor_but_its_neighbours_do_not() {
+fn existing_descendants_join_with_their_ancestor_and_its_siblings_do_not() {
     let mut m = machine();
     m.spawn(9, 1, 1001);
     m.spawn(10, 9, 1001);
@@ -55,7 +55,7 @@ fn a_schedulers_cgroup_makes_a_job_and_its_member() {
 }
 
 #[test]
-fn the_daemon_and_the_process_that_thaws_after_it_belong_to_no_job_in_whose_cgroup_they_are() {
+fn the_daemon_and_its_thaw_watcher_are_no_members_of_the_job_in_whose_cgroup_they_are() {
     let mut m = machine();
     (m.policy.own_pid, m.policy.thaw_watcher_pid) = (Some(Pid(10)), Some(Pid(11)));
     for (pid, parent) in [(10, 1), (11, 10), (12, 1)] {
@@ -66,29 +66,29 @@ fn the_daemon_and_the_process_that_thaws_after_it_belong_to_no_job_in_whose_cgro
 }
 
 #[test]
-fn a_member_swept_into_another_cgroup_stays() {
+fn a_member_that_is_moved_into_another_cgroup_stays_a_member() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     m.settle();
     m.world().persistent_cgroups.insert(SLURM_JOB.to_owned());
-    sweep_out(&m, 10);
+    move_to_root_cgroup(&m, 10);
     m.settle();
     assert_eq!(m.member(10), "slurm:7 by Cgroup");
 }
 
 #[test]
-fn exporting_another_users_job_id_makes_no_member() {
+fn a_process_with_the_job_id_of_another_user_in_its_environment_is_no_member() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     in_environment(m.spawn(20, 1, 1002), "slurm:7", JobProcessGrouping::Neither, None);
     in_environment(m.spawn(21, 1, 1002), "slurm:8", JobProcessGrouping::Neither, Some(CpuRequest::Cores(8)));
     m.settle();
     assert_eq!([m.member(20), m.member(21)], ["-", "-"]);
-    assert!(!m.state.jobs.contains_key(&job("slurm:8")), "nor a job");
+    assert!(!m.state.jobs.contains_key(&job("slurm:8")), "there is no job either");
 }
 
 #[test]
-fn the_environment_counts_for_the_jobs_own_user() {
+fn a_job_id_in_the_environment_makes_a_member_if_the_job_has_the_same_user() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     in_environment(m.spawn(20, 1, 1001), "slurm:7", JobProcessGrouping::Neither, None);
@@ -97,7 +97,7 @@ fn the_environment_counts_for_the_jobs_own_user() {
 }
 
 #[test]
-fn the_environment_counts_below_the_schedulers_launcher() {
+fn a_job_id_in_the_environment_makes_a_member_below_the_launcher_of_the_scheduler() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
     m.spawn(5, 1, 0).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
@@ -108,7 +108,7 @@ fn the_environment_counts_below_the_schedulers_launcher() {
 }
 
 #[test]
-fn a_schedulers_prolog_makes_no_job_of_roots() {
+fn the_prolog_of_a_scheduler_makes_no_job_of_root() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
     m.spawn(5, 1, 0).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
@@ -118,7 +118,7 @@ fn a_schedulers_prolog_makes_no_job_of_roots() {
 }
 
 #[test]
-fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
+fn a_process_of_a_user_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
     m.spawn(5, 1, 1001).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
@@ -128,7 +128,7 @@ fn a_process_with_the_name_of_a_launcher_is_no_launcher() {
 }
 
 #[test]
-fn a_member_that_takes_a_helpers_name_stays_inside() {
+fn a_member_that_takes_the_name_of_a_helper_stays_a_member() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
@@ -151,7 +151,7 @@ fn a_schedulers_helper_inside_the_jobs_cgroup_is_no_member() {
 #[test]
 fn a_session_counts_only_where_the_source_gives_each_job_one() {
     let mut m = machine();
-    for (source, launcher, own) in [
+    for (source, launcher, process_scope) in [
         ("pbs", JobSource::Pbs, JobProcessGrouping::Session),
         ("lsf", JobSource::Lsf, JobProcessGrouping::ProcessGroup),
     ] {
@@ -161,7 +161,7 @@ fn a_session_counts_only_where_the_source_gives_each_job_one() {
         in_environment(
             m.spawn(base + 1, base, 1001),
             &format!("{source}:1"),
-            own,
+            process_scope,
             Some(CpuRequest::Cores(1)),
         );
         m.world().setsid(Pid(base + 1));
@@ -200,7 +200,7 @@ fn a_job_ends_when_its_schedulers_cgroup_is_gone() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(2)));
     m.settle();
-    sweep_out(&m, 10);
+    move_to_root_cgroup(&m, 10);
     m.settle();
     assert_eq!(m.grant("slurm:7"), "-");
     assert_eq!(m.effective_mask(10, 10), "0-7");
@@ -219,7 +219,7 @@ fn an_unknown_core_count_is_not_guessed() {
 }
 
 #[test]
-fn strays_are_reported_and_adopted_only_on_request_by_an_only_job() {
+fn unassigned_processes_are_reported_and_adopted_only_if_configured_and_if_their_user_has_one_job() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.spawn(30, 1, 1001);
@@ -240,12 +240,12 @@ fn strays_are_reported_and_adopted_only_on_request_by_an_only_job() {
 }
 
 #[test]
-fn the_processes_of_a_login_are_counted_and_not_reported_but_what_they_start_is() {
+fn the_processes_of_a_login_are_counted_and_only_the_programs_that_they_start_are_reported() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.spawn(30, 1, 1001).comm = Comm::from("systemd");
     m.spawn(31, 1, 1001).comm = Comm::from("sshd-session");
-    // Processes of process 1 lead a session of their own here, others do not.
+    // A child of process 1 leads a session of its own here. Other processes do not.
     m.spawn(32, 1, 1001).comm = Comm::from("bash");
     m.assign("a", 2, &[10]).unwrap();
     assert_eq!(m.warnings(), Vec::<&str>::new());
@@ -254,9 +254,9 @@ fn the_processes_of_a_login_are_counted_and_not_reported_but_what_they_start_is(
     m.spawn(34, 32, 1001).comm = Comm::from("bash");
     m.settle();
     let warnings = &m.last.as_ref().unwrap().warnings;
-    let told: Vec<_> = warnings.iter().map(|warning| (warning.pid, warning.text.as_str())).collect();
+    let reported: Vec<_> = warnings.iter().map(|warning| (warning.pid, warning.text.as_str())).collect();
     let why = "2 processes of user 1001 belong to no job, though the user has jobs here";
-    assert_eq!(told, [(Some(Pid(33)), why)], "a shell inside a shell may be a script");
+    assert_eq!(reported, [(Some(Pid(33)), why)], "a shell inside a shell may be a script");
     m.exit(34);
     m.process(33).comm = Comm::from("sftp-server");
     m.settle();
@@ -269,7 +269,7 @@ fn the_processes_of_a_login_are_counted_and_not_reported_but_what_they_start_is(
     assert_eq!(
         [m.member(30), m.member(32)],
         ["manual:a by Adopted", "manual:a by Adopted"],
-        "adoption is for all"
+        "all processes of the user are adopted"
     );
 }
 
@@ -328,7 +328,11 @@ fn with_fork_events_a_mask_makes_no_member() {
         m.bind(pid, pid, "0-1");
     }
     m.settle();
-    assert_eq!([m.member(20), m.member(21)], ["-", "manual:a by Parent"], "21 was born before");
+    assert_eq!(
+        [m.member(20), m.member(21)],
+        ["-", "manual:a by Parent"],
+        "process 21 was born before fork events were complete"
+    );
 }
 
 /// The daemon reads fork events, and then scans: an ancestor that ended before the scan has no event.
@@ -352,7 +356,11 @@ fn an_orphan_of_unknown_descent_is_recognised_by_its_mask_although_its_own_fork_
     m.state.apply_process_events(&events);
     m.settle();
     let members = [13, 14].map(|pid| m.member(pid));
-    assert_eq!(members, ["manual:a by Parent", "-"], "process 1 is known, and 14 is its child");
+    assert_eq!(
+        members,
+        ["manual:a by Parent", "-"],
+        "the descent of process 14 is known, because its parent is process 1"
+    );
 }
 
 #[test]
@@ -370,11 +378,15 @@ fn the_descent_of_a_child_of_process_1_that_was_born_before_the_first_scan_is_kn
     let events = std::mem::take(&mut m.world().events);
     m.state.apply_process_events(&events);
     m.settle();
-    assert_eq!([10, 20].map(|pid| m.member(pid)), ["manual:a by Registered", "-"], "20 chose its mask");
+    assert_eq!(
+        [10, 20].map(|pid| m.member(pid)),
+        ["manual:a by Registered", "-"],
+        "process 20 requested its mask itself"
+    );
 }
 
 #[test]
-fn the_wardens_own_programs_are_not_reported_as_unassigned() {
+fn the_programs_of_pjw_are_not_reported_as_unassigned() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();

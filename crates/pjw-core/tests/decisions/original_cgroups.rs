@@ -20,7 +20,7 @@ fn machine() -> Machine {
 }
 
 #[test]
-fn a_child_that_was_born_in_the_cpuset_before_its_parent_was_moved_back_follows_it() {
+fn a_child_that_was_born_in_the_cpuset_returns_to_the_original_cgroup_of_its_parent() {
     let session = "/user.slice/user-1001.slice/session-1.scope";
     let mut m = machine();
     m.spawn(6, 1, 0);

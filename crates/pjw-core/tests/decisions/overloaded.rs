@@ -1,5 +1,5 @@
-//! Bindings inside the grant: a binding is kept, except if more running threads are bound to some PUs than they are,
-//! while other PUs of the grant idle. Threads of one process that its program bound to different PUs are always kept.
+//! Bindings inside the grant. A binding is kept, except if more running threads are bound to some PUs than there are
+//! such PUs, while other PUs of the grant are idle. Bindings of one process to different PUs are always kept.
 
 use pjw_core::event::EventKind;
 use pjw_core::explain;
@@ -19,7 +19,8 @@ fn smt_machine_with(bindings: BindingPolicy) -> Machine {
     machine_with(regular_topology(2, 1, 1, 2, 2), Policy { bindings, ..Policy::default() })
 }
 
-/// A job on so many cores with one process of one thread for each mask. The processes are 20, 21, and so on.
+/// Makes a job of this number of cores with one process of one thread for each mask. The processes are 20, 21, and so
+/// on.
 fn job_of_ranks(machine: &mut Machine, cores: u32, masks: &[&str]) -> Vec<u32> {
     machine.spawn(10, 1, 0);
     let pids: Vec<u32> = (20..).take(masks.len()).collect();
@@ -47,8 +48,7 @@ fn run_for_seconds(machine: &mut Machine, seconds: u32, busy: &[u32]) -> (Vec<Ma
     (kinds, repairs)
 }
 
-/// Carries out what one second has left to do. Returns the kinds of all actions and the texts of the events that report
-/// repairs.
+/// Settles the machine. Returns the kinds of all actions and the texts of the events that report repairs.
 fn settle_with_events(machine: &mut Machine) -> (Vec<MaskActionKind>, Vec<String>) {
     let actions = machine.settle();
     let kinds = actions.iter().map(|action| action.kind).collect();
@@ -71,9 +71,10 @@ fn reason(machine: &Machine, pid: u32) -> String {
     explain::explain_mask(&machine.state, member, Tid(pid), &member.threads[&Tid(pid)])
 }
 
-/// Runs a job of ranks with these masks until it is settled, and checks the masks then.
+/// Runs a job of ranks with the masks `own` until nothing changes. Asserts that the masks are `expected` then, and that
+/// a release restores them.
 #[track_caller]
-fn check(cores: u32, own: &[&str], expected: &[&str]) {
+fn check_ranks(cores: u32, own: &[&str], expected: &[&str]) {
     let mut machine = smt_machine();
     let pids = job_of_ranks(&mut machine, cores, own);
     run_for_seconds(&mut machine, 5, &pids);
@@ -165,61 +166,62 @@ fn a_lifted_binding_stays_lifted_if_the_thread_waits_less() {
 
 #[test]
 fn four_ranks_bound_to_one_core_of_two_pus_use_both_cores_of_the_job() {
-    check(2, &["0,4"; 4], &["0,4", "0,4", "1", "5"]);
+    check_ranks(2, &["0,4"; 4], &["0,4", "0,4", "1", "5"]);
 }
 
 #[test]
 fn ranks_bound_to_one_core_get_a_core_each_before_two_share_one() {
-    check(4, &["0,4"; 4], &["0,4", "1", "2", "3"]);
-    check(3, &["0,4"; 4], &["0,4", "0,4", "1", "2"]);
+    check_ranks(4, &["0,4"; 4], &["0,4", "1", "2", "3"]);
+    check_ranks(3, &["0,4"; 4], &["0,4", "0,4", "1", "2"]);
 }
 
 #[test]
 fn ranks_of_two_launchers_that_both_bind_to_the_first_cores_do_not_share_a_core() {
-    check(4, &["0,4", "1,5", "0,4", "1,5"], &["0,4", "1,5", "2", "3"]);
-    check(4, &["0", "1", "0", "1"], &["0", "1", "2", "3"]);
+    check_ranks(4, &["0,4", "1,5", "0,4", "1,5"], &["0,4", "1,5", "2", "3"]);
+    check_ranks(4, &["0", "1", "0", "1"], &["0", "1", "2", "3"]);
 }
 
 #[test]
-fn of_more_threads_bound_to_a_numa_node_than_it_has_pus_only_the_excess_moves() {
-    check(4, &["0-1,4-5"; 5], &["0-1,4-5", "0-1,4-5", "0-1,4-5", "0-1,4-5", "2"]);
+fn if_more_threads_are_bound_to_a_numa_node_than_it_has_pus_only_the_excess_moves() {
+    check_ranks(4, &["0-1,4-5"; 5], &["0-1,4-5", "0-1,4-5", "0-1,4-5", "0-1,4-5", "2"]);
 }
 
 #[test]
 fn the_thread_with_the_widest_mask_moves() {
-    check(4, &["0-1,4-5", "0", "4", "1,5", "1,5"], &["2", "0", "4", "1,5", "3"]);
+    check_ranks(4, &["0-1,4-5", "0", "4", "1,5", "1,5"], &["2", "0", "4", "1,5", "3"]);
 }
 
 #[test]
-fn a_binding_in_which_each_thread_has_a_place_is_kept() {
+fn bindings_are_kept_if_each_thread_has_a_pu_of_its_own() {
     for own in [
-        // One rank to a core, with both PUs.
+        // One rank on each core, with both PUs.
         &["0,4", "1,5", "2,6", "3,7"][..],
-        // One rank to a PU, on half of the cores.
+        // One rank on each PU of half of the cores.
         &["0", "4", "1", "5"],
         // A NUMA node that is full, and one that is not.
         &["0-1,4-5"; 4],
         &["0-1,4-5"; 3],
-        // A rank alone, on fewer PUs than the job has.
+        // One rank, on fewer PUs than the job has.
         &["0,4"],
         // Masks that overlap, although each rank has a PU.
         &["0-1", "1-2", "0,2"],
         &["0,4", "0-1,4-5", "0-1,4-5"],
     ] {
-        check(4, own, own);
+        check_ranks(4, own, own);
     }
 }
 
 #[test]
-fn bound_ranks_are_left_alone_if_no_pu_idles() {
-    check(2, &["0,4", "0,4", "0,4", "1", "5"], &["0,4", "0,4", "0,4", "1", "5"]);
-    check(1, &["0", "0", "4"], &["0", "0", "4"]);
+fn bound_ranks_are_not_moved_if_no_pu_is_idle() {
+    check_ranks(2, &["0,4", "0,4", "0,4", "1", "5"], &["0,4", "0,4", "0,4", "1", "5"]);
+    check_ranks(1, &["0", "0", "4"], &["0", "0", "4"]);
 }
 
 /// The threads of a process that a launcher bound, and that started three more threads.
 const TEAM: [u32; 4] = [20, 30, 31, 32];
 
-/// A job on so many cores with one process that is bound to the first core, and whose threads inherited the mask.
+/// Makes a job of this number of cores with one process that is bound to the first core. Its threads inherited the
+/// mask.
 fn job_of_bound_team(machine: &mut Machine, cores: u32) {
     job_of_ranks(machine, cores, &["0,4"]);
     for &tid in &TEAM[1..] {
@@ -261,7 +263,7 @@ fn threads_that_their_program_bound_to_different_pus_share_them_as_it_chose() {
     for other in ["0", "1"] {
         let mut machine = smt_machine();
         job_of_bound_team(&mut machine, 4);
-        // One thread with a mask of its own is enough: also one that sleeps.
+        // One thread with another mask is sufficient, also if it sleeps.
         machine.bind(20, 32, other);
         machine.settle();
         for busy in [&TEAM[..], &TEAM[..3]] {
@@ -303,9 +305,9 @@ fn a_repair_of_a_binding_is_reported_once_and_explained() {
     let mut machine = smt_machine();
     let pids = job_of_ranks(&mut machine, 2, &["0,4"; 4]);
     let (_, repairs) = run_for_seconds(&mut machine, 8, &pids);
-    let told: Vec<&str> = repairs.iter().map(String::as_str).collect();
+    let repair_texts: Vec<&str> = repairs.iter().map(String::as_str).collect();
     assert_eq!(
-        told,
+        repair_texts,
         [
             "2 threads bound to CPUs 0,4 moved inside CPUs 0-1,4-5: too many running threads were bound there, \
              while other CPUs of the job idled"
@@ -349,7 +351,7 @@ fn a_thread_that_was_left_on_a_full_core_moves_when_another_core_becomes_idle() 
 }
 
 #[test]
-fn a_repaired_thread_that_binds_itself_again_is_where_its_program_wants_it() {
+fn a_repaired_thread_that_binds_itself_again_keeps_its_new_binding() {
     let mut machine = smt_machine();
     let pids = job_of_ranks(&mut machine, 2, &["0,4"; 4]);
     run_for_seconds(&mut machine, 5, &pids);

@@ -1,4 +1,4 @@
-//! Provisions: cores that are promised to a service, whether it runs or not.
+//! Provisions: cores that are reserved for a service, whether it runs or not.
 
 use pjw_core::command::{Caller, Command, ProvisionCommand, Reply};
 use pjw_core::evidence::MembershipEvidence;
@@ -41,11 +41,11 @@ fn a_provision_keeps_its_cores_without_a_process() {
     assert_eq!((m.grant("web").as_str(), m.state.jobs[&job("web")].owner), ("0-3", Uid(33)));
     m.advance(48 * 3600 * SECOND);
     m.settle();
-    assert_eq!(m.grant("web"), "0-3", "a reservation would have ended");
+    assert_eq!(m.grant("web"), "0-3", "it does not end like a reservation");
 }
 
 #[test]
-fn processes_that_the_rule_recognises_join_and_the_cores_outlive_them() {
+fn processes_that_match_the_rule_join_and_the_cores_stay_when_they_end() {
     let mut m = machine();
     m.spawn(10, 1, 33);
     m.settle();
@@ -54,7 +54,7 @@ fn processes_that_the_rule_recognises_join_and_the_cores_outlive_them() {
     m.spawn(12, 1, 34);
     m.settle();
     let members: Vec<u32> = m.state.members_of(&job("web")).map(|member| member.id.pid.0).collect();
-    assert_eq!(members, [10, 11], "the one that ran already, and a new one");
+    assert_eq!(members, [10, 11], "a process that ran before, and a new one");
     assert_eq!(m.state.members.get(&Pid(10)).unwrap().evidence, MembershipEvidence::Provision);
     m.exit(10);
     m.exit(11);
@@ -66,7 +66,7 @@ fn processes_that_the_rule_recognises_join_and_the_cores_outlive_them() {
 }
 
 #[test]
-fn a_process_that_matches_two_rules_belongs_to_the_first_provision_and_is_told() {
+fn a_process_that_matches_two_rules_belongs_to_the_first_provision_and_is_named_in_a_warning() {
     let mut m = machine();
     provision(&mut m, "b", 2, rule("comm=p10")).unwrap();
     provision(&mut m, "a", 2, rule("user=33")).unwrap();
@@ -84,7 +84,7 @@ fn a_process_that_matches_two_rules_belongs_to_the_first_provision_and_is_told()
 }
 
 #[test]
-fn a_rule_that_matches_no_process_is_told_and_the_cores_stay() {
+fn a_provision_whose_rule_matches_no_process_has_a_warning_and_keeps_its_cores() {
     let mut m = machine();
     provision(&mut m, "web", 2, rule("user=33")).unwrap();
     provision(&mut m, "later", 2, None).unwrap();
@@ -98,18 +98,18 @@ fn a_rule_that_matches_no_process_is_told_and_the_cores_stay() {
 }
 
 #[test]
-fn a_rule_that_names_only_a_program_recognises_no_process_of_a_person() {
+fn a_rule_with_only_a_program_name_matches_no_process_of_a_person() {
     let mut m = machine();
     provision(&mut m, "web", 2, rule("comm=nginx")).unwrap();
     m.spawn(10, 1, 1001).comm = Comm::from("nginx");
     m.settle();
-    assert!(m.state.members.get(&Pid(10)).is_none(), "a person can give this name to any program");
+    assert!(m.state.members.get(&Pid(10)).is_none(), "a user can give this name to any program");
     m.spawn(11, 1, 33).comm = Comm::from("nginx");
     m.settle();
     assert_eq!(m.state.members.get(&Pid(11)).unwrap().job, job("web"));
     provision(&mut m, "web", 2, rule("comm=nginx,user=1001")).unwrap();
     m.settle();
-    assert_eq!(m.state.members.get(&Pid(10)).unwrap().job, job("web"), "the rule names the person");
+    assert_eq!(m.state.members.get(&Pid(10)).unwrap().job, job("web"), "the rule names the user");
 
     let mut m = machine();
     m.policy.only_managed_user = Some(Uid(1001));
@@ -136,7 +136,7 @@ fn all_conditions_of_a_rule_must_hold() {
 }
 
 #[test]
-fn a_second_provision_of_the_name_changes_the_first() {
+fn a_second_provision_with_the_same_name_replaces_the_first() {
     let mut m = machine();
     provision(&mut m, "web", 2, None).unwrap();
     provision(&mut m, "web", 4, rule("user=33")).unwrap();
@@ -157,7 +157,7 @@ fn a_provision_survives_a_restart() {
 }
 
 #[test]
-fn what_can_not_be_promised_is_refused_and_changes_nothing() {
+fn a_provision_that_cannot_be_granted_is_refused_and_changes_no_job() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.assign("a", 6, &[10]).unwrap();

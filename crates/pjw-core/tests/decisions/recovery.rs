@@ -1,5 +1,5 @@
-//! The state directory is lost: the cpusets of the earlier daemon are found by their names. Those with processes become
-//! jobs again, the others are removed.
+//! Recovery after the state directory was lost: the daemon finds the cpusets of the earlier daemon by their names. It
+//! makes jobs of those with processes again, and removes the others.
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
@@ -19,8 +19,8 @@ fn machine(hierarchy: CpusetHierarchy) -> Machine {
     machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
 }
 
-/// A machine with v1 cpusets, where process 7 of user 1001 came from the cgroup of a login into the cpuset of job a,
-/// and has a child 8 there.
+/// A machine with v1 cpusets. Process 7 of user 1001 was moved from the cgroup of a login into the cpuset of job a, and
+/// has a child 8 there.
 fn with_job_a() -> Machine {
     let mut machine = machine(CpusetHierarchy::Legacy);
     machine.spawn(7, 1, 1001).cgroup = LOGIN.into();
@@ -34,7 +34,8 @@ fn cgroup(machine: &Machine, pid: u32) -> String {
     machine.process(pid).cgroup.clone()
 }
 
-fn recovered(machine: &Machine) -> Vec<Warning> {
+/// The warnings about recovered jobs and unknown masks.
+fn recovery_warnings(machine: &Machine) -> Vec<Warning> {
     let warnings = machine.last.as_ref().unwrap().warnings.iter();
     warnings.filter(|warning| ["recovered", "unknown-masks"].contains(&warning.code)).cloned().collect()
 }
@@ -64,7 +65,7 @@ fn a_job_whose_record_was_lost_keeps_its_cores_and_its_processes() {
 
         machine.spawn(9, 1, 1001);
         machine.assign("b", 6, &[9]).unwrap();
-        assert_eq!(machine.grant("b"), "2-7", "no core is given twice");
+        assert_eq!(machine.grant("b"), "2-7", "no core has two holders");
         machine.release("a").unwrap();
         assert_eq!((cgroup(&machine, 8).as_str(), machine.effective_mask(8, 8).as_str()), (LOGIN, "0-7"));
         assert!(!machine.world().cpusets.contains_key(&before.1));
@@ -76,17 +77,17 @@ fn a_recovered_job_is_shown_until_it_is_assigned_again() {
     let mut machine = with_job_a();
     machine.lose_state();
     machine.settle();
-    let warnings = recovered(&machine);
+    let warnings = recovery_warnings(&machine);
     assert!(warnings[0].text.contains("manual:a was found in /pjw/a"), "{warnings:?}");
     assert_eq!((warnings.len(), warnings[0].job.clone()), (1, Some(job("a"))));
     machine.settle();
-    assert_eq!(recovered(&machine), warnings);
+    assert_eq!(recovery_warnings(&machine), warnings);
     machine.assign("a", 3, &[]).unwrap();
-    assert_eq!(recovered(&machine), []);
+    assert_eq!(recovery_warnings(&machine), []);
 }
 
 #[test]
-fn a_process_whose_origin_is_unknown_returns_to_the_root_cgroup() {
+fn a_process_whose_original_cgroup_is_unknown_returns_to_the_root_cgroup() {
     let mut machine = with_job_a();
     machine.world().cgroup_origins.clear();
     machine.world().cgroup_owners.clear();
@@ -107,7 +108,7 @@ fn a_cpuset_without_processes_is_removed() {
     assert!(machine.world().cpusets.contains_key("/pjw/a"));
     machine.settle();
     assert!(machine.world().cpusets.is_empty() && machine.state.jobs.keys().next().is_none());
-    assert_eq!(recovered(&machine), []);
+    assert_eq!(recovery_warnings(&machine), []);
 }
 
 #[test]
@@ -121,13 +122,13 @@ fn of_two_cpusets_with_the_same_cores_the_later_one_is_removed_with_a_warning() 
     assert_eq!((machine.grant("a").as_str(), machine.grant("b").as_str()), ("0-1", "-"));
     assert_eq!((cgroup(&machine, 9).as_str(), machine.effective_mask(9, 9).as_str()), ("/", "0-7"));
     assert!(!machine.world().cpusets.contains_key("/pjw/b"));
-    let warnings = recovered(&machine);
+    let warnings = recovery_warnings(&machine);
     let about_b = warnings.iter().find(|warning| warning.job == Some(job("b"))).unwrap();
     assert!(about_b.text.contains("/pjw/b has CPUs 1-2, and manual:a holds some of them"), "{about_b:?}");
     assert!(about_b.text.ends_with("Its processes: 9") && about_b.remedy.contains("pjwctl assign manual:b"));
     machine.exit(9);
     machine.settle();
-    assert_eq!(recovered(&machine).len(), 1, "the warning ends with the processes");
+    assert_eq!(recovery_warnings(&machine).len(), 1, "the warning ends with the processes");
 }
 
 #[test]
@@ -152,7 +153,7 @@ fn a_cpuset_with_cores_that_do_not_exist_is_removed() {
     machine.find_cpusets();
     machine.settle();
     assert_eq!((machine.grant("a").as_str(), cgroup(&machine, 7).as_str()), ("-", LOGIN));
-    assert!(recovered(&machine)[0].text.contains("CPU 1, which this machine does not have"));
+    assert!(recovery_warnings(&machine)[0].text.contains("CPU 1, which this machine does not have"));
 }
 
 #[test]
@@ -166,7 +167,7 @@ fn a_cpuset_that_the_earlier_daemon_had_widened_is_removed() {
 }
 
 #[test]
-fn a_job_with_every_core_is_found_again() {
+fn a_job_with_every_core_is_recovered() {
     let mut machine = machine(CpusetHierarchy::Legacy);
     machine.spawn(7, 1, 1001);
     machine.assign("a", 8, &[7]).unwrap();
@@ -176,7 +177,7 @@ fn a_job_with_every_core_is_found_again() {
 }
 
 #[test]
-fn a_cgroup_that_is_not_a_jobs_is_left_alone() {
+fn a_cgroup_that_is_not_that_of_a_job_is_not_changed() {
     let mut machine = machine(CpusetHierarchy::Legacy);
     machine.spawn(7, 1, 0).cgroup = "/pjw/probe-12".into();
     machine.world().write_cpuset("/pjw/probe-12", Some(&cpu_set("0")));
@@ -187,14 +188,14 @@ fn a_cgroup_that_is_not_a_jobs_is_left_alone() {
 }
 
 #[test]
-fn a_recorded_cpuset_is_not_found_a_second_time() {
+fn a_cpuset_with_a_record_is_not_recovered() {
     let mut machine = with_job_a();
     let records = machine.state.records();
     let before = machine.state.jobs[&job("a")].clone();
     machine.lose_state();
     records.into_iter().for_each(|record| machine.state.apply_record(record));
     machine.settle();
-    assert!(machine.events.is_empty() && recovered(&machine).is_empty());
+    assert!(machine.events.is_empty() && recovery_warnings(&machine).is_empty());
     assert_eq!(machine.state.jobs[&job("a")], before);
 }
 
@@ -204,13 +205,13 @@ fn masks_that_the_earlier_daemon_may_have_set_are_named_with_the_command_that_wi
     machine.bind(8, 8, "1");
     machine.lose_state();
     machine.settle();
-    let warnings = recovered(&machine);
+    let warnings = recovery_warnings(&machine);
     let masks = warnings.iter().find(|warning| warning.code == "unknown-masks").unwrap();
     assert!(masks.text.ends_with(": 8") && masks.remedy.starts_with("taskset -pac 0-7 8 "), "{masks:?}");
     assert_eq!(machine.effective_mask(8, 8), "1");
     machine.exit(8);
     machine.settle();
-    assert!(recovered(&machine).iter().all(|warning| warning.code != "unknown-masks"));
+    assert!(recovery_warnings(&machine).iter().all(|warning| warning.code != "unknown-masks"));
 }
 
 #[test]
@@ -222,11 +223,11 @@ fn masks_of_a_recovered_job_are_named_after_its_release_until_they_are_widened()
     machine.release("a").unwrap();
     machine.settle();
     assert_eq!((cgroup(&machine, 8).as_str(), machine.effective_mask(8, 8)), (LOGIN, "1".into()));
-    let warnings = recovered(&machine);
+    let warnings = recovery_warnings(&machine);
     assert!(warnings.len() == 1 && warnings[0].text.ends_with(": 8"), "{warnings:?}");
     machine.bind(8, 8, "0-7");
     machine.settle();
-    assert_eq!(recovered(&machine), []);
+    assert_eq!(recovery_warnings(&machine), []);
 }
 
 #[test]
@@ -238,7 +239,7 @@ fn every_mask_of_unknown_origin_is_named_with_one_command_for_all() {
     machine.lose_state();
     machine.state.unknown_masks.request_search();
     machine.settle();
-    let warnings = recovered(&machine);
+    let warnings = recovery_warnings(&machine);
     let listed: Vec<String> = pids.map(|pid| pid.to_string()).collect();
     assert!(warnings[0].text.ends_with(&listed.join(", ")), "{warnings:?}");
     let command = format!("for pid in {}; do taskset -pac 0-7 $pid; done ", listed.join(" "));
@@ -258,7 +259,7 @@ fn a_daemon_that_only_observes_leaves_the_cpusets_until_it_enforces() {
 }
 
 #[test]
-fn half_a_core_is_found_again_as_such() {
+fn a_job_with_half_a_core_is_recovered_with_half_a_core() {
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Legacy,
         affinity_persists: true,
@@ -290,19 +291,23 @@ fn masks_of_processes_in_no_cpuset_are_named_after_a_lost_record() {
     assert_eq!(machine.effective_mask(7, 7), "0-1");
     machine.lose_state();
     machine.settle();
-    assert_eq!(recovered(&machine), [], "nothing tells that a record was lost");
+    assert_eq!(
+        recovery_warnings(&machine),
+        [],
+        "without a cpuset, the daemon does not know that a record was lost"
+    );
     machine.state.unknown_masks.request_search();
     machine.settle();
-    let warnings = recovered(&machine);
+    let warnings = recovery_warnings(&machine);
     assert!(warnings[0].text.ends_with(": 7") && warnings[0].remedy.starts_with("taskset -pac 0-7 7 "));
     assert_eq!(warnings.len(), 1);
     machine.bind(7, 7, "0-7");
     machine.settle();
-    assert_eq!(recovered(&machine), [], "the mask was widened");
+    assert_eq!(recovery_warnings(&machine), [], "the mask was widened");
 }
 
 #[test]
-fn an_orphan_of_root_with_a_mask_of_its_job_is_named() {
+fn an_orphan_of_root_with_a_mask_of_its_job_is_named_in_a_warning() {
     let mut machine = machine_with(regular_topology(2, 1, 1, 4, 1), Policy::default());
     machine.spawn(7, 1, 0);
     machine.assign("a", 2, &[7]).unwrap();
@@ -312,7 +317,7 @@ fn an_orphan_of_root_with_a_mask_of_its_job_is_named() {
         machine.bind(pid, pid, mask);
     }
     machine.settle();
-    assert!(recovered(&machine)[0].text.ends_with(": 8"), "{:?}", recovered(&machine));
+    assert!(recovery_warnings(&machine)[0].text.ends_with(": 8"), "{:?}", recovery_warnings(&machine));
     machine.release("a").unwrap();
-    assert!(recovered(&machine)[0].text.ends_with(": 8"), "it is named after the release too");
+    assert!(recovery_warnings(&machine)[0].text.ends_with(": 8"), "it is named after the release too");
 }

@@ -1,4 +1,4 @@
-//! Refusals: each names the cause, and a remedy that works for the caller.
+//! Refusals: each names the cause, and a remedy that the caller can use.
 
 use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset::CpuSet;
@@ -15,17 +15,17 @@ const BOB: Caller = Caller { uid: Uid(1002), is_admin: false };
 
 /// The text of the refusal of `pjwctl run --job ID --cores N`.
 #[track_caller]
-fn refused_run(m: &mut Machine, caller: Caller, id: &str, cores: u32) -> String {
+fn refusal_of_run(m: &mut Machine, caller: Caller, id: &str, cores: u32) -> String {
     let run = AssignCommand { must_be_new: true, caller, ..assign_of(id, Some(CpuRequest::Cores(cores))) };
     m.command(Command::Assign(run)).unwrap_err().to_string()
 }
 
 #[track_caller]
-fn refused(m: &mut Machine, id: &str, cores: u32) -> String {
+fn refusal_of_assign(m: &mut Machine, id: &str, cores: u32) -> String {
     m.assign(id, cores, &[]).unwrap_err().to_string()
 }
 
-/// Starts process 10 in Slurm's cgroup of job 7, which requested two cores.
+/// Starts process 10 in the cgroup of the Slurm job 7, which requested two cores.
 fn spawn_in_slurm_job(m: &mut Machine) {
     in_cgroup(
         m.spawn(10, 1, 1001),
@@ -36,72 +36,79 @@ fn spawn_in_slurm_job(m: &mut Machine) {
 }
 
 #[test]
-fn a_taken_name_is_named_as_the_cause_also_where_no_core_is_free() {
+fn the_refusal_of_run_names_the_taken_name_as_the_cause_also_if_no_core_is_free() {
     let mut m = machine();
     m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     m.policy.user_max_cores = 8;
     m.assign_as(ALICE, "a", 8, &[]).unwrap();
     let exists = "there is a job manual:a already: choose another name with --job";
     for caller in [ROOT, ALICE] {
-        assert_eq!(refused_run(&mut m, caller, "a", 1), format!("{exists}, or release it first"));
+        assert_eq!(refusal_of_run(&mut m, caller, "a", 1), format!("{exists}, or release it first"));
     }
-    assert_eq!(refused_run(&mut m, BOB, "a", 1), exists, "who may not release it is not told to");
+    assert_eq!(
+        refusal_of_run(&mut m, BOB, "a", 1),
+        exists,
+        "a user who may not release the job is not advised to"
+    );
 }
 
 #[test]
-fn a_job_that_is_released_and_still_listed_is_not_to_be_released_again() {
+fn the_refusal_for_the_name_of_a_released_job_does_not_say_to_release_it() {
     let mut m = machine();
     spawn_in_slurm_job(&mut m);
     m.settle();
     m.release("slurm:7").unwrap();
-    let refusal = refused_run(&mut m, ROOT, "slurm:7", 1);
+    let refusal = refusal_of_run(&mut m, ROOT, "slurm:7", 1);
     assert_eq!(refusal, "there is a job slurm:7 already: choose another name with --job");
 }
 
 #[test]
-fn run_says_that_it_does_not_wait_only_where_others_do() {
+fn the_refusal_of_run_says_that_run_does_not_wait_only_with_on_exhausted_wait() {
     let mut m = machine();
     m.assign("a", 8, &[]).unwrap();
     let full = "1 core was asked for and no whole core is free: have a job released first \
                 (pjwctl jobs shows who holds what)";
-    assert_eq!(refused_run(&mut m, ROOT, "b", 1), full);
+    assert_eq!(refusal_of_run(&mut m, ROOT, "b", 1), full);
     m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
-    let waits_not = "run does not wait for cores, also with on_exhausted = \"wait\": try again later";
-    assert_eq!(refused_run(&mut m, ROOT, "b", 1), format!("{full}; {waits_not}"));
-    assert!(!refused_run(&mut m, ROOT, "b", 9).contains("wait"), "nine there will never be");
+    let no_waiting = "run does not wait for cores, also with on_exhausted = \"wait\": try again later";
+    assert_eq!(refusal_of_run(&mut m, ROOT, "b", 1), format!("{full}; {no_waiting}"));
+    assert!(
+        !refusal_of_run(&mut m, ROOT, "b", 9).contains("wait"),
+        "the machine has fewer cores, so waiting does not help"
+    );
     m.assign("b", 1, &[]).unwrap();
     assert_eq!(m.grant("b"), "-", "assign waits");
 }
 
 #[test]
-fn a_job_that_has_cores_is_told_that_it_does_not_wait_for_more() {
+fn the_refusal_of_a_resize_says_that_a_job_with_cores_does_not_wait_for_more() {
     let mut m = machine();
     m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
     m.assign("a", 7, &[]).unwrap();
     m.assign("b", 1, &[]).unwrap();
-    let refusal = refused(&mut m, "b", 2);
+    let refusal = refusal_of_assign(&mut m, "b", 2);
     assert!(refusal.ends_with("on_exhausted = \"wait\": try again later"), "{refusal}");
     assert!(refusal.contains("a job that has cores keeps them"), "{refusal}");
     assert_eq!(m.grant("b"), "7");
 }
 
 #[test]
-fn a_resize_counts_the_jobs_own_cores_apart_from_the_free_ones() {
+fn the_refusal_of_a_resize_counts_the_cores_of_the_job_apart_from_the_free_ones() {
     let mut m = machine();
     m.assign("a", 2, &[]).unwrap();
     m.assign("b", 4, &[]).unwrap();
     let jobs = "(pjwctl jobs shows who holds what)";
     assert_eq!(
-        refused(&mut m, "a", 5),
+        refusal_of_assign(&mut m, "a", 5),
         format!(
             "5 cores were asked for, the job has 2, and 2 are free besides (CPUs 2-3); the largest request that fits now is \
              4, 4 within one L3: ask for fewer, or have another job released first {jobs}"
         )
     );
     m.assign("a", 4, &[]).unwrap();
-    assert_eq!(m.grant("a"), "0-3", "what the refusal said fits");
+    assert_eq!(m.grant("a"), "0-3", "the number that the refusal names fits");
     assert_eq!(
-        refused(&mut m, "a", 5),
+        refusal_of_assign(&mut m, "a", 5),
         format!(
             "5 cores were asked for, the job has 4, and no other whole core is free: have another job released first {jobs}"
         )
@@ -122,14 +129,14 @@ fn with_on_exhausted_share_a_resize_is_refused_only_beyond_the_machine() {
     m.assign("a", 2, &[]).unwrap();
     m.assign("b", 4, &[]).unwrap();
     assert_eq!(
-        refused(&mut m, "a", 9),
+        refusal_of_assign(&mut m, "a", 9),
         "9 cores were asked for and this machine has 8 for jobs: ask for at most 8"
     );
     m.assign("a", 5, &[]).unwrap();
 }
 
 #[test]
-fn an_old_job_without_a_count_is_not_called_new() {
+fn the_refusal_for_a_known_job_without_a_count_does_not_call_the_job_new() {
     let mut m = machine();
     in_cgroup(m.spawn(10, 1, 1001), "slurm:7", "/system.slice/slurmstepd.scope/job_7", None);
     m.settle();
@@ -142,7 +149,7 @@ fn an_old_job_without_a_count_is_not_called_new() {
 }
 
 #[test]
-fn a_process_that_a_scheduler_keeps_in_a_job_is_not_freed_by_a_release() {
+fn the_refusal_for_a_process_in_the_job_of_a_scheduler_does_not_say_to_release_the_job() {
     let mut m = machine();
     spawn_in_slurm_job(&mut m);
     m.spawn(20, 1, 1001);
@@ -152,14 +159,17 @@ fn a_process_that_a_scheduler_keeps_in_a_job_is_not_freed_by_a_release() {
     assert!(of_slurm.contains("(pjwctl assign slurm:7 --cores N)"), "{of_slurm}");
     assert!(!of_slurm.contains("release"), "{of_slurm}");
     m.assign("slurm:7", 3, &[]).unwrap();
-    let of_mine = m.assign("b", 1, &[20]).unwrap_err().to_string();
-    assert_eq!(of_mine, "process 20 belongs to manual:a: it can join another job when manual:a is released");
+    let of_manual = m.assign("b", 1, &[20]).unwrap_err().to_string();
+    assert_eq!(
+        of_manual,
+        "process 20 belongs to manual:a: it can join another job when manual:a is released"
+    );
     m.release("a").unwrap();
     m.assign("b", 1, &[20]).unwrap();
 }
 
 #[test]
-fn a_process_of_a_job_that_starts_a_command_in_a_new_job_is_told_to_do_without() {
+fn the_refusal_of_run_inside_a_job_says_to_start_the_command_without_run() {
     let mut m = machine();
     m.spawn(20, 1, 1001);
     m.settle();
@@ -205,7 +215,7 @@ fn a_command_that_keeps_members_leaves_a_child_in_its_job_and_frees_an_adopted_p
 }
 
 #[test]
-fn a_registered_process_of_a_schedulers_job_is_not_freed_by_a_release_either() {
+fn a_registered_process_in_the_job_of_a_scheduler_cannot_join_another_job_after_a_release() {
     let mut m = machine();
     m.spawn(10, 1, 1001);
     m.assign("slurm:7", 1, &[10]).unwrap();
@@ -218,36 +228,36 @@ fn a_registered_process_of_a_schedulers_job_is_not_freed_by_a_release_either() {
     m.release("slurm:7").unwrap();
     assert!(refusal(&mut m).contains("until slurm ends the job"));
     m.assign("slurm:7", 2, &[]).unwrap();
-    assert_eq!(m.grant("slurm:7"), "0-1", "what the refusal says works");
+    assert_eq!(m.grant("slurm:7"), "0-1", "the remedy of the refusal works");
 }
 
 #[test]
-fn the_limit_of_a_user_names_what_is_left_of_it() {
+fn the_refusal_above_the_limit_of_a_user_names_the_rest_of_the_limit() {
     let mut m = machine();
     m.policy.user_max_cores = 3;
-    let mut refused =
+    let mut refusal_of_assign =
         |id: &str, cores| m.assign_as(ALICE, id, cores, &[]).map(|_| ()).map_err(|e| e.to_string());
     let ask = "or ask an administrator to raise user_max_cores";
     assert_eq!(
-        refused("a", 4),
+        refusal_of_assign("a", 4),
         Err(format!(
             "4 cores were asked for, which makes 4 for you, and the limit is 3: ask for at most 3, {ask}"
         ))
     );
-    refused("a", 2).unwrap();
-    let text = refused("b", 2).unwrap_err();
+    refusal_of_assign("a", 2).unwrap();
+    let text = refusal_of_assign("b", 2).unwrap_err();
     assert!(text.ends_with(&format!("ask for at most 1, release a job of yours first, {ask}")), "{text}");
-    refused("b", 1).unwrap();
-    let text = refused("c", 1).unwrap_err();
+    refusal_of_assign("b", 1).unwrap();
+    let text = refusal_of_assign("c", 1).unwrap_err();
     assert!(text.ends_with(&format!("limit is 3: release a job of yours first, {ask}")), "{text}");
 }
 
 #[test]
-fn a_machine_without_a_core_for_jobs_says_what_takes_them() {
+fn the_refusal_on_a_machine_without_a_core_for_jobs_names_housekeeping() {
     let mut m = machine();
     m.state = WardenState::new(regular_topology(1, 1, 1, 2, 1), &cpu_set("0-1"));
     assert_eq!(
-        refused(&mut m, "a", 1),
+        refusal_of_assign(&mut m, "a", 1),
         "1 core was asked for and this machine has none for jobs: have `housekeeping` changed in the configuration"
     );
 }
@@ -257,22 +267,25 @@ fn every_refusal_of_a_list_names_the_list_and_the_remedy() {
     let mut m = machine();
     m.state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &cpu_set("0,4"));
     m.assign("a", 1, &[]).unwrap();
-    let mut refused = |list: &str| {
+    let mut refusal_of_assign = |list: &str| {
         let cpus: CpuSet = cpu_set(list);
         m.command(Command::Assign(assign_of("b", Some(CpuRequest::Exactly(cpus))))).unwrap_err().to_string()
     };
-    assert_eq!(refused("8-9"), "CPUs 8-9 are not on this machine or offline: choose among 0-7");
+    assert_eq!(refusal_of_assign("8-9"), "CPUs 8-9 are not on this machine or offline: choose among 0-7");
     assert_eq!(
-        refused("4"),
+        refusal_of_assign("4"),
         "CPU 4 is kept for housekeeping: choose others, or have `housekeeping` changed in the configuration"
     );
-    assert_eq!(refused("1,5"), "CPU 1 belongs to manual:a: choose others, or have manual:a released first");
     assert_eq!(
-        refused("2"),
+        refusal_of_assign("1,5"),
+        "CPU 1 belongs to manual:a: choose others, or have manual:a released first"
+    );
+    assert_eq!(
+        refusal_of_assign("2"),
         "CPU 2 shares its core with 6, which the list leaves out: add 6, or have share_smt = true set in the \
          configuration"
     );
-    assert_eq!(refused(""), "the CPU list is empty: name at least one");
+    assert_eq!(refusal_of_assign(""), "the CPU list is empty: name at least one");
 }
 
 #[test]

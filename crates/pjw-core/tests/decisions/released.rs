@@ -1,5 +1,5 @@
-//! Children of released processes that a killed daemon did not find. The journal names the masks that they may have,
-//! until a full scan after the release finds no such child.
+//! Children of released processes that a killed daemon did not find. The journal has the masks that such children may
+//! have, until a full scan after the release finds none of them.
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
@@ -12,8 +12,9 @@ use pjw_core::time::Nanos;
 
 use crate::machine::{Machine, ROOT, SECOND, assign_of, job, machine, machine_with, regular_topology};
 
-/// A job on PUs 0-1 with process 10, whose daemon is killed right after it journaled the release. Returns the records.
-fn killed_in_a_release(m: &mut Machine) -> Vec<Record> {
+/// Makes a job on PUs 0-1 with process 10. Its daemon is killed right after it recorded the release in the journal.
+/// Returns the records.
+fn kill_daemon_in_a_release(m: &mut Machine) -> Vec<Record> {
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
     let mut records = m.state.records();
@@ -24,13 +25,13 @@ fn killed_in_a_release(m: &mut Machine) -> Vec<Record> {
     records
 }
 
-/// A process that inherited a mask.
+/// Starts a process that inherited this mask.
 fn spawn_with(m: &Machine, (pid, parent, uid): (u32, u32, u32), mask: &str) {
     m.spawn(pid, parent, uid);
     m.bind(pid, pid, mask);
 }
 
-/// Another daemon starts with these records.
+/// Replaces the daemon by another one with these records.
 fn restart_with(m: &mut Machine, records: Vec<Record>) {
     m.lose_state();
     records.into_iter().for_each(|record| m.state.apply_record(record));
@@ -40,7 +41,7 @@ fn restart_with(m: &mut Machine, records: Vec<Record>) {
 #[test]
 fn an_orphan_that_a_killed_daemon_did_not_find_after_a_release_gets_the_original_mask() {
     let mut m = machine();
-    let records = killed_in_a_release(&mut m);
+    let records = kill_daemon_in_a_release(&mut m);
     // The parent of process 20 had the mask of the job, and ended. Process 30 chose another mask.
     for (pid, uid, mask) in [(20, 1001, "0-1"), (30, 1001, "1-2"), (40, 0, "0-1"), (50, 1002, "0-1")] {
         spawn_with(&m, (pid, 1, uid), mask);
@@ -55,7 +56,7 @@ fn an_orphan_that_a_killed_daemon_did_not_find_after_a_release_gets_the_original
 #[test]
 fn an_orphan_gets_the_original_mask_also_if_every_process_of_the_journal_has_ended() {
     let mut m = machine();
-    let records = killed_in_a_release(&mut m);
+    let records = kill_daemon_in_a_release(&mut m);
     spawn_with(&m, (20, 1, 1001), "0-1");
     m.exit(10);
     restart_with(&mut m, records);
@@ -65,7 +66,7 @@ fn an_orphan_gets_the_original_mask_also_if_every_process_of_the_journal_has_end
 #[test]
 fn the_children_of_an_orphan_get_their_original_masks() {
     let mut m = machine();
-    let records = killed_in_a_release(&mut m);
+    let records = kill_daemon_in_a_release(&mut m);
     spawn_with(&m, (20, 1, 1001), "0-1");
     m.spawn(21, 20, 1001);
     m.spawn(22, 21, 1001);
@@ -76,7 +77,7 @@ fn the_children_of_an_orphan_get_their_original_masks() {
 #[test]
 fn a_child_that_was_born_before_its_parent_was_restored_gets_the_original_mask_from_the_next_daemon() {
     let mut m = machine();
-    let records = killed_in_a_release(&mut m);
+    let records = kill_daemon_in_a_release(&mut m);
     // The killed daemon had already restored the parent.
     assert_eq!(m.effective_mask(10, 10), "0-7");
     spawn_with(&m, (20, 10, 1001), "0-1");
@@ -87,7 +88,7 @@ fn a_child_that_was_born_before_its_parent_was_restored_gets_the_original_mask_f
 #[test]
 fn a_rewritten_journal_still_names_the_masks_of_a_release() {
     let mut m = machine();
-    let records = killed_in_a_release(&mut m);
+    let records = kill_daemon_in_a_release(&mut m);
     spawn_with(&m, (20, 1, 1001), "0-1");
     m.lose_state();
     records.into_iter().for_each(|record| m.state.apply_record(record));
@@ -97,9 +98,9 @@ fn a_rewritten_journal_still_names_the_masks_of_a_release() {
 }
 
 #[test]
-fn the_masks_of_a_release_are_forgotten_when_a_full_scan_finds_nothing_of_it() {
+fn the_masks_of_a_release_are_forgotten_when_a_full_scan_finds_nothing_left_to_restore() {
     let mut m = machine();
-    killed_in_a_release(&mut m);
+    kill_daemon_in_a_release(&mut m);
     assert!(!m.state.released_masks.is_empty());
     m.settle();
     m.advance(SECOND);
@@ -108,11 +109,11 @@ fn the_masks_of_a_release_are_forgotten_when_a_full_scan_finds_nothing_of_it() {
     assert!(m.state.records().is_empty(), "{:?}", m.state.records());
     spawn_with(&m, (20, 1, 1001), "0-1");
     m.settle();
-    assert_eq!(m.effective_mask(20, 20), "0-1", "it is the program's own");
+    assert_eq!(m.effective_mask(20, 20), "0-1", "the program itself requested this mask");
 }
 
 #[test]
-fn an_orphan_of_root_with_a_mask_of_a_released_job_is_named() {
+fn an_orphan_of_root_with_a_mask_of_a_released_job_is_named_in_a_warning() {
     let mut m = machine();
     m.spawn(11, 1, 0);
     m.assign("b", 2, &[11]).unwrap();
@@ -126,7 +127,8 @@ fn an_orphan_of_root_with_a_mask_of_a_released_job_is_named() {
 }
 
 #[test]
-fn a_process_that_was_forked_in_a_cpuset_and_came_up_outside_with_its_mask_gets_the_original_mask() {
+fn a_child_that_was_forked_in_a_cpuset_and_begins_outside_with_the_mask_of_the_cpuset_gets_the_original_mask()
+{
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Legacy,
         affinity_persists: true,
@@ -151,7 +153,7 @@ fn a_process_that_was_forked_in_a_cpuset_and_came_up_outside_with_its_mask_gets_
     assert_eq!([10, 20, 21].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-7", "0-7"]);
 }
 
-/// A decision of a daemon that scans only what it knows.
+/// Runs a cycle that scans only known processes. Returns the records.
 fn cycle_without_new_processes(m: &mut Machine, command: Command) -> Vec<Record> {
     let scan = m.state.scan_request(false);
     m.cycle(&scan, &[command]).records
@@ -176,7 +178,7 @@ fn an_orphan_that_is_found_after_its_job_was_released_and_assigned_again_gets_th
     assert_eq!([10, 20].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-7"]);
 }
 
-/// A process is forked by a process of one thread, which began the fork before its mask was restored.
+/// Completes the fork of a process that began the fork before its mask was restored.
 fn finish_fork(m: &mut Machine, child: u32, parent: u32) {
     spawn_with(m, (child, parent, 1001), "0-1");
     let at = Nanos(m.now());
@@ -187,7 +189,7 @@ fn finish_fork(m: &mut Machine, child: u32, parent: u32) {
 #[test]
 fn a_fork_that_began_before_an_orphan_was_restored_may_end_after_the_next_full_scan() {
     let mut m = machine();
-    let records = killed_in_a_release(&mut m);
+    let records = kill_daemon_in_a_release(&mut m);
     spawn_with(&m, (20, 1, 1001), "0-1");
     m.lose_state();
     m.state.fork_events_complete_since = Some(Nanos(m.now() + SECOND));
@@ -207,7 +209,7 @@ fn a_fork_that_began_before_an_orphan_was_restored_may_end_after_the_next_full_s
 #[test]
 fn a_release_is_not_settled_while_a_process_of_unknown_descent_is_unscanned() {
     let mut m = machine();
-    let records = killed_in_a_release(&mut m);
+    let records = kill_daemon_in_a_release(&mut m);
     m.lose_state();
     m.state.fork_events_complete_since = Some(Nanos(m.now()));
     records.into_iter().for_each(|record| m.state.apply_record(record));
@@ -227,7 +229,7 @@ fn a_release_is_not_settled_while_a_process_of_unknown_descent_is_unscanned() {
 #[test]
 fn a_rewritten_journal_still_names_the_restored_processes_of_a_release() {
     let mut m = machine();
-    killed_in_a_release(&mut m);
+    kill_daemon_in_a_release(&mut m);
     m.settle();
     assert!(m.state.processes_to_restore.is_empty() && !m.state.released_masks.is_empty());
     let rewritten = m.state.records();

@@ -1,5 +1,5 @@
-//! Restoring after a release, after a grant of a scheduler and after a restart. Every process that was
-//! changed gets its mask and cgroup back; other processes are not changed.
+//! Masks and cgroups are restored after a release, after a grant of a scheduler, and after a restart. Processes that
+//! pjw did not change are not changed.
 
 use pjw_core::command::{AssignCommand, Caller, Command};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
@@ -15,29 +15,28 @@ use crate::machine::{
     Machine, ROOT, SECOND, assign_of, cpu_set, in_cgroup, job, machine, machine_with, regular_topology,
 };
 
-const PLACE: &str = "/system.slice/slurmstepd.scope/job_7";
+const SLURM_CGROUP: &str = "/system.slice/slurmstepd.scope/job_7";
 
-/// Slurm's job 7 with process 10, whose cpuset is `cpus` if that is given.
+/// Starts process 10 in the Slurm job 7, with the cpuset `cpus` if that is given.
 fn slurm_job(m: &mut Machine, cpus: Option<&str>) {
-    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", PLACE, Some(CpuRequest::Cores(2)));
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_CGROUP, Some(CpuRequest::Cores(2)));
     if let Some(cpus) = cpus {
-        give_cpuset(m, cpus);
+        write_slurm_cpuset(m, cpus);
     }
 }
 
-fn give_cpuset(m: &mut Machine, cpus: &str) {
-    m.world().write_cpuset(PLACE, Some(&cpu_set(cpus)));
+fn write_slurm_cpuset(m: &mut Machine, cpus: &str) {
+    m.world().write_cpuset(SLURM_CGROUP, Some(&cpu_set(cpus)));
 }
 
-/// A machine with cpusets, and a kernel that keeps requested masks or forgets them.
+/// A machine with cpusets. `affinity_persists` is whether the kernel remembers requested masks.
 pub(crate) fn machine_with_cpusets(affinity_persists: bool) -> Machine {
     let cpuset_support =
         CpusetSupport { hierarchy: CpusetHierarchy::Legacy, affinity_persists, ..CpusetSupport::default() };
     machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
 }
 
-/// The daemon exits and another one reads its journal, on a machine with this number of packages of four
-/// cores.
+/// Replaces the daemon by one that reads the journal, on a machine with this number of packages of four cores.
 pub(crate) fn restart(m: &mut Machine, packages: u32) {
     let mut state = WardenState::new(regular_topology(packages, 1, 1, 4, 1), &m.policy.housekeeping_cpus);
     m.state.records().into_iter().for_each(|record| state.apply_record(record));
@@ -45,18 +44,18 @@ pub(crate) fn restart(m: &mut Machine, packages: u32) {
 }
 
 #[test]
-fn a_released_job_of_a_scheduler_stays_known_and_is_left_alone() {
+fn a_released_job_of_a_scheduler_stays_known_and_gets_no_cores_until_it_is_assigned() {
     let mut m = machine();
     slurm_job(&mut m, None);
     m.settle();
     assert_eq!((m.grant("slurm:7"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()));
     m.release("slurm:7").unwrap();
     assert_eq!((m.grant("slurm:7"), m.effective_mask(10, 10)), ("-".into(), "0-7".into()));
-    assert!(m.state.jobs[&job("slurm:7")].was_released && m.kept().is_empty());
+    assert!(m.state.jobs[&job("slurm:7")].was_released && m.journaled_threads().is_empty());
     m.spawn(11, 10, 1001);
-    assert!(m.settle().is_empty(), "nor is it found again");
+    assert!(m.settle().is_empty(), "a new process of the job gets no mask");
     restart(&mut m, 2);
-    assert!(m.settle().is_empty(), "nor by the next daemon");
+    assert!(m.settle().is_empty(), "the next daemon changes no mask either");
     m.assign("slurm:7", 2, &[]).unwrap();
     assert_eq!(
         [m.effective_mask(10, 10), m.effective_mask(11, 11)],
@@ -75,13 +74,13 @@ fn a_job_that_a_prolog_reserved_ends_when_an_epilog_releases_it() {
     m.release("lsf:7").unwrap();
     assert_eq!((m.grant("lsf:7"), m.effective_mask(10, 10)), ("-".into(), "0-7".into()));
     m.settle();
-    assert!(m.state.jobs[&job("lsf:7")].was_released, "as long as something of it runs");
+    assert!(m.state.jobs[&job("lsf:7")].was_released, "the job stays known while a process of it runs");
     m.exit(10);
     m.settle();
     assert!(m.state.jobs.is_empty());
     m.assign("lsf:7", 2, &[]).unwrap();
     m.settle();
-    assert_eq!(m.grant("lsf:7"), "0-1", "requeued, it is reserved as the first time");
+    assert_eq!(m.grant("lsf:7"), "0-1", "a requeued job can be reserved again");
 }
 
 #[test]
@@ -118,7 +117,7 @@ fn a_job_leaves_cores_that_a_scheduler_grants_to_another_job() {
     m.bind(10, 10, "0-3");
     m.settle();
     assert_eq!((m.grant("slurm:7"), m.grant("manual:a")), ("0-3".into(), "-".into()));
-    assert_eq!(m.effective_mask(20, 20), "0-7", "it has no cores of its own, and must not keep another's");
+    assert_eq!(m.effective_mask(20, 20), "0-7", "it is not confined to the cores of another job");
     m.release("rest").unwrap();
     m.settle();
     assert_eq!((m.grant("manual:a"), m.effective_mask(20, 20)), ("4-7".into(), "4-7".into()));
@@ -127,7 +126,7 @@ fn a_job_leaves_cores_that_a_scheduler_grants_to_another_job() {
 }
 
 #[test]
-fn a_mask_from_before_the_grant_stays_the_programs_own() {
+fn a_mask_from_before_the_grant_is_restored_by_a_release_after_a_restart() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.spawn(11, 10, 0);
@@ -147,7 +146,7 @@ fn a_mask_from_before_the_grant_stays_the_programs_own() {
 }
 
 #[test]
-fn after_a_restart_a_child_in_the_cpuset_has_no_mask_that_its_parent_requested_after_its_birth() {
+fn after_a_restart_a_child_does_not_get_a_mask_that_its_parent_requested_after_its_birth() {
     let mut m = machine_with_cpusets(true);
     m.spawn(10, 1, 0);
     m.spawn(11, 10, 0);
@@ -193,7 +192,7 @@ fn a_mask_that_the_cpuset_of_another_job_forbids_is_put_back_once_the_process_le
 }
 
 #[test]
-fn a_mask_that_was_restored_in_the_cpuset_survives_a_crash_after_the_process_was_moved_back() {
+fn a_mask_that_was_restored_in_the_cpuset_is_restored_after_a_crash_that_follows_the_move_back() {
     let mut m = machine_with_cpusets(false);
     m.spawn(10, 1, 0);
     m.bind(10, 10, "1");
@@ -202,7 +201,7 @@ fn a_mask_that_was_restored_in_the_cpuset_survives_a_crash_after_the_process_was
     let scan = m.state.scan_request(true);
     let _ = m.cycle(&scan, &release);
     assert_eq!(m.process(10).cgroup, "/");
-    assert_eq!(m.effective_mask(10, 10), "0-7", "the kernel forgot it");
+    assert_eq!(m.effective_mask(10, 10), "0-7", "the kernel forgot the requested mask");
     restart(&mut m, 2);
     m.settle();
     assert_eq!(m.effective_mask(10, 10), "1");
@@ -228,7 +227,7 @@ fn a_journaled_restore_after_the_kernel_forgot_the_mask_is_carried_out_by_the_ne
 }
 
 #[test]
-fn a_process_from_before_the_grant_has_its_own_mask() {
+fn the_masks_of_a_process_from_before_the_grant_are_its_own() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.settle();
@@ -255,7 +254,7 @@ fn a_process_from_before_the_grant_has_its_own_mask() {
 }
 
 #[test]
-fn a_thread_younger_than_the_grant_has_the_mask_of_the_grant() {
+fn a_thread_that_is_younger_than_the_grant_and_has_its_mask_gets_the_original_mask() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.spawn(11, 10, 0);
@@ -278,7 +277,7 @@ fn a_crash_between_record_and_action_loses_no_mask() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.assign("a", 2, &[10]).unwrap();
-    let thread = m.kept()[0];
+    let thread = m.journaled_threads()[0];
     let since = m.state.mask_entry(&thread).unwrap().journaled_since().unwrap();
     // Two recorded actions, neither of them carried out.
     for set in [cpu_set("0-2"), cpu_set("0-3")] {
@@ -299,7 +298,7 @@ fn processes_to_restore_are_in_the_journal() {
     restart(&mut m, 2);
     m.settle();
     assert_eq!(m.effective_mask(10, 10), "0-7");
-    assert!(m.state.processes_to_restore.is_empty() && m.kept().is_empty());
+    assert!(m.state.processes_to_restore.is_empty() && m.journaled_threads().is_empty());
 }
 
 #[test]
@@ -330,7 +329,7 @@ fn a_grant_with_offline_cores_persists_over_a_restart() {
     let whole = m.state.topology.clone();
     restart(&mut m, 1);
     m.settle();
-    assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()), "what is left of it");
+    assert_eq!((m.grant("a"), m.effective_mask(10, 10)), ("0-1".into(), "0-1".into()), "its online cores");
     m.state.set_topology(whole, &cpu_set(""));
     m.settle();
     assert_eq!((m.state.pool.pus_of(&job("a")), m.state.pool.free_cpus()), (cpu_set("0-1"), cpu_set("4-7")));
@@ -374,14 +373,14 @@ fn an_unprivileged_daemon_refuses_processes_of_other_users() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     m.policy.only_managed_user = Some(Uid(1001));
-    let me = Caller { uid: Uid(1001), is_admin: true };
+    let user_of_daemon = Caller { uid: Uid(1001), is_admin: true };
     let refused = Err(Refusal::NotDaemonsUser { pid: Pid(10), owner: Uid(0), user: Uid(1001) });
-    assert_eq!(m.assign_as(me, "a", 1, &[10]), refused);
+    assert_eq!(m.assign_as(user_of_daemon, "a", 1, &[10]), refused);
     assert!(m.state.jobs.is_empty());
 }
 
 #[test]
-fn a_mask_cut_by_a_cpuset_is_still_the_wardens_when_the_cpuset_grows() {
+fn a_mask_of_pjw_that_a_cpuset_narrowed_still_counts_as_one_of_pjw_when_the_cpuset_grows() {
     let mut m = machine();
     m.spawn(7, 1, 0);
     let assign = AssignCommand { pids: vec![Pid(7)], ..assign_of("a", Some(CpuRequest::Cores(4))) };
@@ -400,11 +399,11 @@ fn a_mask_cut_by_a_cpuset_is_still_the_wardens_when_the_cpuset_grows() {
 }
 
 #[test]
-fn a_refused_restore_of_a_mask_cut_by_a_cpuset_is_tried_again() {
+fn a_restore_that_was_not_attempted_is_made_by_the_release() {
     let mut m = machine();
     m.spawn(7, 1, 0);
     m.assign("a", 3, &[7]).unwrap();
-    let thread = m.kept()[0];
+    let thread = m.journaled_threads()[0];
     let (kind, why) = (MaskActionKind::Restore, String::new());
     let (current_mask, target_mask) = (cpu_set("0-1"), cpu_set("0-7"));
     let requested_mask = target_mask.clone();
@@ -440,7 +439,7 @@ fn a_mask_requested_after_pjw_had_set_another_one_is_journaled_before_a_cpuset_h
     m.spawn(20, 1, 1001);
     m.settle();
     records.append(&mut m.records);
-    assert_eq!(m.effective_mask(20, 20), "4-7", "of a user with two jobs");
+    assert_eq!(m.effective_mask(20, 20), "4-7", "it is kept off the cores of the two jobs of its user");
     m.bind(20, 20, "6-7");
     m.settle();
     records.append(&mut m.records);
@@ -454,7 +453,7 @@ fn a_mask_requested_after_pjw_had_set_another_one_is_journaled_before_a_cpuset_h
 }
 
 #[test]
-fn a_restore_that_a_cpuset_forbade_is_tried_again_after_the_second_attempt_to_widen_the_cpuset() {
+fn a_restore_that_a_cpuset_prevented_is_tried_again_after_the_second_attempt_to_widen_the_cpuset() {
     let mut m = machine_with_cpusets(true);
     slurm_job(&mut m, None);
     m.bind(10, 10, "7");

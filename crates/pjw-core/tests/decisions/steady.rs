@@ -1,5 +1,5 @@
-//! How often threads are moved: a program that binds itself is left alone, a steady load moves nothing, and helpers do
-//! not displace workers.
+//! The number of moves of threads: a program that binds its threads without overload is not changed, a steady load
+//! causes few moves, and helpers do not displace workers.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use pjw_core::policy::{OversubscriptionPolicy, Policy};
 
 use super::machine::{Machine, SECOND, machine_with, regular_topology};
 
-/// The most often that a thread may move in a minute of a load that does not change.
+/// The largest number of moves of a thread in a minute of a load that does not change.
 const MAX_MOVES_PER_MINUTE: usize = 2;
 
 /// A load: for each process, its own mask if it has one, and the share of each second in which it runs, in permille.
@@ -28,10 +28,10 @@ fn job_of(load: Load<'_>, oversubscription: OversubscriptionPolicy) -> Machine {
     machine
 }
 
-/// Lets so many seconds of the load pass, with a cycle after each. Returns how often the mask of each thread was
-/// written.
-fn moves(machine: &mut Machine, seconds: u32, load: Load<'_>) -> BTreeMap<Tid, usize> {
-    let mut moves = BTreeMap::new();
+/// Lets this number of seconds of the load pass, with a cycle after each. Returns the number of writes of the mask of
+/// each thread.
+fn run_and_count_moves(machine: &mut Machine, seconds: u32, load: Load<'_>) -> BTreeMap<Tid, usize> {
+    let mut run_and_count_moves = BTreeMap::new();
     let mut ends: Vec<u32> = load.iter().map(|&(_, _, permille)| permille).filter(|&end| end > 0).collect();
     ends.sort_unstable();
     ends.dedup();
@@ -44,14 +44,14 @@ fn moves(machine: &mut Machine, seconds: u32, load: Load<'_>) -> BTreeMap<Tid, u
             passed = end;
         }
         for action in machine.settle() {
-            *moves.entry(action.thread.tid).or_default() += 1;
+            *run_and_count_moves.entry(action.thread.tid).or_default() += 1;
         }
     }
-    moves
+    run_and_count_moves
 }
 
 #[test]
-fn a_program_that_binds_itself_properly_is_never_touched() {
+fn no_mask_is_written_for_a_program_that_binds_its_threads_without_overload() {
     for load in [
         &[(20, Some("0"), 1000), (21, Some("1"), 1000), (22, Some("2"), 1000), (23, Some("3"), 1000)][..],
         &[(20, Some("0-1"), 1000), (21, Some("0-1"), 1000), (22, Some("2-3"), 700)],
@@ -59,7 +59,7 @@ fn a_program_that_binds_itself_properly_is_never_touched() {
     ] {
         for policy in [OversubscriptionPolicy::Float, OversubscriptionPolicy::Spread] {
             let mut machine = job_of(load, policy);
-            assert_eq!(moves(&mut machine, 120, load), BTreeMap::new(), "{load:?}");
+            assert_eq!(run_and_count_moves(&mut machine, 120, load), BTreeMap::new(), "{load:?}");
             machine.release("a").unwrap();
             for &(pid, mask, _) in load {
                 assert_eq!(Some(&*machine.effective_mask(pid, pid)), mask);
@@ -82,9 +82,12 @@ fn in_a_steady_state_no_thread_moves_more_than_twice_a_minute() {
     ] {
         for policy in [OversubscriptionPolicy::Float, OversubscriptionPolicy::Spread] {
             let mut machine = job_of(&load, policy);
-            moves(&mut machine, 30, &load);
-            let most = moves(&mut machine, 60, &load).into_values().max().unwrap_or(0);
-            assert!(most <= MAX_MOVES_PER_MINUTE, "{most} moves of one thread in a minute: {load:?}");
+            run_and_count_moves(&mut machine, 30, &load);
+            let max_moves = run_and_count_moves(&mut machine, 60, &load).into_values().max().unwrap_or(0);
+            assert!(
+                max_moves <= MAX_MOVES_PER_MINUTE,
+                "{max_moves} moves of one thread in a minute: {load:?}"
+            );
         }
     }
 }
@@ -98,10 +101,10 @@ fn the_reader_and_the_writer_of_a_farm_do_not_displace_its_workers() {
         let workers: Vec<_> = (20..).zip(own).map(|(pid, mask)| (pid, mask, 1000)).collect();
         let load = [workers, reader_and_writer.to_vec()].concat();
         let mut machine = job_of(&load, OversubscriptionPolicy::Float);
-        moves(&mut machine, 5, &load);
+        run_and_count_moves(&mut machine, 5, &load);
         let masks: Vec<String> = (20..24).map(|pid| machine.effective_mask(pid, pid)).collect();
         assert_eq!(masks, ["0", "1", "2", "3"]);
-        assert_eq!(moves(&mut machine, 60, &load), BTreeMap::new());
+        assert_eq!(run_and_count_moves(&mut machine, 60, &load), BTreeMap::new());
         assert_eq!(machine.effective_mask(30, 30), "0-3", "the reader may use whatever a worker leaves idle");
     }
 }
@@ -111,11 +114,11 @@ fn a_helper_that_runs_all_the_time_does_not_displace_bound_workers() {
     let workers = [(20, Some("0"), 1000), (21, Some("1"), 1000), (22, Some("2"), 1000)];
     let load = [workers.as_slice(), &[(30, None, 1000)]].concat();
     let mut machine = job_of(&load, OversubscriptionPolicy::Float);
-    assert_eq!(moves(&mut machine, 30, &load).into_keys().collect::<Vec<_>>(), [Tid(30)]);
+    assert_eq!(run_and_count_moves(&mut machine, 30, &load).into_keys().collect::<Vec<_>>(), [Tid(30)]);
     assert_eq!(machine.effective_mask(30, 30), "3", "the helper gets the idle core");
     let load = [workers.as_slice(), &[(23, Some("3"), 1000), (30, None, 1000), (31, None, 1000)]].concat();
     let mut machine = job_of(&load, OversubscriptionPolicy::Spread);
-    let moved = moves(&mut machine, 30, &load);
+    let moved = run_and_count_moves(&mut machine, 30, &load);
     assert!(moved.keys().all(|tid| tid.0 >= 30), "only helpers move: {moved:?}");
 }
 
@@ -124,10 +127,10 @@ fn helper_threads_of_a_rank_leave_the_core_of_the_rank_to_it() {
     let load = [(20, None, 1000), (21, None, 1000), (22, None, 1000), (23, None, 1000), (120, None, 200)];
     let mut machine = job_of(&load[..4], OversubscriptionPolicy::Float);
     machine.clone_thread(20, 120);
-    moves(&mut machine, 5, &load);
+    run_and_count_moves(&mut machine, 5, &load);
     assert_eq!(machine.effective_mask(20, 20), "0");
     assert_eq!(machine.effective_mask(20, 120), "0-3", "the helper thread is not pinned");
-    assert_eq!(moves(&mut machine, 60, &load), BTreeMap::new());
+    assert_eq!(run_and_count_moves(&mut machine, 60, &load), BTreeMap::new());
 }
 
 #[test]
@@ -137,7 +140,7 @@ fn each_busy_thread_has_a_core_for_itself_three_seconds_after_a_change() {
     let mut machine = job_of(&all, OversubscriptionPolicy::Float);
     for busy in [[20, 21, 22, 23], [22, 23, 24, 25], [24, 25, 26, 27], [20, 21, 26, 27]] {
         // A cycle each second, as in the default configuration.
-        moves(&mut machine, 3, &load(busy));
+        run_and_count_moves(&mut machine, 3, &load(busy));
         let mut masks: Vec<String> = busy.map(|pid| machine.effective_mask(pid, pid)).to_vec();
         masks.sort();
         assert_eq!(masks, ["0", "1", "2", "3"], "{busy:?}");

@@ -1,4 +1,4 @@
-//! What a job used is added up while it runs, and its end leaves a report.
+//! The usage of a job is added up while the job runs. When the job ends, it leaves a report.
 
 use pjw_core::diagnosis::verdict::judge_ended_job;
 use pjw_core::ids::{Pid, Tid};
@@ -92,7 +92,7 @@ fn one_thread_on_four_cores_is_a_serial_phase() {
 }
 
 #[test]
-fn a_job_that_sleeps_waits_and_its_sleep_counts_although_nothing_was_read() {
+fn a_job_that_sleeps_is_judged_as_waiting_and_its_sleep_counts_although_it_was_not_read() {
     let mut machine = with_job(4);
     run(&mut machine, 2, &[20, 21, 22, 23]);
     run(&mut machine, 58, &[]);

@@ -1,4 +1,4 @@
-//! Costs follow change: a decision visits the jobs that it concerns, however many other jobs there are.
+//! The cost of a decision: it visits the jobs that it concerns, and the number of other jobs does not matter.
 
 use pjw_core::audit::{GrantAudit, audit_actions};
 use pjw_core::command::{AssignCommand, Command};
@@ -61,7 +61,7 @@ fn with_jobs_that(
 }
 
 /// The jobs that are visited until the cycles have nothing left to do, by the decisions and by their audit. The first
-/// cycle has this scan and these commands. Each decision plans at most so many jobs because they changed.
+/// cycle has this scan and these commands. Each decision plans at most `most_changed` jobs because they changed.
 fn visits(machine: &mut Machine, scan: ScanRequest, commands: &[Command], most_changed: usize) -> usize {
     let mut audit = GrantAudit::new(&machine.state, &machine.policy);
     machine.state.jobs.take_changed_ids();
@@ -116,12 +116,12 @@ fn an_idle_scan_a_birth_and_a_command_visit_the_same_number_of_jobs_beside_20_an
 }
 
 #[test]
-fn they_visit_the_same_number_of_jobs_where_all_jobs_share_the_cores() {
+fn the_number_of_visited_jobs_is_the_same_beside_20_and_600_jobs_that_share_the_cores() {
     check_visits(4, &CpusetHierarchy::Unavailable { why: "a test".to_owned() });
 }
 
 #[test]
-fn they_visit_the_same_number_of_jobs_where_cpusets_keep_the_jobs() {
+fn the_number_of_visited_jobs_is_the_same_beside_20_and_600_jobs_in_cpusets() {
     check_visits(1024, &CpusetHierarchy::Unified);
 }
 

@@ -1,4 +1,4 @@
-//! How many cores a job wants, and the CPUs of the job that pjwd publishes to the programs in it.
+//! The number of cores that a job wants, and the CPUs that the core map of a job has.
 
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::core_map::core_map;
@@ -17,7 +17,7 @@ fn want(m: &mut Machine, id: &str, cores: Option<u32>, caller: Caller) -> Result
 }
 
 #[test]
-fn a_wanted_number_is_no_request_and_at_most_what_the_job_may_have() {
+fn a_wanted_number_changes_no_grant_and_counts_up_to_the_request_of_the_job() {
     let mut m = machine();
     m.spawn(10, 1, 0);
     let granted = m.assign("a", 4, &[10]).unwrap();
@@ -59,13 +59,13 @@ fn a_wanted_number_is_journaled_once_and_survives_a_restart() {
 }
 
 #[test]
-fn only_the_owner_and_administrators_say_what_a_job_wants() {
+fn only_the_owner_and_administrators_set_the_wanted_number_of_a_job() {
     let mut m = machine();
     m.spawn(10, 1, ALICE.uid.0);
     m.assign("a", 2, &[10]).unwrap();
-    let stranger = Caller { uid: pjw_core::ids::Uid(4711), is_admin: false };
-    assert!(matches!(want(&mut m, "a", Some(1), stranger), Err(Refusal::JobNotOwned { .. })));
-    assert!(want(&mut m, "a", Some(1), ALICE).is_ok(), "she owns it");
+    let other_user = Caller { uid: pjw_core::ids::Uid(4711), is_admin: false };
+    assert!(matches!(want(&mut m, "a", Some(1), other_user), Err(Refusal::JobNotOwned { .. })));
+    assert!(want(&mut m, "a", Some(1), ALICE).is_ok(), "the owner may set it");
     assert!(matches!(want(&mut m, "b", Some(1), ROOT), Err(Refusal::NoSuchJob { .. })));
     m.policy.mode = DaemonMode::Observe;
     assert!(matches!(want(&mut m, "a", Some(1), ROOT), Err(Refusal::ObserveOnly)));

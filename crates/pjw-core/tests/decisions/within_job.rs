@@ -1,4 +1,4 @@
-//! Where the new processes of a job go that spans NUMA nodes: `--within-job`.
+//! The NUMA nodes of new processes of a job on several nodes: `--within-job`.
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::explain;
@@ -43,8 +43,8 @@ fn masks(machine: &Machine, pids: &[u32]) -> Vec<String> {
     pids.iter().map(|&pid| machine.effective_mask(pid, pid)).collect()
 }
 
-/// Node 0 has the PUs 0-3, node 1 the PUs 4-7.
-fn check(rule: NumaNodeRule, pids: &[u32], expected: &[&str]) {
+/// Asserts the masks of processes that start one by one under a rule. Node 0 has the PUs 0-3, node 1 the PUs 4-7.
+fn check_rule(rule: NumaNodeRule, pids: &[u32], expected: &[&str]) {
     let mut machine = machine();
     job_with_rule(&mut machine, 8, rule);
     assert_eq!(start_one_by_one(&mut machine, pids), expected, "{rule}");
@@ -54,17 +54,17 @@ fn check(rule: NumaNodeRule, pids: &[u32], expected: &[&str]) {
 #[test]
 fn each_rule_chooses_the_nodes_of_new_processes() {
     let four = [20, 21, 22, 23];
-    check(NumaNodeRule::RoundRobin, &four, &["0", "4", "1", "5"]);
-    check(NumaNodeRule::LeastLoaded, &four, &["0", "4", "1", "5"]);
-    check(NumaNodeRule::Fill, &four, &["0", "1", "2", "3"]);
-    check(NumaNodeRule::Packed, &four, &["0", "1", "2", "3"]);
-    check(NumaNodeRule::Default, &four, &["0", "1", "2", "3"]);
-    check(NumaNodeRule::Fill, &[20, 21, 22, 23, 24], &["0", "1", "2", "3", "4"]);
+    check_rule(NumaNodeRule::RoundRobin, &four, &["0", "4", "1", "5"]);
+    check_rule(NumaNodeRule::LeastLoaded, &four, &["0", "4", "1", "5"]);
+    check_rule(NumaNodeRule::Fill, &four, &["0", "1", "2", "3"]);
+    check_rule(NumaNodeRule::Packed, &four, &["0", "1", "2", "3"]);
+    check_rule(NumaNodeRule::Default, &four, &["0", "1", "2", "3"]);
+    check_rule(NumaNodeRule::Fill, &[20, 21, 22, 23, 24], &["0", "1", "2", "3", "4"]);
 }
 
 #[test]
 fn a_full_node_passes_threads_on_to_idle_cores_of_another_one() {
-    check(NumaNodeRule::Packed, &[20, 21, 22, 23, 24, 25], &["0", "1", "2", "3", "4", "5"]);
+    check_rule(NumaNodeRule::Packed, &[20, 21, 22, 23, 24, 25], &["0", "1", "2", "3", "4", "5"]);
 }
 
 #[test]

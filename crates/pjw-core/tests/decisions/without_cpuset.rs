@@ -1,5 +1,5 @@
-//! Jobs that can't have a cpuset are kept by masks, with a warning if a cpuset was required. A process that
-//! is already in a cpuset of the warden has one.
+//! Jobs without a cpuset: masks keep them on their cores, with a warning if a cpuset was required. A process that is
+//! already in a cpuset of pjw keeps it.
 
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset_group::{CpusetChange, CpusetHierarchy, CpusetSupport, EnforcementMethod};
@@ -20,8 +20,8 @@ fn with_v1_cpusets() -> Machine {
     machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() })
 }
 
-/// A machine with v1 cpusets, where process 7 of `manual:a` lives in a service's cgroup.
-fn with_a_service(enforcement: EnforcementMethod) -> Machine {
+/// A machine with v1 cpusets, where process 7 of `manual:a` is in the cgroup of a service.
+fn job_in_service(enforcement: EnforcementMethod) -> Machine {
     let mut machine = with_v1_cpusets();
     machine.policy.enforcement = enforcement;
     machine.spawn(7, 1, 0).cgroup = "/system.slice/x.service".into();
@@ -29,13 +29,13 @@ fn with_a_service(enforcement: EnforcementMethod) -> Machine {
     machine
 }
 
-fn kept(machine: &Machine) -> EffectiveEnforcement {
+fn enforcement_of_a(machine: &Machine) -> EffectiveEnforcement {
     effective_enforcement(&machine.state, &machine.policy, &machine.state.jobs[&job("a")])
 }
 
 #[test]
 fn a_job_in_a_service_cgroup_is_kept_by_masks_with_a_warning_if_cpusets_are_required() {
-    let mut machine = with_a_service(EnforcementMethod::Cpuset);
+    let mut machine = job_in_service(EnforcementMethod::Cpuset);
     machine.settle();
     assert_eq!(machine.effective_mask(7, 7), "0-1");
     let warnings = &machine.last.as_ref().unwrap().warnings;
@@ -46,7 +46,7 @@ fn a_job_in_a_service_cgroup_is_kept_by_masks_with_a_warning_if_cpusets_are_requ
 
 #[test]
 fn a_request_that_needs_a_cpuset_gets_a_warning_without_one() {
-    let mut machine = with_a_service(EnforcementMethod::Auto);
+    let mut machine = job_in_service(EnforcementMethod::Auto);
     let isolated = AssignCommand { isolated: Some(true), ..assign_of("a", Some(CpuRequest::Cores(2))) };
     machine.command(Command::Assign(isolated)).unwrap();
     let warnings = &machine.last.as_ref().unwrap().warnings;
@@ -56,16 +56,18 @@ fn a_request_that_needs_a_cpuset_gets_a_warning_without_one() {
 
 #[test]
 fn a_missing_cpuset_is_explained_by_the_cgroup_of_the_process() {
-    let mut machine = with_a_service(EnforcementMethod::Auto);
+    let mut machine = job_in_service(EnforcementMethod::Auto);
     machine.settle();
     assert!(machine.warnings().is_empty(), "masks alone do not need a warning");
-    let EffectiveEnforcement::Affinity { why } = kept(&machine) else { panic!("{:?}", kept(&machine)) };
+    let EffectiveEnforcement::Affinity { why } = enforcement_of_a(&machine) else {
+        panic!("{:?}", enforcement_of_a(&machine))
+    };
     assert!(why.contains("process 7 stays in /system.slice/x.service"), "{why}");
 }
 
 #[test]
 fn explain_names_the_enforcement_of_a_job_and_its_process() {
-    let mut machine = with_a_service(EnforcementMethod::Auto);
+    let mut machine = job_in_service(EnforcementMethod::Auto);
     machine.settle();
     let Machine { state, policy, .. } = &machine;
     let explanations = [
@@ -88,7 +90,7 @@ fn an_unregistered_cpuset_gets_the_settings_of_the_job_inside() {
         ..assign_of("a", Some(CpuRequest::Cores(2)))
     })];
     // The masks are read before a cpuset changes them.
-    let raised = [(); 3].iter().find_map(|()| {
+    let created = [(); 3].iter().find_map(|()| {
         let snapshot = machine.scan();
         let commands = std::mem::take(&mut commands);
         let decision = machine.decide(&snapshot, &commands);
@@ -99,7 +101,7 @@ fn an_unregistered_cpuset_gets_the_settings_of_the_job_inside() {
             _ => None,
         })
     });
-    assert_eq!(raised, Some(("/pjw/a".to_owned(), "0-1".to_owned())));
+    assert_eq!(created, Some(("/pjw/a".to_owned(), "0-1".to_owned())));
 }
 
 #[test]

@@ -11,8 +11,8 @@ use serde_json::Value;
 use zlink::futures_util::stream::StreamExt;
 use zlink::varlink_service::Proxy;
 
-use super::fixture::Running;
-use super::interface::{all_parameters, described};
+use super::fixture::TestServer;
+use super::interface::{all_parameters, parsed_interface};
 
 #[derive(Debug, PartialEq, zlink::ReplyError)]
 #[zlink(interface = "org.pjw.Warden")]
@@ -84,7 +84,7 @@ trait Warden {
 
 #[test]
 fn zlink_calls_every_method() {
-    let server = Running::start(ServerLimits::default());
+    let server = TestServer::start(ServerLimits::default());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut warden = zlink::tokio::unix::connect(server.path()).await.unwrap();
@@ -103,8 +103,8 @@ fn zlink_calls_every_method() {
         assert_eq!(warden.explain_pid(7).await.unwrap().unwrap().job, None);
         assert_eq!(warden.plan().await.unwrap().unwrap().actions[0].action, "pin");
         let (planned, done) = (warden.plan_defrag().await, warden.defrag().await);
-        let whys = [planned, done].map(|reply| reply.unwrap().unwrap().moves.remove(0).why);
-        assert_eq!(whys, ["it would lie on 1 L3 instead of 2", "it lies on 1 L3 instead of 2"]);
+        let reasons = [planned, done].map(|reply| reply.unwrap().unwrap().moves.remove(0).why);
+        assert_eq!(reasons, ["it would lie on 1 L3 instead of 2", "it lies on 1 L3 instead of 2"]);
         let reports = warden.get_reports(Some("b"), Some(1)).await.unwrap().unwrap().reports;
         assert_eq!((reports[0].id.as_str(), reports[0].memory_peak), ("b", Some(1)));
         assert_eq!(warden.get_topology().await.unwrap().unwrap().topology.tree[0].children[0].kind, "core");
@@ -117,23 +117,23 @@ fn zlink_calls_every_method() {
 }
 
 #[test]
-fn zlink_reads_streams_to_their_end_also_empty_ones() {
-    for past in [3, 0] {
-        let server = Running::with_past(ServerLimits::default(), past);
+fn zlink_reads_a_stream_to_its_end_even_if_it_is_empty() {
+    for event_count in [3, 0] {
+        let server = TestServer::with_recorded_events(ServerLimits::default(), event_count);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let mut warden = zlink::tokio::unix::connect(server.path()).await.unwrap();
             let events: Vec<_> = warden.events(None).await.unwrap().collect().await;
             let texts = events.into_iter().filter_map(|reply| reply.unwrap().unwrap().event);
-            let expected: Vec<String> = (0..past).map(|number| number.to_string()).collect();
+            let expected: Vec<String> = (0..event_count).map(|number| number.to_string()).collect();
             assert_eq!(texts.map(|event| event.text).collect::<Vec<_>>(), expected);
         });
     }
 }
 
 #[test]
-fn zlink_reads_the_service_info() {
-    let server = Running::start(ServerLimits::default());
+fn zlink_reads_the_service_info_and_the_interface_description() {
+    let server = TestServer::start(ServerLimits::default());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let mut connection = zlink::tokio::unix::connect(server.path()).await.unwrap();
@@ -141,11 +141,11 @@ fn zlink_reads_the_service_info() {
         assert_eq!(info.version, env!("CARGO_PKG_VERSION"));
         let name = "org.pjw.Warden".try_into().unwrap();
         let description = connection.get_interface_description(name).await.unwrap().unwrap();
-        assert_eq!(description.parse().unwrap(), described());
+        assert_eq!(description.parse().unwrap(), parsed_interface());
     });
 }
 
-/// Gets the parameters of every method by name, and the list of methods from the server.
+/// Calls every method that the server describes. The second argument has the parameters of each method in JSON.
 const PYTHON: &str = r#"
 import json, sys, varlink
 samples = json.loads(sys.argv[2])
@@ -162,9 +162,9 @@ with varlink.Client.new_with_address("unix:" + sys.argv[1]) as client, client.op
         try:
             warden.Assign(job)
             sys.exit("no error")
-        except varlink.VarlinkError as told:
-            assert told.error() == "org.pjw.Warden." + error, told
-            assert told.parameters()["message"], told
+        except varlink.VarlinkError as caught:
+            assert caught.error() == "org.pjw.Warden." + error, caught
+            assert caught.parameters()["message"], caught
     assert warden.Release("b", _oneway=True) is None
     assert warden.GetStatus()["status"]["schema"] == 1
 print("all called:", len(methods))
@@ -173,13 +173,13 @@ print("all called:", len(methods))
 #[test]
 fn python_calls_every_method_that_the_server_describes() {
     let python = std::env::var("PJW_TEST_PYTHON").unwrap_or_else(|_| "python3".to_owned());
-    let there = Command::new(&python).args(["-c", "import varlink"]).output();
-    if !there.is_ok_and(|output| output.status.success()) {
+    let probe = Command::new(&python).args(["-c", "import varlink"]).output();
+    if !probe.is_ok_and(|output| output.status.success()) {
         skip(&format!("{python} has no module varlink (make python installs it)"));
         return;
     }
-    let server = Running::start(ServerLimits::default());
-    let samples: serde_json::Map<String, Value> = described()
+    let server = TestServer::start(ServerLimits::default());
+    let samples: serde_json::Map<String, Value> = parsed_interface()
         .methods()
         .map(|method| (method.name().as_str().to_owned(), Value::Object(all_parameters(method))))
         .collect();
@@ -190,7 +190,7 @@ fn python_calls_every_method_that_the_server_describes() {
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected);
 }
 
-/// On stderr itself, because a test's output is shown only if it fails.
+/// Writes to stderr directly, because the captured output of a test is shown only if the test fails.
 fn skip(why: &str) {
     let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("skipped: {why}\n"));
 }

@@ -22,21 +22,21 @@ use pjw_ipc::wire::{
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-/// The maximum time that a test waits for an event. Only a failing test waits so long.
+/// The longest time for which a test waits. Only a test that fails waits so long.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Replies to all calls. Some names of jobs have a special meaning: `refused`, `forbidden`, and `slow`, which gets
 /// its reply only after the gate is opened.
 struct TestService {
-    past: usize,
+    recorded_event_count: usize,
     gate: watch::Receiver<bool>,
-    asked: watch::Sender<usize>,
+    call_count: watch::Sender<usize>,
     streams: watch::Sender<usize>,
 }
 
 impl Service for TestService {
     async fn call(&self, peer: Peer, call: Call, _more: bool) -> Result<Replies, CallError> {
-        self.asked.send_modify(|asked| *asked += 1);
+        self.call_count.send_modify(|call_count| *call_count += 1);
         let reply = match call {
             Call::GetStatus => Reply::Status { status: Arc::new(status(peer)) },
             Call::ListJobs => Reply::Jobs { jobs: vec![job("manual:a")] },
@@ -81,8 +81,8 @@ impl Service for TestService {
             Call::Plan => {
                 Reply::Plan(Arc::new(PlanReply { actions: vec![action()], warnings: vec![abstained()] }))
             }
-            Call::PlanDefrag => Reply::Defrag(Arc::new(healing("it would lie on 1 L3 instead of 2"))),
-            Call::Defrag => Reply::Defrag(Arc::new(healing("it lies on 1 L3 instead of 2"))),
+            Call::PlanDefrag => Reply::Defrag(Arc::new(defrag_reply("it would lie on 1 L3 instead of 2"))),
+            Call::Defrag => Reply::Defrag(Arc::new(defrag_reply("it lies on 1 L3 instead of 2"))),
             Call::Events(request) => {
                 return Ok(Replies::Stream(self.events(request.follow.unwrap_or(false))));
             }
@@ -101,11 +101,11 @@ impl Service for TestService {
 impl TestService {
     /// The recorded events. A stream with `follow` gets no further events, and is counted until it ends.
     fn events(&self, follow: bool) -> mpsc::Receiver<Reply> {
-        let (events, told) = mpsc::channel(4);
-        let (past, streams) = (self.past, self.streams.clone());
+        let (events, receiver) = mpsc::channel(4);
+        let (recorded_event_count, streams) = (self.recorded_event_count, self.streams.clone());
         tokio::task::spawn_local(async move {
             streams.send_modify(|streams| *streams += 1);
-            for number in 0..past {
+            for number in 0..recorded_event_count {
                 if events.send(Reply::Event { event: event(number).into() }).await.is_err() {
                     break;
                 }
@@ -115,7 +115,7 @@ impl TestService {
             }
             streams.send_modify(|streams| *streams -= 1);
         });
-        told
+        receiver
     }
 }
 
@@ -167,7 +167,7 @@ fn abstained() -> Abstained {
     Abstained { code: "unknown-count".to_owned(), pid: Some(7), ..Abstained::default() }
 }
 
-fn healing(why: &str) -> DefragReply {
+fn defrag_reply(why: &str) -> DefragReply {
     let moved = Move { job: "manual:a".to_owned(), why: why.to_owned(), ..Move::default() };
     let largest_requests_after = Fits { l3: 2, ..Fits::default() };
     DefragReply { moves: vec![moved], largest_requests_before: Fits::default(), largest_requests_after }
@@ -190,37 +190,45 @@ fn event(number: usize) -> Event {
 }
 
 /// A server that runs until it is stopped or dropped.
-pub(crate) struct Running {
+pub(crate) struct TestServer {
     path: PathBuf,
     stop: watch::Sender<bool>,
     gate: watch::Sender<bool>,
-    asked: watch::Receiver<usize>,
+    call_count: watch::Receiver<usize>,
     streams: watch::Receiver<usize>,
     thread: Option<JoinHandle<()>>,
     _dir: tempfile::TempDir,
 }
 
-impl Running {
+impl TestServer {
     pub(crate) fn start(limits: ServerLimits) -> Self {
-        Self::with_past(limits, 3)
+        Self::with_recorded_events(limits, 3)
     }
 
-    /// A server with `past` recorded events.
-    pub(crate) fn with_past(limits: ServerLimits, past: usize) -> Self {
+    /// A server with `recorded_event_count` recorded events.
+    pub(crate) fn with_recorded_events(limits: ServerLimits, recorded_event_count: usize) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let owned = bind(&path).unwrap();
         let (stop, stopped) = watch::channel(false);
         let (gate, opened) = watch::channel(false);
-        let (asked, heard) = watch::channel(0);
-        let (streams, streaming) = watch::channel(0);
+        let (call_count, counted_calls) = watch::channel(0);
+        let (streams, counted_streams) = watch::channel(0);
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            let fixture = Rc::new(TestService { past, gate: opened, asked, streams });
-            let serving = serve(owned.dup_listener().unwrap(), fixture, limits, stopped);
+            let service = Rc::new(TestService { recorded_event_count, gate: opened, call_count, streams });
+            let serving = serve(owned.dup_listener().unwrap(), service, limits, stopped);
             tokio::task::LocalSet::new().block_on(&runtime, serving).unwrap();
         });
-        Self { path, stop, gate, asked: heard, streams: streaming, thread: Some(thread), _dir: dir }
+        Self {
+            path,
+            stop,
+            gate,
+            call_count: counted_calls,
+            streams: counted_streams,
+            thread: Some(thread),
+            _dir: dir,
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -241,32 +249,32 @@ impl Running {
     /// Waits until `calls` calls of `slow` wait at the gate.
     pub(crate) fn wait_for_slow_calls(&self, calls: usize) {
         // The service itself has one receiver.
-        until("the calls that wait are as many as expected", || self.gate.receiver_count() == calls + 1);
+        wait_until("the calls that wait are as many as expected", || self.gate.receiver_count() == calls + 1);
     }
 
-    pub(crate) fn tell_to_stop(&self) {
+    pub(crate) fn request_stop(&self) {
         self.stop.send(true).unwrap();
     }
 
     /// Waits until `calls` calls have reached the service.
     pub(crate) fn wait_for_calls(&self, calls: usize) {
-        until("the calls arrive", || *self.asked.borrow() >= calls);
+        wait_until("the calls arrive", || *self.call_count.borrow() >= calls);
     }
 
     /// Waits until `streams` streams are open.
     pub(crate) fn wait_for_streams(&self, streams: usize) {
-        until("the streams are as many as expected", || *self.streams.borrow() == streams);
+        wait_until("the streams are as many as expected", || *self.streams.borrow() == streams);
     }
 
     pub(crate) fn wait_for_end(&mut self) {
         if let Some(thread) = self.thread.take() {
-            until("the server ends", || thread.is_finished());
+            wait_until("the server ends", || thread.is_finished());
             thread.join().unwrap();
         }
     }
 }
 
-impl Drop for Running {
+impl Drop for TestServer {
     fn drop(&mut self) {
         let _ = self.gate.send(true);
         let _ = self.stop.send(true);
@@ -276,11 +284,11 @@ impl Drop for Running {
     }
 }
 
-/// Waits for a condition.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+/// Waits until a condition holds. `what` describes it for the message of a failure.
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !holds() {
-        assert!(Instant::now() < deadline, "in vain: {what}");
+        assert!(Instant::now() < deadline, "waited too long until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -289,11 +297,12 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 pub(crate) struct RawClient(pub(crate) UnixStream);
 
 impl RawClient {
-    pub(crate) fn say(&mut self, text: &str) {
+    /// Sends a message with the zero byte at its end.
+    pub(crate) fn send(&mut self, text: &str) {
         self.0.write_all(format!("{text}\0").as_bytes()).unwrap();
     }
 
-    /// One reply, or `None` if the server hung up.
+    /// Reads one reply. Returns `None` if the server closed the connection.
     pub(crate) fn receive(&mut self) -> Option<Value> {
         let mut bytes = Vec::new();
         let mut byte = [0];
@@ -308,12 +317,13 @@ impl RawClient {
         }
     }
 
-    pub(crate) fn ask(&mut self, text: &str) -> Value {
-        self.say(text);
+    /// Sends a message, and returns the reply to it.
+    pub(crate) fn exchange(&mut self, text: &str) -> Value {
+        self.send(text);
         self.receive().expect("an answer")
     }
 
     pub(crate) fn call(&mut self, method: &str, parameters: &Value) -> Value {
-        self.ask(&json!({ "method": method, "parameters": parameters }).to_string())
+        self.exchange(&json!({ "method": method, "parameters": parameters }).to_string())
     }
 }

@@ -1,4 +1,4 @@
-//! The description matches the server: parameters, replies and errors, as zlink's parser reads the description.
+//! The interface description has the parameters, replies and errors of the server. The parser of zlink reads it.
 
 use pjw_ipc::call::{Call, CallError};
 use pjw_ipc::server::ServerLimits;
@@ -6,10 +6,10 @@ use pjw_ipc::{INTERFACE_DEFINITION, INTERFACE_NAME};
 use serde_json::{Map, Value, json};
 use zlink::idl::{CustomType, Interface, Method, Type};
 
-use super::fixture::Running;
+use super::fixture::TestServer;
 
-pub(crate) fn described() -> Interface<'static> {
-    Interface::try_from(INTERFACE_DEFINITION).expect("the description is Varlink")
+pub(crate) fn parsed_interface() -> Interface<'static> {
+    Interface::try_from(INTERFACE_DEFINITION).expect("the interface description is valid Varlink")
 }
 
 /// A value of a type. A text may be used as the id of a job.
@@ -43,38 +43,38 @@ fn fields_of<'a>(interface: &'a Interface<'_>, name: &str) -> Vec<(&'a str, &'a 
 }
 
 /// Fails if a value is not of its type, or if a field is missing or unknown.
-fn check(interface: &Interface<'_>, kind: &Type<'_>, value: &Value, place: &str) {
+fn assert_type(interface: &Interface<'_>, kind: &Type<'_>, value: &Value, place: &str) {
     match kind {
         Type::Bool => assert!(value.is_boolean(), "{place}: {value}"),
         Type::Int => assert!(value.is_i64() || value.is_u64(), "{place}: {value}"),
         Type::Float => assert!(value.is_f64(), "{place}: {value}"),
         Type::String => assert!(value.is_string(), "{place}: {value}"),
         Type::Optional(_) if value.is_null() => {}
-        Type::Optional(inner) => check(interface, inner, value, place),
+        Type::Optional(inner) => assert_type(interface, inner, value, place),
         Type::Array(inner) => {
             for item in value.as_array().unwrap_or_else(|| panic!("{place} is no list: {value}")) {
-                check(interface, inner, item, place);
+                assert_type(interface, inner, item, place);
             }
         }
         Type::Map(inner) => {
             for item in value.as_object().unwrap_or_else(|| panic!("{place} is no object: {value}")).values()
             {
-                check(interface, inner, item, place);
+                assert_type(interface, inner, item, place);
             }
         }
-        Type::Custom(name) => check_fields(interface, &fields_of(interface, name.as_str()), value, place),
+        Type::Custom(name) => assert_fields(interface, &fields_of(interface, name.as_str()), value, place),
         other => panic!("{place}: unexpected type {other}"),
     }
 }
 
-fn check_fields(interface: &Interface<'_>, fields: &[(&str, &Type<'_>)], value: &Value, place: &str) {
+fn assert_fields(interface: &Interface<'_>, fields: &[(&str, &Type<'_>)], value: &Value, place: &str) {
     let object = value.as_object().unwrap_or_else(|| panic!("{place} is no object: {value}"));
     for key in object.keys() {
         assert!(fields.iter().any(|(name, _)| name == key), "{place}.{key} is not described");
     }
     for (name, kind) in fields {
         let value = object.get(*name).unwrap_or_else(|| panic!("{place}.{name} is described and missing"));
-        check(interface, kind, value, &format!("{place}.{name}"));
+        assert_type(interface, kind, value, &format!("{place}.{name}"));
     }
 }
 
@@ -101,17 +101,17 @@ const METHODS: [&str; 18] = [
 ];
 
 #[test]
-fn every_described_method_is_parsed_and_there_is_no_other() {
-    let interface = described();
+fn the_interface_description_has_exactly_the_methods_of_the_server() {
+    let interface = parsed_interface();
     assert_eq!(interface.name().as_str(), INTERFACE_NAME);
     let names: Vec<&str> = interface.methods().map(|method| method.name().as_str()).collect();
     assert_eq!(names, METHODS);
 }
 
 #[test]
-fn parameters_have_the_described_names_and_types_and_optional_ones_may_be_absent() {
+fn the_server_accepts_the_described_parameters_and_refuses_wrong_missing_and_unknown_ones() {
     let wrong = |name: &str| Err(CallError::InvalidParameter(name.to_owned()));
-    for method in described().methods() {
+    for method in parsed_interface().methods() {
         let all = all_parameters(method);
         let place = method.name().as_str();
         assert!(parse(method, all.clone()).is_ok(), "{place} with {all:?}");
@@ -139,25 +139,25 @@ fn parameters_have_the_described_names_and_types_and_optional_ones_may_be_absent
 }
 
 #[test]
-fn every_reply_has_the_described_fields_of_the_described_types() {
-    let server = Running::start(ServerLimits::default());
+fn every_reply_has_exactly_the_described_fields_with_their_types() {
+    let server = TestServer::start(ServerLimits::default());
     let mut client = server.connect();
-    let interface = described();
+    let interface = parsed_interface();
     for method in interface.methods().filter(|method| method.name().as_str() != "Events") {
         let name = method.name().as_str();
         let reply = client.call(&format!("{INTERFACE_NAME}.{name}"), &Value::Object(all_parameters(method)));
         assert_eq!(reply.get("error"), None, "{name}: {reply}");
         let outputs: Vec<_> = method.outputs().map(|output| (output.name().as_str(), output.ty())).collect();
-        check_fields(&interface, &outputs, &reply["parameters"], name);
+        assert_fields(&interface, &outputs, &reply["parameters"], name);
     }
-    let reply = client.ask(r#"{"method":"org.pjw.Warden.Events","more":true}"#);
+    let reply = client.exchange(r#"{"method":"org.pjw.Warden.Events","more":true}"#);
     let event = Type::Custom("Event".try_into().unwrap());
-    check(&interface, &event, &reply["parameters"]["event"], "Events.event");
+    assert_type(&interface, &event, &reply["parameters"]["event"], "Events.event");
 }
 
 #[test]
-fn every_error_is_described_with_its_parameters() {
-    let errors: Vec<(String, Vec<String>)> = described()
+fn the_interface_description_has_exactly_the_errors_of_the_server_with_their_parameters() {
+    let errors: Vec<(String, Vec<String>)> = parsed_interface()
         .errors()
         .map(|error| {
             let fields = error.fields().map(|field| field.name().as_str().to_owned()).collect();
@@ -172,10 +172,10 @@ fn every_error_is_described_with_its_parameters() {
 }
 
 #[test]
-fn the_server_describes_its_interfaces() {
-    let server = Running::start(ServerLimits::default());
+fn the_server_returns_the_description_of_each_of_its_interfaces() {
+    let server = TestServer::start(ServerLimits::default());
     let mut client = server.connect();
-    let info = client.ask(r#"{"method":"org.varlink.service.GetInfo"}"#);
+    let info = client.exchange(r#"{"method":"org.varlink.service.GetInfo"}"#);
     let interfaces = info["parameters"]["interfaces"].as_array().unwrap().clone();
     assert_eq!(interfaces, [json!("org.varlink.service"), json!(INTERFACE_NAME)]);
     for name in interfaces {
@@ -187,11 +187,11 @@ fn the_server_describes_its_interfaces() {
 }
 
 #[test]
-fn the_service_interface_checks_parameters_like_any_other() {
-    let server = Running::start(ServerLimits::default());
+fn the_service_interface_refuses_wrong_parameters_and_unknown_methods() {
+    let server = TestServer::start(ServerLimits::default());
     let mut client = server.connect();
     let describe = "GetInterfaceDescription";
-    for (method, parameters, error, named) in [
+    for (method, parameters, error, error_parameters) in [
         ("GetInfo", json!({ "x": 1 }), "InvalidParameter", json!({ "parameter": "x" })),
         (describe, json!({}), "InvalidParameter", json!({ "parameter": "interface" })),
         (describe, json!({ "interface": 7 }), "InvalidParameter", json!({ "parameter": "interface" })),
@@ -199,7 +199,8 @@ fn the_service_interface_checks_parameters_like_any_other() {
         ("Nonsense", json!({}), "MethodNotFound", json!({ "method": "org.varlink.service.Nonsense" })),
     ] {
         let reply = client.call(&format!("org.varlink.service.{method}"), &parameters);
-        let expected = json!({ "error": format!("org.varlink.service.{error}"), "parameters": named });
+        let expected =
+            json!({ "error": format!("org.varlink.service.{error}"), "parameters": error_parameters });
         assert_eq!(reply, expected, "{method} {parameters}");
     }
 }

@@ -1,4 +1,4 @@
-//! The rules of the protocol on a real socket: description, limits, streams, stop, clients.
+//! The protocol on a real socket: interface description, limits, streams, the stop of the server, clients.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
 #![allow(missing_docs)]

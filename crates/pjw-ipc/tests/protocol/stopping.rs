@@ -7,23 +7,23 @@ use std::time::Duration;
 use pjw_ipc::server::ServerLimits;
 use serde_json::json;
 
-use super::fixture::{Running, until};
+use super::fixture::{TestServer, wait_until};
 
 const SLOW: &str = r#"{"method":"org.pjw.Warden.Assign","parameters":{"job":"slow"}}"#;
 
 #[test]
-fn a_call_that_is_being_processed_is_still_answered() {
-    let mut server = Running::start(ServerLimits::default());
+fn a_stopping_server_answers_the_calls_that_it_processes_and_rejects_new_connections() {
+    let mut server = TestServer::start(ServerLimits::default());
     let (mut client, mut idle) = (server.connect(), server.connect());
-    client.say(SLOW);
+    client.send(SLOW);
     server.wait_for_calls(1);
-    server.tell_to_stop();
-    assert_eq!(idle.receive(), None, "whoever has asked nothing is sent away");
-    until("newcomers are told", || {
-        let told = server.connect().receive();
-        told.is_some_and(|told| {
-            assert_eq!(told["error"], "org.pjw.Warden.Busy");
-            told["parameters"]["message"].as_str().unwrap().contains("stopping")
+    server.request_stop();
+    assert_eq!(idle.receive(), None, "a connection without a call is closed");
+    wait_until("a new connection gets the reason", || {
+        let reply = server.connect().receive();
+        reply.is_some_and(|reply| {
+            assert_eq!(reply["error"], "org.pjw.Warden.Busy");
+            reply["parameters"]["message"].as_str().unwrap().contains("stopping")
         })
     });
     server.open_gate();
@@ -34,25 +34,27 @@ fn a_call_that_is_being_processed_is_still_answered() {
 }
 
 #[test]
-fn a_stream_gets_its_last_reply() {
-    let mut server = Running::with_past(ServerLimits::default(), 0);
+fn a_stopping_server_sends_the_last_reply_of_each_stream() {
+    let mut server = TestServer::with_recorded_events(ServerLimits::default(), 0);
     let mut client = server.connect();
-    client.say(r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
+    client.send(r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#);
     server.wait_for_streams(1);
-    server.tell_to_stop();
+    server.request_stop();
     assert_eq!(client.receive().unwrap(), json!({ "parameters": {} }));
     assert_eq!(client.receive(), None);
     server.wait_for_end();
 }
 
 #[test]
-fn a_call_without_end_does_not_delay_the_stop_for_ever() {
-    let mut server =
-        Running::start(ServerLimits { write_timeout: Duration::from_millis(100), ..ServerLimits::default() });
+fn a_stopping_server_ends_after_a_time_limit_even_if_a_call_does_not_end() {
+    let mut server = TestServer::start(ServerLimits {
+        write_timeout: Duration::from_millis(100),
+        ..ServerLimits::default()
+    });
     let mut client = server.connect();
-    client.say(SLOW);
+    client.send(SLOW);
     server.wait_for_calls(1);
-    server.tell_to_stop();
+    server.request_stop();
     server.wait_for_end();
     assert_eq!(client.receive(), None);
 }

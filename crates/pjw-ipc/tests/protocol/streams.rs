@@ -1,4 +1,4 @@
-//! Streams: their begin, their end, and the hang-up of the client.
+//! Streams of events: their begin, their end, and clients that hang up.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -6,45 +6,45 @@ use std::net::Shutdown;
 use pjw_ipc::server::ServerLimits;
 use serde_json::{Value, json};
 
-use super::fixture::{RawClient, Running};
+use super::fixture::{RawClient, TestServer};
 
-const TELL: &str = r#"{"method":"org.pjw.Warden.Events","more":true}"#;
-const FOLLOW: &str = r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#;
-const ASK: &str = r#"{"method":"org.pjw.Warden.GetStatus"}"#;
+const EVENTS: &str = r#"{"method":"org.pjw.Warden.Events","more":true}"#;
+const FOLLOW_EVENTS: &str = r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#;
+const GET_STATUS: &str = r#"{"method":"org.pjw.Warden.GetStatus"}"#;
 
-/// The texts of a stream's events up to its last reply.
-fn texts(client: &mut RawClient) -> Vec<Value> {
-    let mut texts = Vec::new();
+/// Reads the replies of a stream up to the last one. Returns the texts of their events.
+fn receive_texts(client: &mut RawClient) -> Vec<Value> {
+    let mut receive_texts = Vec::new();
     loop {
         let mut reply = client.receive().expect("a stream has a last reply");
-        texts.push(reply["parameters"]["event"]["text"].take());
+        receive_texts.push(reply["parameters"]["event"]["text"].take());
         if reply["continues"] != true {
-            return texts;
+            return receive_texts;
         }
     }
 }
 
 #[test]
 fn every_event_is_sent_once_and_in_order_and_the_last_is_marked() {
-    let server = Running::with_past(ServerLimits::default(), 100);
+    let server = TestServer::with_recorded_events(ServerLimits::default(), 100);
     let mut client = server.connect();
-    client.say(TELL);
+    client.send(EVENTS);
     let expected: Vec<Value> = (0..100).map(|number: u32| json!(number.to_string())).collect();
-    assert_eq!(texts(&mut client), expected);
-    assert!(client.ask(ASK)["error"].is_null(), "and the connection goes on");
+    assert_eq!(receive_texts(&mut client), expected);
+    assert!(client.exchange(GET_STATUS)["error"].is_null(), "the connection stays open after the stream");
 }
 
 #[test]
-fn a_stream_without_events_is_one_empty_reply() {
-    let server = Running::with_past(ServerLimits::default(), 0);
-    assert_eq!(server.connect().ask(TELL), json!({ "parameters": {} }));
+fn a_stream_without_events_consists_of_one_empty_reply() {
+    let server = TestServer::with_recorded_events(ServerLimits::default(), 0);
+    assert_eq!(server.connect().exchange(EVENTS), json!({ "parameters": {} }));
 }
 
 #[test]
-fn recorded_events_are_sent_at_once_in_a_stream_that_goes_on() {
-    let server = Running::start(ServerLimits::default());
+fn a_stream_that_follows_new_events_sends_the_recorded_events_first() {
+    let server = TestServer::start(ServerLimits::default());
     let mut client = server.connect();
-    client.say(FOLLOW);
+    client.send(FOLLOW_EVENTS);
     for number in ["0", "1", "2"] {
         let reply = client.receive().unwrap();
         assert_eq!(
@@ -55,44 +55,45 @@ fn recorded_events_are_sent_at_once_in_a_stream_that_goes_on() {
 }
 
 #[test]
-fn a_stream_without_more_is_an_error_and_leaves_nothing_behind() {
-    let server = Running::start(ServerLimits::default());
+fn a_call_of_events_without_the_flag_more_is_an_error_and_leaves_no_stream() {
+    let server = TestServer::start(ServerLimits::default());
     let mut client = server.connect();
-    let reply = client.ask(r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true}}"#);
+    let reply = client.exchange(r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true}}"#);
     assert_eq!(reply["error"], "org.varlink.service.ExpectedMore");
     server.wait_for_streams(0);
-    assert!(client.ask(ASK)["error"].is_null());
+    assert!(client.exchange(GET_STATUS)["error"].is_null());
 }
 
 #[test]
-fn a_hang_up_ends_a_stream_whatever_was_sent_before() {
-    let server = Running::start(ServerLimits { max_request_bytes: 1000, ..ServerLimits::default() });
-    let farewells = [String::new(), "{".to_owned(), format!("{ASK}\0"), format!("{ASK}\0").repeat(100)];
-    let listeners: Vec<RawClient> = farewells
+fn a_stream_ends_when_its_client_hangs_up_whatever_the_client_sent_before() {
+    let server = TestServer::start(ServerLimits { max_request_bytes: 1000, ..ServerLimits::default() });
+    let last_bytes_of_clients =
+        [String::new(), "{".to_owned(), format!("{GET_STATUS}\0"), format!("{GET_STATUS}\0").repeat(100)];
+    let followers: Vec<RawClient> = last_bytes_of_clients
         .iter()
-        .map(|farewell| {
+        .map(|last_bytes| {
             let mut client = server.connect();
-            client.say(FOLLOW);
+            client.send(FOLLOW_EVENTS);
             client.receive().unwrap();
-            client.0.write_all(farewell.as_bytes()).unwrap();
+            client.0.write_all(last_bytes.as_bytes()).unwrap();
             client
         })
         .collect();
-    server.wait_for_streams(farewells.len());
-    drop(listeners);
+    server.wait_for_streams(last_bytes_of_clients.len());
+    drop(followers);
     server.wait_for_streams(0);
 }
 
 #[test]
-fn a_client_with_a_closed_sending_side_still_gets_events() {
-    let server = Running::start(ServerLimits::default());
+fn a_client_that_closed_its_sending_side_still_gets_events() {
+    let server = TestServer::start(ServerLimits::default());
     let mut finite = server.connect();
-    finite.say(TELL);
+    finite.send(EVENTS);
     finite.0.shutdown(Shutdown::Write).unwrap();
-    assert_eq!(texts(&mut finite), ["0", "1", "2"]);
+    assert_eq!(receive_texts(&mut finite), ["0", "1", "2"]);
     assert_eq!(finite.receive(), None);
     let mut endless = server.connect();
-    endless.say(FOLLOW);
+    endless.send(FOLLOW_EVENTS);
     endless.0.shutdown(Shutdown::Write).unwrap();
     for number in ["0", "1", "2"] {
         assert_eq!(endless.receive().unwrap()["parameters"]["event"]["text"], number);
@@ -102,11 +103,11 @@ fn a_client_with_a_closed_sending_side_still_gets_events() {
 }
 
 #[test]
-fn calls_that_come_during_a_stream_are_answered_after_it() {
-    let server = Running::with_past(ServerLimits::default(), 50);
+fn calls_that_arrive_during_a_stream_are_answered_after_it() {
+    let server = TestServer::with_recorded_events(ServerLimits::default(), 50);
     let mut client = server.connect();
-    client.say(TELL);
-    client.say(ASK);
-    assert_eq!(texts(&mut client).len(), 50);
+    client.send(EVENTS);
+    client.send(GET_STATUS);
+    assert_eq!(receive_texts(&mut client).len(), 50);
     assert_eq!(client.receive().unwrap()["parameters"]["status"]["schema"], 1);
 }

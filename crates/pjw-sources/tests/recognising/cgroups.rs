@@ -1,8 +1,8 @@
-//! Places: directories that name a job, and directories that do not.
+//! Claims by cgroup: directories that name a job, and directories that do not.
 
-use crate::story::TestProcess;
+use crate::test_process::TestProcess;
 
-/// (path, the job, its own directory)
+/// Cgroups of jobs: (path of a process, job, directory of the job).
 const JOBS: &[(&str, &str, &str)] = &[
     // Slurm, v2: in steps, below tasks, without a step, several slurmds, another slice, in a container.
     (
@@ -76,7 +76,7 @@ const JOBS: &[(&str, &str, &str)] = &[
         "/htcondor/_scratch_slots_gpu3@n1",
     ),
     ("/htcondor/condor_x_slot2@n1", "condor:slot2@n1", "/htcondor/condor_x_slot2@n1"),
-    // Flux, below its own user's manager.
+    // Flux, below the service manager of its user.
     (
         "/user.slice/user-64.slice/user@64.service/app.slice/imp-shell-0-fABC.service",
         "flux:fABC",
@@ -88,27 +88,27 @@ const JOBS: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn a_directory_below_anything_names_its_job() {
+fn a_job_directory_names_its_job_below_any_other_directory() {
     for (path, job, directory) in JOBS {
         let expected = format!("{job} by cgroup {directory}");
         assert_eq!(TestProcess::of("a.out").in_cgroup(path).claims_text(), expected, "{path}");
-        let contained = format!("/kubepods/pod1{path}");
+        let in_container = format!("/kubepods/pod1{path}");
         assert_eq!(
-            TestProcess::of("a.out").in_cgroup(&contained).claims_text(),
+            TestProcess::of("a.out").in_cgroup(&in_container).claims_text(),
             format!("{job} by cgroup /kubepods/pod1{directory}"),
-            "{contained}"
+            "{in_container}"
         );
     }
 }
 
 #[test]
-fn directories_under_a_users_own_manager_are_not_trusted() {
+fn job_directories_below_the_service_manager_of_a_user_make_no_claim() {
     for (path, job, _) in JOBS {
-        let made_up = format!("/user.slice/user-1000.slice/user@1000.service/app.slice{path}");
+        let below_user_manager = format!("/user.slice/user-1000.slice/user@1000.service/app.slice{path}");
         assert_eq!(
-            TestProcess::of("a.out").in_cgroup(&made_up).claims_text(),
+            TestProcess::of("a.out").in_cgroup(&below_user_manager).claims_text(),
             "nothing",
-            "{job} in {made_up}"
+            "{job} in {below_user_manager}"
         );
     }
     let flux = "/user.slice/user-1000.slice/user@1000.service/imp-shell-0-fABC.service";
@@ -120,7 +120,7 @@ fn directories_under_a_users_own_manager_are_not_trusted() {
 }
 
 #[test]
-fn the_outermost_directory_counts_since_a_job_may_make_more_inside() {
+fn the_outermost_job_directory_decides_because_a_job_may_make_directories_inside() {
     let cases = [
         (
             "/system.slice/slurmstepd.scope/job_5/step_0/user/task_0/slurmstepd.scope/job_6",
@@ -191,7 +191,7 @@ fn a_directory_that_only_resembles_a_job_makes_no_claim() {
 }
 
 #[test]
-fn the_first_line_that_names_a_job_counts() {
+fn of_the_hierarchies_that_name_a_job_the_one_of_the_highest_rank_decides() {
     let v1 = TestProcess::of("a.out")
         .on_line("name=systemd", "/system.slice/slurmd.service")
         .on_line("cpu,cpuacct", "/slurm/uid_1/job_4")
@@ -216,8 +216,8 @@ fn directories_of_the_scheduler_itself_name_no_job() {
         ("bash", "/system.slice/slurmstepd.scope/job_5/step_0/slurm", "helper of slurm"),
     ];
     for (comm, path, expected) in cases {
-        let story = TestProcess::of(comm).in_cgroup(path).with("SLURM_JOB_ID", "5");
-        assert_eq!(story.claims_text(), expected, "{comm} in {path}");
+        let test_process = TestProcess::of(comm).in_cgroup(path).with("SLURM_JOB_ID", "5");
+        assert_eq!(test_process.claims_text(), expected, "{comm} in {path}");
     }
 }
 

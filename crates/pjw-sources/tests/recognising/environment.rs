@@ -1,4 +1,4 @@
-//! Claims from variables and program names, and the values that are ignored.
+//! Claims by variables of the environment and by names of programs, and values that are ignored.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use pjw_core::job::JobSource;
 use pjw_core::snapshot::JobIdAttribute;
 use pjw_sources::{batch_system_of_launcher, job_variable_names};
 
-use crate::story::{TestProcess, tell};
+use crate::test_process::{TestProcess, describe};
 
 #[test]
-fn variables_name_the_tasks_of_a_job() {
+fn variables_give_the_number_of_tasks_of_a_job() {
     let cases = [
         ("SLURM_JOB_ID=12 SLURM_TASKS_PER_NODE=2(x3)", "slurm:12 by environment, 2 tasks"),
         (
@@ -28,9 +28,9 @@ fn variables_name_the_tasks_of_a_job() {
 }
 
 #[test]
-fn variables_name_a_job_and_its_cores() {
+fn variables_give_a_job_and_its_number_of_cores_or_pus() {
     let cases = [
-        // Slurm: by position, uniform, of the batch step, not of another step.
+        // Slurm: the count of this position in the list, of all nodes, of the batch step, and none of another step.
         ("SLURM_JOB_ID=12", "slurm:12 by environment"),
         ("SLURM_JOBID=12", "slurm:12 by environment"),
         ("SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=4(x2)", "slurm:12 by environment, 4 PUs"),
@@ -98,15 +98,15 @@ fn variables_name_a_job_and_its_cores() {
 }
 
 #[test]
-fn lsf_pairs_may_end_in_a_blank() {
-    let story = TestProcess::of("a.out").with("LSB_JOBID", "102").with("LSB_MCPU_HOSTS", "n1 4 n2 8 ");
-    assert_eq!(story.claims_text(), "lsf:102 by environment (own group), 4 cores");
-    let elsewhere = story.with("LSB_MCPU_HOSTS", "n2 8 ").with("LSB_HOSTS", "n1 n1");
-    assert_eq!(elsewhere.claims_text(), "lsf:102 by environment (own group)");
+fn the_list_of_hosts_of_lsf_may_end_in_a_blank() {
+    let test_process = TestProcess::of("a.out").with("LSB_JOBID", "102").with("LSB_MCPU_HOSTS", "n1 4 n2 8 ");
+    assert_eq!(test_process.claims_text(), "lsf:102 by environment (own group), 4 cores");
+    let without_this_host = test_process.with("LSB_MCPU_HOSTS", "n2 8 ").with("LSB_HOSTS", "n1 n1");
+    assert_eq!(without_this_host.claims_text(), "lsf:102 by environment (own group)");
 }
 
 #[test]
-fn a_count_that_no_machine_has_is_no_count() {
+fn a_count_that_no_machine_can_have_is_ignored() {
     for count in ["0", "65537", "4294967295", "4294967296", "-1", "four", "4.5", "", " 4"] {
         let cases = [
             TestProcess::of("a").with("SLURM_JOB_ID", "1").with("SLURM_CPUS_ON_NODE", count),
@@ -118,8 +118,8 @@ fn a_count_that_no_machine_has_is_no_count() {
                 .with("PBS_NP", count)
                 .with("PBS_NUM_PPN", count),
         ];
-        for story in cases {
-            let claims = story.claims().job_references;
+        for test_process in cases {
+            let claims = test_process.claims().job_references;
             // For LSF " 4" is a pair of its own, because blanks separate the tokens.
             let claims_text = claims[0].cpu_request.is_some()
                 && !(count == " 4" && claims[0].job.source() == JobSource::Lsf);
@@ -129,11 +129,11 @@ fn a_count_that_no_machine_has_is_no_count() {
 }
 
 #[test]
-fn exporting_a_number_is_never_more_than_a_claim_by_environment() {
-    let story = TestProcess::of("a.out")
+fn a_variable_with_a_job_id_makes_only_a_claim_by_environment() {
+    let test_process = TestProcess::of("a.out")
         .in_cgroup("/user.slice/user-1000.slice/session-3.scope")
         .with("SLURM_JOB_ID", "4");
-    let claims = story.claims().job_references;
+    let claims = test_process.claims().job_references;
     assert!(
         matches!(claims[..], [ref claim] if matches!(claim.kind, JobIdAttribute::Environment { .. })),
         "{claims:?}"
@@ -144,41 +144,44 @@ fn exporting_a_number_is_never_more_than_a_claim_by_environment() {
 fn an_environment_that_contradicts_the_cgroup_makes_no_claim() {
     let job_5 = || TestProcess::of("a.out").in_cgroup("/slurmstepd.scope/job_5/step_0/user/task_0");
     let by_cgroup = "slurm:5 by cgroup /slurmstepd.scope/job_5";
-    let liar = job_5().with_all("SLURM_JOB_ID=6 SLURM_JOB_CPUS_PER_NODE=64");
-    assert_eq!(liar.claims_text(), by_cgroup);
-    let honest = job_5().with_all("SLURM_JOB_ID=5 SLURM_JOB_CPUS_PER_NODE=2");
-    assert_eq!(honest.claims_text(), format!("{by_cgroup}, 2 PUs; slurm:5 by environment, 2 PUs"));
-    let nested = job_5().with_all("FLUX_JOB_ID=fABC");
-    assert_eq!(nested.claims_text(), format!("{by_cgroup}; flux:fABC by environment"));
+    let with_other_id = job_5().with_all("SLURM_JOB_ID=6 SLURM_JOB_CPUS_PER_NODE=64");
+    assert_eq!(with_other_id.claims_text(), by_cgroup);
+    let with_same_id = job_5().with_all("SLURM_JOB_ID=5 SLURM_JOB_CPUS_PER_NODE=2");
+    assert_eq!(with_same_id.claims_text(), format!("{by_cgroup}, 2 PUs; slurm:5 by environment, 2 PUs"));
+    let with_id_of_flux = job_5().with_all("FLUX_JOB_ID=fABC");
+    assert_eq!(with_id_of_flux.claims_text(), format!("{by_cgroup}; flux:fABC by environment"));
 }
 
 #[test]
 fn a_job_named_by_sluid_gets_its_count_from_the_environment_that_names_it() {
     let job = || TestProcess::of("a.out").in_cgroup("/slurmstepd.scope/s1KZ8M3Q4T9W2X/step_0/user/task_0");
     let by_cgroup = "slurm:s1KZ8M3Q4T9W2X by cgroup /slurmstepd.scope/s1KZ8M3Q4T9W2X";
-    let own = job().with_all("SLURM_JOB_ID=5 SLURM_JOB_SLUID=s1KZ8M3Q4T9W2X SLURM_JOB_CPUS_PER_NODE=2");
-    assert_eq!(own.claims_text(), format!("{by_cgroup}, 2 PUs"));
-    let others = job().with_all("SLURM_JOB_ID=5 SLURM_JOB_SLUID=s1KZ8M3Q4T9W2Y SLURM_JOB_CPUS_PER_NODE=2");
-    assert_eq!(others.claims_text(), by_cgroup);
+    let with_same_sluid =
+        job().with_all("SLURM_JOB_ID=5 SLURM_JOB_SLUID=s1KZ8M3Q4T9W2X SLURM_JOB_CPUS_PER_NODE=2");
+    assert_eq!(with_same_sluid.claims_text(), format!("{by_cgroup}, 2 PUs"));
+    let with_other_sluid =
+        job().with_all("SLURM_JOB_ID=5 SLURM_JOB_SLUID=s1KZ8M3Q4T9W2Y SLURM_JOB_CPUS_PER_NODE=2");
+    assert_eq!(with_other_sluid.claims_text(), by_cgroup);
 }
 
 #[test]
-fn a_supplementary_group_beside_a_number_proves_nothing() {
-    let story = TestProcess::of("a.out").in_groups(&[20_001]).with_all("JOB_ID=31 SGE_TASK_ID=undefined");
-    assert_eq!(story.claims_text(), "sge:31.1 by environment (own session)");
+fn a_supplementary_group_adds_nothing_to_a_claim_by_environment() {
+    let test_process =
+        TestProcess::of("a.out").in_groups(&[20_001]).with_all("JOB_ID=31 SGE_TASK_ID=undefined");
+    assert_eq!(test_process.claims_text(), "sge:31.1 by environment (own session)");
 }
 
 #[test]
 fn disabled_sources_are_ignored() {
-    let story =
+    let test_process =
         TestProcess::of("slurmstepd").in_cgroup("/slurmstepd.scope/job_5/step_0").with_all("LSB_JOBID=1");
     let lsf_only = BTreeSet::from([JobSource::Lsf]);
-    assert_eq!(tell(&story.claims_among(&lsf_only)), "lsf:1 by environment (own group)");
-    assert_eq!(tell(&story.claims_among(&BTreeSet::new())), "nothing");
+    assert_eq!(describe(&test_process.claims_among(&lsf_only)), "lsf:1 by environment (own group)");
+    assert_eq!(describe(&test_process.claims_among(&BTreeSet::new())), "nothing");
 }
 
 #[test]
-fn launchers_are_known_by_the_name_the_kernel_keeps() {
+fn launchers_are_recognised_by_the_name_that_the_kernel_keeps() {
     let cases = [
         ("slurmstepd", Some(JobSource::Slurm)),
         ("res", Some(JobSource::Lsf)),
@@ -207,5 +210,5 @@ fn the_variables_to_read_are_those_of_all_systems() {
     {
         assert!(wanted.contains(name), "{name}");
     }
-    assert!(!wanted.contains("LSB_JOBNAME"), "holds whole command lines, and nothing of use");
+    assert!(!wanted.contains("LSB_JOBNAME"), "it holds command lines, and nothing that pjw needs");
 }

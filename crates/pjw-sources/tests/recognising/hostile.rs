@@ -8,37 +8,37 @@ use pjw_core::snapshot::{BatchAttributes, JobIdAttribute};
 use pjw_sources::{LocalHost, counts, hostlist, job_variable_names, recognise_jobs};
 use proptest::prelude::*;
 
-use crate::story::TestProcess;
+use crate::test_process::TestProcess;
 
 const ID_VARIABLES: [&str; 7] =
     ["SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID", "JOB_ID", "_CONDOR_SLOT", "FLUX_JOB_ID", "OAR_JOB_ID"];
 
 #[test]
-fn an_id_that_no_scheduler_would_give_is_no_claim() {
+fn an_id_that_no_scheduler_gives_makes_no_claim() {
     let long = "1".repeat(10_000);
-    let odd =
+    let invalid_ids =
         ["", " ", "0", "-1", "1 2", "1\n2", "1\u{1b}[2J", "../../etc", "é", "$(reboot)", "\"|;'", &long];
     for variable in ID_VARIABLES {
-        for id in odd {
+        for id in invalid_ids {
             let claims_text =
                 TestProcess::of("a").with(variable, id).with("SGE_TASK_ID", "undefined").claims_text();
-            // A slot is a name, which may look like a number.
-            let plain = variable == "_CONDOR_SLOT" && (id == "0" || id == "-1");
-            assert_eq!(claims_text == "nothing", !plain, "{variable}={id:?}: {claims_text}");
+            // The name of a slot may be a number.
+            let is_valid = variable == "_CONDOR_SLOT" && (id == "0" || id == "-1");
+            assert_eq!(claims_text == "nothing", !is_valid, "{variable}={id:?}: {claims_text}");
         }
     }
 }
 
 #[test]
-fn a_job_name_full_of_quotes_and_pipes_is_not_even_read() {
+fn the_name_of_a_job_is_not_read_whatever_it_contains() {
     let name = "sh -c 'echo \"$LSB_JOBID\" | tee /tmp/x' ; LSB_JOBID=9\nSLURM_JOB_ID=1";
-    let story = TestProcess::of("a").with("LSB_JOBID", "102").with("LSB_JOBNAME", name).run_as(name);
-    assert_eq!(story.claims_text(), "lsf:102 by environment (own group)");
+    let test_process = TestProcess::of("a").with("LSB_JOBID", "102").with("LSB_JOBNAME", name).run_as(name);
+    assert_eq!(test_process.claims_text(), "lsf:102 by environment (own group)");
 }
 
 #[test]
-fn a_list_of_nodes_that_names_billions_gives_no_count() {
-    let bombs = [
+fn a_list_of_billions_of_nodes_gives_no_count() {
+    let lists = [
         "n[1-99999999999]",
         "n[0-9999999999]",
         "n[0-9999][0-9999][0-9999]",
@@ -46,15 +46,19 @@ fn a_list_of_nodes_that_names_billions_gives_no_count() {
         "n1,,n2",
         "n[1-2],n[1-9999999999]",
     ];
-    for bomb in bombs {
-        let story = TestProcess::of("a").with_all("SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=1,2");
-        assert_eq!(story.with("SLURM_JOB_NODELIST", bomb).claims_text(), "slurm:12 by environment", "{bomb}");
+    for list_of_nodes in lists {
+        let test_process = TestProcess::of("a").with_all("SLURM_JOB_ID=12 SLURM_JOB_CPUS_PER_NODE=1,2");
+        assert_eq!(
+            test_process.with("SLURM_JOB_NODELIST", list_of_nodes).claims_text(),
+            "slurm:12 by environment",
+            "{list_of_nodes}"
+        );
     }
 }
 
-/// Text that resembles valid input closely enough to pass the first check.
-fn crafted() -> impl Strategy<Value = String> {
-    let piece = prop::sample::select(vec![
+/// Text that consists of parts of valid input, so that it passes the first checks.
+fn job_like_text() -> impl Strategy<Value = String> {
+    let part = prop::sample::select(vec![
         "/slurmstepd.scope/job_5",
         "/step_0",
         "/slurm/uid_1/job_6",
@@ -114,11 +118,11 @@ fn crafted() -> impl Strategy<Value = String> {
         " (deleted)",
         "..",
     ]);
-    prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+    prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
 }
 
 fn text() -> impl Strategy<Value = String> {
-    prop_oneof![crafted(), any::<String>()]
+    prop_oneof![job_like_text(), any::<String>()]
 }
 
 fn attributes(trusted_cgroups: bool) -> impl Strategy<Value = BatchAttributes> {
@@ -146,7 +150,7 @@ fn host() -> impl Strategy<Value = LocalHost> {
 
 proptest! {
     #[test]
-    fn hostile_attributes_cause_no_panic_and_no_invented_path(
+    fn hostile_attributes_cause_no_panic_and_no_claim_by_a_path_that_is_not_theirs(
         comm in any::<Vec<u8>>(), attributes in attributes(true), host in host()
     ) {
         let enabled = JobSource::ALL.iter().copied().collect();
@@ -154,7 +158,7 @@ proptest! {
         for (at, claim) in claims.iter().enumerate() {
             if let JobIdAttribute::Cgroup(path) = &claim.kind {
                 prop_assert_eq!(at, 0);
-                prop_assert!(attributes.cgroups.iter().any(|(_, whole)| is_at_or_below(whole, path)), "{}", path);
+                prop_assert!(attributes.cgroups.iter().any(|(_, cgroup_path)| is_at_or_below(cgroup_path, path)), "{}", path);
             }
         }
         let kinds: BTreeSet<_> = claims
@@ -165,7 +169,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_under_a_users_own_manager_is_a_claim_by_cgroup(
+    fn no_cgroup_below_the_service_manager_of_a_user_makes_a_claim(
         comm in any::<Vec<u8>>(), attributes in attributes(false)
     ) {
         let host = LocalHost { name: "n1".to_owned(), flux_user: Some(Uid(64)) };
@@ -176,7 +180,7 @@ proptest! {
     }
 
     #[test]
-    fn the_parsers_take_any_text(
+    fn the_parsers_accept_any_text_without_a_panic(
         list in text(), name in text(), index in any::<u32>(), nodes in any::<u32>()
     ) {
         if let Ok(position) = hostlist::find_node(&list, &name) {
@@ -189,7 +193,7 @@ proptest! {
     }
 
     #[test]
-    fn every_node_is_found_where_it_is_listed(low in 0_u32..120, size in 1_u32..200, width in 1_usize..5) {
+    fn every_node_of_a_list_is_found_at_its_position(low in 0_u32..120, size in 1_u32..200, width in 1_usize..5) {
         let high = low + size - 1;
         let list = format!("login,n[{low:0width$}-{high:0width$}]x,z");
         for (place, number) in (low..=high).enumerate() {

@@ -1,7 +1,7 @@
-//! The recognition of processes: attributes in, one line of text per claim out.
+//! The recognition of the jobs of processes: each test compares the claims of a process as text.
 
 mod cgroups;
 mod environment;
 mod hostile;
 mod slurm_node;
-mod story;
+mod test_process;

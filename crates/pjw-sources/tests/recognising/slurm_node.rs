@@ -1,6 +1,6 @@
-//! A recorded node: the processes of real Slurm jobs, from the files in `fixtures`.
+//! The processes of a recorded node with real Slurm jobs, from the files in `fixtures`.
 
-use crate::story::TestProcess;
+use crate::test_process::TestProcess;
 
 const BY_CGROUP: &str = include_str!("../fixtures/slurm-v2-contain-task-none.processes.txt");
 const WITHOUT_CGROUPS: &str = include_str!("../fixtures/slurm-linuxproc-task-none.processes.txt");
@@ -10,6 +10,7 @@ const PROLOG: &str = include_str!("../fixtures/slurm-prolog.environ.txt");
 
 const SCOPE: &str = "/system.slice/n1_slurmstepd.scope";
 
+/// A process of a recorded node.
 struct Row {
     user: &'static str,
     comm: &'static str,
@@ -24,27 +25,27 @@ fn rows(text: &'static str) -> Vec<Row> {
 
 fn row(line: &'static str) -> Row {
     let fields: Vec<&str> = line.split(" | ").map(str::trim).collect();
-    let who: Vec<&str> = fields[0].split(' ').collect();
+    let identity: Vec<&str> = fields[0].split(' ').collect();
     Row {
-        user: who[4],
-        comm: who[5],
+        user: identity[4],
+        comm: identity[5],
         cgroup: fields[3].trim_start_matches("0::"),
         job_variable: fields[4].split(' ').next().unwrap_or_default(),
         command: fields[5],
     }
 }
 
-fn story(row: &Row) -> TestProcess {
-    let story = TestProcess::of(row.comm).in_cgroup(row.cgroup).run_as(row.command);
-    if row.job_variable == "-" { story } else { story.with("SLURM_JOB_ID", row.job_variable) }
+fn test_process(row: &Row) -> TestProcess {
+    let test_process = TestProcess::of(row.comm).in_cgroup(row.cgroup).run_as(row.command);
+    if row.job_variable == "-" { test_process } else { test_process.with("SLURM_JOB_ID", row.job_variable) }
 }
 
 #[test]
-fn with_cgroups_every_process_is_told_by_its_place() {
+fn with_cgroups_every_process_is_recognised_by_its_cgroup() {
     let rows = rows(BY_CGROUP);
     assert_eq!(rows.len(), 33);
     for row in &rows {
-        let claims_text = story(row).claims_text();
+        let claims_text = test_process(row).claims_text();
         let job = match row.user {
             "alice" => "4",
             "bob" => "5",
@@ -69,7 +70,7 @@ fn with_cgroups_every_process_is_told_by_its_place() {
 }
 
 #[test]
-fn without_cgroups_only_environment_and_launchers_tell() {
+fn without_cgroups_processes_are_recognised_by_environment_and_as_launchers() {
     let rows = rows(WITHOUT_CGROUPS);
     for row in &rows {
         let expected = match (row.comm, row.job_variable) {
@@ -77,23 +78,23 @@ fn without_cgroups_only_environment_and_launchers_tell() {
             (_, "-") => "nothing".to_owned(),
             (_, job) => format!("slurm:{job} by environment"),
         };
-        assert_eq!(story(row).claims_text(), expected, "{} {}", row.user, row.comm);
+        assert_eq!(test_process(row).claims_text(), expected, "{} {}", row.user, row.comm);
     }
 }
 
 #[test]
-fn the_environments_of_a_step_and_a_batch_script_tell_the_jobs_cpus() {
-    for (what, text) in [("step", STEP), ("batch", BATCH)] {
+fn the_environments_of_a_step_and_a_batch_script_give_the_cpus_of_the_job() {
+    for (step_kind, text) in [("step", STEP), ("batch", BATCH)] {
         assert_eq!(
             TestProcess::of("sleep").with_all(text).claims_text(),
             "slurm:4 by environment, 2 PUs, 1 tasks",
-            "{what}"
+            "{step_kind}"
         );
     }
 }
 
 #[test]
-fn the_nodes_prolog_runs_for_the_job_not_in_it() {
+fn the_prolog_of_the_node_is_not_in_the_job() {
     let prolog = TestProcess::of("prolog.sh").in_cgroup("/system.slice/slurmd.service").with_all(PROLOG);
     assert_eq!(prolog.claims_text(), "nothing");
 }

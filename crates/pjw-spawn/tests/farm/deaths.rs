@@ -1,4 +1,4 @@
-//! Workers die: no item is lost, and none is delivered twice.
+//! Workers that die: no item is lost, and none is delivered twice.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use pjw_spawn::farm::{FarmError, ItemResult, NextResult, Outcome};
 
 use super::{bytes_of, compute, end_by, farm, is_first};
 
-/// Kills a worker at fifty moments. Returns the numbers in the order in which they came.
+/// Runs a farm of which a worker is killed fifty times. Returns the numbers of the items in the order of their results.
 fn run_and_kill(is_in_order: bool, signals: &[Signal]) -> Vec<u64> {
-    // The result of an item passes in pieces. No item is given up, however often it is hit. The workers are never far
-    // ahead.
+    // The ring is small, so a result passes in pieces. The number of attempts is large, so no item is given up. The
+    // window is small, so the workers are not far ahead.
     let mut options = farm(3).ring_bytes(4096).chunk(4).window(64).attempts(1000);
     if is_in_order {
         options = options.in_order();
@@ -27,9 +27,9 @@ fn run_and_kill(is_in_order: bool, signals: &[Signal]) -> Vec<u64> {
     loop {
         let pids = running.worker_pids();
         let alive: Vec<u32> = pids.iter().map(|pid| pid.0).filter(|pid| !killed.contains(pid)).collect();
-        let is_time = killed.len() < 50 && numbers.len() >= 50 * killed.len();
-        if let Some(pid) = alive.get(killed.len() % alive.len().max(1)).filter(|_| is_time) {
-            // Each time another moment in the life of an item.
+        let is_time_to_kill = killed.len() < 50 && numbers.len() >= 50 * killed.len();
+        if let Some(pid) = alive.get(killed.len() % alive.len().max(1)).filter(|_| is_time_to_kill) {
+            // Each kill is at another moment of the work on an item.
             compute(Duration::from_micros(37 * killed.len() as u64));
             kill(Pid::from_raw(pid.cast_signed()), signals[killed.len() % signals.len()]).unwrap();
             killed.push(*pid);
@@ -55,7 +55,7 @@ fn workers_that_are_killed_at_fifty_moments_lose_no_item_and_none_is_delivered_t
 }
 
 #[test]
-fn the_order_stays_whatever_signal_kills_a_worker() {
+fn results_stay_in_order_whatever_signal_kills_a_worker() {
     // Rust's runtime handles SIGSEGV and SIGBUS. Sent by another process, they end a worker at the second time only.
     // SIGINT and SIGHUP are ignored in the background of a shell and under nohup.
     let signals = [Signal::SIGKILL, Signal::SIGTERM, Signal::SIGABRT];
@@ -63,7 +63,7 @@ fn the_order_stays_whatever_signal_kills_a_worker() {
 }
 
 #[test]
-fn an_item_during_which_its_worker_dies_is_computed_once_more() {
+fn an_item_is_computed_again_if_its_worker_dies() {
     let directory = tempfile::tempdir().unwrap();
     let running = farm(2).chunk(5).start(40, |item, result| {
         result.push(1);
@@ -83,7 +83,7 @@ fn an_item_during_which_its_worker_dies_is_computed_once_more() {
 }
 
 #[test]
-fn a_worker_is_replaced_also_if_the_caller_never_waits() {
+fn a_dead_worker_is_replaced_also_if_the_caller_never_waits() {
     let directory = tempfile::tempdir().unwrap();
     let killed = directory.path().join("killed");
     let running = farm(1).start(10, |item, _| {
@@ -106,12 +106,13 @@ fn a_worker_is_replaced_also_if_the_caller_never_waits() {
 #[test]
 fn an_item_that_kills_each_worker_is_reported_after_three_attempts_with_the_signal() {
     let directory = tempfile::tempdir().unwrap();
-    let tried = directory.path().join("tried");
+    let attempts_file = directory.path().join("tried");
     for (workers, chunk) in [(1, 1), (2, 8)] {
-        std::fs::write(&tried, "").unwrap();
+        std::fs::write(&attempts_file, "").unwrap();
         let running = farm(workers).chunk(chunk).in_order().start(20, |item, _| {
             if item.number == 7 {
-                let mut file = std::fs::OpenOptions::new().append(true).open(&tried).map_err(|_| 1)?;
+                let mut file =
+                    std::fs::OpenOptions::new().append(true).open(&attempts_file).map_err(|_| 1)?;
                 std::io::Write::write_all(&mut file, b"x").map_err(|_| 2)?;
                 end_by(libc::SIGABRT);
             }
@@ -127,7 +128,7 @@ fn an_item_that_kills_each_worker_is_reported_after_three_attempts_with_the_sign
             };
             assert_eq!(result.outcome, expected, "item {}", result.number);
         }
-        assert_eq!(std::fs::read_to_string(&tried).unwrap(), "xxx");
+        assert_eq!(std::fs::read_to_string(&attempts_file).unwrap(), "xxx");
     }
 }
 
@@ -142,9 +143,9 @@ fn an_item_that_ends_the_process_is_reported_with_the_exit_status() {
     });
     let killed = Outcome::Killed { attempts: 2, end: ExitStatus::Code(0) };
     let results = running.unwrap().map(Result::unwrap);
-    let of_item: Vec<Outcome> =
+    let outcomes_of_item: Vec<Outcome> =
         results.filter(|result| result.number == 3).map(|result| result.outcome).collect();
-    assert_eq!(of_item, [killed]);
+    assert_eq!(outcomes_of_item, [killed]);
 }
 
 #[test]
@@ -174,7 +175,7 @@ fn a_worker_that_fails_at_its_end_is_an_error_after_the_last_result() {
 }
 
 #[test]
-fn a_worker_that_takes_long_at_its_end_is_waited_for_only_as_long_as_the_caller_says() {
+fn the_wait_for_a_worker_that_takes_long_at_its_end_has_the_time_limit_of_the_caller() {
     let (reader, writer) = nix::unistd::pipe().unwrap();
     let running = farm(1).on_worker_end(|_| {
         let _ = nix::unistd::read(&reader, &mut [0]);
@@ -188,14 +189,14 @@ fn a_worker_that_takes_long_at_its_end_is_waited_for_only_as_long_as_the_caller_
 
 #[test]
 fn a_farm_that_is_dropped_and_a_master_that_is_killed_leave_no_process() {
-    let forever = || {
+    let start_endless_farm = || {
         farm(2).start(2, |_, _| {
             loop {
                 std::thread::park();
             }
         })
     };
-    let running = forever().unwrap();
+    let running = start_endless_farm().unwrap();
     let pids = running.worker_pids();
     assert_eq!(pids.len(), 2);
     drop(running);
@@ -209,7 +210,7 @@ fn a_farm_that_is_dropped_and_a_master_that_is_killed_leave_no_process() {
     // SAFETY: the new process starts a farm, writes the ids of its workers, and waits.
     let master = unsafe { libc::fork() };
     if master == 0 {
-        if let Ok(running) = forever() {
+        if let Ok(running) = start_endless_farm() {
             for pid in running.worker_pids() {
                 let _ = nix::unistd::write(&writer, &pid.0.to_ne_bytes());
             }

@@ -1,4 +1,4 @@
-//! A reader and a writer do all input and output.
+//! Farms with a reader and a writer, which do all input and output.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,16 +12,16 @@ use pjw_spawn::farm::{Farm, FarmError, IoProcess, Item, NextResult, Outcome};
 use super::{compute, end_by, farm, is_first};
 
 const ITEMS: u64 = 2000;
-/// The bytes of an item in the files.
+/// The number of bytes of an item in the files.
 const SIZE: u64 = 600;
 
-/// The bytes of an item in the input. The output has each of them plus 1.
+/// The bytes of an item in the input. In the output, each byte is larger by 1.
 fn input(number: u64) -> Vec<u8> {
     (0..SIZE).map(|at| u8::try_from((number * 3 + at) % 200).unwrap()).collect()
 }
 
-/// Runs a farm with files. `disturb` is called after each result or millisecond, with the processes of the farm.
-fn run_with_files(options: Farm<'_>, mut disturb: impl FnMut(&[u32])) {
+/// Runs a farm with files. `on_each_round` is called after each result or millisecond, with the processes of the farm.
+fn run_with_files(options: Farm<'_>, mut on_each_round: impl FnMut(&[u32])) {
     let directory = tempfile::tempdir().unwrap();
     let [input_path, output_path] = ["input", "output"].map(|name| directory.path().join(name));
     std::fs::write(&input_path, (0..ITEMS).flat_map(input).collect::<Vec<u8>>()).unwrap();
@@ -48,10 +48,14 @@ fn run_with_files(options: Farm<'_>, mut disturb: impl FnMut(&[u32])) {
     loop {
         let mut pids = running.worker_pids();
         pids.extend([running.reader_pid(), running.writer_pid()].into_iter().flatten());
-        disturb(&pids.iter().map(|pid| pid.0).collect::<Vec<_>>());
+        on_each_round(&pids.iter().map(|pid| pid.0).collect::<Vec<_>>());
         match running.next_within(Some(Duration::from_millis(1))).unwrap() {
             NextResult::Result(result) => {
-                assert_eq!(result.outcome, Outcome::Done(Vec::new()), "the writer has the bytes");
+                assert_eq!(
+                    result.outcome,
+                    Outcome::Done(Vec::new()),
+                    "the writer gets the bytes, not the caller"
+                );
                 numbers.push(result.number);
             }
             NextResult::TimedOut => {}
@@ -62,11 +66,11 @@ fn run_with_files(options: Farm<'_>, mut disturb: impl FnMut(&[u32])) {
     numbers.sort_unstable();
     assert_eq!(numbers, Vec::from_iter(0..ITEMS));
     let expected: Vec<u8> = (0..ITEMS).flat_map(input).map(|byte| byte + 1).collect();
-    assert!(std::fs::read(&output_path).unwrap() == expected, "the output is another one");
+    assert!(std::fs::read(&output_path).unwrap() == expected, "the output is wrong");
 }
 
 #[test]
-fn a_reader_and_a_writer_pass_all_items_through_small_memories() {
+fn a_reader_and_a_writer_pass_all_items_through_small_shared_memories() {
     run_with_files(farm(2).ring_bytes(4096).input_bytes(4096), |_| {});
     run_with_files(farm(3).window(8).chunk(2).in_order(), |_| {});
 }
@@ -125,7 +129,7 @@ fn a_writer_that_is_killed_while_it_writes_gets_this_result_again() {
 }
 
 #[test]
-fn a_writer_that_is_killed_again_and_again_between_two_results_is_replaced_each_time() {
+fn a_writer_that_is_killed_between_two_results_is_replaced_each_time() {
     let (reader, writer) = nix::unistd::pipe().unwrap();
     let options = farm(1).attempts(2).writer(|_| Ok(()));
     let work = |_: Item<'_>, _: &mut Vec<u8>| nix::unistd::read(&reader, &mut [0]).map(drop).map_err(|_| 1);
@@ -149,13 +153,13 @@ fn a_writer_that_is_killed_again_and_again_between_two_results_is_replaced_each_
 fn a_writer_writes_at_its_end_what_it_held_back() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("output");
-    let held = std::cell::RefCell::new(Vec::new());
+    let held_back = std::cell::RefCell::new(Vec::new());
     let options = farm(2).in_order().writer(|result| {
-        held.borrow_mut().push(result.number);
+        held_back.borrow_mut().push(result.number);
         Ok(())
     });
     let options =
-        options.on_writer_end(|| std::fs::write(&path, format!("{:?}", held.borrow())).map_err(|_| 1));
+        options.on_writer_end(|| std::fs::write(&path, format!("{:?}", held_back.borrow())).map_err(|_| 1));
     assert_eq!(options.start(5, |_, _| Ok(())).unwrap().map(Result::unwrap).count(), 5);
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "[0, 1, 2, 3, 4]");
 }

@@ -1,4 +1,4 @@
-//! Farms of real processes: items, results, deaths, CPUs.
+//! Farms of real processes: items, results, processes that die, CPUs.
 #![allow(clippy::unwrap_used, clippy::panic)] // a test may fail
 
 mod deaths;
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use pjw_spawn::farm::Farm;
 
-/// The options of a farm in a test. The tests run in threads.
+/// The options of a farm in a test. The tests run in threads of one process.
 fn farm<'a>(workers: u32) -> Farm<'a> {
     // SAFETY: the functions of the tests compute, read and write files, and end processes. They wait for no lock.
     unsafe { Farm::new(workers).allow_threads() }
 }
 
-/// Computes for this time.
+/// Uses the CPU for this time.
 fn compute(time: Duration) {
     let begin = Instant::now();
     while begin.elapsed() < time {
@@ -26,7 +26,7 @@ fn compute(time: Duration) {
     }
 }
 
-/// Whether this is the first call with this file, of all processes.
+/// Whether this is the first call with this file in all processes.
 fn is_first(file: &Path) -> bool {
     OpenOptions::new().write(true).create_new(true).open(file).is_ok()
 }
@@ -41,7 +41,7 @@ fn end_by(signal: i32) -> ! {
     }
 }
 
-/// The bytes of the result of an item: from none to more than a small ring has.
+/// The bytes of the result of an item: from none to more than fit into a small ring.
 fn bytes_of(number: u64) -> Vec<u8> {
     let length = number * 37 % 9000;
     (0..length).map(|at| u8::try_from((number + at) % 251).unwrap()).collect()

@@ -1,4 +1,4 @@
-//! Each result comes back once, in order or as they come.
+//! Results: each is delivered once, in order of the items or of completion.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use pjw_spawn::farm::{ItemResult, NextResult, Outcome, WorkerCpus};
 use super::{bytes_of, compute, farm};
 
 #[test]
-fn each_result_comes_back_once_as_they_come() {
+fn each_result_is_delivered_once_in_the_order_of_completion() {
     for (workers, chunk) in [(1, 1), (3, 1), (3, 16)] {
         let farm = farm(workers).chunk(chunk).ring_bytes(4096);
         let running = farm.start(2000, |item, result| {
             result.extend_from_slice(&bytes_of(item.number));
             Ok(())
         });
-        let mut seen = BTreeSet::new();
+        let mut numbers = BTreeSet::new();
         for result in running.unwrap() {
             let ItemResult { number, outcome } = result.unwrap();
             assert_eq!(outcome, Outcome::Done(bytes_of(number)));
-            assert!(seen.insert(number), "item {number} came twice");
+            assert!(numbers.insert(number), "item {number} was delivered twice");
         }
-        assert_eq!(seen, (0..2000).collect());
+        assert_eq!(numbers, (0..2000).collect());
     }
 }
 
 #[test]
-fn results_in_order_come_in_order_although_early_items_take_longer() {
+fn a_farm_in_order_delivers_results_in_order_although_early_items_take_longer() {
     let farm = farm(3).in_order().window(16);
     let running = farm.start(300, |item, result| {
         compute(Duration::from_micros(if item.number % 16 == 0 { 1000 } else { 20 }));
@@ -56,7 +56,7 @@ fn a_result_may_be_larger_than_the_shared_memory() {
 }
 
 #[test]
-fn an_error_of_the_program_comes_back_with_its_code_and_its_bytes() {
+fn an_error_of_the_work_function_is_delivered_with_its_code_and_its_bytes() {
     let running = farm(2).start(10, |item, result| {
         result.push(1);
         if item.number == 4 { Err(-17) } else { Ok(()) }
@@ -72,7 +72,7 @@ fn an_error_of_the_program_comes_back_with_its_code_and_its_bytes() {
 }
 
 #[test]
-fn progress_tells_what_is_done_of_how_much() {
+fn progress_has_the_total_number_of_items_and_of_delivered_results() {
     let mut running = farm(2).start(100, |_, _| Ok(())).unwrap();
     assert_eq!(running.progress().total, Some(100));
     assert_eq!(running.progress().workers, 2);
@@ -86,7 +86,7 @@ fn progress_tells_what_is_done_of_how_much() {
 }
 
 #[test]
-fn a_caller_that_waits_a_limited_time_gets_nothing_yet() {
+fn a_wait_with_a_time_limit_ends_without_a_result_when_the_time_has_passed() {
     let (reader, writer) = nix::unistd::pipe().unwrap();
     let mut running =
         farm(1).start(1, |_, _| nix::unistd::read(&reader, &mut [0]).map(drop).map_err(|_| 1)).unwrap();
@@ -124,15 +124,15 @@ fn each_worker_runs_on_one_pu_of_the_masters_mask() {
         compute(Duration::from_micros(100));
         Ok(())
     });
-    let mut places = BTreeSet::new();
+    let mut worker_pus = BTreeSet::new();
     for result in running.unwrap() {
         let Outcome::Done(bytes) = result.unwrap().outcome else { panic!("it was not computed") };
         let numbers: Vec<u32> =
             bytes.chunks(4).map(|bytes| u32::from_ne_bytes(bytes.try_into().unwrap())).collect();
         let [worker, pu] = numbers[..] else { panic!("worker and PU: {numbers:?}") };
         assert!(pus.contains(&(pu as usize)));
-        places.insert((worker, pu));
+        worker_pus.insert((worker, pu));
     }
-    let distinct: BTreeSet<u32> = places.iter().map(|(_, pu)| *pu).collect();
-    assert_eq!(distinct.len(), places.len(), "two workers share a PU: {places:?}");
+    let distinct: BTreeSet<u32> = worker_pus.iter().map(|(_, pu)| *pu).collect();
+    assert_eq!(distinct.len(), worker_pus.len(), "two workers share a PU: {worker_pus:?}");
 }

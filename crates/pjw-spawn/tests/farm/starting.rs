@@ -1,4 +1,4 @@
-//! What is wrong is said before a process is forked.
+//! The start of a farm: errors that are reported before a process is forked, and forks that fail.
 
 use pjw_core::cpuset::CpuSet;
 use pjw_spawn::farm::{Farm, FarmError, WorkerCpus};
@@ -65,14 +65,14 @@ fn a_fork_that_fails_at_the_start_is_an_error_with_its_remedy() {
 
 #[test]
 fn a_function_for_the_fork_that_returns_no_process_id_is_refused_and_no_process_is_killed() {
-    for wrong in [i32::MIN, 0] {
-        let error = refusal(farm(1).fork_with(move || Ok(wrong)), 10);
+    for invalid_pid in [i32::MIN, 0] {
+        let error = refusal(farm(1).fork_with(move || Ok(invalid_pid)), 10);
         assert!(error.contains("the function for the fork must return 0 only in the new process"), "{error}");
     }
 }
 
 #[test]
-fn without_a_free_descriptor_no_process_is_forked_and_the_remedy_is_named() {
+fn without_a_free_descriptor_no_process_is_forked_and_the_error_names_the_remedy() {
     // SAFETY: the new process limits its own descriptors, tries to start a farm, and ends.
     let master = unsafe { libc::fork() };
     if master == 0 {
@@ -80,7 +80,7 @@ fn without_a_free_descriptor_no_process_is_forked_and_the_remedy_is_named() {
         // SAFETY: as above.
         unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
         let mut files: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
-        // The farm itself needs two.
+        // The farm itself needs two descriptors.
         files.truncate(files.len().saturating_sub(2));
         let mut is_forked = false;
         let options = farm(1).fork_with(|| {
@@ -97,7 +97,7 @@ fn without_a_free_descriptor_no_process_is_forked_and_the_remedy_is_named() {
 }
 
 #[test]
-fn a_fork_that_fails_for_a_while_is_tried_again() {
+fn a_fork_that_fails_at_a_replacement_is_tried_again() {
     let directory = tempfile::tempdir().unwrap();
     let killed = directory.path().join("killed");
     let mut forks = 0;

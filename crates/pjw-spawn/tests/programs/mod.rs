@@ -1,4 +1,4 @@
-//! The program whose first act is to read its mask, and what it has written.
+//! The program `first_act.c`, which reads its mask first, and the records that it writes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,14 +10,14 @@ use nix::unistd::Pid;
 use pjw_core::cpuset::{CpuSet, Pu};
 use tempfile::TempDir;
 
-/// What one process has written: see `first_act.c`.
+/// The record that one process has written: see `first_act.c`.
 pub(crate) struct Record {
     pub(crate) pid: u32,
     pub(crate) cpu: Pu,
     pub(crate) mask: CpuSet,
 }
 
-/// Builds the program. It is removed with the directory.
+/// Compiles the program. It is removed with the directory.
 pub(crate) fn program_without_libc() -> (PathBuf, TempDir) {
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("first_act");

@@ -1,4 +1,4 @@
-//! Requests and output with a running daemon.
+//! The requests and the output of pjwctl with a daemon that sends given replies.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
@@ -15,7 +15,7 @@ use pjw_ipc::wire::{
 };
 use serde_json::{Value, json};
 
-use super::daemon::{Answer, Daemon};
+use super::daemon::{CallReplies, Daemon};
 use super::{answer, assert_refused, pjwctl};
 
 fn job() -> Job {
@@ -41,7 +41,7 @@ fn member(pid: u32) -> Member {
     }
 }
 
-/// The memory of processes 1 to 3, of which the first two share an address space.
+/// The memory of the processes 1 to 3. The processes 1 and 2 share an address space.
 fn memory(nodes: Option<bool>) -> Memory {
     let process =
         |pid, space| ProcessMemory { pid, rss: 4096, address_space: Some(space), ..ProcessMemory::default() };
@@ -90,16 +90,16 @@ fn plan() -> PlanReply {
     PlanReply { actions, warnings: vec![Abstained { code: "stray".into(), ..Abstained::default() }] }
 }
 
-fn healing() -> DefragReply {
+fn defrag_reply() -> DefragReply {
     let moved = Move { job: "manual:a".into(), from: "1".into(), to: "0".into(), why: "closer".into() };
     let fits = |l3| Fits { l3, ..Fits::default() };
     DefragReply { moves: vec![moved], largest_requests_before: fits(3), largest_requests_after: fits(6) }
 }
 
-/// A daemon with one job of three members, a page each.
+/// A daemon with one job of three members, each on a page of its own.
 fn daemon() -> Daemon {
     Daemon::start(|call| {
-        Answer::reply(match call {
+        CallReplies::reply(match call {
             Call::GetStatus => Reply::Status { status: Arc::new(status()) },
             Call::ListJobs => Reply::Jobs { jobs: vec![job()] },
             Call::GetJob(GetJob { after, .. }) => Reply::JobDetail(Box::new(GetJobReply {
@@ -110,7 +110,7 @@ fn daemon() -> Daemon {
                 last_tid: None,
             })),
             Call::GetMemory(request) if request.estimate == Some(true) => {
-                return Answer::refusal("the job has no memory cgroup of its own");
+                return CallReplies::refusal("the job has no memory cgroup of its own");
             }
             Call::GetMemory(request) => Reply::Memory { memory: Box::new(memory(request.nodes)) },
             Call::Assign(_) => Reply::Job { job: job() },
@@ -120,11 +120,11 @@ fn daemon() -> Daemon {
             Call::ExplainJob(_) => Reply::JobReasons(job_reasons()),
             Call::ExplainPid(_) => Reply::PidReasons(pid_reasons()),
             Call::Plan => Reply::Plan(plan().into()),
-            Call::PlanDefrag | Call::Defrag => Reply::Defrag(healing().into()),
+            Call::PlanDefrag | Call::Defrag => Reply::Defrag(defrag_reply().into()),
             Call::Events(_) => {
                 let events =
                     [event("first"), event("second")].map(|event| Reply::Event { event: event.into() });
-                return Answer::stream(events.into(), false);
+                return CallReplies::stream(events.into(), false);
             }
             Call::GetReports(_) => Reply::Reports { reports: vec![report().into()] },
             Call::GetTopology => Reply::Topology { topology: topology() },
@@ -134,7 +134,7 @@ fn daemon() -> Daemon {
 }
 
 #[test]
-fn json_is_the_wires_own_types() {
+fn the_json_output_of_each_command_is_the_reply_of_the_daemon() {
     let daemon = daemon();
     let mut details = serde_json::to_value(job()).unwrap();
     details["members"] = json!([member(1), member(2), member(3)]);
@@ -149,8 +149,8 @@ fn json_is_the_wires_own_types() {
         (&["explain", "7"], json!(pid_reasons())),
         (&["explain", "a"], json!(job_reasons())),
         (&["plan"], json!(plan())),
-        (&["plan", "--defrag"], json!(healing())),
-        (&["defrag"], json!(healing())),
+        (&["plan", "--defrag"], json!(defrag_reply())),
+        (&["defrag"], json!(defrag_reply())),
         (&["topology"], json!(topology())),
         (&["assign", "a", "--cores", "1"], json!(job())),
     ];
@@ -161,26 +161,26 @@ fn json_is_the_wires_own_types() {
     }
 }
 
-/// A page may end within a process: its threads are printed together.
+/// A page of `GetJob` may end between two threads of a process.
 #[test]
-fn the_threads_of_a_huge_process_are_put_together_again() {
+fn the_threads_of_a_process_on_several_pages_are_printed_together() {
     let threads =
         |after: Option<u32>| vec![Thread { tid: after.map_or(1, |tid| tid + 1), ..Thread::default() }];
     let more = |after: Option<u32>| Some(after.map_or(1, |tid| tid + 1)).filter(|&tid| tid < 3);
     let daemon = Daemon::start(move |call| {
-        Answer::reply(match call {
+        CallReplies::reply(match call {
             Call::GetJob(request) => {
                 let last = request.after == Some(7) && request.after_tid.is_none();
-                let begun = Member { threads: threads(request.after_tid), ..member(7) };
+                let first_member = Member { threads: threads(request.after_tid), ..member(7) };
                 Reply::JobDetail(Box::new(GetJobReply {
                     job: job(),
-                    members: vec![if last { member(8) } else { begun }],
+                    members: vec![if last { member(8) } else { first_member }],
                     history: vec![],
                     last_pid: Some(7).filter(|_| !last),
                     last_tid: more(request.after_tid).filter(|_| !last),
                 }))
             }
-            Call::GetMemory(_) => return Answer::refusal("the job has no memory cgroup of its own"),
+            Call::GetMemory(_) => return CallReplies::refusal("the job has no memory cgroup of its own"),
             Call::ExplainPid(request) => Reply::PidReasons(ExplainPidReply {
                 threads: threads(request.after_tid),
                 last_tid: more(request.after_tid),
@@ -189,7 +189,7 @@ fn the_threads_of_a_huge_process_are_put_together_again() {
             other => panic!("{other:?}"),
         })
     });
-    let asked = |arguments: &[&str]| {
+    let json_of = |arguments: &[&str]| {
         let answer = answer(&mut pjwctl(&daemon.socket(), arguments));
         assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{arguments:?}");
         serde_json::from_str::<Value>(&answer.stdout).unwrap()
@@ -197,16 +197,16 @@ fn the_threads_of_a_huge_process_are_put_together_again() {
     let tids = |threads: &Value| {
         threads.as_array().unwrap().iter().map(|thread| thread["tid"].as_u64().unwrap()).collect::<Vec<_>>()
     };
-    let details = asked(&["show", "a", "--json"]);
+    let details = json_of(&["show", "a", "--json"]);
     assert_eq!((&details["members"][0]["pid"], &details["members"][1]["pid"]), (&json!(7), &json!(8)));
     assert_eq!(tids(&details["members"][0]["threads"]), [1, 2, 3]);
-    let reasons = asked(&["explain", "7", "--json"]);
+    let reasons = json_of(&["explain", "7", "--json"]);
     assert_eq!(tids(&reasons["threads"]), [1, 2, 3]);
     assert!(reasons.get("next_tid").is_none());
 }
 
 #[test]
-fn every_reading_command_has_a_text_too() {
+fn every_command_that_reads_has_an_output_in_plain_text() {
     let daemon = daemon();
     let cases: [(&[&str], &str); 13] = [
         (&["status"], "a manual:a"),
@@ -227,12 +227,12 @@ fn every_reading_command_has_a_text_too() {
         let answer = answer(&mut pjwctl(&daemon.socket(), arguments));
         assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{arguments:?}");
         assert!(answer.stdout.contains(expected), "{arguments:?}: {}", answer.stdout);
-        assert!(!answer.stdout.contains('\x1b'), "{arguments:?}: a pipe gets no colours");
+        assert!(!answer.stdout.contains('\x1b'), "{arguments:?}: there are no colours in a pipe");
     }
 }
 
 #[test]
-fn colours_can_be_had_and_refused_and_json_never_has_any() {
+fn the_variables_for_colours_take_effect_and_json_has_no_colours() {
     let daemon = daemon();
     let coloured = |arguments: &[&str], variable: &str| {
         let mut command = pjwctl(&daemon.socket(), arguments);
@@ -244,14 +244,14 @@ fn colours_can_be_had_and_refused_and_json_never_has_any() {
 }
 
 #[test]
-fn events_are_an_object_a_line() {
+fn events_in_json_are_one_object_in_each_line() {
     let answer = answer(&mut pjwctl(&daemon().socket(), &["events", "--json"]));
     let lines: Vec<Event> = answer.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(lines, [event("first"), event("second")]);
 }
 
 #[test]
-fn the_request_has_the_options_of_the_command_line() {
+fn the_options_of_assign_are_in_its_request() {
     let daemon = daemon();
     let line = "assign slurm:7 --cpus 0-1 --pid 5 --pid 6 --session 4 --policy explicit --class besteffort";
     let arguments: Vec<&str> = line.split(' ').collect();
@@ -299,32 +299,36 @@ fn run_and_spawn_pass_the_unit_of_the_number_of_cores() {
 #[test]
 fn release_and_reload_print_their_results() {
     let daemon = daemon();
-    let said = |arguments: &[&str]| answer(&mut pjwctl(&daemon.socket(), arguments)).stdout;
-    assert_eq!(said(&["release", "a"]), "released manual:a\n");
-    assert_eq!(said(&["release", "--all"]), "released manual:a\n");
-    assert!(said(&["plan", "--defrag"]).contains("manual:a 1    0  closer"));
-    assert!(said(&["defrag"]).contains("manual:a"));
-    assert_eq!(said(&["reload"]), "interval: 1s → 2s\n");
+    let stdout_of = |arguments: &[&str]| answer(&mut pjwctl(&daemon.socket(), arguments)).stdout;
+    assert_eq!(stdout_of(&["release", "a"]), "released manual:a\n");
+    assert_eq!(stdout_of(&["release", "--all"]), "released manual:a\n");
+    assert!(stdout_of(&["plan", "--defrag"]).contains("manual:a 1    0  closer"));
+    assert!(stdout_of(&["defrag"]).contains("manual:a"));
+    assert_eq!(stdout_of(&["reload"]), "interval: 1s → 2s\n");
     let release = Call::Release(JobParameter { job: "manual:a".into() });
     assert_eq!(daemon.calls(), [release, Call::ReleaseAll, Call::PlanDefrag, Call::Defrag, Call::Reload]);
 }
 
 #[test]
-fn want_prints_the_number_that_counts() {
+fn want_prints_the_number_of_cores_that_the_daemon_accepted() {
     let daemon = daemon();
-    let said = |arguments: &[&str]| answer(&mut pjwctl(&daemon.socket(), arguments)).stdout;
-    assert_eq!(said(&["want", "a", "2"]), "manual:a wants 2 cores\n");
-    assert_eq!(said(&["want", "a", "9"]), "manual:a wants 4 cores (9 were asked for, and it may have 4)\n");
-    assert_eq!(said(&["want", "a", "default"]), "manual:a wants what it was granted\n");
-    let json: Job = serde_json::from_str(&said(&["want", "a", "0", "--json"])).unwrap();
+    let stdout_of = |arguments: &[&str]| answer(&mut pjwctl(&daemon.socket(), arguments)).stdout;
+    assert_eq!(stdout_of(&["want", "a", "2"]), "manual:a wants 2 cores\n");
+    assert_eq!(
+        stdout_of(&["want", "a", "9"]),
+        "manual:a wants 4 cores (9 were asked for, and it may have 4)\n"
+    );
+    assert_eq!(stdout_of(&["want", "a", "default"]), "manual:a wants what it was granted\n");
+    let json: Job = serde_json::from_str(&stdout_of(&["want", "a", "0", "--json"])).unwrap();
     assert_eq!(json.wants, Some(0));
     let wrong = answer(&mut pjwctl(&daemon.socket(), &["want", "a", "many"]));
     assert_eq!(wrong.code, Some(2), "{wrong:?}");
 }
 
 #[test]
-fn a_refusal_is_one_line_and_exit_code_one() {
-    let daemon = Daemon::start(|_| Answer::refusal("0 cores were asked for:\nask for at least 1\x1b[2J"));
+fn a_refusal_is_printed_on_one_line_with_exit_code_one() {
+    let daemon =
+        Daemon::start(|_| CallReplies::refusal("0 cores were asked for:\nask for at least 1\x1b[2J"));
     let answer = answer(&mut pjwctl(&daemon.socket(), &["assign", "a", "--cores", "0"]));
     assert_refused(&answer, "0 cores were asked for: ask for at least 1\\u{1b}[2J");
 }
@@ -345,12 +349,12 @@ fn an_invalid_job_id_is_not_sent() {
 }
 
 #[test]
-fn a_number_that_is_the_name_of_a_job_gets_a_hint() {
+fn explain_of_an_unknown_process_id_that_is_the_name_of_a_job_gives_the_command_for_the_job() {
     let daemon = Daemon::start(|call| match call {
         Call::ExplainJob(JobParameter { job }) if job == "manual:12" => {
-            Answer::reply(Reply::JobReasons(ExplainJobReply { job: job.clone(), ..job_reasons() }))
+            CallReplies::reply(Reply::JobReasons(ExplainJobReply { job: job.clone(), ..job_reasons() }))
         }
-        _ => Answer::refusal("there is no such thing"),
+        _ => CallReplies::refusal("there is no such thing"),
     });
     let explained = |subject| answer(&mut pjwctl(&daemon.socket(), &["explain", subject]));
     assert_refused(
@@ -362,14 +366,14 @@ fn a_number_that_is_the_name_of_a_job_gets_a_hint() {
 
 #[test]
 fn a_closed_pipe_ends_the_command_silently() {
-    for follows in [true, false] {
+    for is_followed in [true, false] {
         let daemon = Daemon::start(move |_| {
-            let many = if follows { 1 } else { 100_000 };
+            let many = if is_followed { 1 } else { 100_000 };
             let event = || Reply::Event { event: event(&"x".repeat(100)).into() };
-            Answer::stream((0..many).map(|_| event()).collect(), follows)
+            CallReplies::stream((0..many).map(|_| event()).collect(), is_followed)
         });
         let mut arguments = vec!["events"];
-        arguments.extend(follows.then_some("--follow"));
+        arguments.extend(is_followed.then_some("--follow"));
         let mut child = pjwctl(&daemon.socket(), &arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -382,19 +386,19 @@ fn a_closed_pipe_ends_the_command_silently() {
         drop(reader);
         let deadline = Instant::now() + Duration::from_secs(60);
         while child.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < deadline, "still running though nobody reads");
+            assert!(Instant::now() < deadline, "the command still runs after its pipe was closed");
             std::thread::sleep(Duration::from_millis(5));
         }
         let mut stderr = String::new();
         child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""), "follow: {follows}");
+        assert_eq!((child.wait().unwrap().code(), stderr.as_str()), (Some(0), ""), "follow: {is_followed}");
     }
 }
 
 #[test]
-fn a_process_id_in_the_place_of_a_job_is_answered_with_the_command_for_processes() {
+fn show_of_an_unknown_job_that_is_a_number_gives_the_command_for_the_process() {
     let daemon = Daemon::start(|call| match call {
-        Call::GetJob(request) => Answer::refusal(&format!(
+        Call::GetJob(request) => CallReplies::refusal(&format!(
             "there is no job {0}: pjwctl jobs lists them; if it has ended: pjwctl report {0}",
             request.job
         )),
@@ -410,14 +414,18 @@ fn a_process_id_in_the_place_of_a_job_is_answered_with_the_command_for_processes
 }
 
 #[test]
-fn a_provision_names_its_cores_and_its_rule_with_the_id_of_the_user() {
+fn a_provision_is_printed_with_its_cores_and_its_rule_and_an_invalid_rule_is_refused() {
     let daemon = daemon();
     let provision = |more: &[&str]| {
         let arguments = [&["provision", "web", "--cores", "2"], more].concat();
         answer(&mut pjwctl(&daemon.socket(), &arguments))
     };
-    let made = provision(&["--match", "user=root,comm=nginx"]);
-    assert_eq!((made.code, made.stdout.as_str()), (Some(0), "manual:a 1 user=0,comm=nginx\n"), "{made:?}");
+    let provisioned = provision(&["--match", "user=root,comm=nginx"]);
+    assert_eq!(
+        (provisioned.code, provisioned.stdout.as_str()),
+        (Some(0), "manual:a 1 user=0,comm=nginx\n"),
+        "{provisioned:?}"
+    );
     let wrong = provision(&["--match", "nginx"]);
     assert!(wrong.stderr.contains("--match: \"nginx\" is not a condition"), "{wrong:?}");
     for (rule, expected) in [
@@ -430,14 +438,14 @@ fn a_provision_names_its_cores_and_its_rule_with_the_id_of_the_user() {
     ] {
         assert_refused(&provision(&["--match", rule]), expected);
     }
-    let nobody = provision(&["--match", "user=no-such-user"]);
-    assert!(nobody.stderr.contains("names no user of this machine"), "{nobody:?}");
+    let unknown_user = provision(&["--match", "user=no-such-user"]);
+    assert!(unknown_user.stderr.contains("names no user of this machine"), "{unknown_user:?}");
     let unknown = answer(&mut pjwctl(&daemon.socket(), &["unprovision", "web"]));
     assert!(unknown.stderr.contains("provision --list"), "{unknown:?}");
 }
 
 #[test]
-fn the_memory_of_a_job_is_read_on_request_and_tells_shared_address_spaces() {
+fn show_reads_the_memory_of_a_job_on_request_and_names_shared_address_spaces() {
     let daemon = daemon();
     let shown = |arguments: &[&str]| {
         let answer = answer(&mut pjwctl(&daemon.socket(), arguments));

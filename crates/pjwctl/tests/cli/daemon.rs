@@ -1,4 +1,4 @@
-//! A daemon that speaks the protocol, sends given replies, and records the calls.
+//! A daemon of a test: it sends given replies by the protocol, and records the calls.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,23 +8,23 @@ use std::sync::{Arc, Mutex};
 use pjw_ipc::call::{Call, CallError, Reply};
 use serde_json::{Value, json};
 
-/// The replies to a call, in order, and whether the stream then stays open.
-pub(crate) struct Answer {
+/// The replies to a call in their order, and whether the stream stays open after them.
+pub(crate) struct CallReplies {
     replies: Vec<Result<Reply, CallError>>,
-    follows: bool,
+    stays_open: bool,
 }
 
-impl Answer {
+impl CallReplies {
     pub(crate) fn reply(reply: Reply) -> Self {
-        Self { replies: vec![Ok(reply)], follows: false }
+        Self { replies: vec![Ok(reply)], stays_open: false }
     }
 
     pub(crate) fn refusal(message: &str) -> Self {
-        Self { replies: vec![Err(CallError::Refused(message.to_owned()))], follows: false }
+        Self { replies: vec![Err(CallError::Refused(message.to_owned()))], stays_open: false }
     }
 
-    pub(crate) fn stream(replies: Vec<Reply>, follows: bool) -> Self {
-        Self { replies: replies.into_iter().map(Ok).collect(), follows }
+    pub(crate) fn stream(replies: Vec<Reply>, stays_open: bool) -> Self {
+        Self { replies: replies.into_iter().map(Ok).collect(), stays_open }
     }
 }
 
@@ -34,16 +34,16 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Listens until the test program ends.
-    pub(crate) fn start(answer: impl Fn(&Call) -> Answer + Send + Sync + 'static) -> Self {
+    /// Starts a daemon that listens until the test program ends. `answer` gives the replies to a call.
+    pub(crate) fn start(answer: impl Fn(&Call) -> CallReplies + Send + Sync + 'static) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let calls = Arc::new(Mutex::new(Vec::new()));
         let listener = UnixListener::bind(dir.path().join("pjwd.sock")).unwrap();
-        let (answer, heard) = (Arc::new(answer), calls.clone());
+        let (answer, recorded_calls) = (Arc::new(answer), calls.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let (answer, heard) = (answer.clone(), heard.clone());
-                std::thread::spawn(move || serve(&stream.unwrap(), &*answer, &heard));
+                let (answer, recorded_calls) = (answer.clone(), recorded_calls.clone());
+                std::thread::spawn(move || serve(&stream.unwrap(), &*answer, &recorded_calls));
             }
         });
         Self { dir, calls }
@@ -62,7 +62,7 @@ impl Daemon {
     }
 }
 
-fn serve(stream: &UnixStream, answer: &dyn Fn(&Call) -> Answer, heard: &Mutex<Vec<Call>>) {
+fn serve(stream: &UnixStream, answer: &dyn Fn(&Call) -> CallReplies, recorded_calls: &Mutex<Vec<Call>>) {
     let mut reader = BufReader::new(stream);
     loop {
         let mut message = Vec::new();
@@ -73,18 +73,18 @@ fn serve(stream: &UnixStream, answer: &dyn Fn(&Call) -> Answer, heard: &Mutex<Ve
         let mut message: Value = serde_json::from_slice(&message).unwrap();
         let method = message["method"].as_str().unwrap().to_owned();
         let call = Call::parse(&method, Some(message["parameters"].take())).unwrap();
-        heard.lock().unwrap().push(call.clone());
-        let Answer { replies, follows } = answer(&call);
+        recorded_calls.lock().unwrap().push(call.clone());
+        let CallReplies { replies, stays_open } = answer(&call);
         let count = replies.len();
         for (n, reply) in replies.into_iter().enumerate() {
             let reply = match reply {
-                Ok(reply) => json!({ "parameters": reply, "continues": follows || n + 1 < count }),
+                Ok(reply) => json!({ "parameters": reply, "continues": stays_open || n + 1 < count }),
                 Err(error) => {
                     let (error, parameters) = error.to_varlink();
                     json!({ "error": error, "parameters": parameters })
                 }
             };
-            // In some tests the client has closed the connection, as it should.
+            // In some tests the client closes the connection before the last reply.
             if (&*stream).write_all(format!("{reply}\0").as_bytes()).is_err() {
                 return;
             }

@@ -1,4 +1,4 @@
-//! The doctor on the machine of the test, with the daemon of the test.
+//! `doctor` on this machine, without a daemon and with a daemon of the test.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -7,10 +7,10 @@ use pjw_ipc::call::{Call, Reply};
 use pjw_ipc::wire::{Node, Status, Warning};
 use serde_json::Value;
 
-use super::daemon::{Answer, Daemon};
+use super::daemon::{CallReplies, Daemon};
 use super::{answer, pjwctl};
 
-/// The output for scripts.
+/// The output of `doctor --json`.
 fn output_json(socket: &Path) -> Value {
     let answer = answer(&mut pjwctl(socket, &["doctor", "--json"]));
     assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
@@ -27,7 +27,7 @@ fn fact<'a>(output_json: &'a Value, code: &str) -> &'a str {
 }
 
 #[test]
-fn it_works_without_a_daemon_and_says_how_to_start_one() {
+fn doctor_works_without_a_daemon_and_says_how_to_start_one() {
     let output_json = output_json(Path::new("/nonexistent/pjwd.sock"));
     assert!(fact(&output_json, "warden").contains("start it"), "{output_json}");
     for code in ["machine", "kernel", "cgroups", "scheduler", "enforcement"] {
@@ -43,7 +43,7 @@ fn it_works_without_a_daemon_and_says_how_to_start_one() {
 }
 
 #[test]
-fn the_report_has_80_columns_without_colours_by_default() {
+fn the_report_of_doctor_has_no_colours_in_a_pipe() {
     let answer = answer(&mut pjwctl(Path::new("/nonexistent/pjwd.sock"), &["doctor", "--all"]));
     assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
     assert!(!answer.stdout.contains('\x1b'), "{answer:?}");
@@ -51,9 +51,9 @@ fn the_report_has_80_columns_without_colours_by_default() {
 }
 
 #[test]
-fn the_state_of_a_running_daemon_is_read_and_compared() {
+fn doctor_reports_the_version_and_the_warnings_of_a_running_daemon() {
     let daemon = Daemon::start(|call| {
-        assert!(matches!(call, Call::GetStatus), "only questions: {call:?}");
+        assert!(matches!(call, Call::GetStatus), "doctor only reads: {call:?}");
         let warning = Warning {
             code: "audit".into(),
             job: "slurm:7".into(),
@@ -69,7 +69,7 @@ fn the_state_of_a_running_daemon_is_read_and_compared() {
             warnings: vec![warning],
             ..Status::default()
         };
-        Answer::reply(Reply::Status { status: status.into() })
+        CallReplies::reply(Reply::Status { status: status.into() })
     });
     let output_json = output_json(&daemon.socket());
     assert!(fact(&output_json, "warden").contains("99.0 runs"), "{output_json}");
@@ -81,7 +81,7 @@ fn the_state_of_a_running_daemon_is_read_and_compared() {
 }
 
 #[test]
-fn a_daemon_that_hangs_or_sends_invalid_replies_is_a_finding() {
+fn a_daemon_that_hangs_is_a_finding_of_doctor() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("hangs");
     let _listener = UnixListener::bind(&socket).unwrap();

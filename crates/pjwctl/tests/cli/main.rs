@@ -1,4 +1,4 @@
-//! The real program, without a daemon and with a daemon of the test.
+//! The program `pjwctl`, without a daemon and with a daemon of the test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
 
 mod answers;
@@ -19,23 +19,24 @@ fn pjwctl(socket: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// The output and the exit status.
+/// The output and the exit status of a command.
 #[derive(Debug, PartialEq)]
-struct Answer {
+struct CommandOutput {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-fn answer(command: &mut Command) -> Answer {
+/// Runs a command to its end.
+fn answer(command: &mut Command) -> CommandOutput {
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Answer { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
+    CommandOutput { code: status.code(), stdout: text(stdout), stderr: text(stderr) }
 }
 
-/// Checks for a refusal: exit code 1, no output, the reason on one line.
+/// Asserts that a command was refused: exit code 1, nothing on stdout, the reason on one line of stderr.
 #[track_caller]
-fn assert_refused(answer: &Answer, reason: &str) {
+fn assert_refused(answer: &CommandOutput, reason: &str) {
     assert_eq!((answer.code, answer.stdout.as_str()), (Some(1), ""), "{answer:?}");
     assert!(answer.stderr.starts_with("pjwctl: ") && answer.stderr.contains(reason), "{answer:?}");
     assert_eq!(answer.stderr.lines().count(), 1, "{answer:?}");

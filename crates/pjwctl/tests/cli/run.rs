@@ -1,4 +1,4 @@
-//! `run`: the command replaces pjwctl, confined to its cores, or does not start.
+//! `run`: the command replaces pjwctl and is confined to the cores of its job, or is not started.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::ExitStatusExt;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pjw_ipc::call::{Call, Reply};
 use pjw_ipc::wire::{Core, Job, Status};
 
-use super::daemon::{Answer, Daemon};
+use super::daemon::{CallReplies, Daemon};
 use super::{answer, assert_refused, pjwctl};
 
 /// The affinity mask of this test. A grant of these CPUs holds without a change of the mask.
@@ -24,10 +24,10 @@ fn job(id: &str, cpus: &str) -> Job {
     Job { id: id.into(), cpus: cpus.into(), state: state.into(), ..Job::default() }
 }
 
-/// A daemon that grants these CPUs, which are one core of its machine.
-pub(super) fn granting(cpus: String) -> Daemon {
+/// A daemon that grants these CPUs to each job, and whose machine has them as one core.
+pub(super) fn granting_daemon(cpus: String) -> Daemon {
     Daemon::start(move |call| {
-        Answer::reply(match call {
+        CallReplies::reply(match call {
             Call::GetStatus => {
                 let cores = vec![Core { cpus: cpus.clone(), ..Core::default() }];
                 Reply::Status { status: Arc::new(Status { cores, ..Status::default() }) }
@@ -44,8 +44,8 @@ fn was_released(daemon: &Daemon) -> bool {
 }
 
 #[test]
-fn the_command_is_the_registered_process_itself() {
-    let daemon = granting(own_cpus());
+fn the_command_runs_in_the_process_that_pjwctl_registered() {
+    let daemon = granting_daemon(own_cpus());
     let child = pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "sh", "-c", "echo $$"])
         .stdout(Stdio::piped())
         .spawn()
@@ -59,12 +59,12 @@ fn the_command_is_the_registered_process_itself() {
         (Some(&[pid][..]), Some(true), Some(1))
     );
     assert_eq!(request.job, format!("manual:sh-{pid}"));
-    assert!(!was_released(&daemon), "the job lives as long as the command");
+    assert!(!was_released(&daemon), "run does not release the job: it ends with the command");
 }
 
 #[test]
-fn exit_codes_and_signals_are_the_commands_own() {
-    let daemon = granting(own_cpus());
+fn the_exit_code_or_signal_of_run_is_that_of_the_command() {
+    let daemon = granting_daemon(own_cpus());
     let run = |script: &str| {
         pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "sh", "-c", script]).status().unwrap()
     };
@@ -74,8 +74,8 @@ fn exit_codes_and_signals_are_the_commands_own() {
 }
 
 #[test]
-fn the_command_finds_its_job_in_the_environment_and_no_socket() {
-    let daemon = granting(own_cpus());
+fn the_command_has_the_variables_of_its_job_and_no_open_socket() {
+    let daemon = granting_daemon(own_cpus());
     let script = "echo $PJW_JOB $PJW_CPUS $PJW_NCORES; ls -l /proc/$$/fd";
     let arguments = ["run", "--cpus", "0", "--job", "slurm:7", "--", "sh", "-c", script];
     let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
@@ -84,8 +84,8 @@ fn the_command_finds_its_job_in_the_environment_and_no_socket() {
 }
 
 #[test]
-fn a_pipe_breaks_for_the_command_as_for_any_other() {
-    let daemon = granting(own_cpus());
+fn the_command_is_ended_by_sigpipe_when_its_pipe_is_closed() {
+    let daemon = granting_daemon(own_cpus());
     let mut child = pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "yes"])
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -96,8 +96,8 @@ fn a_pipe_breaks_for_the_command_as_for_any_other() {
 }
 
 #[test]
-fn a_command_that_cannot_be_executed_has_the_exit_codes_of_shells() {
-    let daemon = granting(own_cpus());
+fn a_command_that_cannot_be_executed_has_the_exit_code_that_shells_use() {
+    let daemon = granting_daemon(own_cpus());
     let empty = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", ""]));
     assert_refused(&empty, "the name of the command is empty");
     let missing = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "no-such-command"]));
@@ -110,10 +110,11 @@ fn a_command_that_cannot_be_executed_has_the_exit_codes_of_shells() {
 }
 
 #[test]
-fn a_command_whose_interpreter_is_missing_has_the_exit_code_of_shells() {
-    let daemon = granting(own_cpus());
+fn a_command_whose_interpreter_is_missing_has_the_exit_code_that_shells_use() {
+    let daemon = granting_daemon(own_cpus());
     let script = daemon.dir().join("script");
-    // Another process writes the file: one that a child of this process has open for writing can't be executed.
+    // Another process writes the file, because a file that a child of this process has open for writing cannot be
+    // executed.
     let write = "printf '#!/no/such/interpreter\n' >\"$0\" && chmod 755 \"$0\"";
     assert!(Command::new("sh").args(["-c", write]).arg(&script).status().unwrap().success());
     let run = |program: &Path| {
@@ -130,45 +131,45 @@ fn a_command_whose_interpreter_is_missing_has_the_exit_code_of_shells() {
 }
 
 #[test]
-fn a_directory_of_path_that_may_not_be_searched_hides_no_missing_command() {
-    let daemon = granting(own_cpus());
-    let closed = daemon.dir().join("closed");
-    std::fs::DirBuilder::new().mode(0o000).create(&closed).unwrap();
+fn a_missing_command_has_exit_code_127_also_if_a_directory_of_path_may_not_be_searched() {
+    let daemon = granting_daemon(own_cpus());
+    let unreadable_directory = daemon.dir().join("closed");
+    std::fs::DirBuilder::new().mode(0o000).create(&unreadable_directory).unwrap();
     let mut command = pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "no-such-command"]);
-    let answer = answer(command.env("PATH", format!("{}:/usr/bin:/bin", closed.display())));
+    let answer = answer(command.env("PATH", format!("{}:/usr/bin:/bin", unreadable_directory.display())));
     assert_eq!(answer.code, Some(127), "{answer:?}");
 }
 
 #[test]
-fn outside_its_cores_the_command_is_not_started() {
-    let daemon = granting("60000".to_owned());
+fn the_command_is_not_started_if_it_cannot_be_confined_to_its_cores() {
+    let daemon = granting_daemon("60000".to_owned());
     let answer = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "echo", "started"]));
     assert_refused(&answer, "the command was not started");
     assert!(was_released(&daemon));
 }
 
 #[test]
-fn a_job_without_cores_runs_nothing() {
-    let daemon = granting(String::new());
+fn the_command_is_not_started_if_its_job_has_no_cores() {
+    let daemon = granting_daemon(String::new());
     let answer = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "echo", "started"]));
     assert_refused(&answer, "was granted no CPU");
     assert!(was_released(&daemon));
 }
 
 #[test]
-fn a_refused_job_runs_nothing_and_gives_the_reason_of_the_daemon_alone() {
+fn the_command_of_a_refused_job_is_not_started_and_only_the_reason_of_the_daemon_is_printed() {
     let core = |n: u32| Core { cpus: n.to_string(), ..Core::default() };
     let mut status = Status { cores: vec![core(0), core(1)], ..Status::default() };
     status.node.cpus = "0-1".into();
     let status = Arc::new(status);
     let daemon = Daemon::start(move |call| match call {
-        Call::GetStatus => Answer::reply(Reply::Status { status: status.clone() }),
-        _ => Answer::refusal("there is a job manual:x already"),
+        Call::GetStatus => CallReplies::reply(Reply::Status { status: status.clone() }),
+        _ => CallReplies::refusal("there is a job manual:x already"),
     });
     let arguments = ["run", "--cores", "1", "--job", "x", "--", "echo", "started"];
     let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
     assert_refused(&answer, "there is a job manual:x already");
-    assert_eq!(answer.stderr, "pjwctl: there is a job manual:x already\n", "no free core is another cause");
+    assert_eq!(answer.stderr, "pjwctl: there is a job manual:x already\n", "no other cause is added");
 }
 
 /// The variables that `pjwctl run` sets if the daemon does not name others.
@@ -185,7 +186,8 @@ const SIZE_VARIABLES: [&str; 10] = [
     "ATHENA_CORE_NUMBER",
 ];
 
-/// Returns what env(1) prints of these variables when `pjwctl run` starts it with `own` in its environment.
+/// Runs env(1) by `pjwctl run` with the variables `own` in its environment. Returns the variables that it prints and
+/// that are in `SIZE_VARIABLES`, or are `N`.
 fn size_variables(daemon: &Daemon, own: &[(&str, &str)]) -> Vec<(String, String)> {
     let mut command = pjwctl(&daemon.socket(), &["run", "--cores", "all", "--", "env"]);
     SIZE_VARIABLES.iter().chain(&["PJW_VARIABLES"]).for_each(|name| {
@@ -200,45 +202,58 @@ fn size_variables(daemon: &Daemon, own: &[(&str, &str)]) -> Vec<(String, String)
 }
 
 #[test]
-fn the_command_finds_the_size_of_its_job_in_the_environment() {
-    let daemon = granting(own_cpus());
+fn the_command_has_the_variables_with_the_size_of_its_job() {
+    let daemon = granting_daemon(own_cpus());
     let pus = own_cpus().parse::<pjw_core::cpuset::CpuSet>().unwrap().len().to_string();
-    let set = size_variables(&daemon, &[]);
-    assert_eq!(set.len(), SIZE_VARIABLES.len(), "{set:?}");
-    for (name, value) in &set {
+    let variables_of_command = size_variables(&daemon, &[]);
+    assert_eq!(variables_of_command.len(), SIZE_VARIABLES.len(), "{variables_of_command:?}");
+    for (name, value) in &variables_of_command {
         let counts_pus = ["GOMAXPROCS", "RAYON_NUM_THREADS", "PYTHON_CPU_COUNT"].contains(&name.as_str());
         assert_eq!(value, if counts_pus { &pus } else { "1" }, "{name}");
     }
     let Call::Assign(request) = &daemon.calls()[1] else { panic!("{:?}", daemon.calls()) };
-    assert_eq!((request.cores, request.all_cores), (None, Some(true)), "--cores all is no number");
+    assert_eq!((request.cores, request.all_cores), (None, Some(true)), "--cores all sets no number of cores");
 }
 
 #[test]
-fn a_value_of_the_users_own_is_kept_for_each_variable() {
-    let daemon = granting(own_cpus());
+fn a_variable_that_the_user_has_set_is_kept() {
+    let daemon = granting_daemon(own_cpus());
     for name in SIZE_VARIABLES {
         for value in ["77", ""] {
-            let set = size_variables(&daemon, &[(name, value)]);
-            assert_eq!(set.len(), SIZE_VARIABLES.len(), "the others are set: {set:?}");
-            assert!(set.contains(&(name.to_owned(), value.to_owned())), "{name}={value}: {set:?}");
+            let variables_of_command = size_variables(&daemon, &[(name, value)]);
+            assert_eq!(
+                variables_of_command.len(),
+                SIZE_VARIABLES.len(),
+                "the other variables are set: {variables_of_command:?}"
+            );
+            assert!(
+                variables_of_command.contains(&(name.to_owned(), value.to_owned())),
+                "{name}={value}: {variables_of_command:?}"
+            );
         }
     }
 }
 
 #[test]
-fn a_command_in_a_job_in_a_job_has_the_size_of_the_inner_one() {
-    let daemon = granting(own_cpus());
+fn run_inside_a_job_sets_the_variables_to_the_size_of_the_inner_job() {
+    let daemon = granting_daemon(own_cpus());
     let outer =
         [("OMP_NUM_THREADS", "64"), ("MKL_NUM_THREADS", "64"), ("PJW_VARIABLES", "OMP_NUM_THREADS=64")];
-    let set = size_variables(&daemon, &outer);
-    assert!(set.contains(&("OMP_NUM_THREADS".to_owned(), "1".to_owned())), "{set:?}");
-    assert!(set.contains(&("MKL_NUM_THREADS".to_owned(), "64".to_owned())), "only the user set it: {set:?}");
+    let variables_of_command = size_variables(&daemon, &outer);
+    assert!(
+        variables_of_command.contains(&("OMP_NUM_THREADS".to_owned(), "1".to_owned())),
+        "{variables_of_command:?}"
+    );
+    assert!(
+        variables_of_command.contains(&("MKL_NUM_THREADS".to_owned(), "64".to_owned())),
+        "the outer job did not set it: {variables_of_command:?}"
+    );
 }
 
 #[test]
-fn the_daemon_says_which_variables_are_set() {
+fn run_sets_the_variables_that_the_daemon_names() {
     let daemon = Daemon::start(|call| {
-        Answer::reply(match call {
+        CallReplies::reply(match call {
             Call::GetStatus => {
                 let cores = vec![Core { cpus: own_cpus(), ..Core::default() }];
                 let variables = Some(vec!["N=cores".to_owned(), "of a newer daemon".to_owned()]);

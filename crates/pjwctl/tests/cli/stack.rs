@@ -1,4 +1,4 @@
-//! A limit of the stack that is too small for the program (`ulimit -s`).
+//! `pjwctl` with a limit of the stack (`ulimit -s`) that is smaller than the stack it needs.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use super::run::{granting, own_cpus};
+use super::run::{granting_daemon, own_cpus};
 use super::{answer, assert_refused};
 
 /// `pjwctl` with these arguments, on a stack of at most 100 KiB.
@@ -20,17 +20,17 @@ fn with_small_stack(socket: &Path, arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn a_command_needs_no_larger_stack_than_the_limit() {
-    let nowhere = Path::new("/nonexistent/pjwd.sock");
-    assert_refused(&answer(&mut with_small_stack(nowhere, &["status"])), "pjwd is not running");
-    assert_eq!(answer(&mut with_small_stack(nowhere, &["--help"])).code, Some(0));
-    assert_eq!(answer(&mut with_small_stack(nowhere, &["nonsense"])).code, Some(2));
+fn pjwctl_works_with_a_small_limit_of_the_stack() {
+    let unused_path = Path::new("/nonexistent/pjwd.sock");
+    assert_refused(&answer(&mut with_small_stack(unused_path, &["status"])), "pjwd is not running");
+    assert_eq!(answer(&mut with_small_stack(unused_path, &["--help"])).code, Some(0));
+    assert_eq!(answer(&mut with_small_stack(unused_path, &["nonsense"])).code, Some(2));
 }
 
 #[test]
-fn a_command_that_is_run_has_the_process_id_the_signal_mask_and_the_cpus_of_the_caller() {
-    let daemon = granting(own_cpus());
-    // Another process can see a shell at a moment at which the shell blocks signals.
+fn with_a_small_stack_the_command_of_run_keeps_the_process_id_the_signal_mask_and_the_cpus() {
+    let daemon = granting_daemon(own_cpus());
+    // A shell may block signals at the moment at which another process reads its status. So the command reads its own.
     let script = "echo $$; ulimit -s; exec grep -E '^(SigBlk|Threads|Cpus_allowed_list)' /proc/self/status";
     let run = |script| {
         with_small_stack(&daemon.socket(), &["run", "--cores", "1", "--", "sh", "-c", script])
@@ -58,18 +58,24 @@ fn blocked_signals() -> u64 {
 }
 
 #[test]
-fn a_signal_comes_to_the_instances_and_to_the_command_itself() {
-    let nowhere = Path::new("/nonexistent/pjwd.sock");
+fn with_a_small_stack_sigterm_ends_the_instances_of_spawn_and_the_command_of_run() {
+    let unused_path = Path::new("/nonexistent/pjwd.sock");
     let script = "echo begun; exec sleep 1000";
-    let spawned = end(with_small_stack(nowhere, &["spawn", "--local", "-n", "1", "--", "sh", "-c", script]));
+    let spawned = terminate_after_first_line(with_small_stack(
+        unused_path,
+        &["spawn", "--local", "-n", "1", "--", "sh", "-c", script],
+    ));
     assert_eq!(spawned.code(), Some(128 + Signal::SIGTERM as i32), "the exit code of the instance");
-    let daemon = granting(own_cpus());
-    let run = end(with_small_stack(&daemon.socket(), &["run", "--cores", "1", "--", "sh", "-c", script]));
+    let daemon = granting_daemon(own_cpus());
+    let run = terminate_after_first_line(with_small_stack(
+        &daemon.socket(),
+        &["run", "--cores", "1", "--", "sh", "-c", script],
+    ));
     assert_eq!(run.signal(), Some(Signal::SIGTERM as i32));
 }
 
 /// Starts a command, sends it SIGTERM after its first line, and waits for its end.
-fn end(mut command: Command) -> ExitStatus {
+fn terminate_after_first_line(mut command: Command) -> ExitStatus {
     let mut child: Child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();

@@ -1,15 +1,15 @@
-//! Exit codes and messages without a daemon.
+//! The exit codes and messages of `pjwctl` without a daemon.
 
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::{Answer, answer, assert_refused, pjwctl};
+use super::{CommandOutput, answer, assert_refused, pjwctl};
 
-const NOWHERE: &str = "/nonexistent/pjwd.sock";
+const SOCKET_WITHOUT_DAEMON: &str = "/nonexistent/pjwd.sock";
 
-fn alone(arguments: &[&str]) -> Answer {
-    answer(&mut pjwctl(Path::new(NOWHERE), arguments))
+fn without_daemon(arguments: &[&str]) -> CommandOutput {
+    answer(&mut pjwctl(Path::new(SOCKET_WITHOUT_DAEMON), arguments))
 }
 
 #[test]
@@ -31,16 +31,26 @@ fn without_a_daemon_one_line_has_the_path_and_the_command_to_start_it() {
         &["status", "--socket", "/nonexistent/pjwd.sock"],
     ];
     for arguments in commands {
-        let answer = alone(arguments);
-        assert_refused(&answer, NOWHERE);
+        let answer = without_daemon(arguments);
+        assert_refused(&answer, SOCKET_WITHOUT_DAEMON);
         assert!(answer.stderr.contains("start it"), "{answer:?}");
     }
 }
 
 #[test]
 fn advise_needs_no_daemon_and_says_how_many_items_are_needed() {
-    let answer =
-        alone(&["advise", "--serial", "5m", "--item", "2s", "--workers", "8", "--items", "1000", "--json"]);
+    let answer = without_daemon(&[
+        "advise",
+        "--serial",
+        "5m",
+        "--item",
+        "2s",
+        "--workers",
+        "8",
+        "--items",
+        "1000",
+        "--json",
+    ]);
     assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{answer:?}");
     let advice: serde_json::Value = serde_json::from_str(&answer.stdout).unwrap();
     assert_eq!(
@@ -48,24 +58,24 @@ fn advise_needs_no_daemon_and_says_how_many_items_are_needed() {
         serde_json::json!({ "efficiency": 0.9, "items": 9304, "wall_s": 2626.0 })
     );
     assert_eq!(advice["job"]["wall_s"], 550.0);
-    let answer = alone(&["advise", "--serial", "0s", "--item", "1ms"]);
+    let answer = without_daemon(&["advise", "--serial", "0s", "--item", "1ms"]);
     assert!(answer.code == Some(0) && answer.stdout.contains("core time used"), "{answer:?}");
-    let answer = alone(&["advise", "--serial", "1s", "--item", "0s"]);
+    let answer = without_daemon(&["advise", "--serial", "1s", "--item", "0s"]);
     assert!(answer.code == Some(2) && answer.stderr.contains("give a time above 0"), "{answer:?}");
 }
 
 #[test]
-fn the_option_beats_the_variable_and_an_empty_variable_is_none() {
-    assert_refused(&alone(&["--socket", "/nonexistent/other", "status"]), "/nonexistent/other");
+fn the_option_of_the_socket_overrides_the_variable_and_an_empty_variable_is_ignored() {
+    assert_refused(&without_daemon(&["--socket", "/nonexistent/other", "status"]), "/nonexistent/other");
     let mut command = pjwctl(Path::new(""), &["status"]);
     let dir = tempfile::tempdir().unwrap();
     let answer = answer(command.env("XDG_RUNTIME_DIR", dir.path()));
-    // A daemon may run on this machine. Only an error about the variable would be wrong.
+    // A daemon may run on this machine, so only a usage error about the variable is wrong.
     assert!(answer.code != Some(2), "{answer:?}");
 }
 
 #[test]
-fn a_stale_socket_is_no_daemon() {
+fn a_stale_socket_means_that_the_daemon_does_not_run() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("stale");
     drop(UnixListener::bind(&socket).unwrap());
@@ -73,22 +83,22 @@ fn a_stale_socket_is_no_daemon() {
 }
 
 #[test]
-fn invalid_arguments_are_exit_code_two_and_help_is_not_an_error() {
+fn invalid_arguments_have_exit_code_two_and_help_has_exit_code_zero() {
     for arguments in [&["nonsense"][..], &["status", "--nonsense"], &["assign", "a", "--cpus", "0,,1"], &[]] {
-        let answer = alone(arguments);
+        let answer = without_daemon(arguments);
         assert_eq!((answer.code, answer.stdout.as_str()), (Some(2), ""), "{arguments:?}");
         assert!(!answer.stderr.is_empty(), "{arguments:?}");
     }
     for arguments in [&["--help"][..], &["help", "assign"], &["run", "--help"]] {
-        let answer = alone(arguments);
+        let answer = without_daemon(arguments);
         assert_eq!((answer.code, answer.stderr.as_str()), (Some(0), ""), "{arguments:?}");
         assert!(answer.stdout.contains("Examples:"), "{arguments:?}: {}", answer.stdout);
     }
 }
 
 #[test]
-fn a_mistake_in_the_command_line_of_a_hook_disturbs_no_job() {
-    for (arguments, code, mistake) in [
+fn an_invalid_option_of_a_hook_fails_no_job_unless_the_hook_is_strict() {
+    for (arguments, code, expected) in [
         (
             &["hook", "slurm-prolog", "--tmeout", "3"][..],
             0,
@@ -111,22 +121,22 @@ fn a_mistake_in_the_command_line_of_a_hook_disturbs_no_job() {
             "the job goes on",
         ),
     ] {
-        let answer = alone(arguments);
+        let answer = without_daemon(arguments);
         assert_eq!((answer.code, answer.stdout.as_str()), (Some(code), ""), "{answer:?}");
-        assert!(answer.stderr.starts_with("pjwctl: hook ") && answer.stderr.contains(mistake), "{answer:?}");
+        assert!(answer.stderr.starts_with("pjwctl: hook ") && answer.stderr.contains(expected), "{answer:?}");
         assert_eq!(answer.stderr.lines().count(), 1, "{answer:?}");
     }
-    // An exit code of 0 could lose the job of a starter.
+    // With exit code 0, the job of a job starter could be lost.
     for arguments in [&["hook", "lsf-job-starer", "--", "sh", "-c", "exit 7"][..], &["hook"]] {
-        assert_eq!(alone(arguments).code, Some(2), "{arguments:?}");
+        assert_eq!(without_daemon(arguments).code, Some(2), "{arguments:?}");
     }
-    let help = alone(&["hook", "slurm-prolog", "--help"]);
+    let help = without_daemon(&["hook", "slurm-prolog", "--help"]);
     assert!(help.code == Some(0) && help.stdout.contains("Usage: pjwctl hook"), "{help:?}");
 }
 
 #[test]
 fn the_arguments_of_a_hook_need_no_dashes_before_them() {
-    let started = alone(&[
+    let started = without_daemon(&[
         "hook",
         "lsf-job-starter",
         "--timeout",
@@ -138,27 +148,28 @@ fn the_arguments_of_a_hook_need_no_dashes_before_them() {
         "--strict",
     ]);
     assert_eq!((started.code, started.stdout.as_str()), (Some(7), "-- --strict\n"), "{started:?}");
-    assert_eq!(alone(&["hook", "sge-prolog", "root"]).code, Some(0));
+    assert_eq!(without_daemon(&["hook", "sge-prolog", "root"]).code, Some(0));
 }
 
 #[test]
-fn the_version_is_the_packages() {
-    assert_eq!(alone(&["--version"]).stdout, format!("pjwctl {}\n", env!("CARGO_PKG_VERSION")));
+fn the_version_is_that_of_the_package() {
+    assert_eq!(without_daemon(&["--version"]).stdout, format!("pjwctl {}\n", env!("CARGO_PKG_VERSION")));
 }
 
 #[test]
 fn completions_and_manual_pages_need_no_daemon() {
-    assert!(alone(&["completions", "bash"]).stdout.contains("check-config"));
-    assert!(alone(&["man"]).stdout.contains(".TH pjwctl 1"));
+    assert!(without_daemon(&["completions", "bash"]).stdout.contains("check-config"));
+    assert!(without_daemon(&["man"]).stdout.contains(".TH pjwctl 1"));
 }
 
 #[test]
-fn manual_pages_are_of_the_commands_the_daemon_and_its_configuration() {
+fn man_writes_a_page_for_each_command_the_daemon_and_its_configuration() {
     let help =
         r"printf 'pjwd is made up.\n\nIt is.\n\nUsage: pjwd [OPTIONS]\n\nOptions:\n  --odd\n    Oddly\n'";
-    let (dir, command) = beside(help);
+    let (dir, command) = pjwctl_beside_pjwd(help);
     let man = |arguments: &[&str]| answer(Command::new(command.get_program()).arg("man").args(arguments));
-    let (root, done) = (dir.path(), Answer { code: Some(0), stdout: String::new(), stderr: String::new() });
+    let (root, done) =
+        (dir.path(), CommandOutput { code: Some(0), stdout: String::new(), stderr: String::new() });
     assert_eq!(man(&["--dir", root.to_str().unwrap()]), done);
     for page in ["pjwctl.1", "pjwctl-run.1", "pjwctl-man.1", "pjwd.toml.5"] {
         assert!(root.join(page).exists(), "{page}");
@@ -171,15 +182,19 @@ fn manual_pages_are_of_the_commands_the_daemon_and_its_configuration() {
         assert!(root.join("man").join(page).exists(), "{page}");
     }
     assert_refused(&man(&["--dir", "/nonexistent"]), "/nonexistent/pjwctl.1");
-    let (_dir, mut odd) = beside("echo nonsense");
-    assert_refused(&answer(odd.args(["man", "--dir", "/nonexistent"])), "--help can't be parsed");
+    let (_dir, mut with_invalid_help) = pjwctl_beside_pjwd("echo nonsense");
+    assert_refused(
+        &answer(with_invalid_help.args(["man", "--dir", "/nonexistent"])),
+        "--help can't be parsed",
+    );
 }
 
-/// A copy of pjwctl beside a `pjwd` that is this shell script, so that nothing installed here is found first.
+/// A copy of `pjwctl` in a directory with a `pjwd` that is this shell script, so that no installed `pjwd` is found
+/// first.
 ///
-/// A shell writes both: a file that this process has open for writing can't be executed as long as a child
-/// that another test just forked has it open too.
-pub(super) fn beside(script: &str) -> (tempfile::TempDir, Command) {
+/// A shell writes both files: a file that this process has open for writing cannot be executed while a child that
+/// another test forked has it open too.
+pub(super) fn pjwctl_beside_pjwd(script: &str) -> (tempfile::TempDir, Command) {
     let dir = tempfile::tempdir().unwrap();
     let write = r#"cp "$1" pjwctl && printf '#!/bin/sh\n%s\n' "$2" > pjwd && chmod 755 pjwd"#;
     let arguments = ["-c", write, "sh", env!("CARGO_BIN_EXE_pjwctl"), script];
@@ -189,8 +204,8 @@ pub(super) fn beside(script: &str) -> (tempfile::TempDir, Command) {
 }
 
 #[test]
-fn check_config_has_the_result_of_the_daemons_program() {
-    let (dir, command) = beside("echo \"$@\"; echo 'pjwd: -odd.toml:1:2: wrong' >&2; exit 1");
+fn check_config_prints_the_result_of_pjwd() {
+    let (dir, command) = pjwctl_beside_pjwd("echo \"$@\"; echo 'pjwd: -odd.toml:1:2: wrong' >&2; exit 1");
     std::fs::write(dir.path().join("-odd.toml"), "x").unwrap();
     let check = |arguments: &[&str]| {
         let mut command = Command::new(command.get_program());
@@ -198,7 +213,7 @@ fn check_config_has_the_result_of_the_daemons_program() {
     };
     // A path that begins with a dash must follow `--`.
     assert_eq!(check(&["-odd.toml"]).code, Some(2));
-    let expected = Answer {
+    let expected = CommandOutput {
         code: Some(1),
         stdout: "--check-config --config=-odd.toml\n".into(),
         stderr: "-odd.toml:1:2: wrong\n".into(),
@@ -207,36 +222,38 @@ fn check_config_has_the_result_of_the_daemons_program() {
 }
 
 #[test]
-fn a_configuration_that_is_not_there_comes_with_a_remedy() {
+fn a_missing_configuration_is_refused_with_a_remedy() {
     assert_refused(
-        &alone(&["check-config", "/nonexistent"]),
+        &without_daemon(&["check-config", "/nonexistent"]),
         "/nonexistent: there is no such file: check the path",
     );
-    assert_refused(&alone(&["check-config", "/"]), "this is a directory: give the path of a file");
+    assert_refused(&without_daemon(&["check-config", "/"]), "this is a directory: give the path of a file");
 }
 
 #[test]
-fn another_machines_topology_comes_from_the_daemons_program() {
+fn the_topology_of_another_machine_is_read_by_pjwd() {
     let json = r#"{"packages":1,"numa_nodes":1,"l3":0,"cores":1,"pus":1,"kinds":1,"cpus":"0","tree":[]}"#;
     let script = format!("test \"$*\" = '--topology-json --synthetic=core:1' && echo '{json}'");
-    let (_dir, mut command) = beside(&script);
+    let (_dir, mut command) = pjwctl_beside_pjwd(&script);
     let output_json = answer(command.args(["topology", "--synthetic", "core:1"]));
     assert!(output_json.stdout.starts_with("machine: 1 package"), "{output_json:?}");
 
-    let (_dir, mut command) = beside("echo 'libxml: noise' >&2; echo 'pjwd: no such file' >&2; exit 1");
+    let (_dir, mut command) =
+        pjwctl_beside_pjwd("echo 'libxml: noise' >&2; echo 'pjwd: no such file' >&2; exit 1");
     let output_json = answer(command.args(["topology", "--input", "missing.xml", "--json"]));
-    let expected = Answer { code: Some(1), stdout: String::new(), stderr: "pjwctl: no such file\n".into() };
+    let expected =
+        CommandOutput { code: Some(1), stdout: String::new(), stderr: "pjwctl: no such file\n".into() };
     assert_eq!(output_json, expected);
 
-    let (_dir, mut command) = beside("kill -ABRT $$");
+    let (_dir, mut command) = pjwctl_beside_pjwd("kill -ABRT $$");
     assert_refused(&answer(command.args(["topology", "--input", "x.xml"])), "hwloc died of signal 6");
 
-    let (_dir, mut command) = beside("echo nonsense");
+    let (_dir, mut command) = pjwctl_beside_pjwd("echo nonsense");
     assert_refused(&answer(command.args(["topology", "--input", "x.xml"])), "can't be parsed");
 }
 
 #[test]
-fn help_that_can_not_be_written_is_a_failure() {
+fn help_that_cannot_be_written_has_exit_code_one() {
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let status = pjwctl(Path::new("/none"), &["--help"]).stdout(full).stderr(Stdio::null()).status().unwrap();
     assert_eq!(status.code(), Some(1));
@@ -244,7 +261,7 @@ fn help_that_can_not_be_written_is_a_failure() {
 
 #[test]
 fn the_variable_of_the_socket_is_no_option_in_the_usage_line_of_an_error() {
-    let error = alone(&["release"]);
+    let error = without_daemon(&["release"]);
     assert!(error.code == Some(2) && error.stderr.contains("Usage: pjwctl release"), "{error:?}");
     assert!(!error.stderr.contains("--socket"), "{error:?}");
 }

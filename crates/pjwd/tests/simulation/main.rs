@@ -1,20 +1,22 @@
-//! The whole daemon cycle on the fake kernel, one run a seed, two phases each.
+//! Whole cycles of the daemon on the simulated kernel, with random workloads and faults. Each seed gives one run. A run
+//! has two phases:
 //!
-//! *Safety*: processes start and end, request masks and claim the jobs of others, events and records get lost, masks
-//! are refused, PUs go offline, the daemon is killed between any two steps. After every cycle, the audit and the checks
-//! of this test look for cores with two holders or none, and compare the mask entries with the world. *Liveness*: the
-//! faults stop, and some cycles later every process is where it belongs, a cycle plans nothing, and a release restores
-//! every mask.
+//! 1. *Safety*, with faults: processes start and end, request masks and name the jobs of other users, events and
+//!    records get lost, masks are refused, PUs go offline, and the daemon is killed between any two steps. After every
+//!    cycle, the audit and the checks of this test look for PUs with two holders or none, and compare each mask entry
+//!    with the simulated kernel.
+//! 2. *Liveness*, without faults: after some cycles each process is on the cores of its job, a cycle plans nothing, and
+//!    a release restores every mask.
 //!
-//! *Lending*, a test of its own with the same conditions: jobs are guaranteed and besteffort, the use of the owners
-//! changes, the daemon samples it as its event loop does. No PU has two owners or two borrowers, no owner waits for a
-//! borrower, no borrower is frozen while a core is free, and a release undoes everything. Two more tests do the same
-//! with the monitor of lent PUs, and on cgroup v1.
+//! The tests of *lending* have the same phases and conditions. There, jobs are guaranteed and besteffort, the demand of
+//! the owners changes, and the daemon samples it as its event loop does. No PU has two owners or two borrowers, no
+//! owner waits for a borrower, no borrower is frozen while a core is free, and a release undoes everything. One of
+//! these tests has the monitor of lent PUs, and one has cgroup v1.
 //!
-//! 1,000 seeds of each, and a third of them for the last two: 600 that are the same in every run, and 400 that are new
-//! each day. `PJW_SEEDS=100000` runs the first 100,000 instead, or 100,000 from `PJW_FIRST_SEED` on. `PJW_SEED=4711`
-//! runs one seed, with its log. A failure names its seeds. A seed alone decides its run: a seed of another day is run
-//! again by its number.
+//! A test runs 1,000 seeds: 600 that are the same each time, and 400 that are new each day. The tests of lending with
+//! the monitor and with cgroup v1 run a third of them. `PJW_SEEDS=100000` runs 100,000 seeds instead, from 0 or from
+//! `PJW_FIRST_SEED` on. `PJW_SEED=4711` runs one seed and prints its log. A failure names its seeds. The run depends on
+//! the seed only: a seed of another day is repeated by its number.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -32,14 +34,14 @@ mod run;
 
 use run::{Machine, Run};
 
-/// Seeds that every run has: `0..FIXED`.
-const FIXED: u64 = 600;
-/// Seeds that are new each day: as many from `FIRST_OF_A_DAY` on, times the day.
-const OF_A_DAY: u64 = 400;
-/// Far above the seeds that `PJW_SEEDS` runs.
-const FIRST_OF_A_DAY: u64 = 1_000_000_000;
+/// The number of seeds that are the same each time: `0..FIXED_SEEDS`.
+const FIXED_SEEDS: u64 = 600;
+/// The number of seeds that are new each day. The first one is `FIRST_SEED_OF_DAY_0` plus this number times the day.
+const SEEDS_OF_A_DAY: u64 = 400;
+/// The first seed of day 0, which is above all seeds that `PJW_SEEDS` runs.
+const FIRST_SEED_OF_DAY_0: u64 = 1_000_000_000;
 
-/// Seeds that failed once. A seed goes in here with the change that makes it pass.
+/// Seeds that failed before. A seed is added with the change that makes it pass.
 const FAILED_ONCE: [u64; 94] = [
     862,
     888,
@@ -137,7 +139,7 @@ const FAILED_ONCE: [u64; 94] = [
     75_339,
 ];
 
-/// The same for the runs with lending.
+/// Seeds of runs with lending that failed before.
 const FAILED_ONCE_WITH_LENDING: [u64; 19] = [
     3_000_190,
     7_928,
@@ -160,11 +162,11 @@ const FAILED_ONCE_WITH_LENDING: [u64; 19] = [
     1_008_313_818,
 ];
 
-/// The same for the runs with lending and the monitor of lent PUs.
+/// Seeds of runs with lending and the monitor of lent PUs that failed before.
 const FAILED_ONCE_WITH_MONITOR: [u64; 8] =
     [162, 1_008_313_785, 1_008_314_583, 1_008_314_740, 1_008_315_676, 2_001_010, 2_002_475, 2_000_076];
 
-/// The same for the runs with lending on cgroup v1.
+/// Seeds of runs with lending on cgroup v1 that failed before.
 const FAILED_ONCE_ON_CGROUP_V1: [u64; 8] = [
     1_008_313_618,
     1_008_313_987,
@@ -176,31 +178,32 @@ const FAILED_ONCE_ON_CGROUP_V1: [u64; 8] = [
     2_000_076,
 ];
 
-/// The seeds of this day, by the system's clock in UTC.
+/// The seeds of today, by the clock of the machine in UTC.
 fn seeds_of_the_day() -> std::ops::Range<u64> {
-    let since = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("a clock behind 1970");
+    let since = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("the clock is after 1970");
     let day = since.as_secs() / 86_400;
-    let first = FIRST_OF_A_DAY + day * OF_A_DAY;
-    println!("day {day}: seeds {first} to {}", first + OF_A_DAY - 1);
-    first..first + OF_A_DAY
+    let first = FIRST_SEED_OF_DAY_0 + day * SEEDS_OF_A_DAY;
+    println!("day {day}: seeds {first} to {}", first + SEEDS_OF_A_DAY - 1);
+    first..first + SEEDS_OF_A_DAY
 }
 
-/// Runs each of these seeds, on all PUs, and fails with the numbers of those that failed. `lends_on` is the machine if
-/// jobs have classes. `test` is the name of the calling test, for the message.
-fn run_all(seeds: &[u64], lends_on: Option<Machine>, test: &str) -> run::Totals {
+/// Runs each of these seeds, on all PUs of this machine. Panics with the numbers of the seeds that failed.
+/// `lending_machine` is the simulated machine of runs with lending, and `None` for runs without. `test` is the name of
+/// the calling test, for the message.
+fn run_all(seeds: &[u64], lending_machine: Option<Machine>, test: &str) -> run::Totals {
     let verbose = seeds.len() == 1;
     let (totals, failed) = (Mutex::new(run::Totals::default()), Mutex::new(Vec::new()));
     let next = AtomicUsize::new(0);
-    let run_rest = || {
+    let run_remaining_seeds = || {
         while let Some(&seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
-            match std::panic::catch_unwind(|| Run::new(seed, lends_on, verbose).run()) {
+            match std::panic::catch_unwind(|| Run::new(seed, lending_machine, verbose).run()) {
                 Ok(run) => totals.lock().unwrap().add(&run),
                 Err(_) => failed.lock().unwrap().push(seed),
             }
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
-    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run_rest))));
+    std::thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run_remaining_seeds))));
     let (totals, mut failed) = (totals.into_inner().unwrap(), failed.into_inner().unwrap());
     failed.sort_unstable();
     assert!(
@@ -212,23 +215,23 @@ fn run_all(seeds: &[u64], lends_on: Option<Machine>, test: &str) -> run::Totals 
     totals
 }
 
-/// The seeds that the environment names, or else the fixed ones and those of the day.
+/// The seeds that the variables of the environment select, else the fixed seeds and those of today.
 fn seeds_to_run() -> Vec<u64> {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     let first = number("PJW_FIRST_SEED").unwrap_or(0);
     match (number("PJW_SEED"), number("PJW_SEEDS")) {
         (Some(seed), _) => vec![seed],
         (None, Some(seeds)) => (first..first + seeds).collect(),
-        (None, None) => (0..FIXED).chain(seeds_of_the_day()).collect(),
+        (None, None) => (0..FIXED_SEEDS).chain(seeds_of_the_day()).collect(),
     }
 }
 
 #[test]
-fn a_thousand_seeds_of_the_whole_cycle() {
+fn runs_with_random_workloads_and_faults_break_no_invariant() {
     let seeds = seeds_to_run();
-    let totals = run_all(&seeds, None, "a_thousand_seeds_of_the_whole_cycle");
+    let totals = run_all(&seeds, None, "runs_with_random_workloads_and_faults_break_no_invariant");
     if seeds.len() > 1 {
-        // A run in which nothing happens proves nothing.
+        // Each of these events has happened at least once, so that the conditions on it were checked.
         assert!(
             totals.cycles > 0
                 && totals.actions > 0
@@ -256,12 +259,12 @@ fn run_with_lending(seeds: &[u64], machine: Machine, test: &str) {
 }
 
 #[test]
-fn a_thousand_seeds_of_owners_and_borrowers() {
-    let test = "a_thousand_seeds_of_owners_and_borrowers";
+fn runs_with_lending_break_no_invariant() {
+    let test = "runs_with_lending_break_no_invariant";
     run_with_lending(&seeds_to_run(), Machine::WithoutMonitor, test);
 }
 
-/// The seeds that the environment names, or every third of the usual ones.
+/// The seeds that the variables of the environment select, else every third of the usual ones.
 fn third_of_the_seeds() -> Vec<u64> {
     let seeds = seeds_to_run();
     if std::env::vars().any(|(name, _)| name == "PJW_SEED" || name == "PJW_SEEDS") {
@@ -271,14 +274,18 @@ fn third_of_the_seeds() -> Vec<u64> {
 }
 
 #[test]
-fn seeds_of_owners_and_borrowers_with_the_monitor_of_lent_pus() {
-    let test = "seeds_of_owners_and_borrowers_with_the_monitor_of_lent_pus";
+fn runs_with_lending_and_the_monitor_of_lent_pus_break_no_invariant() {
+    let test = "runs_with_lending_and_the_monitor_of_lent_pus_break_no_invariant";
     run_with_lending(&third_of_the_seeds(), Machine::WithMonitor, test);
 }
 
 #[test]
-fn seeds_of_owners_and_borrowers_on_cgroup_v1() {
-    run_with_lending(&third_of_the_seeds(), Machine::CgroupV1, "seeds_of_owners_and_borrowers_on_cgroup_v1");
+fn runs_with_lending_on_cgroup_v1_break_no_invariant() {
+    run_with_lending(
+        &third_of_the_seeds(),
+        Machine::CgroupV1,
+        "runs_with_lending_on_cgroup_v1_break_no_invariant",
+    );
 }
 
 #[test]

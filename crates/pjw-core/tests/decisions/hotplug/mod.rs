@@ -32,7 +32,7 @@ fn an_offline_core_is_replaced_from_the_pool_near_the_other_cores() {
     assert_eq!(
         (m.grant("a"), m.state.pool.free_cpus()),
         ("1,3".into(), cpu_set("2,4-7")),
-        "it comes back to the pool"
+        "the core is in the pool again"
     );
     m.release("a").unwrap();
     assert_eq!(m.effective_mask(10, 10), "0-7");

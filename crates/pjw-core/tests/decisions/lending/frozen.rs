@@ -1,4 +1,4 @@
-//! A borrower that can borrow no core is squeezed or frozen, and what its report says of that.
+//! Borrowers that can borrow no core: they are squeezed or frozen, and explanations and reports say so.
 
 use pjw_core::explain::{explain_mask, explain_process, held_cpus};
 use pjw_core::ids::Tid;
@@ -37,11 +37,15 @@ fn a_borrower_without_a_core_shares_the_housekeeping_pus_or_is_frozen() {
         assert_eq!((ownership(&m, "batch"), m.grant("batch").as_str()), (Some(ownerships), cpus));
         let spec = &m.state.cpusets.cpuset_of(&job("batch")).unwrap().job_cpuset.spec;
         assert_eq!((spec.idle, spec.frozen), (true, ownerships == Ownership::Frozen));
-        let told = if spec.frozen { "" } else { cpus };
-        assert_eq!(held_cpus(&m.state.jobs[&job("batch")]).to_string(), told, "as explain says it");
+        let explained_cpus = if spec.frozen { "" } else { cpus };
+        assert_eq!(
+            held_cpus(&m.state.jobs[&job("batch")]).to_string(),
+            explained_cpus,
+            "the CPUs that explain names"
+        );
         assert_sound(&m);
         m.release("normal").unwrap();
-        assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed), "a core came free");
+        assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed), "a core became free");
         assert!(!m.state.cpusets.cpuset_of(&job("batch")).unwrap().job_cpuset.spec.frozen);
     }
 }
@@ -52,7 +56,7 @@ fn a_borrower_that_masks_keep_is_squeezed_although_it_is_to_be_frozen() {
     m.policy.enforcement = EnforcementMethod::Affinity;
     take_all_cores(&mut m);
     assert_eq!((ownership(&m, "batch"), m.grant("batch").as_str()), (Some(Ownership::Squeezed), "0"));
-    assert_eq!(m.effective_mask(20, 20), "0", "off the cores of the others");
+    assert_eq!(m.effective_mask(20, 20), "0", "it is not on the cores of other jobs");
     assert_sound(&m);
 }
 
@@ -71,7 +75,7 @@ fn a_borrower_that_can_neither_be_squeezed_nor_frozen_is_unconfined_with_a_warni
         );
         assert!(unserved[0].remedy.contains("housekeeping"), "{unserved:?}");
         m.release("normal").unwrap();
-        assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed), "a core came free");
+        assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed), "a core became free");
     }
 }
 

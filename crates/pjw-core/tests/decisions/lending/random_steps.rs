@@ -1,6 +1,7 @@
-//! Owners come and go, their use changes, PUs go offline, and the daemon is restarted at random times. After each step:
-//! no PU has two borrowers or an owner that does not lend, no owner that needs its cores waits for a borrower, and no
-//! borrower is frozen while a core is free. After the releases nothing is borrowed.
+//! Random steps: jobs are assigned and released, the use of owners changes, PUs go offline, and the daemon is
+//! restarted. After each step, no PU has two borrowers, no PU is borrowed from an owner that does not lend, no owner
+//! that needs its cores waits for a borrower, and no borrower is frozen while a core is free. After the releases
+//! nothing is borrowed.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +12,10 @@ use super::*;
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    /// A job of this number and class gets so many cores, or is given up if it gets none.
+    /// A job of this number and class requests this number of cores.
     Assign(u32, PriorityClass, u32),
     Release(u32),
-    /// The owner of this number uses so many cores, and runs on this PU.
+    /// The owner of this number uses this number of cores, and runs on this PU.
     Use(u32, u32, Option<u32>),
     Wait(u64),
     SwitchOff(u32),
@@ -37,9 +38,9 @@ fn any_step() -> impl Strategy<Value = Step> {
 /// What an owner of the CPUs 0-5 does.
 #[derive(Debug, Clone)]
 enum Demand {
-    /// It uses so many cores, and runs on these CPUs.
+    /// It uses this number of cores, and runs on these CPUs.
     Use { cores: u32, runs_on: Vec<u32> },
-    /// It says how many cores it wants, or takes that back.
+    /// It sets the number of cores that it wants, or removes it.
     Want(Option<u32>),
 }
 
@@ -112,7 +113,7 @@ fn check(m: &Machine, grace: bool) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
     #[test]
-    fn every_step_keeps_the_ledger_right(steps in proptest::collection::vec(any_step(), 1..40), grace in any::<bool>()) {
+    fn after_each_random_step_all_loans_are_valid(steps in proptest::collection::vec(any_step(), 1..40), grace in any::<bool>()) {
         let mut m = lending_machine();
         if grace {
             m.policy.lending.revocation_grace = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! What a restarted daemon knows of borrowed cores, and what it can't know.
+//! Borrowed cores after a restart of the daemon.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! The CPU time of children, which their parents get when they wait for them.
+//! The CPU time of children, which the kernel adds to that of their parents when these have waited for them.
 
 use super::*;
 
@@ -82,7 +82,7 @@ fn the_time_of_another_job_that_its_shell_has_just_got_is_not_the_time_of_a_job_
     let mut machine = with_jobs_of_a_shell(&[(20, "a"), (30, "b")]);
     run(&mut machine, 6, &[20, 30]);
     machine.run(&[20, 30]);
-    // The scan is about job a alone. The shell is read once more because its child 20 has ended, and has waited for 30
+    // The scan is about job a only. The shell is read once more because its child 20 has ended, and has waited for 30
     // too.
     machine.exit(20);
     let mut snapshot = machine.scan_only(&[20]);
@@ -157,7 +157,7 @@ fn only_children_for_which_their_parent_may_have_waited_are_looked_for() {
     let mut machine = with_jobs_of_a_shell(&[(20, "a"), (30, "b"), (31, "c")]);
     machine.spawn(40, 10, 1001);
     run(&mut machine, 3, &[20, 30, 31, 40]);
-    // What the shell gets of process 40 is less than what is known of this one.
+    // The shell gets 3 s of process 40 when that ends. Process 31 has used more, so the shell has not waited for it.
     run(&mut machine, 1, &[31]);
     let read_for = |machine: &mut Machine| {
         let mut snapshot = machine.scan_only(&[20]);

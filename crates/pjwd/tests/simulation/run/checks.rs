@@ -1,4 +1,4 @@
-//! The conditions of a run: after every cycle, after the faults have stopped, and after a release.
+//! The conditions that a run checks: after every cycle, after the faults have stopped, and after a release.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,14 +18,15 @@ use super::{ROOT, Run};
 const MAX_CYCLES_TO_REST: usize = 12;
 
 /// The number of affinity attempts of one job that are reported in a minute.
-const MOST_REPORTED_PER_MINUTE: usize = 32;
+const MAX_REPORTED_PER_MINUTE: usize = 32;
 
 impl Run {
-    /// The conditions after every cycle, with any faults.
+    /// Checks the conditions that hold after every cycle, whatever the faults: the audit finds nothing, and each PU has
+    /// exactly one holder.
     pub(super) fn check_safety(&self) {
         let state = self.warden.state();
         let mut found = audit(state, &Plan::default(), self.warden.policy());
-        // The first cycle after a restart decides about the PUs that the journal says are borrowed.
+        // After a restart, the first cycle decides about the PUs that are borrowed according to the journal.
         let is_old_loan = |violation: &Violation| match violation {
             Violation::BorrowedFromNonLender { .. } => true,
             // A PU of a borrowed core may have come online while no daemon ran.
@@ -41,27 +42,29 @@ impl Run {
             if grant.granted_by == GrantedBy::Warden {
                 assert!(
                     !grant.cpus.intersects(&self.policy.housekeeping_cpus),
-                    "{} is on housekeeping",
+                    "{} owns a housekeeping PU",
                     job.id
                 );
             }
             for pu in grant.cpus.iter() {
                 if let Some(other) = owners.insert(pu.0, &job.id) {
-                    panic!("PU {pu} belongs to {other} and {}", job.id);
+                    panic!("PU {pu} has the owners {other} and {}", job.id);
                 }
             }
         }
         let pool = &state.pool;
-        let held = pool.free_cpus().len() + pool.allocated_cpus().len() + pool.housekeeping_cpus().len();
-        let off = self.topology.cpus().difference(&pool.online_cpus()).len();
+        let holder_count =
+            pool.free_cpus().len() + pool.allocated_cpus().len() + pool.housekeeping_cpus().len();
+        let offline_count = self.topology.cpus().difference(&pool.online_cpus()).len();
         assert!(
-            held <= self.topology.cpus().len() && held + off >= self.topology.cpus().len(),
+            holder_count <= self.topology.cpus().len()
+                && holder_count + offline_count >= self.topology.cpus().len(),
             "a PU has no holder"
         );
         self.check_borrowers();
     }
 
-    /// After each rescan the state has exactly the processes that run, although few rescans are full.
+    /// Checks that the state has exactly the running processes after each rescan, although few rescans are full.
     pub(super) fn check_rescans(&mut self) {
         self.run_cycle(true, &[]);
         for _ in 0..9 {
@@ -71,19 +74,19 @@ impl Run {
             self.triggers.unassigned_scan_due = true;
             self.run_cycle(false, &[]);
             let world = self.world.borrow();
-            let living: BTreeSet<ProcessId> = world.processes.values().map(|process| process.id).collect();
+            let running: BTreeSet<ProcessId> = world.processes.values().map(|process| process.id).collect();
             let known: BTreeSet<ProcessId> =
                 self.warden.state().processes.values().map(|known| known.process.id).collect();
-            assert_eq!(known, living, "a rescan missed a process");
+            assert_eq!(known, running, "a rescan missed a process");
         }
     }
 
-    /// The conditions some cycles after the faults have stopped.
+    /// Checks the conditions that hold some cycles after the faults have stopped.
     pub(super) fn check_liveness(&mut self) {
-        // The cycles are those of the daemon: the kernel has completed what it delayed.
+        // The kernel completes what it delayed, so that only the daemon needs cycles.
         self.warden.machine_interface_mut().finish_cpuset_changes();
-        // Processes that are being restored, and busy threads, need a few readings. An idle process with a wrong mask
-        // harms no job. Its mask is read when it runs, so every process runs.
+        // Processes that are being restored, and busy threads, need a few readings. The mask of an idle process is read
+        // only when the process runs, so every process runs.
         for _ in 0..MAX_CYCLES_TO_REST {
             let mut world = self.world.borrow_mut();
             let threads = world.processes.values_mut().flat_map(|process| process.threads.values_mut());
@@ -94,22 +97,22 @@ impl Run {
         }
         let report = self.run_cycle(true, &[]).expect("no kills any more");
         // A mask that a cpuset forbids is tried again in each cycle: the cpuset may be widened.
-        let built: Vec<_> = report.cpuset_outcomes.iter().map(|(action, _)| action).collect();
-        assert!(built.is_empty(), "the cpusets do not come to rest: {built:?}");
+        let cpuset_actions: Vec<_> = report.cpuset_outcomes.iter().map(|(action, _)| action).collect();
+        assert!(cpuset_actions.is_empty(), "cpusets are still changed: {cpuset_actions:?}");
         let moved =
             report.mask_outcomes.iter().find(|(_, outcome)| !matches!(outcome, MaskOutcome::Refused { .. }));
-        assert_eq!(moved, None, "the cycles do not come to rest");
+        assert_eq!(moved, None, "masks are still changed");
         let state = self.warden.state();
-        let owed: Vec<_> = state
+        let unrestored: Vec<_> = state
             .processes_to_restore
             .keys()
             .filter(|pid| !state.pids_kept_off_job_cpus.contains(pid))
             .collect();
-        assert!(owed.is_empty(), "{owed:?}");
+        assert!(unrestored.is_empty(), "not restored: {unrestored:?}");
         let world = self.world.borrow();
-        self.check_strays(&world);
+        self.check_unassigned_processes(&world);
         for member in state.members.values() {
-            let process = world.processes.get(&member.id.pid).expect("a process that ended is no member");
+            let process = world.processes.get(&member.id.pid).expect("a member is a running process");
             assert_eq!(process.id, member.id);
             let job = &state.jobs[&member.job];
             let Some(grant) = job.grant.as_ref().filter(|_| !job.was_released) else {
@@ -135,24 +138,24 @@ impl Run {
             else {
                 continue;
             };
-            // A process that left its cgroup before a scan is known by its environment only. That counts only if the
-            // job is its user's.
+            // Of a process that left its cgroup before a scan, only the environment is evidence. It counts only if the
+            // process has the user of the job.
             let is_knowable = |job: &&Job| {
                 let is_inside =
                     job.cgroup.as_deref().is_some_and(|path| is_cgroup_within(&process.cgroup, path));
                 process.uid != Uid(0) && (job.owner == process.uid || is_inside)
             };
-            let is_missed = state.jobs.get(&expected).filter(is_knowable).is_some()
+            let is_missing = state.jobs.get(&expected).filter(is_knowable).is_some()
                 && !state.members.contains_key(&process.id.pid);
-            assert!(!is_missed, "{} belongs to {expected} and is no member", process.id);
+            assert!(!is_missing, "{} belongs to {expected}, and is not a member of it", process.id);
         }
     }
 
-    /// A thread in a job cpuset that requests every PU is reported once, whether a scan reads it or not. No other
-    /// thread is reported.
+    /// Checks that a thread in a job cpuset that requests every PU is reported once, whether a scan reads it or not,
+    /// and that no other thread is reported.
     pub(super) fn check_affinity_attempts(&mut self) {
         for full in [false, true] {
-            // Not all attempts of one minute are reported.
+            // The number of reports in a minute is limited.
             self.world.borrow_mut().advance(60_000_000_000);
             let requesters = self.threads_bound_by_cpusets();
             for &(pid, tid) in &requesters {
@@ -170,12 +173,12 @@ impl Run {
         }
     }
 
-    /// A thread of each process that the cpuset of its job keeps on a part of the online PUs now. Of each job, at most
-    /// as many as are reported in a minute. A borrower that can borrow no core, and can be neither squeezed nor frozen,
-    /// has no cpuset until it borrows a core again.
+    /// One thread of each process whose job cpuset limits it to a part of the online PUs now. Of each job, at most as
+    /// many threads as are reported in a minute. A borrower without a core that can be neither squeezed nor frozen has
+    /// no cpuset.
     fn threads_bound_by_cpusets(&self) -> Vec<(Pid, Tid)> {
         let state = self.warden.state();
-        let bounded = |job: &JobId| {
+        let is_limited = |job: &JobId| {
             let job = state.jobs.get(job).filter(|job| !job.was_released);
             let grant = job.and_then(|job| job.grant.as_ref());
             let pus =
@@ -183,19 +186,19 @@ impl Run {
             !pus.is_empty() && pus != state.pool.online_cpus()
         };
         let in_cpuset =
-            state.members.values().filter(|member| state.is_in_job_cpuset(member) && bounded(&member.job));
+            state.members.values().filter(|member| state.is_in_job_cpuset(member) && is_limited(&member.job));
         let mut of_job: BTreeMap<&JobId, usize> = BTreeMap::new();
         let requesters = in_cpuset.filter(|member| {
             let number = of_job.entry(&member.job).or_default();
             *number += 1;
-            *number <= MOST_REPORTED_PER_MINUTE
+            *number <= MAX_REPORTED_PER_MINUTE
         });
         requesters.map(|member| (member.id.pid, *member.threads.keys().last().expect("a thread"))).collect()
     }
 
-    /// Unassigned processes of users with several jobs may not run on the cores that jobs own, if there are other
+    /// Checks that unassigned processes of users with several jobs run on no core that a job owns, if there are other
     /// cores.
-    pub(super) fn check_strays(&self, world: &World) {
+    pub(super) fn check_unassigned_processes(&self, world: &World) {
         let state = self.warden.state();
         let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
         let grants = grants.filter(|grant| grant.ownership == Ownership::Owned);
@@ -211,14 +214,15 @@ impl Run {
                 let effective = world.effective_mask(process, thread);
                 assert!(
                     effective.is_subset(&outside),
-                    "stray {} is on {effective}, not {outside}",
+                    "the unassigned process {} is on {effective}, not on {outside}",
                     process.id
                 );
             }
         }
     }
 
-    /// Every thread has its original mask, unless the original could not be known, or the cpuset has none of its PUs.
+    /// Checks that each thread of the process has its original mask, unless the daemon cannot know the original, or the
+    /// cpuset has no PU of it.
     pub(super) fn check_originals(&self, process: &SimProcess) {
         // The request of a thread can't be read while some of its PUs are offline. Then the mask that was seen is
         // restored.
@@ -246,13 +250,14 @@ impl Run {
         }
     }
 
-    pub(super) fn note_known_originals(&mut self) {
+    /// Records the threads whose mask entry has the right original mask and nothing else.
+    pub(super) fn record_known_originals(&mut self) {
         let world = self.world.borrow();
         let kept = self.warden.state().journaled_masks();
         for (id, entry) in kept.filter(|(id, _)| !self.originals_known.contains(id)).collect::<Vec<_>>() {
             let thread =
                 world.processes.get(&id.process.pid).and_then(|process| process.threads.get(&id.tid));
-            // A thread of an unknown creator may have several possible originals. Then the right one is a guess.
+            // A thread of an unknown creator may have several possible originals. Then the entry is not certain.
             let is_certain = entry
                 .last_request_candidates()
                 .all(|request| request.original_mask == *entry.original_mask());
@@ -272,8 +277,8 @@ impl Run {
         }
     }
 
-    /// Records which requests of programs the warden has read.
-    pub(super) fn note_readings(&self) {
+    /// Records which requests of programs the daemon has read.
+    pub(super) fn record_readings(&self) {
         let state = self.warden.state();
         let mut world = self.world.borrow_mut();
         let is_read = |process: &SimProcess, tid: Tid, thread: &SimThread| {
@@ -291,7 +296,7 @@ impl Run {
         read.into_iter().for_each(|(pid, tid)| world.record_mask_read(pid, tid));
     }
 
-    /// Each mask entry is correct, unless the program or the kernel changed the mask since the last reading.
+    /// Checks each mask entry, unless the program or the kernel changed the mask since the last reading.
     pub(super) fn check_masks(&self) {
         if self.has_missed_information() || self.faults.has_hotplug {
             return;
@@ -318,7 +323,7 @@ impl Run {
                 assert!(
                     thread.requested_mask == thread.original_mask
                         || entry.last_request_candidates().any(is_right),
-                    "pjw requested {} for thread {} of {}, and the entry says that the program did",
+                    "pjw requested {} for thread {} of {}, and the entry names the program as the writer",
                     thread.requested_mask,
                     id.tid,
                     id.process
@@ -334,7 +339,7 @@ impl Run {
                 entry.last_request_candidates().map(|request| request.mask.to_string()).collect();
             assert!(
                 entry.last_request_candidates().any(|request| request.mask == thread.requested_mask),
-                "thread {} of {} requested {}, and the entry says {candidates:?}",
+                "the last request for thread {} of {} is {}, and the entry has {candidates:?}",
                 id.tid,
                 id.process,
                 thread.requested_mask
@@ -343,7 +348,7 @@ impl Run {
                 thread.program_request == ProgramRequest::Hidden
                     || thread.has_unknown_creator
                     || thread.original_mask == *entry.original_mask(),
-                "thread {} of {} is to get back {}, and the entry says {}",
+                "the original mask of thread {} of {} is {}, and the entry has {}",
                 id.tid,
                 id.process,
                 thread.original_mask,
@@ -352,8 +357,8 @@ impl Run {
         }
     }
 
-    /// Whether the daemon missed scans, events or records. Then it can't know the descent of a process whose parent
-    /// started and ended in the meantime.
+    /// Whether the daemon missed processes in scans, events or records. Then it cannot know the descent of a process
+    /// whose parent started and ended meanwhile.
     pub(super) fn has_missed_information(&self) -> bool {
         self.faults.silent_event_loss_permille > 0
             || self.faults.unreadable_process_permille > 0
@@ -361,36 +366,36 @@ impl Run {
             || self.faults.failed_journal_write_permille > 0
     }
 
-    /// A release restores every mask that no program requested in the meantime, and frees every core. Jobs that their
-    /// scheduler still runs stay known.
+    /// Checks that a release of all jobs restores every mask that no program requested meanwhile, and frees every core.
+    /// Jobs that their scheduler still runs stay known.
     pub(super) fn check_release(&mut self) {
         self.run_cycle(true, &[Command::ReleaseAll { caller: ROOT }]);
         for _ in 0..MAX_CYCLES_TO_REST {
             self.run_cycle(true, &[]);
         }
         let state = self.warden.state();
-        let mut of_schedulers = CpuSet::new();
+        let mut scheduler_cpus = CpuSet::new();
         for job in state.jobs.values() {
             assert!(job.was_released && job.id.source().is_batch_system(), "{job:?}");
             assert!(
                 job.grant.as_ref().is_none_or(|grant| grant.granted_by == GrantedBy::Scheduler),
                 "{job:?}"
             );
-            of_schedulers = of_schedulers.union(&state.pool.pus_of(&job.id));
+            scheduler_cpus = scheduler_cpus.union(&state.pool.pus_of(&job.id));
         }
         let kept: Vec<_> = state.journaled_masks().collect();
         assert!(kept.is_empty() && state.processes_to_restore.is_empty(), "{kept:?}");
-        let all = state.pool.free_cpus().union(&state.pool.housekeeping_cpus()).union(&of_schedulers);
+        let all = state.pool.free_cpus().union(&state.pool.housekeeping_cpus()).union(&scheduler_cpus);
         assert_eq!(all, *self.topology.cpus());
         let left: Vec<&str> = state.cpusets.paths().collect();
-        assert_eq!(left, [""; 0], "cpusets that stay");
+        assert_eq!(left, [""; 0], "cpusets that were not removed");
         self.check_nothing_is_lent();
         let world = self.world.borrow();
         for process in world.processes.values() {
             self.check_originals(process);
             assert!(
                 self.has_missed_information() || is_in_original_cgroup(&world, process),
-                "process {} is in {} and belongs to {}",
+                "process {} is in {}, and its original cgroup is {}",
                 process.id,
                 process.cgroup,
                 process.original_cgroup
@@ -399,9 +404,9 @@ impl Run {
     }
 }
 
-/// Whether a process is in a cgroup to which it may belong. A process that was born in a cpuset belongs where its
-/// parent belongs, which another program may have moved. A process that was born after its parent was moved back is
-/// where its parent is. Of an orphan, the parent is not known any more.
+/// Whether a process is in a cgroup that can be its original one. For a process that was born in a cpuset, this is the
+/// original cgroup of its parent, which another program may have moved. A process that was born after its parent was
+/// moved back is in the cgroup of the parent. The parent of an orphan is not known, so any cgroup is accepted.
 fn is_in_original_cgroup(world: &World, process: &SimProcess) -> bool {
     let is_of_parent = |parent: &SimProcess| {
         process.cgroup == parent.original_cgroup

@@ -1,5 +1,5 @@
-//! Lending in a run: what owners use of their cores changes, and the samples of the owners cause cycles as in the event
-//! loop. How the daemon hears the owners depends on the machine of the run ([`Machine`]).
+//! Lending in a run: the demand of owners changes, and the samples of the owners cause cycles as in the event loop. How
+//! the daemon measures the owners depends on the machine of the run ([`Machine`]).
 
 mod checks;
 mod tests;
@@ -25,13 +25,13 @@ use super::lent_cpus::{LentCpuUse, SimLentCpus, SimMonitor};
 use super::{ROOT, Run};
 
 const SECOND: u64 = 1_000_000_000;
-/// The time after which a core must have been taken back that its owner needs: docs/adr/0023-lending.md, "Measuring the
+/// The time within which a lent core must come back to an owner that needs it: docs/adr/0023-lending.md, "Measuring the
 /// owner".
 const INTERVAL: u64 = 10_000_000;
-/// The number of samples in a second before the rest of it passes in one step.
-const MOST_SAMPLES: u32 = 20;
-/// The number of threads that an owner starts at most, so that it can use all its cores.
-const MOST_THREADS: usize = 6;
+/// The largest number of samples in a second. The rest of the second passes in one step.
+const MAX_SAMPLES_PER_SECOND: u32 = 20;
+/// The largest number of threads that an owner starts, so that it can use all its cores.
+const MAX_THREADS_OF_OWNER: usize = 6;
 
 /// The machine of a run with lending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub enum Machine {
     CgroupV1,
 }
 
-/// What is known at the time of a sample.
+/// The figures at the time of a sample.
 struct Reading {
     at: Nanos,
     /// The CPU time of each owner's processes since their start, in ns.
@@ -53,7 +53,7 @@ struct Reading {
     lent: BTreeMap<Pu, LentCpuUse>,
 }
 
-/// What each owner used between two samples.
+/// The use of cores by each owner between two samples.
 #[derive(Debug)]
 struct Span {
     /// The time between the samples, in ns.
@@ -61,7 +61,7 @@ struct Span {
     used: BTreeMap<JobId, Use>,
 }
 
-/// What an owner used between two samples.
+/// The use of cores by one owner between two samples.
 #[derive(Debug, Clone, Default)]
 struct Use {
     /// The CPU time on its cores that are not measured one by one, in ns.
@@ -75,25 +75,26 @@ impl Use {
     fn elsewhere_and_on(&self, cores: &[Pu]) -> u64 {
         // A lent core counts as one, however many of its PUs are in use.
         let time_on = |core: &LentCpuUse| core.ran_for.min(core.lent_for);
-        let on_lent: Duration = cores.iter().filter_map(|core| self.lent.get(core)).map(time_on).sum();
-        self.elsewhere + u64::try_from(on_lent.as_nanos()).unwrap()
+        let time_on_lent_cores: Duration =
+            cores.iter().filter_map(|core| self.lent.get(core)).map(time_on).sum();
+        self.elsewhere + u64::try_from(time_on_lent_cores.as_nanos()).unwrap()
     }
 }
 
-/// What a run with lending has in addition.
+/// The part of a run that only runs with lending have.
 pub struct Lending {
     machine: Machine,
     random: RandomStream,
     samples: OwnerCpuSampler,
-    /// What the daemon's monitor has seen of the lent PUs. `None` without a monitor.
+    /// The lent PUs as the monitor of the daemon sees them. `None` without a monitor.
     monitored: Option<Arc<Mutex<SimLentCpus>>>,
     /// The start of the world's clock, on the clock of the samples.
     begin: Instant,
     last: Option<Reading>,
     /// The last times between two samples, oldest first.
     spans: VecDeque<Span>,
-    /// Whether the use of owners changes at random.
-    is_flapping: bool,
+    /// Whether the demand of owners changes at random.
+    is_demand_changing: bool,
     /// The PUs that are lent, each with its owner, after the last cycle.
     lent: BTreeMap<Pu, JobId>,
     /// When each PU was lent by each owner last.
@@ -115,7 +116,7 @@ impl Lending {
             begin: Instant::now(),
             last: None,
             spans: VecDeque::new(),
-            is_flapping: true,
+            is_demand_changing: true,
             lent: BTreeMap::new(),
             lent_at: BTreeMap::new(),
         };
@@ -123,7 +124,7 @@ impl Lending {
         lending
     }
 
-    /// Another daemon has no samples, and another monitor.
+    /// Replaces the samples and the monitor by those of a new daemon.
     pub(super) fn restart(&mut self) {
         self.last = None;
         self.spans.clear();
@@ -147,7 +148,7 @@ impl Lending {
     fn add_span(&mut self, span: Span) -> BTreeMap<JobId, u32> {
         let (period, owners) = (self.checked_period(), span.used.keys().cloned().collect::<Vec<_>>());
         if self.machine == Machine::WithoutMonitor {
-            // The daemon judges each sample by itself.
+            // The daemon evaluates each sample by itself.
             self.spans.clear();
         }
         self.spans.push_back(span);
@@ -174,31 +175,31 @@ impl Lending {
         let uses_of = |core: &Pu| uses.iter().filter_map(|(_, used)| used.lent.get(core)).collect::<Vec<_>>();
         let in_use = lent_cores.into_iter().filter(|core| uses_of(core).iter().all(|used| used.is_in_use()));
         let period = Duration::from_nanos(self.checked_period());
-        let is_lasting = |core: &Pu| {
+        let is_in_use_all_the_time = |core: &Pu| {
             let uses_of_core = uses_of(core);
-            // A core that came back in between was lent anew.
+            // A core that came back between two samples was lent again.
             let lent_for: Duration = uses_of_core.iter().map(|used| used.lent_for).sum();
             uses_of_core.len() == uses.len() && lent_for >= period
         };
-        let (lasting, moved): (Vec<Pu>, Vec<Pu>) = in_use.partition(is_lasting);
+        let (in_use_all_the_time, moved): (Vec<Pu>, Vec<Pu>) = in_use.partition(is_in_use_all_the_time);
         let others =
             uses.iter().map(|(length, used)| (used.elsewhere_and_on(&moved) * 100 / length + 1) / 100);
-        u32::try_from(others.min().unwrap_or(0)).unwrap() + u32::try_from(lasting.len()).unwrap()
+        u32::try_from(others.min().unwrap_or(0)).unwrap() + u32::try_from(in_use_all_the_time.len()).unwrap()
     }
 
-    /// The shortest time over which the use of an owner is checked. Where short samples are judged together, or follow
-    /// a report, a time that is this long contains all of them.
+    /// The shortest time over which the use of an owner is checked. Where the daemon evaluates short samples together,
+    /// or samples after a report, such a time contains all of them.
     fn checked_period(&self) -> u64 {
         if self.machine == Machine::WithoutMonitor { INTERVAL } else { 2 * INTERVAL }
     }
 
-    /// From now on, the owners use what they use now.
-    pub(super) fn stop_flapping(&mut self) {
-        self.is_flapping = false;
+    /// Keeps the demand of the owners as it is from now on.
+    pub(super) fn stop_demand_changes(&mut self) {
+        self.is_demand_changing = false;
     }
 }
 
-/// Random settings of lending, on a node where borrowers have idle priority wherever there are cpusets.
+/// Adds random settings of lending to a policy. Where the node has cpusets, borrowers can be at idle priority.
 pub(super) fn with_lending(policy: Policy, seed: &RandomStream) -> Policy {
     let mut random = seed.substream("lending policy");
     let lending = LendingPolicy {
@@ -219,9 +220,10 @@ pub(super) fn with_lending(policy: Policy, seed: &RandomStream) -> Policy {
 
 impl Run {
     /// Lets a second pass, with samples of the owners and the cycles for which they are the reason.
-    pub(super) fn pass_a_second(&mut self) {
+    pub(super) fn advance_one_second(&mut self) {
         let end = self.now() + SECOND;
-        let samples = self.lending.as_mut().map_or(0, |lending| lending.random.random_below(MOST_SAMPLES));
+        let samples =
+            self.lending.as_mut().map_or(0, |lending| lending.random.random_below(MAX_SAMPLES_PER_SECOND));
         for _ in 0..samples {
             let next = self.next_sample().min(end);
             self.advance_to(next);
@@ -241,21 +243,21 @@ impl Run {
         self.world.borrow_mut().advance(left);
     }
 
-    /// The monitor of lent PUs sees all time that passes on the machine from now on.
-    pub(super) fn watch_time(&self) {
+    /// Lets the monitor of lent PUs see all time that passes on the machine from now on.
+    pub(super) fn attach_monitor(&self) {
         let monitored = self.lending.as_ref().and_then(|lending| lending.monitored.clone());
         self.world.borrow_mut().observer =
             monitored.map(|monitored| monitored as Arc<Mutex<dyn TimeObserver>>);
     }
 
-    /// Threads begin or cease to run: the monitor reports at once what runs on the lent PUs now.
-    fn show_change_of_threads(&self) {
+    /// Lets the monitor see the threads that run on the lent PUs now. Called when threads begin or cease to run.
+    fn report_running_threads(&self) {
         if let Some(monitored) = self.lending.as_ref().and_then(|lending| lending.monitored.as_ref()) {
             monitored.lock().unwrap().see(&self.world.borrow(), Duration::ZERO);
         }
     }
 
-    /// After a cycle, the monitor watches the PUs that are lent now, as in the event loop.
+    /// Gives the monitor the PUs that are lent after a cycle, as the event loop does.
     pub(super) fn watch_lent_cpus(&mut self) {
         let now = Duration::from_nanos(self.now());
         let Some(lending) =
@@ -268,18 +270,18 @@ impl Run {
             .set_lent_pus(&self.warden.state().pool.lent_cpus_with_owner_pu_counts(), lending.begin + now);
     }
 
-    /// The time of the next sample, or of the end of a grace period, but after now. A report of the monitor wakes up
-    /// the daemon at once.
+    /// The time of the next sample or of the end of a grace period, and at the earliest 1 ns from now. A report of the
+    /// monitor wakes up the daemon at once.
     fn next_sample(&self) -> u64 {
         let Some(lending) = &self.lending else { return u64::MAX };
         if lending.has_report() {
             return self.now() + 1;
         }
-        let of_samples = lending.samples.next_measurement_at().map(|at| {
+        let next_measurement = lending.samples.next_measurement_at().map(|at| {
             u64::try_from(at.saturating_duration_since(lending.begin).as_nanos()).unwrap_or(u64::MAX)
         });
         let end_of_grace = self.warden.state().lending.next_grace_period_end().map(|end| end.0);
-        let next = of_samples.into_iter().chain(end_of_grace).min();
+        let next = next_measurement.into_iter().chain(end_of_grace).min();
         next.unwrap_or(self.now() + 10 * INTERVAL).max(self.now() + 1)
     }
 
@@ -299,21 +301,21 @@ impl Run {
         let (state, policy) = self.warden.state_and_policy();
         let must_change = lending.samples.measure_if_due(state, policy, (at, now), cpu_time_of);
         let has_grace_ended = state.lending.next_grace_period_end().is_some_and(|end| end <= now);
-        let used = if is_sample { self.lasting_use(now) } else { BTreeMap::new() };
+        let used = if is_sample { self.cores_in_use_since_last_samples(now) } else { BTreeMap::new() };
         if must_change || has_grace_ended {
             let request = DueScans::default().take_scan_request(self.warden.state_mut(), &[]);
-            if self.carry_out_cycle(request, &[]).is_none() {
+            if self.run_cycle_with_request(request, &[]).is_none() {
                 return;
             }
             self.check_safety();
         }
-        self.check_owners_are_served(&used);
+        self.check_no_owner_waits(&used);
     }
 
-    /// The number of cores that each owner has used all the time for [`Lending::checked_period`]: cores that are used
-    /// for a part of it count only by the average of those that are not measured one by one. Called with each sample.
-    /// Only processes count that were members of the owner in two samples.
-    fn lasting_use(&mut self, now: Nanos) -> BTreeMap<JobId, u32> {
+    /// The number of cores that each owner has used all the time for [`Lending::checked_period`]. A core that was used
+    /// for a part of it counts only in the average of the cores that are not measured one by one. Only processes count
+    /// that were members of the owner in two samples. Called with each sample.
+    fn cores_in_use_since_last_samples(&mut self, now: Nanos) -> BTreeMap<JobId, u32> {
         let reading = self.reading(now);
         let Some(lending) = &mut self.lending else { return BTreeMap::new() };
         let last = lending.last.take().filter(|last| last.at < now);
@@ -358,7 +360,7 @@ impl Run {
         let own = self.warden.state().pool.pus_of(owner);
         let mut cores: BTreeMap<Pu, LentCpuUse> = BTreeMap::new();
         for (&pu, present) in now.lent.iter().filter(|(pu, _)| own.contains(**pu)) {
-            // A PU that was lent anew counts from zero.
+            // The time of a PU that was lent again starts at zero.
             let before = last.lent.get(&pu).filter(|before| before.lent_for <= present.lent_for);
             let before = before.copied().unwrap_or_default();
             let core = cores.entry(self.topology.core_cpus(pu).first().unwrap_or(pu)).or_default();
@@ -368,9 +370,9 @@ impl Run {
         cores
     }
 
-    /// No owner waits for a borrower: after a sample, at most those cores of an owner are lent that it left idle,
-    /// without the buffer. Cores in a grace period do not count.
-    fn check_owners_are_served(&self, used: &BTreeMap<JobId, u32>) {
+    /// Checks after a sample that no owner waits for a borrower: at most the cores that an owner left idle are lent,
+    /// minus the buffer. Cores in a grace period do not count.
+    fn check_no_owner_waits(&self, used: &BTreeMap<JobId, u32>) {
         if self.warden.ongoing_failures().journal_error.is_some() {
             return;
         }
@@ -386,11 +388,11 @@ impl Run {
             let lent = u32::try_from(own.iter().filter(is_lent).count()).unwrap();
             let wanted = owner.wanted_core_count(&state.topology);
             let kept = wanted.unwrap_or(used + self.policy.lending.buffer_cores);
-            let most = u32::try_from(own.len()).unwrap().saturating_sub(kept);
+            let max_lent = u32::try_from(own.len()).unwrap().saturating_sub(kept);
             let known = state.lending.owner_state(&owner.id);
             assert!(
-                lent <= most,
-                "{lent} cores of {} are lent, which needs {kept} of {own:?}: {known:?}",
+                lent <= max_lent,
+                "{lent} cores of {} are lent, and it needs {kept} of {own:?}: {known:?}",
                 owner.id
             );
         }
@@ -403,9 +405,11 @@ impl Run {
         cores.filter(|core| !core.is_empty() && core.is_subset(cpus)).collect()
     }
 
-    /// An owner begins to use all its cores, or becomes idle.
+    /// Makes a random owner use all its cores, or become idle, with a probability of 20 %.
     fn change_demand(&mut self) {
-        let Some(lending) = self.lending.as_mut().filter(|lending| lending.is_flapping) else { return };
+        let Some(lending) = self.lending.as_mut().filter(|lending| lending.is_demand_changing) else {
+            return;
+        };
         if !lending.random.random_bool(200) {
             return;
         }
@@ -416,14 +420,14 @@ impl Run {
         self.set_demand(&owner, is_busy);
     }
 
-    /// All threads of the owner run, or none.
+    /// Makes all threads of the owner run, or none.
     fn set_demand(&self, owner: &JobId, is_busy: bool) {
         let mut world = self.world.borrow_mut();
         let pids: Vec<Pid> = self.warden.state().members_of(owner).map(|member| member.id.pid).collect();
         let count = |process: &SimProcess| process.threads.len();
         let threads: usize = pids.iter().filter_map(|pid| world.processes.get(pid)).map(count).sum();
         if let Some(&pid) = pids.first().filter(|_| is_busy) {
-            (threads..MOST_THREADS).for_each(|_| world.clone_thread(pid, Tid(pid.0)));
+            (threads..MAX_THREADS_OF_OWNER).for_each(|_| world.clone_thread(pid, Tid(pid.0)));
         }
         for pid in pids {
             let threads =
@@ -431,10 +435,11 @@ impl Run {
             threads.for_each(|thread| thread.is_busy = is_busy);
         }
         drop(world);
-        self.show_change_of_threads();
+        self.report_running_threads();
     }
 
-    /// A command of a run with lending: jobs have classes, and say how many cores they want.
+    /// Changes a command to one of a run with lending: jobs get classes, and some releases become numbers of wanted
+    /// cores.
     pub(super) fn with_class(&mut self, command: Command) -> Command {
         let Some(Lending { random, .. }) = &mut self.lending else { return command };
         match command {
@@ -445,8 +450,8 @@ impl Run {
                     7 => Some(PriorityClass::Normal),
                     _ => None,
                 };
-                // A resize may find any class: borrowers are refused a rule for NUMA nodes. The runs without lending
-                // have it.
+                // A resize may meet a borrower, for which a rule for NUMA nodes is refused. Only the runs without
+                // lending have such rules.
                 Command::Assign(AssignCommand { class, within_job: None, ..assign })
             }
             Command::Release { job, .. } if random.random_bool(400) => {

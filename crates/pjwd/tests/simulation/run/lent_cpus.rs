@@ -1,4 +1,4 @@
-//! The monitor of lent PUs on the simulated machine: what the BPF program of the daemon sees there.
+//! The monitor of lent PUs on the simulated machine, in place of the BPF program of the daemon.
 //!
 //! The simulated kernel does not say on which PU a thread runs. Here, each busy thread runs on that PU of its mask that
 //! has the fewest threads. A PU runs threads of its owner all the time, or not at all.
@@ -13,7 +13,7 @@ use pjw_linux::bpf::{LentCpuMonitorUnavailable, OwnerRunTime};
 use pjw_sim::world::{TimeObserver, World};
 use pjwd::run::owner_samples::LentCpuWatch;
 
-/// What the program in the kernel has seen since the daemon started.
+/// The data of the simulated BPF program since the daemon started.
 #[derive(Debug, Default)]
 pub struct SimLentCpus {
     /// The lent PUs, each with the number of PUs of its owner.
@@ -105,7 +105,7 @@ impl TimeObserver for SimLentCpus {
     }
 }
 
-/// The daemon's end of the monitor.
+/// The monitor as the daemon uses it.
 #[derive(Debug)]
 pub struct SimMonitor {
     seen: Arc<Mutex<SimLentCpus>>,

@@ -1,4 +1,4 @@
-//! One run: a world, a warden, and the conditions that must hold.
+//! One run: a simulated machine, a daemon, and the conditions that must hold.
 
 mod checks;
 mod lending;
@@ -41,7 +41,7 @@ pub use lending::Machine;
 const STEPS: u32 = 40;
 const ROOT: Caller = Caller { uid: Uid(0), is_admin: true };
 
-/// What happened in all runs together.
+/// How often each kind of event happened in all runs together.
 #[derive(Debug, Default)]
 pub struct Totals {
     pub cycles: usize,
@@ -52,14 +52,15 @@ pub struct Totals {
     pub moves: usize,
     pub violations: usize,
     pub cpusets: usize,
-    /// Affinity attempts that were made in cpusets when all was at rest, and reported.
+    /// Affinity attempts that were made in cpusets at rest, and reported.
     pub attempts: usize,
-    /// Events that say that cores were lent, and that cores came back.
+    /// Events about cores that were lent.
     pub loans: usize,
+    /// Events about cores that came back.
     pub returns: usize,
-    /// PUs that were lent when all was at rest and the owners were idle.
+    /// PUs that were lent at rest while the owners were idle.
     pub lent_at_rest: usize,
-    /// Processes that were frozen when all was at rest.
+    /// Processes that were frozen at rest.
     pub frozen: usize,
 }
 
@@ -93,11 +94,11 @@ pub struct Run {
     warden: Warden<SimMachineInterface, SimJournal>,
     triggers: DueScans,
     next_name: u32,
-    /// Threads whose original mask the warden knew at some time. It must not forget it.
+    /// Threads whose original mask the daemon has known. It must not forget it.
     originals_known: BTreeSet<ThreadId>,
     /// The jobs that were in the state after some cycle, each with the time of its detection.
     known_jobs: BTreeSet<(JobId, UnixMillis)>,
-    /// The events of the last regular cycle, and of the cycles for which samples were the reason before it.
+    /// The events of the last regular cycle, and of the cycles before it that samples caused.
     events: Vec<Event>,
     /// Whether the present daemon has completed a cycle.
     has_run_cycle_since_start: bool,
@@ -107,15 +108,16 @@ pub struct Run {
 }
 
 impl Run {
-    /// `lends_on` is the machine of a run with owners and borrowers. `None` for a run without them.
-    pub fn new(number: u64, lends_on: Option<Machine>, verbose: bool) -> Self {
+    /// Makes the run of the seed `number`. `lending_machine` is the machine of a run with lending, and `None` for a run
+    /// without.
+    pub fn new(number: u64, lending_machine: Option<Machine>, verbose: bool) -> Self {
         let seed = RandomStream::from_seed(number);
         let mut chance = seed.substream("run");
         let (packages, l3s) = (1 + chance.random_below(2), 1 + chance.random_below(2));
         let (cores, pus) = (1 + chance.random_below(4), 1 + chance.random_below(2));
         let topology = regular_topology(packages, 1, l3s, cores, pus);
-        let keep = chance.random_bool(300) && topology.cores().len() > 1;
-        let housekeeping_cpus = if keep { topology.cores()[0].pus.clone() } else { CpuSet::new() };
+        let keeps_core = chance.random_bool(300) && topology.cores().len() > 1;
+        let housekeeping_cpus = if keeps_core { topology.cores()[0].pus.clone() } else { CpuSet::new() };
         let on_exhausted = match chance.random_below(4) {
             0 => ExhaustionPolicy::Share,
             1 => ExhaustionPolicy::Wait,
@@ -128,7 +130,7 @@ impl Run {
         };
         let share_smt = chance.random_bool(200);
         let mut cpuset_support = cpuset_support(&seed);
-        if lends_on == Some(Machine::CgroupV1) {
+        if lending_machine == Some(Machine::CgroupV1) {
             cpuset_support.hierarchy = CpusetHierarchy::Legacy;
         }
         let enforcement = if seed.substream("enforcement").random_bool(150) {
@@ -136,7 +138,7 @@ impl Run {
         } else {
             EnforcementMethod::Auto
         };
-        let support_of_world = cpuset_support.clone();
+        let world_cpuset_support = cpuset_support.clone();
         let policy = Policy {
             housekeeping_cpus,
             exhaustion_policy: on_exhausted,
@@ -147,10 +149,10 @@ impl Run {
             adopt_unassigned_processes: seed.substream("strays").random_bool(150),
             ..Policy::default()
         };
-        let policy = if lends_on.is_some() { lending::with_lending(policy, &seed) } else { policy };
+        let policy = if lending_machine.is_some() { lending::with_lending(policy, &seed) } else { policy };
         let faults = Faults::from_random(&seed);
         let mut world = World::new(topology.cpus());
-        world.cpuset_support = support_of_world;
+        world.cpuset_support = world_cpuset_support;
         world.log = verbose.then(Vec::new);
         let world = Rc::new(RefCell::new(world));
         let workload = Rc::new(RefCell::new(Workload::new(&seed, faults.has_hotplug)));
@@ -174,17 +176,17 @@ impl Run {
             known_jobs: BTreeSet::new(),
             events: Vec::new(),
             has_run_cycle_since_start: false,
-            lending: lends_on.map(|machine| Lending::new(&seed, machine)),
+            lending: lending_machine.map(|machine| Lending::new(&seed, machine)),
             totals,
         }
     }
 
-    /// Runs both phases. Returns what happened.
+    /// Runs both phases. Returns the numbers of events.
     pub fn run(mut self) -> Totals {
         self.print(|| format!("{:?} {:?}", self.policy.cpuset_support, self.policy.enforcement));
         self.print(|| format!("{:?}", self.policy.lending));
         self.restart_fork_tracking();
-        self.watch_time();
+        self.attach_monitor();
         for step in 0..STEPS {
             for _ in 0..self.random.random_below(6) {
                 self.workload.borrow_mut().step(&mut self.world.borrow_mut());
@@ -201,7 +203,7 @@ impl Run {
         }
         self.faults.disable();
         if let Some(lending) = &mut self.lending {
-            lending.stop_flapping();
+            lending.stop_demand_changes();
         }
         self.check_rescans();
         self.workload.borrow_mut().stop();
@@ -214,20 +216,20 @@ impl Run {
         self.totals
     }
 
-    /// Runs one cycle as the event loop does. `None` if the daemon was killed in it and started again.
+    /// Runs one cycle as the event loop does. Returns `None` if the daemon was killed in it and started again.
     fn run_cycle(&mut self, full: bool, commands: &[Command]) -> Option<CycleReport> {
         self.events.clear();
-        self.pass_a_second();
+        self.advance_one_second();
         self.warden.read_process_events();
         self.triggers.job_processes_scan_due = true;
         self.triggers.full_scan_due |= full;
         let triggers = std::mem::take(&mut self.triggers);
         let request = triggers.take_scan_request(self.warden.state_mut(), commands);
-        self.carry_out_cycle(request, commands)
+        self.run_cycle_with_request(request, commands)
     }
 
-    /// Runs a cycle with this scan. `None` if the daemon was killed in it and started again.
-    fn carry_out_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> Option<CycleReport> {
+    /// Runs a cycle with this scan. Returns `None` if the daemon was killed in it and started again.
+    fn run_cycle_with_request(&mut self, request: ScanRequest, commands: &[Command]) -> Option<CycleReport> {
         let warden = &mut self.warden;
         let cycle = catch_unwind(AssertUnwindSafe(|| warden.run_cycle(request, commands)));
         let report = match cycle {
@@ -242,10 +244,10 @@ impl Run {
         };
         self.has_run_cycle_since_start = true;
         self.watch_lent_cpus();
-        self.check_damping();
+        self.check_lending_pauses();
         self.print_log();
-        self.note_readings();
-        self.note_known_originals();
+        self.record_readings();
+        self.record_known_originals();
         self.check_reports();
         self.events.extend_from_slice(&report.events);
         self.totals.cycles += 1;
@@ -269,17 +271,17 @@ impl Run {
                 )
             });
         }
-        self.note_unknown_origins();
+        self.mark_unknown_original_cgroups();
         for (action, outcome) in &report.cpuset_outcomes {
             if let CpusetChange::MoveBack { process, to, .. } = &action.change {
-                self.note_move_back(*process, to, outcome);
+                self.record_move_back(*process, to, outcome);
             }
             self.totals.cpusets += usize::from(matches!(outcome, CpusetOutcome::Done { .. }));
             self.print(|| format!("{} of {} {:?}: {outcome:?}", action.name(), action.job, action.change));
         }
         let is_end = |event: &&Event| event.text.starts_with("its scheduler's cgroup is gone");
         for job in report.events.iter().filter(is_end).filter_map(|event| event.job.as_ref()) {
-            self.forget_expected_job(job);
+            self.clear_expected_job(job);
         }
         for (command, reply) in commands.iter().zip(&report.replies) {
             self.update_expected_jobs(command, reply.as_ref().ok());
@@ -297,9 +299,9 @@ impl Run {
         self.forget_unrecorded_jobs();
         let node =
             SimMachineInterface::new(Rc::clone(&self.world), Rc::clone(&self.workload), self.faults.clone());
-        // A new daemon has read no attributes, and affinity requests are reported from now on.
+        // A new daemon has read no attributes of processes, and reports the affinity requests from now on.
         self.world.borrow_mut().affinity_requests.clear();
-        // The daemon may have been killed between a record and the request.
+        // The daemon may have been killed after the record of a request and before the request.
         for record in self.journal.records() {
             if let Record::MaskSet { set, .. } = record {
                 self.world.borrow_mut().record_mask_requested_by_pjw(&set);
@@ -312,7 +314,7 @@ impl Run {
         if let Some(lending) = &mut self.lending {
             lending.restart();
         }
-        self.watch_time();
+        self.attach_monitor();
         self.triggers = DueScans::default();
         self.triggers.full_scan_due = true;
     }
@@ -324,7 +326,7 @@ impl Run {
         );
     }
 
-    /// Prints what happened to processes and masks since the last cycle.
+    /// Prints the log of processes and masks since the last cycle.
     fn print_log(&mut self) {
         if let Some(log) = &mut self.world.borrow_mut().log {
             log.drain(..).for_each(|line| println!("{line}"));
@@ -337,7 +339,7 @@ impl Run {
         }
     }
 
-    /// Random commands: new jobs of processes, reservations, other sizes, releases.
+    /// Random commands: new jobs with or without a process, other sizes, releases, defragmentation.
     fn commands(&mut self) -> Vec<Command> {
         let mut commands = Vec::new();
         for _ in 0..self.random.random_below(3) {
@@ -363,9 +365,10 @@ impl Run {
         commands
     }
 
-    /// The warden can't know the original cgroup of a process that was born in a job cpuset and whose parent ended
-    /// before a scan. Its descendants are recorded with the same wrong cgroup, whether or not it is moved back itself.
-    fn note_unknown_origins(&self) {
+    /// Marks the processes whose original cgroup the daemon cannot know: a process that was born in a job cpuset and
+    /// whose parent ended before a scan. Its descendants are recorded with the same wrong cgroup, also if it is not
+    /// moved back.
+    fn mark_unknown_original_cgroups(&self) {
         let cpusets = &self.warden.state().cpusets;
         let is_unknown = |process: &&SimProcess| {
             let managed = cpusets.enclosing_cpuset(&process.cgroup).filter(|_| process.parent == Pid(1));
@@ -379,9 +382,9 @@ impl Run {
         unknown.into_iter().for_each(|pid| world.mark_original_cgroup_unknown(pid));
     }
 
-    /// The warden can't know the original cgroup of a process that was born in a job cpuset and whose parent has ended,
-    /// nor of a process whose move back was refused once.
-    fn note_move_back(&self, id: ProcessId, to: &str, outcome: &CpusetOutcome) {
+    /// Marks the moved process if the daemon cannot know its original cgroup: a process that was born in a job cpuset
+    /// and whose parent has ended, or a process whose move back was refused once.
+    fn record_move_back(&self, id: ProcessId, to: &str, outcome: &CpusetOutcome) {
         let mut world = self.world.borrow_mut();
         let Some(process) = world.processes.get(&id.pid).filter(|process| process.id == id) else { return };
         let is_orphan = process.parent == Pid(1) && process.original_cgroup != to;
@@ -390,34 +393,35 @@ impl Run {
         }
     }
 
-    /// The processes of a job that has ended belong to no job.
-    fn forget_expected_job(&self, job: &JobId) {
+    /// Removes a job that has ended from its processes: they are expected in no job.
+    fn clear_expected_job(&self, job: &JobId) {
         let name = job.to_string();
         for process in self.world.borrow_mut().processes.values_mut() {
             process.expected_job.take_if(|expected| *expected == name);
         }
     }
 
-    /// After a request was granted, its processes and their descendants are expected in its job. After a release, none.
+    /// After an assignment that was granted, its processes and their descendants are expected in its job. After a
+    /// release, the processes of the job are expected in no job.
     fn update_expected_jobs(&mut self, command: &Command, reply: Option<&Reply>) {
         let Some(reply) = reply else {
             self.totals.refusals += 1;
             return;
         };
-        if let Reply::Moved(healing) = reply {
-            self.totals.moves += healing.moves.len();
+        if let Reply::Moved(defragmentation) = reply {
+            self.totals.moves += defragmentation.moves.len();
         }
         if let Reply::Released(jobs) = reply {
-            // A scheduler's job keeps its processes.
-            let lives_on =
+            // The job of a scheduler keeps its processes after a release.
+            let stays_known =
                 |job: &JobId| self.warden.state().jobs.get(job).is_some_and(|job| job.was_released);
-            jobs.iter().filter(|job| !lives_on(job)).for_each(|job| self.forget_expected_job(job));
+            jobs.iter().filter(|job| !stays_known(job)).for_each(|job| self.clear_expected_job(job));
         }
         if let (Command::Assign(request), Reply::Assigned(job)) = (command, reply) {
             self.totals.jobs += 1;
             if self.warden.state().members.members_of_job(&job.id).next().is_none() {
                 // The job is new: the processes of an ended job with the same name do not belong to it.
-                self.forget_expected_job(&job.id);
+                self.clear_expected_job(&job.id);
             }
             let mut world = self.world.borrow_mut();
             let mut expected: BTreeSet<Pid> = request.pids.iter().copied().collect();
@@ -448,7 +452,7 @@ impl Run {
     }
 }
 
-/// The cpuset features of the node of a run.
+/// Random cpuset features of the node of a run.
 fn cpuset_support(seed: &RandomStream) -> CpusetSupport {
     let mut chance = seed.substream("ground");
     let cpusets = match chance.random_below(4) {

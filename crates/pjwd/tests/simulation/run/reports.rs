@@ -1,4 +1,4 @@
-//! Each job leaves a report, also if the daemon is killed while the job ends.
+//! The condition on reports: each job leaves a report, also if the daemon is killed while the job ends.
 
 use pjw_core::job::{Job, JobId};
 use pjw_core::time::UnixMillis;
@@ -9,7 +9,8 @@ use super::Run;
 type JobRun = (JobId, UnixMillis);
 
 impl Run {
-    /// The condition after every cycle: each job that a cycle left in the state and that is gone now has a report.
+    /// Checks after every cycle that each job which an earlier cycle left in the state, and which is gone now, has a
+    /// report.
     pub(super) fn check_reports(&mut self) {
         let running: Vec<JobRun> = self.warden.state().jobs.values().map(run_of).collect();
         self.known_jobs.extend(running.iter().cloned());
@@ -21,7 +22,7 @@ impl Run {
         assert!(unreported.is_empty(), "{unreported:?} left no report");
     }
 
-    /// Forgets the jobs that no record tells to the next daemon, because the journal could not be written.
+    /// Forgets the jobs without a record, because the journal could not be written: the next daemon does not know them.
     pub(super) fn forget_unrecorded_jobs(&mut self) {
         if self.warden.ongoing_failures().journal_error.is_some() {
             let reports = self.journal.reports();

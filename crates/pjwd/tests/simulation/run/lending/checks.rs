@@ -1,4 +1,4 @@
-//! The conditions on borrowers: after every cycle, at rest, and after a release.
+//! The conditions on lending that a run checks: after every cycle, at rest, and after a release.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,8 +12,8 @@ use super::super::Run;
 use super::INTERVAL;
 
 impl Run {
-    /// The ledger of borrowers, after each cycle: a borrowed PU is free, or its owner lends it. No PU has two
-    /// borrowers. No borrower is frozen while there is a core that nobody has.
+    /// Checks the borrowed PUs after each cycle: a borrowed PU is free, or its owner lends it. No PU has two borrowers.
+    /// No borrower is frozen while a core is free and not borrowed.
     pub(in super::super) fn check_borrowers(&self) {
         let state = self.warden.state();
         let is_leaving = state.lending.next_grace_period_end().is_some();
@@ -22,7 +22,7 @@ impl Run {
         let is_unused = |core: &&CpuSet| core.iter().all(|pu| state.pool.borrower(pu).is_none());
         let free = self.whole_cores(&state.pool.free_cpus());
         let has_spare = free.iter().any(|core| is_unused(&core));
-        // The first cycle after a restart decides about the PUs that the journal says are borrowed.
+        // After a restart, the first cycle decides about the PUs that are borrowed according to the journal.
         let is_decided = self.has_run_cycle_since_start;
         let can_settle = is_decided && self.warden.ongoing_failures().journal_error.is_none();
         for borrower in state.jobs.borrowers().filter(|borrower| !borrower.was_released) {
@@ -52,8 +52,8 @@ impl Run {
         }
     }
 
-    /// After a cycle: no core was lent twice by the same owner in `lend_after`, however its demand changed.
-    pub(in super::super) fn check_damping(&mut self) {
+    /// Checks after a cycle that no owner lent a core twice within `lend_after`, however its demand changed.
+    pub(in super::super) fn check_lending_pauses(&mut self) {
         let (now, state) = (self.now(), self.warden.state());
         let Some(lending) = &mut self.lending else { return };
         let all = state.pool.lent_cpus();
@@ -89,8 +89,8 @@ impl Run {
             && self.warden.state().cpusets.cpuset_error(borrower).is_none()
     }
 
-    /// Without faults, cores are lent, and are off the borrowers an interval and the grace period after their owners
-    /// need them. Afterwards the processes of borrowers are frozen only if they have no core.
+    /// Checks without faults that cores are lent, and that they come back within an interval and the grace period after
+    /// their owners need them. Afterwards the processes of borrowers are frozen only if they have no core.
     pub(in super::super) fn check_revocation(&mut self) {
         if self.lending.is_none() {
             return;
@@ -101,7 +101,7 @@ impl Run {
             owners.iter().for_each(|owner| self.set_demand(owner, is_busy));
             if is_busy {
                 self.totals.lent_at_rest += self.warden.state().pool.lent_cpus().len();
-                self.check_all_leave_in_time();
+                self.check_cores_come_back_in_time();
             }
             for _ in 0..4 {
                 self.run_cycle(true, &[]).expect("no kills any more");
@@ -112,8 +112,8 @@ impl Run {
         }
     }
 
-    /// At rest, a process of a borrower that is not at idle priority is on no lent PU: its owner would wait for it.
-    /// Only a borrower that can be neither squeezed nor frozen has no grant.
+    /// Checks at rest that a process of a borrower that is not at idle priority is on no lent PU, because the owner of
+    /// the PU would wait for it. Only a borrower that can be neither squeezed nor frozen has no grant.
     fn check_starved_borrowers(&self) {
         let state = self.warden.state();
         let world = self.world.borrow();
@@ -135,11 +135,11 @@ impl Run {
         }
     }
 
-    /// The owners use all their cores from now on.
-    fn check_all_leave_in_time(&mut self) {
+    /// Checks that the cores come back in time. The owners use all their cores from now on.
+    fn check_cores_come_back_in_time(&mut self) {
         let grace = u64::try_from(self.policy.lending.revocation_grace.as_nanos()).unwrap();
-        // The last sample may be just before the demand. So the first one that sees only the demand is an interval
-        // later.
+        // The last sample may have been just before the demand began. So the first sample that covers only the time of
+        // the demand is an interval later.
         let end = self.now() + 2 * INTERVAL + grace;
         while self.now() < end {
             self.advance_to(self.next_sample().min(end));
@@ -150,8 +150,7 @@ impl Run {
         let lent: BTreeSet<_> = state.pool.lent_cpus().iter().collect();
         for member in state.jobs.borrowers().flat_map(|borrower| state.members_of(&borrower.id)) {
             let process = &world.processes[&member.id.pid];
-            // A frozen process keeps its last PUs, and does not run there. A borrower without a grant can have no place
-            // of its own.
+            // A frozen process keeps its last PUs, and does not run there. A borrower without a grant is not confined.
             let has_grant = state.jobs[&member.job].active_grant().is_some();
             if world.is_frozen(process) || !has_grant {
                 continue;
@@ -171,12 +170,12 @@ impl Run {
         }
     }
 
-    /// At rest, exactly the processes in the cpusets of frozen jobs are frozen.
+    /// Checks at rest that only processes of frozen jobs are frozen.
     fn check_frozen_processes(&mut self) {
         let state = self.warden.state();
         let world = self.world.borrow();
         let mut frozen = 0;
-        // A process whose original cgroup the warden can't know stays in the cpuset in which it was born.
+        // A process whose original cgroup the daemon cannot know stays in the cpuset in which it was born.
         let is_known = |process: &&SimProcess| !process.has_unknown_original_cgroup;
         let processes = world.processes.values().filter(is_known);
         for process in processes.filter(|process| world.is_frozen(process)) {
@@ -189,7 +188,7 @@ impl Run {
         self.totals.frozen += frozen;
     }
 
-    /// After a release nothing is lent, frozen or at idle priority.
+    /// Checks after a release that nothing is lent, frozen or at idle priority.
     pub(in super::super) fn check_nothing_is_lent(&self) {
         assert_eq!(self.warden.state().pool.borrowed_pus().count(), 0);
         let world = self.world.borrow();

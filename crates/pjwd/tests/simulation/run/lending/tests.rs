@@ -1,9 +1,10 @@
-//! What the check that owners are served counts as a core in use. Each sample here covers 10 ms, and the check 20 ms.
+//! Tests of the count of cores in use by which a run checks that no owner waits. Each sample here covers 10 ms, and the
+//! check covers 20 ms.
 
 use super::*;
 
-/// The CPU time of an owner in a sample, in ms: on its cores that are not lent, and on its lent cores, each with the
-/// time for which it was lent.
+/// The use of cores by an owner in a sample: the CPU time in ms on its cores that are not lent, and for each lent core
+/// its first PU, the ms for which it was lent, and the CPU time in ms on it.
 type Sample<'a> = (u64, &'a [(u32, u64, u64)]);
 
 fn cores_in_use(samples: &[Sample<'_>]) -> u32 {

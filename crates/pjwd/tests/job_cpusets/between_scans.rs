@@ -16,26 +16,26 @@ use pjw_core::snapshot::{ExpectedMask, MaskProbeResult, ProcessEventBatch, Snaps
 
 use super::*;
 
-/// What the daemon did so far.
+/// How much the daemon has done so far.
 #[derive(Default)]
-struct Work {
+struct WorkCounts {
     scans: Cell<usize>,
     mask_writes: Cell<usize>,
 }
 
-/// A node that calls `before` with the number of earlier scans before each scan, and counts the work. If
-/// `loses_events`, it loses an event after each scan.
+/// A node that counts scans and mask writes. Before each scan it calls `before` with the number of earlier scans. If
+/// `loses_events` is true, an event is lost after each scan.
 struct InterleavedNode<F> {
     node: SimMachineInterface,
-    work: Rc<Work>,
+    counts: Rc<WorkCounts>,
     before: F,
     loses_events: bool,
 }
 
 impl<F: FnMut(usize)> ports::MachineInterface for InterleavedNode<F> {
     fn scan(&mut self, request: &ScanRequest) -> Snapshot {
-        (self.before)(self.work.scans.get());
-        self.work.scans.update(|scans| scans + 1);
+        (self.before)(self.counts.scans.get());
+        self.counts.scans.update(|scans| scans + 1);
         self.node.scan(request)
     }
 
@@ -57,7 +57,7 @@ impl<F: FnMut(usize)> ports::MachineInterface for InterleavedNode<F> {
     }
 
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome {
-        self.work.mask_writes.update(|writes| writes + 1);
+        self.counts.mask_writes.update(|writes| writes + 1);
         self.node.change_mask(action)
     }
 
@@ -68,25 +68,28 @@ impl<F: FnMut(usize)> ports::MachineInterface for InterleavedNode<F> {
 
 type Interleaved<F> = Warden<InterleavedNode<F>, SimJournal>;
 
-/// A machine on which the processes 10 and 20 run, and its daemon. `before` is called before each scan.
-fn daemon<F: FnMut(usize)>(before: impl FnOnce(ScriptedMachine) -> F) -> (Interleaved<F>, Rc<Work>) {
+/// The daemon of a machine on which the processes 10 and 20 run, and the counts of its work. The function that `before`
+/// returns is called before each scan, with the number of earlier scans.
+fn daemon_with_hook<F: FnMut(usize)>(
+    before: impl FnOnce(ScriptedMachine) -> F,
+) -> (Interleaved<F>, Rc<WorkCounts>) {
     let kernel = ScriptedMachine::new(regular_topology(2, 1, 1, 4, 1).cpus(), CpusetSupport::default());
     for pid in [10, 20] {
         drop(kernel.spawn(pid, 1, ALICE.0));
     }
-    let work = Rc::new(Work::default());
+    let counts = Rc::new(WorkCounts::default());
     let (node, loses_events) = (kernel.simulated_machine(), false);
-    let node = InterleavedNode { node, work: Rc::clone(&work), before: before(kernel), loses_events };
+    let node = InterleavedNode { node, counts: Rc::clone(&counts), before: before(kernel), loses_events };
     let state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &cpu_set(""));
     let host = pjw_sources::LocalHost { name: "n1".to_owned(), flux_user: None };
     let journal = SimJournal::new(Faults::none());
-    (Warden::new(node, journal, state, Vec::new(), Policy::default(), host), work)
+    (Warden::new(node, journal, state, Vec::new(), Policy::default(), host), counts)
 }
 
-/// The reply to an assignment of `pids` to a new job, and the daemon after it. Process 10 ends after the scan that
-/// precedes the assignment.
-fn assigned_while_10_ends(pids: &[Pid]) -> (Result<Reply, Refusal>, WardenState) {
-    let (mut warden, _) = daemon(|kernel| {
+/// Assigns `pids` to the new job `a`. Process 10 ends after the scan that precedes the assignment. Returns the reply
+/// and the state of the daemon after it.
+fn assign_while_process_10_ends(pids: &[Pid]) -> (Result<Reply, Refusal>, WardenState) {
+    let (mut warden, _) = daemon_with_hook(|kernel| {
         move |scans| {
             if scans == 1 {
                 kernel.exit(10);
@@ -99,8 +102,8 @@ fn assigned_while_10_ends(pids: &[Pid]) -> (Result<Reply, Refusal>, WardenState)
 }
 
 #[test]
-fn a_process_that_ends_while_it_is_assigned_is_named_in_the_refusal() {
-    let (reply, state) = assigned_while_10_ends(&[Pid(10)]);
+fn an_assignment_of_a_process_that_ends_meanwhile_is_refused_and_names_the_process() {
+    let (reply, state) = assign_while_process_10_ends(&[Pid(10)]);
     let refusal = reply.unwrap_err();
     assert_eq!(refusal, Refusal::ProcessEnded { pid: Pid(10), job: job("a") });
     let text = refusal.to_string();
@@ -110,17 +113,17 @@ fn a_process_that_ends_while_it_is_assigned_is_named_in_the_refusal() {
 }
 
 #[test]
-fn a_job_lives_on_with_the_processes_that_did_not_end() {
-    let (reply, state) = assigned_while_10_ends(&[Pid(10), Pid(20)]);
+fn a_job_is_made_with_the_other_processes_if_one_ends_while_it_is_assigned() {
+    let (reply, state) = assign_while_process_10_ends(&[Pid(10), Pid(20)]);
     assert!(matches!(reply, Ok(Reply::Assigned(_))), "{reply:?}");
     assert!(state.jobs.contains_key(&job("a")));
 }
 
 #[test]
-fn a_program_that_rewrites_its_mask_all_the_time_costs_a_bounded_number_of_scans_writes_and_events() {
+fn a_program_that_changes_its_mask_before_each_scan_causes_a_bounded_number_of_scans_writes_and_events() {
     const CYCLES: usize = 100;
-    // The mask is wide again before each scan, however often it is repaired.
-    let (mut warden, work) = daemon(|kernel| {
+    // The program requests all PUs before each scan, however often its mask is repaired.
+    let (mut warden, counts) = daemon_with_hook(|kernel| {
         move |scans| {
             kernel.world().advance(1_000_000);
             if scans > 2 {
@@ -131,7 +134,7 @@ fn a_program_that_rewrites_its_mask_all_the_time_costs_a_bounded_number_of_scans
     let scan = warden.state().scan_request(true);
     let report = warden.run_cycle(scan, &[Command::Assign(assign_command("a", 2, &[Pid(10)]))]);
     assert!(report.replies[0].is_ok());
-    let before = (work.scans.get(), work.mask_writes.get());
+    let before = (counts.scans.get(), counts.mask_writes.get());
     let mut events = 0;
     for _ in 0..CYCLES {
         let scan = warden.state().scan_request(false);
@@ -139,17 +142,20 @@ fn a_program_that_rewrites_its_mask_all_the_time_costs_a_bounded_number_of_scans
         assert!(!report.has_unfinished_work, "the next cycle would follow at once");
         events += report.events.len();
     }
-    let (scans, writes) = (work.scans.get() - before.0, work.mask_writes.get() - before.1);
-    assert!(writes >= CYCLES, "each cycle repairs the mask: {writes}");
+    let (scans, writes) = (counts.scans.get() - before.0, counts.mask_writes.get() - before.1);
+    assert!(writes >= CYCLES, "each cycle repairs the mask: {writes} writes");
     assert!(scans <= 4 * CYCLES && writes <= 3 * CYCLES, "{scans} scans and {writes} writes");
-    assert!(events <= 4 * CYCLES, "one violation in each cycle, and one repair for each write: {events}");
+    assert!(
+        events <= 4 * CYCLES,
+        "at most one violation in each cycle and one repair for each write: {events} events"
+    );
 }
 
 #[test]
-fn an_orphan_that_is_first_seen_by_the_scan_after_which_events_were_lost_is_found_by_its_mask() {
-    let (mut warden, _) = daemon(|kernel| {
+fn an_orphan_that_a_scan_found_before_events_were_lost_becomes_a_member_by_its_mask() {
+    let (mut warden, _) = daemon_with_hook(|kernel| {
         move |scans| {
-            // The second daemon-side scan is the first one after the assignment.
+            // The orphan is born before the fifth scan.
             if kernel.world().processes.contains_key(&Pid(30)) || scans < 4 {
                 return;
             }

@@ -1,10 +1,10 @@
-//! Cpusets that grow, shrink and move around threads that had set their own affinity mask before.
+//! Job cpusets that grow, shrink and move, around a thread that had set its affinity mask before the job began.
 
 use super::*;
 
-/// A process of alice's login that has bound itself to PU 5, in a job of one core. `affinity_persists` selects the
-/// kernel.
-fn bound_before(affinity_persists: bool) -> (Node, Pid) {
+/// A node with a job of one core, whose process had bound itself to PU 5 before. `affinity_persists` is whether the
+/// kernel remembers requested masks, as Linux does since 6.2.
+fn node_with_bound_process(affinity_persists: bool) -> (Node, Pid) {
     let mut node = Node::with(
         CpusetSupport { hierarchy: CpusetHierarchy::Unified, affinity_persists, ..CpusetSupport::default() },
         EnforcementMethod::Auto,
@@ -13,18 +13,18 @@ fn bound_before(affinity_persists: bool) -> (Node, Pid) {
     assert!(node.bind(pid, "5"));
     node.assign("a", 1, &[pid]);
     node.cycle(&[]);
-    assert_eq!(node.mask(pid).0, "0", "all that its job has");
+    assert_eq!(node.mask(pid).0, "0", "the only PU of the job");
     (node, pid)
 }
 
 #[test]
-fn a_binding_from_before_lasts_while_the_job_grows() {
+fn a_binding_from_before_the_job_is_kept_while_the_job_is_resized() {
     for affinity_persists in [true, false] {
-        let (mut node, pid) = bound_before(affinity_persists);
-        for (cores, where_it_runs) in [(2, "1"), (8, "5"), (1, "0"), (8, "5")] {
+        let (mut node, pid) = node_with_bound_process(affinity_persists);
+        for (cores, expected_mask) in [(2, "1"), (8, "5"), (1, "0"), (8, "5")] {
             node.assign("a", cores, &[]);
             node.cycle(&[]);
-            assert_eq!(node.mask(pid).0, where_it_runs, "on {cores} cores");
+            assert_eq!(node.mask(pid).0, expected_mask, "on {cores} cores");
         }
         node.assign("a", 1, &[]);
         node.assign("a", 3, &[]);
@@ -34,9 +34,9 @@ fn a_binding_from_before_lasts_while_the_job_grows() {
 }
 
 #[test]
-fn a_binding_from_before_lasts_while_the_job_moves() {
+fn a_binding_from_before_the_job_is_kept_while_the_job_moves_to_other_cores() {
     for affinity_persists in [true, false] {
-        let (mut node, pid) = bound_before(affinity_persists);
+        let (mut node, pid) = node_with_bound_process(affinity_persists);
         for cpus in ["1", "1-2", "2", "0-3", "7"] {
             let cpu_request = Some(CpuRequest::Exactly(cpu_set(cpus)));
             let report =
@@ -51,7 +51,7 @@ fn a_binding_from_before_lasts_while_the_job_moves() {
 }
 
 #[test]
-fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
+fn a_binding_from_before_the_job_is_kept_while_a_core_of_the_job_is_offline() {
     for affinity_persists in [true, false] {
         let mut node = Node::with(
             CpusetSupport {
@@ -72,7 +72,7 @@ fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
             node.world().advance(60_000_000_000);
             node.cycle(&[]);
         }
-        assert_eq!(node.mask(pid).0, "1", "as before");
+        assert_eq!(node.mask(pid).0, "1", "the same PU as before hotplug");
         node.release("a");
         assert_eq!(
             node.mask(pid),
@@ -83,12 +83,12 @@ fn a_binding_from_before_lasts_while_a_core_of_the_job_is_off() {
 }
 
 #[test]
-fn a_binding_from_before_lasts_when_a_login_sweeps_its_process_out() {
+fn a_binding_from_before_the_job_is_kept_when_a_login_moves_the_process_out_of_the_cpuset() {
     for affinity_persists in [true, false] {
-        let (mut node, pid) = bound_before(affinity_persists);
+        let (mut node, pid) = node_with_bound_process(affinity_persists);
         node.world().move_process(pid, LOGIN);
-        let shown = if affinity_persists { "5" } else { "0-7" };
-        assert_eq!(node.mask(pid).0, shown, "a kernel that remembers masks: {affinity_persists}");
+        let mask_after_move = if affinity_persists { "5" } else { "0-7" };
+        assert_eq!(node.mask(pid).0, mask_after_move, "a kernel that remembers masks: {affinity_persists}");
         for _ in 0..3 {
             node.cycle(&[]);
         }

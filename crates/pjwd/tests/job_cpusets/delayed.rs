@@ -1,11 +1,12 @@
-//! Changes of cpusets that take long: masks keep the job meanwhile, and nothing is lost.
+//! Changes of cpusets that take longer than a cycle waits: masks keep the job on its cores until they are complete.
 
 use super::*;
 
-const WALL: &str = "/pjw/a";
+const JOB_CPUSET: &str = "/pjw/a";
 
-/// A node without systemd, with a process. Each change of a cpuset is delayed until [`Node::finish_changes`].
-fn slow_node() -> (Node, Pid) {
+/// A node without systemd, with one process. Each change of a cpuset is delayed until [`Node::finish_changes`] is
+/// called.
+fn node_with_delayed_changes() -> (Node, Pid) {
     let mut node = Node::new(CpusetHierarchy::Unified);
     let pid = node.spawn(Pid(1), "/");
     node.warden.machine_interface_mut().hold_cpuset_changes();
@@ -13,11 +14,11 @@ fn slow_node() -> (Node, Pid) {
 }
 
 impl Node {
-    /// The kernel completes the delayed changes. The next cycles see what became of them.
+    /// Completes the delayed changes of cpusets, and runs the two cycles that read their outcomes.
     fn finish_changes(&mut self) {
         self.warden.machine_interface_mut().finish_cpuset_changes();
         for _ in 0..2 {
-            // A cycle that scans only what the changes concern.
+            // This cycle scans only the processes that the changes concern.
             let scan = self.warden.state().scan_request(false);
             self.warden.run_cycle(scan, &[]);
         }
@@ -25,45 +26,48 @@ impl Node {
 }
 
 #[test]
-fn a_process_that_is_not_moved_yet_is_kept_by_its_mask_and_the_status_says_so() {
-    let (mut node, pid) = slow_node();
+fn a_process_whose_move_is_delayed_is_kept_by_its_mask_and_the_status_says_so() {
+    let (mut node, pid) = node_with_delayed_changes();
     node.assign("a", 2, &[pid]);
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/".to_owned(), "0-1".to_owned()));
-    let why = format!("{WALL} is not set up yet");
+    let why = format!("{JOB_CPUSET} is not set up yet");
     assert_eq!(node.effective_enforcement("a"), EffectiveEnforcement::Affinity { why });
     let rest = node.cycle(&[]);
     assert!(
         rest.cpuset_outcomes.is_empty() && rest.mask_outcomes.is_empty(),
-        "nothing is done twice: {rest:?}"
+        "no action is repeated while the change is delayed: {rest:?}"
     );
 
     node.finish_changes();
-    assert_eq!((node.cgroup(pid), node.cpuset(WALL)), (WALL.to_owned(), "0-1".to_owned()));
-    assert_eq!(node.effective_enforcement("a"), EffectiveEnforcement::Cpuset { path: Some(WALL.to_owned()) });
+    assert_eq!((node.cgroup(pid), node.cpuset(JOB_CPUSET)), (JOB_CPUSET.to_owned(), "0-1".to_owned()));
+    assert_eq!(
+        node.effective_enforcement("a"),
+        EffectiveEnforcement::Cpuset { path: Some(JOB_CPUSET.to_owned()) }
+    );
     node.release("a");
     assert_eq!((node.cgroup(pid), node.mask(pid).1), ("/".to_owned(), "0-7".to_owned()));
     assert!(node.world().cpusets.is_empty() && node.warden.state().processes_to_restore.is_empty());
 }
 
 #[test]
-fn a_child_of_a_process_that_is_not_moved_yet_is_moved_later() {
-    let (mut node, pid) = slow_node();
+fn a_child_of_a_process_whose_move_is_delayed_is_kept_by_its_mask_and_moved_later() {
+    let (mut node, pid) = node_with_delayed_changes();
     node.assign("a", 2, &[pid]);
     let child = node.world().spawn(pid, ALICE);
     node.cycle(&[]);
     assert_eq!((node.cgroup(child), node.mask(child).0), ("/".to_owned(), "0-1".to_owned()));
     node.finish_changes();
-    assert_eq!([node.cgroup(pid), node.cgroup(child)], [WALL, WALL]);
+    assert_eq!([node.cgroup(pid), node.cgroup(child)], [JOB_CPUSET, JOB_CPUSET]);
 }
 
 #[test]
-fn a_job_that_is_released_before_its_process_was_moved_leaves_nothing() {
+fn a_job_that_is_released_while_its_move_is_delayed_leaves_no_cpuset_and_no_changed_mask() {
     for original in ["0-7", "5-6"] {
-        let (mut node, pid) = slow_node();
+        let (mut node, pid) = node_with_delayed_changes();
         assert!(node.bind(pid, original));
         node.assign("a", 2, &[pid]);
         node.release("a");
-        assert_eq!(node.mask(pid).0, original, "the mask does not wait for the cpuset");
+        assert_eq!(node.mask(pid).0, original, "the mask is restored before the cpuset is changed");
         // The delayed changes put the process into the cpuset of the released job.
         node.finish_changes();
         node.cycle(&[]);
@@ -76,36 +80,36 @@ fn a_job_that_is_released_before_its_process_was_moved_leaves_nothing() {
 }
 
 #[test]
-fn a_process_is_moved_back_later_if_that_takes_long() {
+fn a_process_is_moved_back_later_if_the_cpuset_changes_of_a_release_are_delayed() {
     let mut node = Node::new(CpusetHierarchy::Unified);
     let pid = node.spawn(Pid(1), "/");
     node.assign("a", 2, &[pid]);
     node.warden.machine_interface_mut().hold_cpuset_changes();
     node.release("a");
-    assert_eq!(node.cgroup(pid), WALL);
+    assert_eq!(node.cgroup(pid), JOB_CPUSET);
     node.assign("b", 3, &[]);
     node.finish_changes();
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/".to_owned(), "0-7".to_owned()));
-    assert_eq!(node.cpuset(WALL), "-");
+    assert_eq!(node.cpuset(JOB_CPUSET), "-");
 }
 
 #[test]
-fn a_daemon_that_is_killed_while_a_change_is_delayed_has_a_successor_that_makes_it() {
-    let (mut node, pid) = slow_node();
+fn a_change_that_was_delayed_when_the_daemon_was_killed_is_made_by_the_next_daemon() {
+    let (mut node, pid) = node_with_delayed_changes();
     assert!(node.bind(pid, "5-6"));
     node.assign("a", 2, &[pid]);
-    node.succeeded_by(EnforcementMethod::Auto);
+    node.restart_daemon_with(EnforcementMethod::Auto);
     node.cycle(&[]);
-    assert_eq!(node.cgroup(pid), WALL);
+    assert_eq!(node.cgroup(pid), JOB_CPUSET);
     node.release("a");
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/".to_owned(), "5-6".to_owned()));
 }
 
 #[test]
-fn a_delayed_change_that_is_refused_leaves_the_job_to_masks() {
-    let (mut node, pid) = slow_node();
+fn masks_keep_a_job_if_the_kernel_refuses_its_delayed_cpuset_change() {
+    let (mut node, pid) = node_with_delayed_changes();
     node.assign("a", 2, &[pid]);
-    node.world().without_cpuset_controller.insert(WALL.to_owned());
+    node.world().without_cpuset_controller.insert(JOB_CPUSET.to_owned());
     node.finish_changes();
     assert_eq!(node.mask(pid).0, "0-1");
     let why = "its controller is switched off".to_owned();
@@ -113,7 +117,7 @@ fn a_delayed_change_that_is_refused_leaves_the_job_to_masks() {
 }
 
 /// A node with a kernel before 6.2, and a process that requested PU 1.
-fn old_node() -> (Node, Pid) {
+fn node_with_old_kernel() -> (Node, Pid) {
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Unified,
         affinity_persists: false,
@@ -126,12 +130,12 @@ fn old_node() -> (Node, Pid) {
 }
 
 #[test]
-fn a_released_process_gets_the_mask_again_that_an_older_kernel_forgets_in_a_later_move() {
-    let (mut node, pid) = old_node();
+fn a_released_process_keeps_its_mask_in_a_delayed_move_on_an_older_kernel() {
+    let (mut node, pid) = node_with_old_kernel();
     node.warden.machine_interface_mut().hold_cpuset_changes();
     node.assign("a", 2, &[pid]);
     node.release("a");
-    // The cpuset is made first. The move of the process is still to come.
+    // The first change makes the cpuset. The move of the process follows later.
     node.warden.machine_interface_mut().finish_next_cpuset_change();
     node.cycle(&[]);
     node.cycle(&[]);
@@ -142,14 +146,14 @@ fn a_released_process_gets_the_mask_again_that_an_older_kernel_forgets_in_a_late
 }
 
 #[test]
-fn a_released_process_in_a_cpuset_that_is_removed_later_gets_the_mask_again_that_an_older_kernel_forgets() {
-    let (mut node, pid) = old_node();
+fn a_released_process_keeps_its_mask_in_the_delayed_removal_of_its_cpuset_on_an_older_kernel() {
+    let (mut node, pid) = node_with_old_kernel();
     node.assign("a", 2, &[pid]);
     let second = node.spawn(Pid(1), "/");
     node.warden.machine_interface_mut().hold_cpuset_changes();
     node.assign("a", 2, &[second]);
     node.release("a");
-    assert_eq!(node.cgroup(pid), WALL, "the removal waits for the move of the other process");
+    assert_eq!(node.cgroup(pid), JOB_CPUSET, "the removal waits for the move of the other process");
     node.finish_changes();
     node.cycle(&[]);
     node.cycle(&[]);
@@ -158,7 +162,7 @@ fn a_released_process_in_a_cpuset_that_is_removed_later_gets_the_mask_again_that
 }
 
 #[test]
-fn a_process_that_another_program_moves_before_systemd_does_returns_to_that_cgroup() {
+fn a_process_that_another_program_moves_before_systemd_does_returns_to_the_cgroup_of_that_move() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), "/");
     node.warden.machine_interface_mut().hold_cpuset_changes();
@@ -172,7 +176,7 @@ fn a_process_that_another_program_moves_before_systemd_does_returns_to_that_cgro
 }
 
 #[test]
-fn a_process_that_is_still_being_moved_back_joins_the_cpuset_of_its_next_job_after_that() {
+fn a_process_whose_move_back_is_delayed_joins_the_cpuset_of_its_next_job_after_it() {
     let mut node = Node::new(CpusetHierarchy::Unified);
     let pid = node.spawn(Pid(1), "/");
     node.assign("a", 2, &[pid]);
@@ -180,12 +184,15 @@ fn a_process_that_is_still_being_moved_back_joins_the_cpuset_of_its_next_job_aft
     node.release("a");
     node.assign("b", 3, &[pid]);
     node.warden.machine_interface_mut().finish_cpuset_changes();
-    let mut reported = Vec::new();
+    let mut reported_events = Vec::new();
     for _ in 0..4 {
-        reported.extend(events(&node.cycle(&[])));
+        reported_events.extend(events(&node.cycle(&[])));
     }
-    assert_eq!((node.cgroup(pid), node.cpuset(WALL)), ("/pjw/b".to_owned(), "-".to_owned()));
-    assert!(!reported.contains(&EventKind::Stray), "no other program moved it: {reported:?}");
+    assert_eq!((node.cgroup(pid), node.cpuset(JOB_CPUSET)), ("/pjw/b".to_owned(), "-".to_owned()));
+    assert!(
+        !reported_events.contains(&EventKind::Stray),
+        "no other program moved the process: {reported_events:?}"
+    );
     node.release("b");
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/".to_owned(), "0-7".to_owned()));
 }

@@ -1,4 +1,4 @@
-//! Jobs on whose cores the kernel refuses to keep the processes.
+//! Jobs whose affinity masks the kernel refuses.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,17 +16,18 @@ use pjw_sim::journal::DiskFull;
 
 use super::*;
 
-const WHY: &str = "no permission";
+const REFUSAL_REASON: &str = "no permission";
 
 /// The faults that are in force now.
 #[derive(Default)]
 struct CurrentFaults {
     refuses_masks: Cell<bool>,
-    /// Whether the disk is full from the next refused mask on.
+    /// Whether the disk becomes full when the next mask is refused.
     fills_disk: Cell<bool>,
     is_disk_full: Cell<bool>,
 }
 
+/// A node that refuses masks while [`CurrentFaults::refuses_masks`] is set.
 struct RefusingNode {
     node: SimMachineInterface,
     faults: Rc<CurrentFaults>,
@@ -56,7 +57,7 @@ impl MachineInterface for RefusingNode {
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome {
         if self.faults.refuses_masks.get() {
             self.faults.is_disk_full.set(self.faults.fills_disk.get());
-            return MaskOutcome::Refused { errno: 1, reason: WHY.to_owned() };
+            return MaskOutcome::Refused { errno: 1, reason: REFUSAL_REASON.to_owned() };
         }
         self.node.change_mask(action)
     }
@@ -66,18 +67,19 @@ impl MachineInterface for RefusingNode {
     }
 }
 
-struct JournalOnDisk {
+/// A journal that cannot be written while [`CurrentFaults::is_disk_full`] is set.
+struct FaultyJournal {
     journal: SimJournal,
     faults: Rc<CurrentFaults>,
 }
 
-impl JournalOnDisk {
+impl FaultyJournal {
     fn check_disk(&self) -> Result<(), DiskFull> {
         if self.faults.is_disk_full.get() { Err(DiskFull) } else { Ok(()) }
     }
 }
 
-impl Journal for JournalOnDisk {
+impl Journal for FaultyJournal {
     type Fault = DiskFull;
 
     fn append(&mut self, records: &[Record]) -> Result<(), DiskFull> {
@@ -108,7 +110,7 @@ struct Machine {
     kernel: ScriptedMachine,
     journal: SimJournal,
     faults: Rc<CurrentFaults>,
-    warden: Warden<RefusingNode, JournalOnDisk>,
+    warden: Warden<RefusingNode, FaultyJournal>,
 }
 
 impl Machine {
@@ -120,9 +122,9 @@ impl Machine {
         let faults = Rc::new(CurrentFaults::default());
         let journal = SimJournal::new(Faults::none());
         let node = RefusingNode { node: kernel.simulated_machine(), faults: Rc::clone(&faults) };
-        let on_disk = JournalOnDisk { journal: journal.clone(), faults: Rc::clone(&faults) };
+        let faulty_journal = FaultyJournal { journal: journal.clone(), faults: Rc::clone(&faults) };
         let host = pjw_sources::LocalHost { name: "n1".to_owned(), flux_user: None };
-        let warden = Warden::new(node, on_disk, new_state(), Vec::new(), Policy::default(), host);
+        let warden = Warden::new(node, faulty_journal, new_state(), Vec::new(), Policy::default(), host);
         Self { kernel, journal, faults, warden }
     }
 
@@ -137,8 +139,8 @@ impl Machine {
         state.jobs.is_empty() && state.pool.free_cpus() == cpu_set("0-7")
     }
 
-    /// The state of a daemon that starts now.
-    fn restarted(&self) -> WardenState {
+    /// The state of a daemon that starts now and reads the journal.
+    fn state_after_restart(&self) -> WardenState {
         let mut state = new_state();
         self.journal.records().into_iter().for_each(|record| state.apply_record(record));
         state
@@ -153,23 +155,23 @@ fn assign(cores: u32, pids: &[Pid]) -> Command {
     Command::Assign(assign_command("a", cores, pids))
 }
 
-fn texts(report: &CycleReport, kind: EventKind) -> Vec<&str> {
+fn texts_of_kind(report: &CycleReport, kind: EventKind) -> Vec<&str> {
     report.events.iter().filter(|event| event.kind == kind).map(|event| event.text.as_str()).collect()
 }
 
-fn not_made() -> Refusal {
-    Refusal::Unenforceable { job: job("a"), why: WHY.to_owned() }
+fn unenforceable() -> Refusal {
+    Refusal::Unenforceable { job: job("a"), why: REFUSAL_REASON.to_owned() }
 }
 
 #[test]
-fn a_new_job_of_which_the_kernel_refuses_all_masks_is_not_made_and_the_events_say_why() {
+fn a_new_job_is_refused_if_the_kernel_refuses_all_its_masks_and_the_events_say_why() {
     let mut machine = Machine::new();
     machine.faults.refuses_masks.set(true);
     let report = machine.cycle(&[assign(2, &[Pid(10)])]);
-    assert_eq!(report.replies, [Err(not_made())]);
-    assert!(machine.has_no_job() && machine.restarted().jobs.is_empty());
+    assert_eq!(report.replies, [Err(unenforceable())]);
+    assert!(machine.has_no_job() && machine.state_after_restart().jobs.is_empty());
     assert_eq!(
-        texts(&report, EventKind::Released),
+        texts_of_kind(&report, EventKind::Released),
         ["the kernel refused to keep it on its cores: no permission; CPUs 0-1 free again"]
     );
     machine.faults.refuses_masks.set(false);
@@ -179,55 +181,62 @@ fn a_new_job_of_which_the_kernel_refuses_all_masks_is_not_made_and_the_events_sa
 }
 
 #[test]
-fn two_commands_for_such_a_job_in_one_cycle_are_both_refused_and_the_job_is_released_once() {
+fn if_the_kernel_refuses_all_masks_of_a_new_job_both_commands_of_a_cycle_are_refused_and_it_is_released_once()
+{
     for second in [assign(2, &[Pid(20)]), assign(1, &[])] {
         let mut machine = Machine::new();
         machine.faults.refuses_masks.set(true);
         let report = machine.cycle(&[assign(2, &[Pid(10)]), second]);
-        assert_eq!(report.replies, [Err(not_made()), Err(not_made())]);
+        assert_eq!(report.replies, [Err(unenforceable()), Err(unenforceable())]);
         assert!(machine.has_no_job());
-        assert_eq!(texts(&report, EventKind::Released).len(), 1, "{:?}", report.events);
-        assert!(texts(&report, EventKind::Refused).is_empty(), "{:?}", report.events);
+        assert_eq!(texts_of_kind(&report, EventKind::Released).len(), 1, "{:?}", report.events);
+        assert!(texts_of_kind(&report, EventKind::Refused).is_empty(), "{:?}", report.events);
     }
 }
 
 #[test]
-fn such_a_job_of_a_batch_system_is_not_made_however_often_it_is_assigned() {
+fn each_assignment_of_a_new_job_of_a_batch_system_is_refused_if_the_kernel_refuses_all_its_masks() {
     let mut machine = Machine::new();
     machine.faults.refuses_masks.set(true);
     let job = job("slurm:7");
     for _ in 0..2 {
         let command = AssignCommand { job: job.clone(), ..assign_command("a", 2, &[Pid(10)]) };
         let report = machine.cycle(&[Command::Assign(command)]);
-        assert_eq!(report.replies, [Err(Refusal::Unenforceable { job: job.clone(), why: WHY.to_owned() })]);
+        assert_eq!(
+            report.replies,
+            [Err(Refusal::Unenforceable { job: job.clone(), why: REFUSAL_REASON.to_owned() })]
+        );
         assert_eq!(machine.warden.state().pool.free_cpus(), cpu_set("0-7"));
     }
 }
 
 #[test]
-fn such_a_job_is_released_also_if_its_end_can_be_written_only_later() {
+fn a_refused_new_job_is_released_also_if_the_journal_can_be_written_only_later() {
     let mut machine = Machine::new();
     machine.faults.refuses_masks.set(true);
     machine.faults.fills_disk.set(true);
     let report = machine.cycle(&[assign(2, &[Pid(10)])]);
-    assert_eq!(report.replies, [Err(not_made())]);
+    assert_eq!(report.replies, [Err(unenforceable())]);
     assert!(machine.warden.ongoing_failures().journal_error.is_some());
-    assert!(machine.has_no_job(), "what the client was answered is true");
+    assert!(machine.has_no_job(), "there is no job, as the reply to the client says");
 
     machine.faults.refuses_masks.set(false);
     machine.faults.is_disk_full.set(false);
     machine.cycle(&[]);
     assert!(machine.warden.ongoing_failures().journal_error.is_none());
-    assert!(machine.has_no_job() && machine.restarted().jobs.is_empty());
+    assert!(machine.has_no_job() && machine.state_after_restart().jobs.is_empty());
 }
 
 #[test]
-fn a_job_that_was_there_before_stays_if_the_kernel_refuses_all_masks() {
+fn an_existing_job_stays_if_the_kernel_refuses_all_masks() {
     let mut machine = Machine::new();
     let report = machine.cycle(&[assign(2, &[Pid(10)])]);
     assert!(report.replies[0].is_ok());
     machine.faults.refuses_masks.set(true);
     let report = machine.cycle(&[assign(1, &[Pid(20)])]);
     assert!(report.replies[0].is_ok() && machine.warden.state().jobs.contains_key(&job("a")));
-    assert!(!machine.warden.ongoing_failures().refused_masks.is_empty(), "the status warns of them");
+    assert!(
+        !machine.warden.ongoing_failures().refused_masks.is_empty(),
+        "the status has a warning about the refused masks"
+    );
 }

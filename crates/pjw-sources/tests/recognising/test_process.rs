@@ -1,4 +1,4 @@
-//! A process with its attributes, and its claims as text.
+//! A process of a test with its attributes, and its claims as text.
 
 use std::collections::BTreeSet;
 
@@ -22,6 +22,7 @@ impl TestProcess {
         self.on_line("", path)
     }
 
+    /// Adds a line of /proc/PID/cgroup.
     pub(crate) fn on_line(mut self, controllers: &str, path: &str) -> Self {
         self.attributes.cgroups.push((controllers.to_owned(), path.to_owned()));
         self
@@ -32,12 +33,12 @@ impl TestProcess {
         self
     }
 
-    /// Variables such as `A=1 B=2`.
+    /// Adds variables such as `A=1 B=2`.
     pub(crate) fn with_all(self, variables: &str) -> Self {
         variables
             .split_ascii_whitespace()
             .filter_map(|word| word.split_once('='))
-            .fold(self, |story, (name, value)| story.with(name, value))
+            .fold(self, |process, (name, value)| process.with(name, value))
     }
 
     pub(crate) fn in_groups(mut self, groups: &[u32]) -> Self {
@@ -61,24 +62,25 @@ impl TestProcess {
 
     /// The role if there is one, and the claims, strongest first.
     pub(crate) fn claims_text(&self) -> String {
-        tell(&self.claims())
+        describe(&self.claims())
     }
 }
 
-pub(crate) fn tell(claims: &BatchIdentity) -> String {
+/// The role and the claims as text.
+pub(crate) fn describe(claims: &BatchIdentity) -> String {
     let role = match claims.role {
         BatchRole::Ordinary => None,
         BatchRole::Launcher(source) => Some(format!("launcher of {source}")),
         BatchRole::Helper(source) => Some(format!("helper of {source}")),
     };
     let claims = claims.job_references.iter().map(|claim| {
-        let amount = match &claim.cpu_request {
+        let request = match &claim.cpu_request {
             None => String::new(),
             Some(CpuRequest::Cores(n)) => format!(", {n} cores"),
             Some(CpuRequest::Pus(n)) => format!(", {n} PUs"),
             Some(CpuRequest::Exactly(cpus)) => format!(", PUs {cpus}"),
         };
-        let mark = match &claim.kind {
+        let evidence = match &claim.kind {
             JobIdAttribute::Cgroup(path) => format!("cgroup {path}"),
             JobIdAttribute::Environment { process_scope: JobProcessGrouping::ProcessGroup } => {
                 "environment (own group)".to_owned()
@@ -91,7 +93,7 @@ pub(crate) fn tell(claims: &BatchIdentity) -> String {
             }
         };
         let tasks = claim.tasks.map_or_else(String::new, |tasks| format!(", {tasks} tasks"));
-        format!("{} by {mark}{amount}{tasks}", claim.job)
+        format!("{} by {evidence}{request}{tasks}", claim.job)
     });
     let claims_text: Vec<String> = role.into_iter().chain(claims).collect();
     if claims_text.is_empty() { "nothing".to_owned() } else { claims_text.join("; ") }

@@ -1,9 +1,9 @@
-//! Kernels before 6.2, which forget affinity masks when a cpuset changes.
+//! Kernels before 6.2: they forget the affinity mask of a thread when its cpuset changes.
 
 use super::*;
 
 #[test]
-fn masks_forgotten_by_older_kernels_are_restored() {
+fn a_mask_that_an_older_kernel_forgets_when_a_cpuset_changes_is_restored() {
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Unified,
         affinity_persists: false,
@@ -13,7 +13,7 @@ fn masks_forgotten_by_older_kernels_are_restored() {
     let pid = node.spawn(Pid(1), "/");
     assert!(node.bind(pid, "1"));
     node.assign("a", 2, &[pid]);
-    assert_eq!(node.mask(pid).0, "1", "its own mask lies inside");
+    assert_eq!(node.mask(pid).0, "1", "the mask of the program is within the grant");
     node.assign("a", 4, &[]);
     assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0-3".into(), "1".into()));
     node.release("a");
@@ -21,7 +21,7 @@ fn masks_forgotten_by_older_kernels_are_restored() {
 }
 
 #[test]
-fn masks_forgotten_by_older_kernels_in_hotplug_are_restored() {
+fn a_mask_that_an_older_kernel_forgets_in_hotplug_is_restored() {
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Unified,
         affinity_persists: false,
@@ -34,13 +34,13 @@ fn masks_forgotten_by_older_kernels_in_hotplug_are_restored() {
     assert!(node.bind(pid, "0"));
     node.cycle(&[]);
     node.world().toggle_pu(Pu(1));
-    assert_eq!(node.mask(pid).1, "0-7", "the kernel forgot it");
+    assert_eq!(node.mask(pid).1, "0-7", "the kernel forgot the requested mask");
     node.cycle(&[]);
     assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0,2".into(), "0".into()));
     node.world().toggle_pu(Pu(1));
     node.cycle(&[]);
     assert_eq!((node.cpuset("/pjw/a"), node.mask(pid).0), ("0,2".into(), "0".into()));
-    assert_eq!(node.mask(unbound).0, "0,2", "what the wall made of its mask is no binding");
+    assert_eq!(node.mask(unbound).0, "0,2", "a mask that only a cpuset narrowed is no binding");
     node.release("a");
     assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0".into(), "/".into()));
     assert_eq!(node.mask(unbound).0, "0-7");
@@ -64,7 +64,7 @@ fn a_thread_that_gives_up_its_binding_on_an_older_kernel_is_not_bound_again() {
 }
 
 #[test]
-fn a_child_that_is_born_after_its_parent_was_moved_and_before_a_scan_gets_the_binding_of_its_parent_back() {
+fn a_child_that_is_born_between_the_move_of_its_parent_and_a_scan_gets_the_binding_of_its_parent() {
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Unified,
         affinity_persists: false,

@@ -1,4 +1,5 @@
-//! Cpusets in whole cycles on the fake kernel: which processes are moved, what is written, what is undone.
+//! Job cpusets in whole cycles of the daemon on the simulated kernel: the processes that are moved, the cpusets and
+//! masks that are written, and what a release undoes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)] // a test may fail
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +33,7 @@ const ALICE: Uid = Uid(1001);
 const LOGIN: &str = "/user.slice/user-1001.slice/session-1.scope";
 const JOB_7: &str = "/system.slice/slurmstepd.scope/job_7";
 
-/// A node with two packages of four cores, and its warden. The methods of [`ScriptedMachine`] change the node.
+/// A node with two packages of four cores, and its daemon. The methods of [`ScriptedMachine`] change the node.
 struct Node {
     kernel: ScriptedMachine,
     journal: SimJournal,
@@ -64,8 +65,8 @@ impl Node {
         Self { kernel, journal, policy, warden }
     }
 
-    /// A new daemon with another `enforcement`, after this one was killed.
-    fn succeeded_by(&mut self, enforcement: EnforcementMethod) {
+    /// Replaces the daemon by a new one with `enforcement`, as after a kill.
+    fn restart_daemon_with(&mut self, enforcement: EnforcementMethod) {
         self.policy.enforcement = enforcement;
         self.world().processes.values_mut().for_each(|process| process.attributes_changed = true);
         self.warden = warden(&self.kernel, &self.journal, &self.policy);
@@ -78,7 +79,7 @@ impl Node {
         pid
     }
 
-    /// A process of Slurm's job 7.
+    /// Starts a process of the Slurm job 7.
     fn task_of_job_7(&self) -> Pid {
         let mut world = self.world();
         let stepd = world.spawn(Pid(1), Uid::ROOT);
@@ -171,7 +172,7 @@ fn a_job_without_scheduler_is_moved_into_a_scope_and_no_mask_is_written() {
 }
 
 #[test]
-fn release_moves_processes_back_and_removes_the_cpuset() {
+fn a_release_moves_processes_back_and_removes_the_cpuset() {
     for cpusets in [CpusetHierarchy::Systemd, CpusetHierarchy::Unified] {
         let mut node = Node::new(cpusets);
         let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), "/"));
@@ -191,7 +192,7 @@ fn release_moves_processes_back_and_removes_the_cpuset() {
 }
 
 #[test]
-fn a_new_process_in_a_cpuset_that_is_assigned_to_another_job_has_its_parents_original_cgroup() {
+fn a_process_born_in_a_cpuset_and_assigned_to_another_job_returns_to_the_original_cgroup_of_its_parent() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), "/"));
     node.assign("a", 2, &[one, two]);
@@ -221,7 +222,7 @@ fn a_slurm_job_gets_its_cpuset_in_slurms_cgroup() {
 }
 
 #[test]
-fn the_cpuset_that_slurm_writes_is_obeyed() {
+fn a_cpuset_that_slurm_writes_becomes_the_grant_of_the_job() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     node.task_of_job_7();
     node.cycle(&[]);
@@ -237,7 +238,7 @@ fn the_cpuset_that_slurm_writes_is_obeyed() {
 }
 
 #[test]
-fn a_cpuset_widened_from_outside_is_narrowed_again() {
+fn a_job_cpuset_that_another_program_widens_is_narrowed_again() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
@@ -250,7 +251,7 @@ fn a_cpuset_widened_from_outside_is_narrowed_again() {
 }
 
 #[test]
-fn the_cpuset_of_a_sleeping_job_is_narrowed_again_by_the_first_cycle_that_reads_it() {
+fn the_widened_cpuset_of_an_idle_job_is_narrowed_again_by_the_first_cycle_that_reads_it() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
@@ -269,7 +270,7 @@ fn the_cpuset_of_a_sleeping_job_is_narrowed_again_by_the_first_cycle_that_reads_
 }
 
 #[test]
-fn a_process_that_a_login_moved_out_is_a_stray_and_moved_back() {
+fn a_process_that_a_login_moves_out_of_its_cpuset_is_reported_and_moved_back() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let (pid, other) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), LOGIN));
     node.assign("a", 2, &[pid, other]);
@@ -281,20 +282,20 @@ fn a_process_that_a_login_moved_out_is_a_stray_and_moved_back() {
     assert_eq!(
         node.cgroup(pid),
         "/user.slice/user-1001.slice/session-2.scope",
-        "where it was last by its own"
+        "the cgroup to which the login had moved it"
     );
 }
 
 #[test]
-fn a_process_in_a_service_stays_there_with_masks_except_when_started_by_pjwctl_run() {
+fn a_process_in_a_service_stays_there_and_is_kept_by_masks_unless_pjwctl_run_started_it() {
     let service = "/system.slice/work.service";
     let mut node = Node::new(CpusetHierarchy::Systemd);
-    let (served, asked) = (node.spawn(Pid(1), service), node.spawn(Pid(1), service));
-    node.assign("a", 2, &[served]);
-    let fresh = AssignCommand { must_be_new: true, ..assign_command("b", 2, &[asked]) };
-    node.cycle(&[Command::Assign(fresh)]);
-    assert_eq!([node.cgroup(served), node.cgroup(asked)], [service, "/pjw.slice/pjw-b.scope"]);
-    assert_eq!(node.mask(served), ("0-1".into(), "0-1".into()));
+    let (in_service, started_by_run) = (node.spawn(Pid(1), service), node.spawn(Pid(1), service));
+    node.assign("a", 2, &[in_service]);
+    let run_command = AssignCommand { must_be_new: true, ..assign_command("b", 2, &[started_by_run]) };
+    node.cycle(&[Command::Assign(run_command)]);
+    assert_eq!([node.cgroup(in_service), node.cgroup(started_by_run)], [service, "/pjw.slice/pjw-b.scope"]);
+    assert_eq!(node.mask(in_service), ("0-1".into(), "0-1".into()));
     let EffectiveEnforcement::Affinity { why } = node.effective_enforcement("a") else {
         panic!("{:?}", node.effective_enforcement("a"))
     };
@@ -306,16 +307,16 @@ fn with_enforcement_affinity_the_next_daemon_removes_the_cpusets_and_keeps_the_c
     let mut node = Node::new(CpusetHierarchy::Systemd);
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
-    node.succeeded_by(EnforcementMethod::Affinity);
+    node.restart_daemon_with(EnforcementMethod::Affinity);
     node.cycle(&[]);
     assert_eq!((node.cgroup(pid), node.mask(pid)), (LOGIN.to_owned(), ("0-1".into(), "0-1".into())));
-    node.succeeded_by(EnforcementMethod::Auto);
+    node.restart_daemon_with(EnforcementMethod::Auto);
     node.cycle(&[]);
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/pjw.slice/pjw-a.scope".to_owned(), "0-1".into()));
 }
 
 #[test]
-fn without_cpusets_jobs_are_kept_by_masks_and_strict_enforcement_warns() {
+fn without_cpusets_masks_keep_jobs_and_there_is_a_warning_if_cpusets_are_required() {
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Unavailable { why: "no controller here".to_owned() },
         affinity_persists: true,
@@ -341,7 +342,7 @@ fn every_thread_of_an_isolated_job_is_pinned_because_the_kernel_does_not_balance
     let mut masks: Vec<String> = others.iter().chain([&pid]).map(|&pid| node.mask(pid).0).collect();
     masks.sort_unstable();
     assert_eq!(masks, ["0", "0", "1", "1"]);
-    assert_eq!(node.cgroup(pid), "/pjw-a", "a partition's parent is the root");
+    assert_eq!(node.cgroup(pid), "/pjw-a", "the parent of an isolated partition is the root cgroup");
     node.release("a");
     assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0-7".into(), "/".into()));
 }
@@ -357,20 +358,20 @@ fn a_pinned_thread_that_requests_all_cpus_stays_inside_and_is_reported() {
     }
     assert_eq!(node.mask(pid).0, "0");
     assert!(node.bind(pid, "0-7"));
-    assert_eq!(node.mask(pid).0, "0-1", "the cpuset holds");
+    assert_eq!(node.mask(pid).0, "0-1", "the cpuset limits the mask");
     let report = node.cycle(&[]);
     assert!(events(&report).contains(&EventKind::Violation), "{:?}", report.events);
     assert_eq!(node.mask(pid).0, "0");
 }
 
 #[test]
-fn a_widened_cpuset_of_slurm_grants_nothing_while_a_core_is_offline() {
+fn a_cpuset_of_slurm_with_every_pu_is_no_grant_for_a_released_job_while_a_core_is_offline() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     node.task_of_job_7();
     let pid = node.spawn(Pid(1), LOGIN);
     node.assign("a", 2, &[pid]);
     node.release("slurm:7");
-    // The kernel does this where the cpuset of a populated cgroup can't be emptied.
+    // The kernel fills the cpuset of a cgroup with processes like this, where it cannot be made empty.
     node.world().write_cpuset(JOB_7, Some(&cpu_set("0-7")));
     node.world().toggle_pu(Pu(7));
     node.cycle(&[]);
@@ -379,40 +380,40 @@ fn a_widened_cpuset_of_slurm_grants_nothing_while_a_core_is_offline() {
 }
 
 #[test]
-fn an_adopted_service_manager_of_a_user_is_not_moved() {
+fn an_adopted_service_manager_of_a_user_is_kept_by_masks_and_not_moved() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     node.policy.adopt_unassigned_processes = true;
-    node.succeeded_by(EnforcementMethod::Auto);
+    node.restart_daemon_with(EnforcementMethod::Auto);
     let place = "/user.slice/user-1001.slice/user@1001.service/init.scope";
     let (run, manager) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), place));
-    let fresh = AssignCommand { must_be_new: true, ..assign_command("a", 2, &[run]) };
-    node.cycle(&[Command::Assign(fresh)]);
+    let run_command = AssignCommand { must_be_new: true, ..assign_command("a", 2, &[run]) };
+    node.cycle(&[Command::Assign(run_command)]);
     assert_eq!(node.cgroup(run), "/pjw.slice/pjw-a.scope");
     assert_eq!((node.cgroup(manager), node.mask(manager).0), (place.to_owned(), "0-1".into()));
 }
 
 #[test]
-fn a_scope_without_the_cpuset_controller_falls_back_to_masks_and_can_be_removed() {
+fn masks_keep_a_job_whose_scope_has_no_cpuset_controller_and_a_release_undoes_everything() {
     let path = "/pjw.slice/pjw-a.scope";
-    for ends_at in [LOGIN, path] {
+    for final_cgroup in [LOGIN, path] {
         let mut node = Node::new(CpusetHierarchy::Systemd);
         let pid = node.spawn(Pid(1), LOGIN);
         node.assign("a", 2, &[pid]);
-        if ends_at == path {
+        if final_cgroup == path {
             node.world().removed_cgroups.insert(LOGIN.to_owned());
         }
         node.world().without_cpuset_controller.insert(path.to_owned());
-        assert_eq!(node.mask(pid).0, "0-7", "nothing holds it");
+        assert_eq!(node.mask(pid).0, "0-7", "neither a cpuset nor a mask keeps it on the cores");
         node.cycle(&[]);
         let EffectiveEnforcement::Affinity { why } = node.effective_enforcement("a") else {
             panic!("{:?}", node.effective_enforcement("a"))
         };
         assert!(why.contains("switched off"), "{why}");
         node.cycle(&[]);
-        assert_eq!(node.mask(pid), ("0-1".into(), "0-1".into()), "a mask does");
+        assert_eq!(node.mask(pid), ("0-1".into(), "0-1".into()), "its mask keeps it on the cores");
         node.release("a");
         node.cycle(&[]);
-        assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0-7".into(), ends_at.to_owned()));
+        assert_eq!((node.mask(pid).0, node.cgroup(pid)), ("0-7".into(), final_cgroup.to_owned()));
         assert_eq!(node.warden.state().cpusets.paths().count(), 0);
     }
 }
@@ -424,12 +425,12 @@ fn a_cpuset_is_kept_while_systemd_does_not_answer_the_next_daemon() {
     node.assign("a", 2, &[pid]);
     node.policy.cpuset_support.hierarchy =
         CpusetHierarchy::Unavailable { why: "systemd does not answer".to_owned() };
-    node.succeeded_by(EnforcementMethod::Auto);
+    node.restart_daemon_with(EnforcementMethod::Auto);
     let report = node.cycle(&[]);
     assert!(report.cpuset_outcomes.is_empty(), "{:?}", report.cpuset_outcomes);
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/pjw.slice/pjw-a.scope".to_owned(), "0-1".into()));
     node.policy.cpuset_support.hierarchy = CpusetHierarchy::Systemd;
-    node.succeeded_by(EnforcementMethod::Auto);
+    node.restart_daemon_with(EnforcementMethod::Auto);
     node.release("a");
     assert_eq!((node.cgroup(pid), node.mask(pid).0), (LOGIN.to_owned(), "0-7".into()));
 }
@@ -438,15 +439,15 @@ fn a_cpuset_is_kept_while_systemd_does_not_answer_the_next_daemon() {
 fn unassigned_processes_of_a_user_with_several_jobs_are_excluded_from_all_granted_cores() {
     let mut node = Node::new(CpusetHierarchy::Systemd);
     node.policy.adopt_unassigned_processes = true;
-    node.succeeded_by(EnforcementMethod::Auto);
+    node.restart_daemon_with(EnforcementMethod::Auto);
     let (one, two) = (node.spawn(Pid(1), LOGIN), node.spawn(Pid(1), LOGIN));
-    let stray = node.spawn(Pid(1), LOGIN);
-    assert!(node.bind(stray, "0-5"));
+    let unassigned = node.spawn(Pid(1), LOGIN);
+    assert!(node.bind(unassigned, "0-5"));
     node.assign("a", 2, &[one]);
     assert_eq!(
-        (node.cgroup(stray), node.mask(stray).0),
+        (node.cgroup(unassigned), node.mask(unassigned).0),
         ("/pjw.slice/pjw-a.scope".to_owned(), "0-1".into()),
-        "adopted"
+        "the only job of the user adopts the process"
     );
     node.release("a");
     node.cycle(&[
@@ -455,8 +456,8 @@ fn unassigned_processes_of_a_user_with_several_jobs_are_excluded_from_all_grante
     ]);
     let rest = node.cycle(&[]);
     assert!(rest.mask_outcomes.is_empty(), "{:?}", rest.mask_outcomes);
-    assert_eq!((node.cgroup(stray), node.mask(stray).0), (LOGIN.to_owned(), "4-5".into()));
+    assert_eq!((node.cgroup(unassigned), node.mask(unassigned).0), (LOGIN.to_owned(), "4-5".into()));
     node.release("a");
     node.release("b");
-    assert_eq!(node.mask(stray).0, "0-5");
+    assert_eq!(node.mask(unassigned).0, "0-5");
 }
