@@ -170,7 +170,12 @@ fn assert_no_violations(violations: &[String]) {
 
 /// Whether a file is code of the product, and not a test or a bench.
 fn is_product(path: &Path) -> bool {
-    path.starts_with("crates") && path.components().nth(2).is_some_and(|part| part.as_os_str() == "src")
+    is_in_crate_folder(path, "src")
+}
+
+/// Whether a file is in the folder `name` of a crate.
+fn is_in_crate_folder(path: &Path, name: &str) -> bool {
+    path.starts_with("crates") && path.components().nth(2).is_some_and(|part| part.as_os_str() == name)
 }
 
 /// Whether a line of code has `word` as a whole word.

@@ -1,10 +1,9 @@
 //! Identifiers in the code of the product and in the tests of its crates use the terms of the field.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use super::source::Source;
-use super::{assert_no_violations, is_product, sources};
+use super::{assert_no_violations, is_in_crate_folder, is_product, sources};
 
 /// Words that no identifier may have as a part: (word, term to use). For example, `touched_cpus` has
 /// the parts `touched` and `cpus`, and `WallRecord` has the parts `wall` and `record`.
@@ -115,17 +114,14 @@ fn identifiers_use_the_terms_of_the_field() {
 
 /// Returns the lines of code whose identifiers are checked, with their numbers from 1: those of the product that are not
 /// compiled for tests only, and all lines of the tests in the folders `tests` of the crates.
-fn checked_lines(source: &Source) -> impl Iterator<Item = (usize, &str)> {
-    let (is_product, is_crate_test) = (is_product(&source.path), is_crate_test(&source.path));
-    let lines = source.code.iter().zip(&source.is_test).enumerate();
-    lines
-        .filter(move |(_, (_, is_test))| is_crate_test || (is_product && !**is_test))
-        .map(|(at, (line, _))| (at + 1, line.as_str()))
-}
-
-/// Whether a file is in the folder `tests` of a crate.
-fn is_crate_test(path: &Path) -> bool {
-    path.starts_with("crates") && path.components().nth(2).is_some_and(|part| part.as_os_str() == "tests")
+fn checked_lines(source: &Source) -> Vec<(usize, &str)> {
+    if is_in_crate_folder(&source.path, "tests") {
+        source.code.iter().enumerate().map(|(at, line)| (at + 1, line.as_str())).collect()
+    } else if is_product(&source.path) {
+        source.product().collect()
+    } else {
+        Vec::new()
+    }
 }
 
 /// Returns the identifiers in a line of code.

@@ -274,8 +274,8 @@ def deadline_of(case):
 
 
 def has_header(case, line):
-    """Whether the case has a line that begins like this, as a comment."""
-    return re.search(f"^# {line}", case.read_text(), re.MULTILINE) is not None
+    """Whether the case has this line, as a comment."""
+    return re.search(f"^# {line}$", case.read_text(), re.MULTILINE) is not None
 
 
 def begins_without_pjw(case):

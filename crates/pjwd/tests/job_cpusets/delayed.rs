@@ -118,12 +118,7 @@ fn masks_keep_a_job_if_the_kernel_refuses_its_delayed_cpuset_change() {
 
 /// A node with a kernel before 6.2, and a process that requested PU 1.
 fn node_with_old_kernel() -> (Node, Pid) {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Unified,
-        affinity_persists: false,
-        ..CpusetSupport::default()
-    };
-    let node = Node::with(cpuset_support, EnforcementMethod::Auto);
+    let node = Node::on_older_kernel(EnforcementMethod::Auto);
     let pid = node.spawn(Pid(1), "/");
     assert!(node.bind(pid, "1"));
     (node, pid)

@@ -57,6 +57,15 @@ impl Node {
         )
     }
 
+    /// A node with cgroup v2 and a kernel before 6.2, which forgets the requested masks of a cpuset that changes.
+    fn on_older_kernel(enforcement: EnforcementMethod) -> Self {
+        let hierarchy = CpusetHierarchy::Unified;
+        Self::with(
+            CpusetSupport { hierarchy, affinity_persists: false, ..CpusetSupport::default() },
+            enforcement,
+        )
+    }
+
     fn with(cpuset_support: CpusetSupport, enforcement: EnforcementMethod) -> Self {
         let kernel = ScriptedMachine::new(regular_topology(2, 1, 1, 4, 1).cpus(), cpuset_support.clone());
         let journal = SimJournal::new(Faults::none());

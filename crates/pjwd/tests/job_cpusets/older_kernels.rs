@@ -4,12 +4,7 @@ use super::*;
 
 #[test]
 fn a_mask_that_an_older_kernel_forgets_when_a_cpuset_changes_is_restored() {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Unified,
-        affinity_persists: false,
-        ..CpusetSupport::default()
-    };
-    let mut node = Node::with(cpuset_support, EnforcementMethod::Auto);
+    let mut node = Node::on_older_kernel(EnforcementMethod::Auto);
     let pid = node.spawn(Pid(1), "/");
     assert!(node.bind(pid, "1"));
     node.assign("a", 2, &[pid]);
@@ -22,12 +17,7 @@ fn a_mask_that_an_older_kernel_forgets_when_a_cpuset_changes_is_restored() {
 
 #[test]
 fn a_mask_that_an_older_kernel_forgets_in_hotplug_is_restored() {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Unified,
-        affinity_persists: false,
-        ..CpusetSupport::default()
-    };
-    let mut node = Node::with(cpuset_support, EnforcementMethod::Auto);
+    let mut node = Node::on_older_kernel(EnforcementMethod::Auto);
     let pid = node.spawn(Pid(1), "/");
     let unbound = node.spawn(pid, "/");
     node.assign("a", 2, &[pid]);
@@ -48,12 +38,7 @@ fn a_mask_that_an_older_kernel_forgets_in_hotplug_is_restored() {
 
 #[test]
 fn a_thread_that_gives_up_its_binding_on_an_older_kernel_is_not_bound_again() {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Unified,
-        affinity_persists: false,
-        ..CpusetSupport::default()
-    };
-    let mut node = Node::with(cpuset_support, EnforcementMethod::Auto);
+    let mut node = Node::on_older_kernel(EnforcementMethod::Auto);
     let pid = node.spawn(Pid(1), "/");
     node.assign("a", 2, &[pid]);
     assert!(node.bind(pid, "0"));
@@ -65,12 +50,7 @@ fn a_thread_that_gives_up_its_binding_on_an_older_kernel_is_not_bound_again() {
 
 #[test]
 fn a_child_that_is_born_between_the_move_of_its_parent_and_a_scan_gets_the_binding_of_its_parent() {
-    let cpuset_support = CpusetSupport {
-        hierarchy: CpusetHierarchy::Unified,
-        affinity_persists: false,
-        ..CpusetSupport::default()
-    };
-    let mut node = Node::with(cpuset_support, EnforcementMethod::Affinity);
+    let mut node = Node::on_older_kernel(EnforcementMethod::Affinity);
     let parent = node.spawn(Pid(1), LOGIN);
     assert!(node.bind(parent, "5"));
     node.assign("a", 2, &[parent]);
