@@ -42,14 +42,14 @@ pub(crate) struct UnrelatedThreads {
 struct EndedPartition {
     path: String,
     cpus: CpuSet,
-    /// Until when the kernel may still change masks.
+    /// Until when the kernel may still change masks. Later, as long as it has not given back the PUs.
     until: Instant,
 }
 
-/// For how long the kernel can still reset affinity masks after the cgroup of a cpuset partition was removed. After
+/// For how long the kernel can still reset affinity masks after it has given back the PUs of a cpuset partition. After
 /// rmdir(2), the kernel ends the partition later, in a work queue (`css_killed_work_fn` in kernel/cgroup/cgroup.c,
-/// Linux 6.1).
-pub(crate) const REMOVAL_DELAY: Duration = Duration::from_secs(5);
+/// Linux 6.1). On a busy machine this can take longer than any fixed time.
+const RESET_DELAY: Duration = Duration::from_secs(5);
 
 /// A thread that is bound to fewer PUs (logical CPUs) than its cpuset has, with its affinity mask before a cpuset
 /// change.
@@ -138,20 +138,32 @@ impl UnrelatedThreads {
     /// is recorded.
     pub(crate) fn record_partition_end(&mut self, path: &str) {
         if let Some(cpus) = self.partitions.remove(path) {
-            let until = Instant::now() + REMOVAL_DELAY;
+            let until = Instant::now() + RESET_DELAY;
             self.ended.push(EndedPartition { path: path.to_owned(), cpus, until });
         }
     }
 
+    /// Returns whether the kernel may still reset affinity masks because a partition has ended.
+    pub(crate) fn is_partition_ending(&self) -> bool {
+        !self.ended.is_empty()
+    }
+
     /// Restores the affinity masks that contain PUs (logical CPUs) of a partition that has ended. Must be called
-    /// repeatedly for [`REMOVAL_DELAY`] after the end, because the kernel may reset the masks again during this time.
-    pub(crate) fn restore_after_end(&mut self, context: &mut CpusetContext<'_>) {
-        if self.ended.is_empty() {
+    /// repeatedly while [`UnrelatedThreads::is_partition_ending`], because the kernel gives back the PUs some time after
+    /// the end, and may then reset the masks again. `now` is the present time.
+    pub(crate) fn restore_after_end(&mut self, context: &mut CpusetContext<'_>, now: Instant) {
+        if !self.is_partition_ending() {
             return;
         }
         let paths: Vec<String> = self.ended.iter().map(|ended| ended.path.clone()).collect();
         let pending = self.still_pending(context, &mut EffectiveCpus::new());
-        let now = Instant::now();
+        let in_no_partition =
+            self.partitions.values().fold(online_mask(), |left, cpus| left.difference(cpus));
+        for ended in &mut self.ended {
+            if !is_given_back(context.hierarchy, &ended.path, &ended.cpus.intersection(&in_no_partition)) {
+                ended.until = now + RESET_DELAY;
+            }
+        }
         self.ended.retain(|ended| ended.until > now);
         self.restore_reset_masks(context, pending, &paths);
     }
@@ -171,7 +183,7 @@ impl UnrelatedThreads {
         let mut cache = EffectiveCpus::new();
         let partitions = self.partitions();
         // The kernel may reset a restored mask once more.
-        let is_ending = !self.ended.is_empty();
+        let is_ending = self.is_partition_ending();
         for RecordedThreadMask { pid, tid, start, mask, effective, is_displaced } in bound {
             let Some((current, now)) = current_state(context.proc, pid, tid, start) else { continue };
             if paths.iter().any(|path| is_cgroup_within(&current, path)) {
@@ -255,6 +267,12 @@ fn is_reset_mask(mask: &CpuSet, effective: &CpuSet, partitions: &[CpuSet]) -> bo
     let differing = mask.difference(effective).union(&effective.difference(mask));
     let whole = partitions.iter().filter(|partition| partition.is_subset(&differing));
     differing == whole.fold(CpuSet::new(), |all, partition| all.union(partition))
+}
+
+/// Whether the kernel has given back `cpus`, which the partition at `path` had, to the cgroup above it.
+fn is_given_back(hierarchy: &CpusetMount, path: &str, cpus: &CpuSet) -> bool {
+    let group = hierarchy.cgroup(path);
+    group.is_none_or(|group| cpus.is_subset(&effective_cpus(hierarchy, &group.parent().path)))
 }
 
 /// A thread's current cgroup and mask. `None` if the thread has ended.

@@ -21,7 +21,7 @@ use nix::unistd::gettid;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::ids::Tid;
 
-use crate::cpuset::{CpusetContext, REMOVAL_DELAY, UnrelatedThreads, apply_change};
+use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 
 /// Makes changes of cpusets one after another, on the calling thread or on a separate thread
@@ -30,8 +30,6 @@ use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 pub(super) struct CpusetChanger {
     worker: Worker,
     affinity_persists: bool,
-    /// Until when masks are restored: each change of a cpuset may have ended a partition.
-    restores_until: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -75,6 +73,8 @@ struct Signal {
     event: EventFd,
     /// Whether the calling thread waits for the outcome, so that it needs no signal.
     is_awaited: AtomicBool,
+    /// Whether masks are to be restored because a partition has ended, after the last request that was served.
+    is_partition_ending: AtomicBool,
 }
 
 impl ChangeContext {
@@ -95,7 +95,11 @@ impl ChangeContext {
     fn restore_masks(&mut self, removed: &[String], hierarchy: &CpusetMount) {
         let Self { proc, systemd, unrelated_threads } = self;
         removed.iter().for_each(|path| unrelated_threads.record_partition_end(path));
-        unrelated_threads.restore_after_end(&mut CpusetContext { proc, hierarchy, systemd });
+        unrelated_threads.restore_after_end(&mut CpusetContext { proc, hierarchy, systemd }, Instant::now());
+    }
+
+    fn publish_partition_end(&self, signal: &Signal) {
+        signal.is_partition_ending.store(self.unrelated_threads.is_partition_ending(), Ordering::SeqCst);
     }
 
     /// Serves requests until the calling thread has ended.
@@ -107,9 +111,13 @@ impl ChangeContext {
     ) {
         for request in requests {
             match request {
-                Request::Restore(removed, hierarchy) => self.restore_masks(&removed, &hierarchy),
+                Request::Restore(removed, hierarchy) => {
+                    self.restore_masks(&removed, &hierarchy);
+                    self.publish_partition_end(signal);
+                }
                 Request::Change(action, hierarchy) => {
                     let outcome = self.change(&action, &hierarchy);
+                    self.publish_partition_end(signal);
                     if outcomes.send((action, outcome)).is_err() {
                         return;
                     }
@@ -132,7 +140,7 @@ impl CpusetChanger {
     /// If `/proc` can't be opened.
     pub(super) fn new(affinity_persists: bool) -> Result<Self, Errno> {
         let worker = Worker::Caller(Box::new(ChangeContext::new(affinity_persists)?));
-        Ok(Self { worker, affinity_persists, restores_until: None })
+        Ok(Self { worker, affinity_persists })
     }
 
     /// Starts a thread that makes all later changes. Returns the id of the thread. The thread ends when this value is
@@ -140,7 +148,11 @@ impl CpusetChanger {
     pub(super) fn start_thread(&mut self) -> io::Result<Tid> {
         let mut context = ChangeContext::new(self.affinity_persists)?;
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-        let signal = Arc::new(Signal { event, is_awaited: AtomicBool::new(false) });
+        let signal = Arc::new(Signal {
+            event,
+            is_awaited: AtomicBool::new(false),
+            is_partition_ending: AtomicBool::new(false),
+        });
         let (requests, incoming) = channel();
         let (outgoing, outcomes) = channel();
         let (sender, tid) = channel();
@@ -164,26 +176,18 @@ impl CpusetChanger {
         hierarchy: &CpusetMount,
         max_wait: Duration,
     ) -> CpusetOutcome {
-        let outcome = match &mut self.worker {
+        match &mut self.worker {
             Worker::Caller(context) => context.change(action, hierarchy),
             Worker::Thread(thread) => thread.change(action, hierarchy, max_wait),
-        };
-        self.restores_until = Some(Instant::now() + REMOVAL_DELAY);
-        outcome
+        }
     }
 
     /// Restores the affinity masks that the kernel has reset because cpuset partitions were removed. `removed` are
-    /// the paths of the cgroups that were removed since the last call. The kernel can reset masks for some seconds
+    /// the paths of the cgroups that were removed since the last call. The kernel can reset masks for some time
     /// after a removal. So this function must be called regularly, even if `removed` is empty.
     pub(super) fn restore_after_removal(&mut self, removed: Vec<String>, hierarchy: &CpusetMount) {
-        if self.affinity_persists || (removed.is_empty() && self.restores_until.is_none()) {
+        if self.affinity_persists || (removed.is_empty() && !self.is_partition_ending()) {
             return;
-        }
-        let now = Instant::now();
-        if !removed.is_empty() {
-            self.restores_until = Some(now + REMOVAL_DELAY);
-        } else if self.restores_until.is_some_and(|until| until < now) {
-            self.restores_until = None;
         }
         match &mut self.worker {
             Worker::Caller(context) => context.restore_masks(&removed, hierarchy),
@@ -191,6 +195,13 @@ impl CpusetChanger {
             Worker::Thread(thread) => {
                 let _ = thread.requests.send(Request::Restore(removed, hierarchy.clone()));
             }
+        }
+    }
+
+    fn is_partition_ending(&self) -> bool {
+        match &self.worker {
+            Worker::Caller(context) => context.unrelated_threads.is_partition_ending(),
+            Worker::Thread(thread) => thread.signal.is_partition_ending.load(Ordering::SeqCst),
         }
     }
 
@@ -218,9 +229,6 @@ impl CpusetChanger {
     pub(super) fn take_finished(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
         let Worker::Thread(thread) = &mut self.worker else { return Vec::new() };
         thread.receive_finished();
-        if !thread.finished.is_empty() {
-            self.restores_until = Some(Instant::now() + REMOVAL_DELAY);
-        }
         std::mem::take(&mut thread.finished).into()
     }
 }

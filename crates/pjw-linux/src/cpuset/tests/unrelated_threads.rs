@@ -1,5 +1,7 @@
 //! Masks of threads that a cpuset change does not concern.
 
+use std::time::{Duration, Instant};
+
 use super::fixture::*;
 use crate::cgroup::CpusetMount;
 use crate::cpuset::{unrelated_threads::RecordedThreadMask, *};
@@ -152,7 +154,7 @@ fn refused_in(fixture: &mut Fixture, hierarchy: &CpusetMount, change: &CpusetCha
 /// The kernel may complete the end of a partition at any time after it.
 fn restore_after_end(fixture: &mut Fixture) {
     let (mut context, unrelated_threads) = fixture.context();
-    unrelated_threads.restore_after_end(&mut context);
+    unrelated_threads.restore_after_end(&mut context, Instant::now());
 }
 
 fn creation(partition: &JobCpuset, spec: CpusetSpec) -> CpusetChange {
@@ -219,4 +221,34 @@ fn a_cpuset_that_is_no_partition_any_more_is_none_after_its_removal_was_refused(
     let seen = before(&mut fixture, &creation(&partition, partition.spec.clone()));
     assert!(seen.iter().any(|bound| bound.pid == process.pid), "the program has bound its threads itself");
     threaded.end();
+}
+
+#[test]
+fn masks_are_restored_until_some_time_after_the_kernel_has_given_back_the_cpus_of_an_ended_partition() {
+    let Some(mut fixture) = fixture() else { return };
+    let (first, last, all) = (fixture.first(), fixture.last(), fixture.all.clone());
+    let partition = job_cpuset_of(CgroupCreator::Warden, "alone", isolated(&last));
+    let top = tempfile::tempdir().unwrap();
+    let parent = top.path().join(partition.path.trim_start_matches('/')).parent().unwrap().to_owned();
+    std::fs::create_dir_all(&parent).unwrap();
+    let set_effective =
+        |cpus: &CpuSet| std::fs::write(parent.join("cpuset.cpus.effective"), cpus.to_string()).unwrap();
+    fixture.hierarchy = CpusetMount::from_v2_mount_point(top.path().to_owned());
+    fixture.unrelated_threads = UnrelatedThreads::new(false);
+    fixture
+        .unrelated_threads
+        .record_outcome(&creation(&partition, partition.spec.clone()), &done_outcome(last));
+    fixture.unrelated_threads.record_partition_end(&partition.path);
+
+    let end = Instant::now();
+    let mut is_ending_after = |seconds| {
+        let (mut context, unrelated_threads) = fixture.context();
+        unrelated_threads.restore_after_end(&mut context, end + Duration::from_secs(seconds));
+        unrelated_threads.is_partition_ending()
+    };
+    set_effective(&first);
+    assert!(is_ending_after(60), "the partition still has its CPUs");
+    set_effective(&all);
+    assert!(is_ending_after(61), "the kernel may reset the masks after it has given back the CPUs");
+    assert!(!is_ending_after(120));
 }

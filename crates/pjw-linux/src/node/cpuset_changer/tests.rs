@@ -49,7 +49,6 @@ fn changes_that_take_long_are_completed_later_in_the_order_of_the_calls() {
     assert!(!changer.has_finished());
     assert_eq!(std::fs::read_to_string(file("quick")).unwrap(), "");
 
-    let before_the_end = Instant::now();
     let moved = io::read_to_string(std::fs::File::open(file("slow")).unwrap()).unwrap();
     assert_eq!(moved.trim(), pid.to_string());
     let mut finished = Vec::new();
@@ -61,10 +60,6 @@ fn changes_that_take_long_are_completed_later_in_the_order_of_the_calls() {
         finished.extend(changer.take_finished());
     }
     assert_eq!(finished, [(move_to("/slow"), DONE), (move_to("/quick"), DONE)]);
-    assert!(
-        changer.restores_until >= Some(before_the_end + REMOVAL_DELAY),
-        "the time for which masks are restored begins with the end of a change"
-    );
     assert!(changer.fd().is_none() && !changer.has_finished());
     assert_eq!(changer.change(&move_to("/quick"), &hierarchy, Duration::MAX), DONE);
     assert!(changer.fd().is_none(), "the caller has waited for it");
