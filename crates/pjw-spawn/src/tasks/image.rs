@@ -124,6 +124,19 @@ pub(super) struct ProgramLayout {
 }
 
 impl ProgramLayout {
+    /// A program without segments.
+    pub(super) const EMPTY: Self = Self {
+        segments: [Segment { address: 0, memory_bytes: 0, file_offset: 0, file_bytes: 0, protection: 0 };
+            MAX_SEGMENTS],
+        count: 0,
+        span: 0,
+        alignment: PAGE,
+        entry: 0,
+        program_headers: 0,
+        program_header_count: 0,
+        has_executable_stack: false,
+    };
+
     /// Iterates over the segments of the program.
     pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().take(self.count)
@@ -228,17 +241,9 @@ fn shape(file: &File) -> Result<ProgramLayout, ImageError> {
     if ![ET_EXEC, ET_DYN].contains(&kind) || number(&header, 54, 2) != PROGRAM_HEADER_BYTES as u64 {
         return Err(ImageError::NoElf);
     }
-    let mut shape = ProgramLayout {
-        segments: [Segment::default(); MAX_SEGMENTS],
-        count: 0,
-        span: 0,
-        alignment: PAGE,
-        entry: number(&header, 24, 8),
-        program_headers: 0,
-        program_header_count: count,
-        // A program without PT_GNU_STACK gets no executable stack on x86-64, binfmt_elf.c.
-        has_executable_stack: false,
-    };
+    // A program without PT_GNU_STACK gets no executable stack on x86-64, binfmt_elf.c.
+    let mut shape =
+        ProgramLayout { entry: number(&header, 24, 8), program_header_count: count, ..ProgramLayout::EMPTY };
     let mut dynamic = None;
     let mut is_dynamic = false;
     for index in 0..count {

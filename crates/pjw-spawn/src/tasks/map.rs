@@ -9,7 +9,7 @@ use nix::errno::Errno;
 
 use super::image::{ProgramLayout, Segment};
 use super::page::PAGE;
-use super::slot::SlotShape;
+use super::slot::TaskSlot;
 
 /// A call of mmap(2) at a fixed address. The mappings that were there are replaced.
 ///
@@ -55,15 +55,13 @@ pub(super) fn first_written_range(program: &ProgramLayout) -> (u64, u64) {
     })
 }
 
-/// Maps the stack and the program of a task into a slot: an address range that begins at `address` and has the layout
-/// `slot`. `file` is the file of the program. If `advise` is true, tells the kernel to use no huge pages for the stack
+/// Maps the stack and the program of a task into the slot `slot`. `file` is the file of the program. If `advise` is true, tells the kernel to use no huge pages for the stack
 /// (madvise(2)).
 ///
 /// # Safety
 /// The slot must be unused, and `file` must be the file of the program.
 pub(super) unsafe fn map_task_slot(
-    address: u64,
-    slot: &SlotShape,
+    slot: &TaskSlot,
     program: &ProgramLayout,
     file: RawFd,
     advise: bool,
@@ -71,7 +69,7 @@ pub(super) unsafe fn map_task_slot(
     let executable = if program.has_executable_stack { libc::PROT_EXEC } else { 0 };
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK);
-    let (stack, bytes) = (address + slot.stack, slot.program - slot.stack);
+    let (stack, bytes) = (slot.stack, slot.program - slot.stack);
     // SAFETY: the caller guarantees the slot.
     unsafe { map_at(stack, bytes, protection | executable, flags, -1, 0)? };
     if advise {
@@ -80,7 +78,7 @@ pub(super) unsafe fn map_task_slot(
     }
     for segment in program.segments() {
         // SAFETY: all segments lie inside of the span, for which the slot has room.
-        unsafe { map_segment(address + slot.program, segment, file)? };
+        unsafe { map_segment(slot.program, segment, file)? };
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use super::descriptors::{copy_above, move_above};
 use super::host::{Host, SLOT_FREE, SLOT_LOST, SLOT_MAPPED, SLOT_READY, Slot, TaskStartFailure, kill_task};
 use super::map;
 use super::request::{Answer, MAX_PENDING_REQUESTS, Request, send};
+use super::slot::TaskSlot;
 use super::stack::{self, StackContents};
 use super::task_start::{self, Descriptors, EntryPoint, TaskStart};
 use crate::failure::SpawnStep;
@@ -141,7 +142,7 @@ impl<'a> Host<'a> {
         let descriptors = Descriptors { streams, cgroup, first_own: self.first_own };
         let slot = self.mapped_slot()?;
         let start =
-            self.fill(self.address_of(slot), request, &descriptors).inspect_err(|_| self.clear(slot))?;
+            self.fill(&self.addresses_of(slot), request, &descriptors).inspect_err(|_| self.clear(slot))?;
         // SAFETY: there is room for so many starts, and no task of another round uses this one.
         unsafe { self.starts.wrapping_add(index).write(start) };
         self.set_unused(slot, SLOT_MAPPED);
@@ -169,8 +170,8 @@ impl<'a> Host<'a> {
         outcome.passed = [const { None }; MAX_DESCRIPTORS];
     }
 
-    fn address_of(&self, slot: usize) -> u64 {
-        self.slots_at + slot as u64 * self.plan.slot.bytes
+    fn addresses_of(&self, slot: usize) -> TaskSlot {
+        self.plan.slot.slot(self.slots_at, slot)
     }
 
     /// Sets the state of a slot in which no task lives.
@@ -183,7 +184,7 @@ impl<'a> Host<'a> {
     /// Unmaps what was mapped for a task that does not live.
     fn clear(&mut self, slot: usize) {
         // SAFETY: no task lives in the slot. If the call fails, the memory stays until the slot is used again.
-        let _ = unsafe { map::unmap_and_reserve(self.address_of(slot), self.plan.slot.bytes) };
+        let _ = unsafe { map::unmap_and_reserve(self.addresses_of(slot).begin, self.plan.slot.bytes) };
         self.set_unused(slot, SLOT_FREE);
     }
 
@@ -214,10 +215,10 @@ impl<'a> Host<'a> {
 
     /// Maps the program and the stack into a free slot. After a failure the slot is free.
     fn map_slot(&mut self, slot: usize) -> Result<(), Errno> {
-        let (address, plan) = (self.address_of(slot), self.plan);
+        let (addresses, plan) = (self.addresses_of(slot), self.plan);
         let (file, advise) = (self.file.as_raw_fd(), plan.stacks_need_advice);
         // SAFETY: the slot is free.
-        let mapped = unsafe { map::map_task_slot(address, &plan.slot, &plan.shape, file, advise) };
+        let mapped = unsafe { map::map_task_slot(&addresses, &plan.shape, file, advise) };
         match mapped {
             Ok(()) => self.set_unused(slot, SLOT_READY),
             Err(_) => self.clear(slot),
@@ -228,12 +229,12 @@ impl<'a> Host<'a> {
     /// Writes the stack of a task into a slot, in which the program is mapped.
     fn fill(
         &self,
-        address: u64,
+        slot: &TaskSlot,
         request: Request,
         descriptors: &Descriptors,
     ) -> Result<TaskStart<'a>, TaskStartFailure> {
         let plan = self.plan;
-        let base = address + plan.slot.program;
+        let base = slot.program;
         let contents = StackContents {
             strings: request.strings(),
             argument_count: request.head.argument_count,
@@ -243,9 +244,8 @@ impl<'a> Host<'a> {
             entry: base + plan.shape.entry,
             auxiliary: &plan.auxiliary,
         };
-        let stack_bytes = plan.slot.program - plan.slot.stack;
         // SAFETY: the stack is mapped, and no task uses it yet.
-        let stack = unsafe { stack::write_initial_stack(base, stack_bytes, &contents) }
+        let stack = unsafe { stack::write_initial_stack(base, plan.slot.stack_bytes, &contents) }
             .map_err(|errno| (SpawnStep::Exec, errno))?;
         let entry_point = EntryPoint { shape: &plan.shape, base, stack };
         let pid = self.directory.pid_of(request.head.rank);

@@ -1,7 +1,11 @@
 //! The slots of a space: one range of addresses for each task, with its stack and its program.
 //!
-//! A slot has, from its lowest address: a guard that is never mapped, the stack, the program. The program lies at the
+//! A slot has, from its lowest address: a guard that is never mapped, the stack, the program. The program lies near the
 //! end, and the end is a multiple of 2 MiB: the hot end of the stack and the program share one page of the page table.
+//!
+//! The distance to the end differs from slot to slot, by some pages. The TLB of a core chooses the set for a page by the
+//! lowest bits of the page's number. If all copies of a page had the same bits, the tasks of a core would displace each
+//! other's entries at each switch.
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
@@ -14,15 +18,31 @@ const GUARD: u64 = 64 << 10;
 /// The stack of a task if the limit of the stack (`RLIMIT_STACK`) is infinite. The usual limit.
 const USUAL_STACK: u64 = 8 << 20;
 const MIN_STACK: u64 = 256 << 10;
+/// The number of different distances between a program and the end of its slot: the sets of the second TLB of usual
+/// processors (AMD Zen 4: 128 sets for code and 128 for data).
+const DISTANCES: u64 = 128;
 
-/// The layout of a slot. A slot is an address range with the stack and the program of one task. All values are in
+/// The layout of the slots. A slot is an address range with the stack and the program of one task. All values are in
 /// bytes, and are multiples of the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SlotShape {
     pub(super) bytes: u64,
     pub(super) alignment: u64,
-    /// Where the stack begins and ends, relative to the slot. The program is mapped at the end of the stack.
+    pub(super) stack_bytes: u64,
+    /// Where the program begins in slot 0, relative to the slot.
+    program: u64,
+    /// By how much the program begins earlier in each slot than in the slot before it.
+    step: u64,
+}
+
+/// The addresses of one slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TaskSlot {
+    /// The lowest address of the slot.
+    pub(super) begin: u64,
+    /// The lowest address of the stack.
     pub(super) stack: u64,
+    /// The address at which the program is mapped. The stack ends here.
     pub(super) program: u64,
 }
 
@@ -34,9 +54,19 @@ impl SlotShape {
         let tail = program.span.checked_next_multiple_of(program.alignment)?;
         let alignment = COVERED.max(program.alignment);
         let stack_bytes = stack_bytes.max(MIN_STACK).checked_next_multiple_of(PAGE)?;
-        let bytes = GUARD.checked_add(stack_bytes)?.checked_add(tail)?.checked_next_multiple_of(alignment)?;
-        let program = bytes - tail;
-        Some(Self { bytes, alignment, stack: program - stack_bytes, program })
+        // A program with a larger alignment can't begin at any page.
+        let step = if program.alignment <= PAGE { PAGE } else { 0 };
+        let needed =
+            GUARD.checked_add(stack_bytes)?.checked_add(tail)?.checked_add((DISTANCES - 1) * step)?;
+        let bytes = needed.checked_next_multiple_of(alignment)?;
+        Some(Self { bytes, alignment, stack_bytes, program: bytes - tail, step })
+    }
+
+    /// Returns the addresses of the slot with the number `index`. `slots_at` is the address of slot 0.
+    pub(super) fn slot(&self, slots_at: u64, index: usize) -> TaskSlot {
+        let begin = slots_at + index as u64 * self.bytes;
+        let program = begin + self.program - index as u64 % DISTANCES * self.step;
+        TaskSlot { begin, stack: program - self.stack_bytes, program }
     }
 
     /// Returns the size in bytes of an address range with room for `count` slots. The size includes bytes that may be
@@ -58,13 +88,48 @@ pub(super) fn stack_bytes() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    /// A program of 880 KiB whose segments have this alignment.
+    fn program_of_usual_size(alignment: u64) -> ProgramLayout {
+        let mut program = ProgramLayout::EMPTY;
+        (program.span, program.alignment) = (880 << 10, alignment);
+        program
+    }
+
+    #[test]
+    fn the_copies_of_a_page_in_128_adjacent_slots_have_different_lowest_bits() {
+        let shape = SlotShape::new(&program_of_usual_size(PAGE), 8 << 20).unwrap();
+        let sets: BTreeSet<u64> =
+            (0..128).map(|index| shape.slot(0, index).program / PAGE % DISTANCES).collect();
+        assert_eq!(sets.len(), 128);
+        let slots: Vec<TaskSlot> = (0..129).map(|index| shape.slot(shape.alignment, index)).collect();
+        for (slot, next) in slots.iter().zip(&slots[1..]) {
+            assert!(slot.begin + GUARD <= slot.stack && slot.program + (880 << 10) <= next.begin);
+            assert_eq!(slot.program - slot.stack, 8 << 20);
+            assert_eq!(
+                (slot.program - PAGE) / COVERED,
+                (next.begin - 1) / COVERED,
+                "one page of the page table"
+            );
+        }
+    }
+
+    #[test]
+    fn a_program_with_a_larger_alignment_begins_at_a_multiple_of_it_in_each_slot() {
+        let shape = SlotShape::new(&program_of_usual_size(COVERED), 8 << 20).unwrap();
+        assert!((0..10).all(|index| shape.slot(shape.alignment, index).program.is_multiple_of(COVERED)));
+    }
 
     #[test]
     fn slots_find_room_only_in_the_addresses_of_a_process() {
         // 4,000 stacks of 4 TiB are more than 47 bits, and less than 64 bits.
         let stack = 4 << 40;
-        let slot = SlotShape { bytes: stack, alignment: COVERED, stack: GUARD, program: stack - PAGE };
+        let program = stack - PAGE;
+        let slot =
+            SlotShape { bytes: stack, alignment: COVERED, stack_bytes: program - GUARD, program, step: PAGE };
         assert_eq!(slot.bytes_of(10), Some(10 * stack + COVERED));
         assert_eq!(slot.bytes_of(4_000), None);
         assert_eq!(slot.bytes_of(u64::MAX), None);
