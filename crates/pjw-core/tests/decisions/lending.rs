@@ -25,6 +25,7 @@ use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
+use pjw_core::state::lending::UsedCores;
 use pjw_core::time::Nanos;
 use pjw_core::topology::Topology;
 use pjw_core::within_job::NumaNodeRule;
@@ -84,9 +85,14 @@ fn web_uses(m: &mut Machine, used: u32, seconds: u64) {
     m.settle();
 }
 
+/// The owner uses so many cores fully and leaves the others idle. `lent_cpus` are the lent PUs on which it runs.
+fn in_use(cores: u32, lent_cpus: CpuSet) -> UsedCores {
+    UsedCores { in_use: cores, too_busy_to_lend: cores, lent_cpus }
+}
+
 fn sample(m: &mut Machine, used: u32, runs_on: &str) {
     let now = Nanos(m.now());
-    m.state.lending.record_use(&job("web"), used, 6, &cpu_set(runs_on), now);
+    m.state.lending.record_use(&job("web"), in_use(used, cpu_set(runs_on)), 6, now);
 }
 
 fn lent(m: &Machine) -> String {
@@ -325,12 +331,12 @@ fn only_whole_cores_are_lent() {
     assign_class(&mut m, "web", PriorityClass::Guaranteed, 3, &[10]).unwrap();
     assign_class(&mut m, "batch", PriorityClass::Besteffort, 4, &[20]).unwrap();
     let now = |m: &Machine| Nanos(m.now());
-    m.state.lending.record_use(&job("web"), 0, 3, &CpuSet::new(), now(&m));
+    m.state.lending.record_use(&job("web"), in_use(0, CpuSet::new()), 3, now(&m));
     m.advance(3 * SECOND);
-    m.state.lending.record_use(&job("web"), 0, 3, &CpuSet::new(), now(&m));
+    m.state.lending.record_use(&job("web"), in_use(0, CpuSet::new()), 3, now(&m));
     m.settle();
     assert_eq!((m.grant("web").as_str(), lent(&m).as_str()), ("0-2,4-6", "1-2,5-6"));
-    m.state.lending.record_use(&job("web"), 1, 3, &cpu_set("5"), now(&m));
+    m.state.lending.record_use(&job("web"), in_use(1, cpu_set("5")), 3, now(&m));
     m.settle();
     assert_eq!(lent(&m), "2,6", "PU 5 is a sibling of PU 1, so core 2 stays lent");
 }
@@ -365,7 +371,7 @@ fn cores_are_borrowed_evenly_from_all_owners() {
     for _ in 0..4 {
         for id in ["x", "y"] {
             let now = Nanos(m.now());
-            m.state.lending.record_use(&job(id), 0, 4, &CpuSet::new(), now);
+            m.state.lending.record_use(&job(id), in_use(0, CpuSet::new()), 4, now);
         }
         m.settle();
         m.advance(SECOND);

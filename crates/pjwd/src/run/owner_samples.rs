@@ -412,16 +412,15 @@ impl OwnerCpuSampler {
                 && owner.core_use.is_idle()
                 && !cpu_time.is_zero()
                 && grant.cpus.intersects(&lent_cpus);
-            let (used, runs_on) = owner.core_use.add(&sample);
+            let mut used = owner.core_use.add(&sample);
             // The last scan may be a second old, so what it shows of an owner that is idle now is over.
-            let is_idle = owner.core_use.is_idle();
-            let used = if is_idle {
-                used
-            } else {
-                used.max(wanted_by_waiting_threads(state, &id, &grant.cpus, has_smt))
-            };
-            trace!(owner = %id, ?period, ?cpu_time, lent = ?lent, used, %runs_on, "sample of an owner");
-            state.lending.record_use(&id, used, core_count, &runs_on, since_boot);
+            if !owner.core_use.is_idle() {
+                let wanted = wanted_by_waiting_threads(state, &id, &grant.cpus, has_smt);
+                used.in_use = used.in_use.max(wanted);
+                used.too_busy_to_lend = used.too_busy_to_lend.max(wanted);
+            }
+            trace!(owner = %id, ?period, ?cpu_time, lent = ?lent, ?used, "sample of an owner");
+            state.lending.record_use(&id, used, core_count, since_boot);
         }
         shows_demand
     }

@@ -10,6 +10,7 @@ use crate::machine::Topology;
 use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::usage;
+use crate::state::lending::OwnerLendingState;
 use crate::state::{Member, WardenState};
 use crate::terms::{
     CpusetHierarchy, DaemonMode, EnforcementMethod, Event, EventKind, Grant, GrantedBy, IdlePrioritySupport,
@@ -239,7 +240,7 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     let buffer = if wanted.is_some() { 0 } else { policy.lending.buffer_cores };
     let may_be_lent = |used: u32| core_count.saturating_sub(used).saturating_sub(buffer) as usize;
     let used_now = wanted.or_else(|| known?.used_core_count());
-    let runs_on = known.map(|known| known.used_lent_cpus().clone()).unwrap_or_default();
+    let runs_on = known.map(OwnerLendingState::used_lent_cpus).unwrap_or_default();
     // The cores on which the owner runs come back first.
     lent.sort_by_key(|core| core.intersects(&runs_on));
     // An owner that was not sampled yet, after a restart, keeps what is lent until it was.
@@ -248,8 +249,8 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     }
     let lend_after = policy.lending.lend_after;
     let settled = known.and_then(|known| {
-        let most_used = known.max_used_cores(known.required_idle_time(lend_after, now), now)?;
-        Some(may_be_lent(wanted.unwrap_or(most_used)))
+        let busy = known.max_busy_cores(known.required_idle_time(lend_after, now), now)?;
+        Some(may_be_lent(wanted.unwrap_or(busy)))
     });
     // A core whose return is announced stays lent only if it could be lent anew: the owner has left it idle for long
     // enough.
@@ -329,7 +330,7 @@ fn balance(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bo
 
 /// Reports what changes for the owners and the borrowers, and remembers when each owner lent and took back.
 fn record_moves(draft: &mut CycleDraft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving: &BTreeMap<Pu, Nanos>) {
-    let (mut lenders, mut takers) = (BTreeSet::new(), BTreeSet::new());
+    let (mut lenders, mut takers, mut keepers) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for (id, cpus) in shares {
         let before = draft.state.pool.borrowed_by(id);
         for (owner, gained) in by_owner(draft.state, &cpus.difference(&before)) {
@@ -347,8 +348,9 @@ fn record_moves(draft: &mut CycleDraft<'_>, shares: &BTreeMap<JobId, CpuSet>, le
         for (owner, cpus) in by_owner(draft.state, &stays) {
             let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
             draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&cpus));
-            // A demand that comes and goes is damped, also if no core moves.
-            takers.insert(owner);
+            // A demand that comes and goes is damped, also if no core moves: this is a return and a new loan.
+            takers.insert(owner.clone());
+            keepers.insert(owner);
         }
         let lost = before.difference(cpus);
         let unannounced: CpuSet = lost.iter().filter(|pu| !is_leaving(pu)).collect();
@@ -368,8 +370,12 @@ fn record_moves(draft: &mut CycleDraft<'_>, shares: &BTreeMap<JobId, CpuSet>, le
     let (now, lend_after) = (draft.now.since_boot, draft.policy.lending.lend_after);
     for owner in lenders.union(&takers) {
         // Where one core was exchanged for another, the owner needs no more cores than before.
-        let is_return = !lenders.contains(owner);
-        draft.state.lending.record_lending_change(owner, is_return, lend_after, now);
+        if !lenders.contains(owner) {
+            draft.state.lending.record_return(owner, lend_after, now);
+        }
+        if lenders.contains(owner) || keepers.contains(owner) {
+            draft.state.lending.record_loan(owner, now);
+        }
         draft.state.dirty.add_active(owner);
     }
 }

@@ -3,6 +3,9 @@
 //! A core is *in use* if the owner runs on it for most of the time. On a core with one PU this is nine tenths: in the
 //! gaps the borrower runs at idle priority, and the owner does not wait for it. On a core with several PUs it is one
 //! tenth: a borrower on one PU slows down the owner on the other.
+//!
+//! A core with one PU is *too busy to be lent* from three quarters of the time on. So a use that varies around nine
+//! tenths does not move a core back and forth.
 
 use core::time::Duration;
 
@@ -31,6 +34,7 @@ const ONE_CORE: Millionths = 1_000_000;
 const IDLE: Millionths = ONE_CORE / 10;
 const IN_USE_WITH_ONE_PU: Millionths = ONE_CORE * 9 / 10;
 const IN_USE_WITH_SEVERAL_PUS: Millionths = ONE_CORE / 10;
+const TOO_BUSY_WITH_ONE_PU: Millionths = ONE_CORE * 3 / 4;
 /// An owner that wakes up uses a lent core if it has run there for this time in a sample of 2 ms. The kernel may give
 /// the borrower its turn after a slice of the owner: 1.4 ms on 2 or 3 CPUs, more on others (`base_slice_ns`,
 /// kernel/sched/fair.c).
@@ -77,6 +81,18 @@ pub struct LentCoreSample {
     pub cpu_time: Duration,
 }
 
+/// The cores that an owner (a job whose idle cores may be lent) uses.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct UsedCores {
+    /// The number of cores in use. A lent core that is in use comes back.
+    pub in_use: u32,
+    /// The number of cores that are too busy to be lent: those in use, and those with one PU on which the owner runs
+    /// for at least three quarters of the time. A lent core of the latter kind stays lent.
+    pub too_busy_to_lend: u32,
+    /// The PUs (logical CPUs) of those lent cores that are in use.
+    pub lent_cpus: CpuSet,
+}
+
 /// How much an owner (a job whose idle cores may be lent) uses its cores: moving averages of its CPU use over about
 /// 100 ms. [`CoreUse::add`] adds a measurement of the CPU time to the averages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -95,7 +111,7 @@ pub struct CoreUse {
     /// The short samples of an owner that does not wake up, since the last one that was judged: until they cover 10 ms.
     held: Held,
     /// The result of the last sample that was judged.
-    verdict: (u32, CpuSet),
+    verdict: UsedCores,
 }
 
 /// Samples that are judged together as one.
@@ -157,8 +173,8 @@ impl CoreUse {
         self.busy_for.is_zero()
     }
 
-    /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent). Returns the number of
-    /// cores that the owner uses now, and the PUs (logical CPUs) of those lent cores that the owner uses now.
+    /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent). Returns the cores that the
+    /// owner uses now.
     ///
     /// The owner uses a lent core ([`OwnerCpuSample::lent`]) in each of these cases:
     ///
@@ -169,10 +185,10 @@ impl CoreUse {
     ///   at least 1.3 ms of a measurement of less than 10 ms. In a longer measurement, the shares of the first case
     ///   apply.
     ///
-    /// The CPU time on all other cores counts as if the owner used as few cores as possible. After the first 20 ms of
-    /// use, measurements of less than 10 ms are joined until they cover 10 ms. Until then, the function returns the
+    /// The CPU time on all other cores counts as if the owner used as few cores as possible. A core with one PU is too
+    /// busy to be lent from three quarters of the time on, averaged over about 100 ms. After the first 20 ms of use, measurements of less than 10 ms are joined until they cover 10 ms. Until then, the function returns the
     /// previous result.
-    pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
+    pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> UsedCores {
         let is_short = self.busy_for > WAKE_UP_TIME && sample.period < LONG_SAMPLE;
         if is_short {
             self.held.add(sample);
@@ -214,8 +230,12 @@ impl CoreUse {
     /// - If `sample` contains no lent core: 1.3 ms, or the minimum share. Here the last measurements are added up until
     ///   they cover 5 ms, because the kernel may update the CPU time of a running thread only at each timer tick
     ///   (mostly every 4 ms).
-    fn judge(&mut self, sample: &OwnerCpuSample<'_>) -> (u32, CpuSet) {
-        let in_use = if sample.has_smt { IN_USE_WITH_SEVERAL_PUS } else { IN_USE_WITH_ONE_PU };
+    fn judge(&mut self, sample: &OwnerCpuSample<'_>) -> UsedCores {
+        let (in_use, too_busy) = if sample.has_smt {
+            (IN_USE_WITH_SEVERAL_PUS, IN_USE_WITH_SEVERAL_PUS)
+        } else {
+            (IN_USE_WITH_ONE_PU, TOO_BUSY_WITH_ONE_PU)
+        };
         // An owner that wakes up gets its cores after a short sample. Otherwise short samples fluctuate too much, and
         // are joined.
         let (wakes_up, is_long) = (self.busy_for <= WAKE_UP_TIME, sample.period >= LONG_SAMPLE);
@@ -227,7 +247,8 @@ impl CoreUse {
         };
         let (total, total_now) = average(self.total, sample.cpu_time);
         let (mut elsewhere, mut elsewhere_now) = (total, total_now);
-        let (mut lent, mut runs_on, mut count) = (BTreeMap::new(), CpuSet::new(), 0);
+        let (mut lent, mut lent_cpus) = (BTreeMap::new(), CpuSet::new());
+        let (mut in_use_count, mut too_busy_count) = (0, 0);
         for LentCoreSample { core, period, cpu_time } in sample.lent {
             let Some(first) = core.first() else { continue };
             let before = self.lent.get(&first).copied().unwrap_or(0);
@@ -242,10 +263,12 @@ impl CoreUse {
                 let is_lasting = !is_long || now_in_period >= in_use.min(IN_USE_FOR_SHORT);
                 wakes_up && *cpu_time >= SETTLED && is_lasting
             };
-            if core_average >= in_use || is_in_use_now {
-                runs_on = runs_on.union(core);
-                count += 1;
+            let is_in_use = core_average >= in_use || is_in_use_now;
+            if is_in_use {
+                lent_cpus = lent_cpus.union(core);
             }
+            in_use_count += u32::from(is_in_use);
+            too_busy_count += u32::from(is_in_use || core_average >= too_busy);
             elsewhere = elsewhere.saturating_sub(core_average);
             elsewhere_now = elsewhere_now.saturating_sub(now);
             lent.insert(first, core_average);
@@ -260,7 +283,11 @@ impl CoreUse {
         self.quiet_for = if total_now < IDLE { self.quiet_for + sample.period } else { Duration::ZERO };
         let is_idle = self.total < IDLE || self.quiet_for >= QUIET_TIME;
         self.busy_for = if is_idle { Duration::ZERO } else { self.busy_for + sample.period };
-        (count + cores_in_use(elsewhere, in_use).max(others_now), runs_on)
+        UsedCores {
+            in_use: in_use_count + cores_in_use(elsewhere, in_use).max(others_now),
+            too_busy_to_lend: too_busy_count + cores_in_use(elsewhere, too_busy).max(others_now),
+            lent_cpus,
+        }
     }
 
     /// The number of cores that short samples of the CPU time of processes show, of an owner that wakes up: the last

@@ -11,10 +11,12 @@ use crate::terms::JobId;
 
 mod core_use;
 
-pub use core_use::{CoreUse, LentCoreSample, OwnerCpuSample, cores_wanted_by_waiting_threads};
+pub use core_use::{CoreUse, LentCoreSample, OwnerCpuSample, UsedCores, cores_wanted_by_waiting_threads};
 
 /// How often `lend_after` is doubled at most, however often cores came back.
 const MAX_DOUBLINGS: u32 = 2;
+/// A loan that is not older than this many times `lend_after` is short.
+const SHORT_LOAN: u32 = 4;
 
 /// The facts on which pjw decides which cores it lends. pjw lends the idle cores of jobs of the class guaranteed (the
 /// owners) to jobs of the class besteffort (the borrowers). The facts are the number of cores that each owner uses, and
@@ -38,46 +40,32 @@ pub struct LendingState {
 /// from measurements of the CPU time of the owner's processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OwnerLendingState {
-    /// The number of cores that the owner uses, as of the last sample. `None` before the first sample.
-    used: Option<u32>,
-    /// At index `n`: the time from which every sample found at most `n` cores in use. `None` if the last
+    /// The cores that the owner uses, as of the last sample. `None` before the first sample.
+    used: Option<UsedCores>,
+    /// At index `n`: the time from which every sample found at most `n` cores too busy to be lent. `None` if the last
     /// sample found more.
     at_most_since: Vec<Option<Nanos>>,
     /// The time of the first sample since sampling began. `None` before the first sample.
     sampled_since: Option<Nanos>,
-    /// The lent PUs on which the owner itself runs, as of the last sample.
-    runs_on: CpuSet,
     /// The last time at which pjw lent cores of the owner. `None` if it never did.
     lent_at: Option<Nanos>,
-    /// The last time at which pjw took lent cores back, and how many times the setting `lend_after` was
-    /// doubled at that time. Each taking back doubles it, so that cores do not go back and forth. `None` if
-    /// pjw took none back.
+    /// The last time at which pjw took lent cores back after a short loan, and how many times the setting
+    /// `lend_after` was doubled at that time. Each such return doubles it, so that cores do not go back and forth.
+    /// `None` if there was none.
     returned: Option<(Nanos, u32)>,
 }
 
 impl LendingState {
-    /// Records the number of cores that an owner (a job whose idle cores may be lent) uses, as a measurement of its CPU
-    /// time showed.
-    ///
-    /// - `used_cores` is the number of cores that the owner uses, and `core_count` the number of all its cores.
-    /// - `used_lent_cpus` is the set of the lent PUs (logical CPUs) on which the owner itself runs.
-    /// - `measured_at` is the time of the measurement, in ns since boot.
-    pub fn record_use(
-        &mut self,
-        owner: &JobId,
-        used_cores: u32,
-        core_count: u32,
-        used_lent_cpus: &CpuSet,
-        measured_at: Nanos,
-    ) {
+    /// Records the cores that an owner (a job whose idle cores may be lent) uses, as a measurement of its CPU time at
+    /// the time `measured_at` (in ns since boot) showed. `core_count` is the number of all cores of the owner.
+    pub fn record_use(&mut self, owner: &JobId, used: UsedCores, core_count: u32, measured_at: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
-        known.used = Some(used_cores);
         known.sampled_since = known.sampled_since.or(Some(measured_at));
-        known.runs_on = used_lent_cpus.clone();
         known.at_most_since.resize(core_count as usize + 1, None);
         for (most, since) in (0u32..).zip(&mut known.at_most_since) {
-            *since = if used_cores <= most { since.or(Some(measured_at)) } else { None };
+            *since = if used.too_busy_to_lend <= most { since.or(Some(measured_at)) } else { None };
         }
+        known.used = Some(used);
     }
 
     /// Returns the end of the grace period that ends first, in ns since boot. A borrowed PU (logical CPU) is an idle PU
@@ -130,22 +118,22 @@ impl LendingState {
         self.leaving = leaving;
     }
 
-    /// Records that pjw lent cores of the job `owner` at the time `now`, in ns since boot. If `is_return` is true, pjw
-    /// took lent cores back instead. After that, a core of the owner must be idle for twice as long before pjw lends
-    /// it. `lend_after` is the configured time for which a core must be idle.
-    pub(crate) fn record_lending_change(
-        &mut self,
-        owner: &JobId,
-        is_return: bool,
-        lend_after: Duration,
-        now: Nanos,
-    ) {
+    /// Records that pjw lent cores of the job `owner` at the time `now`, in ns since boot.
+    pub(crate) fn record_loan(&mut self, owner: &JobId, now: Nanos) {
+        self.owners.entry(owner.clone()).or_default().lent_at = Some(now);
+    }
+
+    /// Records that pjw took back lent cores of the job `owner` at the time `now`, in ns since boot. If the last loan
+    /// was at most four times `lend_after` ago, a core of the owner must be idle for twice as long before pjw lends it
+    /// again. `lend_after` is the configured time for which a core must be idle.
+    pub(crate) fn record_return(&mut self, owner: &JobId, lend_after: Duration, now: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
-        if is_return {
+        // A return after a long loan is a change of the demand, not one that comes and goes.
+        if known.lent_at.is_none_or(|at| !has_passed(at, lend_after.saturating_mul(SHORT_LOAN), now)) {
             known.returned = Some((now, (known.doublings(lend_after, now) + 1).min(MAX_DOUBLINGS)));
-            known.runs_on = CpuSet::new();
-        } else {
-            known.lent_at = Some(now);
+        }
+        if let Some(used) = &mut known.used {
+            used.lent_cpus = CpuSet::new();
         }
     }
 
@@ -153,8 +141,7 @@ impl LendingState {
     /// predict the use after a gap.
     pub(crate) fn clear_core_use(&mut self) {
         for known in self.owners.values_mut() {
-            (known.used, known.at_most_since, known.runs_on) = (None, Vec::new(), CpuSet::new());
-            known.sampled_since = None;
+            (known.used, known.at_most_since, known.sampled_since) = (None, Vec::new(), None);
         }
     }
 
@@ -170,25 +157,25 @@ impl OwnerLendingState {
     /// measurement. `None` before the first measurement.
     #[must_use]
     pub fn used_core_count(&self) -> Option<u32> {
-        self.used
+        self.used.as_ref().map(|used| used.in_use)
     }
 
     /// Returns the lent PUs (logical CPUs) on which threads of the owner itself ran at the last measurement. The owner
     /// is a job whose idle cores may be lent.
-    pub(crate) fn used_lent_cpus(&self) -> &CpuSet {
-        &self.runs_on
+    pub(crate) fn used_lent_cpus(&self) -> CpuSet {
+        self.used.as_ref().map(|used| used.lent_cpus.clone()).unwrap_or_default()
     }
 
-    /// Returns the largest number of cores that the owner (a job whose idle cores may be lent) used at the same time in
-    /// the last `period`. `now` is the present time, in ns since boot. `None` if the measurements do not cover the
-    /// whole period.
-    pub(crate) fn max_used_cores(&self, period: Duration, now: Nanos) -> Option<u32> {
+    /// Returns the largest number of cores of the owner (a job whose idle cores may be lent) that were too busy to be
+    /// lent at the same time in the last `period`. `now` is the present time, in ns since boot. `None` if the
+    /// measurements do not cover the whole period.
+    pub(crate) fn max_busy_cores(&self, period: Duration, now: Nanos) -> Option<u32> {
         let is_long = |since: &Option<Nanos>| since.is_some_and(|since| has_passed(since, period, now));
         (0u32..).zip(&self.at_most_since).find(|(_, since)| is_long(since)).map(|(most, _)| most)
     }
 
     /// Returns the time for which a core of the owner must be idle before pjw lends the core. This is `lend_after`, or
-    /// up to four times as much if pjw took back lent cores of the owner recently. `now` is the present time, in ns
+    /// up to four times as much if pjw recently took back lent cores of the owner after a short loan. `now` is the present time, in ns
     /// since boot.
     pub(crate) fn required_idle_time(&self, lend_after: Duration, now: Nanos) -> Duration {
         doubled(lend_after, self.doublings(lend_after, now))
@@ -202,7 +189,8 @@ impl OwnerLendingState {
             && self.lent_at.is_none_or(|at| has_passed(at, lend_after, now))
     }
 
-    /// How often `lend_after` is doubled: once for each return, and once less for each two pauses without a return.
+    /// How often `lend_after` is doubled: once for each return after a short loan, and once less for each two pauses
+    /// without one.
     fn doublings(&self, lend_after: Duration, now: Nanos) -> u32 {
         let Some((at, mut doublings)) = self.returned else { return 0 };
         let mut quiet = Duration::from_nanos(now.0.saturating_sub(at.0));

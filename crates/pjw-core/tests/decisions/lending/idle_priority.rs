@@ -70,7 +70,7 @@ fn a_refused_cpuset_that_a_full_scan_forgets_is_tried_again_without_a_core_of_an
     let idle_for_a_second = |m: &mut Machine, full: bool| {
         m.advance(SECOND);
         let now = Nanos(m.now());
-        m.state.lending.record_use(&job("web"), 0, 7, &CpuSet::new(), now);
+        m.state.lending.record_use(&job("web"), in_use(0, CpuSet::new()), 7, now);
         daemon_cycle(m, full, &[])
     };
     for second in 0..40 {

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use pjw_core::cpuset::CpuSet;
 use pjw_core::job::PriorityClass;
 use pjw_core::lending::would_change_loans;
-use pjw_core::state::lending::{CoreUse, LentCoreSample, OwnerCpuSample};
+use pjw_core::state::lending::{CoreUse, LentCoreSample, OwnerCpuSample, UsedCores};
 use pjw_core::time::Nanos;
 
-use super::{assign_class, lent, web_and_batch, web_uses};
+use super::{assign_class, in_use, lent, web_and_batch, web_uses};
 use crate::machine::{Machine, cpu_set, job};
 
 #[test]
@@ -29,6 +30,11 @@ fn each_lent_pu_has_the_number_of_pus_to_which_its_owner_is_confined() {
     assert!(threads.all(|thread| thread.effective_mask.len() <= grant), "so all of them count");
 }
 
+/// The number of cores that are in use, and the lent ones of them. These cores come back.
+fn returned(used: UsedCores) -> (u32, CpuSet) {
+    (used.in_use, used.lent_cpus)
+}
+
 /// The daemon samples each 10 ms, and the monitor of lent PUs counts no thread of the owner.
 #[test]
 fn a_process_that_was_just_assigned_or_left_its_mask_gets_its_core_back_by_its_cpu_time() {
@@ -40,10 +46,10 @@ fn a_process_that_was_just_assigned_or_left_its_mask_gets_its_core_back_by_its_c
     let not_counted = |core: &str| LentCoreSample { core: cpu_set(core), period, cpu_time: Duration::ZERO };
     let lent_cores = ["2", "3", "4", "5"].map(not_counted);
     let sample = OwnerCpuSample { period, cpu_time: 3 * period, lent: &lent_cores, has_smt: false };
-    let (used, runs_on) = core_use.add(&sample);
-    assert_eq!((used, runs_on), (3, cpu_set("")));
+    let used = core_use.add(&sample);
+    assert_eq!(used, in_use(3, cpu_set("")));
     let now = Nanos(m.now());
-    m.state.lending.record_use(&job("web"), used, 6, &cpu_set(""), now);
+    m.state.lending.record_use(&job("web"), used, 6, now);
     assert!(would_change_loans(&m.state, &m.policy, now));
     m.settle();
     assert_eq!(lent(&m), "2-3", "three in use and one as a buffer");
@@ -61,7 +67,12 @@ fn a_core_that_was_lent_since_the_last_sample_comes_back_if_the_owner_has_run_th
         }
         let core = |core: &str| LentCoreSample { core: cpu_set(core), period: lent_for, cpu_time: ran_for };
         let (period, cpu_time) = (ms(100), 2 * ran_for);
-        core_use.add(&OwnerCpuSample { period, cpu_time, lent: &["2", "3"].map(core), has_smt: false })
+        returned(core_use.add(&OwnerCpuSample {
+            period,
+            cpu_time,
+            lent: &["2", "3"].map(core),
+            has_smt: false,
+        }))
     };
     assert_eq!(used_in(ms(10), ms(10), &[]), (2, cpu_set("2-3")), "an idle owner");
     assert_eq!(used_in(ms(10), ms(8), &[]), (0, cpu_set("")), "it leaves gaps");
@@ -92,7 +103,7 @@ fn short_samples_are_joined_for_each_lent_core_from_the_time_at_which_it_was_len
         };
         let lent: Vec<LentCoreSample> = lent.iter().map(core).collect();
         let cpu_time = lent.iter().map(|core| core.cpu_time).sum();
-        core_use.add(&OwnerCpuSample { period, cpu_time, lent: &lent, has_smt: false })
+        returned(core_use.add(&OwnerCpuSample { period, cpu_time, lent: &lent, has_smt: false }))
     };
     assert_eq!(add(ms(8), &[("2", ms(8))]), (0, cpu_set("")));
     assert_eq!(add(ms(2), &[("2", ms(2)), ("3", ms(1))]), (1, cpu_set("2")), "core 3 was measured for 1 ms");
@@ -107,7 +118,7 @@ fn a_long_sample_is_judged_by_itself_whatever_the_short_ones_before_it_show() {
     let mut add = |period: Duration, cpu_time: Duration| {
         let lent_use = |core: &str| LentCoreSample { core: cpu_set(core), period, cpu_time: cpu_time / 2 };
         let lent = ["2", "3"].map(lent_use);
-        core_use.add(&OwnerCpuSample { period, cpu_time, lent: &lent, has_smt: false })
+        returned(core_use.add(&OwnerCpuSample { period, cpu_time, lent: &lent, has_smt: false }))
     };
     (0..10).for_each(|_| drop(add(ms(10), ms(10))));
     assert_eq!(add(ms(10), ms(10)), (0, cpu_set("")), "half of the time on each core");

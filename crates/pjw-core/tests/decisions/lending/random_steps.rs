@@ -75,7 +75,7 @@ fn take(m: &mut Machine, step: Step) {
             let (id, now) = (job(&name(id)), Nanos(m.now()));
             let cores = m.state.grant_of(&id).map_or(0, |grant| grant.cpus.len());
             let runs_on = runs_on.map(|pu| cpu_set(&pu.to_string())).unwrap_or_default();
-            m.state.lending.record_use(&id, used, u32::try_from(cores).unwrap(), &runs_on, now);
+            m.state.lending.record_use(&id, in_use(used, runs_on), u32::try_from(cores).unwrap(), now);
         }
         Step::Wait(ms) => m.advance(ms * 1_000_000),
         Step::SwitchOff(pu) => m.switch_off(&pu.to_string()),

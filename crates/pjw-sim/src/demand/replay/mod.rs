@@ -230,8 +230,8 @@ impl Machine {
         for (owner, cores_used) in owners.iter().zip(&point.cores_used) {
             let cpu_time = LASTING.mul_f64(*cores_used);
             let sample = OwnerCpuSample { period: LASTING, cpu_time, lent: &[], has_smt };
-            let (used, lent_pus_in_use) = CoreUse::default().add(&sample);
-            self.state.lending.record_use(&owner.job, used, owner.cores, &lent_pus_in_use, nanos(point.time));
+            let used = CoreUse::default().add(&sample);
+            self.state.lending.record_use(&owner.job, used, owner.cores, nanos(point.time));
         }
     }
 

@@ -27,7 +27,8 @@ fn sample(
         cpu_time: time(*percent),
     });
     let lent: Vec<LentCoreSample> = lent.collect();
-    core_use.add(&OwnerCpuSample { period, cpu_time: time(total_percent), lent: &lent, has_smt })
+    let used = core_use.add(&OwnerCpuSample { period, cpu_time: time(total_percent), lent: &lent, has_smt });
+    (used.in_use, used.lent_cpus)
 }
 
 fn set(text: &str) -> CpuSet {
@@ -51,6 +52,32 @@ fn a_core_with_several_pus_is_in_use_from_a_tenth_of_the_time() {
 }
 
 #[test]
+fn a_core_with_one_pu_is_lent_below_three_quarters_of_the_time_and_stays_lent_up_to_nine_tenths() {
+    let steady = |percent: u32, lent: &[(&str, u32)], has_smt: bool| {
+        let mut core_use = CoreUse::default();
+        steady(&mut core_use, percent, lent, has_smt);
+        let lent: Vec<LentCoreSample> = lent
+            .iter()
+            .map(|(core, percent)| LentCoreSample {
+                core: set(core),
+                period: 10 * MS,
+                cpu_time: 10 * MS * *percent / 100,
+            })
+            .collect();
+        let cpu_time = 10 * MS * percent / 100;
+        let used = core_use.add(&OwnerCpuSample { period: 10 * MS, cpu_time, lent: &lent, has_smt });
+        (used.too_busy_to_lend, used.in_use)
+    };
+    assert_eq!(steady(70, &[], false), (0, 0));
+    assert_eq!(steady(80, &[], false), (1, 0));
+    assert_eq!(steady(95, &[], false), (1, 1));
+    assert_eq!(steady(180, &[], false), (2, 1));
+    assert_eq!(steady(150, &[("0", 80), ("1", 70)], false), (1, 0), "core by core");
+    assert_eq!(steady(5, &[], true), (0, 0), "a core with several PUs");
+    assert_eq!(steady(15, &[], true), (1, 1), "a core with several PUs");
+}
+
+#[test]
 fn a_use_that_is_spread_over_lent_cores_leaves_gaps_on_each() {
     let mut core_use = CoreUse::default();
     assert_eq!(steady(&mut core_use, 140, &[("0", 70), ("1", 70)], false), (0, set("")));
@@ -70,7 +97,9 @@ fn work_that_is_over_before_the_end_of_a_short_sample_does_not_count() {
     let runs_on = |us: u64| {
         let cpu_time = Duration::from_micros(us);
         let lent = [LentCoreSample { core: set("0"), period: 2 * MS, cpu_time }];
-        CoreUse::default().add(&OwnerCpuSample { period: 2 * MS, cpu_time, lent: &lent, has_smt: false }).1
+        CoreUse::default()
+            .add(&OwnerCpuSample { period: 2 * MS, cpu_time, lent: &lent, has_smt: false })
+            .lent_cpus
     };
     assert_eq!(runs_on(1400), set("0"));
     assert_eq!(runs_on(1200), set(""));
@@ -89,7 +118,7 @@ fn the_fluctuations_of_an_owner_that_is_not_idle_do_not_count() {
 fn short(core_use: &mut CoreUse, shown_us: &[u64]) -> Vec<u32> {
     let add = |us: &u64| {
         let cpu_time = Duration::from_micros(*us);
-        core_use.add(&OwnerCpuSample { period: 2 * MS, cpu_time, lent: &[], has_smt: false }).0
+        core_use.add(&OwnerCpuSample { period: 2 * MS, cpu_time, lent: &[], has_smt: false }).in_use
     };
     shown_us.iter().map(add).collect()
 }
@@ -105,7 +134,7 @@ fn an_owner_that_wakes_up_is_heard_in_three_short_samples_although_its_cpu_time_
 fn samples_of_1_ms_are_judged_together_as_long_as_a_tick_of_the_kernel_lasts() {
     let one_ms = |core_use: &mut CoreUse, us: u64| {
         let cpu_time = Duration::from_micros(us);
-        core_use.add(&OwnerCpuSample { period: MS, cpu_time, lent: &[], has_smt: false }).0
+        core_use.add(&OwnerCpuSample { period: MS, cpu_time, lent: &[], has_smt: false }).in_use
     };
     let mut core_use = CoreUse::default();
     short(&mut core_use, &[0, 0, 900]);
