@@ -13,7 +13,9 @@ use rustix::net::{Shutdown, shutdown};
 use super::descriptors::{close_descriptor_range, close_on_exec, copy_above, move_above};
 use super::directory::TaskDirectory;
 use super::image::ProgramLayout;
+use super::initial_values::InitialValues;
 use super::map;
+
 use super::own_memory::{HostMappings, free_heap, map_anonymous};
 use super::request::{Answer, MAX_PENDING_REQUESTS, send};
 use super::slot::SlotShape;
@@ -83,6 +85,8 @@ pub(super) struct Host<'a> {
     pub(super) plan: &'a HostParameters,
     pub(super) socket: BorrowedFd<'a>,
     pub(super) file: OwnedFd,
+    /// The initial values of the variables. `None` if they are mapped from the file.
+    pub(super) initial_values: Option<InitialValues>,
     epoll: OwnedFd,
     /// Descriptors from this one on are the host's own.
     pub(super) first_own: RawFd,
@@ -176,6 +180,8 @@ impl<'a> Host<'a> {
         let epoll = move_above(unsafe { OwnedFd::from_raw_fd(epoll) }, first_own).map_err(of_clone)?;
         // SAFETY: the host uses no heap from here on.
         unsafe { free_heap(plan.heap_begin).map_err(of_clone)? };
+        let initial_values = InitialValues::read(&plan.shape, file.as_raw_fd());
+        let initial_values = initial_values.map_err(|errno| (SpawnStep::Exec, errno))?;
         let slots_at = reserve_slots(plan).map_err(of_clone)?;
         let table = map_anonymous(plan.capacity * size_of::<Slot>()).map_err(of_clone)?.cast::<Slot>();
         for index in 0..plan.capacity {
@@ -200,6 +206,7 @@ impl<'a> Host<'a> {
             plan,
             socket,
             file,
+            initial_values,
             epoll,
             first_own,
             slots_at,

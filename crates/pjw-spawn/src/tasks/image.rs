@@ -87,12 +87,16 @@ pub(super) struct Segment {
 }
 
 impl Segment {
+    /// Returns whether the segment has variables.
+    pub(super) fn is_writable(&self) -> bool {
+        self.protection & libc::PROT_WRITE != 0
+    }
+
     /// Returns both segments as one, with the protections of both, if no variable is in them and the second one follows
     /// the first one in the file as in memory.
     fn joined_with(&self, next: &Self) -> Option<Self> {
-        let is_constant = |segment: &Self| {
-            segment.protection & libc::PROT_WRITE == 0 && segment.file_bytes == segment.memory_bytes
-        };
+        let is_constant =
+            |segment: &Self| !segment.is_writable() && segment.file_bytes == segment.memory_bytes;
         let end = (self.address + self.file_bytes).next_multiple_of(PAGE);
         let follows = self.address < next.address
             && next.address - next.address % PAGE == end

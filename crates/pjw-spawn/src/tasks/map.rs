@@ -1,7 +1,8 @@
 //! Maps a program into a slot, as binfmt_elf.c of the kernel does it at execve(2).
 //!
-//! The segments are private mappings of the file: all copies share the pages that no one writes to, through the page
-//! cache.
+//! Code and constants are private mappings of the file: all copies share their pages through the page cache. The
+//! variables of most programs are small. Then one anonymous mapping holds the stack and the variables, and each task
+//! copies the initial values into it: each mapping of the address space costs time at the start and the end of a task.
 
 use std::os::fd::RawFd;
 
@@ -47,8 +48,7 @@ const MOST_WRITTEN: u64 = 64 << 10;
 /// Returns the begin and the end of the pages that a program writes first: the beginning of its variables, to which it
 /// applies relocations. Both are relative to the address at which the program is mapped.
 pub(super) fn first_written_range(program: &ProgramLayout) -> (u64, u64) {
-    let is_writable = |segment: &&Segment| segment.protection & libc::PROT_WRITE != 0;
-    program.segments().find(is_writable).map_or((0, 0), |segment| {
+    program.segments().find(|segment| segment.is_writable()).map_or((0, 0), |segment| {
         let begin = segment.address - segment.address % PAGE;
         let end = segment.address + segment.memory_bytes.min(MOST_WRITTEN);
         (begin, end.next_multiple_of(PAGE))
@@ -56,7 +56,8 @@ pub(super) fn first_written_range(program: &ProgramLayout) -> (u64, u64) {
 }
 
 /// Maps the stack and the program of a task into the slot `slot`. `file` is the file of the program. If `advise` is true, tells the kernel to use no huge pages for the stack
-/// (madvise(2)).
+/// (madvise(2)). If `variables_are_copied` is true, the task has to copy the [`super::initial_values::InitialValues`] of its variables before
+/// it begins the program.
 ///
 /// # Safety
 /// The slot must be unused, and `file` must be the file of the program.
@@ -65,18 +66,23 @@ pub(super) unsafe fn map_task_slot(
     program: &ProgramLayout,
     file: RawFd,
     advise: bool,
+    variables_are_copied: bool,
 ) -> Result<(), Errno> {
     let executable = if program.has_executable_stack { libc::PROT_EXEC } else { 0 };
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK);
-    let (stack, bytes) = (slot.stack, slot.program - slot.stack);
+    let mut bytes = slot.program - slot.stack;
+    if variables_are_copied {
+        bytes += program.span;
+    }
+    let stack = slot.stack;
     // SAFETY: the caller guarantees the slot.
     unsafe { map_at(stack, bytes, protection | executable, flags, -1, 0)? };
     if advise {
         // SAFETY: the advice changes no contents.
         unsafe { libc::syscall(libc::SYS_madvise, stack, bytes, libc::MADV_NOHUGEPAGE) };
     }
-    for segment in program.segments() {
+    for segment in program.segments().filter(|segment| !(variables_are_copied && segment.is_writable())) {
         // SAFETY: all segments lie inside of the span, for which the slot has room.
         unsafe { map_segment(slot.program, segment, file)? };
     }
@@ -109,12 +115,12 @@ unsafe fn map_segment(base: u64, segment: &Segment, file: RawFd) -> Result<(), E
 /// page on the NUMA node of the task.
 ///
 /// # Safety
-/// The program must have been mapped at `base`, and not have begun.
+/// The program must have been mapped at `base` without `variables_are_copied`, and not have begun.
 pub(super) unsafe fn clear_tails(base: u64, program: &ProgramLayout) {
     for segment in program.segments().filter(|segment| segment.file_bytes < segment.memory_bytes) {
         let begin = base + segment.address + segment.file_bytes;
         let end = begin.next_multiple_of(PAGE).min(base + segment.address + segment.memory_bytes);
-        if segment.protection & libc::PROT_WRITE == 0 || segment.file_bytes == 0 {
+        if !segment.is_writable() || segment.file_bytes == 0 {
             continue;
         }
         if let (Ok(begin), Ok(bytes)) = (usize::try_from(begin), usize::try_from(end - begin)) {

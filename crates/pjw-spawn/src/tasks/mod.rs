@@ -15,6 +15,7 @@ pub(crate) mod descriptors;
 pub(crate) mod directory;
 mod host;
 pub(crate) mod image;
+mod initial_values;
 mod map;
 mod own_memory;
 mod page;

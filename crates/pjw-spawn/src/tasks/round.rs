@@ -218,7 +218,9 @@ impl<'a> Host<'a> {
         let (addresses, plan) = (self.addresses_of(slot), self.plan);
         let (file, advise) = (self.file.as_raw_fd(), plan.stacks_need_advice);
         // SAFETY: the slot is free.
-        let mapped = unsafe { map::map_task_slot(&addresses, &plan.shape, file, advise) };
+        let mapped = unsafe {
+            map::map_task_slot(&addresses, &plan.shape, file, advise, self.initial_values.is_some())
+        };
         match mapped {
             Ok(()) => self.set_unused(slot, SLOT_READY),
             Err(_) => self.clear(slot),
@@ -247,7 +249,7 @@ impl<'a> Host<'a> {
         // SAFETY: the stack is mapped, and no task uses it yet.
         let stack = unsafe { stack::write_initial_stack(base, plan.slot.stack_bytes, &contents) }
             .map_err(|errno| (SpawnStep::Exec, errno))?;
-        let entry_point = EntryPoint { shape: &plan.shape, base, stack };
+        let entry_point = EntryPoint { shape: &plan.shape, base, stack, initial_values: self.initial_values };
         let pid = self.directory.pid_of(request.head.rank);
         Ok(TaskStart::new(request, entry_point, descriptors, pid))
     }

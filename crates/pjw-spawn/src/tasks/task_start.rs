@@ -12,6 +12,7 @@ use nix::errno::Errno;
 
 use super::descriptors::close_descriptor_range;
 use super::image::ProgramLayout;
+use super::initial_values::InitialValues;
 use super::map;
 use super::request::Request;
 use crate::bare;
@@ -53,6 +54,8 @@ pub(super) struct EntryPoint<'a> {
     pub(super) base: u64,
     /// The stack pointer at the first instruction.
     pub(super) stack: u64,
+    /// The initial values of the variables. `None` if they are mapped from the file.
+    pub(super) initial_values: Option<InitialValues>,
 }
 
 /// The file descriptors with which a task is started: its standard streams, and the directory of its cgroup.
@@ -178,7 +181,7 @@ extern "C" fn run(start: *const ()) -> ! {
         unsafe { libc::_exit(127) }
     }
     start.step.store(BEGUN, Release);
-    let EntryPoint { shape, base, stack } = start.entry_point;
+    let EntryPoint { shape, base, stack, .. } = start.entry_point;
     // SAFETY: this is the beginning of the program that was mapped for this task.
     unsafe { enter(start.is_busy.as_ptr(), stack, base + shape.entry) }
 }
@@ -197,8 +200,13 @@ fn prepare(start: &TaskStart<'_>) -> Result<(), FailedStep> {
         policy.set_for_calling_thread().map_err(|errno| (SpawnStep::Mask, errno as i32))?;
     }
     populate(&start.entry_point);
-    // SAFETY: the program was mapped for this task, and has not begun.
-    unsafe { map::clear_tails(start.entry_point.base, start.entry_point.shape) };
+    let EntryPoint { shape, base, initial_values, .. } = start.entry_point;
+    match initial_values {
+        // SAFETY: the program was mapped for this task, and has not begun.
+        Some(values) => unsafe { values.copy_to(base, shape) },
+        // SAFETY: as above.
+        None => unsafe { map::clear_tails(base, shape) },
+    }
     set_standard_streams(start.streams)?;
     close_descriptor_range(start.first_own_descriptor, RawFd::MAX)
         .map_err(|errno| (SpawnStep::Stdio, errno))?;

@@ -1,0 +1,114 @@
+//! The initial values of the variables of a program. The host reads them from the file once, and each task copies them.
+//!
+//! So one anonymous mapping holds the stack and the variables of a task. Otherwise the variables would be two mappings
+//! of their own, one of the file and one of zeros. Each mapping of the address space costs time at the start and the
+//! end of a task.
+
+use std::os::fd::RawFd;
+
+use nix::errno::Errno;
+
+use super::image::{ProgramLayout, Segment};
+use super::own_memory::map_anonymous;
+use super::page::PAGE;
+
+/// The largest variables that tasks copy: their bytes in the file, and in memory.
+const MOST_COPIED: u64 = 64 << 10;
+const MOST_MAPPED_WITH_STACK: u64 = 1 << 20;
+
+/// The initial values of the variables of a program, from its file. All tasks copy them from the memory of the host.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct InitialValues {
+    /// The bytes of the writable segments, one after the other. Each begins at the beginning of a page.
+    bytes: *const u8,
+}
+
+impl InitialValues {
+    /// Reads the initial values of the variables of `program` from its file `file`. `None` if the variables are too
+    /// large to be copied by each task. The memory is never freed.
+    ///
+    /// # Errors
+    /// If the file can't be read, or there is no memory.
+    pub(super) fn read(program: &ProgramLayout, file: RawFd) -> Result<Option<Self>, Errno> {
+        let sum = |bytes: fn(&Segment) -> u64| {
+            program.segments().filter(|segment| segment.is_writable()).map(bytes).sum::<u64>()
+        };
+        let file_bytes = sum(|segment| PagedRange::of(segment).file_bytes);
+        // An executable stack has other protections than variables.
+        if program.has_executable_stack
+            || file_bytes > MOST_COPIED
+            || sum(|segment| segment.memory_bytes) > MOST_MAPPED_WITH_STACK
+        {
+            return Ok(None);
+        }
+        let bytes = map_anonymous(usize::try_from(file_bytes.max(1)).map_err(|_| Errno::ENOMEM)?)?;
+        let mut at = bytes;
+        for segment in program.segments().filter(|segment| segment.is_writable()) {
+            let range = PagedRange::of(segment);
+            // SAFETY: the memory has room for the bytes of all writable segments.
+            unsafe { read_exactly(file, at, range.file_bytes, range.file_offset)? };
+            at = at.wrapping_add(usize::try_from(range.file_bytes).unwrap_or(0));
+        }
+        Ok(Some(Self { bytes }))
+    }
+
+    /// Copies the values to the variables of the copy of `program` that is mapped at `base`.
+    ///
+    /// # Safety
+    /// The values must be those of `program`. The copy must have been mapped with `variables_are_copied`, and not have
+    /// begun.
+    pub(super) unsafe fn copy_to(&self, base: u64, program: &ProgramLayout) {
+        let mut from = self.bytes;
+        for segment in program.segments().filter(|segment| segment.is_writable()) {
+            let range = PagedRange::of(segment);
+            if let (Ok(to), Ok(count)) =
+                (usize::try_from(base + range.address), usize::try_from(range.file_bytes))
+            {
+                // SAFETY: the variables are mapped, and the values have so many bytes.
+                unsafe {
+                    std::ptr::with_exposed_provenance_mut::<u8>(to).copy_from_nonoverlapping(from, count);
+                }
+                from = from.wrapping_add(count);
+            }
+        }
+    }
+}
+
+/// A segment from the beginning of its first page on.
+struct PagedRange {
+    /// Relative to the address at which the program is mapped.
+    address: u64,
+    file_offset: u64,
+    file_bytes: u64,
+}
+
+impl PagedRange {
+    fn of(segment: &Segment) -> Self {
+        let before = segment.address % PAGE;
+        Self {
+            address: segment.address - before,
+            file_offset: segment.file_offset - before,
+            file_bytes: if segment.file_bytes == 0 { 0 } else { segment.file_bytes + before },
+        }
+    }
+}
+
+/// Reads `count` bytes of a file, from `offset` on. An end of the file before that is an error.
+///
+/// # Safety
+/// `to` must have room for the bytes.
+unsafe fn read_exactly(file: RawFd, to: *mut u8, count: u64, offset: u64) -> Result<(), Errno> {
+    let mut done = 0;
+    while done < count {
+        // SAFETY: the caller guarantees the room.
+        let read =
+            unsafe { libc::syscall(libc::SYS_pread64, file, to as u64 + done, count - done, offset + done) };
+        match Errno::result(read) {
+            Ok(0) => return Err(Errno::ENOEXEC),
+            Ok(read) => done += u64::try_from(read).unwrap_or(0),
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(())
+}
