@@ -14,9 +14,8 @@ use super::descriptors::{close_descriptor_range, close_on_exec, copy_above, move
 use super::directory::TaskDirectory;
 use super::image::ProgramLayout;
 use super::initial_values::InitialValues;
-use super::map;
 
-use super::own_memory::{HostMappings, free_heap, map_anonymous};
+use super::own_memory::{HostMappings, free_heap, map_anonymous, unmap};
 use super::request::{Answer, MAX_PENDING_REQUESTS, send};
 use super::slot::SlotShape;
 use super::stack::AuxiliaryVector;
@@ -36,8 +35,8 @@ pub(super) const SLOT_MAPPED: RawFd = -4;
 pub(super) const SLOT_READY: RawFd = -5;
 /// The task in the slot has ended, and its memory is still mapped.
 const ENDED: RawFd = -3;
-/// How long the memory of an ended task may stay. Tasks of one group often end together: then one call unmaps them all,
-/// or the host ends before and none is needed. Each call interrupts the CPUs on which tasks run.
+/// How long the memory of an ended task may stay. Tasks of one group often end together: then the host ends before, and
+/// nothing has to be unmapped. Each unmapping interrupts the CPUs on which tasks run.
 const UNMAP_AFTER: Duration = Duration::from_millis(20);
 /// The most ends of tasks that are read at once.
 const MAX_EVENTS: i32 = 16;
@@ -202,6 +201,9 @@ impl<'a> Host<'a> {
         } else {
             None
         };
+        // The slots, with their rooms for heaps, are among the own ranges.
+        // SAFETY: no task lives.
+        unsafe { unmap_heap_rooms(plan, slots_at) };
         let host = Self {
             plan,
             socket,
@@ -313,27 +315,22 @@ impl<'a> Host<'a> {
         i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
     }
 
-    /// Unmaps the memory of all tasks that have ended. Adjacent slots (address ranges of tasks) are unmapped by one
-    /// system call.
+    /// Unmaps the memory of all tasks that have ended.
     pub(super) fn unmap_ended(&mut self) {
         self.unmap_at = None;
-        let mut first = 0;
-        for run in self.slots.chunk_by_mut(|slot, next| (slot.pidfd == ENDED) == (next.pidfd == ENDED)) {
-            let count = run.len() as u64;
-            if run.first().is_some_and(|slot| slot.pidfd == ENDED) {
-                let (at, bytes) =
-                    (self.slots_at + first * self.plan.slot.bytes, count * self.plan.slot.bytes);
-                // SAFETY: no task lives in these slots. If the call fails, the memory stays until a slot is used again.
-                let _ = unsafe { map::unmap_and_reserve(at, bytes) };
-                run.iter_mut().for_each(|slot| slot.pidfd = SLOT_FREE);
+        for slot in 0..self.slots.len() {
+            if self.slots.get(slot).is_some_and(|slot| slot.pidfd == ENDED) {
+                self.clear(slot);
             }
-            first += count;
         }
         if self.living == 0
             && let Some(own_ranges) = &self.own_ranges
         {
             // SAFETY: no task lives.
-            unsafe { own_ranges.unmap_new_mappings() };
+            unsafe {
+                own_ranges.unmap_new_mappings();
+                unmap_heap_rooms(self.plan, self.slots_at);
+            }
         }
     }
 }
@@ -343,6 +340,18 @@ impl<'a> Host<'a> {
 pub(super) fn kill_task(pid: u32) {
     // SAFETY: has no precondition.
     unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
+}
+
+/// Unmaps what the room for a heap has in each slot.
+///
+/// # Safety
+/// No task may live.
+unsafe fn unmap_heap_rooms(plan: &HostParameters, slots_at: u64) {
+    for index in 0..plan.capacity {
+        let (at, bytes) = plan.slot.heap_room(slots_at, index);
+        // SAFETY: only mappings of tasks are there.
+        unsafe { unmap(at, at + bytes) };
+    }
 }
 
 /// Reserves the addresses of all slots, so that no later start fails for lack of addresses. The reservation is writable

@@ -138,9 +138,11 @@ impl HostMappings {
     }
 }
 
+/// Unmaps the memory from the address `begin` to the address `end`.
+///
 /// # Safety
 /// Nothing may use the range.
-unsafe fn unmap(begin: u64, end: u64) {
+pub(super) unsafe fn unmap(begin: u64, end: u64) {
     if begin < end.min(ADDRESS_LIMIT) {
         // SAFETY: the caller guarantees it. Ranges without mappings are allowed, munmap(2).
         unsafe { libc::syscall(libc::SYS_munmap, begin, end.min(ADDRESS_LIMIT) - begin) };

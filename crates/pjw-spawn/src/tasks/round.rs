@@ -182,9 +182,10 @@ impl<'a> Host<'a> {
     }
 
     /// Unmaps what was mapped for a task that does not live.
-    fn clear(&mut self, slot: usize) {
+    pub(super) fn clear(&mut self, slot: usize) {
+        let addresses = self.addresses_of(slot);
         // SAFETY: no task lives in the slot. If the call fails, the memory stays until the slot is used again.
-        let _ = unsafe { map::unmap_and_reserve(self.addresses_of(slot).begin, self.plan.slot.bytes) };
+        let _ = unsafe { map::unmap_and_reserve(addresses.begin, addresses.reserved_bytes()) };
         self.set_unused(slot, SLOT_FREE);
     }
 

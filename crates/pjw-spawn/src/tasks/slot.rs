@@ -1,9 +1,11 @@
 //! The slots of a space: one range of addresses for each task, with its stack and its program.
 //!
-//! A slot has, from its lowest address: a guard that is never mapped, the stack, the program. The program lies near the
-//! end, and the end is a multiple of 2 MiB: the hot end of the stack and the program share one page of the page table.
+//! A slot has, from its lowest address: a guard that is never mapped, the stack, the program, and room for a heap. The
+//! room is not reserved: the kernel places the first mappings of tasks there, because it searches from the highest
+//! address down. The hot end of the stack, the program and the beginning of the heap are in the same 2 MiB, so that they
+//! share one page of the page table.
 //!
-//! The distance to the end differs from slot to slot, by some pages. The TLB of a core chooses the set for a page by the
+//! The distance of the program to the end differs from slot to slot, by some pages. The TLB of a core chooses the set for a page by the
 //! lowest bits of the page's number. If all copies of a page had the same bits, the tasks of a core would displace each
 //! other's entries at each switch.
 
@@ -18,6 +20,12 @@ const GUARD: u64 = 64 << 10;
 /// The stack of a task if the limit of the stack (`RLIMIT_STACK`) is infinite. The usual limit.
 const USUAL_STACK: u64 = 8 << 20;
 const MIN_STACK: u64 = 256 << 10;
+/// The room for a heap: malloc(3) of glibc maps 1 MiB at once if brk(2) fails (`MMAP_AS_MORECORE_SIZE`, malloc.c), and
+/// the variables of the first thread before. Whatever is mapped first lies at the end of the room.
+const HEAP_ROOM: u64 = (1 << 20) + SMALL_MAPPINGS;
+const SMALL_MAPPINGS: u64 = 64 << 10;
+/// The part of the heap that shares a page of the page table with the program.
+const HOT_HEAP: u64 = 64 << 10;
 /// The number of different distances between a program and the end of its slot: the sets of the second TLB of usual
 /// processors (AMD Zen 4: 128 sets for code and 128 for data).
 const DISTANCES: u64 = 128;
@@ -31,6 +39,8 @@ pub(super) struct SlotShape {
     pub(super) stack_bytes: u64,
     /// Where the program begins in slot 0, relative to the slot.
     program: u64,
+    /// The bytes from the beginning of the program to the room for a heap.
+    span: u64,
     /// By how much the program begins earlier in each slot than in the slot before it.
     step: u64,
 }
@@ -44,6 +54,15 @@ pub(super) struct TaskSlot {
     pub(super) stack: u64,
     /// The address at which the program is mapped. The stack ends here.
     pub(super) program: u64,
+    /// The lowest address of the room for a heap. The program ends here.
+    pub(super) heap_room: u64,
+}
+
+impl TaskSlot {
+    /// Returns the size of the guard, the stack and the program together, in bytes.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        self.heap_room - self.begin
+    }
 }
 
 impl SlotShape {
@@ -51,22 +70,29 @@ impl SlotShape {
     /// `stack_bytes` bytes, or 256 KiB if `stack_bytes` is smaller. `None` if the size of the slot does not fit into 64
     /// bits.
     pub(super) fn new(program: &ProgramLayout, stack_bytes: u64) -> Option<Self> {
-        let tail = program.span.checked_next_multiple_of(program.alignment)?;
         let alignment = COVERED.max(program.alignment);
+        // The room for a heap ends before the next 2 MiB do.
+        let tail = program.span.checked_add(SMALL_MAPPINGS + HOT_HEAP)?.checked_add(COVERED)?;
+        let tail = tail.checked_next_multiple_of(program.alignment)?;
         let stack_bytes = stack_bytes.max(MIN_STACK).checked_next_multiple_of(PAGE)?;
         // A program with a larger alignment can't begin at any page.
         let step = if program.alignment <= PAGE { PAGE } else { 0 };
         let needed =
             GUARD.checked_add(stack_bytes)?.checked_add(tail)?.checked_add((DISTANCES - 1) * step)?;
         let bytes = needed.checked_next_multiple_of(alignment)?;
-        Some(Self { bytes, alignment, stack_bytes, program: bytes - tail, step })
+        Some(Self { bytes, alignment, stack_bytes, program: bytes - tail, span: program.span, step })
     }
 
     /// Returns the addresses of the slot with the number `index`. `slots_at` is the address of slot 0.
     pub(super) fn slot(&self, slots_at: u64, index: usize) -> TaskSlot {
         let begin = slots_at + index as u64 * self.bytes;
         let program = begin + self.program - index as u64 % DISTANCES * self.step;
-        TaskSlot { begin, stack: program - self.stack_bytes, program }
+        TaskSlot { begin, stack: program - self.stack_bytes, program, heap_room: program + self.span }
+    }
+
+    /// Returns the room for a heap in the slot with the number `index`: its lowest address, and its size in bytes.
+    pub(super) fn heap_room(&self, slots_at: u64, index: usize) -> (u64, u64) {
+        (self.slot(slots_at, index).heap_room, HEAP_ROOM)
     }
 
     /// Returns the size in bytes of an address range with room for `count` slots. The size includes bytes that may be
@@ -107,13 +133,10 @@ mod tests {
         assert_eq!(sets.len(), 128);
         let slots: Vec<TaskSlot> = (0..129).map(|index| shape.slot(shape.alignment, index)).collect();
         for (slot, next) in slots.iter().zip(&slots[1..]) {
-            assert!(slot.begin + GUARD <= slot.stack && slot.program + (880 << 10) <= next.begin);
-            assert_eq!(slot.program - slot.stack, 8 << 20);
-            assert_eq!(
-                (slot.program - PAGE) / COVERED,
-                (next.begin - 1) / COVERED,
-                "one page of the page table"
-            );
+            assert!(slot.begin + GUARD <= slot.stack && slot.heap_room + HEAP_ROOM <= next.begin);
+            assert_eq!((slot.program - slot.stack, slot.heap_room - slot.program), (8 << 20, 880 << 10));
+            let page_of_table = |address: u64| address / COVERED;
+            assert_eq!(page_of_table(slot.program - PAGE), page_of_table(slot.heap_room + SMALL_MAPPINGS));
         }
     }
 
@@ -128,8 +151,9 @@ mod tests {
         // 4,000 stacks of 4 TiB are more than 47 bits, and less than 64 bits.
         let stack = 4 << 40;
         let program = stack - PAGE;
+        let stack_bytes = program - GUARD;
         let slot =
-            SlotShape { bytes: stack, alignment: COVERED, stack_bytes: program - GUARD, program, step: PAGE };
+            SlotShape { bytes: stack, alignment: COVERED, stack_bytes, program, span: PAGE, step: PAGE };
         assert_eq!(slot.bytes_of(10), Some(10 * stack + COVERED));
         assert_eq!(slot.bytes_of(4_000), None);
         assert_eq!(slot.bytes_of(u64::MAX), None);
