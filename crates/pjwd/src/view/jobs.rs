@@ -20,8 +20,8 @@ use super::warnings::{job_warnings, rule_warnings};
 pub(super) struct JobViews {
     counts: JobCounts,
     views: BTreeMap<JobId, JobView>,
-    /// The jobs with warnings.
-    warned: BTreeSet<JobId>,
+    /// The warnings about each job that has some.
+    warnings: BTreeMap<JobId, Vec<Arc<wire::Warning>>>,
     /// The PUs that several jobs may hold.
     shared: CpuSet,
     /// The number of unassigned processes of each user.
@@ -33,7 +33,6 @@ pub(super) struct JobViews {
 struct JobView {
     job: Arc<wire::Job>,
     demand: CpuDemand,
-    warnings: Vec<Arc<wire::Warning>>,
 }
 
 /// The result of [`JobViews::update`]: whether descriptions of jobs were computed again, and which warnings about
@@ -79,18 +78,23 @@ impl JobViews {
         (self.shared, self.unassigned) = (shared, unassigned);
         let mut changes = ViewChanges { is_any: is_all || !changed.is_empty(), ..ViewChanges::default() };
         for id in changed {
-            let view = state.jobs.get(id).map(|job| self.view(state, policy, job));
-            let now = view.as_ref().map(|view| view.warnings.clone()).unwrap_or_default();
-            if now.is_empty() {
-                self.warned.remove(id);
-            } else {
-                self.warned.insert(id.clone());
-            }
-            let before = match view {
-                Some(view) => self.views.insert(id.clone(), view),
-                None => self.views.remove(id),
+            let now = match state.jobs.get(id) {
+                Some(job) => {
+                    let (view, warnings) = self.view(state, policy, job);
+                    self.views.insert(id.clone(), view);
+                    warnings
+                }
+                None => {
+                    self.views.remove(id);
+                    Vec::new()
+                }
             };
-            let before = before.map(|view| view.warnings).unwrap_or_default();
+            let before = if now.is_empty() {
+                self.warnings.remove(id)
+            } else {
+                self.warnings.insert(id.clone(), now.clone())
+            };
+            let before = before.unwrap_or_default();
             let is_in = |warnings: &[Arc<wire::Warning>], code: &str| {
                 warnings.iter().any(|warning| warning.code == code)
             };
@@ -100,7 +104,8 @@ impl JobViews {
         changes
     }
 
-    fn view(&self, state: &WardenState, policy: &Policy, job: &Job) -> JobView {
+    /// What the status shows of a job, and the warnings about it.
+    fn view(&self, state: &WardenState, policy: &Policy, job: &Job) -> (JobView, Vec<Arc<wire::Warning>>) {
         let mut counts = self.counts.counts_of(&job.id);
         counts.strays += saturating_u32(self.unassigned.get(&job.owner).copied().unwrap_or(0));
         // Processes in the cpuset need no second check, and there may be many.
@@ -118,8 +123,8 @@ impl JobViews {
         let mut wire_job = job_to_wire(job, counts, state, enforcement);
         wire_job.shared |= job.grant.as_ref().is_some_and(|grant| grant.cpus.intersects(&self.shared));
         let warnings = job_warnings(job, policy, counts).into_iter().chain(rule_warnings(state, policy, job));
-        let warnings = warnings.map(Arc::new).collect();
-        JobView { job: Arc::new(wire_job), demand: counts.demand, warnings }
+        let view = JobView { job: Arc::new(wire_job), demand: counts.demand };
+        (view, warnings.map(Arc::new).collect())
     }
 
     /// Returns the descriptions of all jobs for the status, sorted by job id.
@@ -134,7 +139,7 @@ impl JobViews {
 
     /// Returns all warnings that concern a single job, for the status.
     pub(super) fn warnings(&self) -> impl Iterator<Item = &Arc<wire::Warning>> {
-        self.warned.iter().filter_map(|id| self.views.get(id)).flat_map(|view| &view.warnings)
+        self.warnings.values().flatten()
     }
 
     /// Returns the number of processes that belong to no job although their user has a job on this machine.
