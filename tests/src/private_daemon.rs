@@ -42,7 +42,15 @@ impl PrivateDaemon {
     /// # Errors
     /// If the temporary directory or the configuration file can't be written.
     pub fn new(programs: &Path, config: &str) -> io::Result<Self> {
-        let dir = tempfile::Builder::new().prefix("pjw-private-").tempdir()?;
+        Self::new_in(&std::env::temp_dir(), programs, config)
+    }
+
+    /// Makes a daemon as [`PrivateDaemon::new`] does, with its temporary directory in `parent`.
+    ///
+    /// # Errors
+    /// As [`PrivateDaemon::new`].
+    pub fn new_in(parent: &Path, programs: &Path, config: &str) -> io::Result<Self> {
+        let dir = tempfile::Builder::new().prefix("pjw-private-").tempdir_in(parent)?;
         let daemon = Self { programs: programs.to_owned(), child: None, dir, beside: true };
         daemon.configure(config)?;
         Ok(daemon)

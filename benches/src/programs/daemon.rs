@@ -86,6 +86,13 @@ impl Programs {
     }
 }
 
+/// Returns the directory in which a private daemon has its files. As /run, where an installed daemon has them, it is
+/// in memory if the machine has such a directory.
+fn directory_in_memory() -> &'static Path {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { memory } else { Path::new("/tmp") }
+}
+
 /// How a daemon finds new processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventSource {
@@ -144,7 +151,11 @@ impl PrivateWarden {
         unusable_pus: &CpuSet,
         interrupt: &StopSignal,
     ) -> anyhow::Result<Self> {
-        let mut daemon = PrivateDaemon::new(programs.directory(), &config_text(&default_keys(unusable_pus)))?;
+        let mut daemon = PrivateDaemon::new_in(
+            directory_in_memory(),
+            programs.directory(),
+            &config_text(&default_keys(unusable_pus)),
+        )?;
         daemon.refuse_to_run_beside();
         match daemon.start(&[], || interrupt.check()) {
             Ok(()) => Ok(Self(daemon)),
@@ -163,7 +174,8 @@ impl PrivateWarden {
         source: EventSource,
         interrupt: &StopSignal,
     ) -> anyhow::Result<Self> {
-        let mut daemon = PrivateDaemon::new(programs.directory(), &config_text(keys))?;
+        let mut daemon =
+            PrivateDaemon::new_in(directory_in_memory(), programs.directory(), &config_text(keys))?;
         let launcher: &[&str] = match source {
             EventSource::ProcEvents => &[],
             EventSource::Polling => &["unshare", "--net", "--"],
