@@ -127,7 +127,7 @@ pub struct Policy {
     /// has exactly one job.
     pub adopt_unassigned_processes: bool,
     /// The maximum number of cores that an unprivileged user may hold through `assign` and `run`, in all jobs
-    /// together.
+    /// together. For a job of the class besteffort, the number of cores that it may borrow counts.
     pub user_max_cores: u32,
     /// The config key `first_person_uid`: the lowest user id that belongs to a person. Lower user ids belong
     /// to root and to services. pjw never reports processes of users with lower ids as unassigned (belonging

@@ -358,18 +358,21 @@ fn offer(
     request: &JobRequest,
     owner: Uid,
 ) -> Result<Option<(PuOffer, bool)>, Refusal> {
-    if request.class == PriorityClass::Besteffort {
-        if !args.caller.is_admin && draft.policy.user_max_cores == 0 {
-            return Err(Refusal::AssignNeedsAdmin);
-        }
-        return check_borrower(&args.job, request).map(|()| None);
-    }
-    let held = existing.and_then(|job| job.grant.as_ref());
-    let satisfied = |job: &Job| !hotplug::has_fewer_than_requested(&draft.state.topology, job);
     // Where processes go within the job has no influence on its cores.
     let is_same =
         |before: &JobRequest| JobRequest { within_job: request.within_job, ..before.clone() } == *request;
-    let same = existing.is_some_and(|job| job.request.as_ref().is_some_and(is_same) && satisfied(job));
+    let is_known = existing.is_some_and(|job| job.request.as_ref().is_some_and(is_same));
+    if request.class == PriorityClass::Besteffort {
+        check_borrower(&args.job, request)?;
+        // A process that joins takes no more cores than before, whatever the limit is by now.
+        if !args.caller.is_admin && !is_known {
+            check_user_limit(draft, &args.job, request, owner)?;
+        }
+        return Ok(None);
+    }
+    let held = existing.and_then(|job| job.grant.as_ref());
+    let same = is_known
+        && existing.is_some_and(|job| !hotplug::has_fewer_than_requested(&draft.state.topology, job));
     match held {
         Some(grant) if grant.granted_by == GrantedBy::Scheduler && !same && args.cpu_request.is_some() => {
             return Err(Refusal::GrantedByScheduler { job: args.job.clone() });
@@ -424,7 +427,8 @@ fn why_not_wait(has_cores: bool, must_be_new: bool) -> Option<&'static str> {
 }
 
 /// Checks the limit for unprivileged users. It counts all cores that the user's jobs hold in full or in part,
-/// and the cores that waiting jobs request.
+/// and the cores that waiting jobs and jobs of the class besteffort request. What a job borrows changes all the time, so its
+/// request counts.
 fn check_user_limit(
     draft: &CycleDraft<'_>,
     id: &JobId,
@@ -438,11 +442,9 @@ fn check_user_limit(
     let topology = &draft.state.topology;
     let others = draft.state.jobs.jobs_of_owner(owner).filter(|job| job.id != *id);
     let cores_of = |job: &Job| match (&job.grant, &job.request) {
-        // Borrowed cores are not taken from anybody.
-        _ if job.is_borrower() => 0,
-        (Some(grant), _) => topology.overlapping_core_count(&grant.cpus),
-        (None, Some(request)) if !job.was_released => request.cpu_request.core_count(topology),
-        (None, _) => 0,
+        (Some(grant), _) if !job.is_borrower() => topology.overlapping_core_count(&grant.cpus),
+        (_, Some(request)) if !job.was_released => request.cpu_request.core_count(topology),
+        (_, _) => 0,
     };
     let held = others.map(cores_of).fold(0, u32::saturating_add);
     let requested = request.cpu_request.core_count(topology);

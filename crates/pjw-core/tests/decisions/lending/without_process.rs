@@ -114,7 +114,7 @@ fn a_restarted_daemon_takes_back_what_a_job_without_a_process_borrowed() {
     make_empty_job(&mut m, "empty");
     // An earlier version lent cores to jobs without processes.
     let [batch, mut empty] = ["batch", "empty"].map(|id| m.state.jobs[&job(id)].clone());
-    empty.grant = batch.grant.clone();
+    empty.grant = batch.grant;
     empty.grant.as_mut().unwrap().cpus = cpu_set("4-7");
     let mut restarted = WardenState::new(m.state.topology.clone(), &CpuSet::new());
     let records = m.state.records().into_iter().chain([Record::Job(empty)]);
