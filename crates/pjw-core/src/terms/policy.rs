@@ -79,6 +79,9 @@ pub struct LendingPolicy {
     pub revocation_grace: Duration,
     /// The treatment of a job of the class besteffort that can borrow no core.
     pub starved: StarvedPolicy,
+    /// Whether a job of the class besteffort borrows cores also while it has no process. False in the daemon. True in a
+    /// replay, in which no process runs.
+    pub lends_to_empty_jobs: bool,
 }
 
 impl Default for LendingPolicy {
@@ -90,6 +93,7 @@ impl Default for LendingPolicy {
             cores_at_once: 4,
             revocation_grace: Duration::ZERO,
             starved: StarvedPolicy::default(),
+            lends_to_empty_jobs: false,
         }
     }
 }

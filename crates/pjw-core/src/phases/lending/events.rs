@@ -2,6 +2,7 @@
 
 use crate::basics::{CpuSet, Nanos, Pu, cpus_text, prelude::*};
 use crate::phases::draft::CycleDraft;
+use crate::phases::lending::may_borrow;
 use crate::state::WardenState;
 use crate::terms::{Event, EventKind, Grant, Job, JobId, Ownership};
 
@@ -14,7 +15,7 @@ pub(super) fn record_moves(
     let (mut lenders, mut takers) = (BTreeSet::new(), BTreeSet::new());
     for (id, cpus) in shares {
         let before = draft.state.pool.borrowed_by(id);
-        if !draft.state.has_members(id) {
+        if !may_borrow(draft.state, draft.policy, id) {
             // The end of a process is no demand of the owner.
             by_owner(draft.state, &before).keys().for_each(|owner| draft.state.dirty.add_active(owner));
             continue;

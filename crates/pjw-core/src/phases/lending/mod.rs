@@ -112,8 +112,12 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
 
 fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     let online = state.pool.online_cpus();
-    let mut borrowers: Vec<Borrower<'_>> =
-        state.jobs.borrowers().filter(|job| !job.was_released).map(|job| Borrower::new(state, job)).collect();
+    let mut borrowers: Vec<Borrower<'_>> = state
+        .jobs
+        .borrowers()
+        .filter(|job| !job.was_released)
+        .map(|job| Borrower::new(state, policy, job))
+        .collect();
     let mut spare = whole_cores(&state.topology, &state.pool.free_cpus(), &online);
     let owners = state.jobs.guaranteed_jobs().filter_map(|job| owner(state, policy, job, now));
     let mut owners: Vec<Owner> = owners.collect();
@@ -156,6 +160,11 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     Lending { shares: shares.collect(), leaving }
 }
 
+/// Whether a job of the class besteffort may borrow cores: not while it has no process.
+fn may_borrow(state: &WardenState, policy: &Policy, id: &JobId) -> bool {
+    policy.lending.lends_to_empty_jobs || state.has_members(id)
+}
+
 /// A borrower, with the cores that it has and is to have.
 struct Borrower<'a> {
     id: &'a JobId,
@@ -169,13 +178,13 @@ struct Borrower<'a> {
 }
 
 impl<'a> Borrower<'a> {
-    fn new(state: &'a WardenState, job: &'a Job) -> Self {
+    fn new(state: &'a WardenState, policy: &Policy, job: &'a Job) -> Self {
         let topology = &state.topology;
         let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
         // A job that is frozen because it wants no core could not ask for one again. A job without a process would
         // keep from others what it can't use.
         let wanted = job.wanted_core_count(topology).unwrap_or(requested).max(1) as usize;
-        let most = if state.has_members(&job.id) { wanted } else { 0 };
+        let most = if may_borrow(state, policy, &job.id) { wanted } else { 0 };
         let cores = whole_cores(topology, &state.pool.borrowed_by(&job.id), &state.pool.online_cpus());
         Self {
             id: &job.id,
@@ -335,7 +344,7 @@ fn balance(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bo
 /// a process has no grant.
 fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
-    if !draft.state.has_members(id) {
+    if !may_borrow(draft.state, draft.policy, id) {
         if let Some(grant) = &job.grant {
             draft.out.events.push(events::no_process_event(id, grant));
             draft.put_job(Job { grant: None, ..job });
