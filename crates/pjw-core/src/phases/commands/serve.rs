@@ -9,8 +9,8 @@ use crate::phases::{draft::CycleDraft, hotplug, jobs, lending, membership, membe
 use crate::state::Member;
 use crate::terms::{
     BatchRole, CpuRequest, DaemonMode, EndCondition, Event, EventKind, ExhaustionPolicy, GrantedBy, Job,
-    JobId, JobRequest, JobSource, MembershipEvidence, Ownership, Placement, PriorityClass, Refusal,
-    WantedCores,
+    JobId, JobRequest, JobSource, MembershipEvidence, Ownership, Placement, PriorityClass, Provision,
+    Refusal, WantedCores,
 };
 
 /// Carries out `commands` in order. Returns one result for each command: the reply, or the reason for a refusal.
@@ -215,7 +215,8 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     if existing.as_ref().is_some_and(|job| job.provision.is_none()) {
         return Err(Refusal::JobExists { job: args.job.clone(), may_release: true });
     }
-    let rule = args.provision.rule.as_ref();
+    let provision = provision_with_rule(existing.as_ref(), args);
+    let rule = provision.rule.as_ref();
     let same_rule = |job: &&Job| {
         job.id != args.job
             && rule.is_some()
@@ -238,8 +239,8 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     let owner = rule.and_then(|rule| rule.user).unwrap_or(args.caller.uid);
     let new_job = || Job::new(args.job.clone(), owner, EndCondition::Provision, draft.now.wall_clock);
     let job = existing.unwrap_or_else(new_job);
-    let provision = Some(Box::new(args.provision.clone()));
-    draft.put_job(Job { owner, request: Some(request), provision, ..job });
+    let promised = Some(Box::new(provision.clone()));
+    draft.put_job(Job { owner, request: Some(request), provision: promised, ..job });
     if let Some((offer, shared)) = offer {
         jobs::grant_offer(draft, &args.job, &offer, shared);
     }
@@ -250,6 +251,15 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
         .collect();
     draft.recheck.extend(matching);
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
+}
+
+/// The provision of a command. A command of a user without a rule changes the number of cores and keeps the rule. The
+/// configuration is complete: an entry without a rule has none.
+fn provision_with_rule(existing: Option<&Job>, args: &ProvisionCommand) -> Provision {
+    let known = existing.and_then(|job| job.provision.as_ref()).and_then(|known| known.rule.as_ref());
+    let kept = known.filter(|_| !args.provision.from_config);
+    let rule = args.provision.rule.as_ref().or(kept).cloned();
+    Provision { rule, ..args.provision.clone() }
 }
 
 /// Returns the processes that the command adds to the job. If one of them may not join, the whole command is
