@@ -193,3 +193,58 @@ fn without_the_process_that_thaws_after_kill_9_the_daemon_goes_on_with_one_warni
     job.wait_until_it_runs();
     wait_until("no job is frozen any more, and the warning ends", || warnings().is_empty());
 }
+
+#[test]
+fn status_and_assign_say_that_a_job_is_frozen_until_it_runs_again() {
+    if !has_two_cores() {
+        return;
+    }
+    let Some((job, daemon)) = FrozenJob::with_daemon() else { return };
+    let batch = daemon.job_id("batch");
+    let is_told =
+        || daemon.status().warnings.iter().any(|warning| warning.code == "frozen" && warning.job == batch);
+    wait_until("the status has a warning", is_told);
+    let assigned = daemon.pjwctl(&["assign", &batch, "--cores", "1"]);
+    let text = String::from_utf8(assigned.stderr).unwrap();
+    assert!(text.contains("its processes are frozen until it can"), "{text}");
+    daemon.release("all").unwrap();
+    job.wait_until_it_runs();
+    wait_until("the warning ends", || !is_told());
+}
+
+#[test]
+fn jobs_without_a_process_freeze_no_job_and_delay_no_start() {
+    if !has_two_cores() {
+        return;
+    }
+    let mut shell = Shell::start();
+    let spinner = shell.background(SPIN);
+    let daemon = Daemon::start_with(Enforcement::Cpuset, FREEZING);
+    if !lends(&daemon) {
+        return;
+    }
+    assign(&daemon, "batch", "besteffort", "64", &shell);
+    let cpus = daemon.job("batch").unwrap().cpus;
+    for number in 0..=core_count() {
+        let empty = daemon.job_id(&format!("empty{number}"));
+        let made = daemon.pjwctl(&["assign", &empty, "--class", "besteffort", "--cores", "1"]);
+        assert!(made.status.success(), "{made:?}");
+        let text = String::from_utf8(made.stderr).unwrap();
+        assert!(text.contains("has no process and borrows no core until it has one"), "{text}");
+    }
+    assert_eq!(daemon.job("batch").unwrap().cpus, cpus, "they took no core");
+    assert!(runs(spinner));
+    for start in [vec!["run"], vec!["spawn", "-n", "1"]] {
+        let job = daemon.job_id(start[0]);
+        let options =
+            ["--job", &job, "--class", "besteffort", "--cores", "1", "--", "sh", "-c", "echo $PJW_CPUS"];
+        let output = daemon.pjwctl(&[start, options.to_vec()].concat());
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && !printed.trim().is_empty(), "{printed:?} {:?}", output.stderr);
+    }
+    let mut late = Shell::start();
+    let spinner = late.background(SPIN);
+    assign(&daemon, "empty0", "besteffort", "1", &late);
+    assert!(!daemon.job("empty0").unwrap().cpus.is_empty(), "the first process has a core with the reply");
+    wait_until("it runs", || runs(spinner));
+}

@@ -35,6 +35,9 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
                 because.push(enforcement_text(&effective_enforcement(state, policy, job), "its processes"));
             }
         }
+        (Some(_), None) if job.is_borrower() && members.is_empty() => {
+            because.push(format!("no process belongs to {}: it borrows cores as soon as one does", job.id));
+        }
         (Some(request), None) => {
             because.push(match members.is_empty() {
                 true => format!("{} waits for cores; no process belongs to it yet", job.id),

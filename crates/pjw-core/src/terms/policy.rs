@@ -79,6 +79,9 @@ pub struct LendingPolicy {
     pub revocation_grace: Duration,
     /// The treatment of a job of the class besteffort that can borrow no core.
     pub starved: StarvedPolicy,
+    /// Whether a job of the class besteffort borrows cores also while it has no process. False in the daemon. True in a
+    /// replay, in which no process runs.
+    pub lends_to_empty_jobs: bool,
 }
 
 impl Default for LendingPolicy {
@@ -90,6 +93,7 @@ impl Default for LendingPolicy {
             cores_at_once: 4,
             revocation_grace: Duration::ZERO,
             starved: StarvedPolicy::default(),
+            lends_to_empty_jobs: false,
         }
     }
 }
@@ -127,7 +131,7 @@ pub struct Policy {
     /// has exactly one job.
     pub adopt_unassigned_processes: bool,
     /// The maximum number of cores that an unprivileged user may hold through `assign` and `run`, in all jobs
-    /// together.
+    /// together. For a job of the class besteffort, the number of cores that it may borrow counts.
     pub user_max_cores: u32,
     /// The config key `first_person_uid`: the lowest user id that belongs to a person. Lower user ids belong
     /// to root and to services. pjw never reports processes of users with lower ids as unassigned (belonging

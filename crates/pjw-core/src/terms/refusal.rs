@@ -324,7 +324,7 @@ pub enum Refusal {
     AssignNeedsAdmin,
     /// The request exceeds the limit `user_max_cores` for the cores of an unprivileged user.
     #[error(
-        "{} asked for, which makes {total} for you, and the limit is {limit}: {}, or ask an administrator to raise \
+        "{} asked for, which makes {total} for you, besteffort jobs included, and the limit is {limit}: {}, or ask an administrator to raise \
          user_max_cores",
         CpuUnit::Core.were(*requested), within_limit(*requested, *total, *limit)
     )]
@@ -332,7 +332,7 @@ pub enum Refusal {
         /// The number of requested cores.
         requested: u32,
         /// The number of cores that the owner would hold with this request. It includes the cores that the
-        /// owner's other jobs hold or wait for.
+        /// owner's other jobs hold or wait for, and those that jobs of the class besteffort may borrow.
         total: u32,
         /// The value of `user_max_cores`.
         limit: u32,

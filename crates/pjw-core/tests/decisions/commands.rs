@@ -332,6 +332,30 @@ fn a_request_for_all_cores_is_refused_above_the_limit_of_the_user() {
 }
 
 #[test]
+fn the_limit_of_a_user_counts_the_cores_that_besteffort_jobs_may_borrow() {
+    let mut m = machine();
+    m.policy.user_max_cores = 4;
+    let class = Some(PriorityClass::Besteffort);
+    let borrower =
+        |id, cores| AssignCommand { class, caller: ALICE, ..assign_of(id, Some(CpuRequest::Cores(cores))) };
+    let refusal = m.command(Command::Assign(borrower("a", 50))).unwrap_err();
+    assert_eq!(refusal, Refusal::UserLimitExceeded { requested: 50, total: 50, limit: 4 });
+    m.assign_as(ALICE, "own", 1, &[]).unwrap();
+    m.command(Command::Assign(borrower("a", 3))).unwrap();
+    let refusal = m.command(Command::Assign(borrower("b", 1))).unwrap_err();
+    assert_eq!(refusal, Refusal::UserLimitExceeded { requested: 1, total: 5, limit: 4 });
+    let refusal = m.assign_as(ALICE, "own", 2, &[]).unwrap_err();
+    assert_eq!(refusal, Refusal::UserLimitExceeded { requested: 2, total: 5, limit: 4 });
+    let everything = AssignCommand { everything: Some(CpuUnit::Core), ..borrower("a", 3) };
+    let refusal = m.command(Command::Assign(everything)).unwrap_err();
+    assert_eq!(refusal, Refusal::UserLimitExceeded { requested: 8, total: 9, limit: 4 });
+    m.policy.user_max_cores = 1;
+    m.spawn(10, 1, ALICE.uid.0);
+    m.command(Command::Assign(AssignCommand { pids: [Pid(10)].into(), ..borrower("a", 3) })).unwrap();
+    assert_eq!(m.grant("a").len(), 3, "the same request, with a process, is within no new limit");
+}
+
+#[test]
 fn a_borrower_of_all_cores_wants_each_core_that_jobs_can_have() {
     let mut m = machine();
     m.assign("owner", 8, &[]).unwrap();

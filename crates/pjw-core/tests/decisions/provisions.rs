@@ -45,6 +45,21 @@ fn a_provision_keeps_its_cores_without_a_process() {
 }
 
 #[test]
+fn a_command_without_a_rule_keeps_the_rule_and_the_configuration_can_remove_it() {
+    let mut m = machine();
+    let rule_of = |job: &Job| job.provision.as_ref().unwrap().rule.as_ref().map(ToString::to_string);
+    provision(&mut m, "web", 2, rule("user=33,comm=nginx")).unwrap();
+    let larger = provision(&mut m, "web", 4, None).unwrap();
+    assert_eq!((m.grant("web").as_str(), rule_of(&larger).as_deref()), ("0-3", Some("user=33,comm=nginx")));
+    assert_eq!(larger.owner, Uid(33), "the rule still names the owner");
+    let other = provision(&mut m, "web", 4, rule("user=34")).unwrap();
+    assert_eq!(rule_of(&other).as_deref(), Some("user=34"));
+    let of_file = provision_as(&mut m, ROOT, "web", 4, None, true).unwrap();
+    assert_eq!(rule_of(&of_file), None, "an entry of the configuration is complete");
+    assert_eq!(rule_of(&provision(&mut m, "new", 1, None).unwrap()), None);
+}
+
+#[test]
 fn processes_that_match_the_rule_join_and_the_cores_stay_when_they_end() {
     let mut m = machine();
     m.spawn(10, 1, 33);

@@ -241,7 +241,7 @@ fn the_refusal_above_the_limit_of_a_user_names_the_rest_of_the_limit() {
     assert_eq!(
         refusal_of_assign("a", 4),
         Err(format!(
-            "4 cores were asked for, which makes 4 for you, and the limit is 3: ask for at most 3, {ask}"
+            "4 cores were asked for, which makes 4 for you, besteffort jobs included, and the limit is 3: ask for at most 3, {ask}"
         ))
     );
     refusal_of_assign("a", 2).unwrap();

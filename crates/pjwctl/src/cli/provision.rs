@@ -11,7 +11,8 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl provision --list\n\n\
     The cores are the service's own, whether it runs or not; those that it leaves idle may be lent. Processes that the rule \
     recognises join the job. All conditions of a rule must hold: user=NAME, comm=NAME (as in /proc/PID/comm), cgroup=/PATH, \
-    unit=NAME. pjwctl unprovision NAME ends it. For administrators. The configuration can promise cores too: [[provision]].";
+    unit=NAME. Without --match, a provision that exists keeps its rule, and gets the new number of cores; to have it without a rule, \
+    end it first. pjwctl unprovision NAME ends it. For administrators. The configuration can promise cores too: [[provision]].";
 
 /// The command line options of `pjwctl provision`, which lets pjwd keep cores for a service, or lists the cores that
 /// are kept for services.
@@ -24,7 +25,7 @@ pub struct ProvisionArgs {
     /// The number of cores that are promised to the service
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub cores: Option<u32>,
-    /// The rule by which its processes are recognised
+    /// The rule by which its processes are recognised; without it, the rule stays as it is
     #[arg(long = "match", value_name = "RULE", requires = "name")]
     pub rule: Option<String>,
     /// List the provisions

@@ -132,6 +132,7 @@ fn the_keys_of_lending_are_read() {
         cores_at_once: 3,
         revocation_grace: Duration::from_secs(1),
         starved: StarvedPolicy::Freeze,
+        lends_to_empty_jobs: false,
     };
     assert_eq!(parse(text).unwrap().settings().lending, expected);
 }

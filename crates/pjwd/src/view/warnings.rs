@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pjw_core::job::{GrantedBy, Job};
+use pjw_core::job::{GrantedBy, Job, Ownership};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
 use pjw_core::state::WardenState;
@@ -67,8 +67,8 @@ pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> 
 }
 
 /// Returns the warnings about the cores and threads of `job`: that other jobs hold the same PUs (logical CPUs), that
-/// PUs of the job are reserved for the system, or that the job has more busy threads than PUs. `counts` has the numbers
-/// of the job's processes and threads.
+/// PUs of the job are reserved for the system, that the job has more busy threads than PUs, or that it is frozen.
+/// `counts` has the numbers of the job's processes and threads.
 pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: ProcessCounts) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
     let overlap = overlap(job)
@@ -81,7 +81,14 @@ pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: ProcessCounts) ->
             "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
         of_job("oversubscribed", text, remedy)
     });
-    overlap.into_iter().chain(housekeeping).chain(oversubscribed).collect()
+    let is_frozen = job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
+    let frozen = is_frozen.then(|| {
+        let text = format!("{} can borrow no core: its processes are frozen until it can", job.id);
+        let remedy = "it runs again as soon as a core is free or left idle by a guaranteed job; release a job (pjwctl jobs \
+                      shows which hold the cores), or set housekeeping and starved = \"squeeze\"";
+        of_job("frozen", text, remedy)
+    });
+    overlap.into_iter().chain(housekeeping).chain(oversubscribed).chain(frozen).collect()
 }
 
 /// Returns the warning that the cycles (scan, decision and changes) of pjwd begin late. `by` is the longest recent

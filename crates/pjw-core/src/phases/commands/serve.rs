@@ -9,8 +9,8 @@ use crate::phases::{draft::CycleDraft, hotplug, jobs, lending, membership, membe
 use crate::state::Member;
 use crate::terms::{
     BatchRole, CpuRequest, DaemonMode, EndCondition, Event, EventKind, ExhaustionPolicy, GrantedBy, Job,
-    JobId, JobRequest, JobSource, MembershipEvidence, Ownership, Placement, PriorityClass, Refusal,
-    WantedCores,
+    JobId, JobRequest, JobSource, MembershipEvidence, Ownership, Placement, PriorityClass, Provision,
+    Refusal, WantedCores,
 };
 
 /// Carries out `commands` in order. Returns one result for each command: the reply, or the reason for a refusal.
@@ -215,7 +215,8 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     if existing.as_ref().is_some_and(|job| job.provision.is_none()) {
         return Err(Refusal::JobExists { job: args.job.clone(), may_release: true });
     }
-    let rule = args.provision.rule.as_ref();
+    let provision = provision_with_rule(existing.as_ref(), args);
+    let rule = provision.rule.as_ref();
     let same_rule = |job: &&Job| {
         job.id != args.job
             && rule.is_some()
@@ -238,8 +239,8 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     let owner = rule.and_then(|rule| rule.user).unwrap_or(args.caller.uid);
     let new_job = || Job::new(args.job.clone(), owner, EndCondition::Provision, draft.now.wall_clock);
     let job = existing.unwrap_or_else(new_job);
-    let provision = Some(Box::new(args.provision.clone()));
-    draft.put_job(Job { owner, request: Some(request), provision, ..job });
+    let promised = Some(Box::new(provision.clone()));
+    draft.put_job(Job { owner, request: Some(request), provision: promised, ..job });
     if let Some((offer, shared)) = offer {
         jobs::grant_offer(draft, &args.job, &offer, shared);
     }
@@ -250,6 +251,15 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
         .collect();
     draft.recheck.extend(matching);
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
+}
+
+/// The provision of a command. A command of a user without a rule changes the number of cores and keeps the rule. The
+/// configuration is complete: an entry without a rule has none.
+fn provision_with_rule(existing: Option<&Job>, args: &ProvisionCommand) -> Provision {
+    let known = existing.and_then(|job| job.provision.as_ref()).and_then(|known| known.rule.as_ref());
+    let kept = known.filter(|_| !args.provision.from_config);
+    let rule = args.provision.rule.as_ref().or(kept).cloned();
+    Provision { rule, ..args.provision.clone() }
 }
 
 /// Returns the processes that the command adds to the job. If one of them may not join, the whole command is
@@ -358,18 +368,21 @@ fn offer(
     request: &JobRequest,
     owner: Uid,
 ) -> Result<Option<(PuOffer, bool)>, Refusal> {
-    if request.class == PriorityClass::Besteffort {
-        if !args.caller.is_admin && draft.policy.user_max_cores == 0 {
-            return Err(Refusal::AssignNeedsAdmin);
-        }
-        return check_borrower(&args.job, request).map(|()| None);
-    }
-    let held = existing.and_then(|job| job.grant.as_ref());
-    let satisfied = |job: &Job| !hotplug::has_fewer_than_requested(&draft.state.topology, job);
     // Where processes go within the job has no influence on its cores.
     let is_same =
         |before: &JobRequest| JobRequest { within_job: request.within_job, ..before.clone() } == *request;
-    let same = existing.is_some_and(|job| job.request.as_ref().is_some_and(is_same) && satisfied(job));
+    let is_known = existing.is_some_and(|job| job.request.as_ref().is_some_and(is_same));
+    if request.class == PriorityClass::Besteffort {
+        check_borrower(&args.job, request)?;
+        // A process that joins takes no more cores than before, whatever the limit is by now.
+        if !args.caller.is_admin && !is_known {
+            check_user_limit(draft, &args.job, request, owner)?;
+        }
+        return Ok(None);
+    }
+    let held = existing.and_then(|job| job.grant.as_ref());
+    let same = is_known
+        && existing.is_some_and(|job| !hotplug::has_fewer_than_requested(&draft.state.topology, job));
     match held {
         Some(grant) if grant.granted_by == GrantedBy::Scheduler && !same && args.cpu_request.is_some() => {
             return Err(Refusal::GrantedByScheduler { job: args.job.clone() });
@@ -424,7 +437,8 @@ fn why_not_wait(has_cores: bool, must_be_new: bool) -> Option<&'static str> {
 }
 
 /// Checks the limit for unprivileged users. It counts all cores that the user's jobs hold in full or in part,
-/// and the cores that waiting jobs request.
+/// and the cores that waiting jobs and jobs of the class besteffort request. What a job borrows changes all the time, so its
+/// request counts.
 fn check_user_limit(
     draft: &CycleDraft<'_>,
     id: &JobId,
@@ -438,11 +452,9 @@ fn check_user_limit(
     let topology = &draft.state.topology;
     let others = draft.state.jobs.jobs_of_owner(owner).filter(|job| job.id != *id);
     let cores_of = |job: &Job| match (&job.grant, &job.request) {
-        // Borrowed cores are not taken from anybody.
-        _ if job.is_borrower() => 0,
-        (Some(grant), _) => topology.overlapping_core_count(&grant.cpus),
-        (None, Some(request)) if !job.was_released => request.cpu_request.core_count(topology),
-        (None, _) => 0,
+        (Some(grant), _) if !job.is_borrower() => topology.overlapping_core_count(&grant.cpus),
+        (_, Some(request)) if !job.was_released => request.cpu_request.core_count(topology),
+        (_, _) => 0,
     };
     let held = others.map(cores_of).fold(0, u32::saturating_add);
     let requested = request.cpu_request.core_count(topology);

@@ -158,6 +158,7 @@ pub struct ProvisionCommand {
     /// The number of cores that are promised to the service.
     pub cores: u32,
     /// The rule by which the processes of the service are recognised, and whether the provision comes from
+    /// the configuration file. A command without a rule keeps the rule that the provision has, except if it comes from
     /// the configuration file.
     pub provision: Provision,
     /// The user that sent the command.

@@ -5,6 +5,8 @@
 //! decision: it reads the state and changes nothing. `update` carries it out: it changes the grants of the borrowers
 //! and the entries of borrowers in the pool, and reports each change.
 
+mod events;
+
 use crate::basics::{CpuSet, Nanos, Pu, cpus_text, cpus_with_is_are, prelude::*};
 use crate::machine::Topology;
 use crate::phases::cpusets::moves::why_unmovable;
@@ -13,8 +15,8 @@ use crate::phases::usage;
 use crate::state::lending::OwnerLendingState;
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    CpusetHierarchy, DaemonMode, EnforcementMethod, Event, EventKind, Grant, GrantedBy, IdlePrioritySupport,
-    Job, JobId, Ownership, Policy, PriorityClass, StarvedPolicy,
+    CpusetHierarchy, DaemonMode, EnforcementMethod, Grant, GrantedBy, IdlePrioritySupport, Job, JobId,
+    Ownership, Policy, PriorityClass, StarvedPolicy,
 };
 
 /// The decision about all borrowers.
@@ -96,7 +98,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let unfit = unfit_borrowers(draft.state, draft.policy);
     draft.state.lending.set_unfit_borrowers(unfit);
     let Lending { shares, leaving } = decide(draft.state, draft.policy, now);
-    record_moves(draft, &shares, &leaving);
+    events::record_moves(draft, &shares, &leaving);
     // A PU may pass from one borrower to another: all leave before any gets one.
     for id in shares.keys() {
         let kept = draft.state.pool.borrowed_by(id).intersection(&shares[id]);
@@ -111,8 +113,12 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
 
 fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     let online = state.pool.online_cpus();
-    let mut borrowers: Vec<Borrower<'_>> =
-        state.jobs.borrowers().filter(|job| !job.was_released).map(|job| Borrower::new(state, job)).collect();
+    let mut borrowers: Vec<Borrower<'_>> = state
+        .jobs
+        .borrowers()
+        .filter(|job| !job.was_released)
+        .map(|job| Borrower::new(state, policy, job))
+        .collect();
     let mut spare = whole_cores(&state.topology, &state.pool.free_cpus(), &online);
     let owners = state.jobs.guaranteed_jobs().filter_map(|job| owner(state, policy, job, now));
     let mut owners: Vec<Owner> = owners.collect();
@@ -155,10 +161,15 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     Lending { shares: shares.collect(), leaving }
 }
 
+/// Whether a job of the class besteffort may borrow cores: not while it has no process.
+fn may_borrow(state: &WardenState, policy: &Policy, id: &JobId) -> bool {
+    policy.lending.lends_to_empty_jobs || state.has_members(id)
+}
+
 /// A borrower, with the cores that it has and is to have.
 struct Borrower<'a> {
     id: &'a JobId,
-    /// The number of cores that it can use.
+    /// The number of cores that it can use: none while it has no process.
     most: usize,
     cores: Vec<Core>,
     /// The cores that it has until the end of a grace period.
@@ -168,11 +179,13 @@ struct Borrower<'a> {
 }
 
 impl<'a> Borrower<'a> {
-    fn new(state: &'a WardenState, job: &'a Job) -> Self {
+    fn new(state: &'a WardenState, policy: &Policy, job: &'a Job) -> Self {
         let topology = &state.topology;
         let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
-        // A job that is frozen because it wants no core could not ask for one again.
-        let most = job.wanted_core_count(topology).unwrap_or(requested).max(1) as usize;
+        // A job that is frozen because it wants no core could not ask for one again. A job without a process would
+        // keep from others what it can't use.
+        let wanted = job.wanted_core_count(topology).unwrap_or(requested).max(1) as usize;
+        let most = if may_borrow(state, policy, &job.id) { wanted } else { 0 };
         let cores = whole_cores(topology, &state.pool.borrowed_by(&job.id), &state.pool.online_cpus());
         Self {
             id: &job.id,
@@ -328,72 +341,17 @@ fn balance(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bo
     }
 }
 
-/// Reports what changes for the owners and the borrowers, and remembers when each owner lent and took back.
-fn record_moves(draft: &mut CycleDraft<'_>, shares: &BTreeMap<JobId, CpuSet>, leaving: &BTreeMap<Pu, Nanos>) {
-    let (mut lenders, mut takers, mut keepers) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-    for (id, cpus) in shares {
-        let before = draft.state.pool.borrowed_by(id);
-        for (owner, gained) in by_owner(draft.state, &cpus.difference(&before)) {
-            let text = format!("{owner} leaves {} idle: lent to {id}", cpus_text(&gained));
-            draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&gained));
-            lenders.insert(owner);
-        }
-        let is_leaving = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
-        let leaves: CpuSet =
-            leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_leaving(pu)).collect();
-        let stays: CpuSet = before
-            .iter()
-            .filter(|&pu| cpus.contains(pu) && is_leaving(&pu) && !leaving.contains_key(&pu))
-            .collect();
-        for (owner, cpus) in by_owner(draft.state, &stays) {
-            let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
-            draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&cpus));
-            // A demand that comes and goes is damped, also if no core moves: this is a return and a new loan.
-            takers.insert(owner.clone());
-            keepers.insert(owner);
-        }
-        let lost = before.difference(cpus);
-        let unannounced: CpuSet = lost.iter().filter(|pu| !is_leaving(pu)).collect();
-        let grace = draft.policy.lending.revocation_grace;
-        for (cpus, when) in [(&leaves, format!(" in {grace:?}")), (&unannounced, String::new())] {
-            for (owner, cpus) in by_owner(draft.state, cpus) {
-                let text = format!("{owner} needs {}: taken back{when}", cpus_text(&cpus));
-                draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(id).with_cpus(&cpus));
-            }
-        }
-        for (owner, lost) in by_owner(draft.state, &lost) {
-            let text = format!("{} back from {id}", cpus_text(&lost));
-            draft.out.events.push(Event::new(EventKind::Returned, text).with_job(&owner).with_cpus(&lost));
-            takers.insert(owner);
-        }
-    }
-    let (now, lend_after) = (draft.now.since_boot, draft.policy.lending.lend_after);
-    for owner in lenders.union(&takers) {
-        // Where one core was exchanged for another, the owner needs no more cores than before.
-        if !lenders.contains(owner) {
-            draft.state.lending.record_return(owner, lend_after, now);
-        }
-        if lenders.contains(owner) || keepers.contains(owner) {
-            draft.state.lending.record_loan(owner, now);
-        }
-        draft.state.dirty.add_active(owner);
-    }
-}
-
-/// These PUs by the job that owns them. Free PUs are left out.
-fn by_owner(state: &WardenState, cpus: &CpuSet) -> BTreeMap<JobId, CpuSet> {
-    let mut owners: BTreeMap<JobId, CpuSet> = BTreeMap::new();
-    for pu in cpus.iter() {
-        if let Some(owner) = state.pool.holder(pu).and_then(|holder| holder.job()) {
-            owners.entry(owner.clone()).or_default().insert(pu);
-        }
-    }
-    owners
-}
-
-/// Gives a borrower the grant of the PUs that it borrows, or the grant of a job that can borrow none.
+/// Gives a borrower the grant of the PUs that it borrows, or the grant of a job that can borrow none. A borrower without
+/// a process has no grant.
 fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
+    if !may_borrow(draft.state, draft.policy, id) {
+        if let Some(grant) = &job.grant {
+            draft.out.events.push(events::no_process_event(id, grant));
+            draft.put_job(Job { grant: None, ..job });
+        }
+        return;
+    }
     let (ownership, cpus, reason) = if borrowed.is_empty() {
         match starved_grant(draft.state, draft.policy, &job) {
             Some(starved) => starved,
@@ -426,7 +384,7 @@ fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet)
     if job.grant.as_ref().is_some_and(|grant| grant.ownership == ownership && grant.cpus == cpus) {
         return;
     }
-    draft.out.events.extend(grant_event(draft.state, &job, ownership, &cpus, &reason));
+    draft.out.events.extend(events::grant_event(draft.state, &job, ownership, &cpus, &reason));
     usage::end_sample_if_frozen_changes(draft, id, ownership);
     let grant = Grant {
         cpus,
@@ -439,27 +397,6 @@ fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet)
         ownership,
     };
     draft.put_job(Job { grant: Some(grant), ..job });
-}
-
-/// The event for a new grant of a borrower. `None` if only cores of owners came or went: these have events of their
-/// own.
-fn grant_event(
-    state: &WardenState,
-    job: &Job,
-    ownership: Ownership,
-    cpus: &CpuSet,
-    reason: &str,
-) -> Option<Event> {
-    let event = |kind, text: String| Some(Event::new(kind, text).with_job(&job.id).with_cpus(cpus));
-    let Some(before) = &job.grant else { return event(EventKind::Assigned, reason.to_owned()) };
-    let changed = before.cpus.difference(cpus).union(&cpus.difference(&before.cpus));
-    let is_of_owners =
-        changed.iter().all(|pu| state.pool.holder(pu).is_some_and(|holder| holder.job().is_some()));
-    if before.ownership == ownership && is_of_owners {
-        return None;
-    }
-    let text = format!("{} instead of {}: {reason}", cpus_text(cpus), cpus_text(&before.cpus));
-    event(EventKind::Resized, text)
 }
 
 /// The grant of a borrower that can borrow no core: as the policy says, or in the other way where that is impossible.

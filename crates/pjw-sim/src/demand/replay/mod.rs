@@ -180,7 +180,7 @@ impl Machine {
         };
         let policy = Policy {
             housekeeping_cpus: options.housekeeping_cpus.clone(),
-            lending: options.lending.clone(),
+            lending: LendingPolicy { lends_to_empty_jobs: true, ..options.lending.clone() },
             exhaustion_policy: ExhaustionPolicy::Refuse,
             cpuset_support,
             // A job without processes ends after this time.

@@ -129,11 +129,15 @@ pub fn assigned_job_line(job: &Job) -> String {
 }
 
 /// Returns the message that `pjwctl assign` prints if the job got no cores, with the reason. If the job waits for
-/// cores, the message also says how to cancel the request.
+/// cores, the message also says how to cancel the request. For a job of the class besteffort, the message says whether
+/// its processes are frozen.
 #[must_use]
 pub fn no_cores_message(job: &Job) -> String {
     if job.state != "waiting" {
         return format!("{} has no CPU: it is {}", job.id, job.state);
+    }
+    if job.class == "besteffort" {
+        return no_borrowed_cores_message(job);
     }
     let meanwhile =
         if job.processes == 0 { "" } else { "; until then its processes run with their present masks" };
@@ -143,6 +147,23 @@ pub fn no_cores_message(job: &Job) -> String {
         text::count_with_noun(job.requested_cores, "core", "cores"),
         job.id
     )
+}
+
+/// The message for a job of the class besteffort that borrows no core.
+fn no_borrowed_cores_message(job: &Job) -> String {
+    let id = &job.id;
+    if job.processes == 0 {
+        return format!(
+            "{id} has no process and borrows no core until it has one: pjwctl assign {id} --pid PID adds one, pjwctl release \
+             {id} removes the job"
+        );
+    }
+    // Only a job that can't be frozen is not confined.
+    let meanwhile = match job.enforcement.as_str() {
+        "none" => "its processes run with their present masks until it can",
+        _ => "its processes are frozen until it can",
+    };
+    format!("{id} can borrow no core at present: {meanwhile}; pjwctl release {id} lets them run without pjwd")
 }
 
 /// Returns the line that `pjwctl provision` prints for a provision: cores that pjwd keeps for a service. The line

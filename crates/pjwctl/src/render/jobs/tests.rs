@@ -95,6 +95,23 @@ fn the_message_for_a_waiting_job_has_the_request_and_the_state_of_its_processes(
 }
 
 #[test]
+fn the_message_for_a_besteffort_job_without_a_core_says_whether_it_is_frozen() {
+    let frozen = Job { class: "besteffort".into(), enforcement: "cpuset".into(), ..job("manual:late", "") };
+    assert_eq!(
+        no_cores_message(&frozen),
+        "manual:late can borrow no core at present: its processes are frozen until it can; pjwctl release manual:late lets \
+         them run without pjwd"
+    );
+    let unconfined = no_cores_message(&Job { enforcement: "none".into(), ..frozen.clone() });
+    assert!(unconfined.contains("its processes run with their present masks until it can"), "{unconfined}");
+    assert_eq!(
+        no_cores_message(&Job { processes: 0, enforcement: "none".into(), ..frozen }),
+        "manual:late has no process and borrows no core until it has one: pjwctl assign manual:late --pid PID adds one, \
+         pjwctl release manual:late removes the job"
+    );
+}
+
+#[test]
 fn release_prints_what_was_released() {
     assert_eq!(
         released_jobs_text(&["manual:a".into(), "slurm:1".into()]),

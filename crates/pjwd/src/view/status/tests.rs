@@ -231,6 +231,18 @@ fn evidence_has_the_names_that_the_contract_lists() {
 }
 
 #[test]
+fn a_frozen_job_has_a_warning_until_it_borrows_a_core() {
+    let codes = |ownership| {
+        let mut job = holding("a", "1", false);
+        job.grant.as_mut().unwrap().ownership = ownership;
+        let warnings = job_warnings(&job, &Policy::default(), ProcessCounts::default());
+        warnings.into_iter().map(|warning| (warning.code, warning.job)).collect::<Vec<_>>()
+    };
+    assert_eq!(codes(Ownership::Frozen), [("frozen".to_owned(), "manual:a".to_owned())]);
+    assert!(codes(Ownership::Borrowed).is_empty() && codes(Ownership::Squeezed).is_empty());
+}
+
+#[test]
 fn more_hot_threads_than_cpus_are_told_as_what_they_want_and_not_as_what_runs() {
     let texts = |job: &Job, hot| {
         let counts = ProcessCounts { hot_threads: hot, ..ProcessCounts::default() };

@@ -209,6 +209,7 @@ pub(super) fn with_lending(policy: Policy, seed: &RandomStream) -> Policy {
         cores_at_once: 1 + random.random_below(4),
         revocation_grace: Duration::from_millis([0, 0, 25, 700][random.random_below(4) as usize]),
         starved: if random.random_bool(500) { StarvedPolicy::Freeze } else { StarvedPolicy::Squeeze },
+        lends_to_empty_jobs: false,
     };
     let mut cpuset_support = policy.cpuset_support.clone();
     if !matches!(cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {

@@ -13,7 +13,7 @@ use super::INTERVAL;
 
 impl Run {
     /// Checks the borrowed PUs after each cycle: a borrowed PU is free, or its owner lends it. No PU has two borrowers.
-    /// No borrower is frozen while a core is free and not borrowed.
+    /// No borrower is frozen while a core is free and not borrowed, and none without a process borrows one.
     pub(in super::super) fn check_borrowers(&self) {
         let state = self.warden.state();
         let is_leaving = state.lending.next_grace_period_end().is_some();
@@ -26,10 +26,12 @@ impl Run {
         let is_decided = self.has_run_cycle_since_start;
         let can_settle = is_decided && self.warden.ongoing_failures().journal_error.is_none();
         for borrower in state.jobs.borrowers().filter(|borrower| !borrower.was_released) {
+            let has_process = state.members_of(&borrower.id).next().is_some();
             let Some(grant) = borrower.active_grant() else {
-                assert!(!can_settle || !self.can_squeeze(), "{borrower:?} has no grant");
+                assert!(!can_settle || !has_process || !self.can_squeeze(), "{borrower:?} has no grant");
                 continue;
             };
+            assert!(has_process || !can_settle, "{borrower:?} has no process, and borrows cores");
             assert!(
                 grant.ownership != Ownership::Frozen || !has_spare || !can_settle,
                 "{} is frozen, and {free:?} are free",
@@ -113,7 +115,7 @@ impl Run {
     }
 
     /// Checks at rest that a process of a borrower that is not at idle priority is on no lent PU, because the owner of
-    /// the PU would wait for it. Only a borrower that can be neither squeezed nor frozen has no grant.
+    /// the PU would wait for it. Only a borrower without a process, or one that can be neither squeezed nor frozen, has no grant.
     fn check_starved_borrowers(&self) {
         let state = self.warden.state();
         let world = self.world.borrow();
@@ -121,7 +123,11 @@ impl Run {
         let (with_grant, without): (Vec<&Job>, Vec<&Job>) =
             state.jobs.borrowers().partition(|borrower| borrower.active_grant().is_some());
         for borrower in without.into_iter().filter(|borrower| !borrower.was_released) {
-            assert!(!self.can_squeeze() && !self.can_freeze(&borrower.id), "{borrower:?} has no grant");
+            let has_process = state.members_of(&borrower.id).next().is_some();
+            assert!(
+                !has_process || (!self.can_squeeze() && !self.can_freeze(&borrower.id)),
+                "{borrower:?} has no grant"
+            );
         }
         for member in with_grant.into_iter().flat_map(|borrower| state.members_of(&borrower.id)) {
             let process = &world.processes[&member.id.pid];
