@@ -36,4 +36,5 @@ mod sizes;
 mod socket_paths;
 mod spawning;
 mod undoing;
+mod verdicts;
 mod walls;
