@@ -217,7 +217,7 @@ fn every_command_that_reads_has_an_output_in_plain_text() {
         (&["jobs", "--ended"], "manual:a"),
         (&["explain", "7"], "- nobody claims it"),
         (&["explain", "a"], "manual:a: CPU 1"),
-        (&["plan"], "confine"),
+        (&["plan"], "restrict thread 0"),
         (&["plan", "--defrag"], "fits one L3: 3 now, 6 after"),
         (&["defrag"], "fits one L3: 3 before, 6 now"),
         (&["topology"], "1 core of 2 PUs"),
