@@ -455,6 +455,8 @@ fn show_reads_the_memory_of_a_job_on_request_and_names_shared_address_spaces() {
     let json = |arguments: &[&str]| serde_json::from_str::<Value>(&shown(arguments)).unwrap();
     let plain = json(&["show", "a", "--json"]);
     assert!(plain["memory"].is_null(), "there is no estimate: {plain}");
+    let without = shown(&["show", "a"]);
+    assert!(without.contains("memory not estimated: the job has no memory cgroup of its own"), "{without}");
     let with_memory = json(&["show", "a", "--memory", "--nodes", "--json"]);
     let spaces: Vec<&Value> = with_memory["memory"]["processes"]
         .as_array()
