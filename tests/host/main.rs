@@ -5,6 +5,7 @@
 
 mod abandoned;
 mod address_spaces;
+mod bad_commands;
 mod bad_input;
 mod beside;
 mod confining;
