@@ -42,6 +42,9 @@ demo: deps
 
 build: deps
 	cargo build --release --locked -p pjwd -p pjwctl -p pjw-spawn-c -p pjw-job-c --features pjwd/bpf
+	@# A C program loads a library by the name with the number.
+	ln -sf libpjw_spawn.so $(RELEASE)/libpjw_spawn.so.0
+	ln -sf libpjw_job.so $(RELEASE)/libpjw_job.so.0
 
 # What finds most mistakes in the least time. One command builds all of it, with the features that `make test` has.
 check: deps
@@ -182,6 +185,8 @@ install: $(if $(shell PATH="$(PATH)" command -v cargo),build,built)
 	install -Dm644 crates/pjw-spawn-c/man/pjw_farm.3 $(COMPLETIONS)/man/man3/pjw_farm.3
 	install -Dm644 crates/pjw-spawn-c/man/pjw_tasks.3 $(COMPLETIONS)/man/man3/pjw_tasks.3
 	install -Dm644 crates/pjw-spawn-c/examples/stencil.c $(SHARE)/examples/stencil.c
+	install -Dm644 crates/pjw-spawn-c/examples/farm.c $(SHARE)/examples/farm.c
+	install -Dm644 crates/pjw-job-c/examples/adaptive_team.c $(SHARE)/examples/adaptive_team.c
 	install -Dm644 crates/pjw-spawn-c/python/pjw_farm/__init__.py $(DESTDIR)$(PYTHONDIR)/pjw_farm/__init__.py
 	install -Dm644 $(RELEASE)/libpjw_job.so $(LIB)/libpjw_job.so.0
 	ln -sf libpjw_job.so.0 $(LIB)/libpjw_job.so

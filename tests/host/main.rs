@@ -5,6 +5,7 @@
 
 mod abandoned;
 mod address_spaces;
+mod bad_commands;
 mod bad_input;
 mod beside;
 mod confining;
@@ -36,4 +37,5 @@ mod sizes;
 mod socket_paths;
 mod spawning;
 mod undoing;
+mod verdicts;
 mod walls;

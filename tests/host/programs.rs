@@ -167,7 +167,7 @@ fn start(daemon: &Daemon, line: &str) -> ProgramInJob {
 }
 
 /// Compiles a C program. `None` if there is no compiler, or if the compiler lacks a library; the test is then skipped.
-fn compile(dir: &Path, source: &str, flags: &[&str]) -> Option<PathBuf> {
+pub fn compile(dir: &Path, source: &str, flags: &[&str]) -> Option<PathBuf> {
     if !is_installed("gcc") {
         return None;
     }

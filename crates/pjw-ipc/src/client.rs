@@ -1,7 +1,7 @@
 //! A blocking client for `pjwctl`. It needs no async runtime.
 
 use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -29,6 +29,12 @@ pub enum ConnectError {
     #[error("pjwd is not running: looked for {path}; start it with: {start}; if it listens elsewhere, give the path with --socket or PJW_SOCKET", path = path.display(), start = service_commands::pjwd_start_commands())]
     NotRunning {
         /// The path of the daemon's socket to which the client tried to connect.
+        path: PathBuf,
+    },
+    /// The path of the daemon's socket is that of a file of another kind.
+    #[error("{path} is not a socket, and pjwd listens on a socket: give its path with --socket or PJW_SOCKET", path = path.display())]
+    NotASocket {
+        /// The path to which the client tried to connect.
         path: PathBuf,
     },
     /// This user has no permission to connect to the socket, or to search a directory in the path of the
@@ -127,7 +133,11 @@ impl Client {
         if let Some(length) = length_if_too_long(path) {
             return Err(ConnectError::PathTooLong { path: path_there, length });
         }
+        // The kernel refuses a connection to a file of another kind as it refuses one to a socket without a listener.
+        let is_other_file =
+            || std::fs::metadata(path).is_ok_and(|metadata| !metadata.file_type().is_socket());
         let stream = dial(path, timeout).map_err(|errno| match errno {
+            Errno::ECONNREFUSED if is_other_file() => ConnectError::NotASocket { path: path_there },
             Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR => {
                 ConnectError::NotRunning { path: path_there }
             }

@@ -4,9 +4,11 @@
  * each other at a barrier. So a team with more threads than cores is slow: each barrier waits for threads that wait for a core.
  * This program sets the size of the team before each parallel region, from the core map of its job. Copy what is marked.
  *
- *     cc -O2 -fopenmp adaptive_team.c -o adaptive_team -lpjw_job
+ *     cc -O2 -fopenmp /usr/share/pjw/examples/adaptive_team.c -o adaptive_team -lpjw_job
  *     pjwctl run --job team --cores 4 -- ./adaptive_team
  *     pjwctl assign team --cores 2
+ *
+ * These lines need an installation of pjw; docs/coremap.md has those for a source tree.
  *
  * Each 100 ms the program prints the time in seconds, the size of the team, and the number of phases since the start. With the
  * argument `fixed`, the team keeps its first size. With a number of phases as the last argument, the program ends after as many

@@ -20,12 +20,20 @@ fn a_c_program_runs_farms_by_each_function_of_the_header() {
     run_c_program("tests/farm.c");
 }
 
-fn run_c_program(source: &str) {
+#[test]
+fn the_example_of_a_farm_prints_the_squares_in_order() {
+    let squares: String = (0..10).map(|number| format!("{number} {}\n", number * number)).collect();
+    assert_eq!(run_c_program("examples/farm.c"), squares);
+}
+
+/// Compiles a program and runs it. Returns what it prints.
+fn run_c_program(source: &str) -> String {
     let directory = tempfile::tempdir().unwrap();
     let program = directory.path().join("program");
     compile("pjw_spawn", Path::new(env!("CARGO_MANIFEST_DIR")), source, &[], &program);
     let output = Command::new(&program).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]

@@ -114,6 +114,9 @@ def wrong_calls_are_refused():
     def work(item):
         signal.pause()
 
+    refused(TypeError, "work is None: give a function of one item", None, 5)
+    refused(TypeError, "read is 7: give a function, or leave it out", work, read=7)
+    refused(TypeError, "writer_end is 'x'", work, 3, writer_end="x")
     refused(ValueError, "either", work)
     refused(ValueError, "either", work, 3, read=lambda number: None)
     refused(ValueError, "workers is 0: give a number from 1 to 16384", work, 3, workers=0)

@@ -12,7 +12,7 @@ mod thread_plan;
 
 use self::nodes::ChosenNodes;
 use self::thread_plan::{ThreadPlan, has_isolated_partition};
-use crate::basics::{CpuSet, ProcessId, Pu, ThreadId, cpus_text, prelude::*};
+use crate::basics::{CpuSet, Nanos, ProcessId, Pu, ThreadId, cpus_text, prelude::*};
 use crate::phases::overload::threads_to_unbind;
 use crate::phases::pinning::{HotThread, choose_pins};
 use crate::phases::{attempts::ReportedAttempts, draft::CycleDraft};
@@ -146,9 +146,7 @@ fn thread_plans<'a>(
             };
             let lifted = entry.lifted_binding(&own).filter(is_lifted_by_policy);
             let was_unbound = lifted.is_some_and(|lifted| !lifted.is_restored);
-            let now = draft.now.since_boot;
-            let is_rebound = lifted.is_some_and(|lifted| lifted.must_restore_binding(&thread.demand, now));
-            let has_lift_failed = is_rebound || lifted.is_some_and(|lifted| lifted.is_restored);
+            let has_lift_failed = lifted.is_some_and(|lifted| lifted.is_restored);
             plans.push(ThreadPlan {
                 id,
                 member,
@@ -156,7 +154,7 @@ fn thread_plans<'a>(
                 entry,
                 own,
                 was_unbound,
-                is_rebound,
+                is_rebound: false,
                 has_lift_failed,
                 lifted: None,
                 in_cpuset,
@@ -164,7 +162,28 @@ fn thread_plans<'a>(
             });
         }
     }
+    judge_lifts(&mut plans, draft.now.since_boot);
     plans
+}
+
+/// Finds the threads whose lifted bindings must be in force again, because the lift did not help.
+fn judge_lifts(plans: &mut [ThreadPlan<'_>], now: Nanos) {
+    let is_failed = |plan: &ThreadPlan<'_>| {
+        let lifted = plan.entry.lifted_binding(&plan.own).filter(|_| plan.was_unbound);
+        lifted.is_some_and(|lifted| {
+            let is_left_behind = |other: &&ThreadPlan<'_>| {
+                other.thread.demand.is_hot && !other.was_unbound && other.own.is_subset(&lifted.mask)
+            };
+            let left_behind = plans.iter().filter(is_left_behind);
+            let waiting_of_others = left_behind.map(|other| other.thread.demand.waiting_permille);
+            lifted.must_restore_binding(&plan.thread.demand, waiting_of_others, now)
+        })
+    };
+    let failed: Vec<bool> = plans.iter().map(is_failed).collect();
+    for (plan, is_failed) in plans.iter_mut().zip(failed) {
+        plan.is_rebound = is_failed;
+        plan.has_lift_failed |= is_failed;
+    }
 }
 
 /// Finds the hot threads whose bindings are lifted. A thread outside of the grant is confined first.

@@ -154,6 +154,20 @@ fn a_binding_is_in_force_again_if_the_thread_waits_as_long_on_other_pus() {
 }
 
 #[test]
+fn a_lifted_binding_stays_lifted_if_only_the_moved_thread_waits_for_another_program() {
+    let mut machine = machine_with(regular_topology(1, 1, 1, 2, 1), Policy::default());
+    let pids = job_of_ranks(&mut machine, 2, &["0", "0"]);
+    let mut rebound = Vec::new();
+    for second in 0..40 {
+        machine.run_waiting(&pids, if second < 3 { &pids } else { &pids[1..] });
+        rebound.extend(
+            settle_with_events(&mut machine).0.into_iter().filter(|&kind| kind == MaskActionKind::Rebind),
+        );
+    }
+    assert_eq!((masks(&machine, &pids), rebound), (["0", "1"].map(String::from).to_vec(), vec![]));
+}
+
+#[test]
 fn a_lifted_binding_stays_lifted_if_the_thread_waits_less() {
     let mut machine = machine_with(regular_topology(1, 1, 1, 2, 1), Policy::default());
     let pids = job_of_ranks(&mut machine, 2, &["0", "0"]);

@@ -188,6 +188,31 @@ fn threads_that_their_program_bound_to_one_core_of_four_are_judged_as_bound() {
 }
 
 #[test]
+fn threads_that_their_program_bound_to_a_core_each_and_that_wait_for_other_programs_are_judged_as_waiting() {
+    for policy in [BindingPolicy::Respect, BindingPolicy::Repair] {
+        let mut machine = with_job(4);
+        machine.policy.bindings = policy;
+        let threads = [20, 21, 22, 23];
+        threads.iter().zip(["0", "1", "2-3", "2-3"]).for_each(|(&tid, own)| machine.bind(20, tid, own));
+        run_waiting(&mut machine, &threads, &threads);
+        let report = end(&mut machine);
+        let verdict = judge_ended_job(&report).unwrap();
+        assert_eq!(verdict.kind.word(), "waiting", "{report:?}");
+        assert!(verdict.advice[0].contains("that other programs used"), "{verdict:?}");
+    }
+}
+
+#[test]
+fn threads_bound_to_parts_of_a_mask_of_two_cores_are_judged_as_bound_with_those_that_have_the_whole_mask() {
+    let mut machine = with_job(4);
+    machine.policy.bindings = BindingPolicy::Respect;
+    [(20, "0-1"), (21, "0"), (22, "1")].into_iter().for_each(|(tid, own)| machine.bind(20, tid, own));
+    run_waiting(&mut machine, &[20, 21, 22], &[20, 21, 22]);
+    let report = end(&mut machine);
+    assert_eq!(judge_ended_job(&report).unwrap().kind.word(), "bound", "{report:?}");
+}
+
+#[test]
 fn eight_threads_on_two_cores_are_judged_as_oversubscribed() {
     let mut machine = with_job(2);
     (24..28).for_each(|tid| machine.clone_thread(20, tid));

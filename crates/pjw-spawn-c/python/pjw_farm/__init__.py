@@ -239,13 +239,20 @@ class Farm:
     ``allow_threads``: fork although this process has several threads; the functions must not wait for their locks.
     ``freeze``: keep the garbage collector from writing to the objects that exist now, so that they stay shared.
 
-    Raises :class:`FarmError`. A farm is used by one thread only.
+    Raises :class:`FarmError`; ValueError and TypeError for a wrong argument. A farm is used by one thread only.
     """
 
     def __init__(self, work, items=None, *, workers=None, read=None, write=None, in_order=False, one_pu_each=False,
                  cpus=None, chunk=0, attempts=0, window=0, ring_bytes=0, input_bytes=0, worker_start=None,
                  worker_end=None, writer_end=None, allow_threads=False, freeze=True):
         self._farm, self._interrupts = None, []
+        if not callable(work):
+            raise TypeError("work is {!r}: give a function of one item".format(work))
+        functions = {"read": read, "write": write, "worker_start": worker_start, "worker_end": worker_end,
+                     "writer_end": writer_end}
+        for name, function in functions.items():
+            if function is not None and not callable(function):
+                raise TypeError("{} is {!r}: give a function, or leave it out".format(name, function))
         if (items is None) == (read is None):
             raise ValueError("give either the number of items or read")
         numbers = {"items": items or 0, "chunk": chunk, "attempts": attempts, "window": window,

@@ -20,7 +20,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use pjw_core::cpuset::CpuSet;
 
@@ -322,7 +322,9 @@ impl Cli {
     /// # Errors
     /// A usage error, with its message. For `--help` and `--version`, an error that contains the text to print.
     pub fn parse_args(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        let mut cli = Self::try_parse_from(arguments)?;
+        let words: Vec<OsString> = arguments.into_iter().collect();
+        let mut cli = Self::try_parse_from(words.iter().cloned())
+            .map_err(|error| explain_negative_number(error, &words))?;
         // Where clap reads the variable, each usage line in an error shows --socket as required.
         cli.socket = cli.socket.or_else(|| std::env::var_os("PJW_SOCKET").map(PathBuf::from));
         match &cli.command {
@@ -338,6 +340,24 @@ impl Cli {
             _ => Ok(cli),
         }
     }
+}
+
+/// Replaces the error for a negative number. clap takes the number for an option, and proposes `-- -1`, which is wrong
+/// for the value of an option. Every other error is returned as it is. `words` is the command line.
+fn explain_negative_number(error: clap::Error, words: &[OsString]) -> clap::Error {
+    let is_negative_number = |text: &str| {
+        text.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return error };
+    if error.kind() != ErrorKind::UnknownArgument || !is_negative_number(option) {
+        return error;
+    }
+    let mut texts = words.iter().filter_map(|word| word.to_str());
+    let number = texts.find(|text| is_negative_number(text) && text.starts_with(option)).unwrap_or(option);
+    clap::Error::raw(
+        ErrorKind::InvalidValue,
+        format!("{number} is not allowed here: give a positive number\n"),
+    )
 }
 
 /// Returns the definition of the whole command line as a value of the library clap. Shell completions and man pages

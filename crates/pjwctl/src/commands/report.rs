@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use anyhow::bail;
 use jiff::Timestamp;
-use pjw_ipc::call::GetReports;
+use pjw_ipc::call::{GetJob, GetJobReply, GetReports};
+use pjw_ipc::client::Client;
 use pjw_ipc::report::Report;
 
 use super::connection::{DaemonAddress, call_for_field, parse_job_id, read_status, user_names};
@@ -23,6 +24,9 @@ pub(super) fn run(warden: &DaemonAddress, request: &ReportArgs) -> anyhow::Resul
     let Some(report) = reports.into_iter().next() else {
         bail!("there is no report of {job}: pjwctl jobs --ended lists the jobs that have one");
     };
+    if let Some(since) = start_of_later_run(&mut client, &job, &report) {
+        output::print_error(&format!("{job} runs again since {since}: this is the report of the run before"));
+    }
     if request.jobstats {
         let host = read_status(&mut client)?.node.hostname;
         output::print(&jobstats_line(&report, &host, total_memory()))?;
@@ -30,6 +34,16 @@ pub(super) fn run(warden: &DaemonAddress, request: &ReportArgs) -> anyhow::Resul
     }
     let names = user_names([report.owner]);
     output::print_reply(request.json, &report, |report, term| report_text(report, &names, term))
+}
+
+/// Returns the time at which the job `job` began that runs now, if that is another run than the one of `report`. A job
+/// that was released is still known to the daemon, and `report` is about this very run.
+fn start_of_later_run(client: &mut Client, job: &str, report: &Report) -> Option<String> {
+    let request = GetJob { job: job.to_owned(), ..GetJob::default() };
+    let reply: GetJobReply = client.call("GetJob", &request).ok()?;
+    let (since, started): (Timestamp, Timestamp) =
+        (reply.job.since.parse().ok()?, report.started.parse().ok()?);
+    (since > started).then_some(reply.job.since)
 }
 
 /// Prints a table of the jobs that have ended, and how they used their cores. `last` is the maximum number of jobs in

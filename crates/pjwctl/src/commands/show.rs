@@ -41,7 +41,11 @@ pub(super) fn run(warden: &DaemonAddress, request: &ShowArgs) -> anyhow::Result<
         read_memory(&mut client, &details.job.id, request)
     };
     // Without the option the memory is an extra: not every job has an estimate.
-    details.memory = if request.memory { Some(memory?) } else { memory.ok() };
+    match memory {
+        Ok(memory) => details.memory = Some(memory),
+        Err(fault) if request.memory => return Err(fault.into()),
+        Err(fault) => details.no_memory_reason = Some(fault.to_string()),
+    }
     output::print_reply(request.json, &details, |details, term| {
         let uids = details.members.iter().map(|member| member.uid).chain([details.job.owner]);
         show::job_details_text(details, &user_names(uids), term)
@@ -103,7 +107,7 @@ pub(super) fn read_job_details(client: &mut Client, job: String) -> Result<JobDe
         }
         (last_pid, last_tid) = (page.last_pid, page.last_tid);
     }
-    Ok(JobDetails { job, members, history, memory: None })
+    Ok(JobDetails { job, members, history, memory: None, no_memory_reason: None })
 }
 
 #[cfg(test)]

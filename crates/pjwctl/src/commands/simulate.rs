@@ -106,7 +106,15 @@ fn read(path: &Path, kind: &str, remedy: &str) -> anyhow::Result<(String, Vec<u8
         let read = fs::File::open(path).and_then(|mut file| read_lines(&mut file, remedy));
         (path.display().to_string(), read)
     };
-    let bytes = read.map_err(|error| anyhow!("can't read the {kind} {name}: {error}"))?;
+    let bytes = read.map_err(|error| {
+        // The errors of a wrong content have a remedy already.
+        let remedy = match error.kind() {
+            io::ErrorKind::Other => "",
+            io::ErrorKind::PermissionDenied => "; run pjwctl as a user that may read it",
+            _ => "; give the path of a text file, or - for standard input",
+        };
+        anyhow!("can't read the {kind} {name}: {error}{remedy}")
+    })?;
     Ok((name, bytes))
 }
 
@@ -131,5 +139,7 @@ fn read_lines(from: &mut dyn Read, remedy: &str) -> io::Result<Vec<u8>> {
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
-    fs::write(path, text).map_err(|error| anyhow!("can't write {}: {error}", path.display()))
+    fs::write(path, text).map_err(|error| {
+        anyhow!("can't write {}: {error}; name a file in a directory that you may write to", path.display())
+    })
 }

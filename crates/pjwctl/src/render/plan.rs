@@ -24,16 +24,39 @@ pub fn plan_text(plan: &PlanReply, term: Terminal) -> String {
 }
 
 fn action(action: &Action, term: Terminal) -> String {
-    let what = format!(
-        "{} {} thread {} of {}: {} → {}",
-        escape_control_characters(&action.job),
-        escape_control_characters(&action.action),
-        action.tid,
-        action.pid,
-        cpus_phrase(&action.from, usize::MAX),
-        cpus_phrase(&action.to, usize::MAX)
-    );
+    let job = if action.job.is_empty() { String::new() } else { format!("{}: ", action.job) };
+    let what = escape_control_characters(&format!("{job}{}", change(action)));
     wrap_text(&what, term.width, "", "  ") + &wrap_text(&action.why, term.width, "    ", "    ")
+}
+
+/// The change in plain words. A daemon of a later version may have a kind of change that this program does not know.
+fn change(action: &Action) -> String {
+    let Action { pid, from, to, .. } = action;
+    match action.action.as_str() {
+        "raise" => format!("create the cpuset {from} with {}, or change it", cpus_phrase(to, usize::MAX)),
+        "admit" => format!("move process {pid} from cgroup {from} to the cpuset {to}"),
+        "return" => format!("move process {pid} from the cpuset {from} back to cgroup {to}"),
+        "open" => format!("remove the limits of the cpuset {from}"),
+        "raze" => format!("remove the cpuset {from}"),
+        kind => mask_change(kind, action),
+    }
+}
+
+fn mask_change(kind: &str, action: &Action) -> String {
+    let thread = format!("thread {} of process {}", action.tid, action.pid);
+    let (from, to) = (cpus_phrase(&action.from, usize::MAX), cpus_phrase(&action.to, usize::MAX));
+    match kind {
+        "confine" => format!("restrict {thread} from {from} to {to}"),
+        "repair" => format!("restrict {thread} again, from {from} to {to}"),
+        "pin" => format!("pin {thread} to {to}; it may use {from} now"),
+        "float" => format!("let {thread} use {to}; it is pinned to {from} now"),
+        "unbind" => format!("move {thread} from {from}, to which its program bound it, to {to}"),
+        "override" => format!("lift the binding of {thread} to {from}: it may use {to} then"),
+        "rebind" => format!("bind {thread} to {to} again; it may use {from} now"),
+        "keep-off" => format!("keep {thread} off the cores of jobs: from {from} to {to}"),
+        "restore" => format!("give {thread} its own mask back: from {from} to {to}"),
+        kind => format!("{kind} {thread}: {from} → {to}"),
+    }
 }
 
 fn abstained(abstained: &Abstained, term: Terminal) -> String {
@@ -88,7 +111,7 @@ mod tests {
             },
         ];
         assert_snapshot!(plan_text(&PlanReply { actions, warnings }, samples::PLAIN_TERMINAL), @r"
-        manual:a confine thread 101 of 100: CPUs 0-15 → CPUs 2-3
+        manual:a: restrict thread 101 of process 100 from CPUs 0-15 to CPUs 2-3
             the thread is allowed outside its job's cores
 
         left as it is
@@ -96,5 +119,61 @@ mod tests {
           → pjwctl assign slurm:7 --cores N
         - process 9: belongs to no job
         ");
+    }
+
+    /// The line about a change from `from` to `to`, without the reason.
+    fn line(kind: &str, (pid, tid): (u32, u32), from: &str, to: &str) -> String {
+        let (job, why) = ("manual:a".into(), "because".into());
+        let action = Action { action: kind.into(), job, pid, tid, from: from.into(), to: to.into(), why };
+        let wide = Terminal { width: 400, has_colours: false };
+        let text = plan_text(&PlanReply { actions: vec![action], warnings: vec![] }, wide);
+        let (line, why) = text.split_once("\n    ").unwrap();
+        assert_eq!(why, "because\n");
+        line.to_owned()
+    }
+
+    #[test]
+    fn each_change_of_a_mask_is_a_sentence_with_the_thread_and_its_cpus() {
+        for (kind, from, to, expected) in [
+            ("repair", "0-7", "2-3", "restrict thread 101 of process 100 again, from CPUs 0-7 to CPUs 2-3"),
+            ("pin", "2-3", "2", "pin thread 101 of process 100 to CPU 2; it may use CPUs 2-3 now"),
+            ("float", "2", "2-3", "let thread 101 of process 100 use CPUs 2-3; it is pinned to CPU 2 now"),
+            (
+                "override",
+                "2",
+                "2-3",
+                "lift the binding of thread 101 of process 100 to CPU 2: it may use CPUs 2-3 then",
+            ),
+            ("rebind", "3", "2", "bind thread 101 of process 100 to CPU 2 again; it may use CPU 3 now"),
+            (
+                "restore",
+                "2-3",
+                "0-7",
+                "give thread 101 of process 100 its own mask back: from CPUs 2-3 to CPUs 0-7",
+            ),
+            ("new-kind", "2", "3", "new-kind thread 101 of process 100: CPU 2 → CPU 3"),
+        ] {
+            assert_eq!(line(kind, (100, 101), from, to), format!("manual:a: {expected}"));
+        }
+    }
+
+    #[test]
+    fn each_change_of_a_cpuset_is_a_sentence_with_its_cgroup_and_has_no_thread() {
+        let moved = (100, 100);
+        for (kind, (pid, tid), from, to, expected) in [
+            ("raise", (0, 0), "/pjw/a", "2-3", "create the cpuset /pjw/a with CPUs 2-3, or change it"),
+            ("admit", moved, "/user", "/pjw/a", "move process 100 from cgroup /user to the cpuset /pjw/a"),
+            (
+                "return",
+                moved,
+                "/pjw/a",
+                "/user",
+                "move process 100 from the cpuset /pjw/a back to cgroup /user",
+            ),
+            ("open", (0, 0), "/pjw/a", "", "remove the limits of the cpuset /pjw/a"),
+            ("raze", (0, 0), "/pjw/a", "", "remove the cpuset /pjw/a"),
+        ] {
+            assert_eq!(line(kind, (pid, tid), from, to), format!("manual:a: {expected}"));
+        }
     }
 }

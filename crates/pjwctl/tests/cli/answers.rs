@@ -217,7 +217,7 @@ fn every_command_that_reads_has_an_output_in_plain_text() {
         (&["jobs", "--ended"], "manual:a"),
         (&["explain", "7"], "- nobody claims it"),
         (&["explain", "a"], "manual:a: CPU 1"),
-        (&["plan"], "confine"),
+        (&["plan"], "restrict thread 0"),
         (&["plan", "--defrag"], "fits one L3: 3 now, 6 after"),
         (&["defrag"], "fits one L3: 3 before, 6 now"),
         (&["topology"], "1 core of 2 PUs"),
@@ -455,6 +455,8 @@ fn show_reads_the_memory_of_a_job_on_request_and_names_shared_address_spaces() {
     let json = |arguments: &[&str]| serde_json::from_str::<Value>(&shown(arguments)).unwrap();
     let plain = json(&["show", "a", "--json"]);
     assert!(plain["memory"].is_null(), "there is no estimate: {plain}");
+    let without = shown(&["show", "a"]);
+    assert!(without.contains("memory not estimated: the job has no memory cgroup of its own"), "{without}");
     let with_memory = json(&["show", "a", "--memory", "--nodes", "--json"]);
     let spaces: Vec<&Value> = with_memory["memory"]["processes"]
         .as_array()

@@ -4,6 +4,7 @@
 mod answers;
 mod daemon;
 mod doctor;
+mod reports;
 mod run;
 mod simulate;
 mod stack;

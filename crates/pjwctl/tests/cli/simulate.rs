@@ -130,13 +130,13 @@ fn a_log_that_cannot_be_replayed_is_refused_on_one_line() {
     }
     assert_refused(
         &fixture.simulate(&["--trace", "missing.swf"]),
-        "can't read the log missing.swf: No such file",
+        "can't read the log missing.swf: No such file or directory (os error 2); give the path of a text file, or -",
     );
     assert_refused(&fixture.simulate(&["--trace", "."]), "can't read the log .: Is a directory");
     let into_missing_directory = ["--trace", "log.swf", "--per-job", "/nonexistent/jobs.csv"];
     assert_refused(
         &fixture.simulate(&into_missing_directory),
-        "can't write /nonexistent/jobs.csv: No such file",
+        "can't write /nonexistent/jobs.csv: No such file or directory (os error 2); name a file in a directory",
     );
 }
 

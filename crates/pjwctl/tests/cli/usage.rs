@@ -83,6 +83,39 @@ fn a_stale_socket_means_that_the_daemon_does_not_run() {
 }
 
 #[test]
+fn a_socket_path_of_another_kind_of_file_is_named_as_no_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    for path in [&file, dir.path()] {
+        let refused = answer(&mut pjwctl(path, &["status"]));
+        assert_refused(
+            &refused,
+            &format!("{} is not a socket, and pjwd listens on a socket", path.display()),
+        );
+        assert!(refused.stderr.contains("--socket or PJW_SOCKET"), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_negative_number_is_refused_by_a_sentence_without_a_proposal_that_does_not_help() {
+    for (arguments, number) in [
+        (&["assign", "a", "--cores", "-1"][..], "-1"),
+        (&["assign", "a", "--cores", "1", "--pid", "-71"], "-71"),
+        (&["run", "--cores", "-2", "--", "true"], "-2"),
+        (&["spawn", "-n", "-3", "--", "true"], "-3"),
+        (&["report", "--last", "-5"], "-5"),
+        (&["report", "--last", "-1.5"], "-1.5"),
+    ] {
+        let refused = without_daemon(arguments);
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{refused:?}");
+        assert_eq!(refused.stderr, format!("error: {number} is not allowed here: give a positive number\n"));
+    }
+    let option = without_daemon(&["status", "-x"]);
+    assert!(option.code == Some(2) && option.stderr.contains("unexpected argument '-x'"), "{option:?}");
+}
+
+#[test]
 fn invalid_arguments_have_exit_code_two_and_help_has_exit_code_zero() {
     for arguments in [&["nonsense"][..], &["status", "--nonsense"], &["assign", "a", "--cpus", "0,,1"], &[]] {
         let answer = without_daemon(arguments);

@@ -1,7 +1,7 @@
 //! Reads a file into settings: first the syntax, then each key, then the combinations of keys.
 
 use std::fs::{self, OpenOptions};
-use std::io::Read;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -31,7 +31,14 @@ pub(super) fn path_exists(path: &Path) -> bool {
 /// If the file can't be read, is not a regular file, is larger than 1 MiB, or is not UTF-8.
 pub(super) fn read_config_file(path: &Path) -> Result<String, Vec<ConfigError>> {
     let problem = |text: String| vec![ConfigError::for_whole_file(path, text)];
-    let unreadable = |error| problem(format!("the configuration can't be read: {error}"));
+    let unreadable = |error: io::Error| {
+        let remedy = match error.kind() {
+            io::ErrorKind::NotFound => "restore the file, or start pjwd with another --config",
+            io::ErrorKind::PermissionDenied => "check the permissions of the file and of its directories",
+            _ => "check the file and its disk",
+        };
+        problem(format!("the configuration can't be read: {error}: {remedy}"))
+    };
     // Opening a pipe without a writer must not block a reload.
     let mut options = OpenOptions::new();
     options.read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOCTTY).bits());

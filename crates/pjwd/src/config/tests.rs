@@ -430,7 +430,7 @@ fn a_valid_file_is_loaded() {
 fn a_missing_file_is_an_error_if_its_path_was_given() {
     let (directory, _) = written(b"");
     let message = refused(&directory.path().join("other.toml"));
-    assert!(message.contains("the configuration can't be read: No such file"), "{message}");
+    assert!(message.contains("No such file or directory (os error 2): restore the file"), "{message}");
 }
 
 #[test]

@@ -3,6 +3,9 @@
 //! The phase visits the jobs whose processes the scan read, and no others: an idle job costs nothing. A sample ends
 //! with the first cycle that comes at least half a second after its beginning.
 
+mod hot_threads;
+
+use self::hot_threads::HotThreads;
 use crate::basics::{Moment, Nanos, Pid, ProcessId, UnixMillis, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::phases::held::{add_held_core_time, held_core_counts};
@@ -22,8 +25,6 @@ const LONG_SAMPLE_NS: u64 = 3_000_000_000;
 const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
 /// The longest time, in ns, for which a process that ended is assumed to have run since it was last read.
 const MAX_UNREAD_NS: u64 = 20_000_000_000;
-/// A thread of which at least this share of the time is waiting, in permille, waits for a PU.
-const WAITING_PERMILLE: u32 = 200;
 
 /// Reads the CPU times of processes that the decision on this scan needs, and stores them in `snapshot`
 /// ([`Snapshot::cpu_times`]). Also stores the pids of the processes that have ended meanwhile ([`Snapshot::reaped`]).
@@ -327,7 +328,8 @@ fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
     let (cpu_ns, wait_ns) = (open.sample_cpu_ns, open.sample_wait_ns);
     add_held_core_time(state, job, now);
     let (cores, pus) = held_core_counts(state, job);
-    let (hot_threads, has_bound_waiters) = hot_threads(state, job);
+    let hot = HotThreads::of_job(state, job);
+    let (hot_threads, has_bound_waiters) = (hot.count, hot.has_bound_waiters());
     let cpus = state.grant_of(job).map(|grant| grant.cpus.clone());
     if let Some(open) = state.usage.usage_of_job_mut(job) {
         let held_ns = core::mem::take(&mut open.sample_held_ns);
@@ -337,28 +339,6 @@ fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
         (open.sample_began_at, open.sample_cpu_ns, open.sample_wait_ns) = (now, 0, 0);
         open.cpus = cpus.unwrap_or_else(|| core::mem::take(&mut open.cpus));
     }
-}
-
-/// The number of hot threads of a job, and whether one of them waits for a PU and is bound by its program to a part of
-/// the job's cores. Reads only the threads that scans of active processes read too.
-fn hot_threads(state: &WardenState, job: &JobId) -> (u32, bool) {
-    let online = state.pool.online_cpus();
-    let grant = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&online)).unwrap_or_default();
-    let (mut count, mut has_bound_waiters) = (0, false);
-    let active = state.members.active_pids_of(job).filter_map(|pid| state.members.get(&pid));
-    for member in active {
-        let busy = state.members.busy_threads_of(member.id.pid);
-        for (_, thread) in member.living_threads_in(busy).filter(|(_, thread)| thread.demand.is_hot) {
-            count += 1;
-            let waits = thread.demand.waiting_permille >= WAITING_PERMILLE;
-            has_bound_waiters |= waits
-                && thread.mask_entry.as_ref().is_some_and(|entry| {
-                    let own = state.program_bound_cpus(&grant, member, entry);
-                    own != grant && !entry.is_binding_lifted(&own)
-                });
-        }
-    }
-    (count, has_bound_waiters)
 }
 
 /// Writes the usage of a job to the journal, if that is due.

@@ -42,22 +42,45 @@ pub struct LiftedBinding {
 }
 
 impl LiftedBinding {
-    /// Whether the thread still waits for a PU (logical CPU) nearly as much as before pjw lifted its binding. pjw must
-    /// then restore the binding. `demand` is the present demand of the thread, and `now` the present time, in ns since
-    /// boot. The result is true if all of these conditions hold:
+    /// Whether the lift did not help: the thread, and the threads that it left behind, still wait for a PU (logical
+    /// CPU) nearly as much as the thread before pjw lifted its binding. pjw must then restore the binding.
+    ///
+    /// `demand` is the present demand of the thread, and `now` the present time, in ns since boot. `waiting_of_others`
+    /// has the present shares of waiting time, in permille, of the other hot (busy) threads of the job that are still
+    /// bound to PUs of the lifted mask. The result is true if all of these conditions hold:
     ///
     /// - pjw lifted the binding because too many threads were bound to the same PUs ([`LiftReason::Overload`]), and has
     ///   not restored it.
     /// - pjw lifted the binding at least 10 s and less than 20 s ago.
     /// - Before, the thread waited for a PU for at least a tenth of the time.
-    /// - Now, the thread is hot (busy), and its share of waiting time is at least three quarters of the earlier share.
+    /// - Now, the thread is hot, and its share of waiting time is at least three quarters of the earlier share.
+    /// - The mean of `waiting_of_others` is at least three quarters of that share too, or there are no such threads.
+    ///   Where these threads wait less, they have the time that the thread had on their PUs: the lift helped, and the
+    ///   thread itself waits for other programs.
     #[must_use]
-    pub fn must_restore_binding(&self, demand: &ThreadDemand, now: Nanos) -> bool {
+    pub fn must_restore_binding(
+        &self,
+        demand: &ThreadDemand,
+        waiting_of_others: impl IntoIterator<Item = u32>,
+        now: Nanos,
+    ) -> bool {
         let is_judged = self.reason == LiftReason::Overload
             && !self.is_restored
             && self.waiting_permille_before >= LEAST_WAITING_PERMILLE
             && (TRIAL..TRIAL * 2).contains(&Duration::from_nanos(now.0.saturating_sub(self.lifted_at.0)));
-        is_judged && demand.is_hot && demand.waiting_permille * 4 >= self.waiting_permille_before * 3
+        if !is_judged || !demand.is_hot || !self.is_nearly_as_before(1, demand.waiting_permille.into()) {
+            return false;
+        }
+        let (threads, waiting) = waiting_of_others
+            .into_iter()
+            .fold((0, 0), |(threads, sum), waiting| (threads + 1, sum + u64::from(waiting)));
+        self.is_nearly_as_before(threads, waiting)
+    }
+
+    /// Whether threads wait nearly as much as the thread waited before. `waiting` is the sum of their shares of waiting
+    /// time.
+    fn is_nearly_as_before(&self, threads: u64, waiting: u64) -> bool {
+        waiting * 4 >= threads * u64::from(self.waiting_permille_before) * 3
     }
 }
 
@@ -81,24 +104,47 @@ mod tests {
     #[test]
     fn a_lift_has_not_helped_if_a_busy_thread_waits_as_long_as_before() {
         let (late, lift) = (Nanos(11 * SECOND), lifted(500, LiftReason::Overload));
-        assert!(lift.must_restore_binding(&demand(500, true), late));
-        assert!(lift.must_restore_binding(&demand(375, true), late));
-        assert!(!lift.must_restore_binding(&demand(374, true), late), "the thread waits less than before");
-        assert!(!lift.must_restore_binding(&demand(500, false), late), "the thread is not busy");
-        assert!(!lift.must_restore_binding(&demand(500, true), Nanos(10 * SECOND)), "the trial is not over");
-        assert!(!lift.must_restore_binding(&demand(500, true), Nanos(21 * SECOND)), "it was judged before");
+        assert!(lift.must_restore_binding(&demand(500, true), [], late));
+        assert!(lift.must_restore_binding(&demand(375, true), [], late));
+        assert!(
+            !lift.must_restore_binding(&demand(374, true), [], late),
+            "the thread waits less than before"
+        );
+        assert!(!lift.must_restore_binding(&demand(500, false), [], late), "the thread is not busy");
+        assert!(
+            !lift.must_restore_binding(&demand(500, true), [], Nanos(10 * SECOND)),
+            "the trial is not over"
+        );
+        assert!(
+            !lift.must_restore_binding(&demand(500, true), [], Nanos(21 * SECOND)),
+            "it was judged before"
+        );
+    }
+
+    #[test]
+    fn a_lift_has_helped_if_the_threads_that_stayed_wait_less_although_the_moved_thread_does_not() {
+        let (late, lift) = (Nanos(11 * SECOND), lifted(500, LiftReason::Overload));
+        let restored =
+            |others: &[u32]| lift.must_restore_binding(&demand(500, true), others.iter().copied(), late);
+        assert!(!restored(&[0]), "the moved thread waits for other programs, and the other one for nothing");
+        assert!(!restored(&[374]));
+        assert!(restored(&[375]), "both wait: the job has no more CPU time than before");
+        assert!(restored(&[500, 250]), "on average they wait as long");
+        assert!(!restored(&[500, 249]));
+        let earlier = Nanos(10 * SECOND);
+        assert!(!lift.must_restore_binding(&demand(500, true), [500], earlier), "the trial is not over");
     }
 
     #[test]
     fn a_lift_without_waiting_before_and_a_lift_by_the_policy_are_not_judged() {
         let late = Nanos(11 * SECOND);
-        assert!(!lifted(99, LiftReason::Overload).must_restore_binding(&demand(99, true), late));
-        assert!(!lifted(500, LiftReason::Policy).must_restore_binding(&demand(500, true), late));
+        assert!(!lifted(99, LiftReason::Overload).must_restore_binding(&demand(99, true), [], late));
+        assert!(!lifted(500, LiftReason::Policy).must_restore_binding(&demand(500, true), [], late));
     }
 
     #[test]
     fn a_binding_that_is_in_force_again_is_not_judged_again() {
         let restored = LiftedBinding { is_restored: true, ..lifted(500, LiftReason::Overload) };
-        assert!(!restored.must_restore_binding(&demand(500, true), Nanos(11 * SECOND)));
+        assert!(!restored.must_restore_binding(&demand(500, true), [], Nanos(11 * SECOND)));
     }
 }

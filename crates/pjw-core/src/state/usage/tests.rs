@@ -372,6 +372,19 @@ fn what_was_read_of_a_parent_after_the_exit_of_its_child_is_not_taken_for_the_la
 }
 
 #[test]
+fn children_of_a_parent_that_waited_for_none_are_not_visited() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
+    for number in 0..600 {
+        usage.read_process(&a, id(Pid(1000 + number)), ROOT, &times(1, 0));
+    }
+    let later = times(9, 0);
+    let visited = usage.children_possibly_waited_for(ROOT, &later);
+    assert_eq!(visited.size_hint(), (0, Some(0)), "the sum of the ended children did not grow");
+    assert_eq!(usage.children_possibly_waited_for(ROOT, &times(9, 1)).count(), 600);
+}
+
+#[test]
 fn a_parent_outside_is_forgotten_as_soon_as_nothing_is_to_be_learned_from_it() {
     let (mut usage, a) = begun();
     let b = job("b");

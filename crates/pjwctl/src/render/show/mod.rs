@@ -30,6 +30,10 @@ pub struct JobDetails {
     /// The memory of the job. `None` if it was not requested and can't be estimated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
+    /// The reason why the memory can't be estimated, for the text. `None` if there is an estimate, or if none was
+    /// requested.
+    #[serde(skip)]
+    pub no_memory_reason: Option<String>,
 }
 
 /// Returns the text of `pjwctl show`: the properties of a job, its memory, its processes with their threads, and its
@@ -39,6 +43,10 @@ pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal)
     let header = header(&details.job, names, term) + &shared_address_spaces(&details.members, term);
     let mut parts = vec![header];
     parts.extend(details.memory.as_ref().map(|memory| memory::memory_text(memory, term)));
+    parts.extend(details.no_memory_reason.as_ref().map(|why| {
+        let heading = style::apply_style("memory", style::HEADING, term);
+        wrap_text(&format!("not estimated: {why}"), term.width, &format!("{heading} "), "  ")
+    }));
     if !details.members.is_empty() {
         parts.push(details.members.iter().map(|member| self::member(member, names, term)).collect());
     }

@@ -22,7 +22,18 @@ fn sample() -> JobDetails {
         members: vec![member],
         history: vec![assigned.into()],
         memory: None,
+        no_memory_reason: None,
     }
+}
+
+#[test]
+fn the_reason_why_the_memory_of_a_job_is_not_estimated_is_shown() {
+    let no_memory_reason =
+        Some("the job has no memory cgroup of its own, so nothing can be estimated".into());
+    let text = job_details_text(&JobDetails { no_memory_reason, ..sample() }, &names(), PLAIN_TERMINAL);
+    let expected =
+        "\nmemory not estimated: the job has no memory cgroup of its own, so nothing can be\n  estimated\n\n";
+    assert!(text.contains(expected), "{text}");
 }
 
 #[test]
