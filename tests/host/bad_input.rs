@@ -1,5 +1,6 @@
 //! Wrong input gets a clear error, and nothing is lost.
 
+use std::io::Write;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Output, Stdio};
 
@@ -9,7 +10,7 @@ use pjw_tests::skipping::skip;
 use pjw_tests::waiting::wait_until;
 use serde_json::{Value, json};
 
-use crate::processes::{Shell, is_installed, is_root, mask};
+use crate::processes::{Shell, has_two_cores, is_installed, is_root, mask};
 
 fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -157,54 +158,137 @@ fn can_mount() -> bool {
     attempt.status.success()
 }
 
+/// A daemon with a small file system as its state directory, in a mount namespace of its own. After the daemon has ended,
+/// `pjwd --release-all` runs there if `with_undo`.
+struct SmallDisk {
+    daemon: Daemon,
+    child: std::process::Child,
+    pid: nix::unistd::Pid,
+    filler: String,
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            self.signal_daemon(nix::sys::signal::Signal::SIGKILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl SmallDisk {
+    fn start(with_undo: bool) -> Self {
+        let mut daemon = Daemon::start("interval = \"50ms\"\n");
+        daemon.stop();
+        let state = daemon.state_dir();
+        let command = daemon.command();
+        let words: Vec<String> = std::iter::once(command.get_program())
+            .chain(command.get_args())
+            .map(|word| word.to_str().unwrap().to_owned())
+            .collect();
+        let words = words.join(" ");
+        let run = if with_undo {
+            format!("{{ {words}; {words} --release-all; }}")
+        } else {
+            format!("exec {words}")
+        };
+        let script = format!("mount -t tmpfs -o size=64k pjw-test {} && {run}", state.display());
+        let log = std::fs::File::options().append(true).create(true).open(daemon.dir().join("log")).unwrap();
+        let child = Command::new("unshare")
+            .args(["--mount", "sh", "-c", &script])
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        pjw_tests::waiting::wait_for("pjwd answers", || {
+            let mut client = pjw_ipc::client::Client::connect(&daemon.socket()).ok()?;
+            client.call::<Value>("GetStatus", &json!({})).ok()
+        });
+        let filler = format!("/proc/{}/root{}/filler", child.id(), state.display());
+        let pid = nix::unistd::Pid::from_raw(daemon.status().pid.cast_signed());
+        Self { daemon, child, pid, filler }
+    }
+
+    /// Fills the disk, with the records of this job in the end. Returns the refusal of the first one for which there is no
+    /// space.
+    fn fill(&self, job: &str) -> String {
+        let _ = std::fs::write(&self.filler, vec![0u8; 1 << 20]);
+        let job = self.daemon.job_id(job);
+        let mut client = pjw_ipc::client::Client::connect(&self.daemon.socket()).unwrap();
+        let refusal = (0..5000u32)
+            .find_map(|n| client.call::<Value>("Want", &json!({ "job": job, "cores": n % 2 })).err());
+        // What the daemon gave up after the failure.
+        let mut filler = std::fs::File::options().append(true).open(&self.filler).unwrap();
+        let _ = filler.write_all(&[0; 1 << 16]);
+        refusal.expect("the disk becomes full").to_string()
+    }
+
+    fn journal_warning(&self) -> Option<String> {
+        let warnings = self.daemon.status().warnings.into_iter();
+        warnings.filter(|warning| warning.code == "journal").map(|warning| warning.text).next()
+    }
+
+    fn signal_daemon(&self, signal: nix::sys::signal::Signal) {
+        nix::sys::signal::kill(self.pid, signal).unwrap();
+    }
+}
+
 /// A full disk with the state: changes that can't be recorded are refused, existing jobs stay, and the daemon
 /// recovers by itself.
 #[test]
 fn on_a_full_disk_requests_are_refused_and_no_job_is_lost() {
-    if !is_root() || !can_mount() {
+    if !is_root() || !has_two_cores() || !can_mount() {
         return;
     }
-    let mut daemon = Daemon::start("interval = \"50ms\"\n");
+    let mut disk = SmallDisk::start(false);
     let shells = [Shell::start(), Shell::start()];
-    daemon.stop();
-    let state = daemon.state_dir();
-    // A small file system in a mount namespace of its own.
-    let command = daemon.command();
-    let words: Vec<String> = std::iter::once(command.get_program())
-        .chain(command.get_args())
-        .map(|word| word.to_str().unwrap().to_owned())
-        .collect();
-    let script =
-        format!("mount -t tmpfs -o size=64k pjw-test {} && exec {}", state.display(), words.join(" "));
-    let log = std::fs::File::options().append(true).create(true).open(daemon.dir().join("log")).unwrap();
-    let mut child =
-        Command::new("unshare").args(["--mount", "sh", "-c", &script]).stderr(log).spawn().unwrap();
-    pjw_tests::waiting::wait_for("pjwd answers", || {
-        pjw_ipc::client::Client::connect(&daemon.socket()).ok()?.call::<Value>("GetStatus", &json!({})).ok()
-    });
-    let cpus = daemon.assign("a", 1, &[shells[0].pid()]).unwrap();
-    let inside = format!("/proc/{}/root{}", child.id(), state.display());
-    let filler = format!("{inside}/filler");
-    let _ = std::fs::write(&filler, vec![0u8; 1 << 20]);
+    let cpus = disk.daemon.assign("a", 1, &[shells[0].pid()]).unwrap();
     let before = mask(shells[1].pid());
-    // The disk may become full at the start of a job or at its end.
-    let refusal = (0..200).find_map(|n| {
-        let name = format!("b{n}");
-        let refusal = daemon.assign(&name, 1, &[]).err().or_else(|| daemon.release(&name).err())?;
-        refusal.contains("can't be recorded").then_some(refusal)
-    });
-    let refusal = refusal.expect("the disk becomes full");
-    assert!(refusal.contains("No space left"), "{refusal}");
+    let refusals = [disk.fill("a"), disk.daemon.assign("b", 1, &[shells[1].pid()]).unwrap_err()];
+    for refusal in refusals {
+        assert!(refusal.contains("can't be recorded") && refusal.contains("No space left"), "{refusal}");
+    }
     assert_eq!((mask(shells[0].pid()), mask(shells[1].pid())), (cpus.clone(), before));
-    assert!(daemon.job("a").is_some_and(|job| job.cpus == cpus.to_string()));
-    std::fs::remove_file(&filler).unwrap();
-    wait_until("the warning is gone", || {
-        !daemon.status().warnings.iter().any(|warning| warning.code == "journal")
-    });
-    let _ = daemon.release("a");
-    let pid = nix::unistd::Pid::from_raw(child.id().cast_signed());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
-    child.wait().unwrap();
+    assert!(disk.daemon.job("a").is_some_and(|job| job.cpus == cpus.to_string()));
+    let released = disk.daemon.pjwctl(&["release", "--all"]);
+    assert!(released.status.success(), "{released:?}");
+    assert_eq!(mask(shells[0].pid()), mask(shells[1].pid()), "a release needs no space");
+    std::fs::remove_file(&disk.filler).unwrap();
+    wait_until("the warning is gone", || disk.journal_warning().is_none());
+    disk.daemon.assign("b", 1, &[shells[1].pid()]).unwrap();
+    disk.daemon.release("b").unwrap();
+    disk.signal_daemon(nix::sys::signal::Signal::SIGTERM);
+    disk.child.wait().unwrap();
+}
+
+/// What a release changes is in the journal already, so it needs no space.
+#[test]
+fn on_a_full_disk_jobs_are_released_also_after_the_daemon_was_killed() {
+    if !is_root() || !has_two_cores() || !can_mount() {
+        return;
+    }
+    let shells = [Shell::start(), Shell::start()];
+    let before = shells.each_ref().map(|shell| mask(shell.pid()));
+    let mut disk = SmallDisk::start(true);
+    for (name, shell) in ["one", "two"].iter().zip(&shells) {
+        let cpus = disk.daemon.assign(name, 1, &[shell.pid()]).unwrap();
+        assert_eq!(mask(shell.pid()), cpus);
+    }
+    disk.fill("one");
+    disk.daemon.release("one").unwrap();
+    assert_eq!(mask(shells[0].pid()), before[0]);
+    assert!(disk.daemon.job("one").is_none());
+    wait_until("the status has a warning", || disk.journal_warning().is_some());
+    let warning = disk.journal_warning().unwrap();
+    assert!(warning.contains("jobs are only released") && warning.contains("No space left"), "{warning}");
+    disk.signal_daemon(nix::sys::signal::Signal::SIGKILL);
+    assert!(disk.child.wait().unwrap().success(), "{}", disk.daemon.log());
+    assert_eq!(shells.each_ref().map(|shell| mask(shell.pid())), before, "{}", disk.daemon.log());
+    // The next pjwd did not know of the first release, and took up both jobs.
+    for name in ["one", "two"] {
+        let released = format!("{} released\n", disk.daemon.job_id(name));
+        assert!(disk.daemon.log().contains(&released), "{released}{}", disk.daemon.log());
+    }
 }
 
 /// Without the id of the boot, the records of an earlier daemon would count as those of another boot and be

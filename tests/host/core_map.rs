@@ -11,7 +11,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_job::{Cores, CoresSource, Job};
 use pjw_tests::daemon::Daemon;
 use pjw_tests::skipping::skip;
-use pjw_tests::waiting::wait_for;
+use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
 use crate::permissions::programs_are_reachable;
@@ -311,4 +311,39 @@ fn a_full_file_system_is_a_warning_and_the_page_is_still_written() {
     wait_for("a rescan writes the other files", || warnings(&daemon, "core-map").is_empty().then_some(()));
     let cpus = fs::read_to_string(inside(directory(&daemon, "a")).join("cpus")).unwrap();
     assert_eq!(cpus.trim().parse::<CpuSet>().unwrap(), job.cores().cpus);
+}
+
+/// A program of one job fills the small file system of the files by its file `want`.
+#[test]
+fn a_file_want_that_fills_the_file_system_does_not_stop_the_core_maps_of_other_jobs() {
+    if !is_root() || !has_two_cores() {
+        return;
+    }
+    let possible = Command::new("unshare").args(["--mount", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
+    if !possible.is_ok_and(|output| output.status.success()) {
+        return skip("no mount namespace can be made here");
+    }
+    let script = "state=$(eval echo \\${$#}); mkdir -p \"$state\" && mount -t tmpfs -o size=2m none \"$state\" && \
+                  exec \"$0\" \"$@\"";
+    let daemon = Daemon::start_by(&["unshare", "--mount", "sh", "-c", script]);
+    let inside = |path: PathBuf| {
+        let root = PathBuf::from(format!("/proc/{}/root", daemon.pid()));
+        root.join(path.strip_prefix("/").unwrap())
+    };
+    let shells = [Shell::start(), Shell::start()];
+    daemon.assign("greedy", 1, &[shells[0].pid()]).unwrap();
+    let want = inside(directory(&daemon, "greedy")).join("want");
+    let signal = |signal| {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(daemon.pid().cast_signed()), signal).unwrap();
+    };
+    // The daemon would empty the file before the file system is full.
+    signal(nix::sys::signal::Signal::SIGSTOP);
+    assert!(fs::write(&want, vec![b'1'; 4 << 20]).is_err(), "the file system has a limit");
+    signal(nix::sys::signal::Signal::SIGCONT);
+    daemon.assign("late", 1, &[shells[1].pid()]).unwrap();
+    let cpus = || fs::read_to_string(inside(directory(&daemon, "late")).join("cpus")).ok();
+    let granted = daemon.job("late").unwrap().cpus;
+    wait_until("the new job has its files", || cpus().is_some_and(|cpus| cpus.trim() == granted));
+    wait_until("the file is empty", || fs::metadata(&want).unwrap().len() == 0);
+    assert!(!daemon.log().contains("can't be published"), "{}", daemon.log());
 }

@@ -233,7 +233,7 @@ fn jobs_without_a_process_freeze_no_job_and_delay_no_start() {
         assert!(text.contains("has no process and borrows no core until it has one"), "{text}");
     }
     assert_eq!(daemon.job("batch").unwrap().cpus, cpus, "they took no core");
-    assert!(runs(spinner));
+    wait_until("the job still runs", || runs(spinner));
     for start in [vec!["run"], vec!["spawn", "-n", "1"]] {
         let job = daemon.job_id(start[0]);
         let options =
@@ -242,6 +242,9 @@ fn jobs_without_a_process_freeze_no_job_and_delay_no_start() {
         let printed = String::from_utf8(output.stdout).unwrap();
         assert!(output.status.success() && !printed.trim().is_empty(), "{printed:?} {:?}", output.stderr);
     }
+    wait_until("both have given back their core", || {
+        ["run", "spawn"].iter().all(|job| daemon.job(job).is_none())
+    });
     let mut late = Shell::start();
     let spinner = late.background(SPIN);
     assign(&daemon, "empty0", "besteffort", "1", &late);

@@ -21,7 +21,7 @@ use pjw_linux::{node::LinuxMachine, probe, sys::clock};
 
 use crate::host::directories;
 use crate::job_files;
-use crate::store::journal::{FileJournal, JournalError, has_journal_files};
+use crate::store::journal::{FileJournal, JOURNAL_FILE_NAMES, JournalError, has_journal_files};
 use crate::warden::{CycleReport, Warden};
 
 /// The largest number of cycles. A job that forks all the time needs several.
@@ -79,7 +79,9 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     directories::make_state_directory(state_dir, Uid::effective().as_raw())?;
     let (mut journal, mut recovered) = FileJournal::open(state_dir, &clock::boot_id()?)?;
     recovered.has_lost_records |= !recovered.is_found;
-    journal.write_recovered_records(&mut recovered)?;
+    // A full disk must not prevent the release: it changes only what is recorded already. The journal is written once
+    // more at the end.
+    let _ = journal.write_recovered_records(&mut recovered);
     let capabilities = probe::probe_kernel_support(&own_cgroups);
     let only_managed_user = only_user(capabilities.can_set_all_masks);
     let cpuset_support = capabilities.cpuset_support;
@@ -107,8 +109,19 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     }
     add_unknown_masks(warden.state(), &mut undone);
     job_files::remove_files_of_all_jobs(state_dir);
-    warden.rewrite_journal().context("everything is restored, but the journal can't be rewritten")?;
+    if let Err(fault) = warden.rewrite_journal() {
+        // The next daemon would take up the released jobs again.
+        remove_journal_files(state_dir).with_context(|| {
+            format!("everything is restored, but {fault}, and the journal can't be removed")
+        })?;
+        undone.remarks.push(format!("the journal was removed, because {fault}"));
+    }
     Ok(undone)
+}
+
+/// Removes the files of the journal. That needs no space, as writing an empty journal does.
+fn remove_journal_files(state_dir: &Path) -> std::io::Result<()> {
+    JOURNAL_FILE_NAMES.iter().try_for_each(|name| directories::remove_file_if_exists(&state_dir.join(name)))
 }
 
 /// Where nothing is recorded and there is no cpuset, only masks may be left.

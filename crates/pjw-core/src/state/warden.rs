@@ -159,11 +159,6 @@ impl WardenState {
         self.members.members_of_job(job)
     }
 
-    /// Returns whether at least one process belongs to the job.
-    pub(crate) fn has_members(&self, job: &JobId) -> bool {
-        self.members_of(job).next().is_some()
-    }
-
     /// Returns the process with the pid `pid`. The facts about the process are from the last scan that read it. Returns `None` if no scan
     /// has found a process with this pid, or if pjw knows that the process has ended.
     #[must_use]

@@ -116,8 +116,7 @@ fn every_key_is_read() {
 
 #[test]
 fn the_keys_of_lending_are_read() {
-    let text = r#"
-        [lending]
+    let text = r#"[lending]
         enabled = true
         buffer = 2
         lend_after = "500ms"

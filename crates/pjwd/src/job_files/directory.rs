@@ -39,6 +39,13 @@ pub(super) struct FileFault {
     source: io::Error,
 }
 
+impl FileFault {
+    /// Returns whether the file system has no space for the file.
+    pub(super) fn is_lack_of_space(&self) -> bool {
+        matches!(self.source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    }
+}
+
 /// Returns a function that converts an [`io::Error`] to a [`FileFault`]. `operation` is the failed operation as a verb,
 /// such as `write`. `path` is the path of the file.
 pub(super) fn file_fault<'a>(

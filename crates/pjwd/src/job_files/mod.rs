@@ -26,6 +26,8 @@ use watch::{FileChange, FileWatch};
 
 pub use directory::remove_files_of_all_jobs;
 
+/// How often the files of a job are tried again on a full file system. A program may fill it again at once.
+const ATTEMPTS_WITHOUT_SPACE: usize = 3;
 /// The time from a change of a file to the reading. A program that truncates a file writes it next.
 const SETTLE_TIME: Duration = Duration::from_millis(5);
 /// The time after which an empty file counts as such. Before, a program may be about to write.
@@ -223,8 +225,18 @@ impl JobFiles {
 
     /// Writes the files of a job. Returns whether its file `want` is to be read, because an earlier daemon left it.
     fn write(&mut self, id: &JobId) -> bool {
-        let Some(job) = self.jobs.get_mut(id) else { return false };
-        let is_to_be_read = match job.write(id, &mut self.root, &mut self.watch) {
+        let mut written = self.try_write(id);
+        for _ in 0..ATTEMPTS_WITHOUT_SPACE {
+            let is_full =
+                |written: &Result<bool, FileFault>| written.as_ref().is_err_and(FileFault::is_lack_of_space);
+            if !written.as_ref().is_some_and(is_full) {
+                break;
+            }
+            self.give_back_space_of_want_files();
+            written = self.try_write(id);
+        }
+        let (Some(written), Some(job)) = (written, self.jobs.get_mut(id)) else { return false };
+        let is_to_be_read = match written {
             Ok(is_to_be_read) => {
                 if job.fault.take().is_some() {
                     warn!(job = %id, "the core map of {id} is published again");
@@ -242,6 +254,21 @@ impl JobFiles {
         };
         self.update_warnings(id);
         is_to_be_read
+    }
+
+    fn try_write(&mut self, id: &JobId) -> Option<Result<bool, FileFault>> {
+        self.jobs.get_mut(id).map(|job| job.write(id, &mut self.root, &mut self.watch))
+    }
+
+    /// Gives back the space of each file `want` that takes more than a number needs. Must be called when the file system
+    /// is full: a program of one job may have filled it by this file, and the other jobs and the journal need the
+    /// space. Reads the size of the file `want` of every job.
+    pub fn give_back_space_of_want_files(&mut self) {
+        for job in self.jobs.values_mut() {
+            if let Some(directory) = &job.directory {
+                job.wanted_file.give_back_space(&directory.want_path());
+            }
+        }
     }
 
     /// Must be called after the files of the job were written or read.

@@ -12,6 +12,8 @@ use pjw_core::ids::Uid;
 const MAX_BYTES: u64 = 32;
 /// A file that is longer is truncated: it takes memory from a file system that the system needs.
 const MAX_FILE_BYTES: u64 = 4096;
+/// The unit of the number of blocks of a file (stat(2)).
+const BLOCK_BYTES: u64 = 512;
 
 /// The last known content of the file `want` of one job: the number of cores that the job wants. If the present content
 /// is ignored, also contains the reason.
@@ -54,15 +56,14 @@ impl WantedFile {
 
     /// Reads the file `want` of a job at `path`. Ignores the content if it is not a number, or if the file is not a
     /// regular file, belongs to another user than `owner`, or has a second name (hard link). Also empties a file of
-    /// more than 4096 bytes, because the file takes memory.
+    /// more than 4096 bytes, and gives back space that is reserved behind its end, because the file takes memory.
     pub(super) fn read(&mut self, path: &Path, owner: Uid) -> WantedFileReading {
         let number = read_text(path, owner).and_then(|text| parse(&text));
         let is_empty = number == Ok(None);
         if is_empty && self.is_emptied {
             return WantedFileReading::Same;
         }
-        // A failure leaves the file as it is.
-        self.is_emptied = is_too_long(path) && empty(path).is_ok();
+        self.is_emptied = shrink(path);
         if is_empty && self.last.is_some() && !std::mem::replace(&mut self.was_empty, true) {
             return WantedFileReading::MayBeUnfinished;
         }
@@ -80,6 +81,15 @@ impl WantedFile {
                 self.fault = Some(fault);
                 WantedFileReading::Same
             }
+        }
+    }
+
+    /// Gives back the space of the file `want` at `path` if it takes more than a number needs. A file of more than 4096
+    /// bytes is then empty, and its content counts as ignored.
+    pub(super) fn give_back_space(&mut self, path: &Path) {
+        if shrink(path) {
+            self.is_emptied = true;
+            self.fault = Some(format!("it had more than {MAX_FILE_BYTES} bytes, and a number has less"));
         }
     }
 
@@ -109,14 +119,19 @@ fn options() -> OpenOptions {
     options
 }
 
-/// Whether the file takes space that the system may need.
-fn is_too_long(path: &Path) -> bool {
-    std::fs::symlink_metadata(path)
-        .is_ok_and(|metadata| metadata.is_file() && metadata.nlink() == 1 && metadata.len() > MAX_FILE_BYTES)
-}
-
-fn empty(path: &Path) -> io::Result<()> {
-    options().write(true).open(path).and_then(|file: File| file.set_len(0))
+/// Gives back the space that a file takes from the system. Empties a file of more than 4096 bytes, and takes from a
+/// shorter one the space that a program reserved behind its end (fallocate(2)). Returns whether the file was emptied.
+fn shrink(path: &Path) -> bool {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return false };
+    let is_long = metadata.len() > MAX_FILE_BYTES;
+    let has_reserve = metadata.blocks().saturating_mul(BLOCK_BYTES) > MAX_FILE_BYTES.max(metadata.blksize());
+    if !metadata.is_file() || metadata.nlink() != 1 || !(is_long || has_reserve) {
+        return false;
+    }
+    let length = if is_long { 0 } else { metadata.len() };
+    // A failure leaves the file as it is.
+    let shrunk = options().write(true).open(path).and_then(|file: File| file.set_len(length));
+    is_long && shrunk.is_ok()
 }
 
 /// The text of the file, if it is short enough for a number.
@@ -200,6 +215,25 @@ mod tests {
         assert!(file.ignored_reason().is_some(), "the program did not empty it");
         std::fs::write(&path, "2").unwrap();
         assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::New(Some(2)));
+    }
+
+    #[test]
+    fn space_that_is_reserved_behind_the_number_is_given_back() {
+        use nix::fcntl::{FallocateFlags, fallocate};
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("want");
+        std::fs::write(&path, "3").unwrap();
+        let opened = OpenOptions::new().write(true).open(&path).unwrap();
+        if fallocate(&opened, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1 << 20).is_err() {
+            // This file system can't reserve space.
+            return;
+        }
+        assert!(std::fs::metadata(&path).unwrap().blocks() >= 2048);
+        let mut file = WantedFile::new(None);
+        assert_eq!(file.read(&path, Uid(geteuid().as_raw())), WantedFileReading::New(Some(3)));
+        assert!(std::fs::metadata(&path).unwrap().blocks() <= 64);
+        assert_eq!(std::fs::read(&path).unwrap(), b"3", "the number stays");
+        assert_eq!(file.ignored_reason(), None);
     }
 
     #[test]

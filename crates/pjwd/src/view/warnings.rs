@@ -30,8 +30,9 @@ pub(super) fn fault_warnings(faults: &OngoingFailures, own_cgroups: &OwnCgroupNa
         warnings.push(warning("audit", job, violation.clone(), remedy));
     }
     if let Some(fault) = &faults.journal_error {
-        let text = format!("nothing is changed, because changes can't be recorded: {fault}");
-        let remedy = "jobs continue unchanged; pjwd retries in each cycle";
+        let text = format!("jobs are only released, because other changes can't be recorded: {fault}");
+        let remedy = "free space; jobs continue unchanged, pjwd retries in each cycle, and a job that is released meanwhile comes back \
+                      if pjwd is restarted before it can write";
         warnings.push(warning("journal", String::new(), text, remedy));
     }
     let mut refused: BTreeMap<String, (usize, String)> = BTreeMap::new();

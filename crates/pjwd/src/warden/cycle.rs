@@ -25,7 +25,8 @@ use pjw_sources::LocalHost;
 
 use super::forks::{changes_process_masks, defer_scans_for_right_masks, find_wrong_fork_masks};
 use super::report::{
-    ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask, refuse_unrecorded_commands,
+    ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask, only_releases,
+    refuse_unrecorded_commands,
 };
 use crate::host::thaw_watcher::ThawWatcher;
 
@@ -248,8 +249,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// A decision can require another scan, for example because processes were forked during the changes. The cycle
     /// then repeats the scan, the decision and the changes, up to 8 times in total. If a further scan is required
     /// after that, [`CycleReport::has_unfinished_work`] is true, and the caller must run another cycle. While the
-    /// journal (the records of pjwd's changes) can't be written, commands are refused and no masks or cpusets are
-    /// changed.
+    /// journal (the records of pjwd's changes) can't be written, jobs are only released: other commands are refused,
+    /// and masks and cpusets are only put back.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.ongoing_failures.journal_error.is_some() {
             self.ongoing_failures.journal_error =
@@ -271,7 +272,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             })
             .collect();
         let all_commands = commands;
-        if let Some(fault) = self.confine_forks(&mut report) {
+        if let Some(fault) =
+            self.confine_forks(&mut report).filter(|_| !only_releases(commands) || commands.is_empty())
+        {
             // The journal can't be written, and the records of the forked processes must be its next records. So this
             // cycle ends here without the requested scan, and the next rescan is a full scan.
             self.state.full_scan_due = true;
@@ -366,6 +369,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         report: &mut CycleReport,
     ) -> Option<ScanRequest> {
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
+        let mut is_recorded = true;
         let before = self.prepare_rollback(commands);
         let Decision { mut records, plan, warnings, events, replies, next_scan, newly_planned, reports } =
             reconcile(&mut self.state, snapshot, commands, &self.policy);
@@ -376,7 +380,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
         report.newly_planned.extend(&newly_planned);
 
-        let plan = self.without_unsound_actions(plan);
+        let mut plan = self.without_unsound_actions(plan);
         if self.policy.mode == DaemonMode::Observe {
             records.retain(|record| {
                 !matches!(record, Record::MaskSet { .. } | Record::MaskReleased(_) | Record::Cpuset(_))
@@ -384,21 +388,29 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         }
         if let Err(fault) = self.write_records_and_reports(&records, &reports, before.is_some()) {
-            if before.is_none() {
-                self.drop_applied_claims(snapshot);
-                // These jobs are gone from the state.
-                report.ended_jobs.extend(reports);
+            if before.is_some() || !only_releases(commands) {
+                if before.is_none() {
+                    self.drop_applied_claims(snapshot);
+                    // These jobs are gone from the state.
+                    report.ended_jobs.extend(reports);
+                }
+                return self.undo_unrecorded_decision(&fault, before, commands, &plan, report);
             }
-            return self.undo_unrecorded_decision(&fault, before, commands, &plan, report);
+            plan = self.without_unrecorded_actions(plan, &fault);
+            is_recorded = false;
         }
         self.drop_applied_claims(snapshot);
         report.add_events(events);
         report.ended_jobs.extend(reports);
         report.replies.extend(replies);
         if self.policy.mode == DaemonMode::Observe {
-            return next_scan.filter(|_| plan.mask_actions.is_empty() && plan.cpuset_actions.is_empty());
+            let is_empty = plan.mask_actions.is_empty() && plan.cpuset_actions.is_empty();
+            return next_scan.filter(|_| is_empty && is_recorded);
         }
         let Plan { cpuset_actions, mask_actions } = plan;
+        // The next scan is about actions that are not made.
+        let next_scan =
+            next_scan.filter(|_| is_recorded || !(cpuset_actions.is_empty() && mask_actions.is_empty()));
         let cpusets = self.apply_cpuset_changes(cpuset_actions);
         let outcomes = self.apply(mask_actions);
         let events = [cpuset_events(&cpusets), mask_events(&self.state, &outcomes)].concat();

@@ -1,7 +1,8 @@
 //! The journal of the warden: every decision is recorded before it is carried out, and rolled back if it can't be.
 
 use pjw_core::command::Command;
-use pjw_core::plan::Plan;
+use pjw_core::cpuset_group::{CpusetAction, CpusetChange};
+use pjw_core::plan::{MaskAction, MaskActionKind, Plan};
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::record::Record;
 use pjw_core::scan::{ScanRequest, ScanScope};
@@ -9,7 +10,7 @@ use pjw_core::snapshot::Snapshot;
 use pjw_core::{cpuset::CpuSet, state::WardenState, usage::JobReport};
 
 use super::cycle::Warden;
-use super::report::{CycleReport, refuse_unrecorded_commands};
+use super::report::{CycleReport, only_releases, refuse_unrecorded_commands};
 
 /// The largest number of records for which space is reserved in the journal. For more, the state is copied.
 const MAX_RESERVED_RECORDS: usize = 1000;
@@ -20,6 +21,16 @@ const OTHER_RECORDS: usize = 64;
 fn records_size(records: usize, machine: &CpuSet) -> u64 {
     let bytes_per_record = 512 + 8 * machine.len();
     ((records + OTHER_RECORDS) * bytes_per_record) as u64
+}
+
+/// Returns whether the action takes back what an earlier one did.
+fn puts_back(action: &CpusetAction) -> bool {
+    match action.change {
+        CpusetChange::MoveBack { .. } | CpusetChange::RemoveLimits { .. } | CpusetChange::Remove { .. } => {
+            true
+        }
+        CpusetChange::Create { .. } | CpusetChange::MoveIn { .. } => false,
+    }
 }
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
@@ -85,8 +96,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Returns a copy of the state before the `commands` are executed. If the records of the commands can't be written,
-    /// the copy replaces the state. `None` if no copy is needed: there are no commands of clients, or the journal has
-    /// reserved enough disk space for their records. Space is reserved only if the commands concern few threads.
+    /// the copy replaces the state. `None` if no copy is needed: there are no commands of clients, all commands release
+    /// jobs, or the journal has reserved enough disk space for their records. Space is reserved only if the commands concern few threads.
     pub(super) fn prepare_rollback(&mut self, commands: &[Command]) -> Option<WardenState> {
         // The client learns that the job was not made. So the job ends in any case, as one whose last process has
         // exited.
@@ -115,7 +126,21 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let is_reserved = self.ongoing_failures.journal_error.is_none()
             && self.journal.is_in_place()
             && size.is_some_and(|size| self.journal.reserve(size));
-        (!is_reserved).then(|| self.state.clone())
+        (!is_reserved && !only_releases(commands)).then(|| self.state.clone())
+    }
+
+    /// Returns those actions of `plan` that put back masks and processes, after the records of a decision could not be
+    /// written to the journal for the reason `fault`. These need no record. The other actions are planned again.
+    pub(super) fn without_unrecorded_actions(&mut self, plan: Plan, fault: &J::Fault) -> Plan {
+        let Plan { mut cpuset_actions, mask_actions } = plan;
+        cpuset_actions.retain(puts_back);
+        let is_restore = |action: &MaskAction| action.kind == MaskActionKind::Restore;
+        let (mask_actions, dropped): (Vec<MaskAction>, Vec<MaskAction>) =
+            mask_actions.into_iter().partition(is_restore);
+        dropped.iter().for_each(|action| self.state.record_mask_not_attempted(action));
+        self.state.full_scan_due = true;
+        self.ongoing_failures.journal_error = Some(fault.to_string());
+        Plan { cpuset_actions, mask_actions }
     }
 
     /// Undoes a decision after its records could not be written to the journal for the reason `fault`. The changes in

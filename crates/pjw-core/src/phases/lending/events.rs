@@ -2,7 +2,7 @@
 
 use crate::basics::{CpuSet, Nanos, Pu, cpus_text, prelude::*};
 use crate::phases::draft::CycleDraft;
-use crate::phases::lending::may_borrow;
+use crate::phases::lending::permission::may_borrow;
 use crate::state::WardenState;
 use crate::terms::{Event, EventKind, Grant, Job, JobId, Ownership};
 

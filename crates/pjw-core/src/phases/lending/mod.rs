@@ -6,11 +6,13 @@
 //! and the entries of borrowers in the pool, and reports each change.
 
 mod events;
+mod permission;
 
 use crate::basics::{CpuSet, Nanos, Pu, cpus_text, cpus_with_is_are, prelude::*};
 use crate::machine::Topology;
 use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::{CycleDraft, warn};
+use crate::phases::lending::permission::may_borrow;
 use crate::phases::usage;
 use crate::state::lending::OwnerLendingState;
 use crate::state::{Member, WardenState};
@@ -159,11 +161,6 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
         (borrower.id.clone(), cores.fold(CpuSet::new(), |all, core| all.union(core)))
     });
     Lending { shares: shares.collect(), leaving }
-}
-
-/// Whether a job of the class besteffort may borrow cores: not while it has no process.
-fn may_borrow(state: &WardenState, policy: &Policy, id: &JobId) -> bool {
-    policy.lending.lends_to_empty_jobs || state.has_members(id)
 }
 
 /// A borrower, with the cores that it has and is to have.

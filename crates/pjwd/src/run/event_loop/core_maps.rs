@@ -20,6 +20,9 @@ impl EventLoop {
     /// reading of those files whose changes the kernel does not report. Must be called after each cycle (scan, decision
     /// and changes).
     pub(super) fn publish_core_maps(&mut self, dirty: &DirtySet, is_rescan: bool) {
+        if self.warden.ongoing_failures().journal_error.is_some() {
+            self.job_files.give_back_space_of_want_files();
+        }
         let (state, policy) = (self.warden.state(), self.warden.policy());
         let mut changed: BTreeSet<&JobId> = dirty.dirty_jobs().map(|(id, _)| id).collect();
         let published: Vec<JobId> = if dirty.contains_everything() {
