@@ -18,7 +18,7 @@ use std::time::Instant;
 use anyhow::ensure;
 use pjw_benches::load::owner::{Measurement, measure_owner, run_as_owner_or_borrower, start_borrower};
 use pjw_benches::measure::chart::Chart;
-use pjw_benches::measure::results::{Figure, print_line, publish, quantile};
+use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile};
 use pjw_benches::peers::cgroups::Cgroup;
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
 use pjw_benches::setup::Setup;
@@ -75,13 +75,13 @@ impl Row {
     }
 }
 
-/// The measured times of a row in µs, of all rounds. `None` after it was skipped.
-type Times = Option<Vec<f64>>;
+/// The measured times of a row in µs, of each round. `None` after it was skipped.
+type Times = Option<Vec<Vec<f64>>>;
 
 fn main() -> anyhow::Result<()> {
     run_as_owner_or_borrower()?;
     let setup = Setup::prepare()?;
-    let rounds = setup.effort.pick(1, 3);
+    let rounds = setup.effort.pick(1, 9);
     let lateness = measure_rows(&setup, LATENESS, Measurement::CycleDelay, rounds)?;
     let busy = measure_rows(&setup, LATENESS, Measurement::BusyCycleDelay, rounds)?;
     let returns = measure_rows(&setup, RETURN, Measurement::Return, rounds)?;
@@ -94,7 +94,10 @@ fn main() -> anyhow::Result<()> {
         title: "After the wake-up of a core's owner".into(),
         x_label: "percent of the wake-ups".into(),
         y_label: "us".into(),
-        lines: rows.filter_map(|(row, times)| Some((row.name().into(), points(times.as_ref()?)))).collect(),
+        lines: rows
+            .filter(|(_, times)| times.is_some())
+            .map(|(row, times)| (row.name().into(), points(times)))
+            .collect(),
     };
     chart.write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench"), "wakeup")?;
     publish("wakeup", &figures)
@@ -114,7 +117,7 @@ fn measure_rows<const N: usize>(
             let at = (turn + round) % N;
             let Some(times) = &mut all[at] else { continue };
             match measure(setup, rows[at], measurement) {
-                Ok(measured) => times.extend(measured),
+                Ok(measured) => times.push(measured),
                 Err(why) => {
                     setup.interrupt.check()?;
                     print_line(&format!("skipped: {}: {why:#}", rows[at].name()))?;
@@ -126,6 +129,14 @@ fn measure_rows<const N: usize>(
     Ok(all)
 }
 
+/// The median over the rounds of a quantile of each. Other programs of the machine disturb some rounds, and the p99 of
+/// all times together would be that of these rounds.
+fn quantile_of_rounds(times: &Times, share: f64) -> f64 {
+    let rounds = times.iter().flatten();
+    let quantiles: Vec<f64> = rounds.filter_map(|times| quantile(times, share)).collect();
+    median(&quantiles).unwrap_or(f64::NAN)
+}
+
 /// Prints the table of some rows, and adds their figures, with `prefix` in their names. The first row is the peer.
 fn report<const N: usize>(
     title: &str,
@@ -134,15 +145,15 @@ fn report<const N: usize>(
     all: &[Times; N],
     figures: &mut Vec<Figure>,
 ) -> anyhow::Result<()> {
-    let at =
-        |times: &Times, share| times.as_ref().and_then(|times| quantile(times, share)).unwrap_or(f64::NAN);
+    let at = quantile_of_rounds;
     print_line(&format!(
         "\n{title:<48}{:>10}{:>10}{:>10}{:>10}{:>12}",
         "wake-ups", "p50 us", "p99 us", "max us", "p99 ratio"
     ))?;
     for (row, times) in rows.iter().zip(all).filter(|(_, times)| times.is_some()) {
-        let count = times.as_ref().map_or(0, Vec::len);
-        let (p50, p99, max) = (at(times, 0.5), at(times, 0.99), at(times, 1.0));
+        let count: usize = times.iter().flatten().map(Vec::len).sum();
+        let max = times.iter().flatten().flatten().copied().fold(0.0, f64::max);
+        let (p50, p99) = (at(times, 0.5), at(times, 0.99));
         let ratio = p99 / at(&all[0], 0.99);
         print_line(&format!("{:<48}{count:>10}{p50:>10.1}{p99:>10.1}{max:>10.1}{ratio:>12.2}", row.name()))?;
         for (quantile, share, value) in [("p50", 0.5, p50), ("p99", 0.99, p99)] {
@@ -153,8 +164,8 @@ fn report<const N: usize>(
     Ok(())
 }
 
-fn points(times: &[f64]) -> Vec<(f64, f64)> {
-    PERCENTILES.iter().filter_map(|&percent| Some((percent, quantile(times, percent / 100.0)?))).collect()
+fn points(times: &Times) -> Vec<(f64, f64)> {
+    PERCENTILES.iter().map(|&percent| (percent, quantile_of_rounds(times, percent / 100.0))).collect()
 }
 
 fn measure(setup: &Setup, row: Row, measurement: Measurement) -> anyhow::Result<Vec<f64>> {
@@ -181,7 +192,7 @@ fn start_warden(setup: &Setup, source: EventSource) -> anyhow::Result<PrivateWar
 }
 
 fn lateness(setup: &Setup, row: Row, measurement: Measurement) -> anyhow::Result<Vec<f64>> {
-    let count = setup.effort.pick(200, 3000);
+    let count = setup.effort.pick(200, 1000);
     let warden = start_warden(setup, EventSource::ProcEvents)?;
     let group = (row == Row::IdlePolicy).then(|| Cgroup::new("cpu", "idle-policy")).transpose()?;
     let launcher = match (row, &group) {
@@ -212,7 +223,7 @@ fn returns(setup: &Setup, row: Row) -> anyhow::Result<Vec<f64>> {
     let warden = start_warden(setup, source)?;
     let borrower = start_borrower(borrower_command(setup, &warden), MANY_THREADS, &setup.interrupt)?;
     let (owner, pid) = (owner_command(&warden), Some(borrower.pid()));
-    let count = setup.effort.pick(5, 100);
+    let count = setup.effort.pick(5, 40);
     let times = measure_owner(owner, Measurement::Return, count, pid, &setup.interrupt)?;
     let log = warden.log();
     ensure!(log.contains(NO_BPF) == is_without_bpf, "pjwd can load BPF programs in both cases, or in none");
@@ -229,7 +240,7 @@ fn cpuset_writes(setup: &Setup) -> anyhow::Result<Vec<f64>> {
     launcher.args(["chrt", "--idle", "0"]);
     let _program = start_borrower(launcher, MANY_THREADS, &setup.interrupt)?;
     let mut times = Vec::new();
-    for _ in 0..setup.effort.pick(5, 100) {
+    for _ in 0..setup.effort.pick(5, 40) {
         let begin = Instant::now();
         group.set_cpus(&others)?;
         times.push(begin.elapsed().as_secs_f64() * 1e6);
