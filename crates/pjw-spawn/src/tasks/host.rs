@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use pjw_core::ids::TASK_HOST_NAME;
 use rustix::net::{Shutdown, shutdown};
 
@@ -38,6 +39,11 @@ const ENDED: RawFd = -3;
 /// How long the memory of an ended task may stay. Tasks of one group often end together: then the host ends before, and
 /// nothing has to be unmapped. Each unmapping interrupts the CPUs on which tasks run.
 const UNMAP_AFTER: Duration = Duration::from_millis(20);
+/// The sizes of the mappings that fill the gaps above the slots. glibc leaves gaps of up to 64 MiB between the arenas of
+/// threads. A heap of a task needs 1 MiB.
+const LARGEST_FILLING: u64 = 64 << 20;
+const SMALLEST_FILLING: u64 = 1 << 20;
+const MOST_FILLINGS: usize = 64;
 /// The most ends of tasks that are read at once.
 const MAX_EVENTS: i32 = 16;
 
@@ -89,7 +95,7 @@ pub(super) struct Host<'a> {
     epoll: OwnedFd,
     /// Descriptors from this one on are the host's own.
     pub(super) first_own: RawFd,
-    /// The address of the first slot.
+    /// The address of the lowest slot.
     pub(super) slots_at: u64,
     pub(super) slots: &'a mut [Slot],
     pub(super) directory: &'a TaskDirectory,
@@ -182,6 +188,7 @@ impl<'a> Host<'a> {
         let initial_values = InitialValues::read(&plan.shape, file.as_raw_fd());
         let initial_values = initial_values.map_err(|errno| (SpawnStep::Exec, errno))?;
         let slots_at = reserve_slots(plan).map_err(of_clone)?;
+        fill_gaps_above(slots_at);
         let table = map_anonymous(plan.capacity * size_of::<Slot>()).map_err(of_clone)?.cast::<Slot>();
         for index in 0..plan.capacity {
             // SAFETY: the memory has room for so many slots.
@@ -342,6 +349,33 @@ pub(super) fn kill_task(pid: u32) {
     unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
 }
 
+/// Maps inaccessible memory into the gaps above the slots. The kernel would place the heaps of tasks in these gaps, where
+/// each pair of heaps needs a page of the page table, before it uses the rooms for heaps. Does nothing if addresses are
+/// limited (`RLIMIT_AS`): the tasks may need them.
+fn fill_gaps_above(slots_at: u64) {
+    if !matches!(getrlimit(Resource::RLIMIT_AS), Ok((RLIM_INFINITY, _))) {
+        return;
+    }
+    let mut bytes = LARGEST_FILLING;
+    let mut count = 0;
+    while bytes >= SMALLEST_FILLING && count < MOST_FILLINGS {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: the kernel chooses a range that nothing else uses.
+        let at =
+            unsafe { libc::syscall(libc::SYS_mmap, 0_u64, bytes, libc::PROT_NONE, flags, -1_i64, 0_u64) };
+        match u64::try_from(at) {
+            Ok(at) if at >= slots_at => count += 1,
+            filled => {
+                if let Ok(at) = filled {
+                    // SAFETY: the range was mapped just now.
+                    unsafe { unmap(at, at + bytes) };
+                }
+                bytes /= 2;
+            }
+        }
+    }
+}
+
 /// Unmaps what the room for a heap has in each slot.
 ///
 /// # Safety
@@ -357,7 +391,7 @@ unsafe fn unmap_heap_rooms(plan: &HostParameters, slots_at: u64) {
 /// Reserves the addresses of all slots, so that no later start fails for lack of addresses. The reservation is writable
 /// at first: the kernel then checks `RLIMIT_AS` and `RLIMIT_DATA`, and the commit limit if `vm.overcommit_memory` is 2.
 /// A later start can still fail with `ENOMEM`, for what the tasks have mapped meanwhile. Returns the address of the
-/// first slot.
+/// lowest slot.
 fn reserve_slots(plan: &HostParameters) -> Result<u64, Errno> {
     let bytes = plan.slot.bytes_of(plan.capacity as u64).ok_or(Errno::ENOMEM)?;
     let at = map_anonymous(usize::try_from(bytes).map_err(|_| Errno::ENOMEM)?)?;

@@ -92,6 +92,11 @@ impl Segment {
         self.protection & libc::PROT_WRITE != 0
     }
 
+    /// Returns the pages of the segment: their begin and their end, relative to the address where the program is mapped.
+    fn pages(&self) -> (u64, u64) {
+        (self.address - self.address % PAGE, (self.address + self.memory_bytes).next_multiple_of(PAGE))
+    }
+
     /// Returns both segments as one, with the protections of both, if no variable is in them and the second one follows
     /// the first one in the file as in memory.
     fn joined_with(&self, next: &Self) -> Option<Self> {
@@ -144,6 +149,21 @@ impl ProgramLayout {
     /// Iterates over the segments of the program.
     pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().take(self.count)
+    }
+
+    /// Returns whether one mapping with the protections of the stack can hold the stack and all variables: no variables
+    /// can be executed, and none are in a page with code or constants.
+    pub(super) fn has_variables_as_stack(&self) -> bool {
+        let is_as_stack = |variables: &Segment| {
+            let (begin, end) = variables.pages();
+            let meets = |other: &Segment| {
+                let (other_begin, other_end) = other.pages();
+                begin < other_end && other_begin < end
+            };
+            variables.protection == libc::PROT_READ | libc::PROT_WRITE
+                && !self.segments().any(|other| !other.is_writable() && meets(other))
+        };
+        !self.has_executable_stack && self.segments().filter(|segment| segment.is_writable()).all(is_as_stack)
     }
 }
 
@@ -392,20 +412,32 @@ mod tests {
         Segment { address, memory_bytes: bytes, file_offset, file_bytes: bytes, protection }
     }
 
-    fn joined(segments: &[Segment]) -> Vec<Segment> {
-        let mut shape = ProgramLayout {
-            segments: [Segment::default(); MAX_SEGMENTS],
-            count: segments.len(),
-            span: 0x10_0000,
-            alignment: PAGE,
-            entry: 0,
-            program_headers: 0,
-            program_header_count: 0,
-            has_executable_stack: false,
-        };
+    fn program(segments: &[Segment]) -> ProgramLayout {
+        let mut shape = ProgramLayout { count: segments.len(), span: 0x10_0000, ..ProgramLayout::EMPTY };
         shape.segments[..segments.len()].copy_from_slice(segments);
+        shape
+    }
+
+    fn joined(segments: &[Segment]) -> Vec<Segment> {
+        let mut shape = program(segments);
         shape.join_constants();
         shape.segments().copied().collect()
+    }
+
+    #[test]
+    fn variables_that_can_be_executed_or_share_a_page_with_constants_need_mappings_of_their_own() {
+        let constants = segment(0x1000, 0x1000, 0x1800, CONSTANT);
+        let has = |variables| program(&[constants, variables]).has_variables_as_stack();
+        assert!(has(segment(0x3000, 0x3000, 0x800, VARIABLES)));
+        assert!(!has(segment(0x3000, 0x3000, 0x800, VARIABLES | libc::PROT_EXEC)));
+        assert!(
+            !has(segment(0x2800, 0x2800, 0x800, VARIABLES)),
+            "they begin in the last page of the constants"
+        );
+        assert!(!has(segment(0x800, 0x800, 0x900, VARIABLES)), "they end in the first page of the constants");
+        let mut with_code_on_stack = program(&[segment(0x3000, 0x3000, 0x800, VARIABLES)]);
+        with_code_on_stack.has_executable_stack = true;
+        assert!(!with_code_on_stack.has_variables_as_stack());
     }
 
     #[test]

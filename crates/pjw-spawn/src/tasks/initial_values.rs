@@ -24,8 +24,9 @@ pub(super) struct InitialValues {
 }
 
 impl InitialValues {
-    /// Reads the initial values of the variables of `program` from its file `file`. `None` if the variables are too
-    /// large to be copied by each task. The memory is never freed.
+    /// Reads the initial values of the variables of `program` from its file `file`. `None` if the variables need mappings
+    /// of their own: they are too large to be copied by each task, or have other protections than the stack. The memory
+    /// is never freed.
     ///
     /// # Errors
     /// If the file can't be read, or there is no memory.
@@ -34,8 +35,7 @@ impl InitialValues {
             program.segments().filter(|segment| segment.is_writable()).map(bytes).sum::<u64>()
         };
         let file_bytes = sum(|segment| PagedRange::of(segment).file_bytes);
-        // An executable stack has other protections than variables.
-        if program.has_executable_stack
+        if !program.has_variables_as_stack()
             || file_bytes > MOST_COPIED
             || sum(|segment| segment.memory_bytes) > MOST_MAPPED_WITH_STACK
         {

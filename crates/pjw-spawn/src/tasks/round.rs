@@ -170,8 +170,9 @@ impl<'a> Host<'a> {
         outcome.passed = [const { None }; MAX_DESCRIPTORS];
     }
 
+    /// The first slots have the highest addresses: the kernel places heaps in the highest slots first.
     fn addresses_of(&self, slot: usize) -> TaskSlot {
-        self.plan.slot.slot(self.slots_at, slot)
+        self.plan.slot.slot(self.slots_at, self.slots.len().saturating_sub(slot + 1))
     }
 
     /// Sets the state of a slot in which no task lives.

@@ -1,9 +1,9 @@
 //! The slots of a space: one range of addresses for each task, with its stack and its program.
 //!
-//! A slot has, from its lowest address: a guard that is never mapped, the stack, the program, and room for a heap. The
-//! room is not reserved: the kernel places the first mappings of tasks there, because it searches from the highest
-//! address down. The hot end of the stack, the program and the beginning of the heap are in the same 2 MiB, so that they
-//! share one page of the page table.
+//! A slot has, from its lowest address: a guard that is never mapped, the stack, the program, another guard, and room for
+//! a heap. The room is not reserved: the kernel places the first mappings of tasks there, because it searches from the
+//! highest address down. Mostly this is the heap of a task that was started later. The hot end of the stack, a program
+//! of up to 1.3 MiB and the beginning of this heap are in the same 2 MiB, so that they share one page of the page table.
 //!
 //! The distance of the program to the end differs from slot to slot, by some pages. The TLB of a core chooses the set for a page by the
 //! lowest bits of the page's number. If all copies of a page had the same bits, the tasks of a core would displace each
@@ -39,7 +39,7 @@ pub(super) struct SlotShape {
     pub(super) stack_bytes: u64,
     /// Where the program begins in slot 0, relative to the slot.
     program: u64,
-    /// The bytes from the beginning of the program to the room for a heap.
+    /// The bytes of the program.
     span: u64,
     /// By how much the program begins earlier in each slot than in the slot before it.
     step: u64,
@@ -54,12 +54,12 @@ pub(super) struct TaskSlot {
     pub(super) stack: u64,
     /// The address at which the program is mapped. The stack ends here.
     pub(super) program: u64,
-    /// The lowest address of the room for a heap. The program ends here.
+    /// The lowest address of the room for a heap. The guard behind the program ends here.
     pub(super) heap_room: u64,
 }
 
 impl TaskSlot {
-    /// Returns the size of the guard, the stack and the program together, in bytes.
+    /// Returns the size of the stack, the program and their guards together, in bytes.
     pub(super) fn reserved_bytes(&self) -> u64 {
         self.heap_room - self.begin
     }
@@ -72,7 +72,7 @@ impl SlotShape {
     pub(super) fn new(program: &ProgramLayout, stack_bytes: u64) -> Option<Self> {
         let alignment = COVERED.max(program.alignment);
         // The room for a heap ends before the next 2 MiB do.
-        let tail = program.span.checked_add(SMALL_MAPPINGS + HOT_HEAP)?.checked_add(COVERED)?;
+        let tail = program.span.checked_add(GUARD + SMALL_MAPPINGS + HOT_HEAP)?.checked_add(COVERED)?;
         let tail = tail.checked_next_multiple_of(program.alignment)?;
         let stack_bytes = stack_bytes.max(MIN_STACK).checked_next_multiple_of(PAGE)?;
         // A program with a larger alignment can't begin at any page.
@@ -83,11 +83,12 @@ impl SlotShape {
         Some(Self { bytes, alignment, stack_bytes, program: bytes - tail, span: program.span, step })
     }
 
-    /// Returns the addresses of the slot with the number `index`. `slots_at` is the address of slot 0.
+    /// Returns the addresses of the slot with the number `index`. `slots_at` is the address of slot 0, the lowest one.
     pub(super) fn slot(&self, slots_at: u64, index: usize) -> TaskSlot {
         let begin = slots_at + index as u64 * self.bytes;
         let program = begin + self.program - index as u64 % DISTANCES * self.step;
-        TaskSlot { begin, stack: program - self.stack_bytes, program, heap_room: program + self.span }
+        let heap_room = program + self.span + GUARD;
+        TaskSlot { begin, stack: program - self.stack_bytes, program, heap_room }
     }
 
     /// Returns the room for a heap in the slot with the number `index`: its lowest address, and its size in bytes.
@@ -134,7 +135,10 @@ mod tests {
         let slots: Vec<TaskSlot> = (0..129).map(|index| shape.slot(shape.alignment, index)).collect();
         for (slot, next) in slots.iter().zip(&slots[1..]) {
             assert!(slot.begin + GUARD <= slot.stack && slot.heap_room + HEAP_ROOM <= next.begin);
-            assert_eq!((slot.program - slot.stack, slot.heap_room - slot.program), (8 << 20, 880 << 10));
+            assert_eq!(
+                (slot.program - slot.stack, slot.heap_room - slot.program),
+                (8 << 20, (880 << 10) + GUARD)
+            );
             let page_of_table = |address: u64| address / COVERED;
             assert_eq!(page_of_table(slot.program - PAGE), page_of_table(slot.heap_room + SMALL_MAPPINGS));
         }
