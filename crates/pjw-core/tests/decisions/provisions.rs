@@ -60,6 +60,21 @@ fn a_command_without_a_rule_keeps_the_rule_and_the_configuration_can_remove_it()
 }
 
 #[test]
+fn a_command_without_a_rule_leaves_the_provision_to_its_owner() {
+    let mut m = machine();
+    let alice = Caller { is_admin: true, ..ALICE };
+    provision(&mut m, "web", 2, rule("unit=nginx.service")).unwrap();
+    let larger = provision_as(&mut m, alice, "web", 3, None, false).unwrap();
+    assert_eq!((m.grant("web").as_str(), larger.owner), ("0-2", ROOT.uid));
+    provision(&mut m, "plain", 1, None).unwrap();
+    assert_eq!(provision_as(&mut m, alice, "plain", 2, None, false).unwrap().owner, ROOT.uid);
+    let of_alice = provision_as(&mut m, alice, "web", 3, rule("comm=nginx"), false).unwrap();
+    assert_eq!(of_alice.owner, alice.uid, "a new rule makes a new promise");
+    let of_file = provision_as(&mut m, ROOT, "web", 3, None, true).unwrap();
+    assert_eq!(of_file.owner, ROOT.uid, "a provision of the configuration belongs to root");
+}
+
+#[test]
 fn processes_that_match_the_rule_join_and_the_cores_stay_when_they_end() {
     let mut m = machine();
     m.spawn(10, 1, 33);

@@ -1,10 +1,11 @@
 //! The file `want` of a job: the owner's programs write a number of cores into it. Its content may be anything.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use nix::fcntl::{FallocateFlags, fallocate};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use pjw_core::ids::Uid;
 
@@ -14,6 +15,8 @@ const MAX_BYTES: u64 = 32;
 const MAX_FILE_BYTES: u64 = 4096;
 /// The unit of the number of blocks of a file (stat(2)).
 const BLOCK_BYTES: u64 = 512;
+/// The length of a hole that gives back reserved space. File systems with smaller files refuse a longer one.
+const HOLE_BYTES: i64 = 1 << 40;
 
 /// The last known content of the file `want` of one job: the number of cores that the job wants. If the present content
 /// is ignored, also contains the reason.
@@ -122,16 +125,36 @@ fn options() -> OpenOptions {
 /// Gives back the space that a file takes from the system. Empties a file of more than 4096 bytes, and takes from a
 /// shorter one the space that a program reserved behind its end (fallocate(2)). Returns whether the file was emptied.
 fn shrink(path: &Path) -> bool {
-    let Ok(metadata) = std::fs::symlink_metadata(path) else { return false };
-    let is_long = metadata.len() > MAX_FILE_BYTES;
-    let has_reserve = metadata.blocks().saturating_mul(BLOCK_BYTES) > MAX_FILE_BYTES.max(metadata.blksize());
-    if !metadata.is_file() || metadata.nlink() != 1 || !(is_long || has_reserve) {
+    // Each opening for writing is reported as a change, so a file that takes little is not opened.
+    if !std::fs::symlink_metadata(path).is_ok_and(|metadata| takes_much_space(&metadata)) {
         return false;
     }
-    let length = if is_long { 0 } else { metadata.len() };
     // A failure leaves the file as it is.
-    let shrunk = options().write(true).open(path).and_then(|file: File| file.set_len(length));
-    is_long && shrunk.is_ok()
+    options().write(true).open(path).and_then(|file| shrink_opened(&file)).unwrap_or(false)
+}
+
+/// Returns whether the file is a regular file with one name that takes more space than a number needs.
+fn takes_much_space(metadata: &Metadata) -> bool {
+    let has_reserve = metadata.blocks().saturating_mul(BLOCK_BYTES) > MAX_FILE_BYTES.max(metadata.blksize());
+    metadata.is_file() && metadata.nlink() == 1 && (metadata.len() > MAX_FILE_BYTES || has_reserve)
+}
+
+/// Gives back the space of an opened file. Returns whether the file was emptied.
+fn shrink_opened(file: &File) -> io::Result<bool> {
+    let length = file.metadata()?.len();
+    if length > MAX_FILE_BYTES {
+        file.set_len(0)?;
+        return Ok(true);
+    }
+    // A program may write another number at any time. A hole behind the first block takes nothing from that number.
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    let _ = fallocate(file, flags, MAX_FILE_BYTES.cast_signed(), HOLE_BYTES);
+    // Some file systems make no hole behind the end of a file.
+    let metadata = file.metadata()?;
+    if takes_much_space(&metadata) && metadata.len() == length {
+        file.set_len(length)?;
+    }
+    Ok(false)
 }
 
 /// The text of the file, if it is short enough for a number.
@@ -219,7 +242,6 @@ mod tests {
 
     #[test]
     fn space_that_is_reserved_behind_the_number_is_given_back() {
-        use nix::fcntl::{FallocateFlags, fallocate};
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("want");
         std::fs::write(&path, "3").unwrap();
@@ -234,6 +256,23 @@ mod tests {
         assert!(std::fs::metadata(&path).unwrap().blocks() <= 64);
         assert_eq!(std::fs::read(&path).unwrap(), b"3", "the number stays");
         assert_eq!(file.ignored_reason(), None);
+    }
+
+    #[test]
+    fn a_number_that_a_program_writes_between_the_check_and_the_giving_back_stays_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("want");
+        std::fs::write(&path, "3").unwrap();
+        let opened = OpenOptions::new().write(true).open(&path).unwrap();
+        // Where nothing can be reserved, nothing is given back either.
+        let _ = fallocate(&opened, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1 << 20);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1, "what the daemon checks first");
+        File::options().write(true).open(&path).unwrap().write_all(b"12").unwrap();
+        assert!(!shrink_opened(&opened).unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), b"12");
+        std::fs::write(&path, vec![b'1'; 5000]).unwrap();
+        assert!(shrink_opened(&opened).unwrap());
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     }
 
     #[test]

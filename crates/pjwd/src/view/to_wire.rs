@@ -46,6 +46,8 @@ pub(crate) fn job_to_wire(
     let state = match (&job.request, grant) {
         _ if job.was_released => "released",
         (None, None) => "observed",
+        // It waits for a process. It gets cores when it has one.
+        (Some(_), None) if job.is_borrower() && counts.processes == 0 => "reserved",
         (Some(_), None) => "waiting",
         (_, Some(_)) if counts.processes == 0 => "reserved",
         (_, Some(_)) => "running",

@@ -10,7 +10,7 @@ use crate::state::Member;
 use crate::terms::{
     BatchRole, CpuRequest, DaemonMode, EndCondition, Event, EventKind, ExhaustionPolicy, GrantedBy, Job,
     JobId, JobRequest, JobSource, MembershipEvidence, Ownership, Placement, PriorityClass, Provision,
-    Refusal, WantedCores,
+    ProvisionRule, Refusal, WantedCores,
 };
 
 /// Carries out `commands` in order. Returns one result for each command: the reply, or the reason for a refusal.
@@ -236,7 +236,7 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
             offer => Some(offer?),
         }
     };
-    let owner = rule.and_then(|rule| rule.user).unwrap_or(args.caller.uid);
+    let owner = owner_of_provision(existing.as_ref(), rule, args);
     let new_job = || Job::new(args.job.clone(), owner, EndCondition::Provision, draft.now.wall_clock);
     let job = existing.unwrap_or_else(new_job);
     let promised = Some(Box::new(provision.clone()));
@@ -260,6 +260,14 @@ fn provision_with_rule(existing: Option<&Job>, args: &ProvisionCommand) -> Provi
     let kept = known.filter(|_| !args.provision.from_config);
     let rule = args.provision.rule.as_ref().or(kept).cloned();
     Provision { rule, ..args.provision.clone() }
+}
+
+/// The user who owns a provision: the user of its rule, or the user of the command. A command without a rule leaves an
+/// existing provision to its owner.
+fn owner_of_provision(existing: Option<&Job>, rule: Option<&ProvisionRule>, args: &ProvisionCommand) -> Uid {
+    let keeps_owner = args.provision.rule.is_none() && !args.provision.from_config;
+    let kept = existing.filter(|_| keeps_owner).map(|job| job.owner);
+    kept.or_else(|| rule.and_then(|rule| rule.user)).unwrap_or(args.caller.uid)
 }
 
 /// Returns the processes that the command adds to the job. If one of them may not join, the whole command is

@@ -133,11 +133,11 @@ pub fn assigned_job_line(job: &Job) -> String {
 /// its processes are frozen.
 #[must_use]
 pub fn no_cores_message(job: &Job) -> String {
+    if job.class == "besteffort" && ["waiting", "reserved"].contains(&job.state.as_str()) {
+        return no_borrowed_cores_message(job);
+    }
     if job.state != "waiting" {
         return format!("{} has no CPU: it is {}", job.id, job.state);
-    }
-    if job.class == "besteffort" {
-        return no_borrowed_cores_message(job);
     }
     let meanwhile =
         if job.processes == 0 { "" } else { "; until then its processes run with their present masks" };

@@ -105,7 +105,12 @@ fn the_message_for_a_besteffort_job_without_a_core_says_whether_it_is_frozen() {
     let unconfined = no_cores_message(&Job { enforcement: "none".into(), ..frozen.clone() });
     assert!(unconfined.contains("its processes run with their present masks until it can"), "{unconfined}");
     assert_eq!(
-        no_cores_message(&Job { processes: 0, enforcement: "none".into(), ..frozen }),
+        no_cores_message(&Job {
+            processes: 0,
+            state: "reserved".into(),
+            enforcement: "none".into(),
+            ..frozen
+        }),
         "manual:late has no process and borrows no core until it has one: pjwctl assign manual:late --pid PID adds one, \
          pjwctl release manual:late removes the job"
     );

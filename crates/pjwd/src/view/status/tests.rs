@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::evidence::MembershipEvidence;
 use pjw_core::ids::{Pid, ProcessId, StartTime};
-use pjw_core::job::{CpuRequest, EndCondition, Grant, GrantedBy, Job, JobId, Ownership};
+use pjw_core::job::{
+    CpuRequest, EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Ownership, PriorityClass,
+};
 use pjw_core::policy::Policy;
 use pjw_core::snapshot::{BatchIdentity, JobIdAttribute, JobReference, Process};
 use pjw_core::state::{KnownProcess, Member};
@@ -105,6 +107,24 @@ fn requests_are_published_in_cores() {
     assert_eq!(cores(CpuRequest::Exactly(topology.core_cpus(first))), 1);
     assert_eq!(cores(CpuRequest::Exactly(CpuSet::from(first))), 1, "half a core is a core");
     assert_eq!(cores(CpuRequest::Exactly(topology.cpus().clone())), 4);
+}
+
+#[test]
+fn a_job_without_cores_waits_unless_it_is_a_borrower_without_a_process() {
+    let with_class = |id: &str, class: PriorityClass| {
+        let request = JobRequest { class, ..JobRequest::with_core_count(1) };
+        Job { request: Some(request), ..job(id, 500) }
+    };
+    let jobs = vec![
+        with_class("a", PriorityClass::Normal),
+        with_class("b", PriorityClass::Besteffort),
+        with_class("c", PriorityClass::Besteffort),
+    ];
+    let mut state = state(jobs, vec![process(10, 500)]);
+    enroll(&mut state, 10, "c");
+    let published = published_jobs(&state, &Policy::default());
+    let states: Vec<&str> = published.iter().map(|job| job.state.as_str()).collect();
+    assert_eq!(states, ["waiting", "reserved", "waiting"]);
 }
 
 #[test]
