@@ -201,6 +201,12 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
             warn(draft, id, "unknown-count", why, remedy);
             continue;
         };
+        if !draft.policy.may_grant {
+            let why = format!("{id} waits for cores: a grant of cores can't be recorded");
+            let remedy = "free space for the journal of pjwd; it is served by itself then".to_owned();
+            warn(draft, id, "unserved", why, remedy);
+            continue;
+        }
         match find_offer(draft.state, draft.policy, id, request) {
             Ok((offer, shared)) => grant_offer(draft, id, &offer, shared),
             Err(refusal) => {

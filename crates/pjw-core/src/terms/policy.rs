@@ -189,6 +189,9 @@ pub struct Policy {
     pub reservation_timeout: Duration,
     /// The settings of lending: jobs of the class besteffort run on cores that other jobs leave idle.
     pub lending: LendingPolicy,
+    /// Whether waiting jobs get cores, and the loans of cores change. False while pjwd can't write its journal: each
+    /// of these changes needs a record. Not part of the configuration.
+    pub may_grant: bool,
 }
 
 impl Policy {
@@ -234,6 +237,7 @@ impl Default for Policy {
             oversubscription: OversubscriptionPolicy::default(),
             reservation_timeout: Duration::from_secs(24 * 60 * 60),
             lending: LendingPolicy::default(),
+            may_grant: true,
         }
     }
 }

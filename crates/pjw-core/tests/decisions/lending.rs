@@ -7,6 +7,7 @@ mod owner_threads;
 mod random_steps;
 mod restarts;
 mod shared_cores;
+mod unrecorded;
 mod without_process;
 
 use std::collections::BTreeSet;

@@ -124,9 +124,9 @@ impl Config {
     /// the machine. The housekeeping PUs in the policy (the logical CPUs that are reserved for the system) depend on
     /// the topology.
     ///
-    /// Five fields of the policy depend on the running daemon and not on the configuration, so this function gives
-    /// them default values: `own_pid`, `thaw_watcher_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups`.
-    /// The caller must set these fields. [`Policy`] describes them.
+    /// Six fields of the policy depend on the running daemon and not on the configuration, so this function gives
+    /// them default values: `own_pid`, `thaw_watcher_pid`, `only_managed_user`, `may_grant`, `cpuset_support` and
+    /// `own_cgroups`. The caller must set these fields. [`Policy`] describes them.
     ///
     /// # Errors
     /// If the key `housekeeping` names PUs that the machine does not have. If no PU would be left for jobs.
@@ -171,6 +171,7 @@ impl Config {
             oversubscription: settings.oversubscription_policy,
             reservation_timeout: settings.reservation_timeout,
             lending: settings.lending.clone(),
+            may_grant: true,
         })
     }
 

@@ -25,7 +25,7 @@ use pjw_sources::LocalHost;
 
 use super::forks::{changes_process_masks, defer_scans_for_right_masks, find_wrong_fork_masks};
 use super::report::{
-    ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask, only_releases,
+    ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask, is_release, only_releases,
     refuse_unrecorded_commands,
 };
 use crate::host::thaw_watcher::ThawWatcher;
@@ -216,15 +216,22 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Replaces the policy (the configured rules), from the next cycle (scan, decision and changes) on. The fields
-    /// `own_pid`, `thaw_watcher_pid`, `only_managed_user`, `cpuset_support` and `own_cgroups` keep their values,
-    /// because these do not come from the configuration.
+    /// `own_pid`, `thaw_watcher_pid`, `only_managed_user`, `may_grant`, `cpuset_support` and `own_cgroups` keep their
+    /// values, because these do not come from the configuration.
     pub fn set_policy(&mut self, policy: Policy) {
-        let Policy { own_pid, thaw_watcher_pid, only_managed_user, .. } = self.policy;
+        let Policy { own_pid, thaw_watcher_pid, only_managed_user, may_grant, .. } = self.policy;
         let cpuset_support = std::mem::take(&mut self.policy.cpuset_support);
         let own_cgroups = std::mem::take(&mut self.policy.own_cgroups);
         self.state.pool.set_housekeeping(&policy.housekeeping_cpus);
-        self.policy =
-            Policy { own_pid, thaw_watcher_pid, only_managed_user, cpuset_support, own_cgroups, ..policy };
+        self.policy = Policy {
+            own_pid,
+            thaw_watcher_pid,
+            only_managed_user,
+            may_grant,
+            cpuset_support,
+            own_cgroups,
+            ..policy
+        };
         self.audited_grants = None;
         self.state.dirty = DirtySet::everything();
         self.state.full_scan_due = true;
@@ -250,7 +257,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// then repeats the scan, the decision and the changes, up to 8 times in total. If a further scan is required
     /// after that, [`CycleReport::has_unfinished_work`] is true, and the caller must run another cycle. While the
     /// journal (the records of pjwd's changes) can't be written, jobs are only released: other commands are refused,
-    /// and masks and cpusets are only put back.
+    /// masks and cpusets are only put back, and no job gets cores.
     pub fn run_cycle(&mut self, request: ScanRequest, commands: &[Command]) -> CycleReport {
         if self.ongoing_failures.journal_error.is_some() {
             self.ongoing_failures.journal_error =
@@ -272,9 +279,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             })
             .collect();
         let all_commands = commands;
-        if let Some(fault) =
-            self.confine_forks(&mut report).filter(|_| !only_releases(commands) || commands.is_empty())
-        {
+        if let Some(fault) = self.confine_forks(&mut report).filter(|_| !commands.iter().any(is_release)) {
             // The journal can't be written, and the records of the forked processes must be its next records. So this
             // cycle ends here without the requested scan, and the next rescan is a full scan.
             self.state.full_scan_due = true;
@@ -358,11 +363,16 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     ) -> Option<ScanRequest> {
         let mut snapshot = self.scan_processes(request);
         snapshot.affinity_requests.splice(..0, std::mem::take(&mut self.affinity_requests));
-        self.decide(&snapshot, commands, report)
+        let next = self.decide(&snapshot, commands, report);
+        if self.policy.may_grant || self.ongoing_failures.journal_error.is_some() {
+            return next;
+        }
+        // The journal can be written again since this decision. The next one grants the cores that this one left free.
+        Some(next.unwrap_or_else(|| command_scan_request(&mut self.state, &[])))
     }
 
     /// Decides from a snapshot and applies the decision. Returns the next scan if there is more to do.
-    fn decide(
+    pub(super) fn decide(
         &mut self,
         snapshot: &Snapshot,
         commands: &[Command],
@@ -370,6 +380,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     ) -> Option<ScanRequest> {
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let mut is_recorded = true;
+        self.policy.may_grant = self.ongoing_failures.journal_error.is_none();
         let before = self.prepare_rollback(commands);
         let Decision { mut records, plan, warnings, events, replies, next_scan, newly_planned, reports } =
             reconcile(&mut self.state, snapshot, commands, &self.policy);
@@ -388,13 +399,15 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         }
         if let Err(fault) = self.write_records_and_reports(&records, &reports, before.is_some()) {
-            if before.is_some() || !only_releases(commands) {
-                if before.is_none() {
-                    self.drop_applied_claims(snapshot);
-                    // These jobs are gone from the state.
-                    report.ended_jobs.extend(reports);
-                }
-                return self.undo_unrecorded_decision(&fault, before, commands, &plan, report);
+            if let Some(before) = before {
+                return self.decide_on_releases(&fault, before, snapshot, commands, report);
+            }
+            let puts_back_only = commands.is_empty() && !self.policy.may_grant;
+            if !puts_back_only && !only_releases(commands) {
+                self.drop_applied_claims(snapshot);
+                // These jobs are gone from the state.
+                report.ended_jobs.extend(reports);
+                return self.undo_unrecorded_decision(&fault, commands, &plan, report);
             }
             plan = self.without_unrecorded_actions(plan, &fault);
             is_recorded = false;

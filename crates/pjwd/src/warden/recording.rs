@@ -10,7 +10,7 @@ use pjw_core::snapshot::Snapshot;
 use pjw_core::{cpuset::CpuSet, state::WardenState, usage::JobReport};
 
 use super::cycle::Warden;
-use super::report::{CycleReport, only_releases, refuse_unrecorded_commands};
+use super::report::{CycleReport, is_release, only_releases, refuse_unrecorded_commands};
 
 /// The largest number of records for which space is reserved in the journal. For more, the state is copied.
 const MAX_RESERVED_RECORDS: usize = 1000;
@@ -97,11 +97,16 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
 
     /// Returns a copy of the state before the `commands` are executed. If the records of the commands can't be written,
     /// the copy replaces the state. `None` if no copy is needed: there are no commands of clients, all commands release
-    /// jobs, or the journal has reserved enough disk space for their records. Space is reserved only if the commands concern few threads.
+    /// jobs after an earlier write has failed, or the journal has reserved enough disk space for their records. Space is
+    /// reserved only if the commands concern few threads.
     pub(super) fn prepare_rollback(&mut self, commands: &[Command]) -> Option<WardenState> {
         // The client learns that the job was not made. So the job ends in any case, as one whose last process has
         // exited.
         if commands.iter().all(|command| matches!(command, Command::Undo { .. })) {
+            return None;
+        }
+        // No job gets the freed cores, so there is nothing to take back.
+        if only_releases(commands) && !self.policy.may_grant {
             return None;
         }
         let threads_of =
@@ -126,7 +131,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let is_reserved = self.ongoing_failures.journal_error.is_none()
             && self.journal.is_in_place()
             && size.is_some_and(|size| self.journal.reserve(size));
-        (!is_reserved && !only_releases(commands)).then(|| self.state.clone())
+        (!is_reserved).then(|| self.state.clone())
     }
 
     /// Returns those actions of `plan` that put back masks and processes, after the records of a decision could not be
@@ -143,30 +148,55 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         Plan { cpuset_actions, mask_actions }
     }
 
-    /// Undoes a decision after its records could not be written to the journal for the reason `fault`. The changes in
-    /// `plan` are not made, and `report` gets a refusal of each of the `commands`. `before` is the state before the
-    /// commands, and replaces the present state. If `before` is `None`, the present state stays, and the next cycle
-    /// writes the whole state to the journal. Always returns `None`: no further scan is needed.
+    /// Drops the changes of a decision after its records could not be written to the journal for the reason `fault`.
+    /// The changes in `plan` are not made, and `report` gets a refusal of each of the `commands`. The next cycle writes
+    /// the whole state to the journal. Always returns `None`: no further scan is needed.
     pub(super) fn undo_unrecorded_decision(
         &mut self,
         fault: &J::Fault,
-        before: Option<WardenState>,
         commands: &[Command],
         plan: &Plan,
         report: &mut CycleReport,
     ) -> Option<ScanRequest> {
         let fault = fault.to_string();
-        if let Some(before) = before {
-            self.state = before;
-            self.state.full_scan_due = true;
-            // The earlier state counts its next changes with the same numbers.
-            self.audited_grants = None;
-        } else {
-            plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
-        }
+        plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         report.replies.extend(refuse_unrecorded_commands(commands, &fault));
         self.ongoing_failures.journal_error = Some(fault);
         None
+    }
+
+    /// Decides again from `snapshot` after the records of a decision could not be written to the journal for the reason
+    /// `fault`. `before` is the state before the decision, and replaces the present state. Only those of the `commands`
+    /// are carried out that release jobs, and nobody gets the freed cores. `report` gets a refusal of each other command.
+    /// Returns the next scan if there is more to do.
+    pub(super) fn decide_on_releases(
+        &mut self,
+        fault: &J::Fault,
+        before: WardenState,
+        snapshot: &Snapshot,
+        commands: &[Command],
+        report: &mut CycleReport,
+    ) -> Option<ScanRequest> {
+        let fault = fault.to_string();
+        self.state = before;
+        self.state.full_scan_due = true;
+        // The earlier state counts its next changes with the same numbers.
+        self.audited_grants = None;
+        let refusals = refuse_unrecorded_commands(commands, &fault);
+        self.ongoing_failures.journal_error = Some(fault);
+        let releases: Vec<Command> = commands.iter().filter(|command| is_release(command)).cloned().collect();
+        if releases.is_empty() {
+            report.replies.extend(refusals);
+            return None;
+        }
+        let earlier = std::mem::take(&mut report.replies);
+        let next_scan = self.decide(snapshot, &releases, report);
+        let mut of_releases = std::mem::replace(&mut report.replies, earlier).into_iter();
+        let replies = commands.iter().zip(refusals).map(|(command, refusal)| {
+            if is_release(command) { of_releases.next().unwrap_or(refusal) } else { refusal }
+        });
+        report.replies.extend(replies);
+        next_scan
     }
 
     /// Removes the pending claims of the processes in `snapshot`, because the state contains these claims now. A claim

@@ -157,12 +157,14 @@ pub(super) fn refuse_unrecorded_commands(commands: &[Command], fault: &str) -> V
     commands.iter().map(|_| Err(Refusal::JournalFailed { fault: fault.to_owned() })).collect()
 }
 
-/// Returns whether all `commands` release jobs. True if there are no commands. A release is carried out also if it can't
-/// be recorded: it changes only what is in the journal already. A daemon that is killed before the next record takes the
-/// jobs up again, and still has their original masks.
+/// Returns whether `command` releases jobs. A release is carried out also if it can't be recorded: it changes only what
+/// is in the journal already. A daemon that is killed before the next record takes the jobs up again, and still has their
+/// original masks.
+pub(super) fn is_release(command: &Command) -> bool {
+    matches!(command, Command::Release { .. } | Command::ReleaseAll { .. } | Command::Undo { .. })
+}
+
+/// Returns whether all `commands` release jobs. False if there are no commands.
 pub(super) fn only_releases(commands: &[Command]) -> bool {
-    let is_release = |command: &Command| {
-        matches!(command, Command::Release { .. } | Command::ReleaseAll { .. } | Command::Undo { .. })
-    };
-    commands.iter().all(is_release)
+    !commands.is_empty() && commands.iter().all(is_release)
 }

@@ -25,6 +25,7 @@ use pjwd::warden::{CycleReport, Warden};
 
 mod between_scans;
 mod delayed;
+mod full_disk;
 mod older_kernels;
 mod resizing;
 mod unenforceable;

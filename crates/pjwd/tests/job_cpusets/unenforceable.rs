@@ -20,15 +20,15 @@ const REFUSAL_REASON: &str = "no permission";
 
 /// The faults that are in force now.
 #[derive(Default)]
-struct CurrentFaults {
+pub(crate) struct CurrentFaults {
     refuses_masks: Cell<bool>,
     /// Whether the disk becomes full when the next mask is refused.
     fills_disk: Cell<bool>,
-    is_disk_full: Cell<bool>,
+    pub(crate) is_disk_full: Cell<bool>,
 }
 
 /// A node that refuses masks while [`CurrentFaults::refuses_masks`] is set.
-struct RefusingNode {
+pub(crate) struct RefusingNode {
     node: SimMachineInterface,
     faults: Rc<CurrentFaults>,
 }
@@ -68,7 +68,7 @@ impl MachineInterface for RefusingNode {
 }
 
 /// A journal that cannot be written while [`CurrentFaults::is_disk_full`] is set.
-struct FaultyJournal {
+pub(crate) struct FaultyJournal {
     journal: SimJournal,
     faults: Rc<CurrentFaults>,
 }
@@ -106,15 +106,15 @@ impl Journal for FaultyJournal {
 }
 
 /// A machine on which the processes 10 and 20 run, and its daemon.
-struct Machine {
-    kernel: ScriptedMachine,
+pub(crate) struct Machine {
+    pub(crate) kernel: ScriptedMachine,
     journal: SimJournal,
-    faults: Rc<CurrentFaults>,
-    warden: Warden<RefusingNode, FaultyJournal>,
+    pub(crate) faults: Rc<CurrentFaults>,
+    pub(crate) warden: Warden<RefusingNode, FaultyJournal>,
 }
 
 impl Machine {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let kernel = ScriptedMachine::new(regular_topology(2, 1, 1, 4, 1).cpus(), CpusetSupport::default());
         for pid in [10, 20] {
             drop(kernel.spawn(pid, 1, ALICE.0));
@@ -128,19 +128,19 @@ impl Machine {
         Self { kernel, journal, faults, warden }
     }
 
-    fn cycle(&mut self, commands: &[Command]) -> CycleReport {
+    pub(crate) fn cycle(&mut self, commands: &[Command]) -> CycleReport {
         self.kernel.world().advance(1_000_000_000);
         let scan = self.warden.state().scan_request(true);
         self.warden.run_cycle(scan, commands)
     }
 
-    fn has_no_job(&self) -> bool {
+    pub(crate) fn has_no_job(&self) -> bool {
         let state = self.warden.state();
         state.jobs.is_empty() && state.pool.free_cpus() == cpu_set("0-7")
     }
 
     /// The state of a daemon that starts now and reads the journal.
-    fn state_after_restart(&self) -> WardenState {
+    pub(crate) fn state_after_restart(&self) -> WardenState {
         let mut state = new_state();
         self.journal.records().into_iter().for_each(|record| state.apply_record(record));
         state

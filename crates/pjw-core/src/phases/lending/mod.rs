@@ -49,7 +49,7 @@ struct Owner {
 /// the daemon makes the decision ([`crate::reconcile::reconcile`]).
 #[must_use]
 pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> bool {
-    if !state.jobs.has_borrowers() {
+    if !state.jobs.has_borrowers() || !policy.may_grant {
         return false;
     }
     let decision = decide(state, policy, now);
@@ -81,7 +81,8 @@ pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
 }
 
 /// Decides which cores each borrower (a job of the class besteffort) gets, and changes the grants of the borrowers. The
-/// cores are free cores, and cores that guaranteed jobs leave idle. A second call in the same cycle changes nothing.
+/// cores are free cores, and cores that guaranteed jobs leave idle. A second call in the same cycle changes nothing. The loans stay as they are while
+/// the policy grants no cores.
 pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     // An owner without cores is not sampled, so what it used before says nothing about its use of the next ones.
@@ -94,6 +95,9 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     if !state.jobs.has_borrowers() || draft.policy.mode != DaemonMode::Enforce {
         // The borrower may have ended in a grace period.
         state.lending.set_pus_to_return(BTreeMap::new());
+        return;
+    }
+    if !draft.policy.may_grant {
         return;
     }
     let now = draft.now.since_boot;

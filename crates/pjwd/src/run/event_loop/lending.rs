@@ -12,6 +12,7 @@ use pjw_core::ids::{Pid, ProcessId};
 use pjw_core::job::{Job, JobId, Ownership};
 use pjw_core::plan::Warning;
 use pjw_core::state::Member;
+use pjw_core::time::Nanos;
 use pjw_linux::node::thaw_killed_processes;
 use pjw_linux::proc::signal::send_signal;
 use pjw_linux::sys::realtime::scheduling_policy;
@@ -40,7 +41,7 @@ impl EventLoop {
             load_lent_cpu_monitor,
         );
         self.owner_samples.measure_if_due(state, policy, (now, since_boot), process_cpu_time)
-            || self.warden.state().lending.next_grace_period_end().is_some_and(|end| end <= since_boot)
+            || self.grace_period_end().is_some_and(|end| end <= since_boot)
     }
 
     /// Returns the time at which [`EventLoop::sample_owner_cpu_use`] must be called next: when the next measurement is
@@ -48,12 +49,16 @@ impl EventLoop {
     /// grace period runs. `now` is the current time.
     pub(super) fn lending_due_at(&self, now: Instant) -> Option<Instant> {
         let end_of_grace = self
-            .warden
-            .state()
-            .lending
-            .next_grace_period_end()
+            .grace_period_end()
             .map(|end| now + Duration::from_nanos(end.0.saturating_sub(clock::now().since_boot.0)));
         end_of_grace.into_iter().chain(self.owner_samples.next_measurement_at()).min()
+    }
+
+    /// The end of the grace period after which a core is taken back next. `None` if there is none, or if nothing can be
+    /// taken back because the journal can't be written.
+    fn grace_period_end(&self) -> Option<Nanos> {
+        let end = self.warden.state().lending.next_grace_period_end();
+        end.filter(|_| self.warden.policy().may_grant)
     }
 
     /// The warnings about borrowers that gave a thread a real-time priority. The kernel runs such a thread before the
