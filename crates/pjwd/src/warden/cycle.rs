@@ -363,7 +363,12 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     ) -> Option<ScanRequest> {
         let mut snapshot = self.scan_processes(request);
         snapshot.affinity_requests.splice(..0, std::mem::take(&mut self.affinity_requests));
-        self.decide(&snapshot, commands, report)
+        let next = self.decide(&snapshot, commands, report);
+        if self.policy.may_grant || self.ongoing_failures.journal_error.is_some() {
+            return next;
+        }
+        // The journal can be written again since this decision. The next one grants the cores that this one left free.
+        Some(next.unwrap_or_else(|| command_scan_request(&mut self.state, &[])))
     }
 
     /// Decides from a snapshot and applies the decision. Returns the next scan if there is more to do.

@@ -75,7 +75,7 @@ fn a_release_is_carried_out_although_other_commands_of_the_cycle_are_refused() {
 }
 
 #[test]
-fn nobody_gets_the_freed_cores_before_the_journal_can_be_written() {
+fn no_job_gets_the_freed_cores_before_the_journal_can_be_written() {
     let mut machine = machine_with_a_waiting_provision();
     machine.faults.is_disk_full.set(true);
     for commands in [&[release("a")][..], &[], &[]] {
@@ -91,7 +91,7 @@ fn nobody_gets_the_freed_cores_before_the_journal_can_be_written() {
 }
 
 #[test]
-fn nobody_gets_the_cores_of_a_job_that_ends_while_the_journal_is_known_to_fail() {
+fn no_job_gets_the_cores_of_a_job_that_ends_while_the_journal_is_known_to_fail() {
     let mut machine = machine_with_a_waiting_provision();
     machine.faults.is_disk_full.set(true);
     assert!(machine.cycle(&[want("a", 1)]).replies[0].is_err());
