@@ -113,7 +113,7 @@ fn wrong_numbers_are_refused_by_each_command_that_takes_one() {
     let world = World::new();
     world.check_refused(&[
         (&["assign", "b", "--cores", "0"], "0 cores"),
-        (&["assign", "b", "--cores", "-1"], "-1 is not allowed here: give a positive number"),
+        (&["assign", "b", "--cores", "-1"], "-1 looks like an option: give a value without -"),
         (&["assign", "b", "--cores", "1.5"], "1.5"),
         (&["assign", "b", "--cores", "4294967296"], "4294967296"),
         (&["assign", "b", "--cores", "70000"], "70000"),

@@ -356,7 +356,7 @@ fn explain_negative_number(error: clap::Error, words: &[OsString]) -> clap::Erro
     let number = texts.find(|text| is_negative_number(text) && text.starts_with(option)).unwrap_or(option);
     clap::Error::raw(
         ErrorKind::InvalidValue,
-        format!("{number} is not allowed here: give a positive number\n"),
+        format!("{number} looks like an option: give a value without -\n"),
     )
 }
 

@@ -109,7 +109,7 @@ fn a_negative_number_is_refused_by_a_sentence_without_a_proposal_that_does_not_h
     ] {
         let refused = without_daemon(arguments);
         assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""), "{refused:?}");
-        assert_eq!(refused.stderr, format!("error: {number} is not allowed here: give a positive number\n"));
+        assert_eq!(refused.stderr, format!("error: {number} looks like an option: give a value without -\n"));
     }
     let option = without_daemon(&["status", "-x"]);
     assert!(option.code == Some(2) && option.stderr.contains("unexpected argument '-x'"), "{option:?}");

@@ -7,6 +7,9 @@ use crate::terms::JobId;
 /// A thread of which at least this share of the time is waiting, in permille, waits for a PU.
 const WAITING_PERMILLE: u32 = 200;
 
+/// With more masks than this, no mask is compared with the others: that would take too long in each sample.
+const MAX_COMPARED_MASKS: usize = 256;
+
 /// The number of hot (busy) threads of a job, and those of them that their program bound to a part of the job's PUs
 /// (logical CPUs).
 #[derive(Debug, Default)]
@@ -55,12 +58,14 @@ impl HotThreads {
 
     /// Returns whether a thread waits because of its binding: it waits for a PU, and more hot threads of the job are
     /// bound inside its mask than the mask has PUs. Where each of them has a PU of its mask, the thread waits for
-    /// another program or for a floating thread, and without the binding it would wait too.
+    /// another program or for a floating thread, and without the binding it would wait too. With more than 256 different
+    /// masks, only the threads with exactly the same mask are counted.
     pub(super) fn has_bound_waiters(&self) -> bool {
+        let compares = self.bound.len() <= MAX_COMPARED_MASKS;
         let mut with_waiters = self.bound.iter().filter(|(_, bound)| bound.has_waiters);
         with_waiters.any(|(mask, bound)| {
             // Only a mask with several PUs can contain other masks.
-            bound.count > mask.len() || (mask.len() > 1 && self.bound_inside(mask) > mask.len())
+            bound.count > mask.len() || (compares && mask.len() > 1 && self.bound_inside(mask) > mask.len())
         })
     }
 
@@ -106,5 +111,15 @@ mod tests {
     #[test]
     fn threads_that_share_their_mask_and_do_not_wait_are_not_counted_as_waiters() {
         assert!(!has_bound_waiters(&["0", "0", "1w"]));
+    }
+
+    #[test]
+    fn with_very_many_masks_only_threads_with_the_same_mask_are_counted() {
+        let parts = ["0-1w", "0", "1", "0"];
+        let others: Vec<String> = (2..2 + MAX_COMPARED_MASKS).map(|pu| pu.to_string()).collect();
+        let others: Vec<&str> = others.iter().map(String::as_str).collect();
+        assert!(has_bound_waiters(&parts));
+        assert!(!has_bound_waiters(&[&parts[..], &others].concat()));
+        assert!(has_bound_waiters(&[&["0-1w", "0-1", "0-1"], &others[..]].concat()));
     }
 }

@@ -124,7 +124,8 @@ impl LendingState {
     }
 
     /// Records that pjw took back lent cores of the job `owner` at the time `now`, in ns since boot. If the last loan
-    /// was at most four times `lend_after` ago, a core of the owner must be idle for twice as long before pjw lends it
+    /// (of any core of the owner) was less than four times `lend_after` ago or is not known (after a restart),
+    /// a core of the owner must be idle for twice as long before pjw lends it
     /// again. `lend_after` is the configured time for which a core must be idle.
     pub(crate) fn record_return(&mut self, owner: &JobId, lend_after: Duration, now: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
