@@ -15,7 +15,7 @@ pub use core_use::{CoreUse, LentCoreSample, OwnerCpuSample, UsedCores, cores_wan
 
 /// How often `lend_after` is doubled at most, however often cores came back.
 const MAX_DOUBLINGS: u32 = 2;
-/// A loan that is not older than this many times `lend_after` is short.
+/// A loan that is younger than this many times `lend_after` is short.
 const SHORT_LOAN: u32 = 4;
 
 /// The facts on which pjw decides which cores it lends. pjw lends the idle cores of jobs of the class guaranteed (the
@@ -123,10 +123,10 @@ impl LendingState {
         self.owners.entry(owner.clone()).or_default().lent_at = Some(now);
     }
 
-    /// Records that pjw took back lent cores of the job `owner` at the time `now`, in ns since boot. If the last loan
-    /// (of any core of the owner) was less than four times `lend_after` ago or is not known (after a restart),
-    /// a core of the owner must be idle for twice as long before pjw lends it
-    /// again. `lend_after` is the configured time for which a core must be idle.
+    /// Records that pjw took back lent cores of the job `owner` at the time `now`, in ns since boot. If the last loan (of
+    /// any core of the owner) was less than four times `lend_after` ago or is not known (after a restart), a core of the
+    /// owner must be idle for twice as long before pjw lends it again. `lend_after` is the configured time for which a
+    /// core must be idle.
     pub(crate) fn record_return(&mut self, owner: &JobId, lend_after: Duration, now: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
         // A return after a long loan is a change of the demand, not one that comes and goes.
