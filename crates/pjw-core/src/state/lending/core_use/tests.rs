@@ -20,6 +20,17 @@ fn sample(
     lent: &[(&str, u32)],
     has_smt: bool,
 ) -> (u32, CpuSet) {
+    let used = add(core_use, period, total_percent, lent, has_smt);
+    (used.in_use, used.lent_cpus)
+}
+
+fn add(
+    core_use: &mut CoreUse,
+    period: Duration,
+    total_percent: u32,
+    lent: &[(&str, u32)],
+    has_smt: bool,
+) -> UsedCores {
     let time = |percent: u32| period * percent / 100;
     let lent = lent.iter().map(|(core, percent)| LentCoreSample {
         core: core.parse().unwrap(),
@@ -27,8 +38,7 @@ fn sample(
         cpu_time: time(*percent),
     });
     let lent: Vec<LentCoreSample> = lent.collect();
-    let used = core_use.add(&OwnerCpuSample { period, cpu_time: time(total_percent), lent: &lent, has_smt });
-    (used.in_use, used.lent_cpus)
+    core_use.add(&OwnerCpuSample { period, cpu_time: time(total_percent), lent: &lent, has_smt })
 }
 
 fn set(text: &str) -> CpuSet {
@@ -56,16 +66,7 @@ fn a_core_with_one_pu_is_lent_below_three_quarters_of_the_time_and_stays_lent_up
     let steady = |percent: u32, lent: &[(&str, u32)], has_smt: bool| {
         let mut core_use = CoreUse::default();
         steady(&mut core_use, percent, lent, has_smt);
-        let lent: Vec<LentCoreSample> = lent
-            .iter()
-            .map(|(core, percent)| LentCoreSample {
-                core: set(core),
-                period: 10 * MS,
-                cpu_time: 10 * MS * *percent / 100,
-            })
-            .collect();
-        let cpu_time = 10 * MS * percent / 100;
-        let used = core_use.add(&OwnerCpuSample { period: 10 * MS, cpu_time, lent: &lent, has_smt });
+        let used = add(&mut core_use, 10 * MS, percent, lent, has_smt);
         (used.too_busy_to_lend, used.in_use)
     };
     assert_eq!(steady(70, &[], false), (0, 0));
