@@ -16,7 +16,7 @@ use super::directory::TaskDirectory;
 use super::image::ProgramLayout;
 use super::initial_values::InitialValues;
 
-use super::own_memory::{HostMappings, free_heap, map_anonymous, unmap};
+use super::own_memory::{HostMappings, free_heap, map_anonymous, map_protected, unmap};
 use super::request::{Answer, MAX_PENDING_REQUESTS, send};
 use super::slot::SlotShape;
 use super::stack::AuxiliaryVector;
@@ -41,8 +41,8 @@ const ENDED: RawFd = -3;
 const UNMAP_AFTER: Duration = Duration::from_millis(20);
 /// The sizes of the mappings that fill the gaps above the slots. glibc leaves gaps of up to 64 MiB between the arenas of
 /// threads. A heap of a task needs 1 MiB.
-const LARGEST_FILLING: u64 = 64 << 20;
-const SMALLEST_FILLING: u64 = 1 << 20;
+const LARGEST_FILLING: usize = 64 << 20;
+const SMALLEST_FILLING: usize = 1 << 20;
 const MOST_FILLINGS: usize = 64;
 /// The most ends of tasks that are read at once.
 const MAX_EVENTS: i32 = 16;
@@ -359,16 +359,12 @@ fn fill_gaps_above(slots_at: u64) {
     let mut bytes = LARGEST_FILLING;
     let mut count = 0;
     while bytes >= SMALLEST_FILLING && count < MOST_FILLINGS {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: the kernel chooses a range that nothing else uses.
-        let at =
-            unsafe { libc::syscall(libc::SYS_mmap, 0_u64, bytes, libc::PROT_NONE, flags, -1_i64, 0_u64) };
-        match u64::try_from(at) {
+        match map_protected(bytes, libc::PROT_NONE).map(|at| at.expose_provenance() as u64) {
             Ok(at) if at >= slots_at => count += 1,
             filled => {
                 if let Ok(at) = filled {
                     // SAFETY: the range was mapped just now.
-                    unsafe { unmap(at, at + bytes) };
+                    unsafe { unmap(at, at + bytes as u64) };
                 }
                 bytes /= 2;
             }

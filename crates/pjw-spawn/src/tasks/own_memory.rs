@@ -52,8 +52,12 @@ pub(super) unsafe fn free_heap(begin: u64) -> Result<(), Errno> {
 
 /// Maps `bytes` bytes of private anonymous memory.
 pub(super) fn map_anonymous(bytes: usize) -> Result<*mut u8, Errno> {
-    let (protection, flags) =
-        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+    map_protected(bytes, libc::PROT_READ | libc::PROT_WRITE)
+}
+
+/// Maps `bytes` bytes of private anonymous memory with the protections `protection`, mmap(2).
+pub(super) fn map_protected(bytes: usize, protection: i32) -> Result<*mut u8, Errno> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: the kernel chooses a range that nothing else uses.
     let at = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };
     if at == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(at.cast()) }
