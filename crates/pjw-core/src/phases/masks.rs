@@ -67,11 +67,16 @@ fn plan_job(
     let Some(mut concerned) = draft.state.members.members_to_plan(&draft.state.dirty, id) else {
         return Vec::new();
     };
+    let has_partition = has_isolated_partition(draft, id);
     if draft.state.cpusets.delayed_changes.has_change_for(id) {
+        if has_partition {
+            // A valid partition has its PUs for itself: the kernel refuses them in the mask of a thread outside.
+            return Vec::new();
+        }
         // The cpuset may be about to change.
         concerned.retain(|member| !draft.state.is_in_job_cpuset(member));
     }
-    let mut plans = thread_plans(draft, &grant, concerned, has_isolated_partition(draft, id));
+    let mut plans = thread_plans(draft, &grant, concerned, has_partition);
     match draft.policy.bindings {
         BindingPolicy::Respect => {}
         BindingPolicy::Repair => find_overloaded(draft.state, &mut plans, &grant),

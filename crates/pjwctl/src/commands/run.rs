@@ -6,7 +6,8 @@
 //! killed before, the job ends with its only member. The socket is closed on exec.
 //!
 //! `run` never waits in a queue: that is the task of a batch system. Except a besteffort job that can borrow no core:
-//! the daemon freezes its processes, also pjwctl, until there is one.
+//! the daemon freezes its processes, also pjwctl, until there is one. And an isolated job waits until the kernel has made
+//! its partition.
 
 use std::ffi::OsStr;
 use std::io;
@@ -38,6 +39,8 @@ const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
 const MAX_TIME_WITHOUT_DAEMON: Duration = Duration::from_secs(600);
 /// The number of times that the cores of a new besteffort job may be exchanged before its command starts.
 const MOST_EXCHANGES: u32 = 5;
+/// How long an isolated job waits until the kernel has made its partition and moved this process into it.
+const MAX_TIME_FOR_PARTITION: Duration = Duration::from_secs(5);
 /// The exit code (127) with which a shell reports that a command, or the interpreter that it names, does not exist.
 pub(super) const NOT_FOUND: u8 = 127;
 /// The exit code (126) with which a shell reports that a command exists but can't be executed.
@@ -58,6 +61,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
     let status = read_status(&mut client)?;
     let core_args = &request.core_args;
     let cores_unit = request.cores_unit;
+    let is_isolated = core_args.isolated == Some(true);
     let request = Assign {
         job: parse_job_id(&job)?,
         cores: core_args.cores.and_then(CoreCountArg::core_count),
@@ -74,7 +78,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
         ..Assign::default()
     };
     let job: Job = call_for_field(&mut client, "Assign", &request, "job")?;
-    let cpus = match wait_for_cores(warden, &mut client, job.clone()) {
+    let cpus = match wait_for_cores(warden, &mut client, job.clone(), is_isolated) {
         Ok(cpus) => cpus,
         Err(error) => {
             release(&mut client, &job.id);
@@ -124,9 +128,10 @@ fn exec_failure(program: &OsStr, error: &io::Error) -> (u8, String) {
     }
 }
 
-/// Waits until the job `job` of this process holds cores, and returns its PUs (logical CPUs). Only a job of the class
-/// besteffort has to wait. The daemon freezes this process until the job can borrow a core. If the connection `client`
-/// breaks, replaces `client` by a new connection.
+/// Waits until the job `job` of this process holds cores, and returns its PUs (logical CPUs). Only two kinds of jobs have
+/// to wait. The daemon freezes this process while a job of the class besteffort can borrow no core. If the job is an
+/// isolated partition (`is_isolated`), this process runs elsewhere until the kernel has moved it into the partition. If
+/// the connection `client` breaks, replaces `client` by a new connection.
 ///
 /// # Errors
 /// If the job gets no cores, or if this process can also run on other PUs.
@@ -134,7 +139,9 @@ pub(super) fn wait_for_cores(
     warden: &DaemonAddress,
     client: &mut Client,
     mut job: Job,
+    is_isolated: bool,
 ) -> anyhow::Result<CpuSet> {
+    let begin = Instant::now();
     // The cores of a borrower may be exchanged between the reply and the check.
     let mut exchanges = 0;
     loop {
@@ -142,7 +149,11 @@ pub(super) fn wait_for_cores(
         if !is_frozen {
             let cpus = granted(&job);
             exchanges += 1;
-            if cpus.is_ok() || job.class != "besteffort" || exchanges > MOST_EXCHANGES {
+            let can_change = match is_isolated {
+                true => begin.elapsed() < MAX_TIME_FOR_PARTITION,
+                false => job.class == "besteffort" && exchanges <= MOST_EXCHANGES,
+            };
+            if cpus.is_ok() || !can_change {
                 return cpus;
             }
         }

@@ -2,7 +2,8 @@
 //!
 //! Before the kernel moves a process to another cgroup, it lets all forks in progress on the machine end. Beside very
 //! many processes that fork, that takes hundreds of milliseconds. Meanwhile affinity masks keep the job on its cores,
-//! and the command is answered.
+//! and the command is answered. Only the cpuset can keep a job in an isolated partition: `pjwctl run --isolated` waits for
+//! it.
 
 use std::time::{Duration, Instant};
 

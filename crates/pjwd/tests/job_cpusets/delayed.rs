@@ -50,6 +50,22 @@ fn a_process_whose_move_is_delayed_is_kept_by_its_mask_and_the_status_says_so() 
 }
 
 #[test]
+fn no_mask_of_a_job_is_changed_before_its_delayed_partition_is_complete() {
+    // The kernel would refuse the mask: the PUs of a partition belong to no other cgroup.
+    let (mut node, pid) = node_with_delayed_changes();
+    let command = AssignCommand { isolated: Some(true), ..assign_command("a", 2, &[pid]) };
+    let report = node.cycle(&[Command::Assign(command)]);
+    assert!(report.replies[0].is_ok() && report.mask_outcomes.is_empty(), "{report:?}");
+    assert_eq!(node.mask(pid).0, "0-7");
+    assert!(node.cycle(&[]).mask_outcomes.is_empty());
+
+    node.finish_changes();
+    // The kernel balances no threads in a partition, so that pjwd pins each.
+    assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/pjw-a".to_owned(), "0".to_owned()));
+    assert_eq!(node.world().isolated_partitions, BTreeSet::from(["/pjw-a".to_owned()]));
+}
+
+#[test]
 fn a_child_of_a_process_whose_move_is_delayed_is_kept_by_its_mask_and_moved_later() {
     let (mut node, pid) = node_with_delayed_changes();
     node.assign("a", 2, &[pid]);

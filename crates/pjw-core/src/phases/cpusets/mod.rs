@@ -7,7 +7,7 @@
 //!
 //! This phase comes before the masks. Masks are written to the journal before a cpuset changes, because the kernel may
 //! cut or forget them. They are planned after the cpuset was changed: `masks.rs`. While a change for a job is delayed,
-//! masks keep the job on its grant.
+//! masks keep the job on its grant, except if the cpuset is an isolated partition.
 
 pub(crate) mod moves;
 pub(crate) mod planned;

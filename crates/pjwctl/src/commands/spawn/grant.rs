@@ -107,7 +107,7 @@ impl Grant {
     /// all of them.
     fn of_new_job(warden: &DaemonAddress, mut client: Client, job: Job) -> anyhow::Result<Self> {
         let id = job.id.clone();
-        let granted = run::wait_for_cores(warden, &mut client, job);
+        let granted = run::wait_for_cores(warden, &mut client, job, false);
         match granted.and_then(|cpus| take_whole_grant(&cpus, &id).map(|()| cpus)) {
             Ok(cpus) => {
                 let (directory, cpu_count_variables) = surroundings(&mut client, &id);
