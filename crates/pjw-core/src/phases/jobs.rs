@@ -66,7 +66,7 @@ pub(crate) fn release_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     // The report is for the epilog that releases the job.
     usage::report_ended_job(draft, &job);
     let grant = job.grant_chosen_by(GrantedBy::Scheduler).cloned();
-    let cpus = if grant.is_some() { CpuSet::new() } else { draft.state.pool.release(id) };
+    let cpus = if grant.is_some() { CpuSet::new() } else { release_pus(draft, id) };
     report_released(draft, id, why, &cpus);
     keep_released_masks(draft, id);
     draft.put_job(Job { grant, was_released: true, ..job });
@@ -90,10 +90,18 @@ pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     if let Some(path) = job.cgroup.filter(|path| draft.state.cpusets.cpuset_at(path).is_none()) {
         draft.state.cgroups.remove(&path);
     }
-    let cpus = draft.state.pool.release(id);
+    let cpus = release_pus(draft, id);
     draft.state.move_to_restoring(id);
     draft.out.records.push(Record::Ended(id.clone()));
     report_released(draft, id, why, &cpus);
+}
+
+/// Releases what the job holds and borrows. Returns the PUs that it held.
+fn release_pus(draft: &mut CycleDraft<'_>, id: &JobId) -> CpuSet {
+    let pool = &mut draft.state.pool;
+    let lent = pool.borrowed_by(id).intersection(&pool.lent_cpus());
+    draft.state.lending.add_left(&lent);
+    pool.release(id)
 }
 
 /// Journals the masks of a job that is about to be released: children that no scan has found may keep them.

@@ -12,18 +12,20 @@ pub(super) fn record_moves(
     shares: &BTreeMap<JobId, CpuSet>,
     leaving: &BTreeMap<Pu, Nanos>,
 ) {
-    let (mut lenders, mut takers, mut keepers) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    let (mut left, mut kept) = (draft.state.lending.take_left(), CpuSet::new());
+    let lent_before = draft.state.pool.lent_cpus().union(&left);
+    let lent_after = lent_cpus(draft.state, shares);
     for (id, cpus) in shares {
         let before = draft.state.pool.borrowed_by(id);
-        if !may_borrow(draft.state, draft.policy, id) {
-            // The end of a process is no demand of the owner.
-            by_owner(draft.state, &before).keys().for_each(|owner| draft.state.dirty.add_active(owner));
-            continue;
-        }
-        for (owner, gained) in by_owner(draft.state, &cpus.difference(&before)) {
+        let (gained, lost) = (cpus.difference(&before), before.difference(cpus));
+        for (owner, gained) in by_owner(draft.state, &gained) {
             let text = format!("{owner} leaves {} idle: lent to {id}", cpus_text(&gained));
             draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&gained));
-            lenders.insert(owner);
+            draft.state.dirty.add_active(&owner);
+        }
+        if !may_borrow(draft.state, draft.policy, id) {
+            left = left.union(&lost);
+            continue;
         }
         let is_leaving = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
         let leaves: CpuSet =
@@ -35,12 +37,14 @@ pub(super) fn record_moves(
         for (owner, cpus) in by_owner(draft.state, &stays) {
             let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
             draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&cpus));
-            // A demand that comes and goes is damped, also if no core moves: this is a return and a new loan.
-            takers.insert(owner.clone());
-            keepers.insert(owner);
         }
-        let lost = before.difference(cpus);
-        let unannounced: CpuSet = lost.iter().filter(|pu| !is_leaving(pu)).collect();
+        kept = kept.union(&stays);
+        let (passed_on, returned) = (lost.intersection(&lent_after), lost.difference(&lent_after));
+        for (owner, cpus) in by_owner(draft.state, &passed_on) {
+            let text = format!("{} of {owner} go to another borrower", cpus_text(&cpus));
+            draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(id).with_cpus(&cpus));
+        }
+        let unannounced: CpuSet = returned.iter().filter(|pu| !is_leaving(pu)).collect();
         let grace = draft.policy.lending.revocation_grace;
         for (cpus, when) in [(&leaves, format!(" in {grace:?}")), (&unannounced, String::new())] {
             for (owner, cpus) in by_owner(draft.state, cpus) {
@@ -48,20 +52,56 @@ pub(super) fn record_moves(
                 draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(id).with_cpus(&cpus));
             }
         }
-        for (owner, lost) in by_owner(draft.state, &lost) {
-            let text = format!("{} back from {id}", cpus_text(&lost));
-            draft.out.events.push(Event::new(EventKind::Returned, text).with_job(&owner).with_cpus(&lost));
-            takers.insert(owner);
+        for (owner, cpus) in by_owner(draft.state, &returned) {
+            let text = format!("{} back from {id}", cpus_text(&cpus));
+            draft.out.events.push(Event::new(EventKind::Returned, text).with_job(&owner).with_cpus(&cpus));
         }
     }
+    // A core that goes from one borrower to another is neither a return nor a new loan.
+    let (lent, returned) = (lent_after.difference(&lent_before), lent_before.difference(&lent_after));
+    let moves =
+        CoreMoves { taken: returned.difference(&left), left: returned.intersection(&left), lent, kept };
+    record_times(draft, &moves, &lent_after);
+}
+
+/// The PUs of owners that a decision moves.
+struct CoreMoves {
+    /// Were not lent before.
+    lent: CpuSet,
+    /// Were taken back, because their owner needs them.
+    taken: CpuSet,
+    /// Came back, because their borrower ended or has no process.
+    left: CpuSet,
+    /// Were about to be taken back, and stay lent.
+    kept: CpuSet,
+}
+
+/// The PUs of owners that are lent after this decision.
+fn lent_cpus(state: &WardenState, shares: &BTreeMap<JobId, CpuSet>) -> CpuSet {
+    let borrowed = shares.values().fold(CpuSet::new(), |all, cpus| all.union(cpus));
+    by_owner(state, &borrowed).values().fold(CpuSet::new(), |all, cpus| all.union(cpus))
+}
+
+/// Remembers when each owner lent and took back. `lent_after` has all PUs that are lent after the decision.
+fn record_times(draft: &mut CycleDraft<'_>, moves: &CoreMoves, lent_after: &CpuSet) {
     let (now, lend_after) = (draft.now.since_boot, draft.policy.lending.lend_after);
-    for owner in lenders.union(&takers) {
-        // Where one core was exchanged for another, the owner needs no more cores than before.
-        if !lenders.contains(owner) {
-            draft.state.lending.record_return(owner, lend_after, now);
-        }
-        if lenders.contains(owner) || keepers.contains(owner) {
-            draft.state.lending.record_loan(owner, now);
+    let owners = |cpus: &CpuSet| by_owner(draft.state, cpus).into_keys().collect::<BTreeSet<JobId>>();
+    let (lenders, takers, keepers) = (owners(&moves.lent), owners(&moves.taken), owners(&moves.kept));
+    let (left, still_lenders) = (owners(&moves.left), owners(lent_after));
+    let all: BTreeSet<&JobId> = [&lenders, &takers, &keepers, &left].into_iter().flatten().collect();
+    for owner in all {
+        let lending = &mut draft.state.lending;
+        if lenders.contains(owner) {
+            // Where one core was exchanged for another, the owner needs no more cores than before.
+            lending.record_loan(owner, now);
+        } else if keepers.contains(owner) {
+            // A demand that comes and goes is damped, also if no core moves: this is a return and a new loan.
+            lending.record_return(owner, lend_after, now);
+            lending.record_loan(owner, now);
+        } else if takers.contains(owner) {
+            lending.record_return(owner, lend_after, now);
+        } else if !still_lenders.contains(owner) {
+            lending.record_end_of_borrower(owner);
         }
         draft.state.dirty.add_active(owner);
     }

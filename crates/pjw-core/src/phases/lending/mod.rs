@@ -95,6 +95,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     if !state.jobs.has_borrowers() || draft.policy.mode != DaemonMode::Enforce {
         // The borrower may have ended in a grace period.
         state.lending.set_pus_to_return(BTreeMap::new());
+        drop(state.lending.take_left());
         return;
     }
     if !draft.policy.may_grant {
@@ -147,6 +148,18 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
         }
     }
     spare.retain(|core| !borrowers.iter().any(|borrower| borrower.cores.contains(core)));
+    // What a borrower leaves because it ended, has no process or wants fewer cores goes to another one at once.
+    for owner in &mut owners {
+        let is_held = |core: &Core| {
+            let mut held =
+                borrowers.iter().flat_map(|borrower| borrower.cores.iter().chain(&borrower.leaving));
+            held.any(|known| known == core)
+        };
+        let (lent, left): (Vec<Core>, Vec<Core>) =
+            core::mem::take(&mut owner.lent).into_iter().partition(is_held);
+        owner.lent = lent;
+        owner.lendable.splice(0..0, left);
+    }
     // The borrower with the fewest cores is served first, with free cores before cores of owners.
     while !spare.is_empty()
         && let Some(poorest) = poorest(&mut borrowers, |_| true)
@@ -243,7 +256,9 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     let own = grant.cpus.difference(&state.jobs.shared_cpus());
     let cores = whole_cores(&state.topology, &own, &state.pool.online_cpus());
     let core_count = u32::try_from(cores.len()).unwrap_or(u32::MAX);
-    let is_lent = |core: &Core| core.iter().any(|pu| state.pool.borrower(pu).is_some());
+    let is_lent = |core: &Core| {
+        core.iter().any(|pu| state.pool.borrower(pu).is_some() || state.lending.left().contains(pu))
+    };
     let (mut lent, mut idle): (Vec<Core>, Vec<Core>) = cores.into_iter().partition(is_lent);
     if reason_not_to_lend(policy).is_some() {
         return Some(Owner { core_count, lent: Vec::new(), lendable: Vec::new() });

@@ -28,6 +28,8 @@ pub struct LendingState {
     /// The borrowed PUs that pjw takes back at the end of a grace period, each with this end, in ns since
     /// boot. Until then, the borrower still has the PU.
     leaving: BTreeMap<Pu, Nanos>,
+    /// The lent PUs whose borrower was released or ended since the last decision.
+    left: CpuSet,
     /// The borrowers of which a thread that runs has a real-time priority, as of the last scan of the processes of
     /// jobs.
     realtime_borrowers: BTreeSet<JobId>,
@@ -118,6 +120,23 @@ impl LendingState {
         self.leaving = leaving;
     }
 
+    /// Adds PUs (logical CPUs) to those whose borrower was released or ended since the last decision about loans. The PUs
+    /// must be lent: their owner leaves them idle. The next decision gives them to another borrower if one wants them.
+    pub(crate) fn add_left(&mut self, lent: &CpuSet) {
+        self.left = self.left.union(lent);
+    }
+
+    /// Returns the lent PUs (logical CPUs) whose borrower was released or ended since the last decision about loans.
+    pub(crate) fn left(&self) -> &CpuSet {
+        &self.left
+    }
+
+    /// Removes all PUs (logical CPUs) from those whose borrower was released or ended since the last decision about
+    /// loans. Returns them. Must be called after each such decision.
+    pub(crate) fn take_left(&mut self) -> CpuSet {
+        core::mem::take(&mut self.left)
+    }
+
     /// Records that pjw lent cores of the job `owner` at the time `now`, in ns since boot.
     pub(crate) fn record_loan(&mut self, owner: &JobId, now: Nanos) {
         self.owners.entry(owner.clone()).or_default().lent_at = Some(now);
@@ -135,6 +154,14 @@ impl LendingState {
         }
         if let Some(used) = &mut known.used {
             used.lent_cpus = CpuSet::new();
+        }
+    }
+
+    /// Records that all lent cores of the job `owner` are idle again because their borrower ended or has no process. The
+    /// owner needs them no more than before, so they can be lent again at once.
+    pub(crate) fn record_end_of_borrower(&mut self, owner: &JobId) {
+        if let Some(known) = self.owners.get_mut(owner) {
+            known.lent_at = None;
         }
     }
 

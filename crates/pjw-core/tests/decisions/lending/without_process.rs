@@ -8,13 +8,26 @@ fn make_empty_job(m: &mut Machine, id: &str) {
     assign_class(m, id, PriorityClass::Besteffort, 8, &[]).unwrap();
 }
 
+/// Starts the process `pid` as the first one of the besteffort job `id`, which can use at most eight cores.
+fn start_besteffort(m: &mut Machine, id: &str, pid: u32) {
+    m.spawn(pid, 1, 0);
+    assign_class(m, id, PriorityClass::Besteffort, 8, &[pid]).unwrap();
+}
+
+/// A machine with the guaranteed job `web` of six cores, which has the process 10.
+fn machine_with_web() -> Machine {
+    let mut m = lending_machine();
+    m.spawn(10, 1, 0);
+    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
+    m
+}
+
 #[test]
 fn jobs_without_a_process_take_no_core_from_a_job_with_one() {
     let mut m = lending_machine();
     m.policy.lending.starved = StarvedPolicy::Freeze;
     make_empty_job(&mut m, "early");
-    m.spawn(20, 1, 0);
-    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
+    start_besteffort(&mut m, "batch", 20);
     for number in 0..20 {
         make_empty_job(&mut m, &format!("empty{number}"));
         assert_eq!((ownership(&m, "batch"), m.grant("batch").as_str()), (Some(Ownership::Borrowed), "0-7"));
@@ -25,9 +38,7 @@ fn jobs_without_a_process_take_no_core_from_a_job_with_one() {
 
 #[test]
 fn no_core_of_an_owner_is_lent_to_a_job_without_a_process() {
-    let mut m = lending_machine();
-    m.spawn(10, 1, 0);
-    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
+    let mut m = machine_with_web();
     make_empty_job(&mut m, "batch");
     web_uses(&mut m, 0, 5);
     assert_eq!((lent(&m).as_str(), m.state.pool.borrowed_pus().count()), ("", 0));
@@ -40,10 +51,8 @@ fn no_core_of_an_owner_is_lent_to_a_job_without_a_process() {
 
 #[test]
 fn the_first_process_of_a_job_has_cores_in_the_cycle_in_which_it_joins() {
-    let mut m = lending_machine();
+    let mut m = machine_with_web();
     m.policy.lending.starved = StarvedPolicy::Freeze;
-    m.spawn(10, 1, 0);
-    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
     make_empty_job(&mut m, "batch");
     web_uses(&mut m, 0, 3);
     m.spawn(20, 1, 0);
@@ -66,10 +75,8 @@ fn the_first_process_of_a_job_has_cores_in_the_cycle_in_which_it_joins() {
 fn a_job_whose_last_process_has_ended_gives_its_cores_to_the_others() {
     let mut m = lending_machine();
     make_empty_job(&mut m, "a");
-    for (pid, id) in [(20, "a"), (21, "b")] {
-        m.spawn(pid, 1, 0);
-        assign_class(&mut m, id, PriorityClass::Besteffort, 8, &[pid]).unwrap();
-    }
+    start_besteffort(&mut m, "a", 20);
+    start_besteffort(&mut m, "b", 21);
     assert_eq!(["a", "b"].map(|id| m.state.grant_of(&job(id)).unwrap().cpus.len()), [4, 4]);
     m.exit(20);
     m.settle();
@@ -79,20 +86,16 @@ fn a_job_whose_last_process_has_ended_gives_its_cores_to_the_others() {
         "{:?}",
         m.events
     );
-    m.spawn(22, 1, 0);
-    assign_class(&mut m, "a", PriorityClass::Besteffort, 8, &[22]).unwrap();
+    start_besteffort(&mut m, "a", 22);
     assert_eq!(["a", "b"].map(|id| m.state.grant_of(&job(id)).unwrap().cpus.len()), [4, 4]);
     assert_sound(&m);
 }
 
 #[test]
 fn the_end_of_a_borrowers_last_process_does_not_slow_down_the_next_lending() {
-    let mut m = lending_machine();
-    m.spawn(10, 1, 0);
-    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
+    let mut m = machine_with_web();
     make_empty_job(&mut m, "batch");
-    m.spawn(20, 1, 0);
-    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
+    start_besteffort(&mut m, "batch", 20);
     web_uses(&mut m, 1, 3);
     assert_eq!(lent(&m), "2-5");
     m.exit(20);
@@ -100,17 +103,71 @@ fn the_end_of_a_borrowers_last_process_does_not_slow_down_the_next_lending() {
     assert_eq!(lent(&m), "", "the owner needs them no more than before");
     m.advance(2 * SECOND);
     sample(&mut m, 1, "");
-    m.spawn(21, 1, 0);
-    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[21]).unwrap();
+    start_besteffort(&mut m, "batch", 21);
     assert_eq!(lent(&m), "2-5", "lend_after is not doubled");
+    assert_sound(&m);
+}
+
+#[test]
+fn a_job_gets_lent_cores_at_once_when_it_has_a_process_again() {
+    let mut m = machine_with_web();
+    make_empty_job(&mut m, "batch");
+    start_besteffort(&mut m, "batch", 20);
+    web_uses(&mut m, 1, 2);
+    assert_eq!(lent(&m), "2-5");
+    m.exit(20);
+    m.settle();
+    assert_eq!(lent(&m), "");
+    start_besteffort(&mut m, "batch", 21);
+    m.settle();
+    assert_eq!(lent(&m), "2-5", "the owner has not used more meanwhile");
+    assert_sound(&m);
+}
+
+/// How a borrower ends: with its last process, or it stays as a job without a process.
+#[derive(Debug, Clone, Copy)]
+enum AfterLastProcess {
+    Ends,
+    Stays,
+}
+
+#[test]
+fn lent_cores_of_a_borrower_without_a_process_go_to_another_borrower_and_stay_lent() {
+    for after in [AfterLastProcess::Ends, AfterLastProcess::Stays] {
+        assert_cores_go_to_another_borrower(after);
+    }
+}
+
+fn assert_cores_go_to_another_borrower(after: AfterLastProcess) {
+    let mut m = machine_with_web();
+    if matches!(after, AfterLastProcess::Stays) {
+        make_empty_job(&mut m, "a");
+    }
+    start_besteffort(&mut m, "a", 20);
+    start_besteffort(&mut m, "b", 21);
+    web_uses(&mut m, 1, 3);
+    let borrowed = |m: &Machine| ["a", "b"].map(|id| m.state.pool.borrowed_by(&job(id)).len());
+    assert_eq!((lent(&m).as_str(), borrowed(&m)), ("2-5", [3, 3]));
+    m.exit(20);
+    m.settle();
+    assert_eq!((lent(&m).as_str(), m.grant("b").as_str()), ("2-5", "2-7"), "{after:?}");
+    assert_eq!(m.state.jobs.contains_key(&job("a")), matches!(after, AfterLastProcess::Stays));
+    let kinds = m.events.iter().map(|event| event.kind);
+    assert_eq!(kinds.filter(|kind| [EventKind::Returned, EventKind::Revoked].contains(kind)).count(), 0);
+
+    // Each new process gets half of the cores, and the owner still lends as before.
+    start_besteffort(&mut m, "a", 22);
+    assert_eq!((lent(&m).as_str(), borrowed(&m)), ("2-5", [3, 3]));
+    let passed_on = m.events.iter().find(|event| event.kind == EventKind::Revoked).unwrap();
+    assert!(passed_on.text.ends_with("of manual:web go to another borrower"), "{passed_on:?}");
+    assert!(m.events.iter().all(|event| event.kind != EventKind::Returned), "{:?}", m.events);
     assert_sound(&m);
 }
 
 #[test]
 fn a_restarted_daemon_takes_back_what_a_job_without_a_process_borrowed() {
     let mut m = lending_machine();
-    m.spawn(20, 1, 0);
-    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
+    start_besteffort(&mut m, "batch", 20);
     make_empty_job(&mut m, "empty");
     // An earlier version lent cores to jobs without processes.
     let [batch, mut empty] = ["batch", "empty"].map(|id| m.state.jobs[&job(id)].clone());
