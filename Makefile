@@ -57,7 +57,8 @@ test: deps python mpi languages
 	cargo clippy --workspace --all-targets --locked --features pjwd/bpf -- -D warnings
 	cargo clippy -p pjw-linux --all-targets --locked -- -D warnings
 	PJW_TEST_PYTHON=$(CURDIR)/target/python/bin/python3 cargo test --workspace --locked --features pjwd/bpf
-	cargo build --quiet --locked -p pjwd -p pjwctl -p pjw-spawn-c -p pjw-job-c --features pjwd/bpf
+	@# With the features of the tests, so that nothing is compiled twice.
+	cargo build --quiet --workspace --locked --features pjwd/bpf --lib --bins --tests
 	PROGRAMS=$(TARGET)/debug tests/package/run
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 	@if cargo deny --version >/dev/null 2>&1; then $(MAKE) --no-print-directory deny; else \
