@@ -126,11 +126,14 @@ fn main() -> anyhow::Result<()> {
     for round in 0..effort.pick(1, 3) {
         for turn in 0..SEPARATIONS.len() {
             let at = (turn + round) % SEPARATIONS.len();
-            if skipped[at] {
+            if skipped[at] || !is_selected(SEPARATIONS[at]) {
                 continue;
             }
             match bench.run(SEPARATIONS[at]) {
-                Ok(run) => runs[at].push(run),
+                Ok(run) => {
+                    print_run(SEPARATIONS[at], &run.measures)?;
+                    runs[at].push(run);
+                }
                 Err(why) if SEPARATIONS[at] != Separation::Warden => {
                     skipped[at] = true;
                     print_line(&format!("skipped: {}: {why:#}", SEPARATIONS[at].name()))?;
@@ -140,6 +143,18 @@ fn main() -> anyhow::Result<()> {
         }
     }
     report(&runs)
+}
+
+/// Returns whether the separation is selected: `--only TEXT` selects those whose names contain the text.
+fn is_selected(separation: Separation) -> bool {
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--only").skip(1);
+    arguments.next().is_none_or(|text| separation.name().contains(&text))
+}
+
+fn print_run(separation: Separation, measures: &Measures) -> anyhow::Result<()> {
+    let Measures { p99_us, harvested, .. } = measures;
+    let used = 100.0 * harvested;
+    print_line(&format!("{}: p99 {p99_us:.0} us, {used:.0} % of the idle core time used", separation.name()))
 }
 
 /// Prints the table, and writes the figures, the table and the chart.
@@ -394,7 +409,11 @@ impl Bench {
             .output()
             .context("can't start pjwctl")?;
         anyhow::ensure!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
+        let (begin, before) = (Instant::now(), process_cpu_time(Pid(warden.pid())).unwrap_or_default());
         let run = self.measure(server, Some(batch))?;
+        let used = process_cpu_time(Pid(warden.pid())).unwrap_or_default().saturating_sub(before);
+        let used_ms_per_s = 1000.0 * used.as_secs_f64() / begin.elapsed().as_secs_f64();
+        print_line(&format!("pjwd used {used_ms_per_s:.1} ms of CPU time each second"))?;
         drop(warden);
         Ok(run)
     }
