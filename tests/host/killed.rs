@@ -20,8 +20,8 @@ use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_until, wait_until_empty};
 
+use crate::cpusets::undone::MachineState;
 use crate::processes::{Shell, has_two_cores, is_ended, kill_process, mask, masks};
-use crate::walls::undone::MachineState;
 
 const DEFAULT_ROUNDS: u64 = 5;
 /// The daemon is killed within this time after the first command.

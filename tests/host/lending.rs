@@ -31,11 +31,12 @@ pub fn lends(daemon: &Daemon) -> bool {
     assert!(daemon.pjwctl(&["assign", &job, "--cores", "1", "--class", "besteffort"]).status.success());
     let text = String::from_utf8(daemon.pjwctl(&["explain", &job]).stdout).unwrap();
     daemon.release("probe").unwrap();
-    if text.contains("it borrows free cores only") {
-        skip(text.replace('\n', " "));
-        return false;
+    // The other lines are about the probe, which has no process.
+    let reason = text.lines().find(|line| line.contains("it borrows free cores only"));
+    if let Some(reason) = reason {
+        skip(reason.trim());
     }
-    true
+    reason.is_none()
 }
 
 pub fn assign(daemon: &Daemon, job: &str, class: &str, cores: &str, shell: &Shell) {

@@ -88,7 +88,7 @@ fn violation_texts(daemon: &Daemon) -> Vec<String> {
 fn fugitive_command() -> String {
     let program = std::env::current_exe().unwrap();
     format!(
-        "{FUGITIVE_VARIABLE}=1 {} --exact walls::staying::fugitive_process --nocapture",
+        "{FUGITIVE_VARIABLE}=1 {} --exact cpusets::staying::fugitive_process --nocapture",
         program.display()
     )
 }
