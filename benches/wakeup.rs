@@ -103,6 +103,12 @@ fn main() -> anyhow::Result<()> {
     publish("wakeup", &figures)
 }
 
+/// Returns whether the row is selected: `--only TEXT` selects those whose names contain the text.
+fn is_selected(row: Row) -> bool {
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--only").skip(1);
+    arguments.next().is_none_or(|text| row.name().contains(&text))
+}
+
 /// Measures the rows in turns. A row that can't be measured on this machine is skipped, with the reason.
 fn measure_rows<const N: usize>(
     setup: &Setup,
@@ -115,7 +121,7 @@ fn measure_rows<const N: usize>(
         for turn in 0..N {
             setup.interrupt.check()?;
             let at = (turn + round) % N;
-            let Some(times) = &mut all[at] else { continue };
+            let Some(times) = all[at].as_mut().filter(|_| is_selected(rows[at])) else { continue };
             match measure(setup, rows[at], measurement) {
                 Ok(measured) => times.push(measured),
                 Err(why) => {

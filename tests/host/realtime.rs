@@ -6,11 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use nix::unistd::gettid;
+use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
+use pjw_linux::sys::affinity;
 use pjw_linux::sys::realtime::{self, SchedulingPolicy};
 use pjw_tests::daemon::Daemon;
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::wait_until;
+
+use crate::processes::has_two_cores;
 
 const STATUS_CALL: &[u8] = b"{\"method\":\"org.pjw.Warden.GetStatus\"}\0";
 /// The number of requests that a client of the flood sends at once.
@@ -32,14 +36,18 @@ fn policy_of_control_server(daemon: &Daemon) -> SchedulingPolicy {
     realtime::scheduling_policy(Tid(daemon.pid())).unwrap()
 }
 
-/// Returns the policy of the daemon's event loop.
-fn policy_of_event_loop(daemon: &Daemon) -> SchedulingPolicy {
+/// Returns the thread of the daemon's event loop.
+fn event_loop_of(daemon: &Daemon) -> Tid {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten();
     let is_loop = |task: &std::fs::DirEntry| {
         std::fs::read_to_string(task.path().join("comm")).is_ok_and(|comm| comm == "warden\n")
     };
     let task = tasks.into_iter().find(is_loop).expect("the event loop has a thread");
-    realtime::scheduling_policy(Tid(task.file_name().to_str().unwrap().parse().unwrap())).unwrap()
+    Tid(task.file_name().to_str().unwrap().parse().unwrap())
+}
+
+fn policy_of_event_loop(daemon: &Daemon) -> SchedulingPolicy {
+    realtime::scheduling_policy(event_loop_of(daemon)).unwrap()
 }
 
 fn wait_for_policy(daemon: &Daemon, policy: SchedulingPolicy) {
@@ -64,6 +72,31 @@ fn the_event_loop_and_the_control_server_have_a_realtime_priority_unless_it_is_s
     daemon.configure("");
     assert!(daemon.pjwctl(&["reload"]).status.success());
     wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
+}
+
+#[test]
+fn the_daemon_runs_on_no_core_of_a_job_while_other_cores_are_free() {
+    if !may_have_realtime_priority() || !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
+    let masks = || [Tid(daemon.pid()), event_loop_of(&daemon)].map(|tid| affinity::get_mask(tid).unwrap());
+    let original = masks();
+    let assign = |job: &str, cores: &str| {
+        assert!(daemon.pjwctl(&["assign", &daemon.job_id(job), "--cores", cores]).status.success());
+        daemon.job(job).unwrap().cpus.parse::<CpuSet>().unwrap()
+    };
+    let first = assign("first", "1");
+    wait_until("the daemon has left the core of the job", || {
+        masks().iter().all(|mask| !mask.intersects(&first))
+    });
+    assign("rest", "all");
+    wait_until("the daemon runs where it was started if no core is free", || masks() == original);
+    daemon.release("rest").unwrap();
+    wait_until("the daemon has left the core again", || masks().iter().all(|mask| !mask.intersects(&first)));
+    daemon.release("first").unwrap();
+    wait_until("the daemon runs where it was started", || masks() == original);
 }
 
 #[test]

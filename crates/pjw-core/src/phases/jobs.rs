@@ -98,9 +98,12 @@ pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
 
 /// Releases what the job holds and borrows. Returns the PUs that it held.
 fn release_pus(draft: &mut CycleDraft<'_>, id: &JobId) -> CpuSet {
-    let pool = &mut draft.state.pool;
-    let lent = pool.borrowed_by(id).intersection(&pool.lent_cpus());
-    draft.state.lending.add_left(&lent);
+    let (pool, lending) = (&mut draft.state.pool, &mut draft.state.lending);
+    for pu in pool.borrowed_by(id).iter() {
+        if let Some(owner) = pool.holder(pu).and_then(|holder| holder.job()) {
+            lending.add_left(owner, pu);
+        }
+    }
     pool.release(id)
 }
 

@@ -64,18 +64,8 @@ fn plan_job(
     let Some(grant) = job.online_granted_cpus(&online).filter(|_| !waits_for_cpuset) else {
         return Vec::new();
     };
-    let Some(mut concerned) = draft.state.members.members_to_plan(&draft.state.dirty, id) else {
-        return Vec::new();
-    };
     let has_partition = has_isolated_partition(draft, id);
-    if draft.state.cpusets.delayed_changes.has_change_for(id) {
-        if has_partition {
-            // A valid partition has its PUs for itself: the kernel refuses them in the mask of a thread outside.
-            return Vec::new();
-        }
-        // The cpuset may be about to change.
-        concerned.retain(|member| !draft.state.is_in_job_cpuset(member));
-    }
+    let Some(concerned) = members_to_plan(draft, id, has_partition) else { return Vec::new() };
     let mut plans = thread_plans(draft, &grant, concerned, has_partition);
     match draft.policy.bindings {
         BindingPolicy::Respect => {}
@@ -124,6 +114,24 @@ fn plan_job(
     draft.journal_mask_requests(&actions);
     report_violations(draft, id, &grant, &actions, reported);
     actions
+}
+
+/// The members of which a mask may have to change now. `None` if there are none.
+fn members_to_plan<'a>(
+    draft: &'a CycleDraft<'_>,
+    id: &JobId,
+    has_partition: bool,
+) -> Option<Vec<&'a Member>> {
+    let mut concerned = draft.state.members.members_to_plan(&draft.state.dirty, id)?;
+    if draft.state.cpusets.delayed_changes.has_change_for(id) {
+        if has_partition {
+            // A valid partition has its PUs for itself: the kernel refuses them in the mask of a thread outside.
+            return None;
+        }
+        // The cpuset may be about to change.
+        concerned.retain(|member| !draft.state.is_in_job_cpuset(member));
+    }
+    Some(concerned)
 }
 
 /// The threads of these members that are planned. In an isolated partition, also of threads that are not busy: they are

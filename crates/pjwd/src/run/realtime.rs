@@ -5,17 +5,21 @@
 //! (sched(7), "The autogroup feature"). So both threads have the lowest real-time priority where the system allows it.
 //! Both are needed: a request passes through the control server and then the loop.
 //!
-//! A thread with a real-time priority could keep a CPU from a job. So it is bounded twice:
+//! A thread with a real-time priority could keep a CPU from a job. So it is bounded in three ways:
 //! - The thread runs at most `RUN_LIMIT` without sleeping, as in a scan of a very large node. The kernel enforces this.
 //! - The thread has a budget of `SHARE_PERMILLE` of one PU, also if clients or processes make work all the time.
+//! - The thread runs on PUs that no job holds, while there are any. On a PU that is lent, the owner would wait for it.
 //!
-//! A thread that exceeds a bound goes on with the normal policy, and is raised again when the budget has a reserve.
+//! A thread that exceeds one of the first two bounds goes on with the normal policy, and is raised again when the budget has a reserve.
 
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::unistd::Uid;
+use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
+use pjw_core::state::pool::PuPool;
+use pjw_linux::sys::affinity;
 use pjw_linux::sys::errno::is_permission_denied;
 use pjw_linux::sys::realtime::{
     SchedulingPolicy, limit_realtime_run_time, scheduling_policy, set_normal_policy,
@@ -48,12 +52,16 @@ pub struct RealtimePriority {
     /// attempt.
     is_on: bool,
     run_limit: Duration,
+    /// The PUs to which the threads are bound. `None` if they may run on all PUs on which they were started.
+    bound_to: Option<CpuSet>,
 }
 
 #[derive(Debug)]
 struct BoundedThread {
     name: &'static str,
     tid: Tid,
+    /// The affinity mask with which the thread was started. `None` if it was all online PUs.
+    original_mask: Option<CpuSet>,
     budget: CpuBudget,
     /// The CPU time of the thread at the last check, in ns.
     cpu_time: u64,
@@ -65,17 +73,41 @@ impl RealtimePriority {
     /// Makes a [`RealtimePriority`] for `threads`. These are threads of this process, each with a name for the log. The
     /// threads keep their normal priority until [`RealtimePriority::set_enabled`] is called. A thread that uses more
     /// than its share of CPU time loses the real-time priority for some time. The share is measured from `now` on.
+    /// `online` is the set of online PUs (logical CPUs).
     #[must_use]
-    pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {
+    pub fn new(threads: &[(&'static str, Tid)], online: &CpuSet, now: Instant) -> Self {
         let thread = |&(name, tid)| BoundedThread {
             name,
             tid,
+            original_mask: affinity::get_mask(tid).ok().filter(|mask| !online.is_subset(mask)),
             budget: CpuBudget::new(SHARE_PERMILLE, now),
             cpu_time: thread_cpu_time_ns(tid).unwrap_or_default(),
             is_raised: false,
             last_logged: None,
         };
-        Self { threads: threads.iter().map(thread).collect(), is_on: false, run_limit: RUN_LIMIT }
+        Self {
+            threads: threads.iter().map(thread).collect(),
+            is_on: false,
+            run_limit: RUN_LIMIT,
+            bound_to: None,
+        }
+    }
+
+    /// Binds the threads to the online PUs (logical CPUs) in `pool` that no job holds, while they have the real-time
+    /// priority. Threads that the system started with a narrower affinity mask use those of these PUs that are in this
+    /// mask. Where no such PU is left, the threads run where they were started. Must be called after each change of the
+    /// pool; a call without a change makes no system call.
+    pub fn avoid_held_pus(&mut self, pool: &PuPool) {
+        let online = pool.online_cpus();
+        let free = pool.free_cpus().union(&pool.housekeeping_cpus()).intersection(&online);
+        let bound_to = (self.is_on && !free.is_empty() && free != online).then_some(free);
+        if bound_to == self.bound_to {
+            return;
+        }
+        for thread in &self.threads {
+            thread.bind(bound_to.as_ref());
+        }
+        self.bound_to = bound_to;
     }
 
     /// Switches the real-time priority of the daemon's threads on or off. If the priority can't be set, for example
@@ -186,6 +218,22 @@ impl BoundedThread {
         self.cpu_time = thread_cpu_time_ns(self.tid).unwrap_or(before);
         self.budget.spend(Duration::from_nanos(self.cpu_time.saturating_sub(before)), now);
         !self.budget.wait_time(now).is_zero()
+    }
+
+    /// Binds the thread to those of the PUs on which it was started that are in `cpus`, or to all of them.
+    fn bind(&self, cpus: Option<&CpuSet>) {
+        let within = |cpus: &CpuSet| match &self.original_mask {
+            Some(mask) => cpus.intersection(mask),
+            None => cpus.clone(),
+        };
+        let cpus = cpus.map(within).filter(|cpus| !cpus.is_empty());
+        let bound = match cpus.as_ref().or(self.original_mask.as_ref()) {
+            Some(cpus) => affinity::set_mask(self.tid, cpus),
+            None => affinity::set_full_mask(self.tid),
+        };
+        if let Err(errno) = bound {
+            debug!("the {} stays on its PUs: {errno}", self.name);
+        }
     }
 
     fn raise(&mut self) -> Result<(), Errno> {

@@ -12,56 +12,75 @@ pub(super) fn record_moves(
     shares: &BTreeMap<JobId, CpuSet>,
     leaving: &BTreeMap<Pu, Nanos>,
 ) {
-    let (mut left, mut kept) = (draft.state.lending.take_left(), CpuSet::new());
+    let left = draft.state.lending.take_left();
+    let still_held = |(owner, cpus): (&JobId, &CpuSet)| cpus.intersection(&draft.state.pool.pus_of(owner));
+    let (mut left, mut kept): (CpuSet, CpuSet) = (union(left.iter().map(still_held)), CpuSet::new());
     let lent_before = draft.state.pool.lent_cpus().union(&left);
     let lent_after = lent_cpus(draft.state, shares);
     for (id, cpus) in shares {
         let before = draft.state.pool.borrowed_by(id);
-        let (gained, lost) = (cpus.difference(&before), before.difference(cpus));
-        for (owner, gained) in by_owner(draft.state, &gained) {
+        for (owner, gained) in by_owner(draft.state, &cpus.difference(&before)) {
             let text = format!("{owner} leaves {} idle: lent to {id}", cpus_text(&gained));
             draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&gained));
             draft.state.dirty.add_active(&owner);
         }
         if !may_borrow(draft.state, draft.policy, id) {
-            left = left.union(&lost);
+            left = left.union(&before);
             continue;
         }
         let is_leaving = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
-        let leaves: CpuSet =
-            leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_leaving(pu)).collect();
-        let stays: CpuSet = before
-            .iter()
-            .filter(|&pu| cpus.contains(pu) && is_leaving(&pu) && !leaving.contains_key(&pu))
-            .collect();
+        let stays =
+            before.iter().filter(|pu| cpus.contains(*pu) && is_leaving(pu) && !leaving.contains_key(pu));
+        let stays: CpuSet = stays.collect();
         for (owner, cpus) in by_owner(draft.state, &stays) {
             let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
             draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&cpus));
         }
         kept = kept.union(&stays);
-        let (passed_on, returned) = (lost.intersection(&lent_after), lost.difference(&lent_after));
-        for (owner, cpus) in by_owner(draft.state, &passed_on) {
-            let text = format!("{} of {owner} go to another borrower", cpus_text(&cpus));
-            draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(id).with_cpus(&cpus));
-        }
-        let unannounced: CpuSet = returned.iter().filter(|pu| !is_leaving(pu)).collect();
-        let grace = draft.policy.lending.revocation_grace;
-        for (cpus, when) in [(&leaves, format!(" in {grace:?}")), (&unannounced, String::new())] {
-            for (owner, cpus) in by_owner(draft.state, cpus) {
-                let text = format!("{owner} needs {}: taken back{when}", cpus_text(&cpus));
-                draft.out.events.push(Event::new(EventKind::Revoked, text).with_job(id).with_cpus(&cpus));
-            }
-        }
-        for (owner, cpus) in by_owner(draft.state, &returned) {
-            let text = format!("{} back from {id}", cpus_text(&cpus));
-            draft.out.events.push(Event::new(EventKind::Returned, text).with_job(&owner).with_cpus(&cpus));
-        }
+        let announced = leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_leaving(pu));
+        let announced: CpuSet = announced.collect();
+        report_lost(draft, id, &announced, &before.difference(cpus), &lent_after);
     }
     // A core that goes from one borrower to another is neither a return nor a new loan.
     let (lent, returned) = (lent_after.difference(&lent_before), lent_before.difference(&lent_after));
     let moves =
         CoreMoves { taken: returned.difference(&left), left: returned.intersection(&left), lent, kept };
     record_times(draft, &moves, &lent_after);
+}
+
+/// Reports the PUs that a borrower loses now (`lost`), and those that it is to lose after the grace period (`announced`).
+/// `lent_after` has all PUs that are lent after the decision.
+fn report_lost(
+    draft: &mut CycleDraft<'_>,
+    id: &JobId,
+    announced: &CpuSet,
+    lost: &CpuSet,
+    lent_after: &CpuSet,
+) {
+    let mut report = |kind, job: &JobId, cpus: &CpuSet, text| {
+        draft.out.events.push(Event::new(kind, text).with_job(job).with_cpus(cpus));
+    };
+    let (passed_on, returned) = (lost.intersection(lent_after), lost.difference(lent_after));
+    for (owner, cpus) in by_owner(draft.state, &passed_on) {
+        report(
+            EventKind::Revoked,
+            id,
+            &cpus,
+            format!("{} of {owner} go to another borrower", cpus_text(&cpus)),
+        );
+    }
+    let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
+    let unannounced: CpuSet = returned.iter().filter(|pu| !is_announced(pu)).collect();
+    let grace = draft.policy.lending.revocation_grace;
+    for (cpus, when) in [(announced, format!(" in {grace:?}")), (&unannounced, String::new())] {
+        for (owner, cpus) in by_owner(draft.state, cpus) {
+            let text = format!("{owner} needs {}: taken back{when}", cpus_text(&cpus));
+            report(EventKind::Revoked, id, &cpus, text);
+        }
+    }
+    for (owner, cpus) in by_owner(draft.state, &returned) {
+        report(EventKind::Returned, &owner, &cpus, format!("{} back from {id}", cpus_text(&cpus)));
+    }
 }
 
 /// The PUs of owners that a decision moves.
@@ -78,8 +97,12 @@ struct CoreMoves {
 
 /// The PUs of owners that are lent after this decision.
 fn lent_cpus(state: &WardenState, shares: &BTreeMap<JobId, CpuSet>) -> CpuSet {
-    let borrowed = shares.values().fold(CpuSet::new(), |all, cpus| all.union(cpus));
-    by_owner(state, &borrowed).values().fold(CpuSet::new(), |all, cpus| all.union(cpus))
+    let borrowed = union(shares.values().cloned());
+    union(by_owner(state, &borrowed).into_values())
+}
+
+fn union(sets: impl Iterator<Item = CpuSet>) -> CpuSet {
+    sets.fold(CpuSet::new(), |all, cpus| all.union(&cpus))
 }
 
 /// Remembers when each owner lent and took back. `lent_after` has all PUs that are lent after the decision.

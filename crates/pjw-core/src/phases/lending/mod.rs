@@ -256,9 +256,8 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     let own = grant.cpus.difference(&state.jobs.shared_cpus());
     let cores = whole_cores(&state.topology, &own, &state.pool.online_cpus());
     let core_count = u32::try_from(cores.len()).unwrap_or(u32::MAX);
-    let is_lent = |core: &Core| {
-        core.iter().any(|pu| state.pool.borrower(pu).is_some() || state.lending.left().contains(pu))
-    };
+    let was_left = |pu: Pu| state.lending.was_left(&job.id, pu);
+    let is_lent = |core: &Core| core.iter().any(|pu| state.pool.borrower(pu).is_some() || was_left(pu));
     let (mut lent, mut idle): (Vec<Core>, Vec<Core>) = cores.into_iter().partition(is_lent);
     if reason_not_to_lend(policy).is_some() {
         return Some(Owner { core_count, lent: Vec::new(), lendable: Vec::new() });

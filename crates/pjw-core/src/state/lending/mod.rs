@@ -28,8 +28,8 @@ pub struct LendingState {
     /// The borrowed PUs that pjw takes back at the end of a grace period, each with this end, in ns since
     /// boot. Until then, the borrower still has the PU.
     leaving: BTreeMap<Pu, Nanos>,
-    /// The lent PUs whose borrower was released or ended since the last decision.
-    left: CpuSet,
+    /// The lent PUs whose borrower was released or ended since the last decision, by their owner.
+    left: BTreeMap<JobId, CpuSet>,
     /// The borrowers of which a thread that runs has a real-time priority, as of the last scan of the processes of
     /// jobs.
     realtime_borrowers: BTreeSet<JobId>,
@@ -120,20 +120,21 @@ impl LendingState {
         self.leaving = leaving;
     }
 
-    /// Adds PUs (logical CPUs) to those whose borrower was released or ended since the last decision about loans. The PUs
-    /// must be lent: their owner leaves them idle. The next decision gives them to another borrower if one wants them.
-    pub(crate) fn add_left(&mut self, lent: &CpuSet) {
-        self.left = self.left.union(lent);
+    /// Adds the PU (logical CPU) `pu` of the job `owner` to the PUs whose borrower was released or ended since the last
+    /// decision about loans. The next decision gives them to another borrower if one wants them.
+    pub(crate) fn add_left(&mut self, owner: &JobId, pu: Pu) {
+        self.left.entry(owner.clone()).or_default().insert(pu);
     }
 
-    /// Returns the lent PUs (logical CPUs) whose borrower was released or ended since the last decision about loans.
-    pub(crate) fn left(&self) -> &CpuSet {
-        &self.left
+    /// Returns whether the borrower of the PU (logical CPU) `pu` of the job `owner` was released or ended since the last
+    /// decision about loans.
+    pub(crate) fn was_left(&self, owner: &JobId, pu: Pu) -> bool {
+        self.left.get(owner).is_some_and(|left| left.contains(pu))
     }
 
     /// Removes all PUs (logical CPUs) from those whose borrower was released or ended since the last decision about
-    /// loans. Returns them. Must be called after each such decision.
-    pub(crate) fn take_left(&mut self) -> CpuSet {
+    /// loans. Returns them, by their owner. Must be called after each such decision.
+    pub(crate) fn take_left(&mut self) -> BTreeMap<JobId, CpuSet> {
         core::mem::take(&mut self.left)
     }
 
