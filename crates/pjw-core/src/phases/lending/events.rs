@@ -6,17 +6,27 @@ use crate::phases::lending::permission::may_borrow;
 use crate::state::WardenState;
 use crate::terms::{Event, EventKind, Grant, Job, JobId, Ownership};
 
-/// Reports what changes for the owners and the borrowers, and remembers when each owner lent and took back.
+/// Reports what changes for the owners and the borrowers, and remembers when each owner lent and took back. The PUs in
+/// `unwanted` come back although their owner does not need them.
 pub(super) fn record_moves(
     draft: &mut CycleDraft<'_>,
     shares: &BTreeMap<JobId, CpuSet>,
     leaving: &BTreeMap<Pu, Nanos>,
+    unwanted: &CpuSet,
 ) {
     let left = draft.state.lending.take_left();
     let still_held = |(owner, cpus): (&JobId, &CpuSet)| cpus.intersection(&draft.state.pool.pus_of(owner));
-    let (mut left, mut kept): (CpuSet, CpuSet) = (union(left.iter().map(still_held)), CpuSet::new());
-    let lent_before = draft.state.pool.lent_cpus().union(&left);
+    let lent_before = draft.state.pool.lent_cpus().union(&union(left.iter().map(still_held)));
     let lent_after = lent_cpus(draft.state, shares);
+    let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
+    let kept = lent_after.iter().filter(|pu| is_announced(pu) && !leaving.contains_key(pu));
+    let (lent, returned) = (lent_after.difference(&lent_before), lent_before.difference(&lent_after));
+    let moves = CoreMoves {
+        taken: returned.difference(unwanted),
+        left: returned.intersection(unwanted),
+        kept: kept.collect(),
+        lent,
+    };
     for (id, cpus) in shares {
         let before = draft.state.pool.borrowed_by(id);
         for (owner, gained) in by_owner(draft.state, &cpus.difference(&before)) {
@@ -24,53 +34,43 @@ pub(super) fn record_moves(
             draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&gained));
             draft.state.dirty.add_active(&owner);
         }
-        if !may_borrow(draft.state, draft.policy, id) {
-            left = left.union(&before);
-            continue;
+        if may_borrow(draft.state, draft.policy, id) {
+            report_kept(draft, id, &moves.kept.intersection(&before).intersection(cpus));
+            let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
+            let announced = leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_announced(pu));
+            report_lost(draft, id, &announced.collect(), &before.difference(cpus), &moves);
         }
-        let is_leaving = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
-        let stays =
-            before.iter().filter(|pu| cpus.contains(*pu) && is_leaving(pu) && !leaving.contains_key(pu));
-        let stays: CpuSet = stays.collect();
-        for (owner, cpus) in by_owner(draft.state, &stays) {
-            let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
-            draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&cpus));
-        }
-        kept = kept.union(&stays);
-        let announced = leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_leaving(pu));
-        let announced: CpuSet = announced.collect();
-        report_lost(draft, id, &announced, &before.difference(cpus), &lent_after);
     }
-    // A core that goes from one borrower to another is neither a return nor a new loan.
-    let (lent, returned) = (lent_after.difference(&lent_before), lent_before.difference(&lent_after));
-    let moves =
-        CoreMoves { taken: returned.difference(&left), left: returned.intersection(&left), lent, kept };
     record_times(draft, &moves, &lent_after);
 }
 
-/// Reports the PUs that a borrower loses now (`lost`), and those that it is to lose after the grace period (`announced`).
-/// `lent_after` has all PUs that are lent after the decision.
-fn report_lost(
-    draft: &mut CycleDraft<'_>,
-    id: &JobId,
-    announced: &CpuSet,
-    lost: &CpuSet,
-    lent_after: &CpuSet,
-) {
+/// Reports the PUs that were about to be taken back from the borrower `id`, and stay lent to it.
+fn report_kept(draft: &mut CycleDraft<'_>, id: &JobId, kept: &CpuSet) {
+    for (owner, cpus) in by_owner(draft.state, kept) {
+        let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
+        draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&cpus));
+    }
+}
+
+/// Reports the PUs that the borrower `id` loses now (`lost`), and those that it is to lose after the grace period
+/// (`announced`).
+fn report_lost(draft: &mut CycleDraft<'_>, id: &JobId, announced: &CpuSet, lost: &CpuSet, moves: &CoreMoves) {
     let mut report = |kind, job: &JobId, cpus: &CpuSet, text| {
         draft.out.events.push(Event::new(kind, text).with_job(job).with_cpus(cpus));
     };
-    let (passed_on, returned) = (lost.intersection(lent_after), lost.difference(lent_after));
-    for (owner, cpus) in by_owner(draft.state, &passed_on) {
-        report(
-            EventKind::Revoked,
-            id,
-            &cpus,
-            format!("{} of {owner} go to another borrower", cpus_text(&cpus)),
-        );
+    let returned = lost.intersection(&moves.taken.union(&moves.left));
+    for (owner, cpus) in by_owner(draft.state, &lost.difference(&returned)) {
+        let text = format!("another job borrows {} of {owner} now", cpus_text(&cpus));
+        report(EventKind::Revoked, id, &cpus, text);
+    }
+    if draft.state.lending.would_slow_owners(id) {
+        for (owner, cpus) in by_owner(draft.state, &lost.intersection(&moves.left)) {
+            let text = format!("{id} would slow down {owner}: {} taken back", cpus_text(&cpus));
+            report(EventKind::Revoked, id, &cpus, text);
+        }
     }
     let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
-    let unannounced: CpuSet = returned.iter().filter(|pu| !is_announced(pu)).collect();
+    let unannounced: CpuSet = lost.intersection(&moves.taken).iter().filter(|pu| !is_announced(pu)).collect();
     let grace = draft.policy.lending.revocation_grace;
     for (cpus, when) in [(announced, format!(" in {grace:?}")), (&unannounced, String::new())] {
         for (owner, cpus) in by_owner(draft.state, cpus) {
@@ -83,13 +83,13 @@ fn report_lost(
     }
 }
 
-/// The PUs of owners that a decision moves.
+/// The PUs of owners that a decision moves. A PU that goes from one borrower to another is in none of these.
 struct CoreMoves {
     /// Were not lent before.
     lent: CpuSet,
     /// Were taken back, because their owner needs them.
     taken: CpuSet,
-    /// Came back, because their borrower ended or has no process.
+    /// Came back although their owner does not need them: no borrower wants them.
     left: CpuSet,
     /// Were about to be taken back, and stay lent.
     kept: CpuSet,

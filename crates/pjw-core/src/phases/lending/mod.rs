@@ -28,6 +28,8 @@ struct Lending {
     shares: BTreeMap<JobId, CpuSet>,
     /// Those of these PUs that are to be taken back, with the end of their grace period.
     leaving: BTreeMap<Pu, Nanos>,
+    /// The PUs that were lent, that their owners do not need, and that no borrower wants any more.
+    unwanted: CpuSet,
 }
 
 /// A core of an owner or a free core, as the set of its online PUs.
@@ -99,13 +101,14 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
         return;
     }
     if !draft.policy.may_grant {
+        drop(state.lending.take_left());
         return;
     }
     let now = draft.now.since_boot;
     let unfit = unfit_borrowers(draft.state, draft.policy);
     draft.state.lending.set_unfit_borrowers(unfit);
-    let Lending { shares, leaving } = decide(draft.state, draft.policy, now);
-    events::record_moves(draft, &shares, &leaving);
+    let Lending { shares, leaving, unwanted } = decide(draft.state, draft.policy, now);
+    events::record_moves(draft, &shares, &leaving, &unwanted);
     // A PU may pass from one borrower to another: all leave before any gets one.
     for id in shares.keys() {
         let kept = draft.state.pool.borrowed_by(id).intersection(&shares[id]);
@@ -148,18 +151,7 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
         }
     }
     spare.retain(|core| !borrowers.iter().any(|borrower| borrower.cores.contains(core)));
-    // What a borrower leaves because it ended, has no process or wants fewer cores goes to another one at once.
-    for owner in &mut owners {
-        let is_held = |core: &Core| {
-            let mut held =
-                borrowers.iter().flat_map(|borrower| borrower.cores.iter().chain(&borrower.leaving));
-            held.any(|known| known == core)
-        };
-        let (lent, left): (Vec<Core>, Vec<Core>) =
-            core::mem::take(&mut owner.lent).into_iter().partition(is_held);
-        owner.lent = lent;
-        owner.lendable.splice(0..0, left);
-    }
+    let left = offer_left_cores(&mut owners, &borrowers);
     // The borrower with the fewest cores is served first, with free cores before cores of owners.
     while !spare.is_empty()
         && let Some(poorest) = poorest(&mut borrowers, |_| true)
@@ -177,7 +169,28 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
         let cores = borrower.cores.iter().chain(&borrower.leaving);
         (borrower.id.clone(), cores.fold(CpuSet::new(), |all, core| all.union(core)))
     });
-    Lending { shares: shares.collect(), leaving }
+    let shares: BTreeMap<JobId, CpuSet> = shares.collect();
+    let unwanted = shares.values().fold(left, |left, cpus| left.difference(cpus));
+    Lending { shares, leaving, unwanted }
+}
+
+/// Offers to the other borrowers the lent cores that a borrower has left: it ended, has no process, wants fewer cores, or
+/// would slow down the owners. Returns the PUs of these cores.
+fn offer_left_cores(owners: &mut [Owner], borrowers: &[Borrower<'_>]) -> CpuSet {
+    let mut all_left = CpuSet::new();
+    for owner in owners {
+        let is_held = |core: &Core| {
+            let mut held =
+                borrowers.iter().flat_map(|borrower| borrower.cores.iter().chain(&borrower.leaving));
+            held.any(|known| known == core)
+        };
+        let (lent, left): (Vec<Core>, Vec<Core>) =
+            core::mem::take(&mut owner.lent).into_iter().partition(is_held);
+        owner.lent = lent;
+        all_left = left.iter().fold(all_left, |all, core| all.union(core));
+        owner.lendable.splice(0..0, left);
+    }
+    all_left
 }
 
 /// A borrower, with the cores that it has and is to have.
@@ -269,8 +282,8 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     let may_be_lent = |used: u32| core_count.saturating_sub(used).saturating_sub(buffer) as usize;
     let used_now = wanted.or_else(|| known?.used_core_count());
     let runs_on = known.map(OwnerLendingState::used_lent_cpus).unwrap_or_default();
-    // The cores on which the owner runs come back first.
-    lent.sort_by_key(|core| core.intersects(&runs_on));
+    // The cores on which the owner runs come back first, and those of borrowers that ended.
+    lent.sort_by_key(|core| core.intersects(&runs_on) || core.iter().any(was_left));
     // An owner that was not sampled yet, after a restart, keeps what is lent until it was.
     if let Some(used) = used_now {
         lent.truncate(may_be_lent(used));

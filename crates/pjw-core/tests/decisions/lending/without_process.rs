@@ -159,9 +159,59 @@ fn assert_cores_go_to_another_borrower(after: AfterLastProcess) {
     start_besteffort(&mut m, "a", 22);
     assert_eq!((lent(&m).as_str(), borrowed(&m)), ("2-5", [3, 3]));
     let passed_on = m.events.iter().find(|event| event.kind == EventKind::Revoked).unwrap();
-    assert!(passed_on.text.ends_with("of manual:web go to another borrower"), "{passed_on:?}");
+    assert!(passed_on.text.starts_with("another job borrows CPU"), "{passed_on:?}");
     assert!(m.events.iter().all(|event| event.kind != EventKind::Returned), "{:?}", m.events);
     assert_sound(&m);
+}
+
+#[test]
+fn a_core_that_a_borrower_leaves_in_a_grace_period_goes_to_its_owner_who_waits_for_cores() {
+    let mut m = machine_with_web();
+    m.policy.lending.revocation_grace = Duration::from_secs(5);
+    start_besteffort(&mut m, "a", 20);
+    start_besteffort(&mut m, "b", 21);
+    web_uses(&mut m, 1, 3);
+    assert_eq!(lent(&m), "2-5");
+    // Of six cores, three are in use and one is the buffer: two may be lent.
+    sample(&mut m, 3, "");
+    m.settle();
+    let core_of_a = m.state.pool.borrowed_by(&job("a")).intersection(&m.state.pool.lent_cpus());
+    m.exit(20);
+    m.settle();
+    assert!(!m.state.pool.lent_cpus().intersects(&core_of_a), "{core_of_a} of {}", lent(&m));
+    assert_sound(&m);
+}
+
+#[test]
+fn what_a_borrower_left_while_the_journal_could_not_be_written_is_idle_again() {
+    let mut m = machine_with_web();
+    start_besteffort(&mut m, "a", 20);
+    web_uses(&mut m, 1, 3);
+    assert_eq!(lent(&m), "2-5");
+    m.policy.may_grant = false;
+    m.exit(20);
+    m.settle();
+    m.policy.may_grant = true;
+    start_besteffort(&mut m, "b", 21);
+    assert_eq!(lent(&m), "", "they are lent anew, after the usual time");
+    web_uses(&mut m, 1, 3);
+    assert_eq!(lent(&m), "2-5");
+    assert_sound(&m);
+}
+
+#[test]
+fn cores_that_a_borrower_wants_no_more_are_no_return() {
+    let mut m = machine_with_web();
+    start_besteffort(&mut m, "a", 20);
+    web_uses(&mut m, 1, 3);
+    m.command(Command::Want { job: job("a"), cores: Some(3), caller: ROOT }).unwrap();
+    let kinds = |m: &Machine| m.events.iter().map(|event| event.kind).collect::<Vec<EventKind>>();
+    assert_eq!(m.state.pool.borrowed_by(&job("a")).len(), 3);
+    assert!(
+        kinds(&m).contains(&EventKind::Returned) && !kinds(&m).contains(&EventKind::Revoked),
+        "{:?}",
+        m.events
+    );
 }
 
 #[test]
