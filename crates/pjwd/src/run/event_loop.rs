@@ -219,8 +219,7 @@ impl EventLoop {
         let tids = [("event loop", gettid()), ("control server", getpid())];
         let threads = tids.map(|(name, tid)| (name, Tid(tid.as_raw().cast_unsigned())));
         let threads: Vec<_> = threads.into_iter().chain(self.start_cpuset_thread()).collect();
-        let online = self.warden.state().pool.online_cpus();
-        self.realtime = RealtimePriority::new(&threads, &online, Instant::now());
+        self.realtime = RealtimePriority::new(&threads, Instant::now());
         self.realtime.set_enabled(self.config.settings().use_realtime_priority);
         self.triggers.job_processes_scan_due = true;
         self.triggers.full_scan_due = true;
@@ -325,8 +324,8 @@ impl EventLoop {
     /// Waits for a message, an event or a timer. Returns which descriptors have something to read.
     fn wait(&mut self) -> Readable {
         let now = Instant::now();
-        self.realtime.avoid_held_pus(&self.warden.state().pool);
         self.realtime.enforce_limits(now);
+        self.realtime.avoid_held_pus(&self.warden.state().pool, now);
         let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next_ping_at());
         next = self.realtime.next_check_at(now).map_or(next, |check| next.min(check));
         let owed = self.budget.wait_time(now);

@@ -8,14 +8,14 @@
 //! A thread with a real-time priority could keep a CPU from a job. So it is bounded in three ways:
 //! - The thread runs at most `RUN_LIMIT` without sleeping, as in a scan of a very large node. The kernel enforces this.
 //! - The thread has a budget of `SHARE_PERMILLE` of one PU, also if clients or processes make work all the time.
-//! - The thread runs on PUs that no job holds, while there are any. On a PU that is lent, the owner would wait for it.
+//! - All threads of the daemon run on PUs that no job holds, while there are any. On a lent PU, the owner would wait.
 //!
 //! A thread that exceeds one of the first two bounds goes on with the normal policy, and is raised again when the budget has a reserve.
 
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::unistd::Uid;
+use nix::unistd::{Uid, gettid};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
 use pjw_core::state::pool::PuPool;
@@ -39,9 +39,9 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines about a thread that exceeded a bound.
 const LOG_PERIOD: Duration = Duration::from_secs(60 * 60);
 
-/// Gives threads of the daemon a real-time priority (SCHED_RR, priority 1), within two limits. The kernel enforces
-/// the first limit: a thread must not run for more than 50 ms without sleeping (`RLIMIT_RTTIME`). pjwd checks the
-/// second limit: in the long run, a thread must not use more than 40 % of one PU (hardware thread).
+/// Gives threads of the daemon a real-time priority (SCHED_RR, priority 1), within two limits of their CPU time. The
+/// kernel enforces the first limit: a thread must not run for more than 50 ms without sleeping (`RLIMIT_RTTIME`). pjwd
+/// checks the second limit: in the long run, a thread must not use more than 40 % of one PU (hardware thread).
 ///
 /// A thread that exceeds a limit gets the normal scheduling policy (SCHED_OTHER). When the thread has unused CPU time
 /// again ([`CpuBudget::has_reserve`]), the thread gets back the real-time priority.
@@ -52,16 +52,18 @@ pub struct RealtimePriority {
     /// attempt.
     is_on: bool,
     run_limit: Duration,
-    /// The PUs to which the threads are bound. `None` if they may run on all PUs on which they were started.
+    /// The PUs to which all threads of the daemon are bound. `None` if they run where the daemon was started.
     bound_to: Option<CpuSet>,
+    /// The affinity mask that the daemon was started with, as by `taskset`. `None` if it was all PUs that it may have.
+    start_mask: Option<CpuSet>,
+    /// The time of the last check whether the threads are still bound.
+    mask_checked_at: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct BoundedThread {
     name: &'static str,
     tid: Tid,
-    /// The affinity mask with which the thread was started. `None` if it was all online PUs.
-    original_mask: Option<CpuSet>,
     budget: CpuBudget,
     /// The CPU time of the thread at the last check, in ns.
     cpu_time: u64,
@@ -73,41 +75,62 @@ impl RealtimePriority {
     /// Makes a [`RealtimePriority`] for `threads`. These are threads of this process, each with a name for the log. The
     /// threads keep their normal priority until [`RealtimePriority::set_enabled`] is called. A thread that uses more
     /// than its share of CPU time loses the real-time priority for some time. The share is measured from `now` on.
-    /// `online` is the set of online PUs (logical CPUs).
     #[must_use]
-    pub fn new(threads: &[(&'static str, Tid)], online: &CpuSet, now: Instant) -> Self {
+    pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {
         let thread = |&(name, tid)| BoundedThread {
             name,
             tid,
-            original_mask: affinity::get_mask(tid).ok().filter(|mask| !online.is_subset(mask)),
             budget: CpuBudget::new(SHARE_PERMILLE, now),
             cpu_time: thread_cpu_time_ns(tid).unwrap_or_default(),
             is_raised: false,
             last_logged: None,
         };
+        let start_mask = narrow_start_mask();
         Self {
             threads: threads.iter().map(thread).collect(),
-            is_on: false,
             run_limit: RUN_LIMIT,
-            bound_to: None,
+            start_mask,
+            ..Self::default()
         }
     }
 
-    /// Binds the threads to the online PUs (logical CPUs) in `pool` that no job holds, while they have the real-time
-    /// priority. Threads that the system started with a narrower affinity mask use those of these PUs that are in this
-    /// mask. Where no such PU is left, the threads run where they were started. Must be called after each change of the
-    /// pool; a call without a change makes no system call.
-    pub fn avoid_held_pus(&mut self, pool: &PuPool) {
+    /// Binds all threads of the daemon to the online PUs (logical CPUs) in `pool` that no job holds, while its threads
+    /// have the real-time priority. If the daemon was started with a narrower affinity mask, they use only PUs of this
+    /// mask. Where no such PU is left, they run where the daemon was started. Must be called before each sleep of the
+    /// event loop; `now` is the current time. Makes no system call if nothing has changed, except one each second.
+    pub fn avoid_held_pus(&mut self, pool: &PuPool, now: Instant) {
         let online = pool.online_cpus();
         let free = pool.free_cpus().union(&pool.housekeeping_cpus()).intersection(&online);
-        let bound_to = (self.is_on && !free.is_empty() && free != online).then_some(free);
-        if bound_to == self.bound_to {
+        // A thread with the normal priority may have to wait for a PU, so it may use all.
+        let are_raised = self.is_on && self.threads.iter().all(|thread| thread.is_raised);
+        let free = self.start_mask.as_ref().map_or(free.clone(), |mask| free.intersection(mask));
+        let bound_to = (are_raised && !free.is_empty() && free != online).then_some(free);
+        if bound_to == self.bound_to && !self.has_lost_mask(now) {
             return;
         }
-        for thread in &self.threads {
-            thread.bind(bound_to.as_ref());
+        self.mask_checked_at = Some(now);
+        for tid in own_threads() {
+            let bound = match bound_to.as_ref().or(self.start_mask.as_ref()) {
+                Some(cpus) => affinity::set_mask(tid, cpus),
+                None => affinity::set_full_mask(tid),
+            };
+            if let Err(errno) = bound {
+                debug!("the thread {tid} of pjwd stays on its PUs: {errno}");
+            }
         }
         self.bound_to = bound_to;
+    }
+
+    /// Whether the event loop is no longer bound: before Linux 6.2, a change of the daemon's cpuset resets masks. Looks
+    /// once a second.
+    fn has_lost_mask(&mut self, now: Instant) -> bool {
+        let Some(bound_to) = &self.bound_to else { return false };
+        if self.mask_checked_at.is_some_and(|at| now.saturating_duration_since(at) < CHECK_INTERVAL) {
+            return false;
+        }
+        self.mask_checked_at = Some(now);
+        let mask = self.threads.first().and_then(|thread| affinity::get_mask(thread.tid).ok());
+        mask.is_some_and(|mask| mask != *bound_to)
     }
 
     /// Switches the real-time priority of the daemon's threads on or off. If the priority can't be set, for example
@@ -211,6 +234,24 @@ impl RealtimePriority {
     }
 }
 
+/// The threads of this process.
+fn own_threads() -> Vec<Tid> {
+    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    tasks.filter_map(|task| task.file_name().to_str()?.parse().ok().map(Tid)).collect()
+}
+
+/// The affinity mask of this thread. `None` if it has all PUs that its cpuset allows: another thread that asks for all
+/// gets the same.
+fn narrow_start_mask() -> Option<CpuSet> {
+    let own_tid = || Tid(gettid().as_raw().cast_unsigned());
+    let widest = std::thread::spawn(move || {
+        affinity::set_full_mask(own_tid())?;
+        affinity::get_mask(own_tid())
+    });
+    let (mask, widest) = (affinity::get_mask(own_tid()).ok()?, widest.join().ok()?.ok()?);
+    (mask != widest).then_some(mask)
+}
+
 impl BoundedThread {
     /// Spends the CPU time since the last check. Returns whether the budget is overdrawn.
     fn spend(&mut self, now: Instant) -> bool {
@@ -218,22 +259,6 @@ impl BoundedThread {
         self.cpu_time = thread_cpu_time_ns(self.tid).unwrap_or(before);
         self.budget.spend(Duration::from_nanos(self.cpu_time.saturating_sub(before)), now);
         !self.budget.wait_time(now).is_zero()
-    }
-
-    /// Binds the thread to those of the PUs on which it was started that are in `cpus`, or to all of them.
-    fn bind(&self, cpus: Option<&CpuSet>) {
-        let within = |cpus: &CpuSet| match &self.original_mask {
-            Some(mask) => cpus.intersection(mask),
-            None => cpus.clone(),
-        };
-        let cpus = cpus.map(within).filter(|cpus| !cpus.is_empty());
-        let bound = match cpus.as_ref().or(self.original_mask.as_ref()) {
-            Some(cpus) => affinity::set_mask(self.tid, cpus),
-            None => affinity::set_full_mask(self.tid),
-        };
-        if let Err(errno) = bound {
-            debug!("the {} stays on its PUs: {errno}", self.name);
-        }
     }
 
     fn raise(&mut self) -> Result<(), Errno> {
