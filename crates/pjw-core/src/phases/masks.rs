@@ -116,7 +116,8 @@ fn plan_job(
     actions
 }
 
-/// The members of which a mask may have to change now. `None` if there are none.
+/// The members of which a mask may have to change now. `None` if there are none, or if all masks have to wait for the
+/// partition of the job.
 fn members_to_plan<'a>(
     draft: &'a CycleDraft<'_>,
     id: &JobId,

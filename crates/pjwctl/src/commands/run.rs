@@ -33,7 +33,7 @@ use super::interpreter::missing_interpreter_text;
 use crate::cli::{CoreCountArg, RunArgs, value_name};
 use crate::output;
 
-/// The time between two checks whether a besteffort job has a core.
+/// The time between two checks whether this process has its cores.
 const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
 /// How long a job that waits for a core goes on waiting while no pjwd runs.
 const MAX_TIME_WITHOUT_DAEMON: Duration = Duration::from_secs(600);
@@ -129,9 +129,9 @@ fn exec_failure(program: &OsStr, error: &io::Error) -> (u8, String) {
 }
 
 /// Waits until the job `job` of this process holds cores, and returns its PUs (logical CPUs). Only two kinds of jobs have
-/// to wait. The daemon freezes this process while a job of the class besteffort can borrow no core. If the job is an
-/// isolated partition (`is_isolated`), this process runs elsewhere until the kernel has moved it into the partition. If
-/// the connection `client` breaks, replaces `client` by a new connection.
+/// to wait. The daemon freezes this process while a job of the class besteffort can borrow no core. If the job asks
+/// for an isolated partition (`is_isolated`), this process runs elsewhere until the kernel has moved it into the
+/// partition. If the connection `client` breaks, replaces `client` by a new connection.
 ///
 /// # Errors
 /// If the job gets no cores, or if this process can also run on other PUs.
