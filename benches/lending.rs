@@ -19,6 +19,7 @@ use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
+use pjw_benches::setup::parts::is_selected;
 use pjw_benches::setup::scale::{Scale, pus_of};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid};
@@ -126,7 +127,7 @@ fn main() -> anyhow::Result<()> {
     for round in 0..effort.pick(1, 3) {
         for turn in 0..SEPARATIONS.len() {
             let at = (turn + round) % SEPARATIONS.len();
-            if skipped[at] || !is_selected(SEPARATIONS[at]) {
+            if skipped[at] || !is_selected(SEPARATIONS[at].name()) {
                 continue;
             }
             match bench.run(SEPARATIONS[at]) {
@@ -143,12 +144,6 @@ fn main() -> anyhow::Result<()> {
         }
     }
     report(&runs)
-}
-
-/// Returns whether the separation is selected: `--only TEXT` selects those whose names contain the text.
-fn is_selected(separation: Separation) -> bool {
-    let mut arguments = std::env::args().skip_while(|argument| argument != "--only").skip(1);
-    arguments.next().is_none_or(|text| separation.name().contains(&text))
 }
 
 fn print_run(separation: Separation, measures: &Measures) -> anyhow::Result<()> {

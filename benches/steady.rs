@@ -17,6 +17,7 @@ use pjw_benches::programs::daemon::{EventSource, PrivateWarden, Programs};
 use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
+use pjw_benches::setup::parts::is_selected;
 use pjw_benches::setup::scale::Scale;
 
 /// The interval of pjwd (its default) and of the loop of bare system calls.
@@ -67,19 +68,13 @@ fn main() -> anyhow::Result<()> {
     let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let bench = Bench { effort, interrupt, programs, scale };
     let mut figures = Vec::new();
-    for case in cases(effort, bench.scale.core_count).into_iter().filter(is_selected) {
+    for case in cases(effort, bench.scale.core_count).into_iter().filter(|case| is_selected(&case.name())) {
         match check_room_for(case.threads + case.idle_threads) {
             Ok(()) => figures.extend(bench.measure(case)?),
             Err(why) => print_line(&format!("skipped: {}: {why:#}", case.name()))?,
         }
     }
     publish("steady", &figures)
-}
-
-/// Returns whether the case is selected: `--only TEXT` selects the cases whose names contain the text.
-fn is_selected(case: &Case) -> bool {
-    let mut arguments = std::env::args().skip_while(|argument| argument != "--only").skip(1);
-    arguments.next().is_none_or(|text| case.name().contains(&text))
 }
 
 fn cases(effort: Effort, cpus: usize) -> Vec<Case> {

@@ -22,6 +22,7 @@ use pjw_benches::measure::results::{Figure, median, print_line, publish, quantil
 use pjw_benches::peers::cgroups::Cgroup;
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
 use pjw_benches::setup::Setup;
+use pjw_benches::setup::parts::is_selected;
 use pjw_core::cpuset::CpuSet;
 
 /// The keys of the private daemon: as in the bench `lending`, but quicker, because a return is measured hundreds of
@@ -103,12 +104,6 @@ fn main() -> anyhow::Result<()> {
     publish("wakeup", &figures)
 }
 
-/// Returns whether the row is selected: `--only TEXT` selects those whose names contain the text.
-fn is_selected(row: Row) -> bool {
-    let mut arguments = std::env::args().skip_while(|argument| argument != "--only").skip(1);
-    arguments.next().is_none_or(|text| row.name().contains(&text))
-}
-
 /// Measures the rows in turns. A row that can't be measured on this machine is skipped, with the reason.
 fn measure_rows<const N: usize>(
     setup: &Setup,
@@ -121,7 +116,7 @@ fn measure_rows<const N: usize>(
         for turn in 0..N {
             setup.interrupt.check()?;
             let at = (turn + round) % N;
-            let Some(times) = all[at].as_mut().filter(|_| is_selected(rows[at])) else { continue };
+            let Some(times) = all[at].as_mut().filter(|_| is_selected(rows[at].name())) else { continue };
             match measure(setup, rows[at], measurement) {
                 Ok(measured) => times.push(measured),
                 Err(why) => {

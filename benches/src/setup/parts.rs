@@ -1,4 +1,4 @@
-//! A bench that has several parts: all of them, or one that the command line chooses.
+//! A bench that has several parts: all of them, or those that the command line chooses by `--only`.
 
 use anyhow::ensure;
 
@@ -14,7 +14,7 @@ pub type Part<B> = (&'static str, fn(&B) -> anyhow::Result<Vec<Figure>>);
 /// # Errors
 /// If there is no such part, or a part fails, or the figures can't be written.
 pub fn run_parts<B>(name: &str, bench: &B, parts: &[Part<B>]) -> anyhow::Result<()> {
-    let only = std::env::args().skip_while(|argument| argument != "--only").nth(1);
+    let only = argument_of_only();
     let names: Vec<&str> = parts.iter().map(|(name, _)| *name).collect();
     ensure!(
         only.as_ref().is_none_or(|only| names.contains(&only.as_str())),
@@ -28,4 +28,15 @@ pub fn run_parts<B>(name: &str, bench: &B, parts: &[Part<B>]) -> anyhow::Result<
         }
     }
     publish(name, &figures)
+}
+
+/// Returns whether a case of a bench is selected: `--only TEXT` in the arguments of this program selects the cases whose
+/// names contain the text. Without it, all are.
+#[must_use]
+pub fn is_selected(name: &str) -> bool {
+    argument_of_only().is_none_or(|text| name.contains(&text))
+}
+
+fn argument_of_only() -> Option<String> {
+    std::env::args().skip_while(|argument| argument != "--only").nth(1)
 }
