@@ -196,6 +196,10 @@ fn enforcement_text(by: &EffectiveEnforcement, processes: &str) -> String {
         EffectiveEnforcement::Affinity { why } => {
             format!("masks on each thread keep {processes} there: {why}")
         }
+        EffectiveEnforcement::NotYet { why } => format!(
+            "nothing keeps {processes} there yet, because only an isolated partition can, and the kernel has not \
+             completed its change: {why}"
+        ),
         EffectiveEnforcement::Nothing => format!("nothing keeps {processes} there: pjwd only watches"),
     }
 }

@@ -15,7 +15,7 @@ use self::thread_plan::{ThreadPlan, has_isolated_partition};
 use crate::basics::{CpuSet, Nanos, ProcessId, Pu, ThreadId, cpus_text, prelude::*};
 use crate::phases::overload::threads_to_unbind;
 use crate::phases::pinning::{HotThread, choose_pins};
-use crate::phases::{attempts::ReportedAttempts, draft::CycleDraft};
+use crate::phases::{attempts::ReportedAttempts, cpusets::is_partition_delayed, draft::CycleDraft};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, WardenState};
 use crate::terms::{
@@ -65,7 +65,7 @@ fn plan_job(
         return Vec::new();
     };
     let has_partition = has_isolated_partition(draft, id);
-    let Some(concerned) = members_to_plan(draft, id, has_partition) else { return Vec::new() };
+    let Some(concerned) = members_to_plan(draft, id) else { return Vec::new() };
     let mut plans = thread_plans(draft, &grant, concerned, has_partition);
     match draft.policy.bindings {
         BindingPolicy::Respect => {}
@@ -118,17 +118,13 @@ fn plan_job(
 
 /// The members of which a mask may have to change now. `None` if there are none, or if all masks have to wait for the
 /// partition of the job.
-fn members_to_plan<'a>(
-    draft: &'a CycleDraft<'_>,
-    id: &JobId,
-    has_partition: bool,
-) -> Option<Vec<&'a Member>> {
+fn members_to_plan<'a>(draft: &'a CycleDraft<'_>, id: &JobId) -> Option<Vec<&'a Member>> {
     let mut concerned = draft.state.members.members_to_plan(&draft.state.dirty, id)?;
+    if is_partition_delayed(draft.state, id) {
+        // A valid partition has its PUs for itself: the kernel refuses them in the mask of a thread outside.
+        return None;
+    }
     if draft.state.cpusets.delayed_changes.has_change_for(id) {
-        if has_partition {
-            // A valid partition has its PUs for itself: the kernel refuses them in the mask of a thread outside.
-            return None;
-        }
         // The cpuset may be about to change.
         concerned.retain(|member| !draft.state.is_in_job_cpuset(member));
     }

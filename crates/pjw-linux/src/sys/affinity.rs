@@ -4,6 +4,8 @@
 //! larger machine when a mask is written back. sched_setaffinity(2) takes any length. sched_getaffinity(2)
 //! returns `EINVAL` for a buffer shorter than the kernel's own mask.
 
+use std::io;
+
 use nix::errno::Errno;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::Tid;
@@ -40,6 +42,20 @@ fn get_into(tid: Tid, words: &mut [u64]) -> Result<CpuSet, Errno> {
     let written = unsafe { libc::syscall(libc::SYS_sched_getaffinity, pid, bytes, words.as_mut_ptr()) };
     let written = usize::try_from(Errno::result(written)?).unwrap_or(0);
     Ok(CpuSet::from_words(&words[..written.div_ceil(8).min(words.len())]))
+}
+
+/// Returns the ids of all threads of this process, from /proc/self/task.
+///
+/// # Errors
+/// If /proc can't be read.
+pub fn own_threads() -> io::Result<Vec<Tid>> {
+    let mut threads = Vec::new();
+    for task in std::fs::read_dir("/proc/self/task")? {
+        let name = task?.file_name();
+        let tid = name.to_str().and_then(|name| name.parse().ok());
+        threads.push(Tid(tid.ok_or_else(|| io::Error::other(format!("{} is no thread", name.display())))?));
+    }
+    Ok(threads)
 }
 
 /// Sets the affinity mask of the thread `tid` to the PUs (logical CPUs) `cpus`, with sched_setaffinity(2).

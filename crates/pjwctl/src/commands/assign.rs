@@ -1,10 +1,14 @@
 //! `pjwctl assign JOB`: gives cores to a job and adds processes to it.
 
 use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::Instant;
 
+use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::{call, wire::Job};
 
-use super::connection::{DaemonAddress, call_for_field, parse_job_id};
+use super::connection::{DaemonAddress, call_for_field, parse_job_id, read_status};
+use super::run::{MAX_TIME_FOR_PARTITION, TIME_BETWEEN_CHECKS};
 use crate::cli::{AssignArgs, CoreCountArg, PolicyArg, value_name};
 use crate::{output, render};
 
@@ -28,10 +32,38 @@ pub(super) fn run(warden: &DaemonAddress, request: &AssignArgs) -> anyhow::Resul
         within_job: request.core_args.within_job.map(|rule| value_name(&rule)),
         ..call::Assign::default()
     };
-    let job: Job = call_for_field(&mut warden.connect()?, "Assign", &parameters, "job")?;
+    let mut client = warden.connect()?;
+    let mut job: Job = call_for_field(&mut client, "Assign", &parameters, "job")?;
+    if is_unconfined(&job) {
+        job = wait_for_partition(&mut client, job)?;
+    }
     let printed = output::print_reply(request.json, &job, |job, _| render::jobs::assigned_job_line(job))?;
     if job.cpus.is_empty() && !request.json.json {
         output::print_error(&render::jobs::no_cores_message(&job));
     }
     Ok(printed)
+}
+
+/// Whether the job `job` holds cores, and nothing keeps its processes there: the kernel is still making its isolated
+/// partition, or the daemon only watches.
+fn is_unconfined(job: &Job) -> bool {
+    !job.cpus.is_empty() && job.enforcement == "none"
+}
+
+/// Waits until the kernel has made the isolated partition of the job `job`, and returns the job as it is then. Returns at
+/// once if the daemon only watches. If the partition is not complete after [`MAX_TIME_FOR_PARTITION`], prints a message.
+fn wait_for_partition(client: &mut Client, mut job: Job) -> Result<Job, ClientError> {
+    let begin = Instant::now();
+    while is_unconfined(&job) {
+        let status = read_status(client)?;
+        let known = status.jobs.into_iter().find(|known| known.id == job.id);
+        let (Some(known), "enforce") = (known, status.mode.as_str()) else { return Ok(job) };
+        job = known;
+        if begin.elapsed() >= MAX_TIME_FOR_PARTITION {
+            output::print_error(&render::jobs::unfinished_partition_message(&job));
+            return Ok(job);
+        }
+        sleep(TIME_BETWEEN_CHECKS);
+    }
+    Ok(job)
 }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use nix::errno::Errno;
 use pjw_core::cpu_count_variables::{CpuCounts, cpu_count_environment};
-use pjw_core::{cpuset::CpuSet, ids::Tid, text::cpus_text};
+use pjw_core::{cpuset::CpuSet, text::cpus_text};
 use pjw_ipc::call::{Assign, JobParameter};
 use pjw_ipc::client::{Client, ClientError};
 use pjw_ipc::wire::{Core, Job};
@@ -33,14 +33,14 @@ use super::interpreter::missing_interpreter_text;
 use crate::cli::{CoreCountArg, RunArgs, value_name};
 use crate::output;
 
-/// The time between two checks whether this process has its cores.
-const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
+/// The time between two checks whether the processes of a job have its cores.
+pub(super) const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
 /// How long a job that waits for a core goes on waiting while no pjwd runs.
 const MAX_TIME_WITHOUT_DAEMON: Duration = Duration::from_secs(600);
 /// The number of times that the cores of a new besteffort job may be exchanged before its command starts.
 const MOST_EXCHANGES: u32 = 5;
-/// How long an isolated job waits until the kernel has made its partition and moved this process into it.
-const MAX_TIME_FOR_PARTITION: Duration = Duration::from_secs(5);
+/// How long a command waits until the kernel has made the partition of an isolated job and moved its processes into it.
+pub(super) const MAX_TIME_FOR_PARTITION: Duration = Duration::from_secs(5);
 /// The exit code (127) with which a shell reports that a command, or the interpreter that it names, does not exist.
 pub(super) const NOT_FOUND: u8 = 127;
 /// The exit code (126) with which a shell reports that a command exists but can't be executed.
@@ -220,11 +220,8 @@ fn outside(cpus: &CpuSet) -> anyhow::Result<Option<CpuSet>> {
 /// grant does.
 fn own_masks() -> io::Result<Vec<CpuSet>> {
     let mut masks = Vec::new();
-    for task in std::fs::read_dir("/proc/self/task")? {
-        let name = task?.file_name();
-        let tid = name.to_str().and_then(|name| name.parse().ok());
-        let tid = tid.ok_or_else(|| io::Error::other(format!("{} is no thread", name.display())))?;
-        match affinity::get_mask(Tid(tid)) {
+    for tid in affinity::own_threads()? {
+        match affinity::get_mask(tid) {
             Ok(mask) => masks.push(mask),
             Err(Errno::ESRCH) => {}
             Err(errno) => return Err(errno.into()),

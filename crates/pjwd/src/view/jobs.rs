@@ -118,7 +118,7 @@ impl JobViews {
         ) {
             EffectiveEnforcement::Cpuset { .. } => "cpuset",
             EffectiveEnforcement::Affinity { .. } => "affinity",
-            EffectiveEnforcement::Nothing => "none",
+            EffectiveEnforcement::NotYet { .. } | EffectiveEnforcement::Nothing => "none",
         };
         let mut wire_job = job_to_wire(job, counts, state, enforcement);
         wire_job.shared |= job.grant.as_ref().is_some_and(|grant| grant.cpus.intersects(&self.shared));

@@ -5,14 +5,17 @@
 //! and the command is answered. Only the cpuset can keep a job in an isolated partition: `pjwctl run --isolated` waits for
 //! it.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use pjw_core::command::Command;
 use pjw_core::cpuset_group::{CpusetAction, CpusetChange, CpusetOutcome};
+use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::report::cpuset_events;
 use pjw_core::scan::ScanRequest;
+use tracing::info;
 
 use super::{cycle::Warden, report::CycleReport};
 use crate::host::thaw_watcher::ThawWatcher;
@@ -42,6 +45,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let finished = self.node.take_finished_cpuset_changes();
         if !finished.is_empty() {
             self.state.note_finished_cpuset_changes(&finished, request);
+            let delayed = &self.state.cpusets.delayed_changes;
+            let jobs: BTreeSet<&JobId> = finished.iter().map(|(action, _)| &action.job).collect();
+            for job in jobs.into_iter().filter(|job| !delayed.has_change_for(job)) {
+                info!(%job, "the delayed changes of its cpuset have ended");
+            }
             report.events.extend(cpuset_events(&finished));
             report.cpuset_outcomes.extend(finished);
         }
@@ -61,10 +69,30 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             let begun = Instant::now();
             let outcome = self.node.change_cpuset(&action, self.cpuset_time_left);
             self.cpuset_time_left = self.cpuset_time_left.saturating_sub(begun.elapsed());
+            if outcome == CpusetOutcome::Delayed {
+                self.log_delay(&action);
+            }
             self.state.cpusets.record_outcome(&action, &outcome);
             outcomes.push((action, outcome));
         }
         outcomes
+    }
+
+    /// Logs that the change `action` is delayed. Does nothing if another change for the job is delayed already.
+    fn log_delay(&self, action: &CpusetAction) {
+        let (job, cpusets) = (&action.job, &self.state.cpusets);
+        if cpusets.delayed_changes.has_change_for(job) {
+            return;
+        }
+        let is_isolated = cpusets.cpuset_of(job).is_some_and(|managed| managed.job_cpuset.spec.isolated);
+        let meanwhile = match &action.change {
+            CpusetChange::Remove { .. }
+            | CpusetChange::RemoveLimits { .. }
+            | CpusetChange::MoveBack { .. } => "its processes leave the cpuset later",
+            _ if is_isolated => "its processes run elsewhere until the isolated partition is complete",
+            _ => "masks keep its processes on its cores until the cpuset is complete",
+        };
+        info!(%job, "a change of its cpuset takes longer than a cycle: {meanwhile}");
     }
 
     /// Sets the thaw watcher: a process that thaws the frozen jobs if pjwd is killed. The process is started before the

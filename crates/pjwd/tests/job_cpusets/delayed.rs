@@ -58,8 +58,17 @@ fn no_mask_of_a_job_is_changed_before_its_delayed_partition_is_complete() {
     assert!(report.replies[0].is_ok() && report.mask_outcomes.is_empty(), "{report:?}");
     assert_eq!(node.mask(pid).0, "0-7");
     assert!(node.cycle(&[]).mask_outcomes.is_empty());
+    let why = "/pjw-a is not set up yet".to_owned();
+    assert_eq!(node.effective_enforcement("a"), EffectiveEnforcement::NotYet { why });
+    assert_eq!(
+        node.explain("a")[2],
+        "nothing keeps its processes there yet, because only an isolated partition can, and the kernel has not completed \
+         its change: /pjw-a is not set up yet"
+    );
 
     node.finish_changes();
+    let path = Some("/pjw-a".to_owned());
+    assert_eq!(node.effective_enforcement("a"), EffectiveEnforcement::Cpuset { path });
     // The kernel balances no threads in a partition, so that pjwd pins each.
     assert_eq!((node.cgroup(pid), node.mask(pid).0), ("/pjw-a".to_owned(), "0".to_owned()));
     assert_eq!(node.world().isolated_partitions, BTreeSet::from(["/pjw-a".to_owned()]));

@@ -140,6 +140,12 @@ impl Node {
         self.request_mask(pid.0, pid.0, mask)
     }
 
+    /// The sentences that `pjwctl explain` prints about a job.
+    fn explain(&self, id: &str) -> Vec<String> {
+        let state = self.warden.state();
+        pjw_core::explain::explain_job(state, self.warden.policy(), &state.jobs[&job(id)])
+    }
+
     fn effective_enforcement(&self, id: &str) -> EffectiveEnforcement {
         let state = self.warden.state();
         effective_enforcement(state, self.warden.policy(), &state.jobs[&job(id)])

@@ -120,6 +120,12 @@ pub enum EffectiveEnforcement {
         /// The reason why no cpuset restricts all processes of the job, as text for users.
         why: String,
     },
+    /// No mechanism yet: the job has an isolated partition, and the kernel has not moved all processes of the job into
+    /// it. The kernel refuses the PUs (logical CPUs) of a partition in the masks of threads outside.
+    NotYet {
+        /// What is not complete, as text for users.
+        why: String,
+    },
     /// No mechanism: the job holds no cores, a command released the job, or pjw runs in the mode `observe`,
     /// in which it changes no mask and no cpuset.
     Nothing,
@@ -135,6 +141,7 @@ pub enum EffectiveEnforcement {
 ///   [`EffectiveEnforcement::Nothing`].
 /// - The last scans found all processes of the job in the job's cpuset, and the right settings in it:
 ///   [`EffectiveEnforcement::Cpuset`].
+/// - A change of the job's isolated partition is delayed: [`EffectiveEnforcement::NotYet`].
 /// - Otherwise: [`EffectiveEnforcement::Affinity`].
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
@@ -151,6 +158,7 @@ pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) ->
 ///   [`EffectiveEnforcement::Nothing`].
 /// - The last scans found all of `members` in the job's cpuset, and the right settings in it:
 ///   [`EffectiveEnforcement::Cpuset`].
+/// - A change of the job's isolated partition is delayed: [`EffectiveEnforcement::NotYet`].
 /// - Otherwise: [`EffectiveEnforcement::Affinity`].
 pub fn effective_enforcement_of_members<'a>(
     state: &WardenState,
@@ -167,8 +175,16 @@ pub fn effective_enforcement_of_members<'a>(
     }
     match cpuset_of_all(state, policy, job, members) {
         Ok(path) => EffectiveEnforcement::Cpuset { path: Some(path) },
+        Err(why) if is_partition_delayed(state, &job.id) => EffectiveEnforcement::NotYet { why },
         Err(why) => EffectiveEnforcement::Affinity { why },
     }
+}
+
+/// Whether the job `id` has an isolated partition of which a change is delayed. Until the change is complete, the processes
+/// outside the partition run elsewhere: nothing keeps them on the cores of the job.
+pub(super) fn is_partition_delayed(state: &WardenState, id: &JobId) -> bool {
+    state.cpusets.delayed_changes.has_change_for(id)
+        && state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)
 }
 
 /// The cpuset that limits all processes in `members`, or why there is none.

@@ -128,6 +128,16 @@ pub fn assigned_job_line(job: &Job) -> String {
     line.trim_end().to_owned() + "\n"
 }
 
+/// Returns the message that `pjwctl assign` prints if the kernel takes long to make the isolated partition of the job.
+#[must_use]
+pub fn unfinished_partition_message(job: &Job) -> String {
+    let id = text::escape_control_characters(&job.id);
+    format!(
+        "the kernel has not completed the isolated partition of {id} yet: its processes run elsewhere until then; pjwctl \
+         explain {id} says when they are kept there"
+    )
+}
+
 /// Returns the message that `pjwctl assign` prints if the job got no cores, with the reason. If the job waits for
 /// cores, the message also says how to cancel the request. For a job of the class besteffort, the message says whether
 /// its processes are frozen.
