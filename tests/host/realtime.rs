@@ -66,12 +66,27 @@ fn the_event_loop_and_the_control_server_have_a_realtime_priority_unless_it_is_s
     }
     let daemon = Daemon::start("");
     wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
-    daemon.configure("realtime = false\n");
-    assert!(daemon.pjwctl(&["reload"]).status.success());
+    reload(&daemon, "realtime = false\n");
     wait_for_policy(&daemon, SchedulingPolicy::Normal);
-    daemon.configure("");
-    assert!(daemon.pjwctl(&["reload"]).status.success());
+    reload(&daemon, "");
     wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
+}
+
+/// The affinity masks of the control server and of the event loop.
+fn masks_of(daemon: &Daemon) -> [CpuSet; 2] {
+    [Tid(daemon.pid()), event_loop_of(daemon)].map(|tid| affinity::get_mask(tid).unwrap())
+}
+
+/// Makes a job without processes, and returns its PUs (logical CPUs).
+fn assign(daemon: &Daemon, job: &str, options: &[&str]) -> CpuSet {
+    let assigned = daemon.pjwctl(&[&["assign", &daemon.job_id(job)], options].concat());
+    assert!(assigned.status.success(), "{assigned:?}");
+    daemon.job(job).unwrap().cpus.parse().unwrap()
+}
+
+fn reload(daemon: &Daemon, config: &str) {
+    daemon.configure(config);
+    assert!(daemon.pjwctl(&["reload"]).status.success());
 }
 
 #[test]
@@ -81,12 +96,9 @@ fn the_daemon_runs_on_no_core_of_a_job_while_other_cores_are_free() {
     }
     let daemon = Daemon::start("");
     wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
-    let masks = || [Tid(daemon.pid()), event_loop_of(&daemon)].map(|tid| affinity::get_mask(tid).unwrap());
-    let original = masks();
-    let assign = |job: &str, cores: &str| {
-        assert!(daemon.pjwctl(&["assign", &daemon.job_id(job), "--cores", cores]).status.success());
-        daemon.job(job).unwrap().cpus.parse::<CpuSet>().unwrap()
-    };
+    let original = masks_of(&daemon);
+    let masks = || masks_of(&daemon);
+    let assign = |job: &str, cores: &str| assign(&daemon, job, &["--cores", cores]);
     let first = assign("first", "1");
     wait_until("the daemon has left the core of the job", || {
         masks().iter().all(|mask| !mask.intersects(&first))
@@ -97,6 +109,63 @@ fn the_daemon_runs_on_no_core_of_a_job_while_other_cores_are_free() {
     wait_until("the daemon has left the core again", || masks().iter().all(|mask| !mask.intersects(&first)));
     daemon.release("first").unwrap();
     wait_until("the daemon runs where it was started", || masks() == original);
+}
+
+#[test]
+fn the_daemon_runs_where_it_was_started_when_its_realtime_priority_is_switched_off() {
+    if !may_have_realtime_priority() || !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
+    let original = masks_of(&daemon);
+    let job = assign(&daemon, "job", &["--cores", "1"]);
+    wait_until("the daemon has left the core", || {
+        masks_of(&daemon).iter().all(|mask| !mask.intersects(&job))
+    });
+    reload(&daemon, "realtime = false\n");
+    wait_until("the daemon runs where it was started", || masks_of(&daemon) == original);
+    reload(&daemon, "");
+    wait_until("the daemon has left it again", || {
+        masks_of(&daemon).iter().all(|mask| !mask.intersects(&job))
+    });
+}
+
+#[test]
+fn the_daemon_follows_a_change_of_the_housekeeping_cpus() {
+    if !has_two_cores() {
+        return;
+    }
+    let own = affinity::get_mask(Tid(gettid().as_raw().cast_unsigned())).unwrap();
+    let (first, last) = (own.first().unwrap(), own.last().unwrap());
+    let daemon = Daemon::start(&format!("housekeeping = \"{first}\"\n"));
+    let is_at = |cpus: &CpuSet| masks_of(&daemon).iter().all(|mask| mask == cpus);
+    wait_until("the daemon runs on the first CPU", || is_at(&CpuSet::from(first)));
+    reload(&daemon, &format!("housekeeping = \"{last}\"\n"));
+    wait_until("the daemon runs on the last CPU", || is_at(&CpuSet::from(last)));
+    reload(&daemon, "");
+    wait_until("the daemon runs where it was started", || is_at(&own));
+}
+
+#[test]
+fn the_daemon_keeps_the_narrower_mask_with_which_it_was_started() {
+    if !may_have_realtime_priority() || !has_two_cores() || !crate::processes::is_installed("taskset") {
+        return;
+    }
+    let own = affinity::get_mask(Tid(gettid().as_raw().cast_unsigned())).unwrap();
+    let (first, last) = (own.first().unwrap(), own.last().unwrap());
+    let daemon = Daemon::start_by(&["taskset", "-c", &last.to_string()]);
+    wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
+    let is_at_last = || masks_of(&daemon).iter().all(|mask| *mask == CpuSet::from(last));
+    for cpu in [first, last] {
+        assign(&daemon, &format!("job-{cpu}"), &["--cpus", &cpu.to_string()]);
+        // The event loop sets its mask before it waits for the next query.
+        assert!(daemon.pjwctl(&["plan"]).status.success());
+        assert!(is_at_last(), "{:?}", masks_of(&daemon));
+    }
+    reload(&daemon, "realtime = false\n");
+    assert!(daemon.pjwctl(&["plan"]).status.success());
+    assert!(is_at_last(), "{:?}", masks_of(&daemon));
 }
 
 #[test]

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, umask};
-use nix::unistd::{Uid, User, gettid};
-use pjw_core::ids::{Pid, Tid};
+use nix::unistd::{Uid, User};
+use pjw_core::ids::Pid;
 use pjw_core::plan::Warning;
-use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, ids, state::WardenState, topology::Topology};
+use pjw_core::{cpuset_group::CpusetSupport, ids, state::WardenState, topology::Topology};
 use pjw_ipc::bind::bind;
 use pjw_ipc::client::{lock_dir, runtime_dir};
 use pjw_ipc::server::{ServerLimits, serve_with_new_listeners};
-use pjw_linux::sys::{affinity, clock};
+use pjw_linux::sys::clock;
 use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_linux::{
     node::LinuxMachine, node::thaw_jobs, probe, sys::own_usage::limit_allocator_cache, systemd::activation,
@@ -35,6 +35,7 @@ use crate::metrics::meter::{MetricsReceiver, MetricsRecorder};
 use crate::run::daemon_records::JournalAndReports;
 use crate::run::event_loop::{EventLoop, ReloadContext};
 use crate::run::own_files::{SocketFile, WatchedFiles};
+use crate::run::own_mask::DaemonMask;
 use crate::store::{
     journal, journal::FileJournal, journal::JournalError, journal::RecoveredJournal, lock::DaemonLock,
     lock::LockError, lock::LockHolder, reports::ReportStore,
@@ -195,7 +196,8 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let logging = Logging::start(config.settings())?;
 
     limit_allocator_cache();
-    set_limits_and_affinity(&policy.housekeeping_cpus);
+    raise_file_limit();
+    let own_mask = DaemonMask::at_start(&policy.housekeeping_cpus);
     let uid = Uid::effective().as_raw();
     let (own_dir, state_dir) = (default_dir(), state_dir_of(options));
     let passed = passed_listener()?;
@@ -247,7 +249,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     };
     let job_files = JobFiles::new(&state_dir);
     publisher.set_job_files_directory(job_files.root_path());
-    let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files);
+    let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files, own_mask);
     let (loop_handle, started, ended) = spawn_loop(event_loop, other_records)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, control_settings);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
@@ -351,18 +353,12 @@ fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<L
     Ok(node)
 }
 
-/// Raises the limit of open files, and binds this thread to the housekeeping PUs if there are any. Threads started
-/// later inherit the mask. A failure of either is logged and does not stop the start.
-fn set_limits_and_affinity(housekeeping: &CpuSet) {
-    let more = getrlimit(Resource::RLIMIT_NOFILE)
+/// Raises the limit of open files. A failure is logged and does not stop the start.
+fn raise_file_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
-    if let Err(errno) = more {
+    if let Err(errno) = raised {
         warn!("the limit of open files stays as it is: {errno}");
-    }
-    if !housekeeping.is_empty()
-        && let Err(errno) = affinity::set_mask(Tid(gettid().as_raw().cast_unsigned()), housekeeping)
-    {
-        warn!("pjwd can't bind itself to the housekeeping PUs {housekeeping}: {errno}");
     }
 }
 

@@ -38,6 +38,7 @@ use refusals::{is_user_refusal, user_refusals};
 
 use super::daemon_records::JournalAndReports;
 use super::lateness::{LongestCycleDelay, reaction_time};
+use super::own_mask::DaemonMask;
 use super::owner_samples::OwnerCpuSampler;
 use super::triggers::DueScans;
 use super::{abandoned, budget::CpuBudget, dry_runs::DryRunQueue, realtime::RealtimePriority};
@@ -87,6 +88,7 @@ pub struct EventLoop {
     /// The budget for process events.
     budget: CpuBudget,
     realtime: RealtimePriority,
+    own_mask: DaemonMask,
     /// The arrival time of the oldest event that is not yet processed. `None` if all events are processed.
     pending_since: Option<Instant>,
     /// The arrival time of the oldest unprocessed event of a process that belongs to a job. `None` if there is none.
@@ -148,14 +150,15 @@ type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 impl EventLoop {
     /// Makes the event loop of pjwd. `warden` scans processes and keeps them on the cores of their jobs. `inbox`
     /// receives the messages of other threads. `publisher` sends the status to the control server, which answers
-    /// clients. `settings` has the configuration. `job_files` publishes the cores of jobs as files. The caller must
-    /// then call [`EventLoop::run_first_cycle`] and [`EventLoop::run`] on the thread of the loop.
+    /// clients. `settings` has the configuration. `job_files` publishes the cores of jobs as files. `own_mask` has the
+    /// PUs on which pjwd runs. The caller must then call [`EventLoop::run_first_cycle`] and [`EventLoop::run`] on the thread of the loop.
     pub fn new(
         warden: Warden<LinuxMachine, JournalAndReports>,
         inbox: MessageReceiver,
         publisher: StatusPublisher,
         settings: ReloadContext,
         job_files: JobFiles,
+        own_mask: DaemonMask,
     ) -> Self {
         let ReloadContext { config, config_path, control_settings, logging, metrics_recorder: meter } =
             settings;
@@ -177,6 +180,7 @@ impl EventLoop {
             last_overrun: None,
             budget: CpuBudget::new(cpu_budget, now),
             realtime: RealtimePriority::default(),
+            own_mask,
             pending_since: None,
             job_pending_since: None,
             netlink_paused_since: None,
@@ -325,7 +329,7 @@ impl EventLoop {
     fn wait(&mut self) -> Readable {
         let now = Instant::now();
         self.realtime.enforce_limits(now);
-        self.realtime.avoid_held_pus(&self.warden.state().pool, now);
+        self.own_mask.follow(&self.warden.state().pool, self.realtime.are_all_raised(), now);
         let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next_ping_at());
         next = self.realtime.next_check_at(now).map_or(next, |check| next.min(check));
         let owed = self.budget.wait_time(now);

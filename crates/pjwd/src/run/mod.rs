@@ -8,6 +8,7 @@ pub mod dry_runs;
 pub mod event_loop;
 pub mod lateness;
 pub mod own_files;
+pub mod own_mask;
 pub mod owner_samples;
 pub mod realtime;
 pub mod triggers;

@@ -5,21 +5,18 @@
 //! (sched(7), "The autogroup feature"). So both threads have the lowest real-time priority where the system allows it.
 //! Both are needed: a request passes through the control server and then the loop.
 //!
-//! A thread with a real-time priority could keep a CPU from a job. So it is bounded in three ways:
+//! A thread with a real-time priority could keep a CPU from a job. So it runs on PUs that no job holds, while there are any
+//! ([`super::own_mask`]), and is bounded in two ways:
 //! - The thread runs at most `RUN_LIMIT` without sleeping, as in a scan of a very large node. The kernel enforces this.
 //! - The thread has a budget of `SHARE_PERMILLE` of one PU, also if clients or processes make work all the time.
-//! - All threads of the daemon run on PUs that no job holds, while there are any. On a lent PU, the owner would wait.
 //!
-//! A thread that exceeds one of the first two bounds goes on with the normal policy, and is raised again when the budget has a reserve.
+//! A thread that exceeds a bound goes on with the normal policy, and is raised again when the budget has a reserve.
 
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::unistd::{Uid, gettid};
-use pjw_core::cpuset::CpuSet;
+use nix::unistd::Uid;
 use pjw_core::ids::Tid;
-use pjw_core::state::pool::PuPool;
-use pjw_linux::sys::affinity;
 use pjw_linux::sys::errno::is_permission_denied;
 use pjw_linux::sys::realtime::{
     SchedulingPolicy, limit_realtime_run_time, scheduling_policy, set_normal_policy,
@@ -31,9 +28,9 @@ use super::budget::CpuBudget;
 
 /// How long a thread may run with the real-time priority without sleeping.
 const RUN_LIMIT: Duration = Duration::from_millis(50);
-/// The share of one PU that each thread may use with the real-time priority in the long run. More than the largest
-/// share for process events by default (`cpu_budget_permille`).
-const SHARE_PERMILLE: u32 = 400;
+/// The share of one PU that each thread may use with the real-time priority in the long run. More than the default share
+/// for process events (`cpu_budget_permille`). Three threads together leave some time of a PU that they share.
+const SHARE_PERMILLE: u32 = 300;
 /// The longest time between two checks of the budgets.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two log lines about a thread that exceeded a bound.
@@ -41,7 +38,7 @@ const LOG_PERIOD: Duration = Duration::from_secs(60 * 60);
 
 /// Gives threads of the daemon a real-time priority (SCHED_RR, priority 1), within two limits of their CPU time. The
 /// kernel enforces the first limit: a thread must not run for more than 50 ms without sleeping (`RLIMIT_RTTIME`). pjwd
-/// checks the second limit: in the long run, a thread must not use more than 40 % of one PU (hardware thread).
+/// checks the second limit: in the long run, a thread must not use more than 30 % of one PU (hardware thread).
 ///
 /// A thread that exceeds a limit gets the normal scheduling policy (SCHED_OTHER). When the thread has unused CPU time
 /// again ([`CpuBudget::has_reserve`]), the thread gets back the real-time priority.
@@ -52,12 +49,6 @@ pub struct RealtimePriority {
     /// attempt.
     is_on: bool,
     run_limit: Duration,
-    /// The PUs to which all threads of the daemon are bound. `None` if they run where the daemon was started.
-    bound_to: Option<CpuSet>,
-    /// The affinity mask that the daemon was started with, as by `taskset`. `None` if it was all PUs that it may have.
-    start_mask: Option<CpuSet>,
-    /// The time of the last check whether the threads are still bound.
-    mask_checked_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -85,52 +76,13 @@ impl RealtimePriority {
             is_raised: false,
             last_logged: None,
         };
-        let start_mask = narrow_start_mask();
-        Self {
-            threads: threads.iter().map(thread).collect(),
-            run_limit: RUN_LIMIT,
-            start_mask,
-            ..Self::default()
-        }
+        Self { threads: threads.iter().map(thread).collect(), is_on: false, run_limit: RUN_LIMIT }
     }
 
-    /// Binds all threads of the daemon to the online PUs (logical CPUs) in `pool` that no job holds, while its threads
-    /// have the real-time priority. If the daemon was started with a narrower affinity mask, they use only PUs of this
-    /// mask. Where no such PU is left, they run where the daemon was started. Must be called before each sleep of the
-    /// event loop; `now` is the current time. Makes no system call if nothing has changed, except one each second.
-    pub fn avoid_held_pus(&mut self, pool: &PuPool, now: Instant) {
-        let online = pool.online_cpus();
-        let free = pool.free_cpus().union(&pool.housekeeping_cpus()).intersection(&online);
-        // A thread with the normal priority may have to wait for a PU, so it may use all.
-        let are_raised = self.is_on && self.threads.iter().all(|thread| thread.is_raised);
-        let free = self.start_mask.as_ref().map_or(free.clone(), |mask| free.intersection(mask));
-        let bound_to = (are_raised && !free.is_empty() && free != online).then_some(free);
-        if bound_to == self.bound_to && !self.has_lost_mask(now) {
-            return;
-        }
-        self.mask_checked_at = Some(now);
-        for tid in own_threads() {
-            let bound = match bound_to.as_ref().or(self.start_mask.as_ref()) {
-                Some(cpus) => affinity::set_mask(tid, cpus),
-                None => affinity::set_full_mask(tid),
-            };
-            if let Err(errno) = bound {
-                debug!("the thread {tid} of pjwd stays on its PUs: {errno}");
-            }
-        }
-        self.bound_to = bound_to;
-    }
-
-    /// Whether the event loop is no longer bound: before Linux 6.2, a change of the daemon's cpuset resets masks. Looks
-    /// once a second.
-    fn has_lost_mask(&mut self, now: Instant) -> bool {
-        let Some(bound_to) = &self.bound_to else { return false };
-        if self.mask_checked_at.is_some_and(|at| now.saturating_duration_since(at) < CHECK_INTERVAL) {
-            return false;
-        }
-        self.mask_checked_at = Some(now);
-        let mask = self.threads.first().and_then(|thread| affinity::get_mask(thread.tid).ok());
-        mask.is_some_and(|mask| mask != *bound_to)
+    /// Returns whether all threads have the real-time priority now.
+    #[must_use]
+    pub fn are_all_raised(&self) -> bool {
+        self.is_on && self.threads.iter().all(|thread| thread.is_raised)
     }
 
     /// Switches the real-time priority of the daemon's threads on or off. If the priority can't be set, for example
@@ -192,7 +144,7 @@ impl RealtimePriority {
         self.is_on.then(|| now + CHECK_INTERVAL)
     }
 
-    /// Takes the real-time priority from each thread that has used up its budget of CPU time. Each second adds 400 ms
+    /// Takes the real-time priority from each thread that has used up its budget of CPU time. Each second adds 300 ms
     /// to the budget. Gives the real-time priority back to each thread whose budget has at least 25 ms. `now` is the
     /// current time.
     ///
@@ -232,24 +184,6 @@ impl RealtimePriority {
             }
         }
     }
-}
-
-/// The threads of this process.
-fn own_threads() -> Vec<Tid> {
-    let tasks = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    tasks.filter_map(|task| task.file_name().to_str()?.parse().ok().map(Tid)).collect()
-}
-
-/// The affinity mask of this thread. `None` if it has all PUs that its cpuset allows: another thread that asks for all
-/// gets the same.
-fn narrow_start_mask() -> Option<CpuSet> {
-    let own_tid = || Tid(gettid().as_raw().cast_unsigned());
-    let widest = std::thread::spawn(move || {
-        affinity::set_full_mask(own_tid())?;
-        affinity::get_mask(own_tid())
-    });
-    let (mask, widest) = (affinity::get_mask(own_tid()).ok()?, widest.join().ok()?.ok()?);
-    (mask != widest).then_some(mask)
 }
 
 impl BoundedThread {
