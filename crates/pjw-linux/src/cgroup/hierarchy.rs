@@ -4,6 +4,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
@@ -286,6 +287,16 @@ impl CgroupDir {
         .collect()
     }
 
+    /// Returns how many children this cgroup has. 0 if the cgroup does not exist. Costs the same for any number: the directory
+    /// of a cgroup has two links, and one more for each child (`kernfs_refresh_inode` in fs/kernfs/inode.c, Linux 6.18).
+    #[must_use]
+    pub fn child_count(&self) -> u64 {
+        match fs::metadata(&self.dir) {
+            Ok(directory) => directory.nlink().saturating_sub(2),
+            Err(_) => 0,
+        }
+    }
+
     /// Creates this cgroup: makes its directory. Succeeds if the directory already exists. The parent cgroup
     /// must exist.
     ///
@@ -312,5 +323,26 @@ impl CgroupDir {
             Err(errno) if !is_gone(errno) => Err(errno),
             _ => Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_and_cgroups_further_below_are_no_children() {
+        // A file system that counts the directories in a directory as those of cgroups do.
+        let top = tempfile::tempdir_in("/dev/shm").unwrap();
+        let group = CgroupDir::from_path(top.path(), "/job", true).unwrap();
+        assert_eq!(group.child_count(), 0, "it does not exist");
+        group.create().unwrap();
+        fs::write(group.dir.join("cgroup.procs"), "").unwrap();
+        assert_eq!(group.child_count(), 0);
+        fs::create_dir_all(group.dir.join("step/task")).unwrap();
+        fs::create_dir(group.dir.join("other")).unwrap();
+        assert_eq!((group.child_count(), group.children().len()), (2, 2));
+        fs::remove_dir(group.dir.join("other")).unwrap();
+        assert_eq!(group.child_count(), 1);
     }
 }

@@ -120,7 +120,7 @@ fn start_slice(context: &mut CpusetContext<'_>, slice: &str, weight: u64) -> Res
 /// systemd is only logged.
 pub(super) fn stop_empty_slice(context: &mut CpusetContext<'_>, slice: &str) {
     let Ok(group) = context.cgroup(&format!("/{slice}")) else { return };
-    if group.exists() && group.children().is_empty() && !group.is_populated() {
+    if group.exists() && group.child_count() == 0 && !group.is_populated() {
         // If the slice stays, it is an empty name.
         if let Err(fault) = context.systemd.stop_unit(slice) {
             tracing::debug!(%fault, "the empty {slice} could not be stopped");

@@ -151,10 +151,15 @@ pub(super) fn remove_unused_directory(hierarchy: &CpusetMount, base: &CgroupDir)
             return;
         }
     }
+    if base.child_count() > 0
+        || !base.exists()
+        || base.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty())
+    {
+        return;
+    }
     let prefix = format!("{}-", base.path);
     let others = hierarchy.root().children();
-    let is_last = base.children().is_empty() && !others.iter().any(|group| group.path.starts_with(&prefix));
-    if !base.exists() || !is_last || base.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty()) {
+    if others.iter().any(|group| group.path.starts_with(&prefix)) {
         return;
     }
     let marked = is_marked(base);
@@ -190,7 +195,7 @@ fn is_marked(base: &CgroupDir) -> bool {
 /// enabled it and no other program uses it.
 fn clean_up_besteffort(hierarchy: &CpusetMount, besteffort: &CgroupDir) {
     if !besteffort.exists()
-        || !besteffort.children().is_empty()
+        || besteffort.child_count() > 0
         || besteffort.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty())
     {
         return;

@@ -75,7 +75,7 @@ fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool
         || job_cpuset.spec.isolated || partition_state(&group).is_some_and(|state| state != "member");
     let switches = match change {
         CpusetChange::Create { .. } => !context.hierarchy.root().enables_controller("cpuset"),
-        CpusetChange::Remove { .. } => group.parent().children().len() <= 1,
+        CpusetChange::Remove { .. } => group.parent().child_count() <= 1,
         _ => false,
     };
     context.hierarchy.is_unified && (switches || is_isolated())
