@@ -1,5 +1,5 @@
-//! Random steps: jobs are assigned and released, the use of owners changes, PUs go offline, and the daemon is
-//! restarted. After each step, no PU has two borrowers, no PU is borrowed from an owner that does not lend, no owner
+//! Random steps: jobs are assigned and released, their processes end, the use of owners changes, PUs go offline, and
+//! the daemon is restarted. After each step, no PU has two borrowers, no PU is borrowed from an owner that does not lend, no owner
 //! that needs its cores waits for a borrower, and no borrower is frozen while a core is free. After the releases
 //! nothing is borrowed.
 
@@ -15,6 +15,8 @@ enum Step {
     /// A job of this number and class requests this number of cores.
     Assign(u32, PriorityClass, u32),
     Release(u32),
+    /// The process of the job with this number ends.
+    Exit(u32),
     /// The owner of this number uses this number of cores, and runs on this PU.
     Use(u32, u32, Option<u32>),
     Wait(u64),
@@ -28,6 +30,7 @@ fn any_step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0..5u32, class, 1..6u32).prop_map(|(id, class, cores)| Step::Assign(id, class, cores)),
         2 => (0..5u32).prop_map(Step::Release),
+        2 => (0..5u32).prop_map(Step::Exit),
         6 => (0..5u32, 0..6u32, proptest::option::of(0..8u32)).prop_map(|(id, used, on)| Step::Use(id, used, on)),
         4 => (0..3_000u64).prop_map(Step::Wait),
         1 => (0..8u32).prop_map(Step::SwitchOff),
@@ -71,6 +74,8 @@ fn take(m: &mut Machine, step: Step) {
             let _ = assign_class(m, &name(id), class, cores, &[pid]);
         }
         Step::Release(id) => drop(m.release(&name(id))),
+        Step::Exit(id) if m.world().processes.contains_key(&Pid(100 + id)) => m.exit(100 + id),
+        Step::Exit(_) => {}
         Step::Use(id, used, runs_on) => {
             let (id, now) = (job(&name(id)), Nanos(m.now()));
             let cores = m.state.grant_of(&id).map_or(0, |grant| grant.cpus.len());
