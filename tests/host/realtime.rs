@@ -10,6 +10,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
 use pjw_linux::sys::affinity;
 use pjw_linux::sys::realtime::{self, SchedulingPolicy};
+use pjw_linux::topology::{TopologySource, load_topology};
 use pjw_tests::daemon::Daemon;
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::wait_until;
@@ -137,12 +138,14 @@ fn the_daemon_follows_a_change_of_the_housekeeping_cpus() {
         return;
     }
     let own = affinity::get_mask(Tid(gettid().as_raw().cast_unsigned())).unwrap();
-    let (first, last) = (own.first().unwrap(), own.last().unwrap());
+    // Housekeeping needs whole cores.
+    let topology = load_topology(TopologySource::Live).unwrap();
+    let [first, last] = [own.first(), own.last()].map(|pu| topology.core_cpus(pu.unwrap()));
     let daemon = Daemon::start(&format!("housekeeping = \"{first}\"\n"));
     let is_at = |cpus: &CpuSet| masks_of(&daemon).iter().all(|mask| mask == cpus);
-    wait_until("the daemon runs on the first CPU", || is_at(&CpuSet::from(first)));
+    wait_until("the daemon runs on the first CPU", || is_at(&first));
     reload(&daemon, &format!("housekeeping = \"{last}\"\n"));
-    wait_until("the daemon runs on the last CPU", || is_at(&CpuSet::from(last)));
+    wait_until("the daemon runs on the last CPU", || is_at(&last));
     reload(&daemon, "");
     wait_until("the daemon runs where it was started", || is_at(&own));
 }

@@ -196,10 +196,11 @@ fn enforcement_text(by: &EffectiveEnforcement, processes: &str) -> String {
         EffectiveEnforcement::Affinity { why } => {
             format!("masks on each thread keep {processes} there: {why}")
         }
-        EffectiveEnforcement::NotYet { why } => format!(
-            "nothing keeps {processes} there yet, because only an isolated partition can, and the kernel has not \
-             completed its change: {why}"
-        ),
+        EffectiveEnforcement::NotYet { why } => {
+            format!(
+                "{processes} may run elsewhere until the kernel has completed the isolated partition: {why}"
+            )
+        }
         EffectiveEnforcement::Nothing => format!("nothing keeps {processes} there: pjwd only watches"),
     }
 }

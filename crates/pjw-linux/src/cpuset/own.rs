@@ -151,6 +151,7 @@ pub(super) fn remove_unused_directory(hierarchy: &CpusetMount, base: &CgroupDir)
             return;
         }
     }
+    // First what costs the same for any number of jobs. Beside many isolated jobs, the root has many children.
     if base.child_count() > 0
         || !base.exists()
         || base.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty())

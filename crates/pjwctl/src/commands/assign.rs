@@ -4,7 +4,8 @@ use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::Instant;
 
-use pjw_ipc::client::{Client, ClientError};
+use anyhow::anyhow;
+use pjw_ipc::client::Client;
 use pjw_ipc::{call, wire::Job};
 
 use super::connection::{DaemonAddress, call_for_field, parse_job_id, read_status};
@@ -44,26 +45,34 @@ pub(super) fn run(warden: &DaemonAddress, request: &AssignArgs) -> anyhow::Resul
     Ok(printed)
 }
 
-/// Whether the job `job` holds cores, and nothing keeps its processes there: the kernel is still making its isolated
+/// Whether the job `job` holds cores, and nothing keeps all its processes there: the kernel is still changing its isolated
 /// partition, or the daemon only watches.
 fn is_unconfined(job: &Job) -> bool {
     !job.cpus.is_empty() && job.enforcement == "none"
 }
 
-/// Waits until the kernel has made the isolated partition of the job `job`, and returns the job as it is then. Returns at
-/// once if the daemon only watches. If the partition is not complete after [`MAX_TIME_FOR_PARTITION`], prints a message.
-fn wait_for_partition(client: &mut Client, mut job: Job) -> Result<Job, ClientError> {
+/// Waits until the kernel has made the isolated partition of the job `job`, and returns the job as it is then. Returns
+/// at once if the daemon only watches. If the partition is not complete after [`MAX_TIME_FOR_PARTITION`], or if the daemon
+/// does not answer, prints a message: the job has its cores nevertheless.
+///
+/// # Errors
+/// If the job ended or was released meanwhile.
+fn wait_for_partition(client: &mut Client, mut job: Job) -> anyhow::Result<Job> {
     let begin = Instant::now();
     while is_unconfined(&job) {
-        let status = read_status(client)?;
-        let known = status.jobs.into_iter().find(|known| known.id == job.id);
-        let (Some(known), "enforce") = (known, status.mode.as_str()) else { return Ok(job) };
-        job = known;
-        if begin.elapsed() >= MAX_TIME_FOR_PARTITION {
+        let has_time = begin.elapsed() < MAX_TIME_FOR_PARTITION;
+        let Some(status) = has_time.then(|| read_status(client).ok()).flatten() else {
             output::print_error(&render::jobs::unfinished_partition_message(&job));
-            return Ok(job);
+            break;
+        };
+        if status.mode != "enforce" {
+            break;
         }
-        sleep(TIME_BETWEEN_CHECKS);
+        let known = status.jobs.into_iter().find(|known| known.id == job.id && known.state != "released");
+        job = known.ok_or_else(|| anyhow!("{} was released before its partition was complete", job.id))?;
+        if is_unconfined(&job) {
+            sleep(TIME_BETWEEN_CHECKS);
+        }
     }
     Ok(job)
 }

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "this is how a test fails")]
 
 mod answers;
+mod assign;
 mod daemon;
 mod doctor;
 mod reports;

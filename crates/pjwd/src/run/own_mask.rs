@@ -6,10 +6,11 @@
 //!   held PU, a thread of the job would have to wait.
 //! - Otherwise pjwd runs where it was started: a thread with the normal priority may itself have to wait for a PU.
 //!
-//! A narrower mask with which pjwd was started, as by `taskset`, limits the last two.
+//! In the last two cases, pjwd does not leave the mask with which it was started, as by `taskset` or `isolcpus=`.
 
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::unistd::gettid;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
@@ -25,6 +26,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub struct DaemonMask {
     /// The PUs to which the threads are bound. `None` if they run where the daemon was started.
     bound_to: Option<CpuSet>,
+    /// What the kernel has made of these PUs for the event loop: it leaves out those outside the daemon's cpuset.
+    effective: Option<CpuSet>,
     /// The affinity mask that the daemon was started with. `None` if it was all PUs that it may have.
     start_mask: Option<CpuSet>,
     /// The time of the last check whether the event loop still has its mask.
@@ -32,8 +35,8 @@ pub struct DaemonMask {
 }
 
 impl DaemonMask {
-    /// Records the mask with which pjwd was started, and binds this thread to the PUs in `housekeeping`, if there are any.
-    /// Must be called before the daemon starts other threads: they inherit the mask. A failure is logged.
+    /// Records the mask with which pjwd was started, and binds this thread to the PUs in `housekeeping`, if there are
+    /// any. Must be called before the daemon starts other threads: they inherit the mask. A failure is logged.
     #[must_use]
     pub fn at_start(housekeeping: &CpuSet) -> Self {
         let start_mask = narrow_start_mask();
@@ -45,12 +48,13 @@ impl DaemonMask {
         Self {
             start_mask,
             bound_to: Some(housekeeping.clone()).filter(|cpus| !cpus.is_empty()),
+            effective: affinity::get_mask(own_tid()).ok(),
             checked_at: None,
         }
     }
 
     /// Binds all threads of the daemon to the PUs on which they are to run now. `pool` has the PUs that jobs hold.
-    /// `is_realtime` says whether all threads have a real-time priority that can have one. Must be called before each
+    /// `is_realtime` says whether each thread that can have a real-time priority has it now. Must be called before each
     /// sleep of the event loop; `now` is the current time. Makes no system call if nothing has changed, except one each
     /// second.
     pub fn follow(&mut self, pool: &PuPool, is_realtime: bool, now: Instant) {
@@ -59,20 +63,30 @@ impl DaemonMask {
             return;
         }
         self.checked_at = Some(now);
-        let threads = affinity::own_threads().unwrap_or_else(|error| {
-            debug!("pjwd stays on its PUs: {error}");
-            Vec::new()
-        });
+        let threads = match affinity::own_threads() {
+            Ok(threads) => threads,
+            Err(error) => return debug!("pjwd stays on its PUs: {error}"),
+        };
         for tid in threads {
-            let bound = match bound_to.as_ref().or(self.start_mask.as_ref()) {
-                Some(cpus) => affinity::set_mask(tid, cpus),
-                None => affinity::set_full_mask(tid),
+            let bound = match self.set_mask(tid, bound_to.as_ref()) {
+                // None of the PUs is in the daemon's cpuset. With its earlier mask, the thread could stay on a job's PU.
+                Err(Errno::EINVAL) => self.set_mask(tid, None),
+                bound => bound,
             };
             if let Err(errno) = bound {
                 debug!("the thread {tid} of pjwd stays on its PUs: {errno}");
             }
         }
         self.bound_to = bound_to;
+        self.effective = affinity::get_mask(own_tid()).ok();
+    }
+
+    /// Binds a thread to `cpus`, or lets it run where the daemon was started.
+    fn set_mask(&self, tid: Tid, cpus: Option<&CpuSet>) -> Result<(), Errno> {
+        match cpus.or(self.start_mask.as_ref()) {
+            Some(cpus) => affinity::set_mask(tid, cpus),
+            None => affinity::set_full_mask(tid),
+        }
     }
 
     /// The PUs to which the threads are to be bound. `None` if they are to run where the daemon was started.
@@ -90,12 +104,14 @@ impl DaemonMask {
     /// Whether the event loop is no longer bound: before Linux 6.2, a change of the daemon's cpuset resets masks. Looks
     /// once a second.
     fn is_lost(&mut self, now: Instant) -> bool {
-        let Some(bound_to) = &self.bound_to else { return false };
+        if self.bound_to.is_none() {
+            return false;
+        }
         if self.checked_at.is_some_and(|at| now.saturating_duration_since(at) < CHECK_INTERVAL) {
             return false;
         }
         self.checked_at = Some(now);
-        affinity::get_mask(own_tid()).is_ok_and(|mask| mask != *bound_to)
+        affinity::get_mask(own_tid()).ok() != self.effective
     }
 }
 

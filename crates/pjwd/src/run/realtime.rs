@@ -1,12 +1,12 @@
-//! The real-time priority of the event loop and of the control server, and its bounds.
+//! The real-time priority of the event loop, of the control server and of the thread that changes cpusets, and its bounds.
 //!
 //! Beside many processes that start and end all the time, a thread with the normal policy may wait for a CPU for
 //! seconds. A nice value does not help, because the kernel first divides the time between groups of processes
-//! (sched(7), "The autogroup feature"). So both threads have the lowest real-time priority where the system allows it.
-//! Both are needed: a request passes through the control server and then the loop.
+//! (sched(7), "The autogroup feature"). So these threads have the lowest real-time priority where the system allows it.
+//! All are needed: a request passes through the control server and the loop, and the loop waits for changes of cpusets.
 //!
-//! A thread with a real-time priority could keep a CPU from a job. So it runs on PUs that no job holds, while there are any
-//! ([`super::own_mask`]), and is bounded in two ways:
+//! A thread with a real-time priority could keep a CPU from a job. So it runs on PUs that no job holds, while there are
+//! any ([`super::own_mask`]), and is bounded in two ways:
 //! - The thread runs at most `RUN_LIMIT` without sleeping, as in a scan of a very large node. The kernel enforces this.
 //! - The thread has a budget of `SHARE_PERMILLE` of one PU, also if clients or processes make work all the time.
 //!
@@ -28,8 +28,8 @@ use super::budget::CpuBudget;
 
 /// How long a thread may run with the real-time priority without sleeping.
 const RUN_LIMIT: Duration = Duration::from_millis(50);
-/// The share of one PU that each thread may use with the real-time priority in the long run. More than the default share
-/// for process events (`cpu_budget_permille`). Three threads together leave some time of a PU that they share.
+/// The share of one PU that each thread may use with the real-time priority in the long run. More than the default
+/// share for process events (`cpu_budget_permille`). Three threads together leave some time of a PU that they share.
 const SHARE_PERMILLE: u32 = 300;
 /// The longest time between two checks of the budgets.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -99,7 +99,8 @@ impl RealtimePriority {
         }
         match self.turn_on() {
             Ok(()) => info!(
-                "the event loop and the control server have a real-time priority (SCHED_RR, 1), at most {:?} at a time and {} % of a CPU each",
+                "a real-time priority (SCHED_RR, 1) for the {}: at most {:?} at a time and {} % of a CPU each",
+                self.threads.iter().map(|thread| thread.name).collect::<Vec<_>>().join(", the "),
                 self.run_limit,
                 SHARE_PERMILLE / 10
             ),

@@ -2,8 +2,8 @@
 //!
 //! Before the kernel moves a process to another cgroup, it lets all forks in progress on the machine end. Beside very
 //! many processes that fork, that takes hundreds of milliseconds. Meanwhile affinity masks keep the job on its cores,
-//! and the command is answered. Only the cpuset can keep a job in an isolated partition: `pjwctl run --isolated` waits for
-//! it.
+//! and the command is answered. Only the cpuset can keep a job in an isolated partition: `pjwctl run --isolated` and
+//! `pjwctl assign --isolated` wait for it.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             let delayed = &self.state.cpusets.delayed_changes;
             let jobs: BTreeSet<&JobId> = finished.iter().map(|(action, _)| &action.job).collect();
             for job in jobs.into_iter().filter(|job| !delayed.has_change_for(job)) {
-                info!(%job, "the delayed changes of its cpuset have ended");
+                info!(%job, "the delayed changes of its cpuset were made or refused");
             }
             report.events.extend(cpuset_events(&finished));
             report.cpuset_outcomes.extend(finished);
@@ -89,10 +89,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             CpusetChange::Remove { .. }
             | CpusetChange::RemoveLimits { .. }
             | CpusetChange::MoveBack { .. } => "its processes leave the cpuset later",
-            _ if is_isolated => "its processes run elsewhere until the isolated partition is complete",
-            _ => "masks keep its processes on its cores until the cpuset is complete",
+            _ if is_isolated => "until then its processes may run on other CPUs",
+            _ => "until then masks keep the processes outside of the cpuset on its cores",
         };
-        info!(%job, "a change of its cpuset takes longer than a cycle: {meanwhile}");
+        info!(%job, "a change of its cpuset was not complete at the end of the cycle: {meanwhile}");
     }
 
     /// Sets the thaw watcher: a process that thaws the frozen jobs if pjwd is killed. The process is started before the

@@ -62,8 +62,7 @@ fn no_mask_of_a_job_is_changed_before_its_delayed_partition_is_complete() {
     assert_eq!(node.effective_enforcement("a"), EffectiveEnforcement::NotYet { why });
     assert_eq!(
         node.explain("a")[2],
-        "nothing keeps its processes there yet, because only an isolated partition can, and the kernel has not completed \
-         its change: /pjw-a is not set up yet"
+        "its processes may run elsewhere until the kernel has completed the isolated partition: /pjw-a is not set up yet"
     );
 
     node.finish_changes();

@@ -120,8 +120,8 @@ pub enum EffectiveEnforcement {
         /// The reason why no cpuset restricts all processes of the job, as text for users.
         why: String,
     },
-    /// No mechanism yet: the job has an isolated partition, and the kernel has not moved all processes of the job into
-    /// it. The kernel refuses the PUs (logical CPUs) of a partition in the masks of threads outside.
+    /// Not yet: a change of the job's isolated partition is delayed, so some processes of the job may be outside, or the
+    /// partition may have other PUs. The kernel refuses the PUs of a partition in the masks of threads outside.
     NotYet {
         /// What is not complete, as text for users.
         why: String,
@@ -180,8 +180,8 @@ pub fn effective_enforcement_of_members<'a>(
     }
 }
 
-/// Whether the job `id` has an isolated partition of which a change is delayed. Until the change is complete, the processes
-/// outside the partition run elsewhere: nothing keeps them on the cores of the job.
+/// Whether a change of the isolated partition of the job `id` is delayed. Until it is complete, processes outside the
+/// partition may run on any other PU.
 pub(super) fn is_partition_delayed(state: &WardenState, id: &JobId) -> bool {
     state.cpusets.delayed_changes.has_change_for(id)
         && state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)

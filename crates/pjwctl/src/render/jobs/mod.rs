@@ -133,8 +133,8 @@ pub fn assigned_job_line(job: &Job) -> String {
 pub fn unfinished_partition_message(job: &Job) -> String {
     let id = text::escape_control_characters(&job.id);
     format!(
-        "the kernel has not completed the isolated partition of {id} yet: its processes run elsewhere until then; pjwctl \
-         explain {id} says when they are kept there"
+        "the kernel has not completed the isolated partition of {id} yet: until then its processes may run on other CPUs; \
+         pjwctl explain {id} says whether it has"
     )
 }
 
