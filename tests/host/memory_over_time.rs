@@ -13,15 +13,31 @@ use crate::memory::{FARM, Farm, MemoryCgroup, agree, memory, number};
 use crate::permissions::{make_accessible, programs_are_reachable};
 use crate::processes::{KillOnDrop, Shell, is_installed, is_root};
 
-/// How often the thread of the daemon that reads pages was given a CPU: the third number of /proc/PID/schedstat. `None`
-/// if the daemon has no such thread: it begins with the first reading.
-fn reader_runs(daemon: &Daemon) -> Option<u64> {
+/// The thread of the daemon that reads pages.
+struct Reader {
+    /// How often the thread was given a CPU: the third number of /proc/PID/schedstat.
+    runs: u64,
+    is_asleep: bool,
+}
+
+/// Returns the thread of the daemon that reads pages. `None` if the daemon has no such thread: it begins with the first
+/// reading.
+fn reader(daemon: &Daemon) -> Option<Reader> {
     let threads = fs::read_dir(format!("/proc/{}/task", daemon.status().pid)).unwrap();
     threads.filter_map(Result::ok).find_map(|thread| {
-        let name = fs::read_to_string(thread.path().join("comm")).ok()?;
-        let runs = fs::read_to_string(thread.path().join("schedstat")).ok()?;
-        (name.trim() == "memory-reader").then(|| runs.split_whitespace().nth(2)?.parse().ok())?
+        let text = |file| fs::read_to_string(thread.path().join(file)).ok();
+        if text("comm")?.trim() != "memory-reader" {
+            return None;
+        }
+        // The name of a thread may contain a parenthesis.
+        let is_asleep = text("stat")?.rsplit_once(") ")?.1.starts_with('S');
+        let runs = text("schedstat")?.split_whitespace().nth(2)?.parse().ok()?;
+        Some(Reader { runs, is_asleep })
     })
+}
+
+fn reader_runs(daemon: &Daemon) -> Option<u64> {
+    reader(daemon).map(|reader| reader.runs)
 }
 
 fn samples(daemon: &Daemon) -> usize {
@@ -107,11 +123,13 @@ fn the_report_of_a_job_has_its_memory_although_nobody_asked() {
     let mut shell = Shell::start();
     let busy = KillOnDrop(shell.background("while :; do :; done"));
     let daemon = Daemon::start("");
-    // A release that comes a moment after the reading has begun may be faster than the reading. Then again.
+    // The reading may not be complete when its thread sleeps for the first time. Then again.
     let report = wait_for("a report with the memory of the job", || {
         let before = reader_runs(&daemon).unwrap_or(0);
         daemon.assign("a", 1, &[shell.pid(), busy.0]).unwrap();
-        wait_until("a reading without a request", || reader_runs(&daemon).unwrap_or(0) > before);
+        wait_until("a reading without a request", || {
+            reader(&daemon).is_some_and(|reader| reader.runs > before && reader.is_asleep)
+        });
         daemon.release("a").unwrap();
         let output = daemon.pjwctl(&["report", &daemon.job_id("a"), "--json"]);
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
