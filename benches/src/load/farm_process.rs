@@ -21,8 +21,8 @@ const ARGUMENT: &str = "--farm-process";
 const PAGE: usize = 4096;
 /// The data that all workers have in common, and those of each worker: 80 % are common.
 pub const COMMON_BYTES: usize = 64 << 20;
-/// The data of each worker.
-pub const OWN_BYTES: usize = 16 << 20;
+/// The size in bytes of the data that each worker loads for itself and shares with no other process.
+pub const PRIVATE_BYTES_PER_WORKER: usize = 16 << 20;
 
 /// When the workers of a farm are forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -327,7 +327,7 @@ fn memory_of(fork_time: ForkTime, workers: u32) -> anyhow::Result<f64> {
     let common = if fork_time == ForkTime::Late { load(COMMON_BYTES) } else { Vec::new() };
     let running = Farm::new(workers).start(workers.into(), |_, _| {
         let loaded = if fork_time == ForkTime::Late { Vec::new() } else { load(COMMON_BYTES) };
-        let own = load(OWN_BYTES);
+        let own = load(PRIVATE_BYTES_PER_WORKER);
         read_all(&common);
         ready.write(1).map_err(|errno| errno as i32)?;
         may_end.read().map_err(|errno| errno as i32)?;
@@ -347,7 +347,7 @@ fn memory_of(fork_time: ForkTime, workers: u32) -> anyhow::Result<f64> {
 }
 
 fn instance() -> anyhow::Result<f64> {
-    let memory = (load(COMMON_BYTES), load(OWN_BYTES));
+    let memory = (load(COMMON_BYTES), load(PRIVATE_BYTES_PER_WORKER));
     let mut out = stdout().lock();
     writeln!(out, "ready").and_then(|()| out.flush()).context("can't write")?;
     drop(out);

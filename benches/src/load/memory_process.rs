@@ -32,12 +32,13 @@ pub struct MemoryProcesses {
 }
 
 impl MemoryProcesses {
-    /// Starts processes whose resident set sizes have this sum, in bytes, in pages of 4 KiB. Waits until they have it.
-    /// This is one process if its memory fits. Else the process forks others, and they share the same pages: the kernel
-    /// reads a shared page once for each process that maps it.
+    /// Starts processes whose resident set sizes (RSS) have the sum `bytes`, in pages of 4 KiB. Waits until all pages
+    /// are resident. Starts one process if `bytes` is at most the available memory minus 2 GiB. Otherwise starts
+    /// several processes. These are forks of the first process, and all share its `bytes / processes` bytes. A reading
+    /// of the memory of all processes visits a shared page once for each process that maps the page.
     ///
     /// # Errors
-    /// If the memory fits for at most 64 processes neither, a process can't be started, or the bench was interrupted.
+    /// If more than 64 processes would be needed, if a process can't be started, or if the bench was interrupted.
     pub fn start(bytes: u64, interrupt: &StopSignal) -> anyhow::Result<Self> {
         let available = available_bytes()?;
         let usable = available.saturating_sub(RESERVE_BYTES);

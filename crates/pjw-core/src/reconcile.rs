@@ -82,9 +82,9 @@ pub fn reconcile(
     recovery::recover_cpusets(&mut draft);
     membership::update_members(&mut draft);
     membership::released::track_released_children(&mut draft);
-    let reported_attempts = attempts::report_affinity_attempts(&mut draft);
+    let reported_attempts = attempts::report_affinity_violations(&mut draft);
     usage::update_usage(&mut draft, commands.is_empty());
-    observe::remove_ended(&mut draft);
+    observe::remove_ended_processes(&mut draft);
     jobs::end_finished_jobs(&mut draft);
     hotplug::replace_lost_cores(&mut draft);
     let replies = serve::execute_commands(&mut draft, commands);

@@ -197,7 +197,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
 
     limit_allocator_cache();
     raise_file_limit();
-    let own_mask = DaemonMask::at_start(&policy.housekeeping_cpus);
+    let own_mask = DaemonMask::bind_at_start(&policy.housekeeping_cpus);
     let uid = Uid::effective().as_raw();
     let (own_dir, state_dir) = (default_dir(), state_dir_of(options));
     let passed = passed_listener()?;

@@ -39,10 +39,11 @@ struct AffinityAttempt<'a> {
     thread: Option<(ProcessId, Tid)>,
 }
 
-/// Reports the processes that requested PUs (logical CPUs) outside of their job with sched_setaffinity(2): one event
-/// for each process, and at most 32 events for each job in a minute. Must be called before this cycle removes ended
-/// processes from the state. Returns the attempts of all these processes.
-pub(crate) fn report_affinity_attempts(draft: &mut CycleDraft<'_>) -> ReportedAttempts {
+/// Reports each process in the cpuset of its job that requested PUs (logical CPUs) outside of the job with
+/// sched_setaffinity(2). Adds one event for each such process, but at most 32 events for each job in a minute. Must be
+/// called before this cycle removes ended processes from the state. Returns all these processes, also those without an
+/// event, and the threads whose masks may have changed because of such a call in this cycle or in an earlier cycle.
+pub(crate) fn report_affinity_violations(draft: &mut CycleDraft<'_>) -> ReportedAttempts {
     let requests = &draft.seen.affinity_requests;
     if requests.is_empty() && draft.state.reported_affinity_targets.is_empty() {
         return ReportedAttempts::default();

@@ -57,7 +57,7 @@ fn update_cgroups(draft: &mut CycleDraft<'_>) {
 
 /// Removes the processes that have ended from the state. Must be called after the jobs of the other processes were
 /// determined: the job of a child may follow from a parent that has just ended.
-pub(crate) fn remove_ended(draft: &mut CycleDraft<'_>) {
+pub(crate) fn remove_ended_processes(draft: &mut CycleDraft<'_>) {
     let snapshot = draft.seen;
     let state = &mut draft.state;
     let gone: Vec<Pid> = match snapshot.scope {
@@ -70,7 +70,7 @@ pub(crate) fn remove_ended(draft: &mut CycleDraft<'_>) {
             looked_at.filter(|(_, seen)| seen.present().is_none()).map(|(&pid, _)| pid).collect()
         }
     };
-    gone.into_iter().for_each(|pid| state.remove_ended(pid));
+    gone.into_iter().for_each(|pid| state.remove_ended_process(pid));
     if draft.full {
         let is_running = |pid| draft.seen.processes.get(&pid).and_then(Observed::present).is_some();
         draft.state.lineage.scan_queue.retain_exiting(is_running);

@@ -129,7 +129,7 @@ impl WardenState {
         let are_served = self.jobs.jobs_without_cores().next().is_none();
         let is_open = !self.processes_to_restore.is_empty()
             || !self.released_masks.is_empty()
-            || !self.cpusets.has_nothing_pending()
+            || !self.cpusets.are_all_changes_complete()
             || self.unknown_masks.is_search_pending();
         self.fork_events_complete_since.is_some() && are_served && !is_open
     }

@@ -475,7 +475,7 @@ impl WardenState {
 
     /// Removes the process `pid`, which has ended according to a scan. Its exit event, and the fork events of its last children, may
     /// still be unread.
-    pub(crate) fn remove_ended(&mut self, pid: Pid) {
+    pub(crate) fn remove_ended_process(&mut self, pid: Pid) {
         self.lineage.scan_queue.forget_exiting(pid);
         if self.fork_events_complete_since.is_some()
             && let Some((process, is_member)) = tracked_in(&self.members, &self.processes_to_restore, pid)
@@ -483,7 +483,7 @@ impl WardenState {
             self.lineage.record_end(process, is_member);
         }
         if self.fork_events_complete_since.is_none() {
-            self.lineage.forget(pid);
+            self.lineage.remove_descendant(pid);
         }
         self.forget(pid);
     }

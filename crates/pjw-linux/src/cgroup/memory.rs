@@ -21,9 +21,9 @@ pub struct MemoryControllerMount {
     is_unified: bool,
 }
 
-/// The memory that the kernel charges to a cgroup and to the cgroups below it. Charged memory counts towards
-/// the memory limit of the cgroup. Also contains how much more memory can be charged until a limit is reached.
-/// All sizes are in bytes.
+/// The anonymous memory and the mapped pages of files that the kernel charges to a cgroup and to the cgroups below it.
+/// Other charged memory, such as page cache that no process maps, is not included. The field `available` is the memory
+/// that can still be charged until this cgroup or a cgroup above it reaches its limit. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CgroupMemory {
     /// The anonymous memory: heaps, stacks, and changed pages of private mappings.
@@ -79,7 +79,8 @@ impl CgroupDir {
         self.processes()
     }
 
-    /// Reads how much memory the kernel charges to this cgroup (`memory.stat`), and how much more it can charge
+    /// Reads the anonymous memory and the mapped pages of files that the kernel charges to this cgroup and to the
+    /// cgroups below it (`memory.stat`). Also reads how much more memory the kernel can charge to this cgroup
     /// ([`CgroupDir::available_memory`]). Only cgroups in the hierarchy with the memory controller have the file
     /// `memory.stat`. [`MemoryControllerMount::cgroup`] returns such a cgroup.
     ///

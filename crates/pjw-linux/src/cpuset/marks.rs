@@ -21,8 +21,9 @@ pub(super) const ORIGIN_ATTRIBUTE: &str = "pjw.origin";
 /// The maximum size of the value of an extended attribute, in bytes (`XATTR_SIZE_MAX` in the kernel).
 pub(super) const MAX_ATTRIBUTE_BYTES: usize = 1 << 16;
 
-/// Reads the extended attribute `name` of the cgroup directory `dir`. `None` if the attribute does not exist, can't
-/// be read, or is not UTF-8.
+/// Reads an extended attribute of the cgroup directory `dir`. `name` is the name of the attribute without its
+/// namespace. The attribute is `user.NAME`, or `trusted.NAME` if `user.NAME` can't be read. `None` if neither can be
+/// read, or if the value is not UTF-8.
 pub(super) fn read_attribute(dir: &Path, name: &str) -> Option<String> {
     let mut buffer = vec![0u8; MAX_ATTRIBUTE_BYTES];
     let length = NAMESPACES

@@ -239,8 +239,13 @@ fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, befor
     }
 }
 
-/// Removes the limits of the cpuset of a systemd scope, so that its processes can run on all PUs (logical CPUs) and
-/// use all NUMA nodes. `group` is the cgroup of the scope. Returns the PUs that the kernel grants.
+/// Changes the cpuset of a systemd scope so that the cpuset excludes no possible PU (logical CPU) and no possible NUMA
+/// node. Does not write the affinity masks of the processes in the scope. `group` is the cgroup of the scope. Returns
+/// the PUs of the effective cpuset, which the cpusets of the cgroups above can still limit. If the scope has no cpuset
+/// controller, returns the effective PUs of the nearest cgroup above that has a cpuset.
+///
+/// # Errors
+/// If the kernel or systemd refuses the change, or if the old cpuset is still set 2 s after systemd accepted it.
 pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<CpuSet> {
     let (unit, _) = names(group)?;
     if has_no_cpuset(group) {

@@ -88,7 +88,7 @@ impl PartialResult {
 /// What a call of [`ResultRing::read_piece`] has read from the ring buffer: nothing, a piece of a result, a complete
 /// result, or invalid data.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum ReceivedPiece {
+pub(crate) enum RingReadOutcome {
     Nothing,
     /// A piece that is not the last one.
     Piece,
@@ -131,15 +131,15 @@ impl ResultRing<'_> {
 
     /// Reads one piece of a result, and frees the space of the piece in the ring buffer. `partial` contains the earlier
     /// pieces of the same result. The call appends the new piece to `partial`.
-    pub(crate) fn read_piece(&self, partial: &mut PartialResult) -> ReceivedPiece {
+    pub(crate) fn read_piece(&self, partial: &mut PartialResult) -> RingReadOutcome {
         let tail = self.control.tail.0.load(Ordering::SeqCst);
         let used = self.control.head.load(Ordering::SeqCst).wrapping_sub(tail);
         if used == 0 {
-            return ReceivedPiece::Nothing;
+            return RingReadOutcome::Nothing;
         }
         let used = usize::try_from(used).unwrap_or(usize::MAX);
         if used < HEAD_BYTES || used > self.bytes.len() {
-            return ReceivedPiece::Invalid;
+            return RingReadOutcome::Invalid;
         }
         let mut head = Vec::with_capacity(HEAD_BYTES);
         // SAFETY: the process that puts in does not write here until `tail` moves.
@@ -151,16 +151,16 @@ impl ResultRing<'_> {
         let (length, is_last) = (word(20) as usize, word(24));
         let size = HEAD_BYTES + length.next_multiple_of(8);
         if size > used || is_last > 1 {
-            return ReceivedPiece::Invalid;
+            return RingReadOutcome::Invalid;
         }
         // SAFETY: as above.
         unsafe { self.bytes.read(tail + HEAD_BYTES as u64, length, &mut partial.0) };
         self.control.tail.0.store(tail + size as u64, Ordering::SeqCst);
         if is_last == 0 {
-            return ReceivedPiece::Piece;
+            return RingReadOutcome::Piece;
         }
         let outcome = header.outcome(std::mem::take(&mut partial.0));
-        outcome.map_or(ReceivedPiece::Invalid, |outcome| ReceivedPiece::Result(position, outcome))
+        outcome.map_or(RingReadOutcome::Invalid, |outcome| RingReadOutcome::Result(position, outcome))
     }
 
     /// Empties the ring buffer. Must be called while no other process uses the buffer.
@@ -196,8 +196,8 @@ mod tests {
             let put = ring.write_piece(ResultHeader::failed(size as u64, -3), &bytes);
             assert_eq!(put, Some((size, true)));
             let expected = Outcome::Failed { code: -3, bytes };
-            assert_eq!(ring.read_piece(&mut partial), ReceivedPiece::Result(size as u64, expected));
-            assert_eq!(ring.read_piece(&mut partial), ReceivedPiece::Nothing);
+            assert_eq!(ring.read_piece(&mut partial), RingReadOutcome::Result(size as u64, expected));
+            assert_eq!(ring.read_piece(&mut partial), RingReadOutcome::Nothing);
         }
     }
 
@@ -215,8 +215,8 @@ mod tests {
                 }
             }
             match ring.read_piece(&mut partial) {
-                ReceivedPiece::Piece => pieces += 1,
-                ReceivedPiece::Result(position, outcome) => {
+                RingReadOutcome::Piece => pieces += 1,
+                RingReadOutcome::Result(position, outcome) => {
                     assert_eq!((position, outcome), (5, Outcome::Done(bytes)));
                     break;
                 }
@@ -233,8 +233,8 @@ mod tests {
         while ring.write_piece(ResultHeader::done(1), &[1; 100]).is_some() {}
         assert_eq!(ring.write_piece(ResultHeader::done(1), &[1; 100]), None);
         ring.control.head.store(u64::MAX, Ordering::SeqCst);
-        assert_eq!(ring.read_piece(&mut PartialResult::default()), ReceivedPiece::Invalid);
+        assert_eq!(ring.read_piece(&mut PartialResult::default()), RingReadOutcome::Invalid);
         ring.reset();
-        assert_eq!(ring.read_piece(&mut PartialResult::default()), ReceivedPiece::Nothing);
+        assert_eq!(ring.read_piece(&mut PartialResult::default()), RingReadOutcome::Nothing);
     }
 }

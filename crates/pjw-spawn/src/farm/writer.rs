@@ -6,7 +6,7 @@ use super::functions::{WriteFunction, WriterEndFunction};
 use super::io_failure::IoFailureReason;
 use super::memory::SharedMemory;
 use super::result::{ItemResult, Outcome};
-use super::ring::{PartialResult, ReceivedPiece, ResultHeader, ResultRing};
+use super::ring::{PartialResult, ResultHeader, ResultRing, RingReadOutcome};
 use super::signal::MasterWaker;
 
 /// The position that stands for the end of all results.
@@ -39,23 +39,23 @@ pub(crate) fn run_writer(
     let mut partial = PartialResult::default();
     loop {
         let taken = ring.control.filled.wait_until(|| match ring.read_piece(&mut partial) {
-            ReceivedPiece::Nothing => None,
+            RingReadOutcome::Nothing => None,
             taken => Some(taken),
         });
         match taken {
-            ReceivedPiece::Result(END, _) => {
+            RingReadOutcome::Result(END, _) => {
                 return end.as_mut().map_or(Ok(()), |end| end()).err().map_or(0, status_of);
             }
-            ReceivedPiece::Result(number, outcome) => {
+            RingReadOutcome::Result(number, outcome) => {
                 if let Err(code) = write(&ItemResult { number, outcome }) {
                     return control.writer_failure.store(IoFailureReason::FunctionFailed { number, code });
                 }
                 control.written.fetch_add(1, Ordering::SeqCst);
             }
-            ReceivedPiece::Piece | ReceivedPiece::Nothing => {}
+            RingReadOutcome::Piece | RingReadOutcome::Nothing => {}
             // The master could send the result again. But the memory of the farm is not sound: also bytes of results
             // may have been overwritten, which nothing would notice.
-            ReceivedPiece::Invalid => return control.writer_failure.store(IoFailureReason::InvalidMessage),
+            RingReadOutcome::Invalid => return control.writer_failure.store(IoFailureReason::InvalidMessage),
         }
         waker.wake_if_sleeping(&control.is_master_sleeping.0);
     }

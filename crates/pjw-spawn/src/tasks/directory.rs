@@ -42,17 +42,17 @@ struct Name {
 }
 
 impl TaskDirectory {
-    /// Returns the size in bytes of the directory of an address space for `size` ranks. The process ids of the ranks
-    /// are included.
-    pub(super) fn bytes(size: u32) -> usize {
-        size_of::<Self>() + size as usize * size_of::<AtomicU32>()
+    /// Returns the size in bytes of the directory of an address space for `rank_count` ranks. The process ids of the
+    /// ranks are included.
+    pub(super) fn size_in_bytes(rank_count: u32) -> usize {
+        size_of::<Self>() + rank_count as usize * size_of::<AtomicU32>()
     }
 
     /// Fills in a new directory for `size` ranks at the address `at`, where all bytes must be zero. `nonce` is a random
     /// number. By this number, a task checks that the address in its environment is the address of its directory.
     ///
     /// # Safety
-    /// `at` must point to as many bytes as [`TaskDirectory::bytes`] returns for `size`.
+    /// `at` must point to as many bytes as [`TaskDirectory::size_in_bytes`] returns for `size`.
     pub(super) unsafe fn create<'a>(at: *mut u8, size: u32, nonce: u64) -> &'a Self {
         // SAFETY: the caller guarantees the memory. Zero is a value of each field.
         let directory = unsafe { &*at.cast::<Self>() };

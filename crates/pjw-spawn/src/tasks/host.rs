@@ -16,7 +16,7 @@ use super::directory::TaskDirectory;
 use super::image::ProgramLayout;
 use super::initial_values::InitialValues;
 
-use super::own_memory::{HostMappings, free_heap, map_anonymous, map_protected, unmap};
+use super::own_memory::{HostMappings, free_heap, map_anonymous, map_anonymous_with_protection, unmap};
 use super::request::{Answer, MAX_PENDING_REQUESTS, send};
 use super::slot::SlotShape;
 use super::stack::AuxiliaryVector;
@@ -196,7 +196,7 @@ impl<'a> Host<'a> {
         }
         // SAFETY: all of them were written, and nothing else uses the memory.
         let slots = unsafe { std::slice::from_raw_parts_mut(table, plan.capacity) };
-        let memory = map_anonymous(TaskDirectory::bytes(plan.size)).map_err(of_clone)?;
+        let memory = map_anonymous(TaskDirectory::size_in_bytes(plan.size)).map_err(of_clone)?;
         // SAFETY: the memory is new and has the size.
         let directory = unsafe { TaskDirectory::create(memory, plan.size, plan.nonce) };
         let starts =
@@ -359,7 +359,7 @@ fn fill_gaps_above(slots_at: u64) {
     let mut bytes = LARGEST_FILLING;
     let mut count = 0;
     while bytes >= SMALLEST_FILLING && count < MOST_FILLINGS {
-        match map_protected(bytes, libc::PROT_NONE).map(|at| at.expose_provenance() as u64) {
+        match map_anonymous_with_protection(bytes, libc::PROT_NONE).map(|at| at.expose_provenance() as u64) {
             Ok(at) if at >= slots_at => count += 1,
             filled => {
                 if let Ok(at) = filled {

@@ -52,11 +52,11 @@ pub(super) unsafe fn free_heap(begin: u64) -> Result<(), Errno> {
 
 /// Maps `bytes` bytes of private anonymous memory.
 pub(super) fn map_anonymous(bytes: usize) -> Result<*mut u8, Errno> {
-    map_protected(bytes, libc::PROT_READ | libc::PROT_WRITE)
+    map_anonymous_with_protection(bytes, libc::PROT_READ | libc::PROT_WRITE)
 }
 
 /// Maps `bytes` bytes of private anonymous memory with the protections `protection`, mmap(2).
-pub(super) fn map_protected(bytes: usize, protection: i32) -> Result<*mut u8, Errno> {
+pub(super) fn map_anonymous_with_protection(bytes: usize, protection: i32) -> Result<*mut u8, Errno> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: the kernel chooses a range that nothing else uses.
     let at = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0) };

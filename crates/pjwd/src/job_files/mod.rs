@@ -317,9 +317,10 @@ impl JobFiles {
     /// Returns the time at which the event loop must call [`JobFiles::take_wanted_cores_updates`] to read the changed
     /// files of jobs. `None` if no file is known to have changed.
     ///
-    /// The time is at least 5 ms after the change, because many programs empty a file before they write the number.
-    /// The time is also at least 200 ms after the last reading, because a program can write all the time. If the last
-    /// reading found that a program has emptied a file, the time is 20 ms after this reading.
+    /// The time is 5 ms after the daemon has noticed the first change, because many programs empty a file before they
+    /// write the number. But the time is at least 200 ms after the last reading, because a program can write
+    /// continuously. There is one exception: if the last reading found a file that a program may have emptied just
+    /// then, the time is 20 ms after that reading.
     #[must_use]
     pub fn next_read_at(&self) -> Option<Instant> {
         self.due

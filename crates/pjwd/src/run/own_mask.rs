@@ -38,7 +38,7 @@ impl DaemonMask {
     /// Records the mask with which pjwd was started, and binds this thread to the PUs in `housekeeping`, if there are
     /// any. Must be called before the daemon starts other threads: they inherit the mask. A failure is logged.
     #[must_use]
-    pub fn at_start(housekeeping: &CpuSet) -> Self {
+    pub fn bind_at_start(housekeeping: &CpuSet) -> Self {
         let start_mask = narrow_start_mask();
         if !housekeeping.is_empty()
             && let Err(errno) = affinity::set_mask(own_tid(), housekeeping)

@@ -35,8 +35,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.cpuset_time_left = if is_release_all { MAX_WAIT_OF_RELEASE_ALL } else { MAX_WAIT };
     }
 
-    /// Records those changes of cpusets in the state that were begun in an earlier cycle and are complete now. Adds the
-    /// changed processes and cgroups to the scan `request`, and the results of the changes to `report`.
+    /// Takes the changes of cpusets that began in an earlier cycle and have been completed or refused since then.
+    /// Records their results in the state, and adds the results to `report`. Adds the cgroups and the processes that
+    /// these changes concern to the scan `request`.
     pub(super) fn note_finished_cpuset_changes(
         &mut self,
         request: &mut ScanRequest,

@@ -314,7 +314,8 @@ impl Topology {
         self.0.domains.iter().filter(move |domain| domain.level == level)
     }
 
-    /// Returns the details of the machine: dies, kinds of core, PCI devices, and PUs (logical CPUs) that can't be used.
+    /// Returns the details of the machine: dies, kinds of core, PCI devices, the offline PUs (logical CPUs), and the
+    /// PUs outside of the cpuset of the process that read the topology.
     #[must_use]
     pub fn details(&self) -> &MachineDetails {
         &self.0.devices

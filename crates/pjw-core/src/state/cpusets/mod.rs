@@ -286,7 +286,7 @@ impl CpusetRegistry {
 
     /// Returns whether every requested change of a cpuset is complete. False if a change was refused, is delayed or is to be tried again,
     /// or if a cpuset is still to be removed.
-    pub(crate) fn has_nothing_pending(&self) -> bool {
+    pub(crate) fn are_all_changes_complete(&self) -> bool {
         let is_done = |managed: &ManagedCpuset| !managed.must_be_removed && managed.tries == 0;
         self.refused.is_empty()
             && self.move_errors.is_empty()

@@ -26,19 +26,19 @@ fn job_cpuset() -> JobCpuset {
 #[test]
 fn nothing_is_pending_once_no_change_is_tried_or_refused() {
     let mut cpusets = CpusetRegistry::default();
-    assert!(cpusets.has_nothing_pending());
+    assert!(cpusets.are_all_changes_complete());
     cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
-    assert!(!cpusets.has_nothing_pending(), "no scan has read it yet");
+    assert!(!cpusets.are_all_changes_complete(), "no scan has read it yet");
     cpusets.confirm_written_settings("/pjw/a");
-    assert!(cpusets.has_nothing_pending());
+    assert!(cpusets.are_all_changes_complete());
     let change =
         CpusetChange::Create { job_cpuset: job_cpuset(), owner: Uid(7), initial_processes: Vec::new() };
     let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, reason: String::new() };
     cpusets.record_refusal(&action, "no memory");
-    assert!(!cpusets.has_nothing_pending(), "it is refused");
+    assert!(!cpusets.are_all_changes_complete(), "it is refused");
     cpusets.reset_failures();
     cpusets.apply_record(&CpusetRecord::Unwanted { path: "/pjw/a".to_owned() }, &machine(), Nanos(0));
-    assert!(!cpusets.has_nothing_pending(), "it is to go");
+    assert!(!cpusets.are_all_changes_complete(), "it is to go");
 }
 
 #[test]

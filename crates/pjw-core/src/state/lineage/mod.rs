@@ -285,9 +285,10 @@ impl Lineage {
             .retain(|pid, known| known.was_ancestor_member || known.job != *job || unscanned.contains(pid));
     }
 
-    /// Records that the process `member` has ended, as a scan found. If its exit event was not read yet, pjw adds a
-    /// record of the process: the fork events of its last children may still follow. `is_member` says whether the
-    /// process belonged to its job. If it is false, pjw was restoring the original masks of the process.
+    /// Records that a scan has found the end of the process `member`. If pjw has not read the exit event of the process
+    /// yet, keeps a record of the process, because the fork events of its last children may still follow. `is_member`
+    /// is true if the process belonged to a job. `is_member` is false if the process belonged to no job, and pjw still
+    /// had to restore the original masks of the process.
     pub(crate) fn record_end(&mut self, member: &Member, is_member: bool) {
         let pid = member.id.pid;
         self.unscanned.remove(&pid);
@@ -298,8 +299,9 @@ impl Lineage {
         self.descendants.entry(pid).or_insert_with(|| Descendant::of(member, is_member, None, requests));
     }
 
-    /// Removes the record of the process `pid`, which has ended. Called if pjwd receives no exit events.
-    pub(crate) fn forget(&mut self, pid: Pid) {
+    /// Removes the descendant record of the process `pid`, which has ended. Called only while pjwd does not receive all
+    /// process events, because the exit event that would remove the record may then be missing.
+    pub(crate) fn remove_descendant(&mut self, pid: Pid) {
         self.descendants.remove(&pid);
     }
 

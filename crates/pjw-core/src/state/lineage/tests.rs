@@ -85,7 +85,7 @@ fn a_child_begins_with_the_request_of_the_thread_that_created_it() {
 #[test]
 fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_keeps_its_job_and_mask() {
     let mut state = with_a_member();
-    state.remove_ended(Pid(10));
+    state.remove_ended_process(Pid(10));
     assert!(state.tracked_process(Pid(10)).is_none());
     state.apply_process_events(&[fork(10, 11), exit(10)]);
     let descendant = state.lineage.descendant(Pid(11)).unwrap();
@@ -102,7 +102,7 @@ fn a_child_of_a_process_that_a_scan_found_gone_before_its_exit_event_was_read_ke
 fn a_process_that_a_scan_finds_gone_after_its_exit_event_has_no_more_children() {
     let mut state = with_a_member();
     state.apply_process_events(&[fork(10, 11), exit(10)]);
-    state.remove_ended(Pid(10));
+    state.remove_ended_process(Pid(10));
     assert!(state.lineage.descendant(Pid(10)).is_none());
     state.apply_process_events(&[fork(1, 10), fork(10, 12)]);
     assert!(state.lineage.descendant(Pid(12)).is_none(), "the number is used again");
@@ -186,7 +186,7 @@ fn the_child_of_an_adopted_process_is_adopted() {
 fn where_events_were_lost_nothing_is_known_of_processes_that_only_events_told_of() {
     let mut state = with_a_member();
     state.apply_process_events(&[fork(10, 11)]);
-    state.remove_ended(Pid(10));
+    state.remove_ended_process(Pid(10));
     state.lineage.forget_fork_records();
     assert!(state.lineage.descendant(Pid(11)).is_none() && state.lineage.descendant(Pid(10)).is_none());
     assert_eq!(state.lineage.unscanned_descendants().count(), 0);
@@ -198,7 +198,7 @@ fn where_events_were_lost_nothing_is_known_of_processes_that_only_events_told_of
 fn where_no_events_are_read_a_process_that_is_gone_leaves_nothing() {
     let mut state = with_a_member();
     state.fork_events_complete_since = None;
-    state.remove_ended(Pid(10));
+    state.remove_ended_process(Pid(10));
     assert!(state.lineage.descendant(Pid(10)).is_none());
 }
 
@@ -240,7 +240,7 @@ fn a_process_whose_first_thread_exits_before_the_others_is_scanned_again_until_i
     assert_eq!(queue(&mut state), BTreeSet::from([Pid(10)]));
     state.lineage.scan_queue.record_running(Pid(10));
     assert_eq!(queue(&mut state), BTreeSet::from([Pid(10)]));
-    state.remove_ended(Pid(10));
+    state.remove_ended_process(Pid(10));
     state.lineage.scan_queue.record_running(Pid(10));
     assert_eq!(queue(&mut state), BTreeSet::new(), "another process has the pid");
 }

@@ -19,7 +19,7 @@ use super::functions::FarmFunctions;
 use super::member::{FarmProcess, kill_and_wait};
 use super::memory::{MemorySizes, SharedMemory, UNKNOWN_TOTAL};
 use super::result::{FarmProgress, ItemResult};
-use super::ring::{PartialResult, ReceivedPiece, ResultRing};
+use super::ring::{PartialResult, ResultRing, RingReadOutcome};
 use super::settings::FarmSettings;
 use super::signal::{LONGEST_WAIT, MasterWaker};
 use super::window::{ItemQueue, ItemState, ItemStatus};
@@ -287,16 +287,16 @@ impl<'a> RunningFarm<'a> {
                 bytes: self.shared.result_ring(index),
             };
             match ring.read_piece(&mut self.partials[index]) {
-                ReceivedPiece::Nothing => break,
-                ReceivedPiece::Piece => {}
-                ReceivedPiece::Result(number, outcome) => {
+                RingReadOutcome::Nothing => break,
+                RingReadOutcome::Piece => {}
+                RingReadOutcome::Result(number, outcome) => {
                     if !self.delivery.record_result(&self.shared, owner, number, outcome) {
                         return Err(FarmError::Overwritten(owner));
                     }
                     self.workers[index].deaths = 0;
                     self.attempts.remove(&number);
                 }
-                ReceivedPiece::Invalid => return Err(FarmError::Overwritten(owner)),
+                RingReadOutcome::Invalid => return Err(FarmError::Overwritten(owner)),
             }
             news = true;
         }

@@ -33,8 +33,9 @@ fn job_ad() -> String {
     String::from_utf8_lossy(&ad).into_owned()
 }
 
-/// Runs the `USER_JOB_WRAPPER` of HTCondor, which starts the command of a job: returns the environment variables for
-/// the command, such as `PJW_CPUS`.
+/// Prepares the command of a job, for the program that HTCondor runs as `USER_JOB_WRAPPER`. Waits until the affinity
+/// mask of this process, as limited by its cpuset, contains only cores of the job, but at most until the time limit of
+/// the hook. Returns the environment variables for the command, such as `PJW_CPUS`. The caller executes the command.
 pub(super) fn wrapper(context: &HookInput) -> anyhow::Result<JobVariables> {
     variables::job_starter_variables(context, &announcement(context, "")?)
 }
