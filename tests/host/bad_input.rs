@@ -158,8 +158,8 @@ fn can_mount() -> bool {
     attempt.status.success()
 }
 
-/// A daemon with a small file system as its state directory, in a mount namespace of its own. After the daemon has ended,
-/// `pjwd --release-all` runs there if `with_undo`.
+/// A daemon with a small file system as its state directory, in a mount namespace of its own. After the daemon has
+/// ended, `pjwd --release-all` runs there if `with_undo`.
 struct SmallDisk {
     daemon: Daemon,
     child: std::process::Child,
@@ -209,8 +209,8 @@ impl SmallDisk {
         Self { daemon, child, pid, filler }
     }
 
-    /// Fills the disk, with the records of this job in the end. Returns the refusal of the first one for which there is no
-    /// space.
+    /// Fills the disk, with the records of this job in the end. Returns the refusal of the first one for which there is
+    /// no space.
     fn fill(&self, job: &str) -> String {
         let _ = std::fs::write(&self.filler, vec![0u8; 1 << 20]);
         let job = self.daemon.job_id(job);

@@ -112,8 +112,8 @@ fn identifiers_use_the_terms_of_the_field() {
     assert_no_violations(&violations);
 }
 
-/// Returns the lines of code whose identifiers are checked, with their numbers from 1: those of the product that are not
-/// compiled for tests only, and all lines of the tests in the folders `tests` of the crates.
+/// Returns the lines of code whose identifiers are checked, with their numbers from 1: those of the product that are
+/// not compiled for tests only, and all lines of the tests in the folders `tests` of the crates.
 fn checked_lines(source: &Source) -> Vec<(usize, &str)> {
     if is_in_crate_folder(&source.path, "tests") {
         source.code.iter().enumerate().map(|(at, line)| (at + 1, line.as_str())).collect()

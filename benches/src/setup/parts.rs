@@ -30,8 +30,8 @@ pub fn run_parts<B>(name: &str, bench: &B, parts: &[Part<B>]) -> anyhow::Result<
     publish(name, &figures)
 }
 
-/// Returns whether a case of a bench is selected: `--only TEXT` in the arguments of this program selects the cases whose
-/// names contain the text. Without it, all are.
+/// Returns whether a case of a bench is selected: `--only TEXT` in the arguments of this program selects the cases
+/// whose names contain the text. Without it, all are.
 #[must_use]
 pub fn is_selected(name: &str) -> bool {
     argument_of_only().is_none_or(|text| name.contains(&text))

@@ -274,8 +274,8 @@ pub struct JobReference {
     pub tasks: Option<u32>,
 }
 
-/// The attribute of a process that contains the id of a job: a cgroup or an environment variable. The cgroup is the more
-/// trusted attribute, and comes first.
+/// The attribute of a process that contains the id of a job: a cgroup or an environment variable. The cgroup is the
+/// more trusted attribute, and comes first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobIdAttribute {
     /// The cgroup that the batch system made for the job, with the path of this cgroup. The process is

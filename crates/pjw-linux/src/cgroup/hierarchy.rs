@@ -288,8 +288,8 @@ impl CgroupDir {
     }
 
     /// Returns how many children this cgroup has: 0 if it does not exist. The time does not depend on the number: the
-    /// directory of a cgroup has two links, and one more for each child (`kernfs_refresh_inode`, fs/kernfs/inode.c, Linux
-    /// 6.18).
+    /// directory of a cgroup has two links, and one more for each child (`kernfs_refresh_inode`, fs/kernfs/inode.c,
+    /// Linux 6.18).
     #[must_use]
     pub fn child_count(&self) -> u64 {
         match fs::metadata(&self.dir) {

@@ -149,8 +149,8 @@ impl UnrelatedThreads {
     }
 
     /// Restores the affinity masks that contain PUs (logical CPUs) of a partition that has ended. Must be called
-    /// repeatedly while [`UnrelatedThreads::is_partition_ending`], because the kernel gives back the PUs some time after
-    /// the end, and may then reset the masks again. `now` is the present time.
+    /// repeatedly while [`UnrelatedThreads::is_partition_ending`], because the kernel gives back the PUs some time
+    /// after the end, and may then reset the masks again. `now` is the present time.
     pub(crate) fn restore_after_end(&mut self, context: &mut CpusetContext<'_>, now: Instant) {
         if !self.is_partition_ending() {
             return;

@@ -39,8 +39,8 @@ const ENDED: RawFd = -3;
 /// How long the memory of an ended task may stay. Tasks of one group often end together: then the host ends before, and
 /// nothing has to be unmapped. Each unmapping interrupts the CPUs on which tasks run.
 const UNMAP_AFTER: Duration = Duration::from_millis(20);
-/// The sizes of the mappings that fill the gaps above the slots. glibc leaves gaps of up to 64 MiB between the arenas of
-/// threads. A heap of a task needs 1 MiB.
+/// The sizes of the mappings that fill the gaps above the slots. glibc leaves gaps of up to 64 MiB between the arenas
+/// of threads. A heap of a task needs 1 MiB.
 const LARGEST_FILLING: usize = 64 << 20;
 const SMALLEST_FILLING: usize = 1 << 20;
 const MOST_FILLINGS: usize = 64;
@@ -349,9 +349,9 @@ pub(super) fn kill_task(pid: u32) {
     unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
 }
 
-/// Maps inaccessible memory into the gaps above the slots. The kernel would place the heaps of tasks in these gaps, where
-/// each pair of heaps needs a page of the page table, before it uses the rooms for heaps. Does nothing if addresses are
-/// limited (`RLIMIT_AS`): the tasks may need them.
+/// Maps inaccessible memory into the gaps above the slots. The kernel would place the heaps of tasks in these gaps,
+/// where each pair of heaps needs a page of the page table, before it uses the rooms for heaps. Does nothing if
+/// addresses are limited (`RLIMIT_AS`): the tasks may need them.
 fn fill_gaps_above(slots_at: u64) {
     if !matches!(getrlimit(Resource::RLIMIT_AS), Ok((RLIM_INFINITY, _))) {
         return;

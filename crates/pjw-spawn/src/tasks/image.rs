@@ -92,7 +92,8 @@ impl Segment {
         self.protection & libc::PROT_WRITE != 0
     }
 
-    /// Returns the pages of the segment: their begin and their end, relative to the address where the program is mapped.
+    /// Returns the pages of the segment: their begin and their end, relative to the address where the program is
+    /// mapped.
     fn pages(&self) -> (u64, u64) {
         (self.address - self.address % PAGE, (self.address + self.memory_bytes).next_multiple_of(PAGE))
     }

@@ -24,9 +24,9 @@ pub(super) struct InitialValues {
 }
 
 impl InitialValues {
-    /// Reads the initial values of the variables of `program` from its file `file`. `None` if the variables need mappings
-    /// of their own: they are too large to be copied by each task, or have other protections than the stack. The memory
-    /// is never freed.
+    /// Reads the initial values of the variables of `program` from its file `file`. `None` if the variables need
+    /// mappings of their own: they are too large to be copied by each task, or have other protections than the stack.
+    /// The memory is never freed.
     ///
     /// # Errors
     /// If the file can't be read, or there is no memory.

@@ -55,9 +55,9 @@ pub(super) fn first_written_range(program: &ProgramLayout) -> (u64, u64) {
     })
 }
 
-/// Maps the stack and the program of a task into the slot `slot`. `file` is the file of the program. If `advise` is true, tells the kernel to use no huge pages for the stack
-/// (madvise(2)). If `variables_are_copied` is true, the task has to copy the [`super::initial_values::InitialValues`] of its variables before
-/// it begins the program.
+/// Maps the stack and the program of a task into the slot `slot`. `file` is the file of the program. If `advise` is
+/// true, tells the kernel to use no huge pages for the stack (madvise(2)). If `variables_are_copied` is true, the task
+/// has to copy the [`super::initial_values::InitialValues`] of its variables before it begins the program.
 ///
 /// # Safety
 /// The slot must be unused, and `file` must be the file of the program.

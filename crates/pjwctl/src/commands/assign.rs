@@ -45,15 +45,15 @@ pub(super) fn run(warden: &DaemonAddress, request: &AssignArgs) -> anyhow::Resul
     Ok(printed)
 }
 
-/// Whether the job `job` holds cores, and nothing keeps all its processes there: the kernel is still changing its isolated
-/// partition, or the daemon only watches.
+/// Whether the job `job` holds cores, and nothing keeps all its processes there: the kernel is still changing its
+/// isolated partition, or the daemon only watches.
 fn is_unconfined(job: &Job) -> bool {
     !job.cpus.is_empty() && job.enforcement == "none"
 }
 
 /// Waits until the kernel has made the isolated partition of the job `job`, and returns the job as it is then. Returns
-/// at once if the daemon only watches. If the partition is not complete after [`MAX_TIME_FOR_PARTITION`], or if the daemon
-/// does not answer, prints a message: the job has its cores nevertheless.
+/// at once if the daemon only watches. If the partition is not complete after [`MAX_TIME_FOR_PARTITION`], or if the
+/// daemon does not answer, prints a message: the job has its cores nevertheless.
 ///
 /// # Errors
 /// If the job ended or was released meanwhile.

@@ -6,8 +6,8 @@
 //! killed before, the job ends with its only member. The socket is closed on exec.
 //!
 //! `run` never waits in a queue: that is the task of a batch system. Except a besteffort job that can borrow no core:
-//! the daemon freezes its processes, also pjwctl, until there is one. And an isolated job waits until the kernel has made
-//! its partition.
+//! the daemon freezes its processes, also pjwctl, until there is one. And an isolated job waits until the kernel has
+//! made its partition.
 
 use std::ffi::OsStr;
 use std::io;
@@ -128,9 +128,9 @@ fn exec_failure(program: &OsStr, error: &io::Error) -> (u8, String) {
     }
 }
 
-/// Waits until the job `job` of this process holds cores, and returns its PUs (logical CPUs). Only two kinds of jobs have
-/// to wait. The daemon freezes this process while a job of the class besteffort can borrow no core. If the job asks
-/// for an isolated partition (`is_isolated`), this process runs elsewhere until the kernel has moved it into the
+/// Waits until the job `job` of this process holds cores, and returns its PUs (logical CPUs). Only two kinds of jobs
+/// have to wait. The daemon freezes this process while a job of the class besteffort can borrow no core. If the job
+/// asks for an isolated partition (`is_isolated`), this process runs elsewhere until the kernel has moved it into the
 /// partition. If the connection `client` breaks, replaces `client` by a new connection.
 ///
 /// # Errors

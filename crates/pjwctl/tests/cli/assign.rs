@@ -18,8 +18,8 @@ fn status(mode: &str, job: Option<Job>) -> Result<Status, &'static str> {
     Ok(Status { mode: mode.to_owned(), jobs: job.into_iter().collect(), ..Status::default() })
 }
 
-/// Runs `pjwctl assign a --isolated` with a daemon that replies at once that nothing keeps the job yet. The daemon sends
-/// the `statuses` in their order. Returns the output, and the number of calls.
+/// Runs `pjwctl assign a --isolated` with a daemon that replies at once that nothing keeps the job yet. The daemon
+/// sends the `statuses` in their order. Returns the output, and the number of calls.
 fn assign(statuses: Vec<Result<Status, &'static str>>) -> (CommandOutput, usize) {
     let statuses = Mutex::new(VecDeque::from(statuses));
     let daemon = Daemon::start(move |call| match call {

@@ -260,9 +260,9 @@ impl JobFiles {
         self.jobs.get_mut(id).map(|job| job.write(id, &mut self.root, &mut self.watch))
     }
 
-    /// Gives back the space of each file `want` that takes more than a number needs. Must be called when the file system
-    /// is full: a program of one job may have filled it by this file, and the other jobs and the journal need the
-    /// space. Reads the size of the file `want` of every job.
+    /// Gives back the space of each file `want` that takes more than a number needs. Must be called when the file
+    /// system is full: a program of one job may have filled it by this file, and the other jobs and the journal need
+    /// the space. Reads the size of the file `want` of every job.
     pub fn give_back_space_of_want_files(&mut self) {
         for job in self.jobs.values_mut() {
             if let Some(directory) = &job.directory {

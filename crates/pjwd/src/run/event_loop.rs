@@ -150,9 +150,9 @@ type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 impl EventLoop {
     /// Makes the event loop of pjwd. `warden` scans processes and keeps them on the cores of their jobs. `inbox`
     /// receives the messages of other threads. `publisher` sends the status to the control server, which answers
-    /// clients. `settings` has the configuration. `job_files` publishes the cores of jobs as files. `own_mask` binds the
-    /// daemon's threads to their PUs. The caller must then call [`EventLoop::run_first_cycle`] and [`EventLoop::run`] on the
-    /// thread of the loop.
+    /// clients. `settings` has the configuration. `job_files` publishes the cores of jobs as files. `own_mask` binds
+    /// the daemon's threads to their PUs. The caller must then call [`EventLoop::run_first_cycle`] and
+    /// [`EventLoop::run`] on the thread of the loop.
     pub fn new(
         warden: Warden<LinuxMachine, JournalAndReports>,
         inbox: MessageReceiver,

@@ -69,7 +69,8 @@ impl DaemonMask {
         };
         for tid in threads {
             let bound = match self.set_mask(tid, bound_to.as_ref()) {
-                // None of the PUs is in the daemon's cpuset. With its earlier mask, the thread could stay on a job's PU.
+                // None of the PUs is in the daemon's cpuset. With its earlier mask, the thread could stay on a job's
+                // PU.
                 Err(Errno::EINVAL) => self.set_mask(tid, None),
                 bound => bound,
             };

@@ -1,4 +1,5 @@
-//! The real-time priority of the event loop, of the control server and of the thread that changes cpusets, and its bounds.
+//! The real-time priority of the event loop, of the control server and of the thread that changes cpusets, and its
+//! bounds.
 //!
 //! Beside many processes that start and end all the time, a thread with the normal policy may wait for a CPU for
 //! seconds. A nice value does not help, because the kernel first divides the time between groups of processes

@@ -97,8 +97,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
 
     /// Returns a copy of the state before the `commands` are executed. If the records of the commands can't be written,
     /// the copy replaces the state. `None` if no copy is needed: there are no commands of clients, all commands release
-    /// jobs after an earlier write has failed, or the journal has reserved enough disk space for their records. Space is
-    /// reserved only if the commands concern few threads.
+    /// jobs after an earlier write has failed, or the journal has reserved enough disk space for their records. Space
+    /// is reserved only if the commands concern few threads.
     pub(super) fn prepare_rollback(&mut self, commands: &[Command]) -> Option<WardenState> {
         // The client learns that the job was not made. So the job ends in any case, as one whose last process has
         // exited.
@@ -167,8 +167,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
 
     /// Decides again from `snapshot` after the records of a decision could not be written to the journal for the reason
     /// `fault`. `before` is the state before the decision, and replaces the present state. Only those of the `commands`
-    /// are carried out that release jobs, and nobody gets the freed cores. `report` gets a refusal of each other command.
-    /// Returns the next scan if there is more to do.
+    /// are carried out that release jobs, and nobody gets the freed cores. `report` gets a refusal of each other
+    /// command. Returns the next scan if there is more to do.
     pub(super) fn decide_on_releases(
         &mut self,
         fault: &J::Fault,

@@ -158,8 +158,8 @@ pub(super) fn refuse_unrecorded_commands(commands: &[Command], fault: &str) -> V
 }
 
 /// Returns whether `command` releases jobs. A release is carried out also if it can't be recorded: it changes only what
-/// is in the journal already. A daemon that is killed before the next record takes the jobs up again, and still has their
-/// original masks.
+/// is in the journal already. A daemon that is killed before the next record takes the jobs up again, and still has
+/// their original masks.
 pub(super) fn is_release(command: &Command) -> bool {
     matches!(command, Command::Release { .. } | Command::ReleaseAll { .. } | Command::Undo { .. })
 }

@@ -444,8 +444,8 @@ fn why_not_wait(has_cores: bool, must_be_new: bool) -> Option<&'static str> {
     )
 }
 
-/// Checks the limit for unprivileged users. It counts all cores that the user's jobs hold in full or in part,
-/// and the cores that waiting jobs and jobs of the class besteffort request. What a job borrows changes all the time, so its
+/// Checks the limit for unprivileged users. It counts all cores that the user's jobs hold in full or in part, and the
+/// cores that waiting jobs and jobs of the class besteffort request. What a job borrows changes all the time, so its
 /// request counts.
 fn check_user_limit(
     draft: &CycleDraft<'_>,

@@ -120,8 +120,8 @@ pub enum EffectiveEnforcement {
         /// The reason why no cpuset restricts all processes of the job, as text for users.
         why: String,
     },
-    /// Not yet: a change of the job's isolated partition is delayed, so some processes of the job may be outside, or the
-    /// partition may have other PUs. The kernel refuses the PUs of a partition in the masks of threads outside.
+    /// Not yet: a change of the job's isolated partition is delayed, so some processes of the job may be outside, or
+    /// the partition may have other PUs. The kernel refuses the PUs of a partition in the masks of threads outside.
     NotYet {
         /// What is not complete, as text for users.
         why: String,

@@ -83,8 +83,8 @@ pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
 }
 
 /// Decides which cores each borrower (a job of the class besteffort) gets, and changes the grants of the borrowers. The
-/// cores are free cores, and cores that guaranteed jobs leave idle. A second call in the same cycle changes nothing. The
-/// loans stay as they are while the policy grants no cores.
+/// cores are free cores, and cores that guaranteed jobs leave idle. A second call in the same cycle changes nothing.
+/// The loans stay as they are while the policy grants no cores.
 pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     // An owner without cores is not sampled, so what it used before says nothing about its use of the next ones.
@@ -174,8 +174,8 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     Lending { shares, leaving, unwanted }
 }
 
-/// Offers to the other borrowers the lent cores that a borrower has left: it ended, has no process, wants fewer cores, or
-/// would slow down the owners. Returns the PUs of these cores.
+/// Offers to the other borrowers the lent cores that a borrower has left: it ended, has no process, wants fewer cores,
+/// or would slow down the owners. Returns the PUs of these cores.
 fn offer_left_cores(owners: &mut [Owner], borrowers: &[Borrower<'_>]) -> CpuSet {
     let mut all_left = CpuSet::new();
     for owner in owners {
@@ -369,8 +369,8 @@ fn balance(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bo
     }
 }
 
-/// Gives a borrower the grant of the PUs that it borrows, or the grant of a job that can borrow none. A borrower without
-/// a process has no grant.
+/// Gives a borrower the grant of the PUs that it borrows, or the grant of a job that can borrow none. A borrower
+/// without a process has no grant.
 fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     if !may_borrow(draft.state, draft.policy, id) {

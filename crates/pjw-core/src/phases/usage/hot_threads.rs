@@ -58,8 +58,8 @@ impl HotThreads {
 
     /// Returns whether a thread waits because of its binding: it waits for a PU, and more hot threads of the job are
     /// bound inside its mask than the mask has PUs. Where each of them has a PU of its mask, the thread waits for
-    /// another program or for a floating thread, and without the binding it would wait too. With more than 256 different
-    /// masks, only the threads with exactly the same mask are counted.
+    /// another program or for a floating thread, and without the binding it would wait too. With more than 256
+    /// different masks, only the threads with exactly the same mask are counted.
     pub(super) fn has_bound_waiters(&self) -> bool {
         let compares = self.bound.len() <= MAX_COMPARED_MASKS;
         let mut with_waiters = self.bound.iter().filter(|(_, bound)| bound.has_waiters);

@@ -1,8 +1,9 @@
 //! The changes of cpusets that the kernel or systemd has not completed yet.
 //!
 //! While a change for a job is delayed, no other change of a cpuset is planned for the job, and affinity masks keep its
-//! processes on its cores. If the cpuset is an isolated partition, masks have to wait for the change too, and the processes
-//! run elsewhere until then. When the change is complete, a scan reads what became of it, and the job is planned again.
+//! processes on its cores. If the cpuset is an isolated partition, masks have to wait for the change too, and the
+//! processes run elsewhere until then. When the change is complete, a scan reads what became of it, and the job is
+//! planned again.
 
 use crate::basics::{ProcessId, prelude::*};
 use crate::terms::{CpusetAction, CpusetChange, JobId};

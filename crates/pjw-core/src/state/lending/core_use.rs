@@ -186,8 +186,9 @@ impl CoreUse {
     ///   apply.
     ///
     /// The CPU time on all other cores counts as if the owner used as few cores as possible. A core with one PU is too
-    /// busy to be lent from three quarters of the time on, averaged over about 100 ms. After the first 20 ms of use, measurements of less than 10 ms are joined until they cover 10 ms. Until then, the function returns the
-    /// previous result.
+    /// busy to be lent from three quarters of the time on, averaged over about 100 ms. After the first 20 ms of use,
+    /// measurements of less than 10 ms are joined until they cover 10 ms. Until then, the function returns the previous
+    /// result.
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> UsedCores {
         let is_short = self.busy_for > WAKE_UP_TIME && sample.period < LONG_SAMPLE;
         if is_short {

@@ -126,8 +126,8 @@ impl LendingState {
         self.left.entry(owner.clone()).or_default().insert(pu);
     }
 
-    /// Returns whether the borrower of the PU (logical CPU) `pu` of the job `owner` was released or ended since the last
-    /// decision about loans.
+    /// Returns whether the borrower of the PU (logical CPU) `pu` of the job `owner` was released or ended since the
+    /// last decision about loans.
     pub(crate) fn was_left(&self, owner: &JobId, pu: Pu) -> bool {
         self.left.get(owner).is_some_and(|left| left.contains(pu))
     }
@@ -143,10 +143,10 @@ impl LendingState {
         self.owners.entry(owner.clone()).or_default().lent_at = Some(now);
     }
 
-    /// Records that pjw took back lent cores of the job `owner` at the time `now`, in ns since boot. If the last loan (of
-    /// any core of the owner) was less than four times `lend_after` ago or is not known (after a restart), a core of the
-    /// owner must be idle for twice as long before pjw lends it again. `lend_after` is the configured time for which a
-    /// core must be idle.
+    /// Records that pjw took back lent cores of the job `owner` at the time `now`, in ns since boot. If the last loan
+    /// (of any core of the owner) was less than four times `lend_after` ago or is not known (after a restart), a core
+    /// of the owner must be idle for twice as long before pjw lends it again. `lend_after` is the configured time for
+    /// which a core must be idle.
     pub(crate) fn record_return(&mut self, owner: &JobId, lend_after: Duration, now: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
         // A return after a long loan is a change of the demand, not one that comes and goes.
@@ -158,8 +158,8 @@ impl LendingState {
         }
     }
 
-    /// Records that all lent cores of the job `owner` are idle again because their borrower ended or has no process. The
-    /// owner needs them no more than before, so they can be lent again at once.
+    /// Records that all lent cores of the job `owner` are idle again because their borrower ended or has no process.
+    /// The owner needs them no more than before, so they can be lent again at once.
     pub(crate) fn record_end_of_borrower(&mut self, owner: &JobId) {
         if let Some(known) = self.owners.get_mut(owner) {
             known.lent_at = None;
@@ -204,8 +204,8 @@ impl OwnerLendingState {
     }
 
     /// Returns the time for which a core of the owner must be idle before pjw lends the core. This is `lend_after`, or
-    /// up to four times as much if pjw recently took back lent cores of the owner after a short loan. `now` is the present time, in ns
-    /// since boot.
+    /// up to four times as much if pjw recently took back lent cores of the owner after a short loan. `now` is the
+    /// present time, in ns since boot.
     pub(crate) fn required_idle_time(&self, lend_after: Duration, now: Nanos) -> Duration {
         doubled(lend_after, self.doublings(lend_after, now))
     }

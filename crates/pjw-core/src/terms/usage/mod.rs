@@ -41,8 +41,8 @@ pub struct UsageSample {
     pub held_ns: u64,
     /// The number of hot threads at the end of the interval. A hot thread runs or waits for a PU most of the time.
     pub hot_threads: u32,
-    /// Whether a hot thread waited because its program had bound too many: more hot threads of the job were bound to PUs
-    /// of its affinity mask than the mask has PUs.
+    /// Whether a hot thread waited because its program had bound too many: more hot threads of the job were bound to
+    /// PUs of its affinity mask than the mask has PUs.
     pub has_bound_waiters: bool,
 }
 
@@ -122,8 +122,8 @@ pub struct JobUsage {
     /// The sum of the times of all hot threads in `crowded_hot_ns`, in ns. An interval with n hot threads counts n
     /// times.
     pub crowded_threads_ns: u64,
-    /// The time in which runnable threads waited although PUs of the job were idle, in ns. The program had bound more hot
-    /// threads to some of the PUs than these are.
+    /// The time in which runnable threads waited although PUs of the job were idle, in ns. The program had bound more
+    /// hot threads to some of the PUs than these are.
     pub bound_ns: u64,
     /// The time in which runnable threads waited although the job did not use all of its PUs, in ns. The program had
     /// not bound too many threads to some of them. Other programs ran on the PUs.

@@ -1,7 +1,7 @@
 //! Random steps: jobs are assigned and released, their processes end, the use of owners changes, PUs go offline, and
-//! the daemon is restarted. After each step, no PU has two borrowers, no PU is borrowed from an owner that does not lend, no owner
-//! that needs its cores waits for a borrower, and no borrower is frozen while a core is free. After the releases
-//! nothing is borrowed.
+//! the daemon is restarted. After each step, no PU has two borrowers, no PU is borrowed from an owner that does not
+//! lend, no owner that needs its cores waits for a borrower, and no borrower is frozen while a core is free. After the
+//! releases nothing is borrowed.
 
 use std::collections::BTreeMap;
 

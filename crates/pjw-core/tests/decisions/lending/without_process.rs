@@ -1,5 +1,5 @@
-//! A job of the class besteffort borrows nothing while it has no process. So a user can't take cores from the running jobs
-//! of others with jobs that run nothing.
+//! A job of the class besteffort borrows nothing while it has no process. So a user can't take cores from the running
+//! jobs of others with jobs that run nothing.
 
 use super::*;
 

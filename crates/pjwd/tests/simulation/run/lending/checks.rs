@@ -115,7 +115,8 @@ impl Run {
     }
 
     /// Checks at rest that a process of a borrower that is not at idle priority is on no lent PU, because the owner of
-    /// the PU would wait for it. Only a borrower without a process, or one that can be neither squeezed nor frozen, has no grant.
+    /// the PU would wait for it. Only a borrower without a process, or one that can be neither squeezed nor frozen, has
+    /// no grant.
     fn check_starved_borrowers(&self) {
         let state = self.warden.state();
         let world = self.world.borrow();
