@@ -5,7 +5,6 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use nix::unistd::gettid;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
 use pjw_linux::sys::affinity;
@@ -24,7 +23,7 @@ const CLIENTS: usize = 16;
 
 /// Whether a daemon of this user may have a real-time priority. If not, reports that the test is skipped.
 fn may_have_realtime_priority() -> bool {
-    let raise = || realtime::set_realtime_policy(Tid(gettid().as_raw().cast_unsigned()));
+    let raise = || realtime::set_realtime_policy(affinity::own_thread());
     let raised = thread::spawn(raise).join().unwrap();
     if let Err(errno) = raised {
         skip(format_args!("no real-time priority here: {errno}"));
@@ -78,6 +77,11 @@ fn masks_of(daemon: &Daemon) -> [CpuSet; 2] {
     [Tid(daemon.pid()), event_loop_of(daemon)].map(|tid| affinity::get_mask(tid).unwrap())
 }
 
+/// Whether the daemon runs on none of these CPUs.
+fn avoids(daemon: &Daemon, cpus: &CpuSet) -> bool {
+    masks_of(daemon).iter().all(|mask| !mask.intersects(cpus))
+}
+
 /// Makes a job without processes, and returns its PUs (logical CPUs).
 fn assign(daemon: &Daemon, job: &str, options: &[&str]) -> CpuSet {
     let assigned = daemon.pjwctl(&[&["assign", &daemon.job_id(job)], options].concat());
@@ -98,18 +102,14 @@ fn the_daemon_runs_on_no_core_of_a_job_while_other_cores_are_free() {
     let daemon = Daemon::start("");
     wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
     let original = masks_of(&daemon);
-    let masks = || masks_of(&daemon);
-    let assign = |job: &str, cores: &str| assign(&daemon, job, &["--cores", cores]);
-    let first = assign("first", "1");
-    wait_until("the daemon has left the core of the job", || {
-        masks().iter().all(|mask| !mask.intersects(&first))
-    });
-    assign("rest", "all");
-    wait_until("the daemon runs where it was started if no core is free", || masks() == original);
+    let first = assign(&daemon, "first", &["--cores", "1"]);
+    wait_until("the daemon has left the core of the job", || avoids(&daemon, &first));
+    assign(&daemon, "rest", &["--cores", "all"]);
+    wait_until("the daemon runs where it was started if no core is free", || masks_of(&daemon) == original);
     daemon.release("rest").unwrap();
-    wait_until("the daemon has left the core again", || masks().iter().all(|mask| !mask.intersects(&first)));
+    wait_until("the daemon has left the core again", || avoids(&daemon, &first));
     daemon.release("first").unwrap();
-    wait_until("the daemon runs where it was started", || masks() == original);
+    wait_until("the daemon runs where it was started", || masks_of(&daemon) == original);
 }
 
 #[test]
@@ -121,15 +121,11 @@ fn the_daemon_runs_where_it_was_started_when_its_realtime_priority_is_switched_o
     wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);
     let original = masks_of(&daemon);
     let job = assign(&daemon, "job", &["--cores", "1"]);
-    wait_until("the daemon has left the core", || {
-        masks_of(&daemon).iter().all(|mask| !mask.intersects(&job))
-    });
+    wait_until("the daemon has left the core", || avoids(&daemon, &job));
     reload(&daemon, "realtime = false\n");
     wait_until("the daemon runs where it was started", || masks_of(&daemon) == original);
     reload(&daemon, "");
-    wait_until("the daemon has left it again", || {
-        masks_of(&daemon).iter().all(|mask| !mask.intersects(&job))
-    });
+    wait_until("the daemon has left it again", || avoids(&daemon, &job));
 }
 
 #[test]
@@ -137,7 +133,7 @@ fn the_daemon_follows_a_change_of_the_housekeeping_cpus() {
     if !has_two_cores() {
         return;
     }
-    let own = affinity::get_mask(Tid(gettid().as_raw().cast_unsigned())).unwrap();
+    let own = affinity::get_mask(affinity::own_thread()).unwrap();
     // Housekeeping needs whole cores.
     let topology = load_topology(TopologySource::Live).unwrap();
     let [first, last] = [own.first(), own.last()].map(|pu| topology.core_cpus(pu.unwrap()));
@@ -155,7 +151,7 @@ fn the_daemon_keeps_the_narrower_mask_with_which_it_was_started() {
     if !may_have_realtime_priority() || !has_two_cores() || !crate::processes::is_installed("taskset") {
         return;
     }
-    let own = affinity::get_mask(Tid(gettid().as_raw().cast_unsigned())).unwrap();
+    let own = affinity::get_mask(affinity::own_thread()).unwrap();
     let (first, last) = (own.first().unwrap(), own.last().unwrap());
     let daemon = Daemon::start_by(&["taskset", "-c", &last.to_string()]);
     wait_for_policy(&daemon, SchedulingPolicy::RoundRobin);

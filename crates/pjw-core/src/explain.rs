@@ -112,8 +112,7 @@ fn within_job_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<St
         return None;
     }
     let grant = job.active_grant()?;
-    let managed = state.cpusets.cpuset_of(&job.id);
-    if !policy.pin_hot_threads && !managed.is_some_and(|managed| managed.job_cpuset.spec.isolated) {
+    if !policy.pin_hot_threads && !state.cpusets.has_isolated_partition(&job.id) {
         return Some(format!(
             "--within-job {rule} has no effect: no thread is pinned, because the configuration has balance.pin = false"
         ));

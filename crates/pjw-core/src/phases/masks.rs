@@ -11,11 +11,11 @@ mod nodes;
 mod thread_plan;
 
 use self::nodes::ChosenNodes;
-use self::thread_plan::{ThreadPlan, has_isolated_partition};
+use self::thread_plan::ThreadPlan;
 use crate::basics::{CpuSet, Nanos, ProcessId, Pu, ThreadId, cpus_text, prelude::*};
 use crate::phases::overload::threads_to_unbind;
 use crate::phases::pinning::{HotThread, choose_pins};
-use crate::phases::{attempts::ReportedAttempts, cpusets::is_partition_delayed, draft::CycleDraft};
+use crate::phases::{attempts::ReportedAttempts, draft::CycleDraft};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, WardenState};
 use crate::terms::{
@@ -64,7 +64,7 @@ fn plan_job(
     let Some(grant) = job.online_granted_cpus(&online).filter(|_| !waits_for_cpuset) else {
         return Vec::new();
     };
-    let has_partition = has_isolated_partition(draft, id);
+    let has_partition = draft.state.cpusets.has_isolated_partition(id);
     let Some(concerned) = members_to_plan(draft, id) else { return Vec::new() };
     let mut plans = thread_plans(draft, &grant, concerned, has_partition);
     match draft.policy.bindings {
@@ -120,7 +120,7 @@ fn plan_job(
 /// partition of the job.
 fn members_to_plan<'a>(draft: &'a CycleDraft<'_>, id: &JobId) -> Option<Vec<&'a Member>> {
     let mut concerned = draft.state.members.members_to_plan(&draft.state.dirty, id)?;
-    if is_partition_delayed(draft.state, id) {
+    if draft.state.cpusets.is_partition_delayed(id) {
         // A valid partition has its PUs for itself: the kernel refuses them in the mask of a thread outside.
         return None;
     }
@@ -257,7 +257,7 @@ fn pins(
     if draft.state.jobs.get(id).is_some_and(Job::is_borrower) {
         return BTreeMap::new();
     }
-    let has_isolated_partition = has_isolated_partition(draft, id);
+    let has_isolated_partition = draft.state.cpusets.has_isolated_partition(id);
     let is_candidate = |plan: &&ThreadPlan<'_>| {
         if has_isolated_partition { plan.in_cpuset } else { plan.thread.demand.is_hot }
     };

@@ -7,6 +7,7 @@
 use std::io;
 
 use nix::errno::Errno;
+use nix::unistd::gettid;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::Tid;
 
@@ -42,6 +43,12 @@ fn get_into(tid: Tid, words: &mut [u64]) -> Result<CpuSet, Errno> {
     let written = unsafe { libc::syscall(libc::SYS_sched_getaffinity, pid, bytes, words.as_mut_ptr()) };
     let written = usize::try_from(Errno::result(written)?).unwrap_or(0);
     Ok(CpuSet::from_words(&words[..written.div_ceil(8).min(words.len())]))
+}
+
+/// Returns the id of the calling thread.
+#[must_use]
+pub fn own_thread() -> Tid {
+    Tid(gettid().as_raw().cast_unsigned())
 }
 
 /// Returns the ids of all threads of this process, from /proc/self/task.

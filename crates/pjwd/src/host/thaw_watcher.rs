@@ -17,8 +17,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{gettid, setsid};
-use pjw_core::ids::{Pid, Tid};
+use nix::unistd::setsid;
+use pjw_core::ids::Pid;
 use pjw_core::plan::Warning;
 use pjw_linux::sys::affinity;
 use pjw_linux::sys::inherited::{close_descriptors_on_exec, reset_signals};
@@ -114,7 +114,7 @@ impl ThawWatcher {
         let (sender, started) = channel();
         std::thread::Builder::new().name("thaw-watcher".to_owned()).spawn(move || {
             // The event loop may be bound to some PUs, and the watcher inherits the mask of this thread.
-            let _ = affinity::set_full_mask(Tid(gettid().as_raw().cast_unsigned()));
+            let _ = affinity::set_full_mask(affinity::own_thread());
             let child = close_descriptors_on_exec().and_then(|()| command.spawn());
             // Without a receiver, the daemon ends.
             let _ = sender.send(child);

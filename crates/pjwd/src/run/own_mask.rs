@@ -11,7 +11,6 @@
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::unistd::gettid;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
 use pjw_core::state::pool::PuPool;
@@ -22,7 +21,7 @@ use tracing::{debug, warn};
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The affinity mask of all threads of this daemon.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct DaemonMask {
     /// The PUs to which the threads are bound. `None` if they run where the daemon was started.
     bound_to: Option<CpuSet>,
@@ -41,14 +40,14 @@ impl DaemonMask {
     pub fn bind_at_start(housekeeping: &CpuSet) -> Self {
         let start_mask = narrow_start_mask();
         if !housekeeping.is_empty()
-            && let Err(errno) = affinity::set_mask(own_tid(), housekeeping)
+            && let Err(errno) = affinity::set_mask(affinity::own_thread(), housekeeping)
         {
             warn!("pjwd can't bind itself to the housekeeping PUs {housekeeping}: {errno}");
         }
         Self {
             start_mask,
             bound_to: Some(housekeeping.clone()).filter(|cpus| !cpus.is_empty()),
-            effective: affinity::get_mask(own_tid()).ok(),
+            effective: affinity::get_mask(affinity::own_thread()).ok(),
             checked_at: None,
         }
     }
@@ -79,7 +78,7 @@ impl DaemonMask {
             }
         }
         self.bound_to = bound_to;
-        self.effective = affinity::get_mask(own_tid()).ok();
+        self.effective = affinity::get_mask(affinity::own_thread()).ok();
     }
 
     /// Binds a thread to `cpus`, or lets it run where the daemon was started.
@@ -112,22 +111,17 @@ impl DaemonMask {
             return false;
         }
         self.checked_at = Some(now);
-        affinity::get_mask(own_tid()).ok() != self.effective
+        affinity::get_mask(affinity::own_thread()).ok() != self.effective
     }
-}
-
-/// The id of this thread.
-fn own_tid() -> Tid {
-    Tid(gettid().as_raw().cast_unsigned())
 }
 
 /// The affinity mask of this thread. `None` if it has all PUs that its cpuset allows: another thread that asks for all
 /// gets the same.
 fn narrow_start_mask() -> Option<CpuSet> {
     let widest = std::thread::spawn(|| {
-        affinity::set_full_mask(own_tid())?;
-        affinity::get_mask(own_tid())
+        affinity::set_full_mask(affinity::own_thread())?;
+        affinity::get_mask(affinity::own_thread())
     });
-    let (mask, widest) = (affinity::get_mask(own_tid()).ok()?, widest.join().ok()?.ok()?);
+    let (mask, widest) = (affinity::get_mask(affinity::own_thread()).ok()?, widest.join().ok()?.ok()?);
     (mask != widest).then_some(mask)
 }

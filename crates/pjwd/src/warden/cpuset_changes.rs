@@ -85,7 +85,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         if cpusets.delayed_changes.has_change_for(job) {
             return;
         }
-        let is_isolated = cpusets.cpuset_of(job).is_some_and(|managed| managed.job_cpuset.spec.isolated);
+        let is_isolated = cpusets.has_isolated_partition(job);
         let meanwhile = match &action.change {
             CpusetChange::Remove { .. }
             | CpusetChange::RemoveLimits { .. }

@@ -175,16 +175,9 @@ pub fn effective_enforcement_of_members<'a>(
     }
     match cpuset_of_all(state, policy, job, members) {
         Ok(path) => EffectiveEnforcement::Cpuset { path: Some(path) },
-        Err(why) if is_partition_delayed(state, &job.id) => EffectiveEnforcement::NotYet { why },
+        Err(why) if state.cpusets.is_partition_delayed(&job.id) => EffectiveEnforcement::NotYet { why },
         Err(why) => EffectiveEnforcement::Affinity { why },
     }
-}
-
-/// Whether a change of the isolated partition of the job `id` is delayed. Until it is complete, processes outside the
-/// partition may run on any other PU.
-pub(super) fn is_partition_delayed(state: &WardenState, id: &JobId) -> bool {
-    state.cpusets.delayed_changes.has_change_for(id)
-        && state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)
 }
 
 /// The cpuset that limits all processes in `members`, or why there is none.

@@ -1,6 +1,6 @@
 //! The NUMA nodes of the processes of a job: which are chosen in a cycle, and which are recorded.
 
-use super::thread_plan::{ThreadPlan, has_isolated_partition};
+use super::thread_plan::ThreadPlan;
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
 use crate::machine::{NumaNodeRule, Topology, numa_nodes_of_cpus};
 use crate::phases::draft::CycleDraft;
@@ -115,7 +115,8 @@ impl ChosenNodes {
 fn is_pinned(draft: &CycleDraft<'_>, id: &JobId, grant: &CpuSet, hot: &[&ThreadPlan<'_>]) -> bool {
     let floats = draft.policy.oversubscription == OversubscriptionPolicy::Float && hot.len() > grant.len();
     let is_borrower = draft.state.jobs.get(id).is_some_and(Job::is_borrower);
-    !is_borrower && (has_isolated_partition(draft, id) || (draft.policy.pin_hot_threads && !floats))
+    !is_borrower
+        && (draft.state.cpusets.has_isolated_partition(id) || (draft.policy.pin_hot_threads && !floats))
 }
 
 /// The ancestors of a process in the same job, the parent first, each with the NUMA node that was recorded for it.

@@ -1,10 +1,8 @@
 //! A thread of a job as input for the choice of its mask.
 
 use crate::basics::{CpuSet, Pu, ThreadId};
-use crate::phases::draft::CycleDraft;
 use crate::state::masks::lifted::LiftReason;
 use crate::state::{MaskEntry, Member, MemberThread};
-use crate::terms::JobId;
 
 /// A thread of a job, with the facts from which pjw decides the affinity mask of the thread.
 pub(super) struct ThreadPlan<'a> {
@@ -79,10 +77,4 @@ impl ThreadPlan<'_> {
         let requested = self.entry.requested_mask().filter(|_| !self.entry.is_mask_from_program());
         self.follows_cpuset && requested.is_some_and(|requested| !grant.is_subset(requested))
     }
-}
-
-/// Whether the cpuset of the job `id` is an isolated partition, in which the kernel does not balance threads between
-/// PUs (logical CPUs).
-pub(super) fn has_isolated_partition(draft: &CycleDraft<'_>, id: &JobId) -> bool {
-    draft.state.cpusets.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)
 }

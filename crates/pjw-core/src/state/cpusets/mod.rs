@@ -2,6 +2,7 @@
 //! refused. The cpusets and the moves are in the journal.
 
 pub mod delayed;
+mod partitions;
 mod refusals;
 
 use self::delayed::DelayedChanges;
@@ -32,10 +33,9 @@ pub struct ManagedCpuset {
     pub previous_cpus: Vec<CpuSet>,
     /// Whether pjw is to remove the cpuset, because no job needs the cpuset any longer.
     pub must_be_removed: bool,
-    /// Whether this run of the daemon has written the settings in `job_cpuset`, and the kernel has accepted
-    /// them. A scan reads the PUs of a cpuset, but not `cpu.idle` and `cgroup.freeze`. If this field is
-    /// false, as after a restart of the daemon or a refused write, these two settings of the cpuset are
-    /// unknown.
+    /// Whether this run of the daemon has written the settings in `job_cpuset`, and the kernel has accepted them. A
+    /// scan reads the PUs of a cpuset, but not `cpu.idle` and `cgroup.freeze`. If this field is false, as after a
+    /// restart of the daemon or a refused write, these two settings of the cpuset are unknown.
     pub was_written: bool,
     /// The path of the cgroup from which pjw moved the first process into the cpuset. When pjw removes the
     /// cpuset, it moves the processes in the cpuset out. A process that was forked inside the cpuset goes to
@@ -111,15 +111,15 @@ pub struct CpusetRegistry {
     history: BTreeMap<String, History<CpuSet>>,
     /// The paths of removed cpusets that have a history.
     removed: BTreeSet<String>,
-    /// The leftover cgroups: cgroups with the name of a job's cpuset that existed when the daemon started and
-    /// that are not in the journal. The next scan of all processes decides about each of them: it becomes the
-    /// cpuset of its job again, or pjw removes it. It then leaves this list.
+    /// The leftover cgroups: cgroups with the name of a job's cpuset that existed when the daemon started and that are
+    /// not in the journal. The next scan of all processes decides about each of them: it becomes the cpuset of its job
+    /// again, or pjw removes it. It then leaves this list.
     found: Vec<LeftoverCpuset>,
     /// The former entries of `found` that a warning in `pjwctl status` names, by path.
     recovered: BTreeMap<String, LeftoverDecision>,
-    /// The delayed changes of cpusets. A change is delayed if pjw requested it in one cycle of the daemon, and
-    /// the kernel or systemd had not completed it at the end of this cycle. (A cycle is a scan, a decision and
-    /// the decided changes.)
+    /// The delayed changes of cpusets. A change is delayed if pjw requested it in one cycle of the daemon, and the
+    /// kernel or systemd had not completed it at the end of this cycle. (A cycle is a scan, a decision and the decided
+    /// changes.)
     pub delayed_changes: DelayedChanges,
 }
 
