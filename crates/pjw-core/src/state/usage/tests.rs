@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::basics::StartTime;
+use crate::terms::ProcessEvent;
 use crate::terms::SharedMemory;
 use crate::testing::job;
 

@@ -1,0 +1,59 @@
+//! The CPU times that are read right after the exit event of a process of a job. The next scan comes too late for a
+//! process whose parent waits for it at once.
+
+use super::UsageState;
+use crate::basics::{Pid, prelude::*};
+use crate::terms::{ProcessCpuTimes, ProcessEvent};
+
+/// The CPU times of a process, as read right after the exit of this process or of a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ExitTimes {
+    pub(super) times: ProcessCpuTimes,
+    /// Whether the process itself had exited, so that its times no longer grow.
+    pub(super) is_final: bool,
+}
+
+impl UsageState {
+    /// Returns the pids of the processes whose CPU times must be read at once, because `events` contains the
+    /// exit of a process of a job. These are the exited process, which may still be a zombie, and its parent.
+    /// The parent gets the CPU time of its child from the kernel when it waits for the child (wait4(2)).
+    #[must_use]
+    pub fn processes_to_read_after(&self, events: &[ProcessEvent]) -> BTreeSet<Pid> {
+        let exited = events.iter().filter_map(|event| match event {
+            ProcessEvent::Exit { pid } => Some((*pid, self.processes.get(*pid)?.parent)),
+            _ => None,
+        });
+        exited.flat_map(|(pid, parent)| [pid, parent]).filter(|pid| pid.0 > 1).collect()
+    }
+
+    /// Stores the CPU times `cpu_times` that the caller has read because of the exit events in `events`: the times of
+    /// the exited processes and of their parents ([`UsageState::processes_to_read_after`]), by pid. The caller must
+    /// read these times at once, because the processes may no longer exist at the next scan. After the next scan, the
+    /// CPU time that an exited process used last is added to its job.
+    pub fn note_exit_times(&mut self, events: &[ProcessEvent], cpu_times: BTreeMap<Pid, ProcessCpuTimes>) {
+        let exited = events.iter().filter_map(|event| match event {
+            ProcessEvent::Exit { pid } => Some(*pid),
+            _ => None,
+        });
+        let exited: BTreeSet<Pid> = exited.collect();
+        let read = cpu_times.into_iter();
+        self.exit_times
+            .extend(read.map(|(pid, times)| (pid, ExitTimes { times, is_final: exited.contains(&pid) })));
+    }
+
+    /// Iterates over the pids of the processes outside of jobs whose CPU times the caller of
+    /// [`UsageState::note_exit_times`] read. A child of such a process belonged to a job and has exited.
+    pub(crate) fn parents_read_at_exit(&self) -> impl Iterator<Item = Pid> {
+        self.exit_times.keys().copied().filter(|pid| self.outside_parents.contains_key(pid))
+    }
+
+    /// Removes and returns the CPU times of the processes outside of jobs that the caller of
+    /// [`UsageState::note_exit_times`] read. A child of such a process belonged to a job and has exited.
+    pub(crate) fn take_exit_times_of_parents(&mut self) -> Vec<(Pid, ProcessCpuTimes)> {
+        let Self { exit_times, outside_parents, processes, .. } = self;
+        let of_parents = exit_times.iter().filter(|(pid, _)| outside_parents.contains_key(pid));
+        let taken = of_parents.map(|(&pid, read)| (pid, read.times)).collect();
+        exit_times.retain(|pid, _| processes.get(*pid).is_some());
+        taken
+    }
+}
