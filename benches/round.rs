@@ -115,6 +115,7 @@ impl MadeUpMachine {
             cgroups: BTreeMap::new(),
             affinity_requests: Vec::new(),
             incomplete_reason: None,
+            has_checked_idle: false,
             cpu_times: BTreeMap::new(),
             reaped: BTreeSet::new(),
             address_spaces: None,

@@ -136,6 +136,7 @@ pub fn snapshot_of_mismatches(
         cgroups: BTreeMap::new(),
         affinity_requests: Vec::new(),
         incomplete_reason: None,
+        has_checked_idle: false,
         cpu_times: BTreeMap::new(),
         reaped: BTreeSet::new(),
         address_spaces: None,

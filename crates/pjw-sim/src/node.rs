@@ -385,6 +385,7 @@ impl MachineInterface for SimMachineInterface {
             cgroups,
             affinity_requests,
             incomplete_reason,
+            has_checked_idle: !request.idle_watch.groups.is_empty(),
             cpu_times: BTreeMap::new(),
             reaped: BTreeSet::new(),
             address_spaces: None,

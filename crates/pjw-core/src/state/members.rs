@@ -255,6 +255,11 @@ impl Members {
         idle.filter_map(|pid| self.members.get(pid))
     }
 
+    /// Returns whether the process with the pid `pid` belongs to a job and is idle ([`Members::idle_members_of`]).
+    pub(crate) fn is_idle(&self, pid: Pid) -> bool {
+        self.members.contains_key(&pid) && !self.active.contains(&pid)
+    }
+
     /// Returns the processes of the job `job` whose affinity masks must be planned again according to `dirty`. If
     /// `dirty` contains only some processes of the job, the active processes of the job are included. `None` if `dirty`
     /// contains nothing of the job.

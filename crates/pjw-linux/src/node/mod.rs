@@ -400,6 +400,7 @@ impl MachineInterface for LinuxMachine {
             cgroups,
             affinity_requests,
             incomplete_reason: incomplete.map(|errno| errno.desc().to_owned()),
+            has_checked_idle: !scan_request.idle_watch.groups.is_empty(),
             cpu_times: BTreeMap::new(),
             reaped: BTreeSet::new(),
             address_spaces: Some(self.read_address_spaces(taken_at.since_boot)),

@@ -23,8 +23,6 @@ const MIN_SAMPLE_NS: u64 = 500_000_000;
 const LONG_SAMPLE_NS: u64 = 3_000_000_000;
 /// The time between two records of a job's usage in the journal, in ns.
 const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
-/// The longest time, in ns, for which a process that ended is assumed to have run since it was last read.
-const MAX_UNREAD_NS: u64 = 20_000_000_000;
 
 /// Reads the CPU times of processes that the decision on this scan needs, and stores them in `snapshot`
 /// ([`Snapshot::cpu_times`]). Also stores the pids of the processes that have ended meanwhile ([`Snapshot::reaped`]).
@@ -155,7 +153,7 @@ pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
 
 /// Takes over the CPU times of processes. Returns their jobs.
 fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
-    let (snapshot, full) = (draft.seen, draft.full);
+    let (snapshot, full, now) = (draft.seen, draft.full, draft.now.since_boot);
     let state = &mut *draft.state;
     let mut jobs_read = BTreeSet::new();
     let mut gone: Vec<ProcessId> = Vec::new();
@@ -182,14 +180,18 @@ fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     gone.sort_by_key(|id| core::cmp::Reverse((id.start, id.pid)));
     for id in gone {
         jobs_read.extend(state.members.get(&id.pid).map(|member| member.job.clone()));
-        state.usage.end_process(id.pid, snapshot.cpu_times.get(&id.pid));
+        let is_idle = state.members.is_idle(id.pid);
+        state.usage.end_process(id.pid, snapshot.cpu_times.get(&id.pid), is_idle, now);
+    }
+    if snapshot.has_checked_idle {
+        state.usage.idle_checked_at = now;
     }
     let (mut read, mut pids_read) = (BTreeSet::new(), Vec::new());
     for (process, job) in living {
         begin_after_restart(state, &job, draft.now);
         let times = snapshot.cpu_times.get(&process.id.pid);
         if let Some(times) = times.filter(|times| is_same_start(times.start, process.id.start)) {
-            state.usage.read_process(&job, process.id, process.parent, times);
+            state.usage.read_process(&job, process.id, process.parent, times, now);
             pids_read.push(process.id.pid);
         }
         note_idle(state, &job, process.idle_until);
@@ -231,22 +233,16 @@ fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
 fn read_outside_parents(draft: &mut CycleDraft<'_>) {
     let (snapshot, now) = (draft.seen, draft.now.since_boot);
     let WardenState { usage, members, pool, jobs, .. } = &mut *draft.state;
-    let online = pool.online_cpus().len() as u64;
-    let most_ns: BTreeMap<JobId, u64> = usage
-        .jobs_missing_final_cpu_times()
-        .map(|(job, open)| {
-            let unread_ns = now.0.saturating_sub(open.sample_began_at.0).min(MAX_UNREAD_NS) + MIN_SAMPLE_NS;
-            let granted =
-                jobs.get(job).and_then(|job| job.grant.as_ref()).map_or(0, |grant| grant.cpus.len());
-            let held = u64::from(open.usage.pus_max).max(granted as u64);
-            (job.clone(), unread_ns * if held == 0 { online } else { held })
-        })
-        .collect();
+    let online_pus = pool.online_cpus().len();
+    let granted_pus = |job: &JobId| {
+        let grant = jobs.get(job).and_then(|job| job.grant.as_ref());
+        grant.map_or(0, |grant| grant.cpus.len())
+    };
     let at_exit = usage.take_exit_times_of_parents();
     let at_exit = at_exit.iter().filter(|(pid, _)| !snapshot.cpu_times.contains_key(pid));
     let parents = snapshot.cpu_times.iter().filter(|(pid, _)| !members.contains_key(pid));
     for (&pid, times) in parents.chain(at_exit.map(|(pid, times)| (pid, times))) {
-        usage.read_outside_parent(pid, times, now, |job| most_ns.get(job).copied().unwrap_or(0));
+        usage.read_outside_parent(pid, times, now, granted_pus, online_pus);
     }
 }
 

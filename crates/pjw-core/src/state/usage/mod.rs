@@ -21,8 +21,13 @@ mod table;
 use exit_times::ExitTimes;
 pub(crate) use processes::ProcessUsage;
 pub(crate) use processes::is_same_start;
-use processes::{MAX_ROUNDING_NS, OutsideParent, is_born_since};
+use processes::{LateTime, MAX_ROUNDING_NS, OutsideParent, is_born_since};
 use table::ProcessTable;
+
+/// The longest time, in ns, for which a process that ended is assumed to have run since it was last read.
+const MAX_UNREAD_NS: u64 = 20_000_000_000;
+/// The scan that last read a process, and the end of the process, are known to about this time, in ns.
+const UNREAD_MARGIN_NS: u64 = 500_000_000;
 
 /// The CPU usage of all running jobs, and the CPU times of processes from which this usage is computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,6 +44,8 @@ pub struct UsageState {
     /// The CPU times of processes of jobs that have exited, and of their parents, as read right after the exit events.
     /// They are used where the next scan comes too late: the parent may have ended too.
     exit_times: BTreeMap<Pid, ExitTimes>,
+    /// The last time at which a scan checked that the idle processes of jobs are still idle, in ns since boot.
+    pub(crate) idle_checked_at: Nanos,
     /// The time for which threads waited for a PU that was read and belongs to no sample yet, in ns. It is that of the
     /// process that is being updated.
     pub(crate) pending_wait_ns: u64,
@@ -318,17 +325,17 @@ impl UsageState {
         self.processes.get(pid).is_some_and(|known| !is_same_start(times.start, known.start))
     }
 
-    /// Iterates over the jobs with an ended process whose last CPU times are unknown and whose parent belongs to no
-    /// job. Each item is a job and its usage.
-    pub(crate) fn jobs_missing_final_cpu_times(&self) -> impl Iterator<Item = (&JobId, &RunningJobUsage)> {
-        let parents = self.expected_from.iter().filter_map(|pid| self.outside_parents.get(pid));
-        let jobs = parents.filter_map(OutsideParent::job_of_unread_child);
-        jobs.filter_map(|job| Some((job, self.jobs.get(job)?)))
-    }
-
-    /// Stores the CPU times `times` of the living process `id` of the job `job`, as just read. Adds the CPU time since
-    /// the last reading to the usage of the job. `parent` is the present parent of the process.
-    pub(crate) fn read_process(&mut self, job: &JobId, id: ProcessId, parent: Pid, times: &ProcessCpuTimes) {
+    /// Stores the CPU times `times` of the living process `id` of the job `job`, as read at the time `now` (in ns since
+    /// boot). Adds the CPU time since the last reading to the usage of the job. `parent` is the present parent of the
+    /// process.
+    pub(crate) fn read_process(
+        &mut self,
+        job: &JobId,
+        id: ProcessId,
+        parent: Pid,
+        times: &ProcessCpuTimes,
+        now: Nanos,
+    ) {
         // Its first thread may have exited before the others: then it has run on since.
         if self.exit_times.get(&id.pid).is_some_and(|read| read.times != *times) {
             self.exit_times.remove(&id.pid);
@@ -338,7 +345,7 @@ impl UsageState {
             self.processes.get_mut(id.pid).filter(|known| known.start == id.start && known.job == *job);
         let Some(known) = known else {
             let is_born_in_job = is_born_since(id.start, open.usage.began_at);
-            let process = ProcessUsage::first_read(job.clone(), id.start, parent, times);
+            let process = ProcessUsage::first_read(job.clone(), id.start, parent, times, now);
             // The processes that an earlier daemon has read are not news of this sample.
             if is_born_in_job && open.is_unread {
                 open.usage.cpu_ns += process.total_ns();
@@ -350,7 +357,7 @@ impl UsageState {
             return;
         };
         let before = core::mem::replace(&mut known.parent, parent);
-        open.add_cpu(known.read(times));
+        open.add_cpu(known.read(times, now));
         self.note_parent(id.pid, Some(before), parent);
     }
 
@@ -378,8 +385,15 @@ impl UsageState {
 
     /// Records that a scan found that the process `pid` of a job has ended. `times` are its last CPU times, if the
     /// process is still a zombie. The kernel adds these times to the parent when the parent waits for the process
-    /// (wait4(2)).
-    pub(crate) fn end_process(&mut self, pid: Pid, times: Option<&ProcessCpuTimes>) {
+    /// (wait4(2)). `is_idle` is true if no thread of the process had run recently when a scan last checked this. `now`
+    /// is the present time, in ns since boot.
+    pub(crate) fn end_process(
+        &mut self,
+        pid: Pid,
+        times: Option<&ProcessCpuTimes>,
+        is_idle: bool,
+        now: Nanos,
+    ) {
         let Some(mut ended) = self.processes.remove(pid) else { return };
         self.remove_child(ended.parent, pid);
         let at_exit = self.exit_times.remove(&pid);
@@ -390,14 +404,14 @@ impl UsageState {
         if let Some(times) = times
             && let Some(open) = self.jobs.get_mut(&ended.job)
         {
-            open.add_cpu(ended.read(times));
+            open.add_cpu(ended.read(times, now));
         }
-        let total_ns = ended.total_ns() + ended.unclaimed_ns;
-        if let Some(parent) = self.processes.get_mut(ended.parent) {
-            parent.unclaimed_ns += total_ns;
-        } else if let Some(parent) = self.outside_parents.get_mut(&ended.parent) {
-            parent.end_child(ended.job, total_ns, ended.parent_before_ns, is_unread);
-            self.note_expected(ended.parent);
+        let parent_pid = ended.parent;
+        if let Some(parent) = self.processes.get_mut(parent_pid) {
+            parent.unclaimed_ns += ended.total_ns() + ended.unclaimed_ns;
+        } else if let Some(parent) = self.outside_parents.get_mut(&parent_pid) {
+            parent.end_child(ended, is_unread, is_idle.then_some(self.idle_checked_at));
+            self.note_expected(parent_pid);
         }
     }
 
@@ -405,14 +419,16 @@ impl UsageState {
     /// jobs. `now` is the present time, in ns since boot.
     ///
     /// If a child has ended and its last CPU times are unknown, the CPU times of the parent show the missing CPU time
-    /// of the child. The missing time is added to the job of the child, unless it is more than `most_ns` returns for
-    /// this job (in ns). A longer time comes from other children.
+    /// of the child. The missing time is added to the job of the child, unless the PUs of the job could not run that
+    /// much since the child was last read: it then comes from other children. `granted_pus` returns the number of PUs
+    /// that a job has now. `online_pus` is the number of PUs of a job that has no PUs of its own.
     pub(crate) fn read_outside_parent(
         &mut self,
         pid: Pid,
         times: &ProcessCpuTimes,
         now: Nanos,
-        most_ns: impl Fn(&JobId) -> u64,
+        granted_pus: impl Fn(&JobId) -> usize,
+        online_pus: usize,
     ) {
         let Some(known) = self.outside_parents.get_mut(&pid).filter(|known| known.start == times.start)
         else {
@@ -426,11 +442,13 @@ impl UsageState {
         };
         let rest = known.read(times, now);
         self.note_expected(pid);
-        let Some((job, rest_ns)) = rest else { return };
-        if rest_ns <= most_ns(&job)
-            && let Some(open) = self.jobs.get_mut(&job)
-        {
-            open.add_cpu(rest_ns);
+        let Some(LateTime { job, ns, unread_since }) = rest else { return };
+        let Some(open) = self.jobs.get_mut(&job) else { return };
+        let pus = (open.usage.pus_max as usize).max(granted_pus(&job));
+        let pus = if pus == 0 { online_pus } else { pus };
+        let unread_ns = now.0.saturating_sub(unread_since.0).min(MAX_UNREAD_NS) + UNREAD_MARGIN_NS;
+        if ns <= unread_ns * pus as u64 {
+            open.add_cpu(ns);
         }
     }
 }

@@ -10,6 +10,8 @@ pub(crate) struct ProcessUsage {
     pub(super) start: StartTime,
     /// The real parent at the last reading: the process that waits for this one.
     pub(crate) parent: Pid,
+    /// The time of the last reading, in ns since boot.
+    read_at: Nanos,
     own_ns: u64,
     children_ns: u64,
     /// The time of ended children that was read while they lived, and that this process has not got from the kernel
@@ -20,10 +22,26 @@ pub(crate) struct ProcessUsage {
 }
 
 impl ProcessUsage {
-    /// Makes the record of a process of the job `job`, from the first reading `times` of its CPU times.
-    pub(super) fn first_read(job: JobId, start: StartTime, parent: Pid, times: &ProcessCpuTimes) -> Self {
+    /// Makes the record of a process of the job `job`, from the first reading `times` of its CPU times. The time of
+    /// the reading is `now`, in ns since boot.
+    pub(super) fn first_read(
+        job: JobId,
+        start: StartTime,
+        parent: Pid,
+        times: &ProcessCpuTimes,
+        now: Nanos,
+    ) -> Self {
         let (own_ns, children_ns) = (times.own_ns, times.children_ns);
-        Self { job, start, parent, own_ns, children_ns, unclaimed_ns: 0, parent_before_ns: None }
+        Self {
+            job,
+            start,
+            parent,
+            read_at: now,
+            own_ns,
+            children_ns,
+            unclaimed_ns: 0,
+            parent_before_ns: None,
+        }
     }
 
     /// Returns the CPU time of the process and of the ended children for which the process has waited (wait4(2)), in
@@ -45,9 +63,11 @@ impl ProcessUsage {
         is_same_start(times.start, self.start).then(|| times.children_ns.saturating_sub(self.children_ns))
     }
 
-    /// Stores the present CPU times `times` of the process. Returns the CPU time that the process and its children used
-    /// since the last reading, in ns. Time that was already counted for an ended child is left out.
-    pub(super) fn read(&mut self, times: &ProcessCpuTimes) -> u64 {
+    /// Stores the CPU times `times` of the process, as read at the time `now` (in ns since boot). Returns the CPU time
+    /// that the process and its children used since the last reading, in ns. Time that was already counted for an ended
+    /// child is left out.
+    pub(super) fn read(&mut self, times: &ProcessCpuTimes, now: Nanos) -> u64 {
+        self.read_at = now;
         let own_ns = times.own_ns.saturating_sub(self.own_ns);
         self.own_ns = self.own_ns.max(times.own_ns);
         own_ns + unread_growth(&mut self.children_ns, &mut self.unclaimed_ns, times.children_ns)
@@ -82,6 +102,8 @@ struct EndedChild {
     recent_ns: i64,
     /// Whether the last CPU times of the child are unknown.
     is_unread: bool,
+    /// The time since which the child may have used CPU time that was not read.
+    unread_since: Nanos,
     /// Whether no job gets the rest. The parent has one sum of the times of its children, so this is the case if
     /// children of several jobs ended unread, or if the job of a child ended before the parent had waited for the
     /// child.
@@ -89,6 +111,16 @@ struct EndedChild {
     /// Whether the parent must be read to find out the rest. False if the job of the child has ended: the next reading
     /// of the parent for another child then settles the end.
     is_expected: bool,
+}
+
+/// The CPU time of an ended process of a job that was read from the parent of the process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LateTime {
+    pub(super) job: JobId,
+    /// The time, in ns.
+    pub(super) ns: u64,
+    /// The time since which the process may have used it, in ns since boot.
+    pub(super) unread_since: Nanos,
 }
 
 /// The maximum rounding error, in ns, of the growth of a CPU time that is the sum of user time and system time. The
@@ -124,27 +156,30 @@ impl OutsideParent {
         (times.start == self.start).then(|| times.children_ns.saturating_sub(self.children_ns))
     }
 
-    /// Records that a child of the parent has ended.
+    /// Records that the child `child` of the parent has ended.
     ///
-    /// - `job` is the job of the child.
-    /// - `known_ns` is the CPU time of the child that was already added to the job, in ns.
-    /// - `before_ns` is the result of [`Self::other_children_ns`] when the child was last read. `None` if unknown.
     /// - `is_unread` is true if the last CPU times of the child are unknown.
-    pub(super) fn end_child(&mut self, job: JobId, known_ns: u64, before_ns: Option<i64>, is_unread: bool) {
+    /// - `idle_until` is the time until which the child was certainly idle, in ns since boot. `None` if unknown.
+    pub(super) fn end_child(&mut self, child: ProcessUsage, is_unread: bool, idle_until: Option<Nanos>) {
         let pending_ns = self.ended.as_ref().map(|ended| ended.before_ns);
-        let before_ns = match before_ns {
+        let unread_since = child.read_at.max(idle_until.unwrap_or_default());
+        let known_ns = child.total_ns() + child.unclaimed_ns;
+        let job = child.job;
+        let before_ns = match child.parent_before_ns {
             Some(before_ns) => before_ns,
             None => pending_ns.unwrap_or_else(|| self.other_children_ns()),
         };
         let recent_ns = before_ns.max(self.marks[0].1);
         self.of_jobs_ns += known_ns;
+        let (is_of_no_job, is_expected) = (false, true);
         let ended =
-            EndedChild { job, before_ns, recent_ns, is_unread, is_of_no_job: false, is_expected: true };
+            EndedChild { job, before_ns, recent_ns, is_unread, unread_since, is_of_no_job, is_expected };
         self.ended = Some(match self.ended.take() {
             Some(earlier) => EndedChild {
                 before_ns: earlier.before_ns.min(ended.before_ns),
                 recent_ns: earlier.recent_ns.min(ended.recent_ns),
                 is_unread: earlier.is_unread || ended.is_unread,
+                unread_since: earlier.unread_since.min(ended.unread_since),
                 is_of_no_job: earlier.is_of_no_job
                     || (earlier.job != ended.job && earlier.is_unread && ended.is_unread),
                 is_expected: true,
@@ -166,11 +201,6 @@ impl OutsideParent {
         self.ended.as_ref().map(|ended| &ended.job)
     }
 
-    /// Returns the job of an ended child whose last CPU times are unknown. `None` if there is no such child.
-    pub(super) fn job_of_unread_child(&self) -> Option<&JobId> {
-        self.ended.as_ref().filter(|ended| ended.is_unread).map(|ended| &ended.job)
-    }
-
     /// Records that pjw can no longer learn the CPU time of ended children from the parent.
     pub(super) fn forget_ended_child(&mut self) {
         self.ended = None;
@@ -185,9 +215,8 @@ impl OutsideParent {
     }
 
     /// Stores the CPU times `times` of the parent, as read at the time `now` (in ns since boot). If they show the
-    /// missing CPU time of an ended child whose last CPU times are unknown, returns the job of the child and this time,
-    /// in ns.
-    pub(super) fn read(&mut self, times: &ProcessCpuTimes, now: Nanos) -> Option<(JobId, u64)> {
+    /// missing CPU time of an ended child whose last CPU times are unknown, returns this time.
+    pub(super) fn read(&mut self, times: &ProcessCpuTimes, now: Nanos) -> Option<LateTime> {
         self.children_ns = self.children_ns.max(times.children_ns);
         let other_ns = self.other_children_ns();
         let rest_of = |ended: &EndedChild| {
@@ -201,7 +230,8 @@ impl OutsideParent {
         let of_unread = unread.filter(|_| rest_ns > 0).and_then(|ended| {
             // What no job gets is not the time of the next child either.
             self.of_jobs_ns += rest_ns;
-            (!ended.is_of_no_job).then_some((ended.job, rest_ns))
+            let late = LateTime { job: ended.job, ns: rest_ns, unread_since: ended.unread_since };
+            (!ended.is_of_no_job).then_some(late)
         });
         if now.0.saturating_sub(self.marks[1].0.0) >= MARK_INTERVAL_NS {
             self.marks = [self.marks[1], (now, self.other_children_ns())];

@@ -33,94 +33,106 @@ fn cpu_ms(usage: &UsageState, job: &JobId) -> u64 {
     usage.usage_of_job(job).unwrap().cpu_ns() / MS
 }
 
+/// Reads a process at the time `NOW`.
+fn read(usage: &mut UsageState, job: &JobId, id: ProcessId, parent: Pid, times: &ProcessCpuTimes) {
+    usage.read_process(job, id, parent, times, NOW);
+}
+
+/// Reads the shell. Each job has 40 PUs, so the rest of a child may be 20 s if the child was just read.
+fn read_shell(usage: &mut UsageState, times: &ProcessCpuTimes, now: Nanos) {
+    usage.read_outside_parent(SHELL, times, now, |_| 40, 64);
+}
+
+/// Ends a process that was not idle.
+fn end(usage: &mut UsageState, pid: Pid, times: Option<&ProcessCpuTimes>) {
+    usage.end_process(pid, times, false, NOW);
+}
+
 #[test]
 fn children_that_no_scan_found_count_by_the_time_that_their_parent_got() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.read_process(&a, id(ROOT), SHELL, &times(7, 1000));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 0));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(7, 1000));
     assert_eq!(cpu_ms(&usage, &a), 1007);
 }
 
 #[test]
 fn what_was_read_of_a_child_counts_once_when_its_parent_gets_it() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.read_process(&a, id(CHILD), ROOT, &times(300, 40));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 0));
+    read(&mut usage, &a, id(CHILD), ROOT, &times(300, 40));
     assert_eq!(cpu_ms(&usage, &a), 345);
-    usage.end_process(CHILD, None);
+    end(&mut usage, CHILD, None);
     // The child ran for 20 ms more after it was read.
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 360));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 360));
     assert_eq!(cpu_ms(&usage, &a), 365);
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 400));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 400));
     assert_eq!(cpu_ms(&usage, &a), 405, "the next growth is of other children");
 }
 
 #[test]
 fn a_parent_may_wait_for_its_child_later() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.read_process(&a, id(CHILD), ROOT, &times(300, 0));
-    usage.end_process(CHILD, Some(&times(310, 0)));
-    usage.read_process(&a, id(ROOT), SHELL, &times(6, 0));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 0));
+    read(&mut usage, &a, id(CHILD), ROOT, &times(300, 0));
+    end(&mut usage, CHILD, Some(&times(310, 0)));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(6, 0));
     assert_eq!(cpu_ms(&usage, &a), 316);
-    usage.read_process(&a, id(ROOT), SHELL, &times(6, 310));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(6, 310));
     assert_eq!(cpu_ms(&usage, &a), 316);
 }
 
 #[test]
 fn a_zombie_tells_the_rest_of_its_time() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.end_process(ROOT, Some(&times(9, 2000)));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 0));
+    end(&mut usage, ROOT, Some(&times(9, 2000)));
     assert_eq!(cpu_ms(&usage, &a), 2009);
-    usage.end_process(ROOT, Some(&times(9, 2000)));
+    end(&mut usage, ROOT, Some(&times(9, 2000)));
     assert_eq!(cpu_ms(&usage, &a), 2009, "once");
 }
 
 #[test]
 fn a_parent_outside_of_the_job_tells_the_rest_of_a_child_that_ended_unread() {
     let (mut usage, a) = begun();
-    let plausible = |_: &JobId| 2000 * MS;
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 50_000), NOW, plausible);
-    usage.read_outside_parent(SHELL, &times(0, 50_000), NOW, plausible);
-    usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 50_000), NOW, plausible);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
+    read_shell(&mut usage, &times(0, 50_000), NOW);
+    read_shell(&mut usage, &times(0, 50_000), NOW);
+    end(&mut usage, ROOT, None);
+    read_shell(&mut usage, &times(0, 50_000), NOW);
     assert_eq!(cpu_ms(&usage, &a), 1005, "it has not waited yet");
-    usage.read_outside_parent(SHELL, &times(0, 52_505), NOW, plausible);
+    read_shell(&mut usage, &times(0, 52_505), NOW);
     assert_eq!(cpu_ms(&usage, &a), 2505);
-    usage.read_outside_parent(SHELL, &times(0, 53_000), NOW, plausible);
+    read_shell(&mut usage, &times(0, 53_000), NOW);
     assert_eq!(cpu_ms(&usage, &a), 2505, "no child of the job has ended since");
 }
 
 #[test]
 fn what_a_parent_outside_got_before_the_end_of_its_child_is_found_is_the_time_of_this_child() {
     let (mut usage, a) = begun();
-    let plausible = |_: &JobId| 2000 * MS;
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 50_000), NOW, plausible);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
+    read_shell(&mut usage, &times(0, 50_000), NOW);
     usage.note_time_of_outside_parent(ROOT);
     // Read for another child of the shell, after the shell has waited for this one.
-    usage.read_outside_parent(SHELL, &times(0, 51_505), NOW, plausible);
-    usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 51_505), NOW, plausible);
+    read_shell(&mut usage, &times(0, 51_505), NOW);
+    end(&mut usage, ROOT, None);
+    read_shell(&mut usage, &times(0, 51_505), NOW);
     assert_eq!(cpu_ms(&usage, &a), 1505);
 }
 
 #[test]
 fn each_of_two_children_that_ended_unread_gets_its_rest_once() {
     let (mut usage, a) = begun();
-    let plausible = |_: &JobId| 2000 * MS;
     for (pid, own_ms) in [(ROOT, 100), (CHILD, 200)] {
-        usage.read_process(&a, id(pid), SHELL, &times(own_ms, 0));
-        usage.read_outside_parent(SHELL, &times(0, 0), NOW, plausible);
+        read(&mut usage, &a, id(pid), SHELL, &times(own_ms, 0));
+        read_shell(&mut usage, &times(0, 0), NOW);
         usage.note_time_of_outside_parent(pid);
     }
-    usage.end_process(ROOT, None);
-    usage.end_process(CHILD, None);
-    usage.read_outside_parent(SHELL, &times(0, 120), NOW, plausible);
+    end(&mut usage, ROOT, None);
+    end(&mut usage, CHILD, None);
+    read_shell(&mut usage, &times(0, 120), NOW);
     assert_eq!(cpu_ms(&usage, &a), 300, "the shell has waited for one of them");
-    usage.read_outside_parent(SHELL, &times(0, 350), NOW, plausible);
+    read_shell(&mut usage, &times(0, 350), NOW);
     assert_eq!(cpu_ms(&usage, &a), 350);
     assert_eq!(usage.expected_parents().count(), 0);
 }
@@ -128,62 +140,59 @@ fn each_of_two_children_that_ended_unread_gets_its_rest_once() {
 #[test]
 fn an_end_is_settled_although_the_kernel_cuts_the_times_of_the_parent() {
     let (mut usage, a) = begun();
-    let plausible = |_: &JobId| 20_000 * MS;
-    usage.read_process(&a, id(ROOT), SHELL, &times(105, 0));
-    usage.read_outside_parent(SHELL, &times(0, 50_000), NOW, plausible);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(105, 0));
+    read_shell(&mut usage, &times(0, 50_000), NOW);
     usage.note_time_of_outside_parent(ROOT);
-    usage.end_process(ROOT, None);
+    end(&mut usage, ROOT, None);
     // The shell has got 105 ms, of which user and system time are cut to ticks.
-    usage.read_outside_parent(SHELL, &times(0, 50_090), NOW, plausible);
+    read_shell(&mut usage, &times(0, 50_090), NOW);
     assert_eq!(usage.expected_parents().count(), 0);
-    usage.read_outside_parent(SHELL, &times(0, 60_000), NOW, plausible);
+    read_shell(&mut usage, &times(0, 60_000), NOW);
     assert_eq!(cpu_ms(&usage, &a), 105, "what follows is the time of other children");
 }
 
 #[test]
 fn what_the_parent_got_while_its_child_was_idle_is_the_time_of_other_children() {
     let (mut usage, a) = begun();
-    let plausible = |_: &JobId| 20_000 * MS;
     let at = |second: u64| Nanos(second * 1_000 * MS);
-    usage.read_process(&a, id(ROOT), SHELL, &times(100, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), at(1), plausible);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(100, 0));
+    read_shell(&mut usage, &times(0, 0), at(1));
     usage.note_time_of_outside_parent(ROOT);
     // Read for a busy child of the shell, of another job.
     for second in 2..=10 {
-        usage.read_outside_parent(SHELL, &times(0, 1_000), at(second), plausible);
+        read_shell(&mut usage, &times(0, 1_000), at(second));
     }
-    usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 1_130), at(11), plausible);
+    end(&mut usage, ROOT, None);
+    read_shell(&mut usage, &times(0, 1_130), at(11));
     assert_eq!(cpu_ms(&usage, &a), 130);
 }
 
 #[test]
 fn the_end_of_a_child_may_be_found_seconds_after_its_parent_got_its_time() {
     let (mut usage, a) = begun();
-    let plausible = |_: &JobId| 20_000 * MS;
     let at = |second: u64| Nanos(second * 1_000 * MS);
-    usage.read_process(&a, id(ROOT), SHELL, &times(10_000, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), at(1), plausible);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(10_000, 0));
+    read_shell(&mut usage, &times(0, 0), at(1));
     usage.note_time_of_outside_parent(ROOT);
     for second in 2..=8 {
-        usage.read_outside_parent(SHELL, &times(0, 10_050), at(second), plausible);
+        read_shell(&mut usage, &times(0, 10_050), at(second));
     }
-    usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 10_050), at(9), plausible);
+    end(&mut usage, ROOT, None);
+    read_shell(&mut usage, &times(0, 10_050), at(9));
     assert_eq!((cpu_ms(&usage, &a), usage.expected_parents().count()), (10_050, 0));
-    usage.read_outside_parent(SHELL, &times(0, 30_000), at(10), plausible);
+    read_shell(&mut usage, &times(0, 30_000), at(10));
     assert_eq!(cpu_ms(&usage, &a), 10_050);
 }
 
 #[test]
 fn times_that_are_still_the_same_when_the_scan_is_used_are_the_last_ones() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(100, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(100, 0));
+    read_shell(&mut usage, &times(0, 0), NOW);
     usage.note_exit_times(&[ProcessEvent::Exit { pid: ROOT }], BTreeMap::from([(ROOT, times(200, 0))]));
-    usage.read_process(&a, id(ROOT), SHELL, &times(200, 0));
-    usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 1_500), NOW, |_| 20_000 * MS);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(200, 0));
+    end(&mut usage, ROOT, None);
+    read_shell(&mut usage, &times(0, 1_500), NOW);
     assert_eq!(cpu_ms(&usage, &a), 200, "what the parent got besides is the time of other children");
 }
 
@@ -192,17 +201,16 @@ fn the_rests_of_two_jobs_in_one_sum_go_to_none() {
     let (mut usage, a) = begun();
     let b = job("b");
     usage.begin_recording(&b, Nanos(1_000 * MS));
-    let plausible = |_: &JobId| 20_000 * MS;
     let third = Pid(31);
     for (job, pid) in [(&a, ROOT), (&b, CHILD), (&b, third)] {
-        usage.read_process(job, id(pid), SHELL, &times(if pid == ROOT { 100 } else { 50 }, 0));
-        usage.read_outside_parent(SHELL, &times(0, 0), NOW, plausible);
+        read(&mut usage, job, id(pid), SHELL, &times(if pid == ROOT { 100 } else { 50 }, 0));
+        read_shell(&mut usage, &times(0, 0), NOW);
         usage.note_time_of_outside_parent(pid);
     }
     for pid in [ROOT, CHILD, third] {
-        usage.end_process(pid, None);
+        end(&mut usage, pid, None);
     }
-    usage.read_outside_parent(SHELL, &times(0, 290), NOW, plausible);
+    read_shell(&mut usage, &times(0, 290), NOW);
     assert_eq!((cpu_ms(&usage, &a), cpu_ms(&usage, &b)), (100, 100));
     assert_eq!(usage.expected_parents().count(), 0);
 }
@@ -214,12 +222,12 @@ fn idle_job_beside_an_ended_one() -> (UsageState, JobId) {
     let idle = job("b");
     usage.begin_recording(&idle, Nanos(1_000 * MS));
     for (job, pid) in [(&a, ROOT), (&idle, CHILD)] {
-        usage.read_process(job, id(pid), SHELL, &times(100, 0));
-        usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
+        read(&mut usage, job, id(pid), SHELL, &times(100, 0));
+        read_shell(&mut usage, &times(0, 0), NOW);
         usage.note_time_of_outside_parent(pid);
     }
-    usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 20_000 * MS);
+    end(&mut usage, ROOT, None);
+    read_shell(&mut usage, &times(0, 0), NOW);
     usage.take_job_usage(&a);
     assert_eq!(usage.expected_parents().count(), 0, "nobody would get the rest");
     (usage, idle)
@@ -228,52 +236,66 @@ fn idle_job_beside_an_ended_one() -> (UsageState, JobId) {
 #[test]
 fn the_rest_of_an_ended_job_is_not_the_time_of_an_idle_job_with_the_same_parent() {
     let (mut usage, idle) = idle_job_beside_an_ended_one();
-    usage.end_process(CHILD, None);
-    usage.read_outside_parent(SHELL, &times(0, 6_200), NOW, |_| 20_000 * MS);
+    end(&mut usage, CHILD, None);
+    read_shell(&mut usage, &times(0, 6_200), NOW);
     assert_eq!((cpu_ms(&usage, &idle), usage.expected_parents().count()), (100, 0));
 }
 
 #[test]
 fn after_a_reading_with_the_rest_of_an_ended_job_the_next_rest_is_that_of_the_next_child() {
     let (mut usage, idle) = idle_job_beside_an_ended_one();
-    usage.read_outside_parent(SHELL, &times(0, 6_000), NOW, |_| 20_000 * MS);
-    usage.end_process(CHILD, None);
-    usage.read_outside_parent(SHELL, &times(0, 6_200), NOW, |_| 20_000 * MS);
+    read_shell(&mut usage, &times(0, 6_000), NOW);
+    end(&mut usage, CHILD, None);
+    read_shell(&mut usage, &times(0, 6_200), NOW);
     assert_eq!((cpu_ms(&usage, &idle), usage.expected_parents().count()), (200, 0));
 }
 
 #[test]
 fn times_that_were_read_when_only_the_first_thread_had_exited_are_not_the_last_ones() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(100, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(100, 0));
+    read_shell(&mut usage, &times(0, 0), NOW);
     let events = [ProcessEvent::Exit { pid: ROOT }];
     usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(200, 0))]));
-    usage.read_process(&a, id(ROOT), SHELL, &times(900, 0));
-    usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 1_500), NOW, |_| 20_000 * MS);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(900, 0));
+    end(&mut usage, ROOT, None);
+    read_shell(&mut usage, &times(0, 1_500), NOW);
     assert_eq!(cpu_ms(&usage, &a), 1500);
 }
 
 #[test]
 fn more_than_a_child_can_have_used_is_the_time_of_other_children_of_the_parent() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
-    usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 90_000), NOW, |_| 2000 * MS);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
+    read_shell(&mut usage, &times(0, 0), NOW);
+    end(&mut usage, ROOT, None);
+    read_shell(&mut usage, &times(0, 90_000), NOW);
     assert_eq!(cpu_ms(&usage, &a), 1005);
+}
+
+#[test]
+fn an_idle_process_can_have_used_what_fits_into_the_time_since_it_was_last_found_idle() {
+    let at = |second: u64| Nanos(second * 1_000 * MS);
+    for (idle_checked_at, found_ms) in [(at(3), 9_005), (at(19), 1_005)] {
+        let (mut usage, a) = begun();
+        usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000), at(2));
+        usage.read_outside_parent(SHELL, &times(0, 0), at(2), |_| 1, 64);
+        usage.idle_checked_at = idle_checked_at;
+        usage.end_process(ROOT, None, true, at(20));
+        usage.read_outside_parent(SHELL, &times(0, 9_005), at(20), |_| 1, 64);
+        assert_eq!(cpu_ms(&usage, &a), found_ms);
+    }
 }
 
 #[test]
 fn the_growing_time_of_a_child_passes_from_ended_parent_to_ended_parent() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
-    usage.read_process(&a, id(CHILD), ROOT, &times(3000, 0));
-    usage.end_process(CHILD, None);
-    usage.end_process(ROOT, None);
-    usage.read_outside_parent(SHELL, &times(0, 3105), NOW, |_| 2000 * MS);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 0));
+    read_shell(&mut usage, &times(0, 0), NOW);
+    read(&mut usage, &a, id(CHILD), ROOT, &times(3000, 0));
+    end(&mut usage, CHILD, None);
+    end(&mut usage, ROOT, None);
+    read_shell(&mut usage, &times(0, 3105), NOW);
     assert_eq!(cpu_ms(&usage, &a), 3105);
 }
 
@@ -282,8 +304,8 @@ fn a_process_that_is_older_than_its_job_counts_from_its_first_reading_on() {
     let (mut usage, a) = begun();
     let old = ProcessId { pid: ROOT, start: StartTime(1) };
     let old_times = |own_ms, children_ms| ProcessCpuTimes { start: old.start, ..times(own_ms, children_ms) };
-    usage.read_process(&a, old, SHELL, &old_times(500, 5000));
-    usage.read_process(&a, old, SHELL, &old_times(510, 5000));
+    read(&mut usage, &a, old, SHELL, &old_times(500, 5000));
+    read(&mut usage, &a, old, SHELL, &old_times(510, 5000));
     assert_eq!(cpu_ms(&usage, &a), 10);
     assert_eq!(
         usage.journal_usage_of(&a).unwrap().ended_cpu_ns,
@@ -295,27 +317,27 @@ fn a_process_that_is_older_than_its_job_counts_from_its_first_reading_on() {
 #[test]
 fn another_process_with_the_same_pid_begins_anew() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(500, 0));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(500, 0));
     let later = ProcessId { pid: ROOT, start: StartTime(900) };
-    usage.read_process(&a, later, SHELL, &ProcessCpuTimes { start: later.start, ..times(20, 0) });
+    read(&mut usage, &a, later, SHELL, &ProcessCpuTimes { start: later.start, ..times(20, 0) });
     assert_eq!(cpu_ms(&usage, &a), 520);
-    usage.end_process(ROOT, Some(&times(9999, 0)));
+    end(&mut usage, ROOT, Some(&times(9999, 0)));
     assert_eq!(cpu_ms(&usage, &a), 520, "the times are those of the earlier process");
 }
 
 #[test]
 fn a_restarted_daemon_reads_the_living_processes_again_and_knows_the_ended_ones() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_process(&a, id(CHILD), Pid(1), &times(300, 0));
-    usage.end_process(CHILD, None);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
+    read(&mut usage, &a, id(CHILD), Pid(1), &times(300, 0));
+    end(&mut usage, CHILD, None);
     assert_eq!(cpu_ms(&usage, &a), 1305);
     let (_, record) = usage.records().next().unwrap();
     assert_eq!((record.cpu_ns, record.ended_cpu_ns), (1305 * MS, 300 * MS));
     let mut restarted = UsageState::default();
     restarted.resume_recording(a.clone(), record);
     assert_eq!(cpu_ms(&restarted, &a), 1305, "also if nothing is left to read");
-    restarted.read_process(&a, id(ROOT), SHELL, &times(6, 1500));
+    read(&mut restarted, &a, id(ROOT), SHELL, &times(6, 1500));
     assert_eq!(cpu_ms(&restarted, &a), 1806);
     assert_eq!(restarted.usage_of_job(&a).unwrap().sample_cpu_ns, 0, "it was used before the first sample");
 }
@@ -323,7 +345,7 @@ fn a_restarted_daemon_reads_the_living_processes_again_and_knows_the_ended_ones(
 #[test]
 fn the_cgroup_counts_where_it_knows_more() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
     usage.usage_of_job_mut(&a).unwrap().cgroup_cpu_ns = Some((100 * MS, 3100 * MS));
     assert_eq!(cpu_ms(&usage, &a), 3000);
 }
@@ -331,8 +353,8 @@ fn the_cgroup_counts_where_it_knows_more() {
 #[test]
 fn a_job_that_is_taken_leaves_nothing_behind() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
+    read_shell(&mut usage, &times(0, 0), NOW);
     assert!(usage.take_job_usage(&a).is_some());
     assert_eq!(usage, UsageState::default());
 }
@@ -340,21 +362,21 @@ fn a_job_that_is_taken_leaves_nothing_behind() {
 #[test]
 fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_process_nor_its_parent() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
+    read_shell(&mut usage, &times(0, 0), NOW);
     let events = [ProcessEvent::Exit { pid: Pid(99) }, ProcessEvent::Exit { pid: ROOT }];
     assert_eq!(usage.processes_to_read_after(&events), BTreeSet::from([SHELL, ROOT]));
     usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(8, 1200))]));
-    usage.end_process(ROOT, None);
+    end(&mut usage, ROOT, None);
     assert_eq!(cpu_ms(&usage, &a), 1208, "it was a zombie");
 
-    usage.read_process(&a, id(CHILD), SHELL, &times(5, 0));
+    read(&mut usage, &a, id(CHILD), SHELL, &times(5, 0));
     let events = [ProcessEvent::Exit { pid: CHILD }];
     usage.note_exit_times(&events, BTreeMap::from([(SHELL, times(0, 1308))]));
-    usage.end_process(CHILD, None);
+    end(&mut usage, CHILD, None);
     let parents = usage.take_exit_times_of_parents();
     assert_eq!(parents, [(SHELL, times(0, 1308))]);
-    parents.iter().for_each(|(pid, times)| usage.read_outside_parent(*pid, times, NOW, |_| 2000 * MS));
+    parents.iter().for_each(|(_, times)| read_shell(&mut usage, times, NOW));
     assert_eq!(cpu_ms(&usage, &a), 1308, "its parent had waited for it");
     assert_eq!(usage.take_exit_times_of_parents(), []);
 }
@@ -362,22 +384,22 @@ fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_p
 #[test]
 fn what_was_read_of_a_parent_after_the_exit_of_its_child_is_not_taken_for_the_last_time_of_the_parent() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000));
-    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
+    read_shell(&mut usage, &times(0, 0), NOW);
     let events = [ProcessEvent::Exit { pid: CHILD }];
     usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(6, 1200))]));
-    usage.end_process(ROOT, None);
+    end(&mut usage, ROOT, None);
     assert_eq!(cpu_ms(&usage, &a), 1206);
-    usage.read_outside_parent(SHELL, &times(0, 1900), NOW, |_| 2000 * MS);
+    read_shell(&mut usage, &times(0, 1900), NOW);
     assert_eq!(cpu_ms(&usage, &a), 1900);
 }
 
 #[test]
 fn children_of_a_parent_that_waited_for_none_are_not_visited() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 0));
     for number in 0..600 {
-        usage.read_process(&a, id(Pid(1000 + number)), ROOT, &times(1, 0));
+        read(&mut usage, &a, id(Pid(1000 + number)), ROOT, &times(1, 0));
     }
     let later = times(9, 0);
     let visited = usage.children_possibly_waited_for(ROOT, &later);
@@ -390,20 +412,20 @@ fn a_parent_outside_is_forgotten_as_soon_as_nothing_is_to_be_learned_from_it() {
     let (mut usage, a) = begun();
     let b = job("b");
     usage.begin_recording(&b, Nanos(1_000 * MS));
-    usage.read_process(&b, id(Pid(40)), Pid(41), &times(1, 0));
+    read(&mut usage, &b, id(Pid(40)), Pid(41), &times(1, 0));
     for pid in (100..200).map(Pid) {
-        usage.read_process(&a, id(pid), SHELL, &times(10, 0));
-        usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
+        read(&mut usage, &a, id(pid), SHELL, &times(10, 0));
+        read_shell(&mut usage, &times(0, 0), NOW);
     }
-    (100..199).map(Pid).for_each(|pid| usage.end_process(pid, None));
-    assert_eq!(usage.jobs_missing_final_cpu_times().count(), 1, "of one parent");
-    usage.read_outside_parent(SHELL, &times(0, 991), NOW, |_| 2000 * MS);
-    assert_eq!((cpu_ms(&usage, &a), usage.jobs_missing_final_cpu_times().count()), (1001, 0));
+    (100..199).map(Pid).for_each(|pid| end(&mut usage, pid, None));
+    assert_eq!(usage.expected_parents().count(), 1, "of one parent");
+    read_shell(&mut usage, &times(0, 991), NOW);
+    assert_eq!((cpu_ms(&usage, &a), usage.expected_parents().count()), (1001, 0));
     assert!(usage.outside_parents.contains_key(&SHELL), "a child lives");
-    usage.end_process(Pid(199), None);
+    end(&mut usage, Pid(199), None);
     assert!(usage.outside_parents.contains_key(&SHELL), "it has not waited yet");
-    usage.read_outside_parent(SHELL, &times(0, 1001), NOW, |_| 2000 * MS);
-    usage.read_outside_parent(SHELL, &times(0, 1002), NOW, |_| 2000 * MS);
+    read_shell(&mut usage, &times(0, 1001), NOW);
+    read_shell(&mut usage, &times(0, 1002), NOW);
     assert_eq!((cpu_ms(&usage, &a), usage.outside_parents.len(), usage.expected_from.len()), (1001, 0, 0));
     assert_eq!(usage.children, BTreeMap::from([(Pid(41), BTreeSet::from([Pid(40)]))]));
 }
@@ -411,9 +433,9 @@ fn a_parent_outside_is_forgotten_as_soon_as_nothing_is_to_be_learned_from_it() {
 #[test]
 fn a_parent_that_never_waits_for_its_children_is_forgotten_with_the_job() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
-    usage.end_process(ROOT, Some(&times(9, 0)));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 0));
+    read_shell(&mut usage, &times(0, 0), NOW);
+    end(&mut usage, ROOT, Some(&times(9, 0)));
     assert!(usage.outside_parents.contains_key(&SHELL), "its time would look like that of a later child");
     assert!(usage.take_job_usage(&a).is_some());
     assert_eq!(usage, UsageState::default());
@@ -422,9 +444,9 @@ fn a_parent_that_never_waits_for_its_children_is_forgotten_with_the_job() {
 #[test]
 fn a_parent_outside_that_ends_before_it_is_read_is_forgotten() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
-    usage.end_process(ROOT, None);
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 0));
+    read_shell(&mut usage, &times(0, 0), NOW);
+    end(&mut usage, ROOT, None);
     assert_eq!(usage.expected_parents().collect::<Vec<_>>(), [SHELL]);
     usage.record_unread_parents_ended([SHELL, Pid(77)].into_iter());
     assert_eq!((usage.outside_parents.len(), usage.expected_parents().count()), (0, 0));
@@ -434,9 +456,9 @@ fn a_parent_outside_that_ends_before_it_is_read_is_forgotten() {
 #[test]
 fn a_process_whose_parent_ended_is_a_child_of_another_one() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 0));
-    usage.read_outside_parent(SHELL, &times(0, 0), NOW, |_| 0);
-    usage.read_process(&a, id(ROOT), Pid(1), &times(6, 0));
+    read(&mut usage, &a, id(ROOT), SHELL, &times(5, 0));
+    read_shell(&mut usage, &times(0, 0), NOW);
+    read(&mut usage, &a, id(ROOT), Pid(1), &times(6, 0));
     assert_eq!(usage.outside_parents.len(), 0);
     assert_eq!(usage.children, BTreeMap::from([(Pid(1), BTreeSet::from([ROOT]))]));
 }

@@ -175,3 +175,21 @@ fn only_children_for_which_their_parent_may_have_waited_are_looked_for() {
     assert_eq!(read_for(&mut machine), [vec![10, 20], vec![30]]);
     assert_eq!(read_for(&mut machine), [vec![10, 20]]);
 }
+
+#[test]
+fn the_time_of_a_process_since_it_was_read_counts_although_samples_of_its_job_ended_meanwhile() {
+    let mut machine = with_jobs_of_a_shell(&[(20, "a")]);
+    run(&mut machine, 1, &[20]);
+    // The scans find children that have ended already, and do not read their parent.
+    for child in 30..36 {
+        machine.spawn(child, 20, 1001);
+        let snapshot = machine.scan_only(&[child]);
+        let _ = machine.decide(&snapshot, &[]);
+        machine.exit(child);
+        machine.run(&[20]);
+        let mut snapshot = machine.scan_only(&[child]);
+        read_cpu_times(&machine.state, &mut snapshot, |_| [].into());
+        let _ = machine.decide(&snapshot, &[]);
+    }
+    assert_eq!(seconds(end(&mut machine).usage.cpu_ns), 7);
+}
