@@ -115,7 +115,7 @@ impl MadeUpMachine {
             cgroups: BTreeMap::new(),
             affinity_requests: Vec::new(),
             incomplete_reason: None,
-            has_checked_idle: false,
+            ended_idle_until: BTreeMap::new(),
             cpu_times: BTreeMap::new(),
             reaped: BTreeSet::new(),
             address_spaces: None,

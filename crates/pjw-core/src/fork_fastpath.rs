@@ -6,9 +6,9 @@
 //! job in a cpuset does not need the fast path: its children are born in the cpuset. Where the mask is right, that scan
 //! may wait: it would take a PU from the child or its parent while the child executes its program.
 //!
-//! The `stat` of a newborn process is not read: while the process executes another program, a reader waits (some
+//! The `stat` of a newly forked process is not read: while the process executes another program, a reader waits (some
 //! milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some ticks
-//! late. A zombie can't be distinguished from a running process. The cgroup of a newborn process is read only if its
+//! late. A zombie can't be distinguished from a running process. The cgroup of such a process is read only if its
 //! mask does not follow from the requests that pjw knows: a program may have requested the mask, or the process may be
 //! in a cpuset of its own. Except if the process has every online PU and no known cpuset restricts its ancestor: then
 //! the program requested every PU.
@@ -136,7 +136,7 @@ pub fn snapshot_of_mismatches(
         cgroups: BTreeMap::new(),
         affinity_requests: Vec::new(),
         incomplete_reason: None,
-        has_checked_idle: false,
+        ended_idle_until: BTreeMap::new(),
         cpu_times: BTreeMap::new(),
         reaped: BTreeSet::new(),
         address_spaces: None,

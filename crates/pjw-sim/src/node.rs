@@ -341,6 +341,7 @@ impl MachineInterface for SimMachineInterface {
             }
         };
         let mut processes = BTreeMap::new();
+        let mut ended_idle_until = BTreeMap::new();
         let mut scope = request.scope.clone();
         let mut incomplete_reason = None;
         for pid in pids {
@@ -361,6 +362,10 @@ impl MachineInterface for SimMachineInterface {
                     Some(busy) => keep_busy(process, busy, &mut self.other_threads_ns),
                     None => drop(self.other_threads_ns.remove(&pid)),
                 }
+            }
+            if process.is_none() {
+                let idle_until = active.get(&pid).copied().flatten();
+                ended_idle_until.extend(idle_until.map(|until| (pid, until)));
             }
             processes.insert(pid, process.map_or(Observed::Gone, Observed::Present));
         }
@@ -385,7 +390,7 @@ impl MachineInterface for SimMachineInterface {
             cgroups,
             affinity_requests,
             incomplete_reason,
-            has_checked_idle: !request.idle_watch.groups.is_empty(),
+            ended_idle_until,
             cpu_times: BTreeMap::new(),
             reaped: BTreeSet::new(),
             address_spaces: None,

@@ -47,9 +47,10 @@ pub struct Snapshot {
     /// read everything that was requested. A process that is missing in an incomplete snapshot may still
     /// exist. An incomplete snapshot never has the scope `Full`.
     pub incomplete_reason: Option<String>,
-    /// Whether the scan checked that the idle processes of jobs are still idle
-    /// ([`ScanRequest::idle_watch`](crate::terms::scan::ScanRequest::idle_watch)).
-    pub has_checked_idle: bool,
+    /// For processes that have ended, by pid: the time of the last check that found the process idle, in ns since boot.
+    /// A process that was never found idle
+    /// ([`ScanRequest::idle_watch`](crate::terms::scan::ScanRequest::idle_watch)) is missing here.
+    pub ended_idle_until: BTreeMap<Pid, Nanos>,
     /// The CPU times of processes, by pid. Empty after the scan. [`crate::usage_times::read_cpu_times`] reads the CPU
     /// times and stores them here.
     pub cpu_times: BTreeMap<Pid, ProcessCpuTimes>,

@@ -347,10 +347,9 @@ impl MachineInterface for LinuxMachine {
         let mut processes = self.observe_busy_threads(scan_request);
         let unified = self.mounts.v2_mount_point.as_deref();
         let mut idle_check = self.idle.check(&scan_request.idle_watch, unified, taken_at.since_boot, full);
-        let plan = self.plan_scan(scan_request, &processes, &mut idle_check);
-        let (wanted, pids, mut pass) = (plan.wanted, plan.pids, plan.pass);
+        let mut plan = self.plan_scan(scan_request, &processes, &mut idle_check);
         // Without the process list, a missing process proves nothing.
-        let (pids, mut scope) = match pids {
+        let (pids, mut scope) = match plan.pids {
             Ok(pids) => (pids, scan_request.scope.clone()),
             Err(errno) => {
                 incomplete = Some(errno);
@@ -358,11 +357,11 @@ impl MachineInterface for LinuxMachine {
             }
         };
         for pid in pids {
-            let with_threads = wanted.contains(&pid);
+            let with_threads = plan.wanted.contains(&pid);
             if with_threads {
                 self.idle.mark_active(pid);
             }
-            let pass = pass.processes.remove(&pid);
+            let pass = plan.pass.processes.remove(&pid);
             if pass.is_none() && idle_check.active_unassigned.contains(&pid) {
                 self.cache.refresh_uid(pid);
             }
@@ -396,11 +395,11 @@ impl MachineInterface for LinuxMachine {
             scope,
             taken_at,
             online: self.online.clone(),
+            ended_idle_until: self.idle.ended_idle_until(&idle_check, &processes),
             processes,
             cgroups,
             affinity_requests,
             incomplete_reason: incomplete.map(|errno| errno.desc().to_owned()),
-            has_checked_idle: !scan_request.idle_watch.groups.is_empty(),
             cpu_times: BTreeMap::new(),
             reaped: BTreeSet::new(),
             address_spaces: Some(self.read_address_spaces(taken_at.since_boot)),

@@ -23,7 +23,7 @@ use pjw_core::{
 };
 use pjw_sources::LocalHost;
 
-use super::forks::{changes_process_masks, defer_scans_for_right_masks, find_wrong_fork_masks};
+use super::forks::{changes_process_masks, defer_scans_of_expected_masks, find_wrong_fork_masks};
 use super::report::{
     ConfinedNewProcess, CycleReport, EventCount, OngoingFailures, RefusedMask, is_release, only_releases,
     refuse_unrecorded_commands,
@@ -163,7 +163,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// [`Warden::set_fork_events_complete_since`] is called with `Some(time)`.
     pub fn read_process_events(&mut self) {
         let ProcessEventBatch { events, events_lost, still_dropping } = self.node.read_process_events();
-        let exited = self.state.usage.processes_to_read_after(&events);
+        let exited = self.state.usage.pids_with_exit_times_to_read(&events);
         if !exited.is_empty() {
             // A parent that waits for its child at once leaves little time.
             let read = self.node.read_cpu_times(&exited).into_iter();
@@ -187,7 +187,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// is the set of online PUs that the job holds, or if the process was forked into the cpuset of the job.
     /// Otherwise, the scan is urgent. Must be called after process events were read, unless a cycle follows at once.
     pub fn check_masks_of_new_forks(&mut self) {
-        defer_scans_for_right_masks(&mut self.node, &mut self.state);
+        defer_scans_of_expected_masks(&mut self.node, &mut self.state);
     }
 
     /// Returns how many process events (fork, exec, exit) were read since the last call of this function, and whether

@@ -87,7 +87,7 @@ fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process
         cgroups: BTreeMap::from([(JOB.to_owned(), Observed::Present(cgroup))]),
         affinity_requests: Vec::new(),
         incomplete_reason: None,
-        has_checked_idle: false,
+        ended_idle_until: BTreeMap::new(),
         cpu_times: BTreeMap::new(),
         reaped: BTreeSet::new(),
         address_spaces: None,

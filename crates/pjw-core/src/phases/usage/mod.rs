@@ -12,10 +12,12 @@ use crate::phases::held::{add_held_core_time, held_core_counts};
 use crate::state::usage::{RunningJobUsage, is_same_start};
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    EventKind, Job, JobId, JobReport, JobUsage, Observed, Ownership, Process, ProcessCpuTimes, Record,
-    ScanScope, Snapshot, UsageSample,
+    DaemonMode, EventKind, Job, JobId, JobReport, JobUsage, Observed, Ownership, Process, ProcessCpuTimes,
+    Record, ScanScope, Snapshot, UsageSample,
 };
 
+/// A scan notices within this time, in ns, that an idle process runs again. Idle processes are not checked in each scan.
+const MAX_UNNOTICED_NS: u64 = 20_000_000_000;
 /// The least length of a sample, in ns.
 const MIN_SAMPLE_NS: u64 = 500_000_000;
 /// In a sample that is longer than this, in ns, the time in which the job is known to have been idle is a sample of its
@@ -180,11 +182,11 @@ fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     gone.sort_by_key(|id| core::cmp::Reverse((id.start, id.pid)));
     for id in gone {
         jobs_read.extend(state.members.get(&id.pid).map(|member| member.job.clone()));
-        let is_idle = state.members.is_idle(id.pid);
-        state.usage.end_process(id.pid, snapshot.cpu_times.get(&id.pid), is_idle, now);
-    }
-    if snapshot.has_checked_idle {
-        state.usage.idle_checked_at = now;
+        let idle_until = state.members.is_idle(id.pid).then(|| {
+            let idle_until = snapshot.ended_idle_until.get(&id.pid).copied().unwrap_or_default();
+            idle_until.max(Nanos(now.0.saturating_sub(MAX_UNNOTICED_NS)))
+        });
+        state.usage.end_process(id.pid, snapshot.cpu_times.get(&id.pid), idle_until, now);
     }
     let (mut read, mut pids_read) = (BTreeSet::new(), Vec::new());
     for (process, job) in living {
@@ -232,17 +234,19 @@ fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
 /// Takes over the CPU times of parents that belong to no job. They tell the rest of the time of a child that ended.
 fn read_outside_parents(draft: &mut CycleDraft<'_>) {
     let (snapshot, now) = (draft.seen, draft.now.since_boot);
-    let WardenState { usage, members, pool, jobs, .. } = &mut *draft.state;
+    let WardenState { usage, members, pool, jobs, cpusets, .. } = &mut *draft.state;
     let online_pus = pool.online_cpus().len();
-    let granted_pus = |job: &JobId| {
+    let is_observing = draft.policy.mode == DaemonMode::Observe;
+    let usable_pus = |job: &JobId| {
         let grant = jobs.get(job).and_then(|job| job.grant.as_ref());
-        grant.map_or(0, |grant| grant.cpus.len())
+        let grant = grant.filter(|_| !is_observing && !cpusets.is_partition_delayed(job));
+        grant.map_or(online_pus, |grant| grant.cpus.len())
     };
     let at_exit = usage.take_exit_times_of_parents();
     let at_exit = at_exit.iter().filter(|(pid, _)| !snapshot.cpu_times.contains_key(pid));
     let parents = snapshot.cpu_times.iter().filter(|(pid, _)| !members.contains_key(pid));
     for (&pid, times) in parents.chain(at_exit.map(|(pid, times)| (pid, times))) {
-        usage.read_outside_parent(pid, times, now, granted_pus, online_pus);
+        usage.read_outside_parent(pid, times, now, usable_pus);
     }
 }
 

@@ -2,23 +2,16 @@
 //! process whose parent waits for it at once.
 
 use super::UsageState;
+use super::processes::ExitTimes;
 use crate::basics::{Pid, prelude::*};
 use crate::terms::{ProcessCpuTimes, ProcessEvent};
-
-/// The CPU times of a process, as read right after the exit of this process or of a child.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct ExitTimes {
-    pub(super) times: ProcessCpuTimes,
-    /// Whether the process itself had exited, so that its times no longer grow.
-    pub(super) is_final: bool,
-}
 
 impl UsageState {
     /// Returns the pids of the processes whose CPU times must be read at once, because `events` contains the
     /// exit of a process of a job. These are the exited process, which may still be a zombie, and its parent.
     /// The parent gets the CPU time of its child from the kernel when it waits for the child (wait4(2)).
     #[must_use]
-    pub fn processes_to_read_after(&self, events: &[ProcessEvent]) -> BTreeSet<Pid> {
+    pub fn pids_with_exit_times_to_read(&self, events: &[ProcessEvent]) -> BTreeSet<Pid> {
         let exited = events.iter().filter_map(|event| match event {
             ProcessEvent::Exit { pid } => Some((*pid, self.processes.get(*pid)?.parent)),
             _ => None,
@@ -27,7 +20,7 @@ impl UsageState {
     }
 
     /// Stores the CPU times `cpu_times` that the caller has read because of the exit events in `events`: the times of
-    /// the exited processes and of their parents ([`UsageState::processes_to_read_after`]), by pid. The caller must
+    /// the exited processes and of their parents ([`UsageState::pids_with_exit_times_to_read`]), by pid. The caller must
     /// read these times at once, because the processes may no longer exist at the next scan. After the next scan, the
     /// CPU time that an exited process used last is added to its job.
     pub fn note_exit_times(&mut self, events: &[ProcessEvent], cpu_times: BTreeMap<Pid, ProcessCpuTimes>) {

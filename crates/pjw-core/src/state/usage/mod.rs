@@ -18,14 +18,11 @@ mod exit_times;
 mod processes;
 mod table;
 
-use exit_times::ExitTimes;
 pub(crate) use processes::ProcessUsage;
 pub(crate) use processes::is_same_start;
-use processes::{LateTime, MAX_ROUNDING_NS, OutsideParent, is_born_since};
+use processes::{ExitTimes, LateTime, MAX_ROUNDING_NS, OutsideParent, is_born_since};
 use table::ProcessTable;
 
-/// The longest time, in ns, for which a process that ended is assumed to have run since it was last read.
-const MAX_UNREAD_NS: u64 = 20_000_000_000;
 /// The scan that last read a process, and the end of the process, are known to about this time, in ns.
 const UNREAD_MARGIN_NS: u64 = 500_000_000;
 
@@ -44,8 +41,6 @@ pub struct UsageState {
     /// The CPU times of processes of jobs that have exited, and of their parents, as read right after the exit events.
     /// They are used where the next scan comes too late: the parent may have ended too.
     exit_times: BTreeMap<Pid, ExitTimes>,
-    /// The last time at which a scan checked that the idle processes of jobs are still idle, in ns since boot.
-    pub(crate) idle_checked_at: Nanos,
     /// The time for which threads waited for a PU that was read and belongs to no sample yet, in ns. It is that of the
     /// process that is being updated.
     pub(crate) pending_wait_ns: u64,
@@ -385,13 +380,13 @@ impl UsageState {
 
     /// Records that a scan found that the process `pid` of a job has ended. `times` are its last CPU times, if the
     /// process is still a zombie. The kernel adds these times to the parent when the parent waits for the process
-    /// (wait4(2)). `is_idle` is true if no thread of the process had run recently when a scan last checked this. `now`
-    /// is the present time, in ns since boot.
+    /// (wait4(2)). `idle_until` is the time until which the process was certainly idle, `None` if it was not idle. `now`
+    /// is the present time. Both are in ns since boot.
     pub(crate) fn end_process(
         &mut self,
         pid: Pid,
         times: Option<&ProcessCpuTimes>,
-        is_idle: bool,
+        idle_until: Option<Nanos>,
         now: Nanos,
     ) {
         let Some(mut ended) = self.processes.remove(pid) else { return };
@@ -404,13 +399,15 @@ impl UsageState {
         if let Some(times) = times
             && let Some(open) = self.jobs.get_mut(&ended.job)
         {
-            open.add_cpu(ended.read(times, now));
+            // Times that are not the last ones were read earlier, when a child of the process had exited.
+            let read_at = if is_final { now } else { ended.read_at() };
+            open.add_cpu(ended.read(times, read_at));
         }
         let parent_pid = ended.parent;
         if let Some(parent) = self.processes.get_mut(parent_pid) {
             parent.unclaimed_ns += ended.total_ns() + ended.unclaimed_ns;
         } else if let Some(parent) = self.outside_parents.get_mut(&parent_pid) {
-            parent.end_child(ended, is_unread, is_idle.then_some(self.idle_checked_at));
+            parent.end_child(ended, is_unread, idle_until);
             self.note_expected(parent_pid);
         }
     }
@@ -420,15 +417,14 @@ impl UsageState {
     ///
     /// If a child has ended and its last CPU times are unknown, the CPU times of the parent show the missing CPU time
     /// of the child. The missing time is added to the job of the child, unless the PUs of the job could not run that
-    /// much since the child was last read: it then comes from other children. `granted_pus` returns the number of PUs
-    /// that a job has now. `online_pus` is the number of PUs of a job that has no PUs of its own.
+    /// much since the child was last read or certainly idle: it then comes from other children. `usable_pus` returns the
+    /// number of PUs on which the processes of a job can run now.
     pub(crate) fn read_outside_parent(
         &mut self,
         pid: Pid,
         times: &ProcessCpuTimes,
         now: Nanos,
-        granted_pus: impl Fn(&JobId) -> usize,
-        online_pus: usize,
+        usable_pus: impl Fn(&JobId) -> usize,
     ) {
         let Some(known) = self.outside_parents.get_mut(&pid).filter(|known| known.start == times.start)
         else {
@@ -444,10 +440,9 @@ impl UsageState {
         self.note_expected(pid);
         let Some(LateTime { job, ns, unread_since }) = rest else { return };
         let Some(open) = self.jobs.get_mut(&job) else { return };
-        let pus = (open.usage.pus_max as usize).max(granted_pus(&job));
-        let pus = if pus == 0 { online_pus } else { pus };
-        let unread_ns = now.0.saturating_sub(unread_since.0).min(MAX_UNREAD_NS) + UNREAD_MARGIN_NS;
-        if ns <= unread_ns * pus as u64 {
+        let pus = (open.usage.pus_max as usize).max(usable_pus(&job));
+        let unread_ns = now.0.saturating_sub(unread_since.0) + UNREAD_MARGIN_NS;
+        if ns <= unread_ns.saturating_mul(pus as u64) {
             open.add_cpu(ns);
         }
     }

@@ -50,6 +50,11 @@ impl ProcessUsage {
         self.own_ns + self.children_ns
     }
 
+    /// Returns the time of the last reading, in ns since boot.
+    pub(super) fn read_at(&self) -> Nanos {
+        self.read_at
+    }
+
     /// Returns the part of the CPU time of this process, in ns, that a restarted daemon can read again for the job.
     /// `job_began_at` is the time at which the job began, in ns since boot. The result is 0 if the process is older
     /// than the job.
@@ -113,6 +118,14 @@ struct EndedChild {
     is_expected: bool,
 }
 
+/// The CPU times of a process, as read right after the exit of this process or of a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ExitTimes {
+    pub(super) times: ProcessCpuTimes,
+    /// Whether the process itself had exited, so that its times no longer grow.
+    pub(super) is_final: bool,
+}
+
 /// The CPU time of an ended process of a job that was read from the parent of the process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LateTime {
@@ -159,7 +172,7 @@ impl OutsideParent {
     /// Records that the child `child` of the parent has ended.
     ///
     /// - `is_unread` is true if the last CPU times of the child are unknown.
-    /// - `idle_until` is the time until which the child was certainly idle, in ns since boot. `None` if unknown.
+    /// - `idle_until` is the time until which the child was certainly idle, in ns since boot. `None` if it was not idle.
     pub(super) fn end_child(&mut self, child: ProcessUsage, is_unread: bool, idle_until: Option<Nanos>) {
         let pending_ns = self.ended.as_ref().map(|ended| ended.before_ns);
         let unread_since = child.read_at.max(idle_until.unwrap_or_default());

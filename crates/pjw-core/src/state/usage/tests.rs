@@ -15,6 +15,10 @@ const CHILD: Pid = Pid(30);
 /// The start of the processes of the job, after its begin.
 const BORN: StartTime = StartTime(200);
 
+fn at(second: u64) -> Nanos {
+    Nanos(second * 1_000 * MS)
+}
+
 fn id(pid: Pid) -> ProcessId {
     ProcessId { pid, start: BORN }
 }
@@ -25,7 +29,7 @@ fn times(own_ms: u64, children_ms: u64) -> ProcessCpuTimes {
 
 fn begun() -> (UsageState, JobId) {
     let (mut usage, a) = (UsageState::default(), job("a"));
-    usage.begin_recording(&a, Nanos(1_000 * MS));
+    usage.begin_recording(&a, at(1));
     (usage, a)
 }
 
@@ -40,12 +44,12 @@ fn read(usage: &mut UsageState, job: &JobId, id: ProcessId, parent: Pid, times: 
 
 /// Reads the shell. Each job has 40 PUs, so the rest of a child may be 20 s if the child was just read.
 fn read_shell(usage: &mut UsageState, times: &ProcessCpuTimes, now: Nanos) {
-    usage.read_outside_parent(SHELL, times, now, |_| 40, 64);
+    usage.read_outside_parent(SHELL, times, now, |_| 40);
 }
 
 /// Ends a process that was not idle.
 fn end(usage: &mut UsageState, pid: Pid, times: Option<&ProcessCpuTimes>) {
-    usage.end_process(pid, times, false, NOW);
+    usage.end_process(pid, times, None, NOW);
 }
 
 #[test]
@@ -154,7 +158,6 @@ fn an_end_is_settled_although_the_kernel_cuts_the_times_of_the_parent() {
 #[test]
 fn what_the_parent_got_while_its_child_was_idle_is_the_time_of_other_children() {
     let (mut usage, a) = begun();
-    let at = |second: u64| Nanos(second * 1_000 * MS);
     read(&mut usage, &a, id(ROOT), SHELL, &times(100, 0));
     read_shell(&mut usage, &times(0, 0), at(1));
     usage.note_time_of_outside_parent(ROOT);
@@ -170,7 +173,6 @@ fn what_the_parent_got_while_its_child_was_idle_is_the_time_of_other_children() 
 #[test]
 fn the_end_of_a_child_may_be_found_seconds_after_its_parent_got_its_time() {
     let (mut usage, a) = begun();
-    let at = |second: u64| Nanos(second * 1_000 * MS);
     read(&mut usage, &a, id(ROOT), SHELL, &times(10_000, 0));
     read_shell(&mut usage, &times(0, 0), at(1));
     usage.note_time_of_outside_parent(ROOT);
@@ -275,16 +277,25 @@ fn more_than_a_child_can_have_used_is_the_time_of_other_children_of_the_parent()
 
 #[test]
 fn an_idle_process_can_have_used_what_fits_into_the_time_since_it_was_last_found_idle() {
-    let at = |second: u64| Nanos(second * 1_000 * MS);
-    for (idle_checked_at, found_ms) in [(at(3), 9_005), (at(19), 1_005)] {
+    for (idle_until, found_ms) in [(None, 9_005), (Some(at(3)), 9_005), (Some(at(19)), 1_005)] {
         let (mut usage, a) = begun();
         usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000), at(2));
-        usage.read_outside_parent(SHELL, &times(0, 0), at(2), |_| 1, 64);
-        usage.idle_checked_at = idle_checked_at;
-        usage.end_process(ROOT, None, true, at(20));
-        usage.read_outside_parent(SHELL, &times(0, 9_005), at(20), |_| 1, 64);
+        usage.read_outside_parent(SHELL, &times(0, 0), at(2), |_| 1);
+        usage.end_process(ROOT, None, idle_until, at(20));
+        usage.read_outside_parent(SHELL, &times(0, 9_005), at(20), |_| 1);
         assert_eq!(cpu_ms(&usage, &a), found_ms);
     }
+}
+
+#[test]
+fn times_that_were_read_at_the_exit_of_a_child_do_not_shorten_the_time_in_which_the_process_can_have_run() {
+    let (mut usage, a) = begun();
+    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000), at(2));
+    usage.read_outside_parent(SHELL, &times(0, 0), at(2), |_| 1);
+    usage.note_exit_times(&[ProcessEvent::Exit { pid: CHILD }], BTreeMap::from([(ROOT, times(6, 1000))]));
+    usage.end_process(ROOT, None, None, at(10));
+    usage.read_outside_parent(SHELL, &times(0, 8_005), at(10), |_| 1);
+    assert_eq!(cpu_ms(&usage, &a), 8_005);
 }
 
 #[test]
@@ -307,11 +318,8 @@ fn a_process_that_is_older_than_its_job_counts_from_its_first_reading_on() {
     read(&mut usage, &a, old, SHELL, &old_times(500, 5000));
     read(&mut usage, &a, old, SHELL, &old_times(510, 5000));
     assert_eq!(cpu_ms(&usage, &a), 10);
-    assert_eq!(
-        usage.journal_usage_of(&a).unwrap().ended_cpu_ns,
-        10 * MS,
-        "a restarted daemon cannot read it again"
-    );
+    let ended_ns = usage.journal_usage_of(&a).unwrap().ended_cpu_ns;
+    assert_eq!(ended_ns, 10 * MS, "a restarted daemon cannot read it again");
 }
 
 #[test]
@@ -365,7 +373,7 @@ fn what_was_read_right_after_an_exit_counts_if_the_next_scan_finds_neither_the_p
     read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
     read_shell(&mut usage, &times(0, 0), NOW);
     let events = [ProcessEvent::Exit { pid: Pid(99) }, ProcessEvent::Exit { pid: ROOT }];
-    assert_eq!(usage.processes_to_read_after(&events), BTreeSet::from([SHELL, ROOT]));
+    assert_eq!(usage.pids_with_exit_times_to_read(&events), BTreeSet::from([SHELL, ROOT]));
     usage.note_exit_times(&events, BTreeMap::from([(ROOT, times(8, 1200))]));
     end(&mut usage, ROOT, None);
     assert_eq!(cpu_ms(&usage, &a), 1208, "it was a zombie");

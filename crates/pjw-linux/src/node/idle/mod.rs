@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pjw_core::scan::{IdleProcessGroup, WatchedProcesses};
+use pjw_core::snapshot::{Observed, Process};
 use pjw_core::{cpuset::CpuSet, ids::Pid, ids::Tid, time::Nanos};
 
 use crate::proc::procfs::ProcDir;
@@ -263,6 +264,21 @@ impl IdleTracker {
             was_idle.idle_checks = 0;
             self.settled.clear();
         }
+    }
+
+    /// Returns the time of the last check that found the process idle, for each ended process in `processes` that a
+    /// check found idle. `idle_check` is the result of the check in this scan.
+    pub(super) fn ended_idle_until(
+        &self,
+        idle_check: &IdleCheck,
+        processes: &BTreeMap<Pid, Observed<Process>>,
+    ) -> BTreeMap<Pid, Nanos> {
+        let idle_until = |pid: Pid| {
+            let before_this_check = idle_check.idle_until.get(&pid).copied();
+            before_this_check.or_else(|| self.processes.get(&pid)?.idle_until)
+        };
+        let ended = processes.iter().filter(|(_, seen)| matches!(seen, Observed::Gone));
+        ended.filter_map(|(&pid, _)| Some((pid, idle_until(pid)?))).collect()
     }
 
     /// Returns the place in which the thread ids of the process `pid` are cached. The place is empty (inner `None`)

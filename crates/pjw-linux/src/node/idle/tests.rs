@@ -102,6 +102,26 @@ fn a_process_is_checked_less_often_the_longer_it_is_idle() {
 }
 
 #[test]
+fn an_ended_process_was_idle_until_its_last_check_although_later_scans_did_not_check_it() {
+    let shell = Shell::start();
+    let pid = shell.pid();
+    let idle_watch = behind_a_cpuset(pid);
+    let mut tracker = IdleTracker::default();
+    let (mut last_check, mut idle_check) = (0, IdleCheck::default());
+    for at in 1.. {
+        idle_check = tracker.check(&idle_watch, None, Nanos(at), false);
+        last_check = if idle_check.idle.contains(&pid) { at } else { last_check };
+        if at > 200 && last_check < at {
+            break;
+        }
+    }
+    assert!(last_check > 180, "{last_check}");
+    let seen = BTreeMap::from([(pid, Observed::Gone), (Pid(u32::MAX), Observed::Gone)]);
+    let ended = tracker.ended_idle_until(&idle_check, &seen);
+    assert_eq!(ended, BTreeMap::from([(pid, Nanos(last_check))]));
+}
+
+#[test]
 fn scans_without_idle_processes_do_not_count_for_the_period() {
     let shell = Shell::start();
     let idle_watch = behind_a_cpuset(shell.pid());

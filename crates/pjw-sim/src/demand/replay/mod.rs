@@ -217,7 +217,7 @@ impl Machine {
             cgroups: BTreeMap::new(),
             affinity_requests: Vec::new(),
             incomplete_reason: None,
-            has_checked_idle: false,
+            ended_idle_until: BTreeMap::new(),
             cpu_times: BTreeMap::new(),
             reaped: BTreeSet::new(),
             address_spaces: None,
