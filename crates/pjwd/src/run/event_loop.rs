@@ -330,7 +330,7 @@ impl EventLoop {
     fn wait(&mut self) -> Readable {
         let now = Instant::now();
         self.realtime.enforce_limits(now);
-        self.own_mask.follow(&self.warden.state().pool, self.realtime.are_all_raised(), now);
+        self.own_mask.follow(&self.warden.state().pool, self.realtime.lowered_threads(), now);
         let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next_ping_at());
         next = self.realtime.next_check_at(now).map_or(next, |check| next.min(check));
         let owed = self.budget.wait_time(now);

@@ -2,12 +2,14 @@
 //!
 //! The first case that applies decides:
 //! - The configuration has housekeeping PUs: pjwd runs there.
-//! - The threads of pjwd have a real-time priority: pjwd runs on the PUs that no job holds, while there are any. On a
-//!   held PU, a thread of the job would have to wait.
-//! - Otherwise pjwd runs where it was started: a thread with the normal priority may itself have to wait for a PU.
+//! - Threads of pjwd have a real-time priority: pjwd runs on the PUs that no job holds, while there are any. On a held
+//!   PU, a thread of the job would have to wait. Except a thread that lost the real-time priority for a moment: it runs
+//!   where pjwd was started, because it may itself have to wait for a PU.
+//! - Otherwise pjwd runs where it was started.
 //!
 //! In the last two cases, pjwd does not leave the mask with which it was started, as by `taskset` or `isolcpus=`.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -20,17 +22,25 @@ use tracing::{debug, warn};
 /// The shortest time between two checks whether the event loop still has its mask.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The affinity mask of all threads of this daemon.
+/// The affinity masks of the threads of this daemon.
 #[derive(Debug)]
 pub struct DaemonMask {
-    /// The PUs to which the threads are bound. `None` if they run where the daemon was started.
-    bound_to: Option<CpuSet>,
+    binding: Binding,
     /// What the kernel has made of these PUs for the event loop: it leaves out those outside the daemon's cpuset.
     effective: Option<CpuSet>,
     /// The affinity mask that the daemon was started with. `None` if it was all PUs that it may have.
     start_mask: Option<CpuSet>,
     /// The time of the last check whether the event loop still has its mask.
     checked_at: Option<Instant>,
+}
+
+/// Where the threads of the daemon run.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Binding {
+    /// The PUs to which the threads are bound. `None` if they run where the daemon was started.
+    cpus: Option<CpuSet>,
+    /// The threads that run where the daemon was started in any case.
+    exempt: BTreeSet<Tid>,
 }
 
 impl DaemonMask {
@@ -46,19 +56,22 @@ impl DaemonMask {
         }
         Self {
             start_mask,
-            bound_to: Some(housekeeping.clone()).filter(|cpus| !cpus.is_empty()),
+            binding: Binding {
+                cpus: Some(housekeeping.clone()).filter(|cpus| !cpus.is_empty()),
+                exempt: BTreeSet::new(),
+            },
             effective: affinity::get_mask(affinity::own_thread()).ok(),
             checked_at: None,
         }
     }
 
-    /// Binds all threads of the daemon to the PUs on which they are to run now. `pool` has the PUs that jobs hold.
-    /// `is_realtime` says whether each thread that can have a real-time priority has it now. Must be called before each
-    /// sleep of the event loop; `now` is the current time. Makes no system call if nothing has changed, except one each
-    /// second.
-    pub fn follow(&mut self, pool: &PuPool, is_realtime: bool, now: Instant) {
-        let bound_to = self.wanted_mask(pool, is_realtime);
-        if bound_to == self.bound_to && !self.is_lost(now) {
+    /// Binds the threads of the daemon to the PUs on which they are to run now. `pool` has the PUs that jobs hold.
+    /// `lowered` are the threads that lost the real-time priority for a moment, `None` if no thread has this priority.
+    /// Must be called before each sleep of the event loop; `now` is the current time. Makes no system call if nothing
+    /// has changed, except one each second.
+    pub fn follow(&mut self, pool: &PuPool, lowered: Option<BTreeSet<Tid>>, now: Instant) {
+        let binding = self.wanted_binding(pool, lowered);
+        if binding == self.binding && !self.is_lost(now) {
             return;
         }
         self.checked_at = Some(now);
@@ -67,7 +80,8 @@ impl DaemonMask {
             Err(error) => return debug!("pjwd stays on its PUs: {error}"),
         };
         for tid in threads {
-            let bound = match self.set_mask(tid, bound_to.as_ref()) {
+            let cpus = binding.cpus.as_ref().filter(|_| !binding.exempt.contains(&tid));
+            let bound = match self.set_mask(tid, cpus) {
                 // None of the PUs is in the daemon's cpuset. With its earlier mask, the thread could stay on a job's
                 // PU.
                 Err(Errno::EINVAL) => self.set_mask(tid, None),
@@ -77,7 +91,7 @@ impl DaemonMask {
                 debug!("the thread {tid} of pjwd stays on its PUs: {errno}");
             }
         }
-        self.bound_to = bound_to;
+        self.binding = binding;
         self.effective = affinity::get_mask(affinity::own_thread()).ok();
     }
 
@@ -89,22 +103,26 @@ impl DaemonMask {
         }
     }
 
-    /// The PUs to which the threads are to be bound. `None` if they are to run where the daemon was started.
-    fn wanted_mask(&self, pool: &PuPool, is_realtime: bool) -> Option<CpuSet> {
+    /// Where the threads are to run.
+    fn wanted_binding(&self, pool: &PuPool, lowered: Option<BTreeSet<Tid>>) -> Binding {
         let online = pool.online_cpus();
         let housekeeping = pool.housekeeping_cpus().intersection(&online);
         if !housekeeping.is_empty() {
-            return Some(housekeeping);
+            return Binding { cpus: Some(housekeeping), exempt: BTreeSet::new() };
         }
+        let Some(exempt) = lowered else { return Binding::default() };
         let free = pool.free_cpus().intersection(&online);
         let usable = self.start_mask.as_ref().map_or(free.clone(), |mask| free.intersection(mask));
-        (is_realtime && !usable.is_empty() && usable != online).then_some(usable)
+        if usable.is_empty() || usable == online {
+            return Binding::default();
+        }
+        Binding { cpus: Some(usable), exempt }
     }
 
     /// Whether the event loop is no longer bound: before Linux 6.2, a change of the daemon's cpuset resets masks. Looks
     /// once a second.
     fn is_lost(&mut self, now: Instant) -> bool {
-        if self.bound_to.is_none() {
+        if self.binding.cpus.is_none() {
             return false;
         }
         if self.checked_at.is_some_and(|at| now.saturating_duration_since(at) < CHECK_INTERVAL) {
@@ -118,10 +136,45 @@ impl DaemonMask {
 /// The affinity mask of this thread. `None` if it has all PUs that its cpuset allows: another thread that asks for all
 /// gets the same.
 fn narrow_start_mask() -> Option<CpuSet> {
-    let widest = std::thread::spawn(|| {
+    let thread = std::thread::Builder::new();
+    let widest = thread.spawn(|| {
         affinity::set_full_mask(affinity::own_thread())?;
         affinity::get_mask(affinity::own_thread())
     });
+    let widest = widest
+        .inspect_err(|error| warn!("pjwd can't find out its own PUs: no thread can be started: {error}"))
+        .ok()?;
     let (mask, widest) = (affinity::get_mask(affinity::own_thread()).ok()?, widest.join().ok()?.ok()?);
     (mask != widest).then_some(mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::job::{JobId, JobSource};
+    use pjw_core::testing::regular_topology;
+
+    use super::*;
+
+    #[test]
+    fn only_a_thread_that_lost_its_priority_may_run_on_the_pus_of_jobs() {
+        let cpus = |list: &str| list.parse::<CpuSet>().unwrap();
+        let job = JobId::new(JobSource::Manual, "a").unwrap();
+        let mut pool = PuPool::new(&regular_topology(1, 1, 1, 4, 1), &CpuSet::new());
+        let start_mask = Some(cpus("1-3"));
+        let mask = DaemonMask { binding: Binding::default(), effective: None, start_mask, checked_at: None };
+        let lowered = BTreeSet::from([Tid(7)]);
+        let wanted = |pool: &PuPool, lowered: Option<&BTreeSet<Tid>>| {
+            let Binding { cpus, exempt } = mask.wanted_binding(pool, lowered.cloned());
+            (cpus.map(|cpus| cpus.to_string()), exempt)
+        };
+        assert_eq!(pool.claim(&job, &cpus("0-1")), CpuSet::new());
+        assert_eq!(wanted(&pool, None), (None, BTreeSet::new()), "no thread has a real-time priority");
+        assert_eq!(wanted(&pool, Some(&BTreeSet::new())), (Some("2-3".into()), BTreeSet::new()));
+        assert_eq!(wanted(&pool, Some(&lowered)), (Some("2-3".into()), lowered.clone()));
+        assert_eq!(pool.claim(&job, &cpus("0-3")), CpuSet::new());
+        assert_eq!(wanted(&pool, Some(&lowered)), (None, BTreeSet::new()), "no PU is free");
+        pool.release(&job);
+        pool.set_housekeeping(&cpus("0"));
+        assert_eq!(wanted(&pool, Some(&lowered)), (Some("0".into()), BTreeSet::new()));
+    }
 }

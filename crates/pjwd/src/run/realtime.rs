@@ -13,6 +13,7 @@
 //!
 //! A thread that exceeds a bound goes on with the normal policy, and is raised again when the budget has a reserve.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -80,10 +81,13 @@ impl RealtimePriority {
         Self { threads: threads.iter().map(thread).collect(), is_on: false, run_limit: RUN_LIMIT }
     }
 
-    /// Returns whether all threads have the real-time priority now.
+    /// Returns the threads that have the normal priority at present because they exceeded a limit. `None` if no thread
+    /// has the real-time priority.
     #[must_use]
-    pub fn are_all_raised(&self) -> bool {
-        self.is_on && self.threads.iter().all(|thread| thread.is_raised)
+    pub fn lowered_threads(&self) -> Option<BTreeSet<Tid>> {
+        let lowered = self.threads.iter().filter(|thread| !thread.is_raised).map(|thread| thread.tid);
+        let lowered: BTreeSet<Tid> = lowered.collect();
+        (self.is_on && lowered.len() < self.threads.len()).then_some(lowered)
     }
 
     /// Switches the real-time priority of the daemon's threads on or off. If the priority can't be set, for example
