@@ -398,7 +398,13 @@ impl Topology {
     /// Iterates over the cores of the machine that have at least one PU (logical CPU) in `cpus`. For each of these
     /// cores, yields the set of those of its PUs that are in `cpus`.
     pub fn split_by_core<'a>(&'a self, cpus: &'a CpuSet) -> impl Iterator<Item = CpuSet> + 'a {
-        self.0.cores.iter().map(|core| core.pus.intersection(cpus)).filter(|pus| !pus.is_empty())
+        // A job may call this for its few PUs on a machine of hundreds of cores.
+        let core_of = |pu: Pu| self.0.index.get(pu.0 as usize)?.core;
+        let mut cores: Vec<_> = cpus.iter().filter_map(core_of).collect();
+        cores.sort_unstable();
+        cores.dedup();
+        let cores = cores.into_iter().filter_map(|core| self.0.cores.get(core as usize));
+        cores.map(|core| core.pus.intersection(cpus))
     }
 
     /// Returns the number of cores whose PUs (logical CPUs) are all in `cpus`.

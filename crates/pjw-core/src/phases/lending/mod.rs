@@ -237,9 +237,14 @@ fn unfit_borrowers(state: &WardenState, policy: &Policy) -> BTreeSet<JobId> {
     state.jobs.borrowers().map(|job| job.id.clone()).filter(is_unfit).collect()
 }
 
-/// The cores all of whose online PUs are in `cpus`.
+/// The cores all of whose online PUs are in `cpus`. Visits no other cores: each owner asks for its own.
 fn whole_cores(topology: &Topology, cpus: &CpuSet, online: &CpuSet) -> Vec<Core> {
-    topology.split_by_core(online).filter(|core| core.is_subset(cpus)).collect()
+    let usable = cpus.intersection(online);
+    let is_whole = |core: &Core| {
+        let pus = core.first().map(|pu| topology.core_cpus(pu).intersection(online));
+        pus.as_ref() == Some(core)
+    };
+    topology.split_by_core(&usable).filter(is_whole).collect()
 }
 
 /// Whether the core belongs to a job that lends cores.
