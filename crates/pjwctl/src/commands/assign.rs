@@ -60,10 +60,16 @@ fn is_unconfined(job: &Job) -> bool {
 fn wait_for_partition(client: &mut Client, mut job: Job) -> anyhow::Result<Job> {
     let begin = Instant::now();
     while is_unconfined(&job) {
-        let has_time = begin.elapsed() < MAX_TIME_FOR_PARTITION;
-        let Some(status) = has_time.then(|| read_status(client).ok()).flatten() else {
+        if begin.elapsed() >= MAX_TIME_FOR_PARTITION {
             output::print_error(&render::jobs::unfinished_partition_message(&job));
             break;
+        }
+        let status = match read_status(client) {
+            Ok(status) => status,
+            Err(error) => {
+                output::print_error(&render::jobs::unknown_partition_message(&job, &error.to_string()));
+                break;
+            }
         };
         if status.mode != "enforce" {
             break;

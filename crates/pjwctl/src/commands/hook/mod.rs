@@ -1,9 +1,9 @@
 //! `pjwctl hook HOOK`: the commands that schedulers call before, in and after a job.
 //!
-//! A scheduler takes the failure or delay of a hook for a fault of the node: Slurm drains it. So a separate thread
-//! does all the work, with a time limit. Any error is one line on standard error, and the exit code is 0 unless
-//! `--strict` is given. A starter becomes the job's command in any case. No command of a scheduler is ever run. Every
-//! hook may run twice: the second run changes nothing.
+//! A scheduler takes the failure or delay of a hook for a fault of the node: Slurm drains a node whose prolog fails or
+//! hangs. So a separate thread does all the work, with a time limit. Any error is one line on standard error, and the
+//! exit code is 0 unless `--strict` is given. A job starter executes the command of the job (execve(2)), also after an
+//! error. No command of a scheduler is ever run. Every hook may run twice: the second run changes nothing.
 //!
 //! [`client`] sends requests to the daemon, [`variables`] computes the variables for a job. Each scheduler has a file
 //! of its own, which reads the input of its hooks.
@@ -43,21 +43,13 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
     let (kind, strict, timeout) = (request.kind, request.strict, request.timeout);
     let until = Instant::now() + timeout;
     let arguments = request.arguments.clone();
-    let done = within(timeout, move || serve(kind, &HookInput::from_arguments(socket, &request, until)));
-    let (variables, code) = match done {
+    let work = move || run_hook(kind, &HookInput::from_arguments(socket, &request, until));
+    let (variables, code) = match run_with_timeout(timeout, work) {
         Ok(variables) => (variables, ExitCode::SUCCESS),
-        Err(error) => {
-            let goes_on = if strict && !kind.is_job_starter() {
-                "refused, as --strict says"
-            } else {
-                "the job goes on"
-            };
-            complain(&format!("hook {}: {error}; {goes_on}", value_name(&kind)));
-            (Vec::new(), if strict { ExitCode::FAILURE } else { ExitCode::SUCCESS })
-        }
+        Err(error) => (Vec::new(), report_failure(kind, strict, &error.to_string(), "")),
     };
     if kind.is_job_starter() {
-        return Ok(start(&arguments, variables));
+        return Ok(exec_job_command(&arguments, variables));
     }
     let lines = variables.iter().fold(String::new(), |mut lines, (name, value)| {
         let export = if kind == HookKind::SlurmTaskProlog { "export " } else { "" };
@@ -67,7 +59,7 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
     if !lines.is_empty()
         && let Err(error) = output::print(&lines)
     {
-        output::print_error(&format!("hook {}: {error}; the job goes on", value_name(&kind)));
+        return Ok(report_failure(kind, strict, &error.to_string(), ""));
     }
     Ok(code)
 }
@@ -88,14 +80,9 @@ pub fn handle_hook_usage_error(words: &[OsString], error: &clap::Error) -> Optio
     let mistake =
         text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
     let is_strict = options.iter().any(|word| word == "--strict");
-    let goes_on =
-        if is_strict && !kind.is_job_starter() { "refused, as --strict says" } else { "the job goes on" };
-    let mistake = mistake.trim_start_matches("error: ");
-    complain(&format!("hook {}: {mistake}; {goes_on}; see pjwctl help hook", value_name(&kind)));
-    if kind.is_job_starter() {
-        return Some(start(command, Vec::new()));
-    }
-    Some(if is_strict { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let code =
+        report_failure(kind, is_strict, mistake.trim_start_matches("error: "), "; see pjwctl help hook");
+    Some(if kind.is_job_starter() { exec_job_command(command, Vec::new()) } else { code })
 }
 
 /// The words after the subcommand `hook`. `None` for another subcommand.
@@ -108,27 +95,34 @@ fn words_after_hook(words: &[OsString]) -> Option<&[OsString]> {
     }
 }
 
-/// Prints the failure of a hook. Slurm discards the output of a successful prolog, so the text also goes to the system
-/// log. Except for users' hooks: users could then write to that log.
-fn complain(text: &str) {
-    output::print_error(text);
+/// Prints the failure `error` of a hook, and returns the exit code: 1 with `--strict`, otherwise 0. `hint` is the end of
+/// the line.
+///
+/// Slurm discards the output of a successful prolog. So the line of a hook that root runs also goes to the system log.
+/// The hooks of other users do not write there.
+fn report_failure(kind: HookKind, is_strict: bool, error: &str, hint: &str) -> ExitCode {
+    let goes_on =
+        if is_strict && !kind.is_job_starter() { "refused, as --strict says" } else { "the job goes on" };
+    let text = format!("hook {}: {error}; {goes_on}{hint}", value_name(&kind));
+    output::print_error(&text);
     if is_root() {
-        output::log_warning(Path::new(output::SYSTEM_LOG), text);
+        output::log_warning(Path::new(output::SYSTEM_LOG), &text);
     }
+    if is_strict { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 /// The result of `work`, if it is done within `timeout`. Unfinished work goes on until this process ends or executes
 /// another program.
-fn within<T: Send + 'static>(
+fn run_with_timeout<T: Send + 'static>(
     timeout: Duration,
     work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {
-    let (done, announcement) = mpsc::channel();
-    let worker = std::thread::Builder::new().spawn(move || done.send(work()));
+    let (sender, receiver) = mpsc::channel();
+    let worker = std::thread::Builder::new().spawn(move || sender.send(work()));
     worker.map_err(|error| {
         anyhow!("no thread can be started: {error}; check the limit on the number of processes")
     })?;
-    announcement.recv_timeout(timeout).unwrap_or_else(|_| {
+    receiver.recv_timeout(timeout).unwrap_or_else(|_| {
         bail!(
             "not done within {timeout:?}: pjwd hangs or the node is overloaded; see pjwd's log, or restart it with: {}",
             service_commands::pjwd_restart_commands()
@@ -136,7 +130,7 @@ fn within<T: Send + 'static>(
     })
 }
 
-fn serve(kind: HookKind, context: &HookInput) -> anyhow::Result<JobVariables> {
+fn run_hook(kind: HookKind, context: &HookInput) -> anyhow::Result<JobVariables> {
     match kind {
         HookKind::SlurmProlog => slurm::prolog(context),
         HookKind::SlurmEpilog => slurm::epilog(context),
@@ -160,7 +154,7 @@ fn serve(kind: HookKind, context: &HookInput) -> anyhow::Result<JobVariables> {
 }
 
 /// Replaces this process by the job's command. Returns only if the command cannot be executed.
-fn start(arguments: &[OsString], variables: JobVariables) -> ExitCode {
+fn exec_job_command(arguments: &[OsString], variables: JobVariables) -> ExitCode {
     let Some((program, arguments)) = arguments.split_first() else {
         output::print_error("no command was given: put the job's command after --");
         return ExitCode::from(2);

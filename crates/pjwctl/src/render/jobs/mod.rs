@@ -138,6 +138,17 @@ pub fn unfinished_partition_message(job: &Job) -> String {
     )
 }
 
+/// Returns the message that `pjwctl assign` prints if `pjwd` no longer replies, for the reason `error`, while the kernel
+/// makes the isolated partition of the job.
+#[must_use]
+pub fn unknown_partition_message(job: &Job, error: &str) -> String {
+    let id = text::escape_control_characters(&job.id);
+    format!(
+        "{id} has its cores, but whether the kernel has completed its isolated partition is unknown: {error}; \
+         pjwctl explain {id} says whether it has"
+    )
+}
+
 /// Returns the message that `pjwctl assign` prints if the job got no cores, with the reason. If the job waits for
 /// cores, the message also says how to cancel the request. For a job of the class besteffort, the message says whether
 /// its processes are frozen.
