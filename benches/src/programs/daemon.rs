@@ -20,9 +20,20 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// A script that starts its arguments as a command which can load no BPF program.
 const HIDE_BTF: &str = "mount --bind /dev/null /sys/kernel/btf/vmlinux && exec \"$0\" \"$@\"";
 
-/// The directory of the programs that a bench or the demo starts.
+/// The environment variable that names the directory of the `pjwd` and `pjwctl` that a bench measures.
+const PROGRAMS_VARIABLE: &str = "PJW_PROGRAMS";
+
+/// The programs in that directory.
+const MEASURED: [&str; 2] = ["pjwd", "pjwctl"];
+
+/// The directories of the programs that a bench or the demo starts.
 #[derive(Debug, Clone)]
-pub struct Programs(PathBuf);
+pub struct Programs {
+    /// The directory of `pjwd` and `pjwctl`.
+    measured: PathBuf,
+    /// The directory of all other programs.
+    built: PathBuf,
+}
 
 impl Programs {
     /// Makes a value for the directory that contains the running program.
@@ -31,19 +42,22 @@ impl Programs {
     /// If the path of the running program can't be read.
     pub fn from_current_exe() -> anyhow::Result<Self> {
         let executable = std::env::current_exe().context("can't read the path of this program")?;
-        Ok(Self(executable.parent().context("this program has no directory")?.to_owned()))
+        let built = executable.parent().context("this program has no directory")?.to_owned();
+        Ok(Self { measured: built.clone(), built })
     }
 
-    /// Returns the directory of the programs that were built for a bench. It is the parent of the directory of the
-    /// bench itself. `make bench` builds the programs before it runs the benches.
+    /// Returns the directories of the programs for a bench. The programs that were built with the bench are in the parent
+    /// of the directory of the bench itself. `make bench` builds them before it runs the benches. The environment
+    /// variable `PJW_PROGRAMS` names the directory of another `pjwd` and `pjwctl`, such as those of an earlier version.
     ///
     /// # Errors
     /// If `pjwd` or `pjwctl` is not there, or the path of the running program can't be read.
     pub fn for_benches() -> anyhow::Result<Self> {
         let executable = std::env::current_exe().context("can't read the path of this program")?;
-        let programs =
-            Self(executable.ancestors().nth(2).context("this program is not below target")?.to_owned());
-        for name in ["pjwd", "pjwctl"] {
+        let built = executable.ancestors().nth(2).context("this program is not below target")?.to_owned();
+        let measured = std::env::var_os(PROGRAMS_VARIABLE).map_or_else(|| built.clone(), PathBuf::from);
+        let programs = Self { measured, built };
+        for name in MEASURED {
             if !programs.path(name).exists() {
                 bail!(
                     "there is no {}: cargo build --release -p pjwd -p pjwctl",
@@ -54,10 +68,10 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Returns the path of the directory.
+    /// Returns the path of the directory of `pjwd` and `pjwctl`.
     #[must_use]
     pub fn directory(&self) -> &Path {
-        &self.0
+        &self.measured
     }
 
     /// Starts the demo's job and waits until all its workers run. `launcher` is the first part of the command, such
@@ -82,7 +96,7 @@ impl Programs {
     /// Returns the path of a program.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        if MEASURED.contains(&name) { self.measured.join(name) } else { self.built.join(name) }
     }
 }
 
