@@ -258,7 +258,7 @@ pub unsafe extern "C" fn pspawn_fork_here(argc: *mut c_int, argv: *mut *mut *mut
                 argc.write(c_int::try_from(own.arguments().count()).unwrap_or(c_int::MAX));
             }
             if !argv.is_null() {
-                argv.write(own.argument_pointers().cast_mut().cast());
+                argv.write(own.argv().cast_mut().cast());
             }
         }
         Ok(1)

@@ -46,8 +46,9 @@ use crate::{
     warden::Warden,
 };
 
-/// How long the kernel may take to end a killed daemon, beside many processes that fork all the time.
-const MAX_END: Duration = Duration::from_secs(60);
+/// How long `pjwd --thaw-after-end` waits until a killed daemon has released its lock. The exit of a process takes long
+/// on a machine where many processes fork all the time.
+const MAX_EXIT_TIME: Duration = Duration::from_secs(60);
 /// How long the loop may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -117,7 +118,8 @@ fn state_dir_of(options: &DaemonOptions) -> PathBuf {
     options.state_dir.clone().unwrap_or_else(default_dir)
 }
 
-/// Thaws the jobs that a daemon froze, unless a daemon runs: that one thaws them itself when a core is free.
+/// Thaws the jobs that an ended pjwd froze. Fails if a pjwd runs: a running pjwd thaws its jobs itself when a core is
+/// free.
 fn thaw(options: &DaemonOptions) -> anyhow::Result<()> {
     let state_dir = state_dir_of(options);
     let _lock = take_lock(options, LockHolder::for_this_process(None, &state_dir))?;
@@ -128,14 +130,14 @@ fn thaw(options: &DaemonOptions) -> anyhow::Result<()> {
 }
 
 /// Waits for the end of the daemon that started this process, and thaws the jobs that this daemon froze. If another
-/// daemon runs by then, leaves them to that one.
+/// daemon runs by then, thaws nothing: the other daemon does.
 fn thaw_after_end(options: &DaemonOptions) -> anyhow::Result<()> {
     thaw_watcher::wait_for_end_of_daemon();
     let begun = Instant::now();
     while let Err(error) = thaw(options) {
         match (error.downcast_ref::<LockError>(), error.downcast_ref::<JournalError>()) {
             (Some(lock), _) if lock.is_held_by_running_process() => return Ok(()),
-            (Some(LockError::Held { .. }), _) if begun.elapsed() < MAX_END => {}
+            (Some(LockError::Held { .. }), _) if begun.elapsed() < MAX_EXIT_TIME => {}
             (_, Some(journal)) if journal.is_in_use() => return Ok(()),
             _ => return Err(error),
         }
@@ -168,7 +170,7 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
 /// Takes the lock by which one daemon serves this machine, or this user. `None` if the daemon is to run beside another.
 fn take_lock(options: &DaemonOptions, holder: LockHolder) -> anyhow::Result<Option<DaemonLock>> {
     let uid = Uid::effective().as_raw();
-    // Not the directory that XDG_RUNTIME_DIR names: each daemon of the user must use the same.
+    // All daemons of a user must lock the same file. So the directory does not depend on XDG_RUNTIME_DIR.
     let (dir, older_dir) = (lock_dir(uid), runtime_dir(uid, None));
     Ok((!options.beside).then(|| DaemonLock::acquire(&dir, &older_dir, holder)).transpose()?)
 }
@@ -287,13 +289,14 @@ fn open_journal(
         }
         _ => {}
     }
-    let begun = journal.write_recovered_records(&mut recovered);
-    // The lock file tells of the loss until the journal does.
-    if begun.is_ok() || !recovered.has_lost_records {
-        let noted = lock.as_mut().map_or(Ok(()), |lock| lock.record_boot_id(boot_id, begun.is_ok()));
-        noted.context("can't write the lock file")?;
+    let written = journal.write_recovered_records(&mut recovered);
+    // `record_boot_id` removes the entry about the earlier journal from the lock file. If records were lost and the
+    // journal can't record the loss, this entry must stay: the next pjwd then finds the loss again.
+    if written.is_ok() || !recovered.has_lost_records {
+        let recorded = lock.as_mut().map_or(Ok(()), |lock| lock.record_boot_id(boot_id, written.is_ok()));
+        recorded.context("can't write the lock file")?;
     }
-    recovered.remarks.extend(begun.err().map(|fault| fault.to_string()));
+    recovered.remarks.extend(written.err().map(|fault| fault.to_string()));
     Ok((journal, recovered, warnings))
 }
 

@@ -345,7 +345,7 @@ pub struct DetectedBatchSystem {
     pub effect_on_pjw: String,
 }
 
-/// Whether the daemon `pjwd` runs on the machine and replies to the diagnosis.
+/// Whether the daemon `pjwd` runs on the machine and answers the requests of `pjwctl doctor`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DaemonStatus {
     /// `pjwd` does not run. The text says where the diagnosis expected the socket of `pjwd`, and how to start
@@ -372,7 +372,8 @@ pub enum DaemonStatus {
 /// that an owner needs its cores again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum DaemonLending {
-    /// Nothing: `pjwd` is older than this report, or has not tried yet whether it hears owners by BPF.
+    /// Unknown: `pjwd` has an older version that does not report this, or has not yet tried to load the BPF program
+    /// that reports the wake-ups of owners.
     #[default]
     Unknown,
     /// `pjwd` does not lend such cores, for this reason.

@@ -100,20 +100,22 @@ pub fn choose_group_cores(
 ) -> BTreeMap<u32, GroupCores> {
     let mut in_order: Vec<(Option<CpuSet>, &AddressSpaceThreads)> =
         groups.iter().map(|group| (group.cores_in_one_domain(topology), group)).collect();
-    in_order.sort_by_key(|(own, group)| (own.is_none(), Reverse(group.threads.len()), group.number));
+    in_order
+        .sort_by_key(|(placed_on, group)| (placed_on.is_none(), Reverse(group.threads.len()), group.number));
     let mut free: Vec<&CpuSet> = free_cores.iter().collect();
     let mut taken = CpuSet::new();
     let mut chosen = BTreeMap::new();
-    for (index, (own, group)) in in_order.iter().enumerate() {
-        // The cores of the groups that follow and are in one domain stay theirs.
-        let of_others: CpuSet =
-            in_order[index + 1..].iter().filter_map(|(own, _)| own.as_ref()).flat_map(CpuSet::iter).collect();
-        let usable: Vec<&CpuSet> = free.iter().copied().filter(|core| !core.intersects(&of_others)).collect();
-        // A group that shares a core with an earlier one is balanced as other threads are.
-        if own.as_ref().is_some_and(|own| own.intersects(&taken)) {
+    for (index, (placed_on, group)) in in_order.iter().enumerate() {
+        // Two groups that are in one domain already can share a core. The later group gets no entry: its threads are
+        // pinned one by one.
+        if placed_on.as_ref().is_some_and(|cores| cores.intersects(&taken)) {
             continue;
         }
-        let Some(cores) = choose_cores(topology, &usable, own.as_ref(), group) else { continue };
+        // The cores of groups that come later and are in one domain already are reserved for these groups.
+        let later = in_order[index + 1..].iter().filter_map(|(placed_on, _)| placed_on.as_ref());
+        let reserved: CpuSet = later.flat_map(CpuSet::iter).collect();
+        let usable: Vec<&CpuSet> = free.iter().copied().filter(|core| !core.intersects(&reserved)).collect();
+        let Some(cores) = choose_cores(topology, &usable, placed_on.as_ref(), group) else { continue };
         free.retain(|core| !core.intersects(&cores.cpus));
         taken.extend(cores.cpus.iter());
         chosen.insert(group.number, cores);
@@ -121,21 +123,22 @@ pub fn choose_group_cores(
     chosen
 }
 
-/// `own` has the cores of a group that is in one domain already.
+/// Chooses the cores of one group. `placed_on` has the cores of the group if they are in one domain already. Returns
+/// `None` if no L3 cache and no NUMA node has enough of the cores `free`.
 fn choose_cores(
     topology: &Topology,
     free: &[&CpuSet],
-    own: Option<&CpuSet>,
+    placed_on: Option<&CpuSet>,
     group: &AddressSpaceThreads,
 ) -> Option<GroupCores> {
     [TopologyLevel::L3, TopologyLevel::NumaNode].into_iter().find_map(|level| {
-        let is_there = |cpus: &CpuSet| own.is_some_and(|own| own.is_subset(cpus));
+        let contains_placed_cores = |cpus: &CpuSet| placed_on.is_some_and(|cores| cores.is_subset(cpus));
         let free_in = |cpus: &CpuSet| free.iter().filter(|core| core.is_subset(cpus)).count();
-        let fits = |cpus: &&CpuSet| is_there(cpus) || free_in(cpus) >= group.threads.len();
+        let fits = |cpus: &&CpuSet| contains_placed_cores(cpus) || free_in(cpus) >= group.threads.len();
         let rank = |cpus: &&CpuSet| (group.counts_in(cpus), Reverse(cpus.first()));
         let domain = topology.domains(level).map(|domain| &domain.cpus).filter(fits).max_by_key(rank)?;
-        if let Some(own) = own.filter(|own| own.is_subset(domain)) {
-            return Some(GroupCores { level, cpus: own.clone() });
+        if let Some(cores) = placed_on.filter(|cores| cores.is_subset(domain)) {
+            return Some(GroupCores { level, cpus: cores.clone() });
         }
         // The cores to which its threads are pinned already are taken first.
         let present = group.cpus();

@@ -162,7 +162,7 @@ fn new_scheduler_cpus(draft: &CycleDraft<'_>, job: &Job) -> Option<CpuSet> {
     let managed = draft.state.cpusets.cpuset_at(&cgroup.id.path);
     let cpuset = cgroup.cpuset.as_ref();
     // A cpuset that pjw wrote is not a grant of the scheduler.
-    let is_ours = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.was_written_by_pjw(cpuset));
+    let is_ours = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.has_cpus_from_pjw(cpuset));
     let machine = draft.state.topology.cpus();
     let cpus = cgroup.restricted_cpus.as_ref()?.intersection(machine);
     // A cpuset with all PUs is not a grant, also if some of its PUs are offline or in a partition at the moment.

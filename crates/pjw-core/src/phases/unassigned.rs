@@ -36,12 +36,16 @@ pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap
     let people = state.jobs.owners().filter(|&owner| policy.is_person(owner));
     let unassigned = |owner| {
         let processes = state.processes.processes_of_user(owner).map(|known| &known.process);
-        processes.filter(|process| is_free(state, policy, process)).map(|process| process.id.pid).collect()
+        processes
+            .filter(|process| is_user_process_without_job(state, policy, process))
+            .map(|process| process.id.pid)
+            .collect()
     };
     people.map(|owner| (owner, unassigned(owner))).collect()
 }
 
-fn is_free(state: &WardenState, policy: &Policy, process: &Process) -> bool {
+/// Returns whether the process is one of a user, not of the kernel or of pjw, and belongs to no job.
+fn is_user_process_without_job(state: &WardenState, policy: &Policy, process: &Process) -> bool {
     let pid = process.id.pid;
     !process.is_kernel_thread
         && !policy.is_daemon_process(pid)
@@ -90,7 +94,7 @@ fn update_unassigned(draft: &mut CycleDraft<'_>) -> BTreeSet<Uid> {
 /// Whether a process is unassigned: in no job, of a user who has jobs here.
 fn is_unassigned(draft: &CycleDraft<'_>, process: &Process) -> bool {
     let (state, policy) = (&*draft.state, draft.policy);
-    is_free(state, policy, process)
+    is_user_process_without_job(state, policy, process)
         && policy.is_person(process.uid)
         && state.jobs.jobs_of_owner(process.uid).next().is_some()
 }

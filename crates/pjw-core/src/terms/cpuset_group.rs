@@ -201,10 +201,11 @@ pub struct CpusetAction {
 }
 
 impl CpusetAction {
-    /// Returns the name of the kind of change, as in `pjwctl plan --json` and in logs, such as `raise` (the
-    /// cpuset is created).
+    /// Returns the name of the kind of change in `pjwctl plan --json`, logs and metrics. Scripts rely on these names, which
+    /// are older than those of [`CpusetChange`]: `raise` (create), `admit` (move a process in), `return` (move a process
+    /// back), `open` (remove the limits) and `raze` (remove).
     #[must_use]
-    pub fn name(&self) -> &'static str {
+    pub fn kind_name(&self) -> &'static str {
         match self.change {
             CpusetChange::Create { .. } => "raise",
             CpusetChange::MoveIn { .. } => "admit",

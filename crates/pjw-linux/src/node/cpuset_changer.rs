@@ -64,16 +64,17 @@ struct ChangeThread {
     open_changes: usize,
     /// The outcomes of delayed changes.
     finished: VecDeque<(CpusetAction, CpusetOutcome)>,
-    signal: Arc<Signal>,
+    completion: Arc<CompletionEvent>,
 }
 
-/// Tells the calling thread that a delayed change is complete.
+/// The event by which the thread reports to the calling thread that a delayed change is complete.
 #[derive(Debug)]
-struct Signal {
+struct CompletionEvent {
     event: EventFd,
-    /// Whether the calling thread waits for the outcome, so that it needs no signal.
+    /// Whether the calling thread waits for the outcome, so that the thread must not write the event.
     is_awaited: AtomicBool,
-    /// Whether masks are to be restored because a partition has ended, after the last request that was served.
+    /// Whether masks are still to be restored because a partition has ended. The thread updates this field after each
+    /// request.
     is_partition_ending: AtomicBool,
 }
 
@@ -98,8 +99,8 @@ impl ChangeContext {
         unrelated_threads.restore_after_end(&mut CpusetContext { proc, hierarchy, systemd }, Instant::now());
     }
 
-    fn publish_partition_end(&self, signal: &Signal) {
-        signal.is_partition_ending.store(self.unrelated_threads.is_partition_ending(), Ordering::SeqCst);
+    fn publish_partition_end(&self, completion: &CompletionEvent) {
+        completion.is_partition_ending.store(self.unrelated_threads.is_partition_ending(), Ordering::SeqCst);
     }
 
     /// Serves requests until the calling thread has ended.
@@ -107,23 +108,23 @@ impl ChangeContext {
         &mut self,
         requests: &Receiver<Request>,
         outcomes: &Sender<(CpusetAction, CpusetOutcome)>,
-        signal: &Signal,
+        completion: &CompletionEvent,
     ) {
         for request in requests {
             match request {
                 Request::Restore(removed, hierarchy) => {
                     self.restore_masks(&removed, &hierarchy);
-                    self.publish_partition_end(signal);
+                    self.publish_partition_end(completion);
                 }
                 Request::Change(action, hierarchy) => {
                     let outcome = self.change(&action, &hierarchy);
-                    self.publish_partition_end(signal);
+                    self.publish_partition_end(completion);
                     if outcomes.send((action, outcome)).is_err() {
                         return;
                     }
-                    if !signal.is_awaited.load(Ordering::SeqCst) {
+                    if !completion.is_awaited.load(Ordering::SeqCst) {
                         // Writing fails only if the counter is full. Then the fd is readable anyway.
-                        let _ = signal.event.write(1);
+                        let _ = completion.event.write(1);
                     }
                 }
             }
@@ -148,7 +149,7 @@ impl CpusetChanger {
     pub(super) fn start_thread(&mut self) -> io::Result<Tid> {
         let mut context = ChangeContext::new(self.affinity_persists)?;
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-        let signal = Arc::new(Signal {
+        let completion = Arc::new(CompletionEvent {
             event,
             is_awaited: AtomicBool::new(false),
             is_partition_ending: AtomicBool::new(false),
@@ -156,15 +157,16 @@ impl CpusetChanger {
         let (requests, incoming) = channel();
         let (outgoing, outcomes) = channel();
         let (sender, tid) = channel();
-        let of_thread = Arc::clone(&signal);
+        let of_thread = Arc::clone(&completion);
         std::thread::Builder::new().name("cpusets".to_owned()).spawn(move || {
-            // The receiver waits for it.
+            // Can't fail: the calling thread keeps the receiver until it has the thread id.
             let _ = sender.send(Tid(gettid().as_raw().cast_unsigned()));
             context.serve(&incoming, &outgoing, &of_thread);
         })?;
         let tid = tid.recv().map_err(io::Error::other)?;
         let finished = VecDeque::new();
-        self.worker = Worker::Thread(ChangeThread { requests, outcomes, open_changes: 0, finished, signal });
+        self.worker =
+            Worker::Thread(ChangeThread { requests, outcomes, open_changes: 0, finished, completion });
         Ok(tid)
     }
 
@@ -201,7 +203,7 @@ impl CpusetChanger {
     fn is_partition_ending(&self) -> bool {
         match &self.worker {
             Worker::Caller(context) => context.unrelated_threads.is_partition_ending(),
-            Worker::Thread(thread) => thread.signal.is_partition_ending.load(Ordering::SeqCst),
+            Worker::Thread(thread) => thread.completion.is_partition_ending.load(Ordering::SeqCst),
         }
     }
 
@@ -211,7 +213,7 @@ impl CpusetChanger {
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.worker {
             Worker::Thread(thread) if thread.open_changes > 0 || !thread.finished.is_empty() => {
-                Some(thread.signal.event.as_fd())
+                Some(thread.completion.event.as_fd())
             }
             _ => None,
         }
@@ -240,19 +242,21 @@ impl ChangeThread {
         hierarchy: &CpusetMount,
         max_wait: Duration,
     ) -> CpusetOutcome {
-        self.signal.is_awaited.store(true, Ordering::SeqCst);
+        self.completion.is_awaited.store(true, Ordering::SeqCst);
         let outcome = self
             .send(action, hierarchy)
             .and_then(|()| self.wait_for_last(Instant::now().checked_add(max_wait)));
-        self.signal.is_awaited.store(false, Ordering::SeqCst);
+        self.completion.is_awaited.store(false, Ordering::SeqCst);
         let outcome = match outcome {
-            // The thread may have sent the outcome without a signal just before.
+            // The wait can end just before the thread sends the outcome. The thread then sees `is_awaited`, and writes
+            // no event. So the outcome must be received here.
             Ok(CpusetOutcome::Delayed) => self.wait_for_last(Some(Instant::now())),
             outcome => outcome,
         };
         if !self.finished.is_empty() {
-            // Writing fails only if the counter is full. Then the fd is readable anyway.
-            let _ = self.signal.event.write(1);
+            // The outcomes of earlier changes came during the wait, for which the thread wrote no event. Writing fails
+            // only if the counter is full. Then the descriptor is readable anyway.
+            let _ = self.completion.event.write(1);
         }
         outcome.unwrap_or_else(|ThreadEnded| CpusetOutcome::Refused {
             reason: "the thread that changes cpusets has ended: restart pjwd".to_owned(),
@@ -290,8 +294,8 @@ impl ChangeThread {
         if self.open_changes == 0 && self.finished.is_empty() {
             return;
         }
-        // The signal is reset first. An outcome after this line sets it again.
-        let _ = self.signal.event.read();
+        // The completion is reset first. An outcome after this line sets it again.
+        let _ = self.completion.event.read();
         for outcome in self.outcomes.try_iter() {
             self.open_changes -= 1;
             self.finished.push_back(outcome);

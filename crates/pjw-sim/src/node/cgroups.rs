@@ -13,7 +13,7 @@ use crate::world::{SimProcess, World};
 /// set `persistent_cgroups` of `world`.
 pub(super) fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
     let populated = world.is_populated(path);
-    // A scheduler and systemd remove their empty cgroups, and the warden removes its own.
+    // An empty cgroup stays only if pjw created it as a directory (not as a scope of systemd), or if it is persistent.
     let makes_directories =
         matches!(world.cpuset_support.hierarchy, CpusetHierarchy::Unified | CpusetHierarchy::Legacy);
     let is_own = makes_directories

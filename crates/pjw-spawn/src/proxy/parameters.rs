@@ -46,7 +46,7 @@ impl InstanceParameters {
     /// parameter `argv` of `main` in C. This is the address of an array of pointers to C strings. The last pointer of
     /// the array is null.
     #[must_use]
-    pub fn argument_pointers(&self) -> *const *const c_char {
+    pub fn argv(&self) -> *const *const c_char {
         ptr::with_exposed_provenance(self.arguments)
     }
 

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 /// `PJW_TASKS_MAGIC_` of pjw_tasks.h.
 const MAGIC: u64 = 0x3153_4b53_4154_4a50;
 /// `PJW_TASKS_NAMES_` of pjw_tasks.h.
-const NAMES: usize = 4096;
+const MAX_NAMES: usize = 4096;
+/// The number of low bits of [`PublishedAddress::state`] that have the phase: 1 is being written, 2 written, 3 published.
+const PHASE_BITS: u32 = 2;
 /// The name of the environment variable that contains the address of the directory of an address space. By this
 /// variable, a task (a process in the address space) finds the table of all tasks.
 pub(crate) const TASKS_VARIABLE: &str = "PJW_TASKS";
@@ -20,22 +22,28 @@ pub(crate) const TASKS_VARIABLE: &str = "PJW_TASKS";
 pub(super) struct TaskDirectory {
     magic: AtomicU64,
     nonce: AtomicU64,
+    /// The number of ranks.
     size: AtomicU32,
+    /// The number of processes that have found each other, where they share no address space.
     attached: AtomicU32,
+    /// The number of the present barrier in the high 32 bits, and the number of waiting ranks in the low 32 bits.
     barrier: AtomicU64,
+    /// The number of changes of `names`, for futex(2).
     names_changed: AtomicU32,
     /// How many entries were ever in use.
     names_used: AtomicU32,
-    names: [Name; NAMES],
+    names: [PublishedAddress; MAX_NAMES],
 }
 
-/// `struct pjw_tasks_name_` of pjw_tasks.h.
+/// An address that a task has published by a name: `struct pjw_tasks_name_` of pjw_tasks.h.
 #[repr(C)]
-struct Name {
-    /// The process id of the publisher times 4, plus the phase. 0 for a free entry.
+struct PublishedAddress {
+    /// The process id of the publisher, shifted left by [`PHASE_BITS`], plus the phase. 0 for a free entry.
     state: AtomicU64,
     address: AtomicU64,
+    /// The number of bytes at `address`.
     bytes: AtomicU64,
+    /// The file descriptor of the memory file, plus 1. 0 if only an address is published.
     descriptor: AtomicU32,
     unused: AtomicU32,
     text: [AtomicU8; 96],
@@ -77,7 +85,7 @@ impl TaskDirectory {
         let used = self.names_used.load(Acquire) as usize;
         for name in self.names.iter().take(used) {
             let state = name.state.load(Acquire);
-            if state >> 2 == u64::from(pid) {
+            if state >> PHASE_BITS == u64::from(pid) {
                 has_changed |= name.state.compare_exchange(state, 0, AcqRel, Relaxed).is_ok();
             }
         }
@@ -100,11 +108,11 @@ mod tests {
         let header = include_str!("../../../pjw-spawn-c/include/pjw_tasks.h");
         for line in [
             format!("#define PJW_TASKS_MAGIC_ 0x{MAGIC:x}u"),
-            format!("#define PJW_TASKS_NAMES_ {NAMES}"),
+            format!("#define PJW_TASKS_NAMES_ {MAX_NAMES}"),
             format!("#define PJW_TASKS_SPACE_BYTES_ {}", size_of::<TaskDirectory>()),
         ] {
             assert!(header.lines().any(|other| other == line), "pjw_tasks.h has no line {line}");
         }
-        assert_eq!(size_of::<Name>(), 128);
+        assert_eq!(size_of::<PublishedAddress>(), 128);
     }
 }

@@ -62,10 +62,10 @@ pub(super) fn load_topology_from_pjwd<T: DeserializeOwned>(arguments: &[OsString
         ));
     }
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let own = said.lines().rev().find_map(|line| line.strip_prefix("pjwd: "));
-        return match own {
-            Some(why) => Err(anyhow!("{why}")),
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let reason = stderr.lines().rev().find_map(|line| line.strip_prefix("pjwd: "));
+        return match reason {
+            Some(reason) => Err(anyhow!("{reason}")),
             None => Err(anyhow!("{} can't read {shown}, and gave no reason", program())),
         };
     }

@@ -155,11 +155,10 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     }
 }
 
-/// Returns the text that `pjwctl advise` prints: the times of the farm, a table of the numbers of items that the
-/// farm needs for efficiencies from 50 % to 99 %, and the advice in one sentence. A farm is a group of worker
-/// processes that compute numbered items. The efficiency is the time that a single process on one core needs for
-/// the same items, divided by the core time that the farm occupies (its wall-clock time multiplied by its number of
-/// workers).
+/// Returns the text that `pjwctl advise` prints. First come the time of the serial part, the time of one item, and the
+/// number of workers. With the option `--items`, the estimate for this number of items follows. Then come a table and the
+/// advice in one sentence. The table has the number of items that the farm needs for each efficiency from 50 % to 99 %
+/// ([`FarmEstimate::efficiency`]). A farm is a group of worker processes that compute numbered items.
 #[must_use]
 pub fn advice_text(advice: &Advice, term: Terminal) -> String {
     let heading = format!(

@@ -236,7 +236,7 @@ mod tests {
         }
     }
 
-    fn wall_actions() -> Vec<CpusetAction> {
+    fn cpuset_actions_of_all_kinds() -> Vec<CpusetAction> {
         let job: pjw_core::job::JobId = "a".parse().unwrap();
         let spec = CpusetSpec::from_cpus(CpuSet::new());
         let job_cpuset =
@@ -264,10 +264,10 @@ mod tests {
         for (at, kind) in MASK_ACTION_KINDS.into_iter().enumerate() {
             assert_eq!(action_index(kind), at, "{}", kind.name());
         }
-        let names: Vec<&str> = wall_actions().iter().map(CpusetAction::name).collect();
+        let names: Vec<&str> = cpuset_actions_of_all_kinds().iter().map(CpusetAction::kind_name).collect();
         assert_eq!(names, CPUSET_ACTION_NAMES);
-        for (at, action) in wall_actions().iter().enumerate() {
-            assert_eq!(cpuset_action_index(&action.change), at, "{}", action.name());
+        for (at, action) in cpuset_actions_of_all_kinds().iter().enumerate() {
+            assert_eq!(cpuset_action_index(&action.change), at, "{}", action.kind_name());
         }
     }
 
@@ -282,7 +282,7 @@ mod tests {
                 (action(MaskActionKind::Pin), MaskOutcome::Gone),
                 (action(MaskActionKind::Repair), refused()),
             ],
-            cpuset_outcomes: wall_actions()
+            cpuset_outcomes: cpuset_actions_of_all_kinds()
                 .into_iter()
                 .map(|job_cpuset| (job_cpuset, CpusetOutcome::Gone))
                 .collect(),

@@ -191,7 +191,7 @@ fn cpuset_action_to_wire(action: &CpusetAction) -> wire::Action {
         }
     };
     let (job, why) = (action.job.to_string(), action.reason.clone());
-    wire::Action { action: action.name().to_owned(), job, pid, tid: pid, from, to, why }
+    wire::Action { action: action.kind_name().to_owned(), job, pid, tid: pid, from, to, why }
 }
 
 /// Converts a warning to the form of the warnings in the status that clients receive. A warning describes a condition

@@ -35,7 +35,7 @@ pub(super) fn plan_cpuset_removal(
     let scheduler = job_cpuset.creator == CgroupCreator::Scheduler;
     let is_unlimited = allows_every_pu(state, &cgroup);
     // If the scheduler has written the cpuset since pjw wrote it, the scheduler's content stays.
-    let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.was_written_by_pjw(cpuset));
+    let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.has_cpus_from_pjw(cpuset));
     if scheduler && (is_unlimited || !ours) {
         draft.record_cpuset(CpusetRecord::Removed { path: path.to_owned() });
         return;

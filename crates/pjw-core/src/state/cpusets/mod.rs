@@ -54,11 +54,11 @@ impl ManagedCpuset {
         is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed
     }
 
-    /// Whether pjw wrote the present PUs (logical CPUs) of `cpuset`, as a scan read them. True if the PUs are the set
+    /// Whether pjw wrote the PUs (logical CPUs) that `cpuset` has. `cpuset` is this cpuset as a scan read it. True if the PUs are the set
     /// that pjw wrote last, or an earlier set that may still be in force ([`ManagedCpuset::previous_cpus`]). False if
     /// another program has changed the PUs.
     #[must_use]
-    pub fn was_written_by_pjw(&self, cpuset: &Cpuset) -> bool {
+    pub fn has_cpus_from_pjw(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
     }
 

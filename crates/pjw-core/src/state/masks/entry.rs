@@ -169,7 +169,7 @@ impl MaskEntry {
 
     /// Iterates over the mask requests that may be the last request for the thread, oldest first. There is
     /// nearly always one. There are several if it is unknown whether a later request reached the kernel, such
-    /// as after a crash of the daemon.
+    /// as after a crash of the daemon, or whether fork(2) has reset the mask.
     pub fn last_request_candidates(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
     }
@@ -238,10 +238,10 @@ impl MaskEntry {
         if self.is_mask_from_program() { None } else { self.newest().mask.only_pu() }
     }
 
-    /// Returns the record of the lifted binding, if the program had bound the thread to exactly the PUs (logical CPUs) `mask`. A binding
-    /// is an affinity mask by which a program restricts a thread to some PUs of its job. pjw lifts a binding: pjw sets another mask that
-    /// has all PUs of the job, or one PU that pjw chooses. The record remains if pjw restores the binding
-    /// ([`LiftedBinding::is_restored`]). `None` if pjw lifted no such binding, or if the program has requested another mask since.
+    /// Returns the lifted binding of this thread, if its mask equals `mask`. A binding is an affinity mask by which a program
+    /// restricts a thread to some PUs (logical CPUs) of its job. pjw lifts a binding by another mask: all PUs of the job, or one PU.
+    /// The result includes a binding that is in force again ([`LiftedBinding::is_restored`]). `None` if pjw lifted no such binding,
+    /// if the program has requested another mask since, or if pjw has restored the original mask of the thread.
     #[must_use]
     pub fn lifted_binding(&self, mask: &CpuSet) -> Option<&LiftedBinding> {
         self.lifted.as_deref().filter(|lifted| lifted.mask == *mask)
@@ -338,10 +338,10 @@ impl MaskEntry {
         self.refused_within = None;
     }
 
-    /// Records that a new thread may have its inherited mask again, instead of the mask that pjw set. Must be called if pjw set the mask
-    /// while fork(2) was still creating the thread: at its end, fork(2) may copy the mask of the parent once more
-    /// (kernel/cgroup/cpuset.c, `cpuset_fork`). Until the next scan, the requests of both masks are candidates for the last request
-    /// ([`MaskEntry::last_request_candidates`]).
+    /// Records that the kernel may have replaced the affinity mask that pjw set for a new thread by the mask of the thread's parent.
+    /// Must be called if pjw set the mask while fork(2) was creating the thread. As its last step, fork(2) may copy the mask of the
+    /// parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). Until the next scan, pjw does not know which of the two masks is in
+    /// force, and [`MaskEntry::last_request_candidates`] returns both requests.
     pub fn record_possible_reset_by_fork(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));

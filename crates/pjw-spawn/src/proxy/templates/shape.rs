@@ -1,4 +1,5 @@
-//! What the instances of a template must have in common, because the dynamic linker has read it or it can't be changed.
+//! What the instances of a template must have in common: the variables that the dynamic linker has read already, and
+//! the version of the program file.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::fs;
@@ -22,7 +23,8 @@ pub(super) struct TemplateProperties {
     file: Option<FileVersion>,
 }
 
-/// The device, the inode, the time of the last change of a file.
+/// The device number and the inode number of a file, and the time of its last status change (ctime) in seconds and
+/// nanoseconds.
 type FileVersion = (u64, u64, i64, i64);
 
 impl TemplateProperties {

@@ -129,7 +129,7 @@ pub async fn serve_http<T: MetricsSource>(
 
 /// Answers one connection too many with 503, if that does not block.
 fn reject(stream: &TcpStream) {
-    let _ = stream.try_write(&Response::refusal(Status::Busy).head_and_body(true));
+    let _ = stream.try_write(&Response::refusal(Refusal::TooManyConnections).head_and_body(true));
     // Unread bytes would reset the connection on close.
     let _ = stream.try_read(&mut [0; 4096]);
 }
@@ -145,15 +145,15 @@ async fn handle_connection<T: MetricsSource>(
         match parse_head(&head) {
             Parsed::Request(request) => break Ok(request),
             Parsed::Refused(status) => break Err(status),
-            Parsed::Unfinished if head.len() >= limits.max_request_bytes => break Err(Status::TooLarge),
-            Parsed::Unfinished => {}
+            Parsed::Partial if head.len() >= limits.max_request_bytes => break Err(Refusal::HeadTooLarge),
+            Parsed::Partial => {}
         }
         let room = limits.max_request_bytes - head.len();
         match timeout_at(deadline, (&mut stream).take(room as u64).read_buf(&mut head)).await {
-            Err(_) => break Err(Status::TooSlow),
+            Err(_) => break Err(Refusal::RequestTimeout),
             // The client closed the connection without a request.
             Ok(Ok(0)) if head.is_empty() => return Ok(()),
-            Ok(Ok(0)) => break Err(Status::Bad),
+            Ok(Ok(0)) => break Err(Refusal::BadRequest),
             Ok(Ok(_)) => {}
             Ok(Err(error)) => return Err(error),
         }
@@ -162,8 +162,10 @@ async fn handle_connection<T: MetricsSource>(
         Err(status) => (Response::refusal(status), true),
         Ok(Request { format, with_body }) => {
             let text = source.text(format);
-            let response =
-                text.map_or_else(|| Response::refusal(Status::NotYet), |text| Response::text(text, format));
+            let response = text.map_or_else(
+                || Response::refusal(Refusal::NoMetricsYet),
+                |text| Response::text(text, format),
+            );
             (response, with_body)
         }
     };
@@ -191,36 +193,44 @@ struct Request {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parsed {
     /// The request head is incomplete.
-    Unfinished,
+    Partial,
     Request(Request),
-    Refused(Status),
+    Refused(Refusal),
 }
 
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Status {
-    Bad,
+enum Refusal {
+    BadRequest,
+    InvalidHost,
     NotFound,
-    Method,
-    TooSlow,
-    TooLarge,
-    Busy,
-    NotYet,
-    Version,
+    MethodNotAllowed,
+    RequestTimeout,
+    HeadTooLarge,
+    TooManyConnections,
+    NoMetricsYet,
+    VersionNotSupported,
 }
 
-impl Status {
-    /// The end of the status line, and the response body with the remedy.
-    fn line_and_remedy(self) -> (&'static str, &'static str) {
+impl Refusal {
+    /// The end of the status line, and the response body.
+    fn status_line_and_body(self) -> (&'static str, &'static str) {
         match self {
-            Status::Bad => ("400 Bad Request", "this is not an HTTP request"),
-            Status::NotFound => ("404 Not Found", "only /metrics exists"),
-            Status::Method => ("405 Method Not Allowed", "/metrics allows only GET and HEAD"),
-            Status::TooSlow => ("408 Request Timeout", "the request took too long to arrive"),
-            Status::TooLarge => ("431 Request Header Fields Too Large", "the request is too large"),
-            Status::Busy => ("503 Service Unavailable", "too many connections: try again later"),
-            Status::NotYet => ("503 Service Unavailable", "no cycle has run yet: try again in a moment"),
-            Status::Version => ("505 HTTP Version Not Supported", "only HTTP/1.1 and HTTP/1.0 are supported"),
+            Refusal::BadRequest => ("400 Bad Request", "this is not an HTTP request"),
+            Refusal::InvalidHost => ("400 Bad Request", "the request must have exactly one Host field"),
+            Refusal::NotFound => ("404 Not Found", "only /metrics exists"),
+            Refusal::MethodNotAllowed => ("405 Method Not Allowed", "/metrics allows only GET and HEAD"),
+            Refusal::RequestTimeout => ("408 Request Timeout", "the request took too long to arrive"),
+            Refusal::HeadTooLarge => ("431 Request Header Fields Too Large", "the request is too large"),
+            Refusal::TooManyConnections => {
+                ("503 Service Unavailable", "too many connections: try again later")
+            }
+            Refusal::NoMetricsYet => {
+                ("503 Service Unavailable", "no cycle has run yet: try again in a moment")
+            }
+            Refusal::VersionNotSupported => {
+                ("505 HTTP Version Not Supported", "only HTTP/1.1 and HTTP/1.0 are supported")
+            }
         }
     }
 }
@@ -231,25 +241,25 @@ fn parse_head(head: &[u8]) -> Parsed {
     let mut request = httparse::Request::new(&mut fields);
     match request.parse(head) {
         Ok(httparse::Status::Complete(_)) => {}
-        Ok(httparse::Status::Partial) => return Parsed::Unfinished,
-        Err(httparse::Error::Version) => return Parsed::Refused(Status::Version),
-        Err(httparse::Error::TooManyHeaders) => return Parsed::Refused(Status::TooLarge),
-        Err(_) => return Parsed::Refused(Status::Bad),
+        Ok(httparse::Status::Partial) => return Parsed::Partial,
+        Err(httparse::Error::Version) => return Parsed::Refused(Refusal::VersionNotSupported),
+        Err(httparse::Error::TooManyHeaders) => return Parsed::Refused(Refusal::HeadTooLarge),
+        Err(_) => return Parsed::Refused(Refusal::BadRequest),
     }
     let named = |name: &'static str| {
         request.headers.iter().filter(move |field| field.name.eq_ignore_ascii_case(name))
     };
     let hosts = named("host").count();
     if hosts > 1 || (hosts == 0 && request.version == Some(1)) {
-        return Parsed::Refused(Status::Bad);
+        return Parsed::Refused(Refusal::InvalidHost);
     }
     if request.path.map(path_of) != Some("/metrics") {
-        return Parsed::Refused(Status::NotFound);
+        return Parsed::Refused(Refusal::NotFound);
     }
     let with_body = match request.method {
         Some("GET") => true,
         Some("HEAD") => false,
-        _ => return Parsed::Refused(Status::Method),
+        _ => return Parsed::Refused(Refusal::MethodNotAllowed),
     };
     let takes_openmetrics =
         named("accept").filter_map(|field| std::str::from_utf8(field.value).ok()).any(accepts);
@@ -292,14 +302,14 @@ impl Response {
         Self { status: "200 OK", content_type: format.content_type(), field: "", body }
     }
 
-    fn refusal(status: Status) -> Self {
-        let field = match status {
-            Status::Method => "Allow: GET, HEAD\r\n",
-            Status::Busy | Status::NotYet => "Retry-After: 1\r\n",
+    fn refusal(refusal: Refusal) -> Self {
+        let field = match refusal {
+            Refusal::MethodNotAllowed => "Allow: GET, HEAD\r\n",
+            Refusal::TooManyConnections | Refusal::NoMetricsYet => "Retry-After: 1\r\n",
             _ => "",
         };
-        let (status, remedy) = status.line_and_remedy();
-        Self { status, content_type: "text/plain; charset=utf-8", field, body: format!("{remedy}\n").into() }
+        let (status, body) = refusal.status_line_and_body();
+        Self { status, content_type: "text/plain; charset=utf-8", field, body: format!("{body}\n").into() }
     }
 
     fn head_and_body(&self, with_body: bool) -> Vec<u8> {

@@ -32,8 +32,8 @@ use super::topology_tree;
 use super::warnings::{fault_warnings, lateness_warning, warnings_of_plan};
 use crate::warden::Warden;
 
-/// The status that was published after a cycle (scan, decision and changes) of the daemon, with additional
-/// values for the metrics.
+/// The status that the event loop sent to the control server after a cycle (scan, decision and changes), together with
+/// two values that only the metrics use: the CPU demand of each job, and the number of unassigned processes.
 #[derive(Debug, Clone, Default)]
 pub struct StatusSnapshot {
     /// The status, as clients receive it.

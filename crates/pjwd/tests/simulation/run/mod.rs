@@ -277,7 +277,9 @@ impl Run {
                 self.record_move_back(*process, to, outcome);
             }
             self.totals.cpusets += usize::from(matches!(outcome, CpusetOutcome::Done { .. }));
-            self.print(|| format!("{} of {} {:?}: {outcome:?}", action.name(), action.job, action.change));
+            self.print(|| {
+                format!("{} of {} {:?}: {outcome:?}", action.kind_name(), action.job, action.change)
+            });
         }
         let is_end = |event: &&Event| event.text.starts_with("its scheduler's cgroup is gone");
         for job in report.events.iter().filter(is_end).filter_map(|event| event.job.as_ref()) {
