@@ -60,6 +60,6 @@ fn a_job_that_was_released_meanwhile_is_an_error() {
 #[test]
 fn if_the_daemon_does_not_answer_the_cores_are_printed_with_a_message() {
     let (output, _) = assign(vec![Err("too busy")]);
-    assert!(output.stderr.contains("has not completed the isolated partition of manual:a yet"), "{output:?}");
+    assert!(output.stderr.contains("completed its isolated partition is unknown: too busy"), "{output:?}");
     assert_eq!(CommandOutput { stderr: String::new(), ..output }, succeeded());
 }
