@@ -134,7 +134,7 @@ fn provision_text(job: &Job) -> Option<String> {
 /// The sentence about the cores that a job lends, or about those that it can't borrow. `None` if lending does not
 /// concern the job.
 fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<String> {
-    let lent = state.pool.lent_cpus().intersection(&state.pool.pus_of(&job.id));
+    let lent = state.pool.lent_by(&job.id);
     if !lent.is_empty() {
         let borrowers: BTreeSet<String> =
             lent.iter().filter_map(|pu| Some(state.pool.borrower(pu)?.to_string())).collect();

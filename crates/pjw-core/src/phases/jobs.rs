@@ -4,7 +4,7 @@ use crate::allocate::offer::{allocate_for_groups, allocate_shared};
 use crate::basics::{CpuSet, cpus_text, cpus_with_is_are, prelude::*};
 use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::usage;
-use crate::state::{PuOffer, WardenState};
+use crate::state::{PuOffer, WardenState, warden::RefusedRequest};
 use crate::terms::{
     Cgroup, CpuRequest, EndCondition, Event, EventKind, ExhaustionPolicy, Grant, GrantedBy, Job, JobId,
     JobRequest, Observed, Ownership, Policy, Record, Refusal,
@@ -193,7 +193,7 @@ fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSe
 }
 
 /// Grants cores to the jobs that wait for cores, the oldest job first. Adds a warning for each job whose request can't
-/// be served.
+/// be served. The cores of such a job are not searched for again until the pool of PUs or the request has changed.
 pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     set_missing_requests(draft);
     let mut waiting: Vec<Job> = draft
@@ -204,6 +204,11 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
         .cloned()
         .collect();
     waiting.sort_by(|a, b| (a.detected_at, &a.id).cmp(&(b.detected_at, &b.id)));
+    // A change of the policy or of the topology makes everything dirty. Shared cores also depend on other grants than
+    // those in the pool.
+    let recheck_all =
+        draft.state.dirty.contains_everything() || draft.policy.exhaustion_policy == ExhaustionPolicy::Share;
+    let mut earlier = core::mem::take(&mut draft.state.refused_requests);
     for Job { id, request, .. } in &waiting {
         let Some(request) = request else {
             let source = id.source();
@@ -218,21 +223,34 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
             warn(draft, id, "unserved", why, remedy);
             continue;
         }
-        match find_offer(draft.state, draft.policy, id, request) {
+        let pool_version = draft.state.pool.change_count();
+        let known = earlier.remove(id).filter(|known| !recheck_all && known.is_valid(pool_version, request));
+        let offer = match known {
+            Some(known) => Err(known.refusal),
+            None => find_offer(draft.state, draft.policy, id, request),
+        };
+        match offer {
             Ok((offer, shared)) => grant_offer(draft, id, &offer, shared),
             Err(refusal) => {
-                let has_members = draft.state.members_of(id).next().is_some();
-                let situation = if has_members { "runs unconfined" } else { "waits for cores" };
-                let remedy = match refusal {
-                    Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. } => {
-                        "it is served by itself as soon as enough cores come free".to_owned()
-                    }
-                    _ => format!("no job's end helps: pjwctl assign {id} --cores N asks for something else"),
-                };
-                warn(draft, id, "unserved", format!("{id} {situation}: {refusal}"), remedy);
+                warn_unserved(draft, id, &refusal);
+                let refused = RefusedRequest { pool_version, request: request.clone(), refusal };
+                draft.state.refused_requests.insert(id.clone(), refused);
             }
         }
     }
+}
+
+/// Adds the warning that the job `id` waits for cores, for the reason `refusal`.
+fn warn_unserved(draft: &mut CycleDraft<'_>, id: &JobId, refusal: &Refusal) {
+    let has_members = draft.state.members_of(id).next().is_some();
+    let situation = if has_members { "runs unconfined" } else { "waits for cores" };
+    let remedy = match refusal {
+        Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. } => {
+            "it is served by itself as soon as enough cores come free".to_owned()
+        }
+        _ => format!("no job's end helps: pjwctl assign {id} --cores N asks for something else"),
+    };
+    warn(draft, id, "unserved", format!("{id} {situation}: {refusal}"), remedy);
 }
 
 /// Returns the PUs (logical CPUs) that the allocator offers for `request` of the job `id`, and true if other jobs may

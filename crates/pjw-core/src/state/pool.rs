@@ -172,6 +172,15 @@ impl PuPool {
         self.borrowers.keys().copied().filter(has_owner).collect()
     }
 
+    /// Returns the PUs (logical CPUs) that the job holds and that another job borrows.
+    #[must_use]
+    pub fn lent_by(&self, job: &JobId) -> CpuSet {
+        if self.borrowers.is_empty() {
+            return CpuSet::new();
+        }
+        self.pus_of(job).iter().filter(|pu| self.borrowers.contains_key(pu)).collect()
+    }
+
     /// Returns each lent PU (logical CPU, see [`PuPool::lent_cpus`]) with the number of PUs of its owner, the job that
     /// lent the PU. Offline PUs count too. The caller uses this number to recognise threads of the owner on the lent
     /// PU: pjw confines these threads to the PUs of the owner, so a thread that has more PUs in its affinity mask

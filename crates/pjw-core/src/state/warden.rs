@@ -1,6 +1,8 @@
 //! The state of pjw between two cycles: the jobs, the pool of PUs, the members, and the masks of their
 //! threads.
 
+mod mask_outcomes;
+
 use alloc::sync::Arc;
 use core::cell::OnceCell;
 
@@ -11,7 +13,6 @@ use crate::basics::{
 use crate::machine::topology::Topology;
 use crate::state::address_spaces::AddressSpaceGroups;
 use crate::state::attempts::{ReportedAffinityTargets, ReportedAttemptCount};
-use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
     cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lending::LendingState, lineage::Lineage,
@@ -19,13 +20,13 @@ use crate::state::{
     processes::Processes, unknown_masks::MasksOfUnknownOrigin, usage::UsageState,
 };
 use crate::terms::{
-    Cgroup, Grant, GrantedBy, IdleProcessGroup, JobId, LeftoverCpuset, MaskAction, MaskActionKind, Observed,
-    Process, ProcessEvent, ReleasedJobMasks, Warning, WatchedProcesses,
+    Cgroup, Grant, GrantedBy, IdleProcessGroup, JobId, JobRequest, LeftoverCpuset, Observed, Process,
+    ProcessEvent, Refusal, ReleasedJobMasks, Warning, WatchedProcesses,
 };
 
-/// What pjwd knows about the machine, the jobs, the PUs (logical CPUs) granted to the jobs, and the processes. pjwd repeats these steps:
-/// scan the machine, decide which changes keep each job on its cores, make the changes. The state is kept from one repetition to the next.
-/// Facts about a process are removed when no later decision can need them.
+/// What pjwd knows about the machine, the jobs, the PUs (logical CPUs) granted to the jobs, and the processes. pjwd
+/// repeats these steps: scan the machine, decide which changes keep each job on its cores, make the changes. The state
+/// is kept from one repetition to the next. Facts about a process are removed when no later decision can need them.
 #[derive(Debug, Clone)]
 pub struct WardenState {
     /// The cores, caches, NUMA nodes and packages of the machine.
@@ -34,7 +35,8 @@ pub struct WardenState {
     pub pool: PuPool,
     /// All jobs on this machine, including the jobs to which no PUs are granted.
     pub jobs: Jobs,
-    /// For each job whose idle cores may be lent: how many of its cores it uses. Also the borrowed PUs that pjw takes back soon.
+    /// For each job whose idle cores may be lent: how many of its cores it uses. Also the borrowed PUs that pjw takes
+    /// back soon.
     pub lending: LendingState,
     /// What each running job has used so far.
     pub usage: UsageState,
@@ -73,6 +75,8 @@ pub struct WardenState {
     pub(crate) online: History<CpuSet>,
     /// The warnings about each job, as of the last time that the job was planned.
     pub(crate) warnings: BTreeMap<JobId, Vec<Warning>>,
+    /// The requests for cores that could not be served in the last cycle.
+    pub(crate) refused_requests: BTreeMap<JobId, RefusedRequest>,
     /// The descent of processes, as reported by the fork events of the kernel. It shows which processes were
     /// forked by processes of jobs.
     pub lineage: Lineage,
@@ -113,9 +117,26 @@ pub struct WardenState {
     pub(crate) idle_watch: OnceCell<Arc<WatchedProcesses>>,
 }
 
+/// The request of a job that waits for cores, and the reason why it could not be served.
+#[derive(Debug, Clone)]
+pub(crate) struct RefusedRequest {
+    /// [`PuPool::change_count`] when the cores were searched for.
+    pub(crate) pool_version: u64,
+    pub(crate) request: JobRequest,
+    pub(crate) refusal: Refusal,
+}
+
+impl RefusedRequest {
+    /// Returns whether a search for the cores of `request` would fail again. `pool_version` is the present
+    /// [`PuPool::change_count`].
+    pub(crate) fn is_valid(&self, pool_version: u64, request: &JobRequest) -> bool {
+        self.pool_version == pool_version && self.request == *request
+    }
+}
+
 impl WardenState {
-    /// Creates the initial state of the daemon, without jobs and processes. The PUs (logical CPUs) in `housekeeping` are reserved for the
-    /// system.
+    /// Creates the initial state of the daemon, without jobs and processes. The PUs (logical CPUs) in `housekeeping`
+    /// are reserved for the system.
     #[must_use]
     pub fn new(topology: Topology, housekeeping: &CpuSet) -> Self {
         let pool = PuPool::new(&topology, housekeeping);
@@ -138,6 +159,7 @@ impl WardenState {
             unknown_masks: MasksOfUnknownOrigin::default(),
             online,
             warnings: BTreeMap::new(),
+            refused_requests: BTreeMap::new(),
             lineage: Lineage::default(),
             dirty: DirtySet::everything(),
             periodic_scans_until_full: 0,
@@ -159,30 +181,31 @@ impl WardenState {
         self.members.members_of_job(job)
     }
 
-    /// Returns the process with the pid `pid`. The facts about the process are from the last scan that read it. Returns `None` if no scan
-    /// has found a process with this pid, or if pjw knows that the process has ended.
+    /// Returns the process with the pid `pid`. The facts about the process are from the last scan that read it. Returns
+    /// `None` if no scan has found a process with this pid, or if pjw knows that the process has ended.
     #[must_use]
     pub fn process(&self, pid: Pid) -> Option<&Process> {
         self.processes.get(&pid).map(|known| &known.process)
     }
 
-    /// Returns the grant of the job `job`: the PUs (logical CPUs) that the job holds, and whether pjw or the batch system chose them.
-    /// `None` if the job holds no PUs or does not exist.
+    /// Returns the grant of the job `job`: the PUs (logical CPUs) that the job holds, and whether pjw or the batch
+    /// system chose them. `None` if the job holds no PUs or does not exist.
     #[must_use]
     pub fn grant_of(&self, job: &JobId) -> Option<&Grant> {
         self.jobs.get(job)?.grant.as_ref()
     }
 
-    /// Iterates over the processes of the job `job`, and the processes of the job whose original masks pjw must restore after their
-    /// release.
+    /// Iterates over the processes of the job `job`, and the processes of the job whose original masks pjw must restore
+    /// after their release.
     pub(crate) fn tracked_processes_of(&self, job: &JobId) -> impl Iterator<Item = &Member> {
         self.members
             .members_of_job(job)
             .chain(self.processes_to_restore.values().filter(move |member| member.job == *job))
     }
 
-    /// Iterates over the processes whose affinity masks may change when the cpuset of the job `job` at the cgroup path `path` changes: the
-    /// processes of the job, and all other processes in this cgroup whose masks pjw sets or must restore.
+    /// Iterates over the processes whose affinity masks may change when the cpuset of the job `job` at the cgroup path
+    /// `path` changes: the processes of the job, and all other processes in this cgroup whose masks pjw sets or must
+    /// restore.
     pub(crate) fn processes_affected_by_cpuset(
         &self,
         job: &JobId,
@@ -193,15 +216,15 @@ impl WardenState {
         self.tracked_processes_of(job).chain(inside.filter(move |member| member.job != *job))
     }
 
-    /// Returns the PUs (logical CPUs) that limit the affinity masks of the process `pid` at present: the PUs that are online and in its
-    /// cpuset.
+    /// Returns the PUs (logical CPUs) that limit the affinity masks of the process `pid` at present: the PUs that are
+    /// online and in its cpuset.
     pub(crate) fn present_mask_limits(&self, pid: Pid) -> MaskLimits {
         self.mask_limits(pid, Nanos(u64::MAX), true)
     }
 
-    /// Returns whether a cpuset of pjw may hide the original mask of the thread `thread` of the process `pid`. True if pjw is moving the
-    /// process, if the cpuset excludes PUs (logical CPUs) of the original mask or is to be removed, or if pjw wrote the cpuset after a
-    /// scan read the mask.
+    /// Returns whether a cpuset of pjw may hide the original mask of the thread `thread` of the process `pid`. True if
+    /// pjw is moving the process, if the cpuset excludes PUs (logical CPUs) of the original mask or is to be removed,
+    /// or if pjw wrote the cpuset after a scan read the mask.
     pub(crate) fn may_cpuset_hide_mask(&self, pid: Pid, thread: &MemberThread) -> bool {
         let cgroup = self.process(pid).and_then(|process| process.cgroup.as_deref());
         let (Some(entry), Some(cgroup)) = (&thread.mask_entry, cgroup) else { return false };
@@ -215,13 +238,14 @@ impl WardenState {
         self.cpusets.may_hide_mask(cgroup, is_cut, read_at)
     }
 
-    /// Returns the PU (logical CPU) to which pjw pinned the thread `tid` of the process `member`: pjw chose this PU, and restricted the
-    /// thread to it. Returns `None` in each of these cases:
+    /// Returns the PU (logical CPU) to which pjw pinned the thread `tid` of the process `member`: pjw chose this PU,
+    /// and restricted the thread to it. Returns `None` in each of these cases:
     ///
     /// - No scan has read the thread or its mask, or the job holds no PUs.
     /// - The effective mask of the thread is not a single PU.
     /// - pjw did not request this mask.
-    /// - The program had itself bound the thread to one PU. pjw then only keeps this binding, or moves it to a PU of the job.
+    /// - The program had itself bound the thread to one PU. pjw then only keeps this binding, or moves it to a PU of
+    ///   the job.
     #[must_use]
     pub fn pinned_pu_of(&self, member: &Member, tid: Tid) -> Option<Pu> {
         let thread = member.threads.get(&tid)?;
@@ -232,8 +256,8 @@ impl WardenState {
         entry.pinned_pu().filter(|&pin| !is_bound_to(pin) && thread.effective_mask.only_pu() == Some(pin))
     }
 
-    /// Returns the PUs (logical CPUs) of `grant` to which the program bound a thread of the process `member`. `entry` is the mask entry
-    /// of the thread. Returns `grant` if the program did not bind the thread.
+    /// Returns the PUs (logical CPUs) of `grant` to which the program bound a thread of the process `member`. `entry`
+    /// is the mask entry of the thread. Returns `grant` if the program did not bind the thread.
     pub(crate) fn program_bound_cpus(&self, grant: &CpuSet, member: &Member, entry: &MaskEntry) -> CpuSet {
         target_mask(&self.topology, grant, entry.original_mask(), member.inherited_mask.as_ref())
     }
@@ -277,14 +301,15 @@ impl WardenState {
         self.masks_from_journal.range(first..=last)
     }
 
-    /// Removes the mask entries from the journal of those threads of the process `process` that no scan has read: these threads have
-    /// ended.
+    /// Removes the mask entries from the journal of those threads of the process `process` that no scan has read: these
+    /// threads have ended.
     pub(crate) fn forget_recorded_masks(&mut self, process: ProcessId) {
         let ended: Vec<ThreadId> = self.recorded_masks_of(process).map(|(&id, _)| id).collect();
         ended.iter().for_each(|id| drop(self.masks_from_journal.remove(id)));
     }
 
-    /// Returns the thread `id`, so that the caller can change its facts. `None` if pjw neither sets nor restores masks of its process.
+    /// Returns the thread `id`, so that the caller can change its facts. `None` if pjw neither sets nor restores masks
+    /// of its process.
     pub(crate) fn thread_mut(&mut self, id: &ThreadId) -> Option<&mut MemberThread> {
         let pid = id.process.pid;
         let is_member = self.members.get(&pid).is_some_and(|member| member.id == id.process);
@@ -297,13 +322,14 @@ impl WardenState {
         thread.filter(|thread| thread.start == id.start)
     }
 
-    /// Returns the mask entry of the thread `id`, so that the caller can change the entry. `None` if the thread has no entry.
+    /// Returns the mask entry of the thread `id`, so that the caller can change the entry. `None` if the thread has no
+    /// entry.
     pub(crate) fn mask_mut(&mut self, id: &ThreadId) -> Option<&mut MaskEntry> {
         self.thread_mut(id)?.mask_entry.as_mut()
     }
 
-    /// Updates the records of forked processes (the field `lineage`) from the kernel's process events `events`, in the given order.
-    /// Returns true if a fork event was dropped, because the number of records has reached
+    /// Updates the records of forked processes (the field `lineage`) from the kernel's process events `events`, in the
+    /// given order. Returns true if a fork event was dropped, because the number of records has reached
     /// [`MAX_FORK_RECORDS`](crate::state::lineage::MAX_FORK_RECORDS). The caller must then request a full scan.
     pub fn apply_process_events(&mut self, events: &[ProcessEvent]) -> bool {
         for event in events {
@@ -342,20 +368,21 @@ impl WardenState {
         jobs.into_iter().for_each(|job| self.dirty.add_job(job));
     }
 
-    /// Whether pjw knows from fork events all ancestors of the process `pid`, which was born at the time `born` (in ns since boot).
+    /// Whether pjw knows from fork events all ancestors of the process `pid`, which was born at the time `born` (in ns
+    /// since boot).
     pub(crate) fn has_known_descent(&self, pid: Pid, born: Nanos) -> bool {
         let has_fork_event = self.fork_events_complete_since.is_some_and(|since| born >= since);
         has_fork_event && !self.lineage.forked_with_unknown_ancestor(pid)
     }
 
-    /// Returns the process `pid` if it belongs to a job, or if pjw must restore its original masks (the masks before pjw changed them).
-    /// Otherwise `None`.
+    /// Returns the process `pid` if it belongs to a job, or if pjw must restore its original masks (the masks before
+    /// pjw changed them). Otherwise `None`.
     pub(crate) fn tracked_process(&self, pid: Pid) -> Option<&Member> {
         tracked_in(&self.members, &self.processes_to_restore, pid).map(|(process, _)| process)
     }
 
-    /// Returns whether the process `member` is in the cpuset of its job. If the batch system chose the PUs (logical CPUs) of the job,
-    /// this is the cpuset that the batch system made. Otherwise it is the cpuset that pjw made.
+    /// Returns whether the process `member` is in the cpuset of its job. If the batch system chose the PUs (logical
+    /// CPUs) of the job, this is the cpuset that the batch system made. Otherwise it is the cpuset that pjw made.
     #[must_use]
     pub fn is_in_job_cpuset(&self, member: &Member) -> bool {
         let place = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
@@ -370,78 +397,12 @@ impl WardenState {
             .is_some_and(|(place, managed)| is_cgroup_within(place, &managed.job_cpuset.path))
     }
 
-    /// Returns the PUs (logical CPUs) of the nearest cpuset at or above the cgroup of the process `pid`, as the last scan read them.
-    /// `None` if unknown.
+    /// Returns the PUs (logical CPUs) of the nearest cpuset at or above the cgroup of the process `pid`, as the last
+    /// scan read them. `None` if unknown.
     pub(crate) fn nearest_cpuset_cpus(&self, pid: Pid) -> Option<&CpuSet> {
         let cgroup = self.process(pid)?.cgroup.as_deref()?;
         cgroup_and_ancestor_paths(cgroup)
             .find_map(|path| Some(&self.cgroups.get(path)?.present()?.cpuset.as_ref()?.effective_cpus))
-    }
-
-    /// Records that pjw changed the affinity mask of a thread as planned in `action`. `requested_mask` is the
-    /// mask that was passed to sched_setaffinity(2). `effective_mask` is the mask that the kernel reported
-    /// right after this call.
-    pub fn record_mask_applied(
-        &mut self,
-        action: &MaskAction,
-        requested_mask: &CpuSet,
-        effective_mask: &CpuSet,
-    ) {
-        let online = self.pool.online_cpus();
-        let limits = self.present_mask_limits(action.thread.process.pid);
-        let reason = match action.kind {
-            MaskActionKind::Unbind => Some(LiftReason::Overload),
-            MaskActionKind::Override => Some(LiftReason::Policy),
-            _ => None,
-        };
-        let bound_to = reason.and_then(|_| self.binding_to_lift(&action.thread));
-        let Some(thread) = self.thread_mut(&action.thread) else { return };
-        thread.effective_mask = effective_mask.clone();
-        if let Some(entry) = &mut thread.mask_entry {
-            entry.record_request_done(requested_mask, &effective_mask.intersection(&online), &limits);
-            let (lifted_at, waiting_permille_before) = (entry.last_read_at(), thread.demand.waiting_permille);
-            let lifted = reason.zip(bound_to).map(|(reason, mask)| LiftedBinding {
-                mask,
-                reason,
-                waiting_permille_before,
-                lifted_at,
-                is_restored: false,
-            });
-            match action.kind {
-                MaskActionKind::Rebind => entry.record_binding_restored(),
-                MaskActionKind::Restore => entry.set_lifted_binding(None),
-                _ if lifted.is_some() => entry.set_lifted_binding(lifted),
-                _ => {}
-            }
-        }
-    }
-
-    /// Records that pjw changed the affinity mask of a new thread, as planned in `action`, although the kernel may still be creating the
-    /// thread by fork(2). At the end of fork(2), the kernel may give the thread the mask of its parent again. Until the next scan, pjw
-    /// then does not know which of the two masks the thread has. Must be called after [`WardenState::record_mask_applied`].
-    pub fn record_mask_applied_during_fork(&mut self, action: &MaskAction) {
-        if let Some(entry) = self.mask_mut(&action.thread) {
-            entry.record_possible_reset_by_fork();
-        }
-    }
-
-    /// Records that the kernel refused to restore the original mask of a thread (the mask before pjw changed it), as planned in `action`.
-    /// The kernel refuses a mask that has no PU (logical CPU) in common with the cpuset of the thread. pjw tries again only when the
-    /// thread's mask, its cpuset or the online PUs change.
-    pub fn record_restore_refused(&mut self, action: &MaskAction) {
-        let limits = self.present_mask_limits(action.thread.process.pid);
-        let Some(thread) = self.thread_mut(&action.thread) else { return };
-        if let Some(entry) = &mut thread.mask_entry {
-            entry.record_original_refused(&thread.effective_mask, &limits);
-        }
-    }
-
-    /// Records that pjw did not make the planned mask change `action`: the thread still has the mask that it
-    /// had before.
-    pub fn record_mask_not_attempted(&mut self, action: &MaskAction) {
-        if let Some(entry) = self.mask_mut(&action.thread) {
-            entry.cancel_intended_request(&action.requested_mask);
-        }
     }
 
     /// Removes all processes from the job `job`, and adds them to the processes whose original masks pjw must restore.
@@ -473,8 +434,8 @@ impl WardenState {
         }
     }
 
-    /// Removes the process `pid`, which has ended according to a scan. Its exit event, and the fork events of its last children, may
-    /// still be unread.
+    /// Removes the process `pid`, which has ended according to a scan. Its exit event, and the fork events of its last
+    /// children, may still be unread.
     pub(crate) fn remove_ended_process(&mut self, pid: Pid) {
         self.lineage.scan_queue.forget_exiting(pid);
         if self.fork_events_complete_since.is_some()

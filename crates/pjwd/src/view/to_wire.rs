@@ -82,7 +82,7 @@ pub(crate) fn job_to_wire(
         strays: counts.strays,
         since: format_rfc3339(job.detected_at),
         borrowed: pool.borrowed_by(&job.id).to_string(),
-        lent: pool.lent_cpus().intersection(&pool.pus_of(&job.id)).to_string(),
+        lent: pool.lent_by(&job.id).to_string(),
         provision: job
             .provision
             .as_ref()

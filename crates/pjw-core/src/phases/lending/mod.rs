@@ -135,9 +135,9 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     let mut leaving = BTreeMap::new();
     for borrower in &mut borrowers {
         let lent = owners.iter().filter(|_| !borrower.would_slow_owners).flat_map(|owner| &owner.lent);
-        let kept: Vec<&Core> = spare.iter().chain(lent).collect();
+        let kept: BTreeSet<&Core> = spare.iter().chain(lent).collect();
         let (kept, lost): (Vec<Core>, Vec<Core>) =
-            core::mem::take(&mut borrower.cores).into_iter().partition(|core| kept.contains(&core));
+            core::mem::take(&mut borrower.cores).into_iter().partition(|core| kept.contains(core));
         borrower.cores = kept;
         // Cores that now belong to another job, which does not lend them, are taken at once.
         for core in lost.into_iter().filter(|core| is_lent_by_owner(state, core)) {
@@ -150,7 +150,8 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
             }
         }
     }
-    spare.retain(|core| !borrowers.iter().any(|borrower| borrower.cores.contains(core)));
+    let taken: BTreeSet<&Core> = borrowers.iter().flat_map(|borrower| &borrower.cores).collect();
+    spare.retain(|core| !taken.contains(core));
     let left = offer_left_cores(&mut owners, &borrowers);
     // The borrower with the fewest cores is served first, with free cores before cores of owners.
     while !spare.is_empty()
@@ -178,14 +179,11 @@ fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
 /// or would slow down the owners. Returns the PUs of these cores.
 fn offer_left_cores(owners: &mut [Owner], borrowers: &[Borrower<'_>]) -> CpuSet {
     let mut all_left = CpuSet::new();
+    let held = borrowers.iter().flat_map(|borrower| borrower.cores.iter().chain(&borrower.leaving));
+    let held: BTreeSet<&Core> = held.collect();
     for owner in owners {
-        let is_held = |core: &Core| {
-            let mut held =
-                borrowers.iter().flat_map(|borrower| borrower.cores.iter().chain(&borrower.leaving));
-            held.any(|known| known == core)
-        };
         let (lent, left): (Vec<Core>, Vec<Core>) =
-            core::mem::take(&mut owner.lent).into_iter().partition(is_held);
+            core::mem::take(&mut owner.lent).into_iter().partition(|core| held.contains(core));
         owner.lent = lent;
         all_left = left.iter().fold(all_left, |all, core| all.union(core));
         owner.lendable.splice(0..0, left);
