@@ -46,9 +46,10 @@ impl Programs {
         Ok(Self { measured: built.clone(), built })
     }
 
-    /// Returns the directories of the programs for a bench. The programs that were built with the bench are in the parent
-    /// of the directory of the bench itself. `make bench` builds them before it runs the benches. The environment
-    /// variable `PJW_PROGRAMS` names the directory of another `pjwd` and `pjwctl`, such as those of an earlier version.
+    /// Returns the directories of the programs for a bench. The programs that were built with the bench are in the
+    /// parent of the directory of the bench itself. `make bench` builds them before it runs the benches. The
+    /// environment variable `PJW_PROGRAMS` names the directory of another `pjwd` and `pjwctl`, such as those of an
+    /// earlier version.
     ///
     /// # Errors
     /// If `pjwd` or `pjwctl` is not there, or the path of the running program can't be read.

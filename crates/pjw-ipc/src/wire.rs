@@ -169,8 +169,8 @@ wire! {
         /// The number of cores that the job can use at present, as its owner or a program in it said. At most what
         /// the job may have. `None` if it wants what it was granted.
         wants: Option<u32>,
-        /// The rule by which a NUMA node is chosen for each new process of the job: `rr`, `ll`, `fill` or `packed`. `None`
-        /// if no rule was requested.
+        /// The rule by which a NUMA node is chosen for each new process of the job: `rr`, `ll`, `fill` or `packed`.
+        /// `None` if no rule was requested.
         #[serde(default)] within_job: Option<String>,
     }
     /// A lasting condition that needs the attention of an administrator.
@@ -227,8 +227,8 @@ wire! {
         pss: u64,
         /// The sum of the unique set sizes: pages that no other process maps. `None` with the source `cgroup`.
         uss: Option<u64>,
-        /// The part of `rss` that is shared with other processes, in permille. With the source `cgroup`: the part of the
-        /// anonymous memory.
+        /// The part of `rss` that is shared with other processes, in permille. With the source `cgroup`: the part of
+        /// the anonymous memory.
         shared_permille: u32,
         /// The sum of the sizes of the page tables.
         page_tables: u64,
@@ -238,8 +238,8 @@ wire! {
         peak: Option<u64>,
         /// The memory that the job can still get: what its memory cgroup or the machine has left.
         available: u64,
-        /// The number of address spaces. Processes that share one are counted once in all sums. A process that could not
-        /// be compared with others counts as one.
+        /// The number of address spaces. Processes that share one are counted once in all sums. A process that could
+        /// not be compared with others counts as one.
         address_spaces: u32,
         /// The memory on each NUMA node, counted as in `rss`. Empty if it was not requested.
         by_node: BTreeMap<String, u64>,
@@ -255,13 +255,13 @@ wire! {
         history: Vec<MemorySample>,
         /// A prediction that the memory will not suffice, and what to do. `None` if it suffices.
         warning: Option<Warning>,
-        /// The processes most of whose memory is on NUMA nodes where none of their busy threads runs. Empty if the memory on
-        /// each NUMA node was not requested, or if the daemon is older than this field.
+        /// The processes most of whose memory is on NUMA nodes where none of their busy threads runs. Empty if the
+        /// memory on each NUMA node was not requested, or if the daemon is older than this field.
         #[serde(default)] far: Vec<FarMemory>,
-        /// The address spaces whose threads wait for one another to map and unmap memory. Empty with the source `cgroup`.
+        /// The address spaces whose threads wait for one another to map memory. Empty with the source `cgroup`.
         #[serde(default)] map_lock_waits: Vec<MapLockWaits>,
     }
-    /// An address space whose busy threads wait for one another to map and unmap memory (mmap(2), munmap(2), page faults).
+    /// An address space whose busy threads wait for one another to map memory (mmap(2), munmap(2), page faults).
     MapLockWaits {
         /// The processes with these threads, ascending by pid. They share the address space.
         pids: Vec<u32>,

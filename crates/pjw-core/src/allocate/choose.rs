@@ -4,6 +4,8 @@
 //! returns the order on this machine, and cores are grouped by the domains that they are in. All searches are
 //! greedy. The slowest one sorts the cores once per level.
 
+mod spread;
+
 use core::cmp::Reverse;
 
 use smallvec::SmallVec;
@@ -41,7 +43,8 @@ pub(super) struct PuChoice {
     pub(super) kind: Option<u32>,
 }
 
-/// The reason why [`Allocator::choose`] chose certain PUs (logical CPUs). For example, the job keeps the PUs that it holds.
+/// The reason why [`Allocator::choose`] chose certain PUs (logical CPUs). For example, the job keeps the PUs that it
+/// holds.
 #[derive(Debug)]
 pub(super) enum ChoiceReason {
     /// The job keeps the PUs that it holds.
@@ -84,9 +87,9 @@ pub(super) struct Hole {
 }
 
 impl<'a> Allocator<'a> {
-    /// Makes the allocator for one request of a job. The job can get a core if all online PUs (logical CPUs) of the core are in
-    /// `available`. If single PUs are given out, the job can also get a part of a core. The PUs in `present`, which the job
-    /// already holds, are preferred.
+    /// Makes the allocator for one request of a job. The job can get a core if all online PUs (logical CPUs) of the
+    /// core are in `available`. If single PUs are given out, the job can also get a part of a core. The PUs in
+    /// `present`, which the job already holds, are preferred.
     pub(super) fn new(
         topology: &'a Topology,
         unit: AllocationUnit,
@@ -126,8 +129,9 @@ impl<'a> Allocator<'a> {
         Self { topology, unit, levels, free_cores, groups: &[] }
     }
 
-    /// Sets the groups of PUs (logical CPUs) that the job keeps together, if possible, when it gets fewer PUs than it holds. Threads
-    /// with a common address space run on the PUs of each group. Each group lies in one L3 cache or one NUMA node.
+    /// Sets the groups of PUs (logical CPUs) that the job keeps together, if possible, when it gets fewer PUs than it
+    /// holds. Threads with a common address space run on the PUs of each group. Each group lies in one L3 cache or one
+    /// NUMA node.
     pub(super) fn with_groups(self, groups: &'a [CpuSet]) -> Self {
         Self { groups, ..self }
     }
@@ -137,8 +141,8 @@ impl<'a> Allocator<'a> {
         self.amount_of(self.free_cores.iter())
     }
 
-    /// Returns the number of available cores if the request counts cores. Otherwise, returns the number of their PUs (logical
-    /// CPUs).
+    /// Returns the number of available cores if the request counts cores. Otherwise, returns the number of their PUs
+    /// (logical CPUs).
     pub(super) fn available_units(&self) -> u32 {
         total_units(&self.free_cores.iter().collect::<Vec<_>>())
     }
@@ -150,8 +154,8 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// Returns the number of available cores that the job does not hold, and the PUs (logical CPUs) of these cores. If single
-    /// PUs are given out, the number is the number of these PUs.
+    /// Returns the number of available cores that the job does not hold, and the PUs (logical CPUs) of these cores. If
+    /// single PUs are given out, the number is the number of these PUs.
     pub(super) fn available_unheld(&self) -> (u32, CpuSet) {
         let others = || self.free_cores.iter().filter(|free_core| !free_core.held);
         let cpus = others().flat_map(|free_core| free_core.pus.iter().copied()).collect();
@@ -174,9 +178,9 @@ impl<'a> Allocator<'a> {
         count_to_cover(sizes, units).saturating_add(missing)
     }
 
-    /// Returns the number of available cores in the domain of `level` (L3 cache, NUMA node or package) with the most available
-    /// cores. Counts PUs (logical CPUs) instead if single PUs are given out. If the machine lacks `level`, uses the next larger
-    /// level.
+    /// Returns the number of available cores in the domain of `level` (L3 cache, NUMA node or package) with the most
+    /// available cores. Counts PUs (logical CPUs) instead if single PUs are given out. If the machine lacks `level`,
+    /// uses the next larger level.
     pub(super) fn largest_in_one_domain(&self, level: TopologyLevel) -> u32 {
         let larger = [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package]
             .into_iter()
@@ -188,9 +192,10 @@ impl<'a> Allocator<'a> {
         holes.map(|(_, hole)| self.amount_of(hole.into_iter())).max().unwrap_or(0)
     }
 
-    /// Chooses at least `n` units for the job: whole cores, or exactly `n` PUs (logical CPUs) if single PUs are given out.
-    /// Prefers the PUs that the job holds, and PUs near these. If the job holds nothing, chooses the best fit. If `spread` is
-    /// true, spreads the units evenly over the machine. Returns `None` if fewer than `n` units are available.
+    /// Chooses at least `n` units for the job: whole cores, or exactly `n` PUs (logical CPUs) if single PUs are given
+    /// out. Prefers the PUs that the job holds, and PUs near these. If the job holds nothing, chooses the best fit. If
+    /// `spread` is true, spreads the units evenly over the machine. Returns `None` if fewer than `n` units are
+    /// available.
     pub(super) fn choose(&self, n: u32, spread: bool) -> Option<PuChoice> {
         let (held, others): (Vec<&FreeCore>, Vec<&FreeCore>) =
             self.free_cores.iter().partition(|free_core| free_core.held);
@@ -427,53 +432,6 @@ impl<'a> Allocator<'a> {
             added.extend(chosen);
         }
         added
-    }
-
-    /// Chooses cores of `others` such that `held` and the new cores have `n` units, with equal numbers of
-    /// cores in each domain of each level as far as possible.
-    fn add_evenly<'s>(&self, held: &[&FreeCore], others: &[&'s FreeCore], n: u32) -> Vec<&'s FreeCore> {
-        let mut sizes: Vec<u32> = others.iter().map(|free_core| free_core.size).collect();
-        sizes.sort_unstable();
-        // The number of cores is computed with the smallest cores, so the chosen cores are enough in any
-        // case.
-        let needed = count_to_cover(sizes, n.saturating_sub(total_units(held)));
-        self.distribute_evenly(held, others, needed as usize, 0)
-    }
-
-    fn distribute_evenly<'s>(
-        &self,
-        held: &[&FreeCore],
-        others: &[&'s FreeCore],
-        count: usize,
-        depth: usize,
-    ) -> Vec<&'s FreeCore> {
-        if depth >= self.levels.len() {
-            return others.iter().copied().take(count).collect();
-        }
-        let held = cores_by_group(held, depth);
-        let holes = cores_by_group(others, depth);
-        // The number of cores taken, the number left, and the order of equal domains.
-        let mut filling: BTreeSet<_> = holes
-            .iter()
-            .map(|(group, hole)| {
-                (held.get(group).map_or(0, Vec::len), Reverse(hole.len()), self.rank(*group), *group)
-            })
-            .collect();
-        let mut counts: BTreeMap<CoreGroup, usize> = BTreeMap::new();
-        for _ in 0..count {
-            let Some((filled, Reverse(left), rank, group)) = filling.pop_first() else { break };
-            *counts.entry(group).or_default() += 1;
-            if left > 1 {
-                filling.insert((filled + 1, Reverse(left - 1), rank, group));
-            }
-        }
-        let mut chosen = Vec::new();
-        for (group, count) in counts {
-            let hole = holes.get(&group).map(Vec::as_slice).unwrap_or_default();
-            let held = held.get(&group).map(Vec::as_slice).unwrap_or_default();
-            chosen.extend(self.distribute_evenly(held, hole, count, depth + 1));
-        }
-        chosen
     }
 
     /// Returns the order of equal domains: by number. Groups that are not a domain come last.

@@ -201,9 +201,9 @@ pub struct CpusetAction {
 }
 
 impl CpusetAction {
-    /// Returns the name of the kind of change in `pjwctl plan --json`, logs and metrics. Scripts rely on these names, which
-    /// are older than those of [`CpusetChange`]: `raise` (create), `admit` (move a process in), `return` (move a process
-    /// back), `open` (remove the limits) and `raze` (remove).
+    /// Returns the name of the kind of change in `pjwctl plan --json`, logs and metrics. Scripts rely on these names,
+    /// which are older than those of [`CpusetChange`]: `raise` (create), `admit` (move a process in), `return` (move a
+    /// process back), `open` (remove the limits) and `raze` (remove).
     #[must_use]
     pub fn kind_name(&self) -> &'static str {
         match self.change {

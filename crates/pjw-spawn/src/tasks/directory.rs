@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 const MAGIC: u64 = 0x3153_4b53_4154_4a50;
 /// `PJW_TASKS_NAMES_` of pjw_tasks.h.
 const MAX_NAMES: usize = 4096;
-/// The number of low bits of [`PublishedAddress::state`] that have the phase: 1 is being written, 2 written, 3 published.
+/// The number of low bits of [`PublishedAddress::state`] that have the phase: 1 is being written, 2 written, 3
+/// published.
 const PHASE_BITS: u32 = 2;
 /// The name of the environment variable that contains the address of the directory of an address space. By this
 /// variable, a task (a process in the address space) finds the table of all tasks.

@@ -156,9 +156,9 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
 }
 
 /// Returns the text that `pjwctl advise` prints. First come the time of the serial part, the time of one item, and the
-/// number of workers. With the option `--items`, the estimate for this number of items follows. Then come a table and the
-/// advice in one sentence. The table has the number of items that the farm needs for each efficiency from 50 % to 99 %
-/// ([`FarmEstimate::efficiency`]). A farm is a group of worker processes that compute numbered items.
+/// number of workers. With the option `--items`, the estimate for this number of items follows. Then come a table and
+/// the advice in one sentence. The table has the number of items that the farm needs for each efficiency from 50 % to
+/// 99 % ([`FarmEstimate::efficiency`]). A farm is a group of worker processes that compute numbered items.
 #[must_use]
 pub fn advice_text(advice: &Advice, term: Terminal) -> String {
     let heading = format!(

@@ -10,8 +10,8 @@ use pjw_core::fork_fastpath::{
 use pjw_core::{ports::MachineInterface, snapshot::Snapshot, state::WardenState};
 
 /// Reads the affinity masks of the newly forked processes of jobs whose masks are not verified yet. If a mask is the
-/// expected one (the online PUs that the job holds), the scan of the process is deferred by a few milliseconds. The scan
-/// of a process that was forked in the cpuset of its job is deferred too. `node` is the interface to the machine.
+/// expected one (the online PUs that the job holds), the scan of the process is deferred by a few milliseconds. The
+/// scan of a process that was forked in the cpuset of its job is deferred too. `node` is the interface to the machine.
 pub(super) fn defer_scans_of_expected_masks<N: MachineInterface>(node: &mut N, state: &mut WardenState) {
     if state.lineage.scan_queue.immediate_pids().is_empty() {
         return;

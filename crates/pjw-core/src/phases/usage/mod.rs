@@ -16,7 +16,8 @@ use crate::terms::{
     Record, ScanScope, Snapshot, UsageSample,
 };
 
-/// A scan notices within this time, in ns, that an idle process runs again. Idle processes are not checked in each scan.
+/// A scan notices within this time, in ns, that an idle process runs again. Idle processes are not checked in each
+/// scan.
 const MAX_UNNOTICED_NS: u64 = 20_000_000_000;
 /// The least length of a sample, in ns.
 const MIN_SAMPLE_NS: u64 = 500_000_000;

@@ -3,22 +3,14 @@
 
 pub mod delayed;
 mod partitions;
+mod records;
 mod refusals;
 
 use self::delayed::DelayedChanges;
 use crate::basics::{CpuSet, Nanos, ProcessId, cgroup_and_ancestor_paths, history::History, prelude::*};
 use crate::terms::{
-    Cpuset, CpusetAction, CpusetChange, CpusetOutcome, CpusetRecord, JobCpuset, JobId, JobRequest,
-    LeftoverCpuset, Warning,
+    Cpuset, CpusetAction, CpusetChange, CpusetOutcome, JobCpuset, JobId, JobRequest, LeftoverCpuset, Warning,
 };
-
-/// The maximum number of times that pjw writes a cpuset again between two full scans. Another program
-/// manages a cpuset that is overwritten more often.
-const MAX_TRIES: u32 = 4;
-
-/// The time for which pjw keeps the history of a removed cpuset. In this time, scans read the masks of the
-/// processes that were in the cpuset.
-const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 
 /// A job's cpuset that pjw manages: pjw created or changed this cpuset, or is about to create or change it. Has
 /// the facts that pjw needs in order to remove the cpuset later.
@@ -46,17 +38,17 @@ pub struct ManagedCpuset {
 }
 
 impl ManagedCpuset {
-    /// Returns whether pjw last wrote exactly the settings `job_cpuset` to this cpuset. False if the cpuset is to be removed. A scan
-    /// can't read whether a cpuset has idle priority. So if `job_cpuset` has idle priority, the result is true only if this run of the
-    /// daemon wrote the settings.
+    /// Returns whether pjw last wrote exactly the settings `job_cpuset` to this cpuset. False if the cpuset is to be
+    /// removed. A scan can't read whether a cpuset has idle priority. So if `job_cpuset` has idle priority, the result
+    /// is true only if this run of the daemon wrote the settings.
     pub(crate) fn was_last_written_with(&self, job_cpuset: &JobCpuset) -> bool {
         let is_known = self.was_written || !job_cpuset.spec.idle;
         is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed
     }
 
-    /// Whether pjw wrote the PUs (logical CPUs) that `cpuset` has. `cpuset` is this cpuset as a scan read it. True if the PUs are the set
-    /// that pjw wrote last, or an earlier set that may still be in force ([`ManagedCpuset::previous_cpus`]). False if
-    /// another program has changed the PUs.
+    /// Whether pjw wrote the PUs (logical CPUs) that `cpuset` has. `cpuset` is this cpuset as a scan read it. True if
+    /// the PUs are the set that pjw wrote last, or an earlier set that may still be in force
+    /// ([`ManagedCpuset::previous_cpus`]). False if another program has changed the PUs.
     #[must_use]
     pub fn has_cpus_from_pjw(&self, cpuset: &Cpuset) -> bool {
         self.possible_cpus().any(|cpus| *cpus == cpuset.cpus)
@@ -78,8 +70,8 @@ pub struct CgroupMove {
     pub to: String,
 }
 
-/// A job's cpuset that an earlier run of the daemon left and that the journal does not contain, with the decision of pjw: the job keeps
-/// the cpuset, or pjw removes the cpuset.
+/// A job's cpuset that an earlier run of the daemon left and that the journal does not contain, with the decision of
+/// pjw: the job keeps the cpuset, or pjw removes the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LeftoverDecision {
     /// The job.
@@ -142,8 +134,8 @@ impl CpusetRegistry {
         self.to_remove.iter().map(String::as_str)
     }
 
-    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's cpuset. Has no effect if
-    /// pjw already manages the cpuset at this path.
+    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's cpuset.
+    /// Has no effect if pjw already manages the cpuset at this path.
     pub(crate) fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         if !self.managed.contains_key(&leftover.path) {
             self.found.push(leftover);
@@ -151,32 +143,34 @@ impl CpusetRegistry {
     }
 
     /// Iterates over the paths of the leftover cgroups
-    /// ([`WardenState::add_leftover_cpuset`](crate::state::WardenState::add_leftover_cpuset)). A leftover cgroup existed when the daemon
-    /// started, has the name of a job's cpuset, and is not in the journal. After the next scan of all processes, pjw decides whether to
-    /// reuse the cgroup as the cpuset of its job or to remove it. The cgroup then leaves this list.
+    /// ([`WardenState::add_leftover_cpuset`](crate::state::WardenState::add_leftover_cpuset)). A leftover cgroup
+    /// existed when the daemon started, has the name of a job's cpuset, and is not in the journal. After the next scan
+    /// of all processes, pjw decides whether to reuse the cgroup as the cpuset of its job or to remove it. The cgroup
+    /// then leaves this list.
     pub fn leftover_cpuset_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }
 
-    /// Removes all leftover cgroups from the registry, and returns them. A leftover cgroup existed when the daemon started, has the name
-    /// of a job's cpuset, and is not in the journal.
+    /// Removes all leftover cgroups from the registry, and returns them. A leftover cgroup existed when the daemon
+    /// started, has the name of a job's cpuset, and is not in the journal.
     pub(crate) fn take_leftover_cpusets(&mut self) -> Vec<LeftoverCpuset> {
         core::mem::take(&mut self.found)
     }
 
-    /// Records what pjw decided about the leftover cpuset at the cgroup path `path`. An earlier run of the daemon made this cpuset, and
-    /// the journal does not contain the cpuset. A warning in `pjwctl status` names the decision.
+    /// Records what pjw decided about the leftover cpuset at the cgroup path `path`. An earlier run of the daemon made
+    /// this cpuset, and the journal does not contain the cpuset. A warning in `pjwctl status` names the decision.
     pub(crate) fn add_leftover_decision(&mut self, path: &str, recovered: LeftoverDecision) {
         self.recovered.insert(path.to_owned(), recovered);
     }
 
-    /// Removes and returns the leftover cpusets about which pjw has decided and that a warning in `pjwctl status` names. The key of the
-    /// map is the cgroup path.
+    /// Removes and returns the leftover cpusets about which pjw has decided and that a warning in `pjwctl status`
+    /// names. The key of the map is the cgroup path.
     pub(crate) fn take_leftover_decisions(&mut self) -> BTreeMap<String, LeftoverDecision> {
         core::mem::take(&mut self.recovered)
     }
 
-    /// Replaces the list of the leftover cpusets that a warning in `pjwctl status` names. The key of the map is the cgroup path.
+    /// Replaces the list of the leftover cpusets that a warning in `pjwctl status` names. The key of the map is the
+    /// cgroup path.
     pub(crate) fn set_leftover_decisions(&mut self, recovered: BTreeMap<String, LeftoverDecision>) {
         self.recovered = recovered;
     }
@@ -188,12 +182,13 @@ impl CpusetRegistry {
         self.managed.get(self.wanted.get(job)?)
     }
 
-    /// Whether a cpuset of pjw at or above the cgroup `cgroup` may hide the true mask of a thread whose mask was read at the time
-    /// `read_at`, in ns since boot. True in each of these cases:
+    /// Whether a cpuset of pjw at or above the cgroup `cgroup` may hide the true mask of a thread whose mask was read
+    /// at the time `read_at`, in ns since boot. True in each of these cases:
     ///
     /// - The cpuset was written after `read_at`.
     /// - The cpuset is to be removed.
-    /// - There is such a cpuset, and `is_cut` is true: the mask that was read lacks PUs (logical CPUs) of the original mask.
+    /// - There is such a cpuset, and `is_cut` is true: the mask that was read lacks PUs (logical CPUs) of the original
+    ///   mask.
     pub(crate) fn may_hide_mask(&self, cgroup: &str, is_cut: bool, read_at: Nanos) -> bool {
         cgroup_and_ancestor_paths(cgroup).any(|path| {
             let is_written = self.history.get(path).is_some_and(|known| known.has_changed_since(read_at));
@@ -208,8 +203,8 @@ impl CpusetRegistry {
         self.moved.contains_key(&process)
     }
 
-    /// Returns the cgroup path of the cpuset into which pjw last moved the process `process`. `None` if pjw moved the process into no
-    /// cpuset, or if the cpuset was removed.
+    /// Returns the cgroup path of the cpuset into which pjw last moved the process `process`. `None` if pjw moved the
+    /// process into no cpuset, or if the cpuset was removed.
     pub(crate) fn last_move_destination(&self, process: ProcessId) -> Option<&str> {
         self.moved.get(&process).map(|moved| moved.to.as_str())
     }
@@ -230,8 +225,8 @@ impl CpusetRegistry {
         cgroup_and_ancestor_paths(cgroup).find_map(|path| self.managed.get(path))
     }
 
-    /// Returns the PUs (logical CPUs) of the cpuset at the cgroup path `path`, now and at earlier times. `None` if pjw never wrote the
-    /// cpuset, or removed it long ago.
+    /// Returns the PUs (logical CPUs) of the cpuset at the cgroup path `path`, now and at earlier times. `None` if pjw
+    /// never wrote the cpuset, or removed it long ago.
     pub(crate) fn cpu_history(&self, path: &str) -> Option<&History<CpuSet>> {
         self.history.get(path)
     }
@@ -284,8 +279,8 @@ impl CpusetRegistry {
         self.managed.values_mut().for_each(|managed| managed.tries = 0);
     }
 
-    /// Returns whether every requested change of a cpuset is complete. False if a change was refused, is delayed or is to be tried again,
-    /// or if a cpuset is still to be removed.
+    /// Returns whether every requested change of a cpuset is complete. False if a change was refused, is delayed or is
+    /// to be tried again, or if a cpuset is still to be removed.
     pub(crate) fn are_all_changes_complete(&self) -> bool {
         let is_done = |managed: &ManagedCpuset| !managed.must_be_removed && managed.tries == 0;
         self.refused.is_empty()
@@ -295,126 +290,13 @@ impl CpusetRegistry {
             && self.managed.values().all(is_done)
     }
 
-    /// Changes the registry as the journal record `record` says. Called when pjw writes the record, and when a restarted daemon reads it.
-    /// `machine` has every PU (logical CPU) of the machine. `at` is the time of the call, in ns since boot.
-    pub(crate) fn apply_record(&mut self, record: &CpusetRecord, machine: &CpuSet, at: Nanos) {
-        match record {
-            CpusetRecord::Created(job_cpuset) => {
-                self.write_history(&job_cpuset.path, &job_cpuset.spec.cpus, machine, at);
-                self.raised(job_cpuset);
-            }
-            CpusetRecord::Unwanted { path } => {
-                self.write_history(path, machine, machine, at);
-                if let Some(managed) = self.managed.get_mut(path) {
-                    managed.must_be_removed = true;
-                    self.to_remove.insert(path.clone());
-                }
-                self.forget_wanted(path);
-            }
-            CpusetRecord::Removed { path } => {
-                self.forget_wanted(path);
-                self.managed.remove(path);
-                self.to_remove.remove(path);
-                for process in self.moved_to.remove(path).into_iter().flatten() {
-                    self.moved.remove(&process);
-                }
-                self.removed.insert(path.clone());
-                self.forget_histories(at);
-            }
-            CpusetRecord::Moved { process, from, to } => {
-                self.began(to, from);
-                self.note_moved(*process, from.clone(), to.clone());
-            }
-            CpusetRecord::Origin { path, from } => {
-                if let Some(managed) = self.managed.get_mut(path) {
-                    managed.origin_cgroup = Some(from.clone());
-                }
-            }
-        }
-    }
-
-    /// Records that no job is to have the cpuset at `path`.
-    fn forget_wanted(&mut self, path: &str) {
-        let job = self.managed.get(path).map(|managed| &managed.job_cpuset.job);
-        if let Some(job) = job.filter(|job| self.wanted.get(*job).is_some_and(|wanted| wanted == path)) {
-            self.wanted.remove(job);
-        }
-    }
-
-    fn note_moved(&mut self, process: ProcessId, from: String, to: String) {
-        self.forget_moved(process);
-        self.moved_to.entry(to.clone()).or_default().insert(process);
-        self.moved.insert(process, CgroupMove { from, to });
-    }
-
-    fn forget_moved(&mut self, process: ProcessId) {
-        let Some(moved) = self.moved.remove(&process) else { return };
-        if let Some(processes) = self.moved_to.get_mut(&moved.to) {
-            processes.remove(&process);
-            if processes.is_empty() {
-                self.moved_to.remove(&moved.to);
-            }
-        }
-    }
-
-    /// Removes the histories of cpusets that were removed and that have not changed for long.
-    fn forget_histories(&mut self, at: Nanos) {
-        let kept_from = Nanos(at.0.saturating_sub(HISTORY_AFTER_REMOVAL.0));
-        let Self { history, removed, .. } = self;
-        removed.retain(|path| {
-            let is_kept = history.get(path).is_some_and(|history| history.has_changed_since(kept_from));
-            if !is_kept {
-                history.remove(path);
-            }
-            is_kept
-        });
-    }
-
-    /// A kernel before Linux 6.2 replaces masks at every write of a cpuset, also of the same value.
-    fn write_history(&mut self, path: &str, cpus: &CpuSet, machine: &CpuSet, at: Nanos) {
-        let history = self.history.entry(path.to_owned()).or_insert_with(|| History::new(machine.clone()));
-        history.replace(cpus.clone(), at);
-        self.removed.remove(path);
-    }
-
-    /// Records that a scan at the time `at` (in ns since boot) read the PUs (logical CPUs) `cpus` in the cpuset at the cgroup path
-    /// `path`. These PUs may differ from those that pjw wrote last: the daemon may have ended before the write, or another program may
-    /// have written the cpuset. Has no effect while a delayed change writes the cpuset.
+    /// Records that a scan at the time `at` (in ns since boot) read the PUs (logical CPUs) `cpus` in the cpuset at the
+    /// cgroup path `path`. These PUs may differ from those that pjw wrote last: the daemon may have ended before the
+    /// write, or another program may have written the cpuset. Has no effect while a delayed change writes the cpuset.
     pub(crate) fn record_cpus_read(&mut self, path: &str, cpus: &CpuSet, at: Nanos) {
         let history = self.history.get_mut(path).filter(|_| !cpus.is_empty());
         if let Some(history) = history.filter(|_| !self.delayed_changes.is_writing(path)) {
             history.replace_if_different(cpus.clone(), at);
-        }
-    }
-
-    fn began(&mut self, path: &str, from: &str) {
-        if let Some(managed) = self.managed.get_mut(path) {
-            managed.origin_cgroup.get_or_insert_with(|| from.to_owned());
-        }
-    }
-
-    fn raised(&mut self, job_cpuset: &JobCpuset) {
-        let known = self.managed.remove(&job_cpuset.path);
-        let (mut previous, origin_cgroup, tries) = known.as_ref().map_or((Vec::new(), None, 0), |known| {
-            (known.previous_cpus.clone(), known.origin_cgroup.clone(), known.tries)
-        });
-        if let Some(known) = known {
-            previous.push(known.job_cpuset.spec.cpus);
-        }
-        let managed = ManagedCpuset {
-            job_cpuset: job_cpuset.clone(),
-            previous_cpus: previous,
-            must_be_removed: false,
-            was_written: false,
-            origin_cgroup,
-            tries: tries + 1,
-        };
-        self.managed.insert(job_cpuset.path.clone(), managed);
-        self.wanted.insert(job_cpuset.job.clone(), job_cpuset.path.clone());
-        self.to_remove.remove(&job_cpuset.path);
-        if tries + 1 > MAX_TRIES {
-            let why = format!("another program overwrites the cpuset of {}", job_cpuset.path);
-            self.refused.insert(job_cpuset.job.clone(), why);
         }
     }
 
@@ -451,37 +333,14 @@ impl CpusetRegistry {
         self.move_errors.remove(&process);
     }
 
-    /// Records that the delayed writes of cpusets took place at the time `at` (in ns since boot) or later. A write is delayed if the
-    /// kernel or systemd did not complete it at once.
+    /// Records that the delayed writes of cpusets took place at the time `at` (in ns since boot) or later. A write is
+    /// delayed if the kernel or systemd did not complete it at once.
     pub(crate) fn set_delayed_write_times(&mut self, at: Nanos) {
         for path in self.delayed_changes.take_written_cpusets() {
             if let Some(history) = self.history.get_mut(&path) {
                 history.postpone_last_replacement(at);
             }
         }
-    }
-
-    /// Returns the journal records from which a restarted daemon restores the registry.
-    pub(crate) fn records(&self) -> Vec<CpusetRecord> {
-        let managed = self.managed.iter().flat_map(|(path, managed)| {
-            let as_it_was = |cpus: &CpuSet| {
-                let mut job_cpuset = managed.job_cpuset.clone();
-                job_cpuset.spec.cpus = cpus.clone();
-                CpusetRecord::Created(job_cpuset)
-            };
-            let earlier = managed.previous_cpus.iter().map(as_it_was);
-            let unwanted = managed.must_be_removed.then(|| CpusetRecord::Unwanted { path: path.clone() });
-            let origin = |from: &String| CpusetRecord::Origin { path: path.clone(), from: from.clone() };
-            let first = managed.origin_cgroup.iter().map(origin);
-            let last = [CpusetRecord::Created(managed.job_cpuset.clone())];
-            earlier.chain(last).chain(first).chain(unwanted).collect::<Vec<_>>()
-        });
-        let moved = self.moved.iter().map(|(&process, moved)| CpusetRecord::Moved {
-            process,
-            from: moved.from.clone(),
-            to: moved.to.clone(),
-        });
-        managed.chain(moved).collect()
     }
 
     /// Iterates over the warnings about cpuset cgroups that could not be removed.

@@ -10,8 +10,8 @@ impl CpusetRegistry {
         self.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)
     }
 
-    /// Whether a change of the isolated partition of the job `id` is delayed. Until it is complete, processes outside the
-    /// partition may run on any other PU.
+    /// Whether a change of the isolated partition of the job `id` is delayed. Until it is complete, processes outside
+    /// the partition may run on any other PU.
     pub(crate) fn is_partition_delayed(&self, id: &JobId) -> bool {
         self.delayed_changes.has_change_for(id) && self.has_isolated_partition(id)
     }

@@ -4,6 +4,7 @@ use super::*;
 use crate::basics::ids::Pid;
 use crate::basics::ids::StartTime;
 use crate::basics::ids::Uid;
+use crate::terms::CpusetRecord;
 use crate::terms::cpuset_group::CgroupCreator;
 use crate::terms::cpuset_group::CpusetSpec;
 use crate::terms::{CpusetAction, CpusetChange};

@@ -1,13 +1,16 @@
 //! The mask entries of tracked threads: which mask was requested, by which side, and which mask a release restores.
 //!
-//! The kernel keeps the mask that was requested last (`task_struct::user_cpus_ptr`, since Linux 6.2), but offers no
-//! way to read it. What a program can read is the effective mask: the part of the request that the cpuset and the
-//! online PUs allow, see [`effective_mask`](super::request::effective_mask). So pjw keeps a copy of the request, and predicts the effective mask. If a scan
-//! reads the predicted mask, no program has requested another mask. If it reads another mask, the program has.
+//! The kernel keeps the mask that was requested last (`task_struct::user_cpus_ptr`, since Linux 6.2), but offers no way
+//! to read it. What a program can read is the effective mask: the part of the request that the cpuset and the online
+//! PUs allow, see [`effective_mask`](super::request::effective_mask). So pjw keeps a copy of the request, and predicts
+//! the effective mask. If a scan reads the predicted mask, no program has requested another mask. If it reads another
+//! mask, the program has.
 //!
 //! A request may be uncertain: after a refused write, after a restart, or for a child of a thread that is not known.
 //! Then the entry keeps several candidates, and each reading removes the candidates that do not predict the mask.
 //! `ARCHITECTURE.md` has the rules as a table.
+
+mod lifted_binding;
 
 use smallvec::SmallVec;
 
@@ -19,10 +22,10 @@ use crate::state::masks::request::{MaskLimits, MaskRequest, MaskWriter};
 /// replacement inherited an earlier request.
 const EARLIER_REQUESTS: usize = 8;
 
-/// The result of comparing the affinity mask of a thread, as a scan read it, with the masks that pjw predicted. It shows whether the
-/// program of the thread has requested another mask. pjw predicts a mask from the last mask request: the requested PUs (logical CPUs)
-/// that are online and in the thread's cpuset. If it is unknown which of several requests was the last one, pjw makes a prediction for
-/// each.
+/// The result of comparing the affinity mask of a thread, as a scan read it, with the masks that pjw predicted. It
+/// shows whether the program of the thread has requested another mask. pjw predicts a mask from the last mask request:
+/// the requested PUs (logical CPUs) that are online and in the thread's cpuset. If it is unknown which of several
+/// requests was the last one, pjw makes a prediction for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaskComparison {
     /// The mask is one of the predicted masks: no program has requested another mask.
@@ -85,9 +88,10 @@ impl MaskEntry {
         }
     }
 
-    /// Makes the entry of a thread of which only the effective mask is known: `seen_mask`, as a scan read it at the time `read_at`, in ns
-    /// since boot. The entry assumes that the program of the thread requested this mask. If `seen_mask` contains every PU (logical CPU)
-    /// that `limits` allows, the entry assumes a request for all PUs of the machine.
+    /// Makes the entry of a thread of which only the effective mask is known: `seen_mask`, as a scan read it at the
+    /// time `read_at`, in ns since boot. The entry assumes that the program of the thread requested this mask. If
+    /// `seen_mask` contains every PU (logical CPU) that `limits` allows, the entry assumes a request for all PUs of the
+    /// machine.
     #[must_use]
     pub fn from_first_reading(seen_mask: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
         Self::of(SmallVec::from_iter([limits.assumed_request(seen_mask, Nanos(0))]), None, read_at)
@@ -121,8 +125,8 @@ impl MaskEntry {
         Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
-    /// Returns the entry with the time since which the journal contains the original mask (the mask before pjw changed it) set to `since`,
-    /// in ns since boot. `since` must be earlier than the last mask request.
+    /// Returns the entry with the time since which the journal contains the original mask (the mask before pjw changed
+    /// it) set to `since`, in ns since boot. `since` must be earlier than the last mask request.
     pub(crate) fn with_journaled_since(self, since: Nanos) -> Self {
         Self { journaled_since: Some(since), ..self }
     }
@@ -187,8 +191,8 @@ impl MaskEntry {
         self.newest().writer == MaskWriter::Program
     }
 
-    /// Whether pjw need not restore the original mask (the mask before pjw changed it). True if the kernel refuses the original mask, or
-    /// if the present mask certainly is the original mask or a mask that the program requested.
+    /// Whether pjw need not restore the original mask (the mask before pjw changed it). True if the kernel refuses the
+    /// original mask, or if the present mask certainly is the original mask or a mask that the program requested.
     pub(crate) fn needs_no_restore(&self) -> bool {
         self.refused_within.is_some() || !self.needs_restore()
     }
@@ -208,9 +212,10 @@ impl MaskEntry {
         self.journaled_since
     }
 
-    /// Whether the program of the thread requested the present mask while pjw controlled the mask. pjw controls the mask from the time
-    /// [`MaskEntry::journaled_since`] on: from then on, the original mask is in the journal (the file with which a restarted daemon
-    /// restores masks). If true, the mask may contain PUs (logical CPUs) that the job of the thread does not hold.
+    /// Whether the program of the thread requested the present mask while pjw controlled the mask. pjw controls the
+    /// mask from the time [`MaskEntry::journaled_since`] on: from then on, the original mask is in the journal (the
+    /// file with which a restarted daemon restores masks). If true, the mask may contain PUs (logical CPUs) that the
+    /// job of the thread does not hold.
     #[must_use]
     pub fn is_overridden_by_program(&self) -> bool {
         self.is_mask_from_program()
@@ -227,8 +232,8 @@ impl MaskEntry {
         self.read_at
     }
 
-    /// Returns the PU (logical CPU) to which pjw restricted the thread by the newest mask request. `None` if this request has several
-    /// PUs, or if the program made the request. pjw requests a single PU in each of these cases:
+    /// Returns the PU (logical CPU) to which pjw restricted the thread by the newest mask request. `None` if this
+    /// request has several PUs, or if the program made the request. pjw requests a single PU in each of these cases:
     ///
     /// - pjw pins the thread to a PU that pjw chose.
     /// - The program had bound the thread to one PU. pjw keeps this binding, or moves it to a PU of the job.
@@ -236,36 +241,6 @@ impl MaskEntry {
     #[must_use]
     pub fn pinned_pu(&self) -> Option<Pu> {
         if self.is_mask_from_program() { None } else { self.newest().mask.only_pu() }
-    }
-
-    /// Returns the lifted binding of this thread, if its mask equals `mask`. A binding is an affinity mask by which a program
-    /// restricts a thread to some PUs (logical CPUs) of its job. pjw lifts a binding by another mask: all PUs of the job, or one PU.
-    /// The result includes a binding that is in force again ([`LiftedBinding::is_restored`]). `None` if pjw lifted no such binding,
-    /// if the program has requested another mask since, or if pjw has restored the original mask of the thread.
-    #[must_use]
-    pub fn lifted_binding(&self, mask: &CpuSet) -> Option<&LiftedBinding> {
-        self.lifted.as_deref().filter(|lifted| lifted.mask == *mask)
-    }
-
-    /// Whether the binding of the thread to exactly the PUs (logical CPUs) `mask` is lifted at present. A binding is an affinity mask by
-    /// which a program restricts a thread to some PUs of its job. pjw lifts a binding: pjw sets another mask that has all PUs of the job,
-    /// or one PU that pjw chooses. False if pjw did not lift the binding, or has restored it.
-    #[must_use]
-    pub fn is_binding_lifted(&self, mask: &CpuSet) -> bool {
-        self.lifted_binding(mask).is_some_and(|lifted| !lifted.is_restored)
-    }
-
-    /// Records `lifted` as the binding that pjw lifted: the affinity mask by which the program restricted the thread, and which pjw has
-    /// replaced. `None` if pjw restored the original mask.
-    pub(crate) fn set_lifted_binding(&mut self, lifted: Option<LiftedBinding>) {
-        self.lifted = lifted.map(Box::new);
-    }
-
-    /// Records that pjw restored the binding (the affinity mask by which the program restricted the thread) that pjw had lifted.
-    pub(crate) fn record_binding_restored(&mut self) {
-        if let Some(lifted) = &mut self.lifted {
-            lifted.is_restored = true;
-        }
     }
 
     /// Records that pjw is about to request `mask` for the thread at the time `now`, in ns since boot. The
@@ -314,16 +289,17 @@ impl MaskEntry {
         self.candidates = last.chain([request]).collect();
     }
 
-    /// Records that the kernel refused the original mask (the mask before pjw changed it), because the thread's cpuset has none of its
-    /// PUs (logical CPUs). The thread keeps the mask `effective`. `limits` has the PUs that are online and in the cpuset at present.
+    /// Records that the kernel refused the original mask (the mask before pjw changed it), because the thread's cpuset
+    /// has none of its PUs (logical CPUs). The thread keeps the mask `effective`. `limits` has the PUs that are online
+    /// and in the cpuset at present.
     pub(crate) fn record_original_refused(&mut self, effective: &CpuSet, limits: &MaskLimits) {
         self.narrowed = Some(effective.clone());
         self.refused_within = Some(limits.possible_cpus[0].clone());
     }
 
     /// Records that the kernel has set the mask `requested_mask` that pjw requested. Before the request,
-    /// [`MaskEntry::add_intended_request`] must have been called. `effective_mask` is the effective mask of the thread right after the
-    /// request. `limits` has the PUs (logical CPUs) that were then online and in the thread's cpuset.
+    /// [`MaskEntry::add_intended_request`] must have been called. `effective_mask` is the effective mask of the thread
+    /// right after the request. `limits` has the PUs (logical CPUs) that were then online and in the thread's cpuset.
     pub fn record_request_done(
         &mut self,
         requested_mask: &CpuSet,
@@ -338,10 +314,11 @@ impl MaskEntry {
         self.refused_within = None;
     }
 
-    /// Records that the kernel may have replaced the affinity mask that pjw set for a new thread by the mask of the thread's parent.
-    /// Must be called if pjw set the mask while fork(2) was creating the thread. As its last step, fork(2) may copy the mask of the
-    /// parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). Until the next scan, pjw does not know which of the two masks is in
-    /// force, and [`MaskEntry::last_request_candidates`] returns both requests.
+    /// Records that the kernel may have replaced the affinity mask that pjw set for a new thread by the mask of the
+    /// thread's parent. Must be called if pjw set the mask while fork(2) was creating the thread. As its last step,
+    /// fork(2) may copy the mask of the parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). Until the next scan,
+    /// pjw does not know which of the two masks is in force, and [`MaskEntry::last_request_candidates`] returns both
+    /// requests.
     pub fn record_possible_reset_by_fork(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
@@ -366,17 +343,18 @@ impl MaskEntry {
         self.earlier.drain(..excess);
     }
 
-    /// Whether the thread has no new request if the next reading finds the same effective affinity mask as the last one. The kernel
-    /// reduces a requested mask to the online PUs (logical CPUs) of the thread's cpuset, so after a change of these PUs another request may
-    /// give the same effective mask. `limits_changed_at` is the time of the last such change, in ns since boot, `None` if there was none.
-    /// True if the last request is known, and if [`MaskEntry::record_reading`] was called after the change.
+    /// Whether the thread has no new request if the next reading finds the same effective affinity mask as the last
+    /// one. The kernel reduces a requested mask to the online PUs (logical CPUs) of the thread's cpuset, so after a
+    /// change of these PUs another request may give the same effective mask. `limits_changed_at` is the time of the
+    /// last such change, in ns since boot, `None` if there was none. True if the last request is known, and if
+    /// [`MaskEntry::record_reading`] was called after the change.
     pub(crate) fn same_mask_means_same_request(&self, limits_changed_at: Option<Nanos>) -> bool {
         self.requested_mask().is_some()
             && limits_changed_at.is_none_or(|changed_at| changed_at < self.compared_from)
     }
 
-    /// Records that a scan at the time `now` (in ns since boot) read the same mask as the previous scan. Must be called only if the
-    /// online PUs (logical CPUs) and the PUs of the thread's cpuset did not change between these two scans.
+    /// Records that a scan at the time `now` (in ns since boot) read the same mask as the previous scan. Must be called
+    /// only if the online PUs (logical CPUs) and the PUs of the thread's cpuset did not change between these two scans.
     pub fn record_unchanged_reading(&mut self, now: Nanos) {
         for (_, until) in &mut self.earlier {
             until.get_or_insert(now);
@@ -384,14 +362,15 @@ impl MaskEntry {
         self.read_at = now;
     }
 
-    /// Compares `seen_mask`, the effective mask that a scan read at the time `now` (in ns since boot), with the masks that pjw expects,
-    /// and stores the result. pjw does not always know which request for the thread was the most recent one, so the entry can have
-    /// several candidates. The expected mask of a candidate is its requested PUs (logical CPUs), restricted to `limits` (online and in
-    /// the thread's cpuset).
+    /// Compares `seen_mask`, the effective mask that a scan read at the time `now` (in ns since boot), with the masks
+    /// that pjw expects, and stores the result. pjw does not always know which request for the thread was the most
+    /// recent one, so the entry can have several candidates. The expected mask of a candidate is its requested PUs
+    /// (logical CPUs), restricted to `limits` (online and in the thread's cpuset).
     ///
-    /// - [`MaskComparison::Predicted`]: `seen_mask` is the expected mask of at least one candidate. The other candidates are removed.
-    /// - [`MaskComparison::ChangedByProgram`]: `seen_mask` is the expected mask of no candidate, so the program has requested another
-    ///   mask. A request of the program for `seen_mask` becomes the only candidate.
+    /// - [`MaskComparison::Predicted`]: `seen_mask` is the expected mask of at least one candidate. The other
+    ///   candidates are removed.
+    /// - [`MaskComparison::ChangedByProgram`]: `seen_mask` is the expected mask of no candidate, so the program has
+    ///   requested another mask. A request of the program for `seen_mask` becomes the only candidate.
     pub fn record_reading(&mut self, seen_mask: &CpuSet, limits: &MaskLimits, now: Nanos) -> MaskComparison {
         let (machine, last_read_at) = (&limits.machine_cpus, self.read_at);
         self.record_unchanged_reading(now);
@@ -445,9 +424,10 @@ impl MaskEntry {
         self.is_writer_certain = true;
     }
 
-    /// Corrects mask requests that this entry attributes to the program although the kernel set the masks. `is_kernels` returns whether the
-    /// kernel may have set a given mask that a scan first read at a given time (in ns since boot). `machine` has every PU (logical CPU) of
-    /// the machine. When the job is released, pjw then restores the mask of the program's last own request.
+    /// Corrects mask requests that this entry attributes to the program although the kernel set the masks. `is_kernels`
+    /// returns whether the kernel may have set a given mask that a scan first read at a given time (in ns since boot).
+    /// `machine` has every PU (logical CPU) of the machine. When the job is released, pjw then restores the mask of the
+    /// program's last own request.
     pub(crate) fn attribute_to_kernel(
         &mut self,
         machine: &CpuSet,

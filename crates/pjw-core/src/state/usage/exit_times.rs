@@ -20,9 +20,9 @@ impl UsageState {
     }
 
     /// Stores the CPU times `cpu_times` that the caller has read because of the exit events in `events`: the times of
-    /// the exited processes and of their parents ([`UsageState::pids_with_exit_times_to_read`]), by pid. The caller must
-    /// read these times at once, because the processes may no longer exist at the next scan. After the next scan, the
-    /// CPU time that an exited process used last is added to its job.
+    /// the exited processes and of their parents ([`UsageState::pids_with_exit_times_to_read`]), by pid. The caller
+    /// must read these times at once, because the processes may no longer exist at the next scan. After the next scan,
+    /// the CPU time that an exited process used last is added to its job.
     pub fn note_exit_times(&mut self, events: &[ProcessEvent], cpu_times: BTreeMap<Pid, ProcessCpuTimes>) {
         let exited = events.iter().filter_map(|event| match event {
             ProcessEvent::Exit { pid } => Some(*pid),

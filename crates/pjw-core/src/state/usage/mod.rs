@@ -380,8 +380,8 @@ impl UsageState {
 
     /// Records that a scan found that the process `pid` of a job has ended. `times` are its last CPU times, if the
     /// process is still a zombie. The kernel adds these times to the parent when the parent waits for the process
-    /// (wait4(2)). `idle_until` is the time until which the process was certainly idle, `None` if it was not idle. `now`
-    /// is the present time. Both are in ns since boot.
+    /// (wait4(2)). `idle_until` is the time until which the process was certainly idle, `None` if it was not idle.
+    /// `now` is the present time. Both are in ns since boot.
     pub(crate) fn end_process(
         &mut self,
         pid: Pid,
@@ -417,8 +417,8 @@ impl UsageState {
     ///
     /// If a child has ended and its last CPU times are unknown, the CPU times of the parent show the missing CPU time
     /// of the child. The missing time is added to the job of the child, unless the PUs of the job could not run that
-    /// much since the child was last read or certainly idle: it then comes from other children. `usable_pus` returns the
-    /// number of PUs on which the processes of a job can run now.
+    /// much since the child was last read or certainly idle: it then comes from other children. `usable_pus` returns
+    /// the number of PUs on which the processes of a job can run now.
     pub(crate) fn read_outside_parent(
         &mut self,
         pid: Pid,

@@ -172,7 +172,8 @@ impl OutsideParent {
     /// Records that the child `child` of the parent has ended.
     ///
     /// - `is_unread` is true if the last CPU times of the child are unknown.
-    /// - `idle_until` is the time until which the child was certainly idle, in ns since boot. `None` if it was not idle.
+    /// - `idle_until` is the time until which the child was certainly idle, in ns since boot. `None` if it was not
+    ///   idle.
     pub(super) fn end_child(&mut self, child: ProcessUsage, is_unread: bool, idle_until: Option<Nanos>) {
         let pending_ns = self.ended.as_ref().map(|ended| ended.before_ns);
         let unread_since = child.read_at.max(idle_until.unwrap_or_default());

@@ -6,6 +6,7 @@ mod late;
 mod load;
 mod memory;
 mod message;
+mod processes;
 mod shape;
 mod spare;
 mod template;

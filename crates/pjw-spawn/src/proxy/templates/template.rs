@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::{fmt, fs, mem};
+use std::{fmt, mem};
 
 use nix::errno::Errno;
 use nix::sys::resource::{Resource, getrlimit};
@@ -21,6 +21,7 @@ use super::message::image::{InstanceStrings, PlacedStrings};
 use super::message::place::MAX_POINTERS;
 use super::message::stub::{MAX_INSTANCES, TemplateReply};
 use super::message::{CommonSetup, InstanceSetup, TemplateMessage};
+use super::processes::{has_streams, online_cpus, open_child};
 use super::shape::{TemplateProperties, is_linker_variable};
 use crate::child::Child;
 use crate::context::SpawnContext;
@@ -40,8 +41,8 @@ const MAX_STRING: usize = 32 * 4096;
 /// `RLIMIT_STACK`.
 const MIN_STRINGS: u64 = 128 * 1024;
 const MAX_STRINGS: u64 = 6 * 1024 * 1024;
-/// The maximum number of bytes of arguments and variables that a message to a template contains for one process. If a process has more
-/// bytes, they are written directly into the memory of the template by process_vm_writev(2).
+/// The maximum number of bytes of arguments and variables that a message to a template contains for one process. If a
+/// process has more bytes, they are written directly into the memory of the template by process_vm_writev(2).
 pub(super) const MAX_COPIED: usize = 768;
 /// The bytes at `AT_RANDOM`, and for how many instances they are got at once.
 const RANDOM_SIZE: usize = 16;
@@ -52,8 +53,8 @@ const RANDOM_COUNT: usize = 16;
 /// zygote and fork server. A stopped template uses no CPU.
 ///
 /// The thread that loads the template is the parent of the template and of the instances. The template ends when this
-/// value is dropped, and when the process that loaded it ends. With [`SpawnContext::kill_when_launcher_ends`], the kernel
-/// kills the instances when the thread that loaded the template ends.
+/// value is dropped, and when the process that loaded it ends. With [`SpawnContext::kill_when_launcher_ends`], the
+/// kernel kills the instances when the thread that loaded the template ends.
 pub struct Template {
     pub(super) loaded: LoadedTemplate,
     // Its pointers lead into `setup`.
@@ -98,9 +99,10 @@ impl Template {
         Self::linked(Arc::clone(&context.setup), first)
     }
 
-    /// Starts a template: a process from which further processes of the program in `setup` (instances) are forked. The template gets the
-    /// arguments and variables of `first`, the first instance. Instances with the mask `requested_mask`, which the calling thread has set,
-    /// inherit this mask. If `is_cancelled` becomes true, a wait for a call of `fork_here` ends with an error.
+    /// Starts a template: a process from which further processes of the program in `setup` (instances) are forked. The
+    /// template gets the arguments and variables of `first`, the first instance. Instances with the mask
+    /// `requested_mask`, which the calling thread has set, inherit this mask. If `is_cancelled` becomes true, a wait
+    /// for a call of `fork_here` ends with an error.
     pub(crate) fn from_setup(
         setup: Arc<Setup>,
         first: &Instance,
@@ -115,7 +117,8 @@ impl Template {
         Ok(template)
     }
 
-    /// Starts a new process for this template of [`Template::load`], whose process has ended. `first` is the first instance.
+    /// Starts a new process for this template of [`Template::load`], whose process has ended. `first` is the first
+    /// instance.
     pub(crate) fn reload(&mut self, first: &Instance) -> Result<(), TemplateError> {
         *self = Self::linked(Arc::clone(&self.setup), first)?;
         Ok(())
@@ -129,7 +132,8 @@ impl Template {
         if let Some(replaced) = variables.iter_mut().rev().find(is_others) {
             *replaced = BIND_NOW;
         }
-        // Instances take their masks and nodes themselves. If the template changed PUs, each fork would flush the TLB of the PU before.
+        // Instances take their masks and nodes themselves. If the template changed PUs, each fork would flush the TLB
+        // of the PU before.
         let loaded = load(&setup, cgroup(&first.placement), &arguments, &variables)?;
         Ok(Self::of_loaded(setup, layout, loaded, Some(shape), first))
     }
@@ -292,8 +296,9 @@ impl Template {
         Ok(())
     }
 
-    /// Returns the arguments and environment variables of `instance`, a new process. For a script, the interpreter's arguments replace
-    /// argument 0. For a template in `fork_here`, the variables of the context are left out: the program already has them.
+    /// Returns the arguments and environment variables of `instance`, a new process. For a script, the interpreter's
+    /// arguments replace argument 0. For a template in `fork_here`, the variables of the context are left out: the
+    /// program already has them.
     pub(super) fn instance_strings(&mut self, instance: &Instance) -> InstanceStrings {
         let (arguments, variables) = texts(&mut self.layout, instance);
         let interpreter = &self.loaded.interpreter;
@@ -322,7 +327,7 @@ impl Template {
             self.receive()?;
         }
         match self.results.pop_front() {
-            Some(pid @ 1..) => child(pid),
+            Some(pid @ 1..) => open_child(pid),
             Some(negative) => {
                 let errno = Errno::from_raw(negative.saturating_neg());
                 Err(SpawnError { step: SpawnStep::Clone, errno }.into())
@@ -352,7 +357,8 @@ impl Template {
         Ok(())
     }
 
-    /// Returns the affinity mask, the NUMA node and the standard streams in `instance`, which the new process sets for itself.
+    /// Returns the affinity mask, the NUMA node and the standard streams in `instance`, which the new process sets for
+    /// itself.
     pub(super) fn instance_setup(&self, instance: &Instance) -> Result<InstanceSetup, ForkError> {
         let of_mask = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
         let Placement { cpus, preferred_numa_node, .. } = &*instance.placement;
@@ -375,7 +381,8 @@ impl Template {
         Ok(InstanceSetup { mask, nodes, streams: streams.collect(), ..InstanceSetup::default() })
     }
 
-    /// Returns the memory map of a process with the arguments and variables `image`. `None` if the map of the template is unknown.
+    /// Returns the memory map of a process with the arguments and variables `image`. `None` if the map of the template
+    /// is unknown.
     pub(super) fn memory_map_for(&self, image: &PlacedStrings) -> Option<MemoryMap> {
         let map = self.loaded.memory_map?;
         let variables = if self.shape.is_some() { image.variables() } else { map.env_start..map.env_end };
@@ -387,7 +394,8 @@ impl Template {
         self.loaded.stack.at + 8
     }
 
-    /// Returns new random bytes for a new process, and their address (`AT_RANDOM`). `None` for a template in `fork_here`.
+    /// Returns new random bytes for a new process, and their address (`AT_RANDOM`). `None` for a template in
+    /// `fork_here`.
     pub(super) fn new_random_bytes(&mut self) -> Option<(u64, Vec<u8>)> {
         let address = self.loaded.stack.auxiliary(libc::AT_RANDOM)?;
         if self.random.len() < RANDOM_SIZE {
@@ -474,27 +482,6 @@ unsafe fn array<'a>(mut array: *const *const c_char) -> Vec<&'a CStr> {
     texts
 }
 
-/// Opens the pidfd of a child that was not waited for.
-fn child(pid: i32) -> Result<Child, ForkError> {
-    // SAFETY: the call takes numbers.
-    let pidfd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) });
-    let pidfd = pidfd.map_err(|errno| SpawnError { step: SpawnStep::Clone, errno })?;
-    // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
-    let pidfd = unsafe { OwnedFd::from_raw_fd(RawFd::try_from(pidfd).unwrap_or(-1)) };
-    Ok(Child { pid: Pid(pid.cast_unsigned()), pidfd })
-}
-
-/// Returns the PUs that are online. None, if the kernel does not tell.
-fn online_cpus() -> CpuSet {
-    let text = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    text.trim().parse().unwrap_or_default()
-}
-
 fn cgroup(placement: &Placement) -> Option<RawFd> {
     placement.cgroup.as_ref().map(|directory| directory.as_raw_fd())
-}
-
-/// Whether a process has the streams 0 to 2. Without one, a received descriptor could take its number.
-fn has_streams(pid: Pid) -> bool {
-    (0..3).all(|number| fs::symlink_metadata(format!("/proc/{}/fd/{number}", pid.0)).is_ok())
 }

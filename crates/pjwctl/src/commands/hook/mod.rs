@@ -95,8 +95,8 @@ fn words_after_hook(words: &[OsString]) -> Option<&[OsString]> {
     }
 }
 
-/// Prints the failure `error` of a hook, and returns the exit code: 1 with `--strict`, otherwise 0. `hint` is the end of
-/// the line.
+/// Prints the failure `error` of a hook, and returns the exit code: 1 with `--strict`, otherwise 0. `hint` is the end
+/// of the line.
 ///
 /// Slurm discards the output of a successful prolog. So the line of a hook that root runs also goes to the system log.
 /// The hooks of other users do not write there.

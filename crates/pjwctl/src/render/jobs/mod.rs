@@ -138,8 +138,8 @@ pub fn unfinished_partition_message(job: &Job) -> String {
     )
 }
 
-/// Returns the message that `pjwctl assign` prints if `pjwd` no longer replies, for the reason `error`, while the kernel
-/// makes the isolated partition of the job.
+/// Returns the message that `pjwctl assign` prints if `pjwd` no longer replies, for the reason `error`, while the
+/// kernel makes the isolated partition of the job.
 #[must_use]
 pub fn unknown_partition_message(job: &Job, error: &str) -> String {
     let id = text::escape_control_characters(&job.id);
