@@ -12,9 +12,10 @@ use pjw_core::cpuset_group::CgroupCreator;
 use pjw_core::own_cgroups::CgroupPlace;
 use pjw_tests::cpusets::find_hierarchy;
 use pjw_tests::daemon::{Daemon, Enforcement};
+use pjw_tests::skipping::skip;
 use serde_json::{Value, json};
 
-use crate::processes::{has_cpusets, has_two_cores};
+use crate::processes::{Shell, has_cpusets, has_two_cores, is_installed};
 
 /// Starts a daemon that keeps its jobs by cpusets. `None`, with a report, if this machine has no cpusets or only one
 /// core.
@@ -81,4 +82,26 @@ fn warning_texts(daemon: &Daemon, code: &str, job: &str) -> Vec<String> {
 /// Returns every CPU of the machine.
 fn all_cpus(daemon: &Daemon) -> CpuSet {
     daemon.status().node.cpus.parse().unwrap()
+}
+
+#[test]
+fn a_mount_point_whose_name_is_not_utf8_hides_no_cgroups() {
+    if !has_two_cores() || !has_cpusets() {
+        return;
+    }
+    if !is_installed("unshare") {
+        return skip("unshare is not installed");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = format!(
+        "m={}/$(printf '\\344') && mkdir $m && mount -t tmpfs none $m && exec \"$0\" \"$@\"",
+        dir.path().display()
+    );
+    let daemon = Daemon::start_by(&["unshare", "--mount", "sh", "-c", &script]);
+    let mounts = std::fs::read(format!("/proc/{}/mounts", daemon.pid())).unwrap();
+    assert!(mounts.contains(&0xe4), "the mount point is not in the list");
+    let shell = Shell::start();
+    daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    assert_eq!(enforcement(&daemon, "a"), "cpuset");
+    drop(shell);
 }

@@ -143,7 +143,8 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
 pub fn read_cpuset_support() -> CpusetSupport {
     let mounts = CgroupMounts::read();
     let is_root = nix::unistd::Uid::effective().is_root();
-    let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let text = fs::read("/proc/self/mounts").unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
     let hierarchy = find_hierarchy(&mounts, is_root, &text, systemd::is_running());
     let mount = CpusetMount::from_mounts(&mounts);
     let obstacle = match &hierarchy {

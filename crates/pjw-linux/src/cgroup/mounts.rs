@@ -1,7 +1,7 @@
 //! Mounted cgroup hierarchies.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// The mount points of all cgroup hierarchies, v1 and v2, that are mounted on this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -18,7 +18,17 @@ impl CgroupMounts {
     /// process. The result has no hierarchies if this file can't be read.
     #[must_use]
     pub fn read() -> Self {
-        fs::read_to_string("/proc/self/mounts").map(|text| Self::parse(&text)).unwrap_or_default()
+        Self::try_read().unwrap_or_default()
+    }
+
+    /// Reads the mounted cgroup hierarchies, as [`CgroupMounts::read`] does.
+    ///
+    /// # Errors
+    /// If `/proc/self/mounts` can't be read.
+    pub fn try_read() -> io::Result<Self> {
+        // Any user can give a mount point a name that is not valid UTF-8, by FUSE.
+        let text = fs::read("/proc/self/mounts")?;
+        Ok(Self::parse(&String::from_utf8_lossy(&text)))
     }
 
     /// Parses `mounts_text`, the content of `/proc/self/mounts`, which has the format of fstab(5). Returns the

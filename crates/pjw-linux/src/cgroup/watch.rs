@@ -11,6 +11,10 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
+/// The largest number of times that a scan reads events, some hundreds each time. The kernel keeps at most 16,384 events
+/// (`max_queued_events`, inotify(7)).
+const MAX_READS: usize = 64;
+
 /// Watches the directories of job cgroups with inotify(7), so that pjwd reads only the cgroups that have
 /// changed. A cgroup is identified by its path, as in `/proc/PID/cgroup`.
 #[derive(Debug, Default)]
@@ -91,8 +95,10 @@ impl CgroupWatch {
         changed
     }
 
+    /// Reads the events. If programs write faster than this function reads, it leaves the rest to the next call.
     fn read_events(&mut self) {
-        while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
+        for _ in 0..MAX_READS {
+            let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) else { break };
             for event in events {
                 if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
                     self.changed.extend(self.watched.iter().cloned());

@@ -136,10 +136,14 @@ pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
 /// Thaws the processes of all jobs of the class besteffort. Such a job has no cores of its own, so pjwd can freeze
 /// its processes while no core is free for the job. pjwd calls this function when it ends, because no other program
 /// would thaw these jobs. `own_cgroups` has the names of the cgroups that pjwd creates for jobs. Returns one error
-/// message for each cgroup that can't be thawed.
+/// message for each cgroup that can't be thawed, or one message if the mounted cgroup hierarchies can't be read.
 #[must_use]
 pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
-    let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return Vec::new() };
+    let mounts = match CgroupMounts::try_read() {
+        Ok(mounts) => mounts,
+        Err(error) => return vec![format!("the mounted cgroup hierarchies can't be read: {error}")],
+    };
+    let Some(hierarchy) = CpusetMount::from_mounts(&mounts) else { return Vec::new() };
     let above =
         [own_cgroups.besteffort_directory_path(), format!("/{}", own_cgroups.besteffort_slice_name())];
     let groups = above.iter().filter_map(|path| hierarchy.cgroup(path)).flat_map(|above| above.children());

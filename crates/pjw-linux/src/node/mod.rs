@@ -284,7 +284,8 @@ impl LinuxMachine {
 
     /// Reads the mounted cgroup hierarchies.
     fn update_mounts(&mut self) {
-        let mounts = CgroupMounts::read();
+        // Without the list, the known hierarchies are the best guess.
+        let Ok(mounts) = CgroupMounts::try_read() else { return };
         self.cache.expire_fingerprints(mounts != self.mounts);
         self.mounts = mounts;
     }

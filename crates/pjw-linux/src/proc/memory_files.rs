@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -48,6 +48,8 @@ pub(crate) struct MemoryFiles {
     read: ReadFiles,
     may_wait: fn(&mut ProcDir, Pid) -> Result<bool, Errno>,
     reader: Option<Reader>,
+    /// The processes for whose lock a thread still waits, with the place where it puts the contents.
+    waiting: Vec<(Pid, Receiver<Contents>)>,
     /// The number of threads that read, with those that wait for a lock.
     readers: Arc<AtomicUsize>,
 }
@@ -71,26 +73,41 @@ impl Drop for Counted {
 impl MemoryFiles {
     /// Makes a reader that reads the environment variables with the names in `wanted`. Starts no thread yet.
     pub(crate) fn new(wanted: BTreeSet<&'static str>) -> Self {
-        Self { wanted, read: read_files, may_wait, reader: None, readers: Arc::default() }
+        Self {
+            wanted,
+            read: read_files,
+            may_wait,
+            reader: None,
+            waiting: Vec::new(),
+            readers: Arc::default(),
+        }
     }
 
     /// Reads the environment variables and the command line of a process. `pid` is the id of the process or of one of
     /// its threads. `proc` is the open `/proc` directory.
     ///
     /// # Errors
-    /// `EAGAIN` if the memory of the process was locked for longer than 10 ms, or if too many earlier reads still
-    /// wait. The caller can then read the files later. `ENOENT` or `ESRCH` if the process has ended.
+    /// `EAGAIN` if the memory of the process was locked for longer than 10 ms, if an earlier read of the process still
+    /// waits, or if too many reads of other processes do. The caller can then read the files later. `ENOENT` or `ESRCH` if the process has ended.
     pub(crate) fn read(&mut self, proc: &mut ProcDir, pid: Pid) -> Contents {
         if (self.may_wait)(proc, pid)? {
             return (self.read)(proc, pid, &self.wanted);
+        }
+        self.waiting.retain(|(_, contents)| matches!(contents.try_recv(), Err(TryRecvError::Empty)));
+        // One process that keeps its lock must not use up all threads.
+        if self.waiting.iter().any(|&(waiting, _)| waiting == pid) {
+            return Err(Errno::EAGAIN);
         }
         let reader = match self.reader.take() {
             Some(reader) => reader,
             None => self.start_reader()?,
         };
         reader.requests.send(pid).map_err(|_| Errno::EAGAIN)?;
-        // After the timeout the thread is left to itself. It ends when it has the lock.
-        let contents = reader.contents.recv_timeout(TIMEOUT).map_err(|_| Errno::EAGAIN)?;
+        let Ok(contents) = reader.contents.recv_timeout(TIMEOUT) else {
+            // The thread is left to itself. It ends when it has the lock.
+            self.waiting.push((pid, reader.contents));
+            return Err(Errno::EAGAIN);
+        };
         self.reader = Some(reader);
         contents
     }
@@ -139,17 +156,19 @@ fn read_files(proc: &mut ProcDir, pid: Pid, wanted: &BTreeSet<&'static str>) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::ops::RangeInclusive;
     use std::sync::Mutex;
 
     use super::*;
     use crate::tests::until;
 
-    const LOCKED: Pid = Pid(1);
+    /// These processes hold the lock.
+    const LOCKED: RangeInclusive<Pid> = Pid(100)..=Pid(199);
     /// The lock of a process that holds it, in these tests.
     static LOCK: Mutex<()> = Mutex::new(());
 
     fn read_when_unlocked(_: &mut ProcDir, pid: Pid, _: &BTreeSet<&'static str>) -> Contents {
-        let _held = (pid == LOCKED).then(|| LOCK.lock());
+        let _held = LOCKED.contains(&pid).then(|| LOCK.lock());
         Ok(EnvironAndCommandLine { command_line: pid.to_string(), ..EnvironAndCommandLine::default() })
     }
 
@@ -168,16 +187,19 @@ mod tests {
         let mut other_proc = ProcDir::open(Path::new("/proc")).unwrap();
         let mut read_now = |files: &mut MemoryFiles, pid| files.read(&mut other_proc, pid);
         let held = LOCK.lock().unwrap();
-        assert_eq!(read_now(&mut files, LOCKED), Err(Errno::EAGAIN));
-        assert_eq!(read_later(&mut files, Pid(3)).command_line, "3", "by another thread");
         for _ in 0..2 * MAX_READERS {
-            assert_eq!(read_now(&mut files, LOCKED), Err(Errno::EAGAIN));
+            assert_eq!(read_now(&mut files, Pid(100)), Err(Errno::EAGAIN));
+        }
+        assert_eq!(files.readers.load(Ordering::Relaxed), 1, "one thread waits for one process");
+        assert_eq!(read_later(&mut files, Pid(3)).command_line, "3", "by another thread");
+        for pid in 101..=110 {
+            assert_eq!(read_now(&mut files, Pid(pid)), Err(Errno::EAGAIN));
         }
         assert_eq!(files.readers.load(Ordering::Relaxed), MAX_READERS, "the number of threads is bounded");
         assert_eq!(read_now(&mut files, Pid(3)), Err(Errno::EAGAIN));
         assert_eq!(read_now(&mut files, SLEEPING).unwrap().command_line, "2", "it holds no lock");
         drop(held);
-        assert_eq!(read_later(&mut files, LOCKED).command_line, "1");
+        assert_eq!(read_later(&mut files, Pid(100)).command_line, "100");
         let count = |files: &MemoryFiles| files.readers.load(Ordering::Relaxed);
         until("the threads that waited end", || (count(&files) <= 1).then_some(()));
         drop(files.reader.take());

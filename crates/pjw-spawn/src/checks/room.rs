@@ -148,11 +148,17 @@ fn threads_of_user(uid: u32) -> u64 {
     let is_process =
         |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().first().is_some_and(u8::is_ascii_digit);
     let threads = |entry: fs::DirEntry| {
-        let status = fs::read_to_string(entry.path().join("status")).ok()?;
+        let status = read_text(&entry.path().join("status"))?;
         let is_users = field(&status, "Uid:")?.parse::<u32>().ok()? == uid;
         is_users.then(|| field(&status, "Threads:")?.parse::<u64>().ok()).flatten()
     };
     processes.flatten().filter(is_process).filter_map(threads).sum()
+}
+
+/// The text of a file of `/proc`. Programs and users can put names that are not valid UTF-8 into some of them.
+fn read_text(path: &Path) -> Option<String> {
+    let text = fs::read(path).ok()?;
+    Some(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// The first word of a field in /proc/PID/status.
@@ -179,7 +185,7 @@ fn pids_limit(cgroup: &Path) -> Option<Limit> {
 /// The directory of the caller's cgroup with the pids controller, of v1 or of v2.
 fn own_pids_cgroup() -> Option<PathBuf> {
     let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mounts = read_text(Path::new("/proc/self/mountinfo"))?;
     pids_cgroup(&cgroups, &mounts)
 }
 

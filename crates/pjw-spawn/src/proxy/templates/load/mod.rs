@@ -252,7 +252,9 @@ fn has_capabilities(file: &File) -> bool {
 }
 
 fn check_threads(pid: Pid) -> Result<(), TemplateError> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    // The name of the program may be no valid UTF-8.
+    let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
     let threads = status.lines().find_map(|line| line.strip_prefix("Threads:")?.trim().parse().ok());
     match threads {
         Some(1) => Ok(()),
