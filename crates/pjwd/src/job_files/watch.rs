@@ -1,6 +1,6 @@
 //! Reports changes of the files of jobs by inotify(7).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
@@ -8,6 +8,10 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use pjw_core::job::JobId;
 use pjw_job::WANTED_CORES_FILE_NAME;
 use tracing::info;
+
+/// The largest number of times that a call reads events, some hundreds each time. The kernel keeps at most 16,384 events
+/// (`max_queued_events`, inotify(7)).
+const MAX_READS: usize = 64;
 
 /// A change of the files of jobs that the kernel reported by inotify(7). Names the job with the changed file, or says
 /// that the kernel has lost reports of changes.
@@ -76,20 +80,18 @@ impl FileWatch {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns the changes of the files of jobs that the kernel has reported since the last call of this function. Does
-    /// not block.
+    /// Returns the changes of the files of jobs that the kernel has reported since the last call of this function, each
+    /// once. Does not block. If programs write faster than this function reads, it leaves the rest to the next call: the
+    /// file descriptor then stays readable.
     pub(super) fn read_changes(&self) -> Vec<FileChange> {
         let Some(inotify) = &self.inotify else { return Vec::new() };
-        let mut changes = Vec::new();
-        while let Ok(events) = inotify.read_events() {
-            for event in events {
-                if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-                    changes.push(FileChange::Unknown);
-                }
-                changes.extend(self.jobs_of_watches.get(&event.wd).map(|id| FileChange::Of(id.clone())));
-            }
+        let (mut changed, mut has_lost_events) = (BTreeSet::new(), false);
+        for _ in 0..MAX_READS {
+            let Ok(events) = inotify.read_events() else { break };
+            has_lost_events |= events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW));
+            changed.extend(events.iter().filter_map(|event| self.jobs_of_watches.get(&event.wd)));
         }
-        changes.dedup();
-        changes
+        let lost = has_lost_events.then_some(FileChange::Unknown);
+        lost.into_iter().chain(changed.into_iter().cloned().map(FileChange::Of)).collect()
     }
 }
