@@ -21,7 +21,9 @@ pub(crate) fn update_members(draft: &mut CycleDraft<'_>) {
     // A child can only be mapped after its parent, and a session after its first member: repeat until nothing
     // new is found. Each round maps at least one process, and process trees are shallow.
     loop {
-        let evidence = |known: &KnownProcess| Some((known.process.id.pid, evidence_for(draft, known)?));
+        let mut owners = GroupingOwners::new();
+        let evidence =
+            |known: &KnownProcess| Some((known.process.id.pid, evidence_for(draft, known, &mut owners)?));
         let found: Vec<(Pid, FoundJob)> = processes_to_check(draft).filter_map(evidence).collect();
         if found.is_empty() {
             break;
@@ -41,6 +43,10 @@ fn processes_to_check<'a>(draft: &'a CycleDraft<'_>) -> Box<dyn Iterator<Item = 
     Box::new(pids.into_iter().filter_map(|pid| processes.get(&pid)))
 }
 
+/// The job that owns a session or process group as a whole, by the kind and the id of this session or group. `None` if
+/// no job does. Each is looked up once in a round: a session may have thousands of processes.
+type GroupingOwners<'a> = BTreeMap<(JobProcessGrouping, Pid), Option<&'a JobId>>;
+
 /// The job to which a process belongs, with the evidence.
 struct FoundJob {
     job: JobId,
@@ -49,8 +55,12 @@ struct FoundJob {
 }
 
 /// The strongest evidence that would change the membership of a process.
-fn evidence_for(draft: &CycleDraft<'_>, known: &KnownProcess) -> Option<FoundJob> {
-    let (state, policy) = (&draft.state, draft.policy);
+fn evidence_for<'a>(
+    draft: &'a CycleDraft<'_>,
+    known: &KnownProcess,
+    owners: &mut GroupingOwners<'a>,
+) -> Option<FoundJob> {
+    let (state, policy) = (&*draft.state, draft.policy);
     let process = &known.process;
     if process.is_kernel_thread || process.id.pid == Pid(1) || policy.is_daemon_process(process.id.pid) {
         return None;
@@ -71,7 +81,7 @@ fn evidence_for(draft: &CycleDraft<'_>, known: &KnownProcess) -> Option<FoundJob
         found(&reference.job, MembershipEvidence::Cgroup, Some(reference))
     } else if held.is_some() {
         return None;
-    } else if let Some((job, evidence)) = by_relation(state, known) {
+    } else if let Some((job, evidence)) = by_relation(state, known, owners) {
         found(job, evidence, None)
     } else if let Some(job) = by_provision(state, policy, process) {
         found(job, MembershipEvidence::Provision, None)
@@ -84,13 +94,17 @@ fn evidence_for(draft: &CycleDraft<'_>, known: &KnownProcess) -> Option<FoundJob
 }
 
 /// The job to which a process belongs because of its ancestors, its cgroup or its session, by the strongest evidence.
-fn by_relation<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<(&'a JobId, MembershipEvidence)> {
+fn by_relation<'a>(
+    state: &'a WardenState,
+    known: &KnownProcess,
+    owners: &mut GroupingOwners<'a>,
+) -> Option<(&'a JobId, MembershipEvidence)> {
     let process = &known.process;
     by_descent(state, process)
         .or_else(|| Some((by_job_cpuset(state, process)?, MembershipEvidence::JobCpuset)))
         .or_else(|| parent_of(state, process).map(|parent| (&parent.job, child_evidence(parent.evidence))))
         .or_else(|| Some((by_inherited_mask(state, known)?, MembershipEvidence::Parent)))
-        .or_else(|| Some((by_session(state, process)?, MembershipEvidence::Session)))
+        .or_else(|| Some((by_session(state, process, owners)?, MembershipEvidence::Session)))
 }
 
 /// The parent of a process, if the parent is a member. The process id is not enough: the member must have started
@@ -225,15 +239,14 @@ fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
 /// Returns the job to which the session or the process group of a process belongs as a whole. The reason is
 /// the source of the job, or `assign --session`. A member of the job must still be in this session or group:
 /// as long as there is one, the kernel can't use the number of the session or group again.
-fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
+fn by_session<'a>(
+    state: &'a WardenState,
+    process: &Process,
+    owners: &mut GroupingOwners<'a>,
+) -> Option<&'a JobId> {
     let Process { session, process_group: group, .. } = *process;
-    let owned = |unit: JobProcessGrouping, leader: Pid| {
-        let marked = state.processes.pids_in_session_or_group(unit, leader);
-        let members = marked.filter_map(|pid| Some((state.processes.get(&pid)?, state.members.get(&pid)?)));
-        let names_its_job = |(known, member): &(&KnownProcess, &Member)| {
-            known.batch_identity.jobs_with_own_grouping().any(|own| own == (&member.job, unit))
-        };
-        members.into_iter().find(names_its_job).map(|(_, member)| &member.job)
+    let mut owned = |unit: JobProcessGrouping, leader: Pid| {
+        *owners.entry((unit, leader)).or_insert_with(|| owner_of(state, unit, leader))
     };
     let is_inside =
         |member: &Member| state.process(member.id.pid).is_some_and(|known| known.session == session);
@@ -241,6 +254,17 @@ fn by_session<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId
     owned(JobProcessGrouping::Session, session)
         .or_else(|| state.jobs.jobs_of_session(session).find(is_registered).map(|job| &job.id))
         .or_else(|| owned(JobProcessGrouping::ProcessGroup, group))
+}
+
+/// The job of a member in the session or process group `leader` whose own attributes say that this session or group
+/// (`unit`) belongs to its job as a whole.
+fn owner_of(state: &WardenState, unit: JobProcessGrouping, leader: Pid) -> Option<&JobId> {
+    let marked = state.processes.pids_in_session_or_group(unit, leader);
+    let mut members = marked.filter_map(|pid| Some((state.processes.get(&pid)?, state.members.get(&pid)?)));
+    let names_its_job = |(known, member): &(&KnownProcess, &Member)| {
+        known.batch_identity.jobs_with_own_grouping().any(|own| own == (&member.job, unit))
+    };
+    members.find(names_its_job).map(|(_, member)| &member.job)
 }
 
 fn join(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
