@@ -175,6 +175,12 @@ fn the_cores_of_a_grid_engine_job_are_its_slots_on_this_host() {
     );
     assert_eq!(sge(environ, &[("NHOSTS", "1")], None), "sge:31.1, user \"alice\", 6 cores");
     assert_eq!(sge(environ, &[("SGE_TASK_ID", "5")], Some(file)), "sge:31.5, user \"alice\", 4 cores");
+    let of_a_user = Some("n1 64 q r\n");
+    assert_eq!(
+        sge(environ, &[("NSLOTS", "1")], of_a_user),
+        "sge:31.1, user \"alice\", 1 core",
+        "at most NSLOTS"
+    );
     assert!(sge(environ, &[], Some("n2 2 q r\n")).contains("PE_HOSTFILE does not name this node"));
     assert!(
         sge(environ, &[("NSLOTS", "-6"), ("NHOSTS", "1")], None).contains("NSLOTS is not a whole number")

@@ -1,10 +1,14 @@
 //! The inputs of a hook: the connection to the daemon, the environment, the host, the arguments and the options.
 
+use std::fs::OpenOptions;
 use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use jiff::Timestamp;
+use nix::libc;
 use pjw_core::snapshot::BatchAttributes;
 use pjw_ipc::report::Thousandths;
 use pjw_sources::{LocalHost, announcement::JobAnnouncement};
@@ -111,10 +115,17 @@ impl HookInput {
     }
 }
 
-/// Returns the content of the file at `path`, at most [`MAX_FILE_BYTES`] bytes. `None` if the file can't be read.
+/// Returns the content of the file at `path`, at most [`MAX_FILE_BYTES`] bytes. `None` if the file can't be read, or is
+/// no regular file: a user may have chosen the path, and for a device, open(2) alone can have an effect.
 pub(super) fn read_file(path: &Path) -> Option<String> {
+    let named = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path).ok()?;
+    if !named.metadata().ok()?.is_file() {
+        return None;
+    }
+    // The same file, whatever is at the path by now (proc_pid_fd(5)).
+    let file = std::fs::File::open(format!("/proc/self/fd/{}", named.as_raw_fd())).ok()?;
     let mut text = Vec::new();
-    std::fs::File::open(path).ok()?.take(MAX_FILE_BYTES).read_to_end(&mut text).ok()?;
+    file.take(MAX_FILE_BYTES).read_to_end(&mut text).ok()?;
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
@@ -122,4 +133,22 @@ pub(super) fn read_file(path: &Path) -> Option<String> {
 /// run as root, the daemon discovers the job without the help of the hook.
 pub(super) fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link, pipe) = (dir.path().join("file"), dir.path().join("link"), dir.path().join("pipe"));
+        std::fs::write(&file, "n1 4 q r\n").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert_eq!([&file, &link].map(|path| read_file(path).unwrap()), ["n1 4 q r\n"; 2]);
+        // An open of the pipe would wait for a writer.
+        let others = [pipe.as_path(), dir.path(), Path::new("/dev/null"), Path::new("/nowhere")];
+        assert_eq!(others.map(read_file), [None, None, None, None]);
+    }
 }
