@@ -197,10 +197,10 @@ wire! {
         /// The evidence that the process belongs to the job:
         ///
         /// - `registered`: a client named the process in a call.
-        /// - `cgroup`: the process is in the cgroup of the job, or has the group id that Grid Engine gave to
-        ///   the job.
+        /// - `cgroup`: the process is in the cgroup of the job, or has the group id that Grid Engine gave to the job.
         /// - `parent`: the parent of the process belongs to the job.
         /// - `session`: the session or process group belongs to the job.
+        /// - `provision`: the rule of a provision matches the process.
         /// - `environment`: a variable in the environment names the job.
         /// - `adopted`: its user has exactly one job, and the option `adopt_strays` is on.
         evidence: String,

@@ -14,7 +14,8 @@ use std::time::Duration;
 /// request of a client, and how much CPU time these measurements can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemorySettings {
-    /// `memory.sample`: the time between two readings of a job. `None` if no memory is read without a request.
+    /// `memory.sample`: the time between two readings of a job. `None` if only the small estimates for the reports are
+    /// read without a request.
     pub sample_interval: Option<Duration>,
     /// `memory.budget_permille`: the share of one PU that these readings may use, in permille.
     pub budget_permille: u32,

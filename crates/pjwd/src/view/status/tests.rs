@@ -237,16 +237,18 @@ fn the_first_unassigned_process_of_a_user_is_reported() {
 #[test]
 fn evidence_has_the_names_that_the_contract_lists() {
     let contract = include_str!("../../../../../docs/contract.md");
+    let listed = contract.split_once("`evidence` (").and_then(|(_, rest)| rest.split_once(')')).unwrap().0;
     for evidence in [
         MembershipEvidence::Registered,
         MembershipEvidence::Cgroup,
         MembershipEvidence::Parent,
         MembershipEvidence::Session,
+        MembershipEvidence::Provision,
         MembershipEvidence::Environment,
         MembershipEvidence::Adopted,
     ] {
         let name = evidence_name(evidence);
-        assert!(contract.contains(&format!("`{name}`")), "{name}");
+        assert!(listed.contains(&format!("`{name}`")), "{name} is not in {listed}");
     }
 }
 
