@@ -178,7 +178,7 @@ fn the_cores_of_a_grid_engine_job_are_its_slots_on_this_host() {
     let of_a_user = Some("n1 64 q r\n");
     assert_eq!(
         sge(environ, &[("NSLOTS", "1")], of_a_user),
-        "sge:31.1, user \"alice\", 1 core",
+        "sge:31.1, user \"alice\", 1 cores",
         "at most NSLOTS"
     );
     assert!(sge(environ, &[], Some("n2 2 q r\n")).contains("PE_HOSTFILE does not name this node"));
