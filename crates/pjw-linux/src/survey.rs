@@ -186,7 +186,7 @@ fn find_hierarchy(mounts: &CgroupMounts, is_root: bool, mount_lines: &str, syste
 fn is_read_only(mount_lines: &str, mount_point: &Path) -> bool {
     let mut read_only = false;
     for line in mount_lines.lines() {
-        let mut words = line.split_ascii_whitespace().skip(1);
+        let mut words = line.split(' ').skip(1);
         if let (Some(target), Some(_), Some(options)) = (words.next(), words.next(), words.next())
             && Path::new(target) == mount_point
         {

@@ -206,10 +206,10 @@ pub fn from_sge(
     const OWNER: &str = "the first argument ($job_owner)";
     let environ =
         BatchEnvironment::with_variables(&["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"], environment);
-    // A user can set PE_HOSTFILE for a job without a parallel environment. NSLOTS is always set by Grid Engine.
-    let slots = environ.positive_number("NSLOTS").unwrap_or(u32::MAX);
     let count = match hostfile_text {
-        Some(text) => sge::slot_count_in_hostfile(text, host).map(|count| count.min(slots)),
+        // A user can set PE_HOSTFILE for a job without a parallel environment.
+        Some(text) => sge::slot_count_in_hostfile(text, host)
+            .and_then(|count| Ok(count.min(sge::slots_on_all_hosts(environ)?))),
         None => sge::slot_count(environ),
     };
     let owner = owner.ok_or(HookInputError::Missing(OWNER)).and_then(|name| user(OWNER, name));

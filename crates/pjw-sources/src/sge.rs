@@ -92,16 +92,26 @@ pub(crate) fn job_id(environ: BatchEnvironment<'_>) -> Result<JobId, HookInputEr
 /// - If `NHOSTS` is not 1. The job then has several machines, and `NSLOTS` is the total for all of them.
 /// - If `NSLOTS` or `NHOSTS` is not set or is no number.
 pub(crate) fn slot_count(environ: BatchEnvironment<'_>) -> Result<u32, HookInputError> {
-    let number = |variable| {
-        let text = environ.required_value(variable)?;
-        let bad = || HookInputError::invalid_number(variable, text);
-        environ.positive_number(variable).ok_or_else(bad)
-    };
-    if number("NHOSTS")? == 1 {
-        number("NSLOTS")
+    if number(environ, "NHOSTS")? == 1 {
+        slots_on_all_hosts(environ)
     } else {
         Err(HookInputError::CountNotProvided(JobSource::Sge))
     }
+}
+
+/// Returns the number of the job's Grid Engine slots on all its machines: the value of the environment variable
+/// `NSLOTS`, which Grid Engine sets for each job, after the variables of the user.
+///
+/// # Errors
+/// If `NSLOTS` is not set or is no number.
+pub(crate) fn slots_on_all_hosts(environ: BatchEnvironment<'_>) -> Result<u32, HookInputError> {
+    number(environ, "NSLOTS")
+}
+
+fn number(environ: BatchEnvironment<'_>, variable: &'static str) -> Result<u32, HookInputError> {
+    let text = environ.required_value(variable)?;
+    let bad = || HookInputError::invalid_number(variable, text);
+    environ.positive_number(variable).ok_or_else(bad)
 }
 
 /// Returns the number of the job's Grid Engine slots on this machine. `text` is the content of the file whose path is

@@ -37,7 +37,8 @@ impl CgroupMounts {
     pub fn parse(mounts_text: &str) -> Self {
         let mut mounts = Self::default();
         for line in mounts_text.lines() {
-            let mut words = line.split_ascii_whitespace().skip(1);
+            // The kernel escapes a space in a name, but no form feed or carriage return, which a user can put into one.
+            let mut words = line.split(' ').skip(1);
             let (Some(target), Some(kind), Some(options)) = (words.next(), words.next(), words.next()) else {
                 continue;
             };
@@ -93,6 +94,15 @@ fn has_controller(options: &str, controller: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mount_of_a_user_is_no_cgroup_hierarchy_whatever_its_name_is() {
+        let name = "/tmp/x\u{c}cgroup\u{c}rw,cpuset";
+        let return_name = "/tmp/x\rcgroup\rrw,cpuset";
+        let text =
+            format!("a {name} fuse.a rw 0 0\n{name} /mnt fuse.a rw 0 0\na {return_name} fuse.a rw 0 0\n");
+        assert_eq!(CgroupMounts::parse(&text), CgroupMounts::default());
+    }
 
     #[test]
     fn the_layout_follows_from_the_mounts() {

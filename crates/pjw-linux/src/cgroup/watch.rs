@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
-/// The largest number of times that a scan reads events, some hundreds each time. The kernel keeps at most 16,384 events
-/// (`max_queued_events`, inotify(7)).
+/// The largest number of times that a scan reads events, some hundreds each time. The kernel keeps at most 16,384
+/// events (`max_queued_events`, inotify(7)).
 const MAX_READS: usize = 64;
 
 /// Watches the directories of job cgroups with inotify(7), so that pjwd reads only the cgroups that have

@@ -88,7 +88,8 @@ impl MemoryFiles {
     ///
     /// # Errors
     /// `EAGAIN` if the memory of the process was locked for longer than 10 ms, if an earlier read of the process still
-    /// waits, or if too many reads of other processes do. The caller can then read the files later. `ENOENT` or `ESRCH` if the process has ended.
+    /// waits, or if too many reads of other processes do. The caller can then read the files later. `ENOENT` or `ESRCH`
+    /// if the process has ended.
     pub(crate) fn read(&mut self, proc: &mut ProcDir, pid: Pid) -> Contents {
         if (self.may_wait)(proc, pid)? {
             return (self.read)(proc, pid, &self.wanted);

@@ -207,9 +207,9 @@ fn pids_cgroup(cgroups: &str, mounts: &str) -> Option<PathBuf> {
     };
     mounts.lines().find_map(|line| {
         let (before, after) = line.split_once(" - ")?;
-        let mut after = after.split_whitespace();
+        let mut after = after.split(' ');
         let (kind, options) = (after.next()?, after.nth(1)?);
-        let mut before = before.split_whitespace().skip(3);
+        let mut before = before.split(' ').skip(3);
         let (root, mount) = (before.next()?, before.next()?);
         let below = Path::new(path).strip_prefix(root).ok()?;
         is_hierarchy(kind, options).then(|| Path::new(mount).join(below))

@@ -9,8 +9,8 @@ use pjw_core::job::JobId;
 use pjw_job::WANTED_CORES_FILE_NAME;
 use tracing::info;
 
-/// The largest number of times that a call reads events, some hundreds each time. The kernel keeps at most 16,384 events
-/// (`max_queued_events`, inotify(7)).
+/// The largest number of times that a call reads events, some hundreds each time. The kernel keeps at most 16,384
+/// events (`max_queued_events`, inotify(7)).
 const MAX_READS: usize = 64;
 
 /// A change of the files of jobs that the kernel reported by inotify(7). Names the job with the changed file, or says
@@ -81,8 +81,8 @@ impl FileWatch {
     }
 
     /// Returns the changes of the files of jobs that the kernel has reported since the last call of this function, each
-    /// once. Does not block. If programs write faster than this function reads, it leaves the rest to the next call: the
-    /// file descriptor then stays readable.
+    /// once. Does not block. If programs write faster than this function reads, it leaves the rest to the next call:
+    /// the file descriptor then stays readable.
     pub(super) fn read_changes(&self) -> Vec<FileChange> {
         let Some(inotify) = &self.inotify else { return Vec::new() };
         let (mut changed, mut has_lost_events) = (BTreeSet::new(), false);

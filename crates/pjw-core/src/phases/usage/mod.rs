@@ -16,9 +16,9 @@ use crate::terms::{
     Record, ScanScope, Snapshot, UsageSample,
 };
 
-/// A scan notices within this time, in ns, that an idle process runs again. Idle processes are not checked in each
-/// scan.
-const MAX_UNNOTICED_NS: u64 = 20_000_000_000;
+/// With the default scan interval of 1 s, a scan notices within this time, in ns, that an idle process runs again. Idle
+/// processes are not checked in each scan.
+const MAX_UNNOTICED_NS: u64 = 32_000_000_000;
 /// The least length of a sample, in ns.
 const MIN_SAMPLE_NS: u64 = 500_000_000;
 /// In a sample that is longer than this, in ns, the time in which the job is known to have been idle is a sample of its

@@ -25,8 +25,8 @@ use crate::sys::{affinity, clock::process_cpu_time_ns};
 const MASKS_PER_SCAN: usize = 256;
 /// After each this many checks without activity, the check period grows.
 const CHECKS_PER_STEP: u32 = 8;
-/// Maximum check period, in scans that list the process. With a scan interval of 1 s, activity is noticed
-/// after 16 s at the latest.
+/// Maximum check period, in scans that list the process. Where the cgroup of its job is checked first, activity is
+/// noticed within two periods, else within one: after 32 or 16 s with a scan interval of 1 s.
 const MAX_PERIOD: u32 = 16;
 /// The same for processes confined by masks only, which may leave their cores when they run: 4 s at the latest.
 const MAX_PERIOD_OF_MASKS: u32 = 4;
