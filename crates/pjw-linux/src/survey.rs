@@ -11,7 +11,7 @@ use nix::unistd::{AccessFlags, access};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePrioritySupport};
 use pjw_core::{cpuset::CpuSet, diagnosis::HostFacts};
 
-use crate::cgroup::{CgroupMounts, CpusetMount};
+use crate::cgroup::{CgroupMounts, CpusetMount, mount_fields, read_mount_list};
 use crate::{probe, sys::version, systemd};
 
 /// In bytes. The rest of a longer file is not read.
@@ -141,10 +141,9 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
 ///   the mounted controllers.
 #[must_use]
 pub fn read_cpuset_support() -> CpusetSupport {
-    let mounts = CgroupMounts::read();
+    let text = read_mount_list().unwrap_or_default();
+    let mounts = CgroupMounts::parse(&text);
     let is_root = nix::unistd::Uid::effective().is_root();
-    let text = fs::read("/proc/self/mounts").unwrap_or_default();
-    let text = String::from_utf8_lossy(&text);
     let hierarchy = find_hierarchy(&mounts, is_root, &text, systemd::is_running());
     let mount = CpusetMount::from_mounts(&mounts);
     let obstacle = match &hierarchy {
@@ -185,11 +184,8 @@ fn find_hierarchy(mounts: &CgroupMounts, is_root: bool, mount_lines: &str, syste
 
 fn is_read_only(mount_lines: &str, mount_point: &Path) -> bool {
     let mut read_only = false;
-    for line in mount_lines.lines() {
-        let mut words = line.split(' ').skip(1);
-        if let (Some(target), Some(_), Some(options)) = (words.next(), words.next(), words.next())
-            && Path::new(target) == mount_point
-        {
+    for (target, _, options) in mount_fields(mount_lines) {
+        if Path::new(target) == mount_point {
             // The last mount at a path hides the earlier ones.
             read_only = options.split(',').next() == Some("ro");
         }

@@ -13,6 +13,7 @@ pub use hierarchy::{CgroupDir, CpusetConfig, CpusetMount};
 pub(crate) use job_cgroup::assumed_cgroup;
 pub use memory::{CgroupMemory, MemoryControllerMount};
 pub use mounts::CgroupMounts;
+pub(crate) use mounts::{mount_fields, read_mount_list};
 pub use peak::read_memory_peak;
 pub use populated_cache::PopulatedCgroupCache;
 pub use watch::CgroupWatch;

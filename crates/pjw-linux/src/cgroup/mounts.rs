@@ -26,9 +26,7 @@ impl CgroupMounts {
     /// # Errors
     /// If `/proc/self/mounts` can't be read.
     pub fn try_read() -> io::Result<Self> {
-        // Any user can give a mount point a name that is not valid UTF-8, by FUSE.
-        let text = fs::read("/proc/self/mounts")?;
-        Ok(Self::parse(&String::from_utf8_lossy(&text)))
+        Ok(Self::parse(&read_mount_list()?))
     }
 
     /// Parses `mounts_text`, the content of `/proc/self/mounts`, which has the format of fstab(5). Returns the
@@ -36,12 +34,7 @@ impl CgroupMounts {
     #[must_use]
     pub fn parse(mounts_text: &str) -> Self {
         let mut mounts = Self::default();
-        for line in mounts_text.lines() {
-            // The kernel escapes a space in a name, but no form feed or carriage return, which a user can put into one.
-            let mut words = line.split(' ').skip(1);
-            let (Some(target), Some(kind), Some(options)) = (words.next(), words.next(), words.next()) else {
-                continue;
-            };
+        for (target, kind, options) in mount_fields(mounts_text) {
             match kind {
                 "cgroup2" => {
                     mounts.v2_mount_point.get_or_insert_with(|| PathBuf::from(target));
@@ -85,6 +78,26 @@ impl CgroupMounts {
         let (options, root) = self.v1_mount(controller)?;
         (!has_controller(options, "cpuset")).then_some(root)
     }
+}
+
+/// Reads `/proc/self/mounts`, in the format of fstab(5). Any user can give a mount point a name that is not valid UTF-8,
+/// by FUSE: these bytes are replaced.
+///
+/// # Errors
+/// If the file can't be read.
+pub(crate) fn read_mount_list() -> io::Result<String> {
+    let text = fs::read("/proc/self/mounts")?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// Iterates over the mounts in `mounts_text`, the content of `/proc/self/mounts`: the mount point, the type of the file
+/// system and the options of each. The kernel escapes a space in a name, but no form feed or carriage return, which a
+/// user can put into one. So only spaces end a field.
+pub(crate) fn mount_fields(mounts_text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
+    mounts_text.lines().filter_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        Some((fields.next()?, fields.next()?, fields.next()?))
+    })
 }
 
 fn has_controller(options: &str, controller: &str) -> bool {
