@@ -325,13 +325,13 @@ impl ProcessCache {
         if known.program == program && stays {
             return Ok(None);
         }
+        let status = self.proc.status(representative)?;
         let (program, EnvironAndCommandLine { environ, command_line }) =
-            match self.memory_files.read(&mut self.proc, representative) {
+            match self.memory_files.read(&mut self.proc, representative, Uid(status.uid)) {
                 // The last known contents hold until the next scan, which reads the files again.
                 Err(Errno::EAGAIN) => (None, known.last_memory_contents()),
                 contents => (program, contents?),
             };
-        let status = self.proc.status(representative)?;
         let attributes =
             BatchAttributes { cgroups, environ, supplementary_groups: status.groups, command_line };
         known.uid = Uid(status.uid);

@@ -3,19 +3,18 @@
 //!
 //! To read the memory of a process, the kernel locks it (`mmap_lock`, fs/proc/base.c, Linux 6.18). A process that forks
 //! or ends holds this lock. On a busy machine it may be preempted meanwhile, and the reader waits until the process
-//! runs again: up to seconds beside hundreds of processes, with any priority. So a caller with a real-time priority
-//! lets another thread read the files of a process that may hold the lock, and waits for a bounded time.
+//! runs again: up to seconds beside hundreds of processes, with any priority. A process that maps a file holds the lock
+//! too. If the server of the file system (NFS, FUSE) does not reply, the reader waits for ever. So another thread reads
+//! the files, and the caller waits for a bounded time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use pjw_core::ids::{Pid, Tid};
+use pjw_core::ids::{Pid, Tid, Uid};
 
 use super::procfs::ProcDir;
 use crate::sys::errno::is_gone;
@@ -23,8 +22,11 @@ use crate::sys::realtime::{self, SchedulingPolicy};
 
 /// How long a caller waits for the files of one process.
 const TIMEOUT: Duration = Duration::from_millis(10);
-/// The largest number of threads that read. If all of them wait for locks, no further process is tried.
-const MAX_READERS: usize = 4;
+/// The largest number of threads that wait for locks of processes of one user. If there are so many, no further
+/// process of this user is tried.
+const MAX_WAITING_OF_USER: usize = 4;
+/// The same of all users.
+const MAX_WAITING: usize = 64;
 
 /// The environment variables and the command line of one process, from the files `/proc/PID/environ` and
 /// `/proc/PID/cmdline`.
@@ -40,18 +42,18 @@ type Contents = Result<EnvironAndCommandLine, Errno>;
 type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
 
 /// Reads the files `/proc/PID/environ` and `/proc/PID/cmdline` of processes. The content of these files lies in the
-/// memory of the process, and reading them can block while the process holds the lock of its memory (`mmap_lock`). So
-/// a separate thread reads the files if the caller has a real-time policy and the process may hold the lock.
+/// memory of the process, and reading them blocks while the lock of this memory (`mmap_lock`) is held. So a separate
+/// thread reads the files. If a read blocks, this thread is left to itself, and the next read starts another one.
+///
+/// Except if the caller has no real-time priority, and the process has one thread that is not blocked: then the caller
+/// reads the files. On a busy machine it would wait longer for a CPU for the other thread.
 #[derive(Debug)]
 pub(crate) struct MemoryFiles {
     wanted: BTreeSet<&'static str>,
     read: ReadFiles,
     may_wait: fn(&mut ProcDir, Pid) -> Result<bool, Errno>,
     reader: Option<Reader>,
-    /// The processes for whose lock a thread still waits, with the place where it puts the contents.
-    waiting: Vec<(Pid, Receiver<Contents>)>,
-    /// The number of threads that read, with those that wait for a lock.
-    readers: Arc<AtomicUsize>,
+    waiting: Vec<WaitingReader>,
 }
 
 /// A thread that reads. It ends when this value is dropped and its present read is done.
@@ -61,42 +63,39 @@ struct Reader {
     contents: Receiver<Contents>,
 }
 
-/// Counts a thread that reads, until it ends.
-struct Counted(Arc<AtomicUsize>);
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+/// A thread that waits for the lock of the process `pid` of the user `uid`. It puts the contents into `contents` and
+/// ends when it has the lock.
+#[derive(Debug)]
+struct WaitingReader {
+    pid: Pid,
+    uid: Uid,
+    contents: Receiver<Contents>,
 }
 
 impl MemoryFiles {
     /// Makes a reader that reads the environment variables with the names in `wanted`. Starts no thread yet.
     pub(crate) fn new(wanted: BTreeSet<&'static str>) -> Self {
-        Self {
-            wanted,
-            read: read_files,
-            may_wait,
-            reader: None,
-            waiting: Vec::new(),
-            readers: Arc::default(),
-        }
+        Self { wanted, read: read_files, may_wait, reader: None, waiting: Vec::new() }
     }
 
-    /// Reads the environment variables and the command line of a process. `pid` is the id of the process or of one of
-    /// its threads. `proc` is the open `/proc` directory.
+    /// Reads the environment variables and the command line of a process of the user `uid`. `pid` is the id of the
+    /// process or of one of its threads. `proc` is the open `/proc` directory.
     ///
     /// # Errors
     /// `EAGAIN` if the memory of the process was locked for longer than 10 ms, if an earlier read of the process still
-    /// waits, or if too many reads of other processes do. The caller can then read the files later. `ENOENT` or `ESRCH`
-    /// if the process has ended.
-    pub(crate) fn read(&mut self, proc: &mut ProcDir, pid: Pid) -> Contents {
+    /// waits, or if too many reads of other processes of the user do (4), or of all users (64). The caller can then
+    /// read the files later. `ENOENT` or `ESRCH` if the process has ended.
+    pub(crate) fn read(&mut self, proc: &mut ProcDir, pid: Pid, uid: Uid) -> Contents {
         if (self.may_wait)(proc, pid)? {
             return (self.read)(proc, pid, &self.wanted);
         }
-        self.waiting.retain(|(_, contents)| matches!(contents.try_recv(), Err(TryRecvError::Empty)));
-        // One process that keeps its lock must not use up all threads.
-        if self.waiting.iter().any(|&(waiting, _)| waiting == pid) {
+        self.waiting.retain(|waiting| matches!(waiting.contents.try_recv(), Err(TryRecvError::Empty)));
+        let of_user = self.waiting.iter().filter(|waiting| waiting.uid == uid).count();
+        // One process that keeps its lock must not use up all threads of its user, and one user not those of others.
+        if self.waiting.iter().any(|waiting| waiting.pid == pid)
+            || of_user >= MAX_WAITING_OF_USER
+            || self.waiting.len() >= MAX_WAITING
+        {
             return Err(Errno::EAGAIN);
         }
         let reader = match self.reader.take() {
@@ -105,8 +104,7 @@ impl MemoryFiles {
         };
         reader.requests.send(pid).map_err(|_| Errno::EAGAIN)?;
         let Ok(contents) = reader.contents.recv_timeout(TIMEOUT) else {
-            // The thread is left to itself. It ends when it has the lock.
-            self.waiting.push((pid, reader.contents));
+            self.waiting.push(WaitingReader { pid, uid, contents: reader.contents });
             return Err(Errno::EAGAIN);
         };
         self.reader = Some(reader);
@@ -114,16 +112,10 @@ impl MemoryFiles {
     }
 
     fn start_reader(&self) -> Result<Reader, Errno> {
-        if self.readers.load(Ordering::Relaxed) >= MAX_READERS {
-            return Err(Errno::EAGAIN);
-        }
-        self.readers.fetch_add(1, Ordering::Relaxed);
-        let counted = Counted(Arc::clone(&self.readers));
         let (requests, requested) = channel::<Pid>();
         let (send_contents, contents) = channel();
         let (wanted, read) = (self.wanted.clone(), self.read);
         let run = move || {
-            let _counted = counted;
             let Ok(mut proc) = ProcDir::open(Path::new("/proc")) else { return };
             for pid in requested {
                 if send_contents.send(read(&mut proc, pid, &wanted)).is_err() {
@@ -139,12 +131,11 @@ impl MemoryFiles {
     }
 }
 
-/// Whether the caller may wait for the lock of a process: the process can't hold the lock, or the caller has no
-/// real-time priority, so it waits for CPUs anyway.
+/// Whether the caller may wait for the lock of a process. See [`MemoryFiles`].
 fn may_wait(proc: &mut ProcDir, pid: Pid) -> Result<bool, Errno> {
     // The thread id 0 is the calling thread.
     Ok(realtime::scheduling_policy(Tid(0)) != Ok(SchedulingPolicy::RoundRobin)
-        || proc.has_one_sleeping_thread(pid)?)
+        && proc.has_one_unblocked_thread(pid)?)
 }
 
 fn read_files(proc: &mut ProcDir, pid: Pid, wanted: &BTreeSet<&'static str>) -> Contents {
@@ -173,38 +164,45 @@ mod tests {
         Ok(EnvironAndCommandLine { command_line: pid.to_string(), ..EnvironAndCommandLine::default() })
     }
 
-    const SLEEPING: Pid = Pid(2);
+    const UNBLOCKED: Pid = Pid(2);
+    const USER: Uid = Uid(1000);
+    const OTHER_USER: Uid = Uid(1001);
 
     #[test]
     fn a_locked_process_does_not_delay_the_files_of_others_and_is_read_later() {
         let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
         let mut files = MemoryFiles {
             read: read_when_unlocked,
-            may_wait: |_, pid| Ok(pid == SLEEPING),
+            may_wait: |_, pid| Ok(pid == UNBLOCKED),
             ..MemoryFiles::new(BTreeSet::new())
         };
-        let mut read_later =
-            |files: &mut MemoryFiles, pid| until("the files are read", || files.read(&mut proc, pid).ok());
+        let mut read_later = |files: &mut MemoryFiles, pid, uid| {
+            until("the files are read", || files.read(&mut proc, pid, uid).ok()).command_line
+        };
         let mut other_proc = ProcDir::open(Path::new("/proc")).unwrap();
-        let mut read_now = |files: &mut MemoryFiles, pid| files.read(&mut other_proc, pid);
+        let mut read_now = |files: &mut MemoryFiles, pid, uid| files.read(&mut other_proc, pid, uid);
         let held = LOCK.lock().unwrap();
-        for _ in 0..2 * MAX_READERS {
-            assert_eq!(read_now(&mut files, Pid(100)), Err(Errno::EAGAIN));
+        for _ in 0..2 * MAX_WAITING_OF_USER {
+            assert_eq!(read_now(&mut files, Pid(100), USER), Err(Errno::EAGAIN));
         }
-        assert_eq!(files.readers.load(Ordering::Relaxed), 1, "one thread waits for one process");
-        assert_eq!(read_later(&mut files, Pid(3)).command_line, "3", "by another thread");
+        assert_eq!(files.waiting.len(), 1, "one thread waits for one process");
+        assert_eq!(read_later(&mut files, Pid(3), USER), "3", "by another thread");
         for pid in 101..=110 {
-            assert_eq!(read_now(&mut files, Pid(pid)), Err(Errno::EAGAIN));
+            assert_eq!(read_now(&mut files, Pid(pid), USER), Err(Errno::EAGAIN));
         }
-        assert_eq!(files.readers.load(Ordering::Relaxed), MAX_READERS, "the number of threads is bounded");
-        assert_eq!(read_now(&mut files, Pid(3)), Err(Errno::EAGAIN));
-        assert_eq!(read_now(&mut files, SLEEPING).unwrap().command_line, "2", "it holds no lock");
+        assert_eq!(files.waiting.len(), MAX_WAITING_OF_USER, "the number of threads is bounded");
+        assert_eq!(read_now(&mut files, Pid(3), USER), Err(Errno::EAGAIN));
+        assert_eq!(read_now(&mut files, UNBLOCKED, USER).unwrap().command_line, "2", "by the caller");
+        assert_eq!(
+            read_later(&mut files, Pid(4), OTHER_USER),
+            "4",
+            "the locks of one user do not delay another one"
+        );
         drop(held);
-        assert_eq!(read_later(&mut files, Pid(100)).command_line, "100");
-        let count = |files: &MemoryFiles| files.readers.load(Ordering::Relaxed);
-        until("the threads that waited end", || (count(&files) <= 1).then_some(()));
-        drop(files.reader.take());
-        until("the last one ends", || (count(&files) == 0).then_some(()));
+        assert_eq!(read_later(&mut files, Pid(100), USER), "100");
+        until("the other threads have read", || {
+            read_now(&mut files, Pid(3), USER).ok().filter(|_| files.waiting.is_empty())
+        });
     }
 
     #[test]
@@ -213,7 +211,7 @@ mod tests {
         let own = Pid(std::process::id());
         let mut files =
             MemoryFiles { may_wait: |_, _| Ok(false), ..MemoryFiles::new(BTreeSet::from(["PATH"])) };
-        let read = until("the files are read", || files.read(&mut proc, own).ok());
+        let read = until("the files are read", || files.read(&mut proc, own, USER).ok());
         assert_eq!(read.environ["PATH"], std::env::var("PATH").unwrap());
         assert_eq!(read.command_line, proc.command_line(own).unwrap());
     }

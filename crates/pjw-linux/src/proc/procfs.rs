@@ -158,14 +158,14 @@ impl ProcDir {
         parse_children_ticks(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Returns whether the process `pid` has only one thread, and this thread sleeps or is stopped
-    /// (`/proc/PID/task/PID/stat`).
+    /// Returns whether the process `pid` has only one thread, and this thread does not wait in the kernel without
+    /// being interruptible (the state `D` in `/proc/PID/task/PID/stat`).
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
-    pub(crate) fn has_one_sleeping_thread(&mut self, pid: Pid) -> Result<bool, Errno> {
+    pub(crate) fn has_one_unblocked_thread(&mut self, pid: Pid) -> Result<bool, Errno> {
         self.read_at_once(format_args!("{pid}/task/{pid}/stat"))?;
-        Ok(parse_sleeps_alone(&self.buffer))
+        Ok(parse_one_unblocked(&self.buffer))
     }
 
     /// Reads the run time and the wait time of the thread `tid` of the process `pid`, from
@@ -329,12 +329,12 @@ fn parse_children_ticks(text: &[u8]) -> Option<(StartTime, u64)> {
     Some((StartTime(start), u64::try_from(user.saturating_add(system)).unwrap_or(0)))
 }
 
-fn parse_sleeps_alone(text: &[u8]) -> bool {
+fn parse_one_unblocked(text: &[u8]) -> bool {
     let Some(close) = text.iter().rposition(|&byte| byte == b')') else { return false };
     let mut fields = text[close + 1..].split(u8::is_ascii_whitespace).skip(1);
     // Field 3 is the state, field 20 the number of threads.
-    let sleeps = fields.next().is_some_and(|state| matches!(state, b"S" | b"T" | b"t" | b"I"));
-    sleeps && fields.nth(16) == Some(b"1")
+    let is_unblocked = fields.next().is_some_and(|state| state != b"D");
+    is_unblocked && fields.nth(16) == Some(b"1")
 }
 
 /// Parses `schedstat_text`, the content of `/proc/PID/task/TID/schedstat`. Returns the run time and the wait

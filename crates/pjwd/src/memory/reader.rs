@@ -2,16 +2,28 @@
 //!
 //! A reading of many gigabytes takes seconds of CPU time. So it delays neither a cycle nor the answer to another call.
 //! The thread has a low priority, and reads one job at a time.
+//!
+//! To read the pages of a process, the kernel locks its memory (`mmap_lock`, fs/proc/task_mmu.c, Linux 6.18). A process
+//! that maps a file of a file system that does not respond (NFS, FUSE) holds this lock, without end. A thread that
+//! waits for such a lock is left to itself, and the next reading starts another thread.
 
 use std::cell::RefCell;
-use std::sync::Weak;
+use std::path::Path;
+use std::rc::Rc;
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use nix::unistd::gettid;
+use pjw_core::ids::{Pid, Tid};
+use pjw_linux::proc::procfs::ProcDir;
 use pjw_linux::sys::nice::set_own_nice_value_and_slice;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
-use super::reading::{JobProcess, JobReading, ReadingError, ReadingKind, measure_job_memory};
+use super::reading::{
+    JobProcess, JobReading, ReadingError, ReadingKind, ReadingProgress, measure_job_memory,
+};
 use super::turns::TurnQueue;
 
 /// The nice value of the thread.
@@ -19,6 +31,16 @@ const NICE: i32 = 10;
 /// The slice of the thread. A reading stays in the kernel for long. The thread of the control server, which answers
 /// `status`, may wake up on the same PU meanwhile, and waits until the slice has ended.
 const SLICE: Duration = Duration::from_micros(100);
+/// The thread is checked at this interval while a caller waits for it.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// The thread is left to itself after so many checks in a row that found it blocked.
+const MAX_BLOCKED_CHECKS: u32 = 2;
+/// The largest number of threads that are left to themselves. If there are so many, the next blocked reading lasts
+/// until the lock is released.
+const MAX_BLOCKED_THREADS: usize = 16;
+
+/// [`measure_job_memory`], or what stands for it in tests.
+type Measure = fn(&[JobProcess], ReadingKind, bool, &dyn ReadingProgress) -> Result<JobReading, ReadingError>;
 
 /// A request to read the memory of the processes of a job.
 #[derive(Debug)]
@@ -26,17 +48,87 @@ struct ReadRequest {
     processes: Vec<JobProcess>,
     kind: ReadingKind,
     watches_threads: bool,
+    /// The processes whose lock an earlier reading waits for.
+    blocked: Vec<Pid>,
     wanted: Weak<()>,
     reply: oneshot::Sender<Result<JobReading, ReadingError>>,
 }
 
+/// The thread of a [`MemoryReader`], and what it does at present.
+#[derive(Debug, Default)]
+struct Progress {
+    /// `None` until the thread runs.
+    tid: Mutex<Option<Tid>>,
+    /// The process that is read. `None` between two readings.
+    pid: Mutex<Option<Pid>>,
+}
+
+impl Progress {
+    fn pid(&self) -> Option<Pid> {
+        *self.pid.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_pid(&self, pid: Option<Pid>) {
+        *self.pid.lock().unwrap_or_else(PoisonError::into_inner) = pid;
+    }
+
+    /// The process that is read and the CPU time of the thread in clock ticks. `None` if the thread reads no process,
+    /// or is not in the state `D`: blocked in the kernel (proc(5)).
+    fn blocked_at(&self) -> Option<(Pid, u64)> {
+        let tid = (*self.tid.lock().unwrap_or_else(PoisonError::into_inner))?;
+        let mut proc = ProcDir::open(Path::new("/proc")).ok()?;
+        let stat = proc.thread_stat(Pid(std::process::id()), tid).ok()?;
+        self.pid().filter(|_| stat.state == 'D').map(|pid| (pid, stat.run_ticks))
+    }
+}
+
+/// The reading thread of the present, and those that wait for a lock.
+#[derive(Debug, Default)]
+struct ReadingThreads {
+    present: Option<(Sender<ReadRequest>, Arc<Progress>)>,
+    blocked: Vec<Weak<Progress>>,
+}
+
+impl ReadingThreads {
+    /// The processes whose lock a thread waits for.
+    fn blocked_pids(&mut self) -> Vec<Pid> {
+        self.blocked.retain(|thread| thread.strong_count() > 0);
+        self.blocked.iter().filter_map(|thread| thread.upgrade()?.pid()).collect()
+    }
+
+    /// Leaves the thread to itself. It ends when it has the lock. Returns false if too many threads wait already.
+    fn abandon(&mut self, thread: &Arc<Progress>) -> bool {
+        let may_abandon = self.blocked_pids().len() < MAX_BLOCKED_THREADS;
+        if may_abandon {
+            self.present.take_if(|(_, present)| Arc::ptr_eq(present, thread));
+            self.blocked.push(Arc::downgrade(thread));
+        }
+        may_abandon
+    }
+}
+
 /// Measures the memory use of jobs in a background thread, one job at a time. The first request starts the thread.
 /// After this value is dropped, the thread handles the requests that were already sent, and then ends.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct MemoryReader {
-    requests: RefCell<Option<Sender<ReadRequest>>>,
+    threads: Rc<RefCell<ReadingThreads>>,
+    measure: Measure,
+    check_interval: Duration,
+    blocked_at: fn(&Progress) -> Option<(Pid, u64)>,
     /// The turns of the callers. A caller requests a reading only in its turn.
     pub turns: TurnQueue,
+}
+
+impl Default for MemoryReader {
+    fn default() -> Self {
+        Self {
+            threads: Rc::default(),
+            measure: measure_job_memory,
+            check_interval: CHECK_INTERVAL,
+            blocked_at: Progress::blocked_at,
+            turns: TurnQueue::default(),
+        }
+    }
 }
 
 impl MemoryReader {
@@ -50,7 +142,8 @@ impl MemoryReader {
     ///
     /// # Errors
     /// The future returns [`ReadingError::NoThread`] if the background thread can't be started or has ended.
-    /// Otherwise, the errors of [`measure_job_memory`].
+    /// [`ReadingError::Blocked`] if the thread waited for 10 s for the lock of a process: later readings leave out this
+    /// process until the lock is released. Otherwise, the errors of [`measure_job_memory`].
     pub fn request_reading(
         &self,
         processes: Vec<JobProcess>,
@@ -59,42 +152,144 @@ impl MemoryReader {
         wanted: Weak<()>,
     ) -> impl Future<Output = Result<JobReading, ReadingError>> + use<> {
         let (reply, reading) = oneshot::channel();
-        let sent = self.send(ReadRequest { processes, kind, watches_threads, wanted, reply });
+        let blocked = self.threads.borrow_mut().blocked_pids();
+        let sent = self.send(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply });
+        let (threads, check_interval, blocked_at) =
+            (Rc::clone(&self.threads), self.check_interval, self.blocked_at);
         async move {
-            sent?;
-            reading.await.map_err(|_| ReadingError::NoThread("it has ended".to_owned()))?
+            let thread = sent?;
+            let mut reading = reading;
+            let (mut found, mut checks) = (None, 0);
+            loop {
+                if let Ok(reading) = timeout(check_interval, &mut reading).await {
+                    return reading.map_err(|_| ReadingError::NoThread("it has ended".to_owned()))?;
+                }
+                let now = blocked_at(&thread);
+                checks = if now.is_some() && now == found { checks + 1 } else { 1 };
+                found = now;
+                if let Some((pid, _)) = now
+                    && checks >= MAX_BLOCKED_CHECKS
+                    && threads.borrow_mut().abandon(&thread)
+                {
+                    return Err(ReadingError::Blocked { pid });
+                }
+            }
         }
     }
 
-    fn send(&self, request: ReadRequest) -> Result<(), ReadingError> {
-        let mut requests = self.requests.borrow_mut();
-        let sender = match requests.take() {
-            Some(sender) => sender,
-            None => start_thread()?,
+    /// Sends the request to the thread, and returns the thread.
+    fn send(&self, request: ReadRequest) -> Result<Arc<Progress>, ReadingError> {
+        let present = &mut self.threads.borrow_mut().present;
+        let (sender, thread) = match present.take() {
+            Some(present) => present,
+            None => start_thread(self.measure)?,
         };
-        let sent = sender.send(request).map_err(|_| ReadingError::NoThread("it has ended".to_owned()));
+        sender.send(request).map_err(|_| ReadingError::NoThread("it has ended".to_owned()))?;
         // A thread that has ended is started again for the next request.
-        *requests = sent.is_ok().then_some(sender);
-        sent
+        *present = Some((sender, Arc::clone(&thread)));
+        Ok(thread)
     }
 }
 
-fn start_thread() -> Result<Sender<ReadRequest>, ReadingError> {
+fn start_thread(measure: Measure) -> Result<(Sender<ReadRequest>, Arc<Progress>), ReadingError> {
     let (sender, requests) = mpsc::channel();
-    let thread = std::thread::Builder::new().name("memory-reader".to_owned()).spawn(move || serve(&requests));
+    let progress = Arc::new(Progress::default());
+    let of_thread = Arc::clone(&progress);
+    let run = move || serve(&requests, &of_thread, measure);
+    let thread = std::thread::Builder::new().name("memory-reader".to_owned()).spawn(run);
     thread.map_err(|error| ReadingError::NoThread(error.to_string()))?;
-    Ok(sender)
+    Ok((sender, progress))
 }
 
-fn serve(requests: &Receiver<ReadRequest>) {
+fn serve(requests: &Receiver<ReadRequest>, thread: &Progress, measure: Measure) {
     // Without the low priority the readings are as right, and other programs have a little less.
     let _ = set_own_nice_value_and_slice(NICE, SLICE);
-    while let Ok(ReadRequest { processes, kind, watches_threads, wanted, reply }) = requests.recv() {
-        let is_wanted = || wanted.strong_count() > 0;
-        let reading = match is_wanted() {
-            true => measure_job_memory(&processes, kind, watches_threads, &is_wanted),
+    let tid = Tid(gettid().as_raw().cast_unsigned());
+    *thread.tid.lock().unwrap_or_else(PoisonError::into_inner) = Some(tid);
+    while let Ok(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply }) = requests.recv() {
+        let progress = RequestProgress { wanted, blocked, thread };
+        let reading = match progress.is_wanted() {
+            true => measure(&processes, kind, watches_threads, &progress),
             false => Err(ReadingError::Abandoned),
         };
+        thread.set_pid(None);
         let _ = reply.send(reading);
+    }
+}
+
+/// The progress of one request.
+struct RequestProgress<'a> {
+    wanted: Weak<()>,
+    blocked: Vec<Pid>,
+    thread: &'a Progress,
+}
+
+impl ReadingProgress for RequestProgress<'_> {
+    fn is_wanted(&self) -> bool {
+        self.wanted.strong_count() > 0
+    }
+
+    fn begin_process(&self, pid: Pid) -> bool {
+        self.thread.set_pid(Some(pid));
+        !self.blocked.contains(&pid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::ids::ProcessId;
+
+    use super::super::reading::DeniedProcess;
+    use super::*;
+
+    /// The lock of the memory of process 1, in these tests.
+    static LOCK: Mutex<()> = Mutex::new(());
+    const LOCKED: Pid = Pid(1);
+
+    fn read_when_unlocked(
+        processes: &[JobProcess],
+        kind: ReadingKind,
+        watches_threads: bool,
+        progress: &dyn ReadingProgress,
+    ) -> Result<JobReading, ReadingError> {
+        if processes.iter().any(|process| process.id.pid == LOCKED) && progress.begin_process(LOCKED) {
+            drop(LOCK.lock());
+        }
+        measure_job_memory(processes, kind, watches_threads, progress)
+    }
+
+    fn process(pid: u32) -> JobProcess {
+        let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
+        JobProcess::from(ProcessId { pid: Pid(pid), start: proc.stat(Pid(pid)).unwrap().start })
+    }
+
+    #[test]
+    fn a_blocked_reading_is_given_up_and_later_ones_leave_its_process_out() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let reader = MemoryReader {
+            measure: read_when_unlocked,
+            blocked_at: |thread| thread.pid().filter(|&pid| pid == LOCKED).map(|pid| (pid, 0)),
+            check_interval: Duration::from_millis(1),
+            ..MemoryReader::default()
+        };
+        let (locked, own) = (process(LOCKED.0), process(std::process::id()));
+        let caller = Arc::new(());
+        let read = |processes: &[JobProcess]| {
+            let wanted = Arc::downgrade(&caller);
+            let reading = reader.request_reading(processes.to_vec(), ReadingKind::Pages, false, wanted);
+            runtime.block_on(reading)
+        };
+        let held = LOCK.lock().unwrap();
+        assert_eq!(read(&[locked]).err(), Some(ReadingError::Blocked { pid: LOCKED }));
+        let reading = read(&[locked, own]).unwrap();
+        assert_eq!(reading.processes.iter().map(|read| read.pid).collect::<Vec<_>>(), [own.id.pid]);
+        assert!(reading.denied[0].pid == LOCKED && reading.denied[0].reason.contains("locked"));
+        drop(held);
+        while !reader.threads.borrow_mut().blocked_pids().is_empty() {
+            std::thread::yield_now();
+        }
+        let reading = read(&[locked, own]).unwrap();
+        let is_locked = |denied: &DeniedProcess| denied.reason.contains("locked");
+        assert!(!reading.denied.iter().any(is_locked), "it is read again: {:?}", reading.denied);
     }
 }

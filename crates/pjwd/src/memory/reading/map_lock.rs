@@ -13,6 +13,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_linux::proc::map_lock::ThreadActivity;
 use pjw_linux::proc::procfs::ProcDir;
 
+use super::ReadingProgress;
 use super::spaces::LiveProcess;
 
 /// The number of rounds, and the time between two of them: 200 ms in all. A round takes one sample of each thread.
@@ -41,17 +42,17 @@ struct SampledThread {
 
 /// Observes the threads of `processes` for up to a few seconds, and returns the address spaces whose threads wait for
 /// one another to map or unmap memory. `spaces` has the number of the address space of each process, or `None` if the
-/// number is unknown. If `is_wanted` returns false, ends early and returns what was found so far.
+/// number is unknown. If [`ReadingProgress::is_wanted`] returns false, ends early and returns what was found so far.
 pub(super) fn find_map_lock_waits(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
     spaces: &[Option<u32>],
-    is_wanted: &dyn Fn() -> bool,
+    progress: &dyn ReadingProgress,
 ) -> Vec<MmapLockWaits> {
     let mut threads = threads_to_sample(proc, processes, spaces);
     let begin = Instant::now();
     for round in 1..=ROUNDS {
-        if threads.is_empty() || !is_wanted() || begin.elapsed() > MAX_TIME {
+        if threads.is_empty() || !progress.is_wanted() || begin.elapsed() > MAX_TIME {
             break;
         }
         threads.retain_mut(|thread| thread.take_sample(proc));

@@ -128,9 +128,39 @@ pub enum ReadingError {
     /// The reading thread has ended, or can't be started.
     #[error("the thread that reads memory can't be started: {0}; check the limit on the number of processes")]
     NoThread(String),
+    /// The thread waited too long for the lock of the memory of a process.
+    #[error(
+        "process {pid} has its memory locked for longer than 10 s, as while it waits for a file system that does not \
+         respond: see cat /proc/{pid}/stack; readings leave this process out until the lock is released, so try again"
+    )]
+    Blocked {
+        /// The process.
+        pid: Pid,
+    },
     /// The measurement was stopped, because the client that requested it has closed its connection.
     #[error("the reading was given up, because its caller has hung up: ask again")]
     Abandoned,
+}
+
+/// Follows a reading, and can stop it. A function that returns bool is a `ReadingProgress` too: it says whether the
+/// reading is still wanted.
+pub trait ReadingProgress {
+    /// Returns whether the result is still wanted. If not, the reading stops with [`ReadingError::Abandoned`].
+    fn is_wanted(&self) -> bool;
+
+    /// Called before the pages of the process `pid` are read. If the function returns false, the process is left out
+    /// and listed in [`JobReading::denied`], because its memory is locked.
+    fn begin_process(&self, pid: Pid) -> bool;
+}
+
+impl<F: Fn() -> bool> ReadingProgress for F {
+    fn is_wanted(&self) -> bool {
+        self()
+    }
+
+    fn begin_process(&self, _: Pid) -> bool {
+        true
+    }
 }
 
 /// The memory cgroup in which the processes of a job are.
@@ -157,19 +187,18 @@ const MAX_SMALL_JOB: u64 = 256 << 20;
 /// If `watches_threads` is true and the pages are read, the function also observes the threads of the processes for
 /// 0.2 to 2 s. It finds threads that wait for one another to map or unmap memory ([`JobReading::map_lock_waits`]).
 ///
-/// If the pages of processes are read, `is_wanted` is called before each process. If `is_wanted` returns false, the
-/// function stops with [`ReadingError::Abandoned`].
+/// If the pages of processes are read, the functions of `progress` are called before each process.
 ///
 /// # Errors
 /// - If /proc can't be opened.
-/// - If `is_wanted` returned false.
+/// - If [`ReadingProgress::is_wanted`] returned false.
 /// - If an estimate is requested, but the job has no readable memory cgroup of its own.
 /// - If an estimate is requested, but most of the job's memory is charged to another cgroup.
 pub fn measure_job_memory(
     processes: &[JobProcess],
     kind: ReadingKind,
     watches_threads: bool,
-    is_wanted: &dyn Fn() -> bool,
+    progress: &dyn ReadingProgress,
 ) -> Result<JobReading, ReadingError> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(ReadingError::ProcUnavailable)?;
     let (at, before) = (clock::now(), clock::own_thread_cpu_time());
@@ -191,14 +220,14 @@ pub fn measure_job_memory(
         denied: Vec::new(),
     };
     match kind {
-        ReadingKind::Counters => read_cheaply(&mut proc, &alive, cgroup.as_ref(), &mut reading, is_wanted)?,
+        ReadingKind::Counters => read_cheaply(&mut proc, &alive, cgroup.as_ref(), &mut reading, progress)?,
         ReadingKind::Estimate => {
             let own = cgroup.filter(|job| job.is_own).ok_or(ReadingError::NoOwnCgroup)?;
             let anonymous = read_counters(&mut proc, &alive, &mut reading);
             estimate(&own.cgroup, &anonymous, &mut reading)?;
         }
         ReadingKind::Pages | ReadingKind::PagesByNode => {
-            read_pages(&mut proc, &alive, &mut reading, watches_threads, is_wanted)?;
+            read_pages(&mut proc, &alive, &mut reading, watches_threads, progress)?;
         }
     }
     reading.cost = clock::own_thread_cpu_time().saturating_sub(before);
@@ -233,7 +262,7 @@ fn read_pages(
     processes: &[LiveProcess],
     reading: &mut JobReading,
     watches_threads: bool,
-    is_wanted: &dyn Fn() -> bool,
+    progress: &dyn ReadingProgress,
 ) -> Result<(), ReadingError> {
     let spaces = number_address_spaces(processes, compare_address_spaces);
     // The memory of each address space by its number.
@@ -241,7 +270,7 @@ fn read_pages(
     for (&LiveProcess { id: process, thread, .. }, address_space) in
         processes.iter().zip(spaces.iter().copied())
     {
-        if !is_wanted() {
+        if !progress.is_wanted() {
             return Err(ReadingError::Abandoned);
         }
         let pid = process.pid;
@@ -251,6 +280,10 @@ fn read_pages(
                 true => reading.processes.push(ProcessMemory { pid, ..same.clone() }),
                 false => reading.ended_processes += 1,
             }
+            continue;
+        }
+        if !progress.begin_process(pid) {
+            count_blocked(proc, process, reading);
             continue;
         }
         match pages_of(proc, thread.unwrap_or(pid), reading.kind) {
@@ -269,7 +302,7 @@ fn read_pages(
     let sizes = read.values().chain(unknown).map(|process| process.uss);
     reading.workers = Some(WorkerMemory::from_unique_set_sizes(reading.at.since_boot, sizes));
     if watches_threads {
-        reading.map_lock_waits = Some(map_lock::find_map_lock_waits(proc, processes, &spaces, is_wanted));
+        reading.map_lock_waits = Some(map_lock::find_map_lock_waits(proc, processes, &spaces, progress));
     }
     Ok(())
 }
@@ -292,7 +325,7 @@ fn read_cheaply(
     processes: &[LiveProcess],
     cgroup: Option<&JobCgroup>,
     reading: &mut JobReading,
-    is_wanted: &dyn Fn() -> bool,
+    progress: &dyn ReadingProgress,
 ) -> Result<(), ReadingError> {
     let ended_processes = reading.ended_processes;
     let anonymous = read_counters(proc, processes, reading);
@@ -305,7 +338,7 @@ fn read_cheaply(
         reading.kind = ReadingKind::Pages;
         (reading.ended_processes, reading.processes, reading.denied) =
             (ended_processes, Vec::new(), Vec::new());
-        read_pages(proc, processes, reading, false, is_wanted)?;
+        read_pages(proc, processes, reading, false, progress)?;
     }
     Ok(())
 }
@@ -380,6 +413,20 @@ fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: 
     } else {
         format!("its memory can't be read: {}", errno.desc())
     };
+    reading.denied.push(DeniedProcess { pid, uid: status.uid, reason });
+}
+
+/// Counts a process that is not read, because an earlier reading waits for the lock of its memory.
+fn count_blocked(proc: &mut ProcDir, process: ProcessId, reading: &mut JobReading) {
+    let pid = process.pid;
+    let Some(status) = proc.status(pid).ok().filter(|_| is_alive(proc, process)) else {
+        reading.ended_processes += 1;
+        return;
+    };
+    let reason = format!(
+        "its memory is locked, and an earlier reading still waits for it: see cat /proc/{pid}/stack and the file systems \
+         that it uses"
+    );
     reading.denied.push(DeniedProcess { pid, uid: status.uid, reason });
 }
 
