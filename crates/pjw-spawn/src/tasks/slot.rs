@@ -2,13 +2,14 @@
 //!
 //! A slot has, from its lowest address: a guard that is never mapped, the stack, the program, another guard, and room
 //! for a heap. The room is not reserved: the kernel places the first mappings of tasks there, because it searches from
-//! the highest address down. Mostly this is the heap of a task that was started later. The hot end of the stack, a
-//! program of up to 1.3 MiB and the beginning of this heap are in the same 2 MiB, so that they share one page of the
-//! page table.
+//! the highest address down. Mostly this is the heap of a task that was started later. In most slots, the hot end of the
+//! stack, a program of up to 0.8 MiB and the beginning of this heap are in the same 2 MiB, so that they share one page of
+//! the page table.
 //!
 //! The distance of the program to the end differs from slot to slot, by some pages. The TLB of a core chooses the set
 //! for a page by the lowest bits of the page's number. If all copies of a page had the same bits, the tasks of a core
-//! would displace each other's entries at each switch.
+//! would displace each other's entries at each switch. The distances of adjacent slots differ by 17 pages, so that
+//! ranges of 64 KiB that the tasks use, such as buffers in their heaps, are in different sets too.
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
@@ -28,8 +29,11 @@ const SMALL_MAPPINGS: u64 = 64 << 10;
 /// The part of the heap that shares a page of the page table with the program.
 const HOT_HEAP: u64 = 64 << 10;
 /// The number of different distances between a program and the end of its slot: the sets of the second TLB of usual
-/// processors (AMD Zen 4: 128 sets for code and 128 for data).
-const DISTANCES: u64 = 128;
+/// processors (AMD: 128 in Zen 4, 256 in Zen 5).
+const DISTANCES: u64 = 256;
+/// The pages by which the distances of adjacent slots differ, modulo [`DISTANCES`]. An odd number, so that 256 adjacent
+/// slots have 256 distances.
+const PAGES_BETWEEN_DISTANCES: u64 = 17;
 
 /// The layout of the slots. A slot is an address range with the stack and the program of one task. All values are in
 /// bytes, and are multiples of the page size.
@@ -42,8 +46,8 @@ pub(super) struct SlotShape {
     program: u64,
     /// The bytes of the program.
     span: u64,
-    /// By how much the program begins earlier in each slot than in the slot before it.
-    step: u64,
+    /// The unit of the distances: a page, or 0 if all programs have the same distance.
+    unit: u64,
 }
 
 /// The addresses of one slot.
@@ -77,17 +81,17 @@ impl SlotShape {
         let tail = tail.checked_next_multiple_of(program.alignment)?;
         let stack_bytes = stack_bytes.max(MIN_STACK).checked_next_multiple_of(PAGE)?;
         // A program with a larger alignment can't begin at any page.
-        let step = if program.alignment <= PAGE { PAGE } else { 0 };
+        let unit = if program.alignment <= PAGE { PAGE } else { 0 };
         let needed =
-            GUARD.checked_add(stack_bytes)?.checked_add(tail)?.checked_add((DISTANCES - 1) * step)?;
+            GUARD.checked_add(stack_bytes)?.checked_add(tail)?.checked_add((DISTANCES - 1) * unit)?;
         let bytes = needed.checked_next_multiple_of(alignment)?;
-        Some(Self { bytes, alignment, stack_bytes, program: bytes - tail, span: program.span, step })
+        Some(Self { bytes, alignment, stack_bytes, program: bytes - tail, span: program.span, unit })
     }
 
     /// Returns the addresses of the slot with the number `index`. `slots_at` is the address of slot 0, the lowest one.
     pub(super) fn slot(&self, slots_at: u64, index: usize) -> TaskSlot {
         let begin = slots_at + index as u64 * self.bytes;
-        let program = begin + self.program - index as u64 % DISTANCES * self.step;
+        let program = begin + self.program - index as u64 * PAGES_BETWEEN_DISTANCES % DISTANCES * self.unit;
         let heap_room = program + self.span + GUARD;
         TaskSlot { begin, stack: program - self.stack_bytes, program, heap_room }
     }
@@ -128,12 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn the_copies_of_a_page_in_128_adjacent_slots_have_different_lowest_bits() {
+    fn the_copies_of_a_page_in_256_adjacent_slots_have_different_lowest_bits() {
         let shape = SlotShape::new(&program_of_usual_size(PAGE), 8 << 20).unwrap();
         let sets: BTreeSet<u64> =
-            (0..128).map(|index| shape.slot(0, index).program / PAGE % DISTANCES).collect();
-        assert_eq!(sets.len(), 128);
-        let slots: Vec<TaskSlot> = (0..129).map(|index| shape.slot(shape.alignment, index)).collect();
+            (0..256).map(|index| shape.slot(0, index).program / PAGE % DISTANCES).collect();
+        assert_eq!(sets.len(), 256);
+        let slots: Vec<TaskSlot> = (0..257).map(|index| shape.slot(shape.alignment, index)).collect();
+        let mut with_one_page = 0;
         for (slot, next) in slots.iter().zip(&slots[1..]) {
             assert!(slot.begin + GUARD <= slot.stack && slot.heap_room + HEAP_ROOM <= next.begin);
             assert_eq!(
@@ -141,8 +146,21 @@ mod tests {
                 (8 << 20, (880 << 10) + GUARD)
             );
             let page_of_table = |address: u64| address / COVERED;
-            assert_eq!(page_of_table(slot.program - PAGE), page_of_table(slot.heap_room + SMALL_MAPPINGS));
+            let end = slot.heap_room + SMALL_MAPPINGS;
+            with_one_page += u32::from(page_of_table(slot.program - PAGE) == page_of_table(end));
         }
+        assert!(with_one_page >= 240, "{with_one_page} of 256 slots need one page of the page table");
+    }
+
+    #[test]
+    fn ranges_of_64_kib_of_50_tasks_are_spread_evenly_over_the_sets() {
+        let shape = SlotShape::new(&program_of_usual_size(PAGE), 8 << 20).unwrap();
+        let mut uses = [0; 256];
+        for index in 0..50 {
+            let first = shape.slot(0, index).heap_room / PAGE;
+            (first..first + 16).for_each(|page| uses[usize::try_from(page % DISTANCES).unwrap()] += 1);
+        }
+        assert!(uses.iter().all(|uses| (2..=4).contains(uses)), "{uses:?}");
     }
 
     #[test]
@@ -158,7 +176,7 @@ mod tests {
         let program = stack - PAGE;
         let stack_bytes = program - GUARD;
         let slot =
-            SlotShape { bytes: stack, alignment: COVERED, stack_bytes, program, span: PAGE, step: PAGE };
+            SlotShape { bytes: stack, alignment: COVERED, stack_bytes, program, span: PAGE, unit: PAGE };
         assert_eq!(slot.bytes_of(10), Some(10 * stack + COVERED));
         assert_eq!(slot.bytes_of(4_000), None);
         assert_eq!(slot.bytes_of(u64::MAX), None);

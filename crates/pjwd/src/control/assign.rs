@@ -8,6 +8,9 @@ use pjw_core::refusal::CpuUnit;
 use pjw_core::within_job::NumaNodeRule;
 use pjw_ipc::call::{self, CallError};
 
+/// The longest name of a device, in bytes. The job keeps the name for as long as it lives.
+const MAX_DEVICE_BYTES: usize = 256;
+
 /// Returns the command that `request` of the client `caller` asks for. `id` is the job in the request.
 ///
 /// # Errors
@@ -23,7 +26,7 @@ pub(super) fn assign_command(
         everything: everything(&request)?,
         placement: request.policy.as_deref().map(placement).transpose()?,
         class: request.class.as_deref().map(class).transpose()?,
-        near_device: request.near,
+        near_device: request.near.map(device).transpose()?,
         bind_memory: request.bind_memory,
         isolated: request.isolated,
         within_job: request.within_job.as_deref().map(within_job).transpose()?,
@@ -68,6 +71,16 @@ fn everything(request: &call::Assign) -> Result<Option<CpuUnit>, CallError> {
     Ok(Some(if request.smt.as_deref() == Some("pus") { CpuUnit::Pu } else { CpuUnit::Core }))
 }
 
+fn device(name: String) -> Result<String, CallError> {
+    if name.len() > MAX_DEVICE_BYTES {
+        let bytes = name.len();
+        let why =
+            format!("the name of the device in near has {bytes} bytes, and may have {MAX_DEVICE_BYTES}");
+        return Err(CallError::Refused(why));
+    }
+    Ok(name)
+}
+
 fn placement(text: &str) -> Result<Placement, CallError> {
     match text {
         "pack" => Ok(Placement::Pack),
@@ -88,4 +101,18 @@ fn class(text: &str) -> Result<PriorityClass, CallError> {
 
 fn within_job(text: &str) -> Result<NumaNodeRule, CallError> {
     text.parse().map_err(|_| CallError::InvalidParameter("within_job".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_device_has_at_most_256_bytes() {
+        assert_eq!(device("mlx5_0".to_owned()), Ok("mlx5_0".to_owned()));
+        assert!(device("d".repeat(256)).is_ok());
+        assert!(
+            matches!(device("d".repeat(257)), Err(CallError::Refused(why)) if why.contains("has 257 bytes, and may have 256"))
+        );
+    }
 }

@@ -121,6 +121,8 @@ impl PublishedJob {
         let directory = self.directory.insert(directory);
         let map_written = directory.write_core_map(&self.content.core_map);
         let was_there = directory.create_want_file(self.content.owner)?;
+        // The watch is of the inode that was there before.
+        self.is_watched &= was_there;
         if !self.is_watched {
             self.is_watched = watch.add(id, directory.path());
         }

@@ -110,6 +110,17 @@ fn clock_now() -> pjw_core::time::Nanos {
 }
 
 #[test]
+fn a_want_file_that_is_replaced_because_of_a_second_name_is_watched_too() {
+    let mut published = Published::new();
+    published.publish("a", "0-1");
+    fs::hard_link(published.path("a").join("want"), published.state_dir.path().join("second")).unwrap();
+    published.publish("a", "0-2");
+    assert_eq!(published.written(), []);
+    published.write("a", "2");
+    assert_eq!(published.written(), [Some(2)]);
+}
+
+#[test]
 fn only_a_change_of_the_map_writes_the_files() {
     let mut published = Published::new();
     published.publish("a", "0-1");

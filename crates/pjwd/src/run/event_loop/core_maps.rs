@@ -56,9 +56,12 @@ impl EventLoop {
         }
         for WantedCoresUpdate { job, owner, cores } in self.job_files.take_wanted_cores_updates(now) {
             let state = self.warden.state();
-            let limit = state.jobs.get(&job).and_then(|job| job.max_wanted_cores(&state.topology));
+            let known = state.jobs.get(&job);
+            let limit = known.and_then(|job| job.max_wanted_cores(&state.topology));
+            let before = known.and_then(|job| job.wanted_cores).map_or(0, |wanted| wanted.count);
             if let (Some(cores), Some(limit)) = (cores, limit)
                 && cores > limit
+                && before <= limit
             {
                 info!(job = %job, "{job} wants {cores} cores in its file want and may have {limit}: {limit} count");
             }
