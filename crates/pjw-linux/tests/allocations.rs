@@ -13,8 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use nix::unistd::gettid;
-use pjw_core::ids::{Pid, ProcessId, StartTime, Tid};
+use pjw_core::ids::{Pid, ProcessId, StartTime};
 use pjw_core::ports::MachineInterface;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::Observed;
@@ -107,7 +106,7 @@ fn allocations(node: &mut LinuxMachine, threads: usize) -> usize {
 
 #[test]
 fn the_allocations_of_a_scan_do_not_depend_on_the_number_of_threads() {
-    let own_mask = affinity::get_mask(Tid(gettid().as_raw().cast_unsigned())).unwrap();
+    let own_mask = affinity::get_mask(affinity::own_thread()).unwrap();
     if own_mask.words().len() > 2 {
         println!("skipped: sets of more than 128 PUs are on the heap");
         return;

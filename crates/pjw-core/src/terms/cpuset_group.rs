@@ -289,8 +289,8 @@ pub enum CpusetChange {
 }
 
 /// The outcome of a [`CpusetAction`] (a change of a job's cpuset). The change was made (`Done`), was refused
-/// (`Refused`), continues in the background (`Delayed`), or is impossible because the process or the cgroup no
-/// longer exists (`Gone`).
+/// (`Refused`), continues in the background (`Delayed`), or is impossible at present because the memory of the process
+/// is locked (`ProcessLocked`), or for good because the process or the cgroup no longer exists (`Gone`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.
@@ -304,6 +304,12 @@ pub enum CpusetOutcome {
     /// The kernel or systemd refused the change.
     Refused {
         /// The error and the remedy, in one sentence for users.
+        reason: String,
+    },
+    /// The process was not moved, because the move would wait for the lock of its memory (`mmap_lock`) and stop all
+    /// forks of the machine meanwhile. pjw tries again after the next scan of all processes.
+    ProcessLocked {
+        /// The reason and the remedy, in one sentence for users.
         reason: String,
     },
     /// The change was not complete after the time that the caller wanted to wait. The change continues in the

@@ -7,7 +7,6 @@ use aya::Ebpf;
 use aya::maps::{Array, MapData, RingBuf};
 use aya::programs::fexit::FExitLink;
 use aya::programs::{FExit, ProgramError};
-use nix::unistd::gettid;
 use pjw_core::ids::{Pid, Tid};
 use pjw_core::{cpuset::CpuSet, snapshot::AffinityRequest, time::Nanos};
 
@@ -126,7 +125,7 @@ impl AffinityMonitor {
     /// Sets the current mask again, in a thread that ends afterwards: the kernel marks the mask as requested.
     fn check(&mut self) -> Result<(), AffinityMonitorUnavailable> {
         let set_own_mask = || {
-            let tid = Tid(gettid().as_raw().cast_unsigned());
+            let tid = affinity::own_thread();
             let mask = affinity::get_mask(tid)?;
             affinity::set_mask(tid, &mask).map(|()| (tid, mask))
         };

@@ -210,7 +210,7 @@ mod tests {
         let Some(mut scan) = crate::bpf::tests::scan() else { return };
         scan.mask_bytes = record::MASK_BYTES;
         let us = BTreeSet::from([Pid(std::process::id())]);
-        let ours = pjw_core::ids::Tid(nix::unistd::gettid().as_raw().cast_unsigned());
+        let ours = crate::sys::affinity::own_thread();
         let mut reported = Vec::new();
         let summary = scan
             .for_each_task(TaskScope::ThreadsOf(&us), &mut |task| {

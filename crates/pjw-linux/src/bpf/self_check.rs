@@ -9,7 +9,7 @@ use std::path::Path;
 use std::{fmt, fs, io};
 
 use nix::errno::Errno;
-use nix::unistd::{geteuid, gettid, getuid};
+use nix::unistd::{geteuid, getuid};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::{Pid, Tid, Uid};
 
@@ -90,7 +90,7 @@ fn attempt(
 
 impl Facts {
     fn read(proc: &mut ProcDir, us: Pid) -> Result<Self, Errno> {
-        let tid = Tid(gettid().as_raw().cast_unsigned());
+        let tid = affinity::own_thread();
         Ok(Self {
             tid,
             process: us,

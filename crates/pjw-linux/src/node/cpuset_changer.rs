@@ -17,11 +17,12 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::unistd::gettid;
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::ids::Tid;
 
+use super::move_guard::MoveGuard;
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
+use crate::sys::affinity::own_thread;
 use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 
 /// Makes changes of cpusets one after another, on the calling thread or on a separate thread
@@ -46,6 +47,7 @@ struct ChangeContext {
     proc: ProcDir,
     systemd: SystemdClient,
     unrelated_threads: UnrelatedThreads,
+    move_guard: MoveGuard,
 }
 
 /// What a change thread is to do.
@@ -84,17 +86,23 @@ impl ChangeContext {
             proc: ProcDir::open(Path::new("/proc"))?,
             systemd: SystemdClient::default(),
             unrelated_threads: UnrelatedThreads::new(affinity_persists),
+            move_guard: MoveGuard::new(affinity_persists),
         })
     }
 
     fn change(&mut self, action: &CpusetAction, hierarchy: &CpusetMount) -> CpusetOutcome {
-        let Self { proc, systemd, unrelated_threads } = self;
-        let context = &mut CpusetContext { proc, hierarchy, systemd };
-        apply_change(context, unrelated_threads, &action.change)
+        let Self { proc, systemd, unrelated_threads, move_guard } = self;
+        match move_guard.check(proc, hierarchy, action) {
+            Ok(change) => {
+                let context = &mut CpusetContext { proc, hierarchy, systemd };
+                apply_change(context, unrelated_threads, &change)
+            }
+            Err(outcome) => outcome,
+        }
     }
 
     fn restore_masks(&mut self, removed: &[String], hierarchy: &CpusetMount) {
-        let Self { proc, systemd, unrelated_threads } = self;
+        let Self { proc, systemd, unrelated_threads, .. } = self;
         removed.iter().for_each(|path| unrelated_threads.record_partition_end(path));
         unrelated_threads.restore_after_end(&mut CpusetContext { proc, hierarchy, systemd }, Instant::now());
     }
@@ -160,7 +168,7 @@ impl CpusetChanger {
         let of_thread = Arc::clone(&completion);
         std::thread::Builder::new().name("cpusets".to_owned()).spawn(move || {
             // Can't fail: the calling thread keeps the receiver until it has the thread id.
-            let _ = sender.send(Tid(gettid().as_raw().cast_unsigned()));
+            let _ = sender.send(own_thread());
             context.serve(&incoming, &outgoing, &of_thread);
         })?;
         let tid = tid.recv().map_err(io::Error::other)?;

@@ -37,6 +37,7 @@ mod cpu_times;
 mod cpuset_changer;
 mod idle;
 mod mask_write;
+mod move_guard;
 mod process_cache;
 mod scan_plan;
 mod task_pass;

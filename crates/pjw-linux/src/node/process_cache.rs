@@ -16,8 +16,8 @@ use pjw_core::snapshot::{BatchAttributes, Process, Thread};
 
 use super::address_spaces::AddressSpaces;
 use super::task_pass::ScannedProcess;
-use crate::proc::memory_files::{EnvironAndCommandLine, MemoryFiles};
-use crate::proc::procfs::{ProcDir, SchedStat, Stat};
+use crate::proc::memory_files::{BegunRead, EnvironAndCommandLine, MemoryFiles};
+use crate::proc::procfs::{ProcDir, SchedStat, Stat, Status};
 use crate::sys::errno::{is_gone, is_permission_denied};
 use crate::sys::{affinity, clock::process_cpu_time_ns, kcmp::compare_address_spaces};
 
@@ -73,6 +73,21 @@ struct ThreadFacts {
     state: char,
     last_cpu: Pu,
     ran: SchedStat,
+}
+
+/// The attributes of a process that changed since the last scan, while they are read.
+enum ChangedAttributes {
+    /// They did not change.
+    None,
+    /// A kernel thread has none, and was not reported yet.
+    OfKernelThread,
+    /// They did, or may have.
+    Of {
+        program: Option<Program>,
+        cgroups: Vec<(String, String)>,
+        status: Status,
+        begun: Result<BegunRead, Errno>,
+    },
 }
 
 impl CachedProcess {
@@ -161,7 +176,7 @@ impl ProcessCache {
             Some(scanned) => Some(scanned.mask.clone()),
             None => affinity::get_mask(Tid(representative.0)).ok(),
         };
-        let attributes = self.changed_attributes(&stat, pid, representative, fingerprint, !is_known)?;
+        let changed = self.begin_changed_attributes(&stat, pid, representative, fingerprint, !is_known)?;
         let threads = match scanned {
             Some(scanned) => {
                 self.apply_scanned(pid, &scanned);
@@ -169,6 +184,7 @@ impl ProcessCache {
             }
             None => (with_threads && !stat.is_kernel_thread).then(|| self.read_threads(pid)).transpose()?,
         };
+        let attributes = self.finish_attributes(pid, changed)?;
         let known = self.processes.get(&pid).ok_or(Errno::ESRCH)?;
         Ok(Process {
             id,
@@ -290,16 +306,16 @@ impl ProcessCache {
     ///
     /// `representative` is the thread that is read for facts that all threads of a process share: the first thread, or
     /// another one if the first has ended. `fingerprint` is that of the process's cgroups, 0 if no pass reported it.
-    fn changed_attributes(
+    fn begin_changed_attributes(
         &mut self,
         stat: &Stat,
         pid: Pid,
         representative: Pid,
         fingerprint: u64,
         first: bool,
-    ) -> Result<Option<BatchAttributes>, Errno> {
+    ) -> Result<ChangedAttributes, Errno> {
         if stat.is_kernel_thread {
-            return Ok(first.then(BatchAttributes::default));
+            return Ok(if first { ChangedAttributes::OfKernelThread } else { ChangedAttributes::None });
         }
         let stack = if representative == pid {
             stat.stack_start
@@ -309,7 +325,7 @@ impl ProcessCache {
         let program = Some(Program { comm: stat.comm, stack });
         let known = self.processes.get_mut(&pid).ok_or(Errno::ESRCH)?;
         if known.program == program && fingerprint != 0 && known.fingerprint == fingerprint {
-            return Ok(None);
+            return Ok(ChangedAttributes::None);
         }
         let cgroups = self.proc.cgroups(representative)?;
         let stays = known.attributes.cgroups == cgroups;
@@ -323,15 +339,36 @@ impl ProcessCache {
             (known.fingerprint, known.last_pass_fingerprint) = (0, 0);
         }
         if known.program == program && stays {
-            return Ok(None);
+            return Ok(ChangedAttributes::None);
         }
+        // A process that only moved to another cgroup has the memory that it had.
+        let unchanged = (known.program == program).then(|| known.last_memory_contents());
         let status = self.proc.status(representative)?;
-        let (program, EnvironAndCommandLine { environ, command_line }) =
-            match self.memory_files.read(&mut self.proc, representative, Uid(status.uid)) {
-                // The last known contents hold until the next scan, which reads the files again.
-                Err(Errno::EAGAIN) => (None, known.last_memory_contents()),
-                contents => (program, contents?),
-            };
+        let begun = match unchanged {
+            Some(contents) => Ok(BegunRead::Done(Ok(contents))),
+            None => self.memory_files.begin(&mut self.proc, representative, Uid(status.uid)),
+        };
+        Ok(ChangedAttributes::Of { program, cgroups, status, begun })
+    }
+
+    /// Completes what [`ProcessCache::begin_changed_attributes`] has begun. Returns the attributes, if they changed.
+    fn finish_attributes(
+        &mut self,
+        pid: Pid,
+        changed: ChangedAttributes,
+    ) -> Result<Option<BatchAttributes>, Errno> {
+        let (program, cgroups, status, begun) = match changed {
+            ChangedAttributes::None => return Ok(None),
+            ChangedAttributes::OfKernelThread => return Ok(Some(BatchAttributes::default())),
+            ChangedAttributes::Of { program, cgroups, status, begun } => (program, cgroups, status, begun),
+        };
+        let known = self.processes.get_mut(&pid).ok_or(Errno::ESRCH)?;
+        let contents = begun.and_then(|begun| self.memory_files.finish(begun));
+        let (program, EnvironAndCommandLine { environ, command_line }) = match contents {
+            // The last known contents hold until the next scan, which reads the files again.
+            Err(Errno::EAGAIN) => (None, known.last_memory_contents()),
+            contents => (program, contents?),
+        };
         let attributes =
             BatchAttributes { cgroups, environ, supplementary_groups: status.groups, command_line };
         known.uid = Uid(status.uid);

@@ -94,6 +94,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::sys::affinity::own_thread;
 
     #[test]
     fn the_state_and_the_times_are_read_after_any_name() {
@@ -125,7 +126,7 @@ mod tests {
     #[test]
     fn this_thread_runs_and_an_ended_one_is_gone() {
         let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
-        let (pid, tid) = (Pid(std::process::id()), Tid(nix::unistd::gettid().as_raw().cast_unsigned()));
+        let (pid, tid) = (Pid(std::process::id()), own_thread());
         let own = proc.thread_activity(pid, tid).unwrap();
         assert!(own.is_active && !own.waits_for_map_lock && own.system_ticks <= own.cpu_ticks, "{own:?}");
         let mut child = std::process::Command::new("true").spawn().unwrap();

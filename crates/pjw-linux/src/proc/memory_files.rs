@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub(crate) struct EnvironAndCommandLine {
     pub(crate) command_line: String,
 }
 
-type Contents = Result<EnvironAndCommandLine, Errno>;
+pub(crate) type Contents = Result<EnvironAndCommandLine, Errno>;
 type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
 
 /// Reads the files `/proc/PID/environ` and `/proc/PID/cmdline` of processes. The content of these files lies in the
@@ -56,9 +56,45 @@ pub(crate) struct MemoryFiles {
     waiting: Vec<WaitingReader>,
 }
 
+/// A read that has begun: the contents, or the thread that reads them.
+#[derive(Debug)]
+pub(crate) enum BegunRead {
+    /// The caller has read the files.
+    Done(Contents),
+    /// A thread reads the files of the process `pid` of the user `uid`.
+    ByThread {
+        /// The thread.
+        reader: Reader,
+        /// The process.
+        pid: Pid,
+        /// The user of the process.
+        uid: Uid,
+    },
+}
+
+/// Why the thread has not read the files of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReadFailure {
+    /// The memory of the process is locked, or too many reads wait for locks already.
+    Locked,
+    /// The thread can't be started, or can't open `/proc`.
+    NoThread,
+    /// The files can't be read.
+    File(Errno),
+}
+
+impl From<ReadFailure> for Errno {
+    fn from(failure: ReadFailure) -> Self {
+        match failure {
+            ReadFailure::Locked | ReadFailure::NoThread => Self::EAGAIN,
+            ReadFailure::File(errno) => errno,
+        }
+    }
+}
+
 /// A thread that reads. It ends when this value is dropped and its present read is done.
 #[derive(Debug)]
-struct Reader {
+pub(crate) struct Reader {
     requests: Sender<Pid>,
     contents: Receiver<Contents>,
 }
@@ -78,17 +114,38 @@ impl MemoryFiles {
         Self { wanted, read: read_files, may_wait, reader: None, waiting: Vec::new() }
     }
 
-    /// Reads the environment variables and the command line of a process of the user `uid`. `pid` is the id of the
-    /// process or of one of its threads. `proc` is the open `/proc` directory.
+    /// Begins to read the environment variables and the command line of a process of the user `uid`. `pid` is the id of
+    /// the process or of one of its threads. `proc` is the open `/proc` directory. [`MemoryFiles::finish`] returns the
+    /// contents. The thread reads meanwhile, so the caller should do something else before.
     ///
     /// # Errors
-    /// `EAGAIN` if the memory of the process was locked for longer than 10 ms, if an earlier read of the process still
-    /// waits, or if too many reads of other processes of the user do (4), or of all users (64). The caller can then
-    /// read the files later. `ENOENT` or `ESRCH` if the process has ended.
-    pub(crate) fn read(&mut self, proc: &mut ProcDir, pid: Pid, uid: Uid) -> Contents {
+    /// `EAGAIN` if an earlier read of the process still waits, or if too many reads of other processes of the user do
+    /// (4), or of all users (64). `ENOENT` or `ESRCH` if the process has ended.
+    pub(crate) fn begin(&mut self, proc: &mut ProcDir, pid: Pid, uid: Uid) -> Result<BegunRead, Errno> {
         if (self.may_wait)(proc, pid)? {
-            return (self.read)(proc, pid, &self.wanted);
+            return Ok(BegunRead::Done((self.read)(proc, pid, &self.wanted)));
         }
+        Ok(self.begin_by_thread(pid, uid)?)
+    }
+
+    /// Returns the contents of a read that [`MemoryFiles::begin`] has begun.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the memory of the process is locked for 10 ms from this call on. The caller can then read the files
+    /// later. `ENOENT` or `ESRCH` if the process has ended.
+    pub(crate) fn finish(&mut self, begun: BegunRead) -> Contents {
+        Ok(self.wait_for(begun, TIMEOUT)?)
+    }
+
+    /// Returns whether the lock of the memory of a process of the user `uid` is held for longer than `max_wait`. Also
+    /// returns true if too many reads of other processes of the user wait for locks: the process may be one of theirs.
+    /// Returns false if no thread can be started. Waits until the lock is free, but not longer than `max_wait`.
+    pub(crate) fn is_locked(&mut self, pid: Pid, uid: Uid, max_wait: Duration) -> bool {
+        let contents = self.begin_by_thread(pid, uid).and_then(|begun| self.wait_for(begun, max_wait));
+        contents == Err(ReadFailure::Locked)
+    }
+
+    fn begin_by_thread(&mut self, pid: Pid, uid: Uid) -> Result<BegunRead, ReadFailure> {
         self.waiting.retain(|waiting| matches!(waiting.contents.try_recv(), Err(TryRecvError::Empty)));
         let of_user = self.waiting.iter().filter(|waiting| waiting.uid == uid).count();
         // One process that keeps its lock must not use up all threads of its user, and one user not those of others.
@@ -96,22 +153,39 @@ impl MemoryFiles {
             || of_user >= MAX_WAITING_OF_USER
             || self.waiting.len() >= MAX_WAITING
         {
-            return Err(Errno::EAGAIN);
+            return Err(ReadFailure::Locked);
         }
         let reader = match self.reader.take() {
             Some(reader) => reader,
             None => self.start_reader()?,
         };
-        reader.requests.send(pid).map_err(|_| Errno::EAGAIN)?;
-        let Ok(contents) = reader.contents.recv_timeout(TIMEOUT) else {
-            self.waiting.push(WaitingReader { pid, uid, contents: reader.contents });
-            return Err(Errno::EAGAIN);
-        };
-        self.reader = Some(reader);
-        contents
+        reader.requests.send(pid).map_err(|_| ReadFailure::NoThread)?;
+        Ok(BegunRead::ByThread { reader, pid, uid })
     }
 
-    fn start_reader(&self) -> Result<Reader, Errno> {
+    fn wait_for(
+        &mut self,
+        begun: BegunRead,
+        max_wait: Duration,
+    ) -> Result<EnvironAndCommandLine, ReadFailure> {
+        let (reader, pid, uid) = match begun {
+            BegunRead::Done(contents) => return contents.map_err(ReadFailure::File),
+            BegunRead::ByThread { reader, pid, uid } => (reader, pid, uid),
+        };
+        match reader.contents.recv_timeout(max_wait) {
+            Ok(contents) => {
+                self.reader = Some(reader);
+                contents.map_err(ReadFailure::File)
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                self.waiting.push(WaitingReader { pid, uid, contents: reader.contents });
+                Err(ReadFailure::Locked)
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(ReadFailure::NoThread),
+        }
+    }
+
+    fn start_reader(&self) -> Result<Reader, ReadFailure> {
         let (requests, requested) = channel::<Pid>();
         let (send_contents, contents) = channel();
         let (wanted, read) = (self.wanted.clone(), self.read);
@@ -124,7 +198,7 @@ impl MemoryFiles {
             }
         };
         let thread = thread::Builder::new().name("proc-reader".to_owned()).spawn(run);
-        let thread = thread.map_err(|_| Errno::EAGAIN)?;
+        let thread = thread.map_err(|_| ReadFailure::NoThread)?;
         // With the normal policy, the caller would wait until the thread gets a CPU.
         let _ = realtime::set_thread_realtime(&thread);
         Ok(Reader { requests, contents })
@@ -164,6 +238,11 @@ mod tests {
         Ok(EnvironAndCommandLine { command_line: pid.to_string(), ..EnvironAndCommandLine::default() })
     }
 
+    fn read(files: &mut MemoryFiles, proc: &mut ProcDir, pid: Pid, uid: Uid) -> Contents {
+        let begun = files.begin(proc, pid, uid)?;
+        files.finish(begun)
+    }
+
     const UNBLOCKED: Pid = Pid(2);
     const USER: Uid = Uid(1000);
     const OTHER_USER: Uid = Uid(1001);
@@ -176,16 +255,21 @@ mod tests {
             may_wait: |_, pid| Ok(pid == UNBLOCKED),
             ..MemoryFiles::new(BTreeSet::new())
         };
-        let mut read_later = |files: &mut MemoryFiles, pid, uid| {
-            until("the files are read", || files.read(&mut proc, pid, uid).ok()).command_line
-        };
+        let mut read_now = |files: &mut MemoryFiles, pid, uid| read(files, &mut proc, pid, uid);
         let mut other_proc = ProcDir::open(Path::new("/proc")).unwrap();
-        let mut read_now = |files: &mut MemoryFiles, pid, uid| files.read(&mut other_proc, pid, uid);
+        let mut read_later = |files: &mut MemoryFiles, pid, uid| {
+            let attempt = || read(files, &mut other_proc, pid, uid).ok();
+            until("the files are read", attempt).command_line
+        };
         let held = LOCK.lock().unwrap();
         for _ in 0..2 * MAX_WAITING_OF_USER {
             assert_eq!(read_now(&mut files, Pid(100), USER), Err(Errno::EAGAIN));
         }
         assert_eq!(files.waiting.len(), 1, "one thread waits for one process");
+        assert!(
+            files.is_locked(Pid(100), USER, TIMEOUT)
+                && !files.is_locked(Pid(3), USER, Duration::from_secs(600))
+        );
         assert_eq!(read_later(&mut files, Pid(3), USER), "3", "by another thread");
         for pid in 101..=110 {
             assert_eq!(read_now(&mut files, Pid(pid), USER), Err(Errno::EAGAIN));
@@ -211,7 +295,7 @@ mod tests {
         let own = Pid(std::process::id());
         let mut files =
             MemoryFiles { may_wait: |_, _| Ok(false), ..MemoryFiles::new(BTreeSet::from(["PATH"])) };
-        let read = until("the files are read", || files.read(&mut proc, own, USER).ok());
+        let read = until("the files are read", || read(&mut files, &mut proc, own, USER).ok());
         assert_eq!(read.environ["PATH"], std::env::var("PATH").unwrap());
         assert_eq!(read.command_line, proc.command_line(own).unwrap());
     }

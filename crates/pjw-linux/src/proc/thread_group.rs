@@ -18,13 +18,13 @@ pub fn process_of_thread(tid: Tid) -> Option<Pid> {
 
 #[cfg(test)]
 mod tests {
-    use nix::unistd::gettid;
 
     use super::*;
+    use crate::sys::affinity::own_thread;
 
     #[test]
     fn each_thread_of_a_process_belongs_to_it() {
-        let own = || Tid(gettid().as_raw().cast_unsigned());
+        let own = own_thread;
         let of_thread = std::thread::spawn(move || (own(), process_of_thread(own()))).join().unwrap();
         assert_eq!(of_thread.1, Some(Pid(std::process::id())));
         assert_ne!(of_thread.0.0, std::process::id());

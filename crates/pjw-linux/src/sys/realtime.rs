@@ -161,20 +161,15 @@ mod tests {
     use std::process::Command;
     use std::time::Instant;
 
-    use nix::unistd::gettid;
-
     use super::*;
+    use crate::sys::affinity::own_thread;
     use crate::sys::clock::thread_cpu_time_ns;
 
     const LIMIT: Duration = Duration::from_millis(20);
 
-    fn own_tid() -> Tid {
-        Tid(gettid().as_raw().cast_unsigned())
-    }
-
     /// Whether a thread may have a real-time priority here. If not, reports that the test is skipped.
     fn may_raise() -> bool {
-        let raised = std::thread::spawn(|| set_realtime_policy(own_tid())).join().unwrap();
+        let raised = std::thread::spawn(|| set_realtime_policy(own_thread())).join().unwrap();
         if let Err(errno) = raised {
             // Not by a macro: the harness shows this line also if the test passes.
             let _ = writeln!(std::io::stderr(), "skipped: no real-time priority here: {errno}");
@@ -188,14 +183,14 @@ mod tests {
             return;
         }
         let test = || {
-            assert_eq!(scheduling_policy(own_tid()), Ok(SchedulingPolicy::Normal));
-            set_realtime_policy(own_tid()).unwrap();
-            assert_eq!(scheduling_policy(own_tid()), Ok(SchedulingPolicy::RoundRobin));
+            assert_eq!(scheduling_policy(own_thread()), Ok(SchedulingPolicy::Normal));
+            set_realtime_policy(own_thread()).unwrap();
+            assert_eq!(scheduling_policy(own_thread()), Ok(SchedulingPolicy::RoundRobin));
             assert_eq!(
-                std::thread::spawn(|| scheduling_policy(own_tid())).join().unwrap(),
+                std::thread::spawn(|| scheduling_policy(own_thread())).join().unwrap(),
                 Ok(SchedulingPolicy::Normal)
             );
-            let thread = std::thread::spawn(|| (std::thread::park(), scheduling_policy(own_tid())).1);
+            let thread = std::thread::spawn(|| (std::thread::park(), scheduling_policy(own_thread())).1);
             set_thread_realtime(&thread).unwrap();
             thread.thread().unpark();
             assert_eq!(thread.join().unwrap(), Ok(SchedulingPolicy::RoundRobin));
@@ -203,8 +198,8 @@ mod tests {
             let of_child = scheduling_policy(Tid(child.id()));
             child.kill().and_then(|()| child.wait()).unwrap();
             assert_eq!(of_child, Ok(SchedulingPolicy::Normal));
-            set_normal_policy(own_tid()).unwrap();
-            assert_eq!(scheduling_policy(own_tid()), Ok(SchedulingPolicy::Normal));
+            set_normal_policy(own_thread()).unwrap();
+            assert_eq!(scheduling_policy(own_thread()), Ok(SchedulingPolicy::Normal));
         };
         std::thread::spawn(test).join().unwrap();
     }
@@ -214,12 +209,12 @@ mod tests {
     fn child_that_runs_without_sleeping() {
         assert_eq!(limit_realtime_run_time(LIMIT), Ok(LIMIT));
         let raised = std::thread::spawn(|| {
-            set_realtime_policy(own_tid()).unwrap();
+            set_realtime_policy(own_thread()).unwrap();
             let end = Instant::now() + Duration::from_secs(30);
-            while scheduling_policy(own_tid()) == Ok(SchedulingPolicy::RoundRobin) {
+            while scheduling_policy(own_thread()) == Ok(SchedulingPolicy::RoundRobin) {
                 assert!(Instant::now() < end, "the kernel's limit has no effect");
             }
-            (scheduling_policy(own_tid()), thread_cpu_time_ns(own_tid()).unwrap())
+            (scheduling_policy(own_thread()), thread_cpu_time_ns(own_thread()).unwrap())
         });
         let (policy_afterwards, ran) = raised.join().unwrap();
         assert_eq!(policy_afterwards, Ok(SchedulingPolicy::Normal));

@@ -14,9 +14,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use nix::unistd::gettid;
 use pjw_core::ids::{Pid, Tid};
 use pjw_linux::proc::procfs::ProcDir;
+use pjw_linux::sys::affinity::own_thread;
 use pjw_linux::sys::nice::set_own_nice_value_and_slice;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -35,8 +35,7 @@ const SLICE: Duration = Duration::from_micros(100);
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The thread is left to itself after so many checks in a row that found it blocked.
 const MAX_BLOCKED_CHECKS: u32 = 2;
-/// The largest number of threads that are left to themselves. If there are so many, the next blocked reading lasts
-/// until the lock is released.
+/// The largest number of threads that are left to themselves. If there are so many, no memory is read.
 const MAX_BLOCKED_THREADS: usize = 16;
 
 /// [`measure_job_memory`], or what stands for it in tests.
@@ -96,14 +95,10 @@ impl ReadingThreads {
         self.blocked.iter().filter_map(|thread| thread.upgrade()?.pid()).collect()
     }
 
-    /// Leaves the thread to itself. It ends when it has the lock. Returns false if too many threads wait already.
-    fn abandon(&mut self, thread: &Arc<Progress>) -> bool {
-        let may_abandon = self.blocked_pids().len() < MAX_BLOCKED_THREADS;
-        if may_abandon {
-            self.present.take_if(|(_, present)| Arc::ptr_eq(present, thread));
-            self.blocked.push(Arc::downgrade(thread));
-        }
-        may_abandon
+    /// Leaves the thread to itself. It ends when it has the lock.
+    fn abandon(&mut self, thread: &Arc<Progress>) {
+        self.present.take_if(|(_, present)| Arc::ptr_eq(present, thread));
+        self.blocked.push(Arc::downgrade(thread));
     }
 }
 
@@ -142,8 +137,9 @@ impl MemoryReader {
     ///
     /// # Errors
     /// The future returns [`ReadingError::NoThread`] if the background thread can't be started or has ended.
-    /// [`ReadingError::Blocked`] if the thread waited for 10 s for the lock of a process: later readings leave out this
-    /// process until the lock is released. Otherwise, the errors of [`measure_job_memory`].
+    /// [`ReadingError::Blocked`] if the thread waited for at least 5 s for the lock of a process: later readings leave
+    /// out this process, and all others of the job that are blocked, until the lock is released.
+    /// [`ReadingError::TooManyBlocked`] if 16 readings wait for locks. Otherwise, the errors of [`measure_job_memory`].
     pub fn request_reading(
         &self,
         processes: Vec<JobProcess>,
@@ -153,7 +149,10 @@ impl MemoryReader {
     ) -> impl Future<Output = Result<JobReading, ReadingError>> + use<> {
         let (reply, reading) = oneshot::channel();
         let blocked = self.threads.borrow_mut().blocked_pids();
-        let sent = self.send(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply });
+        let sent = match blocked.len() {
+            MAX_BLOCKED_THREADS.. => Err(ReadingError::TooManyBlocked { pids: blocked }),
+            _ => self.send(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply }),
+        };
         let (threads, check_interval, blocked_at) =
             (Rc::clone(&self.threads), self.check_interval, self.blocked_at);
         async move {
@@ -169,8 +168,8 @@ impl MemoryReader {
                 found = now;
                 if let Some((pid, _)) = now
                     && checks >= MAX_BLOCKED_CHECKS
-                    && threads.borrow_mut().abandon(&thread)
                 {
+                    threads.borrow_mut().abandon(&thread);
                     return Err(ReadingError::Blocked { pid });
                 }
             }
@@ -204,7 +203,7 @@ fn start_thread(measure: Measure) -> Result<(Sender<ReadRequest>, Arc<Progress>)
 fn serve(requests: &Receiver<ReadRequest>, thread: &Progress, measure: Measure) {
     // Without the low priority the readings are as right, and other programs have a little less.
     let _ = set_own_nice_value_and_slice(NICE, SLICE);
-    let tid = Tid(gettid().as_raw().cast_unsigned());
+    let tid = own_thread();
     *thread.tid.lock().unwrap_or_else(PoisonError::into_inner) = Some(tid);
     while let Ok(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply }) = requests.recv() {
         let progress = RequestProgress { wanted, blocked, thread };
@@ -229,9 +228,12 @@ impl ReadingProgress for RequestProgress<'_> {
         self.wanted.strong_count() > 0
     }
 
-    fn begin_process(&self, pid: Pid) -> bool {
+    fn is_blocked(&self, pid: Pid) -> bool {
+        self.blocked.contains(&pid)
+    }
+
+    fn begin_process(&self, pid: Pid) {
         self.thread.set_pid(Some(pid));
-        !self.blocked.contains(&pid)
     }
 }
 
@@ -252,7 +254,8 @@ mod tests {
         watches_threads: bool,
         progress: &dyn ReadingProgress,
     ) -> Result<JobReading, ReadingError> {
-        if processes.iter().any(|process| process.id.pid == LOCKED) && progress.begin_process(LOCKED) {
+        if processes.iter().any(|process| process.id.pid == LOCKED) && !progress.is_blocked(LOCKED) {
+            progress.begin_process(LOCKED);
             drop(LOCK.lock());
         }
         measure_job_memory(processes, kind, watches_threads, progress)

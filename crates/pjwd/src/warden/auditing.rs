@@ -53,3 +53,57 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::command::Command;
+    use pjw_core::cpuset::CpuSet;
+    use pjw_core::cpuset_group::CpusetSupport;
+    use pjw_core::ids::{Pid, ThreadId, Tid, Uid};
+    use pjw_core::plan::MaskActionKind;
+    use pjw_core::policy::Policy;
+    use pjw_core::state::WardenState;
+    use pjw_core::testing::{cpu_set, job, regular_topology};
+    use pjw_sim::faults::Faults;
+    use pjw_sim::journal::SimJournal;
+    use pjw_sim::testing::{ScriptedMachine, assign_command};
+
+    use super::*;
+
+    #[test]
+    fn the_changes_of_a_job_whose_plan_is_unsound_are_dropped_and_those_of_others_are_kept() {
+        let topology = regular_topology(2, 1, 1, 4, 1);
+        let kernel = ScriptedMachine::new(topology.cpus(), CpusetSupport::default());
+        let host = pjw_sources::LocalHost { name: "n1".to_owned(), flux_user: None };
+        let mut warden = Warden::new(
+            kernel.simulated_machine(),
+            SimJournal::new(Faults::none()),
+            WardenState::new(topology, &cpu_set("")),
+            Vec::new(),
+            Policy::default(),
+            host,
+        );
+        let jobs = [("a", 10), ("b", 20)];
+        let commands = jobs.map(|(id, pid)| {
+            drop(kernel.spawn(pid, 1, Uid(1001).0));
+            Command::Assign(assign_command(id, 2, &[Pid(pid)]))
+        });
+        let scan = warden.state().scan_request(true);
+        let replies = warden.run_cycle(scan, &commands).replies;
+        assert!(replies.iter().all(Result::is_ok), "{replies:?}");
+        let grants = jobs.map(|(id, _)| warden.state().grant_of(&job(id)).unwrap().cpus.clone());
+        let action = |(id, pid): (&str, u32), target: &CpuSet| {
+            let process = warden.state().process(Pid(pid)).unwrap().id;
+            let thread = ThreadId { process, tid: Tid(pid), start: process.start };
+            let (kind, current) = (MaskActionKind::Confine, cpu_set("0-7"));
+            MaskAction::with_exact_mask(kind, &job(id), thread, &current, target.clone(), String::new())
+        };
+        // Job a gets a mask on the cores of job b.
+        let actions = [action(jobs[0], &grants[1]), action(jobs[1], &grants[1])];
+        let plan = Plan { mask_actions: actions.to_vec(), cpuset_actions: Vec::new() };
+        let plan = warden.without_unsound_actions(plan);
+        assert_eq!(plan.mask_actions, [actions[1].clone()]);
+        let violations = &warden.ongoing_failures().audit_violations;
+        assert_eq!(violations.keys().collect::<Vec<_>>(), [&Some(job("a"))], "{violations:?}");
+    }
+}

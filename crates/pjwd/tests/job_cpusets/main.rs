@@ -29,7 +29,6 @@ mod full_disk;
 mod older_kernels;
 mod resizing;
 mod unenforceable;
-mod unsound;
 
 const ALICE: Uid = Uid(1001);
 const LOGIN: &str = "/user.slice/user-1001.slice/session-1.scope";

@@ -108,18 +108,13 @@ impl Journal for FaultyJournal {
 /// A machine on which the processes 10 and 20 run, and its daemon.
 pub(crate) struct Machine {
     pub(crate) kernel: ScriptedMachine,
-    pub(crate) journal: SimJournal,
+    journal: SimJournal,
     pub(crate) faults: Rc<CurrentFaults>,
     pub(crate) warden: Warden<RefusingNode, FaultyJournal>,
 }
 
 impl Machine {
     pub(crate) fn new() -> Self {
-        Self::after(Vec::new())
-    }
-
-    /// A machine whose daemon begins with the journal of an earlier one.
-    pub(crate) fn after(records: Vec<Record>) -> Self {
         let kernel = ScriptedMachine::new(regular_topology(2, 1, 1, 4, 1).cpus(), CpusetSupport::default());
         for pid in [10, 20] {
             drop(kernel.spawn(pid, 1, ALICE.0));
@@ -129,7 +124,7 @@ impl Machine {
         let node = RefusingNode { node: kernel.simulated_machine(), faults: Rc::clone(&faults) };
         let faulty_journal = FaultyJournal { journal: journal.clone(), faults: Rc::clone(&faults) };
         let host = pjw_sources::LocalHost { name: "n1".to_owned(), flux_user: None };
-        let warden = Warden::new(node, faulty_journal, new_state(), records, Policy::default(), host);
+        let warden = Warden::new(node, faulty_journal, new_state(), Vec::new(), Policy::default(), host);
         Self { kernel, journal, faults, warden }
     }
 

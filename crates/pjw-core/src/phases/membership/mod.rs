@@ -5,7 +5,7 @@
 //! variable counts only for the owner of the job, and only if the job is known otherwise or an ancestor is the
 //! scheduler's launcher. Otherwise a user could join the job of another user, or invent jobs to get more cores.
 
-use crate::basics::{Comm, CpuSet, Pid, Uid, prelude::*};
+use crate::basics::{Comm, CpuSet, Pid, StartTime, Uid, prelude::*};
 use crate::phases::{draft::CycleDraft, observe::update_threads, unassigned::adopting_job};
 use crate::state::{KnownProcess, Member, WardenState, child_evidence};
 use crate::terms::{
@@ -18,18 +18,35 @@ pub(crate) mod released;
 /// Makes processes members of the jobs to which they belong. These are processes without a job, and processes for which
 /// a scan found stronger evidence for another job.
 pub(crate) fn update_members(draft: &mut CycleDraft<'_>) {
-    // A child can only be mapped after its parent, and a session after its first member: repeat until nothing
-    // new is found. Each round maps at least one process, and process trees are shallow.
-    loop {
-        let mut owners = GroupingOwners::new();
-        let evidence =
-            |known: &KnownProcess| Some((known.process.id.pid, evidence_for(draft, known, &mut owners)?));
-        let found: Vec<(Pid, FoundJob)> = processes_to_check(draft).filter_map(evidence).collect();
-        if found.is_empty() {
-            break;
-        }
-        found.iter().for_each(|(pid, found_job)| join(draft, *pid, found_job));
+    // A process without other evidence is adopted by the only job of its user, so all other jobs must be known.
+    let adopts = draft.policy.adopt_unassigned_processes;
+    while update_by_evidence(draft, false) || (adopts && update_by_evidence(draft, true)) {}
+}
+
+/// Checks each process that may belong to another job than before. Returns whether a process became a member. `may_adopt`
+/// says whether a process without evidence may be adopted by a job of its user.
+fn update_by_evidence(draft: &mut CycleDraft<'_>, may_adopt: bool) -> bool {
+    // A child can only be mapped after its parent, so the processes are checked in the order of their starts. A session
+    // can only be mapped after its first member, which may have started last: the caller repeats this.
+    let mut has_found = false;
+    let mut owners = GroupingOwners::default();
+    let mut pending: BTreeSet<(StartTime, Pid)> =
+        processes_to_check(draft).map(|known| in_start_order(&known.process)).collect();
+    while let Some((_, pid)) = pending.pop_first() {
+        let Some(known) = draft.state.processes.get(&pid) else { continue };
+        let Some(found) = evidence_for(draft, known, &mut owners, may_adopt) else { continue };
+        owners.forget_changed(known);
+        join(draft, pid, &found);
+        let processes = &draft.state.processes;
+        let children = processes.children_of(pid).filter_map(|child| processes.get(&child));
+        pending.extend(children.map(|child| in_start_order(&child.process)));
+        has_found = true;
     }
+    has_found
+}
+
+fn in_start_order(process: &Process) -> (StartTime, Pid) {
+    (process.id.start, process.id.pid)
 }
 
 /// The processes that may belong to another job than before: the scanned processes, and those that a changed job
@@ -43,9 +60,27 @@ fn processes_to_check<'a>(draft: &'a CycleDraft<'_>) -> Box<dyn Iterator<Item = 
     Box::new(pids.into_iter().filter_map(|pid| processes.get(&pid)))
 }
 
-/// The job that owns a session or process group as a whole, by the kind and the id of this session or group. `None` if
-/// no job does. Each is looked up once in a round: a session may have thousands of processes.
-type GroupingOwners<'a> = BTreeMap<(JobProcessGrouping, Pid), Option<&'a JobId>>;
+/// The jobs to which sessions and process groups belong as a whole. Each is looked up once, and again after a process
+/// joined that may change the answer: a session may have thousands of processes.
+#[derive(Default)]
+struct GroupingOwners {
+    /// By the kind and the id of the session or process group: the job whose source says so. `None` if there is none.
+    by_source: BTreeMap<(JobProcessGrouping, Pid), Option<JobId>>,
+    /// By the id of the session: the job for which it was registered by `assign --session`.
+    by_registration: BTreeMap<Pid, Option<JobId>>,
+}
+
+impl GroupingOwners {
+    /// Forgets what changes because the process `known` becomes a member of a job.
+    fn forget_changed(&mut self, known: &KnownProcess) {
+        let Process { session, process_group: group, .. } = known.process;
+        if known.batch_identity.jobs_with_own_grouping().next().is_some() {
+            self.by_source.remove(&(JobProcessGrouping::Session, session));
+            self.by_source.remove(&(JobProcessGrouping::ProcessGroup, group));
+        }
+        self.by_registration.remove(&session);
+    }
+}
 
 /// The job to which a process belongs, with the evidence.
 struct FoundJob {
@@ -55,10 +90,11 @@ struct FoundJob {
 }
 
 /// The strongest evidence that would change the membership of a process.
-fn evidence_for<'a>(
-    draft: &'a CycleDraft<'_>,
+fn evidence_for(
+    draft: &CycleDraft<'_>,
     known: &KnownProcess,
-    owners: &mut GroupingOwners<'a>,
+    owners: &mut GroupingOwners,
+    may_adopt: bool,
 ) -> Option<FoundJob> {
     let (state, policy) = (&*draft.state, draft.policy);
     let process = &known.process;
@@ -69,8 +105,11 @@ fn evidence_for<'a>(
     let stronger = |evidence: MembershipEvidence| held.is_none_or(|member| evidence > member.evidence);
     let enabled = |source: JobSource| policy.sources.contains(&source);
 
+    // A process that is not scanned yet may still name a cgroup that this scan found removed.
+    let is_there = |path: &String| !matches!(draft.seen.cgroups.get(path), Some(Observed::Gone));
     let by_cgroup = known.batch_identity.job_references.iter().find(|reference| {
-        matches!(reference.kind, JobIdAttribute::Cgroup(_)) && enabled(reference.job.source())
+        matches!(&reference.kind, JobIdAttribute::Cgroup(path) if is_there(path))
+            && enabled(reference.job.source())
     });
     let found = |job: &JobId, evidence, reference: Option<&JobReference>| FoundJob {
         job: job.clone(),
@@ -82,28 +121,30 @@ fn evidence_for<'a>(
     } else if held.is_some() {
         return None;
     } else if let Some((job, evidence)) = by_relation(state, known, owners) {
-        found(job, evidence, None)
+        found(&job, evidence, None)
     } else if let Some(job) = by_provision(state, policy, process) {
         found(job, MembershipEvidence::Provision, None)
     } else if let Some(reference) = by_environment(state, known, &enabled) {
         found(&reference.job, MembershipEvidence::Environment, Some(reference))
     } else {
-        found(&adopting_job(draft, process)?, MembershipEvidence::Adopted, None)
+        let job = may_adopt.then(|| adopting_job(draft, process)).flatten()?;
+        found(&job, MembershipEvidence::Adopted, None)
     };
     (!is_helper(state, known, &found.job)).then_some(found)
 }
 
 /// The job to which a process belongs because of its ancestors, its cgroup or its session, by the strongest evidence.
-fn by_relation<'a>(
-    state: &'a WardenState,
+fn by_relation(
+    state: &WardenState,
     known: &KnownProcess,
-    owners: &mut GroupingOwners<'a>,
-) -> Option<(&'a JobId, MembershipEvidence)> {
+    owners: &mut GroupingOwners,
+) -> Option<(JobId, MembershipEvidence)> {
     let process = &known.process;
     by_descent(state, process)
         .or_else(|| Some((by_job_cpuset(state, process)?, MembershipEvidence::JobCpuset)))
         .or_else(|| parent_of(state, process).map(|parent| (&parent.job, child_evidence(parent.evidence))))
         .or_else(|| Some((by_inherited_mask(state, known)?, MembershipEvidence::Parent)))
+        .map(|(job, evidence)| (job.clone(), evidence))
         .or_else(|| Some((by_session(state, process, owners)?, MembershipEvidence::Session)))
 }
 
@@ -193,14 +234,14 @@ fn by_environment<'a>(
 ) -> Option<&'a JobReference> {
     known.batch_identity.job_references.iter().find(|reference| {
         let by_environment = matches!(reference.kind, JobIdAttribute::Environment { .. });
-        let confirmed = match state.jobs.get(&reference.job) {
+        let is_confirmed = || match state.jobs.get(&reference.job) {
             Some(job) => job.owner == known.process.uid,
             // A prolog runs as root below the launcher, with the job's variables: it must not become the owner.
             None => {
                 known.process.uid != Uid::ROOT && launched_by(state, &known.process, reference.job.source())
             }
         };
-        by_environment && enabled(reference.job.source()) && confirmed
+        by_environment && enabled(reference.job.source()) && is_confirmed()
     })
 }
 
@@ -239,20 +280,18 @@ fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
 /// Returns the job to which the session or the process group of a process belongs as a whole. The reason is
 /// the source of the job, or `assign --session`. A member of the job must still be in this session or group:
 /// as long as there is one, the kernel can't use the number of the session or group again.
-fn by_session<'a>(
-    state: &'a WardenState,
-    process: &Process,
-    owners: &mut GroupingOwners<'a>,
-) -> Option<&'a JobId> {
+fn by_session(state: &WardenState, process: &Process, owners: &mut GroupingOwners) -> Option<JobId> {
     let Process { session, process_group: group, .. } = *process;
+    let GroupingOwners { by_source, by_registration } = owners;
     let mut owned = |unit: JobProcessGrouping, leader: Pid| {
-        *owners.entry((unit, leader)).or_insert_with(|| owner_of(state, unit, leader))
+        by_source.entry((unit, leader)).or_insert_with(|| owner_of(state, unit, leader).cloned()).clone()
     };
     let is_inside =
         |member: &Member| state.process(member.id.pid).is_some_and(|known| known.session == session);
     let is_registered = |job: &&Job| state.members_of(&job.id).any(is_inside);
+    let registered = || state.jobs.jobs_of_session(session).find(is_registered).map(|job| job.id.clone());
     owned(JobProcessGrouping::Session, session)
-        .or_else(|| state.jobs.jobs_of_session(session).find(is_registered).map(|job| &job.id))
+        .or_else(|| by_registration.entry(session).or_insert_with(registered).clone())
         .or_else(|| owned(JobProcessGrouping::ProcessGroup, group))
 }
 

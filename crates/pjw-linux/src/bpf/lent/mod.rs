@@ -10,9 +10,7 @@ use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
 use aya::programs::tp_btf::BtfTracePointLink;
 use aya::programs::{BtfTracePoint, ProgramError};
 use nix::time::{ClockId, clock_gettime};
-use nix::unistd::gettid;
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::ids::Tid;
 
 use super::fault::LentCpuMonitorUnavailable;
 use super::object::{BpfPlatform, load_program, refusal_error, take_map, unavailable_reason};
@@ -238,7 +236,7 @@ impl LentCpuMonitor {
     /// Lets a thread of this process run on an armed PU.
     fn check(&mut self) -> Result<()> {
         self.count_threads_except(0)?;
-        let own = Tid(gettid().as_raw().cast_unsigned());
+        let own = affinity::own_thread();
         let allowed = affinity::get_mask(own)
             .map_err(|errno| refusal_error("reading the mask of pjwd", &io_error(errno)))?;
         let pu = allowed
@@ -247,7 +245,7 @@ impl LentCpuMonitor {
         // The thread has one PU.
         self.set_lent_pus(&BTreeMap::from([(pu, 1)]))?;
         let sleep_often = || {
-            let tid = Tid(gettid().as_raw().cast_unsigned());
+            let tid = affinity::own_thread();
             affinity::set_mask(tid, &CpuSet::from(pu))?;
             (0..CHECK_ROUNDS).for_each(|_| std::thread::sleep(CHECK_SLEEP));
             Ok(())

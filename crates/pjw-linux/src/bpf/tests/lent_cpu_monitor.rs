@@ -272,7 +272,7 @@ impl Drop for SetOnDrop<'_> {
 }
 
 fn bind_this_thread(pu: Pu) {
-    affinity::set_mask(Tid(nix::unistd::gettid().as_raw().cast_unsigned()), &CpuSet::from(pu)).unwrap();
+    affinity::set_mask(affinity::own_thread(), &CpuSet::from(pu)).unwrap();
 }
 
 /// Calls `act` while a thread of this process, which never counts, runs on the PU for a moment again and again. So the

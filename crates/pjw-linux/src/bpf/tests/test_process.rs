@@ -237,7 +237,7 @@ fn worker() -> (Sender<Order>, Receiver<String>) {
                     }
                 }
                 Order::Request { target, cpus, times } => {
-                    let target = target.unwrap_or(Tid(gettid().as_raw().cast_unsigned()));
+                    let target = target.unwrap_or(affinity::own_thread());
                     let set_mask = |_| {
                         cpus.as_ref().map_or_else(
                             || affinity::set_full_mask(target),

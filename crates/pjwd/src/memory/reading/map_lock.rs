@@ -13,7 +13,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_linux::proc::map_lock::ThreadActivity;
 use pjw_linux::proc::procfs::ProcDir;
 
-use super::ReadingProgress;
+use super::progress::ReadingProgress;
 use super::spaces::LiveProcess;
 
 /// The number of rounds, and the time between two of them: 200 ms in all. A round takes one sample of each thread.

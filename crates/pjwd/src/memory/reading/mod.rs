@@ -1,6 +1,8 @@
 //! Reads the memory of one job: the pages of its processes, or the kernel's counters.
 
+mod blocked;
 mod map_lock;
+mod progress;
 mod spaces;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,6 +22,8 @@ use pjw_linux::proc::procfs::ProcDir;
 use pjw_linux::sys::errno::{is_gone, is_permission_denied};
 use pjw_linux::sys::{clock, kcmp::compare_address_spaces};
 
+use self::blocked::find_blocked;
+pub use self::progress::ReadingProgress;
 pub use self::spaces::JobProcess;
 use self::spaces::{LiveProcess, number_address_spaces};
 
@@ -130,37 +134,26 @@ pub enum ReadingError {
     NoThread(String),
     /// The thread waited too long for the lock of the memory of a process.
     #[error(
-        "process {pid} has its memory locked for longer than 10 s, as while it waits for a file system that does not \
-         respond: see cat /proc/{pid}/stack; readings leave this process out until the lock is released, so try again"
+        "process {pid} has had its memory locked for at least 5 s, as while it waits for a file system that does not respond. \
+         As root: cat /proc/{pid}/task/*/stack says for what. Readings leave this process out until then: try again"
     )]
     Blocked {
         /// The process.
         pid: Pid,
     },
+    /// Too many readings wait for the locks of processes.
+    #[error(
+        "{} readings wait for processes whose memory is locked, as while they wait for a file system that does not respond: \
+         as root, cat /proc/PID/task/*/stack of {} says for what",
+        .pids.len(), .pids.iter().map(Pid::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    TooManyBlocked {
+        /// The processes.
+        pids: Vec<Pid>,
+    },
     /// The measurement was stopped, because the client that requested it has closed its connection.
     #[error("the reading was given up, because its caller has hung up: ask again")]
     Abandoned,
-}
-
-/// Follows a reading, and can stop it. A function that returns bool is a `ReadingProgress` too: it says whether the
-/// reading is still wanted.
-pub trait ReadingProgress {
-    /// Returns whether the result is still wanted. If not, the reading stops with [`ReadingError::Abandoned`].
-    fn is_wanted(&self) -> bool;
-
-    /// Called before the pages of the process `pid` are read. If the function returns false, the process is left out
-    /// and listed in [`JobReading::denied`], because its memory is locked.
-    fn begin_process(&self, pid: Pid) -> bool;
-}
-
-impl<F: Fn() -> bool> ReadingProgress for F {
-    fn is_wanted(&self) -> bool {
-        self()
-    }
-
-    fn begin_process(&self, _: Pid) -> bool {
-        true
-    }
 }
 
 /// The memory cgroup in which the processes of a job are.
@@ -265,6 +258,7 @@ fn read_pages(
     progress: &dyn ReadingProgress,
 ) -> Result<(), ReadingError> {
     let spaces = number_address_spaces(processes, compare_address_spaces);
+    let blocked = find_blocked(proc, processes, &spaces, progress);
     // The memory of each address space by its number.
     let mut read: BTreeMap<u32, ProcessMemory> = BTreeMap::new();
     for (&LiveProcess { id: process, thread, .. }, address_space) in
@@ -282,10 +276,11 @@ fn read_pages(
             }
             continue;
         }
-        if !progress.begin_process(pid) {
+        if blocked.contains(&pid) {
             count_blocked(proc, process, reading);
             continue;
         }
+        progress.begin_process(pid);
         match pages_of(proc, thread.unwrap_or(pid), reading.kind) {
             // Another process may have got the pid meanwhile.
             Ok(_) if !is_alive(proc, process) => reading.ended_processes += 1,
@@ -424,8 +419,8 @@ fn count_blocked(proc: &mut ProcDir, process: ProcessId, reading: &mut JobReadin
         return;
     };
     let reason = format!(
-        "its memory is locked, and an earlier reading still waits for it: see cat /proc/{pid}/stack and the file systems \
-         that it uses"
+        "its memory is locked, and an earlier reading still waits for it. As root: cat /proc/{pid}/task/*/stack says what the \
+         process waits for"
     );
     reading.denied.push(DeniedProcess { pid, uid: status.uid, reason });
 }

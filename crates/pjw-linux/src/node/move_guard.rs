@@ -1,0 +1,86 @@
+//! Keeps processes whose memory is locked where they are.
+//!
+//! A move to another cpuset waits for the lock of the memory of the process (`mpol_rebind_mm` in `cpuset_attach`,
+//! kernel/cgroup/cpuset.c), and no process of the machine can fork or end meanwhile. A process that waits for a file
+//! system that does not respond (NFS, FUSE) may hold this lock without end. Except on cgroup v1 since Linux 6.2: there,
+//! only a move to other memory nodes waits.
+//!
+//! The kernel also takes the locks of all processes below a cgroup when the cpuset controller is switched on or off for
+//! its children, before Linux 6.2. This is not checked: that happens once, and the processes are those of the machine.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use pjw_core::cpuset_group::{CpusetAction, CpusetChange, CpusetOutcome};
+use pjw_core::ids::{ProcessId, Uid};
+
+use crate::cgroup::CpusetMount;
+use crate::proc::{memory_files::MemoryFiles, procfs::ProcDir};
+
+/// How long the lock of a process may be held before a move. On a busy machine, a process that forks may be preempted
+/// with the lock.
+const MAX_LOCKED_TIME: Duration = Duration::from_secs(1);
+
+/// Checks before a change of a cpuset that the processes that it moves have their memory unlocked.
+#[derive(Debug)]
+pub(super) struct MoveGuard {
+    /// Whether moves wait for locks on cgroup v1 too: before Linux 6.2.
+    checks_v1: bool,
+    memory_files: MemoryFiles,
+}
+
+impl MoveGuard {
+    /// `affinity_persists` is true on Linux 6.2 and later.
+    pub(super) fn new(affinity_persists: bool) -> Self {
+        Self { checks_v1: !affinity_persists, memory_files: MemoryFiles::new(BTreeSet::new()) }
+    }
+
+    /// Returns the change of `action`, without the initial processes of a new cpuset that are locked. Waits up to 1 s
+    /// for a lock.
+    ///
+    /// # Errors
+    /// The outcome of the change if it can't be made: [`CpusetOutcome::ProcessLocked`] if the moved process, or each of
+    /// the initial processes, is locked.
+    pub(super) fn check<'a>(
+        &mut self,
+        proc: &mut ProcDir,
+        hierarchy: &CpusetMount,
+        action: &'a CpusetAction,
+    ) -> Result<Cow<'a, CpusetChange>, CpusetOutcome> {
+        if !hierarchy.is_unified && !self.checks_v1 {
+            return Ok(Cow::Borrowed(&action.change));
+        }
+        if let Some(process) = action.moved_process() {
+            return match self.is_locked(proc, process) {
+                true => Err(locked(process)),
+                false => Ok(Cow::Borrowed(&action.change)),
+            };
+        }
+        let mut change = action.change.clone();
+        if let CpusetChange::Create { initial_processes, .. } = &mut change
+            && let Some(&first) = initial_processes.first()
+        {
+            initial_processes.retain(|process| !self.is_locked(proc, *process));
+            if initial_processes.is_empty() {
+                return Err(locked(first));
+            }
+        }
+        Ok(Cow::Owned(change))
+    }
+
+    /// Whether the memory of the process is locked. A process that has ended has no memory.
+    fn is_locked(&mut self, proc: &mut ProcDir, process: ProcessId) -> bool {
+        let status = proc.status(process.pid);
+        status.is_ok_and(|status| self.memory_files.is_locked(process.pid, Uid(status.uid), MAX_LOCKED_TIME))
+    }
+}
+
+fn locked(process: ProcessId) -> CpusetOutcome {
+    let reason = format!(
+        "process {process} is not moved to another cgroup while its memory is locked: the move would stop all forks of the \
+         machine until the lock is released. As root: cat /proc/{}/task/*/stack says what the process waits for",
+        process.pid
+    );
+    CpusetOutcome::ProcessLocked { reason }
+}

@@ -1,0 +1,39 @@
+//! The processes that a reading leaves out, because it would wait for the lock of their memory.
+
+use std::collections::BTreeSet;
+
+use pjw_core::ids::Pid;
+use pjw_linux::proc::procfs::ProcDir;
+
+use super::progress::ReadingProgress;
+use super::spaces::LiveProcess;
+
+/// Returns the processes whose memory is locked: those for whose locks earlier readings wait, and the processes that share their
+/// memory. If there are some, all processes with a thread that is blocked in the kernel (the state `D`) belong to them:
+/// they probably wait for the same file system.
+pub(super) fn find_blocked(
+    proc: &mut ProcDir,
+    processes: &[LiveProcess],
+    spaces: &[Option<u32>],
+    progress: &dyn ReadingProgress,
+) -> BTreeSet<Pid> {
+    let pids = || processes.iter().map(|process| process.id.pid);
+    let mut blocked: BTreeSet<Pid> = pids().filter(|pid| progress.is_blocked(*pid)).collect();
+    if blocked.is_empty() {
+        return blocked;
+    }
+    let mut has_blocked_thread = |pid: Pid| {
+        let tids = proc.tids(pid).unwrap_or_default();
+        tids.into_iter().any(|tid| proc.thread_stat(pid, tid).is_ok_and(|stat| stat.state == 'D'))
+    };
+    blocked.extend(pids().filter(|pid| has_blocked_thread(*pid)));
+    let in_space = pids().zip(spaces.iter().copied());
+    let blocked_spaces: BTreeSet<u32> =
+        in_space.clone().filter(|(pid, _)| blocked.contains(pid)).filter_map(|(_, space)| space).collect();
+    blocked.extend(
+        in_space
+            .filter(|(_, space)| space.is_some_and(|space| blocked_spaces.contains(&space)))
+            .map(|(pid, _)| pid),
+    );
+    blocked
+}
