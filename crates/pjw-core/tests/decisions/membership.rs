@@ -240,6 +240,29 @@ fn unassigned_processes_are_reported_and_adopted_only_if_configured_and_if_their
 }
 
 #[test]
+fn a_process_is_not_adopted_if_a_later_process_shows_that_its_user_has_a_second_job() {
+    let mut m = machine();
+    m.policy.adopt_unassigned_processes = true;
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", SLURM_JOB, Some(CpuRequest::Cores(1)));
+    m.spawn(20, 1, 1001);
+    let other = "/system.slice/slurmstepd.scope/job_8";
+    in_cgroup(m.spawn(30, 1, 1001), "slurm:8", other, Some(CpuRequest::Cores(1)));
+    m.settle();
+    assert_eq!([m.member(10), m.member(20), m.member(30)], ["slurm:7 by Cgroup", "-", "slurm:8 by Cgroup"]);
+}
+
+#[test]
+fn each_descendant_in_a_long_chain_joins_with_the_first_one() {
+    let mut m = machine();
+    m.world().pid_max = 10_000;
+    m.spawn(10, 1, 1001);
+    (11..1500).for_each(|pid| drop(m.spawn(pid, pid - 1, 1001)));
+    m.settle();
+    m.assign("a", 2, &[10]).unwrap();
+    assert!((11..1500).all(|pid| m.member(pid) == "manual:a by Parent"));
+}
+
+#[test]
 fn the_processes_of_a_login_are_counted_and_only_the_programs_that_they_start_are_reported() {
     let mut m = machine();
     m.spawn(10, 1, 1001);

@@ -43,6 +43,23 @@ fn nothing_is_pending_once_no_change_is_tried_or_refused() {
 }
 
 #[test]
+fn a_locked_process_keeps_its_original_cgroup_and_is_moved_back_later() {
+    let mut cpusets = CpusetRegistry::default();
+    let process = ProcessId { pid: Pid(7), start: StartTime(7) };
+    let (from, to) = ("/pjw/a".to_owned(), "/session-1".to_owned());
+    let moved = CpusetRecord::Moved { process, from: to.clone(), to: from.clone() };
+    cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
+    cpusets.apply_record(&moved, &machine(), Nanos(0));
+    let change = CpusetChange::MoveBack { process, from, to };
+    let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, reason: String::new() };
+    cpusets.record_outcome(&action, &CpusetOutcome::ProcessLocked { reason: "locked".to_owned() });
+    assert_eq!(cpusets.move_error(process), Some("locked"));
+    assert_eq!(cpusets.original_cgroup([process], "/pjw/a"), Some("/session-1"));
+    cpusets.reset_failures();
+    assert_eq!(cpusets.move_error(process), None, "it is tried again");
+}
+
+#[test]
 fn a_process_born_in_a_recreated_cpuset_returns_to_the_cgroup_of_its_first_processes() {
     let mut cpusets = CpusetRegistry::default();
     let process = |pid| ProcessId { pid: Pid(pid), start: StartTime(u64::from(pid)) };
