@@ -1,5 +1,6 @@
 //! The program of `make demo`: it measures two jobs that compete for this machine, without pjwd and with it, and
-//! shows what pjwd reports about them. It ends in less than two minutes and leaves only `result.json` behind.
+//! shows what pjwd reports about them. It ends in less than two minutes and leaves only `result.json` behind. With
+//! `PJW_BENCH_QUICK=1` it measures once.
 #![forbid(unsafe_code)]
 
 use std::io::{Write, stderr, stdout};
@@ -13,6 +14,7 @@ use pjw_benches::demo::show;
 use pjw_benches::measure::results;
 use pjw_benches::programs::daemon::Programs;
 use pjw_benches::programs::interrupt::StopSignal;
+use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::scale::Scale;
 
 /// Two jobs that compete for this machine, without pjwd and with it
@@ -42,7 +44,9 @@ fn run_demo(args: &Args) -> anyhow::Result<()> {
     if let Some(warning) = show::busy_warning(experiment.used_by_others()?, &scale) {
         print_line(&warning);
     }
-    let times = experiment.measure(|number, times| print_line(&show::repetition_line(number, times)))?;
+    let times = experiment.measure(Effort::from_environment(), |number, times| {
+        print_line(&show::repetition_line(number, times));
+    })?;
     let medians = times.medians().context("nothing was measured")?;
     let result = results::write_json(&args.out, "result", &medians)?;
     print_line(&show::table(&times, &medians));

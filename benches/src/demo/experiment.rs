@@ -10,6 +10,7 @@ use crate::measure::results::median;
 use crate::programs::daemon::{PrivateWarden, Programs};
 use crate::programs::interrupt::StopSignal;
 use crate::programs::program::Program;
+use crate::setup::effort::Effort;
 use crate::setup::scale::Scale;
 
 /// The time that job B takes alone, in seconds. The number of steps is chosen for it.
@@ -131,7 +132,7 @@ pub struct Experiment<'a> {
 }
 
 impl Experiment<'_> {
-    /// Measures every setting several times. The settings take turns, so that other load on the machine affects them
+    /// Measures every setting several times, or once with [`Effort::Quick`]. The settings take turns, so that other load on the machine affects them
     /// alike. The CPU use of other programs is measured too. `report` is called after each repetition, with its
     /// number from 1.
     ///
@@ -139,12 +140,13 @@ impl Experiment<'_> {
     /// If a program fails or takes too long, or the demo was interrupted.
     pub fn measure(
         &self,
+        effort: Effort,
         mut report: impl FnMut(usize, &ExperimentTimes),
     ) -> anyhow::Result<ExperimentTimes> {
         let started_at = Instant::now();
         let steps = self.choose_steps()?;
         let mut times = ExperimentTimes::default();
-        for repetition in 1..=MAX_REPETITIONS {
+        for repetition in 1..=effort.pick(1, MAX_REPETITIONS) {
             let repetition_began = Instant::now();
             for setting in Setting::ALL {
                 let meter = CpuUseMeter::start(&self.scale.usable_pus)?;

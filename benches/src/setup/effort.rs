@@ -16,8 +16,14 @@ impl Effort {
     /// Returns `Quick` if the arguments have `--quick` or `PJW_BENCH_QUICK` is set (not to 0), else `Full`.
     #[must_use]
     pub fn from_arguments() -> Self {
-        let variable = env::var("PJW_BENCH_QUICK").is_ok_and(|value| !value.is_empty() && value != "0");
-        if variable || env::args().any(|argument| argument == "--quick") { Self::Quick } else { Self::Full }
+        if env::args().any(|argument| argument == "--quick") { Self::Quick } else { Self::from_environment() }
+    }
+
+    /// Returns `Quick` if `PJW_BENCH_QUICK` is set (not to 0), else `Full`.
+    #[must_use]
+    pub fn from_environment() -> Self {
+        let is_quick = env::var("PJW_BENCH_QUICK").is_ok_and(|value| !value.is_empty() && value != "0");
+        if is_quick { Self::Quick } else { Self::Full }
     }
 
     /// Returns `quick` or `full`.
