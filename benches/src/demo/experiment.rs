@@ -132,9 +132,9 @@ pub struct Experiment<'a> {
 }
 
 impl Experiment<'_> {
-    /// Measures every setting several times, or once with [`Effort::Quick`]. The settings take turns, so that other load on the machine affects them
-    /// alike. The CPU use of other programs is measured too. `report` is called after each repetition, with its
-    /// number from 1.
+    /// Measures every setting several times, or once with [`Effort::Quick`]. The settings take turns, so that other
+    /// load on the machine affects them alike. The CPU use of other programs is measured too. `report` is called after
+    /// each repetition, with its number from 1.
     ///
     /// # Errors
     /// If a program fails or takes too long, or the demo was interrupted.

@@ -191,7 +191,13 @@ fn release<J: Journal>(
         bail!("the cpuset of {path} still restricts its processes: run pjwd --release-all again");
     }
     for path in warden.state().cpusets.paths() {
-        undone.remarks.push(format!("the cpuset of {path} no longer restricts its processes; the cgroup stays until its last process has ended"));
+        let mut remark = format!(
+            "the cpuset of {path} no longer restricts its processes; the cgroup stays until its last process has ended"
+        );
+        if let Some(reason) = warden.state().cpusets.move_back_error(path) {
+            remark += &format!(": {reason}, and pjwd --release-all moves it back then");
+        }
+        undone.remarks.push(remark);
     }
     let left = warden.state().journaled_masks().count();
     if left > 0 {

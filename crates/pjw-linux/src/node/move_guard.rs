@@ -5,8 +5,10 @@
 //! system that does not respond (NFS, FUSE) may hold this lock without end. Except on cgroup v1 since Linux 6.2: there,
 //! only a move to other memory nodes waits.
 //!
-//! The kernel also takes the locks of all processes below a cgroup when the cpuset controller is switched on or off for
-//! its children, before Linux 6.2. This is not checked: that happens once, and the processes are those of the machine.
+//! Not checked are the locks that the kernel takes when the memory nodes of a cpuset change (`--bind-memory`), and, before
+//! Linux 6.2, when the cpuset controller is switched on or off for the children of a cgroup: those of all processes
+//! below. A lock that is held for reading is not noticed either, such as that of a process that writes to a mapped page
+//! of a file system that does not respond.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -72,14 +74,16 @@ impl MoveGuard {
     /// Whether the memory of the process is locked. A process that has ended has no memory.
     fn is_locked(&mut self, proc: &mut ProcDir, process: ProcessId) -> bool {
         let status = proc.status(process.pid);
-        status.is_ok_and(|status| self.memory_files.is_locked(process.pid, Uid(status.uid), MAX_LOCKED_TIME))
+        status.is_ok_and(|status| {
+            self.memory_files.may_be_locked(process.pid, Uid(status.uid), MAX_LOCKED_TIME)
+        })
     }
 }
 
 fn locked(process: ProcessId) -> CpusetOutcome {
     let reason = format!(
-        "process {process} is not moved to another cgroup while its memory is locked: the move would stop all forks of the \
-         machine until the lock is released. As root: cat /proc/{}/task/*/stack says what the process waits for",
+        "process {process} is not moved to another cgroup while its memory is, or may be, locked: the move would stop all \
+         forks of the machine until the lock is released. As root: cat /proc/{}/task/*/stack says what it waits for",
         process.pid
     );
     CpusetOutcome::ProcessLocked { reason }

@@ -25,8 +25,8 @@ const TIMEOUT: Duration = Duration::from_millis(10);
 /// The largest number of threads that wait for locks of processes of one user. If there are so many, no further
 /// process of this user is tried.
 const MAX_WAITING_OF_USER: usize = 4;
-/// The same of all users.
-const MAX_WAITING: usize = 64;
+/// The same of all users. pjwd has two such readers, and its unit allows 128 threads (`TasksMax`).
+const MAX_WAITING: usize = 24;
 
 /// The environment variables and the command line of one process, from the files `/proc/PID/environ` and
 /// `/proc/PID/cmdline`.
@@ -120,7 +120,7 @@ impl MemoryFiles {
     ///
     /// # Errors
     /// `EAGAIN` if an earlier read of the process still waits, or if too many reads of other processes of the user do
-    /// (4), or of all users (64). `ENOENT` or `ESRCH` if the process has ended.
+    /// (4), or of all users (24). `ENOENT` or `ESRCH` if the process has ended.
     pub(crate) fn begin(&mut self, proc: &mut ProcDir, pid: Pid, uid: Uid) -> Result<BegunRead, Errno> {
         if (self.may_wait)(proc, pid)? {
             return Ok(BegunRead::Done((self.read)(proc, pid, &self.wanted)));
@@ -137,12 +137,12 @@ impl MemoryFiles {
         Ok(self.wait_for(begun, TIMEOUT)?)
     }
 
-    /// Returns whether the lock of the memory of a process of the user `uid` is held for longer than `max_wait`. Also
-    /// returns true if too many reads of other processes of the user wait for locks: the process may be one of theirs.
-    /// Returns false if no thread can be started. Waits until the lock is free, but not longer than `max_wait`.
-    pub(crate) fn is_locked(&mut self, pid: Pid, uid: Uid, max_wait: Duration) -> bool {
+    /// Returns whether the lock of the memory of a process of the user `uid` is, or may be, held for longer than
+    /// `max_wait`. That is not known if too many reads of other processes of the user wait for locks, or if no thread
+    /// can be started. Waits until the lock is free, but not longer than `max_wait`.
+    pub(crate) fn may_be_locked(&mut self, pid: Pid, uid: Uid, max_wait: Duration) -> bool {
         let contents = self.begin_by_thread(pid, uid).and_then(|begun| self.wait_for(begun, max_wait));
-        contents == Err(ReadFailure::Locked)
+        matches!(contents, Err(ReadFailure::Locked | ReadFailure::NoThread))
     }
 
     fn begin_by_thread(&mut self, pid: Pid, uid: Uid) -> Result<BegunRead, ReadFailure> {
@@ -267,8 +267,8 @@ mod tests {
         }
         assert_eq!(files.waiting.len(), 1, "one thread waits for one process");
         assert!(
-            files.is_locked(Pid(100), USER, TIMEOUT)
-                && !files.is_locked(Pid(3), USER, Duration::from_secs(600))
+            files.may_be_locked(Pid(100), USER, TIMEOUT)
+                && !files.may_be_locked(Pid(3), USER, Duration::from_secs(600))
         );
         assert_eq!(read_later(&mut files, Pid(3), USER), "3", "by another thread");
         for pid in 101..=110 {

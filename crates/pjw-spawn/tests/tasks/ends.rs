@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 
 use nix::poll::{PollFd, PollFlags};
+use pjw_core::ids::Pid;
 use pjw_spawn::tasks::AddressSpace;
 use pjw_spawn::{Child, ExitStatus, SpawnStep};
 
@@ -22,6 +23,8 @@ fn a_thousand_tasks_one_after_the_other_leave_no_mapping() {
     }
     // The host may still be busy with the last one.
     wait_until(|| maps(space.host_pid()) == before, "the mappings of the host are those from before");
+    let name = program.path.to_str().unwrap();
+    assert!(!maps(Pid(std::process::id())).contains(name), "this process has never mapped the program");
 }
 
 #[test]

@@ -36,7 +36,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The thread is left to itself after so many checks in a row that found it blocked.
 const MAX_BLOCKED_CHECKS: u32 = 2;
 /// The largest number of threads that are left to themselves. If there are so many, no memory is read.
-const MAX_BLOCKED_THREADS: usize = 16;
+const MAX_BLOCKED_THREADS: usize = 8;
 
 /// [`measure_job_memory`], or what stands for it in tests.
 type Measure = fn(&[JobProcess], ReadingKind, bool, &dyn ReadingProgress) -> Result<JobReading, ReadingError>;
@@ -139,7 +139,7 @@ impl MemoryReader {
     /// The future returns [`ReadingError::NoThread`] if the background thread can't be started or has ended.
     /// [`ReadingError::Blocked`] if the thread waited for at least 5 s for the lock of a process: later readings leave
     /// out this process, and all others of the job that are blocked, until the lock is released.
-    /// [`ReadingError::TooManyBlocked`] if 16 readings wait for locks. Otherwise, the errors of [`measure_job_memory`].
+    /// [`ReadingError::TooManyBlocked`] if 8 readings wait for locks. Otherwise, the errors of [`measure_job_memory`].
     pub fn request_reading(
         &self,
         processes: Vec<JobProcess>,

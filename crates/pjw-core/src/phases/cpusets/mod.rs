@@ -333,13 +333,16 @@ fn create_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &m
     if !is_up_to_date || !outside.is_empty() {
         journal_requested_masks(draft, job, path);
     }
+    // systemd moves the initial processes of a scope when it creates the scope.
+    let are_moved_by_systemd = *creator == CgroupCreator::Systemd && cgroup.is_none();
     if is_up_to_date {
         draft.state.cpusets.confirm_written_settings(path);
     } else {
         let found = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()).filter(|_| is_same);
         let why = write_reason(job_cpuset, found);
         draft.record_cpuset(CpusetRecord::Created(job_cpuset.clone()));
-        let initial_processes = outside.iter().map(|(process, _)| *process).collect();
+        let initial = outside.iter().map(|(process, _)| *process);
+        let initial_processes = initial.filter(|_| are_moved_by_systemd).collect();
         let owner = draft.state.jobs.get(job).map_or(Uid::ROOT, |job| job.owner);
         let change = CpusetChange::Create { job_cpuset: job_cpuset.clone(), owner, initial_processes };
         push_cpuset_change(changes, job, change, is_same, why);
@@ -349,8 +352,6 @@ fn create_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &m
     }
     // The previous cgroup of the same path was removed, so no process of it is left.
     let is_made_again = was_recorded && cgroup.is_none();
-    // systemd moves the initial processes of a scope when it creates the scope.
-    let are_moved_by_systemd = *creator == CgroupCreator::Systemd && cgroup.is_none();
     for (index, (process, from)) in outside.into_iter().enumerate() {
         let was_moved_before = draft.state.cpusets.was_moved_into_cpuset_at(process, path);
         let origin = record_move(draft, process, &from, path);

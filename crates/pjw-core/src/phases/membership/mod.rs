@@ -111,6 +111,12 @@ fn evidence_for(
         matches!(&reference.kind, JobIdAttribute::Cgroup(path) if is_there(path))
             && enabled(reference.job.source())
     });
+    let gone = known
+        .batch_identity
+        .job_references
+        .iter()
+        .filter(|reference| matches!(&reference.kind, JobIdAttribute::Cgroup(path) if !is_there(path)));
+    let ended_by_cgroup: Vec<&JobId> = gone.map(|reference| &reference.job).collect();
     let found = |job: &JobId, evidence, reference: Option<&JobReference>| FoundJob {
         job: job.clone(),
         evidence,
@@ -124,7 +130,9 @@ fn evidence_for(
         found(&job, evidence, None)
     } else if let Some(job) = by_provision(state, policy, process) {
         found(job, MembershipEvidence::Provision, None)
-    } else if let Some(reference) = by_environment(state, known, &enabled) {
+    } else if let Some(reference) = by_environment(state, known, &enabled)
+        && !ended_by_cgroup.contains(&&reference.job)
+    {
         found(&reference.job, MembershipEvidence::Environment, Some(reference))
     } else {
         let job = may_adopt.then(|| adopting_job(draft, process)).flatten()?;

@@ -348,11 +348,24 @@ impl CpusetRegistry {
         }
     }
 
+    /// Returns the reason why a process could not be moved back from the cpuset at the cgroup path `path`. `None` if no
+    /// such move failed since the last scan of all processes.
+    #[must_use]
+    pub fn move_back_error(&self, path: &str) -> Option<&str> {
+        let of_path =
+            self.move_errors.iter().find(|(process, _)| self.was_moved_into_cpuset_at(**process, path));
+        of_path.map(|(_, reason)| reason.as_str())
+    }
+
     /// Iterates over the warnings about cpuset cgroups that could not be removed.
     pub(crate) fn removal_warnings(&self) -> impl Iterator<Item = Warning> + '_ {
         self.failed_removals.iter().filter_map(|(path, reason)| {
             let managed = self.managed.get(path)?;
-            let why = format!("{path} is open and could not be removed: {reason}");
+            let mut why = format!("{path} is open and could not be removed: {reason}");
+            if let Some(reason) = self.move_back_error(path) {
+                why += "; ";
+                why += reason;
+            }
             let remedy = "it is removed once its last process has ended";
             let job = Some(managed.job_cpuset.job.clone());
             Some(Warning { job, ..Warning::new("wall-stays", why, remedy) })

@@ -8,9 +8,9 @@ use pjw_linux::proc::procfs::ProcDir;
 use super::progress::ReadingProgress;
 use super::spaces::LiveProcess;
 
-/// Returns the processes whose memory is locked: those for whose locks earlier readings wait, and the processes that share their
-/// memory. If there are some, all processes with a thread that is blocked in the kernel (the state `D`) belong to them:
-/// they probably wait for the same file system.
+/// Returns the processes whose memory is locked: those for whose locks earlier readings wait, and the processes that
+/// share their memory. If there are some, all processes with a thread that is blocked in the kernel (the state `D`)
+/// belong to them: they probably wait for the same file system.
 pub(super) fn find_blocked(
     proc: &mut ProcDir,
     processes: &[LiveProcess],

@@ -419,8 +419,8 @@ fn count_blocked(proc: &mut ProcDir, process: ProcessId, reading: &mut JobReadin
         return;
     };
     let reason = format!(
-        "its memory is locked, and an earlier reading still waits for it. As root: cat /proc/{pid}/task/*/stack says what the \
-         process waits for"
+        "its memory is, or may be, locked: an earlier reading still waits for a process of the job. As root: \
+         cat /proc/{pid}/task/*/stack says what this one waits for"
     );
     reading.denied.push(DeniedProcess { pid, uid: status.uid, reason });
 }
