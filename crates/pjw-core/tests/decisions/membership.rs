@@ -108,6 +108,30 @@ fn a_job_id_in_the_environment_makes_a_member_below_the_launcher_of_the_schedule
 }
 
 #[test]
+fn a_launcher_counts_for_each_process_of_a_long_chain_below_it_and_not_for_one_beside_it() {
+    let mut m = machine();
+    m.world().pid_max = 10_000;
+    let role = BatchRole::Launcher(JobSource::Slurm);
+    m.spawn(5, 1, 0).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
+    let named = |m: &Machine, pid, parent, id: &str| {
+        in_environment(
+            m.spawn(pid, parent, 1001),
+            id,
+            JobProcessGrouping::Neither,
+            Some(CpuRequest::Cores(1)),
+        );
+    };
+    m.spawn(10, 5, 1001);
+    named(&m, 20, 1, "slurm:8");
+    (1000..2500).for_each(|pid| drop(m.spawn(pid, if pid == 1000 { 10 } else { pid - 1 }, 1001)));
+    named(&m, 2500, 2499, "slurm:7");
+    named(&m, 2501, 2498, "slurm:9");
+    m.settle();
+    let members = [10, 20, 2499, 2500, 2501].map(|pid| m.member(pid));
+    assert_eq!(members, ["-", "-", "-", "slurm:7 by Environment", "slurm:9 by Environment"]);
+}
+
+#[test]
 fn the_prolog_of_a_scheduler_makes_no_job_of_root() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);

@@ -29,13 +29,13 @@ fn update_by_evidence(draft: &mut CycleDraft<'_>, may_adopt: bool) -> bool {
     // A child can only be mapped after its parent, so the processes are checked in the order of their starts. A session
     // can only be mapped after its first member, which may have started last: the caller repeats this.
     let mut has_found = false;
-    let mut owners = GroupingOwners::default();
+    let mut lookups = Lookups::default();
     let mut pending: BTreeSet<(StartTime, Pid)> =
         processes_to_check(draft).map(|known| in_start_order(&known.process)).collect();
     while let Some((_, pid)) = pending.pop_first() {
         let Some(known) = draft.state.processes.get(&pid) else { continue };
-        let Some(found) = evidence_for(draft, known, &mut owners, may_adopt) else { continue };
-        owners.forget_changed(known);
+        let Some(found) = evidence_for(draft, known, &mut lookups, may_adopt) else { continue };
+        lookups.owners.forget_changed(known);
         join(draft, pid, &found);
         let processes = &draft.state.processes;
         let children = processes.children_of(pid).filter_map(|child| processes.get(&child));
@@ -58,6 +58,51 @@ fn processes_to_check<'a>(draft: &'a CycleDraft<'_>) -> Box<dyn Iterator<Item = 
     }
     let pids: BTreeSet<Pid> = draft.scanned_pids().chain(draft.recheck.iter().copied()).collect();
     Box::new(pids.into_iter().filter_map(|pid| processes.get(&pid)))
+}
+
+/// What was looked up for other processes in the same pass.
+#[derive(Default)]
+struct Lookups {
+    owners: GroupingOwners,
+    launchers: Launchers,
+}
+
+/// The launchers of batch systems among each looked-up process and its ancestors, with their users. A chain of thousands
+/// of nested processes is walked once in a pass.
+#[derive(Default)]
+struct Launchers(BTreeMap<Pid, Vec<(JobSource, Uid)>>);
+
+impl Launchers {
+    /// Returns the launchers among the ancestors of a process.
+    fn above(&mut self, state: &WardenState, process: &Process) -> Vec<(JobSource, Uid)> {
+        let mut unknown: Vec<&KnownProcess> = Vec::new();
+        let mut found = Vec::new();
+        for ancestor in ancestors(state, process) {
+            if let Some(known) = self.0.get(&ancestor.process.id.pid) {
+                found.clone_from(known);
+                break;
+            }
+            unknown.push(ancestor);
+        }
+        for ancestor in unknown.into_iter().rev() {
+            if let BatchRole::Launcher(source) = ancestor.batch_identity.role {
+                let launcher = (source, ancestor.process.uid);
+                // A user can give the name of a launcher to each process of a chain.
+                if !found.contains(&launcher) {
+                    found.push(launcher);
+                }
+            }
+            self.0.insert(ancestor.process.id.pid, found.clone());
+        }
+        found
+    }
+
+    /// Whether an ancestor is the launcher of the source. A process of the same user does not count: a user can give
+    /// any name to a process.
+    fn have_launched(&mut self, state: &WardenState, process: &Process, source: JobSource) -> bool {
+        let counts = |uid: Uid| uid == Uid::ROOT || uid != process.uid;
+        self.above(state, process).into_iter().any(|(launched, uid)| launched == source && counts(uid))
+    }
 }
 
 /// The jobs to which sessions and process groups belong as a whole. Each is looked up once, and again after a process
@@ -93,7 +138,7 @@ struct FoundJob {
 fn evidence_for(
     draft: &CycleDraft<'_>,
     known: &KnownProcess,
-    owners: &mut GroupingOwners,
+    lookups: &mut Lookups,
     may_adopt: bool,
 ) -> Option<FoundJob> {
     let (state, policy) = (&*draft.state, draft.policy);
@@ -126,11 +171,11 @@ fn evidence_for(
         found(&reference.job, MembershipEvidence::Cgroup, Some(reference))
     } else if held.is_some() {
         return None;
-    } else if let Some((job, evidence)) = by_relation(state, known, owners) {
+    } else if let Some((job, evidence)) = by_relation(state, known, &mut lookups.owners) {
         found(&job, evidence, None)
     } else if let Some(job) = by_provision(state, policy, process) {
         found(job, MembershipEvidence::Provision, None)
-    } else if let Some(reference) = by_environment(state, known, &enabled)
+    } else if let Some(reference) = by_environment(state, known, &enabled, &mut lookups.launchers)
         && !ended_by_cgroup.contains(&&reference.job)
     {
         found(&reference.job, MembershipEvidence::Environment, Some(reference))
@@ -239,27 +284,19 @@ fn by_environment<'a>(
     state: &WardenState,
     known: &'a KnownProcess,
     enabled: &impl Fn(JobSource) -> bool,
+    launchers: &mut Launchers,
 ) -> Option<&'a JobReference> {
     known.batch_identity.job_references.iter().find(|reference| {
         let by_environment = matches!(reference.kind, JobIdAttribute::Environment { .. });
-        let is_confirmed = || match state.jobs.get(&reference.job) {
+        let mut is_confirmed = || match state.jobs.get(&reference.job) {
             Some(job) => job.owner == known.process.uid,
             // A prolog runs as root below the launcher, with the job's variables: it must not become the owner.
             None => {
-                known.process.uid != Uid::ROOT && launched_by(state, &known.process, reference.job.source())
+                let source = reference.job.source();
+                known.process.uid != Uid::ROOT && launchers.have_launched(state, &known.process, source)
             }
         };
         by_environment && enabled(reference.job.source()) && is_confirmed()
-    })
-}
-
-/// Whether an ancestor is the launcher of the source. A process of the same user does not count: a user can give any
-/// name to a process.
-fn launched_by(state: &WardenState, process: &Process, source: JobSource) -> bool {
-    ancestors(state, process).any(|ancestor| {
-        let uid = ancestor.process.uid;
-        ancestor.batch_identity.role == BatchRole::Launcher(source)
-            && (uid == Uid::ROOT || uid != process.uid)
     })
 }
 
