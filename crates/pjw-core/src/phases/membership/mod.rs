@@ -151,17 +151,16 @@ fn evidence_for(
     let enabled = |source: JobSource| policy.sources.contains(&source);
 
     // A process that is not scanned yet may still name a cgroup that this scan found removed.
-    let is_there = |path: &String| !matches!(draft.seen.cgroups.get(path), Some(Observed::Gone));
-    let by_cgroup = known.batch_identity.job_references.iter().find(|reference| {
-        matches!(&reference.kind, JobIdAttribute::Cgroup(path) if is_there(path))
+    let is_gone = |path: &String| matches!(draft.seen.cgroups.get(path), Some(Observed::Gone));
+    let references = &known.batch_identity.job_references;
+    let by_cgroup = references.iter().find(|reference| {
+        matches!(&reference.kind, JobIdAttribute::Cgroup(path) if !is_gone(path))
             && enabled(reference.job.source())
     });
-    let gone = known
-        .batch_identity
-        .job_references
-        .iter()
-        .filter(|reference| matches!(&reference.kind, JobIdAttribute::Cgroup(path) if !is_there(path)));
-    let ended_by_cgroup: Vec<&JobId> = gone.map(|reference| &reference.job).collect();
+    let has_lost_cgroup = |job: &JobId| {
+        let names_gone = |reference: &JobReference| matches!(&reference.kind, JobIdAttribute::Cgroup(path) if is_gone(path));
+        references.iter().any(|reference| reference.job == *job && names_gone(reference))
+    };
     let found = |job: &JobId, evidence, reference: Option<&JobReference>| FoundJob {
         job: job.clone(),
         evidence,
@@ -176,7 +175,7 @@ fn evidence_for(
     } else if let Some(job) = by_provision(state, policy, process) {
         found(job, MembershipEvidence::Provision, None)
     } else if let Some(reference) = by_environment(state, known, &enabled, &mut lookups.launchers)
-        && !ended_by_cgroup.contains(&&reference.job)
+        && !has_lost_cgroup(&reference.job)
     {
         found(&reference.job, MembershipEvidence::Environment, Some(reference))
     } else {
