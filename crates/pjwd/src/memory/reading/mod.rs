@@ -277,7 +277,7 @@ fn read_pages(
             continue;
         }
         if blocked.contains(&pid) {
-            count_blocked(proc, process, reading);
+            count_unread(proc, process, reading, |_| why_blocked(pid));
             continue;
         }
         progress.begin_process(pid);
@@ -384,21 +384,37 @@ fn estimate(cgroup: &CgroupDir, anonymous: &[u64], reading: &mut JobReading) -> 
     Ok(())
 }
 
-/// Counts a process that could not be read: it has ended, or it is denied.
+/// Counts a process that could not be read: it has ended, or the kernel refused.
 fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: &mut JobReading) {
+    count_unread(proc, process, reading, |uid| why_unreadable(errno, uid));
+}
+
+/// Counts a process that was not read: it has ended, or it is denied with the reason that `why` returns for its user.
+fn count_unread(
+    proc: &mut ProcDir,
+    process: ProcessId,
+    reading: &mut JobReading,
+    why: impl FnOnce(u32) -> String,
+) {
     let pid = process.pid;
     let status = proc.status(pid);
-    let Some(status) = status.ok().filter(|_| is_alive(proc, process)) else {
-        reading.ended_processes += 1;
-        return;
-    };
+    match status.ok().filter(|_| is_alive(proc, process)) {
+        Some(status) => {
+            let denied = DeniedProcess { pid, uid: status.uid, reason: why(status.uid) };
+            reading.denied.push(denied);
+        }
+        None => reading.ended_processes += 1,
+    }
+}
+
+/// The reason why the memory of a process of the user `uid` can't be read.
+fn why_unreadable(errno: Errno, uid: u32) -> String {
     let own = Uid::effective().as_raw();
-    let reason = if is_gone(errno) {
+    if is_gone(errno) {
         "the kernel has no such file for it: /proc/PID/smaps_rollup needs Linux 4.14, numa_maps needs CONFIG_NUMA".to_owned()
-    } else if is_permission_denied(errno) && status.uid != own {
+    } else if is_permission_denied(errno) && uid != own {
         format!(
-            "it belongs to user {}, and pjwd runs as user {own} without CAP_SYS_PTRACE: have root's pjwd read it",
-            status.uid
+            "it belongs to user {uid}, and pjwd runs as user {own} without CAP_SYS_PTRACE: have root's pjwd read it"
         )
     } else if is_permission_denied(errno) {
         format!(
@@ -407,22 +423,15 @@ fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: 
         )
     } else {
         format!("its memory can't be read: {}", errno.desc())
-    };
-    reading.denied.push(DeniedProcess { pid, uid: status.uid, reason });
+    }
 }
 
-/// Counts a process that is not read, because an earlier reading waits for the lock of its memory.
-fn count_blocked(proc: &mut ProcDir, process: ProcessId, reading: &mut JobReading) {
-    let pid = process.pid;
-    let Some(status) = proc.status(pid).ok().filter(|_| is_alive(proc, process)) else {
-        reading.ended_processes += 1;
-        return;
-    };
-    let reason = format!(
+/// The reason why a process is left out, because an earlier reading waits for the lock of the memory of a process.
+fn why_blocked(pid: Pid) -> String {
+    format!(
         "its memory is, or may be, locked: an earlier reading still waits for a process of the job. As root: \
          cat /proc/{pid}/task/*/stack says what this one waits for"
-    );
-    reading.denied.push(DeniedProcess { pid, uid: status.uid, reason });
+    )
 }
 
 /// The deepest memory cgroup that contains all processes. `None` if that is the root, or if it can't be read.
