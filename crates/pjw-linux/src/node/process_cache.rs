@@ -345,8 +345,8 @@ impl ProcessCache {
         let unchanged = (known.program == program).then(|| known.last_memory_contents());
         let status = self.proc.status(representative)?;
         let begun = match unchanged {
-            Some(contents) => Ok(BegunRead::Done(Ok(contents))),
-            None => self.memory_files.begin(&mut self.proc, representative, Uid(status.uid)),
+            Some(contents) => Ok(BegunRead::Known(contents)),
+            None => self.memory_files.begin(representative, Uid(status.uid)),
         };
         Ok(ChangedAttributes::Of { program, cgroups, status, begun })
     }

@@ -14,14 +14,16 @@ use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use pjw_core::ids::{Pid, Tid, Uid};
+use pjw_core::ids::{Pid, Uid};
 
 use super::procfs::ProcDir;
 use crate::sys::errno::is_gone;
-use crate::sys::realtime::{self, SchedulingPolicy};
+use crate::sys::realtime;
 
-/// How long a caller waits for the files of one process.
+/// How long a caller waits for the files of one process, if the thread that reads them has a real-time priority.
 const TIMEOUT: Duration = Duration::from_millis(10);
+/// The same if the thread has none. On a busy machine, it waits for a CPU first.
+const TIMEOUT_WITHOUT_PRIORITY: Duration = Duration::from_millis(100);
 /// The largest number of threads that wait for locks of processes of one user. If there are so many, no further
 /// process of this user is tried.
 const MAX_WAITING_OF_USER: usize = 4;
@@ -42,25 +44,23 @@ pub(crate) type Contents = Result<EnvironAndCommandLine, Errno>;
 type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
 
 /// Reads the files `/proc/PID/environ` and `/proc/PID/cmdline` of processes. The content of these files lies in the
-/// memory of the process, and reading them blocks while the lock of this memory (`mmap_lock`) is held. So a separate
-/// thread reads the files. If a read blocks, this thread is left to itself, and the next read starts another one.
-///
-/// Except if the caller has no real-time priority, and the process has one thread that is not blocked: then the caller
-/// reads the files. On a busy machine it would wait longer for a CPU for the other thread.
+/// memory of the process, and reading them blocks while the lock of this memory (`mmap_lock`) is held. The state of the
+/// process does not show that: another process that shares the memory (`CLONE_VM`) may hold the lock. So a separate
+/// thread reads the files of every process. If a read blocks, this thread is left to itself, and the next read starts
+/// another one.
 #[derive(Debug)]
 pub(crate) struct MemoryFiles {
     wanted: BTreeSet<&'static str>,
     read: ReadFiles,
-    may_wait: fn(&mut ProcDir, Pid) -> Result<bool, Errno>,
     reader: Option<Reader>,
     waiting: Vec<WaitingReader>,
 }
 
-/// A read that has begun: the contents, or the thread that reads them.
+/// The contents of the files of one process, or the thread that reads them.
 #[derive(Debug)]
 pub(crate) enum BegunRead {
-    /// The caller has read the files.
-    Done(Contents),
+    /// The contents are known, and nothing is read.
+    Known(EnvironAndCommandLine),
     /// A thread reads the files of the process `pid` of the user `uid`.
     ByThread {
         /// The thread.
@@ -97,6 +97,8 @@ impl From<ReadFailure> for Errno {
 pub(crate) struct Reader {
     requests: Sender<Pid>,
     contents: Receiver<Contents>,
+    /// How long a caller waits for the files of one process.
+    timeout: Duration,
 }
 
 /// A thread that waits for the lock of the process `pid` of the user `uid`. It puts the contents into `contents` and
@@ -111,37 +113,34 @@ struct WaitingReader {
 impl MemoryFiles {
     /// Makes a reader that reads the environment variables with the names in `wanted`. Starts no thread yet.
     pub(crate) fn new(wanted: BTreeSet<&'static str>) -> Self {
-        Self { wanted, read: read_files, may_wait, reader: None, waiting: Vec::new() }
+        Self { wanted, read: read_files, reader: None, waiting: Vec::new() }
     }
 
     /// Begins to read the environment variables and the command line of a process of the user `uid`. `pid` is the id of
-    /// the process or of one of its threads. `proc` is the open `/proc` directory. [`MemoryFiles::finish`] returns the
-    /// contents. The thread reads meanwhile, so the caller should do something else before.
+    /// the process or of one of its threads. [`MemoryFiles::finish`] returns the contents. The thread reads meanwhile,
+    /// so the caller should do something else before.
     ///
     /// # Errors
     /// `EAGAIN` if an earlier read of the process still waits, or if too many reads of other processes of the user do
-    /// (4), or of all users (24). `ENOENT` or `ESRCH` if the process has ended.
-    pub(crate) fn begin(&mut self, proc: &mut ProcDir, pid: Pid, uid: Uid) -> Result<BegunRead, Errno> {
-        if (self.may_wait)(proc, pid)? {
-            return Ok(BegunRead::Done((self.read)(proc, pid, &self.wanted)));
-        }
+    /// (4), or of all users (24).
+    pub(crate) fn begin(&mut self, pid: Pid, uid: Uid) -> Result<BegunRead, Errno> {
         Ok(self.begin_by_thread(pid, uid)?)
     }
 
     /// Returns the contents of a read that [`MemoryFiles::begin`] has begun.
     ///
     /// # Errors
-    /// `EAGAIN` if the memory of the process is locked for 10 ms from this call on. The caller can then read the files
-    /// later. `ENOENT` or `ESRCH` if the process has ended.
+    /// `EAGAIN` if the memory of the process is locked for 10 ms from this call on, or for 100 ms if the thread has no
+    /// real-time priority. The caller can then read the files later. `ENOENT` or `ESRCH` if the process has ended.
     pub(crate) fn finish(&mut self, begun: BegunRead) -> Contents {
-        Ok(self.wait_for(begun, TIMEOUT)?)
+        Ok(self.wait_for(begun, None)?)
     }
 
     /// Returns whether the lock of the memory of a process of the user `uid` is, or may be, held for longer than
     /// `max_wait`. That is not known if too many reads of other processes of the user wait for locks, or if no thread
     /// can be started. Waits until the lock is free, but not longer than `max_wait`.
     pub(crate) fn may_be_locked(&mut self, pid: Pid, uid: Uid, max_wait: Duration) -> bool {
-        let contents = self.begin_by_thread(pid, uid).and_then(|begun| self.wait_for(begun, max_wait));
+        let contents = self.begin_by_thread(pid, uid).and_then(|begun| self.wait_for(begun, Some(max_wait)));
         matches!(contents, Err(ReadFailure::Locked | ReadFailure::NoThread))
     }
 
@@ -163,16 +162,17 @@ impl MemoryFiles {
         Ok(BegunRead::ByThread { reader, pid, uid })
     }
 
+    /// Waits for the contents, at most for `max_wait`. `None` stands for the time limit of the thread.
     fn wait_for(
         &mut self,
         begun: BegunRead,
-        max_wait: Duration,
+        max_wait: Option<Duration>,
     ) -> Result<EnvironAndCommandLine, ReadFailure> {
         let (reader, pid, uid) = match begun {
-            BegunRead::Done(contents) => return contents.map_err(ReadFailure::File),
+            BegunRead::Known(contents) => return Ok(contents),
             BegunRead::ByThread { reader, pid, uid } => (reader, pid, uid),
         };
-        match reader.contents.recv_timeout(max_wait) {
+        match reader.contents.recv_timeout(max_wait.unwrap_or(reader.timeout)) {
             Ok(contents) => {
                 self.reader = Some(reader);
                 contents.map_err(ReadFailure::File)
@@ -200,16 +200,10 @@ impl MemoryFiles {
         let thread = thread::Builder::new().name("proc-reader".to_owned()).spawn(run);
         let thread = thread.map_err(|_| ReadFailure::NoThread)?;
         // With the normal policy, the caller would wait until the thread gets a CPU.
-        let _ = realtime::set_thread_realtime(&thread);
-        Ok(Reader { requests, contents })
+        let has_priority = realtime::set_thread_realtime(&thread).is_ok();
+        let timeout = if has_priority { TIMEOUT } else { TIMEOUT_WITHOUT_PRIORITY };
+        Ok(Reader { requests, contents, timeout })
     }
-}
-
-/// Whether the caller may wait for the lock of a process. See [`MemoryFiles`].
-fn may_wait(proc: &mut ProcDir, pid: Pid) -> Result<bool, Errno> {
-    // The thread id 0 is the calling thread.
-    Ok(realtime::scheduling_policy(Tid(0)) != Ok(SchedulingPolicy::RoundRobin)
-        && proc.has_one_unblocked_thread(pid)?)
 }
 
 fn read_files(proc: &mut ProcDir, pid: Pid, wanted: &BTreeSet<&'static str>) -> Contents {
@@ -238,32 +232,24 @@ mod tests {
         Ok(EnvironAndCommandLine { command_line: pid.to_string(), ..EnvironAndCommandLine::default() })
     }
 
-    fn read(files: &mut MemoryFiles, proc: &mut ProcDir, pid: Pid, uid: Uid) -> Contents {
-        let begun = files.begin(proc, pid, uid)?;
+    fn read(files: &mut MemoryFiles, pid: Pid, uid: Uid) -> Contents {
+        let begun = files.begin(pid, uid)?;
         files.finish(begun)
     }
 
-    const UNBLOCKED: Pid = Pid(2);
     const USER: Uid = Uid(1000);
     const OTHER_USER: Uid = Uid(1001);
 
     #[test]
     fn a_locked_process_does_not_delay_the_files_of_others_and_is_read_later() {
-        let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
-        let mut files = MemoryFiles {
-            read: read_when_unlocked,
-            may_wait: |_, pid| Ok(pid == UNBLOCKED),
-            ..MemoryFiles::new(BTreeSet::new())
-        };
-        let mut read_now = |files: &mut MemoryFiles, pid, uid| read(files, &mut proc, pid, uid);
-        let mut other_proc = ProcDir::open(Path::new("/proc")).unwrap();
-        let mut read_later = |files: &mut MemoryFiles, pid, uid| {
-            let attempt = || read(files, &mut other_proc, pid, uid).ok();
+        let mut files = MemoryFiles { read: read_when_unlocked, ..MemoryFiles::new(BTreeSet::new()) };
+        let read_later = |files: &mut MemoryFiles, pid, uid| {
+            let attempt = || read(files, pid, uid).ok();
             until("the files are read", attempt).command_line
         };
         let held = LOCK.lock().unwrap();
         for _ in 0..2 * MAX_WAITING_OF_USER {
-            assert_eq!(read_now(&mut files, Pid(100), USER), Err(Errno::EAGAIN));
+            assert_eq!(read(&mut files, Pid(100), USER), Err(Errno::EAGAIN));
         }
         assert_eq!(files.waiting.len(), 1, "one thread waits for one process");
         assert!(
@@ -272,11 +258,10 @@ mod tests {
         );
         assert_eq!(read_later(&mut files, Pid(3), USER), "3", "by another thread");
         for pid in 101..=110 {
-            assert_eq!(read_now(&mut files, Pid(pid), USER), Err(Errno::EAGAIN));
+            assert_eq!(read(&mut files, Pid(pid), USER), Err(Errno::EAGAIN));
         }
         assert_eq!(files.waiting.len(), MAX_WAITING_OF_USER, "the number of threads is bounded");
-        assert_eq!(read_now(&mut files, Pid(3), USER), Err(Errno::EAGAIN));
-        assert_eq!(read_now(&mut files, UNBLOCKED, USER).unwrap().command_line, "2", "by the caller");
+        assert_eq!(read(&mut files, Pid(3), USER), Err(Errno::EAGAIN));
         assert_eq!(
             read_later(&mut files, Pid(4), OTHER_USER),
             "4",
@@ -285,7 +270,7 @@ mod tests {
         drop(held);
         assert_eq!(read_later(&mut files, Pid(100), USER), "100");
         until("the other threads have read", || {
-            read_now(&mut files, Pid(3), USER).ok().filter(|_| files.waiting.is_empty())
+            read(&mut files, Pid(3), USER).ok().filter(|_| files.waiting.is_empty())
         });
     }
 
@@ -293,9 +278,8 @@ mod tests {
     fn the_environment_and_the_command_line_are_those_of_the_process() {
         let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
         let own = Pid(std::process::id());
-        let mut files =
-            MemoryFiles { may_wait: |_, _| Ok(false), ..MemoryFiles::new(BTreeSet::from(["PATH"])) };
-        let read = until("the files are read", || read(&mut files, &mut proc, own, USER).ok());
+        let mut files = MemoryFiles::new(BTreeSet::from(["PATH"]));
+        let read = until("the files are read", || read(&mut files, own, USER).ok());
         assert_eq!(read.environ["PATH"], std::env::var("PATH").unwrap());
         assert_eq!(read.command_line, proc.command_line(own).unwrap());
     }

@@ -158,16 +158,6 @@ impl ProcDir {
         parse_children_ticks(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Returns whether the process `pid` has only one thread, and this thread does not wait in the kernel without
-    /// being interruptible (the state `D` in `/proc/PID/task/PID/stat`).
-    ///
-    /// # Errors
-    /// `ENOENT` or `ESRCH` if the process has ended.
-    pub(crate) fn has_one_unblocked_thread(&mut self, pid: Pid) -> Result<bool, Errno> {
-        self.read_at_once(format_args!("{pid}/task/{pid}/stat"))?;
-        Ok(parse_one_unblocked(&self.buffer))
-    }
-
     /// Reads the run time and the wait time of the thread `tid` of the process `pid`, from
     /// `/proc/PID/task/TID/schedstat`. The wait time is the time for which the thread was runnable and waited
     /// for a PU (logical CPU).
@@ -327,14 +317,6 @@ fn parse_children_ticks(text: &[u8]) -> Option<(StartTime, u64)> {
     let system: i64 = fields.next()?.parse().ok()?;
     let start = fields.nth(22 - 18)?.parse().ok()?;
     Some((StartTime(start), u64::try_from(user.saturating_add(system)).unwrap_or(0)))
-}
-
-fn parse_one_unblocked(text: &[u8]) -> bool {
-    let Some(close) = text.iter().rposition(|&byte| byte == b')') else { return false };
-    let mut fields = text[close + 1..].split(u8::is_ascii_whitespace).skip(1);
-    // Field 3 is the state, field 20 the number of threads.
-    let is_unblocked = fields.next().is_some_and(|state| state != b"D");
-    is_unblocked && fields.nth(16) == Some(b"1")
 }
 
 /// Parses `schedstat_text`, the content of `/proc/PID/task/TID/schedstat`. Returns the run time and the wait

@@ -6,21 +6,6 @@ const REST: &str = "S 7 8 9 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 3 0 4711 1000 2
                     18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 5 0 0 0 0 0 0 0 0 0 0 0 0 0\n";
 
 #[test]
-fn a_process_with_one_thread_is_unblocked_except_in_the_state_d() {
-    let line = |state: &str, threads: u32| {
-        format!("42 (a) S 1 2) {state} 7 8 9 0 -1 4194560 1 2 3 4 150 50 0 0 20 0 {threads} 0 4711\n")
-    };
-    for (state, threads, expected) in
-        [("S", 1, true), ("T", 1, true), ("R", 1, true), ("D", 1, false), ("S", 3, false), ("S", 11, false)]
-    {
-        assert_eq!(parse_one_unblocked(line(state, threads).as_bytes()), expected, "{state} {threads}");
-    }
-    for malformed in [&b"42 (a"[..], b"", b"1 (a) S"] {
-        assert!(!parse_one_unblocked(malformed));
-    }
-}
-
-#[test]
 fn a_stat_line_is_read_from_its_last_parenthesis() {
     for comm in ["sh", "a b", "a) S 1 2", "(((", "x\n) R 0"] {
         let stat = parse_stat(format!("42 ({comm}) {REST}").as_bytes()).unwrap();
