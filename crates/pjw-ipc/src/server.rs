@@ -51,8 +51,10 @@ impl Connections {
         let mine = self.all.borrow().get(&uid).copied().unwrap_or(0);
         let is_administrator = uid == 0 || uid == self.own_uid;
         let reserved = if is_administrator { 0 } else { limits.reserved_connections };
-        let is_full = self.count() >= limits.max_connections.saturating_sub(reserved);
-        if is_full || (!is_administrator && mine >= limits.max_connections_per_user) {
+        let free = limits.max_connections.saturating_sub(reserved).saturating_sub(self.count());
+        // A user may have as many connections as are free. So some users together can't take all of them.
+        let has_share = is_administrator || mine < limits.max_connections_per_user.min(free);
+        if free == 0 || !has_share {
             return None;
         }
         self.all.borrow_mut().insert(uid, mine + 1);
@@ -223,6 +225,18 @@ mod tests {
         drop(mine);
         assert_eq!(connections.count(), 1);
         assert!(take_slot(7).is_some(), "a place is free again when its connection ends");
+    }
+
+    #[test]
+    fn some_users_together_leave_connections_for_others() {
+        let connections = Connections::new(OWN);
+        let limits = ServerLimits::default();
+        let mut slots = Vec::new();
+        for uid in 100..106 {
+            slots.extend(std::iter::from_fn(|| connections.take_slot(uid, &limits)));
+        }
+        assert!(connections.count() > 230, "six users take all that they can get");
+        assert!(connections.take_slot(7, &limits).is_some(), "another one gets a connection");
     }
 
     #[test]

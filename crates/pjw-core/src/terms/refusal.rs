@@ -201,6 +201,16 @@ pub enum Refusal {
         /// The process to which the thread belongs.
         pid: Pid,
     },
+    /// A user that is not an administrator named too many processes in one request.
+    #[error(
+        "{given} processes were named in one request: name at most {most}, and send further requests for the others"
+    )]
+    TooManyProcesses {
+        /// The number of processes that the request names.
+        given: usize,
+        /// The largest number for this user.
+        most: usize,
+    },
     /// All processes that a command assigned to a new job ended before the command was complete.
     #[error(
         "process {pid} has ended, and {job} with it: name a process that runs (ps -p {pid} shows whether one does), or \

@@ -23,6 +23,8 @@ const BURST: u32 = 30;
 const PERIOD: Duration = Duration::from_millis(500);
 /// Above this number of users, idle users are removed from memory.
 const PRUNE_ABOVE: usize = 1000;
+/// The largest number of processes that a user may name in one command. pjwd looks at each before it answers others.
+const MAX_PROCESSES: usize = 1024;
 /// The shortest time between two log lines about refused commands.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
@@ -105,6 +107,9 @@ pub fn answer_without_event_loop(
     };
     let refusal = match command {
         Command::Assign(_) if rules.mode == DaemonMode::Observe => Some(Refusal::ObserveOnly),
+        Command::Assign(request) if request.pids.len() > MAX_PROCESSES => {
+            Some(Refusal::TooManyProcesses { given: request.pids.len(), most: MAX_PROCESSES })
+        }
         Command::Assign(request) => match find(&request.job) {
             Some(job) if request.must_be_new => {
                 let may_release = job.owner == caller.uid.0 && job.state != "released";

@@ -51,6 +51,17 @@ fn a_command_that_the_status_decides_does_not_reach_the_loop() {
 }
 
 #[test]
+fn a_user_may_name_a_limited_number_of_processes_in_one_command() {
+    let some = AdmissionRules { user_max_cores: 2, ..AdmissionRules::default() };
+    let assign_all = |number: u32| {
+        Command::Assign(AssignCommand { pids: (1..=number).map(Pid).collect(), ..assign("mine") })
+    };
+    assert_eq!(answer(&some, &assign_all(1024)), None);
+    let refused = refusal(&some, &assign_all(1025));
+    assert_eq!(refused, Some(Refusal::TooManyProcesses { given: 1025, most: 1024 }));
+}
+
+#[test]
 fn other_commands_go_to_the_loop() {
     let none = AdmissionRules::default();
     let some = AdmissionRules { user_max_cores: 2, ..AdmissionRules::default() };
