@@ -226,8 +226,8 @@ fn space_of(
 ) -> Option<Result<AddressSpace, AddressSpaceError>> {
     setup.image.as_ref()?;
     let size = instances.iter().map(|instance| instance.size).max().unwrap_or(0);
-    let extent = SpaceParameters { capacity: indexes.len(), size, is_lasting: false, has_own_table };
-    Some(AddressSpace::from_setup(Arc::clone(setup), &extent))
+    let parameters = SpaceParameters { capacity: indexes.len(), size, is_lasting: false, has_own_table };
+    Some(AddressSpace::from_setup(Arc::clone(setup), &parameters))
 }
 
 impl Batch {

@@ -125,7 +125,7 @@ pub fn log_warning(log_socket: &Path, warning: &str) {
 }
 
 /// Sends `text` to the system log, as a line that needs no attention. `log_socket` is as in [`log_warning`].
-pub fn log_information(log_socket: &Path, text: &str) {
+pub fn log_info(log_socket: &Path, text: &str) {
     // RFC 3164: facility daemon (3), severity informational (6).
     log_line(log_socket, 30, text);
 }
@@ -192,7 +192,7 @@ mod tests {
         let length = log.recv(&mut buffer).unwrap();
         let message = String::from_utf8_lossy(&buffer[..length]).into_owned();
         assert_eq!(message, format!("<28>pjwctl[{}]: first second", std::process::id()));
-        log_information(&path, "one line\n");
+        log_info(&path, "one line\n");
         let length = log.recv(&mut buffer).unwrap();
         let message = String::from_utf8_lossy(&buffer[..length]).into_owned();
         assert_eq!(message, format!("<30>pjwctl[{}]: one line", std::process::id()));

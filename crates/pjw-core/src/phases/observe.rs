@@ -121,7 +121,7 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
         || state.members.get(&pid).is_some_and(|member| other_start(member.id))
         || state.processes_to_restore.get(&pid).is_some_and(|member| other_start(member.id));
     if reused && !correct_start(draft, process.id) {
-        draft.state.forget(pid);
+        draft.state.remove_process(pid);
     }
     let state = &mut draft.state;
     state.remove_unassigned(pid);

@@ -99,7 +99,7 @@ impl Member {
     }
 
     /// Iterates over the mask requests that may be in force for the threads of the process.
-    pub(crate) fn requests(&self) -> impl Iterator<Item = &MaskRequest> {
+    pub(crate) fn last_mask_request_candidates(&self) -> impl Iterator<Item = &MaskRequest> {
         self.threads
             .values()
             .filter_map(|thread| thread.mask_entry.as_ref())

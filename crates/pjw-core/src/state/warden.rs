@@ -423,7 +423,7 @@ impl WardenState {
     }
 
     /// Removes the process `pid`, which has ended.
-    pub(crate) fn forget(&mut self, pid: Pid) {
+    pub(crate) fn remove_process(&mut self, pid: Pid) {
         self.remove_unassigned(pid);
         self.processes.remove(pid);
         if let Some(member) = self.members.get(&pid) {
@@ -446,7 +446,7 @@ impl WardenState {
         if self.fork_events_complete_since.is_none() {
             self.lineage.remove_descendant(pid);
         }
-        self.forget(pid);
+        self.remove_process(pid);
     }
 }
 

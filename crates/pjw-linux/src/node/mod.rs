@@ -179,9 +179,9 @@ impl LinuxMachine {
 
     /// Sets whether pjw assumes that the kernel keeps the affinity mask of a thread when a cpuset changes. If
     /// `affinity_persists` is false, pjw assumes that its change of a cpuset can reset the masks of threads outside
-    /// this cpuset. pjw restores these masks after the change. The default is true on Linux 6.2 and later, and false
-    /// on older kernels. Must be called before [`LinuxMachine::start_cpuset_thread`], because `set_affinity_persists`
-    /// ends the thread that `start_cpuset_thread` has started.
+    /// this cpuset. pjw restores these masks after the change. The default is true on Linux 6.2 and later, and false on
+    /// older kernels. Must be called before [`LinuxMachine::start_cpuset_change_thread`], because
+    /// `set_affinity_persists` ends the thread that `start_cpuset_change_thread` has started.
     ///
     /// # Errors
     /// If `/proc` can't be opened. The setting then stays the same.
@@ -197,7 +197,7 @@ impl LinuxMachine {
     ///
     /// # Errors
     /// If the thread can't be started, `/proc` can't be opened, or no file descriptor is left.
-    pub fn start_cpuset_thread(&mut self) -> io::Result<Tid> {
+    pub fn start_cpuset_change_thread(&mut self) -> io::Result<Tid> {
         self.cpuset_changer.start_thread()
     }
 
@@ -443,7 +443,7 @@ impl MachineInterface for LinuxMachine {
             self.process_events.as_mut().map(|source| source.drain_events(&mut events)).unwrap_or_default();
         for event in &events {
             if let ProcessEvent::Exec { pid } | ProcessEvent::Exit { pid } = *event {
-                self.cache.address_spaces.forget(pid);
+                self.cache.address_spaces.remove_process(pid);
             }
         }
         ProcessEventBatch { events, events_lost, still_dropping }

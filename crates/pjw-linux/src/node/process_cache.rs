@@ -233,7 +233,7 @@ impl ProcessCache {
     /// Removes the process `pid`, which has ended, from this cache.
     pub(super) fn forget(&mut self, pid: Pid) {
         self.processes.remove(&pid);
-        self.address_spaces.forget(pid);
+        self.address_spaces.remove_process(pid);
     }
 
     /// Removes all processes for which `is_there` returns false. Called after a full scan, which has found all

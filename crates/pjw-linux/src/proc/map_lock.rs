@@ -55,11 +55,11 @@ impl ProcDir {
     /// # Errors
     /// `ENOENT` or `ESRCH` if the thread has ended. `EIO` if `stat` is malformed.
     pub fn thread_activity(&mut self, pid: Pid, tid: Tid) -> Result<ThreadActivity, Errno> {
-        self.read_at_once(format_args!("{pid}/task/{tid}/stat"))?;
+        self.read_single_open_file(format_args!("{pid}/task/{tid}/stat"))?;
         let (state, user_ticks, system_ticks) = parse_state_and_times(self.text()).ok_or(Errno::EIO)?;
         // A thread that has no rights to be read, or that runs again, has `0`.
         let waits_for_map_lock = state == 'D'
-            && self.read_at_once(format_args!("{pid}/task/{tid}/wchan")).is_ok()
+            && self.read_single_open_file(format_args!("{pid}/task/{tid}/wchan")).is_ok()
             && is_map_locker(self.text());
         Ok(ThreadActivity {
             is_active: matches!(state, 'R' | 'D'),

@@ -57,7 +57,7 @@ impl ProcDir {
     /// `ENOENT` or `ESRCH` if the process has ended. `EACCES` if this user has no permission to read the file.
     /// `EIO` if the text is malformed.
     pub fn read_memory_use(&mut self, pid: Pid) -> Result<ProcessMemoryUse, Errno> {
-        match self.read_at_once(format_args!("{pid}/smaps_rollup")) {
+        match self.read_single_open_file(format_args!("{pid}/smaps_rollup")) {
             Ok(()) => parse_smaps_rollup(self.text()).ok_or(Errno::EIO),
             Err(Errno::ESRCH) if self.stat(pid).is_ok() => Ok(ProcessMemoryUse::default()),
             Err(errno) => Err(errno),
@@ -71,7 +71,7 @@ impl ProcDir {
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
     pub fn read_memory_counters(&mut self, pid: Pid) -> Result<ProcessMemoryCounters, Errno> {
-        self.read_at_once(format_args!("{pid}/status"))?;
+        self.read_single_open_file(format_args!("{pid}/status"))?;
         Ok(parse_memory_counters(self.text()))
     }
 
@@ -95,7 +95,7 @@ impl ProcDir {
     /// # Errors
     /// The error of reading `/proc/meminfo`. `EIO` if the value `MemAvailable` is missing.
     pub fn available_memory(&mut self) -> Result<u64, Errno> {
-        self.read_at_once(format_args!("meminfo"))?;
+        self.read_single_open_file(format_args!("meminfo"))?;
         kilobytes(self.text(), "MemAvailable:").ok_or(Errno::EIO)
     }
 }

@@ -129,7 +129,7 @@ impl ProcDir {
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.
     pub fn stat(&mut self, pid: Pid) -> Result<Stat, Errno> {
-        self.read_at_once(format_args!("{pid}/stat"))?;
+        self.read_single_open_file(format_args!("{pid}/stat"))?;
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -138,7 +138,7 @@ impl ProcDir {
     /// # Errors
     /// `ENOENT` or `ESRCH` if the thread has ended. `EIO` if the text is malformed.
     pub fn thread_stat(&mut self, pid: Pid, tid: Tid) -> Result<Stat, Errno> {
-        self.read_at_once(format_args!("{pid}/task/{tid}/stat"))?;
+        self.read_single_open_file(format_args!("{pid}/task/{tid}/stat"))?;
         parse_stat(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -154,7 +154,7 @@ impl ProcDir {
         pid: Pid,
         tid: Tid,
     ) -> Result<(StartTime, u64), Errno> {
-        self.read_at_once(format_args!("{pid}/task/{tid}/stat"))?;
+        self.read_single_open_file(format_args!("{pid}/task/{tid}/stat"))?;
         parse_children_ticks(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -166,7 +166,7 @@ impl ProcDir {
     /// `ENOENT` or `ESRCH` if the thread has ended, or if the kernel has no file `schedstat`
     /// (`CONFIG_SCHED_INFO`). `EIO` if the text is malformed.
     pub fn schedstat(&mut self, pid: Pid, tid: Tid) -> Result<SchedStat, Errno> {
-        self.read_at_once(format_args!("{pid}/task/{tid}/schedstat"))?;
+        self.read_single_open_file(format_args!("{pid}/task/{tid}/schedstat"))?;
         parse_schedstat(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -175,7 +175,7 @@ impl ProcDir {
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended. `EIO` if the text is malformed.
     pub fn status(&mut self, pid: Pid) -> Result<Status, Errno> {
-        self.read_at_once(format_args!("{pid}/status"))?;
+        self.read_single_open_file(format_args!("{pid}/status"))?;
         parse_status(&self.buffer).ok_or(Errno::EIO)
     }
 
@@ -186,7 +186,7 @@ impl ProcDir {
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
     pub fn cgroups(&mut self, pid: Pid) -> Result<Vec<(String, String)>, Errno> {
-        self.read_at_once(format_args!("{pid}/cgroup"))?;
+        self.read_single_open_file(format_args!("{pid}/cgroup"))?;
         Ok(parse_cgroups(&self.buffer))
     }
 
@@ -245,7 +245,7 @@ impl ProcDir {
 
     /// Reads the file at `path`, whose whole text the kernel generates at the first read (seq_file(9), `single_open`).
     /// The text must end with a newline, which shows that it is complete. [`ProcDir::text`] then returns the text.
-    pub(super) fn read_at_once(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
+    pub(super) fn read_single_open_file(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
         self.read_until(path, |text| text.len() < text.capacity() && text.ends_with(b"\n"))
     }
 

@@ -15,7 +15,7 @@ impl ProcDir {
             if !self.thread_stat(pid, tid).is_ok_and(|stat| stat.state == 'D') {
                 return false;
             }
-            let is_read = self.read_at_once(format_args!("{pid}/task/{tid}/syscall")).is_ok();
+            let is_read = self.read_single_open_file(format_args!("{pid}/task/{tid}/syscall")).is_ok();
             !is_read || begins_with_clone(self.text())
         })
     }

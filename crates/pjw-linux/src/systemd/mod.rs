@@ -185,7 +185,7 @@ impl SystemdClient {
     /// If systemd refuses the request, can't be reached, or does not reply in time.
     pub fn slice_disables_cpusets(&mut self, slice: &str) -> Result<bool, SystemdError> {
         let kind = "org.freedesktop.systemd1.Slice";
-        let disabled = self.call(&MethodCall::property(slice, kind, "DisableControllers"))?;
+        let disabled = self.call(&MethodCall::get_unit_property(slice, kind, "DisableControllers"))?;
         Ok(disabled.iter().any(|controller| controller == "cpuset"))
     }
 

@@ -37,7 +37,7 @@ impl World {
     /// Returns whether the process `process` runs at idle priority: whether `cpu.idle` is set for its cgroup or for a
     /// cgroup above it.
     #[must_use]
-    pub fn is_idle_priority(&self, process: &SimProcess) -> bool {
+    pub fn has_idle_priority(&self, process: &SimProcess) -> bool {
         is_in_any(&process.cgroup, &self.idle_cgroups)
     }
 }

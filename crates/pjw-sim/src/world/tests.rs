@@ -63,7 +63,7 @@ fn a_busy_thread_in_a_frozen_cgroup_does_not_run_until_it_is_thawed() {
     world.set_frozen_and_idle("/job", &spec);
     world.advance(7);
     assert_eq!(run_ns(&world), 5);
-    assert!(world.is_frozen(&world.processes[&pid]) && world.is_idle_priority(&world.processes[&pid]));
+    assert!(world.is_frozen(&world.processes[&pid]) && world.has_idle_priority(&world.processes[&pid]));
     world.thaw("/job");
     world.advance(11);
     assert_eq!(run_ns(&world), 16);

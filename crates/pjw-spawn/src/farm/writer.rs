@@ -20,7 +20,7 @@ pub(crate) fn ring(shared: &SharedMemory) -> ResultRing<'_> {
 
 /// Tells the writer process, by a message in its ring buffer, that there are no more results. The ring buffer must be
 /// empty.
-pub(crate) fn send_end(shared: &SharedMemory) {
+pub(crate) fn send_end_of_results(shared: &SharedMemory) {
     let ring = ring(shared);
     let _ = ring.write_piece(ResultHeader::from_outcome(END, &Outcome::Done(Vec::new())), &[]);
     ring.control.filled.notify();

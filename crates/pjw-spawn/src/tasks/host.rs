@@ -316,14 +316,14 @@ impl<'a> Host<'a> {
         let Some(at) = self.unmap_at else { return -1 };
         let left = at.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            self.unmap_ended();
+            self.unmap_ended_tasks();
             return -1;
         }
         i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
     }
 
     /// Unmaps the memory of all tasks that have ended.
-    pub(super) fn unmap_ended(&mut self) {
+    pub(super) fn unmap_ended_tasks(&mut self) {
         self.unmap_at = None;
         for slot in 0..self.slots.len() {
             if self.slots.get(slot).is_some_and(|slot| slot.pidfd == ENDED) {

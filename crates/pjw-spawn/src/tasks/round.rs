@@ -208,7 +208,7 @@ impl<'a> Host<'a> {
             return Ok(slot);
         }
         let free = find(self.slots, SLOT_FREE).or_else(|| {
-            self.unmap_ended();
+            self.unmap_ended_tasks();
             find(self.slots, SLOT_FREE)
         });
         let slot = free.ok_or((SpawnStep::Clone, Errno::EAGAIN))?;

@@ -101,14 +101,18 @@ impl AddressSpace {
         if let Some(image) = &context.setup.image {
             check_room(image, capacity)?;
         }
-        let extent = SpaceParameters { capacity, size: rank_count, is_lasting: true, has_own_table: false };
-        Self::from_setup(Arc::clone(&context.setup), &extent)
+        let parameters =
+            SpaceParameters { capacity, size: rank_count, is_lasting: true, has_own_table: false };
+        Self::from_setup(Arc::clone(&context.setup), &parameters)
     }
 
-    /// Makes an address space for tasks: processes of the program in `setup` that share their memory. `extent` contains
-    /// the parameters of the address space. The caller must have called [`check_room`], which checks that there is room
-    /// for the tasks.
-    pub(crate) fn from_setup(setup: Arc<Setup>, extent: &SpaceParameters) -> Result<Self, AddressSpaceError> {
+    /// Makes an address space for tasks: processes of the program in `setup` that share their memory. `parameters`
+    /// contains the parameters of the address space. The caller must have called [`check_room`], which checks that
+    /// there is room for the tasks.
+    pub(crate) fn from_setup(
+        setup: Arc<Setup>,
+        parameters: &SpaceParameters,
+    ) -> Result<Self, AddressSpaceError> {
         reap_hosts();
         let Some(image) = setup.image.clone() else {
             return Err(AddressSpaceError::Unsupported("a context without SpawnContext::share_memory"));
@@ -132,17 +136,17 @@ impl AddressSpace {
             file: image.file.as_raw_fd(),
             socket: of_host.as_raw_fd(),
             buffer: buffer.address(),
-            capacity: extent.capacity,
-            size: extent.size,
+            capacity: parameters.capacity,
+            size: parameters.size,
             launcher: launcher(&setup),
             heap_begin: heap_begin().ok_or_else(|| failed(Errno::ENOSYS))?,
-            highest_descriptor: highest_descriptor(extent.has_own_table)
+            highest_descriptor: highest_descriptor(parameters.has_own_table)
                 .max(socket.as_raw_fd())
                 .max(of_host.as_raw_fd()),
             auxiliary: AuxiliaryVector::own(),
             must_not_dump: kernel_version() < SEPARATE_CORE_DUMPS,
             stacks_need_advice: kernel_version() < STACKS_WITHOUT_HUGE_PAGES,
-            frees_leftovers: extent.is_lasting,
+            frees_leftovers: parameters.is_lasting,
             nonce,
         };
         let host = fork_host(&plan).map_err(failed)?;

@@ -6,6 +6,7 @@ mod cores_unit;
 pub mod doctor;
 mod hook;
 mod json;
+mod numa_node_rule;
 mod priority_class;
 mod provision;
 mod report;
@@ -14,7 +15,6 @@ mod simulate;
 mod spawn;
 mod topology;
 mod want;
-mod within_job;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -31,6 +31,7 @@ pub use core_count::CoreCountArg;
 pub use cores_unit::CoresUnitArg;
 pub use hook::{HookArgs, HookKind};
 pub use json::JsonArg;
+pub use numa_node_rule::NumaNodeRuleArg;
 pub use priority_class::PriorityClassArg;
 pub use provision::ProvisionArgs;
 pub use report::{JobsArgs, ReportArgs};
@@ -39,7 +40,6 @@ pub use simulate::{ProcessorUnitArg, ReferencePolicyArg, SimulateArgs, SimulateP
 pub use spawn::{ProxyArg, ShareArg, SpawnArgs};
 pub use topology::TopologyArgs;
 pub use want::{WantArgs, WantedCoresArg};
-pub use within_job::WithinJobArg;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -253,7 +253,7 @@ pub struct CoreArgs {
     pub class: Option<PriorityClassArg>,
     /// Where new processes go if the cores are in several NUMA nodes [default: unchanged; of a new job: default]
     #[arg(long, value_enum, value_name = "RULE")]
-    pub within_job: Option<WithinJobArg>,
+    pub within_job: Option<NumaNodeRuleArg>,
 }
 
 fn parse_pid(text: &str) -> Result<u32, &'static str> {

@@ -9,8 +9,8 @@ use pjw_core::parts::DivisionRule;
 use super::core_count::{CoreCountArg, core_count};
 use super::cores_unit::CoresUnitArg;
 use super::json::JsonArg;
+use super::numa_node_rule::NumaNodeRuleArg;
 use super::priority_class::PriorityClassArg;
-use super::within_job::WithinJobArg;
 
 /// The examples below the help of `pjwctl spawn`.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
@@ -58,7 +58,7 @@ pub struct SpawnArgs {
     /// The order in which the instances get the parts, if the cores are in several NUMA nodes; also where processes go
     /// that the instances start [default: the order of the machine]
     #[arg(long, value_enum, value_name = "RULE")]
-    pub within_job: Option<WithinJobArg>,
+    pub within_job: Option<NumaNodeRuleArg>,
     /// Whether the program is loaded once and instances are forks of it, which share its address layout
     #[arg(long, value_enum, default_value = "never")]
     pub proxy: ProxyArg,

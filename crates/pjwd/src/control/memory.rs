@@ -12,8 +12,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pjw_core::diagnosis::far_memory::FarMemory;
 use pjw_core::diagnosis::map_lock::MmapLockWaits;
+use pjw_core::diagnosis::remote_numa_memory::RemoteNumaMemory;
 use pjw_core::job::JobId;
 use pjw_core::memory::ProcessMemory;
 use pjw_core::plan::Warning;
@@ -33,7 +33,7 @@ use super::server::{ControlService, parse_job_id_argument};
 use super::settings::ControlSettings;
 use crate::memory::MemorySettings;
 use crate::memory::reader::MemoryReader;
-use crate::memory::reading::{DeniedProcess, JobProcess, JobReading, ReadingError, ReadingKind};
+use crate::memory::reading::{DeniedProcess, JobMemoryReading, JobProcess, ReadingError, ReadingKind};
 use crate::memory::records::{MemoryRecords, MemorySample};
 use crate::memory::turns::TurnOwner;
 use crate::view::status::PublishedStatus;
@@ -65,7 +65,7 @@ struct JobRecorder {
 
 impl JobRecorder {
     /// Records a reading. Nothing is kept of a job that ended meanwhile.
-    fn record(&self, reading: JobReading) -> Arc<JobReading> {
+    fn record(&self, reading: JobMemoryReading) -> Arc<JobMemoryReading> {
         let status = self.status.borrow();
         forget_ended_jobs(&self.records, &status);
         let name = self.id.to_string();
@@ -78,7 +78,7 @@ impl JobRecorder {
             let _ = self.outbox.send(EventLoopMessage::MemoryWasRead { job, since, figures });
         }
         if reading.kind == ReadingKind::Counters {
-            self.records.borrow_mut().forget_old_shortage(&self.id, reading.at.since_boot);
+            self.records.borrow_mut().remove_outdated_shortage_prediction(&self.id, reading.at.since_boot);
             return Arc::new(reading);
         }
         self.records.borrow_mut().add(&self.id, &self.since, reading)
@@ -86,8 +86,8 @@ impl JobRecorder {
 }
 
 /// What the report of a job keeps of a reading.
-fn figures_of(reading: &JobReading) -> MemoryReading {
-    let JobReading { kind, sum, peak, .. } = reading;
+fn figures_of(reading: &JobMemoryReading) -> MemoryReading {
+    let JobMemoryReading { kind, sum, peak, .. } = reading;
     let is_estimate = *kind == ReadingKind::Estimate;
     let shared = SharedMemory { permille: sum.shared_permille, is_estimate };
     let is_by_counters = *kind == ReadingKind::Counters;
@@ -137,8 +137,8 @@ impl ControlService {
             Some(recent) => recent,
             None => self.measure_in_turn(&id, kind, reader).await?,
         };
-        let far = self.far_memory(&id, &reading).await?;
-        let far = far.iter().map(far_to_wire).collect();
+        let remote = self.remote_numa_memory(&id, &reading).await?;
+        let far = remote.iter().map(remote_memory_to_wire).collect();
         let memory = Box::new(wire::Memory { far, ..self.memory_to_wire(&id, &reading) });
         Ok(Reply::Memory { memory })
     }
@@ -156,7 +156,7 @@ impl ControlService {
         id: &JobId,
         kind: ReadingKind,
         reader: MeasurementRequester,
-    ) -> Option<Arc<JobReading>> {
+    ) -> Option<Arc<JobMemoryReading>> {
         let recent = || self.memory_records.borrow().recent_reading(id, kind, clock::now().since_boot);
         (!reader.is_admin).then(recent).flatten()
     }
@@ -170,14 +170,18 @@ impl ControlService {
 
     /// Returns the processes whose memory is far from their busy threads. Empty if the memory on each NUMA node was not
     /// read.
-    async fn far_memory(&self, id: &JobId, reading: &JobReading) -> Result<Vec<FarMemory>, CallError> {
+    async fn remote_numa_memory(
+        &self,
+        id: &JobId,
+        reading: &JobMemoryReading,
+    ) -> Result<Vec<RemoteNumaMemory>, CallError> {
         let nodes = reading.processes.iter().filter(|process| !process.by_node.is_empty());
         let by_node: BTreeMap<_, _> = nodes.map(|process| (process.pid, process.by_node.clone())).collect();
         if by_node.is_empty() {
             return Ok(Vec::new());
         }
-        match self.query_loop(Query::FarMemory { job: id.clone(), by_node }).await? {
-            QueryAnswer::FarMemory(far) => Ok(far),
+        match self.query_loop(Query::RemoteNumaMemory { job: id.clone(), by_node }).await? {
+            QueryAnswer::RemoteNumaMemory(remote) => Ok(remote),
             _ => Ok(Vec::new()),
         }
     }
@@ -193,7 +197,7 @@ impl ControlService {
         id: &JobId,
         kind: ReadingKind,
         reader: MeasurementRequester,
-    ) -> Result<Arc<JobReading>, CallError> {
+    ) -> Result<Arc<JobMemoryReading>, CallError> {
         let max_waiting = if reader.is_admin { usize::MAX } else { MAX_WAITING };
         let turn = self.memory_reader(kind).turns.wait_for_turn(reader.owner, max_waiting).await;
         let turn = turn.map_err(|error| CallError::Busy(error.to_string()))?;
@@ -320,9 +324,9 @@ impl ControlService {
         }
     }
 
-    fn memory_to_wire(&self, id: &JobId, reading: &JobReading) -> wire::Memory {
+    fn memory_to_wire(&self, id: &JobId, reading: &JobMemoryReading) -> wire::Memory {
         let is_estimate = matches!(reading.kind, ReadingKind::Estimate | ReadingKind::Counters);
-        let JobReading { sum, processes, .. } = reading;
+        let JobMemoryReading { sum, processes, .. } = reading;
         let mut largest: Vec<&ProcessMemory> = processes.iter().collect();
         largest.sort_by_key(|process| std::cmp::Reverse(process.rss));
         let more_processes = largest.len().saturating_sub(MAX_PROCESSES);
@@ -398,15 +402,15 @@ fn process_to_wire(process: &ProcessMemory, is_estimate: bool) -> wire::ProcessM
     }
 }
 
-fn far_to_wire(far: &FarMemory) -> wire::FarMemory {
+fn remote_memory_to_wire(remote: &RemoteNumaMemory) -> wire::FarMemory {
     wire::FarMemory {
-        pid: far.pid.0,
-        busy_threads: saturating_u32(far.busy_threads),
-        thread_nodes: far.thread_nodes.iter().copied().collect(),
-        memory_node: far.memory_node,
-        far: far.far_bytes,
-        text: far.sentence(),
-        remedy: far.remedy(),
+        pid: remote.pid.0,
+        busy_threads: saturating_u32(remote.busy_threads),
+        thread_nodes: remote.thread_nodes.iter().copied().collect(),
+        memory_node: remote.memory_node,
+        far: remote.remote_bytes,
+        text: remote.description(),
+        remedy: remote.remedy(),
     }
 }
 

@@ -21,7 +21,7 @@ use nix::unistd::setsid;
 use pjw_core::ids::Pid;
 use pjw_core::plan::Warning;
 use pjw_linux::sys::affinity;
-use pjw_linux::sys::inherited::{close_descriptors_on_exec, reset_signals};
+use pjw_linux::sys::inherited::{close_descriptors_on_exec, reset_signal_dispositions};
 
 /// The program of this process, also after its file was replaced.
 const OWN_PROGRAM: &str = "/proc/self/exe";
@@ -185,7 +185,7 @@ fn is_in_unit(cgroups: &str) -> bool {
 /// pipe that is the standard input of this process, so the end of the input shows the end of the daemon. Must be called
 /// at the start of the process, before the process has other threads.
 pub fn wait_for_end_of_daemon() {
-    reset_signals();
+    reset_signal_dispositions();
     // Refused if this process leads a session already, because a user started it.
     let _ = setsid();
     let _ = std::fs::write("/proc/self/comm", COMMAND_NAME);

@@ -133,7 +133,7 @@ impl JobsDirectory {
     ///
     /// # Errors
     /// If the subdirectory can't be created.
-    pub(super) fn open(&self, id: &JobId) -> Result<JobDirectory, FileFault> {
+    pub(super) fn create_or_open_job_directory(&self, id: &JobId) -> Result<JobDirectory, FileFault> {
         let path = self.path_of(id);
         let was_made = make_directory(&path)?;
         let page = if was_made { None } else { CoreMapWriter::open(&path.join(CORE_MAP_FILE_NAME)) };
@@ -153,8 +153,8 @@ impl JobsDirectory {
         }
     }
 
-    /// Removes the subdirectory of the job `id`, for which there is no [`JobDirectory`] because [`JobsDirectory::open`]
-    /// failed.
+    /// Removes the subdirectory of the job `id`, for which there is no [`JobDirectory`] because
+    /// [`JobsDirectory::create_or_open_job_directory`] failed.
     pub(super) fn remove_directory(&self, id: &JobId) {
         remove(&self.path_of(id));
     }

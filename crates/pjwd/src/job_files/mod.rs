@@ -116,7 +116,7 @@ impl PublishedJob {
         }
         let directory = match directory {
             Some(directory) => directory,
-            None => root.open(id)?,
+            None => root.create_or_open_job_directory(id)?,
         };
         let directory = self.directory.insert(directory);
         let map_written = directory.write_core_map(&self.content.core_map);

@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::reading::{
-    JobProcess, JobReading, ReadingError, ReadingKind, ReadingProgress, measure_job_memory,
+    JobMemoryReading, JobProcess, ReadingError, ReadingKind, ReadingProgress, measure_job_memory,
 };
 use super::turns::TurnQueue;
 
@@ -39,7 +39,8 @@ const MAX_BLOCKED_CHECKS: u32 = 2;
 const MAX_BLOCKED_THREADS: usize = 8;
 
 /// [`measure_job_memory`], or what stands for it in tests.
-type Measure = fn(&[JobProcess], ReadingKind, bool, &dyn ReadingProgress) -> Result<JobReading, ReadingError>;
+type Measure =
+    fn(&[JobProcess], ReadingKind, bool, &dyn ReadingProgress) -> Result<JobMemoryReading, ReadingError>;
 
 /// A request to read the memory of the processes of a job.
 #[derive(Debug)]
@@ -50,7 +51,7 @@ struct ReadRequest {
     /// The processes whose lock an earlier reading waits for.
     blocked: Vec<Pid>,
     wanted: Weak<()>,
-    reply: oneshot::Sender<Result<JobReading, ReadingError>>,
+    reply: oneshot::Sender<Result<JobMemoryReading, ReadingError>>,
 }
 
 /// The thread of a [`MemoryReader`], and what it does at present.
@@ -146,7 +147,7 @@ impl MemoryReader {
         kind: ReadingKind,
         watches_threads: bool,
         wanted: Weak<()>,
-    ) -> impl Future<Output = Result<JobReading, ReadingError>> + use<> {
+    ) -> impl Future<Output = Result<JobMemoryReading, ReadingError>> + use<> {
         let (reply, reading) = oneshot::channel();
         let blocked = self.threads.borrow_mut().blocked_pids();
         let sent = match blocked.len() {
@@ -228,7 +229,7 @@ impl ReadingProgress for RequestProgress<'_> {
         self.wanted.strong_count() > 0
     }
 
-    fn is_blocked(&self, pid: Pid) -> bool {
+    fn is_mmap_lock_awaited(&self, pid: Pid) -> bool {
         self.blocked.contains(&pid)
     }
 
@@ -253,8 +254,9 @@ mod tests {
         kind: ReadingKind,
         watches_threads: bool,
         progress: &dyn ReadingProgress,
-    ) -> Result<JobReading, ReadingError> {
-        if processes.iter().any(|process| process.id.pid == LOCKED) && !progress.is_blocked(LOCKED) {
+    ) -> Result<JobMemoryReading, ReadingError> {
+        if processes.iter().any(|process| process.id.pid == LOCKED) && !progress.is_mmap_lock_awaited(LOCKED)
+        {
             progress.begin_process(LOCKED);
             drop(LOCK.lock());
         }

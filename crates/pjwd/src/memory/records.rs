@@ -10,7 +10,7 @@ use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use pjw_core::time::{Nanos, UnixMillis};
 
-use super::reading::{JobReading, ReadingKind};
+use super::reading::{JobMemoryReading, ReadingKind};
 
 /// The number of readings that are kept of each job: two hours with one reading in 30 s.
 const MAX_SAMPLES: usize = 240;
@@ -49,7 +49,7 @@ struct JobRecord {
     workers: VecDeque<WorkerMemory>,
     estimated_workers: VecDeque<WorkerMemory>,
     /// The latest reading of each kind.
-    latest: BTreeMap<ReadingKind, Arc<JobReading>>,
+    latest: BTreeMap<ReadingKind, Arc<JobMemoryReading>>,
     largest: u64,
     /// What the latest reading has found that observed the threads.
     map_lock_waits: Vec<MmapLockWaits>,
@@ -78,7 +78,7 @@ impl JobRecord {
     }
 
     /// Forgets a prediction if the last reading from which one may follow is older than [`MAX_SHORTAGE_AGE`].
-    fn forget_old_shortage(&mut self, now: Nanos) {
+    fn remove_outdated_shortage_prediction(&mut self, now: Nanos) {
         let last =
             self.workers.back().into_iter().chain(self.estimated_workers.back()).map(|workers| workers.at.0);
         let age = last.max().map(|last| Duration::from_nanos(now.0.saturating_sub(last)));
@@ -117,7 +117,12 @@ impl MemoryRecords {
     /// measurement that read the pages of the processes. `job_start_time` is the start time of the job, as in
     /// [`MemoryRecords::remove_earlier_job`]. Stored measurements of an earlier job with the same id but another start
     /// time are removed.
-    pub fn add(&mut self, job: &JobId, job_start_time: &str, reading: JobReading) -> Arc<JobReading> {
+    pub fn add(
+        &mut self,
+        job: &JobId,
+        job_start_time: &str,
+        reading: JobMemoryReading,
+    ) -> Arc<JobMemoryReading> {
         self.remove_earlier_job(job, job_start_time);
         let fresh = || JobRecord { since: job_start_time.to_owned(), ..JobRecord::default() };
         let record = self.jobs.entry(job.clone()).or_insert_with(fresh);
@@ -137,7 +142,7 @@ impl MemoryRecords {
         if let Some(workers) = reading.workers {
             record.predict(workers, reading.kind, reading.available);
         } else {
-            record.forget_old_shortage(reading.at.since_boot);
+            record.remove_outdated_shortage_prediction(reading.at.since_boot);
         }
         let reading = Arc::new(reading);
         record.latest.insert(reading.kind, Arc::clone(&reading));
@@ -149,7 +154,12 @@ impl MemoryRecords {
     /// takes CPU time. A measurement stays recent for 20 times the CPU time that it took, but at least for one second
     /// after its end. `now` is the current time in ns since boot. Returns `None` if there is no recent measurement.
     #[must_use]
-    pub fn recent_reading(&self, job: &JobId, kind: ReadingKind, now: Nanos) -> Option<Arc<JobReading>> {
+    pub fn recent_reading(
+        &self,
+        job: &JobId,
+        kind: ReadingKind,
+        now: Nanos,
+    ) -> Option<Arc<JobMemoryReading>> {
         let latest = self.jobs.get(job)?.latest.get(&kind)?;
         let age = Duration::from_nanos(now.0.saturating_sub(latest.ended_at.0));
         let limit = latest.cost.saturating_mul(REUSE_FACTOR).max(MIN_REUSE);
@@ -217,9 +227,9 @@ impl MemoryRecords {
     /// Removes the predicted memory shortage of the job `job` if the newest measurement that can serve for a prediction
     /// is more than 20 minutes old. Must be called after a measurement that was not stored. `now` is the current time
     /// in ns since boot.
-    pub fn forget_old_shortage(&mut self, job: &JobId, now: Nanos) {
+    pub fn remove_outdated_shortage_prediction(&mut self, job: &JobId, now: Nanos) {
         if let Some(record) = self.jobs.get_mut(job) {
-            record.forget_old_shortage(now);
+            record.remove_outdated_shortage_prediction(now);
         }
     }
 
@@ -253,9 +263,9 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn reading(seconds: u64, own: u64, available: u64) -> JobReading {
+    fn reading(seconds: u64, own: u64, available: u64) -> JobMemoryReading {
         let since_boot = Nanos(seconds * 1_000_000_000);
-        JobReading {
+        JobMemoryReading {
             kind: ReadingKind::Pages,
             at: Moment { since_boot, wall_clock: UnixMillis(0) },
             ended_at: since_boot,
@@ -319,7 +329,7 @@ mod tests {
     #[test]
     fn the_age_of_a_reading_counts_from_its_end() {
         let mut records = MemoryRecords::default();
-        let slow = JobReading { ended_at: Nanos(400 * 1_000_000_000), ..reading(100, GIB, GIB) };
+        let slow = JobMemoryReading { ended_at: Nanos(400 * 1_000_000_000), ..reading(100, GIB, GIB) };
         records.add(&job(), "12:00", slow);
         let recent = |seconds: u64| {
             records.recent_reading(&job(), ReadingKind::Pages, Nanos(seconds * 1_000_000_000)).is_some()
@@ -339,7 +349,7 @@ mod tests {
         for (second, observed, known) in
             [(1, None, 0), (2, Some(vec![waits]), 1), (3, None, 1), (4, Some(Vec::new()), 0)]
         {
-            let reading = JobReading { map_lock_waits: observed, ..reading(second, GIB, GIB) };
+            let reading = JobMemoryReading { map_lock_waits: observed, ..reading(second, GIB, GIB) };
             records.add(&job(), "12:00", reading);
             assert_eq!(records.map_lock_waits(&job()).len(), known, "{second}");
         }
@@ -381,7 +391,7 @@ mod tests {
     #[test]
     fn estimates_warn_too_if_no_pages_were_read_for_five_minutes() {
         let estimate =
-            |seconds, own| JobReading { kind: ReadingKind::Estimate, ..reading(seconds, own, 2 * GIB) };
+            |seconds, own| JobMemoryReading { kind: ReadingKind::Estimate, ..reading(seconds, own, 2 * GIB) };
         let is_warned = |records: &MemoryRecords| records.shortage_warning(&job()).is_some();
         let mut records = MemoryRecords::default();
         records.add(&job(), "12:00", estimate(0, 4 * GIB));

@@ -52,15 +52,19 @@ impl TurnQueue {
     /// the user for whom the call is made, or pjwd itself. If the future is dropped, the call leaves the queue.
     ///
     /// # Errors
-    /// If `max_waiting` calls of `owner` already wait. The error is returned at once, without waiting.
-    pub async fn wait_for_turn(&self, owner: TurnOwner, max_waiting: usize) -> Result<Turn, TooManyWaiting> {
+    /// If `max_waiting_calls` calls of `owner` already wait. The error is returned at once, without waiting.
+    pub async fn wait_for_turn(
+        &self,
+        owner: TurnOwner,
+        max_waiting_calls: usize,
+    ) -> Result<Turn, TooManyWaiting> {
         let receiver = {
             let mut queue = self.0.borrow_mut();
             if !queue.is_taken {
                 queue.is_taken = true;
                 return Ok(Turn(Rc::clone(&self.0)));
             }
-            queue.add(owner, max_waiting)?
+            queue.add(owner, max_waiting_calls)?
         };
         // The queue keeps the sender until it sends the turn.
         receiver.await.map_err(|_| TooManyWaiting { waiting: 0 })
@@ -71,7 +75,7 @@ impl Queue {
     fn add(
         &mut self,
         owner: TurnOwner,
-        max_waiting: usize,
+        max_waiting_calls: usize,
     ) -> Result<oneshot::Receiver<Turn>, TooManyWaiting> {
         let (sender, receiver) = oneshot::channel();
         let Some((_, calls)) = self.waiting.iter_mut().find(|(other, _)| *other == owner) else {
@@ -79,7 +83,7 @@ impl Queue {
             return Ok(receiver);
         };
         calls.retain(|call| !call.is_closed());
-        if calls.len() >= max_waiting {
+        if calls.len() >= max_waiting_calls {
             return Err(TooManyWaiting { waiting: calls.len() });
         }
         calls.push_back(sender);

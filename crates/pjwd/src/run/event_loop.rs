@@ -202,11 +202,11 @@ impl EventLoop {
     }
 
     /// Starts the thread that changes cpusets, if this node has cpusets. Returns the name and the id of the thread.
-    fn start_cpuset_thread(&mut self) -> Option<(&'static str, Tid)> {
+    fn start_cpuset_change_thread(&mut self) -> Option<(&'static str, Tid)> {
         if matches!(self.warden.policy().cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
             return None;
         }
-        match self.warden.machine_interface_mut().start_cpuset_thread() {
+        match self.warden.machine_interface_mut().start_cpuset_change_thread() {
             Ok(tid) => Some(("thread for cpusets", tid)),
             Err(error) => {
                 warn!("the event loop changes cpusets itself, which may delay it: {error}");
@@ -223,7 +223,7 @@ impl EventLoop {
         self.sent_warnings.insert(WarningOrigin::Start, start_warnings);
         let tids = [("event loop", gettid()), ("control server", getpid())];
         let threads = tids.map(|(name, tid)| (name, Tid(tid.as_raw().cast_unsigned())));
-        let threads: Vec<_> = threads.into_iter().chain(self.start_cpuset_thread()).collect();
+        let threads: Vec<_> = threads.into_iter().chain(self.start_cpuset_change_thread()).collect();
         self.realtime = RealtimePriority::new(&threads, Instant::now());
         self.realtime.set_enabled(self.config.settings().use_realtime_priority);
         self.triggers.job_processes_scan_due = true;
@@ -330,7 +330,7 @@ impl EventLoop {
     fn wait(&mut self) -> Readable {
         let now = Instant::now();
         self.realtime.enforce_limits(now);
-        self.own_mask.follow(&self.warden.state().pool, self.realtime.lowered_threads(), now);
+        self.own_mask.update_masks(&self.warden.state().pool, self.realtime.lowered_threads(), now);
         let mut next = self.next_scan.min(self.next_rescan).min(self.watchdog.next_ping_at());
         next = self.realtime.next_check_at(now).map_or(next, |check| next.min(check));
         let owed = self.budget.wait_time(now);

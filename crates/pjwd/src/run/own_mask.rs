@@ -66,11 +66,16 @@ impl DaemonMask {
     }
 
     /// Binds the threads of the daemon to the PUs on which they are to run now. `pool` has the PUs that jobs hold.
-    /// `lowered` are the threads that lost the real-time priority for a moment, `None` if no thread has this priority.
-    /// Must be called before each sleep of the event loop; `now` is the current time. Makes no system call if nothing
-    /// has changed, except one each second.
-    pub fn follow(&mut self, pool: &PuPool, lowered: Option<BTreeSet<Tid>>, now: Instant) {
-        let binding = self.wanted_binding(pool, lowered);
+    /// `threads_without_priority` are the threads that lost the real-time priority for a moment, `None` if no thread
+    /// has this priority. Must be called before each sleep of the event loop; `now` is the current time. Makes no
+    /// system call if nothing has changed, except one each second.
+    pub fn update_masks(
+        &mut self,
+        pool: &PuPool,
+        threads_without_priority: Option<BTreeSet<Tid>>,
+        now: Instant,
+    ) {
+        let binding = self.wanted_binding(pool, threads_without_priority);
         if binding == self.binding && !self.is_lost(now) {
             return;
         }
@@ -104,13 +109,13 @@ impl DaemonMask {
     }
 
     /// Where the threads are to run.
-    fn wanted_binding(&self, pool: &PuPool, lowered: Option<BTreeSet<Tid>>) -> Binding {
+    fn wanted_binding(&self, pool: &PuPool, threads_without_priority: Option<BTreeSet<Tid>>) -> Binding {
         let online = pool.online_cpus();
         let housekeeping = pool.housekeeping_cpus().intersection(&online);
         if !housekeeping.is_empty() {
             return Binding { cpus: Some(housekeeping), exempt: BTreeSet::new() };
         }
-        let Some(exempt) = lowered else { return Binding::default() };
+        let Some(exempt) = threads_without_priority else { return Binding::default() };
         let free = pool.free_cpus().intersection(&online);
         let usable = self.start_mask.as_ref().map_or(free.clone(), |mask| free.intersection(mask));
         if usable.is_empty() || usable == online {

@@ -70,9 +70,10 @@ pub struct OwnerCpuSampler {
     has_shown_demand: bool,
     /// The BPF program that reports the lent PUs on which threads of their owner run, if it can be loaded.
     monitor: Monitor,
-    /// The lent PUs that the monitor has reported. It does not report them again before [`LentCpuWatch::report_again`].
+    /// The lent PUs that the monitor has reported. It does not report them again before
+    /// [`LentCpuMonitorInterface::report_again`].
     reported: CpuSet,
-    /// For each lent PU, what the monitor returned at the last sample ([`LentCpuWatch::owner_run_times`]).
+    /// For each lent PU, what the monitor returned at the last sample ([`LentCpuMonitorInterface::owner_run_times`]).
     run_times: BTreeMap<Pu, OwnerRunTime>,
     /// The time at which the monitor began to measure each lent PU.
     measured_since: BTreeMap<Pu, Instant>,
@@ -96,20 +97,20 @@ enum Monitor {
         /// The time at which it was found.
         since: Instant,
     },
-    Loaded(Box<dyn LentCpuWatch>),
+    Loaded(Box<dyn LentCpuMonitorInterface>),
 }
 
 /// A monitor that reports when a job runs on PUs that it lends to other jobs. [`OwnerCpuSampler`] uses the monitor to
 /// decide when a job needs its lent PUs back. The daemon uses [`LentCpuMonitor`] (a BPF program). Tests with a
 /// simulated machine have an implementation of their own.
-pub trait LentCpuWatch: std::fmt::Debug + Send {
+pub trait LentCpuMonitorInterface: std::fmt::Debug + Send {
     /// Sets the lent PUs, each with the number of PUs of its owner ([`LentCpuMonitor::set_lent_pus`]).
     ///
     /// # Errors
     /// If the PUs can't be monitored.
     fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable>;
 
-    /// Returns the lent PUs, as passed to the last call of [`LentCpuWatch::set_lent_pus`].
+    /// Returns the lent PUs, as passed to the last call of [`LentCpuMonitorInterface::set_lent_pus`].
     fn lent_pus(&self) -> &BTreeMap<Pu, u32>;
 
     /// Returns the file descriptor that poll(2) shows as readable when a PU is reported. `None` if the monitor has no
@@ -129,7 +130,7 @@ pub trait LentCpuWatch: std::fmt::Debug + Send {
     fn owner_run_times(&self) -> Vec<OwnerRunTime>;
 }
 
-impl LentCpuWatch for LentCpuMonitor {
+impl LentCpuMonitorInterface for LentCpuMonitor {
     fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
         LentCpuMonitor::set_lent_pus(self, lent)
     }
@@ -159,7 +160,7 @@ impl OwnerCpuSampler {
     /// Makes a sampler for tests with a simulated machine. `monitor` simulates the BPF program that reports when a
     /// job runs on PUs that it lends to other jobs. `None` simulates a machine on which no BPF program can be loaded.
     #[must_use]
-    pub fn with_monitor(monitor: Option<Box<dyn LentCpuWatch>>) -> Self {
+    pub fn with_monitor(monitor: Option<Box<dyn LentCpuMonitorInterface>>) -> Self {
         let unavailable =
             || Monitor::Unavailable { why: "this machine is simulated".to_owned(), since: Instant::now() };
         Self { monitor: monitor.map_or_else(unavailable, Monitor::Loaded), ..Self::default() }
@@ -263,7 +264,7 @@ impl OwnerCpuSampler {
         &mut self,
         now: Instant,
         is_any_lent: bool,
-        load: impl FnOnce() -> Result<Box<dyn LentCpuWatch>, LentCpuMonitorUnavailable>,
+        load: impl FnOnce() -> Result<Box<dyn LentCpuMonitorInterface>, LentCpuMonitorUnavailable>,
     ) {
         let is_due = match &self.monitor {
             Monitor::Unloaded => true,
@@ -461,7 +462,7 @@ fn wanted_by_waiting_threads(state: &WardenState, owner: &JobId, own_cpus: &CpuS
 ///
 /// # Errors
 /// If the program can't be used on this machine. The error contains the reason.
-pub(super) fn load_lent_cpu_monitor() -> Result<Box<dyn LentCpuWatch>, LentCpuMonitorUnavailable> {
+pub(super) fn load_lent_cpu_monitor() -> Result<Box<dyn LentCpuMonitorInterface>, LentCpuMonitorUnavailable> {
     Ok(Box::new(LentCpuMonitor::new()?))
 }
 

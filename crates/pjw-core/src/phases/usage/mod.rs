@@ -117,7 +117,7 @@ fn pids_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
 }
 
 fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid> + use<> {
-    let parent = state.usage.process(member.id).map(|known| known.parent);
+    let parent = state.usage.process_usage(member.id).map(|known| known.parent);
     core::iter::once(member.id.pid).chain(parent)
 }
 

@@ -273,7 +273,7 @@ impl Lineage {
             self.descendants.entry(pid).or_insert_with(new);
         }
         if let Some(descendant) = self.descendants.get_mut(&pid) {
-            descendant.inherited_mask_requests = released.requests().cloned().collect();
+            descendant.inherited_mask_requests = released.last_mask_request_candidates().cloned().collect();
         }
     }
 
@@ -295,7 +295,7 @@ impl Lineage {
         if self.exited.remove(&pid) || self.descendants.len() >= MAX_FORK_RECORDS {
             return;
         }
-        let requests = member.requests().cloned().collect();
+        let requests = member.last_mask_request_candidates().cloned().collect();
         self.descendants.entry(pid).or_insert_with(|| Descendant::of(member, is_member, None, requests));
     }
 

@@ -20,7 +20,7 @@ mod table;
 
 pub(crate) use processes::ProcessUsage;
 pub(crate) use processes::is_same_start;
-use processes::{ExitTimes, LateTime, MAX_ROUNDING_NS, OutsideParent, is_born_since};
+use processes::{ExitTimes, LateTime, MAX_ROUNDING_NS, OutsideParent, may_have_started_after};
 use table::ProcessTable;
 
 /// The scan that last read a process, and the end of the process, are known to about this time, in ns.
@@ -250,7 +250,7 @@ impl UsageState {
     /// of the job.
     pub(crate) fn sample_start_for_new_thread(&self, job: &JobId, start: StartTime) -> Option<Nanos> {
         let open = self.jobs.get(job)?;
-        is_born_since(start, open.usage.began_at).then_some(open.sample_began_at)
+        may_have_started_after(start, open.usage.began_at).then_some(open.sample_began_at)
     }
 
     /// Adds the pending wait time ([`UsageState::pending_wait_ns`]) to the present usage sample of the job `job`, and
@@ -266,7 +266,7 @@ impl UsageState {
 
     /// Returns the CPU times of the process `id` of a job, as last read. `None` if pjw has not read this process as a
     /// process of a job.
-    pub(crate) fn process(&self, id: ProcessId) -> Option<&ProcessUsage> {
+    pub(crate) fn process_usage(&self, id: ProcessId) -> Option<&ProcessUsage> {
         self.processes.get(id.pid).filter(|known| known.start == id.start)
     }
 
@@ -339,7 +339,7 @@ impl UsageState {
         let known =
             self.processes.get_mut(id.pid).filter(|known| known.start == id.start && known.job == *job);
         let Some(known) = known else {
-            let is_born_in_job = is_born_since(id.start, open.usage.began_at);
+            let is_born_in_job = may_have_started_after(id.start, open.usage.began_at);
             let process = ProcessUsage::first_read(job.clone(), id.start, parent, times, now);
             // The processes that an earlier daemon has read are not news of this sample.
             if is_born_in_job && open.is_unread {

@@ -59,7 +59,7 @@ impl ProcessUsage {
     /// `job_began_at` is the time at which the job began, in ns since boot. The result is 0 if the process is older
     /// than the job.
     pub(super) fn readable_again_ns(&self, job_began_at: Nanos) -> u64 {
-        if is_born_since(self.start, job_began_at) { self.total_ns() } else { 0 }
+        if may_have_started_after(self.start, job_began_at) { self.total_ns() } else { 0 }
     }
 
     /// Returns by how much the CPU time of the ended children of this process has grown since the last reading, in ns.
@@ -269,8 +269,8 @@ pub(crate) fn is_same_start(one: StartTime, other: StartTime) -> bool {
     one.0.abs_diff(other.0) <= 1
 }
 
-/// Returns whether a process with the start time `start` may have started after the time `began_at` (in ns since boot),
-/// at which a job began.
-pub(super) fn is_born_since(start: StartTime, began_at: Nanos) -> bool {
-    start.latest_time() > began_at
+/// Returns whether a process with the start time `start` may have started after the time `job_start` (in ns since
+/// boot), at which a job began.
+pub(super) fn may_have_started_after(start: StartTime, job_start: Nanos) -> bool {
+    start.latest_time() > job_start
 }

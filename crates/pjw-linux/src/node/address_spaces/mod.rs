@@ -140,13 +140,13 @@ impl AddressSpaces {
         if stat.is_kernel_thread || stat.readable_stack_start().is_none() {
             // The first thread may have exited before the others.
             if known.is_some_and(|known| known.id != id) {
-                self.forget(pid);
+                self.remove_process(pid);
             }
             return;
         }
         let is_known = known.is_some_and(|known| known.id == id && known.stack == stat.stack_start);
         if !is_known {
-            self.forget(pid);
+            self.remove_process(pid);
             self.add(id, stat);
         }
         if let Some(known) = self.processes.get_mut(&pid) {
@@ -237,7 +237,7 @@ impl AddressSpaces {
 
     /// Removes the process `pid`. Must be called when the process has executed a program or exited, or when another
     /// process has got its pid.
-    pub(super) fn forget(&mut self, pid: Pid) {
+    pub(super) fn remove_process(&mut self, pid: Pid) {
         self.leave_space(pid);
         self.open.remove(&pid);
         let Some(process) = self.processes.remove(&pid) else { return };
@@ -254,7 +254,7 @@ impl AddressSpaces {
     /// existing processes.
     pub(super) fn retain(&mut self, is_there: impl Fn(Pid) -> bool) {
         let gone: Vec<Pid> = self.processes.keys().copied().filter(|&pid| !is_there(pid)).collect();
-        gone.into_iter().for_each(|pid| self.forget(pid));
+        gone.into_iter().for_each(|pid| self.remove_process(pid));
     }
 
     /// Returns the processes that possibly share an address space, and about which the task scan (a BPF program) must
@@ -415,7 +415,7 @@ impl AddressSpaces {
         for &pid in pids {
             match self.call(pid, pid) {
                 Ok(_) => {}
-                Err(errno) if is_gone(errno) => self.forget(pid),
+                Err(errno) if is_gone(errno) => self.remove_process(pid),
                 Err(errno) => self.refuse(Some(pid), errno),
             }
         }

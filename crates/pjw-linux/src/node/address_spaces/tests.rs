@@ -217,7 +217,7 @@ fn a_process_that_ended_meanwhile_is_removed_and_the_others_are_compared() {
     scan(&mut spaces, 1, &group);
     (2..4).for_each(|second| drop(scan(&mut spaces, second, &group[1..])));
     assert_eq!(scan(&mut spaces, 5, &[]), [sharing(2..=3)]);
-    spaces.forget(Pid(3));
+    spaces.remove_process(Pid(3));
     assert!(scan(&mut spaces, 6, &[]).is_empty());
 }
 

@@ -337,7 +337,7 @@ impl<'a> RunningFarm<'a> {
         }
         self.is_ending = true;
         if self.writer.child.is_some() {
-            writer::send_end(&self.shared);
+            writer::send_end_of_results(&self.shared);
         }
         self.shared.control().items.0.notify_always();
     }

@@ -38,7 +38,7 @@ impl Environment {
     /// # Safety
     /// The process must have only one thread. The memory at `address` must have as many bytes as [`Environment::size`]
     /// returns. The bytes must be zero, and nothing else may use them.
-    pub(super) unsafe fn move_to(address: u64) -> Self {
+    pub(super) unsafe fn copy_environ_to(address: u64) -> Self {
         let list =
             ptr::with_exposed_provenance_mut::<*const c_char>(usize::try_from(address).unwrap_or_default());
         // SAFETY: guaranteed by the caller. The memory behind the variables is zero, so that the list ends there.

@@ -58,7 +58,7 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
             process::exit(125);
         }
         env::remove_var(CHANNEL_VARIABLE);
-        let mut environment = Environment::move_to(environment);
+        let mut environment = Environment::copy_environ_to(environment);
         serve(code);
         let own = InstanceParameters::from_address(usize::try_from(pointers).unwrap_or_default());
         own.variable_pointers().for_each(|variable| environment.set(variable));

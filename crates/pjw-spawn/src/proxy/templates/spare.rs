@@ -38,7 +38,7 @@ impl Template {
         let failed = |errno| ForkError::from(SpawnError { step: SpawnStep::Clone, errno });
         let (channel, other) = Channel::pair().map_err(failed)?;
         self.wait_until_idle()?;
-        self.message.make_spare(self.loaded.block, &self.start, other.as_raw_fd());
+        self.message.add_spare(self.loaded.block, &self.start, other.as_raw_fd());
         self.send()?;
         let child = self.next_child()?;
         Ok(SpareProcess {

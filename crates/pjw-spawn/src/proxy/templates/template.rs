@@ -385,8 +385,9 @@ impl Template {
     /// is unknown.
     pub(super) fn memory_map_for(&self, image: &PlacedStrings) -> Option<MemoryMap> {
         let map = self.loaded.memory_map?;
-        let variables = if self.shape.is_some() { image.variables() } else { map.env_start..map.env_end };
-        Some(map.with_strings(image.arguments(), variables))
+        let variables =
+            if self.shape.is_some() { image.variable_range() } else { map.env_start..map.env_end };
+        Some(map.with_strings(image.argument_range(), variables))
     }
 
     /// Returns the address, in the memory of the template, of the pointers to the arguments and environment variables.

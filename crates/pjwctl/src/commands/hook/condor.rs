@@ -36,7 +36,7 @@ fn job_ad() -> String {
 /// Prepares the command of a job, for the program that HTCondor runs as `USER_JOB_WRAPPER`. Waits until the affinity
 /// mask of this process, as limited by its cpuset, contains only cores of the job, but at most until the time limit of
 /// the hook. Returns the environment variables for the command, such as `PJW_CPUS`. The caller executes the command.
-pub(super) fn wrapper(context: &HookInput) -> anyhow::Result<JobVariables> {
+pub(super) fn user_job_wrapper(context: &HookInput) -> anyhow::Result<JobVariables> {
     variables::job_starter_variables(context, &announcement(context, "")?)
 }
 

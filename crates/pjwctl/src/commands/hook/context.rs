@@ -77,7 +77,7 @@ impl HookInput {
     pub(super) fn release_and_log(&self, announcement: &JobAnnouncement) -> anyhow::Result<JobVariables> {
         self.client.release(announcement)?;
         if let Some(line) = self.print_line_of(announcement).filter(|_| is_root()) {
-            output::log_information(Path::new(output::SYSTEM_LOG), &line);
+            output::log_info(Path::new(output::SYSTEM_LOG), &line);
         }
         Ok(Vec::new())
     }

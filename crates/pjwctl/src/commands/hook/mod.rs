@@ -147,7 +147,7 @@ fn run_hook(kind: HookKind, context: &HookInput) -> anyhow::Result<JobVariables>
         HookKind::SgeStarter => sge::starter(context),
         HookKind::CondorPrepare => condor::prepare(context),
         HookKind::CondorExit => condor::exit(context),
-        HookKind::CondorJobWrapper => condor::wrapper(context),
+        HookKind::CondorJobWrapper => condor::user_job_wrapper(context),
         HookKind::FluxProlog => flux::prolog(context),
         HookKind::FluxEpilog => flux::epilog(context),
     }

@@ -152,19 +152,19 @@ impl Svg {
     }
 
     /// Draws a rectangle. `at` is its upper left corner (x, y), and `size` its width and height. `line` contains the
-    /// SVG attributes of its border. `round` is the radius of its corners. All numbers are in pixels.
+    /// SVG attributes of its border. `corner_radius` is the radius of its corners. All numbers are in pixels.
     pub(super) fn rect(
         &mut self,
         at: (u32, u32),
         size: (u32, u32),
         fill_style: &FillStyle,
         line: &str,
-        round: u32,
+        corner_radius: u32,
     ) {
         let ((x, y), (width, height)) = (at, size);
-        let round = if round > 0 { format!(r#" rx="{round}""#) } else { String::new() };
+        let radius = if corner_radius > 0 { format!(r#" rx="{corner_radius}""#) } else { String::new() };
         self.put(&format!(
-            r#"<rect x="{x}" y="{y}" width="{width}" height="{height}"{round} fill="{}" {line}/>"#,
+            r#"<rect x="{x}" y="{y}" width="{width}" height="{height}"{radius} fill="{}" {line}/>"#,
             fill_style.fill
         ));
     }

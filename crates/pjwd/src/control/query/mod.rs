@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use pjw_core::diagnosis::far_memory::{BusyProcessMemory, FarMemory, find_far_memory};
+use pjw_core::diagnosis::remote_numa_memory::{BusyProcessMemory, RemoteNumaMemory, find_remote_numa_memory};
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::state::{Member, MemberThread, WardenState};
 use pjw_core::{evidence::MembershipEvidence, explain, job::JobId, policy::Policy};
@@ -30,7 +30,7 @@ pub enum Query {
     /// The processes that belong to the job with this id.
     MemberProcesses(JobId),
     /// The processes of a job with much memory on NUMA nodes where no busy thread of the process runs.
-    FarMemory {
+    RemoteNumaMemory {
         /// The id of the job.
         job: JobId,
         /// The bytes in memory on each NUMA node, for each process that was read.
@@ -93,7 +93,7 @@ pub enum QueryAnswer {
     /// The processes that belong to a job, ascending by pid. `None` if the requested job does not exist.
     MemberProcesses(Option<Vec<JobProcess>>),
     /// The processes of a job whose memory is far from their busy threads, ascending by pid.
-    FarMemory(Vec<FarMemory>),
+    RemoteNumaMemory(Vec<RemoteNumaMemory>),
     /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
     JobReasons(Option<ExplainJobReply>),
     /// The reasons why a process belongs to its job or to none, and one page of its threads.
@@ -214,13 +214,13 @@ pub fn member_processes(state: &WardenState, id: &JobId) -> QueryAnswer {
     QueryAnswer::MemberProcesses(state.jobs.contains_key(id).then(processes))
 }
 
-/// Finds the processes of the job `id` with far memory. A process has far memory if most of its memory is on other
-/// NUMA nodes than those on which its busy threads ran last. `state` is the state of the daemon, which contains the
-/// processes of the jobs. `memory_by_node` has the bytes on each NUMA node, for each process whose memory was read.
-/// The result is an [`QueryAnswer::FarMemory`]. The list in the answer is empty if no process has far memory, or if the
-/// job does not exist.
+/// Finds the processes of the job `id` with far memory. A process has far memory if most of its memory is on other NUMA
+/// nodes than those on which its busy threads ran last. `state` is the state of the daemon, which contains the
+/// processes of the jobs. `memory_by_node` has the bytes on each NUMA node, for each process whose memory was read. The
+/// result is an [`QueryAnswer::RemoteNumaMemory`]. The list in the answer is empty if no process has far memory, or if
+/// the job does not exist.
 #[must_use]
-pub fn processes_with_far_memory(
+pub fn processes_with_remote_numa_memory(
     state: &WardenState,
     id: &JobId,
     memory_by_node: BTreeMap<Pid, BTreeMap<u32, u64>>,
@@ -231,7 +231,7 @@ pub fn processes_with_far_memory(
         Some(BusyProcessMemory { pid, last_cpus: busy.map(|thread| thread.last_cpu).collect(), by_node })
     });
     let processes: Vec<BusyProcessMemory> = processes.collect();
-    QueryAnswer::FarMemory(find_far_memory(&state.topology, &processes))
+    QueryAnswer::RemoteNumaMemory(find_remote_numa_memory(&state.topology, &processes))
 }
 
 /// Returns the reasons why the job `id` holds its CPUs, or why it holds none. `state` is the state of the daemon,

@@ -128,8 +128,10 @@ fn only_busy_threads_of_the_job_are_compared_with_the_memory() {
     let memory = BTreeMap::from([(1, 1 << 30)]);
     let by_node: BTreeMap<Pid, _> =
         [100_000, 200_000, 999].into_iter().map(|pid| (Pid(pid), memory.clone())).collect();
-    let far = |state: &WardenState| match processes_with_far_memory(state, &job, by_node.clone()) {
-        QueryAnswer::FarMemory(far) => far.iter().map(|far| (far.pid, far.busy_threads)).collect::<Vec<_>>(),
+    let far = |state: &WardenState| match processes_with_remote_numa_memory(state, &job, by_node.clone()) {
+        QueryAnswer::RemoteNumaMemory(far) => {
+            far.iter().map(|far| (far.pid, far.busy_threads)).collect::<Vec<_>>()
+        }
         other => panic!("{other:?}"),
     };
     assert_eq!(far(&state), [], "no thread is busy");

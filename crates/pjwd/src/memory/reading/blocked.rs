@@ -11,14 +11,14 @@ use super::spaces::LiveProcess;
 /// Returns the processes whose memory is locked: those for whose locks earlier readings wait, and the processes that
 /// share their memory. If there are some, all processes with a thread that is blocked in the kernel (the state `D`)
 /// belong to them: they probably wait for the same file system.
-pub(super) fn find_blocked(
+pub(super) fn find_processes_with_held_mmap_lock(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
     spaces: &[Option<u32>],
     progress: &dyn ReadingProgress,
 ) -> BTreeSet<Pid> {
     let pids = || processes.iter().map(|process| process.id.pid);
-    let mut blocked: BTreeSet<Pid> = pids().filter(|pid| progress.is_blocked(*pid)).collect();
+    let mut blocked: BTreeSet<Pid> = pids().filter(|pid| progress.is_mmap_lock_awaited(*pid)).collect();
     if blocked.is_empty() {
         return blocked;
     }

@@ -22,7 +22,7 @@ use pjw_linux::proc::procfs::ProcDir;
 use pjw_linux::sys::errno::{is_gone, is_permission_denied};
 use pjw_linux::sys::{clock, kcmp::compare_address_spaces};
 
-use self::blocked::find_blocked;
+use self::blocked::find_processes_with_held_mmap_lock;
 pub use self::progress::ReadingProgress;
 pub use self::spaces::JobProcess;
 use self::spaces::{LiveProcess, number_address_spaces};
@@ -71,7 +71,7 @@ pub struct DeniedProcess {
 /// A reading: the result of one measurement of a job's memory use. Contains the sums over the processes of the job,
 /// the values of each process, and the CPU time of the measurement. All sizes are in bytes.
 #[derive(Debug, Clone)]
-pub struct JobReading {
+pub struct JobMemoryReading {
     /// The method of the measurement.
     pub kind: ReadingKind,
     /// The time at which the measurement began.
@@ -172,13 +172,14 @@ const MAX_SMALL_JOB: u64 = 256 << 20;
 
 /// Measures the memory use of a job by the method `kind`. `processes` are the processes of the job. Blocks until the
 /// result is complete: a process with 1 TiB of memory takes half a minute of CPU time. Processes that have ended are
-/// only counted, in [`JobReading::ended_processes`]. Processes that can't be read are listed in [`JobReading::denied`].
+/// only counted, in [`JobMemoryReading::ended_processes`]. Processes that can't be read are listed in
+/// [`JobMemoryReading::denied`].
 ///
 /// With the kind [`ReadingKind::Counters`], the function uses the best method that takes little CPU time, and
-/// [`JobReading::kind`] has the method that it used.
+/// [`JobMemoryReading::kind`] has the method that it used.
 ///
-/// If `watches_threads` is true and the pages are read, the function also observes the threads of the processes for
-/// 0.2 to 2 s. It finds threads that wait for one another to map or unmap memory ([`JobReading::map_lock_waits`]).
+/// If `watches_threads` is true and the pages are read, the function also observes the threads of the processes for 0.2
+/// to 2 s. It finds threads that wait for one another to map or unmap memory ([`JobMemoryReading::map_lock_waits`]).
 ///
 /// If the pages of processes are read, the functions of `progress` are called before each process.
 ///
@@ -192,13 +193,13 @@ pub fn measure_job_memory(
     kind: ReadingKind,
     watches_threads: bool,
     progress: &dyn ReadingProgress,
-) -> Result<JobReading, ReadingError> {
+) -> Result<JobMemoryReading, ReadingError> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(ReadingError::ProcUnavailable)?;
     let (at, before) = (clock::now(), clock::own_thread_cpu_time());
     let alive: Vec<LiveProcess> =
         processes.iter().filter_map(|process| live_process(&mut proc, *process)).collect();
     let cgroup = job_cgroup(&mut proc, &alive);
-    let mut reading = JobReading {
+    let mut reading = JobMemoryReading {
         kind,
         at,
         ended_at: at.since_boot,
@@ -253,12 +254,12 @@ fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {
 fn read_pages(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
-    reading: &mut JobReading,
+    reading: &mut JobMemoryReading,
     watches_threads: bool,
     progress: &dyn ReadingProgress,
 ) -> Result<(), ReadingError> {
     let spaces = number_address_spaces(processes, compare_address_spaces);
-    let blocked = find_blocked(proc, processes, &spaces, progress);
+    let blocked = find_processes_with_held_mmap_lock(proc, processes, &spaces, progress);
     // The memory of each address space by its number.
     let mut read: BTreeMap<u32, ProcessMemory> = BTreeMap::new();
     for (&LiveProcess { id: process, thread, .. }, address_space) in
@@ -319,7 +320,7 @@ fn read_cheaply(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
     cgroup: Option<&JobCgroup>,
-    reading: &mut JobReading,
+    reading: &mut JobMemoryReading,
     progress: &dyn ReadingProgress,
 ) -> Result<(), ReadingError> {
     let ended_processes = reading.ended_processes;
@@ -339,7 +340,7 @@ fn read_cheaply(
 }
 
 /// Reads the counters of the processes. Returns the anonymous memory of each address space, in bytes.
-fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut JobReading) -> Vec<u64> {
+fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut JobMemoryReading) -> Vec<u64> {
     let spaces = number_address_spaces(processes, compare_address_spaces);
     let mut counted: BTreeSet<u32> = BTreeSet::new();
     let mut anonymous = Vec::with_capacity(processes.len());
@@ -363,7 +364,11 @@ fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut Jo
 }
 
 /// Estimates the memory of a job from the counters of its cgroup, and from the anonymous memory of its address spaces.
-fn estimate(cgroup: &CgroupDir, anonymous: &[u64], reading: &mut JobReading) -> Result<(), ReadingError> {
+fn estimate(
+    cgroup: &CgroupDir,
+    anonymous: &[u64],
+    reading: &mut JobMemoryReading,
+) -> Result<(), ReadingError> {
     let charged = cgroup.read_memory_use().map_err(|_| ReadingError::NoOwnCgroup)?;
     // A page is charged to the cgroup in which its first user was, or, of an address space that several processes
     // share, to that of the process that the kernel holds for its owner.
@@ -385,7 +390,7 @@ fn estimate(cgroup: &CgroupDir, anonymous: &[u64], reading: &mut JobReading) -> 
 }
 
 /// Counts a process that could not be read: it has ended, or the kernel refused.
-fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: &mut JobReading) {
+fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: &mut JobMemoryReading) {
     count_unread(proc, process, reading, |uid| why_unreadable(errno, uid));
 }
 
@@ -393,7 +398,7 @@ fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: 
 fn count_unread(
     proc: &mut ProcDir,
     process: ProcessId,
-    reading: &mut JobReading,
+    reading: &mut JobMemoryReading,
     why: impl FnOnce(u32) -> String,
 ) {
     let pid = process.pid;

@@ -9,8 +9,8 @@ pub trait ReadingProgress {
     fn is_wanted(&self) -> bool;
 
     /// Returns whether an earlier reading still waits for the lock of the memory of the process `pid`. Such a process
-    /// is left out and listed in `JobReading::denied`.
-    fn is_blocked(&self, pid: Pid) -> bool;
+    /// is left out and listed in `JobMemoryReading::denied`.
+    fn is_mmap_lock_awaited(&self, pid: Pid) -> bool;
 
     /// Called before the pages of the process `pid` are read.
     fn begin_process(&self, pid: Pid);
@@ -21,7 +21,7 @@ impl<F: Fn() -> bool> ReadingProgress for F {
         self()
     }
 
-    fn is_blocked(&self, _: Pid) -> bool {
+    fn is_mmap_lock_awaited(&self, _: Pid) -> bool {
         false
     }
 

@@ -8,7 +8,7 @@ use pjw_core::ids::StartTime;
 use super::*;
 
 /// A reading that its caller waits for.
-fn read(processes: &[ProcessId], kind: ReadingKind) -> Result<JobReading, ReadingError> {
+fn read(processes: &[ProcessId], kind: ReadingKind) -> Result<JobMemoryReading, ReadingError> {
     measure_job_memory(&all(processes), kind, false, &|| true)
 }
 

@@ -29,7 +29,9 @@ impl EventLoop {
         let reply = match query {
             Query::Members { job, after, limit } => query::members_page(state, &job, after, limit),
             Query::MemberProcesses(id) => query::member_processes(state, &id),
-            Query::FarMemory { job, by_node } => query::processes_with_far_memory(state, &job, by_node),
+            Query::RemoteNumaMemory { job, by_node } => {
+                query::processes_with_remote_numa_memory(state, &job, by_node)
+            }
             Query::JobReasons(id) => query::explain_job(state, policy, &id),
             Query::ProcessReasons { pid, after } => query::explain_process(state, policy, pid, after),
             Query::Reports { job, last } => {

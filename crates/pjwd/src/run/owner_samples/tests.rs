@@ -68,7 +68,7 @@ fn the_reason_why_owners_are_sampled_is_kept_until_the_monitor_is_loaded() {
 #[derive(Debug, Default)]
 struct Broken(BTreeMap<Pu, u32>);
 
-impl LentCpuWatch for Broken {
+impl LentCpuMonitorInterface for Broken {
     fn set_lent_pus(&mut self, _lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
         Err(refused())
     }
@@ -179,7 +179,7 @@ fn an_owner_that_shares_its_core_with_another_program_uses_the_core_although_it_
 #[derive(Debug, Default)]
 struct TenMilliseconds(BTreeMap<Pu, u32>);
 
-impl LentCpuWatch for TenMilliseconds {
+impl LentCpuMonitorInterface for TenMilliseconds {
     fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
         self.0.clone_from(lent);
         Ok(())

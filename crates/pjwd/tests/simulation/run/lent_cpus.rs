@@ -11,7 +11,7 @@ use std::time::Duration;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_linux::bpf::{LentCpuMonitorUnavailable, OwnerRunTime};
 use pjw_sim::world::{TimeObserver, World};
-use pjwd::run::owner_samples::LentCpuWatch;
+use pjwd::run::owner_samples::LentCpuMonitorInterface;
 
 /// The data of the simulated BPF program since the daemon started.
 #[derive(Debug, Default)]
@@ -68,7 +68,7 @@ impl SimLentCpus {
             self.lent.get(&pu).is_some_and(|&owner_pus| mask.len() <= owner_pus as usize)
         };
         for process in world.processes.values().filter(|process| !process.is_kernel_thread) {
-            if world.is_frozen(process) || world.is_idle_priority(process) {
+            if world.is_frozen(process) || world.has_idle_priority(process) {
                 continue;
             }
             for thread in process.threads.values().filter(|thread| thread.is_busy) {
@@ -122,7 +122,7 @@ impl SimMonitor {
     }
 }
 
-impl LentCpuWatch for SimMonitor {
+impl LentCpuMonitorInterface for SimMonitor {
     fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
         let mut guard = self.seen();
         let seen = &mut *guard;

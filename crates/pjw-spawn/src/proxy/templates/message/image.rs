@@ -94,12 +94,12 @@ impl InstanceStrings {
 
 impl PlacedStrings {
     /// Returns the address range of the arguments, which `/proc/PID/cmdline` shows.
-    pub(in crate::proxy::templates) fn arguments(&self) -> Range<u64> {
+    pub(in crate::proxy::templates) fn argument_range(&self) -> Range<u64> {
         self.at + self.arguments_at as u64..self.at + self.strings.len() as u64
     }
 
     /// Returns the address range of the environment variables, which `/proc/PID/environ` shows.
-    pub(in crate::proxy::templates) fn variables(&self) -> Range<u64> {
+    pub(in crate::proxy::templates) fn variable_range(&self) -> Range<u64> {
         self.at..self.at + self.arguments_at as u64
     }
 
@@ -159,7 +159,7 @@ mod tests {
         let image = image(0x1000, &["prog", "x"], &["A=1"]);
         assert_eq!(image.strings, b"A=1\0prog\0x\0");
         assert_eq!(image.pointers, [0x1004, 0x1009, 0, 0x1000, 0]);
-        assert_eq!((image.variables(), image.arguments()), (0x1000..0x1004, 0x1004..0x100b));
+        assert_eq!((image.variable_range(), image.argument_range()), (0x1000..0x1004, 0x1004..0x100b));
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
     fn an_image_without_variables_has_an_empty_environment() {
         let image = image(0x1000, &["p"], &[]);
         assert_eq!(image.pointers, [0x1000, 0, 0]);
-        assert_eq!((image.variables(), image.arguments()), (0x1000..0x1000, 0x1000..0x1002));
+        assert_eq!((image.variable_range(), image.argument_range()), (0x1000..0x1000, 0x1000..0x1002));
     }
 
     #[test]

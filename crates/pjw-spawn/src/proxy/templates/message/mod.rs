@@ -129,7 +129,7 @@ impl TemplateMessage {
     /// Adds the fork of a spare to the message: a process that waits for messages of its own. `channel` is the
     /// descriptor of the socket for these messages. `block` is the memory of the template for messages. `start` has the
     /// parameters of all forked processes.
-    pub(super) fn make_spare(&mut self, block: TemplateBlock, start: &CommonSetup, channel: RawFd) {
+    pub(super) fn add_spare(&mut self, block: TemplateBlock, start: &CommonSetup, channel: RawFd) {
         self.clone_process(block, start);
         let received = block.descriptor_address(self.descriptors.len() as u64);
         self.descriptors.push(channel);

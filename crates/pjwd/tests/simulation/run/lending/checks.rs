@@ -132,7 +132,7 @@ impl Run {
         }
         for member in with_grant.into_iter().flat_map(|borrower| state.members_of(&borrower.id)) {
             let process = &world.processes[&member.id.pid];
-            if world.is_idle_priority(process) || world.is_frozen(process) {
+            if world.has_idle_priority(process) || world.is_frozen(process) {
                 continue;
             }
             for (tid, thread) in &process.threads {
@@ -162,14 +162,14 @@ impl Run {
             if world.is_frozen(process) || !has_grant {
                 continue;
             }
-            let is_idle_priority = world.is_idle_priority(process);
+            let has_idle_priority = world.has_idle_priority(process);
             for (tid, thread) in &process.threads {
                 for pu in world.effective_mask(process, thread).iter() {
                     let owner =
                         state.jobs.guaranteed_jobs().find(|job| state.pool.pus_of(&job.id).contains(pu));
                     assert!(
-                        owner.is_none() || (lent.contains(&pu) && is_idle_priority),
-                        "thread {tid} of {} is still on PU {pu} of {owner:?}, at idle priority: {is_idle_priority}",
+                        owner.is_none() || (lent.contains(&pu) && has_idle_priority),
+                        "thread {tid} of {} is still on PU {pu} of {owner:?}, at idle priority: {has_idle_priority}",
                         member.job
                     );
                 }
@@ -201,7 +201,7 @@ impl Run {
         let world = self.world.borrow();
         for process in world.processes.values() {
             assert!(!world.is_frozen(process), "{} is frozen", process.id);
-            assert!(!world.is_idle_priority(process), "{} is at idle priority", process.id);
+            assert!(!world.has_idle_priority(process), "{} is at idle priority", process.id);
         }
     }
 }

@@ -6,7 +6,7 @@ use pjw_core::within_job::NumaNodeRule;
 /// The value of `--within-job` of `pjwctl assign`, `pjwctl run` and `pjwctl spawn`: the rule that chooses a NUMA node
 /// for each new process of a job. The rule matters only if the cores of the job are in several NUMA nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum WithinJobArg {
+pub enum NumaNodeRuleArg {
     /// No NUMA node is chosen: a busy thread stays in the NUMA node in which it runs, if a core is idle there
     Default,
     /// The NUMA nodes in turns (round robin)
@@ -19,14 +19,14 @@ pub enum WithinJobArg {
     Packed,
 }
 
-impl From<WithinJobArg> for NumaNodeRule {
-    fn from(arg: WithinJobArg) -> Self {
+impl From<NumaNodeRuleArg> for NumaNodeRule {
+    fn from(arg: NumaNodeRuleArg) -> Self {
         match arg {
-            WithinJobArg::Default => Self::Default,
-            WithinJobArg::Rr => Self::RoundRobin,
-            WithinJobArg::Ll => Self::LeastLoaded,
-            WithinJobArg::Fill => Self::Fill,
-            WithinJobArg::Packed => Self::Packed,
+            NumaNodeRuleArg::Default => Self::Default,
+            NumaNodeRuleArg::Rr => Self::RoundRobin,
+            NumaNodeRuleArg::Ll => Self::LeastLoaded,
+            NumaNodeRuleArg::Fill => Self::Fill,
+            NumaNodeRuleArg::Packed => Self::Packed,
         }
     }
 }

@@ -5,12 +5,12 @@ use crate::diagnosis::words::{bytes_text, counted_noun, join_names};
 use crate::machine::{Topology, TopologyLevel};
 
 /// A process is reported if at least this share of its memory is far from its busy threads, in permille.
-const MIN_FAR_PERMILLE: u128 = 750;
+const MIN_REMOTE_PERMILLE: u128 = 750;
 /// Less memory than this fits into caches, so that its place matters little, in bytes.
-const MIN_FAR_BYTES: u64 = 64 << 20;
+const MIN_REMOTE_BYTES: u64 = 64 << 20;
 
-/// A process, as input for [`find_far_memory`]: the PUs (logical CPUs) on which its busy threads last ran, and the size
-/// of its memory on each NUMA node. A thread is busy if it runs or waits for a PU most of the time.
+/// A process, as input for [`find_remote_numa_memory`]: the PUs (logical CPUs) on which its busy threads last ran, and
+/// the size of its memory on each NUMA node. A thread is busy if it runs or waits for a PU most of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BusyProcessMemory {
     /// The process id.
@@ -24,7 +24,7 @@ pub struct BusyProcessMemory {
 /// The far memory of one process, for a finding of the diagnosis. Far memory is memory on NUMA nodes where none
 /// of the busy threads of the process runs. Access to far memory has a higher latency and a lower bandwidth.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FarMemory {
+pub struct RemoteNumaMemory {
     /// The process id.
     pub pid: Pid,
     /// The number of busy threads of the process.
@@ -34,24 +34,24 @@ pub struct FarMemory {
     /// The NUMA node with most of the far memory.
     pub memory_node: u32,
     /// The memory on NUMA nodes where no busy thread runs, in bytes.
-    pub far_bytes: u64,
+    pub remote_bytes: u64,
     /// All memory of the process, in bytes.
     pub total_bytes: u64,
 }
 
-impl FarMemory {
+impl RemoteNumaMemory {
     /// Returns one sentence for users that says where the busy threads of the process run and where its memory
     /// is. The sentence does not name the process. Example: `2 busy threads run on NUMA node 0, and 900.0 MiB
     /// of 1000.0 MiB of the memory is elsewhere, most of it on node 1`.
     #[must_use]
-    pub fn sentence(&self) -> String {
+    pub fn description(&self) -> String {
         let verb = if self.busy_threads == 1 { "runs" } else { "run" };
         let nodes = if self.thread_nodes.len() == 1 { "node" } else { "nodes" };
         format!(
             "{} {verb} on NUMA {nodes} {}, and {} of {} of the memory is elsewhere, most of it on node {}",
             counted_noun(self.busy_threads, "busy thread"),
             join_names(&self.thread_nodes),
-            bytes_text(self.far_bytes),
+            bytes_text(self.remote_bytes),
             bytes_text(self.total_bytes),
             self.memory_node
         )
@@ -78,11 +78,14 @@ impl FarMemory {
 /// Memory on a NUMA node without PUs (logical CPUs) (such as a memory expander) is ignored, because it is far from
 /// every thread. A process without busy threads is never in the result.
 #[must_use]
-pub fn find_far_memory(topology: &Topology, processes: &[BusyProcessMemory]) -> Vec<FarMemory> {
-    processes.iter().filter_map(|process| far_memory(topology, process)).collect()
+pub fn find_remote_numa_memory(
+    topology: &Topology,
+    processes: &[BusyProcessMemory],
+) -> Vec<RemoteNumaMemory> {
+    processes.iter().filter_map(|process| remote_numa_memory(topology, process)).collect()
 }
 
-fn far_memory(topology: &Topology, process: &BusyProcessMemory) -> Option<FarMemory> {
+fn remote_numa_memory(topology: &Topology, process: &BusyProcessMemory) -> Option<RemoteNumaMemory> {
     let with_pus = |node: &u32| {
         topology
             .domains(TopologyLevel::NumaNode)
@@ -91,18 +94,18 @@ fn far_memory(topology: &Topology, process: &BusyProcessMemory) -> Option<FarMem
     let node_of = |pu: &Pu| topology.domain_of(TopologyLevel::NumaNode, *pu).map(|node| node.number);
     let thread_nodes: BTreeSet<u32> = process.last_cpus.iter().map(node_of).collect::<Option<_>>()?;
     let counted = || process.by_node.iter().filter(|(node, _)| with_pus(node));
-    let far = || counted().filter(|(node, _)| !thread_nodes.contains(node));
+    let remote = || counted().filter(|(node, _)| !thread_nodes.contains(node));
     let sum = |total: u64, bytes: u64| total.saturating_add(bytes);
     let total_bytes = counted().map(|(_, &bytes)| bytes).fold(0, sum);
-    let far_bytes = far().map(|(_, &bytes)| bytes).fold(0, sum);
-    let is_most = u128::from(far_bytes) * 1000 >= u128::from(total_bytes) * MIN_FAR_PERMILLE;
-    let (&memory_node, _) = far().max_by_key(|&(&node, &bytes)| (bytes, core::cmp::Reverse(node)))?;
-    (!thread_nodes.is_empty() && is_most && far_bytes >= MIN_FAR_BYTES).then_some(FarMemory {
+    let remote_bytes = remote().map(|(_, &bytes)| bytes).fold(0, sum);
+    let is_most = u128::from(remote_bytes) * 1000 >= u128::from(total_bytes) * MIN_REMOTE_PERMILLE;
+    let (&memory_node, _) = remote().max_by_key(|&(&node, &bytes)| (bytes, core::cmp::Reverse(node)))?;
+    (!thread_nodes.is_empty() && is_most && remote_bytes >= MIN_REMOTE_BYTES).then_some(RemoteNumaMemory {
         pid: process.pid,
         busy_threads: process.last_cpus.len(),
         thread_nodes,
         memory_node,
-        far_bytes,
+        remote_bytes,
         total_bytes,
     })
 }
@@ -115,35 +118,39 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Two NUMA nodes of four PUs: node 0 has the PUs 0-3.
-    fn found(last_cpus: &[u32], by_node: &[(u32, u64)]) -> Vec<FarMemory> {
+    fn found(last_cpus: &[u32], by_node: &[(u32, u64)]) -> Vec<RemoteNumaMemory> {
         let process = BusyProcessMemory {
             pid: Pid(7),
             last_cpus: last_cpus.iter().copied().map(Pu).collect(),
             by_node: by_node.iter().map(|&(node, mib)| (node, mib * MIB)).collect(),
         };
-        find_far_memory(&regular_topology(2, 1, 1, 4, 1), &[process])
+        find_remote_numa_memory(&regular_topology(2, 1, 1, 4, 1), &[process])
     }
 
     #[test]
     fn threads_whose_memory_is_on_another_node_are_found() {
-        let far = found(&[0, 3], &[(0, 100), (1, 900)]);
-        assert_eq!((far.len(), far[0].memory_node, far[0].far_bytes), (1, 1, 900 * MIB));
+        let remote = found(&[0, 3], &[(0, 100), (1, 900)]);
+        assert_eq!((remote.len(), remote[0].memory_node, remote[0].remote_bytes), (1, 1, 900 * MIB));
         assert_eq!(
-            far[0].sentence(),
+            remote[0].description(),
             "2 busy threads run on NUMA node 0, and 900.0 MiB of 1000.0 MiB of the memory is elsewhere, most of it on node 1"
         );
-        assert!(far[0].remedy().starts_with("move the memory: migratepages 7 1 0 "), "{}", far[0].remedy());
+        assert!(
+            remote[0].remedy().starts_with("move the memory: migratepages 7 1 0 "),
+            "{}",
+            remote[0].remedy()
+        );
     }
 
     #[test]
-    fn memory_beside_one_of_the_threads_is_not_far() {
+    fn memory_beside_one_of_the_threads_is_not_remote() {
         assert_eq!(found(&[0, 4], &[(0, 500), (1, 500)]), []);
         assert_eq!(found(&[0, 4], &[(1, 1000)]), []);
         assert_eq!(found(&[4], &[(1, 1000)]), []);
     }
 
     #[test]
-    fn a_little_far_memory_is_not_reported() {
+    fn a_little_remote_memory_is_not_reported() {
         assert_eq!(found(&[0], &[(0, 300), (1, 700)]), [], "less than three quarters");
         assert_eq!(found(&[0], &[(1, 63)]), [], "less than 64 MiB");
         assert_eq!(found(&[0], &[(0, 250), (1, 750)]).len(), 1);
