@@ -108,12 +108,13 @@ pub(crate) struct BatchEnvironment<'a> {
 }
 
 impl<'a> BatchEnvironment<'a> {
-    /// Restricts the environment in `attributes` to the variables of the batch system `system`.
+    /// Returns a view of the environment variables in `attributes` that shows only those that pjw may read for the
+    /// batch system `system`.
     pub(crate) fn new(system: &BatchSystem, attributes: &'a BatchAttributes) -> Self {
         Self { variables: system.variables, attributes }
     }
 
-    /// Restricts the environment in `attributes` to the variables with the names `variables`.
+    /// Returns a view of the environment variables in `attributes` that shows only the variables in `variables`.
     pub(crate) fn with_variables(
         variables: &'static [&'static str],
         attributes: &'a BatchAttributes,

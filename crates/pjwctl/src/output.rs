@@ -117,14 +117,15 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().map(escape_control_characters).collect::<Vec<String>>().join(" ")
 }
 
-/// Sends `warning` to the system log. `log_socket` is the path of the Unix socket of the system log, such as
-/// /dev/log. If the socket does not exist or is full, the warning is lost.
+/// Sends `warning` to the system log with the severity warning (`LOG_WARNING`, syslog(3)). `log_socket` is the path of
+/// the Unix socket of the system log, such as /dev/log. If the socket does not exist or is full, the warning is lost.
 pub fn log_warning(log_socket: &Path, warning: &str) {
     // RFC 3164: facility daemon (3), severity warning (4).
     log_line(log_socket, 28, warning);
 }
 
-/// Sends `text` to the system log, as a line that needs no attention. `log_socket` is as in [`log_warning`].
+/// Sends `text` to the system log with the severity informational (`LOG_INFO`, syslog(3)). `log_socket` is the path of
+/// the Unix socket of the system log, such as /dev/log. If the socket does not exist or is full, the line is lost.
 pub fn log_info(log_socket: &Path, text: &str) {
     // RFC 3164: facility daemon (3), severity informational (6).
     log_line(log_socket, 30, text);

@@ -1,10 +1,10 @@
-//! Busy threads that run far from the memory of their process: in other NUMA nodes than those that hold it.
+//! Remote NUMA memory: memory of a process in other NUMA nodes than those in which its busy threads run.
 
 use crate::basics::{Pid, Pu, prelude::*};
 use crate::diagnosis::words::{bytes_text, counted_noun, join_names};
 use crate::machine::{Topology, TopologyLevel};
 
-/// A process is reported if at least this share of its memory is far from its busy threads, in permille.
+/// A process is reported if at least this share of its memory is remote NUMA memory, in permille.
 const MIN_REMOTE_PERMILLE: u128 = 750;
 /// Less memory than this fits into caches, so that its place matters little, in bytes.
 const MIN_REMOTE_BYTES: u64 = 64 << 20;
@@ -21,8 +21,8 @@ pub struct BusyProcessMemory {
     pub by_node: BTreeMap<u32, u64>,
 }
 
-/// The far memory of one process, for a finding of the diagnosis. Far memory is memory on NUMA nodes where none
-/// of the busy threads of the process runs. Access to far memory has a higher latency and a lower bandwidth.
+/// The remote NUMA memory of one process, for a finding of the diagnosis: its memory on NUMA nodes where none of its
+/// busy threads runs. Access to this memory has a higher latency and a lower bandwidth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteNumaMemory {
     /// The process id.
@@ -31,7 +31,7 @@ pub struct RemoteNumaMemory {
     pub busy_threads: usize,
     /// The NUMA nodes in which the busy threads ran last, by the kernel's numbers.
     pub thread_nodes: BTreeSet<u32>,
-    /// The NUMA node with most of the far memory.
+    /// The NUMA node with most of the remote memory.
     pub memory_node: u32,
     /// The memory on NUMA nodes where no busy thread runs, in bytes.
     pub remote_bytes: u64,
@@ -59,8 +59,8 @@ impl RemoteNumaMemory {
 
     /// Returns a text for users that says how to correct the placement of the memory. The text names two remedies:
     ///
-    /// - The command `migratepages` (package numactl) moves the memory of the process from the NUMA node with most
-    ///   of the far memory to a NUMA node of the busy threads.
+    /// - The command `migratepages` (package numactl) moves the memory of the process from the NUMA node with most of
+    ///   the remote memory to a NUMA node of the busy threads.
     /// - The option `--within-job packed` of `pjwctl` keeps new processes on the NUMA node of their parent.
     #[must_use]
     pub fn remedy(&self) -> String {
@@ -73,9 +73,9 @@ impl RemoteNumaMemory {
     }
 }
 
-/// Returns the processes in `processes` with much far memory: memory on NUMA nodes where none of the busy threads of
-/// the process runs. The far memory must be at least 64 MiB, and at least three quarters of the memory of the process.
-/// Memory on a NUMA node without PUs (logical CPUs) (such as a memory expander) is ignored, because it is far from
+/// Returns the processes in `processes` with much remote NUMA memory: memory on NUMA nodes where none of the busy
+/// threads of the process runs. It must be at least 64 MiB, and at least three quarters of the memory of the process.
+/// Memory on a NUMA node without PUs (logical CPUs) (such as a memory expander) is ignored, because it is remote for
 /// every thread. A process without busy threads is never in the result.
 #[must_use]
 pub fn find_remote_numa_memory(

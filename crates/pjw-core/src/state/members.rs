@@ -98,7 +98,8 @@ impl Member {
         entries.flat_map(move |entry| entry.requests_for_child_born_at(birth))
     }
 
-    /// Iterates over the mask requests that may be in force for the threads of the process.
+    /// Iterates over the mask requests that may be the last request for a thread of this process
+    /// ([`MaskEntry::last_request_candidates`]). There is nearly always one per thread.
     pub(crate) fn last_mask_request_candidates(&self) -> impl Iterator<Item = &MaskRequest> {
         self.threads
             .values()

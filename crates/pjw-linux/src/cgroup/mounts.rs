@@ -80,8 +80,8 @@ impl CgroupMounts {
     }
 }
 
-/// Reads `/proc/self/mounts`, in the format of fstab(5). Any user can give a mount point a name that is not valid UTF-8,
-/// by FUSE: these bytes are replaced.
+/// Reads `/proc/self/mounts`, in the format of fstab(5). Any user can give a mount point a name that is not valid
+/// UTF-8, by FUSE: these bytes are replaced.
 ///
 /// # Errors
 /// If the file can't be read.

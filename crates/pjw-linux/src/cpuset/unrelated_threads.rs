@@ -136,9 +136,9 @@ impl UnrelatedThreads {
         }
     }
 
-    /// Records that the cpuset partition at `path` has ended, because pjw ended it or its cgroup was removed. The
-    /// kernel then resets the affinity masks of other threads, possibly later. Has no effect if no partition at `path`
-    /// is recorded.
+    /// Records that the cpuset partition of the cgroup at `path` has ended, because pjw ended it or its cgroup was
+    /// removed. A kernel before Linux 6.2 may now, or some seconds later, reset the affinity masks of threads outside
+    /// this cgroup. Has no effect if no partition at `path` is recorded.
     pub(crate) fn record_partition_end(&mut self, path: &str) {
         if let Some(cpus) = self.partitions.remove(path) {
             let until = Instant::now() + RESET_DELAY;

@@ -5,10 +5,10 @@
 //! system that does not respond (NFS, FUSE) may hold this lock without end. Except on cgroup v1 since Linux 6.2: there,
 //! only a move to other memory nodes waits.
 //!
-//! Not checked are the locks that the kernel takes when the memory nodes of a cpuset change (`--bind-memory`), and, before
-//! Linux 6.2, when the cpuset controller is switched on or off for the children of a cgroup: those of all processes
-//! below. A lock that is held for reading is not noticed either, such as that of a process that writes to a mapped page
-//! of a file system that does not respond.
+//! Not checked are the locks that the kernel takes when the memory nodes of a cpuset change (`--bind-memory`), and,
+//! before Linux 6.2, when the cpuset controller is switched on or off for the children of a cgroup: those of all
+//! processes below. A lock that is held for reading is not noticed either, such as that of a process that writes to a
+//! mapped page of a file system that does not respond.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -243,8 +243,10 @@ impl ProcDir {
         self.read_until(path, |_| false)
     }
 
-    /// Reads the file at `path`, whose whole text the kernel generates at the first read (seq_file(9), `single_open`).
-    /// The text must end with a newline, which shows that it is complete. [`ProcDir::text`] then returns the text.
+    /// Reads the file at `path` into the buffer. Stops at a newline at the end of a read that does not fill the buffer,
+    /// and so saves the read(2) that returns 0. Use only for files whose whole text the kernel generates at the first
+    /// read (`single_open`, seq_file(9)). A file that does not end with a newline is read correctly too, but with that
+    /// last read(2). [`ProcDir::text`] returns the text.
     pub(super) fn read_single_open_file(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
         self.read_until(path, |text| text.len() < text.capacity() && text.ends_with(b"\n"))
     }

@@ -26,9 +26,9 @@ pub fn close_descriptors_on_exec() -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the action of each signal to the default action (signal(7)). Without this call, this process ignores signals
-/// that its parent process had ignored. `SIGPIPE` is not changed: Rust programs ignore this signal, so that a write
-/// to a closed pipe is an error and does not kill the process.
+/// Sets the disposition of each signal except `SIGPIPE` to the default (signal(7)). Without this call, this process
+/// ignores signals that its parent process had ignored. Rust programs ignore `SIGPIPE`, so that a write to a closed
+/// pipe is an error and does not kill the process.
 pub fn reset_signal_dispositions() {
     for number in Signal::iterator().filter(|number| *number != Signal::SIGPIPE) {
         // SAFETY: the default action is the kernel's and runs no code of this process.

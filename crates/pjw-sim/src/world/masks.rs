@@ -173,9 +173,11 @@ impl World {
         }
     }
 
-    /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as pjw would. The original
-    /// mask of the thread stays the same: the mask that pjw must restore when pjw releases the job. Returns
-    /// whether the simulated kernel accepts the request. False also if there is no such thread.
+    /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as pjw would. The original mask of
+    /// the thread (the mask that pjw must restore when it releases the job) does not change. If the daemon has not read
+    /// the program's last request, [`SimThread::program_request`] changes from [`ProgramRequest::Unread`] to
+    /// [`ProgramRequest::Hidden`]. Returns whether the simulated kernel accepts the request. Returns false if there is
+    /// no such thread.
     pub fn request_mask_as_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();

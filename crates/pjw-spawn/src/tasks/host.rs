@@ -322,7 +322,8 @@ impl<'a> Host<'a> {
         i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
     }
 
-    /// Unmaps the memory of all tasks that have ended.
+    /// Unmaps the memory of all tasks that have ended. If no task lives and the address space is a lasting one
+    /// ([`HostParameters::frees_leftovers`]), also unmaps everything else that tasks have left.
     pub(super) fn unmap_ended_tasks(&mut self) {
         self.unmap_at = None;
         for slot in 0..self.slots.len() {

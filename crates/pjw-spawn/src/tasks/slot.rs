@@ -3,8 +3,8 @@
 //! A slot has, from its lowest address: a guard that is never mapped, the stack, the program, another guard, and room
 //! for a heap. The room is not reserved: the kernel places the first mappings of tasks there, because it searches from
 //! the highest address down. Mostly this is the heap of a task that was started later. The hot end of the stack, a
-//! program of up to 0.8 MiB and the beginning of this heap are in the same 2 MiB, so that they share one page of the page
-//! table. With a larger program, they are in most slots.
+//! program of up to 0.8 MiB and the beginning of this heap are in the same 2 MiB, so that they share one page of the
+//! page table. With a larger program, they are in most slots.
 //!
 //! The distance of the program to the end differs from slot to slot, by some pages. The TLB of a core chooses the set
 //! for a page by the lowest bits of the page's number. If all copies of a page had the same bits, the tasks of a core

@@ -45,10 +45,11 @@ const COMM_BYTES: usize = 16;
 /// An address space in which tasks are started. Tasks are processes of one program that share their memory; the
 /// [module](super) describes them. A small additional process, the host, owns the address space and starts the tasks.
 ///
-/// Dropping this value does not end the tasks. The host ends after the last task.
+/// Dropping this value never ends running tasks. By default, the host ends after the last task.
 ///
-/// If [`SpawnContext::kill_when_launcher_ends`] was called before, the kernel kills the tasks when the thread that made
-/// this value (the launcher) ends. Dropping this value then kills the host at once, and the running tasks continue.
+/// If the context was configured with [`SpawnContext::kill_when_launcher_ends`], two things differ. The kernel kills
+/// the tasks when the thread that made this value (the launcher) ends. Dropping this value kills the host at once; the
+/// running tasks continue until they end or the launcher ends.
 #[derive(Debug)]
 pub struct AddressSpace {
     setup: Arc<Setup>,

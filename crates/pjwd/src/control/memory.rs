@@ -168,8 +168,8 @@ impl ControlService {
         }
     }
 
-    /// Returns the processes whose memory is far from their busy threads. Empty if the memory on each NUMA node was not
-    /// read.
+    /// Returns the processes most of whose memory is on NUMA nodes where none of their busy threads runs. Empty if the
+    /// memory on each NUMA node was not read.
     async fn remote_numa_memory(
         &self,
         id: &JobId,

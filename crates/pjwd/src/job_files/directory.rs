@@ -128,8 +128,9 @@ impl JobsDirectory {
         self.inode.is_some() && inode_of(&self.path) == self.inode
     }
 
-    /// Creates the subdirectory of the job `id` and returns it. If an earlier daemon left this subdirectory, keeps it
-    /// and its file `coremap` (the CPUs of the job), because programs may have mapped this file into memory.
+    /// Creates the subdirectory of the job `id`, or opens the one that an earlier daemon left, and returns it. Keeps
+    /// the file `coremap` (the CPUs of the job) of an earlier daemon, because programs may have mapped this file into
+    /// memory.
     ///
     /// # Errors
     /// If the subdirectory can't be created.

@@ -77,7 +77,7 @@ impl JobRecord {
         }
     }
 
-    /// Forgets a prediction if the last reading from which one may follow is older than [`MAX_SHORTAGE_AGE`].
+    /// Removes a prediction if the last reading from which one may follow is older than [`MAX_SHORTAGE_AGE`].
     fn remove_outdated_shortage_prediction(&mut self, now: Nanos) {
         let last =
             self.workers.back().into_iter().chain(self.estimated_workers.back()).map(|workers| workers.at.0);
@@ -112,11 +112,17 @@ impl MemoryRecords {
         }
     }
 
-    /// Stores `reading`, a measurement of the memory use of the job `job`, and returns it. Also updates the prediction
-    /// of a memory shortage. A measurement that is an estimate does not change the prediction for five minutes after a
-    /// measurement that read the pages of the processes. `job_start_time` is the start time of the job, as in
-    /// [`MemoryRecords::remove_earlier_job`]. Stored measurements of an earlier job with the same id but another start
-    /// time are removed.
+    /// Stores `reading`, a measurement of the memory use of the job `job`, and returns it as an `Arc`. Also updates the
+    /// prediction of a memory shortage:
+    ///
+    /// - A reading of the kind [`ReadingKind::Estimate`] is less exact than one that read the pages of the processes.
+    ///   So an estimate changes the prediction only if the last reading of pages with workers is at least five minutes
+    ///   old.
+    /// - A reading without data about workers makes no prediction. It removes the present prediction if the last data
+    ///   about workers is more than 20 minutes old.
+    ///
+    /// `job_start_time` is the start time of the job, as in [`MemoryRecords::remove_earlier_job`]. Stored measurements
+    /// of an earlier job with the same id but another start time are removed.
     pub fn add(
         &mut self,
         job: &JobId,
@@ -224,9 +230,10 @@ impl MemoryRecords {
         self.jobs.keys().filter_map(|job| self.shortage_warning(job)).collect()
     }
 
-    /// Removes the predicted memory shortage of the job `job` if the newest measurement that can serve for a prediction
-    /// is more than 20 minutes old. Must be called after a measurement that was not stored. `now` is the current time
-    /// in ns since boot.
+    /// Removes the prediction of a memory shortage for the job `job`, if the newest stored measurement of the private
+    /// memory of its workers is more than 20 minutes old. [`MemoryRecords::add`] does this itself. So call this
+    /// function only after a measurement of the kind [`ReadingKind::Counters`], which is not stored. `now` is the
+    /// current time in ns since boot.
     pub fn remove_outdated_shortage_prediction(&mut self, job: &JobId, now: Nanos) {
         if let Some(record) = self.jobs.get_mut(job) {
             record.remove_outdated_shortage_prediction(now);

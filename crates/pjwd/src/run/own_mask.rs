@@ -65,10 +65,18 @@ impl DaemonMask {
         }
     }
 
-    /// Binds the threads of the daemon to the PUs on which they are to run now. `pool` has the PUs that jobs hold.
-    /// `threads_without_priority` are the threads that lost the real-time priority for a moment, `None` if no thread
-    /// has this priority. Must be called before each sleep of the event loop; `now` is the current time. Makes no
-    /// system call if nothing has changed, except one each second.
+    /// Sets the affinity masks of the daemon's threads, if the PUs on which they should run have changed. With
+    /// housekeeping PUs, these are the housekeeping PUs. Otherwise, if a thread has the real-time priority, these are
+    /// the free PUs in the daemon's start mask. In all other cases, and if no such PU is free, it is the start mask.
+    ///
+    /// `pool` has the housekeeping PUs and the PUs that jobs hold. `threads_without_priority` contains the threads that
+    /// have lost the real-time priority because they exceeded a limit
+    /// ([`RealtimePriority::lowered_threads`](super::realtime::RealtimePriority::lowered_threads)). Without
+    /// housekeeping PUs, these threads get the start mask. It is `None` if no thread has the real-time priority.
+    ///
+    /// Must be called before each sleep of the event loop. `now` is the current time. If nothing has changed, makes at
+    /// most one system call per second: while the threads are bound, it checks that the mask of the event loop was not
+    /// reset.
     pub fn update_masks(
         &mut self,
         pool: &PuPool,

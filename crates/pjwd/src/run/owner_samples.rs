@@ -100,9 +100,9 @@ enum Monitor {
     Loaded(Box<dyn LentCpuMonitorInterface>),
 }
 
-/// A monitor that reports when a job runs on PUs that it lends to other jobs. [`OwnerCpuSampler`] uses the monitor to
-/// decide when a job needs its lent PUs back. The daemon uses [`LentCpuMonitor`] (a BPF program). Tests with a
-/// simulated machine have an implementation of their own.
+/// The interface of a monitor that reports when a job runs on PUs that it lends to other jobs. [`OwnerCpuSampler`] uses
+/// the monitor to decide when a job needs its lent PUs back. The daemon uses [`LentCpuMonitor`] (a BPF program). Tests
+/// with a simulated machine have an implementation of their own.
 pub trait LentCpuMonitorInterface: std::fmt::Debug + Send {
     /// Sets the lent PUs, each with the number of PUs of its owner ([`LentCpuMonitor::set_lent_pus`]).
     ///

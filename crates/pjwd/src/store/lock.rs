@@ -244,9 +244,13 @@ impl DaemonLock {
         of_boot.map(|journal| Path::new(&journal.state_dir))
     }
 
-    /// Returns whether the journal in [`DaemonLock::earlier_state_dir`] was created together with its file
-    /// `state.json`. Earlier versions of pjwd created this file some time after the journal. For a journal of such a
-    /// version, the function returns false: if the file is missing, it was possibly never created.
+    /// Returns whether the earlier pjwd is known to have written the file `state.json` of the journal in
+    /// [`DaemonLock::earlier_state_dir`]. If true and the file is missing, the file was removed. If false, a missing
+    /// file proves nothing. False in three cases:
+    ///
+    /// - The lock file names no earlier journal.
+    /// - The earlier pjwd failed to write its records.
+    /// - The earlier pjwd was a version that wrote `state.json` only later.
     #[must_use]
     pub fn earlier_journal_had_state_file(&self) -> bool {
         self.holder.earlier_journal.as_ref().is_some_and(|journal| journal.has_state_file)

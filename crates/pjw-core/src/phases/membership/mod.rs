@@ -23,8 +23,8 @@ pub(crate) fn update_members(draft: &mut CycleDraft<'_>) {
     while update_by_evidence(draft, false) || (adopts && update_by_evidence(draft, true)) {}
 }
 
-/// Checks each process that may belong to another job than before. Returns whether a process became a member. `may_adopt`
-/// says whether a process without evidence may be adopted by a job of its user.
+/// Checks each process that may belong to another job than before. Returns whether a process became a member.
+/// `may_adopt` says whether a process without evidence may be adopted by a job of its user.
 fn update_by_evidence(draft: &mut CycleDraft<'_>, may_adopt: bool) -> bool {
     // A child can only be mapped after its parent, so the processes are checked in the order of their starts. A session
     // can only be mapped after its first member, which may have started last: the caller repeats this.
@@ -67,8 +67,8 @@ struct Lookups {
     launchers: Launchers,
 }
 
-/// The launchers of batch systems among each looked-up process and its ancestors, with their users. A chain of thousands
-/// of nested processes is walked once in a pass.
+/// The launchers of batch systems among each looked-up process and its ancestors, with their users. A chain of
+/// thousands of nested processes is walked once in a pass.
 #[derive(Default)]
 struct Launchers(BTreeMap<Pid, Vec<(JobSource, Uid)>>);
 

@@ -142,11 +142,9 @@ impl CpusetRegistry {
         }
     }
 
-    /// Iterates over the paths of the leftover cgroups
-    /// ([`WardenState::add_leftover_cpuset`](crate::state::WardenState::add_leftover_cpuset)). A leftover cgroup
-    /// existed when the daemon started, has the name of a job's cpuset, and is not in the journal. After the next scan
-    /// of all processes, pjw decides whether to reuse the cgroup as the cpuset of its job or to remove it. The cgroup
-    /// then leaves this list.
+    /// Iterates over the cgroup paths of the leftover cpusets ([`LeftoverCpuset`]) without a record in the journal,
+    /// about which pjw has not yet decided. The next full scan decides: pjw uses the cpuset for its job again, or
+    /// removes it. The path then leaves this list.
     pub fn leftover_cpuset_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }

@@ -166,10 +166,10 @@ impl LentCpuMonitor {
         self.ring.as_fd()
     }
 
-    /// Returns the lent PUs that the BPF program has reported since the last call of this function. A lent PU
-    /// is a PU (logical CPU) that a job, the owner, lends to another job. On each returned PU, a thread of the
-    /// owner has run. A PU is returned once after it was lent, and once more after each call of
-    /// [`LentCpuMonitor::report_again`] for the PU. Makes no system call.
+    /// Returns the lent PUs that the BPF program has reported since the last call of this function, and that are still
+    /// lent. A lent PU is a PU (logical CPU) that a job, the owner, lends to another job. The program reports a PU when
+    /// a thread of the owner runs there. After a report, the program is silent about this PU until
+    /// [`LentCpuMonitor::report_again`] is called for the PU. Makes no system call.
     pub fn take_reported_pus(&mut self) -> CpuSet {
         let mut reported = CpuSet::new();
         while let Some(record) = self.ring.next() {

@@ -235,8 +235,8 @@ impl AddressSpaces {
         }
     }
 
-    /// Removes the process `pid`. Must be called when the process has executed a program or exited, or when another
-    /// process has got its pid.
+    /// Removes the process `pid` from this table. Must be called when the process has executed a program or exited, or
+    /// when another process has got its pid.
     pub(super) fn remove_process(&mut self, pid: Pid) {
         self.leave_space(pid);
         self.open.remove(&pid);

@@ -33,9 +33,10 @@ fn job_ad() -> String {
     String::from_utf8_lossy(&ad).into_owned()
 }
 
-/// Prepares the command of a job, for the program that HTCondor runs as `USER_JOB_WRAPPER`. Waits until the affinity
-/// mask of this process, as limited by its cpuset, contains only cores of the job, but at most until the time limit of
-/// the hook. Returns the environment variables for the command, such as `PJW_CPUS`. The caller executes the command.
+/// Runs for HTCondor's `USER_JOB_WRAPPER`, before the command of a job starts. Waits until the job has cores, and until
+/// the effective affinity mask of this process contains only PUs of the job. At the time limit of the hook, prints a
+/// warning and continues. Returns an error if the job has no cores then. Returns the environment variables for the
+/// command, such as `PJW_CPUS`, or none if pjwd does not keep the job on its cores. The caller executes the command.
 pub(super) fn user_job_wrapper(context: &HookInput) -> anyhow::Result<JobVariables> {
     variables::job_starter_variables(context, &announcement(context, "")?)
 }

@@ -151,8 +151,9 @@ impl Svg {
         }
     }
 
-    /// Draws a rectangle. `at` is its upper left corner (x, y), and `size` its width and height. `line` contains the
-    /// SVG attributes of its border. `corner_radius` is the radius of its corners. All numbers are in pixels.
+    /// Draws a rectangle. `at` is its upper left corner (x, y), and `size` its width and height. `fill_style` is the
+    /// colour or pattern inside it. `line` contains the SVG attributes of its border. `corner_radius` is the radius of
+    /// its corners. All numbers are in pixels.
     pub(super) fn rect(
         &mut self,
         at: (u32, u32),

@@ -121,8 +121,8 @@ fn serial_text(report: &Report) -> String {
 }
 
 /// Returns the text of `pjwctl report --last N` and `pjwctl jobs --ended`: a table with one row for each job that has
-/// ended. If `reports` is empty, the text is a sentence. `names` contains the names of the users that owned the jobs.
-/// The column `ended` shows how long ago each job ended, at the time `now`.
+/// ended. If `reports` is empty, the text is `no job has ended`. `names` contains the names of the users that owned the
+/// jobs. The column `ended` shows the time between the end of the job and `now`.
 #[must_use]
 pub fn reports_text(reports: &[Report], names: &UserNames, now: Timestamp) -> String {
     if reports.is_empty() {

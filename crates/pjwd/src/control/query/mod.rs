@@ -92,7 +92,7 @@ pub enum QueryAnswer {
     Members(Option<(Vec<MemberDetails>, Option<PageCursor>)>),
     /// The processes that belong to a job, ascending by pid. `None` if the requested job does not exist.
     MemberProcesses(Option<Vec<JobProcess>>),
-    /// The processes of a job whose memory is far from their busy threads, ascending by pid.
+    /// The processes of a job with much memory on NUMA nodes where none of their busy threads runs, ascending by pid.
     RemoteNumaMemory(Vec<RemoteNumaMemory>),
     /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
     JobReasons(Option<ExplainJobReply>),
@@ -214,10 +214,10 @@ pub fn member_processes(state: &WardenState, id: &JobId) -> QueryAnswer {
     QueryAnswer::MemberProcesses(state.jobs.contains_key(id).then(processes))
 }
 
-/// Finds the processes of the job `id` with far memory. A process has far memory if most of its memory is on other NUMA
+/// Finds the processes of the job `id` with remote NUMA memory: most of the memory of such a process is on other NUMA
 /// nodes than those on which its busy threads ran last. `state` is the state of the daemon, which contains the
 /// processes of the jobs. `memory_by_node` has the bytes on each NUMA node, for each process whose memory was read. The
-/// result is an [`QueryAnswer::RemoteNumaMemory`]. The list in the answer is empty if no process has far memory, or if
+/// result is a [`QueryAnswer::RemoteNumaMemory`]. The list in the answer is empty if there is no such process, or if
 /// the job does not exist.
 #[must_use]
 pub fn processes_with_remote_numa_memory(

@@ -8,9 +8,15 @@ use pjw_linux::proc::procfs::ProcDir;
 use super::progress::ReadingProgress;
 use super::spaces::LiveProcess;
 
-/// Returns the processes whose memory is locked: those for whose locks earlier readings wait, and the processes that
-/// share their memory. If there are some, all processes with a thread that is blocked in the kernel (the state `D`)
-/// belong to them: they probably wait for the same file system.
+/// Returns the processes in `processes` whose memory can't be read now, because another thread holds the lock of their
+/// address space (`mmap_lock`). Empty if no earlier reading waits for the lock of one of them. Otherwise the result
+/// contains:
+///
+/// 1. The processes for whose `mmap_lock` an earlier reading waits.
+/// 2. The processes with a thread in uninterruptible sleep (state `D`), which probably wait for the same file system.
+/// 3. The processes that share an address space with one of these.
+///
+/// `spaces` has the number of the address space of each process in `processes`, `None` if unknown.
 pub(super) fn find_processes_with_held_mmap_lock(
     proc: &mut ProcDir,
     processes: &[LiveProcess],

@@ -68,8 +68,8 @@ pub struct DeniedProcess {
     pub reason: String,
 }
 
-/// A reading: the result of one measurement of a job's memory use. Contains the sums over the processes of the job,
-/// the values of each process, and the CPU time of the measurement. All sizes are in bytes.
+/// The result of one measurement of a job's memory use: the sums over the processes of the job, the values of each
+/// process, and the CPU time that the measurement itself took. All sizes are in bytes.
 #[derive(Debug, Clone)]
 pub struct JobMemoryReading {
     /// The method of the measurement.

@@ -24,8 +24,9 @@ impl MaskEntry {
         self.lifted_binding(mask).is_some_and(|lifted| !lifted.is_restored)
     }
 
-    /// Records `lifted` as the binding that pjw lifted: the affinity mask by which the program restricted the thread,
-    /// and which pjw has replaced. `None` if pjw restored the original mask.
+    /// Stores `lifted`, the binding that pjw has lifted. A binding is an affinity mask by which the program restricts
+    /// the thread to some PUs of its job. pjw has replaced this mask by another one. With `None`, removes the stored
+    /// binding. This is for the case that pjw has restored the original mask of the thread.
     pub(crate) fn set_lifted_binding(&mut self, lifted: Option<LiftedBinding>) {
         self.lifted = lifted.map(Box::new);
     }

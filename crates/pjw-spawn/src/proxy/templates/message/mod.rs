@@ -126,9 +126,9 @@ impl TemplateMessage {
         self.instances.push(calls);
     }
 
-    /// Adds the fork of a spare to the message: a process that waits for messages of its own. `channel` is the
-    /// descriptor of the socket for these messages. `block` is the memory of the template for messages. `start` has the
-    /// parameters of all forked processes.
+    /// Adds an operation to the message: the template forks a spare. A spare is a process that waits for messages of
+    /// its own before it becomes an instance. `channel` is the descriptor of the spare's socket for these messages.
+    /// `block` is the memory of the template for messages. `start` has the parameters of all forked processes.
     pub(super) fn add_spare(&mut self, block: TemplateBlock, start: &CommonSetup, channel: RawFd) {
         self.clone_process(block, start);
         let received = block.descriptor_address(self.descriptors.len() as u64);
