@@ -177,7 +177,8 @@ fn is_request_known(state: &WardenState, new: &Descendant, parent: ProcessId, se
     let online = state.pool.online_cpus();
     let limits = state.present_mask_limits(parent.pid);
     let is_unrestricted = limits.possible_cpus.iter().chain([seen]).all(|cpus| online.is_subset(cpus));
-    is_unrestricted || new.inherited_mask_requests.iter().any(|request| limits.may_yield(&request.mask, seen))
+    is_unrestricted
+        || new.inherited_mask_requests.iter().any(|request| limits.may_result_in(&request.mask, seen))
 }
 
 fn process_from_parent(

@@ -115,7 +115,7 @@ pub fn reconcile(
     let CycleDraft {
         state, out: CycleOutput { records, events, mut warnings, job_warnings, reports }, ..
     } = draft;
-    state.usage.count_events(&events);
+    state.usage.count_violations_and_repairs(&events);
     state.warnings.retain(|job, _| !planned.contains(job) && state.jobs.contains_key(job));
     state.warnings.extend(job_warnings);
     warnings.extend(state.warnings.values().flatten().cloned());

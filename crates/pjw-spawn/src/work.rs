@@ -141,12 +141,15 @@ impl SpawnerWork {
             }
             let Some(instance) = self.instances.get(index) else { break };
             if posted.len() == MAX_PENDING_REQUESTS {
-                posted.pop_front().into_iter().for_each(|index| finish(index, space.collect()));
+                posted
+                    .pop_front()
+                    .into_iter()
+                    .for_each(|index| finish(index, space.wait_for_oldest_request()));
             }
             let mut result = space.send_request(instance, &mut layout);
             if result.is_err() {
                 // There may be room when the requests on their way are done.
-                posted.drain(..).for_each(|index| finish(index, space.collect()));
+                posted.drain(..).for_each(|index| finish(index, space.wait_for_oldest_request()));
                 result = space.send_request(instance, &mut layout);
             }
             match result {
@@ -154,7 +157,7 @@ impl SpawnerWork {
                 Err(error) => finish(index, Err(error)),
             }
         }
-        posted.into_iter().for_each(|index| finish(index, space.collect()));
+        posted.into_iter().for_each(|index| finish(index, space.wait_for_oldest_request()));
         space.leave_host()
     }
 

@@ -30,7 +30,7 @@ use std::vec::Vec;
 /// Eight PUs, and a job on 0-1.
 fn state() -> WardenState {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
-    state.pool.claim(&job("a"), &cpu_set("0-1"));
+    state.pool.grant_available(&job("a"), &cpu_set("0-1"));
     let grant = pjw_grant(cpu_set("0-1"));
     let job =
         Job { grant: Some(grant), ..Job::new(job("a"), Uid(1001), EndCondition::Reservation, UnixMillis(0)) };
@@ -109,7 +109,7 @@ fn a_grant_off_the_machine_is_noticed_even_if_it_is_shared() {
 /// the class besteffort.
 fn lending(cpus: &str) -> WardenState {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 2), &CpuSet::new());
-    state.pool.claim(&job("a"), &cpu_set("0-1,4-5"));
+    state.pool.grant_available(&job("a"), &cpu_set("0-1,4-5"));
     state.pool.set_borrowed(&job("b"), &cpu_set(cpus));
     let made = |id: &str, class, cores, grant| {
         let request = Some(JobRequest { class, ..JobRequest::with_core_count(cores) });
@@ -257,11 +257,11 @@ fn a_check_of_what_changed_finds_what_a_check_of_everything_finds() {
     };
     type Change<'a> = &'a dyn Fn(&mut WardenState);
     let changes: [(Change<'_>, usize); 9] = [
-        (&|state| drop(state.pool.claim(&job("a"), &cpu_set("1,5"))), 2),
+        (&|state| drop(state.pool.grant_available(&job("a"), &cpu_set("1,5"))), 2),
         (&|state| state.jobs.insert(holding("a", "1,5", false)), 0),
         (&|state| state.jobs.insert(holding("b", "5-6", false)), 3),
         (&|state| state.jobs.insert(holding("b", "2,5", true)), 0),
-        (&|state| drop(state.pool.claim(&job("b"), &cpu_set("2,6"))), 0),
+        (&|state| drop(state.pool.grant_available(&job("b"), &cpu_set("2,6"))), 0),
         (&|state| state.jobs.insert(holding("b", "2", false)), 1),
         (&|state| state.jobs.insert(holding("b", "0,2,6", false)), 2),
         (&|state| drop(state.jobs.remove(&job("b"))), 2),

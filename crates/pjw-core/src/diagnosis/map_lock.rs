@@ -94,7 +94,7 @@ impl MmapLockWaits {
     /// map and unmap memory: they are blocked on the kernel's lock of their address space (mmap_lock) for 30.2 % of
     /// the time, and 95 % of their CPU time is system time`.
     #[must_use]
-    pub fn sentence(&self) -> String {
+    pub fn description(&self) -> String {
         let noun = if self.pids.len() == 1 { "process" } else { "processes" };
         format!(
             "{} of {noun} {} wait for one another to map and unmap memory: they are blocked on the kernel's lock of \
@@ -131,7 +131,7 @@ mod tests {
         let found = samples(4, 121, 76).finding().unwrap();
         assert_eq!((found.blocked_permille, found.system_permille), (302, 950));
         assert_eq!(
-            found.sentence(),
+            found.description(),
             "4 busy threads of process 7 wait for one another to map and unmap memory: they are blocked on the \
              kernel's lock of their address space (mmap_lock) for 30.2 % of the time, and 95 % of their CPU time is \
              system time"
@@ -155,7 +155,7 @@ mod tests {
     fn tasks_are_named_by_their_processes() {
         let found =
             MmapLockSamples { pids: [Pid(7), Pid(9)].into(), ..samples(6, 200, 0) }.finding().unwrap();
-        let text = found.sentence();
+        let text = found.description();
         assert!(text.starts_with("6 busy threads of processes 7 and 9 wait for one another"), "{text}");
     }
 }

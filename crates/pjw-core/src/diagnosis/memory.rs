@@ -95,7 +95,7 @@ impl MemoryShortage {
     /// need in ten minutes, its growth, and the time until no memory is left. Example: `8 workers x 1.2 GiB of
     /// their own will not fit: ...`.
     #[must_use]
-    pub fn sentence(&self) -> String {
+    pub fn description(&self) -> String {
         let minutes = HORIZON_SECONDS / 60;
         let wanted =
             self.private_bytes_per_worker.saturating_add(self.growth_per_minute.saturating_mul(minutes));
@@ -200,7 +200,7 @@ mod tests {
             (8, 120, 640 * MIB)
         );
         assert_eq!(
-            shortage.sentence(),
+            shortage.description(),
             "8 workers x 1.8 GiB of their own will not fit: they have 640.0 MiB each, grow by 128.0 MiB a minute each, and \
              2.0 GiB is left, which is enough for 2 min"
         );

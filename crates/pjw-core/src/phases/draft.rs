@@ -96,13 +96,13 @@ impl CycleDraft<'_> {
     pub(crate) fn change_job(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
         if let Some(mut job) = self.state.jobs.get(id).cloned() {
             change(&mut job);
-            self.put_job(job);
+            self.store_job(job);
         }
     }
 
     /// Stores a new or changed job in the state, and adds the job to the records for the journal. Does nothing if the
     /// state already contains the same job without a change.
-    pub(crate) fn put_job(&mut self, job: Job) {
+    pub(crate) fn store_job(&mut self, job: Job) {
         if self.state.jobs.get(&job.id) != Some(&job) {
             self.state.dirty.add_job(&job.id);
             if self.state.jobs.get(&job.id).is_some_and(|known| known.grant != job.grant) {
@@ -111,7 +111,7 @@ impl CycleDraft<'_> {
             let known = self.state.jobs.get(&job.id);
             let begins = known.is_none_or(|known| known.was_released && !job.was_released);
             if known.is_none() {
-                self.recheck_for_job(&job);
+                self.recheck_processes_of_job(&job);
             }
             if begins {
                 self.state.usage.begin_recording(&job.id, self.now.since_boot);
@@ -124,7 +124,7 @@ impl CycleDraft<'_> {
     /// Marks the processes whose job must be determined again because `job` begins or ends: all processes whose
     /// attributes (such as the environment) name the job. If the policy lets jobs adopt processes, or if the owner of
     /// the job has no other job, also marks all processes of the owner.
-    pub(crate) fn recheck_for_job(&mut self, job: &Job) {
+    pub(crate) fn recheck_processes_of_job(&mut self, job: &Job) {
         self.recheck.extend(self.state.processes.pids_naming_job(&job.id));
         if self.policy.adopt_unassigned_processes || self.state.jobs.jobs_of_owner(job.owner).next().is_none()
         {

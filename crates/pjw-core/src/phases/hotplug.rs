@@ -41,7 +41,7 @@ fn replace(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     let Some(grant) = job.grant.clone() else { return };
     let kept = grant.cpus.difference(lost);
-    draft.state.pool.claim(id, &kept);
+    draft.state.pool.grant_available(id, &kept);
     let request = job.request.as_ref().filter(|_| !grant.is_shared);
     let offer = request.and_then(|request| {
         let (pool, topology) = (&draft.state.pool, &draft.state.topology);
@@ -56,14 +56,14 @@ fn replace(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet) {
         None if kept.is_empty() => {
             let what = "nothing is left of its cores and no others are free: it waits for some";
             report_change(draft, id, lost, what);
-            draft.put_job(Job { grant: None, ..job });
+            draft.store_job(Job { grant: None, ..job });
         }
         None => {
             let what = format!("no others are free: it goes on with {}", cpus_text(&kept));
             report_change(draft, id, lost, &what);
             let reasons = vec![format!("{} went offline, and no others were free", cpus_text(lost))];
             let granted_at = draft.now.since_boot;
-            draft.put_job(Job { grant: Some(Grant { cpus: kept, reasons, granted_at, ..grant }), ..job });
+            draft.store_job(Job { grant: Some(Grant { cpus: kept, reasons, granted_at, ..grant }), ..job });
         }
     }
 }

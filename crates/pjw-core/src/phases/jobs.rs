@@ -24,7 +24,7 @@ pub(crate) fn end_finished_jobs(draft: &mut CycleDraft<'_>) {
         let job = Job { empty_since, ..job };
         match end_reason(&job, draft) {
             Some(why) => remove_job(draft, &id, why),
-            None => draft.put_job(job),
+            None => draft.store_job(job),
         }
     }
 }
@@ -69,7 +69,7 @@ pub(crate) fn release_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     let cpus = if grant.is_some() { CpuSet::new() } else { release_pus(draft, id) };
     report_released(draft, id, why, &cpus);
     keep_released_masks(draft, id);
-    draft.put_job(Job { grant, was_released: true, ..job });
+    draft.store_job(Job { grant, was_released: true, ..job });
 }
 
 /// Removes the job `id` from the state: its cores become free, and its threads get their original affinity masks back.
@@ -84,7 +84,7 @@ pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
         usage::report_ended_job(draft, &job);
     }
     draft.state.jobs.remove(id);
-    draft.recheck_for_job(&job);
+    draft.recheck_processes_of_job(&job);
     draft.recheck.extend(draft.state.members_of(id).map(|member| member.id.pid));
     draft.state.dirty.add_job(id);
     if let Some(path) = job.cgroup.filter(|path| draft.state.cpusets.cpuset_at(path).is_none()) {
@@ -101,7 +101,7 @@ fn release_pus(draft: &mut CycleDraft<'_>, id: &JobId) -> CpuSet {
     let (pool, lending) = (&mut draft.state.pool, &mut draft.state.lending);
     for pu in pool.borrowed_by(id).iter() {
         if let Some(owner) = pool.holder(pu).and_then(|holder| holder.job()) {
-            lending.add_left(owner, pu);
+            lending.add_pu_left_by_borrower(owner, pu);
         }
     }
     pool.release(id)
@@ -131,7 +131,7 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut CycleDraft<'_>) {
             continue;
         };
         revoke_for_scheduler(draft, &id, &cpus);
-        let also_held = draft.state.pool.claim(&id, &cpus);
+        let also_held = draft.state.pool.grant_available(&id, &cpus);
         let mut reasons = vec![format!("{} gave it {} by a cpuset", id.source(), cpus_text(&cpus))];
         if !also_held.is_empty() {
             reasons.push(format!(
@@ -283,7 +283,7 @@ pub(crate) fn find_offer(
 /// the PUs that no other job holds.
 pub(crate) fn grant_offer(draft: &mut CycleDraft<'_>, id: &JobId, offer: &PuOffer, shared: bool) {
     if shared {
-        draft.state.pool.claim(id, &offer.cpus);
+        draft.state.pool.grant_available(id, &offer.cpus);
     } else if draft.state.pool.commit(id, offer).is_err() {
         // The pool changed after the offer was made. The job is served in the next cycle.
         return;
@@ -342,7 +342,7 @@ fn set_missing_requests(draft: &mut CycleDraft<'_>) {
         });
         let default = draft.policy.source_cores.get(&job.id.source()).map(|&cores| CpuRequest::Cores(cores));
         if let Some(cpu_request) = named.or(default) {
-            draft.put_job(Job {
+            draft.store_job(Job {
                 request: Some(JobRequest { cpu_request, ..JobRequest::with_core_count(1) }),
                 ..job
             });

@@ -421,7 +421,7 @@ fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<Th
 /// had set for its parent. pjw also keeps track of the process while it is in a cpuset of pjw, because kernels before
 /// Linux 6.2 replace the mask when the process leaves the cpuset.
 pub(crate) fn plan_mask_restores(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> {
-    draft.state.note_restoring(draft.now.since_boot);
+    draft.state.record_ongoing_restores(draft.now.since_boot);
     let mut actions = Vec::new();
     let mut restored: Vec<ProcessId> = Vec::new();
     let released = draft
@@ -453,7 +453,7 @@ pub(crate) fn plan_mask_restores(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> 
         kept.into_iter().for_each(|thread| draft.stop_journaling(thread));
         if let Some(member) = draft.state.processes_to_restore.remove(&process.pid) {
             let is_settled = !draft.state.released_masks.contains_key(&member.job);
-            draft.state.lineage.note_restored(&member, is_settled);
+            draft.state.lineage.record_masks_restored(&member, is_settled);
         }
     }
     actions

@@ -240,7 +240,7 @@ impl<'a> PuLoad<'a> {
     fn count_bound(&mut self, grant: &CpuSet, bound: &[&HotThread]) -> usize {
         let mut matching = ThreadPuMatching::new(self.topology, grant);
         let without_pu: Vec<&HotThread> =
-            bound.iter().copied().filter(|hot_thread| !matching.add(&hot_thread.mask)).collect();
+            bound.iter().copied().filter(|hot_thread| !matching.add_thread(&hot_thread.mask)).collect();
         matching.assigned_pus().iter().for_each(|&pu| self.add_thread(pu));
         // These threads share PUs that are counted for their cores already.
         for hot_thread in without_pu {

@@ -189,7 +189,7 @@ fn keep(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     job.request.get_or_insert(request);
     if borrows {
         // The phase `lending` gives it cores to borrow.
-        draft.put_job(job);
+        draft.store_job(job);
         return;
     }
     job.grant = Some(Grant {
@@ -204,7 +204,7 @@ fn keep(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: &CpuSet) {
         ownership: Ownership::Owned,
     });
     draft.state.pool.restore_grant(id, cpus);
-    draft.put_job(job);
+    draft.store_job(job);
 }
 
 /// Adds a warning for each job whose cpuset was found without a record of the job. If the job kept its cores, the

@@ -92,7 +92,7 @@ fn continue_search(draft: &mut CycleDraft<'_>) {
         add_found(draft, pid, mask);
     }
     if draft.full {
-        let unreadable = draft.state.unknown_masks.note_full_scan();
+        let unreadable = draft.state.unknown_masks.count_full_scan();
         unreadable.into_iter().for_each(|pid| add_first_thread(draft, pid));
     }
     let Some(ended) = draft.state.unknown_masks.end_search_if_complete() else { return };
@@ -301,18 +301,20 @@ fn find_orphans_of_root(draft: &mut CycleDraft<'_>) {
 /// outside after the release.
 fn find_hidden_masks(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
-    if state.unknown_masks.found_cpusets().is_empty() && state.unknown_masks.released_mut().is_empty() {
+    if state.unknown_masks.found_cpusets().is_empty()
+        && state.unknown_masks.released_processes_mut().is_empty()
+    {
         return;
     }
     let cpusets = state.unknown_masks.found_cpusets().clone();
     let WardenState { unknown_masks, processes_to_restore, .. } = state;
     let restoring =
         processes_to_restore.values().filter_map(|member| Some((member, cpusets.get(&member.job)?)));
-    unknown_masks.released_mut().extend(restoring.map(|(member, cpus)| (member.id, cpus.clone())));
-    let released = core::mem::take(unknown_masks.released_mut());
+    unknown_masks.released_processes_mut().extend(restoring.map(|(member, cpus)| (member.id, cpus.clone())));
+    let released = core::mem::take(unknown_masks.released_processes_mut());
     for (process, cpus) in released {
         if draft.state.tracked_process(process.pid).is_some_and(|member| member.id == process) {
-            draft.state.unknown_masks.released_mut().insert(process, cpus);
+            draft.state.unknown_masks.released_processes_mut().insert(process, cpus);
             continue;
         }
         let Some(known) = draft.state.process(process.pid).filter(|known| known.id == process) else {

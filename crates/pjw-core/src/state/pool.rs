@@ -253,7 +253,7 @@ impl PuPool {
     ///
     /// Unlike [`PuPool::commit`], this function needs no [`PuOffer`] from the allocator. For example, it is used for
     /// PUs that a batch system chose.
-    pub fn claim(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
+    pub fn grant_available(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
         self.give(job, &granted);
         cpus.difference(&granted)
@@ -263,13 +263,13 @@ impl PuPool {
     /// daemon. Frees all other PUs of the job. Returns the PUs of `cpus` that were not granted. Such a PU is held by
     /// another job, or does not exist on the machine.
     ///
-    /// Unlike [`PuPool::claim`], this function also grants housekeeping PUs (PUs reserved for the system). Such a PU
-    /// becomes a housekeeping PU again when the job releases it.
+    /// Unlike [`PuPool::grant_available`], this function also grants housekeeping PUs (PUs reserved for the system).
+    /// Such a PU becomes a housekeeping PU again when the job releases it.
     pub fn restore_grant(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
         }
-        let elsewhere = self.claim(job, cpus);
+        let elsewhere = self.grant_available(job, cpus);
         self.set_housekeeping(&self.reserved.clone());
         elsewhere
     }
@@ -405,7 +405,7 @@ mod tests {
     #[test]
     fn an_offer_of_pus_of_another_job_is_refused() {
         let mut pool = pool("7");
-        pool.claim(&job("a"), &cpu_set("0-3"));
+        pool.grant_available(&job("a"), &cpu_set("0-3"));
         for cpus in ["3-4", "6-7"] {
             let wrong = offer(&pool, cpus);
             assert_eq!(pool.commit(&job("b"), &wrong), Err(StaleOffer), "{cpus}");
@@ -415,8 +415,8 @@ mod tests {
     #[test]
     fn a_claim_gets_free_pus_and_returns_those_of_others() {
         let mut pool = pool("7");
-        pool.claim(&job("a"), &cpu_set("0-3"));
-        assert_eq!(pool.claim(&job("b"), &cpu_set("2-7")), cpu_set("2-3,7"));
+        pool.grant_available(&job("a"), &cpu_set("0-3"));
+        assert_eq!(pool.grant_available(&job("b"), &cpu_set("2-7")), cpu_set("2-3,7"));
         assert_eq!(pool.pus_of(&job("b")), cpu_set("4-6"));
         assert_eq!(pool.release(&job("a")), cpu_set("0-3"));
         assert_eq!((pool.free_cpus(), pool.allocated_cpus()), (cpu_set("0-3"), cpu_set("4-6")));
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn an_offline_pu_is_not_free_and_stays_with_its_holder() {
         let mut pool = pool("");
-        pool.claim(&job("a"), &cpu_set("0-1"));
+        pool.grant_available(&job("a"), &cpu_set("0-1"));
         pool.set_online(&cpu_set("0,2-6"));
         assert_eq!((pool.free_cpus(), pool.pus_of(&job("a"))), (cpu_set("2-6"), cpu_set("0-1")));
         pool.set_online(&cpu_set("0-7"));
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn a_held_pu_becomes_housekeeping_after_its_release() {
         let mut pool = pool("");
-        pool.claim(&job("a"), &cpu_set("0-1"));
+        pool.grant_available(&job("a"), &cpu_set("0-1"));
         pool.set_housekeeping(&cpu_set("1-2"));
         assert_eq!((pool.pus_of(&job("a")), pool.housekeeping_cpus()), (cpu_set("0-1"), cpu_set("2")));
         pool.release(&job("a"));
@@ -451,7 +451,7 @@ mod tests {
             let (coming, going) = (job(&format!("j{round}")), job(&format!("j{}", round - 2)));
             let pu = Pu(round.rem_euclid(8).try_into().unwrap());
             pool.release(&going);
-            assert_eq!(pool.claim(&coming, &pu.into()), CpuSet::new());
+            assert_eq!(pool.grant_available(&coming, &pu.into()), CpuSet::new());
             assert_eq!(pool.holder(pu), Some(&PuHolder::Job(coming)));
         }
         assert!(pool.holders.len() <= 6, "{} places", pool.holders.len());
@@ -463,7 +463,7 @@ mod tests {
         let (mut one, mut other) = (pool("7"), pool("7"));
         for (pool, first, second) in [(&mut one, "a", "b"), (&mut other, "b", "a")] {
             for name in [first, second] {
-                pool.claim(&job(name), &cpu_set(if name == "a" { "0-1" } else { "2" }));
+                pool.grant_available(&job(name), &cpu_set(if name == "a" { "0-1" } else { "2" }));
             }
         }
         assert_eq!(one, other);
@@ -474,7 +474,7 @@ mod tests {
     #[test]
     fn a_pool_of_8192_pus_grants_and_frees_all_of_them() {
         let mut pool = PuPool::new(&regular_topology(8, 4, 16, 8, 2), &cpu_set("0,4096"));
-        assert_eq!(pool.claim(&job("a"), &cpu_set("0-5000,8191,9000")), cpu_set("0,4096,9000"));
+        assert_eq!(pool.grant_available(&job("a"), &cpu_set("0-5000,8191,9000")), cpu_set("0,4096,9000"));
         assert_eq!((pool.holder(Pu(8191)), pool.holder(Pu(8192))), (Some(&PuHolder::Job(job("a"))), None));
         assert_eq!(pool.free_cpus(), cpu_set("5001-8190"));
         assert_eq!(pool.release(&job("a")), cpu_set("1-4095,4097-5000,8191"));

@@ -122,7 +122,7 @@ impl WardenState {
             return !here.is_empty();
         }
         if grant.is_shared {
-            self.pool.claim(&job.id, &here);
+            self.pool.grant_available(&job.id, &here);
             return !here.is_empty();
         }
         self.pool.restore_grant(&job.id, &here).is_empty() && !here.is_empty()

@@ -197,7 +197,7 @@ impl MasksOfUnknownOrigin {
     /// full scans, the search gives up the processes that no scan could read: removes and returns them. Otherwise
     /// returns the empty set. There is such a limit because each periodic scan must be a full scan while a search is
     /// pending.
-    pub(crate) fn note_full_scan(&mut self) -> BTreeSet<Pid> {
+    pub(crate) fn count_full_scan(&mut self) -> BTreeSet<Pid> {
         let Search::Running { choice: Some(choice), .. } = &mut self.search else { return BTreeSet::new() };
         choice.full_scans += 1;
         if choice.full_scans > MAX_SEARCH_SCANS {
@@ -269,7 +269,7 @@ impl MasksOfUnknownOrigin {
 
     /// Returns the processes that were released from the jobs in [`MasksOfUnknownOrigin::found_cpusets`], so that the
     /// caller can change the list. Each process has the PUs (logical CPUs) of the cpuset of its job.
-    pub(crate) fn released_mut(&mut self) -> &mut BTreeMap<ProcessId, CpuSet> {
+    pub(crate) fn released_processes_mut(&mut self) -> &mut BTreeMap<ProcessId, CpuSet> {
         &mut self.released
     }
 
@@ -329,7 +329,7 @@ mod tests {
         masks.set_processes_to_read(BTreeSet::from([Pid(7)]), Nanos(1));
         for scan in 0..=MAX_SEARCH_SCANS {
             assert!(masks.end_search_if_complete().is_none());
-            assert_eq!(masks.note_full_scan().contains(&Pid(7)), scan == MAX_SEARCH_SCANS);
+            assert_eq!(masks.count_full_scan().contains(&Pid(7)), scan == MAX_SEARCH_SCANS);
         }
         assert!(masks.end_search_if_complete().is_some() && !masks.is_search_pending());
     }

@@ -334,7 +334,7 @@ impl WardenState {
     pub fn apply_process_events(&mut self, events: &[ProcessEvent]) -> bool {
         for event in events {
             if let ProcessEvent::Exec { pid } | ProcessEvent::Exit { pid } = *event {
-                let changed = self.address_spaces.forget(pid);
+                let changed = self.address_spaces.remove_process(pid);
                 self.mark_jobs_dirty(&changed);
             }
         }
@@ -430,7 +430,7 @@ impl WardenState {
             self.dirty.add(&member.job, pid);
         }
         for member in self.members.remove(pid).into_iter().chain(self.processes_to_restore.remove(&pid)) {
-            self.cpusets.forget(member.id);
+            self.cpusets.remove_process(member.id);
         }
     }
 

@@ -141,7 +141,7 @@ fn a_grant_of_half_a_core_is_a_violation_unless_the_policy_shares_siblings() {
         .map(|n| pjw_core::topology::Core { pus: cpu_set(&format!("{n},{}", n + 4)), kind_index: 0 })
         .collect();
     m.state.topology = pjw_core::topology::Topology::new(cores, Vec::new()).unwrap();
-    m.state.pool.claim(&job("b"), &cpu_set("2-4"));
+    m.state.pool.grant_available(&job("b"), &cpu_set("2-4"));
     m.state.jobs.update(&job("b"), |job| job.grant.as_mut().unwrap().cpus = cpu_set("2-4"));
     assert!(violations(&m, Vec::new()).iter().any(|text| text.contains("and not the rest of it")));
     m.policy.share_smt = true;

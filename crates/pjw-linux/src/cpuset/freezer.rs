@@ -130,7 +130,9 @@ pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
         return Ok(());
     }
     write_state(&twin, "THAWED")?;
-    twins::remove_v1_cgroup(&twin, |pid| twins::move_to(|path| hierarchy.v1_freezer_cgroup(path), "/", pid))
+    twins::remove_v1_cgroup(&twin, |pid| {
+        twins::move_to_v1_cgroup(|path| hierarchy.v1_freezer_cgroup(path), "/", pid)
+    })
 }
 
 /// Thaws the processes of all jobs of the class besteffort. Such a job has no cores of its own, so pjwd can freeze
@@ -203,5 +205,5 @@ fn leave_twin(proc: &mut ProcDir, hierarchy: &CpusetMount, process: ProcessId) -
     if here.is_none_or(|here| twins::besteffort_job_path(&here).is_none()) {
         return Ok(false);
     }
-    twins::move_to(|path| hierarchy.v1_freezer_cgroup(path), "/", process.pid).map(|()| true)
+    twins::move_to_v1_cgroup(|path| hierarchy.v1_freezer_cgroup(path), "/", process.pid).map(|()| true)
 }

@@ -181,7 +181,7 @@ pub(super) fn leave_idle_cgroup(context: &mut CpusetContext<'_>, process: Proces
     let Some(here) = moving::process_cgroup_path(context.proc, process, CPU) else { return Ok(()) };
     let Some(twin) = twin_around(context.hierarchy, &here) else { return Ok(()) };
     let origin = Origins::read(&twin).of(process);
-    twins::move_to(|path| context.hierarchy.v1_cpu_cgroup(path), &origin, process.pid)
+    twins::move_to_v1_cgroup(|path| context.hierarchy.v1_cpu_cgroup(path), &origin, process.pid)
 }
 
 fn twin_around(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
@@ -197,7 +197,7 @@ pub(super) fn remove_v1_cpu_cgroup(context: &mut CpusetContext<'_>, path: &str) 
     let CpusetContext { proc, hierarchy, .. } = context;
     twins::remove_v1_cgroup(&twin, |pid| {
         let Some(process) = process_of(proc, pid) else { return Ok(()) };
-        twins::move_to(|path| hierarchy.v1_cpu_cgroup(path), &origins.of(process), pid)
+        twins::move_to_v1_cgroup(|path| hierarchy.v1_cpu_cgroup(path), &origins.of(process), pid)
     })
 }
 

@@ -48,7 +48,11 @@ pub(super) fn create_v1_cgroup(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) ->
 /// Moves the process `pid` to the cgroup at `path` in a v1 hierarchy. If this cgroup does not exist or the kernel
 /// refuses the move, moves the process to the nearest cgroup above that accepts it. `group_at` returns the cgroup at
 /// a path in this hierarchy. Succeeds without effect if the process has ended.
-pub(super) fn move_to(group_at: impl Fn(&str) -> Option<CgroupDir>, path: &str, pid: Pid) -> Result<()> {
+pub(super) fn move_to_v1_cgroup(
+    group_at: impl Fn(&str) -> Option<CgroupDir>,
+    path: &str,
+    pid: Pid,
+) -> Result<()> {
     let Some(mut group) = group_at(path).or_else(|| group_at("/")) else { return Ok(()) };
     loop {
         match group.write_file("cgroup.procs", &pid.to_string()) {

@@ -92,7 +92,7 @@ impl ChangeContext {
 
     fn change(&mut self, action: &CpusetAction, hierarchy: &CpusetMount) -> CpusetOutcome {
         let Self { proc, systemd, unrelated_threads, move_guard } = self;
-        match move_guard.check(proc, hierarchy, action) {
+        match move_guard.without_locked_processes(proc, hierarchy, action) {
             Ok(change) => {
                 let context = &mut CpusetContext { proc, hierarchy, systemd };
                 apply_change(context, unrelated_threads, &change)

@@ -224,7 +224,7 @@ impl LinuxMachine {
         within: impl Fn(Pid) -> Option<&'a CpuSet>,
     ) -> TaskScanResult {
         let Some(scan) = &mut self.scan else { return TaskScanResult::default() };
-        match TaskScanResult::run(scan, scope, within) {
+        match TaskScanResult::from_scan(scan, scope, within) {
             Ok(pass) => {
                 self.tasks = pass.tasks;
                 pass
@@ -347,8 +347,8 @@ impl MachineInterface for LinuxMachine {
             self.update_mounts();
         }
         let mut processes = self.observe_busy_threads(scan_request);
-        let unified = self.mounts.v2_mount_point.as_deref();
-        let mut idle_check = self.idle.check(&scan_request.idle_watch, unified, taken_at.since_boot, full);
+        let (unified, idle_watch) = (self.mounts.v2_mount_point.as_deref(), &scan_request.idle_watch);
+        let mut idle_check = self.idle.find_idle(idle_watch, unified, taken_at.since_boot, full);
         let mut plan = self.plan_scan(scan_request, &processes, &mut idle_check);
         // Without the process list, a missing process proves nothing.
         let (pids, mut scope) = match plan.pids {
@@ -374,7 +374,7 @@ impl MachineInterface for LinuxMachine {
                     processes.insert(pid, Observed::Present(process));
                 }
                 Err(errno) if is_ended_or_unreadable(errno) => {
-                    self.cache.forget(pid);
+                    self.cache.remove_process(pid);
                     processes.insert(pid, Observed::Gone);
                 }
                 Err(errno) => incomplete = Some(errno),
@@ -384,7 +384,7 @@ impl MachineInterface for LinuxMachine {
             self.populated_cache.forget_removed_cgroups();
             if incomplete.is_none() {
                 self.cache.retain(|pid| processes.contains_key(&pid));
-                self.idle.retain(|pid| processes.contains_key(&pid), &scan_request.idle_watch);
+                self.idle.retain(|pid| processes.contains_key(&pid), idle_watch);
             } else {
                 scope = ScanScope::Partial(processes.keys().copied().collect());
             }

@@ -44,7 +44,7 @@ impl MoveGuard {
     /// # Errors
     /// The outcome of the change if it can't be made: [`CpusetOutcome::ProcessLocked`] if the moved process, or each of
     /// the initial processes, is locked.
-    pub(super) fn check<'a>(
+    pub(super) fn without_locked_processes<'a>(
         &mut self,
         proc: &mut ProcDir,
         hierarchy: &CpusetMount,

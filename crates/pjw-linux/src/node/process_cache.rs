@@ -231,7 +231,7 @@ impl ProcessCache {
     }
 
     /// Removes the process `pid`, which has ended, from this cache.
-    pub(super) fn forget(&mut self, pid: Pid) {
+    pub(super) fn remove_process(&mut self, pid: Pid) {
         self.processes.remove(&pid);
         self.address_spaces.remove_process(pid);
     }
@@ -346,7 +346,7 @@ impl ProcessCache {
         let status = self.proc.status(representative)?;
         let begun = match unchanged {
             Some(contents) => Ok(BegunRead::Known(contents)),
-            None => self.memory_files.begin(representative, Uid(status.uid)),
+            None => self.memory_files.begin_read(representative, Uid(status.uid)),
         };
         Ok(ChangedAttributes::Of { program, cgroups, status, begun })
     }
@@ -363,7 +363,7 @@ impl ProcessCache {
             ChangedAttributes::Of { program, cgroups, status, begun } => (program, cgroups, status, begun),
         };
         let known = self.processes.get_mut(&pid).ok_or(Errno::ESRCH)?;
-        let contents = begun.and_then(|begun| self.memory_files.finish(begun));
+        let contents = begun.and_then(|begun| self.memory_files.finish_read(begun));
         let (program, EnvironAndCommandLine { environ, command_line }) = match contents {
             // The last known contents hold until the next scan, which reads the files again.
             Err(Errno::EAGAIN) => (None, known.last_memory_contents()),

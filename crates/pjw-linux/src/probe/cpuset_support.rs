@@ -4,7 +4,7 @@ use nix::unistd::Uid;
 use pjw_core::cpuset_group::{CgroupCreator, CpusetHierarchy, CpusetSupport, IdlePrioritySupport};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
-use super::cpuset_test::{self, TestResult};
+use super::cpuset_test::{self, CpusetTestResult};
 use crate::cgroup::{CgroupMounts, CpusetMount};
 use crate::{sys::version, systemd};
 
@@ -20,7 +20,7 @@ pub(super) fn find_cpuset_support(own_cgroups: &OwnCgroupNames) -> (CpusetSuppor
     let found = find_hierarchy().map_err(str::to_owned).and_then(|(mount, hierarchy)| {
         let is_systemd = hierarchy == CpusetHierarchy::Systemd;
         let creator = if is_systemd { CgroupCreator::Systemd } else { CgroupCreator::Warden };
-        let TestResult { affinity_persists, measured, idle, can_freeze } =
+        let CpusetTestResult { affinity_persists, measured, idle, can_freeze } =
             cpuset_test::test_cpusets(&mount, own_cgroups, creator)?;
         let idle_priority = match idle_obstacle(&mount).or(idle.err()) {
             None => IdlePrioritySupport::Available,

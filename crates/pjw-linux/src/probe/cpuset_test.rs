@@ -29,7 +29,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// What the test with a temporary cpuset has found out: whether affinity masks survive a change of the cpuset, and
 /// whether a job can have idle priority and can be frozen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct TestResult {
+pub(super) struct CpusetTestResult {
     /// Whether affinity survives cpuset writes.
     pub(super) affinity_persists: bool,
     /// Whether `affinity_persists` was measured. Otherwise it follows from the kernel's version.
@@ -50,7 +50,7 @@ pub(super) fn test_cpusets(
     hierarchy: &CpusetMount,
     own_cgroups: &OwnCgroupNames,
     creator: CgroupCreator,
-) -> Result<TestResult, String> {
+) -> Result<CpusetTestResult, String> {
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(failed("/proc can't be opened"))?;
     let mut systemd = SystemdClient::default();
     let mut unrelated_threads = UnrelatedThreads::new(version::affinity_survives_by_version());
@@ -98,7 +98,7 @@ pub(super) fn test_cpusets(
     } else {
         cpuset_test.remove(&besteffort);
     }
-    Ok(TestResult { affinity_persists, measured, idle, can_freeze })
+    Ok(CpusetTestResult { affinity_persists, measured, idle, can_freeze })
 }
 
 fn failed(what: &'static str) -> impl FnOnce(Errno) -> String {

@@ -123,16 +123,16 @@ impl MemoryFiles {
     /// # Errors
     /// `EAGAIN` if an earlier read of the process still waits, or if too many reads of other processes of the user do
     /// (4), or of all users (24).
-    pub(crate) fn begin(&mut self, pid: Pid, uid: Uid) -> Result<BegunRead, Errno> {
+    pub(crate) fn begin_read(&mut self, pid: Pid, uid: Uid) -> Result<BegunRead, Errno> {
         Ok(self.begin_by_thread(pid, uid)?)
     }
 
-    /// Returns the contents of a read that [`MemoryFiles::begin`] has begun.
+    /// Returns the contents of a read that [`MemoryFiles::begin_read`] has begun.
     ///
     /// # Errors
     /// `EAGAIN` if the memory of the process is locked for 10 ms from this call on, or for 100 ms if the thread has no
     /// real-time priority. The caller can then read the files later. `ENOENT` or `ESRCH` if the process has ended.
-    pub(crate) fn finish(&mut self, begun: BegunRead) -> Contents {
+    pub(crate) fn finish_read(&mut self, begun: BegunRead) -> Contents {
         Ok(self.wait_for(begun, None)?)
     }
 
@@ -233,8 +233,8 @@ mod tests {
     }
 
     fn read(files: &mut MemoryFiles, pid: Pid, uid: Uid) -> Contents {
-        let begun = files.begin(pid, uid)?;
-        files.finish(begun)
+        let begun = files.begin_read(pid, uid)?;
+        files.finish_read(begun)
     }
 
     const USER: Uid = Uid(1000);

@@ -31,7 +31,7 @@ pub(super) struct MethodCall {
 impl MethodCall {
     /// Returns a call of the method `method` of systemd's manager object (`org.freedesktop.systemd1.Manager`). `body`
     /// contains the arguments.
-    pub(super) fn manager(method: &'static str, body: CallArguments) -> Self {
+    pub(super) fn manager_method(method: &'static str, body: CallArguments) -> Self {
         Self { path: PATH.to_owned(), interface: MANAGER, method, body }
     }
 

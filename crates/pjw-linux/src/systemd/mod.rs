@@ -107,7 +107,7 @@ impl SystemdClient {
         let newer = ("OOMPolicy", PropertyValue::Text("continue".to_owned()));
         let request = |properties: &[Property]| {
             let body = CallArguments::default().text(&scope.unit).text("fail");
-            MethodCall::manager("StartTransientUnit", body.properties(properties).no_auxiliary_units())
+            MethodCall::manager_method("StartTransientUnit", body.properties(properties).no_auxiliary_units())
         };
         match self.call(&request(&[properties.as_slice(), &[newer]].concat())) {
             Err(SystemdError::Refused { name, .. })
@@ -135,7 +135,7 @@ impl SystemdClient {
     ) -> Result<(), SystemdError> {
         // True: the change lasts until the next boot.
         let body = CallArguments::default().text(unit).boolean_true().properties(&cpuset(cpus, mems));
-        self.call(&MethodCall::manager("SetUnitProperties", body)).map(drop)
+        self.call(&MethodCall::manager_method("SetUnitProperties", body)).map(drop)
     }
 
     /// Starts a new slice: a group of systemd units with a cgroup. `slice` is the name of the slice.
@@ -152,7 +152,7 @@ impl SystemdClient {
         ];
         let body =
             CallArguments::default().text(slice).text("fail").properties(&properties).no_auxiliary_units();
-        self.call(&MethodCall::manager("StartTransientUnit", body)).map(drop)
+        self.call(&MethodCall::manager_method("StartTransientUnit", body)).map(drop)
     }
 
     /// Sets the CPU weight (`CPUWeight=`, systemd.resource-control(5)) of the systemd unit named `unit` to
@@ -164,7 +164,7 @@ impl SystemdClient {
     pub fn set_cpu_weight(&mut self, unit: &str, weight: u64) -> Result<(), SystemdError> {
         let property = ("CPUWeight", PropertyValue::Number(weight));
         let body = CallArguments::default().text(unit).boolean_true().properties(&[property]);
-        self.call(&MethodCall::manager("SetUnitProperties", body)).map(drop)
+        self.call(&MethodCall::manager_method("SetUnitProperties", body)).map(drop)
     }
 
     /// Stops the systemd unit named `unit`. systemd kills all processes of the unit, so the caller must make
@@ -175,7 +175,7 @@ impl SystemdClient {
     /// can't be reached, or does not reply in time.
     pub fn stop_unit(&mut self, unit: &str) -> Result<(), SystemdError> {
         let body = CallArguments::default().text(unit).text("replace");
-        self.call(&MethodCall::manager("StopUnit", body)).map(drop)
+        self.call(&MethodCall::manager_method("StopUnit", body)).map(drop)
     }
 
     /// Returns whether the systemd slice (a group of units) named `slice` disables the cpuset controller for

@@ -85,7 +85,7 @@ fn a_peer_that_accepts_no_connection_is_a_timeout() {
     listen(&listener, Backlog::new(0).unwrap()).unwrap();
     // No connection is accepted. Once the queue is full, connect(2) itself waits.
     let _first = UnixStream::connect(&path).unwrap();
-    let stop = MethodCall::manager("StopUnit", CallArguments::default().text(""));
+    let stop = MethodCall::manager_method("StopUnit", CallArguments::default().text(""));
     let called = connection::call_systemd(&Address::Direct(path), &stop, Duration::from_millis(50));
     assert_eq!(called, Err(SystemdError::NoReply));
 }

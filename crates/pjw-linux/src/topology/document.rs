@@ -28,7 +28,7 @@ pub struct TopologyXmlError {
 
 /// Checks `text`, the content of a topology file (XML in the format of hwloc), before hwloc reads it. An invalid file
 /// can crash hwloc or make it use too much memory.
-pub(super) fn check(text: &str) -> Result<(), TopologyXmlError> {
+pub(super) fn check_topology_xml(text: &str) -> Result<(), TopologyXmlError> {
     let nesting = Nesting::default();
     let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false, nesting };
     let checked = reader.document();

@@ -118,7 +118,7 @@ pub fn load_topology(source: TopologySource<'_>) -> Result<Topology, TopologyLoa
         TopologySource::Synthetic(text) => {
             let shown: String = text.chars().take(80).collect();
             let fault = |why| TopologyLoadError::Synthetic { text: shown.clone(), why };
-            synthetic::check(text).map_err(fault)?;
+            synthetic::check_description(text).map_err(fault)?;
             let made = from_synthetic(text).map_err(|_| fault(why_rejected(text)))?;
             (made, format!("{shown:?}"))
         }
@@ -136,7 +136,7 @@ fn why_rejected(text: &str) -> SyntheticTopologyError {
 
 fn from_file(path: &Path) -> Result<Hwloc, TopologyFileError> {
     let text = text_of(path)?;
-    document::check(&text)?;
+    document::check_topology_xml(&text)?;
     from_xml(&text).map_err(|_| TopologyFileError::RejectedByHwloc)
 }
 

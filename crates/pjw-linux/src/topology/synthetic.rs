@@ -45,7 +45,7 @@ pub enum SyntheticTopologyError {
 
 /// Checks `text`, a synthetic description of a machine such as `pack:2 core:8 pu:2`, before hwloc reads it. hwloc
 /// itself accepts descriptions that need too much memory.
-pub(super) fn check(text: &str) -> Result<(), SyntheticTopologyError> {
+pub(super) fn check_description(text: &str) -> Result<(), SyntheticTopologyError> {
     if text.trim().is_empty() {
         return Err(SyntheticTopologyError::Empty);
     }

@@ -183,10 +183,10 @@ fn a_too_large_file_is_not_read_to_its_end() {
 fn a_truncated_file_is_refused() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/topologies/16em64t-4s2c2t-offlines.xml");
     let whole = std::fs::read_to_string(path).unwrap();
-    assert_eq!(document::check(&whole), Ok(()));
+    assert_eq!(document::check_topology_xml(&whole), Ok(()));
     let end = whole.trim_end().len();
     for cut in (1..end).rev().filter(|&cut| whole.is_char_boundary(cut)) {
-        let error = document::check(&whole[..cut]).expect_err("the file is truncated");
+        let error = document::check_topology_xml(&whole[..cut]).expect_err("the file is truncated");
         assert!(error.problem.contains("cut off"), "{cut}: {error}");
     }
 }

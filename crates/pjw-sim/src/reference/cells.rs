@@ -15,7 +15,7 @@ pub(super) struct Cell {
 /// Returns the free cells of the machine, in hwloc's logical order. `unit` says whether a cell is a core or a PU
 /// (logical CPU). `free` contains the free PUs. A core is free if all its PUs are free. `locality` has the location of
 /// each PU.
-pub(super) fn cells(unit: ProcessorUnit, free: &CpuSet, locality: &PuLocations) -> Vec<Cell> {
+pub(super) fn free_cells(unit: ProcessorUnit, free: &CpuSet, locality: &PuLocations) -> Vec<Cell> {
     let cells_of = |(location, pus): (PuLocation, &CpuSet)| {
         let free = pus.intersection(free);
         let cells: Vec<CpuSet> = match unit {
@@ -31,5 +31,5 @@ pub(super) fn cells(unit: ProcessorUnit, free: &CpuSet, locality: &PuLocations) 
 /// PU (logical CPU). `locality` has the location of each PU.
 pub(super) fn all_cells(unit: ProcessorUnit, locality: &PuLocations) -> Vec<Cell> {
     let all: CpuSet = locality.cores().flat_map(|(_, pus)| pus.iter().collect::<Vec<Pu>>()).collect();
-    cells(unit, &all, locality)
+    free_cells(unit, &all, locality)
 }

@@ -7,7 +7,7 @@ mod kubelet;
 use pjw_core::cpuset::CpuSet;
 
 use crate::locality::{ProcessorUnit, PuLocations};
-use cells::cells;
+use cells::free_cells;
 
 /// A rule by which a replay of a job log chooses the cores of a job, for comparison with pjw's allocator. The rules
 /// are first fit, and two variants of the static policy of Kubernetes' CPU manager (in the kubelet).
@@ -48,7 +48,7 @@ impl ReferencePolicy {
         free: &CpuSet,
         locality: &PuLocations,
     ) -> Option<CpuSet> {
-        let cells = cells(unit, free, locality);
+        let cells = free_cells(unit, free, locality);
         if count == 0 || cells.len() < count as usize {
             return None;
         }

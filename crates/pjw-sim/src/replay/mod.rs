@@ -245,7 +245,7 @@ impl<'r> Machine<'r> {
         let Some(job) = id(number) else { return false };
         match &choice.offer {
             Some(offer) => self.pool.commit(&job, offer).is_ok(),
-            None => self.pool.claim(&job, &choice.cpus).is_empty(),
+            None => self.pool.grant_available(&job, &choice.cpus).is_empty(),
         }
     }
 

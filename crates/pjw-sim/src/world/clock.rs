@@ -22,7 +22,10 @@ impl World {
     pub fn advance(&mut self, ns: u64) {
         if let Some(observer) = self.observer.clone() {
             // A panic in an observer ends the test.
-            observer.lock().unwrap_or_else(PoisonError::into_inner).see(self, Duration::from_nanos(ns));
+            observer
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .record_period(self, Duration::from_nanos(ns));
         }
         self.now += ns;
         let frozen = &self.frozen_cgroups;

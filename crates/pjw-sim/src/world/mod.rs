@@ -162,7 +162,7 @@ impl SimProcess {
 pub trait TimeObserver: fmt::Debug + Send {
     /// Records what runs on `world` for the next `period` of the simulated time. Nothing changes on the machine during
     /// this period.
-    fn see(&mut self, world: &World, period: Duration);
+    fn record_period(&mut self, world: &World, period: Duration);
 }
 
 /// The simulated machine: its PUs (logical CPUs), processes, cgroups and cpusets, as the simulated kernel manages them.

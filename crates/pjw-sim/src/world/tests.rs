@@ -74,7 +74,7 @@ fn a_busy_thread_in_a_frozen_cgroup_does_not_run_until_it_is_thawed() {
 struct BusyTime(Duration);
 
 impl TimeObserver for BusyTime {
-    fn see(&mut self, world: &World, period: Duration) {
+    fn record_period(&mut self, world: &World, period: Duration) {
         let mut threads = world.processes.values().flat_map(|process| process.threads.values());
         self.0 += if threads.any(|thread| thread.is_busy) { period } else { Duration::ZERO };
     }

@@ -72,10 +72,10 @@ impl ResultQueue {
         outcome: Outcome,
     ) -> bool {
         let window = ItemQueue(shared);
-        if window.state(number) != (ItemState { position: number, owner, status: ItemStatus::Claimed }) {
+        if window.item_state(number) != (ItemState { position: number, owner, status: ItemStatus::Claimed }) {
             return false;
         }
-        window.set(ItemState::new(number, ItemStatus::Returned));
+        window.store_item_state(ItemState::new(number, ItemStatus::Returned));
         if !self.is_in_order {
             self.emit(shared, ItemResult { number, outcome });
             return true;
@@ -147,7 +147,7 @@ impl ResultQueue {
     fn deliver(&mut self, shared: &SharedMemory, result: ItemResult) {
         self.progress.delivered += 1;
         self.progress.failed += u64::from(!matches!(result.outcome, Outcome::Done(_)));
-        ItemQueue(shared).set(ItemState::new(result.number, ItemStatus::Delivered));
+        ItemQueue(shared).store_item_state(ItemState::new(result.number, ItemStatus::Delivered));
         self.ready.push_back(result);
         self.move_window(shared);
     }
@@ -158,7 +158,7 @@ impl ResultQueue {
         let total = control.total.load(Ordering::SeqCst);
         let mut lowest = control.lowest.load(Ordering::SeqCst);
         let mut is_any_free = false;
-        while window.state(lowest) == ItemState::new(lowest, ItemStatus::Delivered) {
+        while window.item_state(lowest) == ItemState::new(lowest, ItemStatus::Delivered) {
             let next = lowest + window.window_size();
             if let Some(payload) =
                 shared.item_locations().get(usize::try_from(lowest % window.window_size()).unwrap_or(0))
@@ -170,7 +170,7 @@ impl ResultQueue {
             control.lowest.store(lowest, Ordering::SeqCst);
             if next < total {
                 let status = if self.has_reader { ItemStatus::Free } else { ItemStatus::Ready };
-                window.set(ItemState::new(next, status));
+                window.store_item_state(ItemState::new(next, status));
                 is_any_free = true;
             }
         }

@@ -49,7 +49,7 @@ impl Reader<'_> {
         let window = ItemQueue(self.shared);
         let mut number = self.shared.control().filled.load(Ordering::SeqCst);
         loop {
-            let state = window.state(number);
+            let state = window.item_state(number);
             if state.position < number || state == ItemState::new(number, ItemStatus::Free) {
                 return number;
             }
@@ -69,12 +69,12 @@ impl Reader<'_> {
         let payload = self.payload(number);
         payload.start.store(start, Ordering::SeqCst);
         payload.length.store(bytes.len() as u64, Ordering::SeqCst);
-        ItemQueue(self.shared).set(ItemState::new(number, ItemStatus::Ready));
+        ItemQueue(self.shared).store_item_state(ItemState::new(number, ItemStatus::Ready));
     }
 
     /// Where an item of this length can be written now, in one piece.
     fn place(&self, number: u64, length: usize) -> Option<u64> {
-        if ItemQueue(self.shared).state(number) != ItemState::new(number, ItemStatus::Free) {
+        if ItemQueue(self.shared).item_state(number) != ItemState::new(number, ItemStatus::Free) {
             return None;
         }
         let control = self.shared.control();

@@ -106,7 +106,7 @@ impl MasterWaker {
     }
 
     /// Resets the counter of the eventfd, so that the descriptor is no longer readable.
-    pub(crate) fn clear(&self) {
+    pub(crate) fn reset_eventfd(&self) {
         let _ = nix::unistd::read(&self.event, &mut [0; 8]);
         debug_assert!(self.event.as_raw_fd() >= 0);
     }

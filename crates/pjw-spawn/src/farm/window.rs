@@ -69,7 +69,7 @@ impl ItemState {
     }
 }
 
-/// The result of the attempt of a worker to take an item from the queue ([`ItemQueue::take`]).
+/// The result of the attempt of a worker to take an item from the queue ([`ItemQueue::take_next_item`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TakenItem {
     /// The worker has taken the item at this position.
@@ -94,12 +94,12 @@ impl<'a> ItemQueue<'a> {
 
     /// Returns the state of the item with the number `position`. If this item is not in the window, returns the state
     /// of an earlier or later item, which has a different number.
-    pub(crate) fn state(self, position: u64) -> ItemState {
+    pub(crate) fn item_state(self, position: u64) -> ItemState {
         ItemState::of_word(self.word(position).load(Ordering::SeqCst))
     }
 
     /// Stores `state` as the state of the item with the number `state.position`.
-    pub(crate) fn set(self, state: ItemState) {
+    pub(crate) fn store_item_state(self, state: ItemState) {
         self.word(state.position).store(state.word(), Ordering::SeqCst);
     }
 
@@ -109,7 +109,7 @@ impl<'a> ItemQueue<'a> {
     }
 
     /// Takes the next item from the queue for the worker with the index `owner`.
-    pub(crate) fn take(self, owner: u32) -> TakenItem {
+    pub(crate) fn take_next_item(self, owner: u32) -> TakenItem {
         let control = self.0.control();
         let mut position = control.next.0.load(Ordering::SeqCst);
         loop {
@@ -147,7 +147,8 @@ impl<'a> ItemQueue<'a> {
         let lowest = control.lowest.load(Ordering::SeqCst);
         let end = control.next.0.load(Ordering::SeqCst) + self.0.sizes.workers as u64;
         let is_own = |position: &u64| {
-            self.state(*position) == ItemState { position: *position, owner, status: ItemStatus::Claimed }
+            self.item_state(*position)
+                == ItemState { position: *position, owner, status: ItemStatus::Claimed }
         };
         let claimed: Vec<u64> = (lowest..end.min(lowest + self.window_size())).filter(is_own).collect();
         if let Some(last) = claimed.last() {
@@ -162,8 +163,8 @@ impl<'a> ItemQueue<'a> {
         // A worker that was killed may not have moved `next`.
         let mut position = control.next.0.load(Ordering::SeqCst);
         let total = control.total.load(Ordering::SeqCst);
-        while position < total && self.state(position).position >= position {
-            if matches!(self.state(position).status, ItemStatus::Free | ItemStatus::Ready) {
+        while position < total && self.item_state(position).position >= position {
+            if matches!(self.item_state(position).status, ItemStatus::Free | ItemStatus::Ready) {
                 return false;
             }
             position += 1;
@@ -192,14 +193,14 @@ mod tests {
     fn items_are_taken_in_order_and_once() {
         let shared = shared();
         let window = ItemQueue(&shared);
-        (0..8).for_each(|position| window.set(ItemState::new(position, ItemStatus::Ready)));
-        assert_eq!(window.take(0), TakenItem::Item(0));
-        assert_eq!(window.take(1), TakenItem::Item(1));
-        assert_eq!(window.take(0), TakenItem::Item(2));
+        (0..8).for_each(|position| window.store_item_state(ItemState::new(position, ItemStatus::Ready)));
+        assert_eq!(window.take_next_item(0), TakenItem::Item(0));
+        assert_eq!(window.take_next_item(1), TakenItem::Item(1));
+        assert_eq!(window.take_next_item(0), TakenItem::Item(2));
         assert_eq!(window.claimed_items(0), [0, 2]);
         shared.control().total.store(4, Ordering::SeqCst);
-        assert_eq!(window.take(2), TakenItem::Item(3));
-        assert_eq!(window.take(2), TakenItem::End);
+        assert_eq!(window.take_next_item(2), TakenItem::Item(3));
+        assert_eq!(window.take_next_item(2), TakenItem::End);
         assert!(window.is_exhausted());
     }
 
@@ -207,13 +208,13 @@ mod tests {
     fn a_worker_that_is_killed_right_after_taking_an_item_hides_none() {
         let shared = shared();
         let window = ItemQueue(&shared);
-        (0..4).for_each(|position| window.set(ItemState::new(position, ItemStatus::Ready)));
+        (0..4).for_each(|position| window.store_item_state(ItemState::new(position, ItemStatus::Ready)));
         // Two workers took an item each, and were killed before they moved `next`.
-        window.set(ItemState { position: 0, owner: 1, status: ItemStatus::Claimed });
-        window.set(ItemState { position: 1, owner: 2, status: ItemStatus::Claimed });
+        window.store_item_state(ItemState { position: 0, owner: 1, status: ItemStatus::Claimed });
+        window.store_item_state(ItemState { position: 1, owner: 2, status: ItemStatus::Claimed });
         assert_eq!(window.claimed_items(1), [0]);
         assert_eq!(window.claimed_items(2), [1]);
-        assert_eq!(window.take(0), TakenItem::Item(2));
+        assert_eq!(window.take_next_item(0), TakenItem::Item(2));
         assert_eq!(shared.control().next.0.load(Ordering::SeqCst), 3);
         assert!(!window.is_exhausted());
     }
@@ -222,10 +223,10 @@ mod tests {
     fn a_worker_that_is_killed_again_and_again_right_after_taking_an_item_hides_none() {
         let shared = shared();
         let window = ItemQueue(&shared);
-        (0..8).for_each(|position| window.set(ItemState::new(position, ItemStatus::Ready)));
+        (0..8).for_each(|position| window.store_item_state(ItemState::new(position, ItemStatus::Ready)));
         // More often than there are workers, before `next` was moved.
         for position in 0..8 {
-            window.set(ItemState { position, owner: 1, status: ItemStatus::Claimed });
+            window.store_item_state(ItemState { position, owner: 1, status: ItemStatus::Claimed });
             assert_eq!(window.claimed_items(1), Vec::from_iter(0..=position));
         }
     }
@@ -234,14 +235,16 @@ mod tests {
     fn a_position_that_is_not_filled_is_waited_for() {
         let shared = shared();
         let window = ItemQueue(&shared);
-        (0..8).for_each(|position| window.set(ItemState::new(position, ItemStatus::Free)));
-        assert_eq!(window.take(0), TakenItem::NothingYet);
-        window.set(ItemState::new(0, ItemStatus::Ready));
-        assert_eq!(window.take(0), TakenItem::Item(0));
+        (0..8).for_each(|position| window.store_item_state(ItemState::new(position, ItemStatus::Free)));
+        assert_eq!(window.take_next_item(0), TakenItem::NothingYet);
+        window.store_item_state(ItemState::new(0, ItemStatus::Ready));
+        assert_eq!(window.take_next_item(0), TakenItem::Item(0));
         // The window is full: position 8 has the word of position 0.
-        (1..8).for_each(|position| window.set(ItemState { position, owner: 1, status: ItemStatus::Claimed }));
-        assert_eq!(window.take(0), TakenItem::NothingYet);
-        window.set(ItemState::new(8, ItemStatus::Ready));
-        assert_eq!(window.take(0), TakenItem::Item(8));
+        (1..8).for_each(|position| {
+            window.store_item_state(ItemState { position, owner: 1, status: ItemStatus::Claimed });
+        });
+        assert_eq!(window.take_next_item(0), TakenItem::NothingYet);
+        window.store_item_state(ItemState::new(8, ItemStatus::Ready));
+        assert_eq!(window.take_next_item(0), TakenItem::Item(8));
     }
 }

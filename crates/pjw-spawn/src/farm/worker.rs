@@ -46,14 +46,14 @@ impl<'f> Worker<'f, '_> {
 
     /// Takes items, and waits for the first. Returns `false` if there are no more.
     fn take(&self, window: ItemQueue<'_>, taken: &mut Vec<u64>) -> bool {
-        let found = || match window.take(self.index) {
+        let found = || match window.take_next_item(self.index) {
             TakenItem::NothingYet => None,
             found => Some(found),
         };
         let TakenItem::Item(first) = self.shared.control().items.0.wait_until(found) else { return false };
         taken.push(first);
         for _ in 1..self.chunk_limit(first) {
-            let TakenItem::Item(position) = window.take(self.index) else { break };
+            let TakenItem::Item(position) = window.take_next_item(self.index) else { break };
             taken.push(position);
         }
         true

@@ -226,13 +226,13 @@ impl<'a> Host<'a> {
             living: 0,
             unmap_at: None,
         };
-        host.watch(host.socket.as_raw_fd(), SOCKET).map_err(of_clone)?;
+        host.add_to_epoll(host.socket.as_raw_fd(), SOCKET).map_err(of_clone)?;
         Ok(host)
     }
 
     /// Adds `descriptor` to the epoll set of the host (epoll(7)). `number` identifies the descriptor in the events: the
     /// index of a slot, or a number for the socket.
-    pub(super) fn watch(&self, descriptor: RawFd, number: u64) -> Result<(), Errno> {
+    pub(super) fn add_to_epoll(&self, descriptor: RawFd, number: u64) -> Result<(), Errno> {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };
         // SAFETY: the event outlives the call.
         let added = unsafe {
@@ -328,7 +328,7 @@ impl<'a> Host<'a> {
         self.unmap_at = None;
         for slot in 0..self.slots.len() {
             if self.slots.get(slot).is_some_and(|slot| slot.pidfd == ENDED) {
-                self.clear(slot);
+                self.unmap_slot(slot);
             }
         }
         if self.living == 0

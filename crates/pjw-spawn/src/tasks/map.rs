@@ -116,7 +116,7 @@ unsafe fn map_segment(base: u64, segment: &Segment, file: RawFd) -> Result<(), E
 ///
 /// # Safety
 /// The program must have been mapped at `base` without `variables_are_copied`, and not have begun.
-pub(super) unsafe fn clear_tails(base: u64, program: &ProgramLayout) {
+pub(super) unsafe fn zero_rest_of_file_pages(base: u64, program: &ProgramLayout) {
     for segment in program.segments().filter(|segment| segment.file_bytes < segment.memory_bytes) {
         let begin = base + segment.address + segment.file_bytes;
         let end = begin.next_multiple_of(PAGE).min(base + segment.address + segment.memory_bytes);

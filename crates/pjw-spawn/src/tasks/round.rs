@@ -141,8 +141,9 @@ impl<'a> Host<'a> {
         let cgroup = head.has_cgroup.then(|| next(true));
         let descriptors = Descriptors { streams, cgroup, first_own: self.first_own };
         let slot = self.mapped_slot()?;
-        let start =
-            self.fill(&self.addresses_of(slot), request, &descriptors).inspect_err(|_| self.clear(slot))?;
+        let start = self
+            .fill(&self.addresses_of(slot), request, &descriptors)
+            .inspect_err(|_| self.unmap_slot(slot))?;
         // SAFETY: there is room for so many starts, and no task of another round uses this one.
         unsafe { self.starts.wrapping_add(index).write(start) };
         self.set_unused(slot, SLOT_MAPPED);
@@ -162,7 +163,7 @@ impl<'a> Host<'a> {
                 }
             }
             Err(failed) => {
-                self.clear(slot);
+                self.unmap_slot(slot);
                 outcome.failure = Some(failed);
             }
         }
@@ -183,7 +184,7 @@ impl<'a> Host<'a> {
     }
 
     /// Unmaps what was mapped for a task that does not live.
-    pub(super) fn clear(&mut self, slot: usize) {
+    pub(super) fn unmap_slot(&mut self, slot: usize) {
         let addresses = self.addresses_of(slot);
         // SAFETY: no task lives in the slot. If the call fails, the memory stays until the slot is used again.
         let _ = unsafe { map::unmap_and_reserve(addresses.begin, addresses.reserved_bytes()) };
@@ -225,7 +226,7 @@ impl<'a> Host<'a> {
         };
         match mapped {
             Ok(()) => self.set_unused(slot, SLOT_READY),
-            Err(_) => self.clear(slot),
+            Err(_) => self.unmap_slot(slot),
         }
         mapped
     }
@@ -281,7 +282,7 @@ impl<'a> Host<'a> {
     fn wait(&self, index: usize, pidfd: RawFd) -> Option<TaskStartFailure> {
         // SAFETY: the start was written when the task was begun.
         let start = unsafe { &*self.starts.wrapping_add(index) };
-        task_start::wait(start, pidfd);
+        task_start::wait_until_unused(start, pidfd);
         start.failure()
     }
 
@@ -290,7 +291,7 @@ impl<'a> Host<'a> {
     fn answer(&mut self, outcomes: &mut [Outcome]) -> bool {
         for (index, outcome) in outcomes.iter_mut().enumerate().filter(|(_, outcome)| outcome.pidfd >= 0) {
             outcome.failure = self.wait(index, outcome.pidfd);
-            if let Err(errno) = self.watch(outcome.pidfd, outcome.slot as u64) {
+            if let Err(errno) = self.add_to_epoll(outcome.pidfd, outcome.slot as u64) {
                 kill_task(outcome.pid);
                 // SAFETY: closes the pidfd of the task, which nothing else uses.
                 unsafe { libc::close(outcome.pidfd) };

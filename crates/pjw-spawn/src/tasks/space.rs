@@ -144,7 +144,7 @@ impl AddressSpace {
             highest_descriptor: highest_descriptor(parameters.has_own_table)
                 .max(socket.as_raw_fd())
                 .max(of_host.as_raw_fd()),
-            auxiliary: AuxiliaryVector::own(),
+            auxiliary: AuxiliaryVector::of_this_process(),
             must_not_dump: kernel_version() < SEPARATE_CORE_DUMPS,
             stacks_need_advice: kernel_version() < STACKS_WITHOUT_HUGE_PAGES,
             frees_leftovers: parameters.is_lasting,
@@ -191,12 +191,13 @@ impl AddressSpace {
         let setup = Arc::clone(&self.setup);
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
         self.send_request(instance, &mut layout)?;
-        self.collect()
+        self.wait_for_oldest_request()
     }
 
-    /// Sends a request to start the task `instance`. Each request needs a call of [`AddressSpace::collect`], which
-    /// returns the result. At most [`MAX_PENDING_REQUESTS`] requests may be without a result. `layout` arranges the
-    /// arguments and the environment of the task. It must have been made for the environment of this address space.
+    /// Sends a request to start the task `instance`. Each request needs a call of
+    /// [`AddressSpace::wait_for_oldest_request`], which returns the result. At most [`MAX_PENDING_REQUESTS`] requests
+    /// may be without a result. `layout` arranges the arguments and the environment of the task. It must have been made
+    /// for the environment of this address space.
     ///
     /// # Errors
     /// `E2BIG` in the step [`SpawnStep::Exec`] if the arguments and the environment do not fit into the memory for
@@ -217,7 +218,7 @@ impl AddressSpace {
     ///
     /// # Errors
     /// The errors of [`AddressSpace::start`].
-    pub(crate) fn collect(&mut self) -> Result<Child, SpawnError> {
+    pub(crate) fn wait_for_oldest_request(&mut self) -> Result<Child, SpawnError> {
         let of_clone = |errno| SpawnError { step: SpawnStep::Clone, errno };
         self.posted = self.posted.saturating_sub(1);
         let received = self.receive();

@@ -26,7 +26,7 @@ pub(super) struct AuxiliaryVector {
 impl AuxiliaryVector {
     /// Returns the auxiliary vector of the calling process. The vector is read only once, because it stays the same
     /// while the process executes one program.
-    pub(super) fn own() -> Self {
+    pub(super) fn of_this_process() -> Self {
         static OWN: OnceLock<AuxiliaryVector> = OnceLock::new();
         *OWN.get_or_init(Self::read)
     }

@@ -30,7 +30,7 @@ const BEGUN: u32 = u32::MAX - 1;
 static LOOK_AFTER: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// The data that the host (the process that starts tasks) and a new task share until the program of the task begins.
-/// The host must not move or free this value before [`wait`] has returned.
+/// The host must not move or free this value before [`wait_until_unused`] has returned.
 pub(super) struct TaskStart<'a> {
     request: Request,
     /// 1 until the task has begun its program, has failed or has ended. A futex.
@@ -89,7 +89,7 @@ impl<'a> TaskStart<'a> {
     }
 
     /// Returns the step in the start of the task that failed, and the error number. `None` if the program has begun.
-    /// Must be called after [`wait`]. After a failure, the task ends by itself.
+    /// Must be called after [`wait_until_unused`]. After a failure, the task ends by itself.
     pub(super) fn failure(&self) -> Option<(SpawnStep, Errno)> {
         match self.step.load(Acquire) {
             BEGUN => None,
@@ -110,9 +110,9 @@ impl<'a> TaskStart<'a> {
 /// The step that failed, with the error number. No process was made in this case.
 ///
 /// # Safety
-/// The calling process must be the host. `start` must not be moved or freed before [`wait`] has returned. Its entry
-/// point must belong to a program that was mapped for this task alone, and must have a stack with the contents that the
-/// program expects.
+/// The calling process must be the host. `start` must not be moved or freed before [`wait_until_unused`] has returned.
+/// Its entry point must belong to a program that was mapped for this task alone, and must have a stack with the
+/// contents that the program expects.
 pub(super) unsafe fn start_task(start: &TaskStart<'_>) -> Result<(u32, RawFd), (SpawnStep, Errno)> {
     let mut pidfd: RawFd = -1;
     // The kernel aligns nothing: the stack for the code before the program begins is the unused part of the task's
@@ -147,7 +147,7 @@ pub(super) unsafe fn start_task(start: &TaskStart<'_>) -> Result<(u32, RawFd), (
 
 /// Waits until the task no longer uses `start`: its program has begun, its start has failed, or the task has ended.
 /// `pidfd` is the pidfd of the task.
-pub(super) fn wait(start: &TaskStart<'_>, pidfd: RawFd) {
+pub(super) fn wait_until_unused(start: &TaskStart<'_>, pidfd: RawFd) {
     while start.is_busy.load(Acquire) != 0 {
         // SAFETY: the futex outlives the call.
         unsafe {
@@ -205,7 +205,7 @@ fn prepare(start: &TaskStart<'_>) -> Result<(), FailedStep> {
         // SAFETY: the program was mapped for this task, and has not begun.
         Some(values) => unsafe { values.copy_to(base, shape) },
         // SAFETY: as above.
-        None => unsafe { map::clear_tails(base, shape) },
+        None => unsafe { map::zero_rest_of_file_pages(base, shape) },
     }
     set_standard_streams(start.streams)?;
     close_descriptor_range(start.first_own_descriptor, RawFd::MAX)

@@ -52,7 +52,7 @@ fn start_together(
         space.send_request(instance, layout).unwrap();
     }
     kill(host, Signal::SIGCONT).unwrap();
-    let children: Vec<_> = instances.iter().map(|_| space.collect()).collect();
+    let children: Vec<_> = instances.iter().map(|_| space.wait_for_oldest_request()).collect();
     children.into_iter().map(|child| child.map(|child| child.wait().unwrap())).collect()
 }
 

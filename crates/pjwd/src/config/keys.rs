@@ -139,7 +139,7 @@ const PLAIN: &[KeyDefinition] = &[
     choice!("on_exhausted", exhaustion_policy, EXHAUSTED),
     boolean!("adopt_strays", adopt_unassigned_processes),
     number!("first_person_uid", first_person_uid, 1..=u32::MAX - 1),
-    key!("admin_groups", admin_groups, values::groups, |groups| format!("{groups:?}")),
+    key!("admin_groups", admin_groups, values::parse_groups, |groups| format!("{groups:?}")),
     number!("user_max_cores", user_max_cores, 0..=MAX_CORES),
     duration!("reservation_timeout", reservation_timeout, Duration::from_secs(1)..=365 * 24 * HOUR),
     number!("report_keep", report_keep, 0..=MAX_REPORTS),
@@ -247,7 +247,7 @@ impl ConfigKey {
 
 fn housekeeping(value: &DeValue<'_>) -> Result<HousekeepingRule, ValueError> {
     let what = "a CPU list such as \"0-1\", a share such as \"1/l3\", or \"\" for none";
-    let rule = values::text(value, what)?;
+    let rule = values::parse_text(value, what)?;
     rule.parse().map_err(|error| ValueError::with_message(crate::error_text::error_chain_text(&error)))
 }
 

@@ -21,7 +21,7 @@ const ADDRESSES_MAX: usize = 8;
 /// If the value is not such a path.
 pub(super) fn parse_textfile_path(value: &DeValue<'_>) -> Result<Option<PathBuf>, ValueError> {
     let wanted = "an absolute path that ends in .prom, such as \"/var/lib/prometheus/node-exporter/pjw.prom\", or \"\" for none";
-    let text = values::text(value, wanted)?;
+    let text = values::parse_text(value, wanted)?;
     if text.is_empty() {
         return Ok(None);
     }
@@ -56,7 +56,7 @@ pub(super) fn parse_listen_addresses(value: &DeValue<'_>) -> Result<Vec<SocketAd
         return Err(ValueError::with_message(text).into());
     }
     values::parse_each(items, |item, addresses: &[SocketAddr]| {
-        let text = values::text(item, wanted)?;
+        let text = values::parse_text(item, wanted)?;
         let address = address(text).ok_or_else(|| {
             ValueError::with_message(format!(
                 "{} is not an address with a port: write {wanted}",

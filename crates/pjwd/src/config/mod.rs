@@ -86,7 +86,7 @@ impl Config {
     /// # Errors
     /// All mistakes in the text, in the order of the text.
     pub fn parse(path: &Path, text: &str) -> Result<Self, Vec<ConfigError>> {
-        let (settings, housekeeping) = read::settings(path, text)?;
+        let (settings, housekeeping) = read::parse_settings(path, text)?;
         Ok(Self { settings, path: Some(path.to_owned()), housekeeping })
     }
 

@@ -191,13 +191,13 @@ impl ProvisionDraft {
 }
 
 fn parse_name(value: &DeValue<'_>) -> Result<JobId, ValueError> {
-    let name = values::text(value, "the name of a service, such as \"web\"")?;
+    let name = values::parse_text(value, "the name of a service, such as \"web\"")?;
     let id = JobId::new(JobSource::Manual, name);
     id.map_err(|error| ValueError::with_message(error.to_string()))
 }
 
 fn parse_rule(value: &DeValue<'_>) -> Result<ProvisionRule, ValueError> {
-    let text = values::text(value, "a rule such as \"unit=nginx.service\"")?;
+    let text = values::parse_text(value, "a rule such as \"unit=nginx.service\"")?;
     let rule = ProvisionRule::parse(text, user_id);
     rule.map_err(|error| ValueError::with_message(error.to_string()))
 }

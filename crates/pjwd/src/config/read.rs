@@ -68,7 +68,7 @@ pub(super) fn read_config_file(path: &Path) -> Result<String, Vec<ConfigError>> 
 ///
 /// # Errors
 /// The mistakes in the file.
-pub(super) fn settings(
+pub(super) fn parse_settings(
     path: &Path,
     text: &str,
 ) -> Result<(Settings, Option<FilePosition>), Vec<ConfigError>> {

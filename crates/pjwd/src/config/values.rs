@@ -66,7 +66,7 @@ impl ValueError {
 /// If the value is none of the words. The error lists the words.
 pub(super) fn parse_choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) -> Result<T, ValueError> {
     let allowed = listed(choices);
-    let text = text(value, &allowed)?;
+    let text = parse_text(value, &allowed)?;
     if let Some((_, meaning)) = choices.iter().find(|(choice, _)| *choice == text) {
         return Ok(*meaning);
     }
@@ -89,7 +89,7 @@ pub(super) fn show_choice<T: PartialEq>(meaning: &T, choices: Choices<T>) -> Str
 ///
 /// # Errors
 /// If the value is not a string.
-pub(super) fn text<'v>(value: &'v DeValue<'_>, wanted: &str) -> Result<&'v str, ValueError> {
+pub(super) fn parse_text<'v>(value: &'v DeValue<'_>, wanted: &str) -> Result<&'v str, ValueError> {
     value.as_str().ok_or_else(|| ValueError::not_allowed(value, wanted))
 }
 
@@ -122,7 +122,7 @@ pub(super) fn parse_duration(
 ) -> Result<Duration, ValueError> {
     let (least, most) = (format_duration(*range.start()), format_duration(*range.end()));
     let wanted = format!("a time from {least} to {most} with its unit (ms, s, m, h), such as \"{least}\"");
-    let text = text(value, &wanted)?;
+    let text = parse_text(value, &wanted)?;
     let parsed: Option<SignedDuration> = text.parse().ok();
     let parsed = parsed.and_then(|duration| Duration::try_from(duration).ok());
     parsed.filter(|duration| range.contains(duration)).ok_or_else(|| ValueError::not_allowed(value, &wanted))
@@ -157,7 +157,7 @@ pub(super) fn parse_each<T>(
 ///
 /// # Errors
 /// If the value is not such a list, has too many groups, or has a group twice.
-pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, Vec<ValueError>> {
+pub(super) fn parse_groups(value: &DeValue<'_>) -> Result<Vec<String>, Vec<ValueError>> {
     let wanted = "a list of group names, such as [\"pjw\"]";
     let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
     if items.len() > GROUPS_MAX {
@@ -165,7 +165,7 @@ pub(super) fn groups(value: &DeValue<'_>) -> Result<Vec<String>, Vec<ValueError>
         return Err(ValueError::with_message(text).into());
     }
     parse_each(items, |item, groups: &[String]| {
-        let name = text(item, wanted)?;
+        let name = parse_text(item, wanted)?;
         let odd = |character: char| character.is_control() || ":,".contains(character);
         if name.trim().is_empty() || name.len() > GROUP_NAME_MAX || name.contains(odd) {
             return Err(ValueError::with_message(format!(
@@ -197,7 +197,7 @@ pub(super) fn cpu_count_variables(value: &DeValue<'_>) -> Result<Vec<CpuCountVar
         return Err(ValueError::with_message(text).into());
     }
     parse_each(items, |item, variables| {
-        let parsed = parse_cpu_count_variable(text(item, wanted)?, variables);
+        let parsed = parse_cpu_count_variable(parse_text(item, wanted)?, variables);
         parsed.map_err(|error| ValueError::with_message(escape_and_cut(&error.to_string(), 300)))
     })
 }

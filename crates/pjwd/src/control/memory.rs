@@ -260,8 +260,10 @@ impl ControlService {
         if self.begin_of_job(id).is_ok() {
             let records = self.memory_records.borrow();
             let sentences = records.map_lock_waits(id).iter().map(|waits| {
-                let sentence = waits.sentence();
-                format!("when its memory was last read: {sentence}; pjwctl show {id} --memory has the remedy")
+                let description = waits.description();
+                format!(
+                    "when its memory was last read: {description}; pjwctl show {id} --memory has the remedy"
+                )
             });
             reasons.grant_reasons.extend(sentences);
         }
@@ -418,7 +420,7 @@ fn map_lock_to_wire(waits: &MmapLockWaits) -> wire::MapLockWaits {
     wire::MapLockWaits {
         pids: waits.pids.iter().map(|pid| pid.0).collect(),
         threads: waits.threads,
-        text: waits.sentence(),
+        text: waits.description(),
         remedy: MmapLockWaits::remedy().to_owned(),
     }
 }

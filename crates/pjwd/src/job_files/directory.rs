@@ -114,7 +114,7 @@ impl JobsDirectory {
     ///
     /// # Errors
     /// If the directory can't be created.
-    pub(super) fn make(&mut self) -> Result<(), FileFault> {
+    pub(super) fn create_if_missing(&mut self) -> Result<(), FileFault> {
         if !self.is_in_place() {
             make_directory(&self.path)?;
             self.inode = inode_of(&self.path);
@@ -122,8 +122,8 @@ impl JobsDirectory {
         Ok(())
     }
 
-    /// Returns whether the directory `STATE_DIR/jobs` is still the one that [`JobsDirectory::make`] found or created.
-    /// False if another program has removed or replaced the directory.
+    /// Returns whether the directory `STATE_DIR/jobs` is still the one that [`JobsDirectory::create_if_missing`] found
+    /// or created. False if another program has removed or replaced the directory.
     pub(super) fn is_in_place(&self) -> bool {
         self.inode.is_some() && inode_of(&self.path) == self.inode
     }

@@ -105,7 +105,7 @@ impl PublishedJob {
         root: &mut JobsDirectory,
         watch: &mut FileWatch,
     ) -> Result<bool, FileFault> {
-        root.make()?;
+        root.create_if_missing()?;
         let mut directory = self.directory.take();
         let is_new = directory.as_ref().is_none_or(|directory| !directory.is_in_place());
         if is_new {

@@ -219,7 +219,7 @@ impl MemoryRecords {
     #[must_use]
     pub fn shortage_warning(&self, job: &JobId) -> Option<Warning> {
         let shortage = self.jobs.get(job)?.shortage?;
-        let warning = Warning::new("memory", shortage.sentence(), MemoryShortage::remedy());
+        let warning = Warning::new("memory", shortage.description(), MemoryShortage::remedy());
         Some(Warning { job: Some(job.clone()), ..warning })
     }
 

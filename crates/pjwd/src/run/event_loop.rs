@@ -255,7 +255,7 @@ impl EventLoop {
                             .publish_events(abandoned::dropped_command_event(&command).into_iter().collect());
                     }
                     EventLoopMessage::Command { command, reply } => pending.push((command, reply)),
-                    EventLoopMessage::Query { query, answer } => self.answer(query, answer),
+                    EventLoopMessage::Query { query, answer } => self.answer_query(query, answer),
                     EventLoopMessage::Reload { reply } => drop(reply.send(self.reload())),
                     EventLoopMessage::CheckJournal => {
                         self.warden.recreate_journal_if_removed();

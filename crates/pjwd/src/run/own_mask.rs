@@ -180,11 +180,11 @@ mod tests {
             let Binding { cpus, exempt } = mask.wanted_binding(pool, lowered.cloned());
             (cpus.map(|cpus| cpus.to_string()), exempt)
         };
-        assert_eq!(pool.claim(&job, &cpus("0-1")), CpuSet::new());
+        assert_eq!(pool.grant_available(&job, &cpus("0-1")), CpuSet::new());
         assert_eq!(wanted(&pool, None), (None, BTreeSet::new()), "no thread has a real-time priority");
         assert_eq!(wanted(&pool, Some(&BTreeSet::new())), (Some("2-3".into()), BTreeSet::new()));
         assert_eq!(wanted(&pool, Some(&lowered)), (Some("2-3".into()), lowered.clone()));
-        assert_eq!(pool.claim(&job, &cpus("0-3")), CpuSet::new());
+        assert_eq!(pool.grant_available(&job, &cpus("0-3")), CpuSet::new());
         assert_eq!(wanted(&pool, Some(&lowered)), (None, BTreeSet::new()), "no PU is free");
         pool.release(&job);
         pool.set_housekeeping(&cpus("0"));

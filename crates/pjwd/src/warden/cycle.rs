@@ -296,7 +296,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
                 report.has_unfinished_work = true;
                 break;
             }
-            next = self.round(&request, commands, &mut report);
+            next = self.run_round(&request, commands, &mut report);
             commands = &[];
             if next.is_none() && last_scan_due {
                 last_scan_due = false;
@@ -305,7 +305,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
         // Drop the processes that ended before the first scan of all their facts.
         report.confined_new_processes.retain(|fork| self.state.processes.contains_key(&fork.pid));
-        self.undo_unenforceable(all_commands, &known, &mut report);
+        self.release_unenforceable_jobs(all_commands, &known, &mut report);
         report.refuse_ended_jobs(all_commands, &self.state);
         self.forget_ended_threads();
         report
@@ -337,7 +337,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             return None;
         }
         let snapshot = find_wrong_fork_masks(&mut self.node, &self.state)?;
-        let _ = self.decide(&snapshot, &[], report);
+        let _ = self.decide_and_apply(&snapshot, &[], report);
         let confined_at = Instant::now();
         let is_done = |outcome: &MaskOutcome| matches!(outcome, MaskOutcome::Done { .. });
         for (action, _) in report.mask_outcomes.iter().filter(|(_, outcome)| is_done(outcome)) {
@@ -355,7 +355,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
 
     /// Runs one round (scan, decision and changes), which scans the processes in `request` and executes `commands`.
     /// Adds its results to `report`. Returns the next scan if there is more to do.
-    pub(super) fn round(
+    pub(super) fn run_round(
         &mut self,
         request: &ScanRequest,
         commands: &[Command],
@@ -363,7 +363,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     ) -> Option<ScanRequest> {
         let mut snapshot = self.scan_processes(request);
         snapshot.affinity_requests.splice(..0, std::mem::take(&mut self.affinity_requests));
-        let next = self.decide(&snapshot, commands, report);
+        let next = self.decide_and_apply(&snapshot, commands, report);
         if self.policy.may_grant || self.ongoing_failures.journal_error.is_some() {
             return next;
         }
@@ -372,7 +372,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Decides from a snapshot and applies the decision. Returns the next scan if there is more to do.
-    pub(super) fn decide(
+    pub(super) fn decide_and_apply(
         &mut self,
         snapshot: &Snapshot,
         commands: &[Command],
@@ -427,7 +427,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let cpusets = self.apply_cpuset_changes(cpuset_actions);
         let outcomes = self.apply(mask_actions);
         let events = [cpuset_events(&cpusets), mask_events(&self.state, &outcomes)].concat();
-        self.state.usage.count_events(&events);
+        self.state.usage.count_violations_and_repairs(&events);
         report.events.extend(events);
         let moved = outcomes.is_empty() || report.count_mask_changes(&outcomes);
         // A refused cpuset change leaves the job to masks. The next round decides that at once.

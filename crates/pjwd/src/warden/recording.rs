@@ -190,7 +190,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             return None;
         }
         let earlier = std::mem::take(&mut report.replies);
-        let next_scan = self.decide(snapshot, &releases, report);
+        let next_scan = self.decide_and_apply(snapshot, &releases, report);
         let mut of_releases = std::mem::replace(&mut report.replies, earlier).into_iter();
         let replies = commands.iter().zip(refusals).map(|(command, refusal)| {
             if is_release(command) { of_releases.next().unwrap_or(refusal) } else { refusal }

@@ -15,7 +15,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Releases each new job for which the kernel refused all affinity masks, and refuses the commands that made the
     /// job or changed it. `commands` are the commands of the cycle, and `report` has their replies. `known` lists the
     /// jobs that existed before the cycle and were not released: these stay.
-    pub(super) fn undo_unenforceable(
+    pub(super) fn release_unenforceable_jobs(
         &mut self,
         commands: &[Command],
         known: &BTreeSet<JobId>,
@@ -39,7 +39,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let mut commands: &[Command] = &undone;
         for _ in 0..MAX_ROUNDS {
             let Some(request) = next.take() else { break };
-            next = self.round(&request, commands, &mut release_report);
+            next = self.run_round(&request, commands, &mut release_report);
             commands = &[];
         }
         report.add_release(release_report);

@@ -18,7 +18,7 @@ fn state(topology: &Topology, housekeeping: &str) -> WardenState {
 /// Gives these PUs to a job, as if it had requested their number.
 fn put(state: &mut WardenState, n: usize, request: JobRequest, cpus: &str) {
     let cpus: CpuSet = cpus.parse().unwrap();
-    assert!(state.pool.claim(&numbered_job(n), &cpus).is_empty());
+    assert!(state.pool.grant_available(&numbered_job(n), &cpus).is_empty());
     let grant = pjw_grant(cpus);
     let job = Job::new(numbered_job(n), Uid(0), EndCondition::Reservation, UnixMillis(0));
     state.jobs.insert(Job { request: Some(request), grant: Some(grant), ..job });
@@ -139,7 +139,7 @@ fn jobs_with_fixed_cores_are_not_moved() {
     state.pool.set_online(&"0-3,5-7".parse().unwrap());
     assert_eq!(plan_defrag(&state, &Policy::default()).moves, [], "a core of it is off");
     state.pool.set_online(state.topology.cpus());
-    state.pool.claim(&numbered_job(1), &"3".parse().unwrap());
+    state.pool.grant_available(&numbered_job(1), &"3".parse().unwrap());
     assert_eq!(plan_defrag(&state, &Policy::default()).moves, [], "the ledger has it hold less");
 }
 

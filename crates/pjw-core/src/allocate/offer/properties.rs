@@ -366,7 +366,7 @@ proptest! {
         cores in 1u32..12,
     ) {
         let mut bench = Bench::new(topology.clone(), &some_of(&topology, &kept).to_string());
-        bench.pool.claim(&numbered_job(1), &some_of(&topology, &taken));
+        bench.pool.grant_available(&numbered_job(1), &some_of(&topology, &taken));
         let free = bench.pool.free_cpus();
         let usable = topology.cpus().difference(&bench.pool.housekeeping_cpus());
         let held = [&bench.pool.pus_of(&numbered_job(1))].into_iter().collect();

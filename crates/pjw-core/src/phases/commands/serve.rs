@@ -85,7 +85,7 @@ fn want(draft: &mut CycleDraft<'_>, id: &JobId, cores: Option<u32>, caller: &Cal
     // The same number once more is no change: the time of the first one stays.
     if job.wanted_cores.map(|wanted| wanted.count) != cores {
         job.wanted_cores = cores.map(|given| WantedCores { count: given, given_at: draft.now.since_boot });
-        draft.put_job(job.clone());
+        draft.store_job(job.clone());
     }
     Ok(job)
 }
@@ -165,7 +165,7 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     if gives_back {
         draft.state.pool.release(&args.job);
     }
-    draft.put_job(job);
+    draft.store_job(job);
     if let Some((offer, shared)) = offer {
         jobs::grant_offer(draft, &args.job, &offer, shared);
     }
@@ -240,7 +240,7 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     let new_job = || Job::new(args.job.clone(), owner, EndCondition::Provision, draft.now.wall_clock);
     let job = existing.unwrap_or_else(new_job);
     let promised = Some(Box::new(provision.clone()));
-    draft.put_job(Job { owner, request: Some(request), provision: promised, ..job });
+    draft.store_job(Job { owner, request: Some(request), provision: promised, ..job });
     if let Some((offer, shared)) = offer {
         jobs::grant_offer(draft, &args.job, &offer, shared);
     }

@@ -14,7 +14,7 @@ pub(super) fn record_moves(
     leaving: &BTreeMap<Pu, Nanos>,
     unwanted: &CpuSet,
 ) {
-    let left = draft.state.lending.take_left();
+    let left = draft.state.lending.take_pus_left_by_borrowers();
     let still_held = |(owner, cpus): (&JobId, &CpuSet)| cpus.intersection(&draft.state.pool.pus_of(owner));
     let lent_before = draft.state.pool.lent_cpus().union(&union(left.iter().map(still_held)));
     let lent_after = lent_cpus(draft.state, shares);

@@ -97,11 +97,11 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     if !state.jobs.has_borrowers() || draft.policy.mode != DaemonMode::Enforce {
         // The borrower may have ended in a grace period.
         state.lending.set_pus_to_return(BTreeMap::new());
-        drop(state.lending.take_left());
+        drop(state.lending.take_pus_left_by_borrowers());
         return;
     }
     if !draft.policy.may_grant {
-        drop(state.lending.take_left());
+        drop(state.lending.take_pus_left_by_borrowers());
         return;
     }
     let now = draft.now.since_boot;
@@ -272,7 +272,7 @@ fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<
     let own = grant.cpus.difference(&state.jobs.shared_cpus());
     let cores = whole_cores(&state.topology, &own, &state.pool.online_cpus());
     let core_count = u32::try_from(cores.len()).unwrap_or(u32::MAX);
-    let was_left = |pu: Pu| state.lending.was_left(&job.id, pu);
+    let was_left = |pu: Pu| state.lending.was_left_by_borrower(&job.id, pu);
     let is_lent = |core: &Core| core.iter().any(|pu| state.pool.borrower(pu).is_some() || was_left(pu));
     let (mut lent, mut idle): (Vec<Core>, Vec<Core>) = cores.into_iter().partition(is_lent);
     if reason_not_to_lend(policy).is_some() {
@@ -379,7 +379,7 @@ fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet)
     if !may_borrow(draft.state, draft.policy, id) {
         if let Some(grant) = &job.grant {
             draft.out.events.push(events::no_process_event(id, grant));
-            draft.put_job(Job { grant: None, ..job });
+            draft.store_job(Job { grant: None, ..job });
         }
         return;
     }
@@ -392,7 +392,7 @@ fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet)
                 );
                 let remedy = "set housekeeping; the job gets cores as soon as some are free or left idle";
                 warn(draft, id, "unserved", why, remedy);
-                draft.put_job(Job { grant: None, ..job });
+                draft.store_job(Job { grant: None, ..job });
                 return;
             }
         }
@@ -427,7 +427,7 @@ fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet)
         second_best: String::new(),
         ownership,
     };
-    draft.put_job(Job { grant: Some(grant), ..job });
+    draft.store_job(Job { grant: Some(grant), ..job });
 }
 
 /// The grant of a borrower that can borrow no core: as the policy says, or in the other way where that is impossible.

@@ -362,7 +362,7 @@ fn join(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
     if let Some(JobIdAttribute::Cgroup(path)) = found.reference.as_ref().map(|reference| &reference.kind) {
         job.cgroup.get_or_insert_with(|| path.clone());
     }
-    draft.put_job(job);
+    draft.store_job(job);
     add_member(draft, pid, &found.job, found.evidence);
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn forget_unused_masks(draft: &mut CycleDraft<'_>) {
     if !draft.full || draft.state.lineage.take_event_loss() {
         return;
     }
-    for job in draft.state.settled_releases(draft.now.since_boot) {
+    for job in draft.state.released_jobs_without_masks(draft.now.since_boot) {
         draft.state.released_masks.remove(&job);
         draft.state.lineage.forget_released_descendants(&job);
         draft.out.records.push(Record::ReleaseSettled(job));

@@ -62,7 +62,7 @@ impl<'a> ThreadPuMatching<'a> {
     /// whether the thread got a PU. If necessary, threads that were added earlier get another PU of their masks, but
     /// none loses its PU without a replacement. So the first thread has the highest priority. `mask` must be a subset
     /// of the PUs of the assignment.
-    pub(crate) fn add(&mut self, mask: &'a CpuSet) -> bool {
+    pub(crate) fn add_thread(&mut self, mask: &'a CpuSet) -> bool {
         let unused = mask.first_common(&self.on_idle_cores).or_else(|| mask.first_common(&self.free));
         let new = self.places.len();
         let wanted_by = match unused {
@@ -123,7 +123,7 @@ mod tests {
     fn matched(masks: &[CpuSet]) -> (Vec<bool>, Vec<Pu>) {
         let (topology, pus) = (regular_topology(2, 1, 1, 2, 2), cpu_set("0-7"));
         let mut matching = ThreadPuMatching::new(&topology, &pus);
-        let has_place = masks.iter().map(|mask| matching.add(mask)).collect();
+        let has_place = masks.iter().map(|mask| matching.add_thread(mask)).collect();
         (has_place, matching.assigned_pus().to_vec())
     }
 

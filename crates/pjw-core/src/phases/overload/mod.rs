@@ -63,7 +63,7 @@ fn overloaded_of(
 ) -> BTreeSet<ThreadId> {
     let mut matching = ThreadPuMatching::new(topology, grant);
     let (with_pu, without_pu): (Vec<&HotThread>, Vec<_>) =
-        bound.iter().partition(|hot_thread| matching.add(&hot_thread.mask));
+        bound.iter().partition(|hot_thread| matching.add_thread(&hot_thread.mask));
     let idle_pus = matching.free_pus().len().saturating_sub(floating);
     let mut overloaded: BTreeSet<ThreadId> =
         without_pu.into_iter().take(idle_pus).map(|hot_thread| hot_thread.thread).collect();
@@ -90,7 +90,7 @@ fn without_own_excess<'a>(
             || matching_of
                 .entry(process)
                 .or_insert_with(|| ThreadPuMatching::new(topology, grant))
-                .add(&hot_thread.mask)
+                .add_thread(&hot_thread.mask)
     };
     bound.iter().copied().filter(has_pu).collect()
 }

@@ -171,7 +171,7 @@ proptest! {
         let floating = after.len() - bound.len();
         let topology = machine();
         let mut matching = ThreadPuMatching::new(&topology, &grant);
-        let with_pu = bound.iter().filter(|hot_thread| matching.add(&hot_thread.mask)).count();
+        let with_pu = bound.iter().filter(|hot_thread| matching.add_thread(&hot_thread.mask)).count();
         prop_assert!(with_pu == bound.len() || with_pu + floating >= grant.len(), "a PU idles: {after:?}");
         // Ranks that are bound to whole cores share none while a core idles.
         let mut on_core: BTreeMap<CpuSet, usize> = BTreeMap::new();

@@ -231,9 +231,9 @@ proptest! {
             hot_threads.iter().filter(|known| !is_floating(known)).map(|known| &known.mask).collect();
         masks.sort_by_key(|mask| mask.len());
         for mask in masks {
-            matching.add(mask);
+            matching.add_thread(mask);
         }
-        let shared = pinned.iter().filter(|pin| !matching.add(pin)).count();
+        let shared = pinned.iter().filter(|pin| !matching.add_thread(pin)).count();
         prop_assert!(shared == 0 || matching.free_pus().is_empty(), "{pins:?}");
         let again: Vec<HotThread> = hot_threads
             .iter()

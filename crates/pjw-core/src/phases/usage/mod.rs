@@ -60,14 +60,14 @@ pub fn read_cpu_times(
         found.extend(read(&read_again).into_iter().filter(|(_, again)| again.present().is_some()));
     }
     let mut reaped: BTreeSet<Pid> =
-        gone.iter().copied().filter(|&pid| usage.process_at(pid).is_some()).collect();
+        gone.iter().copied().filter(|&pid| usage.process_usage_at(pid).is_some()).collect();
     let mut to_look_for: BTreeSet<Pid> = gone.iter().flat_map(|&pid| usage.children_of(pid)).collect();
     for (&pid, times) in found.iter().filter_map(|(pid, found)| Some((pid, found.present()?))) {
         to_look_for.extend(usage.children_possibly_waited_for(pid, times));
     }
     // A child that the first call read existed after its parent was read, except if the parent was read once more.
     let existed_after_parent = |pid: &Pid| {
-        let parent = usage.process_at(*pid).map(|known| known.parent);
+        let parent = usage.process_usage_at(*pid).map(|known| known.parent);
         matches!(found.get(pid), Some(Observed::Present(_)))
             && parent.is_none_or(|parent| !read_again.contains(&parent))
     };
@@ -187,14 +187,14 @@ fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
             let idle_until = snapshot.ended_idle_until.get(&id.pid).copied().unwrap_or_default();
             idle_until.max(Nanos(now.0.saturating_sub(MAX_UNNOTICED_NS)))
         });
-        state.usage.end_process(id.pid, snapshot.cpu_times.get(&id.pid), idle_until, now);
+        state.usage.record_process_end(id.pid, snapshot.cpu_times.get(&id.pid), idle_until, now);
     }
     let (mut read, mut pids_read) = (BTreeSet::new(), Vec::new());
     for (process, job) in living {
         begin_after_restart(state, &job, draft.now);
         let times = snapshot.cpu_times.get(&process.id.pid);
         if let Some(times) = times.filter(|times| is_same_start(times.start, process.id.start)) {
-            state.usage.read_process(&job, process.id, process.parent, times, now);
+            state.usage.record_process_times(&job, process.id, process.parent, times, now);
             pids_read.push(process.id.pid);
         }
         note_idle(state, &job, process.idle_until);
@@ -208,7 +208,7 @@ fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     }
     read_outside_parents(draft);
     for pid in pids_read {
-        draft.state.usage.note_time_of_outside_parent(pid);
+        draft.state.usage.store_other_child_time_of_parent(pid);
     }
     // A full scan lists every process, so a parent that is missing has ended, and no time is expected from it any more.
     if full {
@@ -247,7 +247,7 @@ fn read_outside_parents(draft: &mut CycleDraft<'_>) {
     let at_exit = at_exit.iter().filter(|(pid, _)| !snapshot.cpu_times.contains_key(pid));
     let parents = snapshot.cpu_times.iter().filter(|(pid, _)| !members.contains_key(pid));
     for (&pid, times) in parents.chain(at_exit.map(|(pid, times)| (pid, times))) {
-        usage.read_outside_parent(pid, times, now, usable_pus);
+        usage.record_outside_parent_times(pid, times, now, usable_pus);
     }
 }
 

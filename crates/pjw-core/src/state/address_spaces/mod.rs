@@ -125,7 +125,7 @@ impl AddressSpaceGroups {
     /// Removes the process `pid`, which has executed a program or exited, from its group. A group with one remaining
     /// process is removed. Returns the pids of the processes that are no longer in a group. Returns the empty set if
     /// `pid` was in no group.
-    pub(crate) fn forget(&mut self, pid: Pid) -> BTreeSet<Pid> {
+    pub(crate) fn remove_process(&mut self, pid: Pid) -> BTreeSet<Pid> {
         let Some(known) = self.sharing.remove(&pid) else { return BTreeSet::new() };
         if let Some((_, is_final)) = &mut self.last {
             *is_final = false;

@@ -92,10 +92,14 @@ fn two_groups_are_kept_apart_and_keep_their_numbers() {
 fn exec_and_exit_end_membership() {
     let all = list(&[(7, &[(1, Sharing), (2, Sharing), (3, Sharing)])]);
     let mut groups = after(&[(0, Arc::clone(&all)), (1000, Arc::clone(&all))]);
-    assert_eq!(groups.forget(Pid(2)), BTreeSet::from([Pid(2)]));
+    assert_eq!(groups.remove_process(Pid(2)), BTreeSet::from([Pid(2)]));
     assert_eq!(show(&groups), [[1, 3]]);
-    assert_eq!(groups.forget(Pid(9)), BTreeSet::new());
-    assert_eq!(groups.forget(Pid(1)), BTreeSet::from([Pid(1), Pid(3)]), "nobody is left to share with");
+    assert_eq!(groups.remove_process(Pid(9)), BTreeSet::new());
+    assert_eq!(
+        groups.remove_process(Pid(1)),
+        BTreeSet::from([Pid(1), Pid(3)]),
+        "nobody is left to share with"
+    );
     assert!(show(&groups).is_empty() && groups.group_of(id(3)).is_none());
 }
 

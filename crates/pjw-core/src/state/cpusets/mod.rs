@@ -331,8 +331,8 @@ impl CpusetRegistry {
     }
 
     /// Removes the recorded move of the process `process`, which has exited.
-    pub(crate) fn forget(&mut self, process: ProcessId) {
-        self.forget_moved(process);
+    pub(crate) fn remove_process(&mut self, process: ProcessId) {
+        self.remove_move(process);
         self.move_errors.remove(&process);
     }
 

@@ -43,7 +43,7 @@ impl CpusetRegistry {
             }
             CpusetRecord::Moved { process, from, to } => {
                 self.record_origin(to, from);
-                self.note_moved(*process, from.clone(), to.clone());
+                self.record_move(*process, from.clone(), to.clone());
             }
             CpusetRecord::Origin { path, from } => {
                 if let Some(managed) = self.managed.get_mut(path) {
@@ -61,13 +61,13 @@ impl CpusetRegistry {
         }
     }
 
-    pub(super) fn note_moved(&mut self, process: ProcessId, from: String, to: String) {
-        self.forget_moved(process);
+    pub(super) fn record_move(&mut self, process: ProcessId, from: String, to: String) {
+        self.remove_move(process);
         self.moved_to.entry(to.clone()).or_default().insert(process);
         self.moved.insert(process, CgroupMove { from, to });
     }
 
-    pub(super) fn forget_moved(&mut self, process: ProcessId) {
+    pub(super) fn remove_move(&mut self, process: ProcessId) {
         let Some(moved) = self.moved.remove(&process) else { return };
         if let Some(processes) = self.moved_to.get_mut(&moved.to) {
             processes.remove(&process);

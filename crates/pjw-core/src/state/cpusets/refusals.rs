@@ -47,7 +47,7 @@ impl CpusetRegistry {
         let is_wardens =
             self.managed.get(from).is_some_and(|managed| managed.job_cpuset.creator == CgroupCreator::Warden);
         if is_wardens && to != "/" {
-            self.note_moved(process, "/".to_owned(), from.to_owned());
+            self.record_move(process, "/".to_owned(), from.to_owned());
         } else {
             self.move_errors.insert(process, reason.to_owned());
         }

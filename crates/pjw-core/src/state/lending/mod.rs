@@ -122,19 +122,19 @@ impl LendingState {
 
     /// Adds the PU (logical CPU) `pu` of the job `owner` to the PUs whose borrower was released or ended since the last
     /// decision about loans. The next decision gives them to another borrower if one wants them.
-    pub(crate) fn add_left(&mut self, owner: &JobId, pu: Pu) {
+    pub(crate) fn add_pu_left_by_borrower(&mut self, owner: &JobId, pu: Pu) {
         self.left.entry(owner.clone()).or_default().insert(pu);
     }
 
     /// Returns whether the borrower of the PU (logical CPU) `pu` of the job `owner` was released or ended since the
     /// last decision about loans.
-    pub(crate) fn was_left(&self, owner: &JobId, pu: Pu) -> bool {
+    pub(crate) fn was_left_by_borrower(&self, owner: &JobId, pu: Pu) -> bool {
         self.left.get(owner).is_some_and(|left| left.contains(pu))
     }
 
     /// Removes all PUs (logical CPUs) from those whose borrower was released or ended since the last decision about
     /// loans. Returns them, by their owner. Must be called after each such decision.
-    pub(crate) fn take_left(&mut self) -> BTreeMap<JobId, CpuSet> {
+    pub(crate) fn take_pus_left_by_borrowers(&mut self) -> BTreeMap<JobId, CpuSet> {
         core::mem::take(&mut self.left)
     }
 

@@ -266,7 +266,7 @@ impl Lineage {
     /// them) again. Children that the process forks from now on inherit the original masks. A child that was forked
     /// before may have a mask that pjw set for the job. `is_settled` is true if no process has a mask that pjw set
     /// for the job. If `is_settled` is false, pjw also records later children of the process as descendants.
-    pub(crate) fn note_restored(&mut self, released: &Member, is_settled: bool) {
+    pub(crate) fn record_masks_restored(&mut self, released: &Member, is_settled: bool) {
         let pid = released.id.pid;
         if !is_settled && self.descendants.len() < MAX_FORK_RECORDS {
             let new = || Descendant::of(released, false, None, Vec::new());

@@ -135,7 +135,7 @@ fn a_child_of_a_tracked_process_whose_masks_are_unread_begins_with_a_request_tha
     assert_eq!(state.lineage.descendant(Pid(12)).unwrap().ancestor, Pid(11));
     assert_eq!(masks(&state, 12), [cpu_set("0-1")]);
     let released = state.members[&Pid(11)].clone();
-    state.lineage.note_restored(&released, true);
+    state.lineage.record_masks_restored(&released, true);
     state.apply_process_events(&[fork(11, 13)]);
     assert_eq!(masks(&state, 13), [], "the masks of its parent were restored");
 }
@@ -144,7 +144,7 @@ fn a_child_of_a_tracked_process_whose_masks_are_unread_begins_with_a_request_tha
 fn the_children_of_a_restored_process_are_descendants_until_the_release_is_settled() {
     let mut state = with_a_member();
     let released = state.members.remove(Pid(10)).unwrap();
-    state.lineage.note_restored(&released, false);
+    state.lineage.record_masks_restored(&released, false);
     state.apply_process_events(&[fork(10, 11)]);
     let child = state.lineage.descendant(Pid(11)).unwrap();
     assert!(!child.was_ancestor_member && child.job == job("a"));

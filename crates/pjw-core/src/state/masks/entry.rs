@@ -310,7 +310,8 @@ impl MaskEntry {
             MaskRequest { mask: requested_mask.clone(), writer: MaskWriter::Warden, ..self.newest().clone() };
         let replaced = core::mem::replace(&mut self.candidates, SmallVec::from_iter([request]));
         self.replace(replaced.into_iter().filter(|known| known.mask != *requested_mask), None);
-        self.narrowed = (!limits.may_yield(requested_mask, effective_mask)).then(|| effective_mask.clone());
+        self.narrowed =
+            (!limits.may_result_in(requested_mask, effective_mask)).then(|| effective_mask.clone());
         self.refused_within = None;
     }
 
@@ -376,7 +377,7 @@ impl MaskEntry {
         self.record_unchanged_reading(now);
         self.compared_from = last_read_at;
         let knows_reset = self.candidates.iter().any(|known| known.mask == *machine);
-        if limits.kernel_may_have_reset_mask && !knows_reset && limits.may_yield(machine, seen_mask) {
+        if limits.kernel_may_have_reset_mask && !knows_reset && limits.may_result_in(machine, seen_mask) {
             let original = self.original_mask().clone();
             let reset = MaskRequest {
                 mask: machine.clone(),
@@ -394,7 +395,7 @@ impl MaskEntry {
             |within: &CpuSet| limits.may_have_changed || *within != limits.possible_cpus[0];
         self.refused_within.take_if(|within| !is_narrowed || are_other_limits(within));
         let predicts = |request: &MaskRequest| {
-            limits.may_yield(&request.mask, seen_mask)
+            limits.may_result_in(&request.mask, seen_mask)
                 || (is_narrowed && request.writer != MaskWriter::Kernel)
         };
         if self.candidates.iter().any(predicts) {

@@ -97,7 +97,7 @@ impl WardenState {
 
     /// Records the time `now` (in ns since boot) for each released job of which pjw is still restoring the original
     /// masks of processes. Also records `now` for each job for which no such time is known.
-    pub(crate) fn note_restoring(&mut self, now: Nanos) {
+    pub(crate) fn record_ongoing_restores(&mut self, now: Nanos) {
         for released in self.released_masks.values_mut() {
             let mut processes_to_restore = self.processes_to_restore.values();
             if released.last_pending_restore_at.is_none()
@@ -115,7 +115,7 @@ impl WardenState {
     /// - pjw has restored the original masks of all processes of the job.
     /// - The last restore is so long ago that every fork(2) that was then in progress has ended.
     /// - Scans have read all descendants of the processes of the job.
-    pub(crate) fn settled_releases(&self, now: Nanos) -> Vec<JobId> {
+    pub(crate) fn released_jobs_without_masks(&self, now: Nanos) -> Vec<JobId> {
         if self.lineage.pids_of_unknown_descent().any(|pid| !self.processes.contains_key(&pid)) {
             return Vec::new();
         }

@@ -90,7 +90,7 @@ pub struct MaskLimits {
 impl MaskLimits {
     /// Returns whether a request for the mask `requested` may have resulted in the effective mask `seen` at some time
     /// since the last reading of the mask.
-    pub(crate) fn may_yield(&self, requested: &CpuSet, seen: &CpuSet) -> bool {
+    pub(crate) fn may_result_in(&self, requested: &CpuSet, seen: &CpuSet) -> bool {
         self.possible_cpus.iter().any(|possible| effective_mask(requested, possible) == *seen)
     }
 

@@ -210,7 +210,7 @@ impl UsageState {
     /// Counts the events of the kinds `violation` and `repaired`, for the report on the job that each event
     /// names. An event `violation` reports an affinity mask outside the cores of its job. An event `repaired`
     /// reports that pjw corrected a mask, a cpuset or a cgroup.
-    pub fn count_events(&mut self, events: &[Event]) {
+    pub fn count_violations_and_repairs(&mut self, events: &[Event]) {
         for event in events {
             let Some(open) = event.job.as_ref().and_then(|job| self.jobs.get_mut(job)) else { continue };
             match event.kind {
@@ -304,7 +304,7 @@ impl UsageState {
 
     /// Returns the CPU times of the process with the pid `pid`, as last read. `None` if pjw has not read a process
     /// with this pid as a process of a job.
-    pub(crate) fn process_at(&self, pid: Pid) -> Option<&ProcessUsage> {
+    pub(crate) fn process_usage_at(&self, pid: Pid) -> Option<&ProcessUsage> {
         self.processes.get(pid)
     }
 
@@ -323,7 +323,7 @@ impl UsageState {
     /// Stores the CPU times `times` of the living process `id` of the job `job`, as read at the time `now` (in ns since
     /// boot). Adds the CPU time since the last reading to the usage of the job. `parent` is the present parent of the
     /// process.
-    pub(crate) fn read_process(
+    pub(crate) fn record_process_times(
         &mut self,
         job: &JobId,
         id: ProcessId,
@@ -359,7 +359,7 @@ impl UsageState {
     /// Stores in the record of the process `pid` of a job the CPU time that the parent of the process has got so far
     /// from its other ended children. If the parent belongs to a job, removes the stored time instead. Must be called
     /// right after both processes were read.
-    pub(crate) fn note_time_of_outside_parent(&mut self, pid: Pid) {
+    pub(crate) fn store_other_child_time_of_parent(&mut self, pid: Pid) {
         if let Some(known) = self.processes.get_mut(pid) {
             let parent = self.outside_parents.get(&known.parent);
             known.parent_before_ns = parent.map(OutsideParent::other_children_ns);
@@ -382,7 +382,7 @@ impl UsageState {
     /// process is still a zombie. The kernel adds these times to the parent when the parent waits for the process
     /// (wait4(2)). `idle_until` is the time until which the process was certainly idle, `None` if it was not idle.
     /// `now` is the present time. Both are in ns since boot.
-    pub(crate) fn end_process(
+    pub(crate) fn record_process_end(
         &mut self,
         pid: Pid,
         times: Option<&ProcessCpuTimes>,
@@ -419,7 +419,7 @@ impl UsageState {
     /// of the child. The missing time is added to the job of the child, unless the PUs of the job could not run that
     /// much since the child was last read or certainly idle: it then comes from other children. `usable_pus` returns
     /// the number of PUs on which the processes of a job can run now.
-    pub(crate) fn read_outside_parent(
+    pub(crate) fn record_outside_parent_times(
         &mut self,
         pid: Pid,
         times: &ProcessCpuTimes,

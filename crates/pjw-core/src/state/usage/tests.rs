@@ -39,17 +39,17 @@ fn cpu_ms(usage: &UsageState, job: &JobId) -> u64 {
 
 /// Reads a process at the time `NOW`.
 fn read(usage: &mut UsageState, job: &JobId, id: ProcessId, parent: Pid, times: &ProcessCpuTimes) {
-    usage.read_process(job, id, parent, times, NOW);
+    usage.record_process_times(job, id, parent, times, NOW);
 }
 
 /// Reads the shell. Each job has 40 PUs, so the rest of a child may be 20 s if the child was just read.
 fn read_shell(usage: &mut UsageState, times: &ProcessCpuTimes, now: Nanos) {
-    usage.read_outside_parent(SHELL, times, now, |_| 40);
+    usage.record_outside_parent_times(SHELL, times, now, |_| 40);
 }
 
 /// Ends a process that was not idle.
 fn end(usage: &mut UsageState, pid: Pid, times: Option<&ProcessCpuTimes>) {
-    usage.end_process(pid, times, None, NOW);
+    usage.record_process_end(pid, times, None, NOW);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn what_a_parent_outside_got_before_the_end_of_its_child_is_found_is_the_time_of
     let (mut usage, a) = begun();
     read(&mut usage, &a, id(ROOT), SHELL, &times(5, 1000));
     read_shell(&mut usage, &times(0, 50_000), NOW);
-    usage.note_time_of_outside_parent(ROOT);
+    usage.store_other_child_time_of_parent(ROOT);
     // Read for another child of the shell, after the shell has waited for this one.
     read_shell(&mut usage, &times(0, 51_505), NOW);
     end(&mut usage, ROOT, None);
@@ -130,7 +130,7 @@ fn each_of_two_children_that_ended_unread_gets_its_rest_once() {
     for (pid, own_ms) in [(ROOT, 100), (CHILD, 200)] {
         read(&mut usage, &a, id(pid), SHELL, &times(own_ms, 0));
         read_shell(&mut usage, &times(0, 0), NOW);
-        usage.note_time_of_outside_parent(pid);
+        usage.store_other_child_time_of_parent(pid);
     }
     end(&mut usage, ROOT, None);
     end(&mut usage, CHILD, None);
@@ -146,7 +146,7 @@ fn an_end_is_settled_although_the_kernel_cuts_the_times_of_the_parent() {
     let (mut usage, a) = begun();
     read(&mut usage, &a, id(ROOT), SHELL, &times(105, 0));
     read_shell(&mut usage, &times(0, 50_000), NOW);
-    usage.note_time_of_outside_parent(ROOT);
+    usage.store_other_child_time_of_parent(ROOT);
     end(&mut usage, ROOT, None);
     // The shell has got 105 ms, of which user and system time are cut to ticks.
     read_shell(&mut usage, &times(0, 50_090), NOW);
@@ -160,7 +160,7 @@ fn what_the_parent_got_while_its_child_was_idle_is_the_time_of_other_children() 
     let (mut usage, a) = begun();
     read(&mut usage, &a, id(ROOT), SHELL, &times(100, 0));
     read_shell(&mut usage, &times(0, 0), at(1));
-    usage.note_time_of_outside_parent(ROOT);
+    usage.store_other_child_time_of_parent(ROOT);
     // Read for a busy child of the shell, of another job.
     for second in 2..=10 {
         read_shell(&mut usage, &times(0, 1_000), at(second));
@@ -175,7 +175,7 @@ fn the_end_of_a_child_may_be_found_seconds_after_its_parent_got_its_time() {
     let (mut usage, a) = begun();
     read(&mut usage, &a, id(ROOT), SHELL, &times(10_000, 0));
     read_shell(&mut usage, &times(0, 0), at(1));
-    usage.note_time_of_outside_parent(ROOT);
+    usage.store_other_child_time_of_parent(ROOT);
     for second in 2..=8 {
         read_shell(&mut usage, &times(0, 10_050), at(second));
     }
@@ -207,7 +207,7 @@ fn the_rests_of_two_jobs_in_one_sum_go_to_none() {
     for (job, pid) in [(&a, ROOT), (&b, CHILD), (&b, third)] {
         read(&mut usage, job, id(pid), SHELL, &times(if pid == ROOT { 100 } else { 50 }, 0));
         read_shell(&mut usage, &times(0, 0), NOW);
-        usage.note_time_of_outside_parent(pid);
+        usage.store_other_child_time_of_parent(pid);
     }
     for pid in [ROOT, CHILD, third] {
         end(&mut usage, pid, None);
@@ -226,7 +226,7 @@ fn idle_job_beside_an_ended_one() -> (UsageState, JobId) {
     for (job, pid) in [(&a, ROOT), (&idle, CHILD)] {
         read(&mut usage, job, id(pid), SHELL, &times(100, 0));
         read_shell(&mut usage, &times(0, 0), NOW);
-        usage.note_time_of_outside_parent(pid);
+        usage.store_other_child_time_of_parent(pid);
     }
     end(&mut usage, ROOT, None);
     read_shell(&mut usage, &times(0, 0), NOW);
@@ -279,10 +279,10 @@ fn more_than_a_child_can_have_used_is_the_time_of_other_children_of_the_parent()
 fn an_idle_process_can_have_used_what_fits_into_the_time_since_it_was_last_found_idle() {
     for (idle_until, found_ms) in [(None, 9_005), (Some(at(3)), 9_005), (Some(at(19)), 1_005)] {
         let (mut usage, a) = begun();
-        usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000), at(2));
-        usage.read_outside_parent(SHELL, &times(0, 0), at(2), |_| 1);
-        usage.end_process(ROOT, None, idle_until, at(20));
-        usage.read_outside_parent(SHELL, &times(0, 9_005), at(20), |_| 1);
+        usage.record_process_times(&a, id(ROOT), SHELL, &times(5, 1000), at(2));
+        usage.record_outside_parent_times(SHELL, &times(0, 0), at(2), |_| 1);
+        usage.record_process_end(ROOT, None, idle_until, at(20));
+        usage.record_outside_parent_times(SHELL, &times(0, 9_005), at(20), |_| 1);
         assert_eq!(cpu_ms(&usage, &a), found_ms);
     }
 }
@@ -290,11 +290,11 @@ fn an_idle_process_can_have_used_what_fits_into_the_time_since_it_was_last_found
 #[test]
 fn times_that_were_read_at_the_exit_of_a_child_do_not_shorten_the_time_in_which_the_process_can_have_run() {
     let (mut usage, a) = begun();
-    usage.read_process(&a, id(ROOT), SHELL, &times(5, 1000), at(2));
-    usage.read_outside_parent(SHELL, &times(0, 0), at(2), |_| 1);
+    usage.record_process_times(&a, id(ROOT), SHELL, &times(5, 1000), at(2));
+    usage.record_outside_parent_times(SHELL, &times(0, 0), at(2), |_| 1);
     usage.note_exit_times(&[ProcessEvent::Exit { pid: CHILD }], BTreeMap::from([(ROOT, times(6, 1000))]));
-    usage.end_process(ROOT, None, None, at(10));
-    usage.read_outside_parent(SHELL, &times(0, 8_005), at(10), |_| 1);
+    usage.record_process_end(ROOT, None, None, at(10));
+    usage.record_outside_parent_times(SHELL, &times(0, 8_005), at(10), |_| 1);
     assert_eq!(cpu_ms(&usage, &a), 8_005);
 }
 

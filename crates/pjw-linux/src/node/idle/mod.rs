@@ -83,7 +83,7 @@ enum CgroupActivity {
     Idle,
 }
 
-/// The result of [`IdleTracker::check`]: which of the checked processes ran since the last scan, and which did not.
+/// The result of [`IdleTracker::find_idle`]: which of the checked processes ran since the last scan, and which did not.
 #[derive(Debug, Default)]
 pub(super) struct IdleCheck {
     /// Processes to observe: they ran, are new, or have ended.
@@ -108,7 +108,7 @@ impl IdleCheck {
 
     /// Returns the planned affinity mask of each idle process that is not in a cpuset of pjw, by pid. Affinity masks
     /// alone keep such a process on its PUs (logical CPUs). `idle_watch` must be the value that was passed to
-    /// [`IdleTracker::check`].
+    /// [`IdleTracker::find_idle`].
     pub(super) fn planned_masks<'a>(&self, idle_watch: &'a WatchedProcesses) -> BTreeMap<Pid, &'a CpuSet> {
         let planned = |&(pid, group): &(Pid, usize)| Some((pid, planned_mask(idle_watch, group)?));
         self.mask_only.iter().filter_map(planned).collect()
@@ -124,7 +124,7 @@ impl IdleTracker {
     /// point of cgroup v2, and `at` is the time at which this scan began. Processes that have been idle for long are
     /// checked less often. If the CPU time of a job's cgroup is unchanged, its processes are not checked one by one,
     /// unless `full` is true.
-    pub(super) fn check(
+    pub(super) fn find_idle(
         &mut self,
         idle_watch: &WatchedProcesses,
         unified: Option<&Path>,

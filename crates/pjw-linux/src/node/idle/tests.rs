@@ -59,8 +59,8 @@ fn behind_a_cpuset(pid: Pid) -> WatchedProcesses {
 
 /// Checks twice: a process that does not run in between is idle.
 fn settled(tracker: &mut IdleTracker, idle_watch: &WatchedProcesses) -> IdleCheck {
-    tracker.check(idle_watch, None, Nanos(1), true);
-    tracker.check(idle_watch, None, Nanos(2), true)
+    tracker.find_idle(idle_watch, None, Nanos(1), true);
+    tracker.find_idle(idle_watch, None, Nanos(2), true)
 }
 
 #[test]
@@ -69,12 +69,12 @@ fn a_process_is_active_only_if_it_ran() {
     let idle_watch = idle_watch(None, &[shell.pid()]);
     let mut tracker = IdleTracker::default();
     assert!(
-        tracker.check(&idle_watch, None, Nanos(1), true).active.contains(&shell.pid()),
+        tracker.find_idle(&idle_watch, None, Nanos(1), true).active.contains(&shell.pid()),
         "there was no earlier check"
     );
     assert!(settled(&mut tracker, &idle_watch).idle.contains(&shell.pid()));
     shell.wake();
-    let idle_check = tracker.check(&idle_watch, None, Nanos(3), true);
+    let idle_check = tracker.find_idle(&idle_watch, None, Nanos(3), true);
     assert!(idle_check.active.contains(&shell.pid()) && idle_check.idle.is_empty(), "{idle_check:?}");
     assert_eq!(idle_check.idle_until.get(&shell.pid()), Some(&Nanos(2)), "the time of the last check");
 }
@@ -86,10 +86,10 @@ fn a_process_is_checked_less_often_the_longer_it_is_idle() {
     let idle_watch = behind_a_cpuset(pid);
     let mut tracker = IdleTracker::default();
     for at in 0..=CHECKS_PER_STEP.into() {
-        assert_eq!(tracker.check(&idle_watch, None, Nanos(at), false).idle.contains(&pid), at > 0);
+        assert_eq!(tracker.find_idle(&idle_watch, None, Nanos(at), false).idle.contains(&pid), at > 0);
     }
     let mut check = |full| {
-        let idle_check = tracker.check(&idle_watch, None, Nanos(100), full);
+        let idle_check = tracker.find_idle(&idle_watch, None, Nanos(100), full);
         (idle_check.idle.contains(&pid), idle_check.active.contains(&pid))
     };
     for (scans, expected) in [(32, 8), (64, 8), (64, 4), (64, 4)] {
@@ -109,7 +109,7 @@ fn an_ended_process_was_idle_until_its_last_check_although_later_scans_did_not_c
     let mut tracker = IdleTracker::default();
     let (mut last_check, mut idle_check) = (0, IdleCheck::default());
     for at in 1.. {
-        idle_check = tracker.check(&idle_watch, None, Nanos(at), false);
+        idle_check = tracker.find_idle(&idle_watch, None, Nanos(at), false);
         last_check = if idle_check.idle.contains(&pid) { at } else { last_check };
         if at > 200 && last_check < at {
             break;
@@ -128,8 +128,8 @@ fn scans_without_idle_processes_do_not_count_for_the_period() {
     let mut tracker = IdleTracker::default();
     let mut checks = 0;
     for at in 0..41 {
-        checks += tracker.check(&idle_watch, None, Nanos(at), false).idle.len();
-        tracker.check(&WatchedProcesses::default(), None, Nanos(at), false);
+        checks += tracker.find_idle(&idle_watch, None, Nanos(at), false).idle.len();
+        tracker.find_idle(&WatchedProcesses::default(), None, Nanos(at), false);
     }
     assert_eq!(checks, 8 + 8, "8 of the first 9 scans, then one of four");
 }
@@ -140,10 +140,10 @@ fn an_observed_process_is_checked_each_time_again() {
     let pid = shell.pid();
     let idle_watch = behind_a_cpuset(pid);
     let mut tracker = IdleTracker::default();
-    (0..200).for_each(|at| drop(tracker.check(&idle_watch, None, Nanos(at), false)));
+    (0..200).for_each(|at| drop(tracker.find_idle(&idle_watch, None, Nanos(at), false)));
     tracker.mark_active(pid);
     let found_idle = (0..CHECKS_PER_STEP)
-        .filter(|_| tracker.check(&idle_watch, None, Nanos(200), false).idle.contains(&pid));
+        .filter(|_| tracker.find_idle(&idle_watch, None, Nanos(200), false).idle.contains(&pid));
     assert_eq!(found_idle.count(), 8);
 }
 
@@ -161,7 +161,7 @@ fn a_run_between_two_checks_is_found_when_the_job_becomes_idle() {
     let mut tracker = IdleTracker::default();
     let mut check = |usage: u64| {
         std::fs::write(root.path().join("job/cpu.stat"), format!("usage_usec {usage}\n")).unwrap();
-        let idle_check = tracker.check(&idle_watch, Some(root.path()), Nanos(usage), false);
+        let idle_check = tracker.find_idle(&idle_watch, Some(root.path()), Nanos(usage), false);
         (idle_check.idle.contains(&pid), idle_check.active.contains(&pid))
     };
     // Other processes of the job run all the time.
@@ -184,7 +184,7 @@ fn a_process_confined_by_masks_only_is_checked_in_each_fourth_scan_however_long_
     let pid = shell.pid();
     let idle_watch = idle_watch(None, &[pid]);
     let mut tracker = IdleTracker::default();
-    let mut check = || tracker.check(&idle_watch, None, Nanos(1), false);
+    let mut check = || tracker.find_idle(&idle_watch, None, Nanos(1), false);
     check();
     for at in 1..=CHECKS_PER_STEP {
         assert!(check().idle.contains(&pid), "at first each time: {at}");
@@ -210,7 +210,7 @@ fn an_ended_process_is_active() {
     settled(&mut tracker, &idle_watch);
     let pid = shell.pid();
     drop(shell);
-    assert!(tracker.check(&idle_watch, None, Nanos(3), true).active.contains(&pid));
+    assert!(tracker.find_idle(&idle_watch, None, Nanos(3), true).active.contains(&pid));
 }
 
 #[test]
@@ -282,7 +282,8 @@ fn an_idle_cgroup_is_read_less_often_the_longer_it_is_idle_except_where_masks_ke
         let idle_watch = WatchedProcesses { groups, ..WatchedProcesses::default() };
         let mut tracker = IdleTracker::default();
         for usage in 1..4 {
-            let mut check = || tracker.check(&idle_watch, Some(root.path()), Nanos(1), false).active.len();
+            let mut check =
+                || tracker.find_idle(&idle_watch, Some(root.path()), Nanos(1), false).active.len();
             (0..200).for_each(|_| _ = check());
             assert_eq!(check(), 0);
             std::fs::write(&stat, format!("usage_usec {usage}\n")).unwrap();
@@ -305,7 +306,7 @@ fn an_idle_cgroup_makes_all_its_processes_idle() {
     write(10, 1);
     let idle_watch = idle_watch(Some("/job"), &[shell.pid()]);
     let mut tracker = IdleTracker::default();
-    let mut check = |at: u64| tracker.check(&idle_watch, Some(root.path()), Nanos(at), false);
+    let mut check = |at: u64| tracker.find_idle(&idle_watch, Some(root.path()), Nanos(at), false);
     assert!(check(1).active.contains(&shell.pid()));
     assert!(check(2).idle.contains(&shell.pid()), "the process may have run in a scan without a check");
     let idle = check(3);
@@ -326,7 +327,7 @@ fn an_unassigned_process_is_observed_if_it_ran_or_ended() {
         WatchedProcesses { unassigned_pids: vec![pid, Pid(u32::MAX >> 1)], ..WatchedProcesses::default() };
     let mut tracker = IdleTracker::default();
     let mut check = || {
-        let idle_check = tracker.check(&idle_watch, None, Nanos(1), false);
+        let idle_check = tracker.find_idle(&idle_watch, None, Nanos(1), false);
         assert!(
             idle_check.active.is_empty() && idle_check.idle.is_empty() && idle_check.idle_until.is_empty(),
             "{idle_check:?}"

@@ -75,7 +75,7 @@ impl TaskScanResult {
     ///
     /// # Errors
     /// The error of the task scan.
-    pub(super) fn run<'a>(
+    pub(super) fn from_scan<'a>(
         scan: &mut TaskScan,
         scope: TaskScope<'_>,
         within: impl Fn(Pid) -> Option<&'a CpuSet>,

@@ -113,7 +113,7 @@ impl<'a> RunningFarm<'a> {
         }
         let status = if items.is_some() { ItemStatus::Ready } else { ItemStatus::Free };
         (0..sizes.window as u64)
-            .for_each(|position| ItemQueue(&shared).set(ItemState::new(position, status)));
+            .for_each(|position| ItemQueue(&shared).store_item_state(ItemState::new(position, status)));
         let watch = failed("the processes of the farm can't be watched");
         let waker = MasterWaker::new().map_err(watch)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(watch)?;
@@ -324,7 +324,7 @@ impl<'a> RunningFarm<'a> {
         for event in &events[..found] {
             match self.event_role(event.data()) {
                 Some(role) => self.handle_end(role)?,
-                None => self.waker.clear(),
+                None => self.waker.reset_eventfd(),
             }
         }
         Ok(())

@@ -37,13 +37,13 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
     let pointers = map(POINTERS_SIZE as u64)?;
     let slots = StubData {
         channel: channel.cast_unsigned().into(),
-        header: block.header(),
-        calls: block.message(),
-        reply: block.reply(),
+        header: block.header_address(),
+        calls: block.message_address(),
+        reply: block.reply_address(),
         ..StubData::default()
     };
     write(code, &[bytes_of(&slots), stub::code()].concat());
-    write(block.header(), &block.contents());
+    write(block.header_address(), &block.initial_bytes());
     keep_reply(block)?;
     // SAFETY: the process has one thread.
     let environment = map(unsafe { Environment::size() })?;
@@ -78,9 +78,9 @@ fn map(size: u64) -> Result<u64, ForkHereError> {
     Ok(at.addr() as u64)
 }
 
-/// Leaves the reply to the template: see [`TemplateBlock::reply`].
+/// Leaves the reply to the template: see [`TemplateBlock::reply_address`].
 fn keep_reply(block: TemplateBlock) -> Result<(), ForkHereError> {
-    let reply = ptr::with_exposed_provenance_mut(usize::try_from(block.reply()).unwrap_or(0));
+    let reply = ptr::with_exposed_provenance_mut(usize::try_from(block.reply_address()).unwrap_or(0));
     // SAFETY: the block is mapped, and no instance uses the reply.
     let kept = unsafe { libc::madvise(reply, REPLY_SIZE, libc::MADV_DONTFORK) };
     let failed = |errno| ForkHereError::Failed { step: "madvise", errno };

@@ -66,7 +66,7 @@ impl Template {
             // The memory of the spare is from before a larger instance.
             return self.fork(instance);
         }
-        let image = strings.at(spare.strings.0);
+        let image = strings.place_at(spare.strings.0);
         let map = self.memory_map_for(&image).filter(|map| spare.map.as_ref() != Some(map));
         let random = self.new_random_bytes();
         let own = InstanceSetup { memory_map: map.map(|map| bytes_of(&map).to_vec()), random, ..own };
@@ -74,12 +74,12 @@ impl Template {
         let mut message = TemplateMessage::default();
         let child = spare.child.take().ok_or(ForkError::Ended)?;
         if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
-            changes.into_iter().for_each(|(address, bytes)| message.copy(address, bytes));
+            changes.into_iter().for_each(|(address, bytes)| message.add_copy(address, bytes));
         } else if let Err(error) = write(&child, &changes) {
             kill_and_wait(&child);
             return Err(error);
         }
-        message.begin_program(self.loaded.block, &self.start, own);
+        message.make_message_to_spare(self.loaded.block, &self.start, own);
         let descriptors = message.descriptors.clone();
         let sent =
             message.into_bytes(self.loaded.block).map(|bytes| spare.channel.send(&bytes, &descriptors));

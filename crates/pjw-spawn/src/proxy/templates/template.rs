@@ -180,7 +180,7 @@ impl Template {
             start,
             shape,
             image: PlacedStrings::default(),
-            strings: (loaded.block.strings(), TemplateBlock::strings_size()),
+            strings: (loaded.block.strings_address(), TemplateBlock::strings_size()),
             map: None,
             inherited_mask: None,
             max_strings: (stack_limit / 4).clamp(MIN_STRINGS, MAX_STRINGS),
@@ -271,11 +271,11 @@ impl Template {
         if strings.size() > self.strings.1 {
             self.make_room(2 * strings.size())?;
         }
-        let image = strings.at(self.strings.0);
+        let image = strings.place_at(self.strings.0);
         own.random = self.new_random_bytes();
         let changes = image.changes(&self.image, self.pointers_at());
         if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
-            changes.into_iter().for_each(|(address, bytes)| self.message.copy(address, bytes));
+            changes.into_iter().for_each(|(address, bytes)| self.message.add_copy(address, bytes));
         } else {
             // This sends what the message has, so the calls for this instance are added afterwards.
             self.wait_until_idle()?;
@@ -288,7 +288,7 @@ impl Template {
         }
         let map = self.memory_map_for(&image);
         if let Some(map) = map.filter(|_| map != self.map) {
-            self.message.set_memory_map(&map);
+            self.message.add_memory_map(&map);
             self.map = Some(map);
         }
         self.message.add_instance(self.loaded.block, &self.start, own);
@@ -398,7 +398,7 @@ impl Template {
     /// Returns new random bytes for a new process, and their address (`AT_RANDOM`). `None` for a template in
     /// `fork_here`.
     pub(super) fn new_random_bytes(&mut self) -> Option<(u64, Vec<u8>)> {
-        let address = self.loaded.stack.auxiliary(libc::AT_RANDOM)?;
+        let address = self.loaded.stack.auxiliary_value(libc::AT_RANDOM)?;
         if self.random.len() < RANDOM_SIZE {
             self.random.resize(RANDOM_SIZE * RANDOM_COUNT, 0);
             // SAFETY: the kernel writes at most the bytes of the buffer.
@@ -435,7 +435,8 @@ impl Template {
     fn make_room(&mut self, size: u64) -> Result<(), ForkError> {
         self.wait_until_idle()?;
         let size = size.next_multiple_of(4096);
-        let bytes = TemplateMessage::map_memory(size).into_bytes(self.loaded.block).unwrap_or_default();
+        let bytes =
+            TemplateMessage::for_memory_mapping(size).into_bytes(self.loaded.block).unwrap_or_default();
         self.loaded.channel.send(&bytes, &[]).map_err(|_| ForkError::Ended)?;
         let no_memory = SpawnError { step: SpawnStep::Exec, errno: Errno::ENOMEM };
         self.strings = (u64::try_from(self.reply()?.result).map_err(|_| no_memory)?, size);

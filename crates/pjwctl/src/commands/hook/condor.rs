@@ -13,14 +13,14 @@ use super::variables;
 
 /// Runs the hook `HOOK_PREPARE_JOB` of HTCondor, before a job starts: registers the job at the daemon, if the hook runs
 /// as root. Returns no environment variables.
-pub(super) fn prepare(context: &HookInput) -> anyhow::Result<JobVariables> {
+pub(super) fn hook_prepare_job(context: &HookInput) -> anyhow::Result<JobVariables> {
     let ad = job_ad();
     if is_root() { context.register(announcement(context, &ad)?) } else { Ok(Vec::new()) }
 }
 
 /// Runs the hook `HOOK_JOB_EXIT` of HTCondor, after a job has ended: releases the job, if the hook runs as root.
 /// Returns no environment variables.
-pub(super) fn exit(context: &HookInput) -> anyhow::Result<JobVariables> {
+pub(super) fn hook_job_exit(context: &HookInput) -> anyhow::Result<JobVariables> {
     let ad = job_ad();
     if is_root() { context.release_and_log(&announcement(context, &ad)?) } else { Ok(Vec::new()) }
 }

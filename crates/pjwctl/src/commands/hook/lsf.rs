@@ -22,7 +22,7 @@ pub(super) fn post_exec(context: &HookInput) -> anyhow::Result<JobVariables> {
 
 /// Handles a call of the hook as the `JOB_STARTER` of LSF, which starts the command of a job. Returns the environment
 /// variables for the command, such as `PJW_CPUS`.
-pub(super) fn starter(context: &HookInput) -> anyhow::Result<JobVariables> {
+pub(super) fn job_starter(context: &HookInput) -> anyhow::Result<JobVariables> {
     variables::job_starter_variables(context, &announcement(context)?)
 }
 

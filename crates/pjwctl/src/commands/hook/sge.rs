@@ -22,7 +22,7 @@ pub(super) fn epilog(context: &HookInput) -> anyhow::Result<JobVariables> {
 
 /// Runs the `starter_method` of Grid Engine, which starts the command of a job: returns the environment variables for
 /// the command, such as `PJW_CPUS`.
-pub(super) fn starter(context: &HookInput) -> anyhow::Result<JobVariables> {
+pub(super) fn starter_method(context: &HookInput) -> anyhow::Result<JobVariables> {
     variables::job_starter_variables(
         context,
         &announcement::from_sge(&context.attributes, &context.host, None, None)?,

@@ -95,7 +95,7 @@ impl InstanceGroup {
         unequal_variable: Option<String>,
     ) -> anyhow::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("no epoll set can be made")?;
-        let signals = SignalReader::block()?;
+        let signals = SignalReader::block_signals()?;
         let size = programs.iter().map(|program| program.instances.len()).sum();
         let mut group = Self {
             states: (0..size).map(|_| InstanceState::default()).collect(),
@@ -253,7 +253,7 @@ impl InstanceGroup {
                 self.labels.read(number & !KIND);
             }
             _ => {
-                while let Some(signal) = self.signals.next() {
+                while let Some(signal) = self.signals.next_signal() {
                     self.take_signal(signal);
                 }
             }

@@ -153,7 +153,7 @@ fn finish(mut group: InstanceGroup, grant: &Grant, request: &SpawnArgs) -> anyho
 /// Waits until all instances have begun, says how they were started, and waits for their end.
 fn wait(group: &mut InstanceGroup, request: &SpawnArgs) -> anyhow::Result<StartMode> {
     group.wait_until_begun()?;
-    let mode = StartMode::of(request, group.template_use());
+    let mode = StartMode::from_request(request, group.template_use());
     mode.print_start_mode(request.proxy);
     if request.proxy != ProxyArg::Never && request.share.is_none() {
         advice::print_advice_after_exec(group.contexts_without_forks());
@@ -302,7 +302,7 @@ fn divide(programs: Vec<Prepared>, sizes: &SizeVariables, parts: usize) -> Vec<P
     let mut divided = Vec::new();
     for (context, command, arguments) in programs {
         let RankedCommand { ranks, program, arguments: words, line } = command;
-        for (part, ranks) in sizes.groups(ranks, parts) {
+        for (part, ranks) in sizes.divide_into_groups(ranks, parts) {
             let context = sizes.apply_to_context(context.clone(), part);
             let command = RankedCommand { ranks, program: program.clone(), arguments: words.clone(), line };
             divided.push((context, command, Arc::clone(&arguments)));

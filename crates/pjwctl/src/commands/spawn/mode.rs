@@ -48,7 +48,7 @@ pub(super) enum StartMode {
 impl StartMode {
     /// Returns how the instances of `pjwctl spawn` were started. `request` contains the command line options, and
     /// `templates` says how many instances were forked from templates. All instances must have begun.
-    pub(super) fn of(request: &SpawnArgs, templates: TemplateUse) -> Self {
+    pub(super) fn from_request(request: &SpawnArgs, templates: TemplateUse) -> Self {
         if request.share.is_some() {
             return Self::Shared;
         }
@@ -74,7 +74,7 @@ impl StartMode {
     }
 
     /// Returns the reason why the instances were started in this way, as text for the user.
-    pub(super) fn why(&self) -> String {
+    pub(super) fn reason(&self) -> String {
         match self {
             Self::Never => "--proxy never: each instance executes the program".to_owned(),
             Self::NoneBegun => "no instance has begun".to_owned(),
@@ -104,11 +104,11 @@ impl StartMode {
         match (self, proxy) {
             (Self::Never | Self::NoneBegun | Self::Shared, _) => {}
             (Self::Exec(_), _) => {
-                output::print_error(&format!("each instance executed the program: {}", self.why()));
+                output::print_error(&format!("each instance executed the program: {}", self.reason()));
             }
             (Self::Proxy(templates), ProxyArg::Late | ProxyArg::Always)
                 if templates.forked == templates.begun => {}
-            (Self::Proxy(_), _) => output::print_error(&self.why()),
+            (Self::Proxy(_), _) => output::print_error(&self.reason()),
         }
     }
 }
@@ -135,7 +135,7 @@ mod tests {
             ProxyArg::Auto,
             TemplateUse { begun, forked, refusal, ..TemplateUse::default() },
         );
-        (mode.name(), mode.why())
+        (mode.name(), mode.reason())
     }
 
     #[test]
@@ -156,7 +156,7 @@ mod tests {
         };
         let mode = StartMode::of_templates(ProxyArg::Auto, templates);
         assert_eq!(mode.name(), "exec");
-        assert!(mode.why().contains("different values of OMP_NUM_THREADS"), "{}", mode.why());
+        assert!(mode.reason().contains("different values of OMP_NUM_THREADS"), "{}", mode.reason());
     }
 
     #[test]

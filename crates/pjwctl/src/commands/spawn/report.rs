@@ -49,7 +49,7 @@ pub(super) fn print_result(
     }
     let instances = group.states.iter().enumerate().map(|(rank, state)| instance(rank, state)).collect();
     let started_us = u64::try_from(group.start_duration().as_micros()).unwrap_or(u64::MAX);
-    let report = Report { job, mode: mode.name(), why: mode.why(), instances, started_us };
+    let report = Report { job, mode: mode.name(), why: mode.reason(), instances, started_us };
     output::print_json(&report).map_err(|error| match output::is_closed_pipe(&error) {
         true => error,
         false => anyhow!("the instances were started, and the result can't be printed: {error}"),

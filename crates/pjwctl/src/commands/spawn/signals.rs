@@ -34,7 +34,7 @@ pub(super) struct ReceivedSignal {
 impl SignalReader {
     /// Blocks the signals in this thread, so that pjwctl can read them from a file descriptor. Threads that this thread
     /// starts later also block them. The signals of job control, `SIGCHLD` and `SIGPIPE` are not blocked.
-    pub(super) fn block() -> anyhow::Result<Self> {
+    pub(super) fn block_signals() -> anyhow::Result<Self> {
         let mut signals = SigSet::all();
         OWN.iter().for_each(|signal| signals.remove(*signal));
         signals.thread_block().context("signals can't be blocked")?;
@@ -43,7 +43,7 @@ impl SignalReader {
     }
 
     /// Returns the next signal that was sent to pjwctl. Does not wait: returns `None` if there is no further signal.
-    pub(super) fn next(&self) -> Option<ReceivedSignal> {
+    pub(super) fn next_signal(&self) -> Option<ReceivedSignal> {
         let info = self.descriptor.read_signal().ok().flatten()?;
         let number = i32::try_from(info.ssi_signo).ok()?;
         Some(ReceivedSignal {

@@ -57,7 +57,7 @@ impl SizeVariables {
     /// part of the cores, and the ranks. `parts` is the number of parts. If instances are forked from templates
     /// (processes that have loaded the program), all instances of a group have the variables of this part, because
     /// libraries read the variables when the template is loaded. Otherwise, returns one group with all ranks.
-    pub(super) fn groups(&self, ranks: Vec<u32>, parts: usize) -> Vec<(usize, Vec<u32>)> {
+    pub(super) fn divide_into_groups(&self, ranks: Vec<u32>, parts: usize) -> Vec<(usize, Vec<u32>)> {
         if !self.are_common {
             return vec![(0, ranks)];
         }
@@ -118,7 +118,7 @@ mod tests {
             let sizes = sizes(&["0,4", "1,5"], has_templates);
             assert_eq!(sizes.unequal_variable(), None);
             assert!(sizes.own_variables(0).is_empty());
-            assert_eq!(sizes.groups(vec![0, 1, 2], 2), [(0, vec![0, 1, 2])]);
+            assert_eq!(sizes.divide_into_groups(vec![0, 1, 2], 2), [(0, vec![0, 1, 2])]);
         }
     }
 
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(values(0)[0], "PJWTEST_A=2");
         assert_eq!(values(1)[0], "PJWTEST_A=1");
         assert_eq!(values(1)[1..], ["PJW_VARIABLES=PJWTEST_A=1", "PJW_NCORES=1"]);
-        assert_eq!(sizes.groups(vec![0, 1, 2], 2), [(0, vec![0, 1, 2])]);
+        assert_eq!(sizes.divide_into_groups(vec![0, 1, 2], 2), [(0, vec![0, 1, 2])]);
     }
 
     #[test]
@@ -138,7 +138,7 @@ mod tests {
         let sizes = sizes(&["0-1,4-5", "2,6", "3,7"], true);
         assert_eq!(sizes.unequal_variable(), Some("PJWTEST_A"));
         assert!((0..3).all(|part| sizes.own_variables(part).is_empty()));
-        let groups = sizes.groups((0..7).collect(), 3);
+        let groups = sizes.divide_into_groups((0..7).collect(), 3);
         assert_eq!(groups, [(0, vec![0, 3, 6]), (1, vec![1, 2, 4, 5])]);
     }
 
@@ -150,7 +150,7 @@ mod tests {
             SizeVariables::new(&regular_topology(1, 1, 1, 4, 2), &placements, &[], has_templates)
         };
         assert_eq!(sizes(true).unequal_variable(), None);
-        assert_eq!(sizes(true).groups(vec![0, 1], 2), [(0, vec![0, 1])]);
+        assert_eq!(sizes(true).divide_into_groups(vec![0, 1], 2), [(0, vec![0, 1])]);
         assert_eq!(texts(sizes(false).own_variables(1)).last().map(String::as_str), Some("PJW_NCORES=1"));
     }
 }

@@ -149,9 +149,9 @@ impl DiagramBox {
         let metrics = self.metrics();
         match self.kind {
             BoxKind::Machine => {}
-            BoxKind::Pu => svg.cell(at, size, &self.fill_style, &self.label),
+            BoxKind::Pu => svg.rect_with_text(at, size, &self.fill_style, &self.label),
             BoxKind::Forbidden => {
-                svg.cell(at, size, &self.fill_style, &self.label);
+                svg.rect_with_text(at, size, &self.fill_style, &self.label);
                 svg.rect(
                     at,
                     size,
@@ -161,12 +161,18 @@ impl DiagramBox {
                 );
             }
             _ => {
-                let (line, round) = self.line();
-                svg.rect(at, size, &self.fill_style, line, round);
+                let (line, corner_radius) = self.line();
+                svg.rect(at, size, &self.fill_style, line, corner_radius);
                 let right = at.0 + size.0 - metrics.padding - 1;
                 let base = at.1 + metrics.header - (metrics.header - metrics.text).div_ceil(2) - 1;
                 let label = (self.label.as_str(), self.note.as_str());
-                svg.header((at.0 + metrics.padding + 1, base), right, metrics.text, label, &self.fill_style);
+                svg.box_header(
+                    (at.0 + metrics.padding + 1, base),
+                    right,
+                    metrics.text,
+                    label,
+                    &self.fill_style,
+                );
             }
         }
         for child in self.sections.iter().flat_map(|section| &section.frames) {

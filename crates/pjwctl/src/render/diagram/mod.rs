@@ -46,14 +46,14 @@ pub fn svg_drawing(title: &str, topology: &Topology, status: Option<&Status>) ->
 
     let mut svg = Svg::new(width + 2 * MARGIN, height);
     let letters = (width * 100 / (TITLE * 70)) as usize;
-    svg.heading(
+    svg.bold_text(
         MARGIN,
         MARGIN + TITLE - 3,
         TITLE,
         &truncate_text(&escape_control_characters(title), letters),
     );
     for (n, line) in (0..).zip(&lines_above) {
-        svg.line(MARGIN, MARGIN + TITLE + 6 + LINE * n + 11, TEXT, line);
+        svg.plain_text(MARGIN, MARGIN + TITLE + 6 + LINE * n + 11, TEXT, line);
     }
     machine.draw(&mut svg, MARGIN, top);
     for (n, entry) in entries.iter().enumerate() {
@@ -69,7 +69,7 @@ fn lines_above(topology: &Topology, status: Option<&Status>, width: u32) -> Vec<
     let columns = (width * 100 / (TEXT * 62)) as usize;
     let mut lines = vec![counts(topology)];
     if let Some(fits) = status.map(|status| &status.fits).or(topology.fits.as_ref()) {
-        lines.push(super::topology::fits(topology, fits));
+        lines.push(super::topology::largest_requests_sentence(topology, fits));
     }
     let note = "cells are CPUs by the kernel's numbers, C0 is core 0";
     lines.push(note.to_owned());
@@ -98,8 +98,8 @@ impl Entry {
 
     fn draw(&self, svg: &mut Svg, x: u32, y: u32) {
         svg.begin_group(&self.hint);
-        svg.cell((x, y), (22, LINE), &self.fill_style, &self.letter);
-        svg.line(x + 30, y + 12, TEXT, &self.text);
+        svg.rect_with_text((x, y), (22, LINE), &self.fill_style, &self.letter);
+        svg.plain_text(x + 30, y + 12, TEXT, &self.text);
         svg.end_group();
     }
 }

@@ -123,18 +123,18 @@ impl Svg {
     }
 
     /// Draws `text` in bold. The text begins at the position (`x`, `y`) and has the font size `size`, in pixels.
-    pub(super) fn heading(&mut self, x: u32, y: u32, size: u32, text: &str) {
+    pub(super) fn bold_text(&mut self, x: u32, y: u32, size: u32, text: &str) {
         self.text(x, y, size, text, r#" font-weight="bold""#);
     }
 
     /// Draws `text` as one line. The text begins at the position (`x`, `y`) and has the font size `size`, in pixels.
-    pub(super) fn line(&mut self, x: u32, y: u32, size: u32, text: &str) {
+    pub(super) fn plain_text(&mut self, x: u32, y: u32, size: u32, text: &str) {
         self.text(x, y, size, text, "");
     }
 
     /// Draws the two texts in `label` on one line, as the header of a box. The first text begins at the position `at`.
     /// The second text ends at the x coordinate `right`. `size` is the font size. All numbers are in pixels.
-    pub(super) fn header(
+    pub(super) fn box_header(
         &mut self,
         at: (u32, u32),
         right: u32,
@@ -172,7 +172,13 @@ impl Svg {
 
     /// Draws a rectangle with the centred text `text`. `at` is the upper left corner (x, y) of the rectangle, and
     /// `size` its width and height, in pixels.
-    pub(super) fn cell(&mut self, at: (u32, u32), size: (u32, u32), fill_style: &FillStyle, text: &str) {
+    pub(super) fn rect_with_text(
+        &mut self,
+        at: (u32, u32),
+        size: (u32, u32),
+        fill_style: &FillStyle,
+        text: &str,
+    ) {
         self.rect(at, size, fill_style, r##"stroke="#6b6b6b""##, 0);
         let (x, y) = (at.0 + size.0 / 2, at.1 + size.1.div_ceil(2) + 3);
         let colour = format!(r#" text-anchor="middle" fill="{}""#, fill_style.text);

@@ -29,7 +29,7 @@ pub fn topology_text(topology: &Topology, status: Option<&Status>, term: Termina
         }
     }
     if let Some(free) = status.map(|status| &status.fits).or(topology.fits.as_ref()) {
-        lines.push_str(&wrap_text(&fits(topology, free), term.width, "", "  "));
+        lines.push_str(&wrap_text(&largest_requests_sentence(topology, free), term.width, "", "  "));
     }
     let mut tree = Tree {
         lines,
@@ -68,7 +68,7 @@ pub(super) fn part_counts_text(topology: &Topology) -> String {
 /// Returns a sentence with the largest numbers of cores that a new job can get now: in one L3 cache, in one NUMA node,
 /// in one package and on the whole machine. If `topology` has no L3 caches, for example, the sentence does not mention
 /// them.
-pub(super) fn fits(topology: &Topology, fits: &Fits) -> String {
+pub(super) fn largest_requests_sentence(topology: &Topology, fits: &Fits) -> String {
     let levels = [
         (topology.l3, fits.l3, "one L3"),
         (topology.numa_nodes, fits.numa_node, "one NUMA node"),

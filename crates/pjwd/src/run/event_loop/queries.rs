@@ -23,8 +23,9 @@ impl EventLoop {
     }
 
     /// Answers `query`, a request of a client for details, from the present state of the jobs. Sends the reply to the
-    /// client through the channel `answer`. A query for a dry run is answered later, by [`EventLoop::answer_dry_runs`].
-    pub(super) fn answer(&mut self, query: Query, answer: oneshot::Sender<QueryAnswer>) {
+    /// client through the channel `answer_sender`. A query for a dry run is answered later, by
+    /// [`EventLoop::answer_dry_runs`].
+    pub(super) fn answer_query(&mut self, query: Query, answer_sender: oneshot::Sender<QueryAnswer>) {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         let reply = match query {
             Query::Members { job, after, limit } => query::members_page(state, &job, after, limit),
@@ -38,10 +39,10 @@ impl EventLoop {
                 let job = job.map(|job| job.to_string());
                 QueryAnswer::Reports(self.warden.journal().reports.reports(job.as_deref(), last))
             }
-            Query::Plan { fresh } => return self.dry_runs.enqueue(answer, fresh),
-            Query::Defrag { fresh } => return self.defrags.enqueue(answer, fresh),
+            Query::Plan { fresh } => return self.dry_runs.enqueue(answer_sender, fresh),
+            Query::Defrag { fresh } => return self.defrags.enqueue(answer_sender, fresh),
         };
         // The client may have disconnected.
-        let _ = answer.send(reply);
+        let _ = answer_sender.send(reply);
     }
 }

@@ -254,7 +254,7 @@ impl Run {
     /// Lets the monitor see the threads that run on the lent PUs now. Called when threads begin or cease to run.
     fn report_running_threads(&self) {
         if let Some(monitored) = self.lending.as_ref().and_then(|lending| lending.monitored.as_ref()) {
-            monitored.lock().unwrap().see(&self.world.borrow(), Duration::ZERO);
+            monitored.lock().unwrap().record_period(&self.world.borrow(), Duration::ZERO);
         }
     }
 

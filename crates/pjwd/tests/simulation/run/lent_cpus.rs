@@ -89,7 +89,7 @@ impl SimLentCpus {
 }
 
 impl TimeObserver for SimLentCpus {
-    fn see(&mut self, world: &World, period: Duration) {
+    fn record_period(&mut self, world: &World, period: Duration) {
         self.running = self.pus_with_owner(world);
         for (&pu, lent) in &mut self.uses {
             lent.lent_for += period;

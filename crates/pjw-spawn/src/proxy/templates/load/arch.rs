@@ -25,7 +25,7 @@ pub(in crate::proxy::templates) fn instruction_pointer(registers: &Registers) ->
 
 /// Returns a copy of `registers` in which the instruction pointer is `address`. A process with these registers
 /// continues at `address`, and does not restart a system call that a signal interrupted.
-pub(in crate::proxy::templates) fn at(registers: Registers, address: u64) -> Registers {
+pub(in crate::proxy::templates) fn with_instruction_pointer(registers: Registers, address: u64) -> Registers {
     // Without a number of a system call, the kernel does not restart the one that a signal has interrupted.
     Registers { rip: address, orig_rax: u64::MAX, ..registers }
 }

@@ -48,7 +48,7 @@ impl EntryStack {
 
     /// Returns the value of an entry of the auxiliary vector, getauxval(3). `kind` is the type of the entry, such as
     /// `AT_ENTRY`. `None` if there is no such entry.
-    pub(in crate::proxy::templates) fn auxiliary(&self, kind: u64) -> Option<u64> {
+    pub(in crate::proxy::templates) fn auxiliary_value(&self, kind: u64) -> Option<u64> {
         self.auxiliary.iter().find(|(of, _)| *of == kind).map(|(_, value)| *value)
     }
 

@@ -48,7 +48,7 @@ impl Breakpoint {
         tracee.write(self.at, &self.before)?;
         let registers = tracee.registers()?;
         if arch::breakpoint_before(&registers) == self.at {
-            tracee.set_registers(arch::at(registers, self.at))?;
+            tracee.set_registers(arch::with_instruction_pointer(registers, self.at))?;
         }
         Ok(())
     }
@@ -61,8 +61,8 @@ pub(in crate::proxy::templates) fn run_until_linked(
     tracee: &mut Tracee,
     stack: &EntryStack,
 ) -> Result<(), TraceError> {
-    let entry = Breakpoint::set(tracee, stack.auxiliary(libc::AT_ENTRY).ok_or(Errno::ENOEXEC)?)?;
-    let linker = stack.auxiliary(libc::AT_BASE).filter(|base| *base != 0);
+    let entry = Breakpoint::set(tracee, stack.auxiliary_value(libc::AT_ENTRY).ok_or(Errno::ENOEXEC)?)?;
+    let linker = stack.auxiliary_value(libc::AT_BASE).filter(|base| *base != 0);
     let debug = linker.and_then(|base| symbol(tracee, base, b"_r_debug").ok().flatten());
     match debug {
         Some(debug) => run_linker(tracee, debug, &entry)?,

@@ -78,7 +78,7 @@ pub(super) fn load(
     check_program(pid)?;
     let registers = tracee.registers().map_err(failed("registers"))?;
     let stack = EntryStack::read(&tracee, arch::stack_pointer(&registers)).map_err(failed("stack"))?;
-    if stack.auxiliary(libc::AT_SECURE).is_some_and(|secure| secure != 0) {
+    if stack.auxiliary_value(libc::AT_SECURE).is_some_and(|secure| secure != 0) {
         return Err(TemplateError::Privileged);
     }
     check_entry_point(&tracee, &stack)?;
@@ -240,7 +240,7 @@ fn check_program(pid: Pid) -> Result<(), TemplateError> {
 /// Checks that the memory of the program has its entry point. The kernel checks this only for a program without a
 /// dynamic linker.
 fn check_entry_point(tracee: &Tracee, stack: &EntryStack) -> Result<(), TemplateError> {
-    let Some(entry) = stack.auxiliary(libc::AT_ENTRY) else { return Ok(()) };
+    let Some(entry) = stack.auxiliary_value(libc::AT_ENTRY) else { return Ok(()) };
     tracee.read(entry, &mut [0]).map_err(|_| TemplateError::Damaged)
 }
 
@@ -323,20 +323,20 @@ fn install(tracee: &mut Tracee, descriptor: u64) -> Result<TemplateBlock, TraceE
     let block = TemplateBlock(map(BLOCK_SIZE, read | write)?);
     tracee.call(
         libc::SYS_madvise,
-        [block.reply(), REPLY_SIZE as u64, flag_argument(libc::MADV_DONTFORK), 0, 0, 0],
+        [block.reply_address(), REPLY_SIZE as u64, flag_argument(libc::MADV_DONTFORK), 0, 0, 0],
     )?;
     let registers = tracee.registers()?;
     let stub_data = StubData {
         channel: descriptor,
-        header: block.header(),
-        calls: block.message(),
-        reply: block.reply(),
+        header: block.header_address(),
+        calls: block.message_address(),
+        reply: block.reply_address(),
         ..arch::stub_data(&registers)
     };
     tracee.write(code, &[bytes_of(&stub_data), stub::code()].concat())?;
-    tracee.write(block.header(), &block.contents())?;
+    tracee.write(block.header_address(), &block.initial_bytes())?;
     tracee.call(libc::SYS_prctl, [flag_argument(libc::PR_SET_PDEATHSIG), 0, 0, 0, 0, 0])?;
-    tracee.set_registers(arch::at(registers, code + size_of::<StubData>() as u64))?;
+    tracee.set_registers(arch::with_instruction_pointer(registers, code + size_of::<StubData>() as u64))?;
     Ok(block)
 }
 

@@ -33,21 +33,21 @@ pub(in crate::proxy::templates) struct TemplateBlock(pub(in crate::proxy::templa
 impl TemplateBlock {
     /// Returns the address in the template of the `msghdr`, the parameter of recvmsg(2) by which the template receives
     /// messages.
-    pub(in crate::proxy::templates) fn header(self) -> u64 {
+    pub(in crate::proxy::templates) fn header_address(self) -> u64 {
         self.0
     }
 
     /// Returns the address at which the template writes its reply to a message. Forked processes do not inherit the
     /// page with the reply (`MADV_DONTFORK`). Otherwise the kernel would copy the page after each fork, when the
     /// template writes its next reply.
-    pub(in crate::proxy::templates) fn reply(self) -> u64 {
+    pub(in crate::proxy::templates) fn reply_address(self) -> u64 {
         self.0 + REPLY as u64
     }
 
     /// Returns the address at which the template writes the process id of a process that it has forked. `index` is the
     /// position of this process among the processes that the message requests, counted from 0.
-    pub(in crate::proxy::templates) fn pid(self, index: usize) -> u64 {
-        self.reply() + (offset_of!(TemplateReply, pids) + 4 * index) as u64
+    pub(in crate::proxy::templates) fn pid_address(self, index: usize) -> u64 {
+        self.reply_address() + (offset_of!(TemplateReply, pids) + 4 * index) as u64
     }
 
     /// Returns the address, in the memory of the template, of the number of a file descriptor that the template has
@@ -58,13 +58,13 @@ impl TemplateBlock {
     }
 
     /// Returns the address at which the template receives a message. The message begins with a list of system calls.
-    pub(in crate::proxy::templates) fn message(self) -> u64 {
+    pub(in crate::proxy::templates) fn message_address(self) -> u64 {
         self.0 + MESSAGE as u64
     }
 
     /// Returns the address of the memory in the template for the arguments and environment variables of forked
     /// processes.
-    pub(in crate::proxy::templates) fn strings(self) -> u64 {
+    pub(in crate::proxy::templates) fn strings_address(self) -> u64 {
         self.0 + STRINGS as u64
     }
 
@@ -75,13 +75,13 @@ impl TemplateBlock {
 
     /// Returns the bytes with which the block must begin: the `msghdr` and the `iovec` that the template passes to
     /// recvmsg(2).
-    pub(in crate::proxy::templates) fn contents(self) -> Vec<u8> {
+    pub(in crate::proxy::templates) fn initial_bytes(self) -> Vec<u8> {
         let mut words = [0u64; (CONTROL / 8) as usize];
         words[2] = self.0 + IOVEC;
         words[3] = 1;
         words[4] = self.0 + CONTROL;
         words[5] = CONTROL_SIZE;
-        words[8] = self.message();
+        words[8] = self.message_address();
         words[9] = MAX_MESSAGE as u64;
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()
     }

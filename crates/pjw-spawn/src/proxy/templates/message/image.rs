@@ -84,7 +84,7 @@ impl InstanceStrings {
 
     /// Returns these strings with addresses in memory. `at` is the address of the first string, and the other strings
     /// follow.
-    pub(in crate::proxy::templates) fn at(self, at: u64) -> PlacedStrings {
+    pub(in crate::proxy::templates) fn place_at(self, at: u64) -> PlacedStrings {
         let addresses = |starts: &[usize]| starts.iter().map(|start| at + *start as u64).collect::<Vec<_>>();
         let pointers = [addresses(&self.arguments), vec![0], addresses(&self.variables), vec![0]].concat();
         let arguments_at = self.arguments.first().copied().unwrap_or(self.bytes.len());
@@ -151,7 +151,7 @@ mod tests {
             arguments.iter().map(|text| text.as_bytes()),
             variables.iter().map(|text| text.as_bytes()),
         )
-        .at(at)
+        .place_at(at)
     }
 
     #[test]

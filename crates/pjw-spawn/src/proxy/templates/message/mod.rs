@@ -72,7 +72,7 @@ pub(super) struct InstanceSetup {
 
 impl TemplateMessage {
     /// Returns a message that makes the template map `size` bytes of anonymous memory.
-    pub(super) fn map_memory(size: u64) -> Self {
+    pub(super) fn for_memory_mapping(size: u64) -> Self {
         let mut message = Self::default();
         let protection = flag_argument(libc::PROT_READ | libc::PROT_WRITE);
         let private = flag_argument(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
@@ -95,14 +95,14 @@ impl TemplateMessage {
     }
 
     /// Adds an operation to the message: the template copies `bytes` to `address` in its own memory.
-    pub(super) fn copy(&mut self, address: u64, bytes: Vec<u8>) {
+    pub(super) fn add_copy(&mut self, address: u64, bytes: Vec<u8>) {
         let length = bytes.len() as u64;
         self.template.add_with_data(0, &[address, 0, length], COPY_BYTES, bytes, 1);
     }
 
     /// Adds an operation to the message: the template sets its memory map to `map` (`PR_SET_MM_MAP`). Processes that
     /// are forked later inherit the map.
-    pub(super) fn set_memory_map(&mut self, map: &MemoryMap) {
+    pub(super) fn add_memory_map(&mut self, map: &MemoryMap) {
         self.template.set_memory_map(bytes_of(map).to_vec());
     }
 
@@ -148,7 +148,12 @@ impl TemplateMessage {
     /// Makes this a message to a spare: a stopped process, which then becomes an instance and begins its program.
     /// `block` is the memory of the spare for messages. `start` has the parameters of all instances, and `own` those of
     /// this instance. A spare sends no reply.
-    pub(super) fn begin_program(&mut self, block: TemplateBlock, start: &CommonSetup, own: InstanceSetup) {
+    pub(super) fn make_message_to_spare(
+        &mut self,
+        block: TemplateBlock,
+        start: &CommonSetup,
+        own: InstanceSetup,
+    ) {
         let mut calls = mem::take(&mut self.template);
         calls.take_streams(block, &own.streams);
         self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
@@ -162,7 +167,7 @@ impl TemplateMessage {
         if start.thread_id.is_some() {
             flags |= flag_argument(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
         }
-        let result = block.pid(self.instances.len());
+        let result = block.pid_address(self.instances.len());
         self.template.add(
             libc::SYS_clone,
             &[flags, 0, 0, start.thread_id.unwrap_or(0), result],
@@ -181,7 +186,7 @@ impl TemplateMessage {
         if let Some(last) = self.template.calls.last_mut() {
             last.flags |= LAST_CALL;
         }
-        let mut at = block.message() + self.template.size() as u64;
+        let mut at = block.message_address() + self.template.size() as u64;
         let forks = self.template.calls.iter_mut().filter(|call| call.flags & FORK_PROCESS != 0);
         for (fork, instance) in forks.zip(&self.instances) {
             fork.arguments[5] = at;
@@ -189,7 +194,7 @@ impl TemplateMessage {
         }
         let mut bytes = Vec::new();
         for list in std::iter::once(self.template).chain(self.instances) {
-            list.append_to(&mut bytes, block.message());
+            list.append_to(&mut bytes, block.message_address());
         }
         (bytes.len() <= MAX_MESSAGE).then_some(bytes)
     }
