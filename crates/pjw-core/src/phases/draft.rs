@@ -122,8 +122,8 @@ impl CycleDraft<'_> {
     }
 
     /// Marks the processes whose job must be determined again because `job` begins or ends: all processes whose
-    /// attributes (such as the environment) name the job. If the policy lets jobs adopt processes, or if the owner of
-    /// the job has no other job, also marks all processes of the owner.
+    /// attributes (such as the environment) name the job. Also marks all processes of the owner if the policy lets jobs
+    /// adopt processes, or if the owner has no other job.
     pub(crate) fn recheck_processes_of_job(&mut self, job: &Job) {
         self.recheck.extend(self.state.processes.pids_naming_job(&job.id));
         if self.policy.adopt_unassigned_processes || self.state.jobs.jobs_of_owner(job.owner).next().is_none()

@@ -422,7 +422,8 @@ impl WardenState {
         }
     }
 
-    /// Removes the process `pid`, which has ended.
+    /// Removes the process `pid`, which has ended, from all lists of processes in this state. If it belonged to a job,
+    /// the next decision plans the masks of the job's active processes again.
     pub(crate) fn remove_process(&mut self, pid: Pid) {
         self.remove_unassigned(pid);
         self.processes.remove(pid);

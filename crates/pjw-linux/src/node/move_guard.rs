@@ -24,7 +24,8 @@ use crate::proc::{memory_files::MemoryFiles, procfs::ProcDir};
 /// with the lock.
 const MAX_LOCKED_TIME: Duration = Duration::from_secs(1);
 
-/// Checks before a change of a cpuset that the processes that it moves have their memory unlocked.
+/// Checks before a change of a cpuset that no process that the change moves has its memory locked (`mmap_lock`). Such a
+/// move would stop all forks of the machine until the lock is released.
 #[derive(Debug)]
 pub(super) struct MoveGuard {
     /// Whether moves wait for locks on cgroup v1 too: before Linux 6.2.
@@ -38,12 +39,12 @@ impl MoveGuard {
         Self { checks_v1: !affinity_persists, memory_files: MemoryFiles::new(BTreeSet::new()) }
     }
 
-    /// Returns the change of `action`, without the initial processes of a new cpuset that are locked. Waits up to 1 s
-    /// for a lock.
+    /// Returns the change of `action`. If it creates a cpuset with initial processes, those whose memory is locked are
+    /// left out. Waits up to 1 s for the lock of a process to be released.
     ///
     /// # Errors
-    /// The outcome of the change if it can't be made: [`CpusetOutcome::ProcessLocked`] if the moved process, or each of
-    /// the initial processes, is locked.
+    /// The outcome of the change if it can't be made: [`CpusetOutcome::ProcessLocked`] if the memory of the moved
+    /// process, or of each of the initial processes, is locked.
     pub(super) fn without_locked_processes<'a>(
         &mut self,
         proc: &mut ProcDir,

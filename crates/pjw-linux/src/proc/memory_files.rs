@@ -40,6 +40,7 @@ pub(crate) struct EnvironAndCommandLine {
     pub(crate) command_line: String,
 }
 
+/// What was read from the files of one process, or the error of the read.
 pub(crate) type Contents = Result<EnvironAndCommandLine, Errno>;
 type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
 

@@ -35,8 +35,9 @@ impl MethodCall {
         Self { path: PATH.to_owned(), interface: MANAGER, method, body }
     }
 
-    /// Returns a call that reads the property `name` of the systemd unit `unit`. `interface` is the D-Bus interface
-    /// with this property, such as `org.freedesktop.systemd1.Slice`.
+    /// Returns a call that reads the property `name` of the systemd unit `unit` (the method `Get` of
+    /// `org.freedesktop.DBus.Properties`). `interface` is the D-Bus interface with this property, such as
+    /// `org.freedesktop.systemd1.Slice`.
     pub(super) fn get_unit_property(unit: &str, interface: &str, name: &str) -> Self {
         let path = format!("{PATH}/unit/{}", wire::escape_unit(unit));
         let body = CallArguments::default().text(interface).text(name);

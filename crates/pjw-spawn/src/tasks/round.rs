@@ -183,7 +183,8 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Unmaps what was mapped for a task that does not live.
+    /// Unmaps what is mapped in the slot with the number `slot`, in which no task lives: its task has ended, or could
+    /// not be started.
     pub(super) fn unmap_slot(&mut self, slot: usize) {
         let addresses = self.addresses_of(slot);
         // SAFETY: no task lives in the slot. If the call fails, the memory stays until the slot is used again.

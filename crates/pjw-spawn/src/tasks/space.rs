@@ -214,7 +214,8 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Waits for the result of the oldest request whose result was not returned yet. Returns the started task.
+    /// Waits until the host has answered the oldest request of [`AddressSpace::send_request`] whose result was not
+    /// returned yet. Returns the started task.
     ///
     /// # Errors
     /// The errors of [`AddressSpace::start`].

@@ -371,7 +371,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         Some(next.unwrap_or_else(|| command_scan_request(&mut self.state, &[])))
     }
 
-    /// Decides from a snapshot and applies the decision. Returns the next scan if there is more to do.
+    /// Makes a decision from `snapshot`, the result of a scan, and from `commands`. Writes its records to the journal,
+    /// and makes the decided changes. Adds the results to `report`. Returns the next scan if there is more to do.
     pub(super) fn decide_and_apply(
         &mut self,
         snapshot: &Snapshot,

@@ -330,7 +330,8 @@ impl CpusetRegistry {
         }
     }
 
-    /// Removes the recorded move of the process `process`, which has exited.
+    /// Removes what is recorded about the process `process`, which has exited: its move into a job's cpuset, and the
+    /// error of a move that failed.
     pub(crate) fn remove_process(&mut self, process: ProcessId) {
         self.remove_move(process);
         self.move_errors.remove(&process);

@@ -61,12 +61,15 @@ impl CpusetRegistry {
         }
     }
 
+    /// Records that the process `process` is in the job's cpuset at the path `to`, and that pjw must later move it back
+    /// to the cgroup at the path `from`. Replaces an earlier record about the process.
     pub(super) fn record_move(&mut self, process: ProcessId, from: String, to: String) {
         self.remove_move(process);
         self.moved_to.entry(to.clone()).or_default().insert(process);
         self.moved.insert(process, CgroupMove { from, to });
     }
 
+    /// Removes the record of [`CpusetRegistry::record_move`] about the process `process`, if there is one.
     pub(super) fn remove_move(&mut self, process: ProcessId) {
         let Some(moved) = self.moved.remove(&process) else { return };
         if let Some(processes) = self.moved_to.get_mut(&moved.to) {

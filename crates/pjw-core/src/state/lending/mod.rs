@@ -126,8 +126,8 @@ impl LendingState {
         self.left.entry(owner.clone()).or_default().insert(pu);
     }
 
-    /// Returns whether the borrower of the PU (logical CPU) `pu` of the job `owner` was released or ended since the
-    /// last decision about loans.
+    /// Returns whether the job that borrowed the PU (logical CPU) `pu` of the job `owner` was released or ended since
+    /// the last decision about loans.
     pub(crate) fn was_left_by_borrower(&self, owner: &JobId, pu: Pu) -> bool {
         self.left.get(owner).is_some_and(|left| left.contains(pu))
     }

@@ -95,8 +95,8 @@ impl WardenState {
         })
     }
 
-    /// Records the time `now` (in ns since boot) for each released job of which pjw is still restoring the original
-    /// masks of processes. Also records `now` for each job for which no such time is known.
+    /// Sets the time of the last pending restore to `now` (in ns since boot) for each released job of which pjw is
+    /// still restoring the original masks of processes. Also for each released job for which no such time is known.
     pub(crate) fn record_ongoing_restores(&mut self, now: Nanos) {
         for released in self.released_masks.values_mut() {
             let mut processes_to_restore = self.processes_to_restore.values();

@@ -89,7 +89,8 @@ pub struct MaskLimits {
 
 impl MaskLimits {
     /// Returns whether a request for the mask `requested` may have resulted in the effective mask `seen` at some time
-    /// since the last reading of the mask.
+    /// since the last reading of the mask. The effective mask is the part of a requested mask that the cpuset and the
+    /// online PUs (logical CPUs) allow.
     pub(crate) fn may_result_in(&self, requested: &CpuSet, seen: &CpuSet) -> bool {
         self.possible_cpus.iter().any(|possible| effective_mask(requested, possible) == *seen)
     }

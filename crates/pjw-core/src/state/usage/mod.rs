@@ -264,8 +264,8 @@ impl UsageState {
         }
     }
 
-    /// Returns the CPU times of the process `id` of a job, as last read. `None` if pjw has not read this process as a
-    /// process of a job.
+    /// Returns the usage record of the process `id` of a job, with its CPU times as last read. `None` if pjw has not
+    /// read this process as a process of a job.
     pub(crate) fn process_usage(&self, id: ProcessId) -> Option<&ProcessUsage> {
         self.processes.get(id.pid).filter(|known| known.start == id.start)
     }
@@ -302,8 +302,8 @@ impl UsageState {
         children.into_iter().flatten().copied().filter(move |&pid| fits(pid))
     }
 
-    /// Returns the CPU times of the process with the pid `pid`, as last read. `None` if pjw has not read a process
-    /// with this pid as a process of a job.
+    /// Returns the usage record of the process that had the pid `pid` at the last reading, with its CPU times as last
+    /// read. `None` if pjw has not read a process with this pid as a process of a job.
     pub(crate) fn process_usage_at(&self, pid: Pid) -> Option<&ProcessUsage> {
         self.processes.get(pid)
     }

@@ -82,8 +82,8 @@ impl InstanceStrings {
         self.variables.iter().filter_map(|start| self.bytes[*start..].split(|byte| *byte == 0).next())
     }
 
-    /// Returns these strings with addresses in memory. `at` is the address of the first string, and the other strings
-    /// follow.
+    /// Returns these strings with their addresses in the memory of a process, and the pointers to them. `at` is the
+    /// address of the first string. The other strings follow it.
     pub(in crate::proxy::templates) fn place_at(self, at: u64) -> PlacedStrings {
         let addresses = |starts: &[usize]| starts.iter().map(|start| at + *start as u64).collect::<Vec<_>>();
         let pointers = [addresses(&self.arguments), vec![0], addresses(&self.variables), vec![0]].concat();

@@ -145,9 +145,9 @@ impl TemplateMessage {
         self.instances.push(calls);
     }
 
-    /// Makes this a message to a spare: a stopped process, which then becomes an instance and begins its program.
-    /// `block` is the memory of the spare for messages. `start` has the parameters of all instances, and `own` those of
-    /// this instance. A spare sends no reply.
+    /// Makes this a message to a spare. A spare is a stopped process that this message turns into an instance: it then
+    /// begins its program. `block` is the memory of the spare for messages. `start` has the parameters of all
+    /// instances, and `own` those of this instance. A spare sends no reply.
     pub(super) fn make_message_to_spare(
         &mut self,
         block: TemplateBlock,
