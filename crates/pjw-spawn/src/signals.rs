@@ -7,9 +7,19 @@ use nix::errno::Errno;
 /// 64 bits on every architecture of Linux except MIPS.
 pub(crate) type KernelSignals = u64;
 
-/// Blocks every signal for the calling thread, and returns the signals that were blocked before.
+/// The first real-time signal of the kernel: linux/signal.h. That of the C library, `SIGRTMIN`, is a later one.
+const FIRST_REAL_TIME_SIGNAL: i32 = 32;
+
+/// Blocks every signal for the calling thread, except those that the C library uses itself. Returns the signals that
+/// were blocked before.
 pub(crate) fn block_all_signals() -> KernelSignals {
-    change(libc::SIG_BLOCK, Some(KernelSignals::MAX))
+    change(libc::SIG_BLOCK, Some(!library_signals()))
+}
+
+/// The real-time signals that the C library keeps for itself, nptl(7). setuid(3) and similar functions send one to each
+/// thread, and wait until all threads have handled it.
+fn library_signals() -> KernelSignals {
+    (FIRST_REAL_TIME_SIGNAL..libc::SIGRTMIN()).fold(0, |signals, signal| signals | 1 << (signal - 1))
 }
 
 /// Sets the blocked signals of the calling thread to exactly `signals`.

@@ -388,7 +388,7 @@ fn error_of(answer: Answer) -> SpawnError {
     SpawnError { step, errno: Errno::from_raw(answer.errno) }
 }
 
-/// Forks the host. All signals are blocked in it.
+/// Forks the host. All signals are blocked in it, except those of the C library.
 fn fork_host(plan: &HostParameters) -> Result<Pid, Errno> {
     let arguments = CloneArguments {
         flags: CLONE_CLEAR_SIGHAND,
