@@ -1,10 +1,11 @@
 //! Makes a process that executes a program at once: clone3(2) with the semantics of vfork(2).
 //!
 //! The process shares the memory of the caller until it executes its program, so no page table is copied and no memory
-//! is committed. The calling thread sleeps until then. The process has a stack of its own. Between its birth and
-//! execve(2) it makes system calls only: it takes no lock and allocates nothing.
+//! is committed. The calling thread sleeps until then. Except if it traces the process: then it passes on the signals
+//! that stop the process. The process has a stack of its own. Between its birth and execve(2) it makes system calls
+//! only: it takes no lock and allocates nothing.
 //!
-//! The caller must have blocked all signals. The process begins with them blocked, and without the handlers of the
+//! The caller must have blocked all signals, except those of the C library. The process begins with them blocked, and without the handlers of the
 //! caller (`CLONE_CLEAR_SIGHAND`, Linux 5.5), so that no handler runs in the shared memory.
 
 use std::ffi::{c_char, c_int};
@@ -133,11 +134,11 @@ pub(crate) fn clone_and_exec(
 ) -> Result<Child, SpawnError> {
     let shared = Shared { start, failure: Failure::default() };
     let mut pidfd: c_int = -1;
+    // A signal stops a traced process, also before execve(2). A calling thread that slept could not continue it.
+    let is_traced = start.template.is_some_and(|template| template.is_traced);
+    let sleep = if is_traced { 0 } else { libc::CLONE_VFORK as u64 };
     let mut arguments = CloneArguments {
-        flags: libc::CLONE_VM as u64
-            | libc::CLONE_VFORK as u64
-            | libc::CLONE_PIDFD as u64
-            | CLONE_CLEAR_SIGHAND,
+        flags: libc::CLONE_VM as u64 | sleep | libc::CLONE_PIDFD as u64 | CLONE_CLEAR_SIGHAND,
         pidfd: (&raw mut pidfd).addr() as u64,
         exit_signal: libc::SIGCHLD as u64,
         stack: stack.0.as_mut_ptr().addr() as u64,
@@ -148,11 +149,15 @@ pub(crate) fn clone_and_exec(
         arguments.flags |= CLONE_INTO_CGROUP;
         arguments.cgroup = u64::from(cgroup.cast_unsigned());
     }
-    // SAFETY: the stack is not used by another process, because the call returns only after the process has executed
-    // its program or has ended. `shared` and all that it points to outlive that. The process makes system calls only.
+    // SAFETY: the stack is not used by another process, because this function returns only after the process has
+    // executed its program or has ended. `shared` and all that it points to outlive that. The process makes system calls
+    // only.
     let pid = unsafe { clone_and_run(&arguments, (&raw const shared).cast(), run) };
     if pid < 0 {
         return Err(clone_error(Errno::from_raw(i32::try_from(-pid).unwrap_or(libc::EIO)), start.cgroup));
+    }
+    if is_traced {
+        continue_until_exec(pid);
     }
     // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
@@ -164,6 +169,34 @@ pub(crate) fn clone_and_exec(
             let _ = child.wait();
             Err(SpawnError { step, errno: Errno::from_raw(shared.failure.errno.load(Relaxed)) })
         }
+    }
+}
+
+/// Waits until a process that the calling thread traces has executed its program or has ended. Passes on the signals
+/// that stop the process before. Takes neither the stop after execve(2) nor the end of the process from the kernel.
+///
+/// The process has the `errno` of the calling thread until then, so these are bare system calls.
+fn continue_until_exec(pid: i64) {
+    loop {
+        // SAFETY: zero is a valid value of each of its fields.
+        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        // Without WSTOPPED: the stops of a traced process are reported in any case.
+        let options = i64::from(libc::WEXITED | libc::WNOWAIT);
+        let arguments = [libc::P_PID.into(), pid, bare::address(&raw mut info), options, 0];
+        // SAFETY: the kernel writes one siginfo_t into `info`, which outlives the call.
+        match unsafe { bare::raw_syscall(libc::SYS_waitid, arguments) } {
+            Ok(_) => {}
+            Err(libc::EINTR) => continue,
+            Err(_) => return,
+        }
+        // SAFETY: after waitid(2) this field of the union is in use.
+        let signal = unsafe { info.si_status() };
+        if info.si_code != libc::CLD_TRAPPED || signal == libc::SIGTRAP {
+            return;
+        }
+        let arguments = [libc::PTRACE_CONT.into(), pid, 0, signal.into(), 0];
+        // SAFETY: the process is stopped. The call fails only if the process was killed, which waitid(2) reports next.
+        let _ = unsafe { bare::raw_syscall(libc::SYS_ptrace, arguments) };
     }
 }
 

@@ -2,8 +2,11 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
+
+use nix::sys::signal::Signal;
 
 use super::*;
 use crate::ExitStatus;
@@ -129,6 +132,48 @@ fn busy_launcher() {
             child.wait().unwrap();
         }
     }
+}
+
+/// The launcher that loads templates while the next test sends signals to it. On its own it does nothing.
+#[test]
+fn loading_launcher() {
+    let Ok(program) = std::env::var("PJW_TEST_SIGNALLED_TEMPLATES_OF") else { return };
+    let context = context(program.as_ref(), &["A=1"]);
+    println!("\nbegins");
+    for _ in 0..50 {
+        Template::load(&context, &instance(0, &["sleep"])).unwrap();
+    }
+}
+
+#[test]
+fn templates_are_loaded_while_the_process_group_gets_signals() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "sleep", SLEEP, &[]);
+    let mut launcher = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "proxy::templates::tests::life::loading_launcher"])
+        .env("PJW_TEST_SIGNALLED_TEMPLATES_OF", &program)
+        .stdout(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line == "begins"));
+    let group = nix::unistd::Pid::from_raw(launcher.id().cast_signed());
+    let begin = std::time::Instant::now();
+    let status = loop {
+        // A stopped process group goes on with the last one.
+        for signal in [Signal::SIGWINCH, Signal::SIGSTOP, Signal::SIGCONT] {
+            nix::sys::signal::killpg(group, signal).unwrap();
+        }
+        if let Some(status) = launcher.try_wait().unwrap() {
+            break status;
+        }
+        if begin.elapsed().as_secs() > 60 {
+            nix::sys::signal::killpg(group, Signal::SIGKILL).unwrap();
+            panic!("a start of a template has not ended");
+        }
+    };
+    assert!(status.success(), "{status}");
 }
 
 /// Returns the processes of a program, and what has become of them.
