@@ -6,9 +6,12 @@ use std::io::{Read, Write, pipe};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use pjw_spawn::proxy::{ForkError, Template, TemplateError};
 use pjw_spawn::{Arguments, Child, ExitStatus, Instance, Placement, SpawnContext, Stdio};
 
 const MODE: &str = "PJW_TEST_MODE";
+/// The file to which a program writes the process id of the process that it starts.
+const PID_FILE: &str = "PJW_TEST_PID_FILE";
 
 fn main() {
     if cfg!(not(target_arch = "x86_64")) {
@@ -19,8 +22,13 @@ fn main() {
         Ok("forks") => program(),
         Ok("ends") => std::process::exit(3),
         Ok("has threads") => program_with_threads(),
+        Ok("has a process") => program_with_process(),
+        Ok("ends and leaves a process") => {
+            start_process();
+            std::process::exit(3);
+        }
         _ => {
-            let tests: [(&str, fn()); 5] = [
+            let tests: [(&str, fn()); 7] = [
                 ("a_program_without_a_launcher_goes_on", a_program_without_a_launcher_goes_on),
                 (
                     "instances_begin_at_the_fork_with_what_is_their_own",
@@ -33,6 +41,14 @@ fn main() {
                 (
                     "a_program_that_ends_before_the_fork_is_refused",
                     a_program_that_ends_before_the_fork_is_refused,
+                ),
+                (
+                    "a_program_that_ends_before_the_fork_and_leaves_a_process_is_refused",
+                    a_program_that_ends_before_the_fork_and_leaves_a_process_is_refused,
+                ),
+                (
+                    "a_template_that_is_killed_and_leaves_a_process_says_so",
+                    a_template_that_is_killed_and_leaves_a_process_says_so,
                 ),
                 (
                     "a_program_with_threads_is_refused_with_their_number",
@@ -77,6 +93,25 @@ fn program_with_threads() {
     std::process::exit(5);
 }
 
+/// A program with another process, which inherits its descriptors.
+fn program_with_process() {
+    start_process();
+    pjw_spawn::proxy::fork_here().unwrap();
+}
+
+/// Starts a process that sleeps, and writes its process id to the file of the test.
+#[expect(clippy::zombie_processes, reason = "the program ends first")]
+fn start_process() {
+    let process = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    std::fs::write(std::env::var(PID_FILE).unwrap(), process.id().to_string()).unwrap();
+}
+
+/// Kills the process that a program has started.
+fn kill_process_of(file: &std::path::Path) {
+    let pid = std::fs::read_to_string(file).unwrap().parse().unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::SIGKILL).unwrap();
+}
+
 fn context(mode: &str) -> SpawnContext {
     SpawnContext::from_path(&std::env::current_exe().unwrap()).set_variable(MODE, mode)
 }
@@ -97,8 +132,7 @@ fn a_program_without_a_launcher_goes_on() {
 }
 
 fn instances_begin_at_the_fork_with_what_is_their_own() {
-    let mut template =
-        pjw_spawn::proxy::Template::load_until_fork_here(&context("forks"), &instance(0, &["p"])).unwrap();
+    let mut template = Template::load_until_fork_here(&context("forks"), &instance(0, &["p"])).unwrap();
     for (rank, arguments) in [(1, &["p", "r%r"][..]), (20, &["p"]), (3, &["prog", "a", "b", "%n"])] {
         let (mut reader, writer) = pipe().unwrap();
         let mut own = instance(rank, arguments);
@@ -116,8 +150,7 @@ fn instances_begin_at_the_fork_with_what_is_their_own() {
 }
 
 fn five_hundred_instances_have_their_own_arguments() {
-    let mut template =
-        pjw_spawn::proxy::Template::load_until_fork_here(&context("forks"), &instance(0, &["p"])).unwrap();
+    let mut template = Template::load_until_fork_here(&context("forks"), &instance(0, &["p"])).unwrap();
     let null = Arc::new(OwnedFd::from(std::fs::File::create("/dev/null").unwrap()));
     let lists: [&[&str]; 3] = [&["p"], &["p", "%r"], &["p", "%r", "x"]];
     let instances: Vec<Instance> = (0..500)
@@ -135,15 +168,32 @@ fn five_hundred_instances_have_their_own_arguments() {
 }
 
 fn a_program_that_ends_before_the_fork_is_refused() {
-    let refused =
-        pjw_spawn::proxy::Template::load_until_fork_here(&context("ends"), &instance(0, &["p"])).unwrap_err();
-    assert_eq!(refused, pjw_spawn::proxy::TemplateError::Exited(3));
+    let refused = Template::load_until_fork_here(&context("ends"), &instance(0, &["p"])).unwrap_err();
+    assert_eq!(refused, TemplateError::Exited(3));
+}
+
+fn a_program_that_ends_before_the_fork_and_leaves_a_process_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("pid");
+    let context = context("ends and leaves a process").set_variable(PID_FILE, &file);
+    let refused = Template::load_until_fork_here(&context, &instance(0, &["p"])).unwrap_err();
+    assert_eq!(refused, TemplateError::Exited(3));
+    kill_process_of(&file);
+}
+
+fn a_template_that_is_killed_and_leaves_a_process_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("pid");
+    let context = context("has a process").set_variable(PID_FILE, &file);
+    let mut template = Template::load_until_fork_here(&context, &instance(0, &["p"])).unwrap();
+    let pid = nix::unistd::Pid::from_raw(template.pid().0.cast_signed());
+    nix::sys::signal::kill(pid, nix::sys::signal::SIGKILL).unwrap();
+    assert_eq!(template.fork(&instance(1, &["p"])).unwrap_err(), ForkError::Ended);
+    kill_process_of(&file);
 }
 
 fn a_program_with_threads_is_refused_with_their_number() {
-    let refused =
-        pjw_spawn::proxy::Template::load_until_fork_here(&context("has threads"), &instance(0, &["p"]))
-            .unwrap_err();
-    assert_eq!(refused, pjw_spawn::proxy::TemplateError::Exited(5));
+    let refused = Template::load_until_fork_here(&context("has threads"), &instance(0, &["p"])).unwrap_err();
+    assert_eq!(refused, TemplateError::Exited(5));
     std::io::stdout().flush().unwrap();
 }

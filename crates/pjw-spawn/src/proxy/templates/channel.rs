@@ -2,15 +2,19 @@
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, poll};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, recv, sendmsg, socketpair,
 };
 
 use super::load::tracee::{PlainData, value_of};
+use crate::child::Child;
 
+/// The time between two looks whether a wait was cancelled, in milliseconds.
+const CANCEL_INTERVAL: u16 = 50;
 /// The longest wait of [`Channel::wait_closed`], in milliseconds.
 const CLOSE_TIMEOUT: u16 = 1000;
 
@@ -37,12 +41,19 @@ impl Channel {
         retry(|| sendmsg::<()>(self.0.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)).map(drop)
     }
 
-    /// Waits for a message from the template. Returns the message as a value of type `T`. `None` if the template has
-    /// closed its socket, or if the message has fewer bytes than `T`.
-    pub(super) fn receive<T: PlainData>(&self) -> Result<Option<T>, Errno> {
+    /// Waits for a message from the template, which is the process `template`. Returns the message as a value of type
+    /// `T`. `None` if the template has closed its socket or has ended, or if the message has fewer bytes than `T`. Fails
+    /// with `ECANCELED` when `is_cancelled` becomes true.
+    pub(super) fn receive<T: PlainData>(
+        &self,
+        template: &Child,
+        is_cancelled: Option<&AtomicBool>,
+    ) -> Result<Option<T>, Errno> {
+        wait_readable(&[self.as_fd(), template.as_fd()], is_cancelled)?;
         let mut bytes = vec![0; size_of::<T>()];
-        match retry(|| recv(self.0.as_raw_fd(), &mut bytes, MsgFlags::empty())) {
-            Ok(0) | Err(Errno::ECONNRESET) => Ok(None),
+        match retry(|| recv(self.0.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT)) {
+            // EAGAIN: the template has ended, and a process that it has started has its socket still open.
+            Ok(0) | Err(Errno::ECONNRESET | Errno::EAGAIN) => Ok(None),
             Ok(length) => Ok(value_of(&bytes[..length])),
             Err(errno) => Err(errno),
         }
@@ -70,6 +81,25 @@ impl Channel {
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Waits until one of the descriptors is readable. Fails with `ECANCELED` when `is_cancelled` becomes true.
+pub(super) fn wait_readable(
+    descriptors: &[BorrowedFd<'_>],
+    is_cancelled: Option<&AtomicBool>,
+) -> Result<(), Errno> {
+    let timeout = is_cancelled.map_or(PollTimeout::NONE, |_| CANCEL_INTERVAL.into());
+    let mut ready: Vec<_> = descriptors.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+    loop {
+        if is_cancelled.is_some_and(|is_cancelled| is_cancelled.load(Ordering::Relaxed)) {
+            return Err(Errno::ECANCELED);
+        }
+        match poll(&mut ready, timeout) {
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(()),
+            Err(errno) => return Err(errno),
+        }
     }
 }
 

@@ -345,7 +345,7 @@ impl Template {
     }
 
     fn reply(&self) -> Result<TemplateReply, ForkError> {
-        self.loaded.channel.receive().ok().flatten().ok_or(ForkError::Ended)
+        self.loaded.channel.receive(&self.loaded.child, None).ok().flatten().ok_or(ForkError::Ended)
     }
 
     /// Sends the prepared message, and waits until the template has handled all messages.

@@ -11,16 +11,15 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, poll};
 use nix::unistd::Pid;
 
 use self::entry_stack::EntryStack;
 use self::linker::run_until_linked;
 use self::tracee::{TraceError, Tracee, bytes_of, kill_and_wait};
-use super::channel::Channel;
+use super::channel::{Channel, wait_readable};
 use super::message::block::{BLOCK_SIZE, CODE_SIZE, MemoryMap, REPLY_SIZE, TemplateBlock};
 use super::message::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, TemplateAddresses};
 use super::message::stub::{self, StubData};
@@ -34,8 +33,6 @@ use crate::spawner::settings;
 
 /// The bits of a mode that give a program another user or group.
 const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
-/// The time between two looks whether the start was cancelled, in milliseconds.
-const CANCEL_INTERVAL: u16 = 50;
 
 /// A template that was just started: a process that has loaded a program, and from which further processes of the
 /// program are forked. The process waits for messages from the launcher, the process that started the template.
@@ -182,30 +179,15 @@ fn wait_until_fork_here(
     channel: &Channel,
     is_cancelled: &AtomicBool,
 ) -> Result<TemplateAddresses, TemplateError> {
-    wait_readable(channel, is_cancelled).map_err(failed("start"))?;
-    if let Some(place) = channel.receive::<TemplateAddresses>().map_err(failed("recv"))? {
+    if let Some(place) = channel.receive(child, Some(is_cancelled)).map_err(failed("start"))? {
         return Ok(place);
     }
     // A program may close the channel long before its end.
-    wait_readable(child, is_cancelled).map_err(failed("start"))?;
+    wait_readable(&[child.as_fd()], Some(is_cancelled)).map_err(failed("start"))?;
     Err(match child.wait().map_err(failed("waitid"))? {
         ExitStatus::Code(status) => TemplateError::Exited(status),
         ExitStatus::Signal(signal) => TemplateError::Killed(signal),
     })
-}
-
-/// Waits until a descriptor is readable. Fails with `ECANCELED` when the start is cancelled.
-fn wait_readable(descriptor: &impl AsFd, is_cancelled: &AtomicBool) -> Result<(), Errno> {
-    loop {
-        if is_cancelled.load(Ordering::Relaxed) {
-            return Err(Errno::ECANCELED);
-        }
-        match poll(&mut [PollFd::new(descriptor.as_fd(), PollFlags::POLLIN)], CANCEL_INTERVAL) {
-            Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => return Ok(()),
-            Err(errno) => return Err(errno),
-        }
-    }
 }
 
 fn failed(step: &'static str) -> impl Fn(Errno) -> TemplateError {
