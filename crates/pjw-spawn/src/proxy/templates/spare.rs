@@ -6,7 +6,7 @@ use super::memory::write;
 use super::message::block::MemoryMap;
 use super::message::image::PlacedStrings;
 use super::message::{InstanceSetup, TemplateMessage};
-use super::template::{MAX_COPIED, Template};
+use super::template::Template;
 use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
@@ -73,7 +73,7 @@ impl Template {
         let changes = image.changes(&spare.image, self.pointers_at());
         let mut message = TemplateMessage::default();
         let child = spare.child.take().ok_or(ForkError::Ended)?;
-        if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
+        if TemplateMessage::can_copy(&changes) {
             changes.into_iter().for_each(|(address, bytes)| message.add_copy(address, bytes));
         } else if let Err(error) = write(&child, &changes) {
             kill_and_wait(&child);

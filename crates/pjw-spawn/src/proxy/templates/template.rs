@@ -41,9 +41,6 @@ const MAX_STRING: usize = 32 * 4096;
 /// `RLIMIT_STACK`.
 const MIN_STRINGS: u64 = 128 * 1024;
 const MAX_STRINGS: u64 = 6 * 1024 * 1024;
-/// The maximum number of bytes of arguments and variables that a message to a template contains for one process. If a
-/// process has more bytes, they are written directly into the memory of the template by process_vm_writev(2).
-pub(super) const MAX_COPIED: usize = 768;
 /// The bytes at `AT_RANDOM`, and for how many instances they are got at once.
 const RANDOM_SIZE: usize = 16;
 const RANDOM_COUNT: usize = 16;
@@ -274,7 +271,7 @@ impl Template {
         let image = strings.place_at(self.strings.0);
         own.random = self.new_random_bytes();
         let changes = image.changes(&self.image, self.pointers_at());
-        if changes.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= MAX_COPIED {
+        if TemplateMessage::can_copy(&changes) {
             changes.into_iter().for_each(|(address, bytes)| self.message.add_copy(address, bytes));
         } else {
             // This sends what the message has, so the calls for this instance are added afterwards.
@@ -315,10 +312,21 @@ impl Template {
         if count == 0 {
             return Ok(());
         }
-        self.sent.push_back(count);
         let descriptors = message.descriptors.clone();
-        let bytes = message.into_bytes(self.loaded.block).ok_or(ForkError::Ended)?;
-        self.loaded.channel.send(&bytes, &descriptors).map_err(|_| ForkError::Ended)
+        let bytes = message.into_bytes(self.loaded.block);
+        if !bytes.is_some_and(|bytes| self.loaded.channel.send(&bytes, &descriptors).is_ok()) {
+            return Err(self.end());
+        }
+        self.sent.push_back(count);
+        Ok(())
+    }
+
+    /// Ends the template after a message that can't be sent: the results of later messages would be taken for those of
+    /// this one. The results of earlier messages are kept.
+    fn end(&mut self) -> ForkError {
+        while self.receive().is_ok() {}
+        let _ = self.loaded.child.send_signal(libc::SIGKILL);
+        ForkError::Ended
     }
 
     /// Returns the oldest result that was not returned yet: a process that the template has forked, or an error.
@@ -338,7 +346,7 @@ impl Template {
 
     /// Waits until the template has handled its oldest message.
     fn receive(&mut self) -> Result<(), ForkError> {
-        let count = self.sent.pop_front().unwrap_or(0);
+        let count = self.sent.pop_front().ok_or(ForkError::Ended)?;
         let reply = self.reply()?;
         self.results.extend(reply.pids.iter().take(count));
         Ok(())

@@ -21,6 +21,8 @@ const PR_SET_MM_MAP: i32 = 14;
 
 /// No instance needs more bytes of a message: its copied strings, its mask, its nodes, and their calls.
 const LARGEST: usize = 4096;
+/// The most bytes of a message that copy the strings of one instance, with their calls.
+const MAX_COPIES: usize = 1024;
 
 /// A message to a template (a process from which further processes, the instances, are forked). Contains the system
 /// calls that the template and its new instances execute, and the file descriptors that are sent with the message.
@@ -92,6 +94,13 @@ impl TemplateMessage {
         self.instances.len() < MAX_INSTANCES
             && self.descriptors.is_empty()
             && self.size() <= MAX_MESSAGE - LARGEST
+    }
+
+    /// Returns whether a message has room for copies of `changes`, each an address and the bytes there, for one process.
+    /// Otherwise they are written directly into the memory of the template by process_vm_writev(2).
+    pub(super) fn can_copy(changes: &[(u64, Vec<u8>)]) -> bool {
+        let size = |bytes: &Vec<u8>| size_of::<TemplateCall>() + bytes.len().next_multiple_of(8);
+        changes.iter().map(|(_, bytes)| size(bytes)).sum::<usize>() <= MAX_COPIES
     }
 
     /// Adds an operation to the message: the template copies `bytes` to `address` in its own memory.

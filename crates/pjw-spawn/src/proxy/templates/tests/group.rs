@@ -116,6 +116,54 @@ fn one_instance_of_ten_with_too_large_an_environment_fails_and_nine_run() {
 }
 
 #[test]
+fn instances_that_differ_by_a_byte_in_each_of_many_pages_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = "#include <stdlib.h>\nint main(void) { return atoi(getenv(\"V199\")); }";
+    let context = context(&compile(directory.path(), "variable", source, &[]), &["A=1"]);
+    let instances: Vec<_> = (0..10)
+        .map(|rank| {
+            let mut own = instance(rank, &["variable"]);
+            let variable = |number| std::ffi::CString::new(format!("V{number}={rank}{}", " ".repeat(4090)));
+            own.variables = (0..200).map(|number| variable(number).unwrap()).collect();
+            own
+        })
+        .collect();
+    let mut template = Template::load(&context, &instances[0]).unwrap();
+    let mut ranks = BTreeSet::new();
+    template.fork_all(&instances, |instance, child| {
+        ranks.insert(instance.rank);
+        let status = ExitStatus::Code(i32::try_from(instance.rank).unwrap());
+        assert_eq!(child.unwrap().wait(), Ok(status));
+    });
+    assert_eq!(ranks.len(), 10);
+}
+
+#[test]
+fn a_message_that_is_too_large_ends_the_template_and_each_instance_has_a_result() {
+    let directory = tempfile::tempdir().unwrap();
+    let context = context(&compile(directory.path(), "true", "int main(void) { return 0; }", &[]), &[]);
+    // A mask of 8 KiB beside the calls of other instances.
+    let mask = format!("{},{}", two_cpus()[0], pjw_core::cpuset::Pu::MAX);
+    let instances: Vec<_> = (0..60)
+        .map(|rank| if rank == 27 { on(instance(rank, &["true"]), &mask) } else { instance(rank, &["true"]) })
+        .collect();
+    let mut template = Template::load(&context, &instances[0]).unwrap();
+    let mut results = Vec::new();
+    template.fork_all(&instances, |instance, child| results.push((instance.rank, child)));
+    assert_eq!(results.iter().map(|(rank, _)| *rank).collect::<Vec<_>>(), (0..60).collect::<Vec<_>>());
+    let begun = results.iter().take_while(|(_, child)| child.is_ok()).count();
+    assert!(begun < 27, "{begun}");
+    for (rank, child) in results {
+        match child {
+            Ok(child) => assert_eq!(child.wait(), Ok(ExitStatus::Code(0)), "rank {rank}"),
+            Err(error) => {
+                assert_eq!((rank as usize >= begun, error), (true, ForkError::Ended), "rank {rank}")
+            }
+        }
+    }
+}
+
+#[test]
 fn an_instance_of_another_shape_needs_another_template() {
     let directory = tempfile::tempdir().unwrap();
     let context = context(&compile(directory.path(), "true", "int main(void) { return 0; }", &[]), &["A=1"]);
