@@ -3,6 +3,8 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid, waitpid};
 use pjw_core::ids::Pid;
 
 /// A process that this crate has started, with its process id and its pidfd. Dropping this value closes the pidfd and
@@ -51,6 +53,11 @@ impl Child {
         self.wait_once(libc::WEXITED | libc::WNOHANG)
     }
 
+    /// Returns whether the process is a child of the calling process that was not waited for.
+    pub(crate) fn is_own(&self) -> bool {
+        is_own(Id::PIDFd(self.pidfd.as_fd()))
+    }
+
     /// nix has no form of waitid(2) for a process that was ended by a real-time signal.
     fn wait_once(&self, flags: i32) -> Result<Option<ExitStatus>, Errno> {
         let pidfd = libc::id_t::try_from(self.pidfd.as_raw_fd()).map_err(|_| Errno::EBADF)?;
@@ -79,6 +86,22 @@ impl Child {
         let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, no_info, no_flags) };
         Errno::result(sent).map(drop)
     }
+}
+
+/// Kills a child process whose pidfd can't be opened, and waits for its end. Does nothing if `pid` is no child of the
+/// calling process. A child that was not waited for keeps its process id.
+pub(crate) fn end_without_pidfd(pid: Pid) {
+    let pid = nix::unistd::Pid::from_raw(pid.0.cast_signed());
+    if is_own(Id::Pid(pid)) {
+        let _ = kill(pid, Signal::SIGKILL);
+        let _ = waitpid(pid, None);
+    }
+}
+
+fn is_own(process: Id<'_>) -> bool {
+    let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    // Each other error is of the form of the answer.
+    waitid(process, look) != Err(Errno::ECHILD)
 }
 
 impl AsFd for Child {

@@ -6,12 +6,17 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use thiserror::Error;
 
+use crate::checks::CheckError;
+use crate::checks::room::raise_descriptor_limit;
 use crate::child::{Child, ExitStatus};
 use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::proxy::{ForkError, SpareProcess, Template, TemplateError};
 use crate::signals::child_status_is_discarded;
+
+/// The pidfd of a spare, and its channel.
+const DESCRIPTORS_OF_SPARE: usize = 2;
 
 /// A group of worker processes, and of spares that replace failed workers. A spare is a process of the same program
 /// that is stopped before `main` and uses no CPU. A worker has failed if a signal killed it, or if it exited with a
@@ -66,6 +71,10 @@ pub enum WorkerPoolError {
         "the process ignores SIGCHLD: give the signal its default action, so that the end of a worker can be read"
     )]
     ChildSignalIgnored,
+    /// The limit of open descriptors is too low for the workers and the spares, and can't be raised. The variant
+    /// contains the reason.
+    #[error(transparent)]
+    Descriptors(#[from] CheckError),
     /// The pidfds of the workers can't be watched by epoll(7). The variant contains the error number.
     #[error("the workers can't be watched: epoll: {}", .0.desc())]
     Watch(Errno),
@@ -107,7 +116,7 @@ impl WorkerPool {
     /// Starts one worker process for each element of `instances`, and makes `spares` spares. A spare is a stopped
     /// process of the same program that replaces a worker when the worker fails. All elements must have the same
     /// cgroup, the same number of arguments, and the same number of environment variables. The calling thread becomes
-    /// the parent of all workers.
+    /// the parent of all workers. The soft limit of open descriptors of the calling process is raised if it is too low.
     ///
     /// # Errors
     /// Workers that were already started are killed. The call fails in these cases:
@@ -116,6 +125,7 @@ impl WorkerPool {
     /// - A worker or a spare can't be made.
     /// - The program can't have a [`Template`], the process from which workers and spares are forked.
     /// - The calling process ignores `SIGCHLD`.
+    /// - The hard limit of open descriptors is too low: each worker needs one, and each spare two.
     /// - The pool can't watch the workers by epoll(7).
     pub fn start(
         context: &SpawnContext,
@@ -131,6 +141,7 @@ impl WorkerPool {
                 error: ForkError::Mismatch("number of instances"),
             });
         };
+        raise_descriptor_limit(instances.len() + spares * DESCRIPTORS_OF_SPARE)?;
         let template = Template::load(context, first)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(WorkerPoolError::Watch)?;
         let workers = instances

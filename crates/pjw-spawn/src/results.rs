@@ -15,7 +15,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
 
-use crate::child::Child;
+use crate::child::{Child, end_without_pidfd};
 use crate::failure::{SpawnError, SpawnStep};
 
 /// The largest number of results in one [`ResultPacket`], which is a message from a spawner thread. Each result can
@@ -126,12 +126,9 @@ pub(crate) fn receive_packet(socket: BorrowedFd<'_>, wait: bool) -> io::Result<O
     }))
 }
 
-/// Ends a process whose pidfd found no place in the table of descriptors. It is a child that was not waited for, so no
-/// other process has its id.
+/// Ends a process whose pidfd found no place in the table of descriptors.
 fn end_unreachable(pid: Pid) -> SpawnError {
-    let pid = nix::unistd::Pid::from_raw(pid.0.cast_signed());
-    let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-    let _ = nix::sys::wait::waitpid(pid, None);
+    end_without_pidfd(pid);
     SpawnError { step: SpawnStep::Clone, errno: Errno::EMFILE }
 }
 

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test with a main function of its own")]
 
 use std::io::{Read, Write, pipe};
-use std::os::fd::OwnedFd;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 use pjw_spawn::proxy::{ForkError, Template, TemplateError};
@@ -23,12 +23,13 @@ fn main() {
         Ok("ends") => std::process::exit(3),
         Ok("has threads") => program_with_threads(),
         Ok("has a process") => program_with_process(),
+        Ok("names another process") => false_template(),
         Ok("ends and leaves a process") => {
             start_process();
             std::process::exit(3);
         }
         _ => {
-            let tests: [(&str, fn()); 7] = [
+            let tests: [(&str, fn()); 8] = [
                 ("a_program_without_a_launcher_goes_on", a_program_without_a_launcher_goes_on),
                 (
                     "instances_begin_at_the_fork_with_what_is_their_own",
@@ -49,6 +50,10 @@ fn main() {
                 (
                     "a_template_that_is_killed_and_leaves_a_process_says_so",
                     a_template_that_is_killed_and_leaves_a_process_says_so,
+                ),
+                (
+                    "a_template_that_names_a_process_of_others_is_not_believed",
+                    a_template_that_names_a_process_of_others_is_not_believed,
                 ),
                 (
                     "a_program_with_threads_is_refused_with_their_number",
@@ -97,6 +102,21 @@ fn program_with_threads() {
 fn program_with_process() {
     start_process();
     pjw_spawn::proxy::fork_here().unwrap();
+}
+
+/// Does as a template, and answers each message with the number of a process that is no child of its launcher: 1.
+fn false_template() {
+    let channel: i32 = std::env::var("PJW_SPAWN_CHANNEL").unwrap().parse().unwrap();
+    // SAFETY: the launcher has opened the descriptor for this program.
+    let mut channel = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(channel) });
+    let addresses = [0x10_0000_u64, 0x20_0000, 0, 0, 0, 0].map(u64::to_ne_bytes).concat();
+    channel.write_all(&addresses).unwrap();
+    let mut message = [0; 16384];
+    while channel.read(&mut message).is_ok_and(|length| length > 0) {
+        // The result, and the process ids of 16 instances.
+        let reply = [0_i32.to_ne_bytes(), 0_i32.to_ne_bytes()].into_iter().chain([1_i32.to_ne_bytes(); 16]);
+        channel.write_all(&reply.flatten().collect::<Vec<u8>>()).unwrap();
+    }
 }
 
 /// Starts a process that sleeps, and writes its process id to the file of the test.
@@ -179,6 +199,14 @@ fn a_program_that_ends_before_the_fork_and_leaves_a_process_is_refused() {
     let refused = Template::load_until_fork_here(&context, &instance(0, &["p"])).unwrap_err();
     assert_eq!(refused, TemplateError::Exited(3));
     kill_process_of(&file);
+}
+
+fn a_template_that_names_a_process_of_others_is_not_believed() {
+    let own = instance(0, &["p"]);
+    let mut template = Template::load_until_fork_here(&context("names another process"), &own).unwrap();
+    for _ in 0..2 {
+        assert_eq!(template.fork(&own).unwrap_err(), ForkError::Ended);
+    }
 }
 
 fn a_template_that_is_killed_and_leaves_a_process_says_so() {

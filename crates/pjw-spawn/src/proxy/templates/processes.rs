@@ -7,18 +7,27 @@ use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
-use crate::child::Child;
+use crate::child::{Child, end_without_pidfd};
 use crate::failure::{SpawnError, SpawnStep};
 use crate::proxy::refusal::ForkError;
 
-/// Opens the pidfd of a child that was not waited for.
+/// Opens the pidfd of a process that a template has forked. If that fails, kills the process.
+///
+/// # Errors
+/// [`ForkError::Ended`] if the process is no child of the calling process. The program of a template may belong to
+/// another user, and could name any process.
 pub(super) fn open_child(pid: i32) -> Result<Child, ForkError> {
+    let own_pid = Pid(pid.cast_unsigned());
     // SAFETY: the call takes numbers.
     let pidfd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) });
-    let pidfd = pidfd.map_err(|errno| SpawnError { step: SpawnStep::Clone, errno })?;
+    let pidfd = pidfd.map_err(|errno| {
+        end_without_pidfd(own_pid);
+        SpawnError { step: SpawnStep::Clone, errno }
+    })?;
     // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(RawFd::try_from(pidfd).unwrap_or(-1)) };
-    Ok(Child { pid: Pid(pid.cast_unsigned()), pidfd })
+    let child = Child { pid: own_pid, pidfd };
+    if child.is_own() { Ok(child) } else { Err(ForkError::Ended) }
 }
 
 /// Returns the PUs that are online. Empty if the kernel does not tell.

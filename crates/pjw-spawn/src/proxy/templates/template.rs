@@ -321,8 +321,8 @@ impl Template {
         Ok(())
     }
 
-    /// Ends the template after a message that can't be sent: the results of later messages would be taken for those of
-    /// this one. The results of earlier messages are kept.
+    /// Ends the template after a message that can't be sent, because the results of later messages would be taken for
+    /// those of this one, and after a result that is wrong. The results of earlier messages are kept.
     fn end(&mut self) -> ForkError {
         while self.receive().is_ok() {}
         let _ = self.loaded.child.send_signal(libc::SIGKILL);
@@ -335,7 +335,10 @@ impl Template {
             self.receive()?;
         }
         match self.results.pop_front() {
-            Some(pid @ 1..) => open_child(pid),
+            Some(pid @ 1..) => open_child(pid).map_err(|error| match error {
+                ForkError::Ended => self.end(),
+                error => error,
+            }),
             Some(negative) => {
                 let errno = Errno::from_raw(negative.saturating_neg());
                 Err(SpawnError { step: SpawnStep::Clone, errno }.into())

@@ -234,6 +234,62 @@ fn a_worker_that_is_done_is_not_replaced() {
     assert!(matches!(pool.wait(None), Err(WorkerPoolWaitError::AllDone)));
 }
 
+/// Runs the test `name` of this module again, in a process of its own with at most 40 descriptors by default. Returns
+/// whether this is that process.
+fn is_run_with_few_descriptors(name: &str) -> bool {
+    const VARIABLE: &str = "PJW_TEST_FEW_DESCRIPTORS";
+    if std::env::var_os(VARIABLE).is_some() {
+        return true;
+    }
+    let test = format!("proxy::templates::tests::pool::{name}");
+    let run = std::process::Command::new("sh")
+        .args(["-c", "ulimit -S -n 40 && exec \"$0\" --exact \"$1\""])
+        .arg(std::env::current_exe().unwrap())
+        .arg(test)
+        .env(VARIABLE, "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&run.stdout);
+    assert!(
+        run.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+    false
+}
+
+#[test]
+fn a_pool_raises_the_limit_of_descriptors() {
+    if !is_run_with_few_descriptors("a_pool_raises_the_limit_of_descriptors") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (pool, lines) = start_pool(&compile(directory.path(), "worker", WORKER, &[]), 30, 20);
+    assert_eq!(lines.take(30).count(), 30);
+    end_pool(pool, 30);
+}
+
+#[test]
+fn a_fork_whose_pidfd_finds_no_place_is_no_process_afterwards() {
+    use std::os::fd::AsRawFd;
+
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+    if !is_run_with_few_descriptors("a_fork_whose_pidfd_finds_no_place_is_no_process_afterwards") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let context = context(&compile(directory.path(), "worker", WORKER, &[]), &["A=1"]);
+    let own = instance(0, &["worker", "x"]);
+    let mut template = crate::proxy::Template::load(&context, &own).unwrap();
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let lowest_free = fs::File::open("/dev/null").unwrap().as_raw_fd();
+    setrlimit(Resource::RLIMIT_NOFILE, lowest_free.try_into().unwrap(), hard).unwrap();
+    let failed = template.fork(&own).unwrap_err();
+    setrlimit(Resource::RLIMIT_NOFILE, 40, hard).unwrap();
+    assert!(failed.to_string().contains("Too many open files"), "{failed}");
+    assert_eq!(children(), [template.pid().0]);
+}
+
 #[test]
 fn a_worker_whose_exit_status_another_has_taken_is_replaced() {
     let directory = tempfile::tempdir().unwrap();
