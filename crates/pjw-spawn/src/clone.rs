@@ -384,6 +384,12 @@ pub(crate) fn set_standard_streams(mut streams: [RawFd; 3]) -> Result<(), Failed
 /// system calls: the C library's functions would change all threads that it knows.
 fn take_credentials(credentials: &Credentials) -> Result<(), FailedStep> {
     let (uid, gid, groups) = (credentials.uid, credentials.gid, &credentials.groups);
+    // A change of the user alone removes them only if the caller was root: capabilities(7).
+    let (what, none) = (libc::PR_CAP_AMBIENT_CLEAR_ALL, 0);
+    // SAFETY: changes the process only.
+    checked(SpawnStep::Credentials, unsafe {
+        libc::syscall(libc::SYS_prctl, libc::PR_CAP_AMBIENT, what, none, none, none)
+    })?;
     // SAFETY: the list has the length that is given.
     checked(SpawnStep::Credentials, unsafe {
         libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr())

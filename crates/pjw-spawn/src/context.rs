@@ -129,7 +129,8 @@ impl SpawnContext {
     }
 
     /// Sets the user and the groups as which the processes will run. Without this call, they run as the user and the
-    /// groups of the caller. The caller needs `CAP_SETUID` and `CAP_SETGID` when it starts the processes. Processes
+    /// groups of the caller. Processes with other credentials do not inherit the ambient capabilities of the caller,
+    /// capabilities(7). The caller needs `CAP_SETUID` and `CAP_SETGID` when it starts the processes. Processes
     /// that share memory ([`SpawnContext::share_memory`]) can't be started with other credentials: the start fails.
     #[must_use]
     pub fn set_credentials(mut self, credentials: Credentials) -> Self {

@@ -4,7 +4,10 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use pjw_spawn::{Arguments, ExitStatus, Instance, Placement, SpawnContext, Stdio};
+use pjw_spawn::{Arguments, Credentials, ExitStatus, Instance, Placement, SpawnContext, Stdio};
+
+/// The user of instances.
+const OTHER_USER: Credentials = Credentials { uid: 65_533, gid: 65_532, groups: Vec::new() };
 
 fn instances(count: u32, arguments: &[&str]) -> Vec<Instance> {
     let arguments = Arc::new(Arguments::parse(arguments).unwrap());
@@ -35,4 +38,44 @@ fn a_launcher_whose_spawner_threads_wait_can_set_its_group() {
     for child in children {
         assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Signal(libc::SIGKILL)));
     }
+}
+
+/// Makes the calling thread one of a user who is not root and has the capabilities to change users, also as ambient
+/// ones: as in a service with `AmbientCapabilities=`.
+fn take_ambient_capabilities() {
+    const VERSION_3: u32 = 0x2008_0522;
+    let (setgid, setuid) = (6, 7);
+    let set: u32 = 1 << setgid | 1 << setuid;
+    let (header, data) = ([VERSION_3, 0], [set, set, set, 0, 0, 0]);
+    let user: libc::uid_t = 65_531;
+    // SAFETY: changes the calling thread only. The kernel reads a header, and two times three sets.
+    let results = unsafe {
+        let raise = |capability: u64| {
+            libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_RAISE as u64, capability, 0_u64, 0_u64)
+        };
+        [
+            i64::from(libc::prctl(libc::PR_SET_KEEPCAPS, 1_u64, 0_u64, 0_u64, 0_u64)),
+            libc::syscall(libc::SYS_setresuid, user, user, user),
+            libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()),
+            i64::from(raise(setgid)),
+            i64::from(raise(setuid)),
+        ]
+    };
+    assert_eq!(results, [0; 5], "{}", nix::errno::Errno::last());
+}
+
+#[test]
+fn an_instance_of_another_user_has_no_ambient_capabilities() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root can give a thread capabilities");
+        return;
+    }
+    let script = "grep -q '^CapAmb:[[:space:]]*0*$' /proc/self/status";
+    let context = SpawnContext::new("sh").unwrap().set_credentials(OTHER_USER);
+    let end = std::thread::spawn(move || {
+        take_ambient_capabilities();
+        let child = context.spawn_n(instances(1, &["sh", "-c", script])).unwrap().remove(0).unwrap();
+        child.wait()
+    });
+    assert_eq!(end.join().unwrap(), Ok(ExitStatus::Code(0)));
 }
