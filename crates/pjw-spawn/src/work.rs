@@ -80,11 +80,13 @@ impl SpawnerWork {
         if self.setup.templates.is_none() || self.instances.len() < 2 {
             return None;
         }
-        // The template and its memory lie where its instances will be.
-        let cpus =
-            self.indexes.iter().filter_map(|index| self.instances.get(*index)?.placement.cpus.as_ref());
-        let cpus = cpus.fold(CpuSet::new(), |all, cpus| all.union(cpus));
-        let requested_mask = set_own_mask(&cpus).is_ok().then_some(cpus);
+        // The template and its memory lie where its instances will be. An instance without CPUs inherits the mask of the
+        // caller, which this thread then keeps.
+        let placements = self.indexes.iter().filter_map(|index| Some(&self.instances.get(*index)?.placement));
+        let cpus = placements
+            .map(|placement| placement.cpus.as_ref())
+            .try_fold(CpuSet::new(), |all, cpus| Some(all.union(cpus?)));
+        let requested_mask = cpus.filter(|cpus| set_own_mask(cpus).is_ok());
         match Template::from_setup(Arc::clone(&self.setup), first, requested_mask, &self.is_cancelled) {
             Ok(template) => Some(template),
             Err(refusal) => {

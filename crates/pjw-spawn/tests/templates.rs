@@ -47,8 +47,8 @@ fn check_instances(
     output: &std::path::Path,
 ) -> (usize, Option<TemplateError>) {
     let count = instances.len();
-    let masks: Vec<CpuSet> =
-        instances.iter().map(|instance| instance.placement.cpus.clone().unwrap()).collect();
+    let mask = |instance: &Instance| instance.placement.cpus.clone().unwrap_or_else(own_mask);
+    let masks: Vec<CpuSet> = instances.iter().map(mask).collect();
     let mut batch = context.start(instances).unwrap();
     let mut mask_of_pid = std::collections::BTreeMap::new();
     for (index, child) in batch.by_ref() {
@@ -87,6 +87,25 @@ fn a_part_with_one_instance_of_a_larger_group_has_a_template_too() {
         instance.placement = Arc::clone(&parts[usize::from(rank == 0)]);
     }
     assert_eq!(check_instances(&context, group, &output), (16, None));
+}
+
+#[test]
+fn an_instance_without_cpus_has_those_of_the_caller_beside_others_with_cpus() {
+    let (program, dir) = program_without_libc();
+    let context = SpawnContext::new(&program).unwrap().fork_from_templates().set_max_spawner_threads(1);
+    for (name, differing, forked) in [("forked", None, 4), ("executed", Some(3), 3)] {
+        let output = dir.path().join(name);
+        let mut group = instances(4, &output);
+        let cpus = CpuSet::from(own_mask().iter().next().unwrap());
+        let parts = [Arc::new(Placement::on_cpus(cpus)), Arc::new(Placement::default())];
+        for (rank, instance) in group.iter_mut().enumerate() {
+            instance.placement = Arc::clone(&parts[rank % 2]);
+        }
+        if let Some(rank) = differing {
+            group[rank].arguments = Arc::new(Arguments::parse(&["first_act", "more"]).unwrap());
+        }
+        assert_eq!(check_instances(&context, group, &output), (forked, None), "{name}");
+    }
 }
 
 #[test]
