@@ -1,7 +1,7 @@
 //! What all instances of a program have in common.
 
 use std::ffi::{CStr, CString, OsStr};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -139,10 +139,19 @@ impl SpawnContext {
     }
 
     /// Sets the working directory of the processes that will be started. Without this call, the processes have the
-    /// working directory of the caller. They also have that directory if `directory` contains a NUL byte.
+    /// working directory of the caller. They also have that directory if `directory` contains a NUL byte. A relative
+    /// path of the program leads from the directory that the caller has during this call.
     #[must_use]
     pub fn set_working_directory(mut self, directory: &Path) -> Self {
-        self.setup_mut().directory = CString::new(directory.as_os_str().as_bytes()).ok();
+        let setup = self.setup_mut();
+        setup.directory = CString::new(directory.as_os_str().as_bytes()).ok();
+        // A process changes its directory before it executes the program.
+        let program = std::path::absolute(OsStr::from_bytes(setup.program.to_bytes()));
+        if let Some(program) =
+            program.ok().and_then(|path| CString::new(path.into_os_string().into_vec()).ok())
+        {
+            setup.program = program;
+        }
         self
     }
 

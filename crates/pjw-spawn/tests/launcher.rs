@@ -1,6 +1,8 @@
 //! What a launcher and its instances have to do with each other: the signals of the C library, users, directories.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)] // a test may fail
 
+use std::path::Path;
+use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -78,4 +80,41 @@ fn an_instance_of_another_user_has_no_ambient_capabilities() {
         child.wait()
     });
     assert_eq!(end.join().unwrap(), Ok(ExitStatus::Code(0)));
+}
+
+/// Runs a test of this file again by a shell script, in which `"$@"` is the command of the test. Returns whether this
+/// is the process of the script.
+fn is_run_again(test: &str, script: &str, directory: &Path) -> bool {
+    const VARIABLE: &str = "PJW_TEST_IS_RUN_AGAIN";
+    if std::env::var_os(VARIABLE).is_some() {
+        return true;
+    }
+    let mut shell = Command::new("sh");
+    shell.args(["-c", script, "sh"]).arg(std::env::current_exe().unwrap()).args(["--exact", test]);
+    let run = shell.env(VARIABLE, "1").current_dir(directory).output().unwrap();
+    let text = String::from_utf8_lossy(&run.stdout);
+    assert!(
+        run.status.success() && text.contains("1 passed"),
+        "{text}{}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+    false
+}
+
+#[test]
+fn a_relative_program_is_that_of_the_caller_and_not_of_the_working_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = "a_relative_program_is_that_of_the_caller_and_not_of_the_working_directory";
+    // Another process writes the programs: a file that this process has open for writing can't be executed.
+    let script = "mkdir other && printf '#!/bin/sh\\nexit 7\\n' >program && \
+                  printf '#!/bin/sh\\nexit 8\\n' >other/program && chmod +x program other/program && exec \"$@\"";
+    if !is_run_again(name, script, dir.path()) {
+        return;
+    }
+    let other = std::env::current_dir().unwrap().join("other");
+    for context in [SpawnContext::new("./program").unwrap(), SpawnContext::from_path(Path::new("program"))] {
+        let context = context.set_working_directory(&other);
+        let child = context.spawn_n(instances(1, &["program"])).unwrap().remove(0).unwrap();
+        assert_eq!(child.wait(), Ok(ExitStatus::Code(7)));
+    }
 }
