@@ -84,6 +84,8 @@ impl SpawnError {
                 "; a limit on processes is reached: raise pids.max of the cgroup, ulimit -u, kernel.pid_max or \
                  kernel.threads-max"
             }
+            // The limit is that of the user to whom the process has changed: execve(2).
+            (SpawnStep::Exec, Errno::EAGAIN) => "; its user has too many processes: raise ulimit -u",
             _ => "",
         }
     }

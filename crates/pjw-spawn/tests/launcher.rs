@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use pjw_spawn::{Arguments, Credentials, ExitStatus, Instance, Placement, SpawnContext, Stdio};
 
 /// The user of instances.
@@ -117,4 +118,27 @@ fn a_relative_program_is_that_of_the_caller_and_not_of_the_working_directory() {
         let child = context.spawn_n(instances(1, &["program"])).unwrap().remove(0).unwrap();
         assert_eq!(child.wait(), Ok(ExitStatus::Code(7)));
     }
+}
+
+#[test]
+fn the_limit_of_processes_is_that_of_the_user_of_the_instances() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root may take another user");
+        return;
+    }
+    let name = "the_limit_of_processes_is_that_of_the_user_of_the_instances";
+    if !is_run_again(name, "exec \"$@\"", Path::new("/")) {
+        return;
+    }
+    let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
+    setrlimit(Resource::RLIMIT_NPROC, 0, hard).unwrap();
+    let context = SpawnContext::new("true").unwrap().set_credentials(OTHER_USER);
+    let error = context.spawn_n(instances(2, &["true"])).unwrap_err().to_string();
+    let begin =
+        "there is room for 0 more processes, and 2 were asked for: RLIMIT_NPROC of the user 65533 is 0";
+    assert!(error.starts_with(begin), "{error}");
+    // The kernel checks a single instance.
+    let error = context.spawn_n(instances(1, &["true"])).unwrap().remove(0).unwrap_err();
+    let text = "step exec failed: Try again; its user has too many processes: raise ulimit -u";
+    assert_eq!(error.to_string(), text);
 }

@@ -34,5 +34,8 @@ pub(crate) fn check_all(setup: &Setup, instances: &[Instance], starters: usize) 
         return Ok(());
     }
     room::check_cgroups(instances)?;
+    if let Some(credentials) = &setup.credentials {
+        room::check_other_user(credentials.uid, instances.len())?;
+    }
     room::check_process_limits(instances.len(), starters)
 }

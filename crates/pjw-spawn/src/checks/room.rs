@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::unistd::getuid;
+use nix::unistd::{Uid, getuid};
 
 use super::error::CheckError;
 use crate::instance::Instance;
@@ -122,18 +122,36 @@ fn system_limits(all_threads: Option<u64>) -> Vec<Limit> {
     ["pid_max", "threads-max"].into_iter().filter_map(limit).collect()
 }
 
-/// `RLIMIT_NPROC` counts the threads of the real user, setrlimit(2). It does not hold for root.
+/// The limit of the caller's user.
 fn user_limit(wanted: u64, all_threads: Option<u64>) -> Option<Limit> {
+    limit_of_user(getuid(), wanted, all_threads, || effective_capabilities() & LIFTING_CAPABILITIES != 0)
+}
+
+/// Checks whether `RLIMIT_NPROC` allows the user with the id `uid` `instances` more processes. Above the limit, a process
+/// that has taken this user fails to execute its program, also if the caller has capabilities: execve(2).
+pub(super) fn check_other_user(uid: u32, instances: usize) -> Result<(), CheckError> {
+    let wanted = instances as u64;
+    check_limits(wanted, 0, limit_of_user(Uid::from_raw(uid), wanted, all_threads(), || false))
+}
+
+/// `RLIMIT_NPROC` counts the threads of the real user, setrlimit(2). It does not hold for root. `is_lifted` is called
+/// only if the limit could be too low.
+fn limit_of_user(
+    uid: Uid,
+    wanted: u64,
+    all_threads: Option<u64>,
+    is_lifted: impl FnOnce() -> bool,
+) -> Option<Limit> {
     let (most, _) = getrlimit(Resource::RLIMIT_NPROC).ok()?;
-    let uid = getuid();
     let has_room = all_threads.is_some_and(|threads| most.saturating_sub(threads) >= wanted);
-    if uid.is_root() || has_room || effective_capabilities() & LIFTING_CAPABILITIES != 0 {
+    if uid.is_root() || has_room || is_lifted() {
         return None;
     }
     let used = threads_of_user(uid.as_raw());
+    let user = if uid == getuid() { "this user".to_owned() } else { format!("the user {uid}") };
     Some(Limit {
         room: most.saturating_sub(used),
-        name: format!("RLIMIT_NPROC of this user is {most}, and {used} threads run"),
+        name: format!("RLIMIT_NPROC of {user} is {most}, and {used} threads run"),
         remedy: "start fewer, or raise it: ulimit -u N".to_owned(),
     })
 }
