@@ -115,8 +115,8 @@ impl SpawnContext {
         };
         let mut entries = NamespaceBarrier::new();
         for (node, indexes) in shares_by_node(&batch.instances) {
-            let entry = node.map(|node| entries.add(replicas, node));
-            batch.start_spawner(self, indexes, entry);
+            let entry = entries.add(replicas, node);
+            batch.start_spawner(self, indexes, Some(entry));
         }
         if let Err(error) = entries.wait() {
             // These threads send nothing.

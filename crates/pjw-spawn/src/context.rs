@@ -273,6 +273,7 @@ impl SpawnContext {
     ///   large for every instance. If they are too large for some instances, only the starts of these instances fail.
     /// - If the instances are to share memory ([`SpawnContext::share_memory`]), one address space has room for all of
     ///   them.
+    /// - The caller has `CAP_SYS_ADMIN`, if [`SpawnContext::set_replicas`] requests copies.
     /// - There is enough free memory for the copies that [`SpawnContext::set_replicas`] requests.
     /// - The limits on the number of processes allow all instances, and the threads and processes that start the
     ///   instances ([`SpawnContext::starter_count`]). This is not checked for a single instance.

@@ -10,7 +10,7 @@ mod size;
 pub use error::CheckError;
 
 use crate::instance::Instance;
-use crate::replicate::Replicas;
+use crate::replicate::{ReplicaError, Replicas};
 use crate::setup::Setup;
 use crate::tasks::room::check_room;
 
@@ -26,6 +26,10 @@ pub(crate) fn check_all(setup: &Setup, instances: &[Instance], starters: usize) 
     size::check_sizes(setup, instances)?;
     if let Some(image) = &setup.image {
         check_room(image, instances.len())?;
+    }
+    let has_node = |instance: &Instance| instance.placement.preferred_numa_node.is_some();
+    if setup.replicas.is_some() && instances.iter().any(has_node) && !room::is_system_administrator() {
+        return Err(ReplicaError::NotPermitted.into());
     }
     Replicas::check_free_memory(setup.replicas.as_deref())?;
     if instances.len() == 1 {

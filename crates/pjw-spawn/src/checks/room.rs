@@ -16,8 +16,10 @@ use crate::instance::Instance;
 const SPARE_DESCRIPTORS: u64 = 64;
 /// The open descriptors are counted only if more than one part of so many parts of the limit is needed.
 const UNCOUNTED_SHARE: u64 = 8;
-/// The capabilities that lift RLIMIT_NPROC: `CAP_SYS_ADMIN` and `CAP_SYS_RESOURCE`, fork.c of Linux 6.18.
-const LIFTING_CAPABILITIES: u64 = 1 << 21 | 1 << 24;
+const CAP_SYS_ADMIN: u64 = 1 << 21;
+const CAP_SYS_RESOURCE: u64 = 1 << 24;
+/// The capabilities that lift RLIMIT_NPROC: fork.c of Linux 6.18.
+const LIFTING_CAPABILITIES: u64 = CAP_SYS_ADMIN | CAP_SYS_RESOURCE;
 
 /// A limit with the number of processes for which it has room.
 #[derive(Debug)]
@@ -156,8 +158,13 @@ fn limit_of_user(
     })
 }
 
+/// Returns whether the calling thread may make a mount namespace.
+pub(super) fn is_system_administrator() -> bool {
+    effective_capabilities() & CAP_SYS_ADMIN != 0
+}
+
 fn effective_capabilities() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = read_text(Path::new("/proc/thread-self/status")).unwrap_or_default();
     field(&status, "CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0)
 }
 

@@ -1,5 +1,5 @@
 //! Lets the spawner threads of a batch enter their nodes before the first instance is started: if one can't, none is
-//! started.
+//! started. The thread of the instances without a node enters none, and waits for the others.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -10,7 +10,7 @@ use super::copies::{ReplicaError, Replicas};
 /// then waits until all spawner threads of the batch have entered their namespaces.
 pub(crate) struct NamespaceEntry {
     replicas: Arc<Replicas>,
-    node: u32,
+    node: Option<u32>,
     entered: Sender<Result<(), ReplicaError>>,
     allowed: Receiver<()>,
 }
@@ -24,12 +24,12 @@ pub(crate) struct NamespaceBarrier {
 }
 
 impl NamespaceEntry {
-    /// Moves the calling thread into the mount namespace for its NUMA node, and waits for the other threads of the
+    /// Moves the calling thread into the mount namespace for its NUMA node, if it has one, and waits for the other threads of the
     /// batch. Returns `true` if all threads have entered their namespaces. Otherwise the thread must not start
     /// processes.
     pub(crate) fn enter(self) -> bool {
         let Self { replicas, node, entered, allowed } = self;
-        let _ = entered.send(replicas.enter_namespace_with_copies(node));
+        let _ = entered.send(node.map_or(Ok(()), |node| replicas.enter_namespace_with_copies(node)));
         drop(entered);
         allowed.recv().is_ok()
     }
@@ -43,8 +43,8 @@ impl NamespaceBarrier {
     }
 
     /// Adds a spawner thread that must enter the mount namespace with copies of the files in `replicas` for the NUMA
-    /// node `node`. The thread must call [`NamespaceEntry::enter`] of the returned value.
-    pub(crate) fn add(&mut self, replicas: &Arc<Replicas>, node: u32) -> NamespaceEntry {
+    /// node `node`. `None` for a thread that stays in the namespace of the caller. The thread must call [`NamespaceEntry::enter`] of the returned value.
+    pub(crate) fn add(&mut self, replicas: &Arc<Replicas>, node: Option<u32>) -> NamespaceEntry {
         let (allow, allowed) = mpsc::channel();
         self.waiting.push(allow);
         NamespaceEntry { replicas: Arc::clone(replicas), node, entered: self.sender.clone(), allowed }
@@ -63,5 +63,27 @@ impl NamespaceBarrier {
             let _ = allow.send(());
         });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use pjw_core::ids::Pid;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_without_a_node_waits_until_all_others_have_entered_theirs() {
+        let replicas = Arc::new(Replicas::of_process(Pid(std::process::id()), [0]).unwrap());
+        // No machine has this node. A user who is not root fails before.
+        for (node, is_entered) in [(None, true), (Some(1000), false)] {
+            let mut barrier = NamespaceBarrier::new();
+            let entries = [barrier.add(&replicas, None), barrier.add(&replicas, node)];
+            let threads = entries.map(|entry| thread::spawn(move || entry.enter()));
+            assert_eq!(barrier.wait().is_ok(), is_entered);
+            assert_eq!(threads.map(|thread| thread.join().unwrap()), [is_entered; 2]);
+        }
     }
 }

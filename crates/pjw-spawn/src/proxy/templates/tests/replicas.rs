@@ -133,6 +133,30 @@ fn nothing_starts_if_a_file_can_not_be_copied() {
     assert!(matches!(refused, CheckError::Replicas(_)), "{refused}");
 }
 
+/// Takes all capabilities from the calling thread.
+fn drop_capabilities() {
+    let (header, none) = ([0x2008_0522_u32, 0], [0_u32; 6]);
+    // SAFETY: changes the calling thread only. The kernel reads a header of version 3, and two times three sets.
+    let dropped = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), none.as_ptr()) };
+    assert_eq!(dropped, 0);
+}
+
+#[test]
+fn nothing_starts_if_instances_on_a_node_need_a_privilege_and_others_do_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let started = directory.path().join("started");
+    let replicas = Replicas::of_process(pjw_core::ids::Pid(std::process::id()), [0]).unwrap();
+    let context = context("/usr/bin/touch".as_ref(), &["A=1"]).set_replicas(replicas);
+    let own = |node| on_node(instance(0, &["touch", started.to_str().unwrap()]), node);
+    let instances = vec![own(None), own(Some(0))];
+    let refused = std::thread::spawn(move || {
+        drop_capabilities();
+        context.start(instances).map(drop).unwrap_err()
+    });
+    assert_eq!(refused.join().unwrap(), CheckError::Replicas(ReplicaError::NotPermitted));
+    assert!(!started.exists(), "an instance was started");
+}
+
 /// A program with 64 MB of data in its file.
 const LARGE: &str = "#include <unistd.h>\nstatic volatile char image[64 << 20] = {1};\n\
                      int main(void) { for (;;) { pause(); image[0]++; } }";
