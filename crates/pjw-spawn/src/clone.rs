@@ -8,7 +8,7 @@
 //! The caller must have blocked all signals, except those of the C library. The process begins with them blocked, and without the handlers of the
 //! caller (`CLONE_CLEAR_SIGHAND`, Linux 5.5), so that no handler runs in the shared memory.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_long};
 use std::mem::MaybeUninit;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed};
@@ -110,6 +110,8 @@ pub(crate) type ChildFunction = extern "C" fn(*const ()) -> !;
 struct Shared<'a> {
     start: &'a StartParameters<'a>,
     failure: Failure,
+    /// Whether the process has the signal handlers of the caller.
+    has_handlers: bool,
 }
 
 /// The stack that a new process uses until it executes its program. Several processes use the same stack, one after the
@@ -132,7 +134,7 @@ pub(crate) fn clone_and_exec(
     start: &StartParameters<'_>,
     stack: &mut ChildStack,
 ) -> Result<Child, SpawnError> {
-    let shared = Shared { start, failure: Failure::default() };
+    let mut shared = Shared { start, failure: Failure::default(), has_handlers: false };
     let mut pidfd: c_int = -1;
     // A signal stops a traced process, also before execve(2). A calling thread that slept could not continue it.
     let is_traced = start.template.is_some_and(|template| template.is_traced);
@@ -152,7 +154,13 @@ pub(crate) fn clone_and_exec(
     // SAFETY: the stack is not used by another process, because this function returns only after the process has
     // executed its program or has ended. `shared` and all that it points to outlive that. The process makes system calls
     // only.
-    let pid = unsafe { clone_and_run(&arguments, (&raw const shared).cast(), run) };
+    let mut pid = unsafe { clone_and_run(&arguments, (&raw const shared).cast(), run) };
+    if pid == -i64::from(libc::ENOSYS) && start.cgroup.is_none() {
+        // As in a container: the filter of Docker and containerd can't see the flags of clone3(2), so it has none.
+        shared.has_handlers = true;
+        // SAFETY: as above.
+        pid = unsafe { old_clone_and_run(&arguments, (&raw const shared).cast(), run) };
+    }
     if pid < 0 {
         return Err(clone_error(Errno::from_raw(i32::try_from(-pid).unwrap_or(libc::EIO)), start.cgroup));
     }
@@ -220,14 +228,36 @@ pub(crate) fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
 }
 
 /// Calls clone3(2) with `arguments`. The new process calls `run(shared)` on the stack in `arguments`, and `run` never
-/// returns. The calling process gets the process id of the new process, or a negative errno. This is the function for
-/// x86-64.
+/// returns. The calling process gets the process id of the new process, or a negative errno.
 ///
 /// # Safety
 /// The stack in `arguments` must have the given size, and nothing else may use the stack. `run` must be sound when it
 /// is called with `shared`.
-#[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const (), run: ChildFunction) -> i64 {
+    let first = [bare::address(arguments), size_of::<CloneArguments>() as i64, 0];
+    // SAFETY: the caller guarantees the same.
+    unsafe { call_and_run(libc::SYS_clone3, first, shared, run) }
+}
+
+/// As [`clone_and_run`], by clone(2). Only the flags, the pidfd, the exit signal and the stack of `arguments` are used. The
+/// flags above 32 bits are left out: the process inherits the signal handlers of the caller.
+///
+/// # Safety
+/// As [`clone_and_run`].
+unsafe fn old_clone_and_run(arguments: &CloneArguments, shared: *const (), run: ChildFunction) -> i64 {
+    let flags = arguments.flags & u64::from(u32::MAX) | arguments.exit_signal;
+    let first = [flags, arguments.stack + arguments.stack_size, arguments.pidfd].map(u64::cast_signed);
+    // SAFETY: the caller guarantees the same.
+    unsafe { call_and_run(libc::SYS_clone, first, shared, run) }
+}
+
+/// Makes the system call `number`, which is a form of clone(2), with the arguments `first`. The calling process gets its
+/// result. The new process calls `run(shared)`. This is the function for x86-64.
+///
+/// # Safety
+/// As [`clone_and_run`].
+#[cfg(target_arch = "x86_64")]
+unsafe fn call_and_run(number: c_long, first: [i64; 3], shared: *const (), run: ChildFunction) -> i64 {
     let result: i64;
     // SAFETY: the caller guarantees the stack. The kernel keeps all registers except rax, rcx and r11. The code of the
     // process is only the call of `run`, which has its arguments in registers and does not return.
@@ -241,9 +271,11 @@ pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const ()
             "call r9",
             "ud2",
             "2:",
-            inlateout("rax") libc::SYS_clone3 => result,
-            in("rdi") &raw const *arguments,
-            in("rsi") size_of::<CloneArguments>(),
+            inlateout("rax") number => result,
+            in("rdi") first[0],
+            in("rsi") first[1],
+            in("rdx") first[2],
+            // Without the flags of clone(2) for its fourth and its fifth argument, these are not read.
             in("r8") shared,
             in("r9") run,
             lateout("rcx") _,
@@ -253,15 +285,13 @@ pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const ()
     result
 }
 
-/// Calls clone3(2) with `arguments`. The new process calls `run(shared)` on the stack in `arguments`, and `run` never
-/// returns. The calling process gets the process id of the new process, or a negative errno. This is the function for
-/// aarch64.
+/// Makes the system call `number`, which is a form of clone(2), with the arguments `first`. The calling process gets its
+/// result. The new process calls `run(shared)`. This is the function for aarch64.
 ///
 /// # Safety
-/// The stack in `arguments` must have the given size, and nothing else may use the stack. `run` must be sound when it
-/// is called with `shared`.
+/// As [`clone_and_run`].
 #[cfg(target_arch = "aarch64")]
-pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const (), run: ChildFunction) -> i64 {
+unsafe fn call_and_run(number: c_long, first: [i64; 3], shared: *const (), run: ChildFunction) -> i64 {
     let result: i64;
     // SAFETY: as above. The kernel keeps all registers except x0.
     unsafe {
@@ -274,9 +304,10 @@ pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const ()
             "blr x10",
             "brk 1",
             "2:",
-            in("x8") libc::SYS_clone3,
-            inlateout("x0") &raw const *arguments => result,
-            in("x1") size_of::<CloneArguments>(),
+            in("x8") number,
+            inlateout("x0") first[0] => result,
+            in("x1") first[1],
+            in("x2") first[2],
             in("x9") shared,
             in("x10") run,
             lateout("x30") _,
@@ -291,7 +322,7 @@ pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const ()
 /// # Safety
 /// The function has no safety requirements.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-pub(crate) unsafe fn clone_and_run(_: &CloneArguments, _: *const (), _: ChildFunction) -> i64 {
+unsafe fn call_and_run(_: c_long, _: [i64; 3], _: *const (), _: ChildFunction) -> i64 {
     -i64::from(libc::ENOSYS)
 }
 
@@ -301,6 +332,9 @@ extern "C" fn run(shared: *const ()) -> ! {
     // SAFETY: `start` passes a `Shared`, which outlives the use.
     let shared = unsafe { &*shared.cast::<Shared<'_>>() };
     let start = shared.start;
+    if shared.has_handlers {
+        signals::clear_handlers();
+    }
     let (step, errno) = match prepare(start) {
         Err(failure) => failure,
         Ok(()) => {

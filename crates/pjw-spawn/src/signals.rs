@@ -3,6 +3,8 @@
 
 use nix::errno::Errno;
 
+use crate::bare;
+
 /// A set of signals in the form that system calls such as rt_sigprocmask(2) use: one bit for each signal. The set has
 /// 64 bits on every architecture of Linux except MIPS.
 pub(crate) type KernelSignals = u64;
@@ -69,6 +71,25 @@ pub(crate) fn child_status_is_discarded() -> bool {
     action.sa_sigaction == libc::SIG_IGN || action.sa_flags & libc::SA_NOCLDWAIT != 0
 }
 
+/// Sets the action of each signal that has a handler to the default action, for the calling process only, as clone3(2)
+/// does with `CLONE_CLEAR_SIGHAND`. Ignored signals stay ignored. Does not change the variable `errno` of the C library,
+/// and takes none of its locks.
+pub(crate) fn clear_handlers() {
+    let size = size_of::<KernelSignals>() as i64;
+    for signal in 1..=i64::from(KernelSignals::BITS) {
+        // The kernel's struct sigaction begins with the handler, and has 32 bytes. All zero, it is the default action.
+        let (mut action, default) = ([0_u64; 4], [0_u64; 4]);
+        let read = [signal, 0, bare::address(&raw mut action), size, 0];
+        let write = [signal, bare::address(&raw const default), 0, size, 0];
+        // SAFETY: the kernel writes one action to `action`.
+        let is_known = unsafe { bare::raw_syscall(libc::SYS_rt_sigaction, read) }.is_ok();
+        if is_known && ![libc::SIG_DFL, libc::SIG_IGN].contains(&(action[0] as libc::sighandler_t)) {
+            // SAFETY: the kernel reads one action.
+            let _ = unsafe { bare::raw_syscall(libc::SYS_rt_sigaction, write) };
+        }
+    }
+}
+
 /// Sets the action of the signal with the number `signal` to the default action, for the calling process only. A parent
 /// that shares memory with the process (`CLONE_VM`) has its own table of signal actions, and so is not changed.
 pub(crate) fn set_default_action(signal: i32) {
@@ -76,5 +97,32 @@ pub(crate) fn set_default_action(signal: i32) {
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, &raw const default, std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handlers_are_cleared_and_ignored_signals_stay_ignored() {
+        // The actions are the whole process's, so a process of its own changes them.
+        // SAFETY: the new process makes system calls only, and ends.
+        let process = unsafe { libc::fork() };
+        if process == 0 {
+            let handler = libc::_exit as *const () as libc::sighandler_t;
+            // SAFETY: as above. The signals that have the handler do not arrive.
+            unsafe {
+                libc::signal(libc::SIGUSR1, handler);
+                libc::signal(libc::SIGRTMAX(), handler);
+                libc::signal(libc::SIGUSR2, libc::SIG_IGN);
+                clear_handlers();
+                let actions = [libc::SIGUSR1, libc::SIGRTMAX(), libc::SIGUSR2]
+                    .map(|signal| libc::signal(signal, libc::SIG_DFL));
+                libc::_exit(i32::from(actions != [libc::SIG_DFL, libc::SIG_DFL, libc::SIG_IGN]));
+            }
+        }
+        let end = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(process), None).unwrap();
+        assert_eq!(end, nix::sys::wait::WaitStatus::Exited(nix::unistd::Pid::from_raw(process), 0));
     }
 }

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use super::*;
 use crate::proxy::{ForkError, Template, TemplateError};
 use crate::syscall_filter::refuse_call;
-use crate::{ExitStatus, SpawnError, SpawnStep};
+use crate::{ExitStatus, SpawnContext, SpawnError, SpawnStep};
 
 const TRUE: &str = "int main(void) { return 0; }";
 
@@ -136,6 +136,29 @@ fn a_forbidden_ptrace_is_told() {
     let refused = refused.join().unwrap();
     assert_eq!(refused, TemplateError::Forbidden(Errno::EPERM));
     assert!(refused.to_string().contains("ptrace_scope"), "{refused}");
+}
+
+#[test]
+fn instances_start_where_clone3_is_missing() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "true", TRUE, &[]);
+    let started = std::thread::spawn(move || {
+        // The filter holds for this thread and those that it starts. It is that of a container.
+        refuse_call(libc::SYS_clone3, Errno::ENOSYS);
+        let instances = || (0..3).map(|rank| instance(rank, &["true"])).collect::<Vec<_>>();
+        let context = context(&program, &["A=1"]);
+        for (context, forks) in [(context.clone(), 0), (context.fork_from_templates(), 3)] {
+            let mut batch = context.start(instances()).unwrap();
+            for (_, child) in batch.by_ref() {
+                assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
+            }
+            assert_eq!((batch.forked_count(), batch.template_error()), (forks, None));
+        }
+        let missing = SpawnContext::from_path("/nowhere/program".as_ref());
+        missing.spawn_n(vec![instance(0, &["x"])]).unwrap().remove(0).unwrap_err()
+    });
+    let error = started.join().unwrap();
+    assert_eq!(error, SpawnError { step: SpawnStep::Exec, errno: Errno::ENOENT });
 }
 
 #[test]
