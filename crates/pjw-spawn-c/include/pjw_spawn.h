@@ -18,7 +18,7 @@ typedef struct pspawn_context {
     void *pspawn_private;
 } pspawn_context_t;
 
-/* How pspawn_v() and ipspawn() read their arguments. Flags may be combined by |. */
+/* How pspawn_v() and ipspawn() read their arguments. Flags may be combined by |, which gives an int in C++. */
 enum pspawn_flags {
     PSPAWN_DEFAULT = 0,
     /* `argv` has one list for each process, one after the other. Each list ends with NULL. Without this flag, `argv` is
@@ -49,14 +49,14 @@ int pspawn_n(pid_t *pids, pspawn_context_t *ctx, int nspawns, char *const argv[]
  * of `pids`, which may be NULL. Returns when every process has begun the program or has failed: the number of those that
  * have begun it, or -1 with errno if none has. */
 int pspawn_v(const char *filename, char *const *argv, char *const *envp, unsigned int nspawns, unsigned int clen,
-             cpu_set_t *const *mask, enum pspawn_flags flags, pid_t *pids);
+             cpu_set_t *const *mask, int flags, pid_t *pids);
 
 /* Starts `nspawns` processes of a program, and returns before they have begun. `mask` has one set for each process, or is
  * NULL for the CPUs of the calling thread. The arguments may be changed or freed after the call. Returns a file
  * descriptor, which becomes readable when every process has begun the program or has failed, or -1 with errno.
  * pspawn_collect() must be called with it. */
 int ipspawn(const char *filename, char *const *argv, char *const *envp, unsigned int nspawns, cpu_set_t *const *mask,
-            enum pspawn_flags flags);
+            int flags);
 
 /* Waits until every process of an ipspawn() has begun the program or has failed, closes the descriptor, and returns as
  * pspawn_v() does. `pids` has room for `nspawns` numbers, or is NULL. */

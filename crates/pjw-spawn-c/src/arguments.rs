@@ -99,10 +99,24 @@ impl StringLists {
         self.0.is_empty()
     }
 
+    /// Returns the names and the values of the variables, if this value contains one environment for all processes. `None`
+    /// also if an element of it has not the form `NAME=value`.
+    pub(crate) fn one_of_assignments(&self) -> Option<Vec<(&OsStr, &OsStr)>> {
+        let [list] = &self.0[..] else { return None };
+        list.iter().map(assignment).collect()
+    }
+
     /// Iterates over the lists, in the order of the processes. A list that is common to all processes occurs once.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Vec<CString>> {
         self.0.iter().map(AsRef::as_ref)
     }
+}
+
+/// Returns the name and the value of a variable `NAME=value`.
+fn assignment(variable: &CString) -> Option<(&OsStr, &OsStr)> {
+    let bytes = variable.to_bytes();
+    let at = bytes.iter().position(|byte| *byte == b'=')?;
+    Some((OsStr::from_bytes(&bytes[..at]), OsStr::from_bytes(&bytes[at + 1..])))
 }
 
 /// Returns the C strings as `OsStr`, the type that the functions of `pjw_spawn` take.

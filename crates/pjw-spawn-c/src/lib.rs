@@ -314,7 +314,12 @@ unsafe fn read_call(
     let path =
         if path.as_bytes().contains(&b'/') { path.to_owned() } else { Path::new(".").join(path).into() };
     let mut context = SpawnContext::new(path)?;
-    if !environments.is_empty() {
+    let mut environments = environments;
+    if let Some(variables) = environments.one_of_assignments() {
+        // It is laid out once for all processes.
+        context = context.set_environment(variables);
+        environments = StringLists::none();
+    } else if !environments.is_empty() {
         context = context.set_environment::<&str, &str>([]);
     }
     if flags & FORK_LATE != 0 {

@@ -3,8 +3,9 @@
 
 #![allow(clippy::unwrap_used)] // a test may fail
 
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 mod compile;
 
@@ -13,6 +14,21 @@ use compile::compile;
 #[test]
 fn a_c_program_starts_processes_by_each_function_of_the_header() {
     run_c_program("tests/program.c");
+}
+
+#[test]
+fn a_cpp_program_can_combine_flags() {
+    let mut compiler = Command::new("c++");
+    compiler.args(["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-x", "c++", "-"]);
+    compiler.arg("-I").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"));
+    let Ok(mut compiler) = compiler.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn() else {
+        return println!("skipped: there is no c++");
+    };
+    let source = "#include <pjw_spawn.h>\n\
+                  int main() { return pspawn_v(0, 0, 0, 1, 0, 0, PSPAWN_ARGV_EACH | PSPAWN_ENVP_EACH, 0); }\n";
+    compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
+    let output = compiler.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

@@ -89,6 +89,11 @@ static void a_vector_call_gives_each_process_its_mask_arguments_and_environment(
     char *environments[] = {"NUMBER=3", NULL, "NUMBER=4", NULL};
     EXPECT(pspawn_v(self, variable, environments, 2, 0, NULL, PSPAWN_ENVP_EACH, pids) == 2);
     EXPECT(exit_status(pids[0]) == 3 && exit_status(pids[1]) == 4);
+    EXPECT(pspawn_v(self, variable, &environments[2], 2, 0, NULL, PSPAWN_DEFAULT, pids) == 2);
+    EXPECT(exit_status(pids[0]) == 4 && exit_status(pids[1]) == 4);
+    char *without_equals_sign[] = {"NUMBER", "NUMBER=5", NULL};
+    EXPECT(pspawn_v(self, variable, without_equals_sign, 2, 0, NULL, PSPAWN_DEFAULT, pids) == 2);
+    EXPECT(exit_status(pids[0]) == 5 && exit_status(pids[1]) == 5);
 }
 
 static void an_asynchronous_call_reports_its_end_by_a_descriptor(char *self) {
@@ -123,7 +128,7 @@ static void a_late_fork_has_the_arguments_and_the_environment_of_its_process(cha
     char *arguments[] = {self, "late", "11", "3", NULL, self, "late", "12", "4", NULL};
     char *environments[] = {"NUMBER=3", NULL, "NUMBER=4", NULL};
     pid_t pids[2];
-    enum pspawn_flags flags = PSPAWN_ARGV_EACH | PSPAWN_ENVP_EACH;
+    int flags = PSPAWN_ARGV_EACH | PSPAWN_ENVP_EACH;
     EXPECT(pspawn_v(self, arguments, environments, 2, 0, NULL, flags | PSPAWN_FORK_LATE, pids) == 2);
 #ifdef __x86_64__
     EXPECT(exit_status(pids[0]) == 11 && exit_status(pids[1]) == 12);
@@ -148,7 +153,7 @@ static void a_mistake_has_an_errno_and_a_text(char *self) {
     EXPECT(pspawn_v(self, arguments, NULL, 0, 0, NULL, PSPAWN_DEFAULT, pids) == -1 && errno == EINVAL);
     EXPECT(pspawn_v(self, none, NULL, 1, 0, NULL, PSPAWN_DEFAULT, pids) == -1 && errno == EINVAL);
     EXPECT(pspawn_v(self, NULL, NULL, 1, 0, NULL, PSPAWN_DEFAULT, pids) == -1 && errno == EINVAL);
-    EXPECT(pspawn_v(self, arguments, NULL, 1, 0, NULL, (enum pspawn_flags)1024, pids) == -1 && errno == EINVAL);
+    EXPECT(pspawn_v(self, arguments, NULL, 1, 0, NULL, 1024, pids) == -1 && errno == EINVAL);
     cpu_set_t nothing;
     CPU_ZERO(&nothing);
     cpu_set_t *masks[] = {&nothing};
