@@ -91,6 +91,7 @@ impl MadeUpMachine {
             threads: Some((0..threads).map(thread).collect()),
             first_thread_mask: Some(mask),
             cgroup: None,
+            unit_cgroup: None,
             attributes: None,
             batch_identity: Some(BatchIdentity::default()),
             has_all_threads: true,

@@ -203,6 +203,7 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
         is_kernel_thread: process.is_kernel_thread,
         first_thread_mask: first.map(|thread| world.effective_mask(process, thread)),
         cgroup: Some(process.cgroup.as_str().into()),
+        unit_cgroup: None,
         attributes,
         batch_identity: process.batch_identity.clone(),
         threads: with_threads.then(|| process.threads.iter().map(read_thread).collect()),

@@ -214,6 +214,7 @@ fn a_kernel_thread_is_never_changed() {
         is_kernel_thread: true,
         first_thread_mask: None,
         cgroup: None,
+        unit_cgroup: None,
         attributes: None,
         batch_identity: None,
         threads: None,

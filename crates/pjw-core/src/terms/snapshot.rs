@@ -137,6 +137,8 @@ pub struct Process {
     /// cpuset hierarchy if it is mounted, otherwise the v2 hierarchy. `None` if the process has no cgroup in
     /// this hierarchy.
     pub cgroup: Option<Arc<str>>,
+    /// The path of its cgroup in the v1 hierarchy `name=systemd`. `None` if there is none: `cgroup` has the unit then.
+    pub unit_cgroup: Option<Arc<str>>,
     /// The attributes of the process by which a batch system may be recognised. `None` if they are unchanged
     /// since the last scan.
     pub attributes: Option<BatchAttributes>,

@@ -156,6 +156,10 @@ fn all_conditions_of_a_rule_must_hold() {
     m.spawn(11, 1, 33).cgroup = "/system.slice/nginx.service-old".into();
     m.spawn(12, 1, 34).cgroup = "/system.slice/nginx.service/worker".into();
     m.spawn(13, 1, 33).cgroup = "/system.slice/nginx.service/worker".into();
+    // The service manager of a person, and one in a container, may have a unit of any name.
+    m.spawn(14, 1, 1000).cgroup =
+        "/user.slice/user-1000.slice/user@1000.service/app.slice/nginx.service".into();
+    m.spawn(15, 1, 0).cgroup = "/system.slice/docker-1.scope/system.slice/nginx.service".into();
     provision(&mut m, "web", 2, rule("user=33,cgroup=/system.slice/nginx.service")).unwrap();
     let members: Vec<u32> = m.state.members_of(&job("web")).map(|member| member.id.pid.0).collect();
     assert_eq!(members, [10, 13]);

@@ -41,6 +41,8 @@ pub(super) struct CachedProcess {
     pub(super) attributes: BatchAttributes,
     /// Path of the process in the cpuset hierarchy, from the attributes.
     cgroup: Option<Arc<str>>,
+    /// Path of the process in the v1 hierarchy of systemd, from the attributes.
+    unit_cgroup: Option<Arc<str>>,
     /// The program for which the attributes were read. `None` before the first read.
     program: Option<Program>,
     /// Ordered by thread id.
@@ -196,6 +198,7 @@ impl ProcessCache {
             is_kernel_thread: stat.is_kernel_thread,
             first_thread_mask,
             cgroup: known.cgroup.clone(),
+            unit_cgroup: known.unit_cgroup.clone(),
             attributes,
             batch_identity: None,
             threads,
@@ -250,6 +253,7 @@ impl ProcessCache {
             uid: Uid::ROOT,
             attributes: BatchAttributes::default(),
             cgroup: None,
+            unit_cgroup: None,
             program: None,
             threads: Vec::new(),
             other_threads_ns: None,
@@ -374,6 +378,8 @@ impl ProcessCache {
         known.uid = Uid(status.uid);
         known.program = program;
         known.cgroup = attributes.cpuset_path().map(Arc::from);
+        let of_systemd = attributes.cgroups.iter().find(|(controllers, _)| controllers == "name=systemd");
+        known.unit_cgroup = of_systemd.map(|(_, path)| Arc::from(path.as_str()));
         known.attributes = attributes.clone();
         Ok(Some(attributes))
     }

@@ -103,9 +103,11 @@ fn attributes_are_reported_once_and_contain_only_wanted_variables() {
     let has_attributes = |process: &Process| {
         process.attributes.as_ref().is_some_and(|attributes| attributes.command_line == "sleep 1000")
     };
-    let attributes = see_until(&mut node, idle_process.pid(), "the attributes of sleep", has_attributes)
-        .attributes
-        .unwrap();
+    let observed = see_until(&mut node, idle_process.pid(), "the attributes of sleep", has_attributes);
+    let attributes = observed.attributes.unwrap();
+    let unit_lines = attributes.cgroups.iter().filter(|(controllers, _)| controllers == "name=systemd");
+    let unit_cgroup = unit_lines.map(|(_, path)| path.as_str()).next();
+    assert_eq!(observed.unit_cgroup.as_deref(), unit_cgroup, "only cgroup v1 has such a hierarchy");
     assert_eq!(attributes.environ, BTreeMap::from([("SLURM_JOB_ID".to_owned(), "77".to_owned())]));
     assert!(see(&mut node, idle_process.pid()).unwrap().attributes.is_none());
 }

@@ -53,6 +53,7 @@ fn process(
         is_kernel_thread: false,
         first_thread_mask: Some("0-7".parse().unwrap()),
         cgroup: Some(Arc::from("/")),
+        unit_cgroup: None,
         attributes: None,
         batch_identity: Some(batch_identity),
         threads: Some(threads),

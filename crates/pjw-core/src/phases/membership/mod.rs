@@ -276,7 +276,9 @@ fn by_provision<'a>(state: &'a WardenState, policy: &Policy, process: &Process) 
 pub(crate) fn matches_rule(policy: &Policy, rule: &ProvisionRule, process: &Process) -> bool {
     let is_of_other_person = policy.only_managed_user.is_none() && policy.is_person(process.uid);
     let is_trusted = !is_of_other_person || !rule.has_only_comm();
-    is_trusted && rule.matches(process.uid, process.comm, process.cgroup.as_deref())
+    let cgroup = process.cgroup.as_deref();
+    let unit_cgroup = process.unit_cgroup.as_deref().or(cgroup);
+    is_trusted && rule.matches(process.uid, process.comm, cgroup, unit_cgroup, policy.only_managed_user)
 }
 
 fn by_environment<'a>(

@@ -34,8 +34,8 @@ pub struct ProvisionRule {
     /// below it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// The name of a systemd unit, such as `nginx.service`. It must be a component of the path of the
-    /// process's cgroup.
+    /// The name of a systemd unit, such as `nginx.service`. The process must be in this unit of the system's service
+    /// manager. If the rule has a user, the unit may also be one of this user's service manager.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unit: Option<String>,
 }
@@ -125,6 +125,11 @@ impl ProvisionRule {
                     ));
                 }
                 "cgroup" => rule.cgroup.replace(value.trim_end_matches('/').to_owned()).is_some(),
+                "unit" if value.contains('/') => {
+                    return Err(wrong(
+                        "has a / and matches no process: write the name of a unit, such as nginx.service",
+                    ));
+                }
                 "unit" => rule.unit.replace(value.to_owned()).is_some(),
                 _ => return Err(unknown()),
             };
@@ -150,19 +155,47 @@ impl ProvisionRule {
     }
 
     /// Returns whether all conditions of the rule hold for a process. `uid` is the real user id of the process,
-    /// `command_name` the name of its program as in `/proc/PID/comm`, and `cgroup` the path of its cgroup. If
-    /// `cgroup` is `None` (unknown), conditions about the cgroup or the systemd unit do not hold.
+    /// `command_name` the name of its program as in `/proc/PID/comm`, and `cgroup` the path of its cgroup. `unit_cgroup`
+    /// is the path of its cgroup in the hierarchy in which systemd has its units. If one of the two paths is `None`
+    /// (unknown), conditions about the cgroup or the systemd unit do not hold. `only_user` is the user whose processes
+    /// alone pjwd manages: a rule without a user means this one.
     #[must_use]
-    pub fn matches(&self, uid: Uid, command_name: Comm, cgroup: Option<&str>) -> bool {
-        let path = cgroup.unwrap_or_default();
+    pub fn matches(
+        &self,
+        uid: Uid,
+        command_name: Comm,
+        cgroup: Option<&str>,
+        unit_cgroup: Option<&str>,
+        only_user: Option<Uid>,
+    ) -> bool {
+        let user = self.user.or(only_user);
+        let (path, unit_path) = (cgroup.unwrap_or_default(), unit_cgroup.unwrap_or_default());
         let is_below = |cgroup: &String| {
             path.strip_prefix(cgroup.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        self.user.is_none_or(|user| user == uid)
+        let is_inside = |unit: &String| {
+            is_in_unit(unit_path, unit)
+                || user.is_some_and(|user| is_in_unit(path_below_manager(unit_path, user), unit))
+        };
+        user.is_none_or(|user| user == uid)
             && self.comm.as_ref().is_none_or(|comm| command_name.as_bytes() == comm.as_bytes())
             && self.cgroup.as_ref().is_none_or(is_below)
-            && self.unit.as_ref().is_none_or(|unit| path.split('/').any(|part| part == unit))
+            && self.unit.as_ref().is_none_or(is_inside)
     }
+}
+
+/// Whether the cgroup `path` is in a systemd unit. The unit is the first component that is not a slice, as for systemd
+/// itself (`cg_path_get_unit`). The names below the unit say nothing: users and containers choose them in what was
+/// delegated to them.
+fn is_in_unit(path: &str, unit: &str) -> bool {
+    let mut names = path.trim_start_matches('/').split('/');
+    names.find(|name| *name == unit || !name.ends_with(".slice")) == Some(unit)
+}
+
+/// The part of the cgroup `path` below the service manager of `user`. Empty if the path is not below it.
+fn path_below_manager(path: &str, user: Uid) -> &str {
+    let manager = format!("/user.slice/user-{user}.slice/user@{user}.service/");
+    path.strip_prefix(manager.as_str()).unwrap_or_default()
 }
 
 /// Whether the path of a cgroup has a component that no path in `/proc/PID/cgroup` of a known cgroup has. The kernel
@@ -212,6 +245,39 @@ mod tests {
     }
 
     #[test]
+    fn a_unit_is_the_first_component_that_is_not_a_slice() {
+        let manager = "/user.slice/user-33.slice/user@33.service";
+        for (rule, path, only_user, expected) in [
+            ("unit=nginx.service", "/system.slice/nginx.service".to_owned(), None, true),
+            (
+                "unit=nginx.service",
+                "/system.slice/system-web.slice/nginx.service/worker".to_owned(),
+                None,
+                true,
+            ),
+            ("unit=system-web.slice", "/system.slice/system-web.slice/nginx.service".to_owned(), None, true),
+            (
+                "unit=nginx.service",
+                "/system.slice/docker-1.scope/system.slice/nginx.service".to_owned(),
+                None,
+                false,
+            ),
+            ("unit=nginx.service", "/docker/1/nginx.service".to_owned(), None, false),
+            ("unit=nginx.service", format!("{manager}/app.slice/nginx.service"), None, false),
+            ("unit=nginx.service", String::new(), None, false),
+            ("unit=nginx.service,user=33", format!("{manager}/app.slice/nginx.service"), None, true),
+            ("unit=nginx.service", format!("{manager}/nginx.service"), Some(Uid(33)), true),
+            ("unit=nginx.service,user=33", "/system.slice/nginx.service".to_owned(), None, true),
+            ("unit=user@33.service", format!("{manager}/app.slice/nginx.service"), None, true),
+            ("unit=nginx.service,user=34", format!("{manager}/app.slice/nginx.service"), None, false),
+        ] {
+            let matched =
+                parse(rule).unwrap().matches(Uid(33), Comm::from("x"), None, Some(&path), only_user);
+            assert_eq!(matched, expected, "{rule} {path}");
+        }
+    }
+
+    #[test]
     fn a_wrong_rule_is_refused_with_its_part() {
         for (text, expected) in [
             ("", "\"\" is not a condition"),
@@ -226,6 +292,7 @@ mod tests {
             ("cgroup=/../..", "matches no process: write the path as in /proc/PID/cgroup"),
             ("cgroup=/system.slice/../x", "matches no process"),
             ("cgroup=/a//b", "matches no process"),
+            ("unit=system.slice/nginx.service", "has a / and matches no process"),
             ("user=0", "\"user=0\" alone matches every process of root"),
             (" user=root", "\"user=root\" alone matches every process of root"),
             ("comm=a,comm=b", "comm stands twice"),

@@ -49,6 +49,7 @@ fn process(pid: u32, uid: u32) -> Process {
         is_kernel_thread: false,
         first_thread_mask: None,
         cgroup: None,
+        unit_cgroup: None,
         attributes: None,
         batch_identity: None,
         threads: None,
