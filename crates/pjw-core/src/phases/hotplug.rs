@@ -9,7 +9,7 @@ use crate::basics::{CpuSet, Pu, cpus_text, prelude::*};
 use crate::machine::Topology;
 use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::jobs;
-use crate::terms::{CpuRequest, Event, EventKind, Grant, Job, JobId};
+use crate::terms::{Event, EventKind, Grant, Job, JobId};
 
 /// Grants other cores to the jobs whose cores went offline, near their remaining cores if possible. If no cores are
 /// free, a job keeps its remaining cores, or waits for cores if it has none.
@@ -73,28 +73,25 @@ fn report_change(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet, what: &s
     draft.out.events.push(Event::new(EventKind::Hotplug, text).with_job(id).with_cpus(lost));
 }
 
-/// Whether `job` holds fewer cores or PUs (logical CPUs) than it requested. False for a job that shares its PUs with
-/// other jobs.
-pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
-    let grant = job.owned_grant().filter(|grant| !grant.is_shared);
-    let Some((grant, request)) = grant.zip(job.request.as_ref()) else { return false };
-    match &request.cpu_request {
-        CpuRequest::Cores(cores) => topology.overlapping_core_count(&grant.cpus) < *cores,
-        CpuRequest::Pus(pus) => u32::try_from(grant.cpus.len()).unwrap_or(u32::MAX) < *pus,
-        CpuRequest::Exactly(cpus) => grant.cpus != *cpus,
-    }
-}
-
-/// Adds a warning for each job that holds fewer cores or PUs (logical CPUs) than it requested.
+/// Adds a warning for each job that holds fewer cores or PUs (logical CPUs) than it requested. A provision waits for the
+/// others: its warning says why it does not get them.
 pub(crate) fn warn_incomplete_grants(draft: &mut CycleDraft<'_>) {
     let jobs = draft.jobs_to_plan();
     let jobs = jobs.iter().filter_map(|id| draft.state.jobs.get(id));
-    let short = jobs.filter(|job| has_fewer_than_requested(&draft.state.topology, job));
-    let held = |job: &Job| Some((job.id.clone(), cpus_text(&job.grant.as_ref()?.cpus)));
-    let short: Vec<(JobId, String)> = short.filter_map(held).collect();
-    for (id, cpus) in short {
-        let why = format!("{id} has fewer cores than it asked for since some went offline: {cpus}");
-        let remedy = format!("pjwctl assign {id} with its count gives it others, once there are any");
+    let short = jobs.filter(|job| jobs::has_fewer_than_requested(&draft.state.topology, job));
+    let held =
+        |job: &Job| Some((job.id.clone(), cpus_text(&job.grant.as_ref()?.cpus), job.provision.is_some()));
+    let short: Vec<(JobId, String, bool)> = short.filter_map(held).collect();
+    for (id, cpus, is_provision) in short {
+        let refused = draft.state.refused_requests.get(&id);
+        let reason = refused.map(|refused| format!(": {}", refused.refusal)).unwrap_or_default();
+        let (why, remedy) = if is_provision {
+            let why = format!("{id} has {cpus} and waits for more cores{reason}");
+            (why, "it gets them by itself as soon as enough cores come free".to_owned())
+        } else {
+            let why = format!("{id} has fewer cores than it asked for since some went offline: {cpus}");
+            (why, format!("pjwctl assign {id} with its count gives it others, once there are any"))
+        };
         warn(draft, &id, "short", why, remedy);
     }
 }

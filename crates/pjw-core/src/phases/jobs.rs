@@ -2,6 +2,7 @@
 
 use crate::allocate::offer::{allocate_for_groups, allocate_shared};
 use crate::basics::{CpuSet, cpus_text, cpus_with_is_are, prelude::*};
+use crate::machine::Topology;
 use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::usage;
 use crate::state::{PuOffer, WardenState, warden::RefusedRequest};
@@ -192,24 +193,24 @@ fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSe
     }
 }
 
-/// Grants cores to the jobs that wait for cores, the oldest job first. Adds a warning for each job whose request can't
-/// be served. The cores of such a job are not searched for again until the pool of PUs or the request has changed.
+/// Grants cores to the jobs that wait for cores, the oldest job first. A provision that holds fewer cores than were
+/// promised waits too, and keeps these meanwhile. Adds a warning for each job without cores whose request can't be
+/// served. The cores of a job are not searched for again until the pool of PUs or the request has changed.
 pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     set_missing_requests(draft);
-    let mut waiting: Vec<Job> = draft
-        .state
-        .jobs
-        .jobs_without_cores()
-        .filter(|job| job.grant.is_none() && !job.was_released && !job.is_borrower())
-        .cloned()
-        .collect();
+    let without_cores = draft.state.jobs.jobs_without_cores();
+    let without_cores =
+        without_cores.filter(|job| job.grant.is_none() && !job.was_released && !job.is_borrower());
+    let provisions = draft.state.jobs.provisions();
+    let short = provisions.filter(|job| has_fewer_than_requested(&draft.state.topology, job));
+    let mut waiting: Vec<Job> = without_cores.chain(short).cloned().collect();
     waiting.sort_by(|a, b| (a.detected_at, &a.id).cmp(&(b.detected_at, &b.id)));
     // A change of the policy or of the topology makes everything dirty. Shared cores also depend on other grants than
     // those in the pool.
     let recheck_all =
         draft.state.dirty.contains_everything() || draft.policy.exhaustion_policy == ExhaustionPolicy::Share;
     let mut earlier = core::mem::take(&mut draft.state.refused_requests);
-    for Job { id, request, .. } in &waiting {
+    for Job { id, request, grant, .. } in &waiting {
         let Some(request) = request else {
             let source = id.source();
             let why = format!("{source} does not say how many cores {id} has: it is watched, not confined");
@@ -217,6 +218,9 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
             warn(draft, id, "unknown-count", why, remedy);
             continue;
         };
+        if !draft.policy.may_grant && grant.is_some() {
+            continue;
+        }
         if !draft.policy.may_grant {
             let why = format!("{id} waits for cores: a grant of cores can't be recorded");
             let remedy = "free space for the journal of pjwd; it is served by itself then".to_owned();
@@ -224,19 +228,39 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
             continue;
         }
         let pool_version = draft.state.pool.change_count();
-        let known = earlier.remove(id).filter(|known| !recheck_all && known.is_valid(pool_version, request));
+        let before = earlier.remove(id);
+        let known = before.as_ref().filter(|known| !recheck_all && known.is_valid(pool_version, request));
         let offer = match known {
-            Some(known) => Err(known.refusal),
+            Some(known) => Err(known.refusal.clone()),
             None => find_offer(draft.state, draft.policy, id, request),
         };
         match offer {
+            // What a provision has alone is worth more than shared cores.
+            Ok((_, true)) if grant.is_some() => {}
             Ok((offer, shared)) => grant_offer(draft, id, &offer, shared),
             Err(refusal) => {
-                warn_unserved(draft, id, &refusal);
+                if grant.is_none() {
+                    warn_unserved(draft, id, &refusal);
+                } else if before.is_none_or(|before| before.refusal != refusal) {
+                    // The warning names the refusal.
+                    draft.state.dirty.add_job(id);
+                }
                 let refused = RefusedRequest { pool_version, request: request.clone(), refusal };
                 draft.state.refused_requests.insert(id.clone(), refused);
             }
         }
+    }
+}
+
+/// Whether `job` holds fewer cores or PUs (logical CPUs) than it requested. False for a job that shares its PUs with
+/// other jobs.
+pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
+    let grant = job.owned_grant().filter(|grant| !grant.is_shared);
+    let Some((grant, request)) = grant.zip(job.request.as_ref()) else { return false };
+    match &request.cpu_request {
+        CpuRequest::Cores(cores) => topology.overlapping_core_count(&grant.cpus) < *cores,
+        CpuRequest::Pus(pus) => u32::try_from(grant.cpus.len()).unwrap_or(u32::MAX) < *pus,
+        CpuRequest::Exactly(cpus) => grant.cpus != *cpus,
     }
 }
 

@@ -232,3 +232,40 @@ fn a_provision_of_the_configuration_waits_for_cores_that_others_hold() {
     m.release("a").unwrap();
     assert_eq!(m.state.grant_of(&job("web")).unwrap().cpus.len(), 4);
 }
+
+#[test]
+fn a_provision_that_grows_keeps_its_cores_and_gets_the_others_once_they_are_free() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    provision_as(&mut m, ROOT, "web", 2, None, true).unwrap();
+    m.assign("a", 5, &[10]).unwrap();
+    provision_as(&mut m, ROOT, "web", 4, None, true).unwrap();
+    m.settle();
+    assert_eq!(m.grant("web"), "0-1");
+    let decision = m.last.as_ref().unwrap();
+    let warning = decision.warnings.iter().find(|warning| warning.code == "short").unwrap();
+    assert!(
+        warning.text.contains("has CPUs 0-1 and waits for more cores: 4 cores were asked for"),
+        "{warning:?}"
+    );
+    let by_command = provision(&mut m, "web", 4, None).unwrap_err().to_string();
+    assert!(by_command.contains("the job has 2"), "{by_command}");
+    m.release("a").unwrap();
+    m.settle();
+    assert_eq!(m.state.grant_of(&job("web")).unwrap().cpus.len(), 4);
+    assert!(!m.warnings().contains(&"short"), "{:?}", m.warnings());
+}
+
+#[test]
+fn a_provision_that_lost_a_core_gets_another_one_once_it_is_free() {
+    let mut m = machine();
+    m.spawn(10, 1, 0);
+    provision(&mut m, "web", 2, None).unwrap();
+    m.assign("a", 6, &[10]).unwrap();
+    m.switch_off("1");
+    m.settle();
+    assert_eq!((m.grant("web").as_str(), m.warnings()), ("0", vec!["short"]));
+    m.release("a").unwrap();
+    m.settle();
+    assert_eq!(m.state.grant_of(&job("web")).unwrap().cpus.len(), 2);
+}

@@ -5,7 +5,7 @@ use crate::allocate::{PuOffer, request_for_all_available};
 use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::{Device, Topology};
 use crate::phases::commands::types::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
-use crate::phases::{draft::CycleDraft, hotplug, jobs, lending, membership, membership::add_member};
+use crate::phases::{draft::CycleDraft, jobs, lending, membership, membership::add_member};
 use crate::state::Member;
 use crate::terms::{
     BatchRole, CpuRequest, DaemonMode, EndCondition, Event, EventKind, ExhaustionPolicy, GrantedBy, Job,
@@ -226,7 +226,10 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
         return Err(Refusal::ProvisionWithSameRule { job: args.job.clone(), other: other.id.clone() });
     }
     let request = JobRequest { class: PriorityClass::Guaranteed, ..JobRequest::with_core_count(args.cores) };
-    let has_same_request = |job: &Job| job.request.as_ref() == Some(&request) && job.grant.is_some();
+    let has_same_request = |job: &Job| {
+        let has_all = job.grant.is_some() && !jobs::has_fewer_than_requested(&draft.state.topology, job);
+        job.request.as_ref() == Some(&request) && has_all
+    };
     let offer = if existing.as_ref().is_some_and(has_same_request) {
         None
     } else {
@@ -389,8 +392,8 @@ fn offer(
         return Ok(None);
     }
     let held = existing.and_then(|job| job.grant.as_ref());
-    let same = is_known
-        && existing.is_some_and(|job| !hotplug::has_fewer_than_requested(&draft.state.topology, job));
+    let same =
+        is_known && existing.is_some_and(|job| !jobs::has_fewer_than_requested(&draft.state.topology, job));
     match held {
         Some(grant) if grant.granted_by == GrantedBy::Scheduler && !same && args.cpu_request.is_some() => {
             return Err(Refusal::GrantedByScheduler { job: args.job.clone() });
