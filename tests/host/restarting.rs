@@ -114,6 +114,21 @@ fn in_observe_mode_nothing_is_changed() {
 }
 
 #[test]
+fn the_provisions_of_the_configuration_have_their_cores_before_the_first_client_is_served() {
+    if !has_two_cores() {
+        return;
+    }
+    let mut daemon = Daemon::prepare_with(Enforcement::Affinity, "");
+    daemon.configure(&format!(
+        "interval = \"1h\"\nrescan_interval = \"1h\"\n[[provision]]\nname = \"web.{}\"\ncores = 1\n",
+        daemon.tag()
+    ));
+    daemon.spawn();
+    let first = daemon.job("web");
+    assert!(first.as_ref().is_some_and(|job| !job.cpus.is_empty()), "{first:?}");
+}
+
+#[test]
 fn in_observe_mode_no_provision_is_called_wrong() {
     if !has_two_cores() {
         return;

@@ -236,7 +236,7 @@ impl EventLoop {
         self.cycle(Vec::new());
         self.remove_reports_of_running_jobs();
         self.job_files.remove_leftovers();
-        self.own_commands = self.provision_commands();
+        self.make_provisions();
     }
 
     /// Waits for messages, process events and timers, and handles them. Blocks the calling thread until a

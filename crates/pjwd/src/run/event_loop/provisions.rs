@@ -30,6 +30,15 @@ pub(super) fn unchanged_provisions(
 }
 
 impl EventLoop {
+    /// Makes the provisions of the configuration, at the start of pjwd. The caller must do this before it reads the
+    /// first command of a client, which could take the promised cores.
+    pub(super) fn make_provisions(&mut self) {
+        self.own_commands = self.provision_commands();
+        if !self.own_commands.is_empty() {
+            self.cycle(Vec::new());
+        }
+    }
+
     /// Returns the commands that make the existing provisions agree with the configuration: commands that create or
     /// change the provisions of the configuration, and commands that remove provisions of an earlier configuration.
     /// Provisions that users created by commands stay. There are no commands in the mode `observe`, in which pjwd
