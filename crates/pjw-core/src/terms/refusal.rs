@@ -58,6 +58,23 @@ pub enum Refusal {
         /// The id of the provision that has the rule.
         other: JobId,
     },
+    /// The name of a new provision is that of a job which is no provision.
+    #[error(
+        "there is a job {job} already, which is no provision: choose another name for the provision, or: pjwctl release {job}"
+    )]
+    ProvisionNameTaken {
+        /// The id of the existing job.
+        job: JobId,
+    },
+    /// The owner of a provision, who is not an administrator, tried to release it or to change what it requests.
+    #[error(
+        "{job} has cores that an administrator promised: only an administrator may release it or change what it gets; \
+         pjwctl want {job} N says how many cores it needs"
+    )]
+    ProvisionOfAdmin {
+        /// The id of the provision.
+        job: JobId,
+    },
     /// The class besteffort was requested for the job of a batch system.
     #[error("{job} belongs to a batch system, which gives it cores: only jobs of users can be besteffort")]
     SchedulerJobBorrows {

@@ -1,15 +1,15 @@
 //! Provisions: cores that are reserved for a service, whether it runs or not.
 
-use pjw_core::command::{Caller, Command, ProvisionCommand, Reply};
+use pjw_core::command::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
 use pjw_core::evidence::MembershipEvidence;
 use pjw_core::ids::{Comm, Pid, Uid};
-use pjw_core::job::{Job, Provision, ProvisionRule};
+use pjw_core::job::{CpuRequest, Job, PriorityClass, Provision, ProvisionRule};
 use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;
 
-use crate::machine::{ALICE, Machine, ROOT, SECOND, job, machine};
+use crate::machine::{ALICE, Machine, ROOT, SECOND, assign_of, job, machine};
 
 fn rule(text: &str) -> Option<ProvisionRule> {
     Some(ProvisionRule::parse(text, |_| None).unwrap())
@@ -170,6 +170,33 @@ fn all_conditions_of_a_rule_must_hold() {
 }
 
 #[test]
+fn only_an_administrator_takes_away_a_provision_or_changes_what_it_gets() {
+    let mut m = machine();
+    m.policy.user_max_cores = 8;
+    m.spawn(10, 1, ALICE.uid.0);
+    let promised = provision(&mut m, "web", 2, rule(&format!("user={},comm=nginx", ALICE.uid))).unwrap();
+    m.assign_as(ALICE, "own", 1, &[]).unwrap();
+    let assign = |change: AssignCommand| Command::Assign(AssignCommand { caller: ALICE, ..change });
+    let of_web = assign_of("web", None);
+    for command in [
+        Command::Release { job: job("web"), caller: ALICE },
+        assign(assign_of("web", Some(CpuRequest::Cores(4)))),
+        assign(AssignCommand { class: Some(PriorityClass::Normal), ..of_web.clone() }),
+    ] {
+        let refusal = m.command(command).unwrap_err();
+        assert!(matches!(refusal, Refusal::ProvisionOfAdmin { .. }), "{refusal}");
+    }
+    let released = m.command(Command::ReleaseAll { caller: ALICE }).unwrap();
+    assert!(matches!(released, Reply::Released(jobs) if jobs == [job("own")]));
+    let kept = &m.state.jobs[&job("web")];
+    assert_eq!((&kept.request, &kept.provision), (&promised.request, &promised.provision));
+    m.command(Command::Want { job: job("web"), cores: Some(1), caller: ALICE }).unwrap();
+    m.command(assign(AssignCommand { pids: vec![Pid(10)], ..of_web })).unwrap();
+    assert_eq!((m.member(10).as_str(), m.grant("web").as_str()), ("manual:web by Registered", "0-1"));
+    assert!(m.command(Command::Release { job: job("web"), caller: ROOT }).is_ok());
+}
+
+#[test]
 fn a_second_provision_with_the_same_name_replaces_the_first() {
     let mut m = machine();
     provision(&mut m, "web", 2, None).unwrap();
@@ -213,7 +240,7 @@ fn a_provision_that_cannot_be_granted_is_refused_and_changes_no_job() {
         "9 cores",
         "2 cores",
         "manual:db has the same rule",
-        "manual:a",
+        "choose another name for the provision, or: pjwctl release manual:a",
         "slurm:7",
         "administrator",
     ]) {

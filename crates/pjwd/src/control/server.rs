@@ -165,6 +165,7 @@ impl ControlService {
             | Refusal::JobForOtherUser { .. }
             | Refusal::SchedulerJobByUser { .. }
             | Refusal::ProvisionNeedsAdmin
+            | Refusal::ProvisionOfAdmin { .. }
             | Refusal::DefragNeedsAdmin => CallError::NotAllowed(refusal.to_string()),
             Refusal::Stopping => stopping(),
             refusal => CallError::Refused(refusal.to_string()),

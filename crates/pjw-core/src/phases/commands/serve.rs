@@ -48,7 +48,7 @@ fn carry_out(draft: &mut CycleDraft<'_>, command: &Command) -> Result<Reply, Ref
 fn release(draft: &mut CycleDraft<'_>, id: &JobId, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
     require_enforce_mode(draft)?;
     let job = draft.state.jobs.get(id).ok_or_else(|| Refusal::NoSuchJob { job: id.clone() })?;
-    check_may_change(job, caller)?;
+    check_may_change_request(job, caller)?;
     jobs::release_job(draft, id, "released on request");
     Ok(vec![id.clone()])
 }
@@ -60,7 +60,7 @@ fn release_all(draft: &mut CycleDraft<'_>, caller: &Caller) -> Result<Vec<JobId>
     let mut released = Vec::new();
     loop {
         let held = draft.state.jobs.values().filter(|job| !job.was_released);
-        let theirs = held.filter(|job| check_may_change(job, caller).is_ok());
+        let theirs = held.filter(|job| check_may_change_request(job, caller).is_ok());
         let ids: Vec<JobId> = theirs.map(|job| job.id.clone()).collect();
         if ids.is_empty() {
             return Ok(released);
@@ -117,12 +117,22 @@ fn check_may_change(job: &Job, caller: &Caller) -> Result<(), Refusal> {
     Err(Refusal::JobNotOwned { job: job.id.clone(), owner: job.owner })
 }
 
+/// Checks that the caller may release the job or change its request. The owner of a provision may not: an administrator
+/// has promised the cores.
+fn check_may_change_request(job: &Job, caller: &Caller) -> Result<(), Refusal> {
+    check_may_change(job, caller)?;
+    if job.provision.is_none() || caller.is_admin {
+        return Ok(());
+    }
+    Err(Refusal::ProvisionOfAdmin { job: job.id.clone() })
+}
+
 fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     let existing = draft.state.jobs.get(&args.job).cloned();
     if let Some(job) = &existing {
         if args.must_be_new {
-            let may_release = !job.was_released && check_may_change(job, &args.caller).is_ok();
+            let may_release = !job.was_released && check_may_change_request(job, &args.caller).is_ok();
             return Err(Refusal::JobExists { job: job.id.clone(), may_release });
         }
         check_may_change(job, &args.caller)?;
@@ -136,6 +146,9 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     let counted = with_counted_request(draft, args)?;
     let args = counted.as_ref().unwrap_or(args);
     let request = request(&draft.state.topology, existing.as_ref(), args)?;
+    if let Some(job) = existing.as_ref().filter(|job| job.request.as_ref() != Some(&request)) {
+        check_may_change_request(job, &args.caller)?;
+    }
     let owner = owner(draft, existing.as_ref(), args, &new_members);
     let borrows = request.class == PriorityClass::Besteffort;
     // Own cores and borrowed cores are not exchanged: a job that changes its class gives back what it has.
@@ -213,7 +226,7 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     }
     let existing = draft.state.jobs.get(&args.job).cloned();
     if existing.as_ref().is_some_and(|job| job.provision.is_none()) {
-        return Err(Refusal::JobExists { job: args.job.clone(), may_release: true });
+        return Err(Refusal::ProvisionNameTaken { job: args.job.clone() });
     }
     let provision = provision_with_rule(existing.as_ref(), args);
     let rule = provision.rule.as_ref();

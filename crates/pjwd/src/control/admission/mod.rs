@@ -112,7 +112,8 @@ pub fn answer_without_event_loop(
         }
         Command::Assign(request) => match find(&request.job) {
             Some(job) if request.must_be_new => {
-                let may_release = job.owner == caller.uid.0 && job.state != "released";
+                let is_theirs = job.owner == caller.uid.0 && job.provision.is_none();
+                let may_release = is_theirs && job.state != "released";
                 Some(Refusal::JobExists { job: request.job.clone(), may_release })
             }
             Some(job) => not_yours(&request.job, job),

@@ -2,7 +2,7 @@
 
 use pjw_core::command::{Caller, Command, ProvisionCommand, Reply};
 use pjw_core::ids::Uid;
-use pjw_core::job::{Job, JobId, Provision};
+use pjw_core::job::{Job, JobId, PriorityClass, Provision};
 use pjw_core::plan::Warning;
 use pjw_core::policy::DaemonMode;
 use pjw_core::refusal::Refusal;
@@ -59,10 +59,10 @@ impl EventLoop {
             self.warden.state().jobs.get(&settings.job).is_some_and(|job| {
                 let provision = Provision { rule: settings.rule.clone(), from_config: true };
                 job.provision.as_deref() == Some(&provision)
-                    && job
-                        .request
-                        .as_ref()
-                        .is_some_and(|request| request.cpu_request == settings.cpu_request())
+                    && job.request.as_ref().is_some_and(|request| {
+                        request.cpu_request == settings.cpu_request()
+                            && request.class == PriorityClass::Guaranteed
+                    })
             })
         };
         let missing = wanted.iter().filter(|settings| !is_in_force(settings)).map(|settings| {
