@@ -129,6 +129,22 @@ fn the_provisions_of_the_configuration_have_their_cores_before_the_first_client_
 }
 
 #[test]
+fn a_reload_says_that_a_provision_waits_for_cores() {
+    if !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    daemon.assign("a", crate::processes::core_count(), &[]).unwrap();
+    daemon.configure(&format!("[[provision]]\nname = \"web.{}\"\ncores = 1\n", daemon.tag()));
+    let told = || String::from_utf8(daemon.pjwctl(&["reload"]).stdout).unwrap();
+    let first = told();
+    assert!(first.contains("waits for cores that other jobs hold, and has 0 now"), "{first}");
+    assert_eq!(told(), "the configuration was read: nothing changed\n");
+    daemon.release("a").unwrap();
+    wait_until("it has its core", || daemon.job("web").is_some_and(|job| !job.cpus.is_empty()));
+}
+
+#[test]
 fn in_observe_mode_no_provision_is_called_wrong() {
     if !has_two_cores() {
         return;

@@ -29,6 +29,15 @@ pub(super) fn unchanged_provisions(
     before.iter().filter(is_made).cloned().collect()
 }
 
+/// Returns the ids of the provisions that `commands` make. A provision is a number of cores that pjwd keeps for a service.
+pub(super) fn ids_of_made_provisions(commands: &[Command]) -> Vec<JobId> {
+    let made = |command: &Command| match command {
+        Command::Provision(made) => Some(made.job.clone()),
+        _ => None,
+    };
+    commands.iter().filter_map(made).collect()
+}
+
 impl EventLoop {
     /// Makes the provisions of the configuration, at the start of pjwd. The caller must do this before it reads the
     /// first command of a client, which could take the promised cores.
@@ -73,17 +82,29 @@ impl EventLoop {
         removed.chain(missing).collect()
     }
 
-    /// Returns one sentence about the provision `settings`, which did not exist before a reload of the configuration
-    /// although its table did not change. The sentence says whether the reload created the provision, or whether pjwd
-    /// refused it again. A provision is a number of cores that pjwd keeps for a service.
-    pub(super) fn describe_restored_provision(&self, settings: &ProvisionSettings) -> String {
-        let text = settings.describe();
-        if self.provision_warnings.iter().any(|warning| warning.job.as_ref() == Some(&settings.job)) {
-            return format!(
-                "provision [{text}] was missing, and is refused again: pjwctl status has the reason"
-            );
+    /// Returns a sentence about the provision `id`, which a reload of the configuration was to make: that pjwd refused it,
+    /// that it waits for cores, or that it was made again. `unchanged` has the provisions whose tables did not change.
+    /// `None` for a provision that was made from a new table. A provision is a number of cores that pjwd keeps for a
+    /// service.
+    pub(super) fn describe_made_provision(
+        &self,
+        id: &JobId,
+        unchanged: &[ProvisionSettings],
+    ) -> Option<String> {
+        if let Some(refused) = self.provision_warnings.iter().find(|warning| warning.job.as_ref() == Some(id))
+        {
+            return Some(refused.text.clone());
         }
-        format!("provision [{text}] was missing, and is made again")
+        let settings = self.config.settings().provisions.iter().find(|settings| settings.job == *id)?;
+        let (text, state) = (settings.describe(), self.warden.state());
+        let held = state.grant_of(id).map_or(0, |grant| state.topology.overlapping_core_count(&grant.cpus));
+        if held < settings.cores {
+            return Some(format!(
+                "provision [{text}] waits for cores that other jobs hold, and has {held} now: pjwctl status has a warning meanwhile"
+            ));
+        }
+        let is_unchanged = unchanged.iter().any(|known| known.job == *id);
+        is_unchanged.then(|| format!("provision [{text}] was missing or changed, and is made again"))
     }
 
     /// Stores a warning for each refused provision of the configuration, and drops the warnings about provisions that

@@ -7,7 +7,7 @@ use pjw_linux::topology::{TopologySource, load_topology};
 use tracing::warn;
 
 use super::EventLoop;
-use super::provisions::unchanged_provisions;
+use super::provisions::{ids_of_made_provisions, unchanged_provisions};
 use crate::config::{Config, ConfigError};
 use crate::control::settings::ControlSettings;
 use crate::host::task_scan;
@@ -46,11 +46,12 @@ impl EventLoop {
                 // The client that requested the reload expects the effect in the next status.
                 self.triggers.job_processes_scan_due = true;
                 let commands = self.provision_commands();
-                let made_again = unchanged_provisions(&commands, &known_provisions);
-                let made_again = made_again.into_iter().filter(|_| was_enforced).collect::<Vec<_>>();
+                let unchanged = unchanged_provisions(&commands, &known_provisions);
+                let unchanged = unchanged.into_iter().filter(|_| was_enforced).collect::<Vec<_>>();
+                let made = ids_of_made_provisions(&commands);
                 self.own_commands.extend(commands);
                 self.cycle(Vec::new());
-                changes.extend(made_again.iter().map(|settings| self.describe_restored_provision(settings)));
+                changes.extend(made.iter().filter_map(|id| self.describe_made_provision(id, &unchanged)));
                 let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
                 self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);
                 Ok(changes)
