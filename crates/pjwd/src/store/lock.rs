@@ -9,7 +9,7 @@
 use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -116,7 +116,8 @@ impl LockHolder {
         let mut text = Vec::new();
         file.rewind().ok()?;
         file.take(MAX_BYTES).read_to_end(&mut text).ok()?;
-        serde_json::from_slice(&text).ok()
+        // Behind the text of the last process may be the rest of an earlier text.
+        serde_json::Deserializer::from_slice(&text).into_iter().next()?.ok()
     }
 
     /// Whether the process runs. A process that ends has no program file any more before its files are closed (do_exit
@@ -226,7 +227,7 @@ impl DaemonLock {
         lock.write_holder().map_err(|error| LockError::Unusable {
             path: lock.path.clone(),
             why: error.to_string(),
-            remedy: "make its directory writable",
+            remedy: remedy_of(&error),
         })?;
         Ok(lock)
     }
@@ -314,15 +315,9 @@ fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockEr
     let unusable = |why: String, remedy| LockError::Unusable { path: path.to_owned(), why, remedy };
     let uid = Uid::effective().as_raw();
     if let Some(dir) = path.parent() {
-        let made = directories::make_default_directory(dir, uid);
-        made.map_err(|error| {
-            unusable(crate::error_text::error_chain_text(error.as_ref()), "--beside needs no lock")
-        })?;
+        make_lock_directory(dir, uid).map_err(|(why, remedy)| unusable(why, remedy))?;
     }
-    let of_io = |error: io::Error| match error.raw_os_error() {
-        Some(_) => unusable(error.to_string(), "make its directory writable"),
-        None => unusable(error.to_string(), "remove it"),
-    };
+    let of_io = |error: io::Error| unusable(error.to_string(), remedy_of(&error));
     for _ in 0..MAX_ATTEMPTS {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -350,13 +345,46 @@ fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockEr
     Err(unusable("it is removed again and again".to_owned(), "find out which program removes it"))
 }
 
+/// Creates the directory of the lock file. An error is the reason and the remedy. Other users can create directories
+/// below /tmp too, and no option moves the lock to another place.
+fn make_lock_directory(dir: &Path, uid: u32) -> Result<(), (String, &'static str)> {
+    let Err(error) = directories::make_default_directory(dir, uid) else { return Ok(()) };
+    let shown = dir.display();
+    if let Some(error) = error.downcast_ref::<io::Error>() {
+        return Err((format!("can't make {shown}: {error}"), remedy_of(error)));
+    }
+    Err(match std::fs::symlink_metadata(dir) {
+        Ok(meta) if meta.uid() != uid => (
+            format!("{shown} belongs to user {}, not to user {uid}", meta.uid()),
+            "have it removed by this user or by an administrator",
+        ),
+        Ok(meta) if !meta.is_dir() => (format!("{shown} is not a directory"), "remove it"),
+        _ => (error.to_string(), "no option moves the lock"),
+    })
+}
+
+/// What the user can do about an error of a file operation on the lock file or its directory.
+fn remedy_of(error: &io::Error) -> &'static str {
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::ENOSPC | Errno::EDQUOT) => "free space there",
+        Some(Errno::EMFILE | Errno::ENFILE) => {
+            "raise the limit of open files (ulimit -n, or LimitNOFILE= of its unit)"
+        }
+        Some(Errno::EACCES | Errno::EPERM | Errno::EROFS) => "make its directory writable",
+        Some(Errno::EISDIR) | None => "remove it",
+        Some(_) => "check its directory",
+    }
+}
+
+/// Writes `holder` over the text in the file. The text is cut only afterwards: if the file system is full, the file
+/// still names the last journal.
 fn write(mut file: &File, holder: &LockHolder) -> io::Result<()> {
     file.set_permissions(Permissions::from_mode(0o600))?;
     let mut text = serde_json::to_vec(holder)?;
     text.push(b'\n');
-    file.set_len(0)?;
     file.rewind()?;
-    file.write_all(&text)
+    file.write_all(&text)?;
+    file.set_len(text.len() as u64)
 }
 
 #[cfg(test)]

@@ -196,6 +196,50 @@ fn a_pipe_a_link_or_a_directory_in_place_of_the_lock_file_is_refused_at_once() {
 }
 
 #[test]
+fn a_lock_directory_of_another_user_is_refused_with_its_owner_and_a_remedy_that_helps() {
+    let dir = runtime_dir();
+    let squatted = dir.path().join("lock");
+    std::fs::create_dir(&squatted).unwrap();
+    let squatted = if Uid::effective().is_root() {
+        std::os::unix::fs::chown(&squatted, Some(65_534), None).unwrap();
+        squatted
+    } else {
+        PathBuf::from("/proc")
+    };
+    let refusal = acquire(&squatted, holder("/tmp/one")).unwrap_err().to_string();
+    let owner = std::fs::metadata(&squatted).unwrap().uid();
+    assert!(refusal.contains(&format!("belongs to user {owner}, not to user")), "{refusal}");
+    assert!(refusal.contains("administrator") && !refusal.contains("--"), "{refusal}");
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    let refusal = acquire(&dir.path().join("file"), holder("/tmp/one")).unwrap_err().to_string();
+    assert!(refusal.contains("is not a directory; remove it"), "{refusal}");
+}
+
+#[test]
+fn the_remedy_for_an_unusable_lock_file_fits_the_error() {
+    for (errno, remedy) in [
+        (Errno::ENOSPC, "free space"),
+        (Errno::EMFILE, "limit of open files"),
+        (Errno::EACCES, "make its directory writable"),
+    ] {
+        assert!(remedy_of(&errno.into()).contains(remedy), "{errno}");
+    }
+}
+
+#[test]
+fn the_rest_of_an_earlier_text_behind_the_text_of_a_lock_file_is_ignored() {
+    let dir = runtime_dir();
+    let path = dir.path().join("stored");
+    let holder = holder("/tmp/one");
+    write(&File::create(&path).unwrap(), &holder).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, format!("{text}:\"boot\"}}}}\n")).unwrap();
+    assert_eq!(LockHolder::read(&File::open(&path).unwrap()), Some(holder.clone()));
+    write(&File::options().write(true).open(&path).unwrap(), &holder).unwrap();
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+}
+
+#[test]
 fn a_lock_file_is_readable_by_its_owner_only_and_one_without_a_name_is_refused_too() {
     let dir = runtime_dir();
     let path = dir.path().join(FILE_NAME);
