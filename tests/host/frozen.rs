@@ -251,3 +251,25 @@ fn jobs_without_a_process_freeze_no_job_and_delay_no_start() {
     assert!(!daemon.job("empty0").unwrap().cpus.is_empty(), "the first process has a core with the reply");
     wait_until("it runs", || runs(spinner));
 }
+
+#[test]
+fn a_reload_to_observe_thaws_a_frozen_job_and_one_to_enforce_freezes_it_again() {
+    if !has_two_cores() {
+        return;
+    }
+    let Some((job, daemon)) = FrozenJob::with_daemon() else { return };
+    let reload = |mode: &str| {
+        daemon.configure(&format!("mode = \"{mode}\"\nenforcement = \"cpuset\"\n{FREEZING}"));
+        let reloaded = daemon.pjwctl(&["reload"]);
+        assert!(reloaded.status.success(), "{reloaded:?}");
+    };
+    for _ in 0..2 {
+        reload("observe");
+        job.wait_until_it_runs();
+        let why = String::from_utf8(daemon.pjwctl(&["explain", &daemon.job_id("batch")]).stdout).unwrap();
+        assert!(why.contains("its processes are not frozen now: pjwd only watches"), "{why}");
+        assert!(daemon.status().warnings.iter().all(|warning| warning.code != "frozen"));
+        reload("enforce");
+        job.wait_until_it_is_frozen();
+    }
+}

@@ -160,7 +160,7 @@ fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
     let frozen = daemon.job("batch").unwrap();
     assert_eq!((frozen.state.as_str(), frozen.cpus.as_str()), ("waiting", ""));
     let why = daemon.pjwctl(&["explain", &daemon.job_id("batch")]).stdout;
-    assert!(String::from_utf8(why).unwrap().contains("has no core, and does not run"));
+    assert!(String::from_utf8(why).unwrap().contains("its processes are frozen, because"));
     daemon.release("all").unwrap();
     wait_until("the borrower runs again", || runs(spinner));
     wait_for("it has the cores again", || (mask(spinner) == all).then_some(()));

@@ -7,7 +7,7 @@ use crate::phases::{jobs::find_offer, lending::reason_not_to_lend, membership::a
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{
-    BatchRole, Grant, GrantedBy, Job, JobIdAttribute, MembershipEvidence, Ownership, Policy, PriorityClass,
+    BatchRole, DaemonMode, Grant, GrantedBy, Job, JobIdAttribute, MembershipEvidence, Ownership, Policy, PriorityClass,
     StarvedPolicy,
 };
 
@@ -80,12 +80,15 @@ fn grant_text(job: &Job, grant: &Grant) -> String {
         (Ownership::Owned, GrantedBy::Scheduler) => format!("{id} holds {cpus}, granted by its scheduler"),
         (Ownership::Borrowed, _) => format!("{id} has no cores of its own, and borrows {cpus}"),
         (Ownership::Squeezed, _) => format!("{id} has no core, and runs on the housekeeping {cpus}"),
-        (Ownership::Frozen, _) => format!("{id} has no core, and does not run"),
+        (Ownership::Frozen, _) => format!("{id} has no core"),
     }
 }
 
-/// The sentence about the processes of a borrower that are frozen: why, and what ends this.
+/// The sentence about the processes of a borrower that can borrow no core and is frozen: why, and what ends this.
 fn frozen_text(policy: &Policy) -> String {
+    if policy.mode == DaemonMode::Observe {
+        return "its processes are not frozen now: pjwd only watches".to_owned();
+    }
     let why_frozen = match policy.lending.starved {
         StarvedPolicy::Freeze => "the configuration has lending.starved = \"freeze\"",
         StarvedPolicy::Squeeze => "there are no housekeeping CPUs that it could share",

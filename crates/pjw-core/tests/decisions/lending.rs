@@ -23,7 +23,7 @@ use pjw_core::explain::explain_job;
 use pjw_core::ids::Pid;
 use pjw_core::job::{CpuRequest, Ownership, PriorityClass};
 use pjw_core::lending::would_change_loans;
-use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
+use pjw_core::policy::{DaemonMode, LendingPolicy, Policy, StarvedPolicy};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
 use pjw_core::state::WardenState;

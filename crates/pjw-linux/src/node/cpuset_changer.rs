@@ -234,6 +234,14 @@ impl CpusetChanger {
         !thread.finished.is_empty()
     }
 
+    /// Waits at most `max_wait` until no change is delayed. Returns whether none is. A change is delayed if
+    /// [`CpusetChanger::change`] returned [`CpusetOutcome::Delayed`]. [`CpusetChanger::take_finished`] returns the
+    /// outcomes afterwards.
+    pub(super) fn wait_until_complete(&mut self, max_wait: Duration) -> bool {
+        let Worker::Thread(thread) = &mut self.worker else { return true };
+        thread.wait_until_complete(Instant::now().checked_add(max_wait))
+    }
+
     /// Removes and returns the delayed changes that are complete, with their outcomes, in the order of the requests.
     /// A change is delayed if [`CpusetChanger::change`] returned [`CpusetOutcome::Delayed`].
     pub(super) fn take_finished(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
@@ -282,9 +290,7 @@ impl ChangeThread {
     /// deadline, waits for as long as it takes.
     fn wait_for_last(&mut self, deadline: Option<Instant>) -> Result<CpusetOutcome, ThreadEnded> {
         loop {
-            let left =
-                deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
-            match self.outcomes.recv_timeout(left) {
+            match self.outcomes.recv_timeout(time_left(deadline)) {
                 Ok((action, outcome)) => {
                     self.open_changes -= 1;
                     if self.open_changes == 0 {
@@ -298,6 +304,15 @@ impl ChangeThread {
         }
     }
 
+    fn wait_until_complete(&mut self, deadline: Option<Instant>) -> bool {
+        while self.open_changes > 0 {
+            let Ok(outcome) = self.outcomes.recv_timeout(time_left(deadline)) else { return false };
+            self.open_changes -= 1;
+            self.finished.push_back(outcome);
+        }
+        true
+    }
+
     fn receive_finished(&mut self) {
         if self.open_changes == 0 && self.finished.is_empty() {
             return;
@@ -309,6 +324,11 @@ impl ChangeThread {
             self.finished.push_back(outcome);
         }
     }
+}
+
+/// The time until the deadline. Without a deadline, as long as it takes.
+fn time_left(deadline: Option<Instant>) -> Duration {
+    deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
 }
 
 /// The thread has ended, by a panic.

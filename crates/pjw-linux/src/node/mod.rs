@@ -217,6 +217,13 @@ impl LinuxMachine {
         self.cpuset_changer.has_finished()
     }
 
+    /// Waits at most `max_wait` until each delayed change of a cpuset is complete. Returns whether all are: false if the
+    /// time has passed, or if the thread that makes the changes has ended. A change is delayed if
+    /// [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change.
+    pub fn wait_for_cpuset_changes(&mut self, max_wait: Duration) -> bool {
+        self.cpuset_changer.wait_until_complete(max_wait)
+    }
+
     /// Runs a pass of the task scan. Empty if the task scan is not available or fails.
     fn run_pass<'a>(
         &mut self,

@@ -18,7 +18,7 @@ use pjw_core::{
     state::lineage::scan_queue::ScanUrgency,
 };
 use pjw_ipc::call::{DefragReply, PlanReply};
-use pjw_linux::{node::LinuxMachine, node::thaw_jobs, sys::clock, sys::own_usage::trim_heap};
+use pjw_linux::{node::LinuxMachine, sys::clock, sys::own_usage::trim_heap};
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
@@ -489,10 +489,10 @@ impl EventLoop {
         if let Err(fault) = self.warden.rewrite_journal() {
             warn!(%fault, "the journal can't be rewritten");
         }
-        for fault in thaw_jobs(&self.warden.policy().own_cgroups) {
-            warn!(%fault, "a job stays frozen while no daemon runs");
+        // The change that is not complete could freeze a job. The process then thaws it after the end of pjwd.
+        if self.thaw_frozen_jobs("while no daemon runs") {
+            self.warden.end_thaw_watcher();
         }
-        self.warden.end_thaw_watcher();
         self.publisher
             .publish_events(vec![Event::new(EventKind::Stopped, "pjwd stops; jobs keep their cores")]);
     }

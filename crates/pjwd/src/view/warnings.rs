@@ -8,7 +8,7 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
 use pjw_core::state::WardenState;
 use pjw_core::text::cpus_text;
-use pjw_core::{cpuset::CpuSet, plan::Warning, policy::Policy};
+use pjw_core::{cpuset::CpuSet, plan::Warning, policy::DaemonMode, policy::Policy};
 use pjw_ipc::wire;
 
 use super::counts::ProcessCounts;
@@ -82,7 +82,8 @@ pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: ProcessCounts) ->
             "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
         of_job("oversubscribed", text, remedy)
     });
-    let is_frozen = job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
+    let is_frozen = policy.mode == DaemonMode::Enforce
+        && job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
     let frozen = is_frozen.then(|| {
         let text = format!("{} can borrow no core: its processes are frozen until it can", job.id);
         let remedy = "it runs again as soon as a core is free or left idle by a guaranteed job; release a job (pjwctl jobs \

@@ -44,19 +44,22 @@ struct Owner {
 }
 
 /// Returns whether a decision at the time `now` (in ns since boot) would change the loans of cores: which job borrows
-/// which core, or how many borrowed PUs (logical CPUs) are in the grace period before pjw takes them back. Only jobs of
-/// the class besteffort borrow cores. They borrow cores that are free or that other jobs leave idle.
+/// which core, or which borrowed PUs (logical CPUs) are in the grace period before pjw takes them back. Only jobs of
+/// the class besteffort borrow cores. They borrow cores that are free or that other jobs leave idle. False while
+/// `policy` has the mode observe, in which the loans stay as they are.
 ///
 /// The daemon calls this function after it has measured how many cores each job uses. If the result is true,
 /// the daemon makes the decision ([`crate::reconcile::reconcile`]).
 #[must_use]
 pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> bool {
-    if !state.jobs.has_borrowers() || !policy.may_grant {
+    if !state.jobs.has_borrowers() || policy.mode != DaemonMode::Enforce || !policy.may_grant {
         return false;
     }
     let decision = decide(state, policy, now);
     let is_leaving = |pu: &Pu| state.lending.grace_period_end(*pu).is_some();
-    decision.leaving.len() != state.pool.borrowed_pus().filter(|(pu, _)| is_leaving(pu)).count()
+    let leaving: BTreeSet<Pu> =
+        state.pool.borrowed_pus().map(|(pu, _)| pu).filter(|pu| is_leaving(pu)).collect();
+    !decision.leaving.keys().eq(&leaving)
         || decision.shares.iter().any(|(job, cpus)| state.pool.borrowed_by(job) != *cpus)
 }
 
@@ -67,6 +70,9 @@ pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> b
 pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
     if !policy.lending.enabled {
         return Some("the configuration says lending.enabled = false".to_owned());
+    }
+    if policy.mode == DaemonMode::Observe {
+        return Some("the configuration says mode = \"observe\"".to_owned());
     }
     if policy.enforcement == EnforcementMethod::Affinity {
         return Some(

@@ -277,6 +277,13 @@ impl CpusetRegistry {
         self.managed.values_mut().for_each(|managed| managed.tries = 0);
     }
 
+    /// Records that `cpu.idle` and `cgroup.freeze` of each cpuset are unknown: another program, or pjwd outside of a cycle,
+    /// has changed them. The next plan of a borrower's cpuset writes them again. A borrower is a job of the class
+    /// besteffort.
+    pub fn forget_unread_settings(&mut self) {
+        self.managed.values_mut().for_each(|managed| managed.was_written = false);
+    }
+
     /// Returns whether every requested change of a cpuset is complete. False if a change was refused, is delayed or is
     /// to be tried again, or if a cpuset is still to be removed.
     pub(crate) fn are_all_changes_complete(&self) -> bool {

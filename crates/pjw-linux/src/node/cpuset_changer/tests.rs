@@ -44,9 +44,10 @@ fn changes_that_take_long_are_completed_later_in_the_order_of_the_calls() {
     let mut changer = CpusetChanger::new(true).unwrap();
     changer.start_thread().unwrap();
     let wait = Duration::from_millis(5);
+    assert!(changer.wait_until_complete(Duration::ZERO), "no change was requested");
     assert_eq!(changer.change(&move_to("/slow"), &hierarchy, wait), CpusetOutcome::Delayed);
     assert_eq!(changer.change(&move_to("/quick"), &hierarchy, wait), CpusetOutcome::Delayed);
-    assert!(!changer.has_finished());
+    assert!(!changer.has_finished() && !changer.wait_until_complete(wait));
     assert_eq!(std::fs::read_to_string(file("quick")).unwrap(), "");
 
     let moved = io::read_to_string(std::fs::File::open(file("slow")).unwrap()).unwrap();
@@ -63,4 +64,11 @@ fn changes_that_take_long_are_completed_later_in_the_order_of_the_calls() {
     assert!(changer.fd().is_none() && !changer.has_finished());
     assert_eq!(changer.change(&move_to("/quick"), &hierarchy, Duration::MAX), DONE);
     assert!(changer.fd().is_none(), "the caller has waited for it");
+
+    assert_eq!(changer.change(&move_to("/slow"), &hierarchy, wait), CpusetOutcome::Delayed);
+    let file = file("slow");
+    let reader = std::thread::spawn(move || io::read_to_string(std::fs::File::open(file).unwrap()).unwrap());
+    assert!(changer.wait_until_complete(Duration::from_secs(60)));
+    assert_eq!(reader.join().unwrap().trim(), pid.to_string());
+    assert_eq!(changer.take_finished(), [(move_to("/slow"), DONE)]);
 }

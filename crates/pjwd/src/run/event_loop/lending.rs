@@ -13,17 +13,20 @@ use pjw_core::job::{Job, JobId, Ownership};
 use pjw_core::plan::Warning;
 use pjw_core::state::Member;
 use pjw_core::time::Nanos;
-use pjw_linux::node::thaw_killed_processes;
+use pjw_linux::node::{thaw_jobs, thaw_killed_processes};
 use pjw_linux::proc::signal::send_signal;
 use pjw_linux::sys::realtime::scheduling_policy;
 use pjw_linux::sys::{clock, cpu_time::process_cpu_time};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::EventLoop;
 use crate::run::owner_samples::load_lent_cpu_monitor;
 
 /// A thread that uses less than this share of a PU, in permille, takes no time worth mentioning from an owner.
 const MIN_REALTIME_DEMAND_PERMILLE: u32 = 10;
+/// The longest time for which the loop waits for delayed changes of cpusets before it thaws the jobs. systemd may take up
+/// to 2 s for a change.
+const MAX_WAIT_TO_THAW: Duration = Duration::from_secs(3);
 /// The number of processes of frozen jobs that are read after a scan, to find those that were killed. A process takes
 /// some 20 us.
 const MAX_FROZEN_READ: usize = 256;
@@ -113,6 +116,17 @@ impl EventLoop {
     /// Returns whether a job is frozen, because the job has no cores of its own and can borrow none at present.
     pub(super) fn has_frozen_job(&self) -> bool {
         self.warden.state().jobs.borrowers().any(is_frozen)
+    }
+
+    /// Thaws the frozen jobs, because no cycle would: pjwd stops, or the mode becomes observe. First waits for the delayed
+    /// changes of cpusets, because one of them may freeze a job. Returns whether these changes are complete. A job that
+    /// can't be thawed is logged as one that stays frozen, with `when`.
+    pub(super) fn thaw_frozen_jobs(&mut self, when: &str) -> bool {
+        let are_complete = self.warden.machine_interface_mut().wait_for_cpuset_changes(MAX_WAIT_TO_THAW);
+        for fault in thaw_jobs(&self.warden.policy().own_cgroups) {
+            warn!(%fault, "a job stays frozen {when}");
+        }
+        are_complete
     }
 
     /// Thaws the processes of frozen jobs that were killed, so that they end. Reads at most [`MAX_FROZEN_READ`]

@@ -28,7 +28,15 @@ impl EventLoop {
                 // The mode observe made none of the provisions: that one is missing is no news.
                 let was_enforced = self.config.settings().mode == DaemonMode::Enforce;
                 let known_provisions = self.config.settings().provisions.clone();
+                let is_enforced = policy.mode == DaemonMode::Enforce;
                 self.warden.set_policy(policy);
+                match (was_enforced, is_enforced) {
+                    // No cycle would thaw them, and no job can be released.
+                    (true, false) => _ = self.thaw_frozen_jobs("in the mode observe"),
+                    // The jobs were thawed when the mode became observe.
+                    (false, true) => self.warden.state_mut().cpusets.forget_unread_settings(),
+                    _ => {}
+                }
                 self.control_settings.send_replace(ControlSettings::from(config.settings()));
                 self.logging.apply_settings(config.settings());
                 if config.settings().scan_interface != self.config.settings().scan_interface {
