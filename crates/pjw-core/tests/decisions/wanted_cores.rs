@@ -2,10 +2,12 @@
 
 use pjw_core::command::{AssignCommand, Caller, Command, Reply};
 use pjw_core::core_map::core_map;
+use pjw_core::ids::Pid;
 use pjw_core::job::{CpuRequest, Job, PriorityClass};
 use pjw_core::policy::DaemonMode;
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
+use pjw_core::state::WardenState;
 
 use crate::machine::{ALICE, Machine, ROOT, assign_of, cpu_set, job, machine};
 
@@ -35,13 +37,36 @@ fn a_wanted_number_changes_no_grant_and_counts_up_to_the_request_of_the_job() {
 }
 
 #[test]
-fn a_besteffort_job_may_want_all_cores_of_the_machine() {
+fn a_besteffort_job_of_root_may_want_all_cores_of_the_machine() {
     let mut m = machine();
     let class = Some(PriorityClass::Besteffort);
     let assign = AssignCommand { class, ..assign_of("a", Some(CpuRequest::Cores(1))) };
     m.command(Command::Assign(assign)).unwrap();
     let wanting = want(&mut m, "a", Some(64), ROOT).unwrap();
     assert_eq!(wanting.wanted_core_count(&m.state.topology), Some(8));
+}
+
+#[test]
+fn a_besteffort_job_of_a_user_wants_at_most_the_cores_that_the_limit_of_the_user_counts() {
+    let mut m = machine();
+    m.policy.user_max_cores = 1;
+    m.policy.housekeeping_cpus = cpu_set("0-1");
+    m.state = WardenState::new(m.state.topology.clone(), &cpu_set("0-1"));
+    m.spawn(10, 1, ALICE.uid.0);
+    m.spawn(20, 1, 0);
+    let class = Some(PriorityClass::Besteffort);
+    let pids = [Pid(10)].into();
+    let assign =
+        AssignCommand { class, pids, caller: ALICE, ..assign_of("a", Some(CpuRequest::Cores(1))) };
+    m.command(Command::Assign(assign)).unwrap();
+    want(&mut m, "a", Some(64), ALICE).unwrap();
+    let wanted = |m: &Machine| m.state.jobs[&job("a")].wanted_core_count(&m.state.topology);
+    m.settle();
+    assert_eq!((wanted(&m), m.grant("a").as_str()), (Some(1), "2"));
+    m.assign("all", 6, &[20]).unwrap();
+    assert_eq!((wanted(&m), m.grant("a").as_str()), (Some(1), "0-1"), "it shares the housekeeping PUs");
+    m.release("all").unwrap();
+    assert_eq!((wanted(&m), m.grant("a").as_str()), (Some(1), "2"));
 }
 
 #[test]

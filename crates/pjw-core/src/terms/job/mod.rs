@@ -425,19 +425,21 @@ impl Job {
     /// reports to pjw how many cores the job can use at present ([`WantedCores`]). A reported number above the limit
     /// counts as the limit:
     ///
-    /// - For a job of the class besteffort, the limit is the number of cores of the machine.
+    /// - For a job of the class besteffort that belongs to root, the limit is the number of cores of the machine.
+    /// - For any other job of the class besteffort, the limit is the number of cores that the job requested. The limit
+    ///   for the cores of a user (`user_max_cores` in the configuration) counts this number.
     /// - For any other job, the limit is the number of cores that the job requested or holds, whichever is larger.
     ///
     /// Returns `None` if the job has no request and holds no cores.
     #[must_use]
     pub fn max_wanted_cores(&self, topology: &Topology) -> Option<u32> {
-        let all = || u32::try_from(topology.cores().len()).unwrap_or(u32::MAX);
-        let requested = self.request.as_ref().map(|request| match request.class {
-            PriorityClass::Besteffort => all(),
-            PriorityClass::Guaranteed | PriorityClass::Normal => request.cpu_request.core_count(topology),
-        });
-        let granted = self.grant.as_ref().map(|grant| topology.overlapping_core_count(&grant.cpus));
-        requested.max(granted)
+        if self.is_borrower() && self.owner == Uid::ROOT {
+            return Some(u32::try_from(topology.cores().len()).unwrap_or(u32::MAX));
+        }
+        let requested = self.request.as_ref().map(|request| request.cpu_request.core_count(topology));
+        // What a borrower has changes all the time, and a borrower that can borrow nothing may run on shared cores.
+        let own = self.grant.as_ref().filter(|grant| grant.ownership == Ownership::Owned);
+        requested.max(own.map(|grant| topology.overlapping_core_count(&grant.cpus)))
     }
 
     /// Returns the number of cores that the job can use at present, as a user (`pjwctl want`) or a program in
