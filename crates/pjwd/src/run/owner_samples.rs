@@ -64,6 +64,8 @@ pub struct OwnerCpuSampler {
     /// Whether the next sample shows if a thread still runs that the monitor has reported on a lent PU, or that the
     /// last sample showed.
     is_settling: bool,
+    /// The time of the first sample after the last report of the monitor. `None` before the first report.
+    reported_at: Option<Instant>,
     /// The number of samples since the monitor reported a PU, or a sample showed that an idle owner runs.
     settling_samples: u32,
     /// Whether the last sample at the usual distance showed that an idle owner runs.
@@ -207,6 +209,9 @@ impl OwnerCpuSampler {
         if !is_reported && self.next.is_some_and(|next| now < next) {
             return false;
         }
+        if is_reported {
+            self.reported_at = Some(now);
+        }
         let shows_demand = self.sample(state, (now, since_boot), cpu_time_of);
         let begins = is_reported || (shows_demand && !self.has_shown_demand);
         let still_runs = match self.monitor {
@@ -220,6 +225,8 @@ impl OwnerCpuSampler {
         self.settling_samples = if begins { 1 } else { self.settling_samples.saturating_add(1) };
         self.is_settling = begins || (still_runs && self.settling_samples <= MAX_SETTLING_SAMPLES);
         let interval = match (self.is_settling, state.pool.lent_cpus().is_empty()) {
+            // This sample comes in time, however many threads there are.
+            (true, _) if is_reported => SETTLING_TIME,
             (true, _) => self.settling_time().max(self.least_interval()),
             (false, false) => self.interval_while_lent(),
             (false, true) => INTERVAL_BEFORE_LENDING,
@@ -249,6 +256,7 @@ impl OwnerCpuSampler {
             return self.set_unavailable(&error, now);
         }
         self.measured_since.retain(|pu, _| lent.contains_key(pu));
+        self.run_times.retain(|pu, _| lent.contains_key(pu));
         for &pu in lent.keys() {
             self.measured_since.entry(pu).or_insert(now);
         }
@@ -323,9 +331,11 @@ impl OwnerCpuSampler {
     }
 
     /// Lets the monitor report the lent PUs of idle owners again on which no thread of the owner runs. It does not
-    /// report the others: they are sampled anyway, and each report would cost the owner CPU time. Returns whether a
-    /// thread of an idle owner still runs on a PU that was reported.
+    /// report the others: they are sampled anyway, and each report would cost the owner CPU time. With very many threads,
+    /// a PU is reported again only after the least time between two samples: two samples follow each report. Returns
+    /// whether a thread of an idle owner still runs on a PU that was reported.
     fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> bool {
+        let is_due = self.reported_at.is_none_or(|at| now >= at + self.least_interval());
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
         let idle = self.owners.iter().filter(|(_, owner)| owner.core_use.is_idle());
         let idle = idle.filter_map(|(id, _)| Some(state.grant_of(id)?.cpus.intersection(&self.reported)));
@@ -333,7 +343,7 @@ impl OwnerCpuSampler {
         let runs = |pu: &Pu| self.run_times.get(pu).is_some_and(|seen| seen.is_running);
         let (running, stopped): (Vec<Pu>, Vec<Pu>) = idle.iter().partition(runs);
         let stopped: CpuSet = stopped.into_iter().collect();
-        if !stopped.is_empty() {
+        if is_due && !stopped.is_empty() {
             self.reported = self.reported.difference(&stopped);
             self.run_times.retain(|pu, _| !stopped.contains(*pu));
             if let Err(error) = monitor.report_again(&stopped) {
@@ -360,17 +370,17 @@ impl OwnerCpuSampler {
             self.run_times.clear();
             return BTreeMap::new();
         }
-        let times =
-            monitor.owner_run_times().into_iter().filter(|seen| monitor.lent_pus().contains_key(&seen.pu));
-        let times: BTreeMap<Pu, OwnerRunTime> = times.map(|seen| (seen.pu, seen)).collect();
-        // A PU that was armed again counts from zero.
-        let since = |(pu, seen): (&Pu, &OwnerRunTime)| {
-            let last = self.run_times.get(pu).map(|last| last.run_time);
-            let last = last.filter(|last| *last <= seen.run_time).unwrap_or_default();
-            (*pu, OwnerRunTime { run_time: seen.run_time - last, ..*seen })
-        };
-        let since_last = times.iter().map(since).collect();
-        self.run_times = times;
+        let times: Vec<OwnerRunTime> = monitor.owner_run_times();
+        let times = times.into_iter().filter(|seen| monitor.lent_pus().contains_key(&seen.pu));
+        let mut since_last = BTreeMap::new();
+        for seen in times {
+            // No time is known of a PU that was armed again: it counts from zero.
+            let last = self.run_times.get(&seen.pu).map(|last| last.run_time).unwrap_or_default();
+            // The program may be in the middle of a change, so that a part of the time is missing in this reading.
+            let run_time = seen.run_time.max(last);
+            since_last.insert(seen.pu, OwnerRunTime { run_time: run_time - last, ..seen });
+            self.run_times.insert(seen.pu, OwnerRunTime { run_time, ..seen });
+        }
         since_last
     }
 

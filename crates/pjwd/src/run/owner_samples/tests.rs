@@ -1,6 +1,7 @@
 //! When the monitor of lent PUs is loaded, and what is known if it can't be.
 
 use std::cell::Cell;
+use std::sync::{Arc, Mutex};
 
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, IdlePrioritySupport};
 use pjw_core::evidence::MembershipEvidence;
@@ -230,4 +231,164 @@ fn used_of_a_core_that_was_lent_for(lent_for: Duration) -> Option<u32> {
 fn the_use_of_a_lent_core_counts_by_the_time_since_the_core_was_lent() {
     assert_eq!(used_of_a_core_that_was_lent_for(10 * MS), Some(1));
     assert_eq!(used_of_a_core_that_was_lent_for(50 * MS), Some(0), "the core was idle for 40 ms of these");
+}
+
+/// A monitor that reports what a test says.
+#[derive(Debug, Default)]
+struct Scripted {
+    lent: BTreeMap<Pu, u32>,
+    script: Arc<Mutex<Script>>,
+}
+
+#[derive(Debug, Default)]
+struct Script {
+    reports: CpuSet,
+    /// How long the owner has run on each lent PU, and whether it runs there.
+    runs: (Duration, bool),
+    armed_again: CpuSet,
+}
+
+impl LentCpuMonitorInterface for Scripted {
+    fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable> {
+        self.lent.clone_from(lent);
+        Ok(())
+    }
+
+    fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
+        &self.lent
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn take_reported_pus(&mut self) -> CpuSet {
+        std::mem::take(&mut self.script.lock().unwrap().reports)
+    }
+
+    fn report_again(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable> {
+        let mut script = self.script.lock().unwrap();
+        script.armed_again = script.armed_again.union(cpus);
+        Ok(())
+    }
+
+    fn owner_run_times(&self) -> Vec<OwnerRunTime> {
+        let (run_time, is_running) = self.script.lock().unwrap().runs;
+        self.lent.keys().map(|&pu| OwnerRunTime { pu, run_time, is_running }).collect()
+    }
+}
+
+/// A sampler of an owner that lends PU 1. The times are since the first sample.
+struct Sampled {
+    state: WardenState,
+    sampler: OwnerCpuSampler,
+    script: Arc<Mutex<Script>>,
+    begin: Instant,
+}
+
+impl Sampled {
+    /// The owner has so many threads. `has_monitor` says whether a monitor reports it.
+    fn start(threads: u32, has_monitor: bool) -> Self {
+        let mut state = state_with_owner(0, 0);
+        let mut member = state.members.get(&Pid(10)).unwrap().clone();
+        let thread = member.threads[&Tid(10)].clone();
+        member.threads = (10..10 + threads).map(|tid| (Tid(tid), thread.clone())).collect();
+        state.members.insert(member);
+        state.pool.grant_available(&job("web"), &cpu_set("0-1"));
+        let script = Arc::<Mutex<Script>>::default();
+        let monitor = Scripted { script: Arc::clone(&script), ..Scripted::default() };
+        let monitor: Option<Box<dyn LentCpuMonitorInterface>> =
+            if has_monitor { Some(Box::new(monitor)) } else { None };
+        let sampler = OwnerCpuSampler::with_monitor(monitor);
+        let mut sampled = Self { state, sampler, script, begin: Instant::now() };
+        sampled.sampler.next = Some(sampled.begin);
+        sampled.measure(0, 0);
+        sampled
+    }
+
+    fn lend(mut self) -> Self {
+        self.state.pool.set_borrowed(&job("batch"), &cpu_set("1"));
+        self.sampler.set_lent_pus(&[(Pu(1), 2)].into(), self.begin);
+        self
+    }
+
+    /// Measures at `at`, when the owner has used so much CPU time, both in ms.
+    fn measure(&mut self, at: u32, cpu_time: u32) {
+        let at = MS * at;
+        let now = (self.begin + at, Nanos(u64::try_from(at.as_nanos()).unwrap()));
+        self.sampler.measure_if_due(&mut self.state, &lending_policy(), now, |_| Some(MS * cpu_time));
+    }
+
+    /// The time of the next sample, in ms.
+    fn next(&self) -> u128 {
+        (self.sampler.next_measurement_at().unwrap() - self.begin).as_millis()
+    }
+
+    fn set_script(&self, reports: &str, runs: (Duration, bool)) {
+        let mut script = self.script.lock().unwrap();
+        (script.reports, script.runs) = (cpu_set(reports), runs);
+    }
+
+    fn armed_again(&self) -> String {
+        std::mem::take(&mut self.script.lock().unwrap().armed_again).to_string()
+    }
+}
+
+#[test]
+fn an_owner_of_many_threads_gets_its_core_back_with_the_sample_2_ms_after_the_report() {
+    for threads in [1, 1000, 100_000] {
+        let mut sampled = Sampled::start(threads, true).lend();
+        sampled.set_script("1", (MS / 10, true));
+        sampled.measure(5, 0);
+        assert_eq!(sampled.next(), 7, "{threads} threads");
+        sampled.set_script("", (MS * 2, true));
+        sampled.measure(7, 2);
+        let used = sampled.state.lending.owner_state(&job("web")).unwrap().used_core_count();
+        assert_eq!(used, Some(1), "{threads} threads");
+    }
+}
+
+#[test]
+fn a_pu_of_an_owner_of_many_threads_is_reported_at_most_once_in_the_time_between_two_samples() {
+    for (threads, armed_at_once) in [(1, "1"), (200, "1"), (1000, "")] {
+        let mut sampled = Sampled::start(threads, true).lend();
+        sampled.set_script("1", (MS / 10, true));
+        sampled.measure(5, 0);
+        sampled.set_script("", (MS / 10, false));
+        sampled.measure(7, 0);
+        assert_eq!((sampled.next(), sampled.armed_again().as_str()), (17, armed_at_once), "{threads} threads");
+        sampled.measure(17, 0);
+        let later = if armed_at_once.is_empty() { "1" } else { "" };
+        assert_eq!(sampled.armed_again(), later, "{threads} threads");
+    }
+}
+
+#[test]
+fn the_samples_are_as_far_apart_as_documented() {
+    for has_monitor in [true, false] {
+        assert_eq!(Sampled::start(1000, has_monitor).next(), 100, "nothing is lent");
+    }
+    let while_lent = |threads, has_monitor| Sampled::start(threads, has_monitor).lend().next();
+    assert_eq!([1, 1000, 2000, 100_000].map(|threads| while_lent(threads, true)), [10, 10, 20, 100]);
+    assert_eq!([1, 200, 1000, 100_000].map(|threads| while_lent(threads, false)), [2, 2, 10, 100]);
+    let mut sampled = Sampled::start(1, false).lend();
+    sampled.measure(2, 1);
+    assert_eq!(sampled.next(), 3, "the owner was idle and has used CPU time");
+    sampled.state.jobs.remove(&job("batch"));
+    sampled.measure(3, 1);
+    assert_eq!(sampled.sampler.next_measurement_at(), None, "no job can borrow cores");
+}
+
+#[test]
+fn a_run_time_that_is_less_than_the_last_one_counts_no_time_twice() {
+    let mut sampled = Sampled::start(1, true).lend();
+    let mut read = |runs| {
+        sampled.set_script("", (MS * runs, true));
+        sampled.sampler.run_times_since_last()[&Pu(1)].run_time
+    };
+    assert_eq!([10, 8, 12].map(&mut read), [MS * 10, Duration::ZERO, MS * 2]);
+    sampled.sampler.set_lent_pus(&BTreeMap::new(), sampled.begin);
+    sampled.sampler.set_lent_pus(&[(Pu(1), 2)].into(), sampled.begin);
+    sampled.set_script("", (MS * 3, true));
+    assert_eq!(sampled.sampler.run_times_since_last()[&Pu(1)].run_time, MS * 3, "it was lent again");
 }
