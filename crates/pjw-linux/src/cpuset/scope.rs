@@ -160,7 +160,18 @@ fn update(
         None if now.mems.is_empty() => None,
         None => Some(possible_nodes()),
     };
-    set(context, unit, now, Some(&job_cpuset.spec.cpus), mems.as_ref())
+    let is_written = !job_cpuset.spec.isolated && job_cpuset.spec.cpus != now.cpus;
+    if is_written {
+        // The threads leave at once: systemd writes the values some milliseconds after its reply. If it writes the
+        // earlier ones meanwhile, as for a reload, it writes these after them.
+        bounds::write_cpuset(group, &job_cpuset.spec, true)?;
+    }
+    let requested = set(context, unit, now, Some(&job_cpuset.spec.cpus), mems.as_ref());
+    if requested.is_err() && is_written {
+        // systemd keeps the earlier values. A later attempt would find the new ones, and not tell them to systemd.
+        bounds::restore_cpuset(group, now);
+    }
+    requested
 }
 
 /// Requests the values that differ from those of `now`.

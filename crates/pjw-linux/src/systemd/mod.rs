@@ -1,7 +1,8 @@
 //! Client of systemd's manager: creates, changes and stops scopes.
 //!
 //! In v2 systemd is the only writer of the cgroup tree (systemd's CGROUP_DELEGATION.md). So the client
-//! requests changes from systemd: org.freedesktop.systemd1(5). Each call uses a connection of its own and
+//! requests changes from systemd: org.freedesktop.systemd1(5). Except for the new cpuset of a scope that exists: pjw
+//! writes it first, and systemd then writes the same. Each call uses a connection of its own and
 //! ends within [`CALL_TIMEOUT`]. After a timeout, calls fail at once for some time.
 
 pub mod activation;

@@ -1,5 +1,6 @@
 //! Cpusets in scopes of systemd, on a machine with systemd as the first process.
 
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -276,6 +277,37 @@ fn systemd_is_reached_without_a_bus() {
     }
     threaded.end();
     gone(&mut fixture, &job_cpuset);
+}
+
+#[test]
+fn a_scope_has_its_new_cpus_before_systemd_is_told_and_the_earlier_ones_if_systemd_does_not_respond() {
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let (first, last) = (fixture.first(), fixture.last());
+    let job_cpuset = scope("early", &first);
+    assert_eq!(fixture.create_with(&job_cpuset, &[process]), done_outcome(first.clone()));
+    let moved = JobCpuset { spec: CpusetSpec::from_cpus(last.clone()), ..job_cpuset.clone() };
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let group = fixture.group(&job_cpuset);
+    let seen = std::thread::spawn(move || {
+        let _connection = listener.accept().unwrap();
+        group.effective_cpus().unwrap()
+    });
+    let mute = SystemdClient::with_addresses(vec![Address::Direct(path)]);
+    let systemd = std::mem::replace(&mut fixture.systemd, mute);
+    reason(fixture.create(&moved));
+    assert_eq!(seen.join().unwrap(), last, "when it was told");
+    assert_eq!(fixture.masks(process), shown(&first));
+
+    fixture.systemd = systemd;
+    assert_eq!(fixture.create(&moved), done_outcome(last.clone()));
+    systemctl(&["daemon-reload"]);
+    assert_eq!(fixture.masks(process), shown(&last), "systemd knows the new ones");
+    threaded.end();
+    gone(&mut fixture, &moved);
 }
 
 #[test]
