@@ -3,12 +3,13 @@
 use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
 use crate::machine::{NumaNodeRule, numa_nodes_of_cpus};
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
-use crate::phases::{jobs::find_offer, lending::reason_not_to_lend, membership::ancestors};
+use crate::phases::lending::{reason_not_to_borrow, reason_not_to_lend};
+use crate::phases::{jobs::find_offer, membership::ancestors};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{
-    BatchRole, DaemonMode, Grant, GrantedBy, Job, JobIdAttribute, MembershipEvidence, Ownership, Policy, PriorityClass,
-    StarvedPolicy,
+    BatchRole, DaemonMode, Grant, GrantedBy, Job, JobIdAttribute, MembershipEvidence, Ownership, Policy,
+    PriorityClass, StarvedPolicy,
 };
 
 /// Returns the sentences that `pjwctl explain` prints about a job. The sentences say why the job holds its
@@ -152,7 +153,9 @@ fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<Strin
     }
     // Idle priority needs the cpuset's cgroup: a process outside would slow down the owner of a lent core.
     let has_processes = state.members_of(&job.id).next().is_some();
+    let realtime = "a thread of it has a real-time priority, so owners would wait for it (pjwctl status names the process)";
     let why = reason_not_to_lend(policy).or_else(|| match effective_enforcement(state, policy, job) {
+        _ if state.lending.is_realtime_borrower(&job.id) => Some(realtime.to_owned()),
         EffectiveEnforcement::Affinity { why } if has_processes => Some(why),
         _ => None,
     })?;
@@ -176,14 +179,23 @@ fn not_lent_text(state: &WardenState, policy: &Policy, owner: &Job) -> String {
     }
     let buffer = policy.lending.buffer_cores;
     let used = state.lending.owner_state(&owner.id).and_then(|known| known.used_core_count());
-    match (owner.wanted_core_count(&state.topology), used) {
-        (Some(wanted), _) => format!("none of its cores is lent: it wants {wanted} of them"),
-        (None, None) => "none of its cores is lent: its use of them was not measured yet".to_owned(),
-        (None, Some(used)) => format!(
-            "none of its cores is lent: it uses {used}, a buffer of {buffer} stays free for it, and the rest is lent after it was idle for {:?} or longer",
-            policy.lending.lend_after
-        ),
-    }
+    let (kept, why) = match (owner.wanted_core_count(&state.topology), used) {
+        (Some(wanted), _) => (wanted, format!("it wants {wanted} of them")),
+        (None, None) => return "none of its cores is lent: its use of them was not measured yet".to_owned(),
+        (None, Some(used)) => {
+            (used.saturating_add(buffer), format!("it uses {used}, a buffer of {buffer} stays free for it"))
+        }
+    };
+    let cores = granted.map_or(0, |cpus| state.topology.overlapping_core_count(cpus));
+    let why = match reason_not_to_borrow(state, policy) {
+        _ if kept >= cores => why,
+        Some(no_borrower) => no_borrower.to_owned(),
+        None => {
+            let lend_after = policy.lending.lend_after;
+            format!("{why}, and the rest is lent after it was idle for {lend_after:?} or longer")
+        }
+    };
+    format!("none of its cores is lent: {why}")
 }
 
 /// The sentence that names what keeps a job or a process on the grant: a cpuset, affinity masks or nothing.

@@ -56,8 +56,7 @@ fn a_besteffort_job_of_a_user_wants_at_most_the_cores_that_the_limit_of_the_user
     m.spawn(20, 1, 0);
     let class = Some(PriorityClass::Besteffort);
     let pids = [Pid(10)].into();
-    let assign =
-        AssignCommand { class, pids, caller: ALICE, ..assign_of("a", Some(CpuRequest::Cores(1))) };
+    let assign = AssignCommand { class, pids, caller: ALICE, ..assign_of("a", Some(CpuRequest::Cores(1))) };
     m.command(Command::Assign(assign)).unwrap();
     want(&mut m, "a", Some(64), ALICE).unwrap();
     let wanted = |m: &Machine| m.state.jobs[&job("a")].wanted_core_count(&m.state.topology);

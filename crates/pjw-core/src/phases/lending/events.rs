@@ -74,7 +74,10 @@ fn report_lost(draft: &mut CycleDraft<'_>, id: &JobId, announced: &CpuSet, lost:
     let grace = draft.policy.lending.revocation_grace;
     for (cpus, when) in [(announced, format!(" in {grace:?}")), (&unannounced, String::new())] {
         for (owner, cpus) in by_owner(draft.state, cpus) {
-            let text = format!("{owner} needs {}: taken back{when}", cpus_text(&cpus));
+            // Each program counts as the use of an owner of all PUs.
+            let has_all = draft.state.pool.online_cpus().is_subset(&draft.state.pool.pus_of(&owner));
+            let who = if has_all { ", or another program," } else { "" };
+            let text = format!("{owner}{who} needs {}: taken back{when}", cpus_text(&cpus));
             report(EventKind::Revoked, id, &cpus, text);
         }
     }
@@ -150,15 +153,21 @@ pub(super) fn grant_event(
     cpus: &CpuSet,
     reason: &str,
 ) -> Option<Event> {
-    let event = |kind, text: String| Some(Event::new(kind, text).with_job(&job.id).with_cpus(cpus));
+    // A frozen job keeps its last PUs in the grant, and they have no effect.
+    let used = |ownership, cpus: &CpuSet| {
+        if ownership == Ownership::Frozen { CpuSet::new() } else { cpus.clone() }
+    };
+    let cpus = used(ownership, cpus);
+    let event = |kind, text: String| Some(Event::new(kind, text).with_job(&job.id).with_cpus(&cpus));
     let Some(before) = &job.grant else { return event(EventKind::Assigned, reason.to_owned()) };
-    let changed = before.cpus.difference(cpus).union(&cpus.difference(&before.cpus));
+    let cpus_before = used(before.ownership, &before.cpus);
+    let changed = cpus_before.difference(&cpus).union(&cpus.difference(&cpus_before));
     let is_of_owners =
         changed.iter().all(|pu| state.pool.holder(pu).is_some_and(|holder| holder.job().is_some()));
     if before.ownership == ownership && is_of_owners {
         return None;
     }
-    let text = format!("{} instead of {}: {reason}", cpus_text(cpus), cpus_text(&before.cpus));
+    let text = format!("{} instead of {}: {reason}", cpus_text(&cpus), cpus_text(&cpus_before));
     event(EventKind::Resized, text)
 }
 

@@ -88,6 +88,24 @@ pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
     }
 }
 
+/// Returns the reason why no job of the class besteffort would take one more core of another job now: none has a
+/// process, each would slow down the owner of the core, or each has as many cores as it wants. The reason is a text for
+/// users. Returns `None` if a job would take one.
+pub(crate) fn reason_not_to_borrow(state: &WardenState, policy: &Policy) -> Option<&'static str> {
+    let borrowers = state.jobs.borrowers().filter(|job| !job.was_released);
+    let mut borrowers: Vec<Borrower<'_>> = borrowers.map(|job| Borrower::new(state, policy, job)).collect();
+    borrowers.retain(|borrower| borrower.most > 0);
+    if borrowers.is_empty() {
+        return Some("no job of the class besteffort has a process");
+    }
+    borrowers.retain(|borrower| !borrower.would_slow_owners);
+    if borrowers.is_empty() {
+        return Some("each job of the class besteffort would slow it down (pjwctl explain JOB says why)");
+    }
+    let is_satisfied = |borrower: &Borrower<'_>| borrower.cores.len() >= borrower.most;
+    borrowers.iter().all(is_satisfied).then_some("each job of the class besteffort has as many as it wants")
+}
+
 /// Decides which cores each borrower (a job of the class besteffort) gets, and changes the grants of the borrowers. The
 /// cores are free cores, and cores that guaranteed jobs leave idle. A second call in the same cycle changes nothing.
 /// The loans stay as they are while the policy grants no cores.

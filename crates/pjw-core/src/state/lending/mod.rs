@@ -108,6 +108,12 @@ impl LendingState {
         self.unfit_borrowers = borrowers;
     }
 
+    /// Returns whether a thread of the job `borrower` has a real-time priority and uses at least 1 % of a PU (logical CPU),
+    /// as of the last scan of the processes of jobs.
+    pub(crate) fn is_realtime_borrower(&self, borrower: &JobId) -> bool {
+        self.realtime_borrowers.contains(borrower)
+    }
+
     /// Returns whether the job `borrower` would slow the owners of the cores that it borrows. True if a thread of the
     /// borrower has a real-time priority, or if a process of the borrower can't run at idle priority.
     pub(crate) fn would_slow_owners(&self, borrower: &JobId) -> bool {

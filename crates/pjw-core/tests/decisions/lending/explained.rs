@@ -41,3 +41,58 @@ fn the_reason_of_a_borrower_agrees_in_number_with_its_cores_and_their_owner() {
         assert_eq!(m.state.grant_of(&job("batch")).unwrap().reasons, [reason]);
     }
 }
+
+/// A job `web` of six cores, and a borrower that wants so many cores and has these processes.
+fn idle_web_beside(cores: u32, pids: &[u32]) -> Machine {
+    let mut m = lending_machine();
+    m.spawn(10, 1, 0);
+    m.spawn(20, 1, 0);
+    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
+    assign_class(&mut m, "batch", PriorityClass::Besteffort, cores, pids).unwrap();
+    m
+}
+
+#[test]
+fn explain_says_that_no_borrower_can_take_an_idle_core() {
+    let mut m = idle_web_beside(8, &[]);
+    web_uses(&mut m, 1, 3);
+    assert!(explained(&m).ends_with("no job of the class besteffort has a process"), "{}", explained(&m));
+
+    let mut m = idle_web_beside(2, &[20]);
+    web_uses(&mut m, 1, 3);
+    assert!(explained(&m).ends_with("has as many as it wants"), "{}", explained(&m));
+
+    let mut m = idle_web_beside(8, &[20]);
+    m.state.lending.set_realtime_borrowers([job("batch")].into());
+    web_uses(&mut m, 1, 3);
+    assert!(
+        explained(&m).contains("each job of the class besteffort would slow it down"),
+        "{}",
+        explained(&m)
+    );
+    let of_batch = explain_job(&m.state, &m.policy, &m.state.jobs[&job("batch")]).join("\n");
+    assert!(of_batch.contains("it borrows free cores only"), "{of_batch}");
+    assert!(of_batch.contains("a thread of it has a real-time priority"), "{of_batch}");
+}
+
+#[test]
+fn explain_says_when_the_cores_are_lent_that_an_owner_does_not_want() {
+    let mut m = idle_web_beside(8, &[20]);
+    m.command(Command::Want { job: job("web"), cores: Some(2), caller: ROOT }).unwrap();
+    let expected = "it wants 2 of them, and the rest is lent after it was idle for 2s or longer";
+    assert!(explained(&m).ends_with(expected), "{}", explained(&m));
+}
+
+#[test]
+fn an_event_does_not_say_that_an_owner_of_all_cores_needs_one_that_another_program_may_use() {
+    let mut m = lending_machine();
+    m.spawn(10, 1, 0);
+    m.spawn(20, 1, 0);
+    assign_class(&mut m, "web", PriorityClass::Guaranteed, 8, &[10]).unwrap();
+    assign_class(&mut m, "batch", PriorityClass::Besteffort, 8, &[20]).unwrap();
+    web_uses(&mut m, 1, 3);
+    assert_ne!(lent(&m), "");
+    web_uses(&mut m, 8, 0);
+    let revoked = m.events.iter().find(|event| event.kind == EventKind::Revoked).unwrap();
+    assert!(revoked.text.starts_with("manual:web, or another program, needs CPUs"), "{}", revoked.text);
+}

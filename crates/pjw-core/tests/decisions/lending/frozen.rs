@@ -136,3 +136,22 @@ fn explain_says_of_a_frozen_process_that_it_is_frozen_why_and_until_when() {
         assert!(!of_process.contains("frozen"), "{of_process}");
     }
 }
+
+#[test]
+fn the_events_of_a_frozen_job_name_no_cpu_that_it_has() {
+    let mut m = starved_machine("", StarvedPolicy::Freeze);
+    let text_of_resizing = |m: &Machine| {
+        let mut resized = m
+            .events
+            .iter()
+            .filter(|event| event.kind == EventKind::Resized && event.job.as_ref() == Some(&job("batch")));
+        resized.next_back().unwrap().text.clone()
+    };
+    take_all_cores(&mut m);
+    assert_eq!(
+        text_of_resizing(&m),
+        "no CPU instead of CPUs 0-7: no core can be borrowed: it is frozen until there is one"
+    );
+    m.release("normal").unwrap();
+    assert_eq!(text_of_resizing(&m), "CPUs 0-7 instead of no CPU: it borrows cores: CPUs 0-7 are free");
+}

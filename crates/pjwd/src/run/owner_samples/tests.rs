@@ -356,7 +356,11 @@ fn a_pu_of_an_owner_of_many_threads_is_reported_at_most_once_in_the_time_between
         sampled.measure(5, 0);
         sampled.set_script("", (MS / 10, false));
         sampled.measure(7, 0);
-        assert_eq!((sampled.next(), sampled.armed_again().as_str()), (17, armed_at_once), "{threads} threads");
+        assert_eq!(
+            (sampled.next(), sampled.armed_again().as_str()),
+            (17, armed_at_once),
+            "{threads} threads"
+        );
         sampled.measure(17, 0);
         let later = if armed_at_once.is_empty() { "1" } else { "" };
         assert_eq!(sampled.armed_again(), later, "{threads} threads");
