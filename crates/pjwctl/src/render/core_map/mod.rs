@@ -83,6 +83,8 @@ impl Holder {
 #[derive(Debug)]
 pub struct PuHolders {
     by_pu: BTreeMap<Pu, Holder>,
+    /// The owner and the borrower of each lent PU, as places in the list of jobs.
+    lent: BTreeMap<Pu, (usize, usize)>,
 }
 
 impl PuHolders {
@@ -104,17 +106,32 @@ impl PuHolders {
                 };
             }
         }
+        let mut lent = BTreeMap::new();
         for (n, job) in jobs.iter().enumerate() {
             for pu in set(&job.borrowed).iter() {
                 let holder = by_pu.entry(pu).or_insert(Holder::Free);
-                *holder = match holder {
-                    Holder::Job(_) => Holder::Lent,
+                *holder = match *holder {
+                    Holder::Job(owner) => {
+                        lent.insert(pu, (owner, n));
+                        Holder::Lent
+                    }
                     Holder::SeveralJobs => Holder::SeveralJobs,
                     _ => Holder::Job(n),
                 };
             }
         }
-        Self { by_pu }
+        Self { by_pu, lent }
+    }
+
+    /// Groups the lent PUs (logical CPUs) in `pus` by their owner and their borrower. Returns a map from these two jobs,
+    /// as indexes in the list of jobs, to their PUs.
+    #[must_use]
+    pub fn lent_pus_by_jobs(&self, pus: &CpuSet) -> BTreeMap<(usize, usize), CpuSet> {
+        let mut among: BTreeMap<(usize, usize), CpuSet> = BTreeMap::new();
+        for (pu, jobs) in pus.iter().filter_map(|pu| Some((pu, *self.lent.get(&pu)?))) {
+            among.entry(jobs).or_default().insert(pu);
+        }
+        among
     }
 
     /// Returns the holder of one core, which decides the character of this core in the core map. `pus` are the PUs

@@ -247,13 +247,23 @@ impl<'a> Tree<'a> {
     /// The holders of the PUs of these parts, each with its width in columns.
     fn held(&self, group: &[&Domain]) -> Vec<(String, usize)> {
         let jobs = self.holders.as_ref().map(|(_, status)| status.jobs.as_slice()).unwrap_or_default();
-        let described_holder = |(holder, pus): (Holder, CpuSet)| {
+        let describe = |holder: Holder, pus: &CpuSet, lent_to: &str| {
             let who = holder.name(jobs);
             let list = shorten_cpu_list(&pus.to_string(), 40);
-            let width = char_count(&who) + 1 + char_count(&list);
-            (format!("{} {list}", style::apply_style(&who, holder.symbol().1, self.term)), width)
+            let width = char_count(&who) + 1 + char_count(&list) + char_count(lent_to);
+            (format!("{} {list}{lent_to}", style::apply_style(&who, holder.symbol().1, self.term)), width)
         };
-        self.holders(&all_cpus(group)).into_iter().map(described_holder).collect()
+        let describe_lent = |((owner, borrower), pus): ((usize, usize), CpuSet)| {
+            let lent_to = format!(" (lent to {})", Holder::Job(borrower).name(jobs));
+            describe(Holder::Job(owner), &pus, &lent_to)
+        };
+        let describe_all = |(holder, pus): (Holder, CpuSet)| match (holder, &self.holders) {
+            (Holder::Lent, Some((holders, _))) => {
+                holders.lent_pus_by_jobs(&pus).into_iter().map(describe_lent).collect()
+            }
+            _ => vec![describe(holder, &pus, "")],
+        };
+        self.holders(&all_cpus(group)).into_iter().flat_map(describe_all).collect()
     }
 
     fn holders(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {

@@ -1,7 +1,7 @@
 //! The machine as text.
 
 use insta::assert_snapshot;
-use pjw_ipc::wire::CoreKind;
+use pjw_ipc::wire::{CoreKind, Job};
 
 use super::super::samples::{self, PLAIN_TERMINAL};
 use super::*;
@@ -55,6 +55,29 @@ fn with_a_warden_holders_and_the_largest_requests_are_shown() {
     └─ package 1
        └─ NUMA node 1, 31 GiB
           └─ L3#1, 4 cores of 2 PUs: free 8-15
+    ");
+}
+
+#[test]
+fn a_lent_core_is_shown_with_its_owner_and_its_borrower() {
+    let mut status = samples::status();
+    status.jobs = vec![
+        Job { lent: "2-3".into(), ..samples::job("manual:own", "2-5") },
+        Job { borrowed: "2-3,6-7".into(), ..samples::job("manual:batch", "2-3,6-7") },
+    ];
+    let mut one = machine();
+    one.tree.truncate(1);
+    assert_snapshot!(topology_text(&one, Some(&status), PLAIN_TERMINAL), @r"
+    machine: 2 packages, 2 NUMA nodes, 2 L3s, 8 cores, 16 PUs, CPUs 0-15
+    largest request that still fits, in cores: 4 in one L3, 4 in one NUMA node, 4 in
+      one package, 5 in the machine
+    └─ package 0
+       └─ NUMA node 0, 31 GiB
+          └─ L3#0, 4 cores of 2 PUs
+             ├─ manual:own 4-5
+             ├─ manual:batch 6-7
+             ├─ manual:own 2-3 (lent to manual:batch)
+             └─ housekeeping 0-1
     ");
 }
 
