@@ -34,6 +34,8 @@ pub struct GrantAudit {
     of_machine: Option<Violation>,
     /// The violation that concerns a PU, by PU.
     of_pus: BTreeMap<Pu, Violation>,
+    /// The PUs whose borrower does not exist.
+    of_borrowers: Vec<Violation>,
     /// The violations that concern a job, by job.
     of_jobs: BTreeMap<JobId, Vec<Violation>>,
 }
@@ -68,6 +70,7 @@ impl GrantAudit {
             owners: BTreeMap::new(),
             of_machine: None,
             of_pus: BTreeMap::new(),
+            of_borrowers: Vec::new(),
             of_jobs: BTreeMap::new(),
         };
         audit.update(state, &state.jobs.keys().cloned().collect(), policy);
@@ -106,7 +109,7 @@ impl GrantAudit {
     /// had already found.
     pub fn violations(&self) -> impl Iterator<Item = &Violation> {
         let of_jobs = self.of_jobs.values().flatten();
-        self.of_machine.iter().chain(self.of_pus.values()).chain(of_jobs)
+        self.of_machine.iter().chain(self.of_pus.values()).chain(&self.of_borrowers).chain(of_jobs)
     }
 
     /// Reads the holders of all PUs. Returns the PUs that have another holder now, and those of jobs that changed. Adds
@@ -178,7 +181,7 @@ impl GrantAudit {
         changed_pus
     }
 
-    /// The pool has an entry for each PU of the machine and no other, and each holder exists.
+    /// The pool has an entry for each PU of the machine and no other, and each holder and each borrower exists.
     fn check_pus(&mut self, state: &WardenState, changed_pus: &CpuSet) {
         let entries: CpuSet = self.holders.iter().map(|&(pu, _)| pu).collect();
         let cpus = entries.difference(&self.machine).union(&self.machine.difference(&entries));
@@ -190,6 +193,9 @@ impl GrantAudit {
                 self.of_pus.insert(pu, Violation::UnknownHolder { pu, job: job.clone() });
             }
         }
+        let unknown = state.pool.borrowed_pus().filter(|(_, job)| !self.grants.contains_key(*job));
+        let violation = |(pu, job): (Pu, &JobId)| Violation::UnknownBorrower { pu, job: job.clone() };
+        self.of_borrowers = unknown.map(violation).collect();
     }
 
     fn check_job(&self, state: &WardenState, job: &Job, policy: &Policy) -> Vec<Violation> {
@@ -197,6 +203,7 @@ impl GrantAudit {
         let held = self.held.get(id).cloned().unwrap_or_default();
         let mut found = Vec::new();
         let Some(grant) = &job.grant else {
+            let held = held.union(&state.pool.borrowed_by(id));
             if !held.is_empty() {
                 found.push(Violation::GrantDiffersFromPool { job: id.clone(), granted: CpuSet::new(), held });
             }

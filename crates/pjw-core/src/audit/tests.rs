@@ -163,6 +163,25 @@ fn a_borrower_whose_grant_is_not_what_the_ledger_says_is_noticed() {
 }
 
 #[test]
+fn a_borrower_without_a_grant_or_without_a_job_borrows_nothing() {
+    let mut state = lending("1-2,5-6");
+    state.jobs.update(&job("b"), |borrower| borrower.grant = None);
+    let (granted, held) = (CpuSet::new(), cpu_set("1-2,5-6"));
+    assert_eq!(grants_of(&state), [Violation::GrantDiffersFromPool { job: job("b"), granted, held }]);
+
+    let policy = Policy::default();
+    let mut audit = GrantAudit::new(&state, &policy);
+    state.jobs.remove(&job("b"));
+    audit.update(&state, &[job("b")].into(), &policy);
+    let unknown = |pu: u32| Violation::UnknownBorrower { pu: Pu(pu), job: job("b") };
+    let expected = [1, 2, 5, 6].map(unknown);
+    assert_eq!(audit.violations().cloned().collect::<Vec<_>>(), expected);
+    state.pool.set_borrowed(&job("b"), &CpuSet::new());
+    audit.update(&state, &BTreeSet::new(), &policy);
+    assert_eq!(audit.violations().count(), 0);
+}
+
+#[test]
 fn a_restore_of_a_saved_mask_passes() {
     let (state, action) = restoring(10);
     assert_eq!(found(&state, &Policy::default(), action), []);

@@ -25,6 +25,14 @@ pub enum Violation {
         /// The job that does not exist.
         job: JobId,
     },
+    /// The pool says that a job borrows a PU, but the job does not exist.
+    #[error("PU {pu} is borrowed by {job}, which does not exist: a core has leaked")]
+    UnknownBorrower {
+        /// The PU that has the unknown borrower.
+        pu: Pu,
+        /// The job that does not exist.
+        job: JobId,
+    },
     /// The PUs that were granted to a job differ from the PUs that the job holds in the pool (the list of
     /// all PUs with their holders).
     #[error("{job} was granted {granted} and holds in the pool {held}")]
@@ -206,7 +214,9 @@ impl Violation {
     #[must_use]
     pub fn concerned_job(&self) -> Option<&JobId> {
         match self {
-            Violation::PoolDiffersFromMachine { .. } | Violation::UnknownHolder { .. } => None,
+            Violation::PoolDiffersFromMachine { .. }
+            | Violation::UnknownHolder { .. }
+            | Violation::UnknownBorrower { .. } => None,
             Violation::GrantDiffersFromPool { job, .. }
             | Violation::TwoOwners { job, .. }
             | Violation::HousekeepingGranted { job, .. }

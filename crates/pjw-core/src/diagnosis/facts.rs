@@ -141,9 +141,15 @@ fn lending(input: &DiagnosisInput) -> String {
         DaemonLending::Unknown | DaemonLending::Off(_) => false,
     };
     if slow.is_empty() {
-        let condition = if is_known { "" } else { ", as far as pjwd may load its BPF program" };
+        let program = if is_known { "" } else { ", as far as pjwd may load its BPF program" };
+        let is_unknown = input.host.preemption_model.is_none();
+        let preemption = if is_unknown {
+            ", unless the preemption model of the kernel is lazy (it is unknown: root sees it)"
+        } else {
+            ""
+        };
         return format!(
-            "a lent core is the owner's again when it wakes up{condition}: borrowers run at idle priority"
+            "a lent core is the owner's again when it wakes up{program}{preemption}: borrowers run at idle priority"
         );
     }
     format!("borrowers run at idle priority, but {}", slow.join("; "))

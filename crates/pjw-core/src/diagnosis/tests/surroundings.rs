@@ -224,7 +224,9 @@ fn what_makes_lending_impossible_or_slow_is_a_fact() {
         IdlePrioritySupport::Unavailable { why: "no cpu controller".to_owned() };
     assert!(fact(&input).contains("free cores only") && fact(&input).contains("no cpu controller"));
     input.cpuset_support.idle_priority = IdlePrioritySupport::Available;
-    assert!(fact(&input).contains("the owner's again when it wakes up"));
+    assert!(fact(&input).contains("the owner's again when it wakes up") && !fact(&input).contains("lazy"));
+    input.host.preemption_model = None;
+    assert!(fact(&input).contains("unless the preemption model of the kernel is lazy (it is unknown: root"));
     input.host.preemption_model = Some("lazy".to_owned());
     input.host.has_btf = false;
     assert!(fact(&input).contains("half a tick") && fact(&input).contains("each 2 ms"), "{}", fact(&input));

@@ -93,8 +93,8 @@ impl LendingState {
         self.owners.get(owner)
     }
 
-    /// Sets the list of borrowers that have a thread with a real-time priority which uses at least 1 % of a PU
-    /// (logical CPU). Such a borrower gets no lent cores: the kernel would run the real-time thread before the
+    /// Sets the list of borrowers that have a process whose threads with a real-time priority together use at least 1 % of a
+    /// PU (logical CPU). Such a borrower gets no lent cores: the kernel would run the real-time threads before the
     /// threads of the owner. A borrower is a job of the class besteffort, which runs on free cores and on cores that
     /// other jobs (owners) leave idle. The daemon calls this method after each scan of the processes of jobs.
     pub fn set_realtime_borrowers(&mut self, borrowers: BTreeSet<JobId>) {
@@ -108,8 +108,8 @@ impl LendingState {
         self.unfit_borrowers = borrowers;
     }
 
-    /// Returns whether a thread of the job `borrower` has a real-time priority and uses at least 1 % of a PU (logical CPU),
-    /// as of the last scan of the processes of jobs.
+    /// Returns whether the job `borrower` gets no lent cores because of threads with a real-time priority, as of the last
+    /// scan of the processes of jobs.
     pub(crate) fn is_realtime_borrower(&self, borrower: &JobId) -> bool {
         self.realtime_borrowers.contains(borrower)
     }

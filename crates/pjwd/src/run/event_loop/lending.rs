@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use pjw_core::cpuset_group::CpusetHierarchy;
 use pjw_core::event::{Event, EventKind};
-use pjw_core::ids::{Pid, ProcessId};
+use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::job::{Job, JobId, Ownership};
 use pjw_core::plan::Warning;
 use pjw_core::state::Member;
@@ -22,7 +22,8 @@ use tracing::{debug, warn};
 use super::EventLoop;
 use crate::run::owner_samples::load_lent_cpu_monitor;
 
-/// A thread that uses less than this share of a PU, in permille, takes no time worth mentioning from an owner.
+/// Threads of a process that together use less than this share of a PU, in permille, take no time worth mentioning from
+/// an owner.
 const MIN_REALTIME_DEMAND_PERMILLE: u32 = 10;
 /// The longest time for which the loop waits for delayed changes of cpusets before it thaws the jobs. systemd may take up
 /// to 2 s for a change.
@@ -64,15 +65,17 @@ impl EventLoop {
         end.filter(|_| self.warden.policy().may_grant)
     }
 
-    /// The warnings about borrowers that gave a thread a real-time priority. The kernel runs such a thread before the
-    /// threads of the owner, whatever the cgroup is. The policies of threads that use nearly no CPU time are not read.
+    /// The warnings about borrowers that gave threads a real-time priority. The kernel runs such threads before the
+    /// threads of the owner, whatever the cgroup is. Real-time threads of a process that together use nearly no CPU time
+    /// do not count.
     fn realtime_borrower_warnings(&self) -> Vec<Warning> {
         let state = self.warden.state();
         let has_realtime_thread = |member: &Member, only_busy: bool| {
-            let is_read = |demand: u32| demand >= MIN_REALTIME_DEMAND_PERMILLE || !only_busy;
-            let mut threads = member.threads.iter().filter(|(_, thread)| is_read(thread.demand.permille));
-            // A thread may have ended since the last scan.
-            threads.any(|(tid, _)| scheduling_policy(*tid).is_ok_and(|policy| policy.is_realtime()))
+            let threads = member.threads.iter().map(|(tid, thread)| (*tid, thread.demand.permille));
+            has_realtime_threads(threads, only_busy, |tid| {
+                // A thread may have ended since the last scan.
+                scheduling_policy(tid).is_ok_and(|policy| policy.is_realtime())
+            })
         };
         let warning_of = |job: &Job| {
             let is_known =
@@ -179,6 +182,24 @@ impl EventLoop {
     }
 }
 
+/// Whether a process has real-time threads that together use at least [`MIN_REALTIME_DEMAND_PERMILLE`] of a PU. `threads`
+/// has the demand of each thread, in permille of a PU. Unless `only_busy` is true, also if they use less. `is_realtime` is
+/// called for few threads only: it is a system call.
+fn has_realtime_threads(
+    threads: impl Iterator<Item = (Tid, u32)> + Clone,
+    only_busy: bool,
+    is_realtime: impl Fn(Tid) -> bool,
+) -> bool {
+    if !only_busy {
+        return threads.map(|(tid, _)| tid).any(is_realtime);
+    }
+    let busy = threads.filter(|(_, demand)| *demand > 0);
+    let sum = |demands: &mut dyn Iterator<Item = u32>| demands.fold(0, u32::saturating_add);
+    sum(&mut busy.clone().map(|(_, demand)| demand)) >= MIN_REALTIME_DEMAND_PERMILLE
+        && sum(&mut busy.filter(|(tid, _)| is_realtime(*tid)).map(|(_, demand)| demand))
+            >= MIN_REALTIME_DEMAND_PERMILLE
+}
+
 fn is_frozen(job: &Job) -> bool {
     job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen)
 }
@@ -192,4 +213,24 @@ fn unsignalled_warning(job: &JobId, signal: Signal, pid: Pid, count: usize) -> W
     );
     let remedy = "give pjwd CAP_KILL (CapabilityBoundingSet= of pjwd.service), or set lending.revocation_signal = \"\"";
     Warning { job: Some(job.clone()), pid: Some(pid), ..Warning::new("revocation-signal", text, remedy) }
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::ids::Tid;
+
+    use super::has_realtime_threads;
+
+    #[test]
+    fn the_real_time_threads_of_a_process_count_together_and_the_others_do_not() {
+        let found = |demands: &[u32], realtime: std::ops::Range<u32>, only_busy| {
+            let threads = (0..).map(Tid).zip(demands.iter().copied());
+            has_realtime_threads(threads, only_busy, |tid| realtime.contains(&tid.0))
+        };
+        assert!(found(&[10], 0..1, true));
+        assert!(found(&[9; 100], 0..100, true), "90 % of a core in small parts");
+        assert!(!found(&[9, 1000], 0..1, true), "the other thread has no real-time priority");
+        assert!(!found(&[9], 0..1, true));
+        assert!(found(&[0], 0..1, false) && !found(&[1000], 0..0, false));
+    }
 }
