@@ -8,6 +8,7 @@ mod address_spaces;
 mod bad_commands;
 mod bad_input;
 mod beside;
+mod borrowers;
 mod confining;
 mod core_map;
 mod cpusets;

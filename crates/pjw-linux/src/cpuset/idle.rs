@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid, is_cgroup_within};
+use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
 use super::{marks, moving, own, twins};
-use crate::cgroup::{CgroupDir, CpusetMount};
+use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;
 use crate::systemd::{IDLE_WEIGHT, MIN_WEIGHT, SystemdError};
 
@@ -83,6 +84,20 @@ pub(super) fn ensure_idle_priority(hierarchy: &CpusetMount, group: &CgroupDir) -
         )
     })?;
     twins::create_v1_cgroup(&twin, set_idle)
+}
+
+/// Returns whether the jobs of the class besteffort have lost their idle priority: another program has written the file
+/// `cpu.idle` of the cgroup that gives it to them. False if there is no such cgroup. `own_cgroups` has the names of the
+/// cgroups that pjwd creates for jobs.
+#[must_use]
+pub fn has_lost_idle_priority(own_cgroups: &OwnCgroupNames) -> bool {
+    let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return false };
+    let above =
+        [own_cgroups.besteffort_directory_path(), format!("/{}", own_cgroups.besteffort_slice_name())];
+    let group = |path: &String| {
+        if hierarchy.is_unified { hierarchy.cgroup(path) } else { hierarchy.v1_cpu_cgroup(path) }
+    };
+    above.iter().filter_map(group).any(|group| group.read_file(CPU_IDLE_FILE).is_ok_and(|now| now != "1"))
 }
 
 /// Starts `slice`, the systemd slice that contains the scopes of besteffort jobs, and gives its cgroup idle priority.

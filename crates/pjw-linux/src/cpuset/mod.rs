@@ -26,6 +26,7 @@ use context::{Result, changed_cpuset, done_outcome, refused_outcome};
 
 pub(crate) use context::CpusetContext;
 pub use freezer::{thaw_jobs, thaw_killed_processes};
+pub use idle::has_lost_idle_priority;
 pub(crate) use leftovers::list_job_cpusets;
 pub(crate) use unrelated_threads::UnrelatedThreads;
 

@@ -26,7 +26,7 @@ use tracing::warn;
 use crate::bpf::{AffinityMonitor, DrainedRequests, TaskScan, TaskScope};
 use crate::cgroup::{CgroupMounts, CgroupWatch, CpusetMount, PopulatedCgroupCache, assumed_cgroup};
 use crate::cpuset::list_job_cpusets;
-pub use crate::cpuset::{thaw_jobs, thaw_killed_processes};
+pub use crate::cpuset::{has_lost_idle_priority, thaw_jobs, thaw_killed_processes};
 use crate::proc::events::{EventLoss, ProcEventSocket};
 use crate::proc::procfs::Stat;
 use crate::sys::{affinity, clock};
@@ -217,9 +217,7 @@ impl LinuxMachine {
         self.cpuset_changer.has_finished()
     }
 
-    /// Waits at most `max_wait` until each delayed change of a cpuset is complete. Returns whether all are: false if the
-    /// time has passed, or if the thread that makes the changes has ended. A change is delayed if
-    /// [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the change.
+    /// Waits at most `max_wait` until each delayed change of a cpuset is complete. Returns whether all are.
     pub fn wait_for_cpuset_changes(&mut self, max_wait: Duration) -> bool {
         self.cpuset_changer.wait_until_complete(max_wait)
     }

@@ -380,6 +380,7 @@ impl EventLoop {
             if is_only_commands { DueScans::default() } else { std::mem::take(&mut self.triggers) };
         let request = triggers.take_scan_request(self.warden.state_mut(), &commands);
         let (rescanned, was_timer) = (triggers.scans_unassigned_processes(), triggers.job_processes_scan_due);
+        self.restore_lost_idle_priority(rescanned);
         let scheduled = was_timer.then_some(self.next_scan);
         self.job_pending_since = None;
         let running = self.meter.begin_cycle(triggers.cycle_cause(&request.scope), scheduled);

@@ -128,3 +128,14 @@ fn a_long_sample_is_judged_by_itself_whatever_the_short_ones_before_it_show() {
     (0..3).for_each(|_| assert_eq!(add(ms(2), ms(4)), (2, cpu_set("2-3"))));
     assert_eq!(add(ms(10), ms(0)), (0, cpu_set("")));
 }
+
+#[test]
+fn a_core_is_taken_back_by_the_cpuset_and_the_mask_of_no_thread_is_changed() {
+    let mut m = web_and_batch();
+    (21..30).for_each(|tid| m.clone_thread(20, tid));
+    web_uses(&mut m, 0, 3);
+    assert_eq!((lent(&m).as_str(), m.effective_mask(20, 29).as_str()), ("2-5", "2-7"));
+    sample(&mut m, 6, "2-5");
+    assert_eq!(m.settle(), [], "the change of a mask for each thread takes long");
+    assert_eq!((lent(&m).as_str(), m.effective_mask(20, 29).as_str()), ("", "6-7"));
+}

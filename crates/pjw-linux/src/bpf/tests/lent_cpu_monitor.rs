@@ -110,6 +110,20 @@ fn own_program_ids() -> BTreeSet<u32> {
     &open & &program_ids()
 }
 
+/// The number of places at which this process has attached programs with these ids (`link_type` in `/proc/self/fdinfo`).
+fn own_link_count(programs: &BTreeSet<u32>) -> usize {
+    let files = fs::read_dir("/proc/self/fdinfo").unwrap().flatten();
+    let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
+    let field = |text: &str, name: &str| {
+        text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned()))
+    };
+    let is_link = |text: &String| {
+        let program = field(text, "prog_id:").and_then(|id| id.parse().ok());
+        field(text, "link_type:").is_some() && program.is_some_and(|id: u32| programs.contains(&id))
+    };
+    texts.filter(is_link).count()
+}
+
 #[test]
 fn an_owner_that_wakes_up_is_reported_once_until_the_pu_is_armed_again() {
     let Some((mut monitor, pu, _alone)) = monitor() else { return };
@@ -364,13 +378,16 @@ fn the_program_is_attached_while_pus_are_lent_and_gone_with_the_monitor() {
     let Some((mut monitor, pu, _alone)) = monitor() else { return };
     let own = own_program_ids();
     assert_eq!((own.len(), monitor.lent_pus().clone()), (1, of_an_owner_with(1, pu)));
+    assert_eq!(own_link_count(&own), 1, "it is attached");
     let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
     monitor.set_lent_pus(&BTreeMap::new()).unwrap();
     assert!(
         monitor.take_reported_pus().is_empty() && monitor.owner_run_times().is_empty(),
         "nothing is lent"
     );
+    assert_eq!(own_link_count(&own), 0, "it costs nothing while nothing is lent");
     monitor.set_lent_pus(&of_an_owner_with(1, pu)).unwrap();
+    assert_eq!(own_link_count(&own), 1, "it is attached again");
     let reported = until("the PU is reported", || {
         Some(monitor.take_reported_pus()).filter(|reported| !reported.is_empty())
     });

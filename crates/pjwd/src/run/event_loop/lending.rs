@@ -11,9 +11,10 @@ use pjw_core::event::{Event, EventKind};
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::job::{Job, JobId, Ownership};
 use pjw_core::plan::Warning;
+use pjw_core::policy::DaemonMode;
 use pjw_core::state::Member;
 use pjw_core::time::Nanos;
-use pjw_linux::node::{thaw_jobs, thaw_killed_processes};
+use pjw_linux::node::{has_lost_idle_priority, thaw_jobs, thaw_killed_processes};
 use pjw_linux::proc::signal::send_signal;
 use pjw_linux::sys::realtime::scheduling_policy;
 use pjw_linux::sys::{clock, cpu_time::process_cpu_time};
@@ -114,6 +115,23 @@ impl EventLoop {
         self.owner_samples
             .set_lent_pus(&self.warden.state().pool.lent_cpus_with_owner_pu_counts(), Instant::now());
         self.send_revocation_signal(events);
+    }
+
+    /// Lets the next plan give idle priority to the jobs of the class besteffort again if another program has ended it, as
+    /// by `systemctl set-property`: the owner of a lent core would get half of its time. Must be called before each cycle.
+    /// Reads some files if `is_rescan` is true, that is, if the cycle scans the processes without a job.
+    pub(super) fn restore_lost_idle_priority(&mut self, is_rescan: bool) {
+        let policy = self.warden.policy();
+        let may_be_lost =
+            is_rescan && policy.mode == DaemonMode::Enforce && self.warden.state().jobs.has_borrowers();
+        if !may_be_lost || !has_lost_idle_priority(&policy.own_cgroups) {
+            return;
+        }
+        warn!("another program has ended the idle priority of the besteffort jobs: they get it again");
+        let state = self.warden.state_mut();
+        state.cpusets.forget_unread_settings();
+        let borrowers: Vec<JobId> = state.jobs.borrowers().map(|job| job.id.clone()).collect();
+        borrowers.iter().for_each(|job| state.dirty.add_job(job));
     }
 
     /// Returns whether a job is frozen, because the job has no cores of its own and can borrow none at present.
