@@ -8,7 +8,7 @@ use pjw_core::lending::would_change_loans;
 use pjw_core::state::lending::{CoreUse, LentCoreSample, OwnerCpuSample, UsedCores};
 use pjw_core::time::Nanos;
 
-use super::{assign_class, in_use, lent, web_and_batch, web_uses};
+use super::{assign_class, in_use, lent, sample, web_and_batch, web_uses};
 use crate::machine::{Machine, cpu_set, job};
 
 #[test]

@@ -100,16 +100,21 @@ impl EventLoop {
     ///
     /// `scanned_jobs` says whether the cycle scanned the processes of jobs. If true, also finds the borrowers with a
     /// real-time priority. If a job is then frozen, also starts the thaw watcher (the process that thaws frozen jobs if
-    /// pjwd is killed), unless it runs already.
+    /// pjwd is killed), unless it runs already. Thaws the job instead in the mode observe.
     pub(super) fn update_lending_after_cycle(&mut self, events: &[Event], scanned_jobs: bool) {
         if scanned_jobs {
             let warnings = self.realtime_borrower_warnings();
             let borrowers = warnings.iter().filter_map(|warning| warning.job.clone()).collect();
             self.borrower_warnings.realtime = warnings;
             self.warden.state_mut().lending.set_realtime_borrowers(borrowers);
-            if self.has_frozen_job() {
-                self.warden.ensure_thaw_watcher_running();
-                self.thaw_killed_processes();
+            match (self.has_frozen_job(), self.warden.policy().mode) {
+                (false, _) => {}
+                // No cycle would thaw it, and no job can be released.
+                (true, DaemonMode::Observe) => _ = self.thaw_frozen_jobs("in the mode observe"),
+                (true, DaemonMode::Enforce) => {
+                    self.warden.ensure_thaw_watcher_running();
+                    self.thaw_killed_processes();
+                }
             }
         }
         self.owner_samples
@@ -139,7 +144,7 @@ impl EventLoop {
         self.warden.state().jobs.borrowers().any(is_frozen)
     }
 
-    /// Thaws the frozen jobs, because no cycle would: pjwd stops, or the mode becomes observe. First waits for the delayed
+    /// Thaws the frozen jobs, because no cycle would: pjwd stops, or has the mode observe. First waits for the delayed
     /// changes of cpusets, because one of them may freeze a job. Returns whether these changes are complete. A job that
     /// can't be thawed is logged as one that stays frozen, with `when`.
     pub(super) fn thaw_frozen_jobs(&mut self, when: &str) -> bool {

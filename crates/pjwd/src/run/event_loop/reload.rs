@@ -30,12 +30,9 @@ impl EventLoop {
                 let known_provisions = self.config.settings().provisions.clone();
                 let is_enforced = policy.mode == DaemonMode::Enforce;
                 self.warden.set_policy(policy);
-                match (was_enforced, is_enforced) {
-                    // No cycle would thaw them, and no job can be released.
-                    (true, false) => _ = self.thaw_frozen_jobs("in the mode observe"),
-                    // The jobs were thawed when the mode became observe.
-                    (false, true) => self.warden.state_mut().cpusets.forget_unread_settings(),
-                    _ => {}
+                if is_enforced && !was_enforced {
+                    // The mode observe has thawed the jobs.
+                    self.warden.state_mut().cpusets.forget_unread_settings();
                 }
                 self.control_settings.send_replace(ControlSettings::from(config.settings()));
                 self.logging.apply_settings(config.settings());
