@@ -151,6 +151,13 @@ pub fn bind(path: &Path) -> Result<BoundSocket, BindError> {
     Ok(BoundSocket { listener, path: path.to_owned(), inode, lock })
 }
 
+/// Returns whether a process listens on the socket at `path`: true also if this process accepts no more connections at the
+/// moment, and if this user may not connect to it.
+#[must_use]
+pub fn is_listening(path: &Path) -> bool {
+    matches!(listening(path), Listening::Process(_))
+}
+
 /// Makes the directory of the socket, and checks that nothing but a socket is at its path.
 fn prepare(path: &Path) -> Result<(), BindError> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {

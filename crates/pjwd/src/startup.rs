@@ -34,7 +34,7 @@ use crate::job_files::JobFiles;
 use crate::metrics::meter::{MetricsReceiver, MetricsRecorder};
 use crate::run::daemon_records::JournalAndReports;
 use crate::run::event_loop::{EventLoop, ReloadContext};
-use crate::run::own_files::{SocketFile, WatchedFiles};
+use crate::run::own_files::{PassedSocket, SocketFile, WatchedFiles};
 use crate::run::own_mask::DaemonMask;
 use crate::store::{
     journal, journal::FileJournal, journal::JournalError, journal::RecoveredJournal, lock::DaemonLock,
@@ -341,8 +341,8 @@ fn address_of(listener: &UnixListener) -> Option<PathBuf> {
 /// is dropped.
 fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
     if let Some(listener) = passed {
-        let path = address_of(&listener);
-        return Ok((listener, SocketFile::Passed { path }));
+        let socket = PassedSocket::new(address_of(&listener));
+        return Ok((listener, SocketFile::Passed(socket)));
     }
     let owned = bind(path)?;
     let listener = owned.dup_listener().context("can't listen")?;

@@ -15,32 +15,61 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use pjw_core::plan::Warning;
-use pjw_ipc::bind::BoundSocket;
+use pjw_ipc::bind::{BindError, BoundSocket, bind, is_listening};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::warn;
 
 use crate::control::inbox::{EventLoopMessage, MessageSender, WarningOrigin};
+use crate::host::inode::inode_of;
 use crate::store::{journal, lock::DaemonLock};
 
 /// The time between two checks without an event.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The time from a removal to the check. A program that removes a directory removes the files in it first.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
+/// The command after which systemd has a new socket. It can't be restarted while the service is active.
+const RENEW_SOCKET_OF_SYSTEMD: &str =
+    "systemctl stop pjwd.service pjwd.socket && systemctl start pjwd.service";
 
 /// The control socket of the daemon, with its creator: the daemon itself, or the service manager (systemd socket
-/// activation). If another program removes the socket, only the creator can create it again.
+/// activation).
 #[derive(Debug)]
 pub enum SocketFile {
     /// The daemon created the socket, and can create it again.
     CreatedByDaemon(BoundSocket),
-    /// The service manager created the socket and passed it to the daemon. Only the service manager can
-    /// create it again.
-    Passed {
-        /// The path of the socket. `None` if the socket has no path.
-        path: Option<PathBuf>,
-    },
+    /// The service manager created the socket and passed it to the daemon.
+    Passed(PassedSocket),
+    /// Another program removed the socket that the service manager had passed, and the daemon created a socket at its
+    /// path. The service manager does not know the new socket.
+    Replaced(BoundSocket),
+}
+
+/// The file of a socket that the service manager created and passed to the daemon.
+#[derive(Debug)]
+pub struct PassedSocket {
+    /// The path of the socket. `None` if the socket has no path.
+    path: Option<PathBuf>,
+    /// The device and inode of the file, or `None` if clients can't connect there.
+    inode: Option<(u64, u64)>,
+}
+
+impl PassedSocket {
+    /// Reads which file is at `path`, the path of a socket that the service manager passed to the daemon. `None` if the
+    /// socket has no path.
+    #[must_use]
+    pub fn new(path: Option<PathBuf>) -> Self {
+        // A killed daemon leaves the file of a socket by which it replaced the one of the service manager.
+        let inode = path.as_deref().filter(|path| is_listening(path)).and_then(inode_of);
+        Self { path, inode }
+    }
+
+    /// The path, if clients can't connect there any more.
+    fn path_if_removed(&self) -> Option<&Path> {
+        let path = self.path.as_deref()?;
+        (self.inode.is_none() || inode_of(path) != self.inode).then_some(path)
+    }
 }
 
 /// The files that a running daemon watches, because other programs can remove them: the lock file, the control
@@ -71,8 +100,8 @@ impl WatchedFiles {
     ///
     /// - The lock file and the socket: this function recreates them, and sends each new socket to `listeners`. If
     ///   this fails, a warning ([`EventLoopMessage::Warnings`]) is sent to the event loop through `outbox`.
-    /// - A socket that systemd created (socket activation): only systemd can recreate such a socket. The function
-    ///   sends a warning to the event loop.
+    /// - A socket that systemd created (socket activation): it is recreated too. The warning says that systemd does not
+    ///   know the new socket.
     /// - The journal (the files with the records of pjwd's changes): the event loop recreates its files. After a file
     ///   was removed, [`EventLoopMessage::CheckJournal`] is sent to the event loop through `outbox`.
     pub async fn restore_removed_files(
@@ -101,8 +130,8 @@ impl WatchedFiles {
     /// The files to watch.
     fn paths(&self) -> Vec<PathBuf> {
         let socket = match &self.socket {
-            SocketFile::CreatedByDaemon(socket) => Some(socket.path()),
-            SocketFile::Passed { path } => path.as_deref(),
+            SocketFile::CreatedByDaemon(socket) | SocketFile::Replaced(socket) => Some(socket.path()),
+            SocketFile::Passed(socket) => socket.path.as_deref(),
         };
         let mut paths: Vec<PathBuf> =
             journal::JOURNAL_FILE_NAMES.iter().map(|name| self.state_dir.join(name)).collect();
@@ -123,28 +152,53 @@ impl WatchedFiles {
                 warnings.push(Warning::new("lock-removed", why, remedy));
             }
         }
-        match &mut self.socket {
-            SocketFile::CreatedByDaemon(socket) if socket.are_files_in_place() => {}
-            SocketFile::CreatedByDaemon(socket) => match socket.rebind_if_removed() {
-                Ok(listener) => {
-                    warn!(socket = %socket.path().display(), "the socket was removed; it was made again");
-                    // The control server ends before this task.
-                    let _ = listeners.send(listener);
-                }
-                Err(fault) => {
-                    let remedy = "pjwd tries again every 10 s; find out which program removes its files";
-                    let why = format!("the socket was removed, and is not there again: {fault}");
-                    warnings.push(Warning::new("socket-removed", why, remedy));
-                }
-            },
-            SocketFile::Passed { path: Some(path) } if std::fs::symlink_metadata(&*path).is_err() => {
-                let why = format!("the socket {} was removed: new clients can't connect", path.display());
-                let remedy = "only systemd can make it again: systemctl restart pjwd.socket pjwd.service";
-                warnings.push(Warning::new("socket-removed", why, remedy));
+        let restored = self.restore_socket();
+        let remedy = match &self.socket {
+            SocketFile::CreatedByDaemon(_) => {
+                "pjwd tries again every 10 s; find out which program removes its files"
             }
-            SocketFile::Passed { .. } => {}
+            SocketFile::Passed(_) | SocketFile::Replaced(_) => RENEW_SOCKET_OF_SYSTEMD,
+        };
+        match restored {
+            Ok(Some(listener)) => {
+                warn!("the socket was removed; it was made again");
+                // The control server ends before this task.
+                let _ = listeners.send(listener);
+            }
+            Ok(None) => {}
+            Err(fault) => {
+                let why = format!("the socket was removed, and is not there again: {fault}");
+                warnings.push(Warning::new("socket-removed", why, remedy));
+                return warnings;
+            }
+        }
+        if let SocketFile::Replaced(socket) = &self.socket {
+            let why = format!(
+                "the socket {} was removed, and pjwd made it again: systemd does not know it, so no connection starts pjwd after it has stopped",
+                socket.path().display()
+            );
+            warnings.push(Warning::new("socket-removed", why, remedy));
         }
         warnings
+    }
+
+    /// Makes the socket again if it was removed. Returns the new listener then.
+    fn restore_socket(&mut self) -> Result<Option<UnixListener>, BindError> {
+        match &mut self.socket {
+            SocketFile::CreatedByDaemon(socket) | SocketFile::Replaced(socket) => {
+                if socket.are_files_in_place() {
+                    return Ok(None);
+                }
+                socket.rebind_if_removed().map(Some)
+            }
+            SocketFile::Passed(passed) => {
+                let Some(path) = passed.path_if_removed() else { return Ok(None) };
+                let mut socket = bind(path)?;
+                let listener = socket.rebind_if_removed()?;
+                self.socket = SocketFile::Replaced(socket);
+                Ok(Some(listener))
+            }
+        }
     }
 }
 
@@ -201,21 +255,64 @@ impl DirectoryWatch {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
+    fn connects_to(path: &Path, listener: &UnixListener) -> bool {
+        listener.set_nonblocking(true).unwrap();
+        UnixStream::connect(path).is_ok() && listener.accept().is_ok()
+    }
+
     #[test]
-    fn a_removed_socket_of_systemd_is_a_warning_with_the_command_that_makes_it_again() {
+    fn a_removed_socket_of_systemd_is_made_again_also_by_the_next_daemon_and_the_warning_has_the_command() {
+        let above = tempfile::tempdir().unwrap();
+        let path = above.path().join("below/pjwd.sock");
+        std::fs::create_dir(path.parent().unwrap()).unwrap();
+        let of_systemd = UnixListener::bind(&path).unwrap();
+        let start = || {
+            let socket = SocketFile::Passed(PassedSocket::new(Some(path.clone())));
+            WatchedFiles::new(None, socket, above.path().to_owned())
+        };
+        let (listeners, mut made) = mpsc::unbounded_channel();
+        let mut files = start();
+        assert!(files.check(&listeners).is_empty() && made.try_recv().is_err());
+        std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
+        let check = |files: &mut WatchedFiles| {
+            let warnings = files.check(&listeners);
+            assert!(warnings[0].remedy.contains("systemctl start pjwd.service"), "{warnings:?}");
+        };
+        check(&mut files);
+        assert!(connects_to(&path, &made.try_recv().unwrap()));
+        check(&mut files);
+        assert!(made.try_recv().is_err(), "the socket is made once");
+        // A killed daemon leaves the file of its socket, and the next one gets the socket without a path again.
+        drop(made);
+        let SocketFile::Replaced(socket) = files.socket else { panic!("the daemon made a socket") };
+        let killed = path.with_extension("killed");
+        std::fs::hard_link(&path, &killed).unwrap();
+        drop(socket);
+        std::fs::rename(&killed, &path).unwrap();
+        let (listeners, mut made) = mpsc::unbounded_channel();
+        let mut next = start();
+        assert_eq!(next.check(&listeners).len(), 1);
+        assert!(connects_to(&path, &made.try_recv().unwrap()));
+        drop(of_systemd);
+    }
+
+    #[test]
+    fn a_removed_socket_of_systemd_that_can_not_be_made_again_is_a_warning() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pjwd.sock");
         let _systemd = UnixListener::bind(&path).unwrap();
-        let socket = SocketFile::Passed { path: Some(path.clone()) };
+        let socket = SocketFile::Passed(PassedSocket::new(Some(path.clone())));
         let mut files = WatchedFiles::new(None, socket, dir.path().to_owned());
-        let (listeners, mut made) = mpsc::unbounded_channel();
-        assert!(files.check(&listeners).is_empty());
         std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "").unwrap();
+        let (listeners, _made) = mpsc::unbounded_channel();
         let warnings = files.check(&listeners);
-        assert!(warnings[0].remedy.contains("systemctl restart pjwd.socket pjwd.service"), "{warnings:?}");
-        assert!(made.try_recv().is_err() && !path.exists(), "the daemon makes no socket in its place");
+        assert!(warnings[0].text.contains("is not there again"), "{warnings:?}");
+        assert!(warnings[0].remedy.contains("systemctl start pjwd.service"), "{warnings:?}");
     }
 
     #[test]

@@ -247,7 +247,7 @@ impl FileJournal {
             operation: "make",
             path: self.dir.clone(),
             why: crate::error_text::error_chain_text(error.as_ref()),
-            remedy: "it was removed while pjwd runs",
+            remedy: "it was removed while pjwd ran: make it again, writable for pjwd",
             is_in_use: false,
         };
         directories::make_state_directory(&self.dir, Uid::effective().as_raw()).map_err(unusable)?;

@@ -31,7 +31,7 @@ pub(super) fn fault_warnings(faults: &OngoingFailures, own_cgroups: &OwnCgroupNa
     }
     if let Some(fault) = &faults.journal_error {
         let text = format!("jobs are only released, because other changes can't be recorded: {fault}");
-        let remedy = "free space; jobs continue unchanged, pjwd retries in each cycle, and a job that is released meanwhile comes back \
+        let remedy = "do what the text says; jobs continue unchanged, pjwd retries in each cycle, and a job that is released meanwhile comes back \
                       if pjwd is restarted before it can write";
         warnings.push(warning("journal", String::new(), text, remedy));
     }

@@ -7,6 +7,7 @@ is_active() { [ "$(systemctl is-active "$1")" = active ]; }
 restarted() { [ "$(main_pid)" != "$1" ] && [ "$(main_pid)" != 0 ] && is_active pjwd.service; }
 is_confined() { confined "$(cpus "$1")" $(process_tree "$2"); }
 has_masks() { [ "$(masks $(process_tree "$1"))" = "$2" ]; }
+lacks() { ! "$@"; }
 in_journal() { journalctl -u pjwd -o json --no-pager "$@" | grep -q .; }
 
 install_pjw
@@ -62,6 +63,35 @@ check "systemctl reload succeeds" systemctl reload pjwd.service
 eventually "an event reports the reload" sh -c 'pjwctl events --json | grep -q reloaded'
 systemctl daemon-reload
 check "systemctl daemon-reload does not move alice's processes" is_confined manual:a $a
+
+# Another program removes the files of pjwd in /run. pjwd makes them again, also the socket of systemd, and the hardening must allow
+# this. pjwd is stopped by a signal meanwhile: it would make files again in a directory that is being removed.
+has_socket_warning() { pjwctl status --json | grep -q '"socket-removed"'; }
+rm /run/pjwd/pjwd.sock
+eventually "pjwd answers after its socket was removed" answers
+sleep 1000 &
+c=$!
+was=$(main_pid)
+kill -STOP "$was"
+rm -rf /run/pjwd /run/pjwd-lock
+kill -CONT "$was"
+eventually "pjwd answers after its directories were removed" answers
+eventually "a process can be assigned after the removal" pjwctl assign c --cores 1 --pid $c
+eventually "the files are there again" sh -c "[ -s /run/pjwd/state.json ] && [ -s /run/pjwd-lock/warden.lock ]"
+check "pjwd has not been restarted" [ "$(main_pid)" = "$was" ]
+eventually "a warning says that systemd does not know the socket" has_socket_warning
+c_cpus=$(cpus manual:c)
+kill -9 "$was"
+eventually "systemd starts pjwd again after the removal and a kill" restarted "$was"
+eventually "pjwd answers after the removal and a kill" answers
+check "alice's job holds the same cores after the removal and a kill" [ "$(cpus manual:a)" = "$a_cpus" ]
+check "the later job holds the same cores after the kill" [ "$(cpus manual:c)" = "$c_cpus" ]
+systemctl stop pjwd.service pjwd.socket && systemctl start pjwd.service
+check "pjwd answers at the new socket of systemd" answers
+check "the warning is gone with the new socket of systemd" lacks has_socket_warning
+check "pjwctl release of the later job succeeds" pjwctl release c
+eventually "its process may run on all CPUs after the release" has_masks $c 0-15
+kill $c
 
 check "pjwctl release --all succeeds" pjwctl release --all
 eventually "alice's processes may run on all CPUs after the release" has_masks $a 0-15
