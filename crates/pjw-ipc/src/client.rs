@@ -18,6 +18,8 @@ use crate::service_commands;
 
 /// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
 const MAX_REPLY: usize = 64 << 20;
+/// How long a process reads after the deadline what arrived before it.
+const LATE_READING_TIME: Duration = Duration::from_millis(100);
 /// The maximum time for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -261,7 +263,7 @@ impl Client {
     }
 
     fn receive<T: DeserializeOwned>(&mut self) -> Result<(T, bool), ClientError> {
-        let mut searched = 0;
+        let (mut searched, mut late_since) = (0, None);
         let end = loop {
             if let Some(end) = self.buffer[searched..].iter().position(|&byte| byte == 0) {
                 break searched + end;
@@ -274,6 +276,9 @@ impl Client {
             let late = self.limit_wait().err();
             if late.is_some() {
                 let _ = self.stream.set_read_timeout(Some(Duration::from_millis(1)));
+                if late_since.get_or_insert_with(Instant::now).elapsed() > LATE_READING_TIME {
+                    return Err(ClientError::Timeout(self.timeout));
+                }
             }
             let mut chunk = [0; 64 * 1024];
             match self.stream.read(&mut chunk) {

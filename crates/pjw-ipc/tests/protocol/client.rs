@@ -88,16 +88,19 @@ fn a_call_to_a_daemon_that_hangs_ends_with_the_timeout() {
 
 #[test]
 fn a_call_to_a_daemon_that_sends_single_bytes_ends_with_the_timeout() {
-    let (_dir, path) = fake_daemon(|mut stream| {
-        // The client never waits for a byte as long as its timeout. The loop ends when the client closes the
-        // connection.
-        while stream.write_all(b" ").is_ok() {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    });
-    let error = call_error(&path);
-    assert!(matches!(error, ClientError::Timeout(_)), "{error}");
-    assert!(error.to_string().contains("has not answered within 1s"), "{error}");
+    // The second daemon leaves no pause, so that there is always a byte to read, also after the deadline.
+    for pause in [Some(Duration::from_millis(20)), None] {
+        let (_dir, path) = fake_daemon(move |mut stream| {
+            // The client never waits for a byte as long as its timeout. The loop ends when the client closes the
+            // connection.
+            while stream.write_all(b" ").is_ok() {
+                pause.into_iter().for_each(std::thread::sleep);
+            }
+        });
+        let error = call_error(&path);
+        assert!(matches!(error, ClientError::Timeout(_)), "{error}");
+        assert!(error.to_string().contains("has not answered within 1s"), "{error}");
+    }
 }
 
 #[test]
