@@ -166,7 +166,8 @@ deny:
 	cargo deny --locked check licenses bans sources
 	@cargo deny --locked check advisories || echo 'advisories are reported, not refused'
 
-# Where there is no cargo, as for root by sudo, what another user built is installed.
+# Where there is no cargo that works, as for root by sudo, what another user built is installed. The cargo of rustup is there also
+# without a toolchain.
 built:
 	@if ! [ -x $(RELEASE)/pjwd ] || ! [ -x $(RELEASE)/pjwctl ] || ! [ -e $(RELEASE)/libpjw_spawn.so ] || ! [ -e $(RELEASE)/libpjw_job.so ]; then \
 	    echo "can't install: there are no programs in $(RELEASE), and no cargo here to build them. As the user that has Rust:" \
@@ -174,7 +175,7 @@ built:
 	newer=$$(find crates Cargo.toml Cargo.lock -type f -newer $(RELEASE)/pjwctl -print -quit); \
 	[ -z "$$newer" ] || echo "$$newer is newer than $(RELEASE)/pjwctl, and there is no cargo here to build it again" >&2
 
-install: $(if $(shell PATH="$(PATH)" command -v cargo),build,built)
+install: $(if $(shell PATH="$(PATH)" cargo --version 2>/dev/null),build,built)
 	install -Dm755 $(RELEASE)/pjwd $(DESTDIR)$(PREFIX)/bin/pjwd
 	install -Dm755 $(RELEASE)/pjwctl $(DESTDIR)$(PREFIX)/bin/pjwctl
 	install -Dm644 $(RELEASE)/libpjw_spawn.so $(LIB)/libpjw_spawn.so.0
