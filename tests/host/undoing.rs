@@ -81,10 +81,9 @@ fn release_all_is_refused_while_the_daemon_runs() {
     let refused = release_all(&daemon);
     assert_eq!(refused.status.code(), Some(1));
     let stderr = text(&refused.stderr);
-    assert!(
-        stderr.contains("another pjwd keeps its state there: stop it") && stderr.lines().count() == 1,
-        "{stderr}"
-    );
+    let user = format!("in use by process {};", daemon.pid());
+    assert!(stderr.contains(&user) && stderr.contains("pjwctl release --all"), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
     assert_eq!(mask(shell.pid()), cpus);
 }
 

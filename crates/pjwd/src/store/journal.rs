@@ -12,7 +12,7 @@
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -21,32 +21,28 @@ use nix::fcntl::{FallocateFlags, Flock, fallocate};
 use nix::unistd::Uid;
 use pjw_core::ports::Journal;
 use pjw_core::record::{Record, UnknownMaskRecord};
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tracing::warn;
 
 use super::lock::lock;
-use crate::host::directories;
 use crate::host::inode::{inode_of, is_file_at_path};
+use crate::host::{directories, flock_holder::running_holder};
+use reading::{Batch, LINES, SCHEMA, STATE, StateFile, read_batches, read_state};
+
+mod reading;
+
+pub use reading::{RecoveredJournal, has_journal_files, has_records};
 
 /// The names of the two files of the journal, in the state directory of pjwd. In the journal, pjwd records its
 /// changes ([`FileJournal`]). `state.json` has the records that were valid when the journal was last rewritten.
 /// `journal.jsonl` has the records that were added later.
 pub const JOURNAL_FILE_NAMES: [&str; 2] = [LINES, STATE];
-const LINES: &str = "journal.jsonl";
-const STATE: &str = "state.json";
-/// The format of both files. A file with another schema is set aside.
-const SCHEMA: u32 = 1;
-/// The begin of each line of `journal.jsonl`.
-const BEGIN_OF_BATCH: &[u8] = b"{\"boot_id\":\"";
 /// The journal is rewritten after it has grown by this many bytes.
 const REWRITE_BYTES: u64 = 1 << 20;
 /// A removed or replaced `journal.jsonl` is opened again this many times.
 const MAX_ATTEMPTS: usize = 10;
 /// The space that is reserved at once, beside what is needed.
 const RESERVED_BYTES: u64 = 256 << 10;
-/// The largest state file in bytes. This program writes no larger file.
-const MAX_STATE_BYTES: u64 = 256 << 20;
 
 /// The reason why a file of the journal (the files in which pjwd records its changes) can't be opened, read or
 /// written. The error message names the file, the cause and the remedy.
@@ -81,6 +77,11 @@ impl JournalError {
     pub fn is_in_use(&self) -> bool {
         self.is_in_use
     }
+
+    /// Replaces the remedy in the message of the error, for example by the name of another command.
+    pub(crate) fn with_remedy(self, remedy: &'static str) -> Self {
+        Self { remedy, ..self }
+    }
 }
 
 /// The journal of pjwd: two files in the state directory, in which pjwd records each change before it makes the
@@ -100,50 +101,6 @@ pub struct FileJournal {
     length: u64,
     /// The length of `journal.jsonl` in bytes up to which the file system has reserved space.
     reserved: u64,
-}
-
-/// The records that an earlier daemon left in its journal: the cores granted to jobs, the original affinity masks of
-/// threads, and the cpusets of jobs.
-#[derive(Debug, Default)]
-pub struct RecoveredJournal {
-    /// The records of the journal, oldest first.
-    pub records: Vec<Record>,
-    /// Sentences for the log about files and records that could not be used: what was wrong with each, and
-    /// what pjwd did with it.
-    pub remarks: Vec<String>,
-    /// Whether records were lost. An incomplete last line of the journal does not count as a loss. pjwd
-    /// writes a line completely before it makes the changes that the line records. So the changes of an
-    /// incomplete line were never made.
-    pub has_lost_records: bool,
-    /// Whether a file of the journal had content that could be read, of this boot or of an earlier one.
-    pub is_found: bool,
-}
-
-#[derive(Serialize, Deserialize)]
-struct StateFile<'a> {
-    schema: u32,
-    boot_id: Cow<'a, str>,
-    last: u64,
-    /// Whether a batch follows this file in any case. False in files of earlier versions.
-    #[serde(default)]
-    is_followed: bool,
-    records: Cow<'a, [Record]>,
-}
-
-/// What `state.json` says about the batches.
-#[derive(Default)]
-struct Expected {
-    /// The number of the last batch that the file includes.
-    last: u64,
-    /// Whether `journal.jsonl` must have this batch or a later one.
-    is_followed: bool,
-}
-
-#[derive(Serialize, Deserialize)]
-struct Batch<'a> {
-    boot_id: Cow<'a, str>,
-    number: u64,
-    records: Cow<'a, [Record]>,
 }
 
 impl FileJournal {
@@ -257,16 +214,6 @@ impl FileJournal {
     }
 }
 
-/// Returns whether the directory `dir` contains the journal of an earlier daemon: the files `state.json` and
-/// `journal.jsonl`, in which pjwd records its changes. `has_state_file` says whether the earlier daemon is known to
-/// have written `state.json`. If true, this file must exist. If false, one of the two files is enough, because earlier
-/// versions of pjwd write `state.json` later.
-#[must_use]
-pub fn has_journal_files(dir: &Path, has_state_file: bool) -> bool {
-    let exists = |name: &str| dir.join(name).exists();
-    exists(STATE) || (!has_state_file && exists(LINES))
-}
-
 /// Locks the journal (the files in which pjwd records its changes) in the state directory `dir`, so that no daemon can
 /// use the journal at the same time. Changes nothing. Returns `None` if there is no journal.
 ///
@@ -279,7 +226,16 @@ pub fn lock_existing_journal(dir: &Path) -> Result<Option<Flock<File>>, JournalE
     open_lines(dir).map(|(_, lines)| Some(lines))
 }
 
-/// Opens and locks the file of the batches.
+/// Returns the pid of the running pjwd that uses the journal (the files in which pjwd records its changes) in the
+/// directory `dir`. `None` if there is none, or if it is unknown.
+#[must_use]
+pub fn pid_of_user(dir: &Path) -> Option<u32> {
+    let opened = directories::open_own_file(&dir.join(LINES), OpenOptions::new().read(true));
+    opened.ok().as_ref().and_then(running_holder)
+}
+
+/// Opens and locks the file of the batches. If another process holds the lock, waits for its end for up to 5 s, but for
+/// only up to 0.5 s if it is known to run.
 fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
     let path = dir.join(LINES);
     let refused = |why: String, is_in_use| JournalError {
@@ -294,8 +250,13 @@ fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
         options.read(true).append(true).create(true).mode(0o600);
         let file = directories::open_own_file(&path, &mut options)
             .map_err(|error| JournalError::new("open", &path, &error))?;
-        let locked = lock(file, |_| false).map_err(|errno| match errno {
-            Errno::EAGAIN => refused("it is in use".to_owned(), true),
+        let again = file.try_clone().map_err(|error| JournalError::new("open", &path, &error))?;
+        let is_alive = |file: &File| running_holder(file).is_some();
+        let locked = lock(file, is_alive).map_err(|errno| match errno {
+            Errno::EAGAIN => {
+                let by = running_holder(&again).map(|pid| format!(" by process {pid}")).unwrap_or_default();
+                refused(format!("it is in use{by}"), true)
+            }
             _ => refused(errno.to_string(), false),
         })?;
         // The process that held the lock may have replaced the file.
@@ -376,117 +337,6 @@ fn line_of(batch: &Batch<'_>) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(batch)?;
     line.push(b'\n');
     Ok(line)
-}
-
-/// Reads `state.json`. Returns what it says about the batches.
-fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> Expected {
-    let path = dir.join(STATE);
-    let mut text = Vec::new();
-    let opened = directories::open_own_file(&path, OpenOptions::new().read(true));
-    let read = opened.and_then(|file| file.take(MAX_STATE_BYTES).read_to_end(&mut text));
-    match read {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Expected::default(),
-        Err(error) => {
-            recovered
-                .remarks
-                .push(format!("can't read {}: {error}; starting from what is running", path.display()));
-            recovered.has_lost_records = true;
-            return Expected::default();
-        }
-        Ok(_) => {}
-    }
-    match serde_json::from_slice::<StateFile<'_>>(&text) {
-        Ok(state) if state.schema != SCHEMA => {
-            set_aside(&path, &format!("has schema {}", state.schema), recovered);
-        }
-        Ok(state) => {
-            recovered.is_found = true;
-            if state.boot_id == boot_id {
-                recovered.records = state.records.into_owned();
-                return Expected { last: state.last, is_followed: state.is_followed };
-            }
-        }
-        Err(error) => set_aside(&path, &format!("can't be understood: {error}"), recovered),
-    }
-    Expected::default()
-}
-
-fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) {
-    recovered.has_lost_records = true;
-    let aside = path.with_extension("json.unreadable");
-    let kept = match std::fs::rename(path, &aside) {
-        Ok(()) => format!("kept as {}", aside.display()),
-        Err(error) => format!("left there ({error})"),
-    };
-    recovered.remarks.push(format!("{} {why}; {kept}, starting from what is running", path.display()));
-}
-
-/// Reads the batches that `state.json` does not include. Returns the length in bytes up to the last complete batch, to
-/// which the file is cut, and the number of this batch. A batch that is missing is a lost record.
-fn read_batches(
-    lines: &File,
-    dir: &Path,
-    boot_id: &str,
-    expected: &Expected,
-    recovered: &mut RecoveredJournal,
-) -> io::Result<(u64, u64)> {
-    let mut reader = BufReader::new(lines);
-    reader.seek(SeekFrom::Start(0))?;
-    let (mut length, mut line, mut last) = (0u64, Vec::new(), expected.last);
-    let (mut has_gap, mut has_later) = (false, false);
-    loop {
-        line.clear();
-        let read = reader.by_ref().take(MAX_STATE_BYTES).read_until(b'\n', &mut line)?;
-        if read == 0 {
-            break;
-        }
-        let batch = line.ends_with(b"\n").then(|| serde_json::from_slice::<Batch<'_>>(&line).ok()).flatten();
-        let Some(batch) = batch else {
-            let remark = format!("the journal is damaged after {length} bytes; the rest of it is not used");
-            recovered.remarks.push(remark);
-            break;
-        };
-        (length, recovered.is_found) = (length + read as u64, true);
-        has_later |= batch.boot_id == boot_id && batch.number >= expected.last;
-        if batch.boot_id == boot_id && batch.number > last {
-            has_gap |= batch.number > last + 1;
-            last = batch.number;
-            recovered.records.extend(batch.records.into_owned());
-        }
-    }
-    if length < lines.metadata()?.len() {
-        reader.seek(SeekFrom::Start(length))?;
-        let mut rest = Vec::new();
-        reader.take(MAX_STATE_BYTES).read_to_end(&mut rest)?;
-        let saved = save_unreadable_lines(dir, &rest);
-        recovered.has_lost_records |= saved.is_some();
-        recovered.remarks.extend(saved);
-        lines.set_len(length)?;
-    }
-    if has_gap || (expected.is_followed && !has_later) {
-        recovered.has_lost_records = true;
-        let dir = dir.display();
-        recovered.remarks.push(format!("records are missing in {dir}: a file there was removed or emptied"));
-    }
-    Ok((length, last))
-}
-
-/// Saves lines that can't be parsed in a file of their own. Another version may have written them, and an
-/// administrator may need their masks. An incomplete last line alone is not saved: it begins like a batch.
-fn save_unreadable_lines(dir: &Path, rest: &[u8]) -> Option<String> {
-    let has_begin_of_batch = rest.iter().zip(BEGIN_OF_BATCH).all(|(byte, expected)| byte == expected);
-    if !rest.contains(&b'\n') && has_begin_of_batch {
-        return None;
-    }
-    let path = dir.join("journal.jsonl.unreadable");
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(0o600);
-    let kept = directories::open_own_file(&path, &mut options).and_then(|mut file| file.write_all(rest));
-    let path = path.display();
-    Some(match kept {
-        Ok(()) => format!("lines of the journal that this version can't read are kept in {path}"),
-        Err(error) => format!("lines of the journal that this version can't read are lost ({path}: {error})"),
-    })
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use nix::unistd::Uid;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::host::{directories, inode::is_file_at_path};
+use crate::host::{directories, flock_holder::is_running, inode::is_file_at_path};
 
 /// The name of the lock file in its directory.
 const FILE_NAME: &str = "warden.lock";
@@ -123,7 +123,7 @@ impl LockHolder {
     /// Whether the process runs. A process that ends has no program file any more before its files are closed (do_exit
     /// in kernel/exit.c).
     fn is_alive(&self) -> bool {
-        std::fs::read_link(format!("/proc/{}/exe", self.pid)).is_ok()
+        is_running(self.pid)
     }
 
     /// Whether the process runs and serves clients. Any other process ends soon by itself, so its end is worth waiting

@@ -2,6 +2,8 @@
 
 mod stored_format;
 
+use std::io::Read;
+
 use super::*;
 use pjw_core::ids::Uid;
 use pjw_core::job::{EndCondition, Job, JobId, JobRequest};
@@ -193,6 +195,31 @@ fn an_emptied_journal_of_a_daemon_that_never_rewrote_it_is_a_loss() {
 }
 
 #[test]
+fn records_are_told_without_a_lock_and_without_a_change() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(!has_records(dir.path(), "boot"), "there is no file");
+    let (mut journal, mut found) = reopen(dir.path());
+    journal.write_recovered_records(&mut found).unwrap();
+    assert!(!has_records(dir.path(), "boot"), "the daemon holds no job");
+    journal.append(&[ended("a")]).unwrap();
+    assert!(has_records(dir.path(), "boot") && !has_records(dir.path(), "next boot"));
+    journal.rewrite(&[ended("a")]).unwrap();
+    assert!(has_records(dir.path(), "boot"));
+    journal.rewrite(&[]).unwrap();
+    assert!(!has_records(dir.path(), "boot"));
+    for name in JOURNAL_FILE_NAMES {
+        let path = dir.path().join(name);
+        let text = std::fs::read(&path).unwrap();
+        for damaged in ["", "garbage\n"] {
+            std::fs::write(&path, damaged).unwrap();
+            assert!(has_records(dir.path(), "boot"), "{name}: {damaged:?}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), damaged);
+        }
+        std::fs::write(&path, text).unwrap();
+    }
+}
+
+#[test]
 fn the_files_of_an_earlier_version_are_complete() {
     let dir = tempfile::tempdir().unwrap();
     let state = "{\"schema\":1,\"boot_id\":\"boot\",\"last\":3,\"records\":[{\"ended\":\"manual:a\"}]}";
@@ -252,7 +279,8 @@ fn a_second_daemon_on_the_same_directory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let _first = reopen(dir.path());
     let error = FileJournal::open(dir.path(), "boot").unwrap_err().to_string();
-    assert!(error.contains("another pjwd keeps its state there"), "{error}");
+    let expected = format!("in use by process {}; another pjwd keeps its state there", std::process::id());
+    assert!(error.contains(&expected), "{error}");
 }
 
 #[test]
