@@ -272,13 +272,14 @@ impl Client {
             if searched > MAX_REPLY {
                 return Err(ClientError::Malformed("it does not end".to_owned()));
             }
-            // A process that was stopped or frozen reads what arrived meanwhile, however late it is.
+            // A process that was stopped or frozen reads what arrived meanwhile, however late it is. A daemon that goes on
+            // sending does not extend this.
             let late = self.limit_wait().err();
             if late.is_some() {
-                let _ = self.stream.set_read_timeout(Some(Duration::from_millis(1)));
                 if late_since.get_or_insert_with(Instant::now).elapsed() > LATE_READING_TIME {
                     return Err(ClientError::Timeout(self.timeout));
                 }
+                let _ = self.stream.set_read_timeout(Some(Duration::from_millis(1)));
             }
             let mut chunk = [0; 64 * 1024];
             match self.stream.read(&mut chunk) {
@@ -339,11 +340,20 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
 /// Unlike [`runtime_dir`], the directory does not depend on `$XDG_RUNTIME_DIR`: all daemons of the user must use the
 /// same lock. The directory contains no state files: the lock must stay if somebody deletes the directory of the
 /// state files.
+///
+/// `/run/user/UID` may appear while a daemon runs: see [`lock_dir_before_login`].
 #[must_use]
 pub fn lock_dir(uid: u32) -> PathBuf {
     let mut dir = runtime_dir(uid, None).into_os_string();
     dir.push("-lock");
     PathBuf::from(dir)
+}
+
+/// Returns the directory of the lock file of a daemon that the user `uid` started before `/run/user/UID` existed, for
+/// example by cron before a login. Equal to [`lock_dir`] if `/run/user/UID` does not exist. Unused for root.
+#[must_use]
+pub fn lock_dir_before_login(uid: u32) -> PathBuf {
+    PathBuf::from(format!("/tmp/pjwd-{uid}-lock"))
 }
 
 /// Returns the path of the daemon's socket to which a client of the user `uid` connects. `chosen_path` is the path

@@ -16,7 +16,7 @@ use pjw_core::ids::Pid;
 use pjw_core::plan::Warning;
 use pjw_core::{cpuset_group::CpusetSupport, ids, state::WardenState, topology::Topology};
 use pjw_ipc::bind::bind;
-use pjw_ipc::client::{lock_dir, runtime_dir};
+use pjw_ipc::client::{lock_dir, lock_dir_before_login, runtime_dir};
 use pjw_ipc::server::{ServerLimits, serve_with_new_listeners};
 use pjw_linux::sys::clock;
 use pjw_linux::topology::{TopologySource, load_topology};
@@ -171,8 +171,8 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
 fn take_lock(options: &DaemonOptions, holder: LockHolder) -> anyhow::Result<Option<DaemonLock>> {
     let uid = Uid::effective().as_raw();
     // All daemons of a user must lock the same file. So the directory does not depend on XDG_RUNTIME_DIR.
-    let (dir, older_dir) = (lock_dir(uid), runtime_dir(uid, None));
-    Ok((!options.beside).then(|| DaemonLock::acquire(&dir, &older_dir, holder)).transpose()?)
+    let other_dirs = [runtime_dir(uid, None), lock_dir_before_login(uid)];
+    Ok((!options.beside).then(|| DaemonLock::acquire(&lock_dir(uid), &other_dirs, holder)).transpose()?)
 }
 
 fn is_same_directory(one: &Path, other: &Path) -> bool {

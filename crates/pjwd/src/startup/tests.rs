@@ -15,7 +15,7 @@ fn records_in_another_directory_and_lost_records_are_told_and_those_in_the_same_
     let start = |name: &str| {
         let (locks, state_dir) = (path("lock"), path(name));
         let holder = LockHolder::for_this_process(None, &state_dir);
-        let mut lock = DaemonLock::acquire(&locks, &path("none"), holder).unwrap();
+        let mut lock = DaemonLock::acquire(&locks, &[], holder).unwrap();
         directories::make_state_directory(&state_dir, Uid::effective().as_raw()).unwrap();
         let (_, recovered, warnings) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();
         let remedies: Vec<String> = warnings.into_iter().map(|warning| warning.remedy).collect();
@@ -43,8 +43,7 @@ fn a_journal_whose_state_file_could_not_be_written_is_complete() {
     std::fs::create_dir_all(state_dir.join("state.json.new")).unwrap();
     for name in ["a", "b"] {
         let holder = LockHolder::for_this_process(None, &state_dir);
-        let (locks, none) = (above.path().join("lock"), above.path().join("none"));
-        let mut lock = DaemonLock::acquire(&locks, &none, holder).unwrap();
+        let mut lock = DaemonLock::acquire(&above.path().join("lock"), &[], holder).unwrap();
         let (mut journal, recovered, _) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();
         assert!(!recovered.has_lost_records, "before {name}: {:?}", recovered.remarks);
         assert!(recovered.remarks.last().unwrap().contains("can't write"), "{:?}", recovered.remarks);

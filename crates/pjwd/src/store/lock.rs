@@ -120,8 +120,6 @@ impl LockHolder {
         serde_json::Deserializer::from_slice(&text).into_iter().next()?.ok()
     }
 
-    /// Whether the process runs. A process that ends has no program file any more before its files are closed (do_exit
-    /// in kernel/exit.c).
     fn is_alive(&self) -> bool {
         is_running(self.pid)
     }
@@ -190,9 +188,8 @@ pub struct DaemonLock {
     path: PathBuf,
     holder: LockHolder,
     file: Flock<File>,
-    /// The lock file of earlier versions, which was in the state directory of the usual layout. `None` if there is
-    /// none.
-    older_file: Option<Flock<File>>,
+    /// The lock files at other places that were there at the start.
+    other_files: Vec<Flock<File>>,
 }
 
 impl DaemonLock {
@@ -202,28 +199,31 @@ impl DaemonLock {
     /// process: up to 0.5 s if it is a daemon that still runs, and up to 5 s if it is already exiting, or only releases
     /// or thaws jobs.
     ///
-    /// Earlier versions of pjwd have their lock file in the directory `older_dir`. If that file exists, it is locked
-    /// too. So no pjwd of an earlier version can run at the same time.
+    /// A pjwd of the same user may have its lock file in one of `other_dirs`: a pjwd of an earlier version, or one that
+    /// started before the directory above `dir` existed. Each such file that exists is locked too, except if it belongs
+    /// to another user. So no such pjwd can run at the same time.
     ///
     /// # Errors
     /// If another pjwd still holds the lock after the wait. If the directory or the lock file can't be used, for
     /// example because the file belongs to another user or is a symbolic link.
-    pub fn acquire(dir: &Path, older_dir: &Path, mut holder: LockHolder) -> Result<Self, LockError> {
+    pub fn acquire(dir: &Path, other_dirs: &[PathBuf], mut holder: LockHolder) -> Result<Self, LockError> {
         let path = dir.join(FILE_NAME);
         let file = lock_file(&path, &mut holder)?;
-        let older_path = older_dir.join(FILE_NAME);
-        let older_file = if older_path.symlink_metadata().is_ok() {
-            match lock_file(&older_path, &mut holder) {
-                Ok(file) => Some(file),
-                Err(error @ LockError::Held { .. }) => return Err(error),
-                // An earlier version refuses to start with such a file.
-                Err(LockError::Unusable { .. }) => None,
+        let mut other_files = Vec::new();
+        for other_dir in other_dirs.iter().filter(|other_dir| *other_dir != dir) {
+            let other_path = other_dir.join(FILE_NAME);
+            if other_path.symlink_metadata().is_err() {
+                continue;
             }
-        } else {
-            None
-        };
-        let lock = Self { path, holder, file, older_file };
-        // The file of an earlier version may be the only one that names a journal.
+            match lock_file(&other_path, &mut holder) {
+                Ok(file) => other_files.push(file),
+                Err(error @ LockError::Held { .. }) => return Err(error),
+                // No pjwd of this user starts with such a file.
+                Err(LockError::Unusable { .. }) => {}
+            }
+        }
+        let lock = Self { path, holder, file, other_files };
+        // The file at another place may be the only one that names a journal.
         lock.write_holder().map_err(|error| LockError::Unusable {
             path: lock.path.clone(),
             why: error.to_string(),
@@ -283,7 +283,7 @@ impl DaemonLock {
     }
 
     fn write_holder(&self) -> io::Result<()> {
-        self.older_file.as_ref().map_or(Ok(()), |file| write(file, &self.holder))?;
+        self.other_files.iter().try_for_each(|file| write(file, &self.holder))?;
         write(&self.file, &self.holder)
     }
 

@@ -11,9 +11,9 @@ fn holder(state_dir: &str) -> LockHolder {
     LockHolder::for_this_process(Some(Path::new("/tmp/a.sock")), Path::new(state_dir))
 }
 
-/// Acquires the lock in `dir`, where no earlier version has a lock file.
+/// Acquires the lock in `dir`, where no lock file is at another place.
 fn acquire(dir: &Path, holder: LockHolder) -> Result<DaemonLock, LockError> {
-    DaemonLock::acquire(dir, &dir.join("none"), holder)
+    DaemonLock::acquire(dir, &[], holder)
 }
 
 fn runtime_dir() -> tempfile::TempDir {
@@ -163,7 +163,7 @@ fn a_daemon_of_an_earlier_version_is_refused_and_its_journal_is_known_after_its_
     std::fs::write(&path, text).unwrap();
     let of_earlier_version =
         Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusiveNonblock).unwrap();
-    let start = || DaemonLock::acquire(dir.path(), older.path(), holder("/tmp/two"));
+    let start = || DaemonLock::acquire(dir.path(), &[older.path().to_owned()], holder("/tmp/two"));
     let refusal = start().unwrap_err().to_string();
     assert!(refusal.contains("state directory \"/tmp/one\""), "{refusal}");
     drop(of_earlier_version);
@@ -176,6 +176,24 @@ fn a_daemon_of_an_earlier_version_is_refused_and_its_journal_is_known_after_its_
     let earlier = start().unwrap();
     assert_eq!(earlier.earlier_state_dir("boot"), Some(Path::new("/tmp/one")), "also without the old file");
     assert!(!older.path().exists(), "no file is made for earlier versions");
+}
+
+/// As one that cron started, whose user had no /run/user/UID yet.
+#[test]
+fn a_daemon_is_refused_while_another_holds_a_lock_at_another_place() {
+    let (early, late) = (runtime_dir(), runtime_dir());
+    let places = [late.path().to_owned(), early.path().to_owned()];
+    let start = |dir: &Path| DaemonLock::acquire(dir, &places, holder("/tmp/two"));
+    let first = DaemonLock::acquire(early.path(), &places[1..], holder("/tmp/one")).unwrap();
+    let refusal = start(late.path()).unwrap_err().to_string();
+    assert!(refusal.contains("state directory \"/tmp/one\""), "{refusal}");
+    drop(first);
+    let second = start(late.path()).unwrap();
+    assert!(start(early.path()).is_err(), "also the other way round");
+    drop(second);
+    std::fs::remove_file(early.path().join(FILE_NAME)).unwrap();
+    symlink(late.path().join("target"), early.path().join(FILE_NAME)).unwrap();
+    start(late.path()).expect("what another user could put there keeps no daemon from starting");
 }
 
 #[test]
