@@ -211,6 +211,11 @@ fn a_daemon_with_another_state_directory_says_where_the_records_of_the_one_befor
     let remedy = format!("start pjwd with --state-dir {}", private.state_dir().display());
     assert!(warning.remedy.contains(&remedy), "{warning:?}");
     drop(next);
-    let released = release_all_alone(&private.state_dir());
-    assert!(released.status.success(), "{released:?}");
+    let elsewhere = tempfile::tempdir().unwrap();
+    let command = format!("pjwd --release-all --state-dir {}", other.state_dir().display());
+    for asked in [elsewhere.path().to_owned(), private.state_dir()] {
+        let released = release_all_alone(&asked);
+        let text = String::from_utf8_lossy(&released.stderr).into_owned();
+        assert!(released.status.success() && text.contains(&command), "{text}");
+    }
 }

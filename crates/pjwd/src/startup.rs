@@ -151,12 +151,20 @@ fn thaw_after_end(options: &DaemonOptions) -> anyhow::Result<()> {
 fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let state_dir = state_dir_of(options);
     let mut lock = take_lock(options, LockHolder::for_this_process(None, &state_dir))?;
-    let undone = undo::release_all(&state_dir, options.beside)?;
-    if let Some(lock) = lock.as_mut().filter(|_| undone.is_complete) {
-        let boot_id = clock::boot_id()?;
-        if lock.earlier_state_dir(&boot_id).is_some_and(|earlier| is_same_directory(earlier, &state_dir)) {
-            lock.forget_earlier_journal().context("can't write the lock file")?;
+    let mut undone = undo::release_all(&state_dir, options.beside)?;
+    let boot_id = clock::boot_id()?;
+    let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(&boot_id)).map(Path::to_owned);
+    match (earlier, lock.as_mut()) {
+        (Some(earlier), Some(lock)) if is_same_directory(&earlier, &state_dir) => {
+            if undone.is_complete {
+                lock.forget_earlier_journal().context("can't write the lock file")?;
+            }
         }
+        (Some(earlier), _) if journal::has_records(&earlier, &boot_id) => {
+            let command = format!("pjwd --release-all --state-dir {}", earlier.display());
+            undone.remarks.push(format!("the last pjwd kept its records elsewhere: {command} undoes them"));
+        }
+        _ => {}
     }
     for remark in &undone.remarks {
         writeln!(std::io::stderr(), "pjwd: {remark}").context("can't print")?;
@@ -283,9 +291,13 @@ fn open_journal(
                 directory.display()
             ));
         }
-        Some(directory) if !is_same_directory(&directory, state_dir) => {
-            recovered.has_lost_records = true;
-            warnings.push(other_state_directory(&directory));
+        Some(directory)
+            if !is_same_directory(&directory, state_dir) && journal::has_records(&directory, boot_id) =>
+        {
+            let user = journal::pid_of_user(&directory);
+            // A daemon that uses the directory knows the records.
+            recovered.has_lost_records |= user.is_none();
+            warnings.push(other_state_directory(&directory, user));
         }
         _ => {}
     }
@@ -301,12 +313,18 @@ fn open_journal(
 }
 
 /// The warning that the earlier daemon has its records in `directory`, which is not the state directory of this daemon.
-fn other_state_directory(directory: &Path) -> Warning {
+/// `user` is the pid of a running pjwd that uses `directory`.
+fn other_state_directory(directory: &Path, user: Option<u32>) -> Warning {
     let directory = directory.display();
     let text = format!(
         "the pjwd before kept its records in {directory}: this pjwd does not know the jobs and masks that are recorded there, and may give the same cores to other jobs"
     );
-    let remedy = format!("its records are in {directory}: start pjwd with --state-dir {directory}");
+    let remedy = match user {
+        Some(pid) => {
+            format!("process {pid}, a pjwd with --beside, uses {directory} now: stop one of the two")
+        }
+        None => format!("its records are in {directory}: start pjwd with --state-dir {directory}"),
+    };
     Warning::new("other-state-directory", text, remedy)
 }
 

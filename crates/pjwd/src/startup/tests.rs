@@ -8,32 +8,64 @@ use serde_json::{Value, json};
 
 use super::*;
 
-#[test]
-fn records_in_another_directory_and_lost_records_are_told_and_those_in_the_same_directory_are_read() {
-    let above = tempfile::tempdir().unwrap();
-    let path = |name: &str| above.path().join(name);
-    let start = |name: &str| {
-        let (locks, state_dir) = (path("lock"), path(name));
+/// The directories of a lock file and of the state of several daemons.
+struct Places(tempfile::TempDir);
+
+impl Places {
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Starts and ends a daemon that writes the records. Returns whether it found that records were lost, and the
+    /// remedies of its warnings.
+    fn start(&self, name: &str, records: &[Record]) -> (bool, String) {
+        let (locks, state_dir) = (self.path("lock"), self.path(name));
         let holder = LockHolder::for_this_process(None, &state_dir);
         let mut lock = DaemonLock::acquire(&locks, &[], holder).unwrap();
         directories::make_state_directory(&state_dir, Uid::effective().as_raw()).unwrap();
-        let (_, recovered, warnings) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();
+        let (mut journal, recovered, warnings) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();
+        journal.append(records).unwrap();
         let remedies: Vec<String> = warnings.into_iter().map(|warning| warning.remedy).collect();
         let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
         (recovered.records.contains(&lost), remedies.concat())
-    };
+    }
+}
+
+fn ended(name: &str) -> Record {
+    Record::Ended(name.parse().unwrap())
+}
+
+#[test]
+fn records_in_another_directory_and_lost_records_are_told_and_those_in_the_same_directory_are_read() {
+    let places = Places(tempfile::tempdir().unwrap());
+    let start = |name: &str| places.start(name, &[ended("a")]);
     assert_eq!(start("one"), (false, String::new()), "the first start");
-    std::os::unix::fs::symlink(path("one"), path("link")).unwrap();
+    std::os::unix::fs::symlink(places.path("one"), places.path("link")).unwrap();
     assert_eq!(start("link"), (false, String::new()), "another path of the same directory");
     let (is_lost, remedy) = start("two");
-    let expected = format!("start pjwd with --state-dir {}", path("link").display());
+    let expected = format!("start pjwd with --state-dir {}", places.path("link").display());
     assert!(is_lost && remedy.ends_with(&expected), "{remedy}");
-    std::fs::remove_dir_all(path("two")).unwrap();
+    std::fs::remove_dir_all(places.path("two")).unwrap();
     assert_eq!(start("two"), (true, String::new()));
     assert_eq!(start("two"), (true, String::new()), "the journal has the loss until a daemon has searched");
-    std::fs::remove_file(path("two").join("state.json")).unwrap();
-    std::fs::write(path("two").join("journal.jsonl"), "").unwrap();
+    std::fs::remove_file(places.path("two/state.json")).unwrap();
+    std::fs::write(places.path("two/journal.jsonl"), "").unwrap();
     assert_eq!(start("two"), (true, String::new()), "both files are as of a daemon that never ran");
+}
+
+#[test]
+fn another_directory_without_records_is_no_loss_and_one_that_a_daemon_uses_is_left_to_it() {
+    let places = Places(tempfile::tempdir().unwrap());
+    places.start("one", &[]);
+    assert_eq!(places.start("two", &[]), (false, String::new()), "the first daemon held no job");
+    assert_eq!(places.start("one", &[ended("a")]), (false, String::new()));
+    let (_beside, _) = FileJournal::open(&places.path("one"), "boot").unwrap();
+    let (is_lost, remedy) = places.start("three", &[]);
+    let user = format!("process {}, a pjwd with --beside, uses", std::process::id());
+    assert!(!is_lost && remedy.contains(&user) && !remedy.contains("--state-dir"), "{remedy}");
+    places.start("four", &[]);
+    std::fs::write(places.path("four/state.json"), "garbage").unwrap();
+    assert!(places.start("five", &[]).0, "a file that can't be read may have had records");
 }
 
 #[test]
@@ -47,7 +79,7 @@ fn a_journal_whose_state_file_could_not_be_written_is_complete() {
         let (mut journal, recovered, _) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();
         assert!(!recovered.has_lost_records, "before {name}: {:?}", recovered.remarks);
         assert!(recovered.remarks.last().unwrap().contains("can't write"), "{:?}", recovered.remarks);
-        journal.append(&[Record::Ended(name.parse().unwrap())]).unwrap();
+        journal.append(&[ended(name)]).unwrap();
     }
 }
 
