@@ -229,6 +229,20 @@ fn after_the_whole_directory_of_a_user_is_deleted_the_next_daemon_names_the_mask
 }
 
 #[test]
+fn the_log_has_the_state_directory_that_was_made() {
+    let mut daemon = Daemon::start("");
+    let lines = |daemon: &Daemon| {
+        let path = daemon.state_dir().display().to_string();
+        let log = daemon.log();
+        log.lines().filter(|line| line.contains("the directory was missing") && line.contains(&path)).count()
+    };
+    assert_eq!(lines(&daemon), 1, "{}", daemon.log());
+    daemon.stop();
+    daemon.spawn();
+    assert_eq!(lines(&daemon), 1, "a directory that is there is not reported: {}", daemon.log());
+}
+
+#[test]
 fn a_state_directory_that_others_can_change_is_refused() {
     let mut daemon = Daemon::start("");
     daemon.stop();

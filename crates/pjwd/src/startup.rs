@@ -362,7 +362,9 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
         let socket = PassedSocket::new(address_of(&listener));
         return Ok((listener, SocketFile::Passed(socket)));
     }
+    let new_directory = path.parent().filter(|dir| directories::is_missing(dir));
     let owned = bind(path)?;
+    new_directory.into_iter().for_each(directories::log_new_directory);
     let listener = owned.dup_listener().context("can't listen")?;
     Ok((listener, SocketFile::CreatedByDaemon(owned)))
 }

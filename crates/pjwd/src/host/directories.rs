@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use nix::libc::{O_NOFOLLOW, O_NONBLOCK};
 use nix::unistd::Uid;
 use pjw_core::own_cgroups::OwnCgroupNames;
+use tracing::info;
 
 const STICKY: u32 = 0o1000;
 const OTHERS_MAY_WRITE: u32 = 0o002;
@@ -44,14 +45,30 @@ pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
 }
 
 /// Creates the directory `dir` for the state files of the daemon of the user `uid`, with its missing parent
-/// directories. An existing directory is kept. Then checks that no other user can replace files in `dir`.
+/// directories, and logs that. An existing directory is kept. Then checks that no other user can replace files in `dir`.
 ///
 /// # Errors
 /// If the directory can't be created, or another user can replace files in it.
 pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
+    let is_missing = is_missing(dir);
     let made = DirBuilder::new().recursive(true).create(dir);
     made.with_context(|| format!("can't make {}: choose another --state-dir", dir.display()))?;
+    if is_missing {
+        log_new_directory(dir);
+    }
     check_safe(dir, uid)
+}
+
+/// Returns whether nothing is at the path `dir`. False for the empty path, which is the working directory.
+#[must_use]
+pub fn is_missing(dir: &Path) -> bool {
+    !dir.as_os_str().is_empty()
+        && std::fs::symlink_metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+/// Logs that a directory which the user named was created: the path may be a mistake.
+pub fn log_new_directory(dir: &Path) {
+    info!(directory = %dir.display(), "the directory was missing; it was made");
 }
 
 /// Returns the names of the cgroups that this pjwd creates for jobs. `is_second_pjwd` says whether this pjwd was
