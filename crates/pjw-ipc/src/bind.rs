@@ -151,8 +151,8 @@ pub fn bind(path: &Path) -> Result<BoundSocket, BindError> {
     Ok(BoundSocket { listener, path: path.to_owned(), inode, lock })
 }
 
-/// Returns whether a process listens on the socket at `path`: true also if this process accepts no more connections at the
-/// moment, and if this user may not connect to it.
+/// Returns whether a process listens on the socket at `path`: true also if this process accepts no more connections at
+/// the moment, and if this user may not connect to it.
 #[must_use]
 pub fn is_listening(path: &Path) -> bool {
     matches!(listening(path), Listening::Process(_))

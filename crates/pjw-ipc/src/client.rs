@@ -272,8 +272,8 @@ impl Client {
             if searched > MAX_REPLY {
                 return Err(ClientError::Malformed("it does not end".to_owned()));
             }
-            // A process that was stopped or frozen reads what arrived meanwhile, however late it is. A daemon that goes on
-            // sending does not extend this.
+            // A process that was stopped or frozen reads what arrived meanwhile, however late it is. A daemon that goes
+            // on sending does not extend this.
             let late = self.limit_wait().err();
             if late.is_some() {
                 if late_since.get_or_insert_with(Instant::now).elapsed() > LATE_READING_TIME {

@@ -257,9 +257,7 @@ fn create_cpuset(
             world.move_process_for_pjw(pid, path);
         }
     }
-    if job_cpuset.creator != CgroupCreator::Scheduler {
-        world.cgroup_owners.insert(path.clone(), owner);
-    }
+    world.write_cpuset_attribute(job_cpuset, owner);
     world.write_cpuset(path, Some(&job_cpuset.spec.cpus));
     world.set_frozen_and_idle(path, &job_cpuset.spec);
     if job_cpuset.spec.isolated {
@@ -436,12 +434,15 @@ impl MachineInterface for SimMachineInterface {
         let world = self.world.borrow();
         let is_present =
             |path: &&String| own_cgroups.is_own_path(path) && read_cgroup(&world, path) != Observed::Gone;
-        let found = |path: &String| LeftoverCpuset {
+        let found = |path: &String, scheduler_cpuset| LeftoverCpuset {
             path: path.clone(),
             owner: world.cgroup_owners.get(path).copied(),
             origin_cgroup: world.cgroup_origins.get(path).filter(|origin| !origin.is_empty()).cloned(),
+            scheduler_cpuset,
         };
-        world.cpusets.keys().filter(is_present).map(found).collect()
+        let own = world.cpusets.keys().filter(is_present).map(|path| found(path, None));
+        let of_schedulers = world.scheduler_cpusets_in_effect();
+        own.chain(of_schedulers.map(|cpuset| found(&cpuset.path, Some(cpuset.clone())))).collect()
     }
 
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome {

@@ -7,8 +7,8 @@ use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::usage;
 use crate::state::{PuOffer, WardenState, warden::RefusedRequest};
 use crate::terms::{
-    Cgroup, CpuRequest, EndCondition, Event, EventKind, ExhaustionPolicy, Grant, GrantedBy, Job, JobId,
-    JobRequest, Observed, Ownership, Policy, Record, Refusal,
+    Cgroup, CgroupCreator, CpuRequest, EndCondition, Event, EventKind, ExhaustionPolicy, Grant, GrantedBy,
+    Job, JobCpuset, JobId, JobRequest, Observed, Ownership, Policy, Record, Refusal,
 };
 
 /// Removes the jobs that have ended from the state. A later step of the same cycle can already grant their PUs (logical
@@ -227,6 +227,10 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
             warn(draft, id, "unserved", why, remedy);
             continue;
         }
+        if let Some(offer) = offer_of_own_cpuset(draft.state, id) {
+            grant_offer(draft, id, &offer, false);
+            continue;
+        }
         let pool_version = draft.state.pool.change_count();
         let before = earlier.remove(id);
         let known = before.as_ref().filter(|known| !recheck_all && known.is_valid(pool_version, request));
@@ -262,6 +266,20 @@ pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
         CpuRequest::Pus(pus) => u32::try_from(grant.cpus.len()).unwrap_or(u32::MAX) < *pus,
         CpuRequest::Exactly(cpus) => grant.cpus != *cpus,
     }
+}
+
+/// Returns the PUs (logical CPUs) of the cpuset that pjw wrote in the scheduler's cgroup of the job `id`. `None` if
+/// there is no such cpuset, or if not all of the PUs are free. A job without cores has such a cpuset after its record
+/// was lost.
+fn offer_of_own_cpuset(state: &WardenState, id: &JobId) -> Option<PuOffer> {
+    let JobCpuset { creator, path, spec, .. } = &state.cpusets.cpuset_of(id)?.job_cpuset;
+    let is_free = spec.cpus.is_subset(&state.pool.free_cpus().intersection(&state.pool.online_cpus()));
+    (*creator == CgroupCreator::Scheduler && is_free).then(|| PuOffer {
+        cpus: spec.cpus.clone(),
+        reasons: vec![format!("the cpuset of {path} has these CPUs")],
+        second_best: String::new(),
+        pool_change_count: state.pool.change_count(),
+    })
 }
 
 /// Adds the warning that the job `id` waits for cores, for the reason `refusal`.

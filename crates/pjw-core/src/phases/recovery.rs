@@ -4,6 +4,9 @@
 //! and its attributes the owner and the cgroup from which the processes came. A cpuset with processes becomes a job
 //! again: its processes are members because they are in the cgroup (`membership.rs`), and its cores are not given to
 //! another job. Every other cpuset is removed as one that no job needs.
+//!
+//! In the cgroup of a batch system, an attribute says that pjw wrote the cpuset. Without it, the cpuset would be taken
+//! for a grant of the batch system. Its job is found again by the batch system's own cgroup.
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::TopologyLevel;
@@ -47,7 +50,10 @@ pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
         match draft.seen.cgroups.get(&found.path) {
             None => draft.state.cpusets.add_leftover_cpuset(found),
             Some(Observed::Gone) => {}
-            Some(Observed::Present(cgroup)) => candidates.extend(candidate(draft, found, cgroup)),
+            Some(Observed::Present(cgroup)) => match &found.scheduler_cpuset {
+                Some(job_cpuset) => recover_scheduler_cpuset(draft, job_cpuset, cgroup),
+                None => candidates.extend(candidate(draft, found, cgroup)),
+            },
         }
     }
     // The kernel counts the numbers of cgroups up: the older of two cpusets with the same PUs keeps them.
@@ -55,6 +61,25 @@ pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
         (one.cgroup.id.inode, &one.found.path).cmp(&(other.cgroup.id.inode, &other.found.path))
     });
     candidates.iter().for_each(|candidate| recover(draft, candidate));
+}
+
+/// Records a cpuset that an earlier daemon wrote in the cgroup of a batch system. Does nothing if the batch system has
+/// written other PUs since, or if the cpuset counts as a grant of the batch system already. The phase `jobs` gives the
+/// job the same PUs, or the phase `cpusets` removes the limits.
+fn recover_scheduler_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, cgroup: &Cgroup) {
+    let JobCpuset { job, path, spec, .. } = job_cpuset;
+    let known = draft.state.jobs.get(job).and_then(|job| job.grant_chosen_by(GrantedBy::Scheduler));
+    if known.is_some() || cgroup.cpuset.as_ref().is_none_or(|cpuset| cpuset.cpus != spec.cpus) {
+        return;
+    }
+    draft.record_cpuset(CpusetRecord::Created(job_cpuset.clone()));
+    if !draft.state.topology.cpus().is_subset(&spec.cpus) {
+        let found = UnknownMaskRecord::CpusetFound { job: job.clone(), cpus: spec.cpus.clone() };
+        unknown_masks::apply_and_journal(draft, found);
+    }
+    let text =
+        format!("{path} was found with {} from an earlier pjwd without a record", cpus_text(&spec.cpus));
+    draft.out.events.push(Event::new(EventKind::Recovered, text).with_job(job));
 }
 
 fn candidate(draft: &CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Option<Candidate> {

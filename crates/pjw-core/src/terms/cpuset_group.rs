@@ -163,8 +163,9 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// A leftover cpuset: an earlier run of the daemon created it for a job, and it still exists when the daemon
-/// starts. The daemon recognises the cgroup of the cpuset by its path. If the journal has a record of the cpuset,
+/// A leftover cpuset: an earlier run of the daemon wrote it for a job, and it still exists when the daemon
+/// starts. The daemon recognises the cgroup of the cpuset by its path, or the cgroup of a batch system by an extended
+/// attribute. If the journal has a record of the cpuset,
 /// the daemon keeps or removes the cpuset as this record says. Otherwise, the daemon decides after the next scan of
 /// all processes:
 ///
@@ -172,6 +173,9 @@ pub struct JobCpuset {
 ///   then holds these PUs again.
 /// - Any other cpuset is removed, also one that the earlier run had begun to remove. The daemon removes the limits
 ///   of the cpuset and then the cgroup.
+///
+/// In the cgroup of a batch system, a job that is found again gets the PUs of the cpuset if they are free. Otherwise
+/// the daemon writes other PUs, or removes the limits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftoverCpuset {
     /// The path of the cgroup relative to the mount point of the cpuset hierarchy.
@@ -184,6 +188,9 @@ pub struct LeftoverCpuset {
     /// run stored it in an extended attribute. `None` if the path is unknown, or if the processes came from
     /// several cgroups.
     pub origin_cgroup: Option<String>,
+    /// The cpuset that the earlier run wrote in the cgroup of a batch system, as it stored it in an extended
+    /// attribute of the cgroup. `None` if pjw or systemd created the cgroup.
+    pub scheduler_cpuset: Option<JobCpuset>,
 }
 
 /// One planned change of a job's cpuset, such as its creation, with the reason for the change.

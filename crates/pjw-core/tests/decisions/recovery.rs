@@ -5,12 +5,12 @@ use pjw_core::command::{AssignCommand, Command};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, Uid};
-use pjw_core::job::{CpuRequest, EndCondition, PriorityClass};
+use pjw_core::job::{CpuRequest, EndCondition, GrantedBy, PriorityClass};
 use pjw_core::plan::Warning;
 use pjw_core::policy::{DaemonMode, Policy};
 use pjw_core::testing::regular_topology;
 
-use super::machine::{Machine, assign_of, cpu_set, job, machine_with};
+use super::machine::{Machine, assign_of, cpu_set, in_cgroup, job, machine_with};
 
 const LOGIN: &str = "/session-1.scope";
 
@@ -70,6 +70,56 @@ fn a_job_whose_record_was_lost_keeps_its_cores_and_its_processes() {
         assert_eq!((cgroup(&machine, 8).as_str(), machine.effective_mask(8, 8).as_str()), (LOGIN, "0-7"));
         assert!(!machine.world().cpusets.contains_key(&before.1));
     }
+}
+
+const SLURM_JOB: &str = "/slurmstepd.scope/job_4";
+
+/// A machine on which pjw wrote the cpuset of a Slurm job, and the state was lost. The job has process 10 and two
+/// cores. Process 20 is in no job.
+fn with_lost_slurm_job() -> Machine {
+    let mut machine = machine(CpusetHierarchy::Systemd);
+    machine.spawn(20, 1, 1001);
+    machine.assign("first", 2, &[20]).unwrap();
+    in_cgroup(machine.spawn(10, 1, 1001), "slurm:4", SLURM_JOB, Some(CpuRequest::Pus(2)));
+    machine.settle();
+    assert_eq!(machine.world().cpusets[SLURM_JOB], cpu_set("2-3"));
+    machine.release("first").unwrap();
+    machine.lose_state();
+    machine
+}
+
+#[test]
+fn a_cpuset_that_pjw_wrote_for_a_batch_system_is_no_grant_of_the_batch_system_after_a_loss() {
+    let mut machine = with_lost_slurm_job();
+    machine.settle();
+    assert_eq!(machine.grant("slurm:4"), "2-3", "the job keeps its cores");
+    let grant = machine.state.jobs[&job("slurm:4")].grant.clone().unwrap();
+    assert_eq!(grant.granted_by, GrantedBy::Warden);
+    machine.command(Command::Assign(assign_of("slurm:4", Some(CpuRequest::Cores(4))))).unwrap();
+    machine.settle();
+    assert_eq!(machine.world().cpusets[SLURM_JOB].len(), 4, "it can be resized");
+    machine.release("slurm:4").unwrap();
+    machine.settle();
+    assert!(!machine.world().cpusets.contains_key(SLURM_JOB));
+    assert_eq!(machine.effective_mask(10, 10), "0-7");
+}
+
+#[test]
+fn a_lost_cpuset_for_a_batch_system_whose_jobs_are_not_looked_for_is_undone() {
+    let mut machine = with_lost_slurm_job();
+    machine.process(10).batch_identity = None;
+    machine.settle();
+    assert!(!machine.world().cpusets.contains_key(SLURM_JOB));
+    assert_eq!(machine.effective_mask(10, 10), "0-7");
+}
+
+#[test]
+fn a_cpuset_that_the_batch_system_wrote_after_pjw_is_its_grant_after_a_loss() {
+    let mut machine = with_lost_slurm_job();
+    machine.world().write_cpuset(SLURM_JOB, Some(&cpu_set("4-5")));
+    machine.settle();
+    let grant = machine.state.jobs[&job("slurm:4")].grant.clone().unwrap();
+    assert_eq!((grant.cpus, grant.granted_by), (cpu_set("4-5"), GrantedBy::Scheduler));
 }
 
 #[test]

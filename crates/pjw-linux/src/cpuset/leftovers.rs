@@ -1,4 +1,4 @@
-//! Cgroups of jobs that an earlier warden made.
+//! Cgroups of jobs that an earlier warden made, and cgroups of schedulers whose cpuset it wrote.
 
 use pjw_core::cpuset_group::LeftoverCpuset;
 use pjw_core::ids::Uid;
@@ -9,7 +9,8 @@ use crate::cgroup::{CgroupDir, CpusetMount};
 
 /// Lists the existing cgroups that pjwd or systemd created for jobs, sorted by path. `own_cgroups` has the names of
 /// the cgroups in which this pjwd creates the cpusets of jobs. In v1, a job can also have a twin: a cgroup at the
-/// same path in the hierarchy of another controller. Twins whose cpuset no longer exists are also listed.
+/// same path in the hierarchy of another controller. Twins whose cpuset no longer exists are also listed. So are the
+/// cgroups of batch systems whose cpuset has the PUs (logical CPUs) that pjw wrote.
 pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
     let above = [
         own_cgroups.directory_path(),
@@ -28,7 +29,22 @@ pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupN
         path: twin.path,
         owner: None,
         origin_cgroup: None,
+        scheduler_cpuset: None,
     }));
+    // A daemon with --beside leaves the cpusets in cgroups of batch systems to the usual daemon.
+    let is_usual = *own_cgroups == OwnCgroupNames::default();
+    let mut to_search = Vec::from_iter(is_usual.then(|| hierarchy.root()));
+    while let Some(above) = to_search.pop() {
+        for group in above.children() {
+            found.extend(marks::read_scheduler_cpuset(&group).map(|job_cpuset| LeftoverCpuset {
+                path: group.path.clone(),
+                owner: None,
+                origin_cgroup: None,
+                scheduler_cpuset: Some(job_cpuset),
+            }));
+            to_search.push(group);
+        }
+    }
     found.sort_by(|one, other| one.path.cmp(&other.path));
     found.dedup_by(|one, other| one.path == other.path);
     found
@@ -41,5 +57,5 @@ fn found_cpuset(group: &CgroupDir) -> LeftoverCpuset {
         .map(Uid);
     let origin_cgroup =
         marks::read_attribute(&group.dir, marks::ORIGIN_ATTRIBUTE).filter(|origin| origin.starts_with('/'));
-    LeftoverCpuset { path: group.path.clone(), owner, origin_cgroup }
+    LeftoverCpuset { path: group.path.clone(), owner, origin_cgroup, scheduler_cpuset: None }
 }

@@ -1,10 +1,14 @@
 //! Extended attributes of the warden's own cgroups: the owner of the job, and the cgroup from which the processes came.
+//! In a cgroup of a scheduler: the cpuset that the warden wrote there.
 //!
 //! A warden that has lost its journal finds the cgroups by their names, and knows the rest from the attributes. Only
 //! the owner of a cgroup directory can write them, and the directories belong to root.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use nix::unistd::geteuid;
+use pjw_core::cpuset_group::{CgroupCreator, CpusetSpec, JobCpuset};
 use pjw_core::ids::Uid;
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 
@@ -18,6 +22,9 @@ pub(super) const OWNER_ATTRIBUTE: &str = "pjw.owner";
 /// The name of the extended attribute of a job's cgroup that contains the path of the cgroup from which pjw moved the
 /// processes.
 pub(super) const ORIGIN_ATTRIBUTE: &str = "pjw.origin";
+/// The name of the extended attribute of a scheduler's cgroup that contains the cpuset that pjw wrote there: the PUs
+/// and the job.
+const CPUSET_ATTRIBUTE: &str = "pjw.cpuset";
 /// The maximum size of the value of an extended attribute, in bytes (`XATTR_SIZE_MAX` in the kernel).
 pub(super) const MAX_ATTRIBUTE_BYTES: usize = 1 << 16;
 
@@ -67,7 +74,41 @@ pub(super) fn note_origin(group: &CgroupDir, from: &CgroupDir) {
 /// Removes the extended attribute [`OWNER_ATTRIBUTE`] of the cgroup `group`. Must be called before the limits of the
 /// cpuset of `group` are removed. Otherwise, the cgroup would look like a job's cgroup without limits.
 pub(super) fn remove_owner(group: &CgroupDir) {
+    remove_attribute(&group.dir, OWNER_ATTRIBUTE);
+}
+
+fn remove_attribute(dir: &Path, name: &str) {
     for namespace in NAMESPACES {
-        let _ = removexattr(&group.dir, format!("{namespace}.{OWNER_ATTRIBUTE}"));
+        let _ = removexattr(dir, format!("{namespace}.{name}"));
     }
+}
+
+/// Must be called before `job_cpuset` is written to the scheduler's cgroup `group`. Writes it to the extended attribute
+/// [`CPUSET_ATTRIBUTE`].
+pub(super) fn write_scheduler_cpuset(group: &CgroupDir, job_cpuset: &JobCpuset) {
+    let value = format!("{} {}", job_cpuset.spec.cpus, job_cpuset.job);
+    if read_attribute(&group.dir, CPUSET_ATTRIBUTE).as_ref() != Some(&value) {
+        write_attribute(&group.dir, CPUSET_ATTRIBUTE, &value);
+    }
+}
+
+/// Removes the extended attribute [`CPUSET_ATTRIBUTE`] of the scheduler's cgroup `group`, after the limits of its
+/// cpuset were removed.
+pub(super) fn remove_scheduler_cpuset(group: &CgroupDir) {
+    remove_attribute(&group.dir, CPUSET_ATTRIBUTE);
+}
+
+/// Returns the cpuset that pjw wrote in the scheduler's cgroup `group`. `None` if pjw wrote none, if the cpuset has
+/// other PUs now, or if the cgroup belongs to another user, who could write the attribute.
+pub(super) fn read_scheduler_cpuset(group: &CgroupDir) -> Option<JobCpuset> {
+    let names = NAMESPACES.map(|namespace| format!("{namespace}.{CPUSET_ATTRIBUTE}"));
+    // Most cgroups have none. An empty buffer asks for the length.
+    names.iter().find(|name| getxattr(&group.dir, name.as_str(), &mut [0u8; 0][..]).is_ok())?;
+    let owner = std::fs::metadata(&group.dir).ok()?.uid();
+    let value = read_attribute(&group.dir, CPUSET_ATTRIBUTE).filter(|_| owner == geteuid().as_raw())?;
+    let (cpus, job) = value.split_once(' ')?;
+    let spec = CpusetSpec::from_cpus(cpus.parse().ok()?);
+    let is_written = group.read_cpuset().is_ok_and(|now| now.cpus == spec.cpus);
+    let (job, creator, path) = (job.parse().ok()?, CgroupCreator::Scheduler, group.path.clone());
+    is_written.then_some(JobCpuset { job, creator, path, spec })
 }

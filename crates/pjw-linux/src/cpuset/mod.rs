@@ -128,7 +128,10 @@ fn create(
     let before = group.exists().then(|| group.read_cpuset());
     let created = match job_cpuset.creator {
         CgroupCreator::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
-        CgroupCreator::Scheduler => bounds::write_cpuset(&group, &job_cpuset.spec, true),
+        CgroupCreator::Scheduler => {
+            marks::write_scheduler_cpuset(&group, job_cpuset);
+            bounds::write_cpuset(&group, &job_cpuset.spec, true)
+        }
         CgroupCreator::Warden => create_own(context, &group, job_cpuset),
         CgroupCreator::Systemd => {
             return scope::create_or_update_scope(context, job_cpuset, owner, &group, initial_processes);
@@ -208,10 +211,12 @@ fn widen(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuS
         return scope::remove_limits(context, &group);
     }
     own::repair_parent(context.hierarchy, &group);
-    bounds::remove_limits(
-        &group,
-        job_cpuset.creator == CgroupCreator::Scheduler && job_cpuset.spec.mems.is_none(),
-    )
+    let is_of_scheduler = job_cpuset.creator == CgroupCreator::Scheduler;
+    let effective = bounds::remove_limits(&group, is_of_scheduler && job_cpuset.spec.mems.is_none())?;
+    if is_of_scheduler {
+        marks::remove_scheduler_cpuset(&group);
+    }
+    Ok(effective)
 }
 
 fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()> {

@@ -1,8 +1,8 @@
 //! Cgroups, cpusets, online PUs, and the masks that follow from them.
 
 use pjw_core::cpuset::{CpuSet, Pu};
-use pjw_core::cpuset_group::CpusetHierarchy;
-use pjw_core::ids::{Pid, Tid, is_cgroup_within};
+use pjw_core::cpuset_group::{CgroupCreator, CpusetHierarchy, JobCpuset};
+use pjw_core::ids::{Pid, Tid, Uid, is_cgroup_within};
 use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 
 use super::{ProgramRequest, SimProcess, SimThread, World};
@@ -48,15 +48,36 @@ impl World {
         self.rewrite_cgroup_masks(cgroup, Some(pid));
     }
 
+    /// Stores what pjw writes to the extended attributes of a cgroup when it writes the cpuset `job_cpuset`: the user
+    /// id `owner` of the job's owner, or the cpuset itself in the cgroup of a batch system.
+    pub fn write_cpuset_attribute(&mut self, job_cpuset: &JobCpuset, owner: Uid) {
+        let path = job_cpuset.path.clone();
+        if job_cpuset.creator == CgroupCreator::Scheduler {
+            self.scheduler_cpusets.insert(path, job_cpuset.clone());
+        } else {
+            self.cgroup_owners.insert(path, owner);
+        }
+    }
+
+    /// Iterates over the cpusets that pjw wrote in cgroups of batch systems and that still have the PUs (logical CPUs)
+    /// that pjw wrote.
+    pub fn scheduler_cpusets_in_effect(&self) -> impl Iterator<Item = &JobCpuset> {
+        self.scheduler_cpusets
+            .values()
+            .filter(|written| self.cpusets.get(&written.path) == Some(&written.spec.cpus))
+    }
+
     /// Sets the cpuset of the cgroup at `path` to the PUs (logical CPUs) `cpus`, and updates the affinity masks in the
     /// cgroup ([`World::rewrite_cgroup_masks`]) if the cpuset changes. If `cpus` is `None`, removes the cpuset. pjw
     /// then no longer manages the cgroup, so the entries of the cgroup in [`World::cgroup_owners`],
-    /// [`World::cgroup_origins`], [`World::frozen_cgroups`] and [`World::idle_cgroups`] are deleted too.
+    /// [`World::scheduler_cpusets`], [`World::cgroup_origins`], [`World::frozen_cgroups`] and [`World::idle_cgroups`]
+    /// are deleted too.
     pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
         let before = match cpus {
             Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),
             None => {
                 self.cgroup_owners.remove(path);
+                self.scheduler_cpusets.remove(path);
                 self.cgroup_origins.remove(path);
                 self.frozen_cgroups.remove(path);
                 self.idle_cgroups.remove(path);

@@ -16,7 +16,7 @@ use std::time::Duration;
 use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid, is_cgroup_within};
 use pjw_core::snapshot::{AffinityRequest, BatchIdentity, ProcessCpuTimes, ProcessEvent};
 use pjw_core::time::Nanos;
-use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport};
+use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, cpuset_group::JobCpuset};
 
 mod clock;
 mod masks;
@@ -197,6 +197,9 @@ pub struct World {
     /// For each cgroup that pjw created for a job, the user id of the job's owner. On the real machine, pjw
     /// stores the user id in an extended attribute of the cgroup.
     pub cgroup_owners: BTreeMap<String, Uid>,
+    /// The cpusets that pjw wrote in cgroups of batch systems, by the path of the cgroup. On the real machine, pjw
+    /// stores each in an extended attribute of the cgroup.
+    pub scheduler_cpusets: BTreeMap<String, JobCpuset>,
     /// For each cgroup that pjw created, the path of the cgroup from which pjw moved processes into this
     /// cgroup. The path is empty if the processes came from several cgroups. On the real machine, pjw stores
     /// the path in an extended attribute of the cgroup that pjw created.
@@ -297,6 +300,7 @@ impl World {
             removed_cgroups: BTreeSet::new(),
             persistent_cgroups: BTreeSet::new(),
             cgroup_owners: BTreeMap::new(),
+            scheduler_cpusets: BTreeMap::new(),
             cgroup_origins: BTreeMap::new(),
             cpuset_support: CpusetSupport::default(),
             affinity_requests: Vec::new(),

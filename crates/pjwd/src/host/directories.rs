@@ -45,7 +45,8 @@ pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
 }
 
 /// Creates the directory `dir` for the state files of the daemon of the user `uid`, with its missing parent
-/// directories, and logs that. An existing directory is kept. Then checks that no other user can replace files in `dir`.
+/// directories, and logs that. An existing directory is kept. Then checks that no other user can replace files in
+/// `dir`.
 ///
 /// # Errors
 /// If the directory can't be created, or another user can replace files in it.

@@ -16,8 +16,8 @@ pub(crate) fn running_holder(file: &File) -> Option<u32> {
     locks.lines().filter_map(|line| holder_in_line(line, &inode)).find(|&pid| is_running(pid))
 }
 
-/// The pid in a line such as `1: FLOCK  ADVISORY  WRITE 4267 fe:00:10010757 0 EOF`, if the line is about this inode. The
-/// line of a process that waits for the lock has `->` after the number.
+/// The pid in a line such as `1: FLOCK  ADVISORY  WRITE 4267 fe:00:10010757 0 EOF`, if the line is about this inode.
+/// The line of a process that waits for the lock has `->` after the number.
 fn holder_in_line(line: &str, inode: &str) -> Option<u32> {
     let mut words = line.split_whitespace().skip(1);
     let is_flock = words.next() == Some("FLOCK");

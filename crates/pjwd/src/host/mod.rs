@@ -1,5 +1,5 @@
-//! The system around the daemon: directories, the identity of files and the holders of their locks, the log, messages to
-//! systemd, the task scan, the process that thaws frozen jobs after the daemon was killed.
+//! The system around the daemon: directories, the identity of files and the holders of their locks, the log, messages
+//! to systemd, the task scan, the process that thaws frozen jobs after the daemon was killed.
 
 pub mod directories;
 pub(crate) mod flock_holder;

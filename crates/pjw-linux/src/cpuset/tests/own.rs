@@ -287,9 +287,26 @@ fn the_cgroup_of_a_scheduler_is_narrowed_and_restored() {
         group.write_file("cpuset.cpus", &all.to_string()).unwrap();
     }
     let found = group.read_cpuset().unwrap();
+    // What a daemon without records finds.
+    let listed_cpuset = |fixture: &Fixture| {
+        let all = list_job_cpusets(&fixture.hierarchy, &OwnCgroupNames::default()).into_iter();
+        all.filter(|found| found.path == job_cpuset.path)
+            .map(|found| found.scheduler_cpuset)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(fixture.create(&job_cpuset), done_outcome(first.clone()));
+    let listed = listed_cpuset(&fixture);
+    if listed.is_empty() {
+        skip("cgroups have no attributes here");
+    } else {
+        assert_eq!(listed, [Some(job_cpuset.clone())]);
+        group.write_file("cpuset.cpus", &all.to_string()).unwrap();
+        assert_eq!(listed_cpuset(&fixture), [], "the scheduler has written the cpuset since");
+    }
     assert_eq!(fixture.widen(&job_cpuset), done_outcome(all.clone()));
     assert_eq!(group.read_cpuset().unwrap(), found);
+    group.write_file("cpuset.cpus", &first.to_string()).unwrap();
+    assert_eq!(listed_cpuset(&fixture), [], "a widened cpuset that the scheduler narrows is the scheduler's");
 
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
     let original_cgroup = fixture.cgroup_of(process);
