@@ -134,19 +134,21 @@ impl ScanQueue {
 
     /// Removes and returns the pids of the forked processes that belong to no job and descend from a process in `pids`.
     pub(crate) fn take_descendants_of(&mut self, pids: &BTreeSet<Pid>) -> BTreeSet<Pid> {
-        let mut found = BTreeSet::new();
-        loop {
-            let is_child = |process: &UnscannedProcess| {
-                pids.contains(&process.parent) || found.contains(&process.parent)
-            };
-            let children = self.unassigned.iter().filter(|(_, process)| is_child(process));
-            let children: BTreeSet<Pid> = children.map(|(&pid, _)| pid).collect();
-            if children.is_empty() {
-                return found;
-            }
-            self.unassigned.retain(|pid, _| !children.contains(pid));
-            found.extend(children);
+        let mut children: BTreeMap<Pid, Vec<Pid>> = BTreeMap::new();
+        for (&pid, process) in &self.unassigned {
+            children.entry(process.parent).or_default().push(pid);
         }
+        let mut found = BTreeSet::new();
+        let mut left: Vec<Pid> = pids.iter().copied().collect();
+        // A user can make a chain of tens of thousands of processes, so each process is visited once.
+        while let Some(pid) = left.pop() {
+            for child in children.remove(&pid).unwrap_or_default() {
+                self.unassigned.remove(&child);
+                found.insert(child);
+                left.push(child);
+            }
+        }
+        found
     }
 
     /// Returns the pids of the forked processes that belong to no job, and removes these pids from the queue.

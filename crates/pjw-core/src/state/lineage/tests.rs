@@ -224,6 +224,21 @@ fn threads_that_start_and_end_all_the_time_cause_no_scan_and_leave_nothing_behin
     assert_eq!((state.lineage.descendants.len(), state.lineage.exited.len()), (0, 0));
 }
 
+/// A command that names the first process of a chain outside of jobs visits each process once. A pass over the queue for
+/// each generation would visit 3,600,000,000 of these.
+#[test]
+fn a_command_finds_the_end_of_a_chain_of_60000_forked_processes() {
+    let mut state = with_a_member();
+    let chain: Vec<ProcessEvent> = (30..60_030).map(|parent| fork(parent, parent + 1)).collect();
+    let other = fork(1, 20);
+    assert!(!state.apply_process_events(&chain) && !state.apply_process_events(&[other]));
+    let queue = &mut state.lineage.scan_queue;
+    let found = queue.take_descendants_of(&BTreeSet::from([Pid(30)]));
+    assert_eq!((found.len(), found.last()), (60_000, Some(&Pid(60_030))));
+    assert_eq!(queue.take_descendants_of(&BTreeSet::from([Pid(30)])), BTreeSet::new(), "they are taken");
+    assert_eq!(queue.take_unassigned_pids().collect::<Vec<_>>(), [Pid(20)], "the others stay");
+}
+
 #[test]
 fn a_process_whose_first_thread_exits_before_the_others_is_scanned_again_until_it_has_ended() {
     let mut state = with_a_member();
