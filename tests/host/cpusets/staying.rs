@@ -322,7 +322,7 @@ fn memory_is_bound_on_request() {
 }
 
 #[test]
-fn a_job_that_cgroup_v1_cannot_isolate_is_kept_by_masks_with_a_warning() {
+fn a_job_that_cgroup_v1_cannot_isolate_has_an_ordinary_cpuset_with_a_warning() {
     let Some(daemon) = start_daemon("interval = \"50ms\"\n") else { return };
     if find_hierarchy().unwrap().is_unified {
         pjw_tests::skipping::skip("cgroup v2 isolates the job: the tests on the virtual machine cover that");
@@ -333,10 +333,12 @@ fn a_job_that_cgroup_v1_cannot_isolate_is_kept_by_masks_with_a_warning() {
     let output = daemon.pjwctl(&["assign", &id, "--cores", "1", "--isolated", "--pid", &pid]);
     assert!(output.status.success(), "{output:?}");
     assert_eq!(mask(shell.pid()).len(), all_cpus(&daemon).len() / 2);
-    assert_eq!(enforcement(&daemon, "a"), "affinity");
-    assert_eq!(cgroup_of_process(shell.pid()).as_deref(), Some("/"));
-    let texts = warning_texts(&daemon, "no-wall", "a");
-    assert!(texts.len() == 1 && texts[0].contains("can't be isolated"), "{texts:?}");
+    assert_eq!(enforcement(&daemon, "a"), "cpuset");
+    let texts = warning_texts(&daemon, "no-partition", "a");
+    assert!(texts.len() == 1 && texts[0].contains("asked for --isolated"), "{texts:?}");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains(&texts[0]) && said.contains("needs cgroup v2"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
 }
 
 /// A cgroup that pjw did not make. It is removed when this value is dropped.

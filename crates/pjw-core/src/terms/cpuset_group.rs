@@ -80,6 +80,15 @@ pub enum CpusetHierarchy {
     Legacy,
 }
 
+impl CpusetHierarchy {
+    /// Returns whether a cpuset of this hierarchy can become an isolated partition (`cpuset.cpus.partition`). The
+    /// cgroup v1 hierarchy has no partitions.
+    #[must_use]
+    pub fn has_partitions(&self) -> bool {
+        matches!(self, Self::Systemd | Self::Unified)
+    }
+}
+
 impl Default for CpusetSupport {
     /// No cpuset support: the value before the probe.
     fn default() -> Self {

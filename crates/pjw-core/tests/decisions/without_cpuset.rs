@@ -55,6 +55,26 @@ fn a_request_that_needs_a_cpuset_gets_a_warning_without_one() {
 }
 
 #[test]
+fn an_isolated_job_on_cgroup_v1_has_an_ordinary_cpuset_and_a_warning() {
+    let mut machine = with_v1_cpusets();
+    machine.spawn(7, 1, 0);
+    let isolated = AssignCommand {
+        isolated: Some(true),
+        pids: [Pid(7)].into(),
+        ..assign_of("a", Some(CpuRequest::Cores(2)))
+    };
+    machine.command(Command::Assign(isolated)).unwrap();
+    machine.settle();
+    assert_eq!(enforcement_of_a(&machine), EffectiveEnforcement::Cpuset { path: Some("/pjw/a".to_owned()) });
+    assert_eq!(machine.warnings(), ["no-partition"]);
+    machine
+        .command(Command::Assign(AssignCommand { isolated: Some(false), ..assign_of("a", None) }))
+        .unwrap();
+    machine.settle();
+    assert_eq!(machine.warnings(), Vec::<&str>::new());
+}
+
+#[test]
 fn a_missing_cpuset_is_explained_by_the_cgroup_of_the_process() {
     let mut machine = job_in_service(EnforcementMethod::Auto);
     machine.settle();

@@ -243,8 +243,8 @@ pub struct CoreArgs {
     /// Allocate memory only from the NUMA nodes of the job's cores; works only if pjwd gives the job a cpuset
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
     pub bind_memory: Option<bool>,
-    /// Put the cores into an isolated cpuset partition, where the kernel balances no load; works only if pjwd
-    /// gives the job a cpuset
+    /// Put the cores into an isolated cpuset partition, where the kernel balances no load; needs cgroup v2, and
+    /// works only if pjwd gives the job a cpuset
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "true|false")]
     pub isolated: Option<bool>,
     /// Whether the job has cores of its own, and whether its idle cores may be lent [default: unchanged; of a

@@ -9,7 +9,7 @@ use pjw_ipc::client::Client;
 use pjw_ipc::{call, wire::Job};
 
 use super::connection::{DaemonAddress, call_for_field, parse_job_id, read_status};
-use super::run::{MAX_TIME_FOR_PARTITION, TIME_BETWEEN_CHECKS};
+use super::run::{MAX_TIME_FOR_PARTITION, TIME_BETWEEN_CHECKS, print_missing_cpuset};
 use crate::cli::{AssignArgs, CoreCountArg, PolicyArg, value_name};
 use crate::{output, render};
 
@@ -42,6 +42,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &AssignArgs) -> anyhow::Resul
     if job.cpus.is_empty() && !request.json.json {
         output::print_error(&render::jobs::no_cores_message(&job));
     }
+    print_missing_cpuset(&mut client, &job.id, &request.core_args);
     Ok(printed)
 }
 

@@ -22,7 +22,7 @@ use pjw_core::cpu_count_variables::{CpuCounts, cpu_count_environment};
 use pjw_core::{cpuset::CpuSet, text::cpus_text};
 use pjw_ipc::call::{Assign, JobParameter};
 use pjw_ipc::client::{Client, ClientError};
-use pjw_ipc::wire::{Core, Job};
+use pjw_ipc::wire::{Core, Job, Warning};
 use pjw_linux::sys::affinity;
 use pjw_spawn::{CheckError, find_program};
 
@@ -30,7 +30,7 @@ use super::connection::{
     DaemonAddress, call_for_field, cpu_count_variables, job_directory, parse_job_id, read_status,
 };
 use super::interpreter::missing_interpreter_text;
-use crate::cli::{CoreCountArg, RunArgs, value_name};
+use crate::cli::{CoreArgs, CoreCountArg, RunArgs, value_name};
 use crate::output;
 
 /// The time between two checks whether the processes of a job have its cores.
@@ -41,6 +41,8 @@ const MAX_TIME_WITHOUT_DAEMON: Duration = Duration::from_secs(600);
 const MOST_EXCHANGES: u32 = 5;
 /// How long a command waits until the kernel has made the partition of an isolated job and moved its processes into it.
 pub(super) const MAX_TIME_FOR_PARTITION: Duration = Duration::from_secs(5);
+/// The codes of the warnings that a job has no cpuset, or no isolated partition.
+const MISSING_CPUSET_CODES: [&str; 2] = ["no-wall", "no-partition"];
 /// The exit code (127) with which a shell reports that a command, or the interpreter that it names, does not exist.
 pub(super) const NOT_FOUND: u8 = 127;
 /// The exit code (126) with which a shell reports that a command exists but can't be executed.
@@ -85,6 +87,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
             return Err(error);
         }
     };
+    print_missing_cpuset(&mut client, &job.id, core_args);
     let mut command = Command::new(program);
     // The variable of a job around this one names another directory.
     match job_directory(&status, &job.id) {
@@ -167,6 +170,20 @@ pub(super) fn wait_for_cores(
         };
         let known = status.jobs.into_iter().find(|known| known.id == job.id);
         job = known.ok_or_else(|| anyhow!("{} was released before it had a core", job.id))?;
+    }
+}
+
+/// If the user asked for an isolated partition or for bound memory, and pjwd warns that the job `job` has no such
+/// partition or no cpuset, prints the warnings. The job has its cores nevertheless.
+pub(super) fn print_missing_cpuset(client: &mut Client, job: &str, request: &CoreArgs) {
+    if request.isolated != Some(true) && request.bind_memory != Some(true) {
+        return;
+    }
+    let Ok(status) = read_status(client) else { return };
+    let is_of_cpuset =
+        |warning: &&Warning| warning.job == job && MISSING_CPUSET_CODES.contains(&warning.code.as_str());
+    for Warning { text, remedy, .. } in status.warnings.iter().filter(is_of_cpuset) {
+        output::print_error(&format!("{text}; {remedy}"));
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use pjw_ipc::call::{Call, Reply};
-use pjw_ipc::wire::{Job, Status};
+use pjw_ipc::wire::{Job, Status, Warning};
 
 use super::daemon::{CallReplies, Daemon};
 use super::{CommandOutput, answer, assert_refused, pjwctl};
@@ -40,13 +40,13 @@ fn succeeded() -> CommandOutput {
 #[test]
 fn it_returns_when_the_partition_keeps_the_job() {
     let statuses = vec![status("enforce", Some(job("none"))), status("enforce", Some(job("cpuset")))];
-    assert_eq!(assign(statuses), (succeeded(), 3));
+    assert_eq!(assign(statuses), (succeeded(), 4));
 }
 
 #[test]
 fn it_does_not_wait_for_a_daemon_that_only_watches() {
     let statuses = vec![status("observe", Some(job("none")))];
-    assert_eq!(assign(statuses), (succeeded(), 2));
+    assert_eq!(assign(statuses), (succeeded(), 3));
 }
 
 #[test]
@@ -62,4 +62,21 @@ fn if_the_daemon_does_not_answer_the_cores_are_printed_with_a_message() {
     let (output, _) = assign(vec![Err("too busy")]);
     assert!(output.stderr.contains("completed its isolated partition is unknown: too busy"), "{output:?}");
     assert_eq!(CommandOutput { stderr: String::new(), ..output }, succeeded());
+}
+
+#[test]
+fn a_job_without_the_partition_that_it_asked_for_is_reported_on_standard_error() {
+    let warning = |code: &str, job: &str| {
+        let (text, remedy) = (format!("{job} has no partition"), "leave out --isolated".to_owned());
+        Warning { code: code.to_owned(), job: job.to_owned(), text, remedy }
+    };
+    let warnings = vec![
+        warning("no-partition", "manual:a"),
+        warning("overlap", "manual:a"),
+        warning("no-wall", "manual:b"),
+    ];
+    let with_warnings = Ok(Status { warnings, ..status("enforce", Some(job("cpuset"))).unwrap() });
+    let (output, _) = assign(vec![status("enforce", Some(job("cpuset"))), with_warnings]);
+    let said = "pjwctl: manual:a has no partition; leave out --isolated\n".to_owned();
+    assert_eq!(output, CommandOutput { stderr: said, ..succeeded() });
 }

@@ -66,6 +66,7 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
                     create_cpuset(draft, &job_cpuset, &mut changes);
                 }
                 warnings::report_unmovable_members(draft, &id);
+                warnings::report_missing_partition(draft, &id);
             }
             CpusetPlacement::Unknown => drop(changes.waiting_jobs.insert(id)),
             CpusetPlacement::Unneeded => return_members(draft, &id, &mut changes),
@@ -227,7 +228,7 @@ fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlace
     }
     match owner_and_path(state, policy, job) {
         Ok((creator, path)) => {
-            let spec = spec(state, job, creator, cpus);
+            let spec = spec(state, policy, job, creator, cpus);
             CpusetPlacement::At(JobCpuset { job: id.clone(), creator, path, spec })
         }
         Err(why) => CpusetPlacement::Impossible(why),
@@ -240,8 +241,7 @@ fn owner_and_path(
     policy: &Policy,
     job: &Job,
 ) -> Result<(CgroupCreator, String), String> {
-    let isolated = job.request.as_ref().is_some_and(|request| request.isolated);
-    let place = match (job.is_borrower(), isolated) {
+    let place = match (job.is_borrower(), gets_partition(policy, job)) {
         (true, _) => CgroupPlace::Besteffort,
         (false, true) => CgroupPlace::Partition,
         (false, false) => CgroupPlace::Usual,
@@ -275,12 +275,19 @@ fn owner_and_path(
     }
 }
 
-fn spec(state: &WardenState, job: &Job, creator: CgroupCreator, cpus: CpuSet) -> CpusetSpec {
+/// Whether the cores of the job become an isolated partition. Where the hierarchy has no partitions, the job gets an
+/// ordinary cpuset, with a warning.
+fn gets_partition(policy: &Policy, job: &Job) -> bool {
+    let is_requested = job.request.as_ref().is_some_and(|request| request.isolated);
+    is_requested && policy.cpuset_support.hierarchy.has_partitions()
+}
+
+fn spec(state: &WardenState, policy: &Policy, job: &Job, creator: CgroupCreator, cpus: CpuSet) -> CpusetSpec {
     let request = job.request.as_ref().filter(|_| creator != CgroupCreator::Scheduler);
     let nodes = state.topology.domains(TopologyLevel::NumaNode).filter(|node| node.cpus.intersects(&cpus));
     let mems = request.filter(|request| request.bind_memory);
     let mems = mems.map(|_| nodes.map(|node| Pu(node.number)).collect::<CpuSet>());
-    let isolated = request.is_some_and(|request| request.isolated);
+    let isolated = request.is_some() && gets_partition(policy, job);
     let idle = job.is_borrower();
     let frozen = job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
     CpusetSpec { cpus, mems: mems.filter(|mems| !mems.is_empty()), isolated, idle, frozen }

@@ -1,4 +1,4 @@
-//! Warnings about jobs for which a cpuset was requested and is not possible.
+//! Warnings about jobs for which a cpuset or an isolated partition was requested and is not possible.
 
 use crate::basics::prelude::*;
 use crate::phases::cpusets::moves::why_unmovable;
@@ -39,4 +39,18 @@ pub(super) fn report_unmovable_members(draft: &mut CycleDraft<'_>, id: &JobId) {
     if let Some(why) = why {
         report_no_cpuset(draft, id, &why);
     }
+}
+
+/// Adds a warning for users if the job `id` asked for an isolated partition, and its hierarchy of cgroups has none.
+pub(super) fn report_missing_partition(draft: &mut CycleDraft<'_>, id: &JobId) {
+    let request = draft.state.jobs.get(id).and_then(|job| job.request.as_ref());
+    let is_requested = request.is_some_and(|request| request.isolated);
+    if !is_requested || draft.policy.cpuset_support.hierarchy.has_partitions() {
+        return;
+    }
+    let text = format!(
+        "{id} asked for --isolated, and gets an ordinary cpuset: the cgroups of this node have no isolated partitions"
+    );
+    let remedy = "leave out --isolated; it needs cgroup v2 (cpuset.cpus.partition)";
+    warn(draft, id, "no-partition", text, remedy);
 }
