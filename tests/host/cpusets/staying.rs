@@ -341,6 +341,17 @@ fn a_job_that_cgroup_v1_cannot_isolate_has_an_ordinary_cpuset_with_a_warning() {
     assert_eq!(said.lines().count(), 1, "{said}");
 }
 
+#[test]
+fn a_job_without_a_process_is_shown_with_the_cpuset_that_its_first_process_gets() {
+    let Some(daemon) = start_daemon("") else { return };
+    let output = daemon.pjwctl(&["assign", &daemon.job_id("a"), "--cores", "1"]);
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(enforcement(&daemon, "a"), "cpuset");
+    let shell = Shell::start();
+    daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    assert_eq!(enforcement(&daemon, "a"), "cpuset");
+}
+
 /// A cgroup that pjw did not make. It is removed when this value is dropped.
 struct ForeignCgroup(PathBuf, String);
 

@@ -126,12 +126,12 @@ fn without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
     Some(Finding::new(severity, "no-cpuset-controller", text, remedy).with_jobs(bare))
 }
 
-/// Finds jobs that pjw keeps by masks, though the node supports cpusets.
+/// Finds jobs that pjw keeps by masks, though the node supports cpusets. A job without processes needs no cpuset yet.
 fn kept_by_masks(input: &DiagnosisInput) -> Option<Finding> {
     if matches!(input.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;
     }
-    let open = input.job_ids(|job| job.enforcement == "affinity");
+    let open = input.job_ids(|job| job.enforcement == "affinity" && job.process_count > 0);
     let first = open.first()?;
     let verb = if open.len() == 1 { "is" } else { "are" };
     let text = format!("{} {verb} kept by masks, though this node has cpusets", join_names(&open));

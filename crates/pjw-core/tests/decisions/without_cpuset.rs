@@ -75,6 +75,17 @@ fn an_isolated_job_on_cgroup_v1_has_an_ordinary_cpuset_and_a_warning() {
 }
 
 #[test]
+fn a_job_without_a_process_is_said_to_be_kept_by_the_cpuset_that_its_first_process_gets() {
+    let mut machine = with_v1_cpusets();
+    machine.assign("a", 2, &[]).unwrap();
+    machine.settle();
+    let cpuset = EffectiveEnforcement::Cpuset { path: Some("/pjw/a".to_owned()) };
+    assert_eq!(enforcement_of_a(&machine), cpuset);
+    machine.policy.enforcement = EnforcementMethod::Affinity;
+    assert!(matches!(enforcement_of_a(&machine), EffectiveEnforcement::Affinity { .. }));
+}
+
+#[test]
 fn a_missing_cpuset_is_explained_by_the_cgroup_of_the_process() {
     let mut machine = job_in_service(EnforcementMethod::Auto);
     machine.settle();

@@ -462,6 +462,8 @@ fn warden_version_is_compared_and_its_warnings_are_reported_once() {
     assert_eq!(only(&input, "unserved").text, "it says so");
     assert_ne!(only(&input, "oversubscribed").text, "it says so");
     assert!(only(&input, "no-wall").remedy.contains("pjwctl explain manual:a"));
+    input.jobs[0].process_count = 0;
+    assert_eq!(of(&input, "no-wall"), [], "its first process gets a cpuset");
     input.warden = DaemonStatus::Unresponsive("it hangs".to_owned());
     assert_eq!(only(&input, "mute-warden").severity, Severity::Problem);
     input.warden = absent();

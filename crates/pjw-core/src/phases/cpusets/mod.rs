@@ -108,7 +108,7 @@ fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<
 /// mechanism.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EffectiveEnforcement {
-    /// A cpuset restricts all processes of the job.
+    /// A cpuset restricts all processes of the job, or will restrict its first process.
     Cpuset {
         /// The path of the cpuset's cgroup, below the mount point of the cgroup hierarchy. `None` if the
         /// batch scheduler made the cpuset and its path is unknown.
@@ -140,6 +140,7 @@ pub enum EffectiveEnforcement {
 ///   cpuset.
 /// - pjw runs in the mode `observe`, in which it changes no mask and no cpuset:
 ///   [`EffectiveEnforcement::Nothing`].
+/// - The job has no process yet, and can have a cpuset: [`EffectiveEnforcement::Cpuset`].
 /// - The last scans found all processes of the job in the job's cpuset, and the right settings in it:
 ///   [`EffectiveEnforcement::Cpuset`].
 /// - A change of the job's isolated partition is delayed: [`EffectiveEnforcement::NotYet`].
@@ -157,6 +158,7 @@ pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) ->
 ///   cpuset.
 /// - pjw runs in the mode `observe`, in which it changes no mask and no cpuset:
 ///   [`EffectiveEnforcement::Nothing`].
+/// - The job has no process yet, and can have a cpuset: [`EffectiveEnforcement::Cpuset`].
 /// - The last scans found all of `members` in the job's cpuset, and the right settings in it:
 ///   [`EffectiveEnforcement::Cpuset`].
 /// - A change of the job's isolated partition is delayed: [`EffectiveEnforcement::NotYet`].
@@ -181,7 +183,8 @@ pub fn effective_enforcement_of_members<'a>(
     }
 }
 
-/// The cpuset that limits all processes in `members`, or why there is none.
+/// The cpuset that limits all processes in `members`, or why there is none. For a job without processes, the cpuset that
+/// its first process is moved into: its cgroup is made then.
 fn cpuset_of_all<'a>(
     state: &WardenState,
     policy: &Policy,
@@ -193,6 +196,9 @@ fn cpuset_of_all<'a>(
         CpusetPlacement::Impossible(why) => return Err(why),
         _ => return Err("its scheduler's cgroup was not read yet".to_owned()),
     };
+    if state.members_of(&job.id).next().is_none() {
+        return Ok(path);
+    }
     let outside: Vec<&Member> = members.filter(|member| !state.is_in_job_cpuset(member)).collect();
     if let Some(why) = outside.iter().find_map(|member| why_unmovable(state, policy, member)) {
         return Err(why);
