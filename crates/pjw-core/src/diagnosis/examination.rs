@@ -305,14 +305,13 @@ pub struct HostFacts {
 /// is one of several daemons `pjwd` of the same user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConflictingProgram {
-    /// The command name of the program, such as `irqbalance`. If one user runs several daemons `pjwd`, the
-    /// name is a text for users instead, such as `one of 3 pjwd of user 1000`.
+    /// The command name of the program, such as `irqbalance`. `pjwd` if one user runs several daemons.
     pub name: String,
-    /// The pid of one process of the program. `None` if no process of the program is known.
-    pub pid: Option<Pid>,
-    /// The action by which the program may work against pjw, as a sentence without its subject, such as
-    /// `moves processes between cgroups by its rules`.
-    pub effect: &'static str,
+    /// The pid of one process of the program, or the pids of all daemons `pjwd` of one user.
+    pub pids: BTreeSet<Pid>,
+    /// How the program may work against pjw, in one sentence for users, such as `cgrulesengd is here too: it moves
+    /// processes between cgroups by its rules`.
+    pub text: String,
     /// What the user can do to end the conflict, as text.
     pub remedy: &'static str,
     /// Whether the program undoes changes that pjw makes. If false, the program may disturb jobs, but does
@@ -355,6 +354,8 @@ pub enum DaemonStatus {
     Unresponsive(String),
     /// `pjwd` runs and replies.
     Responsive {
+        /// The pid of `pjwd`.
+        pid: Pid,
         /// The version of `pjwd`.
         version: String,
         /// The version of the program that makes the diagnosis (`pjwctl`).

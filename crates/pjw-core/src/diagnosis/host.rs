@@ -77,19 +77,25 @@ pub fn conflicting_programs(
         if let Some(&(_, effect, remedy, undoes_pjw_changes)) = known
             && !found.iter().any(|program| program.name == name)
         {
-            found.push(ConflictingProgram { name, pid: Some(pid), effect, remedy, undoes_pjw_changes });
+            let text = format!("{name} is here too: it {effect}");
+            let pids = BTreeSet::from([pid]);
+            found.push(ConflictingProgram { name, pids, text, remedy, undoes_pjw_changes });
         }
     }
     for (user, pids) in wardens.into_iter().filter(|(_, pids)| pids.len() > 1) {
         let remedy = match user {
-            Uid::ROOT => "end all but one: pjwctl status --json has the pid of the one that pjwctl uses",
+            Uid::ROOT => "end all but one",
             _ => "end all but one: pjwctl release --all --socket PATH first, of those that have jobs",
         };
         let whose = if user == Uid::ROOT { "root".to_owned() } else { format!("user {user}") };
         found.push(ConflictingProgram {
-            name: format!("one of {} pjwd of {whose}", pids.len()),
-            pid: pids.last().copied(),
-            effect: "hands out the same CPUs as the others",
+            name: "pjwd".to_owned(),
+            text: format!(
+                "{} pjwd of {whose} run here (processes {}): each may give the same CPUs to its jobs",
+                pids.len(),
+                join_names(&pids)
+            ),
+            pids,
             remedy,
             undoes_pjw_changes: true,
         });
@@ -143,9 +149,15 @@ fn warden(input: &DiagnosisInput) -> Option<Finding> {
 
 fn conflicts(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     for program in &input.conflicting_programs {
-        let text = format!("{} is here too: it {}", program.name, program.effect);
         let severity = if program.undoes_pjw_changes { Severity::Advice } else { Severity::Note };
-        findings.push(Finding::new(severity, "master", text, program.remedy).with_pids(program.pid));
+        let remedy = match &input.warden {
+            DaemonStatus::Responsive { pid, .. } if program.pids.contains(pid) => {
+                format!("{}; pjwctl talks to process {pid}", program.remedy)
+            }
+            _ => program.remedy.to_owned(),
+        };
+        let finding = Finding::new(severity, "master", program.text.clone(), remedy);
+        findings.push(finding.with_pids(program.pids.iter().copied()));
     }
 }
 

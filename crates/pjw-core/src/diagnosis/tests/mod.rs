@@ -72,7 +72,7 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
 fn answering(observes: bool) -> DaemonStatus {
     let version = "1".to_owned();
     let (own_version, lending) = (version.clone(), DaemonLending::Unknown);
-    DaemonStatus::Responsive { own_version, version, observes, warnings: Vec::new(), lending }
+    DaemonStatus::Responsive { pid: Pid(2), own_version, version, observes, warnings: Vec::new(), lending }
 }
 
 fn absent() -> DaemonStatus {
@@ -452,6 +452,7 @@ fn warden_version_is_compared_and_its_warnings_are_reported_once() {
     let warning =
         |code: &str| Finding::new(Severity::Problem, code, "it says so".to_owned(), "do it").with_jobs([&id]);
     input.warden = DaemonStatus::Responsive {
+        pid: Pid(2),
         version: "1".to_owned(),
         own_version: "2".to_owned(),
         observes: false,

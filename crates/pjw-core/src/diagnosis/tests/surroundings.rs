@@ -121,10 +121,17 @@ fn conflicting_programs_are_reported_if_a_system_user_runs_them() {
     assert_eq!((texts.len(), clashing), (5, 3), "{texts:#?}");
     let begin = [
         "numad is here too",
-        "one of 2 pjwd of root is here too: it hands out",
-        "one of 2 pjwd of user 1002 is",
+        "2 pjwd of root run here (processes 8 and 9): each may give the same CPUs to its jobs",
+        "2 pjwd of user 1002 run here (processes 12 and 13): each",
     ];
     assert!(texts.iter().zip(begin).all(|((_, text), begin)| text.starts_with(begin)), "{texts:#?}");
+
+    if let DaemonStatus::Responsive { pid, .. } = &mut input.warden {
+        *pid = Pid(9);
+    }
+    let of_root = of(&input, "master").into_iter().find(|finding| finding.text.contains("of root")).unwrap();
+    assert_eq!(of_root.pids, BTreeSet::from([Pid(8), Pid(9)]));
+    assert_eq!(of_root.remedy, "end all but one; pjwctl talks to process 9");
 }
 
 #[test]
@@ -137,6 +144,7 @@ fn without_systemd_no_remedy_names_its_commands() {
     bare.has_cpuset_controller = Some(false);
     input.jobs = vec![bare, job("slurm:2", "2-5", 1, 1), job("slurm:3", "0-15", 20, 20)];
     let version = DaemonStatus::Responsive {
+        pid: Pid(2),
         version: "2".to_owned(),
         own_version: "1".to_owned(),
         observes: false,

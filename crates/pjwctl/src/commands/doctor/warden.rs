@@ -69,6 +69,7 @@ pub(super) fn read_daemon_state(warden: &DaemonAddress, runs: bool) -> DaemonSta
 
 fn answer(client: &mut Client, status: &wire::Status) -> DaemonState {
     let seen = DaemonStatus::Responsive {
+        pid: Pid(status.pid),
         version: status.version.clone(),
         own_version: env!("CARGO_PKG_VERSION").to_owned(),
         observes: status.mode == "observe",
