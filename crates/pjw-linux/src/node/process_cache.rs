@@ -333,6 +333,12 @@ impl ProcessCache {
         }
         let cgroups = self.proc.cgroups(representative)?;
         let stays = known.attributes.cgroups == cgroups;
+        // A thread that exits has no memory any more, and shows the root as its cgroup in the v1 hierarchies
+        // (proc_cgroup_show, kernel/cgroup/cgroup.c). What is known of its process holds until the process has ended.
+        let has_changed = !stays || known.program != program;
+        if has_changed && !first && self.proc.is_exiting(pid, Tid(representative.0))? {
+            return Ok(ChangedAttributes::None);
+        }
         // The process may move between the pass and this read. Then the fingerprint and the file belong to
         // different cgroups. So both must be the same twice in a row.
         if fingerprint != 0 {

@@ -9,6 +9,7 @@ use pjw_core::ids::{Comm, StartTime, ThreadId};
 use pjw_core::{cpuset::Pu, plan::MaskActionKind, snapshot::Process, time::Nanos};
 
 use super::*;
+use crate::proc::procfs::ProcDir;
 
 struct Running(Child);
 
@@ -199,6 +200,41 @@ fn a_zombie_is_reported_as_gone() {
     nix::sys::wait::waitid(status, flags).unwrap();
     assert_eq!(see(&mut node, pid), None);
     child.0.wait().unwrap();
+}
+
+/// In cgroup v1 the kernel shows the root as the cgroup of a process that exits, before the process is a zombie.
+#[test]
+fn a_process_that_exits_keeps_its_cgroup_and_its_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |file: &str, text: &str| {
+        let path = dir.path().join("77").join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    let show = |flags: u32, stack: u32, cgroup: &str| {
+        let stat = format!(
+            "77 (sh) R 7 8 9 0 -1 {flags} 1 2 3 4 150 50 0 0 20 0 1 0 4711 1000 200 1 1 1 {stack} 0 0 0 0 0 0 0 0 0 17 5 0 0 0\n"
+        );
+        write("task/77/stat", &stat);
+        write("stat", &stat);
+        write("cgroup", &format!("4:cpuset:{cgroup}\n"));
+    };
+    write("status", "Name:\tsh\nUid:\t1 1 1 1\nGroups:\t\n");
+    write("cmdline", "sh\0");
+    write("environ", "SLURM_JOB_ID=77\0");
+    let mut cache = ProcessCache::new(BTreeSet::from(["SLURM_JOB_ID"])).unwrap();
+    cache.proc = ProcDir::open(dir.path()).unwrap();
+    let mut seen = || cache.observe_process(Pid(77), false, None).unwrap();
+
+    show(0, 9, "/pjw/a");
+    let first = seen();
+    assert_eq!(first.cgroup.as_deref(), Some("/pjw/a"));
+    assert_eq!(first.attributes.unwrap().environ["SLURM_JOB_ID"], "77");
+    show(4, 0, "/");
+    let exiting = seen();
+    assert_eq!((exiting.cgroup.as_deref(), exiting.attributes), (Some("/pjw/a"), None));
+    show(0, 9, "/");
+    assert_eq!(seen().cgroup.as_deref(), Some("/"), "a process that was moved");
 }
 
 #[test]

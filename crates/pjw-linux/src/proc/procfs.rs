@@ -18,6 +18,8 @@ use crate::sys::errno::from_rustix;
 
 /// `PF_KTHREAD` of the kernel's `include/linux/sched.h`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
+/// `PF_EXITING` of the kernel's `include/linux/sched.h`.
+const EXITING: u64 = 0x0000_0004;
 /// In bytes. The rest of a longer environment is not read. Variables of a batch system are near the front.
 const MAX_ENVIRON_BYTES: usize = 1 << 20;
 /// In bytes. A longer value is cut. No job id or count is longer.
@@ -156,6 +158,16 @@ impl ProcDir {
     ) -> Result<(StartTime, u64), Errno> {
         self.read_single_open_file(format_args!("{pid}/task/{tid}/stat"))?;
         parse_children_ticks(&self.buffer).ok_or(Errno::EIO)
+    }
+
+    /// Returns whether the thread `tid` of the process `pid` is exiting: it runs in the kernel, executes no more
+    /// instructions of its program, and has no memory any more, or soon.
+    ///
+    /// # Errors
+    /// `ENOENT` or `ESRCH` if the thread has ended. `EIO` if the text is malformed.
+    pub(crate) fn is_exiting(&mut self, pid: Pid, tid: Tid) -> Result<bool, Errno> {
+        self.read_single_open_file(format_args!("{pid}/task/{tid}/stat"))?;
+        Ok(parse_flags(&self.buffer).ok_or(Errno::EIO)? & EXITING != 0)
     }
 
     /// Reads the run time and the wait time of the thread `tid` of the process `pid`, from
@@ -319,6 +331,13 @@ fn parse_children_ticks(text: &[u8]) -> Option<(StartTime, u64)> {
     let system: i64 = fields.next()?.parse().ok()?;
     let start = fields.nth(22 - 18)?.parse().ok()?;
     Some((StartTime(start), u64::try_from(user.saturating_add(system)).unwrap_or(0)))
+}
+
+/// The field `flags`.
+fn parse_flags(text: &[u8]) -> Option<u64> {
+    let close = text.iter().rposition(|&byte| byte == b')')?;
+    // Field numbers as in proc_pid_stat(5). The first word is field 3.
+    std::str::from_utf8(text.get(close + 1..)?).ok()?.split_ascii_whitespace().nth(9 - 3)?.parse().ok()
 }
 
 /// Parses `schedstat_text`, the content of `/proc/PID/task/TID/schedstat`. Returns the run time and the wait
