@@ -37,12 +37,15 @@ pub(super) fn run(warden: &DaemonAddress, request: &ShowArgs) -> anyhow::Result<
             || output::print_error(&words),
             || read_memory(&mut client, &details.job.id, request),
         )
+        .map(Some)
+    } else if details.job.processes > 0 {
+        read_memory(&mut client, &details.job.id, request).map(Some)
     } else {
-        read_memory(&mut client, &details.job.id, request)
+        Ok(None)
     };
     // Without the option the memory is an extra: not every job has an estimate.
     match memory {
-        Ok(memory) => details.memory = Some(memory),
+        Ok(memory) => details.memory = memory,
         Err(fault) if request.memory => return Err(fault.into()),
         Err(fault) => details.no_memory_reason = Some(fault.to_string()),
     }

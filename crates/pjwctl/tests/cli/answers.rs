@@ -26,6 +26,7 @@ fn job() -> Job {
         requested_cores: 1,
         cpus: "1".into(),
         since: "2026-05-04T12:00:00Z".into(),
+        processes: 3,
         ..Job::default()
     }
 }
@@ -456,7 +457,7 @@ fn show_reads_the_memory_of_a_job_on_request_and_names_shared_address_spaces() {
     let plain = json(&["show", "a", "--json"]);
     assert!(plain["memory"].is_null(), "there is no estimate: {plain}");
     let without = shown(&["show", "a"]);
-    assert!(without.contains("memory not estimated: the job has no memory cgroup of its own"), "{without}");
+    assert!(without.contains("memory: the job has no memory cgroup of its own"), "{without}");
     let with_memory = json(&["show", "a", "--memory", "--nodes", "--json"]);
     let spaces: Vec<&Value> = with_memory["memory"]["processes"]
         .as_array()
@@ -469,4 +470,20 @@ fn show_reads_the_memory_of_a_job_on_request_and_names_shared_address_spaces() {
     assert!(shown(&["show", "a", "--memory"]).contains("same address space as 2"), "process 1");
     let alone = answer(&mut pjwctl(&daemon.socket(), &["show", "a", "--nodes"]));
     assert_eq!(alone.code, Some(2), "{alone:?}");
+}
+
+#[test]
+fn the_text_about_a_job_without_processes_does_not_mention_memory() {
+    let daemon = Daemon::start(|call| match call {
+        Call::GetJob(_) => CallReplies::reply(Reply::JobDetail(Box::new(GetJobReply {
+            job: Job { processes: 0, ..job() },
+            members: vec![],
+            history: vec![],
+            last_pid: None,
+            last_tid: None,
+        }))),
+        other => CallReplies::refusal(&format!("unexpected: {other:?}")),
+    });
+    let shown = answer(&mut pjwctl(&daemon.socket(), &["show", "a"]));
+    assert_eq!((shown.code, shown.stdout.contains("memory")), (Some(0), false), "{shown:?}");
 }

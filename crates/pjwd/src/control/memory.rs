@@ -384,7 +384,12 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 fn refused(id: &JobId, error: &ReadingError) -> CallError {
-    CallError::Refused(format!("the memory of {id} was not read: {error}"))
+    CallError::Refused(match error {
+        ReadingError::NoOwnCgroup | ReadingError::ChargedElsewhere { .. } => {
+            format!("{error}; pjwctl show {id} --memory reads its pages")
+        }
+        _ => format!("the memory of {id} was not read: {error}"),
+    })
 }
 
 fn by_node_to_wire(by_node: &BTreeMap<u32, u64>) -> BTreeMap<String, u64> {
@@ -444,7 +449,17 @@ fn sample_to_wire(sample: &MemorySample) -> wire::MemorySample {
 mod tests {
     use std::cell::Cell;
 
+    use pjw_core::job::JobSource;
+
     use super::*;
+
+    #[test]
+    fn a_job_without_an_estimate_is_refused_with_the_reason_and_the_command_that_reads_its_pages() {
+        let id = JobId::new(JobSource::Manual, "a").unwrap();
+        let expected = "no estimate, because the job has no memory cgroup of its own; pjwctl show manual:a --memory reads its \
+                        pages";
+        assert_eq!(refused(&id, &ReadingError::NoOwnCgroup), CallError::Refused(expected.to_owned()));
+    }
 
     #[test]
     fn a_change_of_the_settings_ends_what_is_done_with_the_old_ones_at_once() {

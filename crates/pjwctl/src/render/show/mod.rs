@@ -45,7 +45,7 @@ pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal)
     parts.extend(details.memory.as_ref().map(|memory| memory::memory_text(memory, term)));
     parts.extend(details.no_memory_reason.as_ref().map(|why| {
         let heading = style::apply_style("memory", style::HEADING, term);
-        wrap_text(&format!("not estimated: {why}"), term.width, &format!("{heading} "), "  ")
+        wrap_text(why, term.width, &format!("{heading}: "), "  ")
     }));
     if !details.members.is_empty() {
         parts.push(details.members.iter().map(|member| self::member(member, names, term)).collect());

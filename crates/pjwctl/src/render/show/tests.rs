@@ -28,11 +28,10 @@ fn sample() -> JobDetails {
 
 #[test]
 fn the_reason_why_the_memory_of_a_job_is_not_estimated_is_shown() {
-    let no_memory_reason =
-        Some("the job has no memory cgroup of its own, so nothing can be estimated".into());
+    let why = "no estimate, because the job has no memory cgroup of its own; pjwctl show manual:a --memory reads its pages";
+    let no_memory_reason = Some(why.to_owned());
     let text = job_details_text(&JobDetails { no_memory_reason, ..sample() }, &names(), PLAIN_TERMINAL);
-    let expected =
-        "\nmemory not estimated: the job has no memory cgroup of its own, so nothing can be\n  estimated\n\n";
+    let expected = "\nmemory: no estimate, because the job has no memory cgroup of its own; pjwctl\n  show manual:a --memory reads its pages\n\n";
     assert!(text.contains(expected), "{text}");
 }
 

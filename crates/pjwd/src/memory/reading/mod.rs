@@ -111,9 +111,8 @@ pub struct JobMemoryReading {
 pub enum ReadingError {
     /// There is no estimate for a job whose memory is charged to a cgroup of other processes.
     #[error(
-        "one of its processes has {process_bytes} bytes of anonymous memory, and {charged_bytes} are charged to its cgroup: \
-         the rest is charged to another cgroup, in which the memory was used first, so nothing can be estimated: read its \
-         pages with --memory"
+        "no estimate, because one of its processes has {process_bytes} bytes of anonymous memory, and {charged_bytes} are \
+         charged to its cgroup: the rest is charged to another cgroup, in which the memory was used first"
     )]
     ChargedElsewhere {
         /// The anonymous memory of the largest process, in bytes.
@@ -122,9 +121,7 @@ pub enum ReadingError {
         charged_bytes: u64,
     },
     /// There is no estimate for a job without a memory cgroup of its own.
-    #[error(
-        "the job has no memory cgroup of its own, so nothing can be estimated: read its pages with --memory"
-    )]
+    #[error("no estimate, because the job has no memory cgroup of its own")]
     NoOwnCgroup,
     /// `/proc` can't be opened.
     #[error("/proc can't be opened: {0}; mount it with: mount -t proc proc /proc")]
