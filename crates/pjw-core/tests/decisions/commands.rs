@@ -132,6 +132,28 @@ fn kernel_threads_process_1_and_the_daemon_join_no_job() {
 }
 
 #[test]
+fn a_session_in_which_pjwd_was_started_joins_a_job_without_pjwd() {
+    let mut m = machine();
+    m.policy.own_pid = Some(Pid(50));
+    for pid in [40, 50] {
+        m.spawn(pid, 1, 0).session = Pid(40);
+    }
+    m.spawn(60, 1, 0).session = Pid(60);
+    let session = |sid| {
+        let session = Some(Pid(sid));
+        Command::Assign(AssignCommand { session, ..assign_of("a", Some(CpuRequest::Cores(1))) })
+    };
+    m.command(session(40)).unwrap();
+    assert_eq!([m.member(40), m.member(50)], ["manual:a by Registered", "-"]);
+    m.policy.own_pid = Some(Pid(60));
+    assert!(
+        matches!(m.command(session(60)).unwrap_err(), Refusal::CantBeMember { .. }),
+        "nothing else is in it"
+    );
+    assert_eq!(m.command(session(61)).unwrap_err(), Refusal::NoSuchSession { session: Pid(61) });
+}
+
+#[test]
 fn a_reservation_keeps_its_cores_until_it_times_out() {
     let mut m = machine();
     assert_eq!(m.assign("a", 2, &[]).unwrap().end_condition, EndCondition::Reservation);

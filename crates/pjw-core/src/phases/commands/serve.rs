@@ -292,9 +292,14 @@ fn new_members(draft: &CycleDraft<'_>, args: &AssignCommand) -> Result<BTreeSet<
     let mut pids: BTreeSet<Pid> = args.pids.iter().copied().collect();
     if let Some(session) = args.session {
         let processes = draft.state.processes.values().map(|known| &known.process);
-        let mut inside = processes.filter(|process| process.session == session).peekable();
-        inside.peek().ok_or(Refusal::NoSuchSession { session })?;
-        pids.extend(inside.map(|process| process.id.pid));
+        let inside = processes.filter(|process| process.session == session).map(|process| process.id.pid);
+        // A pjwd that a user started by hand is often in the session of the user's shell.
+        let (of_pjwd, others): (Vec<Pid>, Vec<Pid>) =
+            inside.partition(|&pid| draft.policy.is_daemon_process(pid));
+        if of_pjwd.is_empty() && others.is_empty() {
+            return Err(Refusal::NoSuchSession { session });
+        }
+        pids.extend(if others.is_empty() { of_pjwd } else { others });
     }
     pids.iter().try_for_each(|&pid| check_may_join(draft, pid, args))?;
     Ok(pids)
