@@ -62,7 +62,7 @@ fn update_unassigned(draft: &mut CycleDraft<'_>) -> BTreeSet<Uid> {
         let state = &mut *draft.state;
         changed.extend(state.stray_warnings.keys());
         state.unassigned_pids_by_user = unassigned_pids_by_user(state, draft.policy);
-        let of_login = |pid: &&Pid| state.process(**pid).is_some_and(Process::belongs_to_login);
+        let of_login = |pid: &&Pid| state.process(**pid).is_some_and(|process| is_of_login(state, process));
         let users = state.unassigned_pids_by_user.iter();
         let login_processes =
             users.map(|(&user, pids)| (user, pids.iter().filter(of_login).copied().collect())).collect();
@@ -78,17 +78,30 @@ fn update_unassigned(draft: &mut CycleDraft<'_>) -> BTreeSet<Uid> {
         changed.insert(user);
     }
     for pid in draft.scanned_pids().chain(draft.recheck.iter().copied()) {
-        let Some(process) = draft.state.process(pid).filter(|process| is_unassigned(draft, process)) else {
+        let Some(process) = draft.state.process(pid) else { continue };
+        if !is_unassigned(draft, process) {
+            // It may have executed a program of pjw.
+            for known in [&mut unassigned, &mut login_processes] {
+                if known.get_mut(&process.uid).is_some_and(|pids| pids.remove(&pid)) {
+                    changed.insert(process.uid);
+                }
+            }
             continue;
-        };
+        }
         let of_user = login_processes.entry(process.uid).or_default();
-        let is_changed = if process.belongs_to_login() { of_user.insert(pid) } else { of_user.remove(&pid) };
+        let is_changed =
+            if is_of_login(draft.state, process) { of_user.insert(pid) } else { of_user.remove(&pid) };
         if unassigned.entry(process.uid).or_default().insert(pid) || is_changed {
             changed.insert(process.uid);
         }
     }
     (draft.state.unassigned_pids_by_user, draft.state.login_pids_by_user) = (unassigned, login_processes);
     changed
+}
+
+/// Whether the process is part of a login, such as a login shell.
+fn is_of_login(state: &WardenState, process: &Process) -> bool {
+    process.belongs_to_login(state.process(process.parent))
 }
 
 /// Whether a process is unassigned: in no job, of a user who has jobs here.

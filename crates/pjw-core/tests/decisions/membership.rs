@@ -321,6 +321,41 @@ fn the_processes_of_a_login_are_counted_and_only_the_programs_that_they_start_ar
 }
 
 #[test]
+fn the_shell_that_su_or_sudo_starts_for_a_login_is_not_reported_although_it_leads_no_session() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    for (pid, starter) in [(30, "su"), (40, "sudo")] {
+        m.spawn(pid, 1, 0).comm = Comm::from(starter);
+        let mut shell = m.spawn(pid + 1, pid, 1001);
+        (shell.comm, shell.session) = (Comm::from("bash"), Pid(pid));
+    }
+    m.settle();
+    assert_eq!(m.warnings(), Vec::<&str>::new());
+    // A script that lost its parent, and one that a shell started.
+    m.process(30).comm = Comm::from("systemd");
+    m.settle();
+    assert_eq!(m.last.as_ref().unwrap().warnings[0].pid, Some(Pid(31)));
+    m.process(30).comm = Comm::from("bash");
+    m.settle();
+    assert_eq!(m.last.as_ref().unwrap().warnings[0].pid, Some(Pid(31)));
+}
+
+#[test]
+fn a_process_that_executes_a_program_of_pjw_is_no_longer_reported() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    m.spawn(20, 1, 1001).session = Pid(1);
+    m.settle();
+    assert_eq!(m.warnings(), ["stray"]);
+    m.process(20).comm = Comm::from("pjwctl");
+    let snapshot = m.scan_only(&[20]);
+    assert_eq!(m.decide(&snapshot, &[]).warnings, []);
+    assert!(m.state.unassigned_pids_by_user[&Uid(1001)].is_empty());
+}
+
+#[test]
 fn an_orphan_of_a_job_is_recognised_by_its_mask() {
     let mut m = machine();
     m.spawn(10, 1, 1001);

@@ -33,6 +33,11 @@ const LOGIN_PROGRAMS: [&str; 20] = [
     "tmux: server",
 ];
 
+/// The programs that start the shell of a login. It does not lead its session where they keep the session of their
+/// caller (`su` of util-linux) or lead it themselves (`sudo` with `use_pty`).
+const LOGIN_SHELL_STARTERS: [&str; 9] =
+    ["login", "mosh-server", "runuser", "screen", "sshd", "sshd-session", "su", "sudo", "tmux: server"];
+
 /// Shells. One that leads its session is the shell of a login, of a terminal, or of a command over ssh.
 const SHELLS: [&str; 10] = ["ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"];
 
@@ -47,10 +52,15 @@ impl Process {
 
     /// Whether the process is part of a login, such as sshd, a login shell or a terminal multiplexer. If a
     /// process of a login belongs to no job, pjw counts the process as unassigned, but does not report it. pjw
-    /// does report the unassigned processes that a login process started.
+    /// does report the unassigned processes that a login process started. `parent` is the parent of the process, if it
+    /// is known.
     #[must_use]
-    pub fn belongs_to_login(&self) -> bool {
-        self.has_name_of(&LOGIN_PROGRAMS) || (self.session == self.id.pid && self.has_name_of(&SHELLS))
+    pub fn belongs_to_login(&self, parent: Option<&Self>) -> bool {
+        let is_first_shell = || {
+            self.session == self.id.pid
+                || parent.is_some_and(|parent| parent.has_name_of(&LOGIN_SHELL_STARTERS))
+        };
+        self.has_name_of(&LOGIN_PROGRAMS) || (self.has_name_of(&SHELLS) && is_first_shell())
     }
 
     fn has_name_of(&self, names: &[&str]) -> bool {
