@@ -1,7 +1,7 @@
 //! The life cycle of jobs: grants of schedulers, waiting for cores, release and end.
 
 use crate::allocate::offer::{allocate_for_groups, allocate_shared};
-use crate::basics::{CpuSet, cpus_text, cpus_with_is_are, prelude::*};
+use crate::basics::{CpuSet, Nanos, cpus_text, cpus_with_is_are, prelude::*};
 use crate::machine::Topology;
 use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::usage;
@@ -20,22 +20,24 @@ pub(crate) fn end_finished_jobs(draft: &mut CycleDraft<'_>) {
     let ids: BTreeSet<JobId> = may_end.chain(draft.jobs_to_plan()).collect();
     for id in ids {
         let alive = draft.state.members_of(&id).next().is_some();
-        let Some(job) = draft.state.jobs.get(&id).cloned() else { continue };
-        let empty_since = if alive { None } else { job.empty_since.or(Some(now)) };
-        let job = Job { empty_since, ..job };
-        match end_reason(&job, draft) {
+        let Some(job) = draft.state.jobs.get(&id) else { continue };
+        let known = job.empty_since;
+        let empty_since = if alive { None } else { known.or(Some(now)) };
+        match end_reason(job, empty_since, draft) {
             Some(why) => remove_job(draft, &id, why),
-            None => draft.store_job(job),
+            // Hundreds of jobs may have no process, or wait for cores, and nearly all of them stay as they are.
+            None if empty_since == known => {}
+            None => draft.change_job(&id, |job| job.empty_since = empty_since),
         }
     }
 }
 
 /// Returns the reason why the job has ended, or `None` if it goes on. A job goes on while it has processes,
 /// even if all of them were moved out of its cgroup. It ends when the scheduler removes the cgroup
-/// (docs/adr/0005).
-fn end_reason(job: &Job, draft: &CycleDraft<'_>) -> Option<&'static str> {
+/// (docs/adr/0005). `empty_since` is the time since which the job has no process, `None` if it has one.
+fn end_reason(job: &Job, empty_since: Option<Nanos>, draft: &CycleDraft<'_>) -> Option<&'static str> {
     let cgroup = job.cgroup.as_ref().and_then(|path| draft.seen.cgroups.get(path));
-    let empty_ns = job.empty_since.map(|since| draft.now.since_boot.0.saturating_sub(since.0));
+    let empty_ns = empty_since.map(|since| draft.now.since_boot.0.saturating_sub(since.0));
     let timeout_ns = draft.policy.reservation_timeout.as_nanos();
     match (cgroup, empty_ns, job.end_condition) {
         (Some(Observed::Gone), _, _) => Some("its scheduler's cgroup is gone"),

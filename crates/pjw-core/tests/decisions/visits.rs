@@ -144,3 +144,28 @@ fn a_release_visits_the_waiting_jobs_a_fixed_number_of_times_and_no_idle_job() {
     assert_eq!(of(4, 610), of(4, 10) + 600 * per_waiting, "each waiting job costs the same");
     assert!(per_waiting <= 40, "{per_waiting} visits of each waiting job in all cycles together");
 }
+
+/// The visits of a scan that finds nothing new, and of the birth of a process of a job, beside this number of jobs that
+/// wait for cores.
+fn visits_beside_waiting(waiting: u32) -> [usize; 2] {
+    let hierarchy = CpusetHierarchy::Unavailable { why: "a test".to_owned() };
+    let mut machine = with_jobs_that(ExhaustionPolicy::Wait, 4 + waiting, 4, hierarchy);
+    let idle = machine.state.scan_request(false);
+    let idle = visits(&mut machine, idle, &[], 1);
+    machine.spawn(60, 100, 1001);
+    let scope = ScanScope::Partial([Pid(60)].into());
+    let birth = ScanRequest { scope, cgroups: [].into(), ..machine.state.scan_request(false) };
+    let birth = visits(&mut machine, birth, &[], 1);
+    assert_eq!(machine.member(60), "manual:idle-0 by Parent");
+    [idle, birth]
+}
+
+#[test]
+fn an_idle_scan_and_a_birth_visit_each_waiting_job_a_fixed_number_of_times() {
+    let [few, more, many] = [10, 110, 610].map(visits_beside_waiting);
+    for (n, bound) in [(0, 20), (1, 40)] {
+        let per_waiting = (more[n] - few[n]) / 100;
+        assert_eq!(many[n], few[n] + 600 * per_waiting, "each waiting job costs the same");
+        assert!(per_waiting <= bound, "{per_waiting} visits of each waiting job in all cycles together");
+    }
+}
