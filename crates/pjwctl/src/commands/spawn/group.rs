@@ -262,18 +262,21 @@ impl InstanceGroup {
     }
 
     /// Takes the results of a batch that are there. A finished batch is dropped: it holds the writing ends of labelled
-    /// output.
+    /// output. After an error the batch is kept: its instances are to be killed.
     fn take_results(&mut self, index: usize) -> anyhow::Result<()> {
         let Some((mut batch, ranks)) = self.batches.get_mut(index).and_then(Option::take) else {
             return Ok(());
         };
-        while let Some((instance, result)) = batch.next_ready_result() {
+        let mut taken = Ok(());
+        while taken.is_ok()
+            && let Some((instance, result)) = batch.next_ready_result()
+        {
             let Some(&rank) = ranks.get(instance) else { continue };
-            self.take_result(index, rank, result)?;
+            taken = self.take_result(index, rank, result);
         }
-        if !batch.is_finished() {
+        if taken.is_err() || !batch.is_finished() {
             self.batches[index] = Some((batch, ranks));
-            return Ok(());
+            return taken;
         }
         if let Some((begin, end)) = batch.start_period() {
             let (first, last) = self.started_between.unwrap_or((begin, end));
@@ -416,67 +419,11 @@ impl InstanceGroup {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use pjw_spawn::{Arguments, Placement, SpawnContext, Stdio};
-
-    use super::*;
-
-    /// The processes with this command line.
-    fn processes(command: &str) -> usize {
-        let is_it = |entry: &std::fs::DirEntry| {
-            let text = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            text == command.as_bytes()
-        };
-        std::fs::read_dir("/proc").unwrap().flatten().filter(is_it).count()
-    }
-
-    #[test]
-    fn an_instance_whose_exit_status_another_has_taken_counts_as_ended_and_as_failed() {
-        let instance = Instance {
-            rank: 0,
-            size: 1,
-            arguments: Arc::new(Arguments::parse(&["true"]).unwrap()),
-            variables: Vec::new(),
-            placement: Arc::new(Placement::default()),
-            stdio: Stdio::default(),
-        };
-        let program = Program { context: SpawnContext::new("true").unwrap(), instances: vec![instance] };
-        let mut group = InstanceGroup::start(vec![program], LabelledPipes::default(), None).unwrap();
-        while group.states[0].child.is_none() {
-            group.take_results(0).unwrap();
-        }
-        let pid = nix::unistd::Pid::from_raw(group.states[0].pid.unwrap().cast_signed());
-        nix::sys::wait::waitpid(pid, None).unwrap();
-        group.wait_until_begun().unwrap();
-        group.wait_until_ended().unwrap();
-        assert_eq!((group.running, group.states[0].exit_code(None), group.failure_lines), (0, 1, 1));
-    }
-
-    #[test]
-    fn instances_are_killed_if_another_program_of_their_group_cannot_be_started() {
-        // No other process sleeps so long.
-        let time = format!("1000.{}", std::process::id());
-        let arguments = Arc::new(Arguments::parse(&["sleep", &time]).unwrap());
-        let instance = |rank| Instance {
-            rank,
-            size: 3,
-            arguments: Arc::clone(&arguments),
-            variables: Vec::new(),
-            placement: Arc::new(Placement::default()),
-            stdio: Stdio::default(),
-        };
-        let program = |instances| Program { context: SpawnContext::new("sleep").unwrap(), instances };
-        let programs = vec![program((0..3).map(instance).collect()), program(Vec::new())];
-        let error = InstanceGroup::start(programs, LabelledPipes::default(), None).map(drop).unwrap_err();
-        assert!(error.is::<StartFailure>(), "{error}");
-        assert!(error.to_string().ends_with("the instances that had begun were killed"), "{error}");
-        assert_eq!(processes(&format!("sleep\0{time}\0")), 0);
-        let error = InstanceGroup::start(vec![program(Vec::new())], LabelledPipes::default(), None)
-            .map(drop)
-            .unwrap_err();
-        assert!(!error.is::<StartFailure>(), "nothing was started: {error}");
-    }
+/// Whether a process that this one has started is still in the process group of this one, to which a terminal sends its
+/// signals. timeout(1), for example, makes a group of its own.
+fn is_in_own_process_group(child: &Child) -> bool {
+    getpgid(Some(Pid::from_raw(child.pid.0.cast_signed()))) == Ok(getpgrp())
 }
+
+#[cfg(test)]
+mod tests;
