@@ -220,13 +220,14 @@ impl InstanceGroup {
         TemplateUse { begun: self.begun, ..self.templates.clone() }
     }
 
-    /// Returns the exit code of pjwctl: the highest exit code of an instance. Returns 1 if no instance was started and
-    /// none failed to start, or if labelled output could not be printed.
+    /// Returns the exit code of pjwctl: the highest exit code of an instance. An instance that was not started because
+    /// of a signal has 128 plus the number of the signal. Returns 1 if labelled output could not be printed, or if no
+    /// instance was started for another reason than a signal and none failed to start.
     pub(super) fn exit_code(&self) -> ExitCode {
         if self.labels.has_failed() {
             return ExitCode::FAILURE;
         }
-        if self.begun == 0 && self.states.iter().all(|state| state.error.is_none()) {
+        if self.begun == 0 && self.ending.is_none() && self.states.iter().all(|state| state.error.is_none()) {
             return ExitCode::FAILURE;
         }
         ExitCode::from(self.states.iter().map(|state| state.exit_code(self.ending)).max().unwrap_or(0))
@@ -309,8 +310,8 @@ impl InstanceGroup {
                 state.error = Some(error);
                 let program =
                     self.contexts.get(index).map_or(&b""[..], |context| context.program_path().to_bytes());
-                let remedy = start_failure_remedy(error.errno, Path::new(OsStr::from_bytes(program)));
-                self.print_failure(&format!("instance {rank} was not started: {error}; {remedy}"));
+                let remedy = start_failure_remedy(error, Path::new(OsStr::from_bytes(program)));
+                self.print_failure(&format!("instance {rank} was not started: {error}{remedy}"));
             }
             Ok(child) => {
                 self.begun += 1;

@@ -1,13 +1,12 @@
 //! What is known of one instance, and what its end says.
 
-use std::borrow::Cow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use pjw_core::cpuset::CpuSet;
-use pjw_spawn::{Child, ExitStatus, SpawnError};
+use pjw_spawn::{Child, ExitStatus, SpawnError, SpawnStep};
 
 use crate::commands::interpreter::missing_interpreter_text;
 use crate::commands::run::{NOT_EXECUTABLE, NOT_FOUND};
@@ -18,6 +17,9 @@ const START_OF_A_TASK: Duration = Duration::from_secs(1);
 /// start. The hint says that the program possibly called brk(2), which a task can't use.
 pub(super) const BRK_HINT: &str = "; a task has no brk(2): a program that calls it, or is linked with a static glibc before 2.36, can end \
                         like this (docs/tasks.md)";
+
+/// The remedy if the program, or its interpreter, existed at the check and not when it was executed.
+const PROGRAM_IS_GONE: &str = "the program, or the interpreter that it names, is gone: install it again";
 
 /// The state of an instance (process) of `pjwctl spawn`: its CPUs, its process id, its exit status, and the error if it
 /// failed to start.
@@ -55,7 +57,8 @@ impl InstanceState {
     /// Returns the exit code of this instance, in the form that shells use:
     ///
     /// - If the instance was killed by a signal: 128 plus the number of the signal.
-    /// - If the instance failed to start: 127 if the program, or its interpreter, does not exist, 126 otherwise.
+    /// - If the program could not be executed: 127 if the program, or its interpreter, does not exist, 126 otherwise.
+    /// - If an earlier step of the start failed, such as the creation of the process: 1.
     /// - If the start was cancelled because of the signal `ending`: 128 plus `ending`.
     /// - If the exit status is unknown: 1. If the instance has not ended: 0.
     pub(super) fn exit_code(&self, ending: Option<i32>) -> u8 {
@@ -63,6 +66,7 @@ impl InstanceState {
         match (self.exit, self.error) {
             (Some(ExitStatus::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
             (Some(ExitStatus::Signal(signal)), _) => of_signal(signal),
+            (None, Some(error)) if error.step != SpawnStep::Exec => 1,
             (None, Some(error)) if error.errno == Errno::ENOENT => NOT_FOUND,
             (None, Some(_)) => NOT_EXECUTABLE,
             (None, None) if self.was_not_started() => ending.map_or(0, of_signal),
@@ -71,22 +75,81 @@ impl InstanceState {
     }
 }
 
-/// Returns what the user can do if an instance of the program in the file `program` failed to start with the error
-/// number `errno`, as text.
-pub(super) fn start_failure_remedy(errno: Errno, program: &Path) -> Cow<'static, str> {
-    if let Some(text) = Some(program).filter(|_| errno == Errno::ENOENT).and_then(missing_interpreter_text) {
-        return text.into();
-    }
-    let remedy = match errno {
-        Errno::ENOENT => "the program, or the interpreter that it names, is gone",
-        Errno::E2BIG => "make its arguments and its environment smaller",
-        Errno::ENOEXEC => "it needs a format that the kernel knows, or a first line with #!",
-        Errno::EAGAIN => "a limit of processes was reached: see pids.max of the cgroup, and ulimit -u",
-        Errno::ENOMEM => "the memory is exhausted: start fewer",
-        Errno::EMFILE => "too many descriptors are open: see ulimit -n",
-        Errno::ENOSYS => "Linux 5.5 or later on x86_64 or aarch64 is needed",
-        Errno::EACCES | Errno::EPERM => "check the permissions of the program and its directories",
-        _ => "the man pages of clone3(2) and execve(2) have the causes",
+/// Returns what the user can do if an instance of the program in the file `program` failed to start with `error`: a
+/// clause that begins with `; `. Empty if the text of `error` has a remedy already.
+pub(super) fn start_failure_remedy(error: SpawnError, program: &Path) -> String {
+    let remedy = match (error.step, error.errno) {
+        // The text has it.
+        (SpawnStep::Clone | SpawnStep::Cgroup, Errno::EAGAIN) => return String::new(),
+        (_, Errno::ENOMEM) => "the memory is exhausted: start fewer",
+        (_, Errno::EMFILE | Errno::ENFILE) => "too many descriptors are open: see ulimit -n, and fs.file-max",
+        (SpawnStep::Clone, Errno::EPERM | Errno::ENOSYS) => {
+            "the seccomp profile of the container, or a kernel before Linux 5.5, refuses the system call: allow clone3(2) in \
+             the profile"
+        }
+        (SpawnStep::Clone, Errno::EINVAL) => "Linux 5.5 or later is needed",
+        (SpawnStep::Mask, _) => {
+            "the CPUs of its part are offline, or pjwctl may not use them or their NUMA node any more: compare lscpu and \
+             Cpus_allowed_list in /proc/self/status, and start again"
+        }
+        (SpawnStep::Exec, Errno::ENOENT) => {
+            let text = missing_interpreter_text(program);
+            return format!("; {}", text.as_deref().unwrap_or(PROGRAM_IS_GONE));
+        }
+        (SpawnStep::Exec, Errno::E2BIG) => "make its arguments and its environment smaller",
+        (SpawnStep::Exec, Errno::ENOEXEC) => {
+            "it needs a format that the kernel knows, or a first line with #!"
+        }
+        (SpawnStep::Exec, Errno::EAGAIN) => "the limit on processes of its user is reached: see ulimit -u",
+        (SpawnStep::Exec, Errno::EACCES | Errno::EPERM) => {
+            "check the permissions of the program and its directories"
+        }
+        (SpawnStep::Exec, _) => "the man page of execve(2) has the causes",
+        (SpawnStep::Clone | SpawnStep::Cgroup, _) => "the man page of clone(2) has the causes",
+        (SpawnStep::Credentials | SpawnStep::Directory | SpawnStep::Stdio, _) => {
+            "check the user, the working directory and the descriptors that it is to get"
+        }
     };
-    remedy.into()
+    format!("; {remedy}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn remedy(step: SpawnStep, errno: Errno) -> String {
+        start_failure_remedy(SpawnError { step, errno }, Path::new("/no/such/program"))
+    }
+
+    #[test]
+    fn a_failed_start_has_one_remedy_that_fits_the_step() {
+        assert_eq!(
+            remedy(SpawnStep::Exec, Errno::ENOENT),
+            "; the program, or the interpreter that it names, is gone: install it again"
+        );
+        for (step, errno, words) in [
+            (SpawnStep::Clone, Errno::EPERM, "seccomp profile"),
+            (SpawnStep::Clone, Errno::ENOSYS, "seccomp profile"),
+            (SpawnStep::Exec, Errno::EPERM, "permissions of the program"),
+            (SpawnStep::Mask, Errno::EINVAL, "offline"),
+            (SpawnStep::Cgroup, Errno::ENOENT, "clone(2)"),
+        ] {
+            assert!(remedy(step, errno).contains(words), "{step} {errno}: {}", remedy(step, errno));
+        }
+        let limit = SpawnError { step: SpawnStep::Clone, errno: Errno::EAGAIN };
+        let said = format!("{limit}{}", remedy(limit.step, limit.errno));
+        assert_eq!(said.matches("ulimit -u").count(), 1, "{said}");
+    }
+
+    #[test]
+    fn only_a_failed_execution_has_the_exit_codes_of_a_shell() {
+        let code = |step, errno| {
+            let error = Some(SpawnError { step, errno });
+            InstanceState { error, ..InstanceState::default() }.exit_code(None)
+        };
+        assert_eq!(code(SpawnStep::Exec, Errno::ENOENT), 127);
+        assert_eq!(code(SpawnStep::Exec, Errno::EACCES), 126);
+        assert_eq!(code(SpawnStep::Clone, Errno::EAGAIN), 1);
+        assert_eq!(code(SpawnStep::Directory, Errno::ENOENT), 1);
+    }
 }
