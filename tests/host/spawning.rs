@@ -6,7 +6,7 @@ mod refused;
 mod tasks;
 
 use std::collections::BTreeMap;
-use std::fs::Permissions;
+use std::fs::{DirEntry, Permissions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -97,6 +97,30 @@ fn every_instance_of_a_job_begins_inside_its_own_part_of_the_grant() {
 }
 
 #[test]
+#[test]
+fn each_part_has_a_thread_that_starts_its_instances_also_under_a_narrow_mask() {
+    if !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    let pu = mask(std::process::id()).iter().next().unwrap();
+    let mut narrow = Command::new("taskset");
+    narrow.args(["-c", &pu.to_string()]).arg(program_path("pjwctl")).arg("--socket").arg(daemon.socket());
+    narrow.args(["spawn", "-n", "2", "--cores", "2", "--", "sleep", "1000"]).stdin(Stdio::null());
+    let mut pjwctl = narrow.spawn().unwrap();
+    let guard = KillOnDrop(pjwctl.id());
+    // Such a thread lives as long as its instances.
+    let tasks = format!("/proc/{}/task", pjwctl.id());
+    wait_until("there are two threads", || {
+        let threads = std::fs::read_dir(&tasks).into_iter().flatten().flatten();
+        let name = |thread: DirEntry| std::fs::read_to_string(thread.path().join("comm")).unwrap_or_default();
+        threads.map(name).filter(|name| name == "spawner\n").count() == 2
+    });
+    drop(guard);
+    pjwctl.wait().unwrap();
+    wait_until("the job is over", || daemon.status().jobs.is_empty());
+}
+
 fn the_warden_keeps_the_masks_of_the_parts() {
     if !has_two_cores() {
         return;

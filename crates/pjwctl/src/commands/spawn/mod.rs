@@ -333,6 +333,8 @@ fn with_instances(
         for rank in command.ranks {
             let stdio = match &mut labels {
                 Some(labels) => labels.add(rank)?,
+        // Before the grant, this process may have had a narrower mask.
+        let context = context.set_max_spawner_threads(grant.cpus.len());
                 None => Stdio::default(),
             };
             let part = rank as usize % placements.len();
