@@ -160,8 +160,9 @@ impl SpawnContext {
     /// thread that started it (`PR_SET_PDEATHSIG`, prctl(2)). This thread, a spawner thread, waits until the context
     /// is dropped, and then ends.
     ///
-    /// Instances of a program that is setuid, is setgid or has file capabilities are not killed. The child processes
-    /// of an instance are not killed either.
+    /// Instances of a program that is setuid, is setgid or has file capabilities are not killed. Instances that change
+    /// their own effective user or group, or gain a capability, are not killed either: the kernel clears the request
+    /// then. The child processes of an instance are not killed.
     #[must_use]
     pub fn kill_when_launcher_ends(mut self) -> Self {
         self.setup_mut().ends_with_launcher = true;
