@@ -1,6 +1,7 @@
 //! `pjwctl spawn` that is killed: nothing of it is left, but the instances that were to live on.
 
 use std::collections::BTreeSet;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime};
 
@@ -15,7 +16,7 @@ use pjw_tests::waiting::{wait_for, wait_until, wait_until_empty};
 use crate::processes::{KillOnDrop, is_ended};
 
 /// The variable in the environment of the instances of a killed pjwctl.
-const MARK: &str = "PJW_TEST_SPAWN";
+pub(super) const MARK: &str = "PJW_TEST_SPAWN";
 /// A number from which the points in time, the signals and the options follow. Without it they follow from the time.
 const SEED: &str = "PJW_TEST_SEED";
 /// The points in time at which pjwctl is killed, and the time of the last one after its start.
@@ -36,7 +37,7 @@ const ENDING_SIGNALS: [&str; 5] = ["HUP", "INT", "QUIT", "TERM", "KILL"];
 const NEVER: &str = "--proxy=never";
 const LATE: &str = "--proxy=late";
 const PROXIES: &[&str] = match cfg!(target_arch = "x86_64") {
-    true => &[NEVER, "--proxy=auto", LATE],
+    true => &[NEVER, "--proxy=auto", "--proxy=always", LATE],
     false => &[NEVER, "--proxy=auto"],
 };
 
@@ -68,7 +69,7 @@ impl Random {
 }
 
 /// The processes with the mark of this test in their environment.
-fn marked_processes(mark: &str) -> Vec<u32> {
+pub(super) fn marked_processes(mark: &str) -> Vec<u32> {
     let line = format!("{MARK}={mark}");
     let has_mark = |pid: &u32| {
         let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -173,7 +174,8 @@ fn start_marked(daemon: Option<(&Daemon, &str)>, words: &[&str], mark: &str) -> 
         None => command.args(["spawn", "--local"]),
     };
     command.args(["-n", &INSTANCES.to_string()]).args(words).env(MARK, mark);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    // A test may send a signal to pjwctl and its instances together, as a terminal does.
+    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
 #[test]
@@ -209,14 +211,17 @@ fn pjwctl_killed_at_any_moment_leaves_no_process_no_job_no_mount_and_no_cgroup()
         let follows_first = random.below(2) == 0;
         let place = if follows_first { "the first process" } else { "the begin" };
         let point = if follows_first { point / 4 } else { point };
-        let case = format!("{proxy} {way}, SIG{signal} {point} us after {place}");
+        // To pjwctl alone, or also to its instances and templates.
+        let target = random.one_of(&["", "-"]);
+        let to = if target.is_empty() { "pjwctl" } else { "its process group" };
+        let case = format!("{proxy} {way}, SIG{signal} to {to} {point} us after {place}");
         println!("{case}");
         let mut words = vec![proxy, way];
         words.retain(|word| !word.is_empty());
         words.extend(if way == multi { &[][..] } else { &["--", "sleep", "1000"] });
         let mut pjwctl = start_marked(daemon_of_job, &words, &mark);
         let children = moments.wait_for_one(pjwctl.id(), point, follows_first, proxy);
-        let send = format!("kill -{signal} {0} && kill -CONT {0}", pjwctl.id());
+        let send = format!("kill -{signal} {target}{0} && kill -CONT {0}", pjwctl.id());
         assert!(Command::new("sh").args(["-c", &send]).status().unwrap().success(), "{case}");
         let status = wait_for(&format!("pjwctl ends: {case}"), || pjwctl.try_wait().unwrap());
         if way == "--async" && proxy != LATE {
