@@ -3,6 +3,7 @@
 mod killed;
 mod labels;
 mod refused;
+mod signals;
 mod tasks;
 
 use std::collections::BTreeMap;
@@ -97,7 +98,6 @@ fn every_instance_of_a_job_begins_inside_its_own_part_of_the_grant() {
 }
 
 #[test]
-#[test]
 fn each_part_has_a_thread_that_starts_its_instances_also_under_a_narrow_mask() {
     if !has_two_cores() {
         return;
@@ -121,6 +121,7 @@ fn each_part_has_a_thread_that_starts_its_instances_also_under_a_narrow_mask() {
     wait_until("the job is over", || daemon.status().jobs.is_empty());
 }
 
+#[test]
 fn the_warden_keeps_the_masks_of_the_parts() {
     if !has_two_cores() {
         return;

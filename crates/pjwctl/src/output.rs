@@ -109,8 +109,13 @@ pub fn print_json_line<T: Serialize>(value: &T) -> anyhow::Result<()> {
 /// Prints the error message `message` to standard error, as one line that begins with `pjwctl: `. Control characters
 /// in the message are escaped. A failure to print is ignored.
 pub fn print_error(message: &str) {
-    let line = format!("pjwctl: {}\n", one_line(message));
-    let _ = write_all_waiting(io::stderr().as_fd(), line.as_bytes());
+    let _ = write_all_waiting(io::stderr().as_fd(), error_line(message).as_bytes());
+}
+
+/// Returns the line that [`print_error`] prints for `message`, with its end.
+#[must_use]
+pub fn error_line(message: &str) -> String {
+    format!("pjwctl: {}\n", one_line(message))
 }
 
 fn one_line(text: &str) -> String {

@@ -3,10 +3,13 @@
 use std::fs::File;
 use std::io::{PipeReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use pjw_tests::programs::program_path;
 use pjw_tests::waiting::wait_until;
 
@@ -95,6 +98,39 @@ fn labelled_output_waits_for_a_slow_reader_also_if_its_pipe_does_not_block() {
             "--label" => assert_eq!(printed.lines().count(), 200_000),
             _ => assert!(printed.len() > 65_536 && printed.ends_with("}\n"), "{}", printed.len()),
         }
+    }
+}
+
+#[test]
+fn a_reader_that_takes_nothing_holds_up_no_signal() {
+    for (options, script, errors_too) in [
+        ("-n 2 --label", "exec yes", false),
+        ("-n 2 --label", "exec yes", true),
+        ("-n 600 --json", "exit 0", false),
+    ] {
+        let case = format!("{options}, {errors_too}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        let own_end: OwnedFd = writer.try_clone().unwrap().into();
+        let mut pjwctl = Command::new(program_path("pjwctl"));
+        pjwctl.args(["spawn", "--local"]).args(options.split(' ')).args(["--", "sh", "-c", script]);
+        let errors = if errors_too { Stdio::from(writer.try_clone().unwrap()) } else { Stdio::piped() };
+        let child = pjwctl.stdin(Stdio::null()).stdout(writer).stderr(errors).spawn().unwrap();
+        let end = KillOnDrop(child.id());
+        wait_until("the pipe is full", || is_full(&own_end));
+        kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
+        wait_until(&format!("pjwctl ends: {case}"), || is_ended(child.id()));
+        drop(end);
+        let output = child.wait_with_output().unwrap();
+        let error = text(&output.stderr);
+        if options.contains("--label") {
+            assert_eq!(output.status.code(), Some(1), "{case}: {error}");
+            let lines = ["instance 0 ", "instance 1 ", "standard output takes no more"];
+            assert!(errors_too || lines.iter().all(|line| error.contains(line)), "{case}: {error}");
+        } else {
+            // No instance is left, so the signal has its usual effect.
+            assert_eq!(output.status.signal(), Some(15), "{case}: {error}");
+        }
+        drop(reader);
     }
 }
 

@@ -1,8 +1,7 @@
 //! The instances from their start to their end: results, ends, signals and labelled output, in one loop.
 
 use std::ffi::OsStr;
-use std::fmt::Write as _;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -11,21 +10,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getpgid, getpgrp};
 use pjw_spawn::{Batch, Child, ExitStatus, Instance, SpawnError};
 
 use super::instance::{BRK_HINT, InstanceState, start_failure_remedy};
 use super::labels::LabelledPipes;
 use super::mode::TemplateUse;
 use super::signals::{ReceivedSignal, SignalReader};
-use crate::output;
 
 /// The kinds of descriptors, in the upper half of their number in the epoll set. The lower half is an index.
 const SIGNALS: u64 = 0;
 const BATCH: u64 = 1 << 32;
 const CHILD: u64 = 2 << 32;
-const PIPE: u64 = 3 << 32;
 const KIND: u64 = !0 << 32;
 /// The most events that are taken at once.
 const EVENTS: usize = 256;
@@ -35,6 +34,9 @@ const MAX_FAILURE_LINES: usize = 10;
 const MANY: usize = 100;
 /// The time between two progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// The time in milliseconds for which a reader that takes nothing is waited for when the instances have ended after a
+/// signal.
+const MAX_STALL_AFTER_SIGNAL: u16 = 1000;
 
 /// A program, and the instances (processes) of `pjwctl spawn` that will execute it.
 pub(super) struct Program {
@@ -62,8 +64,10 @@ pub(super) struct InstanceGroup {
     labels: LabelledPipes,
     /// The signal after which no more instances are started.
     ending: Option<i32>,
+    /// Whether a signal that ends programs has come, also after the start.
+    has_ending_signal: bool,
     /// Signals that came while instances were being started.
-    deferred: Vec<i32>,
+    deferred: Vec<ReceivedSignal>,
     running: usize,
     begun: usize,
     failure_lines: usize,
@@ -105,6 +109,7 @@ impl InstanceGroup {
             signals,
             labels,
             ending: None,
+            has_ending_signal: false,
             deferred: Vec::new(),
             running: 0,
             begun: 0,
@@ -117,9 +122,6 @@ impl InstanceGroup {
             templates: TemplateUse { unequal_variable, ..TemplateUse::default() },
         };
         group.watch(&group.signals.descriptor, SIGNALS)?;
-        for (number, pipe) in group.labels.descriptors() {
-            group.watch(pipe, PIPE | number)?;
-        }
         match programs.into_iter().try_for_each(|program| group.start_program(program)) {
             Ok(()) => Ok(group),
             Err(error) if group.batches.is_empty() => Err(error),
@@ -180,10 +182,14 @@ impl InstanceGroup {
     fn handle_while(&mut self, holds: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
         while holds(self) {
             let mut events = [EpollEvent::empty(); EVENTS];
-            let count = match self.epoll.wait(&mut events, EpollTimeout::NONE) {
-                Err(Errno::EINTR) => 0,
+            let (count, has_output) = match self.wait_for_events(&mut events) {
+                Err(Errno::EINTR) => (0, false),
                 other => other.context("waiting for the instances failed")?,
             };
+            if has_output {
+                self.clear_progress();
+                self.labels.advance();
+            }
             for event in &events[..count] {
                 self.handle(event.data())?;
             }
@@ -193,19 +199,49 @@ impl InstanceGroup {
         Ok(())
     }
 
+    /// Waits for events. Returns their number, and whether there is output to print.
+    fn wait_for_events(&self, events: &mut [EpollEvent]) -> nix::Result<(usize, bool)> {
+        let mut waits: Vec<PollFd<'_>> = self.labels.waits().collect();
+        if waits.is_empty() {
+            return Ok((self.epoll.wait(events, EpollTimeout::NONE)?, false));
+        }
+        waits.push(PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN));
+        poll(&mut waits, PollTimeout::NONE)?;
+        waits.pop();
+        let has_output = waits.iter().any(|wait| wait.any() != Some(false));
+        Ok((self.epoll.wait(events, EpollTimeout::ZERO)?, has_output))
+    }
+
     /// Prints the labelled output that was not printed yet. After a large number of failures, also prints how many
     /// failures were left out. If a signal ended the start early, also prints how many instances were not started.
+    ///
+    /// From then on, signals have their usual effect on pjwctl, because a reader may take nothing for a long time. After
+    /// a signal that ended the instances, such a reader is waited for only for a second.
     pub(super) fn print_remaining_output(&mut self) {
-        self.labels.finish();
+        self.take_signals();
+        self.signals.unblock();
+        let timeout = match self.has_ending_signal {
+            true => PollTimeout::from(MAX_STALL_AFTER_SIGNAL),
+            false => PollTimeout::NONE,
+        };
+        self.labels.finish(timeout);
         if self.failure_lines > MAX_FAILURE_LINES {
             let more = self.failure_lines - MAX_FAILURE_LINES;
-            output::print_error(&format!("{more} more instances failed; --json lists all"));
+            self.print_message(&format!("{more} more instances failed; --json lists all"));
         }
         let not_started = self.states.iter().filter(|state| state.was_not_started()).count();
         if let Some(signal) = self.ending.filter(|_| not_started > 0) {
             let were = if not_started == 1 { "instance was" } else { "instances were" };
-            output::print_error(&format!("{not_started} {were} not started after signal {signal}"));
+            self.print_message(&format!("{not_started} {were} not started after signal {signal}"));
         }
+        self.labels.print_all(timeout);
+    }
+
+    /// Prints `message` to standard error, as [`print_error`](crate::output::print_error) does, but does not wait for
+    /// the reader.
+    pub(super) fn print_message(&mut self, message: &str) {
+        self.clear_progress();
+        self.labels.print_message(message);
     }
 
     /// Iterates over the contexts whose instances all executed their program: none of the instances was forked from a
@@ -249,15 +285,7 @@ impl InstanceGroup {
         match number & KIND {
             BATCH => self.take_results(index)?,
             CHILD => self.take_end(index),
-            PIPE => {
-                self.clear_progress();
-                self.labels.read(number & !KIND);
-            }
-            _ => {
-                while let Some(signal) = self.signals.next_signal() {
-                    self.take_signal(signal);
-                }
-            }
+            _ => self.take_signals(),
         }
         Ok(())
     }
@@ -366,56 +394,59 @@ impl InstanceGroup {
         }
     }
 
+    fn take_signals(&mut self) {
+        while let Some(signal) = self.signals.next() {
+            self.take_signal(signal);
+        }
+    }
+
     /// A signal that ends programs ends the start too. Another one waits until all instances have begun.
     fn take_signal(&mut self, signal: ReceivedSignal) {
+        self.has_ending_signal |= signal.is_ending;
         let mut batches = self.batches.iter().flatten().peekable();
         let is_starting = batches.peek().is_some();
         if is_starting && signal.is_ending {
             batches.for_each(|(batch, _)| batch.cancel());
             self.ending = Some(signal.number);
         }
-        if signal.is_from_terminal {
-            return;
-        }
         if is_starting && !signal.is_ending {
-            self.deferred.push(signal.number);
+            self.deferred.push(signal);
         } else {
-            self.send(signal.number);
+            self.send(signal);
         }
     }
 
-    /// An instance that has ended needs no signal.
-    fn send(&self, signal: i32) {
-        self.states.iter().filter_map(|state| state.child.as_ref()).for_each(|child| {
-            let _ = child.send_signal(signal);
-        });
+    /// Sends a signal to the instances that have not got it. An instance that has ended needs none.
+    fn send(&self, signal: ReceivedSignal) {
+        let children = self.states.iter().filter_map(|state| state.child.as_ref());
+        for child in children.filter(|child| !(signal.is_from_terminal && is_in_own_process_group(child))) {
+            let _ = child.send_signal(signal.number);
+        }
     }
 
     fn print_failure(&mut self, text: &str) {
         self.failure_lines += 1;
         if self.failure_lines <= MAX_FAILURE_LINES {
-            self.clear_progress();
-            output::print_error(text);
+            self.print_message(text);
         }
     }
 
     fn show_progress(&mut self) {
         let size = self.states.len();
         let ended = self.begun - self.running;
-        let Some(shown_at) = self.progress.as_mut().filter(|shown_at| shown_at.elapsed() > PROGRESS_INTERVAL)
-        else {
-            return;
-        };
+        let is_due = |shown_at: &&mut Instant| shown_at.elapsed() > PROGRESS_INTERVAL;
+        let Some(shown_at) = self.progress.as_mut().filter(is_due) else { return };
         *shown_at = Instant::now();
-        let mut line = String::new();
-        let _ = write!(line, "\r{} of {size} instances begun, {ended} ended\x1b[K", self.begun);
-        let _ = io::stderr().write_all(line.as_bytes());
-        self.has_progress_line = true;
+        if !self.labels.is_stalled() {
+            let line = format!("\r{} of {size} instances begun, {ended} ended\x1b[K", self.begun);
+            self.labels.print_to_stderr(&line);
+            self.has_progress_line = true;
+        }
     }
 
     fn clear_progress(&mut self) {
         if std::mem::take(&mut self.has_progress_line) {
-            let _ = io::stderr().write_all(b"\r\x1b[K");
+            self.labels.print_to_stderr("\r\x1b[K");
         }
     }
 }

@@ -1,30 +1,39 @@
-//! The output of instances, with the rank before each line.
+//! What pjwctl prints while instances run: messages, and the output of instances with the rank before each line.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, PipeReader, Read};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::Context;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use pjw_spawn::Stdio;
 
+use super::streams::{OutputStream, StreamState, takes_text};
 use crate::output;
 
 /// The longest line in bytes, without its end. A longer one is cut behind each so many bytes.
 const MAX_LINE: usize = 1 << 20;
 /// The bytes that are read at once: as many as a pipe usually holds.
 const BUFFER: usize = 64 * 1024;
+/// The most pipes that are read before signals and ends of instances are looked at again.
+const MAX_PIPES: usize = 64;
 
-/// The pipes from which pjwctl reads the output of its instances, for the option `--label`. pjwctl prints each line
-/// with the rank of the instance before it.
-#[derive(Default)]
+/// The names of the streams, for messages.
+const STREAMS: [&str; 2] = ["output", "error"];
+
+/// The output of pjwctl while instances run: messages, and with the option `--label` what the instances print, with the
+/// rank of the instance before each line. Nothing waits for a reader, except at the end. While lines are not printed, the
+/// pipes of the instances are not read, so the instances wait.
 pub(super) struct LabelledPipes {
     pipes: BTreeMap<u64, Labelled>,
-    /// Whether standard output and standard error took no more, for another reason than a closed pipe. What the
-    /// instances write to that stream is dropped then: an instance that can go on does not end with its output.
-    has_failed: [bool; 2],
+    /// The set of the pipes. `None` without pipes.
+    readable: Option<Epoll>,
+    /// Standard output and standard error.
+    streams: [OutputStream; 2],
 }
 
 /// One stream of an instance.
@@ -39,103 +48,191 @@ struct Labelled {
 #[derive(Default)]
 struct LineBuffer(Vec<u8>);
 
+impl Default for LabelledPipes {
+    fn default() -> Self {
+        let streams = [rustix::stdio::stdout(), rustix::stdio::stderr()].map(OutputStream::new);
+        Self { pipes: BTreeMap::new(), readable: None, streams }
+    }
+}
+
 impl LabelledPipes {
     /// Makes two pipes for the standard output and the standard error of the instance with the rank `rank`. Returns the
     /// writing ends of the pipes.
     pub(super) fn add(&mut self, rank: u32) -> anyhow::Result<Stdio> {
+        let set = match self.readable.take() {
+            Some(set) => set,
+            None => Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("no epoll set can be made")?,
+        };
+        let set = self.readable.insert(set);
         let mut stream = |is_error: bool| -> anyhow::Result<Option<Arc<OwnedFd>>> {
             let (reader, writer) = io::pipe().context("a pipe for the output can't be made")?;
             let number = u64::from(rank) * 2 + u64::from(is_error);
             let pipe = nonblocking(reader)?;
+            set.add(&pipe, EpollEvent::new(EpollFlags::EPOLLIN, number))
+                .context("a pipe for the output can't be watched")?;
             self.pipes.insert(number, Labelled { rank, is_error, pipe, line: LineBuffer::default() });
             Ok(Some(Arc::new(writer.into())))
         };
         Ok(Stdio { input: None, output: stream(false)?, error: stream(true)? })
     }
 
-    /// Iterates over the open pipes: the number of each pipe, and its file descriptor for reading.
-    pub(super) fn descriptors(&self) -> impl Iterator<Item = (u64, BorrowedFd<'_>)> {
-        self.pipes.iter().map(|(number, labelled)| (*number, labelled.pipe.as_fd()))
+    /// Iterates over what [`LabelledPipes::advance`] waits for: until the streams take lines that are not printed, or
+    /// else until an instance prints something.
+    pub(super) fn waits(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let stalled = self.streams.iter().filter(|stream| stream.is_stalled());
+        let stalled = stalled.map(|stream| PollFd::new(stream.descriptor, PollFlags::POLLOUT));
+        let set = self.readable.as_ref().filter(|_| !self.pipes.is_empty() && !self.is_stalled());
+        stalled.chain(set.map(|set| PollFd::new(set.0.as_fd(), PollFlags::POLLIN)))
     }
 
-    /// Reads output that is available in the pipe with the number `number`, at most 64 KiB, and prints it with labels.
-    /// Closes the pipe if it has reached its end, or if the reader of the output has closed its own pipe.
-    pub(super) fn read(&mut self, number: u64) {
-        let Some(mut labelled) = self.pipes.remove(&number) else { return };
-        if matches!(self.print_available(&mut labelled), Ok(Available::Bytes(_) | Available::Nothing)) {
-            self.pipes.insert(number, labelled);
+    /// Prints what the streams take without waiting. If that is everything, reads what the instances have printed, at
+    /// most 64 KiB from each of several pipes, and prints it with labels.
+    pub(super) fn advance(&mut self) {
+        self.print();
+        let mut events = [EpollEvent::empty(); MAX_PIPES];
+        let count = match &self.readable {
+            Some(set) if !self.is_stalled() => set.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0),
+            _ => 0,
+        };
+        for event in &events[..count] {
+            if self.is_stalled() {
+                return;
+            }
+            self.read(event.data());
         }
     }
 
-    /// Prints the output that is available in all pipes, and then closes the pipes.
-    pub(super) fn finish(&mut self) {
+    /// Prints `message` to standard error, as [`output::print_error`] does, but does not wait for the reader.
+    pub(super) fn print_message(&mut self, message: &str) {
+        self.print_to_stderr(&output::error_line(message));
+    }
+
+    /// Prints `text` to standard error unchanged. Does not wait for the reader.
+    pub(super) fn print_to_stderr(&mut self, text: &str) {
+        self.streams[1].add(text.as_bytes());
+        self.print();
+    }
+
+    /// Prints the output that is available in all pipes, closes the pipes, and waits until everything is printed. A
+    /// stream that takes nothing for the time `timeout` has failed.
+    pub(super) fn finish(&mut self, timeout: PollTimeout) {
         for (_, mut labelled) in std::mem::take(&mut self.pipes) {
             // What an instance left in the background may write for ever.
             let mut left = capacity(&labelled.pipe);
             loop {
-                match self.print_available(&mut labelled) {
+                match self.take_available(&mut labelled) {
                     Ok(Available::Bytes(count)) if count < left => left -= count,
                     Ok(Available::Bytes(_) | Available::Nothing) => {
-                        let print = |line: &[u8]| self.print(labelled.rank, labelled.is_error, line);
-                        let _ = labelled.line.take_rest(print);
+                        self.take_rest(&mut labelled);
                         break;
                     }
                     Ok(Available::End) | Err(_) => break,
                 }
+                self.print_all(timeout);
             }
+            self.print_all(timeout);
+        }
+        self.print_all(timeout);
+    }
+
+    /// Returns whether output of instances was lost because standard output or standard error took no more. A closed
+    /// pipe does not count.
+    pub(super) fn has_failed(&self) -> bool {
+        self.readable.is_some() && self.streams.iter().any(|stream| stream.state == StreamState::Failed)
+    }
+
+    /// Whether there are lines that the streams have not taken.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.streams.iter().any(OutputStream::is_stalled)
+    }
+
+    /// Reads once from the pipe with the number `number`, and prints the lines whose end is known. Closes the pipe if it
+    /// has reached its end, or if the reader of the output has closed its own pipe.
+    fn read(&mut self, number: u64) {
+        let Some(mut labelled) = self.pipes.remove(&number) else { return };
+        let available = self.take_available(&mut labelled);
+        self.print();
+        let is_open = self.streams[usize::from(labelled.is_error)].state != StreamState::Closed;
+        if is_open && matches!(available, Ok(Available::Bytes(_) | Available::Nothing)) {
+            self.pipes.insert(number, labelled);
+        } else if let Some(set) = &self.readable {
+            // A spawner thread may have a copy of the descriptor, with which the pipe would stay in the set.
+            let _ = set.delete(&labelled.pipe);
         }
     }
 
-    /// Returns whether output was lost because standard output or standard error took no more. A closed pipe does not
-    /// count.
-    pub(super) fn has_failed(&self) -> bool {
-        self.has_failed.contains(&true)
-    }
-
-    /// Reads once, and prints the lines whose end is known.
+    /// Reads once, and adds the lines whose end is known to the stream.
     ///
     /// # Errors
-    /// If the pipe can't be read, or if the reader of the output has closed its own pipe.
-    fn print_available(&mut self, labelled: &mut Labelled) -> io::Result<Available> {
-        let Labelled { rank, is_error, pipe, line } = labelled;
-        let print = |line: &[u8]| self.print(*rank, *is_error, line);
+    /// If the pipe can't be read.
+    fn take_available(&mut self, labelled: &mut Labelled) -> io::Result<Available> {
         let mut bytes = [0; BUFFER];
-        match pipe.read(&mut bytes) {
-            Ok(0) => line.take_rest(print).map(|()| Available::End),
-            Ok(count) => line.add(&bytes[..count], print).map(|()| Available::Bytes(count)),
+        match labelled.pipe.read(&mut bytes) {
+            Ok(0) => {
+                self.take_rest(labelled);
+                Ok(Available::End)
+            }
+            Ok(count) => {
+                let Labelled { rank, is_error, line, .. } = labelled;
+                let stream = &mut self.streams[usize::from(*is_error)];
+                line.add(&bytes[..count], |line| add_labelled(stream, *rank, line));
+                Ok(Available::Bytes(count))
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Available::Nothing),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(Available::Bytes(0)),
             Err(error) => Err(error),
         }
     }
 
-    /// Prints a line with its label. The first failure of a stream is reported, and from then on its lines are dropped.
-    ///
-    /// # Errors
-    /// If the reader of the output has closed its pipe.
-    fn print(&mut self, rank: u32, is_error: bool, line: &[u8]) -> io::Result<()> {
-        if self.has_failed[usize::from(is_error)] {
-            return Ok(());
-        }
-        let text = [format!("{rank}: ").as_bytes(), line, b"\n"].concat();
-        let written = if is_error {
-            output::write_all_waiting(io::stderr().as_fd(), &text)
-        } else {
-            output::write_all_waiting(io::stdout().as_fd(), &text)
-        };
-        match written {
-            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-                self.has_failed[usize::from(is_error)] = true;
-                let name = if is_error { "error" } else { "output" };
-                output::print_error(&format!(
-                    "can't write the output of the instances to standard {name}: {error}; the instances go on, and what \
-                     they print there is lost: check the target of standard {name}"
-                ));
-                Ok(())
+    /// Adds the beginning of a line that has no end to the stream.
+    fn take_rest(&mut self, labelled: &mut Labelled) {
+        let stream = &mut self.streams[usize::from(labelled.is_error)];
+        labelled.line.take_rest(|line| add_labelled(stream, labelled.rank, line));
+    }
+
+    /// Prints what the streams take without waiting. Standard output is first: its failure is reported on the other.
+    fn print(&mut self) {
+        for index in 0..2 {
+            match self.streams[index].print() {
+                Err(error) if error.kind() != io::ErrorKind::BrokenPipe => self.report_failure(index, &error),
+                Ok(()) | Err(_) => {}
             }
-            other => other,
         }
     }
+
+    /// Prints everything, and waits for the readers.
+    pub(super) fn print_all(&mut self, timeout: PollTimeout) {
+        self.print();
+        while let Some(index) = self.streams.iter().position(OutputStream::is_stalled) {
+            if let Ok(false) = takes_text(self.streams[index].descriptor, timeout) {
+                self.streams[index].drop_text(StreamState::Failed);
+                let name = STREAMS[index];
+                self.streams[1].add(
+                    output::error_line(&format!(
+                        "standard {name} takes no more: the rest of the output of the instances is lost"
+                    ))
+                    .as_bytes(),
+                );
+            }
+            self.print();
+        }
+    }
+
+    /// The first failure of a stream is reported, and from then on its lines are dropped.
+    fn report_failure(&mut self, index: usize, error: &io::Error) {
+        let name = STREAMS[index];
+        let line = output::error_line(&format!(
+            "can't write the output of the instances to standard {name}: {error}; the instances go on, and what they print \
+             there is lost: check the target of standard {name}"
+        ));
+        self.streams[1].add(line.as_bytes());
+    }
+}
+
+fn add_labelled(stream: &mut OutputStream, rank: u32, line: &[u8]) {
+    stream.add(format!("{rank}: ").as_bytes());
+    stream.add(line);
+    stream.add(b"\n");
 }
 
 /// What one read from a pipe has found.
@@ -163,7 +260,7 @@ fn capacity(pipe: &File) -> usize {
 impl LineBuffer {
     /// Adds `bytes`, and calls `print` for each line that ends in them, without its end. A line of more than
     /// [`MAX_LINE`] bytes is cut.
-    fn add(&mut self, bytes: &[u8], mut print: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+    fn add(&mut self, bytes: &[u8], mut print: impl FnMut(&[u8])) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (mut rest, is_whole) = piece.strip_suffix(b"\n").map_or((piece, false), |line| (line, true));
             // A line of exactly the limit is not cut, so nothing is printed before the next byte is there.
@@ -171,20 +268,21 @@ impl LineBuffer {
                 let (head, tail) = rest.split_at(MAX_LINE - self.0.len());
                 self.0.extend_from_slice(head);
                 // Not cleared: the memory of a long line is not kept for each instance.
-                print(&std::mem::take(&mut self.0))?;
+                print(&std::mem::take(&mut self.0));
                 rest = tail;
             }
             self.0.extend_from_slice(rest);
             if is_whole {
-                print(&std::mem::take(&mut self.0))?;
+                print(&std::mem::take(&mut self.0));
             }
         }
-        Ok(())
     }
 
     /// Calls `print` for the beginning of a line that has no end.
-    fn take_rest(&mut self, mut print: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
-        if self.0.is_empty() { Ok(()) } else { print(&std::mem::take(&mut self.0)) }
+    fn take_rest(&mut self, mut print: impl FnMut(&[u8])) {
+        if !self.0.is_empty() {
+            print(&std::mem::take(&mut self.0));
+        }
     }
 }
 
@@ -195,14 +293,11 @@ mod tests {
     /// The lines of a stream of these pieces, as numbers of bytes.
     fn lengths(pieces: &[&[u8]]) -> Vec<usize> {
         let (mut buffer, mut lengths) = (LineBuffer::default(), Vec::new());
-        let mut print = |line: &[u8]| {
-            lengths.push(line.len());
-            Ok(())
-        };
+        let mut print = |line: &[u8]| lengths.push(line.len());
         for piece in pieces {
-            buffer.add(piece, &mut print).unwrap();
+            buffer.add(piece, &mut print);
         }
-        buffer.take_rest(print).unwrap();
+        buffer.take_rest(print);
         lengths
     }
 

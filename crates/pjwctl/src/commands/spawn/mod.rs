@@ -18,6 +18,7 @@ mod replicas;
 mod report;
 mod signals;
 mod sizes;
+mod streams;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -51,8 +52,8 @@ use sizes::SizeVariables;
 const DESCRIPTORS_OF_LABELS: usize = 4;
 
 /// The descriptors that a program has open during the start: both ends of a socket pair. Another program's start counts
-/// them as open, and needs one for the set of watched descriptors and one for signals.
-const DESCRIPTORS_OF_PROGRAMS: usize = 4;
+/// them as open, and needs two for sets of watched descriptors and one for signals.
+const DESCRIPTORS_OF_PROGRAMS: usize = 5;
 
 /// A command whose program was found and whose arguments were parsed.
 type Prepared = (SpawnContext, RankedCommand, Arc<Arguments>);
@@ -121,7 +122,9 @@ fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(Instanc
         check_programs(&programs)?;
         match request.proxy {
             ProxyArg::Always => check_templates(&programs, &sizes)?,
-            ProxyArg::Never => advice::print_advice(&programs),
+            ProxyArg::Never => {
+                advice::before_start(&programs).iter().for_each(|advice| output::print_error(advice));
+            }
             ProxyArg::Auto | ProxyArg::Late => {}
         }
         let programs =
@@ -154,10 +157,11 @@ fn finish(mut group: InstanceGroup, grant: &Grant, request: &SpawnArgs) -> anyho
 fn wait(group: &mut InstanceGroup, request: &SpawnArgs) -> anyhow::Result<StartMode> {
     group.wait_until_begun()?;
     let mode = StartMode::from_request(request, group.template_use());
-    mode.print_start_mode(request.proxy);
+    let mut messages: Vec<String> = mode.start_mode_text(request.proxy).into_iter().collect();
     if request.proxy != ProxyArg::Never && request.share.is_none() {
-        advice::print_advice_after_exec(group.contexts_without_forks());
+        messages.extend(advice::after_exec(group.contexts_without_forks()));
     }
+    messages.iter().for_each(|message| group.print_message(message));
     if !request.in_background {
         group.wait_until_ended()?;
     }
@@ -329,12 +333,12 @@ fn with_instances(
             Some(directory) => context.set_variable("PJW_JOB_DIR", directory),
             None => context,
         };
+        // Before the grant, this process may have had a narrower mask.
+        let context = context.set_max_spawner_threads(grant.cpus.len());
         let mut instances = Vec::with_capacity(command.ranks.len());
         for rank in command.ranks {
             let stdio = match &mut labels {
                 Some(labels) => labels.add(rank)?,
-        // Before the grant, this process may have had a narrower mask.
-        let context = context.set_max_spawner_threads(grant.cpus.len());
                 None => Stdio::default(),
             };
             let part = rank as usize % placements.len();

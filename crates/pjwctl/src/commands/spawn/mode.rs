@@ -3,7 +3,6 @@
 use pjw_spawn::proxy::{ForkError, TemplateError};
 
 use crate::cli::{ProxyArg, SpawnArgs};
-use crate::output;
 
 /// How many instances of `pjwctl spawn` were forked from templates, and why others were not. A template is a process
 /// that has loaded the program. The values are final when all instances have begun.
@@ -84,8 +83,8 @@ impl StartMode {
                     .to_owned()
             }
             Self::Proxy(templates) if templates.forked == templates.begun => {
-                "the program was loaded once, and each instance is a fork of it, which takes less CPU time than exec for more \
-                 than a few instances"
+                "the program was loaded once, and each instance is a fork of it, which takes less CPU time than exec from about \
+                 five instances on"
                     .to_owned()
             }
             Self::Proxy(templates) => format!(
@@ -97,18 +96,19 @@ impl StartMode {
         }
     }
 
-    /// Prints how the instances were started, and the reason. `proxy` is the value of the option `--proxy`. Prints
-    /// nothing if no instance has begun, or if the user chose this way with an option and all instances were started in
-    /// this way.
-    pub(super) fn print_start_mode(&self, proxy: ProxyArg) {
+    /// Returns how the instances were started and the reason, as text for the user. `proxy` is the value of the option
+    /// `--proxy`. `None` if no instance has begun, or if the user chose this way with an option and all instances were
+    /// started in this way.
+    pub(super) fn start_mode_text(&self, proxy: ProxyArg) -> Option<String> {
         match (self, proxy) {
-            (Self::Never | Self::NoneBegun | Self::Shared, _) => {}
-            (Self::Exec(_), _) => {
-                output::print_error(&format!("each instance executed the program: {}", self.reason()));
-            }
+            (Self::Never | Self::NoneBegun | Self::Shared, _) => None,
+            (Self::Exec(_), _) => Some(format!("each instance executed the program: {}", self.reason())),
             (Self::Proxy(templates), ProxyArg::Late | ProxyArg::Always)
-                if templates.forked == templates.begun => {}
-            (Self::Proxy(_), _) => output::print_error(&self.reason()),
+                if templates.forked == templates.begun =>
+            {
+                None
+            }
+            (Self::Proxy(_), _) => Some(self.reason()),
         }
     }
 }
