@@ -46,7 +46,10 @@ fn nothing_starts_if_something_is_wrong_and_one_line_says_what() {
     let long = dir.path().join("long");
     std::fs::write(&long, format!("* touch {marker} {}", "x".repeat(200_000))).unwrap();
     let long = format!("-n 2 --multi {}", long.display());
-    let cases: [(&str, &[&str], i32, &str); 10] = [
+    let (missing, binary) = (dir.path().join("none"), dir.path().join("binary"));
+    std::fs::write(&binary, [0x7f, 0x45, 0xff]).unwrap();
+    let [missing, binary] = [missing, binary].map(|file| format!("-n 2 --multi {}", file.display()));
+    let cases: [(&str, &[&str], i32, &str); 12] = [
         ("-n 0 --", &touch, 1, "the number of instances is 0: start at least 1"),
         ("-n 2 --", &["/no/such/program"], 127, "there is no program /no/such/program: check its name"),
         (
@@ -62,6 +65,13 @@ fn nothing_starts_if_something_is_wrong_and_one_line_says_what() {
         ("-n 100000000 --", &touch, 1, "there is room for"),
         ("-n 2 --multi /dev/zero", &[], 1, "can't read /dev/zero: it has more than 1 MiB: name a file"),
         (&long, &[], 1, "too large: a string has 200001 bytes"),
+        (
+            &missing,
+            &[],
+            1,
+            "No such file or directory (os error 2); give the path of a text file with a line",
+        ),
+        (&binary, &[], 1, "it is no text in UTF-8; give the path of a text file with a line"),
     ];
     for (line, command, code, message) in cases {
         let output = local(line, command);

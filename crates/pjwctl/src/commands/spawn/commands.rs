@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{anyhow, bail};
@@ -45,7 +45,14 @@ pub(super) fn read_commands(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCom
 /// Reads the file of commands, also if it is a pipe.
 fn read_file(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
-    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
+    read.map_err(|error| {
+        let why = match error.kind() {
+            io::ErrorKind::InvalidData => "it is no text in UTF-8".to_owned(),
+            _ => error.to_string(),
+        };
+        anyhow!("{why}; give the path of a text file with a line for each program")
+    })?;
     if text.len() as u64 > MAX_FILE_BYTES {
         bail!("it has more than {} MiB: name a file with a line for each program", MAX_FILE_BYTES >> 20);
     }
