@@ -6,6 +6,7 @@ use clap::Args;
 use jiff::SignedDuration;
 
 use super::json::JsonArg;
+use super::number::one_to;
 
 /// The examples and remarks below the help of `pjwctl advise`.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
@@ -17,7 +18,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     Needs no pjwd.";
 
 /// The most workers of a farm.
-const MAX_WORKERS: i64 = 16_384;
+const MAX_WORKERS: u32 = 16_384;
 /// The most items of a farm.
 const MAX_ITEMS: u64 = 1 << 43;
 
@@ -33,7 +34,7 @@ pub struct AdviseArgs {
     #[arg(long, value_name = "TIME", value_parser = item_time, allow_hyphen_values = true)]
     pub item: Duration,
     /// The number of workers, each on a core of its own [default: the CPUs of this process]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_WORKERS))]
+    #[arg(long, value_name = "N", value_parser = worker_count)]
     pub workers: Option<u32>,
     /// The number of items that there are
     #[arg(long, value_name = "M", value_parser = item_count, allow_hyphen_values = true)]
@@ -51,6 +52,10 @@ fn time(text: &str) -> Option<Duration> {
     const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
     let parsed: SignedDuration = text.parse().ok()?;
     Duration::try_from(parsed).ok().filter(|time| *time <= YEAR)
+}
+
+fn worker_count(text: &str) -> Result<u32, String> {
+    one_to(MAX_WORKERS, text)
 }
 
 fn item_count(text: &str) -> Result<u64, String> {

@@ -4,9 +4,11 @@ mod advise;
 mod core_count;
 mod cores_unit;
 pub mod doctor;
+mod events;
 mod hook;
 mod json;
 mod numa_node_rule;
+mod number;
 mod priority_class;
 mod provision;
 mod report;
@@ -25,6 +27,7 @@ use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use pjw_core::cpuset::CpuSet;
 
 use core_count::core_count;
+use number::at_least_one;
 
 pub use advise::AdviseArgs;
 pub use core_count::CoreCountArg;
@@ -165,6 +168,7 @@ pub enum CliCommand {
         if they are guaranteed or spread, if their CPUs were requested by number, or if a scheduler chose them.")]
     Defrag(JsonArg),
     /// Show events: assigned, confined, violation, released, …
+    #[command(after_help = events::EXAMPLES)]
     Events {
         /// Continue with new events
         #[arg(long, short)]
@@ -218,7 +222,7 @@ pub enum CliCommand {
         pjwctl man | man -l -                            shows pjwctl(1)\n  \
         pjwctl man --dir /usr/local/share/man/man1       all pages, in the directories of man")]
     Man {
-        /// The directory. A man1 gets the pages of section 1; the man5 and man8 beside it get the others. Without it,
+        /// The directory, which must exist. A man1 gets the pages of section 1; the man5 and man8 beside it get the others. Without it,
         /// pjwctl(1) goes to standard output
         #[arg(long)]
         dir: Option<PathBuf>,
@@ -273,7 +277,7 @@ pub struct AssignArgs {
     #[arg(long = "pid", value_name = "PID", value_parser = parse_pid)]
     pub pids: Vec<u32>,
     /// A session whose processes join the job, with their descendants
-    #[arg(long, value_name = "SID", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "SID", value_parser = at_least_one)]
     pub session: Option<u32>,
     /// The policy that chooses the cores [default: unchanged; of a new job: pack]
     #[arg(long, value_enum)]

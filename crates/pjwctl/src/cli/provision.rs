@@ -3,6 +3,7 @@
 use clap::{ArgGroup, Args};
 
 use super::json::JsonArg;
+use super::number::at_least_one;
 
 /// The examples and remarks below the help of `pjwctl provision`.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
@@ -23,7 +24,7 @@ pub struct ProvisionArgs {
     #[arg(requires = "cores")]
     pub name: Option<String>,
     /// The number of cores that are promised to the service
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub cores: Option<u32>,
     /// The rule by which its processes are recognised; without it, the rule stays as it is
     #[arg(long = "match", value_name = "RULE", requires = "name")]

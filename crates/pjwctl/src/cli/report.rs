@@ -3,6 +3,7 @@
 use clap::{ArgGroup, Args};
 
 use super::json::JsonArg;
+use super::number::at_least_one;
 
 /// The examples and remarks below the help of `pjwctl report`.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
@@ -22,7 +23,7 @@ pub struct ReportArgs {
     /// The job, as in slurm:123 or mytest
     pub job: Option<String>,
     /// The last N jobs that ended, the newest first
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub last: Option<u32>,
     /// Print the line that jobstats stores in Slurm's AdminComment (JS1)
     #[arg(long, requires = "job", conflicts_with_all = ["json", "last"])]

@@ -36,7 +36,13 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
 /// runs on its own part of a job's cores.
 pub struct SpawnArgs {
     /// The number of instances
-    #[arg(short = 'n', long = "instances", value_name = "N", required_unless_present = "multi_file")]
+    #[arg(
+        short = 'n',
+        long = "instances",
+        value_name = "N",
+        required_unless_present = "multi_file",
+        value_parser = instance_count
+    )]
     pub instances: Option<u32>,
     /// The number of cores of the job, or all: everything that is free [default: one for each instance; with
     /// --local: all cores of pjwctl's affinity mask]
@@ -88,6 +94,11 @@ pub struct SpawnArgs {
     /// The command and its arguments; everything after the command belongs to it, also without `--`
     #[arg(trailing_var_arg = true, required_unless_present = "multi_file", value_name = "CMD")]
     pub command: Vec<OsString>,
+}
+
+/// 0 is left to the command to refuse: it then says that nothing was started.
+fn instance_count(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "give a number of at least 1".to_owned())
 }
 
 /// The value of `pjwctl spawn --share`: what the started instances (processes) share. The only value is `memory`: all

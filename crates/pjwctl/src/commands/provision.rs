@@ -29,9 +29,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &ProvisionArgs) -> anyhow::Re
 fn list(warden: &DaemonAddress, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
     let status = read_status(&mut warden.connect()?)?;
     let provisions: Vec<Job> = status.jobs.into_iter().filter(|job| job.provision.is_some()).collect();
-    output::print_reply(request.json, &provisions, |jobs, _| {
-        jobs.iter().map(render::jobs::provision_line).collect()
-    })
+    output::print_reply(request.json, &provisions, |jobs, _| render::jobs::provisions_text(jobs))
 }
 
 /// Runs `pjwctl unprovision`: ends the provision with the name `name`, so that its cores become free. A provision is a

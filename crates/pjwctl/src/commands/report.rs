@@ -55,9 +55,9 @@ pub(super) fn print_ended_jobs(
 ) -> anyhow::Result<ExitCode> {
     let parameters = GetReports { job: None, last };
     let reports: Vec<Report> = call_for_field(&mut warden.connect()?, "GetReports", &parameters, "reports")?;
-    output::print_reply(json, &reports, |reports, _| {
+    output::print_reply(json, &reports, |reports, term| {
         let names = user_names(reports.iter().map(|report| report.owner));
-        reports_text(reports, &names, Timestamp::now())
+        reports_text(reports, &names, Timestamp::now(), term)
     })
 }
 

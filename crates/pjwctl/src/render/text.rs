@@ -61,6 +61,23 @@ pub fn sentence_lines(if_empty: &str, sentences: &[String]) -> String {
     sentences.iter().map(|sentence| escape_control_characters(sentence) + "\n").collect()
 }
 
+/// Returns `text` in lines of at most `width` columns, broken after a character for which `may_end` is true. A part
+/// without such a character is not broken.
+#[must_use]
+pub fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
+    let mut broken = String::new();
+    let mut used = 0;
+    for piece in text.split_inclusive(may_end) {
+        if used > 0 && used + char_count(piece) > width {
+            broken.push('\n');
+            used = 0;
+        }
+        broken.push_str(piece);
+        used += char_count(piece);
+    }
+    broken
+}
+
 /// Returns the number of characters in `text`. For a text without wide characters, this is the width in terminal
 /// columns.
 #[must_use]

@@ -185,6 +185,22 @@ fn the_arguments_of_a_hook_need_no_dashes_before_them() {
 }
 
 #[test]
+fn a_number_that_is_none_or_0_is_refused_in_plain_words() {
+    for (line, words) in [
+        ("report --last x", "give a number of at least 1"),
+        ("report --last 0", "give a number of at least 1"),
+        ("provision web --cores 0", "give a number of at least 1"),
+        ("assign a --cores 1 --session 0", "give a number of at least 1"),
+        ("advise --serial 1s --item 1s --workers 0", "give a number from 1 to 16384"),
+        ("spawn -n x -- true", "give a number of at least 1"),
+    ] {
+        let refused = without_daemon(&line.split(' ').collect::<Vec<_>>());
+        assert_eq!(refused.code, Some(2), "{line}: {refused:?}");
+        assert!(refused.stderr.contains(words), "{line}: {refused:?}");
+    }
+}
+
+#[test]
 fn the_version_is_that_of_the_package() {
     assert_eq!(without_daemon(&["--version"]).stdout, format!("pjwctl {}\n", env!("CARGO_PKG_VERSION")));
 }

@@ -395,7 +395,7 @@ impl InstanceGroup {
     }
 
     fn take_signals(&mut self) {
-        while let Some(signal) = self.signals.next() {
+        while let Some(signal) = self.signals.next_signal() {
             self.take_signal(signal);
         }
     }

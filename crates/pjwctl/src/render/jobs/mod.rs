@@ -50,7 +50,7 @@ pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Termina
     for (n, row) in rows.into_iter().enumerate() {
         let [id, owner, cores, cpus, rest @ ..] = row;
         let cpus = text::shorten_cpu_list(&cpus, lists * LIST_LINES);
-        let (id, cpus) = (break_at(&id, ids, |_| true), break_at(&cpus, lists, |c| c == ','));
+        let (id, cpus) = (text::break_at(&id, ids, |_| true), text::break_at(&cpus, lists, |c| c == ','));
         let height = id.lines().count().max(cpus.lines().count()).max(1);
         leads.push(style::apply_style(job_symbol(n).encode_utf8(&mut [0; 4]), style::job_style(n), term));
         leads.extend(std::iter::repeat_n(" ".to_owned(), height - 1));
@@ -98,22 +98,6 @@ fn cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
         job.violations.to_string(),
         text::age_text(&job.since, now),
     ]
-}
-
-/// The text in lines of at most `width` columns, broken after a character for which `may_end` is true. A part without
-/// such a character is not broken.
-fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
-    let mut broken = String::new();
-    let mut used = 0;
-    for piece in text.split_inclusive(may_end) {
-        if used > 0 && used + text::char_count(piece) > width {
-            broken.push('\n');
-            used = 0;
-        }
-        broken.push_str(piece);
-        used += text::char_count(piece);
-    }
-    broken
 }
 
 /// Returns the line that `pjwctl assign` prints for a job: the id of the job and its CPUs. If the job still waits for
@@ -185,6 +169,12 @@ fn no_borrowed_cores_message(job: &Job) -> String {
         _ => "its processes are frozen until it can",
     };
     format!("{id} can borrow no core at present: {meanwhile}; pjwctl release {id} lets them run without pjwd")
+}
+
+/// Returns the text of `pjwctl provision --list`: a line for each provision in `jobs`, or `no provisions`.
+#[must_use]
+pub fn provisions_text(jobs: &[Job]) -> String {
+    if jobs.is_empty() { "no provisions\n".to_owned() } else { jobs.iter().map(provision_line).collect() }
 }
 
 /// Returns the line that `pjwctl provision` prints for a provision: cores that pjwd keeps for a service. The line

@@ -14,6 +14,9 @@ pub use jobstats::jobstats_line;
 const HEADINGS: [&str; 9] =
     ["job", "owner", "cores", "used", "p95", "cpu time", "wall time", "ended", "verdict"];
 
+/// The minimum width of an id, also on a terminal that is too narrow.
+const MIN_ID_WIDTH: usize = 8;
+
 /// Returns the text of `pjwctl report JOB` about a job that has ended: the verdict on how the job used its cores, the
 /// advice, and the measured values. `names` contains the name of the user that owned the job.
 #[must_use]
@@ -122,17 +125,15 @@ fn serial_text(report: &Report) -> String {
 
 /// Returns the text of `pjwctl report --last N` and `pjwctl jobs --ended`: a table with one row for each job that has
 /// ended. If `reports` is empty, the text is `no job has ended`. `names` contains the names of the users that owned the
-/// jobs. The column `ended` shows the time between the end of the job and `now`.
+/// jobs. The column `ended` shows the time between the end of the job and `now`. A long id is broken at the width of
+/// `term`.
 #[must_use]
-pub fn reports_text(reports: &[Report], names: &UserNames, now: Timestamp) -> String {
+pub fn reports_text(reports: &[Report], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     if reports.is_empty() {
         return "no job has ended\n".to_owned();
     }
-    let mut table = Table::new();
-    table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(HEADINGS);
-    for report in reports {
-        table.add_row([
+    let row = |report: &Report| {
+        [
             text::escape_control_characters(&report.id),
             user_name(names, report.owner),
             report.cores.to_string(),
@@ -142,8 +143,21 @@ pub fn reports_text(reports: &[Report], names: &UserNames, now: Timestamp) -> St
             time(report.wall_s),
             text::age_text(&report.ended, now),
             text::escape_control_characters(report.verdict.as_deref().unwrap_or("-")),
-        ]);
-    }
+        ]
+    };
+    let mut rows: Vec<[String; 9]> = reports.iter().map(row).collect();
+    // The other columns, with a blank before each. A long id continues on the next line.
+    let widest = |column: usize| {
+        let cells = rows.iter().map(|row| text::char_count(&row[column]));
+        cells.chain([text::char_count(HEADINGS[column])]).max().unwrap_or(0)
+    };
+    let others: usize = (1..9).map(|column| 1 + widest(column)).sum();
+    let ids = term.width.saturating_sub(others).max(MIN_ID_WIDTH);
+    rows.iter_mut().for_each(|row| row[0] = text::break_at(&row[0], ids, |_| true));
+    let mut table = Table::new();
+    table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(HEADINGS);
+    table.add_rows(rows);
     for (n, column) in table.column_iter_mut().enumerate() {
         column.set_padding((u16::from(n > 0), 0));
         let is_text = [0, 1, 8].contains(&n);

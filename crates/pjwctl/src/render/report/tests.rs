@@ -119,13 +119,17 @@ fn reports_are_a_table_the_newest_first() {
     let now: Timestamp = "2026-05-04T12:03:00Z".parse().unwrap();
     let long = Report { id: "manual:a".into(), wall_s: Thousandths(7_260_000), verdict: None, ..report() };
     assert_eq!(
-        reports_text(&[report(), long], &names(), now),
+        reports_text(&[report(), long], &names(), now, TERMINAL),
         "job      owner cores used p95 cpu time  wall time ended verdict
 slurm:7  alice    16  3.1 4.0    372 s      120 s   60s serial
 manual:a alice    16  3.1 4.0    372 s 2 h 01 min   60s -
 "
     );
-    assert_eq!(reports_text(&[], &names(), now), "no job has ended\n");
+    assert_eq!(reports_text(&[], &names(), now, TERMINAL), "no job has ended\n");
+    let named = Report { id: format!("manual:{}", "n".repeat(128)), ..report() };
+    let text = reports_text(&[named], &names(), now, TERMINAL);
+    assert!(text.lines().all(|line| line.chars().count() <= TERMINAL.width), "{text}");
+    assert_eq!(text.matches('n').count() - HEADINGS.concat().matches('n').count(), 128 + 1, "{text}");
 }
 
 #[test]
