@@ -85,7 +85,7 @@ fn idle_file(pid: u32) -> Option<PathBuf> {
 
 #[test]
 fn borrowers_get_their_idle_priority_back_that_another_program_has_ended() {
-    let config = "rescan_interval = \"200ms\"\n[lending]\nenabled = true\n";
+    let config = "interval = \"200ms\"\nrescan_interval = \"200ms\"\n[lending]\nenabled = true\n";
     let Some(daemon) = is_root().then(|| lending_daemon(config)).flatten() else { return };
     let mut batch = Shell::start();
     let spinner = batch.background(SPIN);
