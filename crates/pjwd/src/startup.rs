@@ -154,17 +154,13 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let mut undone = undo::release_all(&state_dir, options.beside)?;
     let boot_id = clock::boot_id()?;
     let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(&boot_id)).map(Path::to_owned);
-    match (earlier, lock.as_mut()) {
-        (Some(earlier), Some(lock)) if is_same_directory(&earlier, &state_dir) => {
-            if undone.is_complete {
-                lock.forget_earlier_journal().context("can't write the lock file")?;
-            }
-        }
-        (Some(earlier), _) if journal::has_records(&earlier, &boot_id) => {
-            let command = format!("pjwd --release-all --state-dir {}", earlier.display());
-            undone.remarks.push(format!("the last pjwd kept its records elsewhere: {command} undoes them"));
-        }
-        _ => {}
+    let is_here = earlier.as_deref().is_some_and(|earlier| is_same_directory(earlier, &state_dir));
+    if let Some(lock) = lock.as_mut().filter(|_| is_here && undone.is_complete) {
+        lock.forget_earlier_journal().context("can't write the lock file")?;
+    }
+    if let Some(earlier) = earlier.filter(|earlier| !is_here && journal::has_records(earlier, &boot_id)) {
+        let command = format!("pjwd --release-all --state-dir {}", earlier.display());
+        undone.remarks.push(format!("the last pjwd kept its records elsewhere: {command} undoes them"));
     }
     for remark in &undone.remarks {
         writeln!(std::io::stderr(), "pjwd: {remark}").context("can't print")?;
