@@ -137,8 +137,12 @@ fn the_limit_of_processes_is_that_of_the_user_of_the_instances() {
     let begin =
         "there is room for 0 more processes, and 2 were asked for: RLIMIT_NPROC of the user 65533 is 0";
     assert!(error.starts_with(begin), "{error}");
-    // The kernel checks a single instance.
-    let error = context.spawn_n(instances(1, &["true"])).unwrap().remove(0).unwrap_err();
+    // A single instance is left to the kernel, which does not count the process itself.
+    let context = SpawnContext::new("sleep").unwrap().set_credentials(OTHER_USER);
+    let first = context.spawn_n(instances(1, &["sleep", "1000"])).unwrap().remove(0).unwrap();
+    let error = context.spawn_n(instances(1, &["sleep", "1000"])).unwrap().remove(0).unwrap_err();
     let text = "step exec failed: Try again; its user has too many processes: raise ulimit -u";
     assert_eq!(error.to_string(), text);
+    first.send_signal(libc::SIGKILL).unwrap();
+    assert_eq!(first.wait(), Ok(ExitStatus::Signal(libc::SIGKILL)));
 }

@@ -102,7 +102,7 @@ fn an_instance_without_cpus_has_those_of_the_caller_beside_others_with_cpus() {
             instance.placement = Arc::clone(&parts[rank % 2]);
         }
         if let Some(rank) = differing {
-            group[rank].arguments = Arc::new(Arguments::parse(&["first_act", "more"]).unwrap());
+            group[rank].variables = vec![c"MORE=1".to_owned()];
         }
         assert_eq!(check_instances(&context, group, &output), (forked, None), "{name}");
     }
