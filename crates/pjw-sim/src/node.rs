@@ -10,14 +10,13 @@ use pjw_core::cpuset_group::{
     CgroupCreator, CpusetAction, CpusetChange, CpusetOutcome, JobCpuset, LeftoverCpuset,
 };
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid, Uid, is_cgroup_within};
-use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::plan::{MaskAction, MaskOutcome};
 use pjw_core::scan::{ScanRequest, ScanScope, WatchedProcesses};
 use pjw_core::snapshot::{
     BatchAttributes, Cgroup, ExpectedMask, ForkMaskMismatch, MaskProbeResult, Observed, Process,
     ProcessCpuTimes, ProcessEventBatch, Snapshot, Thread,
 };
-use pjw_core::{ports::MachineInterface, time::Nanos};
+use pjw_core::{own_cgroups::OwnCgroupNames, ports::MachineInterface, time::Nanos};
 
 use crate::world::{SimThread, World};
 use crate::{faults::Faults, workload::Workload};
@@ -440,9 +439,9 @@ impl MachineInterface for SimMachineInterface {
             origin_cgroup: world.cgroup_origins.get(path).filter(|origin| !origin.is_empty()).cloned(),
             scheduler_cpuset,
         };
-        let own = world.cpusets.keys().filter(is_present).map(|path| found(path, None));
         let of_schedulers = world.scheduler_cpusets_in_effect();
-        own.chain(of_schedulers.map(|cpuset| found(&cpuset.path, Some(cpuset.clone())))).collect()
+        let of_schedulers = of_schedulers.map(|cpuset| found(&cpuset.path, Some(cpuset.clone())));
+        world.cpusets.keys().filter(is_present).map(|path| found(path, None)).chain(of_schedulers).collect()
     }
 
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome {

@@ -83,7 +83,7 @@ pub(crate) fn clear_handlers() {
         let write = [signal, bare::address(&raw const default), 0, size, 0];
         // SAFETY: the kernel writes one action to `action`.
         let is_known = unsafe { bare::raw_syscall(libc::SYS_rt_sigaction, read) }.is_ok();
-        if is_known && ![libc::SIG_DFL, libc::SIG_IGN].contains(&(action[0] as libc::sighandler_t)) {
+        if is_known && ![libc::SIG_DFL, libc::SIG_IGN].map(|action| action as u64).contains(&action[0]) {
             // SAFETY: the kernel reads one action.
             let _ = unsafe { bare::raw_syscall(libc::SYS_rt_sigaction, write) };
         }

@@ -314,7 +314,7 @@ impl Template {
         }
         let descriptors = message.descriptors.clone();
         let bytes = message.into_bytes(self.loaded.block);
-        if !bytes.is_some_and(|bytes| self.loaded.channel.send(&bytes, &descriptors).is_ok()) {
+        if bytes.is_none_or(|bytes| self.loaded.channel.send(&bytes, &descriptors).is_err()) {
             return Err(self.end());
         }
         self.sent.push_back(count);
