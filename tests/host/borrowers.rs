@@ -71,7 +71,7 @@ fn cpu_hierarchy(is_unified: bool) -> Option<PathBuf> {
 /// The file `cpu.idle` of the cgroup directly below the root in which the process is.
 fn idle_file(pid: u32) -> Option<PathBuf> {
     let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
-    let files = cgroups.lines().filter_map(|line| {
+    let mut files = cgroups.lines().filter_map(|line| {
         let fields: Vec<&str> = line.splitn(3, ':').collect();
         let is_unified = fields[1].is_empty();
         if !is_unified && !fields[1].split(',').any(|name| name == "cpu") {
@@ -80,7 +80,7 @@ fn idle_file(pid: u32) -> Option<PathBuf> {
         let top = fields[2].split('/').nth(1).filter(|top| !top.is_empty())?;
         Some(cpu_hierarchy(is_unified)?.join(top).join("cpu.idle"))
     });
-    files.filter(|file| file.exists()).last()
+    files.rfind(|file| file.exists())
 }
 
 #[test]
