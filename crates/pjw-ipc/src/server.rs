@@ -243,14 +243,14 @@ mod tests {
     fn all_users_together_leave_connections_for_the_administrator() {
         let connections = Connections::new(OWN);
         let take_slot = |uid| connections.take_slot(uid, &LIMITS);
-        let users = [7, 7, 8, 8].map(take_slot);
+        let users = [7, 7, 8, 9].map(take_slot);
         assert!(users.iter().all(Option::is_some));
-        assert!(take_slot(9).is_none(), "what is left is not for users");
+        assert!(take_slot(10).is_none(), "what is left is not for users");
         let kept = [take_slot(0), take_slot(OWN)];
         assert!(kept.iter().all(Option::is_some), "root and the daemon's own user get in");
         assert!(take_slot(0).is_none(), "and nobody gets more than there is");
         drop(kept);
-        assert!(take_slot(9).is_none(), "a reserved place that comes free stays reserved");
+        assert!(take_slot(10).is_none(), "a reserved place that comes free stays reserved");
     }
 
     #[test]

@@ -53,9 +53,10 @@ impl Child {
         self.wait_once(libc::WEXITED | libc::WNOHANG)
     }
 
-    /// Returns whether the process is a child of the calling process that was not waited for.
-    pub(crate) fn is_own(&self) -> bool {
-        is_own(Id::PIDFd(self.pidfd.as_fd()))
+    /// Returns whether the process is a child of the calling process, or has ended. Another thread, or the kernel if
+    /// `SIGCHLD` is ignored, may have taken the exit status of a child already.
+    pub(crate) fn is_own_or_ended(&self) -> bool {
+        is_own(Id::PIDFd(self.pidfd.as_fd())) || self.send_signal(0) == Err(Errno::ESRCH)
     }
 
     /// nix has no form of waitid(2) for a process that was ended by a real-time signal.

@@ -214,10 +214,9 @@ impl Violation {
     #[must_use]
     pub fn concerned_job(&self) -> Option<&JobId> {
         match self {
-            Violation::PoolDiffersFromMachine { .. }
-            | Violation::UnknownHolder { .. }
-            | Violation::UnknownBorrower { .. } => None,
+            Violation::PoolDiffersFromMachine { .. } | Violation::UnknownHolder { .. } => None,
             Violation::GrantDiffersFromPool { job, .. }
+            | Violation::UnknownBorrower { job, .. }
             | Violation::TwoOwners { job, .. }
             | Violation::HousekeepingGranted { job, .. }
             | Violation::BorrowedFromNonLender { job, .. }

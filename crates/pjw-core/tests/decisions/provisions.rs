@@ -277,6 +277,8 @@ fn a_provision_that_grows_keeps_its_cores_and_gets_the_others_once_they_are_free
     );
     let by_command = provision(&mut m, "web", 4, None).unwrap_err().to_string();
     assert!(by_command.contains("the job has 2"), "{by_command}");
+    provision(&mut m, "web", 4, rule("comm=httpd")).unwrap();
+    assert_eq!(m.grant("web"), "0-1", "another rule leaves it its cores");
     m.release("a").unwrap();
     m.settle();
     assert_eq!(m.state.grant_of(&job("web")).unwrap().cpus.len(), 4);

@@ -104,7 +104,7 @@ impl CachedProcess {
 pub(super) struct ProcessCache {
     pub(super) proc: ProcDir,
     pub(super) processes: BTreeMap<Pid, CachedProcess>,
-    memory_files: MemoryFiles,
+    pub(super) memory_files: MemoryFiles,
     pub(super) ns_per_tick: u64,
     schedstat: bool,
     /// Number of full scans since the start. It wraps around.

@@ -9,7 +9,7 @@ use pjw_core::ids::{Comm, StartTime, ThreadId};
 use pjw_core::{cpuset::Pu, plan::MaskActionKind, snapshot::Process, time::Nanos};
 
 use super::*;
-use crate::proc::procfs::ProcDir;
+use crate::proc::{memory_files::MemoryFiles, procfs::ProcDir};
 
 struct Running(Child);
 
@@ -224,6 +224,7 @@ fn a_process_that_exits_keeps_its_cgroup_and_its_environment() {
     write("environ", "SLURM_JOB_ID=77\0");
     let mut cache = ProcessCache::new(BTreeSet::from(["SLURM_JOB_ID"])).unwrap();
     cache.proc = ProcDir::open(dir.path()).unwrap();
+    cache.memory_files = MemoryFiles::with_proc_path(dir.path(), BTreeSet::from(["SLURM_JOB_ID"]));
     let mut seen = || cache.observe_process(Pid(77), false, None).unwrap();
 
     show(0, 9, "/pjw/a");

@@ -8,7 +8,7 @@
 //! the files, and the caller waits for a bounded time.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::Duration;
@@ -51,6 +51,7 @@ type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
 /// another one.
 #[derive(Debug)]
 pub(crate) struct MemoryFiles {
+    proc_path: PathBuf,
     wanted: BTreeSet<&'static str>,
     read: ReadFiles,
     reader: Option<Reader>,
@@ -114,7 +115,13 @@ struct WaitingReader {
 impl MemoryFiles {
     /// Makes a reader that reads the environment variables with the names in `wanted`. Starts no thread yet.
     pub(crate) fn new(wanted: BTreeSet<&'static str>) -> Self {
-        Self { wanted, read: read_files, reader: None, waiting: Vec::new() }
+        Self::with_proc_path(Path::new("/proc"), wanted)
+    }
+
+    /// Makes a reader as [`MemoryFiles::new`] does, for a file system of the format of `/proc` at `proc_path`.
+    pub(crate) fn with_proc_path(proc_path: &Path, wanted: BTreeSet<&'static str>) -> Self {
+        let proc_path = proc_path.to_owned();
+        Self { proc_path, wanted, read: read_files, reader: None, waiting: Vec::new() }
     }
 
     /// Begins to read the environment variables and the command line of a process of the user `uid`. `pid` is the id of
@@ -189,9 +196,9 @@ impl MemoryFiles {
     fn start_reader(&self) -> Result<Reader, ReadFailure> {
         let (requests, requested) = channel::<Pid>();
         let (send_contents, contents) = channel();
-        let (wanted, read) = (self.wanted.clone(), self.read);
+        let (proc_path, wanted, read) = (self.proc_path.clone(), self.wanted.clone(), self.read);
         let run = move || {
-            let Ok(mut proc) = ProcDir::open(Path::new("/proc")) else { return };
+            let Ok(mut proc) = ProcDir::open(&proc_path) else { return };
             for pid in requested {
                 if send_contents.send(read(&mut proc, pid, &wanted)).is_err() {
                     return;

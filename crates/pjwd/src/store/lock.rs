@@ -19,6 +19,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::Uid;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use tracing::debug;
 
 use crate::host::{directories, flock_holder::is_running, inode::is_file_at_path};
 
@@ -283,7 +284,12 @@ impl DaemonLock {
     }
 
     fn write_holder(&self) -> io::Result<()> {
-        self.other_files.iter().try_for_each(|file| write(file, &self.holder))?;
+        for file in &self.other_files {
+            // These files only tell another pjwd of this user about this one.
+            if let Err(error) = write(file, &self.holder) {
+                debug!(%error, "a lock file of an earlier directory can't be written");
+            }
+        }
         write(&self.file, &self.holder)
     }
 

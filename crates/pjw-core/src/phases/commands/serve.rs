@@ -243,12 +243,21 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
         let has_all = job.grant.is_some() && !jobs::has_fewer_than_requested(&draft.state.topology, job);
         job.request.as_ref() == Some(&request) && has_all
     };
+    let known_provision = existing.as_ref().and_then(|job| job.provision.as_ref());
+    let changes_rule = known_provision.is_some_and(|known| known.rule.as_ref() != rule);
+    let keeps_cores = existing.as_ref().is_some_and(|job| {
+        let has_own_cores = job.owned_grant().is_some_and(|grant| !grant.is_shared);
+        job.request.as_ref() == Some(&request) && has_own_cores
+    });
     let offer = if existing.as_ref().is_some_and(has_same_request) {
         None
     } else {
         match jobs::find_offer(draft.state, draft.policy, &args.job, &request) {
             // The job waits: at boot, jobs of the last run may still hold cores.
             Err(Refusal::NotEnoughCores { .. }) if args.provision.from_config => None,
+            // It keeps the cores that it has, and gets the others as soon as they are free.
+            Err(Refusal::NotEnoughCores { .. }) if keeps_cores && changes_rule => None,
+            Ok((_, true)) if keeps_cores => None,
             offer => Some(offer?),
         }
     };

@@ -27,7 +27,7 @@ pub(super) fn open_child(pid: i32) -> Result<Child, ForkError> {
     // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(RawFd::try_from(pidfd).unwrap_or(-1)) };
     let child = Child { pid: own_pid, pidfd };
-    if child.is_own() { Ok(child) } else { Err(ForkError::Ended) }
+    if child.is_own_or_ended() { Ok(child) } else { Err(ForkError::Ended) }
 }
 
 /// Returns the PUs that are online. Empty if the kernel does not tell.

@@ -165,6 +165,8 @@ impl InstanceGroup {
         for child in &children {
             let _ = child.wait();
         }
+        self.signals.unblock();
+        self.labels.print_all(MAX_STALL_AFTER_SIGNAL.into());
     }
 
     /// Waits until each instance has begun its program, has failed to start or was cancelled.
@@ -220,9 +222,13 @@ impl InstanceGroup {
     pub(super) fn print_remaining_output(&mut self) {
         self.take_signals();
         self.signals.unblock();
-        let timeout = match self.has_ending_signal {
-            true => PollTimeout::from(MAX_STALL_AFTER_SIGNAL),
-            false => PollTimeout::NONE,
+        // A program may also handle such a signal and go on.
+        let has_ended_an_instance =
+            self.has_ending_signal && self.states.iter().any(InstanceState::has_ended_by_signal);
+        let timeout = if self.ending.is_some() || has_ended_an_instance {
+            PollTimeout::from(MAX_STALL_AFTER_SIGNAL)
+        } else {
+            PollTimeout::NONE
         };
         self.labels.finish(timeout);
         if self.failure_lines > MAX_FAILURE_LINES {

@@ -41,6 +41,11 @@ impl InstanceState {
         self.pid.is_none() && self.error.is_none()
     }
 
+    /// Returns whether a signal has ended this instance.
+    pub(super) fn has_ended_by_signal(&self) -> bool {
+        matches!(self.exit, Some(ExitStatus::Signal(_)))
+    }
+
     /// Returns whether a failed brk(2) is a possible reason for the end of this instance: within 1 s after its start,
     /// the instance ended with the exit code 127, or by `SIGABRT` or `SIGSEGV`.
     pub(super) fn may_have_missed_brk(&self) -> bool {
@@ -80,7 +85,7 @@ impl InstanceState {
 pub(super) fn start_failure_remedy(error: SpawnError, program: &Path) -> String {
     let remedy = match (error.step, error.errno) {
         // The text has it.
-        (SpawnStep::Clone | SpawnStep::Cgroup, Errno::EAGAIN) => return String::new(),
+        (SpawnStep::Clone | SpawnStep::Cgroup | SpawnStep::Exec, Errno::EAGAIN) => return String::new(),
         (_, Errno::ENOMEM) => "the memory is exhausted: start fewer",
         (_, Errno::EMFILE | Errno::ENFILE) => "too many descriptors are open: see ulimit -n, and fs.file-max",
         (SpawnStep::Clone, Errno::EPERM | Errno::ENOSYS) => {
@@ -100,7 +105,6 @@ pub(super) fn start_failure_remedy(error: SpawnError, program: &Path) -> String 
         (SpawnStep::Exec, Errno::ENOEXEC) => {
             "it needs a format that the kernel knows, or a first line with #!"
         }
-        (SpawnStep::Exec, Errno::EAGAIN) => "the limit on processes of its user is reached: see ulimit -u",
         (SpawnStep::Exec, Errno::EACCES | Errno::EPERM) => {
             "check the permissions of the program and its directories"
         }

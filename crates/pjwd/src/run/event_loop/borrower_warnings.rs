@@ -14,6 +14,10 @@ pub(super) struct BorrowerWarnings {
     pub(super) realtime: Vec<Warning>,
     /// The borrowers of which a process did not get the revocation signal, as of the last revocation of each.
     pub(super) unsignalled: BTreeMap<JobId, Warning>,
+    /// Whether the frozen jobs were thawed since pjwd has the mode observe.
+    pub(super) is_thawed_in_observe: bool,
+    /// Whether another program had ended the idle priority of the borrowers at the last rescan.
+    pub(super) had_lost_idle_priority: bool,
 }
 
 impl BorrowerWarnings {

@@ -28,7 +28,7 @@ use crate::run::owner_samples::load_lent_cpu_monitor;
 const MIN_REALTIME_DEMAND_PERMILLE: u32 = 10;
 /// The longest time for which the loop waits for delayed changes of cpusets before it thaws the jobs. systemd may take up
 /// to 2 s for a change.
-const MAX_WAIT_TO_THAW: Duration = Duration::from_secs(3);
+pub(super) const MAX_WAIT_TO_THAW: Duration = Duration::from_secs(3);
 /// The number of processes of frozen jobs that are read after a scan, to find those that were killed. A process takes
 /// some 20 us.
 const MAX_FROZEN_READ: usize = 256;
@@ -107,14 +107,17 @@ impl EventLoop {
             let borrowers = warnings.iter().filter_map(|warning| warning.job.clone()).collect();
             self.borrower_warnings.realtime = warnings;
             self.warden.state_mut().lending.set_realtime_borrowers(borrowers);
-            match (self.has_frozen_job(), self.warden.policy().mode) {
-                (false, _) => {}
-                // No cycle would thaw it, and no job can be released.
-                (true, DaemonMode::Observe) => _ = self.thaw_frozen_jobs("in the mode observe"),
-                (true, DaemonMode::Enforce) => {
-                    self.warden.ensure_thaw_watcher_running();
-                    self.thaw_killed_processes();
+            let is_observing = self.warden.policy().mode == DaemonMode::Observe;
+            self.borrower_warnings.is_thawed_in_observe &= is_observing;
+            if self.has_frozen_job() && is_observing {
+                // No cycle would thaw it, and no job can be released. What is frozen later was not frozen by pjwd.
+                if !self.borrower_warnings.is_thawed_in_observe {
+                    let is_complete = self.thaw_frozen_jobs(Duration::ZERO, "in the mode observe");
+                    self.borrower_warnings.is_thawed_in_observe = is_complete;
                 }
+            } else if self.has_frozen_job() {
+                self.warden.ensure_thaw_watcher_running();
+                self.thaw_killed_processes();
             }
         }
         self.owner_samples
@@ -129,10 +132,17 @@ impl EventLoop {
         let policy = self.warden.policy();
         let may_be_lost =
             is_rescan && policy.mode == DaemonMode::Enforce && self.warden.state().jobs.has_borrowers();
-        if !may_be_lost || !has_lost_idle_priority(&policy.own_cgroups) {
+        if !may_be_lost {
             return;
         }
-        warn!("another program has ended the idle priority of the besteffort jobs: they get it again");
+        let is_lost = has_lost_idle_priority(&policy.own_cgroups);
+        let was_lost = std::mem::replace(&mut self.borrower_warnings.had_lost_idle_priority, is_lost);
+        if !is_lost {
+            return;
+        }
+        if !was_lost {
+            warn!("another program has ended the idle priority of the besteffort jobs: they get it again");
+        }
         let state = self.warden.state_mut();
         state.cpusets.forget_unread_settings();
         let borrowers: Vec<JobId> = state.jobs.borrowers().map(|job| job.id.clone()).collect();
@@ -145,10 +155,10 @@ impl EventLoop {
     }
 
     /// Thaws the frozen jobs, because no cycle would: pjwd stops, or has the mode observe. First waits for the delayed
-    /// changes of cpusets, because one of them may freeze a job. Returns whether these changes are complete. A job that
-    /// can't be thawed is logged as one that stays frozen, with `when`.
-    pub(super) fn thaw_frozen_jobs(&mut self, when: &str) -> bool {
-        let are_complete = self.warden.machine_interface_mut().wait_for_cpuset_changes(MAX_WAIT_TO_THAW);
+    /// changes of cpusets, at most for `max_wait`, because one of them may freeze a job. Returns whether these changes are
+    /// complete. A job that can't be thawed is logged as one that stays frozen, with `when`.
+    pub(super) fn thaw_frozen_jobs(&mut self, max_wait: Duration, when: &str) -> bool {
+        let are_complete = self.warden.machine_interface_mut().wait_for_cpuset_changes(max_wait);
         for fault in thaw_jobs(&self.warden.policy().own_cgroups) {
             warn!(%fault, "a job stays frozen {when}");
         }
