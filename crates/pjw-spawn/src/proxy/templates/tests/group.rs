@@ -158,7 +158,7 @@ fn a_message_that_is_too_large_ends_the_template_and_each_instance_has_a_result(
         match child {
             Ok(child) => assert_eq!(child.wait(), Ok(ExitStatus::Code(0)), "rank {rank}"),
             Err(error) => {
-                assert_eq!((rank as usize >= begun, error), (true, ForkError::Ended), "rank {rank}")
+                assert_eq!((rank as usize >= begun, error), (true, ForkError::Ended), "rank {rank}");
             }
         }
     }
