@@ -491,7 +491,7 @@ impl EventLoop {
             warn!(%fault, "the journal can't be rewritten");
         }
         // The change that is not complete could freeze a job. The process then thaws it after the end of pjwd.
-        if self.thaw_frozen_jobs(lending::MAX_WAIT_TO_THAW, "while no daemon runs") {
+        if self.thaw_frozen_jobs_at_stop() {
             self.warden.end_thaw_watcher();
         }
         self.publisher

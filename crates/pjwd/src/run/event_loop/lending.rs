@@ -28,7 +28,7 @@ use crate::run::owner_samples::load_lent_cpu_monitor;
 const MIN_REALTIME_DEMAND_PERMILLE: u32 = 10;
 /// The longest time for which the loop waits for delayed changes of cpusets before it thaws the jobs. systemd may take up
 /// to 2 s for a change.
-pub(super) const MAX_WAIT_TO_THAW: Duration = Duration::from_secs(3);
+const MAX_WAIT_TO_THAW: Duration = Duration::from_secs(3);
 /// The number of processes of frozen jobs that are read after a scan, to find those that were killed. A process takes
 /// some 20 us.
 const MAX_FROZEN_READ: usize = 256;
@@ -154,10 +154,16 @@ impl EventLoop {
         self.warden.state().jobs.borrowers().any(is_frozen)
     }
 
+    /// Thaws the frozen jobs at a stop of pjwd. Returns whether all changes of cpusets are complete: another one could
+    /// freeze a job.
+    pub(super) fn thaw_frozen_jobs_at_stop(&mut self) -> bool {
+        self.thaw_frozen_jobs(MAX_WAIT_TO_THAW, "while no daemon runs")
+    }
+
     /// Thaws the frozen jobs, because no cycle would: pjwd stops, or has the mode observe. First waits for the delayed
     /// changes of cpusets, at most for `max_wait`, because one of them may freeze a job. Returns whether these changes are
     /// complete. A job that can't be thawed is logged as one that stays frozen, with `when`.
-    pub(super) fn thaw_frozen_jobs(&mut self, max_wait: Duration, when: &str) -> bool {
+    fn thaw_frozen_jobs(&mut self, max_wait: Duration, when: &str) -> bool {
         let are_complete = self.warden.machine_interface_mut().wait_for_cpuset_changes(max_wait);
         for fault in thaw_jobs(&self.warden.policy().own_cgroups) {
             warn!(%fault, "a job stays frozen {when}");
