@@ -50,10 +50,10 @@ fn a_key_of_the_terminal_reaches_an_instance_in_a_process_group_of_its_own_too()
     }
     let dir = tempfile::tempdir().unwrap();
     let mark = format!("key-{}", std::process::id());
-    // timeout(1) makes a process group.
+    // setsid(1) makes a process group. So does timeout(1), but a signal during its fork ends it without its child.
     std::fs::write(
         dir.path().join("multi"),
-        "0 timeout 1000 sh -c ': >begun.0; exec sleep 1000'\n1 sh -c ': >begun.1; exec sleep 1000'\n",
+        "0 setsid sh -c ': >begun.0; exec sleep 1000'\n1 sh -c ': >begun.1; exec sleep 1000'\n",
     )
     .unwrap();
     let mut script = in_terminal(dir.path(), "--multi multi", &mark);
