@@ -1,4 +1,4 @@
-//! Borrowers on the cores of others: what they are told before they lose a core, and that they stay at idle priority.
+//! Borrowers (jobs on lent cores): the notice before a core is taken back, and that they stay at idle priority.
 
 use std::fs;
 use std::path::PathBuf;

@@ -299,7 +299,7 @@ fn a_scope_has_its_new_cpus_before_systemd_is_told_and_the_earlier_ones_if_syste
     let mute = SystemdClient::with_addresses(vec![Address::Direct(path)]);
     let systemd = std::mem::replace(&mut fixture.systemd, mute);
     reason(fixture.create(&moved));
-    assert_eq!(seen.join().unwrap(), last, "when it was told");
+    assert_eq!(seen.join().unwrap(), last, "when systemd received the change");
     assert_eq!(fixture.masks(process), shown(&first));
 
     fixture.systemd = systemd;
