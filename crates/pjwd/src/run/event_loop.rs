@@ -22,7 +22,7 @@ use pjw_linux::{node::LinuxMachine, sys::clock, sys::own_usage::trim_heap};
 use tokio::sync::{oneshot, watch};
 use tracing::{debug, warn};
 
-mod borrower_warnings;
+mod borrower_records;
 mod core_maps;
 mod lending;
 mod process_events;
@@ -33,7 +33,7 @@ mod reload;
 mod reports;
 mod warnings;
 
-use borrower_warnings::BorrowerWarnings;
+use borrower_records::BorrowerRecords;
 use refusals::{is_user_refusal, user_refusals};
 
 use super::daemon_records::JournalAndReports;
@@ -114,7 +114,7 @@ pub struct EventLoop {
     owner_samples: OwnerCpuSampler,
     /// The warnings about provisions of the configuration that were refused.
     provision_warnings: Vec<Warning>,
-    borrower_warnings: BorrowerWarnings,
+    borrower_records: BorrowerRecords,
     /// The process of a frozen job that was read last, to find those that were killed.
     last_frozen_read: Pid,
 }
@@ -196,7 +196,7 @@ impl EventLoop {
             own_commands: Vec::new(),
             owner_samples: OwnerCpuSampler::default(),
             provision_warnings: Vec::new(),
-            borrower_warnings: BorrowerWarnings::default(),
+            borrower_records: BorrowerRecords::default(),
             last_frozen_read: Pid(0),
         }
     }

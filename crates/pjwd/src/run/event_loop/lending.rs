@@ -80,7 +80,7 @@ impl EventLoop {
         };
         let warning_of = |job: &Job| {
             let is_known =
-                self.borrower_warnings.realtime.iter().any(|known| known.job.as_ref() == Some(&job.id));
+                self.borrower_records.realtime.iter().any(|known| known.job.as_ref() == Some(&job.id));
             // A frozen thread uses no CPU time.
             let only_busy = !(is_frozen(job) && is_known);
             let member = state.members_of(&job.id).find(|member| has_realtime_thread(member, only_busy))?;
@@ -105,15 +105,15 @@ impl EventLoop {
         if scanned_jobs {
             let warnings = self.realtime_borrower_warnings();
             let borrowers = warnings.iter().filter_map(|warning| warning.job.clone()).collect();
-            self.borrower_warnings.realtime = warnings;
+            self.borrower_records.realtime = warnings;
             self.warden.state_mut().lending.set_realtime_borrowers(borrowers);
             let is_observing = self.warden.policy().mode == DaemonMode::Observe;
-            self.borrower_warnings.is_thawed_in_observe &= is_observing;
+            self.borrower_records.is_thawed_in_observe &= is_observing;
             if self.has_frozen_job() && is_observing {
                 // No cycle would thaw it, and no job can be released. What is frozen later was not frozen by pjwd.
-                if !self.borrower_warnings.is_thawed_in_observe {
+                if !self.borrower_records.is_thawed_in_observe {
                     let is_complete = self.thaw_frozen_jobs(Duration::ZERO, "in the mode observe");
-                    self.borrower_warnings.is_thawed_in_observe = is_complete;
+                    self.borrower_records.is_thawed_in_observe = is_complete;
                 }
             } else if self.has_frozen_job() {
                 self.warden.ensure_thaw_watcher_running();
@@ -136,7 +136,7 @@ impl EventLoop {
             return;
         }
         let is_lost = has_lost_idle_priority(&policy.own_cgroups);
-        let was_lost = std::mem::replace(&mut self.borrower_warnings.had_lost_idle_priority, is_lost);
+        let was_lost = std::mem::replace(&mut self.borrower_records.had_lost_idle_priority, is_lost);
         if !is_lost {
             return;
         }
@@ -194,7 +194,7 @@ impl EventLoop {
     /// that may not be signalled.
     fn send_revocation_signal(&mut self, events: &[Event]) {
         let state = self.warden.state();
-        let warnings = &mut self.borrower_warnings.unsignalled;
+        let warnings = &mut self.borrower_records.unsignalled;
         let Some(signal) = self.config.settings().revocation_signal else { return warnings.clear() };
         warnings.retain(|job, _| state.jobs.get(job).is_some_and(Job::is_borrower));
         let revoked = events.iter().filter(|event| event.kind == EventKind::Revoked);

@@ -13,7 +13,7 @@ impl EventLoop {
         let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
         let sent = self.sent_warnings.values().flatten();
         let sent = sent.filter(|warning| warning.job.as_ref().is_none_or(exists));
-        let own = sent.chain(&self.provision_warnings).chain(self.borrower_warnings.iter());
+        let own = sent.chain(&self.provision_warnings).chain(self.borrower_records.warnings());
         let own = own.chain(self.job_files.warnings()).cloned().chain(self.excessive_provisions_warning());
         own.chain(self.warden.thaw_watcher_warning().filter(|_| self.has_frozen_job())).collect()
     }

@@ -1,15 +1,15 @@
-//! The warnings about borrowers that the event loop keeps from one cycle to the next.
+//! What the event loop keeps about borrowers from one cycle to the next: warnings, and what it has thawed or found.
 
 use std::collections::BTreeMap;
 
 use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 
-/// The warnings about borrowers: jobs of the class besteffort, which run on cores that other jobs lend. There are two
-/// kinds: a borrower has a real-time priority, or pjwd could not send a borrower the signal before a core was taken
-/// back.
+/// What the event loop keeps about borrowers: jobs of the class besteffort, which run on cores that other jobs lend.
+/// There are two kinds of warnings: a borrower has a real-time priority, or pjwd could not send a borrower the signal
+/// before a core was taken back.
 #[derive(Debug, Default)]
-pub(super) struct BorrowerWarnings {
+pub(super) struct BorrowerRecords {
     /// The borrowers with a real-time priority, as of the last scan of the processes of jobs.
     pub(super) realtime: Vec<Warning>,
     /// The borrowers of which a process did not get the revocation signal, as of the last revocation of each.
@@ -20,9 +20,9 @@ pub(super) struct BorrowerWarnings {
     pub(super) had_lost_idle_priority: bool,
 }
 
-impl BorrowerWarnings {
+impl BorrowerRecords {
     /// Returns the warnings of both kinds about borrowers (jobs that run on cores that other jobs lend).
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Warning> {
+    pub(super) fn warnings(&self) -> impl Iterator<Item = &Warning> {
         self.realtime.iter().chain(self.unsignalled.values())
     }
 }
