@@ -228,7 +228,7 @@ pub struct UnassignedProcess {
     pub belongs_to_scheduler: bool,
     /// Whether the process belongs to a login itself, such as sshd or a login shell, or executes a program of pjw. Such
     /// a process is not reported as one that belongs to no job.
-    pub is_no_stray: bool,
+    pub is_expected_outside_jobs: bool,
     /// The threads of the process. The diagnosis reads all threads of a process that belongs to no job only
     /// if its pid is among the 4,096 lowest pids of such processes. For a process with a higher pid, the list
     /// has one entry: the first thread, with its affinity mask and a CPU use of 0.
@@ -365,14 +365,14 @@ pub enum DaemonStatus {
         /// The warnings that `pjwd` reports.
         warnings: Vec<Finding>,
         /// What `pjwd` reports of lending.
-        lending: DaemonLending,
+        lending: LendingStatus,
     },
 }
 
 /// Whether a running `pjwd` lends the idle cores of guaranteed jobs (the owners) to other jobs, and how `pjwd` notices
 /// that an owner needs its cores again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum DaemonLending {
+pub enum LendingStatus {
     /// Unknown: `pjwd` has an older version that does not report this, or has not yet tried to load the BPF program
     /// that reports the wake-ups of owners.
     #[default]
@@ -380,9 +380,9 @@ pub enum DaemonLending {
     /// `pjwd` does not lend such cores, for this reason.
     Off(String),
     /// `pjwd` lends them, and a BPF program reports the wake-up of an owner.
-    Reported,
+    WithWakeupReports,
     /// `pjwd` lends them, and samples the CPU time of the owners, because BPF can't be used for this reason.
-    Sampled(String),
+    WithCpuTimeSamples(String),
 }
 
 impl HostFacts {

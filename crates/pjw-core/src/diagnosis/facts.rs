@@ -1,7 +1,7 @@
 //! Facts about the node, one sentence each: the context for the findings.
 
 use crate::basics::{Uid, cpus_text, prelude::*};
-use crate::diagnosis::examination::{DaemonLending, DaemonStatus, DiagnosisInput};
+use crate::diagnosis::examination::{DaemonStatus, DiagnosisInput, LendingStatus};
 use crate::diagnosis::words::{counted_noun, join_names};
 use crate::machine::TopologyLevel;
 use crate::terms::{CpusetHierarchy, IdlePrioritySupport};
@@ -105,11 +105,11 @@ fn enforcement(input: &DiagnosisInput) -> String {
 fn lending(input: &DiagnosisInput) -> String {
     let reported = match &input.warden {
         DaemonStatus::Responsive { lending, .. } => lending.clone(),
-        DaemonStatus::Absent(_) | DaemonStatus::Unresponsive(_) => DaemonLending::Unknown,
+        DaemonStatus::Absent(_) | DaemonStatus::Unresponsive(_) => LendingStatus::Unknown,
     };
     let why_not = match (&reported, &input.cpuset_support.hierarchy, &input.cpuset_support.idle_priority) {
-        (DaemonLending::Off(why), _, _) => Some(why),
-        (DaemonLending::Reported | DaemonLending::Sampled(_), _, _) => None,
+        (LendingStatus::Off(why), _, _) => Some(why),
+        (LendingStatus::WithWakeupReports | LendingStatus::WithCpuTimeSamples(_), _, _) => None,
         (_, CpusetHierarchy::Unavailable { why }, _) | (_, _, IdlePrioritySupport::Unavailable { why }) => {
             Some(why)
         }
@@ -127,18 +127,18 @@ fn lending(input: &DiagnosisInput) -> String {
         );
     }
     let is_known = match &reported {
-        DaemonLending::Sampled(why) => {
+        LendingStatus::WithCpuTimeSamples(why) => {
             slow.push(format!("the owner is sampled each 2 ms instead of reported at its wake-up: {why}"));
             true
         }
-        DaemonLending::Reported => true,
+        LendingStatus::WithWakeupReports => true,
         _ if !input.host.has_btf => {
             slow.push(
                 "without BTF the owner is sampled each 2 ms instead of reported at its wake-up".to_owned(),
             );
             true
         }
-        DaemonLending::Unknown | DaemonLending::Off(_) => false,
+        LendingStatus::Unknown | LendingStatus::Off(_) => false,
     };
     if slow.is_empty() {
         let program = if is_known { "" } else { ", as far as pjwd may load its BPF program" };

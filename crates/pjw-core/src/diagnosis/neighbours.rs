@@ -155,7 +155,8 @@ fn strays(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> =
         input.jobs.iter().map(|job| job.owner).filter(|owner| owner.0 >= input.first_person_uid).collect();
     let mut found: BTreeMap<Uid, Vec<&UnassignedProcess>> = BTreeMap::new();
-    let is_stray = |other: &&UnassignedProcess| owners.contains(&other.uid) && !other.is_no_stray;
+    let is_stray =
+        |other: &&UnassignedProcess| owners.contains(&other.uid) && !other.is_expected_outside_jobs;
     for other in input.unassigned_processes.iter().filter(is_stray) {
         found.entry(other.uid).or_default().push(other);
     }

@@ -60,7 +60,7 @@ fn a_job_that_uses_its_cores_is_reported_as_fine() {
     assert_eq!((report.usage.cores_max, report.usage.threads_max), (4, 4));
     assert_eq!((report.mean_held_cores_permille(), report.mean_held_pus_permille()), (4000, 4000));
     let verdict = judge_ended_job(&report).unwrap();
-    assert_eq!((verdict.kind.word(), verdict.advice.len()), ("fine", 0));
+    assert_eq!((verdict.kind.name(), verdict.advice.len()), ("fine", 0));
     assert_eq!(report.incomplete_reason, None);
 }
 
@@ -99,7 +99,7 @@ fn a_job_that_sleeps_is_judged_as_waiting_and_its_sleep_counts_although_it_was_n
     run(&mut machine, 2, &[20, 21, 22, 23]);
     let report = end(&mut machine);
     let verdict = judge_ended_job(&report).unwrap();
-    assert_eq!(verdict.kind.word(), "waiting", "{report:?}");
+    assert_eq!(verdict.kind.name(), "waiting", "{report:?}");
     assert!(seconds(report.usage.asleep_ns) >= 40, "{report:?}");
     assert_eq!(seconds(report.usage.cpu_ns), 16);
 }
@@ -113,7 +113,7 @@ fn a_release_reports_the_job_and_a_job_that_never_ran_has_no_verdict() {
     machine.release("reserved").unwrap();
     let ids: Vec<String> = machine.reports.iter().map(|report| report.id.to_string()).collect();
     assert_eq!(ids, ["manual:a", "manual:reserved"]);
-    assert_eq!(judge_ended_job(&machine.reports[0]).unwrap().kind.word(), "fine");
+    assert_eq!(judge_ended_job(&machine.reports[0]).unwrap().kind.name(), "fine");
     assert_eq!(judge_ended_job(&machine.reports[1]), None);
     assert_eq!(machine.reports[1].usage.cores_max, 1);
 }
@@ -164,7 +164,7 @@ fn a_job_that_ended_while_no_daemon_ran_is_judged_by_the_time_that_is_known() {
     let report = machine.reports.remove(0);
     assert_eq!((seconds(report.wall_ns), seconds(report.usage.cpu_ns)), (70, 280), "{report:?}");
     let verdict = judge_ended_job(&report).unwrap();
-    assert_eq!((verdict.kind.word(), verdict.advice.len()), ("fine", 0), "{verdict:?}");
+    assert_eq!((verdict.kind.name(), verdict.advice.len()), ("fine", 0), "{verdict:?}");
 }
 
 /// Seconds in which the threads `waiting` wait for half of the time.
@@ -184,7 +184,7 @@ fn threads_that_their_program_bound_to_one_core_of_four_are_judged_as_bound() {
     threads.iter().for_each(|&tid| machine.bind(20, tid, "0"));
     run_waiting(&mut machine, &threads, &threads);
     let report = end(&mut machine);
-    assert_eq!(judge_ended_job(&report).unwrap().kind.word(), "bound", "{report:?}");
+    assert_eq!(judge_ended_job(&report).unwrap().kind.name(), "bound", "{report:?}");
 }
 
 #[test]
@@ -197,7 +197,7 @@ fn threads_that_their_program_bound_to_a_core_each_and_that_wait_for_other_progr
         run_waiting(&mut machine, &threads, &threads);
         let report = end(&mut machine);
         let verdict = judge_ended_job(&report).unwrap();
-        assert_eq!(verdict.kind.word(), "waiting", "{report:?}");
+        assert_eq!(verdict.kind.name(), "waiting", "{report:?}");
         assert!(verdict.advice[0].contains("that other programs used"), "{verdict:?}");
     }
 }
@@ -209,7 +209,7 @@ fn threads_bound_to_parts_of_a_mask_of_two_cores_are_judged_as_bound_with_those_
     [(20, "0-1"), (21, "0"), (22, "1")].into_iter().for_each(|(tid, own)| machine.bind(20, tid, own));
     run_waiting(&mut machine, &[20, 21, 22], &[20, 21, 22]);
     let report = end(&mut machine);
-    assert_eq!(judge_ended_job(&report).unwrap().kind.word(), "bound", "{report:?}");
+    assert_eq!(judge_ended_job(&report).unwrap().kind.name(), "bound", "{report:?}");
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn eight_threads_on_two_cores_are_judged_as_oversubscribed() {
     run_waiting(&mut machine, &threads, &threads);
     let report = end(&mut machine);
     let verdict = judge_ended_job(&report).unwrap();
-    assert_eq!(verdict.kind.word(), "oversubscribed", "{report:?}");
+    assert_eq!(verdict.kind.name(), "oversubscribed", "{report:?}");
     assert!(verdict.advice[0].starts_with("8 threads want to run on 2 cores"), "{verdict:?}");
 }
 
@@ -245,7 +245,7 @@ fn a_job_with_a_helper_thread_that_makes_the_others_wait_is_judged_as_fine() {
         let _ = machine.cycle(&scan, &[]);
     }
     let report = end(&mut machine);
-    assert_eq!(judge_ended_job(&report).unwrap().kind.word(), "fine", "{report:?}");
+    assert_eq!(judge_ended_job(&report).unwrap().kind.name(), "fine", "{report:?}");
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn the_wait_of_a_process_that_started_in_the_job_counts_from_its_start() {
     }
     let report = end(&mut machine);
     let verdict = judge_ended_job(&report).unwrap();
-    assert_eq!(verdict.kind.word(), "oversubscribed", "{report:?}");
+    assert_eq!(verdict.kind.name(), "oversubscribed", "{report:?}");
     assert!(verdict.advice[0].contains("short processes want to run on 2 cores"), "{verdict:?}");
 }
 

@@ -41,7 +41,7 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
         memory_peak_source: peak.map(|(_, kind)| kind.source_name().to_owned()),
         shared_permille: usage.shared.map(|shared| shared.permille),
         shared_source: usage.shared.map(|shared| shared_kind(shared).source_name().to_owned()),
-        verdict: verdict.map(|verdict| verdict.kind.word().to_owned()),
+        verdict: verdict.map(|verdict| verdict.kind.name().to_owned()),
         no_verdict: verdict.map_or_else(|| why_not_judged(report), |_| None).map(str::to_owned),
         advice: verdict.map(|verdict| verdict.advice.clone()).unwrap_or_default(),
         incomplete: report.incomplete_reason.clone(),

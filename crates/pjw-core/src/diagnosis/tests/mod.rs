@@ -71,7 +71,7 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
 
 fn answering(observes: bool) -> DaemonStatus {
     let version = "1".to_owned();
-    let (own_version, lending) = (version.clone(), DaemonLending::Unknown);
+    let (own_version, lending) = (version.clone(), LendingStatus::Unknown);
     DaemonStatus::Responsive { pid: Pid(2), own_version, version, observes, warnings: Vec::new(), lending }
 }
 
@@ -119,7 +119,7 @@ fn other(pid: u32, uid: u32, name: &str, threads: Vec<ObservedThread>) -> Unassi
         uid: Uid(uid),
         comm: Comm::from(name),
         belongs_to_scheduler: false,
-        is_no_stray: false,
+        is_expected_outside_jobs: false,
         threads,
     }
 }
@@ -457,7 +457,7 @@ fn warden_version_is_compared_and_its_warnings_are_reported_once() {
         own_version: "2".to_owned(),
         observes: false,
         warnings: vec![warning("oversubscribed"), warning("unserved")],
-        lending: DaemonLending::Unknown,
+        lending: LendingStatus::Unknown,
     };
     assert!(only(&input, "version").text.contains("pjwd is version 1, pjwctl 2"));
     assert_eq!(only(&input, "unserved").text, "it says so");

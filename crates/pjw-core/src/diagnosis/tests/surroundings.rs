@@ -30,7 +30,7 @@ fn a_login_is_no_stray() {
     let mut input = node();
     input.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
     let shell = other(50, 1001, "bash", vec![thread(50, "0-15", 0, 900)]);
-    input.unassigned_processes = vec![UnassignedProcess { is_no_stray: true, ..shell }];
+    input.unassigned_processes = vec![UnassignedProcess { is_expected_outside_jobs: true, ..shell }];
     assert_eq!(of(&input, "stray"), []);
     input.unassigned_processes.push(other(51, 1001, "solver", vec![thread(51, "0-15", 3, 0)]));
     let finding = only(&input, "stray");
@@ -149,7 +149,7 @@ fn without_systemd_no_remedy_names_its_commands() {
         own_version: "1".to_owned(),
         observes: false,
         warnings: Vec::new(),
-        lending: DaemonLending::Unknown,
+        lending: LendingStatus::Unknown,
     };
     for (warden, code) in [
         (absent(), "no-warden"),
@@ -244,18 +244,18 @@ fn what_makes_lending_impossible_or_slow_is_a_fact() {
 fn what_the_daemon_reports_of_lending_comes_before_what_the_machine_has() {
     let mut input = node();
     input.cpuset_support.idle_priority = IdlePrioritySupport::Available;
-    let mut fact = |reported: DaemonLending| {
+    let mut fact = |reported: LendingStatus| {
         if let DaemonStatus::Responsive { lending, .. } = &mut input.warden {
             *lending = reported;
         }
         machine_facts(&input).into_iter().find(|fact| fact.code == "lending").unwrap().text
     };
-    let off = fact(DaemonLending::Off("the configuration says lending.enabled = false".to_owned()));
+    let off = fact(LendingStatus::Off("the configuration says lending.enabled = false".to_owned()));
     assert!(off.contains("free cores only") && off.ends_with("lending.enabled = false"), "{off}");
-    let sampled = fact(DaemonLending::Sampled("this process lacks CAP_BPF".to_owned()));
+    let sampled = fact(LendingStatus::WithCpuTimeSamples("this process lacks CAP_BPF".to_owned()));
     assert!(sampled.contains("each 2 ms") && sampled.ends_with("lacks CAP_BPF"), "{sampled}");
-    let reported = fact(DaemonLending::Reported);
+    let reported = fact(LendingStatus::WithWakeupReports);
     assert!(reported.contains("when it wakes up: borrowers"), "{reported}");
-    let unknown = fact(DaemonLending::Unknown);
+    let unknown = fact(LendingStatus::Unknown);
     assert!(unknown.contains("as far as pjwd may load its BPF program"), "{unknown}");
 }

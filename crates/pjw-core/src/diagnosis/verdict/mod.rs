@@ -43,7 +43,7 @@ pub enum VerdictKind {
 impl VerdictKind {
     /// Returns the word for the verdict in JSON output and in messages to users, such as `serial`.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         self.into()
     }
 }
@@ -134,8 +134,8 @@ pub fn ended_job_summary(report: &JobReport, verdict: Option<&Verdict>) -> Strin
     match verdict {
         None => figures,
         Some(Verdict { kind, advice }) => match advice.first() {
-            None => format!("{}: {figures}", kind.word()),
-            Some(advice) => format!("{}: {figures}. {}", kind.word(), advice.trim_end_matches('.')),
+            None => format!("{}: {figures}", kind.name()),
+            Some(advice) => format!("{}: {figures}. {}", kind.name(), advice.trim_end_matches('.')),
         },
     }
 }

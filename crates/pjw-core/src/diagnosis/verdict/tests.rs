@@ -47,7 +47,7 @@ fn report_of(
 
 fn judged(report: &JobReport) -> (&'static str, String) {
     let verdict = judge_ended_job(report).unwrap();
-    (verdict.kind.word(), verdict.advice.join(" "))
+    (verdict.kind.name(), verdict.advice.join(" "))
 }
 
 #[test]

@@ -118,7 +118,7 @@ impl ScanPair<'_> {
                 uid: process.uid,
                 comm: process.comm,
                 belongs_to_scheduler: role != BatchRole::Ordinary && by_system,
-                is_no_stray: process.belongs_to_login(self.state.process(process.parent))
+                is_expected_outside_jobs: process.belongs_to_login(self.state.process(process.parent))
                     || process.has_pjw_program_name(),
                 threads,
             }

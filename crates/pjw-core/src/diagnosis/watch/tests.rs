@@ -197,6 +197,6 @@ fn login_shells_and_programs_of_pjw_are_no_strays() {
     let (_, others) =
         watched(&snapshot(10 * SECOND, None, processes()), &snapshot(11 * SECOND, None, processes()));
     let strays: Vec<u32> =
-        others.iter().filter(|other| !other.is_no_stray).map(|other| other.pid.0).collect();
+        others.iter().filter(|other| !other.is_expected_outside_jobs).map(|other| other.pid.0).collect();
     assert_eq!(strays, [31, 34], "a shell that leads no session is a script");
 }

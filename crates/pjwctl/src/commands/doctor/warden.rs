@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pjw_core::diagnosis::{DaemonLending, DaemonStatus, Finding, Severity};
+use pjw_core::diagnosis::{DaemonStatus, Finding, LendingStatus, Severity};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
 use pjw_core::job::{EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Ownership};
 use pjw_core::record::{JobMembership, Record};
@@ -95,12 +95,12 @@ fn answer(client: &mut Client, status: &wire::Status) -> DaemonState {
     answer
 }
 
-fn lending(lending: &wire::Lending) -> DaemonLending {
+fn lending(lending: &wire::Lending) -> LendingStatus {
     match lending.demand.as_str() {
-        _ if !lending.why_not.is_empty() => DaemonLending::Off(lending.why_not.clone()),
-        "reported" => DaemonLending::Reported,
-        "sampled" => DaemonLending::Sampled(lending.why_sampled.clone()),
-        _ => DaemonLending::Unknown,
+        _ if !lending.why_not.is_empty() => LendingStatus::Off(lending.why_not.clone()),
+        "reported" => LendingStatus::WithWakeupReports,
+        "sampled" => LendingStatus::WithCpuTimeSamples(lending.why_sampled.clone()),
+        _ => LendingStatus::Unknown,
     }
 }
 
