@@ -35,7 +35,7 @@ use crate::memory::MemorySettings;
 use crate::memory::reader::MemoryReader;
 use crate::memory::reading::{DeniedProcess, JobMemoryReading, JobProcess, ReadingError, ReadingKind};
 use crate::memory::records::{MemoryRecords, MemorySample};
-use crate::memory::turns::TurnOwner;
+use crate::memory::turns::TurnRequester;
 use crate::view::status::PublishedStatus;
 use crate::view::to_wire::{format_rfc3339, saturating_u32, status_warning_to_wire};
 
@@ -48,7 +48,7 @@ const MAX_WAITING: usize = 4;
 /// request any number of measurements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MeasurementRequester {
-    pub(super) owner: TurnOwner,
+    pub(super) turn_requester: TurnRequester,
     /// Whether the caller may cause any number of readings.
     pub(super) is_admin: bool,
 }
@@ -132,7 +132,7 @@ impl ControlService {
             (false, true) => ReadingKind::PagesByNode,
         };
         let is_admin = self.caller(peer).await.is_admin;
-        let reader = MeasurementRequester { owner: TurnOwner::User(peer.uid), is_admin };
+        let reader = MeasurementRequester { turn_requester: TurnRequester::User(peer.uid), is_admin };
         let reading = match self.recent_reading(&id, kind, reader) {
             Some(recent) => recent,
             None => self.measure_in_turn(&id, kind, reader).await?,
@@ -199,7 +199,7 @@ impl ControlService {
         reader: MeasurementRequester,
     ) -> Result<Arc<JobMemoryReading>, CallError> {
         let max_waiting = if reader.is_admin { usize::MAX } else { MAX_WAITING };
-        let turn = self.memory_reader(kind).turns.wait_for_turn(reader.owner, max_waiting).await;
+        let turn = self.memory_reader(kind).turns.wait_for_turn(reader.turn_requester, max_waiting).await;
         let turn = turn.map_err(|error| CallError::Busy(error.to_string()))?;
         let since = self.begin_of_job(id)?;
         // Calls at the same time share one reading.
@@ -212,7 +212,7 @@ impl ControlService {
         let reading = self.memory_reader(kind).request_reading(
             processes,
             kind,
-            reader.owner != TurnOwner::Sampler,
+            reader.turn_requester != TurnRequester::Daemon,
             Arc::downgrade(&caller),
         );
         let recorder = JobRecorder {
@@ -306,7 +306,7 @@ impl ControlService {
     /// Reads the memory of all jobs in turns, with these settings. Never returns.
     async fn sample_jobs(&self, memory: MemorySettings) {
         let Some(interval) = memory.sample_interval else { return pending().await };
-        let reader = MeasurementRequester { owner: TurnOwner::Sampler, is_admin: true };
+        let reader = MeasurementRequester { turn_requester: TurnRequester::Daemon, is_admin: true };
         loop {
             let begin = Instant::now();
             forget_ended_jobs(&self.memory_records, &self.status.borrow());

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 use super::memory::MeasurementRequester;
 use super::server::ControlService;
 use crate::memory::reading::ReadingKind;
-use crate::memory::turns::TurnOwner;
+use crate::memory::turns::TurnRequester;
 
 /// The time from the first busy thread of a job to its first estimate. A shorter job has no verdict either.
 const FIRST_AGE: Duration = Duration::from_secs(10);
@@ -95,7 +95,7 @@ impl ControlService {
     /// probably run out. Pauses after each job, so that the estimates use at most the configured share of one PU
     /// (`memory.budget_permille`). Runs until the future is dropped, or the event loop has ended.
     pub async fn estimate_memory(self: Rc<Self>) {
-        let reader = MeasurementRequester { owner: TurnOwner::Sampler, is_admin: true };
+        let reader = MeasurementRequester { turn_requester: TurnRequester::Daemon, is_admin: true };
         let mut schedule = EstimateSchedule::default();
         let mut status = self.status.clone();
         // Without jobs, nothing wakes up.
@@ -123,7 +123,7 @@ impl ControlService {
 
     /// Whether the memory of a job was read in the last half of the interval, on request or by `memory.sample`.
     fn was_just_read(&self, id: &JobId) -> bool {
-        let last = self.memory_records.borrow().last_reading_at(id);
+        let last = self.memory_records.borrow().last_measurement_ended_at(id);
         last.is_some_and(|at| {
             Duration::from_nanos(clock::now().since_boot.0.saturating_sub(at.0)) < INTERVAL / 2
         })

@@ -183,7 +183,7 @@ impl MemoryRecords {
     /// Returns when the latest stored measurement of the memory use of the job `job` ended, in ns since boot, by any
     /// method. `None` if no measurement of the job is stored.
     #[must_use]
-    pub fn last_reading_at(&self, job: &JobId) -> Option<Nanos> {
+    pub fn last_measurement_ended_at(&self, job: &JobId) -> Option<Nanos> {
         self.jobs.get(job)?.latest.values().map(|reading| reading.ended_at).max()
     }
 
@@ -263,7 +263,7 @@ mod tests {
     use std::pin::Pin;
     use std::task::{Context, Poll, Waker};
 
-    use super::super::turns::{TooManyWaiting, Turn, TurnOwner, TurnQueue};
+    use super::super::turns::{TooManyWaiting, Turn, TurnQueue, TurnRequester};
     use super::*;
     use pjw_core::memory::JobMemory;
     use pjw_core::time::Moment;
@@ -366,13 +366,13 @@ mod tests {
     #[test]
     fn of_many_calls_of_a_user_some_wait_and_share_one_reading_and_the_others_are_refused() {
         let turns = TurnQueue::default();
-        let Poll::Ready(Ok(of_admin)) = poll(&mut Box::pin(turns.wait_for_turn(TurnOwner::User(0), 4)))
+        let Poll::Ready(Ok(of_admin)) = poll(&mut Box::pin(turns.wait_for_turn(TurnRequester::User(0), 4)))
         else {
             panic!("it waits")
         };
         let (mut waiting, mut refused) = (Vec::new(), 0);
         for _ in 0..16 {
-            let mut call = Box::pin(turns.wait_for_turn(TurnOwner::User(1000), 4));
+            let mut call = Box::pin(turns.wait_for_turn(TurnRequester::User(1000), 4));
             match poll(&mut call) {
                 Poll::Pending => waiting.push(call),
                 Poll::Ready(result) => {
@@ -414,7 +414,7 @@ mod tests {
         assert!(!is_warned(&records), "the pages were read half a minute ago");
         records.add(&job(), "12:00", estimate(400, 10 * GIB));
         assert!(is_warned(&records));
-        assert_eq!(records.last_reading_at(&job()), Some(Nanos(400_000_000_000)));
+        assert_eq!(records.last_measurement_ended_at(&job()), Some(Nanos(400_000_000_000)));
     }
 
     #[test]

@@ -9,11 +9,11 @@ use tokio::sync::oneshot;
 /// The party that wants a memory measurement, and gets a [`Turn`] for it: a user who called pjwd, or pjwd itself,
 /// which can measure the memory of jobs at an interval. [`TurnQueue`] treats all parties equally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TurnOwner {
+pub enum TurnRequester {
     /// The calls of the user with this id.
     User(u32),
     /// The readings without a request (`memory.sample`).
-    Sampler,
+    Daemon,
 }
 
 /// The error of [`TurnQueue::wait_for_turn`]: the user already has the maximum number of calls that wait for a memory
@@ -43,19 +43,19 @@ pub struct Turn(Rc<RefCell<Queue>>);
 #[derive(Debug, Default)]
 struct Queue {
     is_taken: bool,
-    /// The owners with waiting calls: the first one gets the next turn.
-    waiting: VecDeque<(TurnOwner, VecDeque<oneshot::Sender<Turn>>)>,
+    /// The requesters with waiting calls: the first one gets the next turn.
+    waiting: VecDeque<(TurnRequester, VecDeque<oneshot::Sender<Turn>>)>,
 }
 
 impl TurnQueue {
-    /// Waits until the caller can use the memory reader thread, and returns the right to use the thread. `owner` is
+    /// Waits until the caller can use the memory reader thread, and returns the right to use the thread. `requester` is
     /// the user for whom the call is made, or pjwd itself. If the future is dropped, the call leaves the queue.
     ///
     /// # Errors
-    /// If `max_waiting_calls` calls of `owner` already wait. The error is returned at once, without waiting.
+    /// If `max_waiting_calls` calls of `requester` already wait. The error is returned at once, without waiting.
     pub async fn wait_for_turn(
         &self,
-        owner: TurnOwner,
+        requester: TurnRequester,
         max_waiting_calls: usize,
     ) -> Result<Turn, TooManyWaiting> {
         let receiver = {
@@ -64,7 +64,7 @@ impl TurnQueue {
                 queue.is_taken = true;
                 return Ok(Turn(Rc::clone(&self.0)));
             }
-            queue.add(owner, max_waiting_calls)?
+            queue.add(requester, max_waiting_calls)?
         };
         // The queue keeps the sender until it sends the turn.
         receiver.await.map_err(|_| TooManyWaiting { waiting: 0 })
@@ -74,12 +74,12 @@ impl TurnQueue {
 impl Queue {
     fn add(
         &mut self,
-        owner: TurnOwner,
+        requester: TurnRequester,
         max_waiting_calls: usize,
     ) -> Result<oneshot::Receiver<Turn>, TooManyWaiting> {
         let (sender, receiver) = oneshot::channel();
-        let Some((_, calls)) = self.waiting.iter_mut().find(|(other, _)| *other == owner) else {
-            self.waiting.push_back((owner, VecDeque::from([sender])));
+        let Some((_, calls)) = self.waiting.iter_mut().find(|(other, _)| *other == requester) else {
+            self.waiting.push_back((requester, VecDeque::from([sender])));
             return Ok(receiver);
         };
         calls.retain(|call| !call.is_closed());
@@ -92,11 +92,11 @@ impl Queue {
 
     /// The call that gets the next turn. Calls whose future was dropped are left out.
     fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
-        while let Some((owner, mut calls)) = self.waiting.pop_front() {
+        while let Some((requester, mut calls)) = self.waiting.pop_front() {
             calls.retain(|call| !call.is_closed());
             if let Some(call) = calls.pop_front() {
                 if !calls.is_empty() {
-                    self.waiting.push_back((owner, calls));
+                    self.waiting.push_back((requester, calls));
                 }
                 return Some(call);
             }
@@ -130,7 +130,7 @@ mod tests {
     }
 
     fn taken(turns: &TurnQueue) -> Turn {
-        match poll(&mut Box::pin(turns.wait_for_turn(TurnOwner::User(1), 2))) {
+        match poll(&mut Box::pin(turns.wait_for_turn(TurnRequester::User(1), 2))) {
             Poll::Ready(Ok(turn)) => turn,
             other => panic!("{other:?}"),
         }
@@ -140,12 +140,18 @@ mod tests {
     fn users_take_turns_and_each_user_keeps_the_order() {
         let turns = TurnQueue::default();
         let mut present = taken(&turns);
-        let owners = [TurnOwner::User(1), TurnOwner::User(1), TurnOwner::User(2), TurnOwner::Sampler];
-        let mut calls: Vec<_> = owners.iter().map(|&owner| Box::pin(turns.wait_for_turn(owner, 2))).collect();
+        let requesters = [
+            TurnRequester::User(1),
+            TurnRequester::User(1),
+            TurnRequester::User(2),
+            TurnRequester::Daemon,
+        ];
+        let mut calls: Vec<_> =
+            requesters.iter().map(|&requester| Box::pin(turns.wait_for_turn(requester, 2))).collect();
         calls.iter_mut().for_each(|call| assert!(poll(call).is_pending()));
         for expected in [0, 2, 3, 1] {
             drop(present);
-            let ready = (0..owners.len()).find_map(|n| match poll(&mut calls[n]) {
+            let ready = (0..requesters.len()).find_map(|n| match poll(&mut calls[n]) {
                 Poll::Ready(turn) => Some((n, turn.unwrap())),
                 Poll::Pending => None,
             });
@@ -153,7 +159,7 @@ mod tests {
             assert_eq!(n, expected);
             present = turn;
             // A future that is ready must not be polled again.
-            calls[n] = Box::pin(turns.wait_for_turn(TurnOwner::User(9), 99));
+            calls[n] = Box::pin(turns.wait_for_turn(TurnRequester::User(9), 99));
         }
         drop(calls);
         drop(present);
@@ -165,14 +171,14 @@ mod tests {
         let turns = TurnQueue::default();
         let present = taken(&turns);
         let mut calls: Vec<_> =
-            (0..3).map(|_| Box::pin(turns.wait_for_turn(TurnOwner::User(1), 2))).collect();
+            (0..3).map(|_| Box::pin(turns.wait_for_turn(TurnRequester::User(1), 2))).collect();
         assert!(poll(&mut calls[0]).is_pending() && poll(&mut calls[1]).is_pending());
         let Poll::Ready(Err(refused)) = poll(&mut calls[2]) else { panic!("it waits") };
         assert!(refused.to_string().starts_with("2 of your calls wait"), "{refused}");
-        let mut other = Box::pin(turns.wait_for_turn(TurnOwner::User(2), 2));
+        let mut other = Box::pin(turns.wait_for_turn(TurnRequester::User(2), 2));
         assert!(poll(&mut other).is_pending());
         drop(calls.remove(0));
-        let mut again = Box::pin(turns.wait_for_turn(TurnOwner::User(1), 2));
+        let mut again = Box::pin(turns.wait_for_turn(TurnRequester::User(1), 2));
         assert!(poll(&mut again).is_pending(), "a call that was dropped waits no longer");
         drop(present);
         assert!(poll(&mut calls[0]).is_ready());
@@ -182,8 +188,8 @@ mod tests {
     fn the_turn_of_a_call_that_hangs_up_passes_on() {
         let turns = TurnQueue::default();
         let present = taken(&turns);
-        let mut first = Box::pin(turns.wait_for_turn(TurnOwner::User(1), 2));
-        let mut second = Box::pin(turns.wait_for_turn(TurnOwner::User(2), 2));
+        let mut first = Box::pin(turns.wait_for_turn(TurnRequester::User(1), 2));
+        let mut second = Box::pin(turns.wait_for_turn(TurnRequester::User(2), 2));
         assert!(poll(&mut first).is_pending() && poll(&mut second).is_pending());
         drop(present);
         // The turn was sent to the first call, which is dropped before it takes the turn.
