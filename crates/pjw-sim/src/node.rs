@@ -232,7 +232,7 @@ fn create_cpuset(
     initial: &[ProcessId],
 ) -> CpusetOutcome {
     let path = &job_cpuset.path;
-    let is_empty = !world.is_populated(path);
+    let is_empty = !world.is_cgroup_populated(path);
     if job_cpuset.creator == CgroupCreator::Scheduler && is_empty {
         return CpusetOutcome::Gone;
     }
@@ -316,7 +316,7 @@ fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
             world.write_cpuset(&job_cpuset.path, Some(&all));
         }
         CpusetChange::Remove { job_cpuset } if job_cpuset.creator == CgroupCreator::Scheduler => {}
-        CpusetChange::Remove { job_cpuset } if world.is_populated(&job_cpuset.path) => {
+        CpusetChange::Remove { job_cpuset } if world.is_cgroup_populated(&job_cpuset.path) => {
             return CpusetOutcome::Refused { reason: "processes are still in it".to_owned() };
         }
         CpusetChange::Remove { job_cpuset } => world.write_cpuset(&job_cpuset.path, None),

@@ -12,7 +12,7 @@ use crate::world::{SimProcess, World};
 /// does not exist (any more). A cgroup without processes exists only if pjw created the cgroup, or if `path` is in the
 /// set `persistent_cgroups` of `world`.
 pub(super) fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
-    let populated = world.is_populated(path);
+    let populated = world.is_cgroup_populated(path);
     // An empty cgroup stays only if pjw created it as a directory (not as a scope of systemd), or if it is persistent.
     let makes_directories =
         matches!(world.cpuset_support.hierarchy, CpusetHierarchy::Unified | CpusetHierarchy::Legacy);

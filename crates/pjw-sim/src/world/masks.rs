@@ -5,7 +5,7 @@ use pjw_core::cpuset_group::{CgroupCreator, CpusetHierarchy, JobCpuset};
 use pjw_core::ids::{Pid, Tid, Uid, is_cgroup_within};
 use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 
-use super::{ProgramRequest, SimProcess, SimThread, World};
+use super::{ProgramMaskRequest, SimProcess, SimThread, World};
 
 impl World {
     /// Excludes the process `pid` and its descendants from one check of the simulation run: that pjw returns each
@@ -30,7 +30,7 @@ impl World {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.original_cgroup = cgroup.to_owned();
             for thread in process.threads.values_mut().filter(|_| forgets) {
-                (thread.program_request, thread.mask_requested_at) = (ProgramRequest::Hidden, now);
+                (thread.program_mask_request, thread.mask_requested_at) = (ProgramMaskRequest::Hidden, now);
             }
         }
         self.move_process_for_pjw(pid, cgroup);
@@ -185,20 +185,21 @@ impl World {
 
     /// Records that the daemon has read the mask of the thread `tid` of the process `pid`. If a program
     /// requested this mask, the simulation run checks from now on that the daemon knows the mask. For this
-    /// purpose, [`SimThread::program_request`] changes from [`ProgramRequest::Unread`] to
-    /// [`ProgramRequest::Read`]. If the field has another value, the function has no effect.
+    /// purpose, [`SimThread::program_mask_request`] changes from [`ProgramMaskRequest::Unread`] to
+    /// [`ProgramMaskRequest::Read`]. If the field has another value, the function has no effect.
     pub fn record_mask_read(&mut self, pid: Pid, tid: Tid) {
         let thread = self.processes.get_mut(&pid).and_then(|process| process.threads.get_mut(&tid));
-        if let Some(thread) = thread.filter(|thread| thread.program_request == ProgramRequest::Unread) {
-            thread.program_request = ProgramRequest::Read;
+        let unread = thread.filter(|thread| thread.program_mask_request == ProgramMaskRequest::Unread);
+        if let Some(thread) = unread {
+            thread.program_mask_request = ProgramMaskRequest::Read;
         }
     }
 
     /// Requests the affinity mask `mask` for the thread `tid` of the process `pid`, as pjw would. The original mask of
     /// the thread (the mask that pjw must restore when it releases the job) does not change. If the daemon has not read
-    /// the program's last request, [`SimThread::program_request`] changes from [`ProgramRequest::Unread`] to
-    /// [`ProgramRequest::Hidden`]. Returns whether the simulated kernel accepts the request. Returns false if there is
-    /// no such thread.
+    /// the program's last request, [`SimThread::program_mask_request`] changes from [`ProgramMaskRequest::Unread`] to
+    /// [`ProgramMaskRequest::Hidden`]. Returns whether the simulated kernel accepts the request. Returns false if there
+    /// is no such thread.
     pub fn request_mask_as_pjw(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
@@ -210,8 +211,8 @@ impl World {
 
     /// Records that pjw is about to request the affinity mask `mask`. The record has an effect when a program later
     /// requests the same mask, even for another thread. The daemon can't know then whether pjw or the program
-    /// requested the mask. Therefore, [`World::request_mask`] sets [`SimThread::program_request`] of the program's
-    /// thread to [`ProgramRequest::Hidden`]. The record stays even if the simulated kernel refuses the request of
+    /// requested the mask. Therefore, [`World::request_mask`] sets [`SimThread::program_mask_request`] of the program's
+    /// thread to [`ProgramMaskRequest::Hidden`]. The record stays even if the simulated kernel refuses the request of
     /// pjw.
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
@@ -232,8 +233,8 @@ impl World {
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
         if let Some(thread) = thread {
-            let own_request = if is_hidden { ProgramRequest::Hidden } else { ProgramRequest::Unread };
-            (thread.original_mask, thread.program_request) = (mask.clone(), own_request);
+            let own_request = if is_hidden { ProgramMaskRequest::Hidden } else { ProgramMaskRequest::Unread };
+            (thread.original_mask, thread.program_mask_request) = (mask.clone(), own_request);
             thread.mask_requested_at = now;
             thread.run_ns += 1;
         }
@@ -260,13 +261,13 @@ impl World {
     /// [`World::reports_affinity_requests`] is true. It never adds a report of the second call.
     ///
     /// If the mask before the calls came from pjw, the daemon can't know that now the program has requested the same
-    /// mask. In this case, [`SimThread::program_request`] becomes [`ProgramRequest::Hidden`].
+    /// mask. In this case, [`SimThread::program_mask_request`] becomes [`ProgramMaskRequest::Hidden`].
     pub fn request_and_restore_mask(&mut self, pid: Pid, tid: Tid) {
         let before = self.processes.get(&pid).and_then(|process| process.threads.get(&tid)).cloned();
         self.request_mask(pid, tid, &self.cpus.clone());
         if let (Some(mut before), Some(process)) = (before, self.processes.get_mut(&pid)) {
             if before.requested_mask != before.original_mask {
-                before.program_request = ProgramRequest::Hidden;
+                before.program_mask_request = ProgramMaskRequest::Hidden;
             }
             process.threads.insert(tid, before);
         }
@@ -339,7 +340,7 @@ impl World {
 
     /// Returns whether a process is in the cgroup at `path`, or in a cgroup below it.
     #[must_use]
-    pub fn is_populated(&self, path: &str) -> bool {
+    pub fn is_cgroup_populated(&self, path: &str) -> bool {
         self.processes.values().any(|process| is_cgroup_within(&process.cgroup, path))
     }
 }

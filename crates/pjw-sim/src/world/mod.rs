@@ -29,9 +29,9 @@ const PID_MAX: u32 = 400;
 
 /// What the daemon can know about a program's request for the affinity mask of a thread (sched_setaffinity(2)). A new
 /// thread or process inherits this value from the thread that created it. Exception: a new thread gets
-/// [`ProgramRequest::Hidden`] instead of [`ProgramRequest::Unread`].
+/// [`ProgramMaskRequest::Hidden`] instead of [`ProgramMaskRequest::Unread`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProgramRequest {
+pub enum ProgramMaskRequest {
     /// No program requested a mask for the thread.
     None,
     /// A program requested a mask, and the daemon has not read the thread's mask since then.
@@ -66,7 +66,7 @@ pub struct SimThread {
     /// - [`World::rewrite_masks_after_hotplug`] completes a hotplug operation on PUs of the process's cpuset.
     pub fallback_mask: Option<CpuSet>,
     /// Whether a program requested an affinity mask for the thread, and whether the daemon can know this mask.
-    pub program_request: ProgramRequest,
+    pub program_mask_request: ProgramMaskRequest,
     /// The time of the last request for a mask by a program or a user, in ns since boot. 0 if there was no
     /// request. Requests by pjw do not count. A kernel before Linux 6.2 replaces the mask when the process
     /// moves to another cgroup, and when the cpuset changes. On such a simulated kernel, each move and each
@@ -138,8 +138,8 @@ pub struct SimProcess {
 impl SimThread {
     /// Records that no reading will show the last request of the program, if none did yet.
     fn note_replacement(&mut self) {
-        if self.program_request == ProgramRequest::Unread {
-            self.program_request = ProgramRequest::Hidden;
+        if self.program_mask_request == ProgramMaskRequest::Unread {
+            self.program_mask_request = ProgramMaskRequest::Hidden;
         }
     }
 
@@ -247,7 +247,7 @@ impl World {
             requested_mask: cpus.clone(),
             original_mask: cpus.clone(),
             fallback_mask: None,
-            program_request: ProgramRequest::None,
+            program_mask_request: ProgramMaskRequest::None,
             mask_requested_at: 0,
             has_unknown_creator: false,
             is_busy: false,

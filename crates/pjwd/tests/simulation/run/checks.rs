@@ -10,7 +10,7 @@ use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid, is_cgroup_within};
 use pjw_core::job::{Grant, GrantedBy, Job, JobId, Ownership};
 use pjw_core::plan::{MaskOutcome, Plan};
 use pjw_core::state::masks::request::{MaskRequest, MaskWriter};
-use pjw_sim::world::{ProgramRequest, SimProcess, SimThread, World};
+use pjw_sim::world::{ProgramMaskRequest, SimProcess, SimThread, World};
 
 use super::{ROOT, Run};
 
@@ -231,7 +231,7 @@ impl Run {
         }
         let world = self.world.borrow();
         for (tid, thread) in process.threads.iter().filter(|(_, thread)| {
-            thread.program_request != ProgramRequest::Hidden && !thread.has_unknown_creator
+            thread.program_mask_request != ProgramMaskRequest::Hidden && !thread.has_unknown_creator
         }) {
             let id = ThreadId { process: process.id, tid: *tid, start: thread.start };
             if self.has_missed_information() && !self.originals_known.contains(&id) {
@@ -331,7 +331,8 @@ impl Run {
                 continue;
             }
             // A program's request for exactly the mask that pjw had requested looks like pjw's request.
-            if thread.program_request != ProgramRequest::None && thread.requested_mask == thread.original_mask
+            if thread.program_mask_request != ProgramMaskRequest::None
+                && thread.requested_mask == thread.original_mask
             {
                 continue;
             }
@@ -345,7 +346,7 @@ impl Run {
                 thread.requested_mask
             );
             assert!(
-                thread.program_request == ProgramRequest::Hidden
+                thread.program_mask_request == ProgramMaskRequest::Hidden
                     || thread.has_unknown_creator
                     || thread.original_mask == *entry.original_mask(),
                 "the original mask of thread {} of {} is {}, and the entry has {}",
