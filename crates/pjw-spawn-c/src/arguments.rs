@@ -51,7 +51,7 @@ impl StringLists {
             return Err(Failure::invalid("argv is NULL"));
         }
         // SAFETY: the caller guarantees the same.
-        let lists = unsafe { Self::read_all(lists, count, each) };
+        let lists = unsafe { Self::read_lists(lists, count, each) };
         if lists.0.iter().any(|list| list.is_empty()) {
             return Err(Failure::invalid(
                 "an argument list is empty: it needs at least argument 0, the program's name",
@@ -72,12 +72,12 @@ impl StringLists {
         each: bool,
     ) -> Result<Self, Failure> {
         // SAFETY: the caller guarantees the same.
-        Ok(if lists.is_null() { Self::none() } else { unsafe { Self::read_all(lists, count, each) } })
+        Ok(if lists.is_null() { Self::none() } else { unsafe { Self::read_lists(lists, count, each) } })
     }
 
     /// # Safety
     /// As [`StringLists::read`], and `next` must not be NULL.
-    unsafe fn read_all(mut next: *const *const c_char, count: c_uint, each: bool) -> Self {
+    unsafe fn read_lists(mut next: *const *const c_char, count: c_uint, each: bool) -> Self {
         let number = if each { count } else { 1 };
         let lists = (0..number).map(|_| {
             let mut list = Vec::new();

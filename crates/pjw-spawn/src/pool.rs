@@ -165,11 +165,11 @@ impl WorkerPool {
             self.watch(index, child).map_err(WorkerPoolError::Watch)?;
         }
         let rank = self.workers.len();
-        self.refill().map_err(|error| WorkerPoolError::Worker { rank, error })
+        self.refill_spares().map_err(|error| WorkerPoolError::Worker { rank, error })
     }
 
     /// Makes the spares that are missing.
-    fn refill(&mut self) -> Result<(), ForkError> {
+    fn refill_spares(&mut self) -> Result<(), ForkError> {
         while self.spares.len() < self.spare_count {
             let spare = self.make_process(|template, _| template.make_spare())?;
             self.spares.push_back(spare);
@@ -243,7 +243,7 @@ impl WorkerPool {
         let index = match self.next_ended(EpollTimeout::ZERO)? {
             Some(index) => index,
             None => {
-                let restored = self.restore();
+                let restored = self.restore_missing();
                 if timeout_ms.is_none() && self.workers.iter().all(|worker| worker.child.is_none()) {
                     let is_missing = self.workers.iter().any(|worker| worker.is_missing);
                     let error = restored.err().filter(|_| is_missing);
@@ -264,7 +264,7 @@ impl WorkerPool {
         let replacement = match exit {
             Ok(ExitStatus::Code(0)) => None,
             // Another part of the program has taken the exit status. The worker may have failed.
-            Ok(_) | Err(_) => Some(self.replace(index)),
+            Ok(_) | Err(_) => Some(self.replace_worker(index)),
         };
         Ok(Some(EndedWorker { index, exit: exit?, replacement }))
     }
@@ -284,19 +284,19 @@ impl WorkerPool {
 
     /// Replaces the workers whose replacement has failed, and makes the spares that are missing. Tries all. Returns the
     /// first error.
-    fn restore(&mut self) -> Result<(), ForkError> {
+    fn restore_missing(&mut self) -> Result<(), ForkError> {
         let mut first = Ok(());
         for index in 0..self.workers.len() {
             if self.workers[index].is_missing {
-                let replaced = self.replace(index);
+                let replaced = self.replace_worker(index);
                 first = first.and(replaced);
             }
         }
-        let refilled = self.refill();
+        let refilled = self.refill_spares();
         first.and(refilled)
     }
 
-    fn replace(&mut self, index: usize) -> Result<(), ForkError> {
+    fn replace_worker(&mut self, index: usize) -> Result<(), ForkError> {
         self.workers[index].is_missing = true;
         let child = match self.spares.pop_front() {
             Some(spare) => match self.template.start_spare(spare, &self.workers[index].instance) {

@@ -18,23 +18,23 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
         let job = &action.job;
         match &action.change {
             CpusetChange::Create { job_cpuset, initial_processes, .. } => {
-                found.extend(check_create(state, policy, job, job_cpuset));
+                found.extend(check_creation(state, policy, job, job_cpuset));
                 if !created.insert(&job_cpuset.path) {
                     found.push(not_the_jobs_cpuset(job, &job_cpuset.path));
                 }
-                let check = |&process| check_move(state, policy, action, process);
+                let check = |&process| check_process_is_movable(state, policy, action, process);
                 found.extend(initial_processes.iter().filter_map(check));
                 found.extend(check_moved_are_members(state, job, action));
             }
             CpusetChange::MoveIn { process, to, .. } => {
-                found.extend(check_move(state, policy, action, *process));
+                found.extend(check_process_is_movable(state, policy, action, *process));
                 found.extend(check_moved_are_members(state, job, action));
                 if !is_registered_for(state, job, to) {
                     found.push(not_the_jobs_cpuset(job, to));
                 }
             }
             CpusetChange::MoveBack { process, from, .. } => {
-                found.extend(check_move(state, policy, action, *process));
+                found.extend(check_process_is_movable(state, policy, action, *process));
                 if !is_registered_for(state, job, from) {
                     found.push(not_the_jobs_cpuset(job, from));
                 }
@@ -51,7 +51,12 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
     found
 }
 
-fn check_create(state: &WardenState, policy: &Policy, job: &JobId, job_cpuset: &JobCpuset) -> Vec<Violation> {
+fn check_creation(
+    state: &WardenState,
+    policy: &Policy,
+    job: &JobId,
+    job_cpuset: &JobCpuset,
+) -> Vec<Violation> {
     let mut found = Vec::new();
     let known = state.jobs.get(job);
     let grant = known.and_then(|job| job.grant_chosen_by(GrantedBy::Warden));
@@ -91,7 +96,7 @@ fn not_the_jobs_cpuset(job: &JobId, path: &str) -> Violation {
     Violation::NotTheJobsCpuset { job: job.clone(), path: path.to_owned() }
 }
 
-fn check_move(
+fn check_process_is_movable(
     state: &WardenState,
     policy: &Policy,
     action: &CpusetAction,

@@ -52,7 +52,7 @@ pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
             Some(Observed::Gone) => {}
             Some(Observed::Present(cgroup)) => match &found.scheduler_cpuset {
                 Some(job_cpuset) => recover_scheduler_cpuset(draft, job_cpuset, cgroup),
-                None => candidates.extend(candidate(draft, found, cgroup)),
+                None => candidates.extend(read_candidate(draft, found, cgroup)),
             },
         }
     }
@@ -60,7 +60,7 @@ pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
     candidates.sort_by(|one, other| {
         (one.cgroup.id.inode, &one.found.path).cmp(&(other.cgroup.id.inode, &other.found.path))
     });
-    candidates.iter().for_each(|candidate| recover(draft, candidate));
+    candidates.iter().for_each(|candidate| recover_candidate(draft, candidate));
 }
 
 /// Records a cpuset that an earlier daemon wrote in the cgroup of a batch system. Does nothing if the batch system has
@@ -82,7 +82,7 @@ fn recover_scheduler_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, 
     draft.out.events.push(Event::new(EventKind::Recovered, text).with_job(job));
 }
 
-fn candidate(draft: &CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Option<Candidate> {
+fn read_candidate(draft: &CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Option<Candidate> {
     let creator = match draft.policy.cpuset_support.hierarchy {
         CpusetHierarchy::Unavailable { .. } => return None,
         CpusetHierarchy::Systemd => CgroupCreator::Systemd,
@@ -110,14 +110,14 @@ fn candidate(draft: &CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> 
     Some(Candidate { found, job_cpuset, place, cgroup: cgroup.clone(), processes })
 }
 
-fn recover(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
+fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
     let JobCpuset { job, path, .. } = &candidate.job_cpuset;
     if draft.state.cpusets.cpuset_at(path).is_some() {
         return;
     }
     // The job itself may be recorded: its class and options are then known.
     let is_recorded = draft.state.jobs.get(job).is_some_and(|job| job.grant.is_some());
-    let fate = fate(draft.state, candidate);
+    let fate = decide_fate(draft.state, candidate);
     draft.record_cpuset(CpusetRecord::Created(candidate.job_cpuset.clone()));
     // systemd manages the root of its hierarchy: without another place, the processes stay in their scope, which is
     // widened.
@@ -128,7 +128,7 @@ fn recover(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
     let processes = candidate.processes.iter().map(|(process, _)| *process).collect();
     let (text, cpus, undone) = match fate {
         Fate::Kept(cpus) => {
-            keep(draft, candidate, &cpus);
+            store_job_of_cpuset(draft, candidate, &cpus);
             if !draft.state.topology.cpus().is_subset(&cpus) {
                 let found = UnknownMaskRecord::CpusetFound { job: job.clone(), cpus: cpus.clone() };
                 unknown_masks::apply_and_journal(draft, found);
@@ -152,7 +152,7 @@ fn recover(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
     }
 }
 
-fn fate(state: &WardenState, candidate: &Candidate) -> Fate {
+fn decide_fate(state: &WardenState, candidate: &Candidate) -> Fate {
     let Candidate { found, job_cpuset: JobCpuset { job, path, .. }, cgroup, processes, .. } = candidate;
     let Some(cpuset) = cgroup.cpuset.as_ref().filter(|_| !processes.is_empty()) else {
         return Fate::Removed(None);
@@ -189,7 +189,7 @@ fn fate(state: &WardenState, candidate: &Candidate) -> Fate {
 }
 
 /// Makes the job of a cpuset, if the journal does not know it.
-fn keep(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: &CpuSet) {
+fn store_job_of_cpuset(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     let Candidate { found, job_cpuset: JobCpuset { job: id, path, spec, .. }, place, processes, .. } =
         candidate;
     if draft.state.jobs.get(id).is_some_and(|job| job.grant.is_some()) {

@@ -60,9 +60,11 @@ fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetO
             note_origin(context, from, to).and_then(|()| move_in(context, *process, from, to))
         }
         CpusetChange::MoveBack { process, from, to } => move_back(context, *process, from, to),
-        CpusetChange::RemoveLimits { job_cpuset } => widen(context, job_cpuset).map(done_outcome),
+        CpusetChange::RemoveLimits { job_cpuset } => {
+            remove_cpuset_limits(context, job_cpuset).map(done_outcome)
+        }
         CpusetChange::Remove { job_cpuset } => {
-            remove(context, job_cpuset).map(|()| CpusetOutcome::Done { effective: None })
+            remove_cpuset(context, job_cpuset).map(|()| CpusetOutcome::Done { effective: None })
         }
     };
     result.unwrap_or_else(|outcome| outcome)
@@ -132,7 +134,7 @@ fn create(
             marks::write_scheduler_cpuset(&group, job_cpuset);
             bounds::write_cpuset(&group, &job_cpuset.spec, true)
         }
-        CgroupCreator::Warden => create_own(context, &group, job_cpuset),
+        CgroupCreator::Warden => create_own_cpuset(context, &group, job_cpuset),
         CgroupCreator::Systemd => {
             return scope::create_or_update_scope(context, job_cpuset, owner, &group, initial_processes);
         }
@@ -178,7 +180,11 @@ pub(crate) fn remove_orphaned_twins(context: &mut CpusetContext<'_>, own_cgroups
 
 /// Another warden that removes its last cpuset, as in a test, also removes the parent directory. Then the
 /// creation is repeated.
-fn create_own(context: &mut CpusetContext<'_>, group: &CgroupDir, job_cpuset: &JobCpuset) -> Result<CpuSet> {
+fn create_own_cpuset(
+    context: &mut CpusetContext<'_>,
+    group: &CgroupDir,
+    job_cpuset: &JobCpuset,
+) -> Result<CpuSet> {
     let spec = &job_cpuset.spec;
     let hierarchy = context.hierarchy;
     let once = || {
@@ -198,7 +204,7 @@ fn create_own(context: &mut CpusetContext<'_>, group: &CgroupDir, job_cpuset: &J
     }
 }
 
-fn widen(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuSet> {
+fn remove_cpuset_limits(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuSet> {
     let group = context.job_cgroup(job_cpuset)?;
     if !group.exists() {
         return Err(CpusetOutcome::Gone);
@@ -219,7 +225,7 @@ fn widen(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuS
     Ok(effective)
 }
 
-fn remove(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()> {
+fn remove_cpuset(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()> {
     let group = context.job_cgroup(job_cpuset)?;
     match job_cpuset.creator {
         CgroupCreator::Scheduler => Ok(()),

@@ -260,13 +260,13 @@ impl ChangeThread {
     ) -> CpusetOutcome {
         self.completion.is_awaited.store(true, Ordering::SeqCst);
         let outcome = self
-            .send(action, hierarchy)
-            .and_then(|()| self.wait_for_last(Instant::now().checked_add(max_wait)));
+            .send_change(action, hierarchy)
+            .and_then(|()| self.wait_for_last_change(Instant::now().checked_add(max_wait)));
         self.completion.is_awaited.store(false, Ordering::SeqCst);
         let outcome = match outcome {
             // The wait can end just before the thread sends the outcome. The thread then sees `is_awaited`, and writes
             // no event. So the outcome must be received here.
-            Ok(CpusetOutcome::Delayed) => self.wait_for_last(Some(Instant::now())),
+            Ok(CpusetOutcome::Delayed) => self.wait_for_last_change(Some(Instant::now())),
             outcome => outcome,
         };
         if !self.finished.is_empty() {
@@ -279,7 +279,7 @@ impl ChangeThread {
         })
     }
 
-    fn send(&mut self, action: &CpusetAction, hierarchy: &CpusetMount) -> Result<(), ThreadEnded> {
+    fn send_change(&mut self, action: &CpusetAction, hierarchy: &CpusetMount) -> Result<(), ThreadEnded> {
         let request = Request::Change(action.clone(), hierarchy.clone());
         self.requests.send(request).map_err(|_| ThreadEnded)?;
         self.open_changes += 1;
@@ -288,7 +288,7 @@ impl ChangeThread {
 
     /// Waits for the outcome of the change that was sent last. Collects the outcomes of earlier changes. Without a
     /// deadline, waits for as long as it takes.
-    fn wait_for_last(&mut self, deadline: Option<Instant>) -> Result<CpusetOutcome, ThreadEnded> {
+    fn wait_for_last_change(&mut self, deadline: Option<Instant>) -> Result<CpusetOutcome, ThreadEnded> {
         loop {
             match self.outcomes.recv_timeout(time_left(deadline)) {
                 Ok((action, outcome)) => {

@@ -156,7 +156,7 @@ impl<'a> Reader<'a> {
                 "os_index" => number = Some(value),
                 "gp_index" => object.gp_index = Some(shown(value)),
                 set if set.ends_with("set") => {
-                    let bits = Some(check_set(set, value)?);
+                    let bits = Some(parse_cpu_set(set, value)?);
                     match set {
                         "cpuset" => object.cpus = bits,
                         "complete_cpuset" => object.all_cpus = bits,
@@ -247,7 +247,7 @@ fn has_version_2(tag: &str) -> bool {
 
 /// Parses a set: words of 32 bits such as `0x0000000f,,0xffffffff`, the highest first. An empty word is zero.
 /// A set that begins with `0xf...f` is infinite.
-fn check_set(name: &str, value: &str) -> Result<CpuSet, String> {
+fn parse_cpu_set(name: &str, value: &str) -> Result<CpuSet, String> {
     let mut words: Vec<&str> = value.split(',').collect();
     if words.first() == Some(&"0xf...f") {
         words.remove(0);

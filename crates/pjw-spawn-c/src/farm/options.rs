@@ -69,13 +69,13 @@ unsafe fn farm_of(options: &PjwFarmOptions) -> Result<Farm<'static>, Failure> {
         farm = farm.attempts(options.attempts);
     }
     // SAFETY: the caller guarantees NULL or a C string.
-    let cpus = unsafe { cpus_of(options) }?;
+    let cpus = unsafe { worker_cpus(options) }?;
     Ok(with_functions(farm.cpus(cpus), options))
 }
 
 /// # Safety
 /// `options.cpus` must be NULL or a C string.
-unsafe fn cpus_of(options: &PjwFarmOptions) -> Result<WorkerCpus, Failure> {
+unsafe fn worker_cpus(options: &PjwFarmOptions) -> Result<WorkerCpus, Failure> {
     let one_each = options.flags & ONE_PU_EACH != 0;
     if options.cpus.is_null() {
         return Ok(if one_each { WorkerCpus::OnePuEach } else { WorkerCpus::Inherit });

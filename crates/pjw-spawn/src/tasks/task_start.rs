@@ -174,7 +174,7 @@ pub(super) fn wait_until_unused(start: &TaskStart<'_>, pidfd: RawFd) {
 extern "C" fn run(start: *const ()) -> ! {
     // SAFETY: the host passes a `TaskStart`, and leaves it there while the task uses it.
     let start = unsafe { &*start.cast::<TaskStart<'_>>() };
-    if let Err((step, errno)) = prepare(start) {
+    if let Err((step, errno)) = prepare_task(start) {
         start.errno.store(errno, Relaxed);
         start.step.store(u32::from(step.number()), Release);
         // SAFETY: ends the process without handlers of exit(3), which belong to the host. The kernel wakes the host.
@@ -186,7 +186,7 @@ extern "C" fn run(start: *const ()) -> ! {
     unsafe { enter(start.is_busy.as_ptr(), stack, base + shape.entry) }
 }
 
-fn prepare(start: &TaskStart<'_>) -> Result<(), FailedStep> {
+fn prepare_task(start: &TaskStart<'_>) -> Result<(), FailedStep> {
     let head = &start.request.head;
     let of_clone = |errno| (SpawnStep::Clone, errno);
     if head.mask_words > 0 {

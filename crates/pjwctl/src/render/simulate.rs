@@ -174,11 +174,11 @@ pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     costs("decision, median", &microseconds(result.decision_ns.p50));
     costs("decision, 99 of 100", &microseconds(result.decision_ns.p99));
     text + "\nfree cores, and the largest request that one part could serve\n"
-        + &samples(&result.fragmentation)
+        + &sample_table(&result.fragmentation)
 }
 
 /// Some of the samples, evenly chosen, with the first and the last.
-fn samples(all: &[FragmentationSample]) -> String {
+fn sample_table(all: &[FragmentationSample]) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(["at", "free", "L3", "NUMA node", "package"]);

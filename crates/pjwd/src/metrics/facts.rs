@@ -41,7 +41,7 @@ pub struct JobMetrics {
 }
 
 impl JobMetrics {
-    fn of(job: &wire::Job, demand: CpuDemand, core_of: &BTreeMap<Pu, usize>) -> Self {
+    fn from_job(job: &wire::Job, demand: CpuDemand, core_of: &BTreeMap<Pu, usize>) -> Self {
         let cpus = cpus(&job.cpus);
         let cores: BTreeSet<usize> = cpus.iter().filter_map(|pu| core_of.get(&pu).copied()).collect();
         Self {
@@ -87,7 +87,7 @@ pub struct PuCounts {
 }
 
 impl PuCounts {
-    fn of(pool: &wire::Pool, offline: &CpuSet) -> Self {
+    fn from_pool(pool: &wire::Pool, offline: &CpuSet) -> Self {
         let on = |list: &str| cpus(list).difference(offline).len();
         Self {
             free: on(&pool.free),
@@ -137,7 +137,7 @@ impl<'p> MetricValues<'p> {
         let mut other = JobMetrics { id: OTHER_JOBS_LABEL_VALUE.to_owned(), ..JobMetrics::default() };
         for (at, job) in status.jobs.iter().enumerate() {
             let demand = snapshot.published.job_demands.get(at).copied().unwrap_or_default();
-            let facts = JobMetrics::of(job, demand, &core_of);
+            let facts = JobMetrics::from_job(job, demand, &core_of);
             if named.contains(&at) {
                 jobs.push(facts);
             } else {
@@ -151,7 +151,7 @@ impl<'p> MetricValues<'p> {
         Self {
             snapshot,
             own_usage,
-            pu_counts: PuCounts::of(&status.summary.pool, &snapshot.offline_pus),
+            pu_counts: PuCounts::from_pool(&status.summary.pool, &snapshot.offline_pus),
             jobs,
             summed_jobs,
         }

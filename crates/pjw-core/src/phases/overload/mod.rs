@@ -41,7 +41,7 @@ pub(crate) fn threads_to_unbind(
         let all_counted: BTreeSet<ProcessId> = moving.union(inherited).copied().collect();
         let counted = without_own_excess(topology, grant, &bound, &all_counted);
         let spread: BTreeSet<ProcessId> = moving.intersection(inherited).copied().collect();
-        let overloaded = overloaded_of(topology, grant, &counted, floating, &spread);
+        let overloaded = threads_to_move(topology, grant, &counted, floating, &spread);
         let known = moving.len();
         moving.extend(overloaded.iter().map(|thread| thread.process));
         // If some threads of a process move, the others that shared their PUs are compared with those of other
@@ -54,7 +54,7 @@ pub(crate) fn threads_to_unbind(
 
 /// The threads to move, of the bound threads `bound` in the order of priority, beside so many floating threads. A
 /// thread of a process in `spread` gets a core for itself before it shares one with another thread of its process.
-fn overloaded_of(
+fn threads_to_move(
     topology: &Topology,
     grant: &CpuSet,
     bound: &[&HotThread],
@@ -68,7 +68,7 @@ fn overloaded_of(
     let mut overloaded: BTreeSet<ThreadId> =
         without_pu.into_iter().take(idle_pus).map(|hot_thread| hot_thread.thread).collect();
     let idle_cores = matching.idle_core_count().saturating_sub(floating + overloaded.len());
-    overloaded.extend(on_shared_cores(topology, grant, &with_pu, spread).take(idle_cores));
+    overloaded.extend(threads_on_shared_cores(topology, grant, &with_pu, spread).take(idle_cores));
     overloaded
 }
 
@@ -97,7 +97,7 @@ fn without_own_excess<'a>(
 
 /// The threads that are bound to a whole core to which a thread of another process is bound too. Except the first
 /// thread of each core, and other threads of its process, unless that is in `spread`.
-fn on_shared_cores(
+fn threads_on_shared_cores(
     topology: &Topology,
     grant: &CpuSet,
     bound: &[&HotThread],

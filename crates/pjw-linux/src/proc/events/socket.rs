@@ -80,7 +80,7 @@ impl ProcEventSocket {
     /// Further messages stay in the socket for the next call, and poll(2) still shows the socket as readable.
     pub fn drain_events(&mut self, events: &mut Vec<ProcessEvent>) -> EventLoss {
         let known = events.len();
-        let drained = self.take(MAX_MESSAGES_PER_DRAIN, events);
+        let drained = self.receive_messages(MAX_MESSAGES_PER_DRAIN, events);
         // The kernel dates events by a clock that stops while the machine is suspended.
         let suspended = clock::now().since_boot.0.saturating_sub(clock::monotonic_now().0);
         for event in &mut events[known..] {
@@ -91,9 +91,9 @@ impl ProcEventSocket {
         drained
     }
 
-    fn take(&mut self, at_most: usize, events: &mut Vec<ProcessEvent>) -> EventLoss {
+    fn receive_messages(&mut self, max_messages: usize, events: &mut Vec<ProcessEvent>) -> EventLoss {
         let mut drained = EventLoss::default();
-        for _ in 0..at_most {
+        for _ in 0..max_messages {
             match receive(&self.socket, &mut self.buffer) {
                 Ok((length, true)) => {
                     drained.events_lost |=
@@ -274,12 +274,13 @@ mod tests {
             let _ = spawn_thread();
         }
         let mut events = Vec::new();
-        assert_eq!(kernel.take(4, &mut events), EventLoss { events_lost: true, still_dropping: true });
+        let loss = kernel.receive_messages(4, &mut events);
+        assert_eq!(loss, EventLoss { events_lost: true, still_dropping: true });
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut last = EventLoss { events_lost: false, still_dropping: true };
         while last.still_dropping {
             assert!(Instant::now() < deadline, "{} events", events.len());
-            last = kernel.take(4, &mut events);
+            last = kernel.receive_messages(4, &mut events);
         }
         assert!(last.events_lost, "the loss until now is reported");
     }

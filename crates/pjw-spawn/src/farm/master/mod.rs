@@ -263,7 +263,7 @@ impl<'a> RunningFarm<'a> {
         // While the writer is behind, the workers wait as soon as their rings are full.
         for index in 0..self.workers.len() {
             if !self.delivery.has_unsent_results() {
-                news |= self.drain(index, RESULTS_IN_TURN)?;
+                news |= self.take_results(index, RESULTS_IN_TURN)?;
                 self.delivery.send_to_writer(&self.shared);
             }
         }
@@ -278,10 +278,10 @@ impl<'a> RunningFarm<'a> {
     }
 
     /// Takes results from the ring of a worker. Returns whether there was anything.
-    fn drain(&mut self, index: usize, most: usize) -> Result<bool, FarmError> {
+    fn take_results(&mut self, index: usize, max_results: usize) -> Result<bool, FarmError> {
         let owner = u32::try_from(index).unwrap_or(u32::MAX);
         let mut news = false;
-        for _ in 0..most {
+        for _ in 0..max_results {
             let ring = ResultRing {
                 control: &self.shared.worker_controls()[index].results,
                 bytes: self.shared.result_ring(index),

@@ -101,7 +101,7 @@ impl RunningFarm<'_> {
     fn handle_worker_end(&mut self, index: usize, end: ExitStatus) -> Result<bool, FarmError> {
         let owner = u32::try_from(index).unwrap_or(u32::MAX);
         // What the worker had put in before its death counts.
-        while self.drain(index, RESULTS_AT_ONCE)? {}
+        while self.take_results(index, RESULTS_AT_ONCE)? {}
         self.partials[index].clear();
         self.ring(index).reset();
         let own = &self.shared.worker_controls()[index];

@@ -222,7 +222,7 @@ impl Template {
     /// - [`ForkError::Ended`] if the process of the template has ended.
     /// - [`ForkError::Failed`] if the start of this instance failed. The template can make further instances.
     pub fn fork(&mut self, instance: &Instance) -> Result<Child, ForkError> {
-        self.add(instance)?;
+        self.add_to_message(instance)?;
         self.send()?;
         self.next_child()
     }
@@ -239,7 +239,7 @@ impl Template {
         let mut added = VecDeque::new();
         let mut length = 1;
         for instance in instances {
-            match self.add(instance) {
+            match self.add_to_message(instance) {
                 Ok(()) => added.push_back(instance),
                 Err(error) => on_result(instance, Err(error)),
             }
@@ -258,7 +258,7 @@ impl Template {
     }
 
     /// Adds an instance to the message.
-    fn add(&mut self, instance: &Instance) -> Result<(), ForkError> {
+    fn add_to_message(&mut self, instance: &Instance) -> Result<(), ForkError> {
         let mut own = self.instance_setup(instance)?;
         let strings = self.instance_strings(instance);
         self.check_fit(instance, &strings)?;

@@ -73,29 +73,28 @@ fn answer(client: &mut Client, status: &wire::Status) -> DaemonState {
         version: status.version.clone(),
         own_version: env!("CARGO_PKG_VERSION").to_owned(),
         observes: status.mode == "observe",
-        warnings: status.warnings.iter().map(warning).collect(),
-        lending: status.lending.as_ref().map(lending).unwrap_or_default(),
+        warnings: status.warnings.iter().map(finding_from_warning).collect(),
+        lending: status.lending.as_ref().map(lending_status).unwrap_or_default(),
     };
     let mut answer = DaemonState::none(seen);
     answer.housekeeping = status.pool.housekeeping.parse().unwrap_or_default();
     for (n, job) in status.jobs.iter().enumerate() {
         // A job of a source that this version does not know has no valid id here.
         let Ok(id) = job.id.parse::<JobId>() else { continue };
-        answer.records.push(Record::Job(known_job(&id, job)));
+        answer.records.push(Record::Job(job_from_wire(&id, job)));
         if job.enforcement != "none" && job.granted_by == "warden" {
             answer.held.insert(id.clone(), job.cpus.parse().unwrap_or_default());
         }
         answer.kept_by.insert(id.clone(), job.enforcement.clone());
         // A job that ended in the meantime has no members.
         let details = (n < MAX_JOBS).then(|| show::read_job_details(client, job.id.clone()).ok()).flatten();
-        answer
-            .records
-            .extend(details.iter().flat_map(|details| &details.members).map(|member| joined(&id, member)));
+        let members = details.iter().flat_map(|details| &details.members);
+        answer.records.extend(members.map(|member| membership_record(&id, member)));
     }
     answer
 }
 
-fn lending(lending: &wire::Lending) -> LendingStatus {
+fn lending_status(lending: &wire::Lending) -> LendingStatus {
     match lending.demand.as_str() {
         _ if !lending.why_not.is_empty() => LendingStatus::Off(lending.why_not.clone()),
         "reported" => LendingStatus::WithWakeupReports,
@@ -104,7 +103,7 @@ fn lending(lending: &wire::Lending) -> LendingStatus {
     }
 }
 
-fn known_job(id: &JobId, job: &wire::Job) -> Job {
+fn job_from_wire(id: &JobId, job: &wire::Job) -> Job {
     // Only the warden ends this job, so it has a reservation.
     let mut known = Job::new(id.clone(), Uid(job.owner), EndCondition::Reservation, UnixMillis::default());
     known.request = (job.requested_cores > 0).then(|| JobRequest::with_core_count(job.requested_cores));
@@ -123,7 +122,7 @@ fn known_job(id: &JobId, job: &wire::Job) -> Job {
     known
 }
 
-fn joined(job: &JobId, member: &wire::Member) -> Record {
+fn membership_record(job: &JobId, member: &wire::Member) -> Record {
     let evidence = match member.evidence.as_str() {
         "cgroup" => MembershipEvidence::Cgroup,
         "parent" => MembershipEvidence::Parent,
@@ -142,7 +141,7 @@ fn joined(job: &JobId, member: &wire::Member) -> Record {
     })
 }
 
-fn warning(warning: &wire::Warning) -> Finding {
+fn finding_from_warning(warning: &wire::Warning) -> Finding {
     let severity = if is_alarming(warning) { Severity::Problem } else { Severity::Advice };
     let job = warning.job.parse::<JobId>().ok();
     Finding::new(severity, &warning.code, warning.text.clone(), warning.remedy.clone()).with_jobs(job.iter())

@@ -66,7 +66,7 @@ fn parse(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand
     let mut taken = BTreeSet::new();
     let mut of_others = None;
     for (number, line) in logical_lines(text) {
-        let words = words(&line).map_err(|error| anyhow!("line {number}: {error}"))?;
+        let words = split_into_words(&line).map_err(|error| anyhow!("line {number}: {error}"))?;
         let Some((ranks, command)) = words.split_first() else { continue };
         let Some((program, arguments)) = command.split_first() else {
             bail!("line {number}: the program is missing: write ranks, a program and its arguments");
@@ -146,7 +146,7 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
 }
 
 /// Splits a line into words at white space outside of quotes. `#` begins a comment where a word could begin.
-fn words(line: &str) -> anyhow::Result<Vec<String>> {
+fn split_into_words(line: &str) -> anyhow::Result<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
     let mut quote = None;

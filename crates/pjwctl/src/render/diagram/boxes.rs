@@ -97,7 +97,7 @@ impl DiagramBox {
         let builder = Builder { topology, holders_and_status, forbidden, cell: 8 + 6 * digits.max(2) };
         let mut devices: Vec<&Device> = topology.devices.iter().collect();
         let mut machine = DiagramBox::new(BoxKind::Machine, String::new(), "the machine".to_owned());
-        builder.fill(&mut machine, &topology.tree, &[], &mut devices);
+        builder.add_parts(&mut machine, &topology.tree, &[], &mut devices);
         machine.sections.extend(strip(devices.into_iter().map(device)));
         if !topology.offline.is_empty() {
             let offline = format!("offline or hidden: CPUs {}", shorten_cpu_list(&topology.offline, 40));
@@ -200,13 +200,22 @@ impl DiagramBox {
 
 impl Builder<'_> {
     /// Adds the parts of a part to its box, and the devices that belong to this part and to no smaller one.
-    fn fill(&self, boxes: &mut DiagramBox, parts: &[Domain], path: &[String], devices: &mut Vec<&Device>) {
+    fn add_parts(
+        &self,
+        boxes: &mut DiagramBox,
+        parts: &[Domain],
+        path: &[String],
+        devices: &mut Vec<&Device>,
+    ) {
         let is_memory = |part: &&Domain| part.kind == "numa_node" && part.children.is_empty();
         let memory = parts.iter().filter(is_memory).map(memory_alone);
         let mut main: Vec<BoxGroup> = Vec::new();
         for part in parts.iter().filter(|part| !is_memory(part)) {
-            let boxes =
-                if part.kind == "core" { self.core(part, path) } else { self.domain(part, path, devices) };
+            let boxes = if part.kind == "core" {
+                self.core_box(part, path)
+            } else {
+                self.domain_box(part, path, devices)
+            };
             // Cores of one size form one section. A grid of different sizes would have many gaps.
             let matches = |section: &BoxGroup| {
                 let last = section.frames.last();
@@ -221,7 +230,7 @@ impl Builder<'_> {
         boxes.sections.extend(strip(memory));
     }
 
-    fn domain(&self, part: &Domain, path: &[String], devices: &mut Vec<&Device>) -> DiagramBox {
+    fn domain_box(&self, part: &Domain, path: &[String], devices: &mut Vec<&Device>) -> DiagramBox {
         let kind = match part.kind.as_str() {
             "package" => BoxKind::Package,
             "die" => BoxKind::Die,
@@ -241,7 +250,7 @@ impl Builder<'_> {
         boxes.note = part.fits.map_or_else(String::new, |fits| format!("{fits}/{cores} free"));
         let mut path = path.to_vec();
         path.push(own);
-        self.fill(&mut boxes, &part.children, &path, devices);
+        self.add_parts(&mut boxes, &part.children, &path, devices);
         if kind != BoxKind::Cache {
             let cpus = part.cpus.parse::<CpuSet>().unwrap_or_default();
             let is_here = |device: &Device| {
@@ -255,7 +264,7 @@ impl Builder<'_> {
         boxes
     }
 
-    fn core(&self, part: &Domain, path: &[String]) -> DiagramBox {
+    fn core_box(&self, part: &Domain, path: &[String]) -> DiagramBox {
         let pus: CpuSet = part.cpus.parse().unwrap_or_default();
         let kind = part.core_kind.and_then(|at| self.topology.core_kinds.get(at as usize));
         let kind = kind.map(|kind| escape_control_characters(&kind.name)).unwrap_or_default();
@@ -278,13 +287,13 @@ impl Builder<'_> {
                 boxes.fill_style = FillStyle::for_holder(holder);
             }
         }
-        let cells: Vec<DiagramBox> = pus.iter().map(|pu| self.pu(pu, &place)).collect();
+        let cells: Vec<DiagramBox> = pus.iter().map(|pu| self.pu_box(pu, &place)).collect();
         let columns = if cells.len() > 3 { cells.len().div_ceil(2) } else { cells.len() };
         boxes.sections.push(BoxGroup { frames: cells, columns: Some(columns), ..BoxGroup::default() });
         boxes
     }
 
-    fn pu(&self, pu: Pu, place: &str) -> DiagramBox {
+    fn pu_box(&self, pu: Pu, place: &str) -> DiagramBox {
         let is_forbidden = self.forbidden.contains(pu);
         let mut hint = format!("CPU {pu}: {place}");
         if is_forbidden {
