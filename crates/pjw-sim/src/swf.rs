@@ -111,7 +111,7 @@ pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
         if bytes.is_empty() || bytes.starts_with(b";") {
             continue;
         }
-        match job(line, &String::from_utf8_lossy(bytes))? {
+        match parse_job(line, &String::from_utf8_lossy(bytes))? {
             Some(job) => log.jobs.push(job),
             None => log.skipped_jobs += 1,
         }
@@ -127,7 +127,7 @@ pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
 }
 
 /// Parses one job. `None` if it cannot be replayed.
-fn job(line: usize, text: &str) -> Result<Option<LoggedJob>, SwfError> {
+fn parse_job(line: usize, text: &str) -> Result<Option<LoggedJob>, SwfError> {
     let fields: Vec<&str> = text.split_ascii_whitespace().collect();
     if fields.len() != FIELDS {
         return Err(SwfError::WrongFieldCount { line, found: fields.len() });

@@ -42,7 +42,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
             "/var/spool/slurmd/conf-cache",
         ],
         config_files: &["slurm.conf", "cgroup.conf"],
-        judge: slurm,
+        judge: slurm_binding,
     },
     Scheduler {
         name: "LSF",
@@ -50,7 +50,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "LSF_ENVDIR",
         config_directories: &["/etc", "/usr/share/lsf/conf", "/opt/lsf/conf"],
         config_files: &["lsf.conf"],
-        judge: lsf,
+        judge: lsf_binding,
     },
     Scheduler {
         name: "PBS",
@@ -58,7 +58,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &["/var/spool/pbs/mom_priv/hooks", "/var/spool/torque/mom_priv"],
         config_files: &["pbs_cgroups.HK"],
-        judge: pbs,
+        judge: pbs_binding,
     },
     Scheduler {
         name: "Grid Engine",
@@ -66,7 +66,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "SGE_ROOT",
         config_directories: &["/var/lib/gridengine", "/usr/share/gridengine", "/opt/sge"],
         config_files: &["default/common/bootstrap", "default/common/configuration"],
-        judge: grid_engine,
+        judge: grid_engine_binding,
     },
     Scheduler {
         name: "HTCondor",
@@ -74,7 +74,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "CONDOR_CONFIG",
         config_directories: &["/etc/condor", "/usr/local/etc/condor"],
         config_files: &["condor_config", "condor_config.local", "config.d/"],
-        judge: condor,
+        judge: condor_binding,
     },
     Scheduler {
         name: "Flux",
@@ -82,7 +82,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &["/etc/flux/system/conf.d"],
         config_files: &["./"],
-        judge: flux,
+        judge: flux_binding,
     },
     Scheduler {
         name: "OAR",
@@ -90,7 +90,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &[],
         config_files: &[],
-        judge: oar,
+        judge: oar_binding,
     },
     Scheduler {
         name: "Kubernetes",
@@ -98,7 +98,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &["/var/lib/kubelet"],
         config_files: &["cpu_manager_state"],
-        judge: kubernetes,
+        judge: kubernetes_binding,
     },
     Scheduler {
         name: "Nomad",
@@ -106,7 +106,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &[],
         config_files: &[],
-        judge: nomad,
+        judge: nomad_binding,
     },
 ];
 
@@ -170,7 +170,7 @@ fn is_yes(value: Option<&str>) -> bool {
 }
 
 /// slurm.conf(5) and cgroup.conf(5). Without settings nothing is bound.
-fn slurm(text: &str) -> (JobBinding, &'static str) {
+fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
     let plugins = value(text, "TaskPlugin").unwrap_or_default().to_ascii_lowercase();
     let has = |plugin: &str| plugins.split(',').any(|part| part.trim().trim_start_matches("task/") == plugin);
     let includes = value(text, "Include").is_some();
@@ -197,7 +197,7 @@ fn slurm(text: &str) -> (JobBinding, &'static str) {
 }
 
 /// lsf.conf(5).
-fn lsf(text: &str) -> (JobBinding, &'static str) {
+fn lsf_binding(text: &str) -> (JobBinding, &'static str) {
     let enforces = value(text, "LSB_RESOURCE_ENFORCE").is_some_and(|what| what.contains("cpu"));
     let binds = value(text, "LSF_BIND_JOB").or_else(|| value(text, "LSB_BIND_JOB"));
     match (enforces, binds.is_some_and(|how| !how.eq_ignore_ascii_case("none") && !how.is_empty())) {
@@ -214,7 +214,7 @@ fn lsf(text: &str) -> (JobBinding, &'static str) {
 }
 
 /// The settings of the cgroups hook, in JSON of a known form. Only whether the hook is enabled matters here.
-fn pbs(text: &str) -> (JobBinding, &'static str) {
+fn pbs_binding(text: &str) -> (JobBinding, &'static str) {
     let is_on = text.split_ascii_whitespace().any(|word| word == "enabled=true")
         || text.replace(' ', "").contains("enabled=true");
     if is_on {
@@ -226,7 +226,7 @@ fn pbs(text: &str) -> (JobBinding, &'static str) {
 
 /// sge_conf(5), `execd_params`, which every configuration has. Where the configuration is not a file (bootstrap(5),
 /// `spooling_method`), as in Debian, only Grid Engine itself knows it.
-fn grid_engine(text: &str) -> (JobBinding, &'static str) {
+fn grid_engine_binding(text: &str) -> (JobBinding, &'static str) {
     let Some(parameters) = value(text, "execd_params").map(str::to_ascii_lowercase) else {
         return (
             JobBinding::Unknown,
@@ -252,7 +252,7 @@ fn grid_engine(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-fn condor(text: &str) -> (JobBinding, &'static str) {
+fn condor_binding(text: &str) -> (JobBinding, &'static str) {
     if is_yes(value(text, "ASSIGN_CPU_AFFINITY")) {
         (
             JobBinding::Masks,
@@ -264,7 +264,7 @@ fn condor(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-fn flux(text: &str) -> (JobBinding, &'static str) {
+fn flux_binding(text: &str) -> (JobBinding, &'static str) {
     let own_units = text.lines().any(|line| {
         let line: String = line.split('#').next().unwrap_or_default().split_whitespace().collect();
         line == "service=\"sdexec\""
@@ -283,12 +283,12 @@ fn flux(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-fn oar(_: &str) -> (JobBinding, &'static str) {
+fn oar_binding(_: &str) -> (JobBinding, &'static str) {
     (JobBinding::Cpusets, "it gives each job a cpuset, which is the grant: pjwd only balances inside")
 }
 
 /// The checkpoint file of the kubelet names its policy.
-fn kubernetes(text: &str) -> (JobBinding, &'static str) {
+fn kubernetes_binding(text: &str) -> (JobBinding, &'static str) {
     if text.replace(' ', "").contains("\"policyName\":\"static\"") {
         (
             JobBinding::Cpusets,
@@ -303,7 +303,7 @@ fn kubernetes(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-fn nomad(_: &str) -> (JobBinding, &'static str) {
+fn nomad_binding(_: &str) -> (JobBinding, &'static str) {
     (
         JobBinding::Cpusets,
         "it makes cpusets of its own, and pjwd does not recognise its tasks as jobs: reserve their CPUs with housekeeping",

@@ -154,12 +154,12 @@ pub(crate) fn clone_and_exec(
     // SAFETY: the stack is not used by another process, because this function returns only after the process has
     // executed its program or has ended. `shared` and all that it points to outlive that. The process makes system calls
     // only.
-    let mut pid = unsafe { clone_and_run(&arguments, (&raw const shared).cast(), run) };
+    let mut pid = unsafe { clone_and_run(&arguments, (&raw const shared).cast(), run_child) };
     if pid == -i64::from(libc::ENOSYS) && start.cgroup.is_none() {
         // As in a container: the filter of Docker and containerd can't see the flags of clone3(2), so it has none.
         shared.has_handlers = true;
         // SAFETY: as above.
-        pid = unsafe { old_clone_and_run(&arguments, (&raw const shared).cast(), run) };
+        pid = unsafe { old_clone_and_run(&arguments, (&raw const shared).cast(), run_child) };
     }
     if pid < 0 {
         return Err(clone_error(Errno::from_raw(i32::try_from(-pid).unwrap_or(libc::EIO)), start.cgroup));
@@ -328,14 +328,14 @@ unsafe fn call_and_run(_: c_long, _: [i64; 3], _: *const (), _: ChildFunction) -
 
 /// The process: prepares itself and executes the program. It shares the memory of the caller, so it must not allocate,
 /// lock or unwind.
-extern "C" fn run(shared: *const ()) -> ! {
+extern "C" fn run_child(shared: *const ()) -> ! {
     // SAFETY: `start` passes a `Shared`, which outlives the use.
     let shared = unsafe { &*shared.cast::<Shared<'_>>() };
     let start = shared.start;
     if shared.has_handlers {
         signals::clear_handlers();
     }
-    let (step, errno) = match prepare(start) {
+    let (step, errno) = match prepare_child(start) {
         Err(failure) => failure,
         Ok(()) => {
             // SAFETY: the program and both lists end with a zero, and outlive the call.
@@ -352,7 +352,7 @@ extern "C" fn run(shared: *const ()) -> ! {
 /// The step of starting a process that failed in the new process, and the errno of the failed system call.
 pub(crate) type FailedStep = (SpawnStep, i32);
 
-fn prepare(start: &StartParameters<'_>) -> Result<(), FailedStep> {
+fn prepare_child(start: &StartParameters<'_>) -> Result<(), FailedStep> {
     let settings = start.settings;
     if let Some(mask) = start.mask {
         // The first act: if the process has to move to another CPU, it does the rest there.
@@ -443,7 +443,7 @@ pub(crate) fn request_parent_death_signal(launcher: c_int) -> Result<(), FailedS
     unsafe { bare::raw_syscall(libc::SYS_prctl, arguments) }.map_err(|errno| (SpawnStep::Clone, errno))?;
     // SAFETY: has no precondition. After the end of its parent, a process has another one.
     if unsafe { libc::getppid() } != launcher {
-        // SAFETY: as in `run`.
+        // SAFETY: as in `run_child`.
         unsafe { libc::_exit(127) }
     }
     Ok(())

@@ -52,7 +52,7 @@ impl SpawnerWork {
             Ok(_) if space.is_some() => {
                 host = space.and_then(|space| self.start_tasks(space, socket, &mut packet));
             }
-            Ok(mut spawner) => match self.template() {
+            Ok(mut spawner) => match self.load_template() {
                 Some(template) => self.fork_all(template, &mut spawner, socket, &mut packet),
                 None => self.start_all(&mut spawner, socket, &mut packet),
             },
@@ -75,7 +75,7 @@ impl SpawnerWork {
     }
 
     /// Loads the template, if there is to be one and the batch has at least two instances.
-    fn template(&self) -> Option<Template> {
+    fn load_template(&self) -> Option<Template> {
         let first = self.instances.get(*self.indexes.first()?)?;
         if self.setup.templates.is_none() || self.instances.len() < 2 {
             return None;

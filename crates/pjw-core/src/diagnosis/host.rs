@@ -106,16 +106,16 @@ pub fn conflicting_programs(
 /// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about the host: the kernel and its boot parameters,
 /// other programs that work against pjw, batch schedulers, cpusets, and the state of pjwd.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    findings.extend(warden(input));
-    conflicts(input, findings);
+    findings.extend(daemon_finding(input));
+    add_conflicting_program_findings(input, findings);
     findings.extend(several_schedulers(input));
-    visibility(input, findings);
-    cpusets(input, findings);
-    kernel(input, findings);
-    boot(input, findings);
+    add_visibility_findings(input, findings);
+    add_cpuset_support_findings(input, findings);
+    add_kernel_findings(input, findings);
+    add_boot_parameter_findings(input, findings);
 }
 
-fn warden(input: &DiagnosisInput) -> Option<Finding> {
+fn daemon_finding(input: &DiagnosisInput) -> Option<Finding> {
     match &input.warden {
         DaemonStatus::Absent(_) if !input.jobs.is_empty() => {
             let jobs = counted_noun(input.jobs.len(), "job");
@@ -147,7 +147,7 @@ fn warden(input: &DiagnosisInput) -> Option<Finding> {
     }
 }
 
-fn conflicts(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+fn add_conflicting_program_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     for program in &input.conflicting_programs {
         let severity = if program.undoes_pjw_changes { Severity::Advice } else { Severity::Note };
         let remedy = match &input.warden {
@@ -170,7 +170,7 @@ fn several_schedulers(input: &DiagnosisInput) -> Option<Finding> {
     (input.schedulers.len() > 1).then(|| Finding::advice("several-schedulers", text, remedy))
 }
 
-fn visibility(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+fn add_visibility_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     if input.host.hides_processes {
         let text = "processes of others are hidden here: their jobs were not seen".to_owned();
         findings.push(Finding::advice("hidden", text, HIDDEN_PROCESSES));
@@ -195,7 +195,7 @@ fn visibility(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     }
 }
 
-fn cpusets(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+fn add_cpuset_support_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     if let CpusetHierarchy::Unavailable { why } = &input.cpuset_support.hierarchy {
         let text = format!("jobs can only be kept by masks, which they can undo for a moment: {why}");
         let remedy = "nothing, if masks will do: pjwd puts threads back in each cycle; else see the cause";
@@ -210,7 +210,7 @@ fn cpusets(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     }
 }
 
-fn kernel(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+fn add_kernel_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let host = &input.host;
     if !host.has_schedstat {
         let text = "this kernel doesn't report how long threads wait (schedstat): a thread that waits for a CPU looks idle";
@@ -228,7 +228,7 @@ fn kernel(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     }
 }
 
-fn boot(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+fn add_boot_parameter_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let host = &input.host;
     let isolated = host.isolated_cpus.intersection(&input.online);
     if !isolated.is_empty() {

@@ -16,10 +16,10 @@ pub(super) const OUTSIDE_CGROUP_CODE: &str = "outside-cgroup";
 /// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about the placement of each job: its cores and NUMA
 /// nodes, its cgroup and its cpuset.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    findings.extend(unknown_counts(input));
-    push_limited(input.jobs.iter().filter_map(outside_cgroup).collect(), findings);
-    findings.extend(without_cpuset(input));
-    findings.extend(kept_by_masks(input));
+    findings.extend(jobs_with_unknown_core_count(input));
+    push_limited(input.jobs.iter().filter_map(processes_outside_cgroup).collect(), findings);
+    findings.extend(jobs_without_cpuset(input));
+    findings.extend(jobs_kept_by_masks(input));
     let places = Places::new(input);
     let half_cores = places.kept.iter().filter_map(|(job, own)| half_cores(input, &places, job, own));
     push_limited(half_cores.collect(), findings);
@@ -40,7 +40,8 @@ struct Places<'a> {
 
 impl<'a> Places<'a> {
     fn new(input: &'a DiagnosisInput) -> Self {
-        let kept: Vec<_> = input.jobs.iter().filter_map(|job| Some((job, kept_on(input, job)?))).collect();
+        let kept: Vec<_> =
+            input.jobs.iter().filter_map(|job| Some((job, restricting_cpus(input, job)?))).collect();
         let mut on: BTreeMap<Pu, BTreeSet<&JobId>> = BTreeMap::new();
         for (job, cpus) in &kept {
             for pu in cpus.iter() {
@@ -59,14 +60,14 @@ impl<'a> Places<'a> {
 }
 
 /// Returns the PUs to which the job is restricted. `None` if it may run on all online PUs.
-fn kept_on(input: &DiagnosisInput, job: &ObservedJob) -> Option<CpuSet> {
+fn restricting_cpus(input: &DiagnosisInput, job: &ObservedJob) -> Option<CpuSet> {
     job.held_cpus(&input.online).or_else(|| {
         let allowed = job.allowed_cpus(&input.online);
         (!allowed.is_empty() && !input.online.is_subset(&allowed)).then_some(allowed)
     })
 }
 
-fn unknown_counts(input: &DiagnosisInput) -> Option<Finding> {
+fn jobs_with_unknown_core_count(input: &DiagnosisInput) -> Option<Finding> {
     let jobs = input.job_ids(|job| job.requested.is_none() && job.grant.is_none());
     let first = jobs.first()?;
     let text = format!("it is unknown how many cores {} should have", join_names(&jobs));
@@ -82,7 +83,7 @@ fn unknown_counts(input: &DiagnosisInput) -> Option<Finding> {
     Some(Finding::advice("unknown-count", text, remedy).with_jobs(jobs))
 }
 
-fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
+fn processes_outside_cgroup(job: &ObservedJob) -> Option<Finding> {
     let first = job.pids_outside_cgroup.first()?;
     let (left, they) = if job.pids_outside_cgroup.len() == 1 { ("is", "it") } else { ("are", "them") };
     let text = format!(
@@ -100,7 +101,7 @@ fn outside_cgroup(job: &ObservedJob) -> Option<Finding> {
 
 /// Finds jobs whose scheduler's cgroup has no cpuset, though the scheduler uses cpusets or the cgroup could
 /// have one.
-fn without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
+fn jobs_without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
     let bare = input.job_ids(|job| job.has_cpuset_controller == Some(false));
     let first = bare.first()?;
     let promised = input.schedulers.iter().find(|scheduler| {
@@ -127,7 +128,7 @@ fn without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
 }
 
 /// Finds jobs that pjw keeps by masks, though the node supports cpusets. A job without processes needs no cpuset yet.
-fn kept_by_masks(input: &DiagnosisInput) -> Option<Finding> {
+fn jobs_kept_by_masks(input: &DiagnosisInput) -> Option<Finding> {
     if matches!(input.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;
     }

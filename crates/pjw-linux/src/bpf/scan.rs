@@ -113,7 +113,7 @@ impl TaskScan {
         let order = [mode, self.mask_bytes as u64, 0, 0, first_key, second_key];
         self.pass.set(0, order, 0).map_err(|error| scan_error("starting", &error))?;
         let file = self.open().map_err(|error| scan_error("opening", &error))?;
-        self.read(file, handle_task)?;
+        self.read_records(file, handle_task)?;
         let [_, _, reported_tasks, skipped_tasks, _, _] =
             self.pass.get(&0, 0).map_err(|error| scan_error("ending", &error))?;
         Ok(TaskScanSummary { reported_tasks, skipped_tasks })
@@ -127,7 +127,11 @@ impl TaskScan {
         file.map_err(|error| ProgramError::IOError(io::Error::other(error)))
     }
 
-    fn read(&mut self, mut file: File, each: &mut impl FnMut(TaskRecord<'_>)) -> Result<(), TaskScanError> {
+    fn read_records(
+        &mut self,
+        mut file: File,
+        each: &mut impl FnMut(TaskRecord<'_>),
+    ) -> Result<(), TaskScanError> {
         let mut filled = 0;
         loop {
             match file.read(&mut self.buffer[filled..]) {

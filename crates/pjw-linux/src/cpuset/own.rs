@@ -146,7 +146,7 @@ fn mark(base: &CgroupDir) {
 pub(super) fn remove_unused_directory(hierarchy: &CpusetMount, base: &CgroupDir) {
     if let Some(own_cgroups) = OwnCgroupNames::from_cgroup_path(&base.path) {
         let besteffort = hierarchy.cgroup(&own_cgroups.besteffort_directory_path());
-        besteffort.iter().for_each(|besteffort| clean_up_besteffort(hierarchy, besteffort));
+        besteffort.iter().for_each(|besteffort| remove_unused_besteffort_directory(hierarchy, besteffort));
         if besteffort.is_some_and(|besteffort| besteffort.exists()) {
             return;
         }
@@ -194,7 +194,7 @@ fn is_marked(base: &CgroupDir) -> bool {
 
 /// Removes the directory of jobs at idle priority if it is empty. Disables the cpu controller again if this warden
 /// enabled it and no other program uses it.
-fn clean_up_besteffort(hierarchy: &CpusetMount, besteffort: &CgroupDir) {
+fn remove_unused_besteffort_directory(hierarchy: &CpusetMount, besteffort: &CgroupDir) {
     if !besteffort.exists()
         || besteffort.child_count() > 0
         || besteffort.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty())

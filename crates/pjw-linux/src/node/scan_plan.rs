@@ -29,7 +29,7 @@ pub(super) struct ScanPlan {
 
 impl LinuxMachine {
     /// Marks idle processes as active if they are confined by masks only and a mask is not as planned.
-    fn check_masks(
+    fn mark_active_if_mask_differs(
         &mut self,
         idle_check: &mut IdleCheck,
         planned: &BTreeMap<Pid, &CpuSet>,
@@ -105,7 +105,7 @@ impl LinuxMachine {
             scan_request.pids_to_read_threads_of.difference(&idle).chain(planned.keys()).copied().collect();
         let mut pass = self
             .run_pass(TaskScope::AllProcessesAndThreadsOf(&with_threads), |pid| planned.get(&pid).copied());
-        self.check_masks(idle_check, &planned, &mut pass);
+        self.mark_active_if_mask_differs(idle_check, &planned, &mut pass);
         let wanted =
             scan_request.pids_to_read_threads_of.difference(&idle_check.idle_pids()).copied().collect();
         ScanPlan { wanted, pids: self.all_pids(&pass), pass }

@@ -64,7 +64,7 @@ impl<'a> Reader<'a> {
                 );
             }
             self.at += next;
-            self.markup()?;
+            self.read_markup()?;
         }
         if let Some((name, began)) = self.open.last() {
             let line = line_of(self.text, *began);
@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Parses one construct that begins with `<`.
-    fn markup(&mut self) -> Result<(), String> {
+    fn read_markup(&mut self) -> Result<(), String> {
         for (begin, end) in [("<?", "?>"), ("<!--", "-->"), ("<![CDATA[", "]]>")] {
             if self.rest().starts_with(begin) {
                 return self.skip_behind(end);
@@ -95,8 +95,8 @@ impl<'a> Reader<'a> {
             return self.skip_behind(">");
         }
         match self.rest().strip_prefix("</") {
-            Some(rest) => self.end_tag(rest),
-            None => self.start_tag(),
+            Some(rest) => self.read_end_tag(rest),
+            None => self.read_start_tag(),
         }
     }
 
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn end_tag(&mut self, rest: &'a str) -> Result<(), String> {
+    fn read_end_tag(&mut self, rest: &'a str) -> Result<(), String> {
         let (name, _) = rest.split_once('>').ok_or("it is cut off inside a tag")?;
         match self.open.pop() {
             Some((open, _)) if open == name.trim_end() => {
@@ -124,7 +124,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn start_tag(&mut self) -> Result<(), String> {
+    fn read_start_tag(&mut self) -> Result<(), String> {
         let began = self.at;
         self.at += 1;
         let name = self.take_name();
@@ -150,7 +150,7 @@ impl<'a> Reader<'a> {
                 self.at += 2 - empty;
                 break empty == 0;
             }
-            let (attribute, value) = self.attribute()?;
+            let (attribute, value) = self.read_attribute()?;
             match attribute {
                 "type" if name == "object" => object.kind = shown(value),
                 "os_index" => number = Some(value),
@@ -176,7 +176,7 @@ impl<'a> Reader<'a> {
             self.nesting.is_off = !has_version_2(&self.text[began..self.at]);
         }
         if name == "object" {
-            object.number = self.count(&object.kind, number)?;
+            object.number = self.check_number(&object.kind, number)?;
             self.nesting.open_object(object)?;
         }
         if is_empty {
@@ -188,7 +188,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn attribute(&mut self) -> Result<(&'a str, &'a str), String> {
+    fn read_attribute(&mut self) -> Result<(&'a str, &'a str), String> {
         let name = self.take_name();
         if name.is_empty() && matches!(self.rest(), "" | "/") {
             return Err("it is cut off inside a tag".to_owned());
@@ -225,7 +225,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Counts PUs, and checks the numbers of PUs and NUMA nodes, of which hwloc makes sets.
-    fn count(&mut self, kind: &str, number: Option<&str>) -> Result<Option<Pu>, String> {
+    fn check_number(&mut self, kind: &str, number: Option<&str>) -> Result<Option<Pu>, String> {
         if !matches!(kind, "PU" | "NUMANode") {
             return Ok(None);
         }

@@ -70,7 +70,7 @@ unsafe fn farm_of(options: &PjwFarmOptions) -> Result<Farm<'static>, Failure> {
     }
     // SAFETY: the caller guarantees NULL or a C string.
     let cpus = unsafe { worker_cpus(options) }?;
-    Ok(with_functions(farm.cpus(cpus), options))
+    Ok(set_functions(farm.cpus(cpus), options))
 }
 
 /// # Safety
@@ -91,7 +91,7 @@ unsafe fn worker_cpus(options: &PjwFarmOptions) -> Result<WorkerCpus, Failure> {
     Ok(WorkerCpus::PerWorker(lists.collect::<Result<_, _>>()?))
 }
 
-fn with_functions(mut farm: Farm<'static>, options: &PjwFarmOptions) -> Farm<'static> {
+fn set_functions(mut farm: Farm<'static>, options: &PjwFarmOptions) -> Farm<'static> {
     let data = options.data;
     if let Some(start) = options.worker_start {
         farm = farm.on_worker_start(move |worker| start(data, worker));

@@ -137,7 +137,7 @@ pub(super) unsafe fn start_task(start: &TaskStart<'_>) -> Result<(u32, RawFd), (
         arguments.cgroup = u64::from(cgroup.cast_unsigned());
     }
     // SAFETY: the caller guarantees the stack, and that the start outlives its use by the task.
-    let result = unsafe { clone_and_run(&arguments, (&raw const *start).cast(), run) };
+    let result = unsafe { clone_and_run(&arguments, (&raw const *start).cast(), run_task) };
     u32::try_from(result).map(|pid| (pid, pidfd)).map_err(|_| {
         let errno = Errno::from_raw(i32::try_from(-result).unwrap_or(libc::EIO));
         let failure = clone_error(errno, start.cgroup);
@@ -171,7 +171,7 @@ pub(super) fn wait_until_unused(start: &TaskStart<'_>, pidfd: RawFd) {
 }
 
 /// The task until its program begins. It shares the memory of the host, so it must not allocate, lock or unwind.
-extern "C" fn run(start: *const ()) -> ! {
+extern "C" fn run_task(start: *const ()) -> ! {
     // SAFETY: the host passes a `TaskStart`, and leaves it there while the task uses it.
     let start = unsafe { &*start.cast::<TaskStart<'_>>() };
     if let Err((step, errno)) = prepare_task(start) {

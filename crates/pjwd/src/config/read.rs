@@ -139,7 +139,7 @@ impl Reader<'_> {
                     }
                 }
             } else {
-                self.note(key.span(), &name, unknown(prefix, &name), false);
+                self.note(key.span(), &name, unknown_key_message(prefix, &name), false);
             }
         }
     }
@@ -238,7 +238,7 @@ fn is_table(name: &str) -> bool {
 
 /// The message for an unknown key, with the key that was probably meant: the nearest key of the same table, or the
 /// key with that name in another table.
-fn unknown(prefix: &str, name: &str) -> String {
+fn unknown_key_message(prefix: &str, name: &str) -> String {
     let here = |key: &ConfigKey| key.name().strip_prefix(prefix).map(str::to_owned);
     let siblings: Vec<String> = ConfigKey::all().filter_map(|key| here(&key)).collect();
     let last = name.strip_prefix(prefix).unwrap_or(name);

@@ -359,7 +359,7 @@ fn request(topology: &Topology, existing: Option<&Job>, args: &AssignCommand) ->
     let near_device = match args.near_device.as_deref() {
         None => before.near_device,
         Some("") => None,
-        Some(name) => Some(device(topology, name)?),
+        Some(name) => Some(find_device_name(topology, name)?),
     };
     Ok(JobRequest {
         cpu_request,
@@ -373,7 +373,7 @@ fn request(topology: &Topology, existing: Option<&Job>, args: &AssignCommand) ->
 }
 
 /// The name of a device that the machine has.
-fn device(topology: &Topology, name: &str) -> Result<String, Refusal> {
+fn find_device_name(topology: &Topology, name: &str) -> Result<String, Refusal> {
     if topology.device_by_name(name).is_some() {
         return Ok(name.to_owned());
     }

@@ -123,7 +123,7 @@ impl Lineage {
         for event in events {
             match *event {
                 ProcessEvent::Fork { parent, creator, child, at } => {
-                    is_full |= !self.fork(find_tracked(parent), (parent, creator), child, at);
+                    is_full |= !self.record_fork(find_tracked(parent), (parent, creator), child, at);
                     self.note_descent(parent, child, &is_scanned);
                 }
                 ProcessEvent::Exec { pid }
@@ -143,7 +143,7 @@ impl Lineage {
     }
 
     /// Records the fork of a child. Returns `false` if there is no room for another record.
-    fn fork(
+    fn record_fork(
         &mut self,
         tracked: Option<(&Member, bool)>,
         (parent, creator): (Pid, Tid),

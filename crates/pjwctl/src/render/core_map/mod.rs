@@ -94,10 +94,10 @@ impl PuHolders {
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();
         for (list, holder) in [(&pool.free, Holder::Free), (&pool.housekeeping, Holder::Housekeeping)] {
-            by_pu.extend(set(list).iter().map(|pu| (pu, holder)));
+            by_pu.extend(parse_cpu_list(list).iter().map(|pu| (pu, holder)));
         }
         for (n, job) in jobs.iter().enumerate() {
-            for pu in set(&job.cpus).difference(&set(&job.borrowed)).iter() {
+            for pu in parse_cpu_list(&job.cpus).difference(&parse_cpu_list(&job.borrowed)).iter() {
                 let holder = by_pu.entry(pu).or_insert(Holder::Free);
                 *holder = if matches!(holder, Holder::Job(_) | Holder::SeveralJobs) {
                     Holder::SeveralJobs
@@ -108,7 +108,7 @@ impl PuHolders {
         }
         let mut lent = BTreeMap::new();
         for (n, job) in jobs.iter().enumerate() {
-            for pu in set(&job.borrowed).iter() {
+            for pu in parse_cpu_list(&job.borrowed).iter() {
                 let holder = by_pu.entry(pu).or_insert(Holder::Free);
                 *holder = match *holder {
                     Holder::Job(owner) => {
@@ -185,15 +185,15 @@ struct Row {
 /// more than 24 lines, the text instead lists for each NUMA node the PUs (logical CPUs) of each holder.
 #[must_use]
 pub fn core_map_text(cores: &[Core], holders: &PuHolders, term: Terminal) -> String {
-    let rows = rows(cores);
+    let rows = rows_of_cores(cores);
     let label = rows.iter().map(|row| text::char_count(&row.label)).max().unwrap_or(0);
     let lists: Vec<String> =
         rows.iter().map(|row| text::shorten_cpu_list(&row.pus.to_string(), 16)).collect();
     let list = lists.iter().map(|list| text::char_count(list)).max().unwrap_or(0);
     let width_left = term.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
-    let drawn: Vec<Vec<String>> = rows.iter().map(|row| lines(row, holders, width_left, term)).collect();
+    let drawn: Vec<Vec<String>> = rows.iter().map(|row| row_lines(row, holders, width_left, term)).collect();
     if drawn.iter().map(Vec::len).sum::<usize>() > MAX_LINES {
-        return rows.iter().map(|row| as_lists(row, holders, term)).collect();
+        return rows.iter().map(|row| row_as_lists(row, holders, term)).collect();
     }
     let mut map = String::new();
     for ((row, list_text), lines) in rows.iter().zip(&lists).zip(drawn) {
@@ -206,11 +206,11 @@ pub fn core_map_text(cores: &[Core], holders: &PuHolders, term: Terminal) -> Str
     map
 }
 
-fn rows(cores: &[Core]) -> Vec<Row> {
+fn rows_of_cores(cores: &[Core]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     let mut before: Option<&Core> = None;
     for core in cores {
-        let pus = set(&core.cpus);
+        let pus = parse_cpu_list(&core.cpus);
         let same = |of: fn(&Core) -> Option<u32>| before.is_some_and(|before| of(before) == of(core));
         let same_row = same(|core| core.package) && same(|core| core.numa_node);
         match rows.last_mut().filter(|_| same_row) {
@@ -221,14 +221,14 @@ fn rows(cores: &[Core]) -> Vec<Row> {
                     None => row.caches.push(vec![pus]),
                 }
             }
-            None => rows.push(Row { label: label(core), pus: pus.clone(), caches: vec![vec![pus]] }),
+            None => rows.push(Row { label: row_label(core), pus: pus.clone(), caches: vec![vec![pus]] }),
         }
         before = Some(core);
     }
     rows
 }
 
-fn label(core: &Core) -> String {
+fn row_label(core: &Core) -> String {
     match (core.package, core.numa_node) {
         (Some(package), Some(node)) => format!("package {package} node {node}"),
         (Some(package), None) => format!("package {package}"),
@@ -238,7 +238,7 @@ fn label(core: &Core) -> String {
 }
 
 /// The cells of a row, broken between L3s if possible, else between blocks.
-fn lines(row: &Row, holders: &PuHolders, width_left: usize, term: Terminal) -> Vec<String> {
+fn row_lines(row: &Row, holders: &PuHolders, width_left: usize, term: Terminal) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     let mut used = 0;
@@ -269,7 +269,7 @@ fn lines(row: &Row, holders: &PuHolders, width_left: usize, term: Terminal) -> V
 }
 
 /// A row as lists: `package 0 node 0: a 0-31, # 32`.
-fn as_lists(row: &Row, holders: &PuHolders, term: Terminal) -> String {
+fn row_as_lists(row: &Row, holders: &PuHolders, term: Terminal) -> String {
     let among = holders.pus_by_holder(&row.pus);
     let parts: Vec<String> =
         among.iter().map(|(holder, pus)| format!("{} {pus}", holder.symbol().0)).collect();
@@ -277,7 +277,7 @@ fn as_lists(row: &Row, holders: &PuHolders, term: Terminal) -> String {
 }
 
 /// The set of a list from the daemon. A text that is not a list gives the empty set.
-fn set(list: &str) -> CpuSet {
+fn parse_cpu_list(list: &str) -> CpuSet {
     list.parse().unwrap_or_default()
 }
 

@@ -65,12 +65,11 @@ pub(super) fn load(
 ) -> Result<LoadedTemplate, TemplateError> {
     let (channel, other) = Channel::pair().map_err(failed("socketpair"))?;
     let template = TemplateStart { channel: other.as_raw_fd(), is_traced: true };
-    let mut tracee = Tracee::after_exec(start(setup, cgroup, arguments, environment, template)?).map_err(
-        |lost| match lost {
-            TraceError::Failed(errno) => TemplateError::Forbidden(errno),
-            lost => refusal("execve")(lost),
-        },
-    )?;
+    let started = start_program(setup, cgroup, arguments, environment, template)?;
+    let mut tracee = Tracee::after_exec(started).map_err(|lost| match lost {
+        TraceError::Failed(errno) => TemplateError::Forbidden(errno),
+        lost => refusal("execve")(lost),
+    })?;
     let pid = tracee.pid();
     check_program(pid)?;
     let registers = tracee.registers().map_err(failed("registers"))?;
@@ -106,7 +105,7 @@ pub(super) fn load(
 }
 
 /// Starts the program.
-fn start(
+fn start_program(
     setup: &Setup,
     cgroup: Option<RawFd>,
     arguments: &[&CStr],
@@ -152,7 +151,7 @@ pub(super) fn load_until_fork_here(
     let variable = CString::new(format!("{}={}", CHANNEL_VARIABLE, other.as_raw_fd())).unwrap_or_default();
     let environment = [environment, &[&variable]].concat();
     let template = TemplateStart { channel: other.as_raw_fd(), is_traced: false };
-    let child = start(setup, cgroup, arguments, &environment, template)?;
+    let child = start_program(setup, cgroup, arguments, &environment, template)?;
     let descriptor = u64::try_from(other.as_raw_fd()).unwrap_or(u64::MAX);
     // The program's end of the channel is then the only one.
     drop(other);

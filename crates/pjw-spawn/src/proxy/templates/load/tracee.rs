@@ -117,20 +117,23 @@ impl Tracee {
     /// Lets the process run until it has executed a breakpoint. Signals that the process gets during this time are
     /// delivered.
     pub(in crate::proxy::templates) fn run(&mut self) -> Result<StopReason, TraceError> {
-        self.go(ptrace::cont)
+        self.resume_until_stop(ptrace::cont)
     }
 
     /// Lets the process run until a system call begins or ends, or until the process has executed a breakpoint.
     pub(in crate::proxy::templates) fn run_to_system_call(&mut self) -> Result<StopReason, TraceError> {
-        self.go(ptrace::syscall)
+        self.resume_until_stop(ptrace::syscall)
     }
 
     /// Lets the process execute one instruction.
     pub(in crate::proxy::templates) fn step(&mut self) -> Result<StopReason, TraceError> {
-        self.go(ptrace::step)
+        self.resume_until_stop(ptrace::step)
     }
 
-    fn go(&mut self, resume: fn(Pid, Option<Signal>) -> Result<(), Errno>) -> Result<StopReason, TraceError> {
+    fn resume_until_stop(
+        &mut self,
+        resume: fn(Pid, Option<Signal>) -> Result<(), Errno>,
+    ) -> Result<StopReason, TraceError> {
         let mut signal = None;
         loop {
             resume(self.pid, signal)?;
