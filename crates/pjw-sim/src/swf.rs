@@ -126,7 +126,8 @@ pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
     }
 }
 
-/// Parses one job. `None` if it cannot be replayed.
+/// Parses the line of one job. `line` is its number in the file. `None` if the job can't be replayed: its run time is
+/// unknown, or its number of processors is unknown or 0.
 fn parse_job(line: usize, text: &str) -> Result<Option<LoggedJob>, SwfError> {
     let fields: Vec<&str> = text.split_ascii_whitespace().collect();
     if fields.len() != FIELDS {

@@ -25,6 +25,8 @@ pub struct Scheduler {
     /// The paths of the configuration files, relative to their directory. The first file must exist, the
     /// others may be missing. A path that ends in `/` stands for all files in that directory.
     pub config_files: &'static [&'static str],
+    /// Returns how the configuration in the given text binds jobs to cores, and what this means for pjwd, as a text for
+    /// users.
     judge: fn(&str) -> (JobBinding, &'static str),
 }
 
@@ -169,7 +171,7 @@ fn is_yes(value: Option<&str>) -> bool {
         .is_some_and(|value| ["yes", "true", "1", "y", "t"].iter().any(|yes| value.eq_ignore_ascii_case(yes)))
 }
 
-/// slurm.conf(5) and cgroup.conf(5). Without settings nothing is bound.
+/// Judges `slurm.conf` and `cgroup.conf`, see slurm.conf(5) and cgroup.conf(5). Without settings nothing is bound.
 fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
     let plugins = value(text, "TaskPlugin").unwrap_or_default().to_ascii_lowercase();
     let has = |plugin: &str| plugins.split(',').any(|part| part.trim().trim_start_matches("task/") == plugin);
@@ -196,7 +198,7 @@ fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-/// lsf.conf(5).
+/// Judges `lsf.conf`, see lsf.conf(5).
 fn lsf_binding(text: &str) -> (JobBinding, &'static str) {
     let enforces = value(text, "LSB_RESOURCE_ENFORCE").is_some_and(|what| what.contains("cpu"));
     let binds = value(text, "LSF_BIND_JOB").or_else(|| value(text, "LSB_BIND_JOB"));
@@ -252,6 +254,7 @@ fn grid_engine_binding(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
+/// Judges HTCondor's configuration: the setting `ASSIGN_CPU_AFFINITY`.
 fn condor_binding(text: &str) -> (JobBinding, &'static str) {
     if is_yes(value(text, "ASSIGN_CPU_AFFINITY")) {
         (
@@ -264,6 +267,7 @@ fn condor_binding(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
+/// Judges Flux's configuration: whether jobs are units of systemd (`service = "sdexec"`).
 fn flux_binding(text: &str) -> (JobBinding, &'static str) {
     let own_units = text.lines().any(|line| {
         let line: String = line.split('#').next().unwrap_or_default().split_whitespace().collect();
@@ -287,7 +291,7 @@ fn oar_binding(_: &str) -> (JobBinding, &'static str) {
     (JobBinding::Cpusets, "it gives each job a cpuset, which is the grant: pjwd only balances inside")
 }
 
-/// The checkpoint file of the kubelet names its policy.
+/// Judges the checkpoint file of the kubelet, which has the name of the policy of the CPU manager.
 fn kubernetes_binding(text: &str) -> (JobBinding, &'static str) {
     if text.replace(' ', "").contains("\"policyName\":\"static\"") {
         (

@@ -75,6 +75,8 @@ impl StringLists {
         Ok(if lists.is_null() { Self::none() } else { unsafe { Self::read_lists(lists, count, each) } })
     }
 
+    /// Reads the lists from the array `next`: `count` lists if `each` is true, else one list.
+    ///
     /// # Safety
     /// As [`StringLists::read`], and `next` must not be NULL.
     unsafe fn read_lists(mut next: *const *const c_char, count: c_uint, each: bool) -> Self {

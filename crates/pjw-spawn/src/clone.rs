@@ -326,8 +326,8 @@ unsafe fn call_and_run(_: c_long, _: [i64; 3], _: *const (), _: ChildFunction) -
     -i64::from(libc::ENOSYS)
 }
 
-/// The process: prepares itself and executes the program. It shares the memory of the caller, so it must not allocate,
-/// lock or unwind.
+/// Runs in the new process: prepares the process and executes the program. The process shares the memory of the caller,
+/// so this function must not allocate, lock or unwind.
 extern "C" fn run_child(shared: *const ()) -> ! {
     // SAFETY: `start` passes a `Shared`, which outlives the use.
     let shared = unsafe { &*shared.cast::<Shared<'_>>() };
@@ -352,6 +352,8 @@ extern "C" fn run_child(shared: *const ()) -> ! {
 /// The step of starting a process that failed in the new process, and the errno of the failed system call.
 pub(crate) type FailedStep = (SpawnStep, i32);
 
+/// Gives the calling process the properties in `start`, such as its affinity mask, its streams and its user. Returns
+/// the failed step on error.
 fn prepare_child(start: &StartParameters<'_>) -> Result<(), FailedStep> {
     let settings = start.settings;
     if let Some(mask) = start.mask {

@@ -282,8 +282,8 @@ impl WorkerPool {
         }
     }
 
-    /// Replaces the workers whose replacement has failed, and makes the spares that are missing. Tries all. Returns the
-    /// first error.
+    /// Replaces each worker whose replacement has failed earlier, and makes the spares that are missing. Continues
+    /// after an error. Returns the first error.
     fn restore_missing(&mut self) -> Result<(), ForkError> {
         let mut first = Ok(());
         for index in 0..self.workers.len() {
@@ -296,6 +296,8 @@ impl WorkerPool {
         first.and(refilled)
     }
 
+    /// Starts a new process for the worker `index`: from a spare if there is one, else by a fork. If this fails, the
+    /// worker stays marked as missing.
     fn replace_worker(&mut self, index: usize) -> Result<(), ForkError> {
         self.workers[index].is_missing = true;
         let child = match self.spares.pop_front() {

@@ -74,7 +74,8 @@ impl SpawnerWork {
         host
     }
 
-    /// Loads the template, if there is to be one and the batch has at least two instances.
+    /// Loads the template from which the instances are forked. `None` if the context uses no templates, the batch has
+    /// fewer than two instances, or the program can have no template.
     fn load_template(&self) -> Option<Template> {
         let first = self.instances.get(*self.indexes.first()?)?;
         if self.setup.templates.is_none() || self.instances.len() < 2 {

@@ -79,6 +79,8 @@ pub(super) fn fewest_domains<'s>(
     Some((all.frontier[at].cost, shares))
 }
 
+/// Builds the part of the machine that contains `free_cores`, with the frontier of its solutions for up to `n` units.
+/// The part is divided into domains of the level `depth`, and these into domains of the next levels.
 fn build_part<'s>(free_cores: Vec<&'s FreeCore>, depth: usize, level_count: usize, n: u32) -> Part<'s> {
     if depth + 1 >= level_count {
         let frontier = smallest_level_frontier(&free_cores, depth, level_count, n);
@@ -96,7 +98,9 @@ fn build_part<'s>(free_cores: Vec<&'s FreeCore>, depth: usize, level_count: usiz
     Part { depth, inside: Contents::Parts(parts), frontier }
 }
 
-/// Returns the frontier at the smallest level, with the largest holes first. Cores in no domain cost nothing.
+/// Returns the frontier of a part of the machine in which only domains of the smallest level are left. Solution `i`
+/// takes the first `i` domains: first the groups of cores that are in no domain and cost nothing, then the domains with
+/// the most free units.
 fn smallest_level_frontier(
     free_cores: &[&FreeCore],
     depth: usize,

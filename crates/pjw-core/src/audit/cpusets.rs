@@ -51,6 +51,9 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
     found
 }
 
+/// Checks the planned creation of the cpuset `job_cpuset` for the job `job`. Returns a violation if the cpuset has no
+/// PUs or PUs outside the job's grant. Returns another violation if the cpuset is not registered for the job, or if its
+/// path is not one at which such cpusets are created.
 fn check_creation(
     state: &WardenState,
     policy: &Policy,
@@ -92,10 +95,13 @@ fn is_registered_for(state: &WardenState, job: &JobId, path: &str) -> bool {
     state.cpusets.cpuset_at(path).is_some_and(|managed| managed.job_cpuset.job == *job)
 }
 
+/// Returns the violation that the cpuset at `path` does not belong to the job `job`.
 fn not_the_jobs_cpuset(job: &JobId, path: &str) -> Violation {
     Violation::NotTheJobsCpuset { job: job.clone(), path: path.to_owned() }
 }
 
+/// Returns a violation if `process` is a kernel thread, process 1 or a process of the daemon. pjw must not move such a
+/// process.
 fn check_process_is_movable(
     state: &WardenState,
     policy: &Policy,
@@ -107,6 +113,7 @@ fn check_process_is_movable(
     is_system_process.then(|| Violation::ProcessNotMovable { job: action.job.clone(), process })
 }
 
+/// Returns a violation for each process that `action` moves into a cpuset and that is not a member of the job `job`.
 fn check_moved_are_members(state: &WardenState, job: &JobId, action: &CpusetAction) -> Vec<Violation> {
     let processes = match &action.change {
         CpusetChange::Create { initial_processes, .. } => initial_processes.clone(),

@@ -226,8 +226,8 @@ pub struct UnassignedProcess {
     /// for processes of persons (user ids from `first_person_uid` on), because a person can choose any
     /// process name.
     pub belongs_to_scheduler: bool,
-    /// Whether the process belongs to a login itself, such as sshd or a login shell, or executes a program of pjw. Such
-    /// a process is not reported as one that belongs to no job.
+    /// Whether it is normal that the process belongs to no job: it is a part of a login, such as sshd or a login shell,
+    /// or it executes a program of pjw. The diagnosis does not report such a process as one that belongs to no job.
     pub is_expected_outside_jobs: bool,
     /// The threads of the process. The diagnosis reads all threads of a process that belongs to no job only
     /// if its pid is among the 4,096 lowest pids of such processes. For a process with a higher pid, the list
@@ -364,7 +364,7 @@ pub enum DaemonStatus {
         observes: bool,
         /// The warnings that `pjwd` reports.
         warnings: Vec<Finding>,
-        /// What `pjwd` reports of lending.
+        /// What `pjwd` reports about lending.
         lending: LendingStatus,
     },
 }
@@ -377,11 +377,12 @@ pub enum LendingStatus {
     /// that reports the wake-ups of owners.
     #[default]
     Unknown,
-    /// `pjwd` does not lend such cores, for this reason.
+    /// `pjwd` does not lend such cores. The text is the reason.
     Off(String),
-    /// `pjwd` lends them, and a BPF program reports the wake-up of an owner.
+    /// `pjwd` lends such cores. A BPF program reports to `pjwd` when a thread of an owner wakes up.
     WithWakeupReports,
-    /// `pjwd` lends them, and samples the CPU time of the owners, because BPF can't be used for this reason.
+    /// `pjwd` lends such cores. It samples the CPU time of the owners, because it can't use the BPF program. The text
+    /// is the reason.
     WithCpuTimeSamples(String),
 }
 

@@ -115,6 +115,7 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     add_boot_parameter_findings(input, findings);
 }
 
+/// Finds that pjwd does not run, does not answer, is of another version, or changes nothing.
 fn daemon_finding(input: &DiagnosisInput) -> Option<Finding> {
     match &input.warden {
         DaemonStatus::Absent(_) if !input.jobs.is_empty() => {
@@ -147,6 +148,7 @@ fn daemon_finding(input: &DiagnosisInput) -> Option<Finding> {
     }
 }
 
+/// Adds a finding for each running program that can undo the work of pjw or disturb its jobs.
 fn add_conflicting_program_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     for program in &input.conflicting_programs {
         let severity = if program.undoes_pjw_changes { Severity::Advice } else { Severity::Note };
@@ -170,6 +172,7 @@ fn several_schedulers(input: &DiagnosisInput) -> Option<Finding> {
     (input.schedulers.len() > 1).then(|| Finding::advice("several-schedulers", text, remedy))
 }
 
+/// Adds a finding for each reason why the diagnosis did not see everything, such as hidden processes.
 fn add_visibility_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     if input.host.hides_processes {
         let text = "processes of others are hidden here: their jobs were not seen".to_owned();
@@ -195,6 +198,7 @@ fn add_visibility_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     }
 }
 
+/// Adds a finding if pjw can't use cpusets, or if the kernel forgets affinity masks when a cpuset is written.
 fn add_cpuset_support_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     if let CpusetHierarchy::Unavailable { why } = &input.cpuset_support.hierarchy {
         let text = format!("jobs can only be kept by masks, which they can undo for a moment: {why}");
@@ -210,6 +214,7 @@ fn add_cpuset_support_findings(input: &DiagnosisInput, findings: &mut Vec<Findin
     }
 }
 
+/// Adds a finding for each kernel feature that is missing here.
 fn add_kernel_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let host = &input.host;
     if !host.has_schedstat {
@@ -228,6 +233,7 @@ fn add_kernel_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     }
 }
 
+/// Adds findings about isolated CPUs, automatic NUMA balancing and different frequency governors.
 fn add_boot_parameter_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let host = &input.host;
     let isolated = host.isolated_cpus.intersection(&input.online);

@@ -59,7 +59,8 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Returns the PUs to which the job is restricted. `None` if it may run on all online PUs.
+/// Returns the PUs to which pjw, or else the affinity masks and cpusets of its threads, restrict the job. `None` if the
+/// job can run on all online PUs.
 fn restricting_cpus(input: &DiagnosisInput, job: &ObservedJob) -> Option<CpuSet> {
     job.held_cpus(&input.online).or_else(|| {
         let allowed = job.allowed_cpus(&input.online);
@@ -67,6 +68,7 @@ fn restricting_cpus(input: &DiagnosisInput, job: &ObservedJob) -> Option<CpuSet>
     })
 }
 
+/// Finds jobs for which neither a request nor a grant says how many cores they should have.
 fn jobs_with_unknown_core_count(input: &DiagnosisInput) -> Option<Finding> {
     let jobs = input.job_ids(|job| job.requested.is_none() && job.grant.is_none());
     let first = jobs.first()?;
@@ -83,6 +85,7 @@ fn jobs_with_unknown_core_count(input: &DiagnosisInput) -> Option<Finding> {
     Some(Finding::advice("unknown-count", text, remedy).with_jobs(jobs))
 }
 
+/// Finds processes of a job that are outside of the cgroup that the batch scheduler made for the job.
 fn processes_outside_cgroup(job: &ObservedJob) -> Option<Finding> {
     let first = job.pids_outside_cgroup.first()?;
     let (left, they) = if job.pids_outside_cgroup.len() == 1 { ("is", "it") } else { ("are", "them") };
@@ -99,8 +102,8 @@ fn processes_outside_cgroup(job: &ObservedJob) -> Option<Finding> {
     Some(finding.with_jobs([&job.id]).with_pids(job.pids_outside_cgroup.iter().copied()))
 }
 
-/// Finds jobs whose scheduler's cgroup has no cpuset, though the scheduler uses cpusets or the cgroup could
-/// have one.
+/// Finds jobs whose cgroup, which a batch scheduler made, has no cpuset because the cpuset controller is not enabled
+/// for it. The finding is a problem if this scheduler is configured to use cpusets.
 fn jobs_without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
     let bare = input.job_ids(|job| job.has_cpuset_controller == Some(false));
     let first = bare.first()?;

@@ -184,7 +184,7 @@ fn correct_origin(draft: &mut CycleDraft<'_>, process: &Process) {
     draft.record_cpuset(CpusetRecord::Moved { process: process.id, from, to });
 }
 
-/// Whether a scan without threads found of a process what is known already.
+/// Whether `process`, which a scan read without its threads, is the same as in the state.
 fn is_unchanged(state: &WardenState, process: &Process) -> bool {
     let Some(known) = state.processes.get(&process.id.pid).filter(|known| !known.is_new) else {
         return false;
@@ -324,8 +324,9 @@ fn add_wait_of(draft: &mut CycleDraft<'_>, pid: Pid) {
     usage.add_pending_wait(members.get(&pid).map(|member| &member.job));
 }
 
-/// A thread after a scan read it. `known` is the thread before. The times are those of the last change of the mask's
-/// limits, and until which the thread is known to have been idle.
+/// Returns the new entry of a thread in the state, after a scan has read the thread. `known` is the old entry, if there
+/// is one. `limits_changed_at` is the time at which the limits of the mask last changed. Until `idle_until`, the thread
+/// is known to have been idle.
 fn updated_thread(
     draft: &mut CycleDraft<'_>,
     process: ProcessId,

@@ -82,6 +82,8 @@ fn recover_scheduler_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, 
     draft.out.events.push(Event::new(EventKind::Recovered, text).with_job(job));
 }
 
+/// Returns the cgroup `found` as a candidate for recovery: its job, the settings of its cpuset, and the processes in
+/// it. `None` if pjw can't use cpusets, or if the path of the cgroup contains no job id.
 fn read_candidate(draft: &CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Option<Candidate> {
     let creator = match draft.policy.cpuset_support.hierarchy {
         CpusetHierarchy::Unavailable { .. } => return None,
@@ -110,6 +112,8 @@ fn read_candidate(draft: &CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup
     Some(Candidate { found, job_cpuset, place, cgroup: cgroup.clone(), processes })
 }
 
+/// Records the cpuset of `candidate`, and carries out the decision about it: the job keeps the cpuset, or the cpuset is
+/// marked for removal. Adds an event. Does nothing if the cpuset is already known.
 fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
     let JobCpuset { job, path, .. } = &candidate.job_cpuset;
     if draft.state.cpusets.cpuset_at(path).is_some() {
@@ -152,6 +156,7 @@ fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
     }
 }
 
+/// Decides whether the cpuset of `candidate` becomes the cpuset of its job again, and with which PUs. Changes nothing.
 fn decide_fate(state: &WardenState, candidate: &Candidate) -> Fate {
     let Candidate { found, job_cpuset: JobCpuset { job, path, .. }, cgroup, processes, .. } = candidate;
     let Some(cpuset) = cgroup.cpuset.as_ref().filter(|_| !processes.is_empty()) else {
@@ -188,7 +193,8 @@ fn decide_fate(state: &WardenState, candidate: &Candidate) -> Fate {
     }
 }
 
-/// Makes the job of a cpuset, if the journal does not know it.
+/// Stores the job of the cpuset with `cpus` as its grant, unless the job is known and has a grant. A job of the class
+/// besteffort gets no grant here.
 fn store_job_of_cpuset(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     let Candidate { found, job_cpuset: JobCpuset { job: id, path, spec, .. }, place, processes, .. } =
         candidate;

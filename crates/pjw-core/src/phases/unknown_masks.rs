@@ -405,8 +405,9 @@ fn mask_left(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownOriginMa
     left
 }
 
-/// Whether an orphan of root has exactly a mask that pjw set for a job of root. Such an orphan of another user becomes
-/// a member. Daemons of root choose masks, so an orphan of root is only named.
+/// Whether the process `known` is a new orphan of root with a mask that pjw set for a job of root, so that it may have
+/// inherited the mask. An orphan of another user with such a mask becomes a member of the job. But daemons of root also
+/// set masks themselves, so an orphan of root only appears in a warning.
 fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
     let process = &known.process;
     if process.uid != Uid::ROOT

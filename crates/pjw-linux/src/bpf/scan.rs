@@ -127,6 +127,7 @@ impl TaskScan {
         file.map_err(|error| ProgramError::IOError(io::Error::other(error)))
     }
 
+    /// Reads all records from `file`, and calls `each` with each record.
     fn read_records(
         &mut self,
         mut file: File,

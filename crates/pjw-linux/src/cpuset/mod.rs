@@ -51,6 +51,7 @@ pub(crate) fn apply_change(
     outcome
 }
 
+/// Makes the change `change` of a cpuset. Returns its outcome.
 fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetOutcome {
     let result = match change {
         CpusetChange::Create { job_cpuset, owner, initial_processes } => {
@@ -178,8 +179,9 @@ pub(crate) fn remove_orphaned_twins(context: &mut CpusetContext<'_>, own_cgroups
     own::remove_empty_directories(context.hierarchy, own_cgroups);
 }
 
-/// Another warden that removes its last cpuset, as in a test, also removes the parent directory. Then the
-/// creation is repeated.
+/// Creates the cgroup `group` for a job, or changes an existing one, and writes the settings of `job_cpuset` to it.
+/// Returns the PUs that the kernel grants. If the parent of the cgroup disappears meanwhile, tries again, up to
+/// [`MAX_ATTEMPTS`] times: another pjwd that removes its last cpuset also removes the parent.
 fn create_own_cpuset(
     context: &mut CpusetContext<'_>,
     group: &CgroupDir,
@@ -204,6 +206,9 @@ fn create_own_cpuset(
     }
 }
 
+/// Removes the limits of the cpuset, so that its processes can use all PUs that its parent allows. The cgroup stays.
+/// Thaws the job, except in the cgroup of a batch system, where pjw freezes no job. Returns the PUs that the kernel
+/// grants afterwards.
 fn remove_cpuset_limits(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuSet> {
     let group = context.job_cgroup(job_cpuset)?;
     if !group.exists() {
@@ -225,6 +230,8 @@ fn remove_cpuset_limits(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset)
     Ok(effective)
 }
 
+/// Removes the cgroup of the cpuset. Does nothing for the cgroup of a batch system, which the batch system itself
+/// removes.
 fn remove_cpuset(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()> {
     let group = context.job_cgroup(job_cpuset)?;
     match job_cpuset.creator {

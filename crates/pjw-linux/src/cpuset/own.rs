@@ -192,8 +192,8 @@ fn is_marked(base: &CgroupDir) -> bool {
     ENABLED_MARKS.iter().any(|name| rustix::fs::getxattr(&base.dir, *name, &mut buffer[..]).is_ok())
 }
 
-/// Removes the directory of jobs at idle priority if it is empty. Disables the cpu controller again if this warden
-/// enabled it and no other program uses it.
+/// Removes the cgroup `besteffort`, the parent of the cgroups of jobs at idle priority, if it contains no cgroup and no
+/// process. Disables the cpu controller again if this pjwd enabled it and no other program uses it.
 fn remove_unused_besteffort_directory(hierarchy: &CpusetMount, besteffort: &CgroupDir) {
     if !besteffort.exists()
         || besteffort.child_count() > 0

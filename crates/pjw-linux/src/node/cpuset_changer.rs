@@ -279,6 +279,7 @@ impl ChangeThread {
         })
     }
 
+    /// Sends a change to the thread, which makes it after all changes that were sent before.
     fn send_change(&mut self, action: &CpusetAction, hierarchy: &CpusetMount) -> Result<(), ThreadEnded> {
         let request = Request::Change(action.clone(), hierarchy.clone());
         self.requests.send(request).map_err(|_| ThreadEnded)?;

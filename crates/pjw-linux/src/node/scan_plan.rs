@@ -28,7 +28,8 @@ pub(super) struct ScanPlan {
 }
 
 impl LinuxMachine {
-    /// Marks idle processes as active if they are confined by masks only and a mask is not as planned.
+    /// Marks each process in `planned` as active if one of its threads has PUs in its mask that are not among the
+    /// planned PUs. These processes are idle, and only affinity masks restrict them to the cores of their job.
     fn mark_active_if_mask_differs(
         &mut self,
         idle_check: &mut IdleCheck,

@@ -100,12 +100,14 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// Moves the position behind the next `end`.
     fn skip_behind(&mut self, end: &str) -> Result<(), String> {
         let found = self.rest().find(end);
         self.at += found.ok_or_else(|| format!("it is cut off: {end} is missing"))? + end.len();
         Ok(())
     }
 
+    /// Reads an end tag, and checks that it ends the innermost open element. `rest` is the text after `</`.
     fn read_end_tag(&mut self, rest: &'a str) -> Result<(), String> {
         let (name, _) = rest.split_once('>').ok_or("it is cut off inside a tag")?;
         match self.open.pop() {
@@ -124,6 +126,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// Reads a start tag with its attributes. Checks the attributes on which hwloc relies, such as sets and numbers.
     fn read_start_tag(&mut self) -> Result<(), String> {
         let began = self.at;
         self.at += 1;
@@ -188,6 +191,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// Reads an attribute of a start tag. Returns its name, and its value without the quotes.
     fn read_attribute(&mut self) -> Result<(&'a str, &'a str), String> {
         let name = self.take_name();
         if name.is_empty() && matches!(self.rest(), "" | "/") {
@@ -224,7 +228,9 @@ impl<'a> Reader<'a> {
         self.at = self.text.len() - self.rest().trim_start().len();
     }
 
-    /// Counts PUs, and checks the numbers of PUs and NUMA nodes, of which hwloc makes sets.
+    /// Checks the number `number` (attribute `os_index`) of a PU or NUMA node, from which hwloc makes sets of bits.
+    /// Also counts the PUs, and fails if there are too many. Returns the number, or `None` if an object of the type
+    /// `kind` needs none.
     fn check_number(&mut self, kind: &str, number: Option<&str>) -> Result<Option<Pu>, String> {
         if !matches!(kind, "PU" | "NUMANode") {
             return Ok(None);
@@ -245,8 +251,9 @@ fn has_version_2(tag: &str) -> bool {
     tag.contains("version=\"2") || tag.contains("version='2")
 }
 
-/// Parses a set: words of 32 bits such as `0x0000000f,,0xffffffff`, the highest first. An empty word is zero.
-/// A set that begins with `0xf...f` is infinite.
+/// Parses the value `value` of the attribute `name`, which is a set of PUs or NUMA nodes. The value has words of 32
+/// bits with commas between them, such as `0x0000000f,,0xffffffff`. The first word has the highest bits. An empty word
+/// is zero. `0xf...f` as the first word says that all higher bits are set: these are left out.
 fn parse_cpu_set(name: &str, value: &str) -> Result<CpuSet, String> {
     let mut words: Vec<&str> = value.split(',').collect();
     if words.first() == Some(&"0xf...f") {

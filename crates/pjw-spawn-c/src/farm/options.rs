@@ -73,6 +73,11 @@ unsafe fn farm_of(options: &PjwFarmOptions) -> Result<Farm<'static>, Failure> {
     Ok(set_functions(farm.cpus(cpus), options))
 }
 
+/// Returns the CPUs of the workers: the lists in `options.cpus`, or the default that the flags choose.
+///
+/// # Errors
+/// If `options.cpus` is no list of CPU lists, or is given together with `PJW_FARM_ONE_PU_EACH`.
+///
 /// # Safety
 /// `options.cpus` must be NULL or a C string.
 unsafe fn worker_cpus(options: &PjwFarmOptions) -> Result<WorkerCpus, Failure> {
@@ -91,6 +96,7 @@ unsafe fn worker_cpus(options: &PjwFarmOptions) -> Result<WorkerCpus, Failure> {
     Ok(WorkerCpus::PerWorker(lists.collect::<Result<_, _>>()?))
 }
 
+/// Sets the optional functions of the program in `options`, such as `write`, as the functions of the farm.
 fn set_functions(mut farm: Farm<'static>, options: &PjwFarmOptions) -> Farm<'static> {
     let data = options.data;
     if let Some(start) = options.worker_start {

@@ -171,6 +171,8 @@ fn refuse(socket: BorrowedFd<'_>, (step, errno): TaskStartFailure) -> i32 {
 }
 
 impl<'a> Host<'a> {
+    /// Makes the host: reserves the memory for its tasks, and creates its epoll set and its directory. Frees the heap
+    /// of the parent, which the host inherited. Called once, in the new process of the host.
     fn prepare(
         plan: &'a HostParameters,
         first_own: RawFd,

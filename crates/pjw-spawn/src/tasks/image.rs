@@ -297,6 +297,7 @@ fn shape(file: &File) -> Result<ProgramLayout, ImageError> {
     Ok(shape)
 }
 
+/// Checks in the ELF header that the program is for x86-64 with pointers of 64 bits.
 fn check_processor(header: &[u8]) -> Result<(), ImageError> {
     let (class, order, machine) = (number(header, 4, 1), number(header, 5, 1), number(header, 18, 2));
     match (class, order, machine) {

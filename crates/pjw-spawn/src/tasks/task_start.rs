@@ -170,7 +170,8 @@ pub(super) fn wait_until_unused(start: &TaskStart<'_>, pidfd: RawFd) {
     }
 }
 
-/// The task until its program begins. It shares the memory of the host, so it must not allocate, lock or unwind.
+/// Runs in the process of the task until its program begins. The process shares the memory of the host, so this
+/// function must not allocate, lock or unwind.
 extern "C" fn run_task(start: *const ()) -> ! {
     // SAFETY: the host passes a `TaskStart`, and leaves it there while the task uses it.
     let start = unsafe { &*start.cast::<TaskStart<'_>>() };
@@ -186,6 +187,8 @@ extern "C" fn run_task(start: *const ()) -> ! {
     unsafe { enter(start.is_busy.as_ptr(), stack, base + shape.entry) }
 }
 
+/// Gives the calling process the properties in `start`, such as its affinity mask, its streams and its directory, and
+/// fills the memory of the program. The program can begin afterwards. Returns the failed step on error.
 fn prepare_task(start: &TaskStart<'_>) -> Result<(), FailedStep> {
     let head = &start.request.head;
     let of_clone = |errno| (SpawnStep::Clone, errno);

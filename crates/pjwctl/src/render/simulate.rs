@@ -177,7 +177,8 @@ pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
         + &sample_table(&result.fragmentation)
 }
 
-/// Some of the samples, evenly chosen, with the first and the last.
+/// Returns a table with at most [`ROWS`] of the samples `all`: the first, the last, and samples at equal distances
+/// between them.
 fn sample_table(all: &[FragmentationSample]) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);

@@ -236,8 +236,8 @@ fn is_table(name: &str) -> bool {
     ConfigKey::all().any(|key| key.name().starts_with(&prefix))
 }
 
-/// The message for an unknown key, with the key that was probably meant: the nearest key of the same table, or the
-/// key with that name in another table.
+/// Returns the message that the key `name` is unknown. The message suggests a similar key of the same table, or a key
+/// of the same name in another table. `prefix` is the name of the table and a dot, or empty.
 fn unknown_key_message(prefix: &str, name: &str) -> String {
     let here = |key: &ConfigKey| key.name().strip_prefix(prefix).map(str::to_owned);
     let siblings: Vec<String> = ConfigKey::all().filter_map(|key| here(&key)).collect();

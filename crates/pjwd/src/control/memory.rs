@@ -48,8 +48,9 @@ const MAX_WAITING: usize = 4;
 /// request any number of measurements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MeasurementRequester {
+    /// The party that waits for a turn of the memory reader thread.
     pub(super) turn_requester: TurnRequester,
-    /// Whether the caller may cause any number of readings.
+    /// Whether the party can request any number of measurements.
     pub(super) is_admin: bool,
 }
 

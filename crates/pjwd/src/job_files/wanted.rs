@@ -122,8 +122,9 @@ fn options() -> OpenOptions {
     options
 }
 
-/// Gives back the space that a file takes from the system. Empties a file of more than 4096 bytes, and takes from a
-/// shorter one the space that a program reserved behind its end (fallocate(2)). Returns whether the file was emptied.
+/// Reduces the space that the file at `path` takes on its file system. A file of more than 4096 bytes is emptied. A
+/// shorter file loses the space that a program reserved behind its end (fallocate(2)). Returns whether the file was
+/// emptied.
 fn shrink(path: &Path) -> bool {
     // Each opening for writing is reported as a change, so a file that takes little is not opened.
     if !std::fs::symlink_metadata(path).is_ok_and(|metadata| takes_much_space(&metadata)) {
@@ -139,7 +140,7 @@ fn takes_much_space(metadata: &Metadata) -> bool {
     metadata.is_file() && metadata.nlink() == 1 && (metadata.len() > MAX_FILE_BYTES || has_reserve)
 }
 
-/// Gives back the space of an opened file. Returns whether the file was emptied.
+/// Reduces the space that the opened file takes, as [`shrink`] says. Returns whether the file was emptied.
 fn shrink_opened(file: &File) -> io::Result<bool> {
     let length = file.metadata()?.len();
     if length > MAX_FILE_BYTES {

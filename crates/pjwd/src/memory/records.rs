@@ -180,8 +180,8 @@ impl MemoryRecords {
         Some(self.jobs.get(job)?.latest.get(&ReadingKind::Pages)?.at.since_boot)
     }
 
-    /// Returns when the latest stored measurement of the memory use of the job `job` ended, in ns since boot, by any
-    /// method. `None` if no measurement of the job is stored.
+    /// Returns the time at which the latest stored measurement of the memory use of the job `job` ended, in ns since
+    /// boot. All methods of measurement ([`ReadingKind`]) count. `None` if no measurement of the job is stored.
     #[must_use]
     pub fn last_measurement_ended_at(&self, job: &JobId) -> Option<Nanos> {
         self.jobs.get(job)?.latest.values().map(|reading| reading.ended_at).max()

@@ -6,13 +6,13 @@ use std::rc::Rc;
 
 use tokio::sync::oneshot;
 
-/// The party that wants a memory measurement, and gets a [`Turn`] for it: a user who called pjwd, or pjwd itself,
-/// which can measure the memory of jobs at an interval. [`TurnQueue`] treats all parties equally.
+/// The party that waits for a [`Turn`], in order to measure the memory of a job: a user who called pjwd, or pjwd
+/// itself. [`TurnQueue`] treats all parties equally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TurnRequester {
     /// The calls of the user with this id.
     User(u32),
-    /// The readings without a request (`memory.sample`).
+    /// pjwd itself, which measures the memory of jobs at an interval (configuration key `memory.sample`).
     Daemon,
 }
 

@@ -41,6 +41,7 @@ pub struct JobMetrics {
 }
 
 impl JobMetrics {
+    /// Returns the metrics of a job from its description in the status. `core_of` has the index of the core of each PU.
     fn from_job(job: &wire::Job, demand: CpuDemand, core_of: &BTreeMap<Pu, usize>) -> Self {
         let cpus = cpus(&job.cpus);
         let cores: BTreeSet<usize> = cpus.iter().filter_map(|pu| core_of.get(&pu).copied()).collect();
@@ -87,6 +88,7 @@ pub struct PuCounts {
 }
 
 impl PuCounts {
+    /// Counts the PUs in the description of the pool. The PUs in `offline` count as offline only.
     fn from_pool(pool: &wire::Pool, offline: &CpuSet) -> Self {
         let on = |list: &str| cpus(list).difference(offline).len();
         Self {

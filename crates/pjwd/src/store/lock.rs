@@ -315,8 +315,9 @@ impl DaemonLock {
     }
 }
 
-/// Locks the file and writes `holder` into it, with the earlier journal that the file named. A process that ends before
-/// it has made its own journal leaves this one to the next process.
+/// Locks the lock file at `path`, and writes `holder` into it. If `holder` has no journal yet, the entry of the file
+/// about an earlier journal is kept. So if this process ends before it makes a journal, the next process still finds
+/// the earlier one.
 fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockError> {
     let unusable = |why: String, remedy| LockError::Unusable { path: path.to_owned(), why, remedy };
     let uid = Uid::effective().as_raw();

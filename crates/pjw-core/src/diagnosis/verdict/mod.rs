@@ -41,7 +41,7 @@ pub enum VerdictKind {
 }
 
 impl VerdictKind {
-    /// Returns the word for the verdict in JSON output and in messages to users, such as `serial`.
+    /// Returns the name of the verdict in JSON output and in messages to users, such as `serial`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.into()

@@ -372,7 +372,7 @@ fn request(topology: &Topology, existing: Option<&Job>, args: &AssignCommand) ->
     })
 }
 
-/// The name of a device that the machine has.
+/// Returns `name` if the machine has a device with this name.
 fn find_device_name(topology: &Topology, name: &str) -> Result<String, Refusal> {
     if topology.device_by_name(name).is_some() {
         return Ok(name.to_owned());

@@ -52,8 +52,10 @@ pub(crate) fn threads_to_unbind(
     }
 }
 
-/// The threads to move, of the bound threads `bound` in the order of priority, beside so many floating threads. A
-/// thread of a process in `spread` gets a core for itself before it shares one with another thread of its process.
+/// Returns the threads to move to other PUs, and not more than there are idle PUs and cores for them. `bound` has the
+/// bound threads, in the order in which they get a PU. `floating` is the number of busy threads without a binding,
+/// which need PUs too. If a process is in `spread`, each of its threads gets a core for itself before two of them share
+/// a core.
 fn threads_to_move(
     topology: &Topology,
     grant: &CpuSet,
@@ -72,8 +74,8 @@ fn threads_to_move(
     overloaded
 }
 
-/// Leaves out the threads that would have no PU for themselves even if their process ran alone. Except threads of the
-/// processes in `all_counted`.
+/// Leaves out the threads that would have no PU for themselves even if their process ran alone. Keeps all threads of
+/// the processes in `all_counted`.
 fn without_own_excess<'a>(
     topology: &'a Topology,
     grant: &'a CpuSet,
@@ -95,8 +97,8 @@ fn without_own_excess<'a>(
     bound.iter().copied().filter(has_pu).collect()
 }
 
-/// The threads that are bound to a whole core to which a thread of another process is bound too. Except the first
-/// thread of each core, and other threads of its process, unless that is in `spread`.
+/// Returns the threads that are bound to a whole core to which an earlier thread in `bound` is bound too. A thread of
+/// the same process as the first thread of the core is left out, unless its process is in `spread`.
 fn threads_on_shared_cores(
     topology: &Topology,
     grant: &CpuSet,

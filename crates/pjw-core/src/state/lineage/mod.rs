@@ -142,7 +142,9 @@ impl Lineage {
         is_full
     }
 
-    /// Records the fork of a child. Returns `false` if there is no room for another record.
+    /// Records that the thread `creator` of the process `parent` forked `child` at the time `at`. `tracked` is the
+    /// parent, if pjw sets or restores its affinity masks, and whether it belongs to a job. Returns `false` if there is
+    /// no room for another record.
     fn record_fork(
         &mut self,
         tracked: Option<(&Member, bool)>,

@@ -219,7 +219,8 @@ impl IdleTracker {
         was_idle
     }
 
-    /// Whether a process did not run since its last check, and the time until which it was seen idle before.
+    /// Returns whether the process did not run since its last check. Also returns the time of the last check before
+    /// this one that found the process idle.
     fn was_idle(&mut self, pid: Pid, at: Nanos) -> (bool, Option<Nanos>) {
         let Ok(cpu_time) = process_cpu_time_ns(pid) else {
             let known = self.processes.remove(&pid);

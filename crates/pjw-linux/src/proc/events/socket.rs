@@ -91,6 +91,8 @@ impl ProcEventSocket {
         drained
     }
 
+    /// Receives up to `max_messages` messages, and appends their events to `events`. Does not wait. Unlike
+    /// [`ProcEventSocket::drain_events`], leaves the times of forks as the kernel reported them.
     fn receive_messages(&mut self, max_messages: usize, events: &mut Vec<ProcessEvent>) -> EventLoss {
         let mut drained = EventLoss::default();
         for _ in 0..max_messages {

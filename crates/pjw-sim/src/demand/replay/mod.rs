@@ -191,6 +191,8 @@ impl Machine {
         Self { state, policy, lent: BTreeMap::new() }
     }
 
+    /// Assigns `cores` cores of the class `class` to the job `job` at the time `now`, as the command of an
+    /// administrator. Returns the error if the daemon refuses the command.
     fn assign(
         &mut self,
         now: Duration,

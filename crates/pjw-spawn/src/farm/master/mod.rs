@@ -256,7 +256,8 @@ impl<'a> RunningFarm<'a> {
         left.into_iter().chain(pause).fold(LONGEST_WAIT, Duration::min)
     }
 
-    /// Moves the results that are there. Returns whether there was anything.
+    /// Moves the results of all workers that are ready to the writer or the caller. Returns whether there was any
+    /// result.
     fn collect(&mut self) -> Result<bool, FarmError> {
         let mut news = self.delivery.has_writer && self.delivery.deliver_written(&self.shared);
         news |= self.delivery.send_to_writer(&self.shared);
@@ -277,7 +278,8 @@ impl<'a> RunningFarm<'a> {
         }
     }
 
-    /// Takes results from the ring of a worker. Returns whether there was anything.
+    /// Takes up to `max_results` results and parts of results from the ring of the worker `index`. Returns whether the
+    /// ring had any.
     fn take_results(&mut self, index: usize, max_results: usize) -> Result<bool, FarmError> {
         let owner = u32::try_from(index).unwrap_or(u32::MAX);
         let mut news = false;

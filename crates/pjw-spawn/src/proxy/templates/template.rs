@@ -257,7 +257,7 @@ impl Template {
         added.into_iter().for_each(|earlier| on_result(earlier, self.next_child()));
     }
 
-    /// Adds an instance to the message.
+    /// Adds the fork of `instance` to the prepared message. Sends this message first if the fork does not fit into it.
     fn add_to_message(&mut self, instance: &Instance) -> Result<(), ForkError> {
         let mut own = self.instance_setup(instance)?;
         let strings = self.instance_strings(instance);

@@ -94,6 +94,7 @@ fn answer(client: &mut Client, status: &wire::Status) -> DaemonState {
     answer
 }
 
+/// Returns the status of lending that a running pjwd reports.
 fn lending_status(lending: &wire::Lending) -> LendingStatus {
     match lending.demand.as_str() {
         _ if !lending.why_not.is_empty() => LendingStatus::Off(lending.why_not.clone()),
@@ -103,6 +104,8 @@ fn lending_status(lending: &wire::Lending) -> LendingStatus {
     }
 }
 
+/// Makes the job for the diagnosis from its description in the status of pjwd. Properties that the status does not have
+/// get default values.
 fn job_from_wire(id: &JobId, job: &wire::Job) -> Job {
     // Only the warden ends this job, so it has a reservation.
     let mut known = Job::new(id.clone(), Uid(job.owner), EndCondition::Reservation, UnixMillis::default());
@@ -122,6 +125,8 @@ fn job_from_wire(id: &JobId, job: &wire::Job) -> Job {
     known
 }
 
+/// Makes the record that a process is a member of the job `job`, from the description of the process that pjwd
+/// returned.
 fn membership_record(job: &JobId, member: &wire::Member) -> Record {
     let evidence = match member.evidence.as_str() {
         "cgroup" => MembershipEvidence::Cgroup,
@@ -141,6 +146,7 @@ fn membership_record(job: &JobId, member: &wire::Member) -> Record {
     })
 }
 
+/// Makes a finding of the diagnosis from a warning of pjwd.
 fn finding_from_warning(warning: &wire::Warning) -> Finding {
     let severity = if is_alarming(warning) { Severity::Problem } else { Severity::Advice };
     let job = warning.job.parse::<JobId>().ok();

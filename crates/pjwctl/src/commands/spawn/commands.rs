@@ -103,7 +103,7 @@ fn parse(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand
     Ok(commands)
 }
 
-/// Parses ranks, such as `0-2,5`. They have the form of CPU lists, also the largest number.
+/// Parses a list of ranks, such as `0-2,5`. The list has the form of a CPU list. So the largest rank is [`Pu::MAX`].
 fn parse_ranks(text: &str) -> anyhow::Result<Vec<u32>> {
     if text.is_empty() {
         bail!("the ranks are empty: write ranks such as 0-2,5, or * for all others");
@@ -145,7 +145,8 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
     lines
 }
 
-/// Splits a line into words at white space outside of quotes. `#` begins a comment where a word could begin.
+/// Splits a line into words at white space. White space inside quotes does not split. A `#` at the beginning of a word
+/// begins a comment, which extends to the end of the line.
 fn split_into_words(line: &str) -> anyhow::Result<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

@@ -206,6 +206,7 @@ pub fn core_map_text(cores: &[Core], holders: &PuHolders, term: Terminal) -> Str
     map
 }
 
+/// Groups the cores into the rows of the map. A new row begins where the package or the NUMA node changes.
 fn rows_of_cores(cores: &[Core]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     let mut before: Option<&Core> = None;
@@ -237,7 +238,8 @@ fn row_label(core: &Core) -> String {
     }
 }
 
-/// The cells of a row, broken between L3s if possible, else between blocks.
+/// Draws a row as lines of at most `width_left` characters, one character for each core. A line is broken between two
+/// L3 caches if possible, else between two blocks of cores.
 fn row_lines(row: &Row, holders: &PuHolders, width_left: usize, term: Terminal) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();

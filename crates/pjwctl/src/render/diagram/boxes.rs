@@ -199,7 +199,8 @@ impl DiagramBox {
 }
 
 impl Builder<'_> {
-    /// Adds the parts of a part to its box, and the devices that belong to this part and to no smaller one.
+    /// Adds the boxes of `parts` to the box `boxes`. Moves each device of `devices` that belongs to one of the parts
+    /// into the box of this part.
     fn add_parts(
         &self,
         boxes: &mut DiagramBox,
@@ -230,6 +231,8 @@ impl Builder<'_> {
         boxes.sections.extend(strip(memory));
     }
 
+    /// Makes the box of a package, die, NUMA node or cache, with the boxes of its parts. Moves the devices that belong
+    /// to this part and to none of its parts from `devices` into the box. `path` has the names of the enclosing parts.
     fn domain_box(&self, part: &Domain, path: &[String], devices: &mut Vec<&Device>) -> DiagramBox {
         let kind = match part.kind.as_str() {
             "package" => BoxKind::Package,
@@ -264,6 +267,7 @@ impl Builder<'_> {
         boxes
     }
 
+    /// Makes the box of a core, with the boxes of its PUs (logical CPUs). `path` has the names of the enclosing parts.
     fn core_box(&self, part: &Domain, path: &[String]) -> DiagramBox {
         let pus: CpuSet = part.cpus.parse().unwrap_or_default();
         let kind = part.core_kind.and_then(|at| self.topology.core_kinds.get(at as usize));

@@ -2,8 +2,10 @@
 
 use pjw_core::ids::Pid;
 
-/// Follows a reading, and can stop it. A function that returns bool is a `ReadingProgress` too: it says whether the
-/// reading is still wanted.
+/// The functions that a reading of a job's memory ([`measure_job_memory`](super::measure_job_memory)) calls while it
+/// runs. Through them, the caller learns which process is being read, and can stop the reading. Each function or
+/// closure without parameters that returns bool implements this trait: it returns whether the result of the reading is
+/// still wanted.
 pub trait ReadingProgress {
     /// Returns whether the result is still wanted. If not, the reading stops with `ReadingError::Abandoned`.
     fn is_wanted(&self) -> bool;

@@ -106,7 +106,9 @@ pub fn has_records(dir: &Path, boot_id: &str) -> bool {
     has_state || !lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).all(is_empty_batch)
 }
 
-/// Reads `state.json`. Returns what it says about the batches.
+/// Reads `state.json` in the directory `dir`, and stores its records in `recovered` if they are of the boot `boot_id`.
+/// A file that can't be used is noted in `recovered` as a loss of records. Returns which batches `journal.jsonl` must
+/// have after this file.
 pub(super) fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> Expected {
     let path = dir.join(STATE);
     let mut text = Vec::new();

@@ -104,7 +104,7 @@ pub(super) fn load(
     })
 }
 
-/// Starts the program.
+/// Starts the program of `setup` as a process that becomes a template, as `template` says. Returns the process.
 fn start_program(
     setup: &Setup,
     cgroup: Option<RawFd>,

@@ -130,6 +130,11 @@ impl Tracee {
         self.resume_until_stop(ptrace::step)
     }
 
+    /// Resumes the process by `resume`, and waits until it stops. A signal for the process does not end the wait: the
+    /// signal is delivered, and the process resumed again.
+    ///
+    /// # Errors
+    /// If the process has ended, or can't be resumed.
     fn resume_until_stop(
         &mut self,
         resume: fn(Pid, Option<Signal>) -> Result<(), Errno>,
