@@ -57,9 +57,9 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
     because.extend(lending_text(state, policy, job));
     match members.as_slice() {
         [] => {}
-        [only] => because.push(format!("1 process belongs to it; {}", how_known(state, only))),
+        [only] => because.push(format!("1 process belongs to it; {}", evidence_text(state, only))),
         [first, ..] => {
-            because.push(format!("{} processes belong to it; {}", members.len(), how_known(state, first)));
+            because.push(format!("{} processes belong to it; {}", members.len(), evidence_text(state, first)));
         }
     }
     because.extend(shared_address_spaces_text(state, &members));
@@ -229,7 +229,7 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
     };
     let mut because = Vec::new();
     if let Some(member) = state.members.get(&pid) {
-        because.push(how_known(state, member));
+        because.push(evidence_text(state, member));
         match state.jobs.get(&member.job).and_then(|job| Some((job, job.active_grant()?))) {
             Some((job, grant)) if grant.ownership == Ownership::Frozen => {
                 because.push(grant_text(job, grant));
@@ -301,7 +301,7 @@ fn shared_address_spaces_text(state: &WardenState, members: &[&Member]) -> Optio
         .then(|| format!("of its processes, {} share one address space", counts.join(", and another ")))
 }
 
-fn how_known(state: &WardenState, member: &Member) -> String {
+fn evidence_text(state: &WardenState, member: &Member) -> String {
     let (pid, job) = (member.id.pid, &member.job);
     match member.evidence {
         MembershipEvidence::Registered => format!("process {pid} was registered for {job} over the socket"),

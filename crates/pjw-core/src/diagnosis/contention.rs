@@ -25,7 +25,7 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     let widest = input.topology.cores().iter().map(|core| core.pus.len()).max().unwrap_or(1);
     let crowded = input.jobs.iter().filter_map(|job| oversubscribed(input, job, widest));
     push_limited(crowded.collect(), findings);
-    push_limited(input.jobs.iter().filter_map(outside_holdings).collect(), findings);
+    push_limited(input.jobs.iter().filter_map(threads_outside_grant).collect(), findings);
 }
 
 /// The remedy if nothing keeps a job on cores of its own. `if_enforcing` is the one while a daemon runs that enforces.
@@ -285,7 +285,7 @@ fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'s
 }
 
 /// Finds threads whose masks allow PUs that their job does not hold.
-fn outside_holdings(job: &ObservedJob) -> Option<Finding> {
+fn threads_outside_grant(job: &ObservedJob) -> Option<Finding> {
     let (held, granted_by) = job.grant.as_ref()?;
     let out: Vec<_> = job.threads.iter().filter(|thread| !thread.effective_mask.is_subset(held)).collect();
     if out.is_empty() {

@@ -90,7 +90,7 @@ impl AffinityMonitor {
         let ring =
             take_map(&mut object, "ASKS")?.try_into().map_err(|error| refusal_error("ASKS", &error))?;
         let mut monitor = Self { ring, orders, lost: 0, _link: link };
-        monitor.check()?;
+        monitor.check_own_call_is_reported()?;
         configure(&mut monitor.orders, false)?;
         Ok(monitor)
     }
@@ -123,7 +123,7 @@ impl AffinityMonitor {
     }
 
     /// Sets the current mask again, in a thread that ends afterwards: the kernel marks the mask as requested.
-    fn check(&mut self) -> Result<(), AffinityMonitorUnavailable> {
+    fn check_own_call_is_reported(&mut self) -> Result<(), AffinityMonitorUnavailable> {
         let set_own_mask = || {
             let tid = affinity::own_thread();
             let mask = affinity::get_mask(tid)?;

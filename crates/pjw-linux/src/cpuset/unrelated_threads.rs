@@ -113,7 +113,7 @@ impl UnrelatedThreads {
             let cpus = || job_cpuset.spec.cpus.clone();
             self.partitions.entry(job_cpuset.path.clone()).or_insert_with(cpus);
         }
-        self.find_bound(context)
+        self.find_threads_with_own_mask(context)
     }
 
     /// Records which partition began or ended by the cpuset change `change`. Must be called after the change, before
@@ -212,7 +212,7 @@ impl UnrelatedThreads {
 
     /// The threads whose masks differ from the effective CPUs of their cgroups. Threads that can't be read
     /// are skipped.
-    fn find_bound(&mut self, context: &mut CpusetContext<'_>) -> Vec<RecordedThreadMask> {
+    fn find_threads_with_own_mask(&mut self, context: &mut CpusetContext<'_>) -> Vec<RecordedThreadMask> {
         let online = online_mask();
         let partitions = self.partitions();
         let mut cache = EffectiveCpus::new();

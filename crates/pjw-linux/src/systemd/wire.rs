@@ -101,7 +101,7 @@ impl CallArguments {
     /// Appends `properties`, a list of properties of a systemd unit, as one argument.
     pub(super) fn properties(mut self, properties: &[Property]) -> Self {
         self.signature.push_str("a(sv)");
-        self.bytes.array(8, |bytes| properties.iter().for_each(|property| pair(bytes, property)));
+        self.bytes.array(8, |bytes| properties.iter().for_each(|property| append_property(bytes, property)));
         self
     }
 
@@ -114,7 +114,7 @@ impl CallArguments {
 }
 
 /// Appends a property: its name, and its value as a variant.
-fn pair(bytes: &mut Bytes, (name, value): &Property) {
+fn append_property(bytes: &mut Bytes, (name, value): &Property) {
     bytes.align(8);
     bytes.text(name);
     match value {

@@ -59,7 +59,7 @@ struct JobRecord {
 impl JobRecord {
     /// Predicts whether the memory runs out, from what the workers have for themselves now and had before, by readings
     /// of the same kind.
-    fn predict(&mut self, workers: WorkerMemory, kind: ReadingKind, available: u64) {
+    fn update_shortage_prediction(&mut self, workers: WorkerMemory, kind: ReadingKind, available: u64) {
         let is_estimate = kind == ReadingKind::Estimate;
         let is_known = self.workers.back().is_some_and(|pages| {
             Duration::from_nanos(workers.at.0.saturating_sub(pages.at.0)) < MAX_PREDICTION_AGE
@@ -146,7 +146,7 @@ impl MemoryRecords {
             record.map_lock_waits.clone_from(waits);
         }
         if let Some(workers) = reading.workers {
-            record.predict(workers, reading.kind, reading.available);
+            record.update_shortage_prediction(workers, reading.kind, reading.available);
         } else {
             record.remove_outdated_shortage_prediction(reading.at.since_boot);
         }

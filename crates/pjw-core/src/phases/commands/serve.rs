@@ -143,8 +143,8 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
         return Err(Refusal::JobForOtherUser { job: args.job.clone(), owner });
     }
     let new_members = new_members(draft, args)?;
-    let counted = with_counted_request(draft, args)?;
-    let args = counted.as_ref().unwrap_or(args);
+    let replaced = replace_everything_by_cores(draft, args)?;
+    let args = replaced.as_ref().unwrap_or(args);
     let request = request(&draft.state.topology, existing.as_ref(), args)?;
     if let Some(job) = existing.as_ref().filter(|job| job.request.as_ref() != Some(&request)) {
         check_may_change_request(job, &args.caller)?;
@@ -190,7 +190,7 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
 }
 
 /// Returns the command with the number of cores in the place of "everything". `None` if the command says a number.
-fn with_counted_request(
+fn replace_everything_by_cores(
     draft: &CycleDraft<'_>,
     args: &AssignCommand,
 ) -> Result<Option<AssignCommand>, Refusal> {

@@ -147,7 +147,7 @@ impl AddressSpaces {
         let is_known = known.is_some_and(|known| known.id == id && known.stack == stat.stack_start);
         if !is_known {
             self.remove_process(pid);
-            self.add(id, stat);
+            self.add_process(id, stat);
         }
         if let Some(known) = self.processes.get_mut(&pid) {
             known.parent = stat.parent;
@@ -159,7 +159,7 @@ impl AddressSpaces {
         }
     }
 
-    fn add(&mut self, id: ProcessId, stat: &Stat) {
+    fn add_process(&mut self, id: ProcessId, stat: &Stat) {
         let process = Process {
             id,
             parent: stat.parent,

@@ -72,7 +72,7 @@ pub(super) fn parse_datagram(
         let from_proc = word(connector, 0) == Some(CN_IDX_PROC) && word(connector, 4) == Some(CN_VAL_PROC);
         if let Some(body) = connector.get(CONNECTOR_HEADER..).filter(|_| from_proc) {
             is_gap |= numbers.check_message(connector, body).unwrap_or(false);
-            events.extend(event(body));
+            events.extend(parse_event(body));
         }
         let aligned = length.next_multiple_of(4).min(bytes.len());
         bytes = &bytes[aligned..];
@@ -80,7 +80,7 @@ pub(super) fn parse_datagram(
     is_gap
 }
 
-fn event(body: &[u8]) -> Option<ProcessEvent> {
+fn parse_event(body: &[u8]) -> Option<ProcessEvent> {
     let number = |index: usize| word(body, EVENT_HEADER + 4 * index);
     match word(body, 0)? {
         FORK => {

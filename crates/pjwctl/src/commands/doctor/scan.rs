@@ -171,7 +171,7 @@ fn configuration(service: &Scheduler) -> Option<String> {
     let named = std::env::var_os(service.config_variable).filter(|_| !service.config_variable.is_empty());
     let named = named.map(PathBuf::from).map(|path| if path.is_file() { parent(&path) } else { path });
     let directories = named.into_iter().chain(service.config_directories.iter().map(PathBuf::from));
-    let mut texts = directories.filter_map(|directory| text_in(service, &directory));
+    let mut texts = directories.filter_map(|directory| read_configuration_in(service, &directory));
     texts.next()
 }
 
@@ -179,17 +179,17 @@ fn parent(path: &Path) -> PathBuf {
     path.parent().map(Path::to_owned).unwrap_or_default()
 }
 
-fn text_in(service: &Scheduler, directory: &Path) -> Option<String> {
+fn read_configuration_in(service: &Scheduler, directory: &Path) -> Option<String> {
     let (first, others) = service.config_files.split_first()?;
-    let mut text = text_of(directory, first)?;
+    let mut text = read_file_or_directory(directory, first)?;
     for file in others {
         text.push('\n');
-        text.push_str(&text_of(directory, file).unwrap_or_default());
+        text.push_str(&read_file_or_directory(directory, file).unwrap_or_default());
     }
     Some(text)
 }
 
-fn text_of(directory: &Path, file: &str) -> Option<String> {
+fn read_file_or_directory(directory: &Path, file: &str) -> Option<String> {
     let path = directory.join(file);
     if !file.ends_with('/') {
         return survey::read_regular_file(&path);
@@ -217,15 +217,15 @@ mod tests {
     fn a_configuration_is_read_from_the_first_directory_that_has_it() {
         let dir = tempfile::tempdir().unwrap();
         let slurm = SCHEDULERS.iter().find(|service| service.name == "Slurm").unwrap();
-        assert_eq!(text_in(slurm, dir.path()), None);
+        assert_eq!(read_configuration_in(slurm, dir.path()), None);
         std::fs::write(dir.path().join("slurm.conf"), "TaskPlugin=task/cgroup").unwrap();
         assert_eq!(
-            slurm.describe_core_binding(text_in(slurm, dir.path()).as_deref()).binding,
+            slurm.describe_core_binding(read_configuration_in(slurm, dir.path()).as_deref()).binding,
             JobBinding::Unbound
         );
         std::fs::write(dir.path().join("cgroup.conf"), "ConstrainCores=yes").unwrap();
         assert_eq!(
-            slurm.describe_core_binding(text_in(slurm, dir.path()).as_deref()).binding,
+            slurm.describe_core_binding(read_configuration_in(slurm, dir.path()).as_deref()).binding,
             JobBinding::Cpusets
         );
     }
@@ -244,7 +244,7 @@ mod tests {
             std::fs::write(dir.path().join(file), text).unwrap();
         }
         assert_eq!(
-            condor.describe_core_binding(text_in(condor, dir.path()).as_deref()).binding,
+            condor.describe_core_binding(read_configuration_in(condor, dir.path()).as_deref()).binding,
             JobBinding::Masks
         );
     }

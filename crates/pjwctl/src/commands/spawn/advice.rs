@@ -16,7 +16,7 @@ const MANY_MISSED_OPENS: usize = 100;
 /// Returns advice about each program in `programs` that starts slowly because of `LD_LIBRARY_PATH`: at each start, the
 /// dynamic linker tries to open 100 or more files that do not exist. For the time before the start of the instances.
 pub(super) fn before_start(programs: &[Program]) -> Vec<String> {
-    advice(programs.iter().map(|program| (&program.context, program.instances.len() > 1)))
+    library_path_advice(programs.iter().map(|program| (&program.context, program.instances.len() > 1)))
 }
 
 /// Returns advice about programs that start slowly because of `LD_LIBRARY_PATH`, as [`before_start`] does, but after the
@@ -26,11 +26,11 @@ pub(super) fn before_start(programs: &[Program]) -> Vec<String> {
 pub(super) fn after_exec<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) -> Vec<String> {
     let mut programs = BTreeSet::new();
     let contexts = contexts.filter(|context| programs.insert(context.program_path().to_owned()));
-    advice(contexts.map(|context| (context, false)))
+    library_path_advice(contexts.map(|context| (context, false)))
 }
 
 /// With each context: whether its instances could be forks of a loaded program.
-fn advice<'a>(contexts: impl Iterator<Item = (&'a SpawnContext, bool)>) -> Vec<String> {
+fn library_path_advice<'a>(contexts: impl Iterator<Item = (&'a SpawnContext, bool)>) -> Vec<String> {
     let Some(library_path) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) else {
         return Vec::new();
     };

@@ -171,7 +171,7 @@ impl<'a> Tree<'a> {
                 more.extend(self.loose(group.iter().flat_map(|part| &part.children)));
             }
             if inner.is_empty() && !first.children.is_empty() {
-                let held: Vec<(String, usize)> = self.held(group);
+                let held: Vec<(String, usize)> = self.holder_texts(group);
                 let width: usize = char_count(&line) + held.iter().map(|(_, width)| width + 2).sum::<usize>();
                 if width < self.term.width {
                     let held: Vec<String> = held.into_iter().map(|(text, _)| text).collect();
@@ -239,13 +239,13 @@ impl<'a> Tree<'a> {
         if cores.is_empty() {
             return Vec::new();
         }
-        let held: Vec<String> = self.held(&cores).into_iter().map(|(text, _)| text).collect();
+        let held: Vec<String> = self.holder_texts(&cores).into_iter().map(|(text, _)| text).collect();
         let colon = if held.is_empty() { "" } else { ": " };
         vec![format!("{}{colon}{}", self.counted(&cores), held.join(", "))]
     }
 
     /// The holders of the PUs of these parts, each with its width in columns.
-    fn held(&self, group: &[&Domain]) -> Vec<(String, usize)> {
+    fn holder_texts(&self, group: &[&Domain]) -> Vec<(String, usize)> {
         let jobs = self.holders.as_ref().map(|(_, status)| status.jobs.as_slice()).unwrap_or_default();
         let describe = |holder: Holder, pus: &CpuSet, lent_to: &str| {
             let who = holder.name(jobs);
