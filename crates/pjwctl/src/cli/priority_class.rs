@@ -6,12 +6,12 @@ use clap::ValueEnum;
 /// cores of its own, and whether other jobs can use these cores while the job leaves them idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PriorityClassArg {
-    /// Cores of its own; those that it leaves idle may be lent, and come back when it needs them. Nothing is lent
-    /// unless lending.enabled is true in pjwd.toml; the default is false
+    /// Cores of its own. Cores that the job leaves idle may be lent to besteffort jobs, and are taken back when the job
+    /// needs them. Nothing is lent unless lending.enabled is true in pjwd.toml; the default is false
     Guaranteed,
     /// Cores of its own that are never lent
     Normal,
-    /// No cores of its own: at idle priority on at most so many free cores and idle cores of guaranteed jobs; only
-    /// on free cores unless lending.enabled is true
+    /// No cores of its own. The job runs at idle priority on at most the requested number of cores: free cores and, if
+    /// lending.enabled is true, idle cores of guaranteed jobs
     Besteffort,
 }
