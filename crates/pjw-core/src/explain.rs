@@ -59,7 +59,8 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
         [] => {}
         [only] => because.push(format!("1 process belongs to it; {}", evidence_text(state, only))),
         [first, ..] => {
-            because.push(format!("{} processes belong to it; {}", members.len(), evidence_text(state, first)));
+            let (count, evidence) = (members.len(), evidence_text(state, first));
+            because.push(format!("{count} processes belong to it; {evidence}"));
         }
     }
     because.extend(shared_address_spaces_text(state, &members));
@@ -301,6 +302,7 @@ fn shared_address_spaces_text(state: &WardenState, members: &[&Member]) -> Optio
         .then(|| format!("of its processes, {} share one address space", counts.join(", and another ")))
 }
 
+/// Returns the sentence that says why the process `member` belongs to its job.
 fn evidence_text(state: &WardenState, member: &Member) -> String {
     let (pid, job) = (member.id.pid, &member.job);
     match member.evidence {

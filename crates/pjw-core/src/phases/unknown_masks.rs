@@ -296,9 +296,9 @@ fn find_orphans_of_root(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Finds the masks that a cpuset without a record had hidden. While the earlier daemon made a cpuset, masks may have
-/// kept the job on the same PUs. Inside the cpuset, such a mask looks like no mask. It shows when the process is
-/// outside after the release.
+/// Finds masks of unknown origin in processes that have left a cpuset without a record. While the earlier daemon made
+/// the cpuset, it may have set masks with the same PUs. Inside the cpuset, such a mask can't be distinguished from no
+/// mask. It can when the process has left the cpuset and still has the mask.
 fn find_hidden_masks(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     if state.unknown_masks.found_cpusets().is_empty()

@@ -122,7 +122,9 @@ impl AffinityMonitor {
         drained
     }
 
-    /// Sets the current mask again, in a thread that ends afterwards: the kernel marks the mask as requested.
+    /// Makes one call of sched_setaffinity(2), and checks that the BPF program reports the call. The call sets the mask
+    /// that the thread already has. The kernel then counts this mask as requested, so the call is made in a thread that
+    /// ends afterwards.
     fn check_own_call_is_reported(&mut self) -> Result<(), AffinityMonitorUnavailable> {
         let set_own_mask = || {
             let tid = affinity::own_thread();

@@ -210,8 +210,8 @@ impl UnrelatedThreads {
         }
     }
 
-    /// The threads whose masks differ from the effective CPUs of their cgroups. Threads that can't be read
-    /// are skipped.
+    /// Returns the threads whose affinity masks differ from the effective CPUs of their cgroups. Threads that can't be
+    /// read are left out.
     fn find_threads_with_own_mask(&mut self, context: &mut CpusetContext<'_>) -> Vec<RecordedThreadMask> {
         let online = online_mask();
         let partitions = self.partitions();

@@ -384,8 +384,8 @@ impl OwnerCpuSampler {
         since_last
     }
 
-    /// Returns whether an idle owner of a lent core has used CPU time since the last sample, where no monitor reports
-    /// that.
+    /// Measures the CPU time of all owners, unless the last measurement was less than [`MIN_PERIOD`] ago. Returns
+    /// whether an idle owner that lends a core has used CPU time since then and no monitor reports this.
     fn sample(
         &mut self,
         state: &mut WardenState,

@@ -189,7 +189,7 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
 }
 
-/// Returns the command with the number of cores in the place of "everything". `None` if the command says a number.
+/// Returns `args` with the number of all available cores, if `args` requests everything. `None` if it does not.
 fn replace_everything_by_cores(
     draft: &CycleDraft<'_>,
     args: &AssignCommand,

@@ -159,6 +159,7 @@ impl AddressSpaces {
         }
     }
 
+    /// Adds a process whose address space is not known yet.
     fn add_process(&mut self, id: ProcessId, stat: &Stat) {
         let process = Process {
             id,

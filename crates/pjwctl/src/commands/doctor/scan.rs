@@ -179,6 +179,7 @@ fn parent(path: &Path) -> PathBuf {
     path.parent().map(Path::to_owned).unwrap_or_default()
 }
 
+/// Returns the text of all configuration files of `service` in `directory`. `None` if the first file can't be read.
 fn read_configuration_in(service: &Scheduler, directory: &Path) -> Option<String> {
     let (first, others) = service.config_files.split_first()?;
     let mut text = read_file_or_directory(directory, first)?;
@@ -189,6 +190,8 @@ fn read_configuration_in(service: &Scheduler, directory: &Path) -> Option<String
     Some(text)
 }
 
+/// Returns the text of the file `file` in `directory`. If `file` ends with `/`, returns the texts of all files in this
+/// directory. `None` if nothing can be read.
 fn read_file_or_directory(directory: &Path, file: &str) -> Option<String> {
     let path = directory.join(file);
     if !file.ends_with('/') {

@@ -29,7 +29,8 @@ pub(super) fn after_exec<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) -
     library_path_advice(contexts.map(|context| (context, false)))
 }
 
-/// With each context: whether its instances could be forks of a loaded program.
+/// Returns the advice about each program that starts slowly because of `LD_LIBRARY_PATH`. The bool in `contexts` says
+/// whether the instances of this context could be forked from a template.
 fn library_path_advice<'a>(contexts: impl Iterator<Item = (&'a SpawnContext, bool)>) -> Vec<String> {
     let Some(library_path) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) else {
         return Vec::new();

@@ -244,7 +244,8 @@ impl<'a> Tree<'a> {
         vec![format!("{}{colon}{}", self.counted(&cores), held.join(", "))]
     }
 
-    /// The holders of the PUs of these parts, each with its width in columns.
+    /// Returns a text for each holder of PUs of the parts in `group`, and the width of the text in columns. The text
+    /// has the name of the holder and the list of its PUs.
     fn holder_texts(&self, group: &[&Domain]) -> Vec<(String, usize)> {
         let jobs = self.holders.as_ref().map(|(_, status)| status.jobs.as_slice()).unwrap_or_default();
         let describe = |holder: Holder, pus: &CpuSet, lent_to: &str| {
@@ -270,7 +271,7 @@ impl<'a> Tree<'a> {
         self.holders.as_ref().map(|(holders, _)| holders.pus_by_holder(pus)).unwrap_or_default()
     }
 
-    /// `4 cores of 2 PUs, 8 of 1 PU`: hybrid machines have several kinds.
+    /// Returns the numbers of cores of each kind as text, such as `4 cores of 2 PUs, 8 of 1 PU` on a hybrid machine.
     fn counted(&self, cores: &[&Domain]) -> String {
         let mut sorts: BTreeMap<(usize, Option<u32>), u64> = BTreeMap::new();
         for core in cores {
