@@ -33,10 +33,10 @@ pub const FILE_MODE: u32 = 0o644;
 /// variable is set, its value is invalid, or there is no such directory.
 #[must_use]
 pub fn find_job_directory() -> Option<PathBuf> {
-    find_by(|name| env::var_os(name))
+    find_directory(|name| env::var_os(name))
 }
 
-fn find_by(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+fn find_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     // SAFETY: the call has no arguments and can't fail.
     let user = unsafe { libc::geteuid() };
     let is_trusted = |directory: &PathBuf| {
@@ -72,7 +72,7 @@ mod tests {
         let job = directory.path().join("pjwd/jobs/manual:a");
         std::fs::create_dir_all(&job).unwrap();
         let find = |variables: &[(&str, &Path)]| {
-            find_by(|name| {
+            find_directory(|name| {
                 variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.as_os_str().to_owned())
             })
         };

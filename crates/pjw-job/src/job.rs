@@ -85,7 +85,7 @@ impl Cores {
         }
     }
 
-    fn of_mask() -> Self {
+    fn from_affinity_mask() -> Self {
         let cpus = mask::own_mask();
         let none = CpuSet::new;
         Self {
@@ -168,7 +168,7 @@ impl Job {
     /// call. If there is no core map, the cores are those in the affinity mask of the calling thread.
     #[must_use]
     pub fn cores(&self) -> Cores {
-        self.read().map_or_else(Cores::of_mask, |(_, content)| Cores::of_page(content))
+        self.read().map_or_else(Cores::from_affinity_mask, |(_, content)| Cores::of_page(content))
     }
 
     /// Returns whether the job may run on the CPU `cpu`: the job owns the CPU, or borrows it from another job. The
@@ -209,7 +209,7 @@ impl Job {
                     Ok(Some(_)) => continue,
                     Err(_) => std::thread::sleep(left.map_or(MASK_INTERVAL, |left| left.min(MASK_INTERVAL))),
                 },
-                None if epoch != 0 || mask::own_mask() != mask => return Some(Cores::of_mask()),
+                None if epoch != 0 || mask::own_mask() != mask => return Some(Cores::from_affinity_mask()),
                 None => std::thread::sleep(left.map_or(MASK_INTERVAL, |left| left.min(MASK_INTERVAL))),
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {

@@ -65,7 +65,7 @@ impl Arguments {
     /// # Errors
     /// If an argument contains an unknown placeholder or a NUL byte, or if the list is empty.
     pub fn parse<S: AsRef<OsStr>>(list: &[S]) -> Result<Self, ArgumentError> {
-        Self::of(list, pieces)
+        Self::from_list(list, pieces)
     }
 
     /// Makes an argument list without placeholders from `list`, which begins with argument 0. All processes get the
@@ -74,7 +74,7 @@ impl Arguments {
     /// # Errors
     /// If an argument contains a NUL byte, or if the list is empty.
     pub fn literal<S: AsRef<OsStr>>(list: &[S]) -> Result<Self, ArgumentError> {
-        Self::of(list, |argument| Ok(vec![Piece::Literal(argument.to_vec())]))
+        Self::from_list(list, |argument| Ok(vec![Piece::Literal(argument.to_vec())]))
     }
 
     /// Makes an argument list for a command. The name of the program becomes argument 0 without changes. The further
@@ -93,7 +93,7 @@ impl Arguments {
         Ok(Self { list })
     }
 
-    fn of<S: AsRef<OsStr>>(
+    fn from_list<S: AsRef<OsStr>>(
         list: &[S],
         pieces: impl Fn(&[u8]) -> Result<Vec<Piece>, ArgumentError>,
     ) -> Result<Self, ArgumentError> {

@@ -26,34 +26,34 @@ pub fn machine_facts(input: &DiagnosisInput) -> Vec<MachineFact> {
     let detail = |code, text| MachineFact { code, text, is_detail: true };
     let host = &input.host;
     let mut facts = vec![
-        fact("machine", machine(input)),
+        fact("machine", machine_text(input)),
         fact("kernel", format!("Linux {}", host.kernel_release)),
         fact("cgroups", format!("{}; {}", host.cgroup_layout, host.cpuset_hierarchy)),
     ];
     if input.schedulers.is_empty() {
-        facts.push(fact("scheduler", no_scheduler(input)));
+        facts.push(fact("scheduler", no_scheduler_text(input)));
     }
     let schedulers = input.schedulers.iter();
     facts.extend(
         schedulers
             .map(|scheduler| fact("scheduler", format!("{}: {}", scheduler.name, scheduler.effect_on_pjw))),
     );
-    facts.push(fact("enforcement", enforcement(input)));
-    facts.push(fact("lending", lending(input)));
-    facts.push(fact("warden", warden(input)));
+    facts.push(fact("enforcement", enforcement_text(input)));
+    facts.push(fact("lending", lending_text(input)));
+    facts.push(fact("warden", daemon_text(input)));
     if input.caller_uid != Uid::ROOT {
         facts.push(fact("viewer", format!("user {}, with less access than root", input.caller_uid)));
     }
     facts.push(detail("watched", format!("for {} ms", input.scan_interval_ms)));
     facts.push(detail("processes", format!("{} belong to no job", input.unassigned_processes.len())));
     facts.push(detail("interrupts", format!("{} of devices", input.interrupts.len())));
-    facts.extend(kernel(input).into_iter().map(|(code, text)| detail(code, text)));
+    facts.extend(kernel_facts(input).into_iter().map(|(code, text)| detail(code, text)));
     facts
 }
 
 /// Returns the fact for a node on which no batch system runs. Jobs may still run: they outlive the daemon of
 /// their scheduler.
-fn no_scheduler(input: &DiagnosisInput) -> String {
+fn no_scheduler_text(input: &DiagnosisInput) -> String {
     let sources = input.jobs.iter().map(|job| job.id.source()).filter(|source| source.is_batch_system());
     let sources: BTreeSet<_> = sources.collect();
     if sources.is_empty() {
@@ -63,7 +63,7 @@ fn no_scheduler(input: &DiagnosisInput) -> String {
     format!("none of its daemons runs here, but jobs of {names} do")
 }
 
-fn machine(input: &DiagnosisInput) -> String {
+fn machine_text(input: &DiagnosisInput) -> String {
     let inhabited =
         |level| input.topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count().max(1);
     format!(
@@ -76,7 +76,7 @@ fn machine(input: &DiagnosisInput) -> String {
 }
 
 /// Returns the fact about the kind of enforcement that would be used, with the reason.
-fn enforcement(input: &DiagnosisInput) -> String {
+fn enforcement_text(input: &DiagnosisInput) -> String {
     let by_root = match &input.cpuset_support.hierarchy {
         CpusetHierarchy::Unavailable { why } => format!("affinity masks, because {why}"),
         CpusetHierarchy::Systemd => "cpusets, in scopes that systemd makes below pjw.slice".to_owned(),
@@ -102,7 +102,7 @@ fn enforcement(input: &DiagnosisInput) -> String {
 
 /// Returns the fact about lending: whether the cores that guaranteed jobs leave idle can be lent, and what makes it
 /// slow. What a running daemon reports comes before what can be derived from the machine.
-fn lending(input: &DiagnosisInput) -> String {
+fn lending_text(input: &DiagnosisInput) -> String {
     let reported = match &input.warden {
         DaemonStatus::Responsive { lending, .. } => lending.clone(),
         DaemonStatus::Absent(_) | DaemonStatus::Unresponsive(_) => LendingStatus::Unknown,
@@ -155,7 +155,7 @@ fn lending(input: &DiagnosisInput) -> String {
     format!("borrowers run at idle priority, but {}", slow.join("; "))
 }
 
-fn warden(input: &DiagnosisInput) -> String {
+fn daemon_text(input: &DiagnosisInput) -> String {
     match &input.warden {
         DaemonStatus::Absent(why) => why.clone(),
         DaemonStatus::Unresponsive(why) => format!("pjwd does not answer: {why}"),
@@ -166,7 +166,7 @@ fn warden(input: &DiagnosisInput) -> String {
     }
 }
 
-fn kernel(input: &DiagnosisInput) -> Vec<(&'static str, String)> {
+fn kernel_facts(input: &DiagnosisInput) -> Vec<(&'static str, String)> {
     let host = &input.host;
     let there = |is: bool| if is { "there" } else { "missing" };
     let on = |is: Option<bool>| match is {

@@ -19,10 +19,10 @@ const FREQUENT_PER_SECOND: u64 = 100;
 /// system daemons, interrupts, and processes that belong to no job.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let jobs = JobPus::new(input);
-    findings.extend(daemons(input, &jobs));
-    findings.extend(interrupts(input, &jobs));
-    findings.extend(strays(input));
-    findings.extend(unmanaged(input));
+    findings.extend(daemons_on_job_cpus(input, &jobs));
+    findings.extend(interrupts_on_job_cpus(input, &jobs));
+    findings.extend(stray_processes(input));
+    findings.extend(busy_processes_of_users_without_jobs(input));
 }
 
 /// The PUs of the jobs, and the PUs that no job may use.
@@ -52,7 +52,7 @@ impl<'a> JobPus<'a> {
     }
 }
 
-fn daemons(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
+fn daemons_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
     }
@@ -99,7 +99,7 @@ fn daemons(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     Some(jobs.finding(severity, "daemons", text, remedy).with_pids(pids))
 }
 
-fn interrupts(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
+fn interrupts_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
     }
@@ -151,7 +151,7 @@ fn interrupts(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
 }
 
 /// Finds processes that belong to no job though their user has jobs on the node.
-fn strays(input: &DiagnosisInput) -> Option<Finding> {
+fn stray_processes(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> =
         input.jobs.iter().map(|job| job.owner).filter(|owner| owner.0 >= input.first_person_uid).collect();
     let mut found: BTreeMap<Uid, Vec<&UnassignedProcess>> = BTreeMap::new();
@@ -183,7 +183,7 @@ fn strays(input: &DiagnosisInput) -> Option<Finding> {
 }
 
 /// Finds busy processes of users without jobs.
-fn unmanaged(input: &DiagnosisInput) -> Option<Finding> {
+fn busy_processes_of_users_without_jobs(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> = input.jobs.iter().map(|job| job.owner).collect();
     let is_unmanaged = |other: &&UnassignedProcess| {
         other.uid.0 >= input.first_person_uid && !other.belongs_to_scheduler && !owners.contains(&other.uid)

@@ -151,7 +151,7 @@ impl HousekeepingRule {
         let cpus = match self {
             Self::None => return Ok(CpuSet::new()),
             Self::List(cpus) => whole_cores(cpus, topology)?,
-            Self::PerDomain { cores, level } => first_of_each(*cores, *level, topology)?,
+            Self::PerDomain { cores, level } => first_cores_of_each(*cores, *level, topology)?,
         };
         if topology.cpus().is_subset(&cpus) {
             let cores = u32::try_from(topology.cores().len()).unwrap_or(u32::MAX);
@@ -175,7 +175,11 @@ fn whole_cores(cpus: &CpuSet, topology: &Topology) -> Result<CpuSet, Housekeepin
     Ok(cpus.clone())
 }
 
-fn first_of_each(cores: u32, level: TopologyLevel, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
+fn first_cores_of_each(
+    cores: u32,
+    level: TopologyLevel,
+    topology: &Topology,
+) -> Result<CpuSet, HousekeepingError> {
     if !topology.levels().contains(&level) {
         return Err(HousekeepingError::NoSuchLevel { level });
     }

@@ -23,7 +23,7 @@ pub(crate) fn replace_lost_cores(draft: &mut CycleDraft<'_>) {
     let jobs = jobs.iter().filter_map(|id| draft.state.jobs.get(id));
     let losers: Vec<(JobId, CpuSet)> = jobs.filter_map(lost_by).collect();
     for (id, lost) in losers {
-        replace(draft, &id, &lost);
+        replace_lost_cores_of_job(draft, &id, &lost);
     }
 }
 
@@ -37,7 +37,7 @@ fn lost(topology: &Topology, grant: &Grant, online: &CpuSet) -> CpuSet {
     offline.iter().filter(|pu| !still_runs(pu)).collect()
 }
 
-fn replace(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet) {
+fn replace_lost_cores_of_job(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     let Some(grant) = job.grant.clone() else { return };
     let kept = grant.cpus.difference(lost);

@@ -19,7 +19,7 @@ const MAX_LATE_WAIT_NS: u64 = 3_000_000_000;
 pub(crate) fn update_state(draft: &mut CycleDraft<'_>) {
     let snapshot = draft.seen;
     draft.state.cpusets.set_delayed_write_times(draft.now.since_boot);
-    note_online(draft, &snapshot.online);
+    update_online_pus(draft, &snapshot.online);
     update_cgroups(draft);
     if draft.full {
         let mut places = draft.state.job_cgroup_paths();
@@ -91,7 +91,7 @@ fn forget_unread_masks(draft: &mut CycleDraft<'_>) {
     }
 }
 
-fn note_online(draft: &mut CycleDraft<'_>, online: &CpuSet) {
+fn update_online_pus(draft: &mut CycleDraft<'_>, online: &CpuSet) {
     let machine = draft.state.topology.cpus().clone();
     let online = online.intersection(&machine);
     let was = draft.state.pool.online_cpus();

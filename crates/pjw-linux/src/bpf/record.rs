@@ -55,10 +55,10 @@ pub(super) fn parse_first_record(bytes: &[u8]) -> Result<Option<(BpfRecord<'_>, 
     }
     let whole = bytes.split_at_checked(length);
     let parts = whole.and_then(|(record, rest)| Some((record.split_first_chunk()?, rest)));
-    Ok(parts.map(|((header, mask), rest)| (BpfRecord { task: task(header), mask }, rest)))
+    Ok(parts.map(|((header, mask), rest)| (BpfRecord { task: parse_task(header), mask }, rest)))
 }
 
-fn task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
+fn parse_task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
     let (flags, run_ns) = (u32_at(header, 32), u64_at(header, 56));
     TaskRecord {
         tid: Tid(u32_at(header, 4)),

@@ -53,7 +53,7 @@ pub(super) fn check_task_scan(
     let us = Pid(std::process::id());
     let mut last = None;
     for _ in 0..ATTEMPTS {
-        last = attempt(&mut pass, &mut proc, us)?;
+        last = compare_once(&mut pass, &mut proc, us)?;
         if last.is_none() {
             break;
         }
@@ -61,7 +61,7 @@ pub(super) fn check_task_scan(
     last.map_or(Ok(()), Err)
 }
 
-fn attempt(
+fn compare_once(
     pass: &mut impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
     proc: &mut ProcDir,
     us: Pid,
@@ -74,7 +74,7 @@ fn attempt(
         if record.tid == facts.tid {
             seen += 1;
             ran = record.run_ns;
-            difference = facts.differ(&record);
+            difference = facts.find_difference(&record);
         }
     };
     pass(TaskScope::ThreadsOf(&BTreeSet::from([us])), &mut compare)
@@ -103,7 +103,7 @@ impl Facts {
         })
     }
 
-    fn differ(&self, record: &TaskRecord<'_>) -> Option<TaskScanUnavailable> {
+    fn find_difference(&self, record: &TaskRecord<'_>) -> Option<TaskScanUnavailable> {
         let (scan, stat) = (&record.stat, &self.stat);
         unequal("process", &record.pid, &self.process)
             .or_else(|| unequal("start", &scan.start, &stat.start))

@@ -31,7 +31,7 @@ pub struct TopologyXmlError {
 pub(super) fn check_topology_xml(text: &str) -> Result<(), TopologyXmlError> {
     let nesting = Nesting::default();
     let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false, nesting };
-    let checked = reader.document();
+    let checked = reader.read_document();
     checked.map_err(|problem| TopologyXmlError { line: line_of(text, reader.at), problem })
 }
 
@@ -54,7 +54,7 @@ impl<'a> Reader<'a> {
         &self.text[self.at..]
     }
 
-    fn document(&mut self) -> Result<(), String> {
+    fn read_document(&mut self) -> Result<(), String> {
         self.at = if self.text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
         while let Some(next) = self.rest().find('<') {
             if self.open.is_empty() && !self.rest()[..next].trim().is_empty() {

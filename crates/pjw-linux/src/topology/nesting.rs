@@ -67,12 +67,12 @@ impl Nesting {
         {
             return Err(format!("two objects have the gp_index {gp_index}"));
         }
-        self.check(&object)?;
+        self.check_object(&object)?;
         self.open.push(object);
         Ok(())
     }
 
-    fn check(&mut self, object: &Object) -> Result<(), String> {
+    fn check_object(&mut self, object: &Object) -> Result<(), String> {
         let kind = &object.kind;
         let Some(outer) = self.open.last_mut() else {
             let is_root = kind == "Machine" && object.cpus.as_ref().is_some_and(|cpus| !cpus.is_empty());

@@ -29,7 +29,7 @@ pub(super) fn convert_topology(hwloc: &Hwloc) -> Result<Topology, TopologyError>
         disallowed_pus: all.difference(&allowed),
         core_kinds: kinds.clone(),
     };
-    Ok(Topology::new(cores(hwloc, &kinds), domains(hwloc))?.with_details(devices))
+    Ok(Topology::new(cores(hwloc, &kinds), read_domains(hwloc))?.with_details(devices))
 }
 
 fn cores(hwloc: &Hwloc, kinds: &[CoreKind]) -> Vec<Core> {
@@ -45,7 +45,7 @@ fn cores(hwloc: &Hwloc, kinds: &[CoreKind]) -> Vec<Core> {
     cores.map(|pus| Core { kind_index: kind_of(&pus), pus }).collect()
 }
 
-fn domains(hwloc: &Hwloc) -> Vec<TopologyDomain> {
+fn read_domains(hwloc: &Hwloc) -> Vec<TopologyDomain> {
     let mut domains = Vec::new();
     for (kind, level) in [
         (ObjectType::L3Cache, TopologyLevel::L3),

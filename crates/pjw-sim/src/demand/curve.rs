@@ -187,7 +187,7 @@ pub fn parse(bytes: &[u8]) -> Result<DemandCurve, CurveError> {
     let mut points: Vec<DemandPoint> = Vec::new();
     let mut last_line = 0;
     for line in lines {
-        let point = point(&line, &columns)?;
+        let point = parse_point(&line, &columns)?;
         if let Some(before) = points.last().map(|last| last.time).filter(|before| point.time <= *before) {
             let before = before.as_secs_f64().to_string();
             return Err(CurveError::TimeNotAfter { line: line.number, text: line.shown(0), before });
@@ -280,7 +280,7 @@ fn unnamed_columns(first: &Line<'_>) -> Result<Vec<Column>, CurveError> {
     names.into_iter().map(column).collect()
 }
 
-fn point(line: &Line<'_>, columns: &[Column]) -> Result<DemandPoint, CurveError> {
+fn parse_point(line: &Line<'_>, columns: &[Column]) -> Result<DemandPoint, CurveError> {
     let number = line.number;
     if line.fields.len() != columns.len() + 1 {
         let (found, expected) = (line.fields.len(), columns.len() + 1);

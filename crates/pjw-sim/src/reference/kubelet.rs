@@ -70,7 +70,7 @@ impl Taker {
         let size = self.all.iter().filter(|cell| inside(cell)).count();
         let free = self.free.iter().filter(|cell| inside(cell)).count();
         if free == size && self.needed >= size {
-            self.take(inside, size);
+            self.take_cells(inside, size);
         }
     }
 
@@ -95,7 +95,7 @@ impl Taker {
         let whole = self.whole_cores();
         let open = |cell: &Cell| cell.location.l3 == l3 && whole.contains(&cell.location.core);
         if self.free.iter().filter(|cell| open(cell)).count() >= self.needed {
-            self.take(open, self.needed);
+            self.take_cells(open, self.needed);
         }
     }
 
@@ -159,7 +159,7 @@ impl Taker {
         }
     }
 
-    fn take(&mut self, which: impl Fn(&Cell) -> bool, most: usize) {
+    fn take_cells(&mut self, which: impl Fn(&Cell) -> bool, most: usize) {
         let mut left = most.min(self.needed);
         let (mut kept, mut taken) = (Vec::new(), Vec::new());
         for cell in self.free.drain(..) {

@@ -188,7 +188,7 @@ impl TaskProgram {
         let path = Path::new(std::ffi::OsStr::from_bytes(path.to_bytes()));
         let unreadable = |error: std::io::Error| ImageError::Unreadable(error.to_string());
         let file = File::open(path).map_err(unreadable)?;
-        let shape = shape(&file)?;
+        let shape = read_layout(&file)?;
         let mode = file.metadata().map_err(unreadable)?.mode();
         if mode & (libc::S_ISUID | libc::S_ISGID) != 0 || has_file_capabilities(&file) {
             return Err(ImageError::Privileged);
@@ -249,7 +249,7 @@ fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
     bytes.iter().skip(at).take(length).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-fn shape(file: &File) -> Result<ProgramLayout, ImageError> {
+fn read_layout(file: &File) -> Result<ProgramLayout, ImageError> {
     let mut headers = HeaderReader { file, bytes: Vec::new(), offset: 0 };
     let begin: [u8; 4] = headers.read(0)?;
     if begin.starts_with(b"#!") {

@@ -29,10 +29,10 @@ pub fn defrag_text(reply: &DefragReply, stage: DefragStage, term: Terminal) -> S
         let why = "nothing to move: no job would lie closer together, and no larger request would fit";
         return wrap_text(why, term.width, "", "");
     }
-    moves(reply, term) + "\n" + &wrap_text(&fits(reply, stage), term.width, "", "  ")
+    moves_text(reply, term) + "\n" + &wrap_text(&fits(reply, stage), term.width, "", "  ")
 }
 
-fn moves(reply: &DefragReply, term: Terminal) -> String {
+fn moves_text(reply: &DefragReply, term: Terminal) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_width(u16::try_from(term.width).unwrap_or(u16::MAX));

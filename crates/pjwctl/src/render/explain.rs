@@ -33,7 +33,7 @@ pub fn process_reasons_text(reasons: &ExplainPidReply, term: Terminal) -> String
     if !reasons.threads.is_empty() {
         text += "\n";
         text += &show::threads_table(&reasons.threads, term);
-        text += &alike(&reasons.threads, term);
+        text += &reasons_of_threads(&reasons.threads, term);
     }
     text
 }
@@ -50,7 +50,7 @@ fn because(sentences: &[String], term: Terminal) -> String {
     sentences.iter().map(|sentence| wrap_text(sentence, term.width, "- ", "  ")).collect()
 }
 
-fn alike(threads: &[Thread], term: Terminal) -> String {
+fn reasons_of_threads(threads: &[Thread], term: Terminal) -> String {
     let mut by_reason: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
     for thread in threads.iter().filter(|thread| !thread.because.is_empty()) {
         by_reason.entry(&thread.because).or_default().push(thread.tid);

@@ -38,11 +38,11 @@ fn change(action: &Action) -> String {
         "return" => format!("move process {pid} from the cpuset {from} back to cgroup {to}"),
         "open" => format!("remove the limits of the cpuset {from}"),
         "raze" => format!("remove the cpuset {from}"),
-        kind => mask_change(kind, action),
+        kind => mask_change_text(kind, action),
     }
 }
 
-fn mask_change(kind: &str, action: &Action) -> String {
+fn mask_change_text(kind: &str, action: &Action) -> String {
     let thread = format!("thread {} of process {}", action.tid, action.pid);
     let (from, to) = (cpus_phrase(&action.from, usize::MAX), cpus_phrase(&action.to, usize::MAX));
     match kind {

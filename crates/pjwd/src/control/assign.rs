@@ -22,7 +22,7 @@ pub(super) fn assign_command(
 ) -> Result<AssignCommand, CallError> {
     Ok(AssignCommand {
         job: id,
-        cpu_request: amount(&request)?,
+        cpu_request: requested_cpus(&request)?,
         everything: everything(&request)?,
         placement: request.policy.as_deref().map(placement).transpose()?,
         class: request.class.as_deref().map(class).transpose()?,
@@ -39,7 +39,7 @@ pub(super) fn assign_command(
     })
 }
 
-fn amount(request: &call::Assign) -> Result<Option<CpuRequest>, CallError> {
+fn requested_cpus(request: &call::Assign) -> Result<Option<CpuRequest>, CallError> {
     let by_pus = match request.smt.as_deref() {
         None | Some("whole") => false,
         Some("pus") => true,

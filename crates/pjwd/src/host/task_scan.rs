@@ -17,13 +17,13 @@ pub(crate) fn load_bpf_programs(scan: ScanInterface, node: &mut LinuxMachine) {
             );
             (None, None)
         }
-        ScanInterface::Auto => load(),
+        ScanInterface::Auto => load_available_programs(),
     };
     node.set_task_scan(scan);
     node.set_affinity_monitor(affinity_requests);
 }
 
-fn load() -> (Option<bpf::TaskScan>, Option<bpf::AffinityMonitor>) {
+fn load_available_programs() -> (Option<bpf::TaskScan>, Option<bpf::AffinityMonitor>) {
     let (scan, affinity_requests) = bpf::load_programs();
     // Loading reads the BTF of the kernel, several megabytes that are not needed any more.
     trim_heap();

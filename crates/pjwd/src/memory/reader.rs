@@ -195,13 +195,13 @@ fn start_thread(measure: Measure) -> Result<(Sender<ReadRequest>, Arc<Progress>)
     let (sender, requests) = mpsc::channel();
     let progress = Arc::new(Progress::default());
     let of_thread = Arc::clone(&progress);
-    let run = move || serve(&requests, &of_thread, measure);
+    let run = move || serve_requests(&requests, &of_thread, measure);
     let thread = std::thread::Builder::new().name("memory-reader".to_owned()).spawn(run);
     thread.map_err(|error| ReadingError::NoThread(error.to_string()))?;
     Ok((sender, progress))
 }
 
-fn serve(requests: &Receiver<ReadRequest>, thread: &Progress, measure: Measure) {
+fn serve_requests(requests: &Receiver<ReadRequest>, thread: &Progress, measure: Measure) {
     // Without the low priority the readings are as right, and other programs have a little less.
     let _ = set_own_nice_value_and_slice(NICE, SLICE);
     let tid = own_thread();

@@ -60,7 +60,7 @@ impl SampleWriter<'_> {
     /// one value for each label name of the metric, in the same order.
     pub fn write_labelled(&mut self, labels: &[&str], value: impl Display) {
         debug_assert_eq!(labels.len(), self.family.label_names.len(), "{}", self.family.name);
-        self.line("", self.family.label_names.iter().copied().zip(labels.iter().copied()), value);
+        self.append_sample("", self.family.label_names.iter().copied().zip(labels.iter().copied()), value);
     }
 
     /// Writes the duration `time`, in seconds, as the only sample of the metric of this writer. The metric must have
@@ -76,14 +76,14 @@ impl SampleWriter<'_> {
         let mut below = 0;
         for ((_, bound), bucket) in BUCKET_BOUNDS.iter().zip(histogram.bucket_counts) {
             below += bucket;
-            self.line("_bucket", [("le", *bound)], below);
+            self.append_sample("_bucket", [("le", *bound)], below);
         }
-        self.line("_bucket", [("le", "+Inf")], histogram.count);
-        self.line("_sum", [], histogram.sum.as_secs_f64());
-        self.line("_count", [], histogram.count);
+        self.append_sample("_bucket", [("le", "+Inf")], histogram.count);
+        self.append_sample("_sum", [], histogram.sum.as_secs_f64());
+        self.append_sample("_count", [], histogram.count);
     }
 
-    fn line<'l>(
+    fn append_sample<'l>(
         &mut self,
         suffix: &str,
         labels: impl IntoIterator<Item = (&'l str, &'l str)>,

@@ -119,7 +119,7 @@ impl Listeners {
             let (cache, connections) = (Rc::clone(&self.cache), self.connections.clone());
             self.open.entry(address).or_insert_with(|| {
                 let listening = async move {
-                    let listener = listener(address).await;
+                    let listener = bind_until_success(address).await;
                     serve_http(listener, cache, HttpLimits::default(), connections).await;
                 };
                 spawn_local(listening).abort_handle()
@@ -128,7 +128,7 @@ impl Listeners {
     }
 }
 
-async fn listener(address: SocketAddr) -> TcpListener {
+async fn bind_until_success(address: SocketAddr) -> TcpListener {
     let mut failing = false;
     loop {
         match TcpListener::bind(address).await {

@@ -426,7 +426,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let next_scan =
             next_scan.filter(|_| is_recorded || !(cpuset_actions.is_empty() && mask_actions.is_empty()));
         let cpusets = self.apply_cpuset_changes(cpuset_actions);
-        let outcomes = self.apply(mask_actions);
+        let outcomes = self.apply_mask_actions(mask_actions);
         let events = [cpuset_events(&cpusets), mask_events(&self.state, &outcomes)].concat();
         self.state.usage.count_violations_and_repairs(&events);
         report.events.extend(events);
@@ -456,7 +456,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         snapshot
     }
 
-    fn apply(&mut self, actions: Vec<MaskAction>) -> Vec<(MaskAction, MaskOutcome)> {
+    fn apply_mask_actions(&mut self, actions: Vec<MaskAction>) -> Vec<(MaskAction, MaskOutcome)> {
         let mut outcomes = Vec::with_capacity(actions.len());
         for action in actions {
             let outcome = self.node.change_mask(&action);

@@ -206,7 +206,7 @@ fn make_offer_for_groups(
     let pool_change_count = pool.change_count();
     let (unit, requested) = match &request.cpu_request {
         CpuRequest::Exactly(cpus) => {
-            check_explicit(cpus, available, pool, topology, policy)?;
+            check_listed_pus(cpus, available, pool, topology, policy)?;
             let reasons = vec![format!("{} asked for by number", cpus_with_was_were(cpus))];
             return Ok(PuOffer {
                 cpus: cpus.clone(),
@@ -226,7 +226,7 @@ fn make_offer_for_groups(
         let usable =
             Allocator::new(topology, unit, &online.difference(&pool.housekeeping_cpus()), &online, present);
         let counted = if unit == AllocationUnit::AnyPu { CpuUnit::Pu } else { CpuUnit::Core };
-        return Err(not_enough(counted, requested, &usable, &allocator));
+        return Err(not_enough_refusal(counted, requested, &usable, &allocator));
     };
     let (reasons, second_best) = reasons::choice_reasons(topology, unit, requested, &choice);
     Ok(PuOffer { cpus: choice.cpus, reasons, second_best, pool_change_count })
@@ -248,7 +248,12 @@ fn cores_with_offline_holder(job: &JobId, pool: &PuPool, topology: &Topology) ->
         .collect()
 }
 
-fn not_enough(unit: CpuUnit, units: u32, usable: &Allocator<'_>, available: &Allocator<'_>) -> Refusal {
+fn not_enough_refusal(
+    unit: CpuUnit,
+    units: u32,
+    usable: &Allocator<'_>,
+    available: &Allocator<'_>,
+) -> Refusal {
     let (most, requested) = (usable.available_amount(), usable.needed_amount(units));
     if requested > most {
         return Refusal::MoreThanMachine { unit, requested, usable: most };
@@ -264,7 +269,7 @@ fn not_enough(unit: CpuUnit, units: u32, usable: &Allocator<'_>, available: &All
     }
 }
 
-fn check_explicit(
+fn check_listed_pus(
     cpus: &CpuSet,
     available: &CpuSet,
     pool: &PuPool,

@@ -55,7 +55,7 @@ pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> b
     if !state.jobs.has_borrowers() || policy.mode != DaemonMode::Enforce || !policy.may_grant {
         return false;
     }
-    let decision = decide(state, policy, now);
+    let decision = decide_loans(state, policy, now);
     let is_leaving = |pu: &Pu| state.lending.grace_period_end(*pu).is_some();
     let leaving: BTreeSet<Pu> =
         state.pool.borrowed_pus().map(|(pu, _)| pu).filter(|pu| is_leaving(pu)).collect();
@@ -131,7 +131,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let now = draft.now.since_boot;
     let unfit = unfit_borrowers(draft.state, draft.policy);
     draft.state.lending.set_unfit_borrowers(unfit);
-    let Lending { shares, leaving, unwanted } = decide(draft.state, draft.policy, now);
+    let Lending { shares, leaving, unwanted } = decide_loans(draft.state, draft.policy, now);
     events::record_moves(draft, &shares, &leaving, &unwanted);
     // A PU may pass from one borrower to another: all leave before any gets one.
     for id in shares.keys() {
@@ -145,7 +145,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     draft.state.lending.set_pus_to_return(leaving);
 }
 
-fn decide(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
+fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     let online = state.pool.online_cpus();
     let mut borrowers: Vec<Borrower<'_>> = state
         .jobs

@@ -36,7 +36,7 @@ fn update_by_evidence(draft: &mut CycleDraft<'_>, may_adopt: bool) -> bool {
         let Some(known) = draft.state.processes.get(&pid) else { continue };
         let Some(found) = evidence_for(draft, known, &mut lookups, may_adopt) else { continue };
         lookups.owners.forget_changed(known);
-        join(draft, pid, &found);
+        join_job(draft, pid, &found);
         let processes = &draft.state.processes;
         let children = processes.children_of(pid).filter_map(|child| processes.get(&child));
         pending.extend(children.map(|child| in_start_order(&child.process)));
@@ -174,7 +174,7 @@ fn evidence_for(
         found(&job, evidence, None)
     } else if let Some(job) = by_provision(state, policy, process) {
         found(job, MembershipEvidence::Provision, None)
-    } else if let Some(reference) = by_environment(state, known, &enabled, &mut lookups.launchers)
+    } else if let Some(reference) = job_by_environment(state, known, &enabled, &mut lookups.launchers)
         && !has_lost_cgroup(&reference.job)
     {
         found(&reference.job, MembershipEvidence::Environment, Some(reference))
@@ -281,7 +281,7 @@ pub(crate) fn matches_rule(policy: &Policy, rule: &ProvisionRule, process: &Proc
     is_trusted && rule.matches(process.uid, process.comm, cgroup, unit_cgroup, policy.only_managed_user)
 }
 
-fn by_environment<'a>(
+fn job_by_environment<'a>(
     state: &WardenState,
     known: &'a KnownProcess,
     enabled: &impl Fn(JobSource) -> bool,
@@ -352,7 +352,7 @@ fn owner_of(state: &WardenState, unit: JobProcessGrouping, leader: Pid) -> Optio
     members.find(names_its_job).map(|(_, member)| &member.job)
 }
 
-fn join(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
+fn join_job(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let owner = known.process.uid;
     let new_job = || Job::new(found.job.clone(), owner, EndCondition::Members, draft.now.wall_clock);

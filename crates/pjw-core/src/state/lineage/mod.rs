@@ -59,7 +59,7 @@ pub struct Descendant {
 }
 
 impl Descendant {
-    fn of(
+    fn from_ancestor(
         ancestor: &Member,
         is_ancestor_member: bool,
         forked_at: Option<Nanos>,
@@ -157,7 +157,7 @@ impl Lineage {
         self.exited.remove(&child);
         let of_tracked = tracked.map(|(tracked, is_member)| {
             let requests = tracked.requests_for_child(creator, BirthTime { earliest: at, latest: at });
-            let mut descendant = Descendant::of(tracked, is_member, Some(at), requests);
+            let mut descendant = Descendant::from_ancestor(tracked, is_member, Some(at), requests);
             // The masks of a new process may be unread. Its child has what it inherited itself.
             if let Some(parent) =
                 self.descendants.get(&parent).filter(|_| descendant.inherited_mask_requests.is_empty())
@@ -206,7 +206,7 @@ impl Lineage {
     pub(crate) fn set_inherited_requests(&mut self, released: &Member, requests: Vec<MaskRequest>) {
         let pid = released.id.pid;
         self.of_unknown_descent.remove(&pid);
-        let new = || Descendant::of(released, false, None, Vec::new());
+        let new = || Descendant::from_ancestor(released, false, None, Vec::new());
         self.descendants.entry(pid).or_insert_with(new).inherited_mask_requests = requests;
     }
 
@@ -271,7 +271,7 @@ impl Lineage {
     pub(crate) fn record_masks_restored(&mut self, released: &Member, is_settled: bool) {
         let pid = released.id.pid;
         if !is_settled && self.descendants.len() < MAX_FORK_RECORDS {
-            let new = || Descendant::of(released, false, None, Vec::new());
+            let new = || Descendant::from_ancestor(released, false, None, Vec::new());
             self.descendants.entry(pid).or_insert_with(new);
         }
         if let Some(descendant) = self.descendants.get_mut(&pid) {
@@ -298,7 +298,8 @@ impl Lineage {
             return;
         }
         let requests = member.last_mask_request_candidates().cloned().collect();
-        self.descendants.entry(pid).or_insert_with(|| Descendant::of(member, is_member, None, requests));
+        let new = || Descendant::from_ancestor(member, is_member, None, requests);
+        self.descendants.entry(pid).or_insert_with(new);
     }
 
     /// Removes the descendant record of the process `pid`, which has ended. Called only while pjwd does not receive all

@@ -47,7 +47,8 @@ pub(super) fn print_result(
     if !json.json {
         return Ok(());
     }
-    let instances = group.states.iter().enumerate().map(|(rank, state)| instance(rank, state)).collect();
+    let states = group.states.iter().enumerate();
+    let instances = states.map(|(rank, state)| instance_report(rank, state)).collect();
     let started_us = u64::try_from(group.start_duration().as_micros()).unwrap_or(u64::MAX);
     let report = Report { job, mode: mode.name(), why: mode.reason(), instances, started_us };
     output::print_json(&report).map_err(|error| match output::is_closed_pipe(&error) {
@@ -56,7 +57,7 @@ pub(super) fn print_result(
     })
 }
 
-fn instance(rank: usize, state: &InstanceState) -> InstanceReport {
+fn instance_report(rank: usize, state: &InstanceState) -> InstanceReport {
     let (exit, signal) = match state.exit {
         Some(ExitStatus::Code(code)) => (Some(code), None),
         Some(ExitStatus::Signal(signal)) => (None, Some(signal)),

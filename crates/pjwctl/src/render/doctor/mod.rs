@@ -123,13 +123,13 @@ impl DoctorReport {
         Self {
             hostname,
             findings: findings.iter().map(finding).collect(),
-            jobs: input.jobs.iter().map(|job| line_of(input, job)).collect(),
+            jobs: input.jobs.iter().map(|job| job_row(input, job)).collect(),
             facts: facts.iter().map(fact).collect(),
         }
     }
 }
 
-fn line_of(input: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
+fn job_row(input: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
     let allowed_cpus = job.threads.iter().fold(pjw_core::cpuset::CpuSet::new(), |cpus, thread| {
         cpus.union(&thread.effective_mask.intersection(&input.online))
     });
@@ -159,18 +159,18 @@ pub fn report_text(report: &DoctorReport, names: &UserNames, show_all: bool, ter
     let note = Severity::Note.name();
     let shown = report.findings.iter().filter(|finding| show_all || finding.severity != note);
     let findings: String = shown.map(|finding| self::finding(finding, term)).collect();
-    let mut parts = vec![summary(report, show_all, term)];
+    let mut parts = vec![summary_text(report, show_all, term)];
     if !findings.is_empty() {
         parts.push(findings);
     }
     if !report.jobs.is_empty() {
-        parts.push(jobs(&report.jobs, names, show_all, term));
+        parts.push(jobs_table(&report.jobs, names, show_all, term));
     }
     parts.push(facts(&report.facts, show_all, term));
     parts.join("\n")
 }
 
-fn summary(report: &DoctorReport, all: bool, term: Terminal) -> String {
+fn summary_text(report: &DoctorReport, all: bool, term: Terminal) -> String {
     let of = |severity: Severity| {
         let with = report.findings.iter().filter(|finding| finding.severity == severity.name());
         u32::try_from(with.count()).unwrap_or(u32::MAX)
@@ -239,7 +239,7 @@ const HEADINGS: [&str; 9] =
 /// The columns with numbers.
 const NUMBERS: [usize; 4] = [2, 5, 6, 7];
 
-fn jobs(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> String {
+fn jobs_table(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> String {
     let shown = if all { jobs.len() } else { jobs.len().min(MAX_JOBS) };
     let list = |list: &str| if list.is_empty() { "-".to_owned() } else { shorten_cpu_list(list, LIST_WIDTH) };
     let row = |job: &DoctorJob| {

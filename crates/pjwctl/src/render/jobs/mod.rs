@@ -32,7 +32,7 @@ pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal
 /// borrows.
 #[must_use]
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
-    let rows: Vec<[String; 10]> = jobs.iter().map(|job| cells(job, names, now)).collect();
+    let rows: Vec<[String; 10]> = jobs.iter().map(|job| job_cells(job, names, now)).collect();
     let widest = |column: usize| {
         let cells = rows.iter().map(|row| text::char_count(&row[column]));
         cells.chain([text::char_count(HEADINGS[column])]).max().unwrap_or(0)
@@ -78,7 +78,7 @@ fn class_lines(jobs: &[Job]) -> impl Iterator<Item = String> {
     })
 }
 
-fn cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
+fn job_cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
     let cores = if job.requested_cores == 0 { "-".to_owned() } else { job.requested_cores.to_string() };
     // For a job without cores, the reason distinguishes the cases.
     let cpus = if job.cpus.is_empty() {

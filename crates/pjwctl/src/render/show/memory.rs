@@ -16,7 +16,7 @@ pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
     let is_estimate = memory.source == "cgroup";
     let title = if is_estimate { "memory, estimated from its cgroup" } else { "memory" };
     let mut text = style::apply_style(title, style::HEADING, term) + "\n";
-    for line in sums(memory, is_estimate) {
+    for line in memory_sum_lines(memory, is_estimate) {
         text += &wrap_text(&line, term.width, "  ", "    ");
     }
     if let Some(warning) = &memory.warning {
@@ -43,7 +43,7 @@ pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
     text
 }
 
-fn sums(memory: &Memory, is_estimate: bool) -> Vec<String> {
+fn memory_sum_lines(memory: &Memory, is_estimate: bool) -> Vec<String> {
     let shared = percent_text(memory.shared_permille);
     let processes =
         u64::try_from(memory.processes.len()).unwrap_or(u64::MAX) + u64::from(memory.more_processes);

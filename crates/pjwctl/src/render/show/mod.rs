@@ -40,7 +40,7 @@ pub struct JobDetails {
 /// latest events. `names` contains the names of the users that own the job and its processes.
 #[must_use]
 pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal) -> String {
-    let header = header(&details.job, names, term) + &shared_address_spaces(&details.members, term);
+    let header = job_header(&details.job, names, term) + &shared_address_spaces(&details.members, term);
     let mut parts = vec![header];
     parts.extend(details.memory.as_ref().map(|memory| memory::memory_text(memory, term)));
     parts.extend(details.no_memory_reason.as_ref().map(|why| {
@@ -60,7 +60,7 @@ pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal)
     parts.join("\n")
 }
 
-fn header(job: &Job, names: &UserNames, term: Terminal) -> String {
+fn job_header(job: &Job, names: &UserNames, term: Terminal) -> String {
     let requested = if job.requested_cores == 0 {
         "number of cores unknown".to_owned()
     } else {

@@ -22,7 +22,7 @@ pub(crate) fn is_alarming(warning: &Warning) -> bool {
 #[must_use]
 pub fn status_text(status: &Status, names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let holders = PuHolders::new(&status.pool, &status.jobs);
-    let mut parts = vec![header(status, term)];
+    let mut parts = vec![status_header(status, term)];
     parts.push(core_map_text(&status.cores, &holders, term) + &legend(status, &holders, term));
     parts.push(jobs::jobs_text(&status.jobs, names, now, term));
     if !status.warnings.is_empty() {
@@ -31,7 +31,7 @@ pub fn status_text(status: &Status, names: &UserNames, now: Timestamp, term: Ter
     parts.join("\n")
 }
 
-fn header(status: &Status, term: Terminal) -> String {
+fn status_header(status: &Status, term: Terminal) -> String {
     let title = format!("{}:", escape_control_characters(&status.node.hostname));
     let observes = if status.mode == "observe" { " (changes nothing)" } else { "" };
     let warden = wrap_text(
