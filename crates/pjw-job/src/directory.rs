@@ -36,6 +36,7 @@ pub fn find_job_directory() -> Option<PathBuf> {
     find_directory(|name| env::var_os(name))
 }
 
+/// Finds the directory as [`find_job_directory`] does. `variable` returns the value of an environment variable.
 fn find_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     // SAFETY: the call has no arguments and can't fail.
     let user = unsafe { libc::geteuid() };

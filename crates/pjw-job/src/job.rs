@@ -85,6 +85,7 @@ impl Cores {
         }
     }
 
+    /// Returns the cores in the affinity mask of the calling thread, for a program without a core map.
     fn from_affinity_mask() -> Self {
         let cpus = mask::own_mask();
         let none = CpuSet::new;

@@ -93,6 +93,7 @@ impl Arguments {
         Ok(Self { list })
     }
 
+    /// Makes the argument list from `list`. `pieces` divides an argument into texts and placeholders.
     fn from_list<S: AsRef<OsStr>>(
         list: &[S],
         pieces: impl Fn(&[u8]) -> Result<Vec<Piece>, ArgumentError>,

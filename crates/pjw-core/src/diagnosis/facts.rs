@@ -63,6 +63,7 @@ fn no_scheduler_text(input: &DiagnosisInput) -> String {
     format!("none of its daemons runs here, but jobs of {names} do")
 }
 
+/// Returns the fact about the parts of the machine, such as its cores and NUMA nodes.
 fn machine_text(input: &DiagnosisInput) -> String {
     let inhabited =
         |level| input.topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count().max(1);
@@ -75,7 +76,7 @@ fn machine_text(input: &DiagnosisInput) -> String {
     )
 }
 
-/// Returns the fact about the kind of enforcement that would be used, with the reason.
+/// Returns the fact about how jobs can be kept on their cores: by cpusets or by affinity masks.
 fn enforcement_text(input: &DiagnosisInput) -> String {
     let by_root = match &input.cpuset_support.hierarchy {
         CpusetHierarchy::Unavailable { why } => format!("affinity masks, because {why}"),
@@ -155,6 +156,7 @@ fn lending_text(input: &DiagnosisInput) -> String {
     format!("borrowers run at idle priority, but {}", slow.join("; "))
 }
 
+/// Returns the fact about pjwd: whether it runs, and its version and mode.
 fn daemon_text(input: &DiagnosisInput) -> String {
     match &input.warden {
         DaemonStatus::Absent(why) => why.clone(),
@@ -166,6 +168,7 @@ fn daemon_text(input: &DiagnosisInput) -> String {
     }
 }
 
+/// Returns the facts about features of the kernel, each with its short name.
 fn kernel_facts(input: &DiagnosisInput) -> Vec<(&'static str, String)> {
     let host = &input.host;
     let there = |is: bool| if is { "there" } else { "missing" };

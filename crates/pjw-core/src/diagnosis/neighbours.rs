@@ -52,6 +52,7 @@ impl<'a> JobPus<'a> {
     }
 }
 
+/// Finds system daemons that used CPU time on PUs of jobs, or may run there.
 fn daemons_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
@@ -99,6 +100,7 @@ fn daemons_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Find
     Some(jobs.finding(severity, "daemons", text, remedy).with_pids(pids))
 }
 
+/// Finds interrupts of devices that occurred on PUs of jobs.
 fn interrupts_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
@@ -208,6 +210,8 @@ fn is_busy(other: &UnassignedProcess) -> bool {
     other.threads.iter().any(super::ObservedThread::is_busy)
 }
 
+/// Returns the pids of at most [`MAX_FINDING_PIDS`](super::MAX_FINDING_PIDS) processes of `all`. The busy ones come
+/// first.
 fn busy_first(mut all: Vec<&UnassignedProcess>) -> Vec<Pid> {
     all.sort_by_key(|other| !is_busy(other));
     all.into_iter().map(|other| other.pid).take(super::MAX_FINDING_PIDS).collect()

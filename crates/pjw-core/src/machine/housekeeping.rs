@@ -175,6 +175,7 @@ fn whole_cores(cpus: &CpuSet, topology: &Topology) -> Result<CpuSet, Housekeepin
     Ok(cpus.clone())
 }
 
+/// Returns the PUs of the first `cores` cores of each domain of the level `level`.
 fn first_cores_of_each(
     cores: u32,
     level: TopologyLevel,

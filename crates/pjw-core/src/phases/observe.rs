@@ -91,6 +91,7 @@ fn forget_unread_masks(draft: &mut CycleDraft<'_>) {
     }
 }
 
+/// Stores the online PUs in the state. Adds an event for PUs that went offline or online.
 fn update_online_pus(draft: &mut CycleDraft<'_>, online: &CpuSet) {
     let machine = draft.state.topology.cpus().clone();
     let online = online.intersection(&machine);
@@ -109,6 +110,7 @@ fn update_online_pus(draft: &mut CycleDraft<'_>, online: &CpuSet) {
     }
 }
 
+/// Stores a process, as the scan found it, in the state, with its threads.
 fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     let pid = process.id.pid;
     let state = &mut draft.state;

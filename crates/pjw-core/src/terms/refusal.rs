@@ -400,6 +400,8 @@ fn machine_has(usable: u32) -> String {
     format!("this machine has {usable} for jobs: ask for at most {usable}")
 }
 
+/// Returns the end of the sentence that a request is refused: how many units are free, and which requests would fit.
+/// `held` is the number of units that the job itself holds.
 fn what_fits(unit: CpuUnit, free: u32, free_cpus: &CpuSet, held: u32, max_cores_in_one_l3: u32) -> String {
     const JOBS: &str = "(pjwctl jobs shows who holds what)";
     let is = |n: u32| if n == 1 { "1 is".to_owned() } else { format!("{n} are") };

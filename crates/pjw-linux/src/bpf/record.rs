@@ -58,6 +58,7 @@ pub(super) fn parse_first_record(bytes: &[u8]) -> Result<Option<(BpfRecord<'_>, 
     Ok(parts.map(|((header, mask), rest)| (BpfRecord { task: parse_task(header), mask }, rest)))
 }
 
+/// Parses the fixed part of a record, which describes a thread.
 fn parse_task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
     let (flags, run_ns) = (u32_at(header, 32), u64_at(header, 56));
     TaskRecord {

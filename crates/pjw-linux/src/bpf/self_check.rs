@@ -61,6 +61,7 @@ pub(super) fn check_task_scan(
     last.map_or(Ok(()), Err)
 }
 
+/// Makes one comparison. Returns the difference that was found, or `None` if the states agree.
 fn compare_once(
     pass: &mut impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
     proc: &mut ProcDir,
@@ -103,6 +104,7 @@ impl Facts {
         })
     }
 
+    /// Returns the first difference between `record` and these facts. `None` if they agree.
     fn find_difference(&self, record: &TaskRecord<'_>) -> Option<TaskScanUnavailable> {
         let (scan, stat) = (&record.stat, &self.stat);
         unequal("process", &record.pid, &self.process)

@@ -54,6 +54,7 @@ impl<'a> Reader<'a> {
         &self.text[self.at..]
     }
 
+    /// Reads the whole text. Stops at the first error, with the position of the reader near the error.
     fn read_document(&mut self) -> Result<(), String> {
         self.at = if self.text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
         while let Some(next) = self.rest().find('<') {

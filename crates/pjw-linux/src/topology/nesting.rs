@@ -72,6 +72,7 @@ impl Nesting {
         Ok(())
     }
 
+    /// Checks that `object` may be in the innermost open object, and that its sets fit into those of this object.
     fn check_object(&mut self, object: &Object) -> Result<(), String> {
         let kind = &object.kind;
         let Some(outer) = self.open.last_mut() else {

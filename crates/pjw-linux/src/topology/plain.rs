@@ -45,6 +45,7 @@ fn cores(hwloc: &Hwloc, kinds: &[CoreKind]) -> Vec<Core> {
     cores.map(|pus| Core { kind_index: kind_of(&pus), pus }).collect()
 }
 
+/// Returns the packages, NUMA nodes and L3 caches of the machine.
 fn read_domains(hwloc: &Hwloc) -> Vec<TopologyDomain> {
     let mut domains = Vec::new();
     for (kind, level) in [

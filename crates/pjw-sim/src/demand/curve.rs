@@ -280,6 +280,7 @@ fn unnamed_columns(first: &Line<'_>) -> Result<Vec<Column>, CurveError> {
     names.into_iter().map(column).collect()
 }
 
+/// Parses a line: a time, and the number of cores that each owner uses from this time on.
 fn parse_point(line: &Line<'_>, columns: &[Column]) -> Result<DemandPoint, CurveError> {
     let number = line.number;
     if line.fields.len() != columns.len() + 1 {

@@ -159,6 +159,7 @@ impl Taker {
         }
     }
 
+    /// Takes up to `most` free cells for which `which` returns true, but not more than are still needed.
     fn take_cells(&mut self, which: impl Fn(&Cell) -> bool, most: usize) {
         let mut left = most.min(self.needed);
         let (mut kept, mut taken) = (Vec::new(), Vec::new());

@@ -249,6 +249,10 @@ fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
     bytes.iter().skip(at).take(length).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
+/// Reads the layout of the program from its ELF headers.
+///
+/// # Errors
+/// If the program can't run as a task.
 fn read_layout(file: &File) -> Result<ProgramLayout, ImageError> {
     let mut headers = HeaderReader { file, bytes: Vec::new(), offset: 0 };
     let begin: [u8; 4] = headers.read(0)?;

@@ -32,6 +32,7 @@ pub fn defrag_text(reply: &DefragReply, stage: DefragStage, term: Terminal) -> S
     moves_text(reply, term) + "\n" + &wrap_text(&fits(reply, stage), term.width, "", "  ")
 }
 
+/// Returns a table with one row for each job that moves.
 fn moves_text(reply: &DefragReply, term: Terminal) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Dynamic);

@@ -42,6 +42,7 @@ fn change(action: &Action) -> String {
     }
 }
 
+/// Returns the text about a planned change of an affinity mask. `kind` is the kind of the change.
 fn mask_change_text(kind: &str, action: &Action) -> String {
     let thread = format!("thread {} of process {}", action.tid, action.pid);
     let (from, to) = (cpus_phrase(&action.from, usize::MAX), cpus_phrase(&action.to, usize::MAX));

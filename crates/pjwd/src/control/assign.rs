@@ -39,6 +39,7 @@ pub(super) fn assign_command(
     })
 }
 
+/// Returns the number or list of CPUs that the call `Assign` requests. `None` if the call requests none.
 fn requested_cpus(request: &call::Assign) -> Result<Option<CpuRequest>, CallError> {
     let by_pus = match request.smt.as_deref() {
         None | Some("whole") => false,

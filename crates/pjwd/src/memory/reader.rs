@@ -201,6 +201,8 @@ fn start_thread(measure: Measure) -> Result<(Sender<ReadRequest>, Arc<Progress>)
     Ok((sender, progress))
 }
 
+/// Runs in the memory reader thread: makes the readings in `requests`, one after the other, until the sender is
+/// dropped.
 fn serve_requests(requests: &Receiver<ReadRequest>, thread: &Progress, measure: Measure) {
     // Without the low priority the readings are as right, and other programs have a little less.
     let _ = set_own_nice_value_and_slice(NICE, SLICE);

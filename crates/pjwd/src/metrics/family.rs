@@ -83,6 +83,7 @@ impl SampleWriter<'_> {
         self.append_sample("_count", [], histogram.count);
     }
 
+    /// Appends one sample of the family as a line: the name with `suffix`, the labels and the value.
     fn append_sample<'l>(
         &mut self,
         suffix: &str,

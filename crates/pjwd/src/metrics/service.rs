@@ -128,6 +128,7 @@ impl Listeners {
     }
 }
 
+/// Listens at `address`. If the address can't be used yet, tries again until it can. Logs the first failure.
 async fn bind_until_success(address: SocketAddr) -> TcpListener {
     let mut failing = false;
     loop {

@@ -456,6 +456,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         snapshot
     }
 
+    /// Makes the changes of affinity masks in `actions`, and records their outcomes in the state. Returns the outcomes.
     fn apply_mask_actions(&mut self, actions: Vec<MaskAction>) -> Vec<(MaskAction, MaskOutcome)> {
         let mut outcomes = Vec::with_capacity(actions.len());
         for action in actions {

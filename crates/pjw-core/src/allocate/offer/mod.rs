@@ -248,6 +248,8 @@ fn cores_with_offline_holder(job: &JobId, pool: &PuPool, topology: &Topology) ->
         .collect()
 }
 
+/// Returns the refusal of a request for `units` units of the kind `unit`. `usable` is the allocator for all PUs that
+/// jobs may have, and `available` the allocator for the PUs that this job can get now.
 fn not_enough_refusal(
     unit: CpuUnit,
     units: u32,
@@ -269,6 +271,7 @@ fn not_enough_refusal(
     }
 }
 
+/// Checks that the job can get exactly the PUs in `cpus`, which the user listed.
 fn check_listed_pus(
     cpus: &CpuSet,
     available: &CpuSet,

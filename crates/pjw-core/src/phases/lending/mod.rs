@@ -145,6 +145,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     draft.state.lending.set_pus_to_return(leaving);
 }
 
+/// Decides which cores each borrower gets, and which lent cores must be returned. Changes nothing.
 fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     let online = state.pool.online_cpus();
     let mut borrowers: Vec<Borrower<'_>> = state

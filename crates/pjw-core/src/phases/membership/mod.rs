@@ -281,6 +281,9 @@ pub(crate) fn matches_rule(policy: &Policy, rule: &ProvisionRule, process: &Proc
     is_trusted && rule.matches(process.uid, process.comm, cgroup, unit_cgroup, policy.only_managed_user)
 }
 
+/// Returns the job that the environment of the process `known` names, if the name can be relied on. For a known job,
+/// this is so if the job belongs to the user of the process. For an unknown job, the process must descend from the job
+/// launcher of the batch system. `enabled` says whether jobs of a source are detected.
 fn job_by_environment<'a>(
     state: &WardenState,
     known: &'a KnownProcess,
@@ -352,6 +355,7 @@ fn owner_of(state: &WardenState, unit: JobProcessGrouping, leader: Pid) -> Optio
     members.find(names_its_job).map(|(_, member)| &member.job)
 }
 
+/// Makes the process `pid` a member of the job `found`. Creates the job if it is not known.
 fn join_job(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let owner = known.process.uid;

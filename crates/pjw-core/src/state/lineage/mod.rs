@@ -59,6 +59,8 @@ pub struct Descendant {
 }
 
 impl Descendant {
+    /// Makes the record of a child of `ancestor`. `requests` are the requests from which the child inherited its
+    /// affinity mask.
     fn from_ancestor(
         ancestor: &Member,
         is_ancestor_member: bool,

@@ -57,6 +57,7 @@ pub(super) fn print_result(
     })
 }
 
+/// Returns the part of the JSON report about the instance with the rank `rank`.
 fn instance_report(rank: usize, state: &InstanceState) -> InstanceReport {
     let (exit, signal) = match state.exit {
         Some(ExitStatus::Code(code)) => (Some(code), None),

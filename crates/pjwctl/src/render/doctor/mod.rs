@@ -129,6 +129,7 @@ impl DoctorReport {
     }
 }
 
+/// Returns the data of the table row of a job.
 fn job_row(input: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
     let allowed_cpus = job.threads.iter().fold(pjw_core::cpuset::CpuSet::new(), |cpus, thread| {
         cpus.union(&thread.effective_mask.intersection(&input.online))
@@ -170,6 +171,7 @@ pub fn report_text(report: &DoctorReport, names: &UserNames, show_all: bool, ter
     parts.join("\n")
 }
 
+/// Returns the summary of the findings by severity.
 fn summary_text(report: &DoctorReport, all: bool, term: Terminal) -> String {
     let of = |severity: Severity| {
         let with = report.findings.iter().filter(|finding| finding.severity == severity.name());
@@ -239,6 +241,7 @@ const HEADINGS: [&str; 9] =
 /// The columns with numbers.
 const NUMBERS: [usize; 4] = [2, 5, 6, 7];
 
+/// Returns the table of jobs. Without `all`, the table has at most [`MAX_JOBS`] jobs.
 fn jobs_table(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> String {
     let shown = if all { jobs.len() } else { jobs.len().min(MAX_JOBS) };
     let list = |list: &str| if list.is_empty() { "-".to_owned() } else { shorten_cpu_list(list, LIST_WIDTH) };

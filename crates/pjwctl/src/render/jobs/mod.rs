@@ -78,6 +78,7 @@ fn class_lines(jobs: &[Job]) -> impl Iterator<Item = String> {
     })
 }
 
+/// Returns the cells of the table row of a job, without the letter of the job.
 fn job_cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
     let cores = if job.requested_cores == 0 { "-".to_owned() } else { job.requested_cores.to_string() };
     // For a job without cores, the reason distinguishes the cases.

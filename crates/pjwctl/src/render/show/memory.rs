@@ -43,6 +43,7 @@ pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
     text
 }
 
+/// Returns the lines about the memory use of the whole job.
 fn memory_sum_lines(memory: &Memory, is_estimate: bool) -> Vec<String> {
     let shared = percent_text(memory.shared_permille);
     let processes =

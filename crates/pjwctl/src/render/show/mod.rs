@@ -60,6 +60,7 @@ pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal)
     parts.join("\n")
 }
 
+/// Returns the first lines about a job: its request, its CPUs, its owner and its state.
 fn job_header(job: &Job, names: &UserNames, term: Terminal) -> String {
     let requested = if job.requested_cores == 0 {
         "number of cores unknown".to_owned()

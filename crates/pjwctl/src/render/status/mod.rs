@@ -31,6 +31,7 @@ pub fn status_text(status: &Status, names: &UserNames, now: Timestamp, term: Ter
     parts.join("\n")
 }
 
+/// Returns the first lines of the status: the machine, the daemon and the numbers of cores.
 fn status_header(status: &Status, term: Terminal) -> String {
     let title = format!("{}:", escape_control_characters(&status.node.hostname));
     let observes = if status.mode == "observe" { " (changes nothing)" } else { "" };
