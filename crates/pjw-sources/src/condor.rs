@@ -22,11 +22,11 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     variables: &["_CONDOR_SLOT"],
     own: JobProcessGrouping::Neither,
     narrowable: false,
-    place,
+    find_directory,
     environ_claim,
 };
 
-fn place(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
+fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let at = process.parts.iter().position(|part| *part == "htcondor")?;
     let directory = process.parts.get(at + 1)?;
     Some(CgroupDirectoryRole::job_directory(JobId::new(JobSource::Condor, slot_of(directory)?).ok()?, at + 1))

@@ -169,7 +169,7 @@ fn place_of(
         };
         let (source, place) = systems
             .iter()
-            .filter_map(|system| Some((system.source, (system.place)(&process)?)))
+            .filter_map(|system| Some((system.source, (system.find_directory)(&process)?)))
             .min_by_key(|(source, place)| (place.depth(), *source))?;
         let directory = path.path_to_directory(place.depth());
         Some((source, place, directory))

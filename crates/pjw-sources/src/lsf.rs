@@ -24,11 +24,11 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     variables: &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS"],
     own: JobProcessGrouping::ProcessGroup,
     narrowable: false,
-    place,
+    find_directory,
     environ_claim,
 };
 
-fn place(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
+fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     (0..process.parts.len()).find_map(|at| {
         let [top, _cluster, directory] = process.parts.get(at..at + 3)? else { return None };
         let name = directory.strip_prefix("job.").filter(|_| *top == "lsf")?;

@@ -32,11 +32,11 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     variables: &["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"],
     own: JobProcessGrouping::Session,
     narrowable: false,
-    place,
+    find_directory,
     environ_claim,
 };
 
-fn place(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
+fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let unit = parts[at].strip_suffix(".scope").or_else(|| parts[at].strip_suffix(".service"));

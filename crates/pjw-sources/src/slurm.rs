@@ -48,14 +48,14 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     ],
     own: JobProcessGrouping::Neither,
     narrowable: true,
-    place,
+    find_directory,
     environ_claim,
 };
 
 /// The command line of the placeholder process of the step `extern`.
 const PLACEHOLDER: &str = "sleep 100000000";
 
-fn place(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
+fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let below = |n: usize| parts.get(at + n).copied();

@@ -24,12 +24,12 @@ pub(crate) struct BatchSystem {
     /// grant cores.
     pub(crate) narrowable: bool,
     /// Finds the outermost directory of this system on a cgroup path.
-    pub(crate) place: fn(&ProcessAttributes<'_>) -> Option<CgroupDirectoryRole>,
+    pub(crate) find_directory: fn(&ProcessAttributes<'_>) -> Option<CgroupDirectoryRole>,
     /// Reads the job and its core count from the environment.
     pub(crate) environ_claim: fn(BatchEnvironment<'_>, &LocalHost) -> Option<EnvironClaim>,
 }
 
-/// The properties of a process that [`BatchSystem::place`] uses to find the job's directory on the cgroup path of the
+/// The properties of a process that [`BatchSystem::find_directory`] uses to find the job's directory on the cgroup path of the
 /// process.
 pub(crate) struct ProcessAttributes<'a> {
     /// The directories of its cgroup path, outermost first, as far as they are trusted.

@@ -213,7 +213,7 @@ impl GrantAudit {
             found.push(Violation::EmptyGrant { job: id.clone() });
         }
         if grant.ownership != Ownership::Owned {
-            found.extend(borrowed_wrongly(state, job, grant, held));
+            found.extend(check_borrowed_grant(state, job, grant, held));
             return found;
         }
         // PUs that were offline when the daemon was restarted are not in the topology, and still belong to the job.
@@ -277,7 +277,7 @@ impl GrantAudit {
 
 /// What is wrong with the grant of a job that borrows its PUs. The pool is the ledger of borrowers: it has one for each
 /// PU.
-fn borrowed_wrongly(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet) -> Vec<Violation> {
+fn check_borrowed_grant(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet) -> Vec<Violation> {
     let mut found = Vec::new();
     if !held.is_empty() {
         found.push(Violation::GrantDiffersFromPool { job: job.id.clone(), granted: CpuSet::new(), held });

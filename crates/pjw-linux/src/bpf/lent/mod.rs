@@ -113,7 +113,7 @@ impl LentCpuMonitor {
             possible,
             link: None,
         };
-        monitor.check()?;
+        monitor.check_own_thread_is_reported()?;
         monitor.count_threads_except(std::process::id())?;
         Ok(monitor)
     }
@@ -234,7 +234,7 @@ impl LentCpuMonitor {
     }
 
     /// Lets a thread of this process run on an armed PU.
-    fn check(&mut self) -> Result<()> {
+    fn check_own_thread_is_reported(&mut self) -> Result<()> {
         self.count_threads_except(0)?;
         let own = affinity::own_thread();
         let allowed = affinity::get_mask(own)

@@ -55,7 +55,7 @@ impl Tracee {
     /// ends.
     pub(in crate::proxy::templates) fn after_exec(child: Child) -> Result<Self, TraceError> {
         let pid = Pid::from_raw(child.pid.0.cast_signed());
-        wait_stop(pid)?;
+        wait_for_stop(pid)?;
         let options = Options::PTRACE_O_EXITKILL | Options::PTRACE_O_TRACESYSGOOD;
         let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"));
         match (ptrace::setoptions(pid, options), memory) {
@@ -142,7 +142,7 @@ impl Tracee {
         let mut signal = None;
         loop {
             resume(self.pid, signal)?;
-            match wait_stop(self.pid) {
+            match wait_for_stop(self.pid) {
                 Ok(StopOrSignal::StopReason(stop)) => return Ok(stop),
                 Ok(StopOrSignal::Signal(arrived)) => signal = Some(arrived),
                 Err(lost) => {
@@ -207,7 +207,7 @@ enum StopOrSignal {
     Signal(Signal),
 }
 
-fn wait_stop(pid: Pid) -> Result<StopOrSignal, TraceError> {
+fn wait_for_stop(pid: Pid) -> Result<StopOrSignal, TraceError> {
     loop {
         match waitpid(pid, Some(WaitPidFlag::__WALL)) {
             Ok(WaitStatus::PtraceSyscall(_)) => return Ok(StopOrSignal::StopReason(StopReason::SystemCall)),
