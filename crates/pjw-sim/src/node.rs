@@ -106,8 +106,8 @@ impl SimMachineInterface {
         }
     }
 
-    /// The watched processes that ran since the last scan, each with the last time at which it was seen idle; and the
-    /// processes that are still idle.
+    /// Returns the watched processes that ran since the last scan, each with the last time at which it was seen idle.
+    /// Also returns the processes that are still idle.
     fn check_idle(
         &mut self,
         watch: &WatchedProcesses,
@@ -211,8 +211,8 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
     })
 }
 
-/// Leaves only the busy threads in a process, if all of them are there and no other thread ran since the last scan of
-/// these alone. `others` has the CPU time of the other threads at that scan.
+/// Removes all threads from `process` that are not in `busy`, if no thread in `busy` has ended and no other thread ran
+/// since the last such scan. `others` has the CPU time of the other threads at that scan.
 fn keep_busy(process: &mut Process, busy: &BTreeSet<Tid>, others: &mut BTreeMap<Pid, u64>) {
     let known = others.remove(&process.id.pid);
     let Some(threads) = &mut process.threads else { return };

@@ -29,8 +29,8 @@ pub(crate) struct BatchSystem {
     pub(crate) environ_claim: fn(BatchEnvironment<'_>, &LocalHost) -> Option<EnvironClaim>,
 }
 
-/// The properties of a process that [`BatchSystem::find_directory`] uses to find the job's directory on the cgroup path of the
-/// process.
+/// The properties of a process that [`BatchSystem::find_directory`] uses to find the job's directory on the cgroup path
+/// of the process.
 pub(crate) struct ProcessAttributes<'a> {
     /// The directories of its cgroup path, outermost first, as far as they are trusted.
     pub(crate) parts: &'a [&'a str],

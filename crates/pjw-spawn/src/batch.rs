@@ -165,7 +165,7 @@ impl SpawnContext {
         !self.setup.ends_with_launcher && self.setup.replicas.is_none() && self.setup.image.is_none()
     }
 
-    /// The most spawner threads for so many instances that all see the same files.
+    /// Returns the largest number of spawner threads for `instances` instances in the same mount namespace.
     fn max_spawners(&self, instances: usize) -> usize {
         match self.setup.templates {
             // All tasks are in one address space, which has one spawner.

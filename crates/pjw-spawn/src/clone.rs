@@ -239,8 +239,8 @@ pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const ()
     unsafe { call_and_run(libc::SYS_clone3, first, shared, run) }
 }
 
-/// As [`clone_and_run`], by clone(2). Only the flags, the pidfd, the exit signal and the stack of `arguments` are used. The
-/// flags above 32 bits are left out: the process inherits the signal handlers of the caller.
+/// As [`clone_and_run`], by clone(2). Only the flags, the pidfd, the exit signal and the stack of `arguments` are used.
+/// The flags above 32 bits are left out: the process inherits the signal handlers of the caller.
 ///
 /// # Safety
 /// As [`clone_and_run`].
@@ -251,8 +251,8 @@ unsafe fn old_clone_and_run(arguments: &CloneArguments, shared: *const (), run: 
     unsafe { call_and_run(libc::SYS_clone, first, shared, run) }
 }
 
-/// Makes the system call `number`, which is a form of clone(2), with the arguments `first`. The calling process gets its
-/// result. The new process calls `run(shared)`. This is the function for x86-64.
+/// Makes the system call `number`, which is a form of clone(2), with the arguments `first`. The calling process gets
+/// its result. The new process calls `run(shared)`. This is the function for x86-64.
 ///
 /// # Safety
 /// As [`clone_and_run`].
@@ -285,8 +285,8 @@ unsafe fn call_and_run(number: c_long, first: [i64; 3], shared: *const (), run: 
     result
 }
 
-/// Makes the system call `number`, which is a form of clone(2), with the arguments `first`. The calling process gets its
-/// result. The new process calls `run(shared)`. This is the function for aarch64.
+/// Makes the system call `number`, which is a form of clone(2), with the arguments `first`. The calling process gets
+/// its result. The new process calls `run(shared)`. This is the function for aarch64.
 ///
 /// # Safety
 /// As [`clone_and_run`].

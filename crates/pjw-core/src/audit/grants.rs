@@ -275,8 +275,8 @@ impl GrantAudit {
     }
 }
 
-/// What is wrong with the grant of a job that borrows its PUs. The pool is the ledger of borrowers: it has one for each
-/// PU.
+/// Checks the grant of a job that borrows its PUs against the pool, which has the borrower of each PU. `held` has the
+/// PUs that the job holds in the pool, and must be empty. Returns the violations.
 fn check_borrowed_grant(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet) -> Vec<Violation> {
     let mut found = Vec::new();
     if !held.is_empty() {

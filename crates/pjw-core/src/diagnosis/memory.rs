@@ -10,8 +10,8 @@ use crate::diagnosis::words::{bytes_text, counted_noun};
 const HORIZON_SECONDS: u64 = 600;
 /// Readings that are older than this say nothing about the present growth.
 const MAX_AGE: Nanos = Nanos(600 * 1_000_000_000);
-/// A prediction reaches at most so many times farther than the readings. A job that loads its data grows too, and
-/// stops.
+/// The time for which a prediction is made, as a multiple of the time that the readings cover. It is limited, because a
+/// job also grows while it loads its data, and then stops growing.
 const REACH: u64 = 10;
 /// The smallest growth of all workers together between two readings that is more than noise, in bytes.
 const MIN_GROWTH: u64 = 8 << 20;

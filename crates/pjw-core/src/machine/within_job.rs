@@ -247,8 +247,8 @@ mod tests {
         })
     }
 
-    /// The nodes that a rule chooses for so many processes of one thread, one after the other. All have the same
-    /// parent.
+    /// Returns the NUMA nodes that `rule` chooses for `count` processes, one after the other. Each process has one
+    /// thread, and all have the parent node `parent`.
     fn choices(rule: NumaNodeRule, cpus: &str, parent: Option<u32>, count: usize) -> Vec<u32> {
         let mut nodes = numa_nodes_of_cpus(&machine(), &cpus.parse().unwrap());
         let mut chosen = Vec::new();

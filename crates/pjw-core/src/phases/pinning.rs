@@ -212,7 +212,8 @@ impl<'a> PuLoad<'a> {
         placing.pins.insert(hot_thread.thread, pu);
     }
 
-    /// For each address space, a core for each thread, all in one L3 cache or one NUMA node, if there are so many.
+    /// Returns for each address space the cores of its threads: one core for each thread, all in one L3 cache or one
+    /// NUMA node. An address space is left out if no cache and no node has enough cores.
     fn group_cores(&self, grouped: &[&HotThread]) -> BTreeMap<u32, GroupCores> {
         let mut groups: BTreeMap<u32, AddressSpaceThreads> = BTreeMap::new();
         for hot_thread in grouped {
@@ -307,12 +308,12 @@ impl Room {
         Self { level, above: left }
     }
 
-    /// Whether a PU that has so many threads may get another one.
+    /// Whether a PU to which `threads` threads are assigned may get another one.
     fn has_place(&self, threads: usize) -> bool {
         threads < self.level || (threads == self.level && self.above > 0)
     }
 
-    /// Records that a PU that had so many threads gets another one.
+    /// Records that a PU to which `threads` threads are assigned gets another one.
     fn take_place(&mut self, threads: usize) {
         self.above = self.above.saturating_sub(usize::from(threads == self.level));
     }

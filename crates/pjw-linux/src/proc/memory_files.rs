@@ -24,7 +24,7 @@ use crate::sys::realtime;
 const TIMEOUT: Duration = Duration::from_millis(10);
 /// The same if the thread has none. On a busy machine, it waits for a CPU first.
 const TIMEOUT_WITHOUT_PRIORITY: Duration = Duration::from_millis(100);
-/// The largest number of threads that wait for locks of processes of one user. If there are so many, no further
+/// The largest number of threads that wait for locks of processes of one user. If this number is reached, no further
 /// process of this user is tried.
 const MAX_WAITING_OF_USER: usize = 4;
 /// The same of all users. pjwd has two such readers, and its unit allows 128 threads (`TasksMax`).

@@ -14,7 +14,7 @@ use crate::instance::Instance;
 
 /// Descriptors that the caller may need beside those of the instances.
 const SPARE_DESCRIPTORS: u64 = 64;
-/// The open descriptors are counted only if more than one part of so many parts of the limit is needed.
+/// The open descriptors are counted only if the instances need more than the limit divided by this number.
 const UNCOUNTED_SHARE: u64 = 8;
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
@@ -129,8 +129,8 @@ fn user_limit(wanted: u64, all_threads: Option<u64>) -> Option<Limit> {
     limit_of_user(getuid(), wanted, all_threads, || effective_capabilities() & LIFTING_CAPABILITIES != 0)
 }
 
-/// Checks whether `RLIMIT_NPROC` allows the user with the id `uid` `instances` more processes. Above the limit, a process
-/// that has taken this user fails to execute its program, also if the caller has capabilities: execve(2).
+/// Checks whether `RLIMIT_NPROC` allows the user with the id `uid` `instances` more processes. Above the limit, a
+/// process that has taken this user fails to execute its program, also if the caller has capabilities: execve(2).
 pub(super) fn check_other_user(uid: u32, instances: usize) -> Result<(), CheckError> {
     let wanted = instances as u64;
     check_limits(wanted, 0, limit_of_user(Uid::from_raw(uid), wanted, all_threads(), || false))

@@ -82,7 +82,7 @@ fn arguments(arguments: &Arguments) -> Size {
 }
 
 impl Size {
-    /// Adds a string of so many bytes, with its NUL byte.
+    /// Adds a string of `bytes` bytes. This number includes its NUL byte.
     fn add(&mut self, bytes: usize) {
         self.longest = self.longest.max(bytes);
         self.total += bytes + size_of::<usize>();

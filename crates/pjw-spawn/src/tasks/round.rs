@@ -118,7 +118,8 @@ impl<'a> Host<'a> {
         Ok(Some((request, descriptors)))
     }
 
-    /// Maps the program and the stack for a request, the one with this index in the round. Returns the slot.
+    /// Maps the program and the stack for the task of `request`. `index` is the index of the request in the round.
+    /// Returns the index of the slot, which is the memory for one task.
     fn prepare_task(
         &mut self,
         index: usize,
@@ -150,7 +151,8 @@ impl<'a> Host<'a> {
         Ok(slot)
     }
 
-    /// Makes the task of a request, the one with this index in the round, if its program is mapped.
+    /// Starts the task of the request with the index `index` in the round, if [`Host::prepare_task`] has mapped its
+    /// program. Stores the result in `outcome`.
     fn make_task(&mut self, index: usize, outcome: &mut Outcome) {
         let Some(slot) = outcome.prepared.take() else { return };
         // SAFETY: the start was written when the program was mapped for this task.

@@ -199,7 +199,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// A number with at most so many digits after the point, without zeros at its end.
+/// Returns `value` as text with at most `digits` digits after the point, without zeros at its end.
 fn rounded(value: f64, digits: usize) -> String {
     let text = format!("{value:.digits$}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()

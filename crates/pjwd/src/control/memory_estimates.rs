@@ -146,7 +146,8 @@ mod tests {
         })
     }
 
-    /// The seconds, of so many, in which the estimate of a job is due. `hot` is the number of busy threads in a second.
+    /// Returns the seconds, from 0 to `seconds`, in which the estimate of a job is due. `hot` returns the number of
+    /// busy threads in a second.
     fn due_seconds(seconds: u64, hot: impl Fn(u64) -> u32) -> Vec<u64> {
         let (mut schedule, begin) = (EstimateSchedule::default(), Instant::now());
         let looks = (0..=seconds).step_by(5);

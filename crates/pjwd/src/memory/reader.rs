@@ -33,9 +33,9 @@ const NICE: i32 = 10;
 const SLICE: Duration = Duration::from_micros(100);
 /// The thread is checked at this interval while a caller waits for it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// The thread is left to itself after so many checks in a row that found it blocked.
+/// The number of consecutive checks that found the thread blocked after which the thread is left to itself.
 const MAX_BLOCKED_CHECKS: u32 = 2;
-/// The largest number of threads that are left to themselves. If there are so many, no memory is read.
+/// The largest number of threads that are left to themselves. If this number is reached, no memory is read.
 const MAX_BLOCKED_THREADS: usize = 8;
 
 /// [`measure_job_memory`], or what stands for it in tests.

@@ -14,9 +14,10 @@ use super::reading::{JobMemoryReading, ReadingKind};
 
 /// The number of readings that are kept of each job: two hours with one reading in 30 s.
 const MAX_SAMPLES: usize = 240;
-/// A caller without administrator rights gets a reading again for at most so many times its cost after its end.
+/// The time after its end for which a reading is returned again to a caller without administrator rights, as a multiple
+/// of the CPU time that the reading took.
 const REUSE_FACTOR: u32 = 20;
-/// And at most so old, if it cost little.
+/// The time for which a reading is returned again in any case, even if it took little CPU time.
 const MIN_REUSE: Duration = Duration::from_secs(1);
 /// The time for which a prediction from the pages of processes is not replaced by one from an estimate.
 const MAX_PREDICTION_AGE: Duration = Duration::from_secs(300);

@@ -331,9 +331,9 @@ impl OwnerCpuSampler {
     }
 
     /// Lets the monitor report the lent PUs of idle owners again on which no thread of the owner runs. It does not
-    /// report the others: they are sampled anyway, and each report would cost the owner CPU time. With very many threads,
-    /// a PU is reported again only after the least time between two samples: two samples follow each report. Returns
-    /// whether a thread of an idle owner still runs on a PU that was reported.
+    /// report the others: they are sampled anyway, and each report would cost the owner CPU time. With very many
+    /// threads, a PU is reported again only after the least time between two samples: two samples follow each report.
+    /// Returns whether a thread of an idle owner still runs on a PU that was reported.
     fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> bool {
         let is_due = self.reported_at.is_none_or(|at| now >= at + self.least_interval());
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };

@@ -189,7 +189,7 @@ pub struct DaemonLock {
     path: PathBuf,
     holder: LockHolder,
     file: Flock<File>,
-    /// The lock files at other places that were there at the start.
+    /// The lock files at other places that existed at the start of pjwd.
     other_files: Vec<Flock<File>>,
 }
 

@@ -186,7 +186,7 @@ impl ReportStore {
         self.drop_oldest(MAX_KEPT_BYTES);
     }
 
-    /// Drops the oldest reports until the others have at most so many bytes. Never drops the newest.
+    /// Drops the oldest reports until the others have at most `most_bytes` bytes. Never drops the newest.
     fn drop_oldest(&mut self, most_bytes: u64) {
         while self.kept_bytes > most_bytes && self.kept.len() > 1 {
             self.drop_one();

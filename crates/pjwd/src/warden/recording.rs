@@ -17,7 +17,8 @@ const MAX_RESERVED_RECORDS: usize = 1000;
 /// The number of records that a command has beside those of its threads: the job, its cpuset and its processes.
 const OTHER_RECORDS: usize = 64;
 
-/// The most bytes that so many records take in the journal: each has at most two sets of the machine's PUs.
+/// Returns the largest number of bytes that `records` records take in the journal. Each record has at most two sets of
+/// the machine's PUs.
 fn records_size(records: usize, machine: &CpuSet) -> u64 {
     let bytes_per_record = 512 + 8 * machine.len();
     ((records + OTHER_RECORDS) * bytes_per_record) as u64

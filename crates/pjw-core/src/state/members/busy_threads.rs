@@ -10,7 +10,8 @@ use crate::basics::{Nanos, Tid, prelude::*};
 /// The minimum number of threads of a process for which a scan may read only the busy threads. A thread is busy if it
 /// recently ran or waited for a PU (logical CPU). If a process has fewer threads, every scan reads all of them.
 pub const MIN_THREADS_FOR_PARTIAL_READING: usize = 256;
-/// At most one thread of so many is busy. Otherwise, all threads are read.
+/// The smallest number of threads for each busy thread with which only the busy threads are read. With fewer threads
+/// for each busy thread, all threads are read.
 const MIN_THREADS_PER_BUSY: usize = 16;
 /// After each this many readings of all threads with the same busy threads, fewer scans read all threads.
 const READINGS_PER_STEP: u32 = 4;

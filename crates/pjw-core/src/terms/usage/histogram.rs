@@ -7,10 +7,10 @@ use crate::basics::prelude::*;
 /// The number of steps between two powers of two.
 const STEPS: u64 = 64;
 
-/// A histogram of the number of PUs (logical CPUs) that a job used, weighted by time. pjw computes percentiles from
-/// it, such as the 95th percentile in the report on the job. Each bin covers a range of numbers of PUs, in permille
-/// of one PU, and has the total time in which the job used so many PUs. A bin below 64 permille has a width of 1
-/// permille. The width of any other bin is at most 1/64 of the lowest number in the bin. So the number of bins is
+/// A histogram of the number of PUs (logical CPUs) that a job used, weighted by time. pjw computes percentiles from it,
+/// such as the 95th percentile in the report on the job. Each bin covers a range of numbers of PUs, in permille of one
+/// PU, and has the total time in which the job used a number of PUs in this range. A bin below 64 permille has a width
+/// of 1 permille. The width of any other bin is at most 1/64 of the lowest number in the bin. So the number of bins is
 /// bounded, however long the job runs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -233,7 +233,8 @@ impl LentCpuMonitor {
         self.orders.set(0, u64::from(process), 0).map_err(|error| refusal_error("configuring", &error).into())
     }
 
-    /// Lets a thread of this process run on an armed PU.
+    /// Lets a thread of this process run on a PU that is set as lent, and checks that the BPF program reports this and
+    /// measures the run time.
     fn check_own_thread_is_reported(&mut self) -> Result<()> {
         self.count_threads_except(0)?;
         let own = affinity::own_thread();

@@ -10,7 +10,7 @@ use pjw_spawn::SpawnContext;
 use super::group::Program;
 use super::library_search::missing_file_opens;
 
-/// From so many opens of missing files at a start on there is advice.
+/// The smallest number of missing files that a start tries to open for which there is advice.
 const MANY_MISSED_OPENS: usize = 100;
 
 /// Returns advice about each program in `programs` that starts slowly because of `LD_LIBRARY_PATH`: at each start, the
@@ -19,10 +19,10 @@ pub(super) fn before_start(programs: &[Program]) -> Vec<String> {
     library_path_advice(programs.iter().map(|program| (&program.context, program.instances.len() > 1)))
 }
 
-/// Returns advice about programs that start slowly because of `LD_LIBRARY_PATH`, as [`before_start`] does, but after the
-/// start of the instances. `contexts` contains the contexts whose instances all executed their program: none was forked
-/// from a loaded copy of the program. There is one advice about a program, even if several contexts have the same
-/// program.
+/// Returns advice about programs that start slowly because of `LD_LIBRARY_PATH`, as [`before_start`] does, but after
+/// the start of the instances. `contexts` contains the contexts whose instances all executed their program: none was
+/// forked from a loaded copy of the program. There is one advice about a program, even if several contexts have the
+/// same program.
 pub(super) fn after_exec<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) -> Vec<String> {
     let mut programs = BTreeSet::new();
     let contexts = contexts.filter(|context| programs.insert(context.program_path().to_owned()));

@@ -217,8 +217,8 @@ impl InstanceGroup {
     /// Prints the labelled output that was not printed yet. After a large number of failures, also prints how many
     /// failures were left out. If a signal ended the start early, also prints how many instances were not started.
     ///
-    /// From then on, signals have their usual effect on pjwctl, because a reader may take nothing for a long time. After
-    /// a signal that ended the instances, such a reader is waited for only for a second.
+    /// From then on, signals have their usual effect on pjwctl, because a reader may take nothing for a long time.
+    /// After a signal that ended the instances, such a reader is waited for only for a second.
     pub(super) fn print_remaining_output(&mut self) {
         self.take_signals();
         self.signals.unblock();
@@ -296,8 +296,8 @@ impl InstanceGroup {
         Ok(())
     }
 
-    /// Takes the results of a batch that are there. A finished batch is dropped: it holds the writing ends of labelled
-    /// output. After an error the batch is kept: its instances are to be killed.
+    /// Takes the results of the batch `index` that are available now. A finished batch is dropped, because it holds the
+    /// writing ends of labelled output. After an error the batch is kept, because its instances must be killed.
     fn take_results(&mut self, index: usize) -> anyhow::Result<()> {
         let Some((mut batch, ranks)) = self.batches.get_mut(index).and_then(Option::take) else {
             return Ok(());
@@ -457,8 +457,8 @@ impl InstanceGroup {
     }
 }
 
-/// Whether a process that this one has started is still in the process group of this one, to which a terminal sends its
-/// signals. timeout(1), for example, makes a group of its own.
+/// Whether `child`, a process that pjwctl has started, is still in the process group of pjwctl, to which a terminal
+/// sends its signals. timeout(1), for example, makes a group of its own.
 fn is_in_own_process_group(child: &Child) -> bool {
     getpgid(Some(Pid::from_raw(child.pid.0.cast_signed()))) == Ok(getpgrp())
 }

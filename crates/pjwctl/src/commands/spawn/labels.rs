@@ -15,7 +15,7 @@ use pjw_spawn::Stdio;
 use super::streams::{OutputStream, StreamState, takes_text};
 use crate::output;
 
-/// The longest line in bytes, without its end. A longer one is cut behind each so many bytes.
+/// The length of the longest line in bytes, without its line break. A longer line is divided into lines of this length.
 const MAX_LINE: usize = 1 << 20;
 /// The bytes that are read at once: as many as a pipe usually holds.
 const BUFFER: usize = 64 * 1024;
@@ -26,8 +26,8 @@ const MAX_PIPES: usize = 64;
 const STREAMS: [&str; 2] = ["output", "error"];
 
 /// The output of pjwctl while instances run: messages, and with the option `--label` what the instances print, with the
-/// rank of the instance before each line. Nothing waits for a reader, except at the end. While lines are not printed, the
-/// pipes of the instances are not read, so the instances wait.
+/// rank of the instance before each line. Nothing waits for a reader, except at the end. While lines are not printed,
+/// the pipes of the instances are not read, so the instances wait.
 pub(super) struct LabelledPipes {
     pipes: BTreeMap<u64, Labelled>,
     /// The set of the pipes. `None` without pipes.
@@ -146,8 +146,8 @@ impl LabelledPipes {
         self.streams.iter().any(OutputStream::is_stalled)
     }
 
-    /// Reads once from the pipe with the number `number`, and prints the lines whose end is known. Closes the pipe if it
-    /// has reached its end, or if the reader of the output has closed its own pipe.
+    /// Reads once from the pipe with the number `number`, and prints the lines whose end is known. Closes the pipe if
+    /// it has reached its end, or if the reader of the output has closed its own pipe.
     fn read(&mut self, number: u64) {
         let Some(mut labelled) = self.pipes.remove(&number) else { return };
         let available = self.take_available(&mut labelled);

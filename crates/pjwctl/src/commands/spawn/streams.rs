@@ -9,7 +9,8 @@ use std::os::fd::BorrowedFd;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// The most bytes of one write: `PIPE_BUF`. If poll(2) says that a pipe takes more, it takes so many without waiting.
+/// The largest number of bytes of one write: `PIPE_BUF`. If poll(2) shows a pipe as writable, a write of this size does
+/// not wait.
 const MAX_WRITE: usize = 4096;
 
 /// Standard output or standard error, with the text that the stream has not taken yet.

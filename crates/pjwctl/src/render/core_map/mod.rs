@@ -123,8 +123,8 @@ impl PuHolders {
         Self { by_pu, lent }
     }
 
-    /// Groups the lent PUs (logical CPUs) in `pus` by their owner and their borrower. Returns a map from these two jobs,
-    /// as indexes in the list of jobs, to their PUs.
+    /// Groups the lent PUs (logical CPUs) in `pus` by their owner and their borrower. Returns a map from these two
+    /// jobs, as indexes in the list of jobs, to their PUs.
     #[must_use]
     pub fn lent_pus_by_jobs(&self, pus: &CpuSet) -> BTreeMap<(usize, usize), CpuSet> {
         let mut among: BTreeMap<(usize, usize), CpuSet> = BTreeMap::new();

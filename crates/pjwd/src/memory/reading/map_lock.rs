@@ -19,7 +19,7 @@ use super::spaces::LiveProcess;
 /// The number of rounds, and the time between two of them: 200 ms in all. A round takes one sample of each thread.
 const ROUNDS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(2);
-/// After so many rounds, threads that were never active are sampled no more.
+/// The number of rounds after which threads that were never active are no longer sampled.
 const FIRST_ROUNDS: u32 = 10;
 /// The longest time for all rounds. This thread has a low priority, so it may wait for a CPU between two rounds.
 const MAX_TIME: Duration = Duration::from_secs(2);
@@ -69,7 +69,7 @@ pub(super) fn find_map_lock_waits(
     by_space.values().filter_map(MmapLockSamples::finding).collect()
 }
 
-/// The threads of the address spaces that have several.
+/// Returns the threads of those address spaces that have more than one thread.
 fn threads_to_sample(
     proc: &mut ProcDir,
     processes: &[LiveProcess],

@@ -171,8 +171,8 @@ pub(super) fn load_until_fork_here(
     })
 }
 
-/// Waits until a program says where it waits. The program decides how long this takes, so the wait ends with the start
-/// of the group.
+/// Waits until the program calls [`super::fork_here`] and reports its addresses. The program decides how long this
+/// takes, so the wait also ends when `is_cancelled` becomes true: when the start of the group is cancelled.
 fn wait_until_fork_here(
     child: &Child,
     channel: &Channel,
