@@ -175,7 +175,7 @@ pub(super) fn wait_until_unused(start: &TaskStart<'_>, pidfd: RawFd) {
 extern "C" fn run_task(start: *const ()) -> ! {
     // SAFETY: the host passes a `TaskStart`, and leaves it there while the task uses it.
     let start = unsafe { &*start.cast::<TaskStart<'_>>() };
-    if let Err((step, errno)) = prepare_task(start) {
+    if let Err((step, errno)) = set_up_task(start) {
         start.errno.store(errno, Relaxed);
         start.step.store(u32::from(step.number()), Release);
         // SAFETY: ends the process without handlers of exit(3), which belong to the host. The kernel wakes the host.
@@ -189,7 +189,7 @@ extern "C" fn run_task(start: *const ()) -> ! {
 
 /// Gives the calling process the properties in `start`, such as its affinity mask, its streams and its directory, and
 /// fills the memory of the program. The program can begin afterwards. Returns the failed step on error.
-fn prepare_task(start: &TaskStart<'_>) -> Result<(), FailedStep> {
+fn set_up_task(start: &TaskStart<'_>) -> Result<(), FailedStep> {
     let head = &start.request.head;
     let of_clone = |errno| (SpawnStep::Clone, errno);
     if head.mask_words > 0 {
