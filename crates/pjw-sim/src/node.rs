@@ -438,10 +438,10 @@ impl MachineInterface for SimMachineInterface {
             owner: world.cgroup_owners.get(path).copied(),
             origin_cgroup: world.cgroup_origins.get(path).filter(|origin| !origin.is_empty()).cloned(),
             scheduler_cpuset,
+            other_writer: None,
         };
-        let of_schedulers = world.scheduler_cpusets_in_effect();
-        let of_schedulers = of_schedulers.map(|cpuset| found(&cpuset.path, Some(cpuset.clone())));
-        world.cpusets.keys().filter(is_present).map(|path| found(path, None)).chain(of_schedulers).collect()
+        let narrowed = world.scheduler_cpusets_in_effect().map(|one| found(&one.path, Some(one.clone())));
+        world.cpusets.keys().filter(is_present).map(|path| found(path, None)).chain(narrowed).collect()
     }
 
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome {

@@ -14,7 +14,7 @@ use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Uid, User};
 use pjw_core::ids::Pid;
 use pjw_core::plan::Warning;
-use pjw_core::{cpuset_group::CpusetSupport, ids, state::WardenState, topology::Topology};
+use pjw_core::{ids, policy::Policy, state::WardenState, topology::Topology};
 use pjw_ipc::bind::bind;
 use pjw_ipc::client::{lock_dir, lock_dir_before_login, runtime_dir};
 use pjw_ipc::server::{ServerLimits, serve_with_new_listeners};
@@ -187,7 +187,7 @@ fn is_same_directory(one: &Path, other: &Path) -> bool {
 fn checked_config(
     path: Option<&Path>,
     topology: &Topology,
-) -> anyhow::Result<(Config, pjw_core::policy::Policy)> {
+) -> anyhow::Result<(Config, Policy)> {
     let checked =
         Config::load(path).and_then(|config| config.policy(topology).map(|policy| (config, policy)));
     checked.map_err(|problems| {
@@ -233,7 +233,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
         info!("{sentence}");
     }
     let kernel = probe::open_process_events().map_err(|why| info!("{why}")).ok();
-    let mut node = node(config.settings(), &policy.cpuset_support)?;
+    let mut node = node(config.settings(), &policy)?;
     node.set_process_event_socket(kernel);
     let state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
     let host = pjw_sources::LocalHost { name: clock::hostname(), flux_user: flux_user() };
@@ -365,9 +365,10 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
     Ok((listener, SocketFile::CreatedByDaemon(owned)))
 }
 
-fn node(settings: &Settings, cpuset_support: &CpusetSupport) -> anyhow::Result<LinuxMachine> {
+fn node(settings: &Settings, policy: &Policy) -> anyhow::Result<LinuxMachine> {
     let mut node = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;
-    node.set_affinity_persists(cpuset_support.affinity_persists).context("can't open /proc")?;
+    let affinity_persists = policy.cpuset_support.affinity_persists;
+    node.prepare_changes(affinity_persists, &policy.own_cgroups).context("can't open /proc")?;
     task_scan::load_bpf_programs(settings.scan_interface, &mut node);
     Ok(node)
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use nix::unistd::Uid;
 use pjw_core::command::{Caller, Command, Reply};
+use pjw_core::cpuset_group::LeftoverCpuset;
 use pjw_core::ids::{self, Pid};
 use pjw_core::policy::{DaemonMode, Policy};
 use pjw_core::ports::{Journal, MachineInterface};
@@ -72,7 +73,8 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     let mut node = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;
     let is_recorded = has_journal_files(state_dir, false);
     // Only root makes cgroups.
-    let has_cgroups = Uid::effective().is_root() && !node.list_job_cpusets(&own_cgroups).is_empty();
+    let is_own = |found: &LeftoverCpuset| found.other_writer.is_none();
+    let has_cgroups = Uid::effective().is_root() && node.list_job_cpusets(&own_cgroups).iter().any(is_own);
     if !is_recorded && !has_cgroups {
         return without_records(state_dir, node);
     }
@@ -91,7 +93,8 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     let cpuset_support = capabilities.cpuset_support;
     let policy = Policy { only_managed_user, cpuset_support, own_cgroups, ..policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
-    node.set_affinity_persists(policy.cpuset_support.affinity_persists).context("can't open /proc")?;
+    let affinity_persists = policy.cpuset_support.affinity_persists;
+    node.prepare_changes(affinity_persists, &policy.own_cgroups).context("can't open /proc")?;
     let events = probe::open_process_events().ok();
     let has_events = events.is_some();
     node.set_process_event_socket(events);
@@ -99,7 +102,7 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     warden.set_fork_events_complete_since(has_events.then(|| clock::now().since_boot));
     warden.find_leftover_cpusets();
 
-    let is_any_unrecorded = warden.state().cpusets.leftover_cpuset_paths().next().is_some();
+    let is_any_unrecorded = warden.state().cpusets.has_undecided_leftovers();
     let mut undone = ReleaseSummary { remarks: recovered.remarks, ..ReleaseSummary::default() };
     if is_any_unrecorded {
         // The cpusets without a record become jobs, whose masks are read before the release.

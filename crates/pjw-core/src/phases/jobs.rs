@@ -1,14 +1,14 @@
 //! The life cycle of jobs: grants of schedulers, waiting for cores, release and end.
 
-use crate::allocate::offer::{allocate_for_groups, allocate_shared};
+use crate::allocate::offer::{allocate_for_groups, allocate_shared, allocate_within};
 use crate::basics::{CpuSet, Nanos, cpus_text, cpus_with_is_are, prelude::*};
 use crate::machine::Topology;
 use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::usage;
 use crate::state::{PuOffer, WardenState, warden::RefusedRequest};
 use crate::terms::{
-    Cgroup, CgroupCreator, CpuRequest, EndCondition, Event, EventKind, ExhaustionPolicy, Grant, GrantedBy,
-    Job, JobCpuset, JobId, JobRequest, Observed, Ownership, Policy, Record, Refusal,
+    Cgroup, CgroupCreator, CpuRequest, CpusetSpec, EndCondition, Event, EventKind, ExhaustionPolicy, Grant,
+    GrantedBy, Job, JobCpuset, JobId, JobRequest, Observed, Ownership, Policy, Record, Refusal,
 };
 
 /// Removes the jobs that have ended from the state. A later step of the same cycle can already grant their PUs (logical
@@ -162,17 +162,23 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut CycleDraft<'_>) {
 /// these.
 fn new_scheduler_cpus(draft: &CycleDraft<'_>, job: &Job) -> Option<CpuSet> {
     let cgroup = draft.seen.cgroups.get(job.cgroup.as_ref()?)?.present()?;
-    let managed = draft.state.cpusets.cpuset_at(&cgroup.id.path);
+    let (path, cpusets) = (&cgroup.id.path, &draft.state.cpusets);
+    let managed = cpusets.cpuset_at(path);
     let cpuset = cgroup.cpuset.as_ref();
     // A cpuset that pjw wrote is not a grant of the scheduler.
     let is_ours = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.has_cpus_from_pjw(cpuset));
+    let granted = job.grant_chosen_by(GrantedBy::Scheduler);
+    // Nor is one that an earlier daemon or another daemon wrote. After other PUs from the batch system, the same PUs
+    // are from the batch system too.
+    let leftover = cpuset.and_then(|cpuset| cpusets.leftover_for_scheduler(path, cpuset));
+    let is_leftover = leftover.is_some() && granted.is_none();
     let machine = draft.state.topology.cpus();
     let cpus = cgroup.restricted_cpus.as_ref()?.intersection(machine);
     // A cpuset with all PUs is not a grant, also if some of its PUs are offline or in a partition at the moment.
     let has_all = machine.is_subset(&cpus)
         || cpuset.is_some_and(|cpuset| draft.state.pool.online_cpus().is_subset(&cpuset.cpus));
-    let is_known = job.grant_chosen_by(GrantedBy::Scheduler).is_some_and(|grant| grant.cpus == cpus);
-    (!is_ours && !is_known && !has_all && !cpus.is_empty()).then_some(cpus)
+    let is_known = granted.is_some_and(|grant| grant.cpus == cpus);
+    (!is_ours && !is_leftover && !is_known && !has_all && !cpus.is_empty()).then_some(cpus)
 }
 
 /// Takes PUs that a scheduler granted to `winner` from jobs that got them from pjw. These jobs get
@@ -212,7 +218,8 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     let recheck_all =
         draft.state.dirty.contains_everything() || draft.policy.exhaustion_policy == ExhaustionPolicy::Share;
     let mut earlier = core::mem::take(&mut draft.state.refused_requests);
-    for Job { id, request, grant, .. } in &waiting {
+    for job in &waiting {
+        let Job { id, request, grant, .. } = job;
         let Some(request) = request else {
             let source = id.source();
             let why = format!("{source} does not say how many cores {id} has: it is watched, not confined");
@@ -220,16 +227,10 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
             warn(draft, id, "unknown-count", why, remedy);
             continue;
         };
-        if !draft.policy.may_grant && grant.is_some() {
+        if is_service_prevented(draft, job) {
             continue;
         }
-        if !draft.policy.may_grant {
-            let why = format!("{id} waits for cores: a grant of cores can't be recorded");
-            let remedy = "free space for the journal of pjwd; it is served by itself then".to_owned();
-            warn(draft, id, "unserved", why, remedy);
-            continue;
-        }
-        if let Some(offer) = offer_of_own_cpuset(draft.state, id) {
+        if let Some(offer) = offer_of_own_cpuset(draft.state, draft.policy, id, request) {
             grant_offer(draft, id, &offer, false);
             continue;
         }
@@ -258,6 +259,38 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     }
 }
 
+/// Whether the waiting job `job` can get no cores, whatever cores are free: a grant can't be recorded, or another
+/// daemon confines the job. Adds a warning with the cause, unless the job holds cores.
+fn is_service_prevented(draft: &mut CycleDraft<'_>, job: &Job) -> bool {
+    let id = &job.id;
+    let (why, remedy) = if !draft.policy.may_grant {
+        let why = format!("{id} waits for cores: a grant of cores can't be recorded");
+        (why, "free space for the journal of pjwd; it is served by itself then".to_owned())
+    } else if let Some((path, writer)) = cpuset_of_other_daemon(draft.state, job) {
+        let why = format!("{id} gets no cores: another pjwd, {writer}, wrote the cpuset of {path}");
+        let remedy = format!("stop the other pjwd; pjwctl assign {id} --cores N gives the job cores here");
+        (why, remedy)
+    } else {
+        return false;
+    };
+    if job.grant.is_none() {
+        warn(draft, id, "unserved", why, remedy);
+    }
+    true
+}
+
+/// Returns the path of the job's cgroup and the name of the other daemon that wrote the cpuset of this cgroup. `None`
+/// if no other daemon wrote it, or if this daemon manages it.
+fn cpuset_of_other_daemon<'a>(state: &'a WardenState, job: &Job) -> Option<(&'a str, &'a str)> {
+    let cgroup = state.cgroups.get(job.cgroup.as_ref()?)?.present()?;
+    let path = cgroup.id.path.as_str();
+    if state.cpusets.cpuset_at(path).is_some() {
+        return None;
+    }
+    let leftover = state.cpusets.leftover_for_scheduler(path, cgroup.cpuset.as_ref()?)?;
+    Some((path, leftover.other_writer.as_deref()?))
+}
+
 /// Whether `job` holds fewer cores or PUs (logical CPUs) than it requested. False for a job that shares its PUs with
 /// other jobs.
 pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
@@ -270,18 +303,24 @@ pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
     }
 }
 
-/// Returns the PUs (logical CPUs) of the cpuset that pjw wrote in the scheduler's cgroup of the job `id`. `None` if
-/// there is no such cpuset, or if not all of the PUs are free. A job without cores has such a cpuset after its record
-/// was lost.
-fn offer_of_own_cpuset(state: &WardenState, id: &JobId) -> Option<PuOffer> {
-    let JobCpuset { creator, path, spec, .. } = &state.cpusets.cpuset_of(id)?.job_cpuset;
-    let is_free = spec.cpus.is_subset(&state.pool.free_cpus().intersection(&state.pool.online_cpus()));
-    (*creator == CgroupCreator::Scheduler && is_free).then(|| PuOffer {
-        cpus: spec.cpus.clone(),
-        reasons: vec![format!("the cpuset of {path} has these CPUs")],
-        second_best: String::new(),
-        pool_change_count: state.pool.change_count(),
-    })
+/// Returns PUs (logical CPUs) of the cpuset that pjw wrote in the scheduler's cgroup of the job `id`, which serve
+/// `request`: all of them, or fewer if the job requests fewer now. `None` if there is no such cpuset, if not all of the
+/// PUs are free, or if they do not suffice for the request and the policy. A job without cores has such a cpuset after
+/// its record was lost. In observe mode, the cpuset is still a leftover then.
+fn offer_of_own_cpuset(
+    state: &WardenState,
+    policy: &Policy,
+    id: &JobId,
+    request: &JobRequest,
+) -> Option<PuOffer> {
+    let recorded = state.cpusets.cpuset_of(id).map(|managed| &managed.job_cpuset);
+    let own = recorded.or_else(|| state.cpusets.leftover_scheduler_cpuset_of(id));
+    let JobCpuset { path, spec: CpusetSpec { cpus, .. }, .. } =
+        own.filter(|own| own.creator == CgroupCreator::Scheduler)?;
+    let is_free = cpus.is_subset(&state.pool.free_cpus().intersection(&state.pool.online_cpus()));
+    let offer = allocate_within(cpus, id, request, &state.pool, &state.topology, policy);
+    let reasons = vec![format!("the cpuset of {path} has these CPUs")];
+    offer.filter(|_| is_free).map(|offer| PuOffer { reasons, second_best: String::new(), ..offer })
 }
 
 /// Adds the warning that the job `id` waits for cores, for the reason `refusal`.

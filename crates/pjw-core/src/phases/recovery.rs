@@ -5,8 +5,9 @@
 //! again: its processes are members because they are in the cgroup (`membership.rs`), and its cores are not given to
 //! another job. Every other cpuset is removed as one that no job needs.
 //!
-//! In the cgroup of a batch system, an attribute says that pjw wrote the cpuset. Without it, the cpuset would be taken
-//! for a grant of the batch system. Its job is found again by the batch system's own cgroup.
+//! In the cgroup of a batch system, an attribute says that pjw wrote the cpuset, and which daemon. Without it, the
+//! cpuset would be taken for a grant of the batch system. Its job is found again by the batch system's own cgroup. A
+//! cpuset of another daemon is left as it is.
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::TopologyLevel;
@@ -50,6 +51,9 @@ pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
         match draft.seen.cgroups.get(&found.path) {
             None => draft.state.cpusets.add_leftover_cpuset(found),
             Some(Observed::Gone) => {}
+            Some(Observed::Present(cgroup)) if found.other_writer.is_some() => {
+                keep_cpuset_of_other_daemon(draft, found, cgroup);
+            }
             Some(Observed::Present(cgroup)) => match &found.scheduler_cpuset {
                 Some(job_cpuset) => recover_scheduler_cpuset(draft, job_cpuset, cgroup),
                 None => candidates.extend(read_candidate(draft, found, cgroup)),
@@ -61,6 +65,15 @@ pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
         (one.cgroup.id.inode, &one.found.path).cmp(&(other.cgroup.id.inode, &other.found.path))
     });
     candidates.iter().for_each(|candidate| recover_candidate(draft, candidate));
+}
+
+/// Keeps the entry of a cpuset that another daemon wrote in the batch system's cgroup `cgroup`. Drops the entry if the
+/// cpuset has other PUs now.
+fn keep_cpuset_of_other_daemon(draft: &mut CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) {
+    let written = found.scheduler_cpuset.as_ref().map(|written| &written.spec.cpus);
+    if written.is_some() && written == cgroup.cpuset.as_ref().map(|cpuset| &cpuset.cpus) {
+        draft.state.cpusets.keep_cpuset_of_other_daemon(found);
+    }
 }
 
 /// Records a cpuset that an earlier daemon wrote in the cgroup of a batch system. Does nothing if the batch system has

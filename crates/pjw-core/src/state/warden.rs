@@ -346,9 +346,10 @@ impl WardenState {
     /// Adds a leftover cgroup: a cgroup that has the name of a job's cpuset and existed when the daemon started. Has no
     /// effect if the journal has a record of the cgroup. Otherwise, records were lost, and the next full scan begins a
     /// search for masks of unknown origin. After that scan, pjw removes the cgroup if it has no processes, or if its
-    /// PUs (logical CPUs) can't be granted to the job. Otherwise, pjw reuses the cgroup as the cpuset of the job.
+    /// PUs (logical CPUs) can't be granted to the job. Otherwise, pjw reuses the cgroup as the cpuset of the job. A
+    /// cpuset of another daemon is left as it is, and says nothing about the records of this one.
     pub fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
-        if self.cpusets.cpuset_at(&leftover.path).is_none() {
+        if leftover.other_writer.is_none() && self.cpusets.cpuset_at(&leftover.path).is_none() {
             self.unknown_masks.request_search();
         }
         self.cpusets.add_leftover_cpuset(leftover);

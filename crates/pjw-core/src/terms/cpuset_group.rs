@@ -200,6 +200,10 @@ pub struct LeftoverCpuset {
     /// The cpuset that the earlier run wrote in the cgroup of a batch system, as it stored it in an extended
     /// attribute of the cgroup. `None` if pjw or systemd created the cgroup.
     pub scheduler_cpuset: Option<JobCpuset>,
+    /// The name of the other daemon that wrote [`LeftoverCpuset::scheduler_cpuset`], such as `pjw`: the begin of the
+    /// names of its cgroups, as the extended attribute has it. Such a cpuset is neither kept nor removed: its job gets
+    /// no cores while the cpuset has these PUs. `None` if an earlier run of this daemon wrote the cpuset.
+    pub other_writer: Option<String>,
 }
 
 /// One planned change of a job's cpuset, such as its creation, with the reason for the change.

@@ -65,6 +65,13 @@ impl OwnCgroupNames {
             .then(|| Self { name: name.to_owned() })
     }
 
+    /// Returns the text with which all names of the daemon begin, such as `pjw`. It names the daemon in the extended
+    /// attribute of a batch system's cgroup whose cpuset the daemon wrote.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Returns the path of the cgroup in which the daemon itself creates the cgroups of most jobs
     /// ([`CgroupPlace::Usual`]), such as `/pjw`. Used if systemd does not manage the cgroup hierarchy.
     #[must_use]

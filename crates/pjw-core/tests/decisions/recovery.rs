@@ -2,12 +2,14 @@
 //! makes jobs of those with processes again, and removes the others.
 
 use pjw_core::command::{AssignCommand, Command};
-use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport, LeftoverCpuset};
 use pjw_core::event::EventKind;
 use pjw_core::ids::{Pid, Uid};
 use pjw_core::job::{CpuRequest, EndCondition, GrantedBy, PriorityClass};
 use pjw_core::plan::Warning;
 use pjw_core::policy::{DaemonMode, Policy};
+use pjw_core::ports::MachineInterface;
+use pjw_core::state::WardenState;
 use pjw_core::testing::regular_topology;
 
 use super::machine::{Machine, assign_of, cpu_set, in_cgroup, job, machine_with};
@@ -123,6 +125,85 @@ fn a_cpuset_that_the_batch_system_wrote_after_pjw_is_its_grant_after_a_loss() {
 }
 
 #[test]
+fn a_daemon_that_only_observes_takes_no_cpuset_of_pjw_for_a_grant_of_the_batch_system() {
+    let mut machine = with_lost_slurm_job();
+    for mode in [DaemonMode::Observe, DaemonMode::Enforce] {
+        machine.policy.mode = mode;
+        machine.settle();
+        let grant = machine.state.jobs[&job("slurm:4")].grant.clone().unwrap();
+        assert_eq!((grant.cpus, grant.granted_by), (cpu_set("2-3"), GrantedBy::Warden));
+    }
+    machine.release("slurm:4").unwrap();
+    machine.settle();
+    assert!(!machine.world().cpusets.contains_key(SLURM_JOB));
+}
+
+#[test]
+fn a_job_of_a_batch_system_that_is_found_again_gets_the_number_of_cores_that_it_requests_now() {
+    for (requested, count, is_part) in [(1, 1, true), (2, 2, true), (3, 3, false)] {
+        let mut machine = with_lost_slurm_job();
+        in_cgroup(machine.process(10), "slurm:4", SLURM_JOB, Some(CpuRequest::Pus(requested)));
+        machine.settle();
+        let cpus = machine.world().cpusets[SLURM_JOB].clone();
+        assert_eq!((cpus.len(), cpus.is_subset(&cpu_set("2-3"))), (count, is_part));
+    }
+}
+
+#[test]
+fn a_job_of_a_batch_system_that_is_found_again_shares_no_core_if_that_is_switched_off() {
+    let hierarchy = CpusetHierarchy::Systemd;
+    let cpuset_support = CpusetSupport { hierarchy, affinity_persists: true, ..CpusetSupport::default() };
+    let policy = Policy { cpuset_support, share_smt: true, ..Policy::default() };
+    let mut machine = machine_with(regular_topology(1, 1, 1, 4, 2), policy);
+    in_cgroup(machine.spawn(10, 1, 1001), "slurm:4", SLURM_JOB, Some(CpuRequest::Pus(1)));
+    machine.settle();
+    assert_eq!(machine.world().cpusets[SLURM_JOB].len(), 1);
+    machine.policy.share_smt = false;
+    machine.lose_state();
+    machine.settle();
+    assert_eq!(machine.world().cpusets[SLURM_JOB].len(), 2, "a whole core");
+}
+
+/// Like [`with_lost_slurm_job`], but another daemon wrote the cpuset of the job.
+fn with_slurm_job_of_other_daemon() -> Machine {
+    let mut machine = with_lost_slurm_job();
+    machine.state = WardenState::new(machine.state.topology.clone(), &cpu_set(""));
+    for leftover in machine.node.list_job_cpusets(&machine.policy.own_cgroups) {
+        let other_writer = Some("pjw_8cf11471b8d8b200".to_owned());
+        machine.state.add_leftover_cpuset(LeftoverCpuset { other_writer, ..leftover });
+    }
+    machine
+}
+
+#[test]
+fn a_cpuset_that_another_daemon_wrote_for_a_batch_system_is_left_as_it_is_until_an_assignment() {
+    let mut machine = with_slurm_job_of_other_daemon();
+    for _ in 0..2 {
+        machine.settle();
+        assert_eq!(machine.grant("slurm:4"), "-");
+        assert_eq!(machine.world().cpusets[SLURM_JOB], cpu_set("2-3"));
+        let warnings = &machine.last.as_ref().unwrap().warnings;
+        let unserved = warnings.iter().find(|warning| warning.code == "unserved").unwrap();
+        assert!(unserved.text.contains("another pjwd, pjw_8cf11471b8d8b200, wrote"), "{unserved:?}");
+    }
+    assert!(!machine.state.unknown_masks.is_search_pending(), "no record of this daemon was lost");
+    machine.command(Command::Assign(assign_of("slurm:4", Some(CpuRequest::Cores(4))))).unwrap();
+    machine.settle();
+    assert_eq!(machine.world().cpusets[SLURM_JOB].len(), 4);
+    assert_eq!(machine.state.jobs[&job("slurm:4")].grant.clone().unwrap().granted_by, GrantedBy::Warden);
+}
+
+#[test]
+fn a_job_gets_cores_as_soon_as_the_other_daemon_has_widened_its_cpuset() {
+    let mut machine = with_slurm_job_of_other_daemon();
+    machine.settle();
+    machine.world().write_cpuset(SLURM_JOB, None);
+    machine.settle();
+    assert_eq!(machine.world().cpusets[SLURM_JOB].len(), 2);
+    assert_eq!(machine.state.jobs[&job("slurm:4")].grant.clone().unwrap().granted_by, GrantedBy::Warden);
+}
+
+#[test]
 fn a_recovered_job_is_shown_until_it_is_assigned_again() {
     let mut machine = with_job_a();
     machine.lose_state();
@@ -199,7 +280,7 @@ fn a_cpuset_with_a_core_of_a_recorded_job_is_removed() {
 fn a_cpuset_with_cores_that_do_not_exist_is_removed() {
     let mut machine = with_job_a();
     machine.lose_state();
-    machine.state = pjw_core::state::WardenState::new(regular_topology(1, 1, 1, 1, 1), &cpu_set(""));
+    machine.state = WardenState::new(regular_topology(1, 1, 1, 1, 1), &cpu_set(""));
     machine.find_cpusets();
     machine.settle();
     assert_eq!((machine.grant("a").as_str(), cgroup(&machine, 7).as_str()), ("-", LOGIN));

@@ -2,16 +2,18 @@
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome, JobCpuset};
+use pjw_core::own_cgroups::OwnCgroupNames;
 
 use crate::cgroup::{CgroupDir, CpusetMount};
 use crate::{proc::procfs::ProcDir, systemd::SystemdClient};
 
-/// What a change of a cpuset needs: the open `/proc` directory, the cgroup hierarchy with the cpuset controller, and
-/// the D-Bus client for systemd.
+/// What a change of a cpuset needs: the open `/proc` directory, the cgroup hierarchy with the cpuset controller, the
+/// D-Bus client for systemd, and the names of the cgroups of this daemon.
 pub(crate) struct CpusetContext<'a> {
     pub(crate) proc: &'a mut ProcDir,
     pub(crate) hierarchy: &'a CpusetMount,
     pub(crate) systemd: &'a mut SystemdClient,
+    pub(crate) own_cgroups: &'a OwnCgroupNames,
 }
 
 /// The result of one step of a cpuset change. If a step fails, the change ends, and the error is the outcome of the

@@ -10,7 +10,8 @@ use crate::cgroup::{CgroupDir, CpusetMount};
 /// Lists the existing cgroups that pjwd or systemd created for jobs, sorted by path. `own_cgroups` has the names of
 /// the cgroups in which this pjwd creates the cpusets of jobs. In v1, a job can also have a twin: a cgroup at the
 /// same path in the hierarchy of another controller. Twins whose cpuset no longer exists are also listed. So are the
-/// cgroups of batch systems whose cpuset has the PUs (logical CPUs) that pjw wrote.
+/// cgroups of batch systems whose cpuset has the PUs (logical CPUs) that pjw wrote. If another pjwd wrote them, the
+/// entry names it ([`LeftoverCpuset::other_writer`]).
 pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
     let above = [
         own_cgroups.directory_path(),
@@ -30,17 +31,17 @@ pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupN
         owner: None,
         origin_cgroup: None,
         scheduler_cpuset: None,
+        other_writer: None,
     }));
-    // A daemon with --beside leaves the cpusets in cgroups of batch systems to the usual daemon.
-    let is_usual = *own_cgroups == OwnCgroupNames::default();
-    let mut to_search = Vec::from_iter(is_usual.then(|| hierarchy.root()));
+    let mut to_search = vec![hierarchy.root()];
     while let Some(above) = to_search.pop() {
         for group in above.children() {
-            found.extend(marks::read_scheduler_cpuset(&group).map(|job_cpuset| LeftoverCpuset {
+            found.extend(marks::read_scheduler_cpuset(&group).map(|(job_cpuset, writer)| LeftoverCpuset {
                 path: group.path.clone(),
                 owner: None,
                 origin_cgroup: None,
                 scheduler_cpuset: Some(job_cpuset),
+                other_writer: Some(writer).filter(|writer| writer != own_cgroups.name()),
             }));
             to_search.push(group);
         }
@@ -57,5 +58,6 @@ fn found_cpuset(group: &CgroupDir) -> LeftoverCpuset {
         .map(Uid);
     let origin_cgroup =
         marks::read_attribute(&group.dir, marks::ORIGIN_ATTRIBUTE).filter(|origin| origin.starts_with('/'));
-    LeftoverCpuset { path: group.path.clone(), owner, origin_cgroup, scheduler_cpuset: None }
+    let path = group.path.clone();
+    LeftoverCpuset { path, owner, origin_cgroup, scheduler_cpuset: None, other_writer: None }
 }

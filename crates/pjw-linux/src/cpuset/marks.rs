@@ -1,5 +1,5 @@
 //! Extended attributes of the warden's own cgroups: the owner of the job, and the cgroup from which the processes came.
-//! In a cgroup of a scheduler: the cpuset that the warden wrote there.
+//! In a cgroup of a scheduler: the cpuset that the warden wrote there, and the name of the warden.
 //!
 //! A warden that has lost its journal finds the cgroups by their names, and knows the rest from the attributes. Only
 //! the owner of a cgroup directory can write them, and the directories belong to root.
@@ -10,6 +10,7 @@ use std::path::Path;
 use nix::unistd::geteuid;
 use pjw_core::cpuset_group::{CgroupCreator, CpusetSpec, JobCpuset};
 use pjw_core::ids::Uid;
+use pjw_core::own_cgroups::OwnCgroupNames;
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 
 use crate::cgroup::CgroupDir;
@@ -22,9 +23,10 @@ pub(super) const OWNER_ATTRIBUTE: &str = "pjw.owner";
 /// The name of the extended attribute of a job's cgroup that contains the path of the cgroup from which pjw moved the
 /// processes.
 pub(super) const ORIGIN_ATTRIBUTE: &str = "pjw.origin";
-/// The name of the extended attribute of a scheduler's cgroup that contains the cpuset that pjw wrote there: the PUs
-/// and the job.
-const CPUSET_ATTRIBUTE: &str = "pjw.cpuset";
+/// The name of the extended attribute of a scheduler's cgroup that contains the cpuset that pjw wrote there: the PUs,
+/// the job, and the name of the daemon ([`OwnCgroupNames::name`]), separated by spaces. Earlier versions of pjw wrote
+/// no name.
+pub(super) const CPUSET_ATTRIBUTE: &str = "pjw.cpuset";
 /// The maximum size of the value of an extended attribute, in bytes (`XATTR_SIZE_MAX` in the kernel).
 pub(super) const MAX_ATTRIBUTE_BYTES: usize = 1 << 16;
 
@@ -84,31 +86,52 @@ fn remove_attribute(dir: &Path, name: &str) {
 }
 
 /// Must be called before `job_cpuset` is written to the scheduler's cgroup `group`. Writes it to the extended attribute
-/// [`CPUSET_ATTRIBUTE`].
-pub(super) fn write_scheduler_cpuset(group: &CgroupDir, job_cpuset: &JobCpuset) {
-    let value = format!("{} {}", job_cpuset.spec.cpus, job_cpuset.job);
-    if read_attribute(&group.dir, CPUSET_ATTRIBUTE).as_ref() != Some(&value) {
+/// [`CPUSET_ATTRIBUTE`], with the name of the daemon with the cgroups `own_cgroups`. Returns the earlier value of the
+/// attribute, for [`restore_scheduler_cpuset`].
+pub(super) fn write_scheduler_cpuset(
+    group: &CgroupDir,
+    job_cpuset: &JobCpuset,
+    own_cgroups: &OwnCgroupNames,
+) -> Option<String> {
+    let value = format!("{} {} {}", job_cpuset.spec.cpus, job_cpuset.job, own_cgroups.name());
+    let before = read_attribute(&group.dir, CPUSET_ATTRIBUTE);
+    if before.as_ref() != Some(&value) {
         write_attribute(&group.dir, CPUSET_ATTRIBUTE, &value);
+    }
+    before
+}
+
+/// Must be called after the write of the cpuset was refused. Gives the extended attribute [`CPUSET_ATTRIBUTE`] of the
+/// scheduler's cgroup `group` its earlier value `before`, because the attribute must name a cpuset that pjw wrote.
+pub(super) fn restore_scheduler_cpuset(group: &CgroupDir, before: Option<&str>) {
+    match before {
+        Some(value) => write_attribute(&group.dir, CPUSET_ATTRIBUTE, value),
+        None => remove_scheduler_cpuset(group),
     }
 }
 
-/// Removes the extended attribute [`CPUSET_ATTRIBUTE`] of the scheduler's cgroup `group`, after the limits of its
-/// cpuset were removed.
+/// Removes the extended attribute [`CPUSET_ATTRIBUTE`] of the scheduler's cgroup `group`. Must be called after the
+/// limits of its cpuset were removed.
 pub(super) fn remove_scheduler_cpuset(group: &CgroupDir) {
     remove_attribute(&group.dir, CPUSET_ATTRIBUTE);
 }
 
-/// Returns the cpuset that pjw wrote in the scheduler's cgroup `group`. `None` if pjw wrote none, if the cpuset has
-/// other PUs now, or if the cgroup belongs to another user, who could write the attribute.
-pub(super) fn read_scheduler_cpuset(group: &CgroupDir) -> Option<JobCpuset> {
+/// Returns the cpuset that a daemon of pjw wrote in the scheduler's cgroup `group`, and the name of the daemon
+/// ([`OwnCgroupNames::name`]). `None` if no daemon wrote one, if the cpuset has other PUs now, or if the cgroup belongs
+/// to another user, who could write the attribute.
+pub(super) fn read_scheduler_cpuset(group: &CgroupDir) -> Option<(JobCpuset, String)> {
     let names = NAMESPACES.map(|namespace| format!("{namespace}.{CPUSET_ATTRIBUTE}"));
     // Most cgroups have none. An empty buffer asks for the length.
     names.iter().find(|name| getxattr(&group.dir, name.as_str(), &mut [0u8; 0][..]).is_ok())?;
     let owner = std::fs::metadata(&group.dir).ok()?.uid();
     let value = read_attribute(&group.dir, CPUSET_ATTRIBUTE).filter(|_| owner == geteuid().as_raw())?;
-    let (cpus, job) = value.split_once(' ')?;
+    let mut words = value.split(' ');
+    let (cpus, job) = (words.next()?, words.next()?);
+    // Only the usual daemon of the node took up what earlier versions wrote.
+    let usual = OwnCgroupNames::default();
+    let writer = words.next().unwrap_or(usual.name()).to_owned();
     let spec = CpusetSpec::from_cpus(cpus.parse().ok()?);
     let is_written = group.read_cpuset().is_ok_and(|now| now.cpus == spec.cpus);
     let (job, creator, path) = (job.parse().ok()?, CgroupCreator::Scheduler, group.path.clone());
-    is_written.then_some(JobCpuset { job, creator, path, spec })
+    is_written.then_some((JobCpuset { job, creator, path, spec }, writer))
 }

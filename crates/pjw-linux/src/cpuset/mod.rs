@@ -131,10 +131,7 @@ fn create(
     let before = group.exists().then(|| group.read_cpuset());
     let created = match job_cpuset.creator {
         CgroupCreator::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
-        CgroupCreator::Scheduler => {
-            marks::write_scheduler_cpuset(&group, job_cpuset);
-            bounds::write_cpuset(&group, &job_cpuset.spec, true)
-        }
+        CgroupCreator::Scheduler => write_in_scheduler_cgroup(context, &group, job_cpuset),
         CgroupCreator::Warden => create_own_cpuset(context, &group, job_cpuset),
         CgroupCreator::Systemd => {
             return scope::create_or_update_scope(context, job_cpuset, owner, &group, initial_processes);
@@ -158,6 +155,20 @@ fn create(
         }
     }
     created
+}
+
+/// Writes the attribute first: without it, a cpuset of a killed daemon would count as the scheduler's.
+fn write_in_scheduler_cgroup(
+    context: &CpusetContext<'_>,
+    group: &CgroupDir,
+    job_cpuset: &JobCpuset,
+) -> Result<CpuSet> {
+    let before = marks::write_scheduler_cpuset(group, job_cpuset, context.own_cgroups);
+    let written = bounds::write_cpuset(group, &job_cpuset.spec, true);
+    if written.is_err() {
+        marks::restore_scheduler_cpuset(group, before.as_deref());
+    }
+    written
 }
 
 /// Thaws a job and removes its twins.

@@ -19,6 +19,7 @@ use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::ids::Tid;
+use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::move_guard::MoveGuard;
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
@@ -31,6 +32,7 @@ use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 pub(super) struct CpusetChanger {
     worker: Worker,
     affinity_persists: bool,
+    own_cgroups: OwnCgroupNames,
 }
 
 #[derive(Debug)]
@@ -48,6 +50,7 @@ struct ChangeContext {
     systemd: SystemdClient,
     unrelated_threads: UnrelatedThreads,
     move_guard: MoveGuard,
+    own_cgroups: OwnCgroupNames,
 }
 
 /// What a change thread is to do.
@@ -81,20 +84,21 @@ struct CompletionEvent {
 }
 
 impl ChangeContext {
-    fn new(affinity_persists: bool) -> Result<Self, Errno> {
+    fn new(affinity_persists: bool, own_cgroups: OwnCgroupNames) -> Result<Self, Errno> {
         Ok(Self {
             proc: ProcDir::open(Path::new("/proc"))?,
             systemd: SystemdClient::default(),
             unrelated_threads: UnrelatedThreads::new(affinity_persists),
             move_guard: MoveGuard::new(affinity_persists),
+            own_cgroups,
         })
     }
 
     fn change(&mut self, action: &CpusetAction, hierarchy: &CpusetMount) -> CpusetOutcome {
-        let Self { proc, systemd, unrelated_threads, move_guard } = self;
+        let Self { proc, systemd, unrelated_threads, move_guard, own_cgroups } = self;
         match move_guard.without_locked_processes(proc, hierarchy, action) {
             Ok(change) => {
-                let context = &mut CpusetContext { proc, hierarchy, systemd };
+                let context = &mut CpusetContext { proc, hierarchy, systemd, own_cgroups };
                 apply_change(context, unrelated_threads, &change)
             }
             Err(outcome) => outcome,
@@ -102,9 +106,10 @@ impl ChangeContext {
     }
 
     fn restore_masks(&mut self, removed: &[String], hierarchy: &CpusetMount) {
-        let Self { proc, systemd, unrelated_threads, .. } = self;
+        let Self { proc, systemd, unrelated_threads, own_cgroups, .. } = self;
+        let context = &mut CpusetContext { proc, hierarchy, systemd, own_cgroups };
         removed.iter().for_each(|path| unrelated_threads.record_partition_end(path));
-        unrelated_threads.restore_after_end(&mut CpusetContext { proc, hierarchy, systemd }, Instant::now());
+        unrelated_threads.restore_after_end(context, Instant::now());
     }
 
     fn publish_partition_end(&self, completion: &CompletionEvent) {
@@ -143,19 +148,20 @@ impl ChangeContext {
 impl CpusetChanger {
     /// Makes a value that makes each change on the calling thread. `affinity_persists` says whether the kernel keeps
     /// the affinity mask of a thread when a cpuset changes
-    /// ([`pjw_core::cpuset_group::CpusetSupport::affinity_persists`]).
+    /// ([`pjw_core::cpuset_group::CpusetSupport::affinity_persists`]). `own_cgroups` has the names of the cgroups of
+    /// this pjwd.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
-    pub(super) fn new(affinity_persists: bool) -> Result<Self, Errno> {
-        let worker = Worker::Caller(Box::new(ChangeContext::new(affinity_persists)?));
-        Ok(Self { worker, affinity_persists })
+    pub(super) fn new(affinity_persists: bool, own_cgroups: OwnCgroupNames) -> Result<Self, Errno> {
+        let context = ChangeContext::new(affinity_persists, own_cgroups.clone())?;
+        Ok(Self { worker: Worker::Caller(Box::new(context)), affinity_persists, own_cgroups })
     }
 
     /// Starts a thread that makes all later changes. Returns the id of the thread. The thread ends when this value is
     /// dropped. A change that the thread makes at that moment is still completed.
     pub(super) fn start_thread(&mut self) -> io::Result<Tid> {
-        let mut context = ChangeContext::new(self.affinity_persists)?;
+        let mut context = ChangeContext::new(self.affinity_persists, self.own_cgroups.clone())?;
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
         let completion = Arc::new(CompletionEvent {
             event,

@@ -102,7 +102,7 @@ impl LinuxMachine {
             online: CpuSet::new(),
             online_list: OnlinePuReader::open().ok(),
             online_changed_at: None,
-            cpuset_changer: CpusetChanger::new(affinity_survives_by_version())?,
+            cpuset_changer: CpusetChanger::new(affinity_survives_by_version(), OwnCgroupNames::default())?,
             idle: IdleTracker::default(),
             process_events: None,
             scan: None,
@@ -180,13 +180,13 @@ impl LinuxMachine {
     /// Sets whether pjw assumes that the kernel keeps the affinity mask of a thread when a cpuset changes. If
     /// `affinity_persists` is false, pjw assumes that its change of a cpuset can reset the masks of threads outside
     /// this cpuset. pjw restores these masks after the change. The default is true on Linux 6.2 and later, and false on
-    /// older kernels. Must be called before [`LinuxMachine::start_cpuset_change_thread`], because
-    /// `set_affinity_persists` ends the thread that `start_cpuset_change_thread` has started.
+    /// older kernels. Also sets the names of the cgroups of this pjwd. Must be called before
+    /// [`LinuxMachine::start_cpuset_change_thread`], because this function ends the thread.
     ///
     /// # Errors
-    /// If `/proc` can't be opened. The setting then stays the same.
-    pub fn set_affinity_persists(&mut self, affinity_persists: bool) -> Result<(), Errno> {
-        self.cpuset_changer = CpusetChanger::new(affinity_persists)?;
+    /// If `/proc` can't be opened. The settings then stay the same.
+    pub fn prepare_changes(&mut self, affinity_persists: bool, own: &OwnCgroupNames) -> Result<(), Errno> {
+        self.cpuset_changer = CpusetChanger::new(affinity_persists, own.clone())?;
         Ok(())
     }
 

@@ -55,7 +55,7 @@ pub(super) fn test_cpusets(
     let mut systemd = SystemdClient::default();
     let mut unrelated_threads = UnrelatedThreads::new(version::affinity_survives_by_version());
     remove_leftovers(
-        &mut CpusetContext { proc: &mut proc, hierarchy, systemd: &mut systemd },
+        &mut CpusetContext { proc: &mut proc, hierarchy, systemd: &mut systemd, own_cgroups },
         &mut unrelated_threads,
         own_cgroups,
         creator,
@@ -68,8 +68,16 @@ pub(super) fn test_cpusets(
     let all = hierarchy.root().effective_cpus().map_err(failed("the root cpuset can't be read"))?;
     let at = |place| job_cpuset(own_cgroups, creator, std::process::id(), place, all.clone());
     let (job_cpuset, mut besteffort) = (at(CgroupPlace::Usual)?, at(CgroupPlace::Besteffort)?);
-    let mut cpuset_test =
-        CpusetTest { proc, hierarchy, systemd, unrelated_threads, job_cpuset, idle_process, process };
+    let mut cpuset_test = CpusetTest {
+        proc,
+        hierarchy,
+        systemd,
+        own_cgroups,
+        unrelated_threads,
+        job_cpuset,
+        idle_process,
+        process,
+    };
     let (affinity_persists, measured) = match (all.first(), all.last()) {
         (Some(first), Some(last)) if first != last => {
             (cpuset_test.test_with_two(&CpuSet::from(first), &CpuSet::from(last))?, true)
@@ -153,6 +161,7 @@ struct CpusetTest<'a> {
     proc: ProcDir,
     hierarchy: &'a CpusetMount,
     systemd: SystemdClient,
+    own_cgroups: &'a OwnCgroupNames,
     unrelated_threads: UnrelatedThreads,
     job_cpuset: JobCpuset,
     idle_process: IdleProcess,
@@ -219,8 +228,9 @@ impl CpusetTest<'_> {
     }
 
     fn make(&mut self, change: &CpusetChange) -> Result<(), String> {
-        let Self { proc, hierarchy, systemd, unrelated_threads, .. } = self;
-        match apply_change(&mut CpusetContext { proc, hierarchy, systemd }, unrelated_threads, change) {
+        let Self { proc, hierarchy, systemd, own_cgroups, unrelated_threads, .. } = self;
+        let context = &mut CpusetContext { proc, hierarchy, systemd, own_cgroups };
+        match apply_change(context, unrelated_threads, change) {
             CpusetOutcome::Done { .. } => Ok(()),
             CpusetOutcome::Gone => Err("the process of the cpuset test ended early".to_owned()),
             CpusetOutcome::Refused { reason } | CpusetOutcome::ProcessLocked { reason } => Err(reason),

@@ -91,6 +91,25 @@ pub fn allocate_for_groups(
     Ok(near_device(device, anywhere, make_offer(&near).ok()))
 }
 
+/// Chooses the PUs (logical CPUs) for `request` among the PUs `cpus` only, and returns these PUs as an offer. `None` if
+/// the free PUs of `cpus` can't serve the request, for example because it is for more cores, or because `cpus` has
+/// only a part of a core and the policy does not allow jobs to share a core. Does not change `pool`: the caller
+/// grants the PUs of the offer.
+#[must_use]
+pub fn allocate_within(
+    cpus: &CpuSet,
+    job: &JobId,
+    request: &JobRequest,
+    pool: &PuPool,
+    topology: &Topology,
+    policy: &Policy,
+) -> Option<PuOffer> {
+    let available = available_to(job, pool, topology, policy).intersection(cpus);
+    let offer = make_offer(request, &CpuSet::new(), &available, pool, topology, policy).ok()?;
+    // A request by a list of PUs is served also if free PUs outside of `cpus` are in the list.
+    offer.cpus.is_subset(&available).then_some(offer)
+}
+
 /// Returns a request for all PUs (logical CPUs) that the job `job` can have: the free PUs, and the PUs that the job
 /// already holds. `unit` says whether the request counts whole cores or PUs. The number in the request is 0 if the job
 /// can have no core or PU.

@@ -142,11 +142,39 @@ impl CpusetRegistry {
         }
     }
 
+    /// Adds the cpuset of another daemon ([`LeftoverCpuset::other_writer`]) again, after
+    /// [`CpusetRegistry::take_leftover_cpusets`] has returned it. Also has an effect if pjw manages the cpuset: until
+    /// pjw has written the cpuset, its PUs are those of the other daemon.
+    pub(crate) fn keep_cpuset_of_other_daemon(&mut self, leftover: LeftoverCpuset) {
+        self.found.push(leftover);
+    }
+
     /// Iterates over the cgroup paths of the leftover cpusets ([`LeftoverCpuset`]) without a record in the journal,
     /// about which pjw has not yet decided. The next full scan decides: pjw uses the cpuset for its job again, or
     /// removes it. The path then leaves this list.
     pub fn leftover_cpuset_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
+    }
+
+    /// Whether pjw has still to decide about a leftover cpuset that an earlier run of this daemon left. Cpusets of
+    /// other daemons ([`LeftoverCpuset::other_writer`]) do not count: pjw leaves them as they are.
+    #[must_use]
+    pub fn has_undecided_leftovers(&self) -> bool {
+        self.found.iter().any(|found| found.other_writer.is_none())
+    }
+
+    /// Returns the leftover cpuset that a daemon of pjw wrote in the batch system's cgroup at `path`. `cpuset` is the
+    /// cpuset of this cgroup as a scan read it. `None` if it has other PUs (logical CPUs) than the daemon wrote.
+    pub(crate) fn leftover_for_scheduler(&self, path: &str, cpuset: &Cpuset) -> Option<&LeftoverCpuset> {
+        let is_there = |written: &JobCpuset| written.path == path && written.spec.cpus == cpuset.cpus;
+        self.found.iter().find(|found| found.scheduler_cpuset.as_ref().is_some_and(is_there))
+    }
+
+    /// Returns the leftover cpuset that an earlier run of this daemon wrote for the job `job` in the cgroup of a batch
+    /// system. `None` if there is none, or if pjw has decided about it.
+    pub(crate) fn leftover_scheduler_cpuset_of(&self, job: &JobId) -> Option<&JobCpuset> {
+        let own = self.found.iter().filter(|found| found.other_writer.is_none());
+        own.filter_map(|found| found.scheduler_cpuset.as_ref()).find(|written| written.job == *job)
     }
 
     /// Removes all leftover cgroups from the registry, and returns them. A leftover cgroup existed when the daemon

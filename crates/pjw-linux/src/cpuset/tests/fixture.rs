@@ -28,6 +28,8 @@ pub(super) struct Fixture {
     pub(super) hierarchy: CpusetMount,
     pub(super) systemd: SystemdClient,
     pub(super) unrelated_threads: UnrelatedThreads,
+    /// The names of the cgroups of the daemon whose changes are tested.
+    pub(super) own_cgroups: OwnCgroupNames,
     pub(super) all: CpuSet,
     _alone: MutexGuard<'static, ()>,
 }
@@ -64,6 +66,7 @@ pub(super) fn fixture_of(creator: CgroupCreator) -> Option<Fixture> {
                 hierarchy,
                 systemd: SystemdClient::default(),
                 unrelated_threads,
+                own_cgroups: OwnCgroupNames::default(),
                 all,
                 _alone: alone,
             })
@@ -96,8 +99,8 @@ impl Fixture {
     }
 
     pub(super) fn context(&mut self) -> (CpusetContext<'_>, &mut UnrelatedThreads) {
-        let Self { proc, hierarchy, systemd, unrelated_threads, .. } = self;
-        (CpusetContext { proc, hierarchy, systemd }, unrelated_threads)
+        let Self { proc, hierarchy, systemd, unrelated_threads, own_cgroups, .. } = self;
+        (CpusetContext { proc, hierarchy, systemd, own_cgroups }, unrelated_threads)
     }
 
     pub(super) fn create(&mut self, job_cpuset: &JobCpuset) -> CpusetOutcome {

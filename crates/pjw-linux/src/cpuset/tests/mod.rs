@@ -3,5 +3,6 @@
 mod fixture;
 mod idle;
 mod own;
+mod scheduler;
 mod scopes;
 mod unrelated_threads;

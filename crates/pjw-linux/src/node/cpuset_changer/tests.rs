@@ -41,7 +41,7 @@ fn changes_that_take_long_are_completed_later_in_the_order_of_the_calls() {
         reason: String::new(),
     };
 
-    let mut changer = CpusetChanger::new(true).unwrap();
+    let mut changer = CpusetChanger::new(true, OwnCgroupNames::default()).unwrap();
     changer.start_thread().unwrap();
     let wait = Duration::from_millis(5);
     assert!(changer.wait_until_complete(Duration::ZERO), "no change was requested");
