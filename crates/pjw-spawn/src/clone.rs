@@ -20,6 +20,7 @@ use pjw_core::ids::Pid;
 use crate::bare;
 use crate::child::Child;
 use crate::credentials::Credentials;
+use crate::exec_stop::continue_until_exec;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::own_policy::{MemoryPolicy, set_own_mask};
 use crate::signals::{self, KernelSignals};
@@ -110,6 +111,8 @@ pub(crate) type ChildFunction = extern "C" fn(*const ()) -> !;
 struct Shared<'a> {
     start: &'a StartParameters<'a>,
     failure: Failure,
+    /// The process id that a traced process has in its own PID namespace. The process writes it.
+    own_pid: AtomicI32,
     /// Whether the process has the signal handlers of the caller.
     has_handlers: bool,
 }
@@ -134,7 +137,8 @@ pub(crate) fn clone_and_exec(
     start: &StartParameters<'_>,
     stack: &mut ChildStack,
 ) -> Result<Child, SpawnError> {
-    let mut shared = Shared { start, failure: Failure::default(), has_handlers: false };
+    let (failure, own_pid) = (Failure::default(), AtomicI32::new(0));
+    let mut shared = Shared { start, failure, own_pid, has_handlers: false };
     let mut pidfd: c_int = -1;
     // A signal stops a traced process, also before execve(2). A calling thread that slept could not continue it.
     let is_traced = start.template.is_some_and(|template| template.is_traced);
@@ -165,7 +169,7 @@ pub(crate) fn clone_and_exec(
         return Err(clone_error(Errno::from_raw(i32::try_from(-pid).unwrap_or(libc::EIO)), start.cgroup));
     }
     if is_traced {
-        continue_until_exec(pid);
+        continue_until_exec(pid, &shared.own_pid);
     }
     // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
@@ -177,34 +181,6 @@ pub(crate) fn clone_and_exec(
             let _ = child.wait();
             Err(SpawnError { step, errno: Errno::from_raw(shared.failure.errno.load(Relaxed)) })
         }
-    }
-}
-
-/// Waits until a process that the calling thread traces has executed its program or has ended. Passes on the signals
-/// that stop the process before. Takes neither the stop after execve(2) nor the end of the process from the kernel.
-///
-/// The process has the `errno` of the calling thread until then, so these are bare system calls.
-fn continue_until_exec(pid: i64) {
-    loop {
-        // SAFETY: zero is a valid value of each of its fields.
-        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        // Without WSTOPPED: the stops of a traced process are reported in any case.
-        let options = i64::from(libc::WEXITED | libc::WNOWAIT);
-        let arguments = [libc::P_PID.into(), pid, bare::address(&raw mut info), options, 0];
-        // SAFETY: the kernel writes one siginfo_t into `info`, which outlives the call.
-        match unsafe { bare::raw_syscall(libc::SYS_waitid, arguments) } {
-            Ok(_) => {}
-            Err(libc::EINTR) => continue,
-            Err(_) => return,
-        }
-        // SAFETY: after waitid(2) this field of the union is in use.
-        let signal = unsafe { info.si_status() };
-        if info.si_code != libc::CLD_TRAPPED || signal == libc::SIGTRAP {
-            return;
-        }
-        let arguments = [libc::PTRACE_CONT.into(), pid, 0, signal.into(), 0];
-        // SAFETY: the process is stopped. The call fails only if the process was killed, which waitid(2) reports next.
-        let _ = unsafe { bare::raw_syscall(libc::SYS_ptrace, arguments) };
     }
 }
 
@@ -334,6 +310,10 @@ extern "C" fn run_child(shared: *const ()) -> ! {
     let start = shared.start;
     if shared.has_handlers {
         signals::clear_handlers();
+    }
+    if start.template.is_some_and(|template| template.is_traced) {
+        // SAFETY: has no precondition. The process is not traced yet.
+        shared.own_pid.store(unsafe { libc::getpid() }, Relaxed);
     }
     let (step, errno) = match prepare_child(start) {
         Err(failure) => failure,

@@ -17,6 +17,7 @@ mod child;
 mod clone;
 mod context;
 mod credentials;
+mod exec_stop;
 mod failure;
 pub mod farm;
 mod instance;
