@@ -366,7 +366,14 @@ fn prepare_child(start: &StartParameters<'_>) -> Result<(), FailedStep> {
     }
     // The runtime of Rust ignores this signal, and the program would inherit that.
     signals::set_default_action(libc::SIGPIPE);
-    let (set, no_old) = (&raw const settings.blocked_signals, std::ptr::null_mut::<KernelSignals>());
+    // The stop of a traced process after execve(2) is one for this signal, which comes only if it is not blocked. The
+    // breakpoints that follow would unblock it anyway.
+    let not_blocked = match start.template {
+        Some(TemplateStart { is_traced: true, .. }) => 1 << (libc::SIGTRAP - 1),
+        _ => 0,
+    };
+    let blocked_signals: KernelSignals = settings.blocked_signals & !not_blocked;
+    let (set, no_old) = (&raw const blocked_signals, std::ptr::null_mut::<KernelSignals>());
     // SAFETY: the set has the size that is given. The C library's function does not unblock its own two signals.
     let unblocked = unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, set, no_old, size_of::<KernelSignals>())

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, Signal};
 
 use super::*;
 use crate::ExitStatus;
@@ -174,6 +174,19 @@ fn templates_are_loaded_while_the_process_group_gets_signals() {
         }
     };
     assert!(status.success(), "{status}");
+}
+
+#[test]
+fn a_launcher_that_blocks_sigtrap_gets_a_template() {
+    let directory = tempfile::tempdir().unwrap();
+    let program = compile(directory.path(), "exits", "int main(void) { return 0; }", &[]);
+    // The signals of a thread of its own: the harness may run the tests in its main thread.
+    let launcher = std::thread::spawn(move || {
+        SigSet::from(Signal::SIGTRAP).thread_block().unwrap();
+        let context = context(&program, &[]);
+        Template::load(&context, &instance(0, &["exits"])).err()
+    });
+    assert_eq!(launcher.join().unwrap(), None);
 }
 
 /// Returns the processes of a program, and what has become of them.
