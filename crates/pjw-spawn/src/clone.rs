@@ -407,12 +407,12 @@ pub(crate) fn set_standard_streams(mut streams: [RawFd; 3]) -> Result<(), Failed
 /// system calls: the C library's functions would change all threads that it knows.
 fn take_credentials(credentials: &Credentials) -> Result<(), FailedStep> {
     let (uid, gid, groups) = (credentials.uid, credentials.gid, &credentials.groups);
-    // A change of the user alone removes them only if the caller was root: capabilities(7).
-    let (what, none) = (libc::PR_CAP_AMBIENT_CLEAR_ALL, 0);
+    // A change of the user alone removes the ambient capabilities only if the caller was root: capabilities(7). The
+    // kernel reads all 64 bits of each argument, and refuses the call if one of the last three is not 0.
+    let arguments = [libc::PR_CAP_AMBIENT.into(), libc::PR_CAP_AMBIENT_CLEAR_ALL.into(), 0, 0, 0];
     // SAFETY: changes the process only.
-    checked(SpawnStep::Credentials, unsafe {
-        libc::syscall(libc::SYS_prctl, libc::PR_CAP_AMBIENT, what, none, none, none)
-    })?;
+    unsafe { bare::raw_syscall(libc::SYS_prctl, arguments) }
+        .map_err(|errno| (SpawnStep::Credentials, errno))?;
     // SAFETY: the list has the length that is given.
     checked(SpawnStep::Credentials, unsafe {
         libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr())

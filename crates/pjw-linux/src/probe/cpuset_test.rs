@@ -258,7 +258,7 @@ impl IdleProcess {
         if child == 0 {
             // SAFETY: as above; none of these calls touches memory of this process.
             unsafe {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64);
                 while u32::try_from(libc::getppid()) == Ok(warden) {
                     libc::pause();
                 }

@@ -64,7 +64,7 @@ pub(crate) fn fork(function: &mut Option<ForkFunction<'_>>) -> Result<ForkResult
     }
     if pid == 0 {
         // SAFETY: the call changes only how the kernel treats this process.
-        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+        unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64) };
         if nix::unistd::getppid() != master {
             // The master ended before the kernel knew that this process ends with it.
             end(1);

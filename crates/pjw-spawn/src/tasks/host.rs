@@ -135,7 +135,7 @@ fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFail
     unsafe { libc::prctl(libc::PR_SET_NAME, TASK_HOST_NAME.as_ptr()) };
     if plan.must_not_dump {
         // SAFETY: changes the address space only.
-        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) };
+        unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0_u64) };
     }
     let first_own = close_on_exec(plan.highest_descriptor, [plan.socket, plan.file])
         .map_err(|errno| (SpawnStep::Stdio, errno))?;

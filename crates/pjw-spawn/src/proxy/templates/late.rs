@@ -52,7 +52,7 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
     // SAFETY: the kernel reads the place, which has that length. The page of code is prepared above, and the launcher
     // writes the pointers before an instance begins. The process has one thread.
     unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, 0);
+        libc::prctl(libc::PR_SET_PDEATHSIG, 0_u64);
         if libc::send(channel, ptr::from_ref(&place).cast(), length, libc::MSG_NOSIGNAL) < 0 {
             // The launcher has ended.
             process::exit(125);
