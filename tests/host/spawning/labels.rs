@@ -3,18 +3,18 @@
 use std::fs::File;
 use std::io::{PipeReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use pjw_tests::programs::program_path;
-use pjw_tests::waiting::wait_until;
+use pjw_tests::waiting::{wait_for, wait_until};
 
 use super::{local, text};
-use crate::processes::{KillOnDrop, is_ended};
+use crate::processes::{KillOnDrop, is_ended, is_installed};
 
 /// `pjwctl spawn --local --label` of a line for sh(1), with this standard output.
 fn labelled(instances: &str, script: &str) -> Command {
@@ -132,6 +132,46 @@ fn a_reader_that_takes_nothing_holds_up_no_signal() {
         }
         drop(reader);
     }
+}
+
+/// The terminal of pjwctl takes no more, because script(1) waits for the reader of its own output.
+#[test]
+fn a_terminal_that_takes_nothing_holds_up_no_signal() {
+    if !is_installed("script") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let own_end: OwnedFd = writer.try_clone().unwrap().into();
+    let line = format!(
+        "echo $$ >pid; exec env --default-signal {} spawn --local -n 2 --label -- yes",
+        program_path("pjwctl").display()
+    );
+    let mut command = Command::new("script");
+    command.args(["-qec", &line, "/dev/null"]).env("SHELL", "/bin/sh").current_dir(&dir).process_group(0);
+    let mut script = command.stdin(Stdio::piped()).stdout(writer).spawn().unwrap();
+    // The command has the writing end too.
+    drop(command);
+    let pid: u32 = wait_for("pjwctl is executed", || {
+        std::fs::read_to_string(dir.path().join("pid")).ok()?.trim().parse().ok()
+    });
+    let end = KillOnDrop(pid);
+    let sleeps = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" S"))
+    };
+    // pjwctl has always something to print, except if the terminal takes nothing.
+    let mut asleep = 0;
+    wait_until("the terminal takes nothing", || {
+        asleep = if is_full(&own_end) && sleeps() { asleep + 1 } else { 0 };
+        asleep == 20
+    });
+    kill(Pid::from_raw(pid.cast_signed()), Signal::SIGTERM).unwrap();
+    wait_until("pjwctl ends", || is_ended(pid));
+    drop(end);
+    killpg(Pid::from_raw(script.id().cast_signed()), Signal::SIGKILL).unwrap();
+    script.wait().unwrap();
+    drop(reader);
 }
 
 /// Runs a command that may not end by itself with this standard output. Returns its exit code and its standard error.

@@ -80,7 +80,7 @@ impl LabelledPipes {
     /// else until an instance prints something.
     pub(super) fn waits(&self) -> impl Iterator<Item = PollFd<'_>> {
         let stalled = self.streams.iter().filter(|stream| stream.is_stalled());
-        let stalled = stalled.map(|stream| PollFd::new(stream.descriptor, PollFlags::POLLOUT));
+        let stalled = stalled.map(|stream| PollFd::new(stream.descriptor(), PollFlags::POLLOUT));
         let set = self.readable.as_ref().filter(|_| !self.pipes.is_empty() && !self.is_stalled());
         stalled.chain(set.map(|set| PollFd::new(set.0.as_fd(), PollFlags::POLLIN)))
     }
@@ -204,7 +204,7 @@ impl LabelledPipes {
     pub(super) fn print_all(&mut self, timeout: PollTimeout) {
         self.print();
         while let Some(index) = self.streams.iter().position(OutputStream::is_stalled) {
-            if let Ok(false) = takes_text(self.streams[index].descriptor, timeout) {
+            if let Ok(false) = takes_text(self.streams[index].descriptor(), timeout) {
                 self.streams[index].drop_text(StreamState::Failed);
                 let name = STREAMS[index];
                 self.streams[1].add(

@@ -2,20 +2,31 @@
 //!
 //! A reader that takes no more, such as less(1), must not hold up signals, results and ends of instances. So no write
 //! waits: what a stream does not take at once is kept until poll(2) says that it takes more.
+//!
+//! For a pipe that is enough. A terminal takes more if there is room for one byte, and a write then waits until there
+//! is room for all: if the terminal was stopped by Ctrl-S or its program reads nothing. So pjwctl opens a terminal again
+//! with `O_NONBLOCK`. It can't set this flag of the stream itself: other programs, such as the shell, have the same.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::fs::{Mode, OFlags};
 
 /// The largest number of bytes of one write: `PIPE_BUF`. If poll(2) shows a pipe as writable, a write of this size does
 /// not wait.
 const MAX_WRITE: usize = 4096;
 
+/// The major number of `/dev/tty`, `/dev/console` and `/dev/ptmx` (`TTYAUX_MAJOR` in linux/major.h). If one of these is
+/// opened again, that may be another terminal.
+const CHANGING_TERMINALS: u32 = 5;
+
 /// Standard output or standard error, with the text that the stream has not taken yet.
 pub(super) struct OutputStream {
-    pub(super) descriptor: BorrowedFd<'static>,
+    inherited: BorrowedFd<'static>,
+    /// The same terminal, opened again so that a write does not wait. `None` for another stream, or if that failed.
+    nonblocking: Option<OwnedFd>,
     text: Vec<u8>,
     /// So many bytes at the begin of `text` are printed.
     printed: usize,
@@ -34,9 +45,15 @@ pub(super) enum StreamState {
 }
 
 impl OutputStream {
-    /// Makes a stream that writes to `descriptor`.
-    pub(super) fn new(descriptor: BorrowedFd<'static>) -> Self {
-        Self { descriptor, text: Vec::new(), printed: 0, state: StreamState::Open }
+    /// Makes a stream that writes to `inherited`, or to the terminal that `inherited` is.
+    pub(super) fn new(inherited: BorrowedFd<'static>) -> Self {
+        let nonblocking = open_terminal_again(inherited);
+        Self { inherited, nonblocking, text: Vec::new(), printed: 0, state: StreamState::Open }
+    }
+
+    /// Returns the descriptor to which the stream writes. poll(2) says of it when the stream takes more.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.nonblocking.as_ref().map_or(self.inherited, AsFd::as_fd)
     }
 
     /// Adds `text`, which [`OutputStream::print`] prints. Drops `text` if the stream takes no text any more.
@@ -77,20 +94,34 @@ impl OutputStream {
     }
 
     fn print_lines(&mut self) -> io::Result<()> {
-        while self.is_stalled() && takes_text(self.descriptor, PollTimeout::ZERO)? {
+        while self.is_stalled() && takes_text(self.descriptor(), PollTimeout::ZERO)? {
             let rest = &self.text[self.printed..];
             let rest = &rest[..rest.len().min(MAX_WRITE)];
             let lines = rest.iter().rposition(|byte| *byte == b'\n').map_or(rest.len(), |end| end + 1);
-            match nix::unistd::write(self.descriptor, &rest[..lines]) {
+            match nix::unistd::write(self.descriptor(), &rest[..lines]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => self.printed += count,
-                // Another program that has the same pipe was faster.
-                Err(Errno::EAGAIN | Errno::EINTR) => {}
+                Err(Errno::EINTR) => {}
+                // Another program that has the same pipe or terminal was faster, or a terminal has room for less than
+                // the next character needs.
+                Err(Errno::EAGAIN) => break,
                 Err(errno) => return Err(errno.into()),
             }
         }
         Ok(())
     }
+}
+
+/// Opens the terminal that `stream` is once more, so that writes to it do not wait. `None` if `stream` is no terminal, or
+/// if the terminal can't be opened, as after su(1).
+fn open_terminal_again(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let device = rustix::fs::fstat(stream).ok()?.st_rdev;
+    if !rustix::termios::isatty(stream) || rustix::fs::major(device) == CHANGING_TERMINALS {
+        return None;
+    }
+    let path = format!("/proc/self/fd/{}", stream.as_raw_fd());
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    rustix::fs::open(path, flags, Mode::empty()).ok()
 }
 
 /// Waits until a write to `descriptor` would not wait, at most for `timeout`. Returns whether this is so. An error of
