@@ -43,14 +43,15 @@ fn a_launcher_whose_spawner_threads_wait_can_set_its_group() {
     }
 }
 
-/// Makes the calling thread one of a user who is not root and has the capabilities to change users, also as ambient
-/// ones: as in a service with `AmbientCapabilities=`.
-fn take_ambient_capabilities() {
+const CAP_SYS_RESOURCE: u32 = 1 << 24;
+
+/// Makes the calling thread one of the user `user`, who is not root and has the capabilities to change users, also as
+/// ambient ones: as in a service with `AmbientCapabilities=`. The thread has the capabilities of the set `more` too.
+fn take_ambient_capabilities(user: libc::uid_t, more: u32) {
     const VERSION_3: u32 = 0x2008_0522;
     let (setgid, setuid) = (6, 7);
-    let set: u32 = 1 << setgid | 1 << setuid;
+    let set: u32 = 1 << setgid | 1 << setuid | more;
     let (header, data) = ([VERSION_3, 0], [set, set, set, 0, 0, 0]);
-    let user: libc::uid_t = 65_531;
     // SAFETY: changes the calling thread only. The kernel reads a header, and two times three sets.
     let results = unsafe {
         let raise = |capability: u64| {
@@ -76,7 +77,7 @@ fn an_instance_of_another_user_has_no_ambient_capabilities() {
     let script = "grep -q '^CapAmb:[[:space:]]*0*$' /proc/self/status";
     let context = SpawnContext::new("sh").unwrap().set_credentials(OTHER_USER);
     let end = std::thread::spawn(move || {
-        take_ambient_capabilities();
+        take_ambient_capabilities(65_531, 0);
         let child = context.spawn_n(instances(1, &["sh", "-c", script])).unwrap().remove(0).unwrap();
         child.wait()
     });
@@ -137,6 +138,14 @@ fn the_limit_of_processes_is_that_of_the_user_of_the_instances() {
     let begin =
         "there is room for 0 more processes, and 2 were asked for: RLIMIT_NPROC of the user 65533 is 0";
     assert!(error.starts_with(begin), "{error}");
+    // A template takes the user of its instances.
+    setrlimit(Resource::RLIMIT_NPROC, 2, hard).unwrap();
+    let other = Credentials { uid: 65_530, gid: 65_532, groups: Vec::new() };
+    let context = SpawnContext::new("true").unwrap().set_credentials(other).fork_from_templates();
+    let error = context.spawn_n(instances(2, &["true"])).unwrap_err().to_string();
+    let end = "2 were asked for, with 1 more that starts them: RLIMIT_NPROC of the user 65530 is 2";
+    assert!(error.contains(end), "{error}");
+    setrlimit(Resource::RLIMIT_NPROC, 0, hard).unwrap();
     // A single instance is left to the kernel, which does not count the process itself.
     let context = SpawnContext::new("sleep").unwrap().set_credentials(OTHER_USER);
     let first = context.spawn_n(instances(1, &["sleep", "1000"])).unwrap().remove(0).unwrap();
@@ -145,4 +154,56 @@ fn the_limit_of_processes_is_that_of_the_user_of_the_instances() {
     assert_eq!(error.to_string(), text);
     first.send_signal(libc::SIGKILL).unwrap();
     assert_eq!(first.wait(), Ok(ExitStatus::Signal(libc::SIGKILL)));
+}
+
+#[test]
+fn instances_of_another_user_do_not_count_in_the_limit_of_the_user_of_the_caller() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root may take another user");
+        return;
+    }
+    let name = "instances_of_another_user_do_not_count_in_the_limit_of_the_user_of_the_caller";
+    if !is_run_again(name, "exec \"$@\"", Path::new("/")) {
+        return;
+    }
+    let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
+    setrlimit(Resource::RLIMIT_NPROC, 7, hard).unwrap();
+    let other = Credentials { uid: 65_529, gid: 65_532, groups: Vec::new() };
+    let context = SpawnContext::new("true").unwrap().set_credentials(other);
+    // The user of the caller has a thread of the caller, one that starts the instances, and an instance at a time.
+    let results = std::thread::spawn(move || {
+        take_ambient_capabilities(65_528, 0);
+        context.spawn_n(instances(7, &["true"]))
+    });
+    for child in results.join().unwrap().unwrap() {
+        assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
+    }
+}
+
+#[test]
+fn a_caller_who_may_exceed_the_limit_of_processes_starts_instances_as_its_own_user_too() {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap().trim();
+    let has_capability = u64::from_str_radix(capabilities, 16).unwrap() & u64::from(CAP_SYS_RESOURCE) != 0;
+    let namespace = std::fs::read_link("/proc/self/ns/user").unwrap_or_default();
+    let is_initial = namespace == Path::new("user:[4026531837]");
+    if !nix::unistd::geteuid().is_root() || !has_capability || !is_initial {
+        println!("skipped: this needs root with CAP_SYS_RESOURCE in the initial user namespace");
+        return;
+    }
+    let name = "a_caller_who_may_exceed_the_limit_of_processes_starts_instances_as_its_own_user_too";
+    if !is_run_again(name, "exec \"$@\"", Path::new("/")) {
+        return;
+    }
+    let own = Credentials { uid: 65_527, gid: 65_532, groups: Vec::new() };
+    let context = SpawnContext::new("true").unwrap().set_credentials(own);
+    let results = std::thread::spawn(move || {
+        take_ambient_capabilities(65_527, CAP_SYS_RESOURCE);
+        let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
+        setrlimit(Resource::RLIMIT_NPROC, 0, hard).unwrap();
+        context.spawn_n(instances(2, &["true"]))
+    });
+    for child in results.join().unwrap().unwrap() {
+        assert_eq!(child.unwrap().wait(), Ok(ExitStatus::Code(0)));
+    }
 }

@@ -38,8 +38,10 @@ pub(crate) fn check_all(setup: &Setup, instances: &[Instance], starters: usize) 
         return Ok(());
     }
     room::check_cgroups(instances)?;
-    if let Some(credentials) = &setup.credentials {
-        room::check_other_user(credentials.uid, instances.len())?;
-    }
-    room::check_process_limits(instances.len(), starters)
+    let Some(credentials) = &setup.credentials else {
+        return room::check_process_limits(instances.len(), starters);
+    };
+    // Each spawner thread has one template.
+    let templates = if setup.templates.is_some() { starters / 2 } else { 0 };
+    room::check_limits_of_users(credentials.uid, instances.len(), starters, templates)
 }

@@ -18,8 +18,10 @@ const SPARE_DESCRIPTORS: u64 = 64;
 const UNCOUNTED_SHARE: u64 = 8;
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
-/// The capabilities that lift RLIMIT_NPROC: fork.c of Linux 6.18.
+/// The capabilities that lift RLIMIT_NPROC in the initial user namespace: fork.c of Linux 6.18.
 const LIFTING_CAPABILITIES: u64 = CAP_SYS_ADMIN | CAP_SYS_RESOURCE;
+/// The inode number of the initial user namespace: `USER_NS_INIT_INO` in linux/nsfs.h. The same since Linux 3.8.
+const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
 /// A limit with the number of processes for which it has room.
 #[derive(Debug)]
@@ -38,11 +40,33 @@ struct Limit {
 /// [`CheckError::ProcessLimit`] if a limit is too low.
 pub fn check_process_limits(instances: usize, starters: usize) -> Result<(), CheckError> {
     let (wanted, starters) = (instances as u64, starters as u64);
+    check_limits_of_caller(wanted, starters, wanted + starters)
+}
+
+/// As [`check_process_limits`], for instances that take the user with the id `uid`. `templates` of the starters take
+/// this user too. The user of the caller then needs room for the spawner threads, and for one process of each that has
+/// not taken the other user yet.
+pub(super) fn check_limits_of_users(
+    uid: u32,
+    instances: usize,
+    starters: usize,
+    templates: usize,
+) -> Result<(), CheckError> {
+    if uid == getuid().as_raw() {
+        return check_process_limits(instances, starters);
+    }
+    let (wanted, starters, templates) = (instances as u64, starters as u64, templates as u64);
+    check_other_user(uid, wanted, templates)?;
+    check_limits_of_caller(wanted, starters, 2 * starters.saturating_sub(templates))
+}
+
+/// The user of the caller needs room for `needed` processes.
+fn check_limits_of_caller(wanted: u64, starters: u64, needed: u64) -> Result<(), CheckError> {
     let all_threads = all_threads();
     let mut limits = system_limits(all_threads);
-    limits.extend(user_limit(wanted + starters, all_threads));
     limits.extend(own_pids_cgroup().iter().flat_map(|cgroup| cgroup_limits(cgroup)));
-    check_limits(wanted, starters, limits)
+    check_limits(wanted, starters, wanted + starters, limits)?;
+    check_limits(wanted, starters, needed, user_limit(needed, all_threads))
 }
 
 /// Checks the limits on the number of processes (`pids.max`) of the cgroups in which the instances are to start. Each
@@ -61,15 +85,17 @@ pub(super) fn check_cgroups(instances: &[Instance]) -> Result<(), CheckError> {
     }
     by_cgroup
         .into_values()
-        .try_for_each(|(directory, wanted)| check_limits(wanted, 0, cgroup_limits(&directory)))
+        .try_for_each(|(directory, wanted)| check_limits(wanted, 0, wanted, cgroup_limits(&directory)))
 }
 
+/// Checks that each limit has room for `needed` processes. `wanted` and `starters` are for the message.
 fn check_limits(
     wanted: u64,
     starters: u64,
+    needed: u64,
     limits: impl IntoIterator<Item = Limit>,
 ) -> Result<(), CheckError> {
-    match limits.into_iter().min_by_key(|limit| limit.room).filter(|limit| limit.room < wanted + starters) {
+    match limits.into_iter().min_by_key(|limit| limit.room).filter(|limit| limit.room < needed) {
         None => Ok(()),
         Some(Limit { room, name, remedy }) => {
             Err(CheckError::ProcessLimit { wanted, starters, room, limit: name, remedy })
@@ -125,37 +151,59 @@ fn system_limits(all_threads: Option<u64>) -> Vec<Limit> {
 }
 
 /// The limit of the caller's user.
-fn user_limit(wanted: u64, all_threads: Option<u64>) -> Option<Limit> {
-    limit_of_user(getuid(), wanted, all_threads, || effective_capabilities() & LIFTING_CAPABILITIES != 0)
+fn user_limit(needed: u64, all_threads: Option<u64>) -> Option<Limit> {
+    limit_of_user(getuid(), needed, all_threads, effective_capabilities)
 }
 
-/// Checks whether `RLIMIT_NPROC` allows the user with the id `uid` `instances` more processes. Above the limit, a
-/// process that has taken this user fails to execute its program, also if the caller has capabilities: execve(2).
-pub(super) fn check_other_user(uid: u32, instances: usize) -> Result<(), CheckError> {
-    let wanted = instances as u64;
-    check_limits(wanted, 0, limit_of_user(Uid::from_raw(uid), wanted, all_threads(), || false))
+/// Checks whether `RLIMIT_NPROC` allows the user with the id `uid` `wanted` instances and `templates`. Above the limit, a
+/// process that has taken this user fails to execute its program, also if the caller has capabilities: execve(2). Since
+/// Linux 5.14 the last process may be one too many; then the next one fails.
+fn check_other_user(uid: u32, wanted: u64, templates: u64) -> Result<(), CheckError> {
+    let needed = wanted + templates;
+    let limit = limit_of_user(Uid::from_raw(uid), needed, all_threads(), || 0);
+    check_limits(wanted, templates, needed, limit)
 }
 
-/// `RLIMIT_NPROC` counts the threads of the real user, setrlimit(2). It does not hold for root. `is_lifted` is called
-/// only if the limit could be too low.
+/// `RLIMIT_NPROC` counts the threads of the real user, setrlimit(2). `capabilities` returns those that may lift it, and
+/// is called only if the limit could be too low.
 fn limit_of_user(
     uid: Uid,
-    wanted: u64,
+    needed: u64,
     all_threads: Option<u64>,
-    is_lifted: impl FnOnce() -> bool,
+    capabilities: impl FnOnce() -> u64,
 ) -> Option<Limit> {
     let (most, _) = getrlimit(Resource::RLIMIT_NPROC).ok()?;
-    let has_room = all_threads.is_some_and(|threads| most.saturating_sub(threads) >= wanted);
-    if uid.is_root() || has_room || is_lifted() {
+    if all_threads.is_some_and(|threads| most.saturating_sub(threads) >= needed) {
         return None;
     }
-    let used = threads_of_user(uid.as_raw());
+    let namespace = user_namespace(Path::new("/proc/self"));
+    if is_unlimited(uid, namespace, capabilities()) {
+        return None;
+    }
+    let used = threads_of_user(uid.as_raw(), namespace);
     let user = if uid == getuid() { "this user".to_owned() } else { format!("the user {uid}") };
     Some(Limit {
         room: most.saturating_sub(used),
         name: format!("RLIMIT_NPROC of {user} is {most}, and {used} threads run"),
         remedy: "start fewer, or raise it: ulimit -u N".to_owned(),
     })
+}
+
+/// Returns whether `RLIMIT_NPROC` does not hold for a process of the user `uid` with `capabilities` in the user namespace
+/// `namespace`. Root and the capabilities of another namespace than the initial one lift nothing: user_namespaces(7).
+fn is_unlimited(uid: Uid, namespace: Option<u64>, capabilities: u64) -> bool {
+    is_initial(namespace) && (uid.is_root() || capabilities & LIFTING_CAPABILITIES != 0)
+}
+
+/// A namespace that can't be read counts as the initial one: there may be no others (`CONFIG_USER_NS`).
+fn is_initial(namespace: Option<u64>) -> bool {
+    namespace.is_none_or(|namespace| namespace == INITIAL_USER_NAMESPACE)
+}
+
+/// Returns the inode number of the user namespace of the process with this directory in /proc. `None` if it can't be
+/// read, as that of a process in a namespace above.
+fn user_namespace(process: &Path) -> Option<u64> {
+    Some(fs::metadata(process.join("ns/user")).ok()?.ino())
 }
 
 /// Returns whether the calling thread may make a mount namespace.
@@ -168,14 +216,18 @@ fn effective_capabilities() -> u64 {
     field(&status, "CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0)
 }
 
-fn threads_of_user(uid: u32) -> u64 {
+/// Returns the number of threads that count for the user `uid` in the user namespace `namespace`. Since Linux 5.14 the
+/// processes of the same user in a namespace above count there only. Before, they count, and are left to the kernel.
+fn threads_of_user(uid: u32, namespace: Option<u64>) -> u64 {
     let Ok(processes) = fs::read_dir("/proc") else { return 0 };
     let is_process =
         |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().first().is_some_and(u8::is_ascii_digit);
     let threads = |entry: fs::DirEntry| {
-        let status = read_text(&entry.path().join("status"))?;
+        let process = entry.path();
+        let status = read_text(&process.join("status"))?;
         let is_users = field(&status, "Uid:")?.parse::<u32>().ok()? == uid;
-        is_users.then(|| field(&status, "Threads:")?.parse::<u64>().ok()).flatten()
+        let counts = is_users && (is_initial(namespace) || user_namespace(&process) == namespace);
+        counts.then(|| field(&status, "Threads:")?.parse::<u64>().ok()).flatten()
     };
     processes.flatten().filter(is_process).filter_map(threads).sum()
 }
@@ -259,7 +311,25 @@ mod tests {
         let limits = system_limits(None);
         assert_eq!(limits.len(), 2, "{limits:?}");
         assert!(limits.iter().all(|limit| limit.room > 0), "{limits:?}");
-        assert!(check_limits(u64::from(u32::MAX), 0, limits).is_err());
+        let wanted = u64::from(u32::MAX);
+        assert!(check_limits(wanted, 0, wanted, limits).is_err());
+    }
+
+    #[test]
+    fn root_and_capabilities_lift_the_limit_of_processes_in_the_initial_user_namespace_only() {
+        let (root, user) = (Uid::from_raw(0), Uid::from_raw(1000));
+        for (namespace, is_lifted) in [(None, true), (Some(INITIAL_USER_NAMESPACE), true), (Some(1), false)] {
+            assert_eq!(is_unlimited(root, namespace, 0), is_lifted, "{namespace:?}");
+            assert_eq!(is_unlimited(user, namespace, CAP_SYS_RESOURCE), is_lifted, "{namespace:?}");
+            assert!(!is_unlimited(user, namespace, 0), "{namespace:?}");
+        }
+    }
+
+    #[test]
+    fn only_processes_of_the_user_namespace_count_in_one_that_is_not_the_initial_one() {
+        let uid = getuid().as_raw();
+        assert!(threads_of_user(uid, Some(INITIAL_USER_NAMESPACE)) > 0);
+        assert_eq!(threads_of_user(uid, Some(1)), 0);
     }
 
     #[test]
