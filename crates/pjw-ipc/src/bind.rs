@@ -3,9 +3,9 @@
 //! A lock file beside the socket decides which daemon may remove a stale socket file. Two daemons that start at the
 //! same time cannot both have the lock. The kernel releases the lock when the process ends.
 
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 use thiserror::Error;
 
 use crate::dial::{MAX_SOCKET_PATH_BYTES, dial, length_if_too_long, listener_pid, truncate_path};
+use crate::socket_access::SocketAccess;
 
 /// The reason why pjwd can't listen on its Unix socket: the error of [`bind`]. The error message says what the user
 /// can do.
@@ -74,6 +75,8 @@ fn holder(pid: &Option<i32>) -> String {
 pub struct BoundSocket {
     listener: UnixListener,
     path: PathBuf,
+    /// The users who may connect.
+    access: SocketAccess,
     /// The device and inode of the socket file.
     inode: (u64, u64),
     lock: Flock<File>,
@@ -110,7 +113,7 @@ impl BoundSocket {
             self.lock = lock(&self.path)?;
         }
         if inode_of(&self.path) != Some(self.inode) {
-            (self.listener, self.inode) = listen_at(&self.path)?;
+            (self.listener, self.inode) = listen_at(&self.path, self.access)?;
         }
         self.dup_listener().map_err(fault("listen on", &self.path))
     }
@@ -142,13 +145,22 @@ impl Drop for BoundSocket {
 /// If `path` is too long for a Unix socket, if another daemon listens on the socket or holds its lock, if `path`
 /// exists and is not a socket, or if a file operation fails.
 pub fn bind(path: &Path) -> Result<BoundSocket, BindError> {
+    bind_with_access(path, SocketAccess::EVERY_USER)
+}
+
+/// Creates a Unix socket as [`bind`] does. `access` has the mode, the owner and the group of the socket file. Each
+/// socket file that [`BoundSocket::rebind_if_removed`] creates later has them too.
+///
+/// # Errors
+/// The errors of [`bind`]. Also if this process may not give the file its owner or group.
+pub fn bind_with_access(path: &Path, access: SocketAccess) -> Result<BoundSocket, BindError> {
     if let Some(length) = length_if_too_long(path) {
         return Err(BindError::PathTooLong { path: path.to_owned(), length });
     }
     prepare(path)?;
     let lock = lock(path)?;
-    let (listener, inode) = listen_at(path)?;
-    Ok(BoundSocket { listener, path: path.to_owned(), inode, lock })
+    let (listener, inode) = listen_at(path, access)?;
+    Ok(BoundSocket { listener, path: path.to_owned(), access, inode, lock })
 }
 
 /// Returns whether a process listens on the socket at `path`: true also if this process accepts no more connections at
@@ -177,7 +189,7 @@ fn prepare(path: &Path) -> Result<(), BindError> {
 
 /// Listens at the path, and replaces a socket file at which no process listens. Returns the device and inode of the
 /// file.
-fn listen_at(path: &Path) -> Result<(UnixListener, (u64, u64)), BindError> {
+fn listen_at(path: &Path, access: SocketAccess) -> Result<(UnixListener, (u64, u64)), BindError> {
     if let Listening::Process(pid) = listening(path) {
         // A daemon runs that was started by other means, without the lock.
         return Err(held(path, pid));
@@ -188,9 +200,7 @@ fn listen_at(path: &Path) -> Result<(UnixListener, (u64, u64)), BindError> {
         }
         _ => {}
     }
-    let listener = UnixListener::bind(path).map_err(fault("listen on", path))?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o666))
-        .map_err(fault("set the permissions of", path))?;
+    let listener = access.listen_at(path).map_err(fault("listen on", path))?;
     let meta = std::fs::symlink_metadata(path).map_err(fault("look at", path))?;
     Ok((listener, (meta.dev(), meta.ino())))
 }
@@ -283,6 +293,8 @@ fn listening(path: &Path) -> Listening {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use nix::sys::socket::{Backlog, listen};
 
     use super::*;

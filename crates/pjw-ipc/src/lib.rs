@@ -16,6 +16,7 @@ pub mod report;
 pub mod server;
 mod service;
 pub mod service_commands;
+pub mod socket_access;
 mod unsent;
 pub mod wire;
 

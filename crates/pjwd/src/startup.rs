@@ -355,7 +355,7 @@ fn address_of(listener: &UnixListener) -> Option<PathBuf> {
 /// is dropped.
 fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
     if let Some(listener) = passed {
-        let socket = PassedSocket::new(address_of(&listener));
+        let socket = PassedSocket::new(address_of(&listener), &listener);
         return Ok((listener, SocketFile::Passed(socket)));
     }
     let new_directory = path.parent().filter(|dir| directories::is_missing(dir));

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -15,7 +16,9 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use pjw_core::plan::Warning;
-use pjw_ipc::bind::{BindError, BoundSocket, bind, is_listening};
+use pjw_ipc::bind::{BindError, BoundSocket, bind_with_access, is_listening};
+use pjw_ipc::socket_access::SocketAccess;
+use pjw_linux::systemd::activation::metadata_of_socket_file;
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -46,6 +49,24 @@ pub enum SocketFile {
     Replaced(BoundSocket),
 }
 
+impl SocketFile {
+    /// The path of the socket. `None` if the socket has no path.
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Self::CreatedByDaemon(socket) | Self::Replaced(socket) => Some(socket.path()),
+            Self::Passed(socket) => socket.path.as_deref(),
+        }
+    }
+
+    /// Whether clients can't connect at the path of the socket any more, or the lock beside the socket was removed.
+    fn is_removed(&self) -> bool {
+        match self {
+            Self::CreatedByDaemon(socket) | Self::Replaced(socket) => !socket.are_files_in_place(),
+            Self::Passed(socket) => socket.path_if_removed().is_some(),
+        }
+    }
+}
+
 /// The file of a socket that the service manager created and passed to the daemon.
 #[derive(Debug)]
 pub struct PassedSocket {
@@ -53,16 +74,25 @@ pub struct PassedSocket {
     path: Option<PathBuf>,
     /// The device and inode of the file, or `None` if clients can't connect there.
     inode: Option<(u64, u64)>,
+    /// The users who may connect, as the socket unit says (`SocketMode=`, `SocketUser=`, `SocketGroup=`).
+    access: SocketAccess,
 }
 
 impl PassedSocket {
-    /// Reads which file is at `path`, the path of a socket that the service manager passed to the daemon. `None` if the
-    /// socket has no path.
+    /// Reads which file is at `path`, the path of the socket `listener` that the service manager passed to the daemon.
+    /// `None` if the socket has no path. Also reads which users may connect.
     #[must_use]
-    pub fn new(path: Option<PathBuf>) -> Self {
+    pub fn new(path: Option<PathBuf>, listener: &UnixListener) -> Self {
         // A killed daemon leaves the file of a socket by which it replaced the one of the service manager.
         let inode = path.as_deref().filter(|path| is_listening(path)).and_then(inode_of);
-        Self { path, inode }
+        let file_at_path = || {
+            let file = std::fs::symlink_metadata(path.as_deref()?).ok()?;
+            file.file_type().is_socket().then_some(file)
+        };
+        let file = metadata_of_socket_file(listener).or_else(file_at_path);
+        // If the file is gone and can't be read, no other user gets a permission that the socket unit may not give.
+        let access = file.map_or(SocketAccess::OWN_USER, |file| SocketAccess::of_file(&file));
+        Self { path, inode, access }
     }
 
     /// The path, if clients can't connect there any more.
@@ -100,8 +130,8 @@ impl WatchedFiles {
     ///
     /// - The lock file and the socket: this function recreates them, and sends each new socket to `listeners`. If
     ///   this fails, a warning ([`EventLoopMessage::Warnings`]) is sent to the event loop through `outbox`.
-    /// - A socket that systemd created (socket activation): it is recreated too. The warning says that systemd does not
-    ///   know the new socket.
+    /// - A socket that systemd created (socket activation): it is recreated too, for the same users. The warning says
+    ///   that systemd does not know the new socket.
     /// - The journal (the files with the records of pjwd's changes): the event loop recreates its files. After a file
     ///   was removed, [`EventLoopMessage::CheckJournal`] is sent to the event loop through `outbox`.
     pub async fn restore_removed_files(
@@ -129,14 +159,10 @@ impl WatchedFiles {
 
     /// The files to watch.
     fn paths(&self) -> Vec<PathBuf> {
-        let socket = match &self.socket {
-            SocketFile::CreatedByDaemon(socket) | SocketFile::Replaced(socket) => Some(socket.path()),
-            SocketFile::Passed(socket) => socket.path.as_deref(),
-        };
         let mut paths: Vec<PathBuf> =
             journal::JOURNAL_FILE_NAMES.iter().map(|name| self.state_dir.join(name)).collect();
         paths.extend(self.lock.as_ref().map(|lock| lock.path().to_owned()));
-        paths.extend(socket.map(Path::to_owned));
+        paths.extend(self.socket.path().map(Path::to_owned));
         paths
     }
 
@@ -152,13 +178,19 @@ impl WatchedFiles {
                 warnings.push(Warning::new("lock-removed", why, remedy));
             }
         }
-        let restored = self.restore_socket();
+        warnings.extend(self.check_socket(listeners));
+        warnings
+    }
+
+    /// Makes the socket again if it was removed. Returns a warning if clients can't connect, or if systemd does not know the socket.
+    fn check_socket(&mut self, listeners: &mpsc::UnboundedSender<UnixListener>) -> Option<Warning> {
         let remedy = match &self.socket {
             SocketFile::CreatedByDaemon(_) => {
                 "pjwd tries again every 10 s; find out which program removes its files"
             }
             SocketFile::Passed(_) | SocketFile::Replaced(_) => RENEW_SOCKET_OF_SYSTEMD,
         };
+        let restored = if self.socket.is_removed() { self.restore_socket() } else { Ok(None) };
         match restored {
             Ok(Some(listener)) => {
                 warn!("the socket was removed; it was made again");
@@ -168,32 +200,26 @@ impl WatchedFiles {
             Ok(None) => {}
             Err(fault) => {
                 let why = format!("the socket was removed, and is not there again: {fault}");
-                warnings.push(Warning::new("socket-removed", why, remedy));
-                return warnings;
+                return Some(Warning::new("socket-removed", why, remedy));
             }
         }
-        if let SocketFile::Replaced(socket) = &self.socket {
-            let why = format!(
-                "the socket {} was removed, and pjwd made it again: systemd does not know it, so no connection starts pjwd after it has stopped",
-                socket.path().display()
-            );
-            warnings.push(Warning::new("socket-removed", why, remedy));
-        }
-        warnings
+        let SocketFile::Replaced(socket) = &self.socket else { return None };
+        let why = format!(
+            "the socket {} was removed, and pjwd made it again: systemd does not know it, so no connection starts pjwd after it has stopped",
+            socket.path().display()
+        );
+        Some(Warning::new("socket-removed", why, remedy))
     }
 
-    /// Makes the socket again if it was removed. Returns the new listener then.
+    /// Makes the removed socket again. Returns the new listener.
     fn restore_socket(&mut self) -> Result<Option<UnixListener>, BindError> {
         match &mut self.socket {
             SocketFile::CreatedByDaemon(socket) | SocketFile::Replaced(socket) => {
-                if socket.are_files_in_place() {
-                    return Ok(None);
-                }
                 socket.rebind_if_removed().map(Some)
             }
             SocketFile::Passed(passed) => {
                 let Some(path) = passed.path_if_removed() else { return Ok(None) };
-                let mut socket = bind(path)?;
+                let mut socket = bind_with_access(path, passed.access)?;
                 let listener = socket.rebind_if_removed()?;
                 self.socket = SocketFile::Replaced(socket);
                 Ok(Some(listener))
@@ -255,6 +281,8 @@ impl DirectoryWatch {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
 
     use super::*;
@@ -271,7 +299,7 @@ mod tests {
         std::fs::create_dir(path.parent().unwrap()).unwrap();
         let of_systemd = UnixListener::bind(&path).unwrap();
         let start = || {
-            let socket = SocketFile::Passed(PassedSocket::new(Some(path.clone())));
+            let socket = SocketFile::Passed(PassedSocket::new(Some(path.clone()), &of_systemd));
             WatchedFiles::new(None, socket, above.path().to_owned())
         };
         let (listeners, mut made) = mpsc::unbounded_channel();
@@ -304,8 +332,8 @@ mod tests {
     fn a_removed_socket_of_systemd_that_can_not_be_made_again_is_a_warning() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pjwd.sock");
-        let _systemd = UnixListener::bind(&path).unwrap();
-        let socket = SocketFile::Passed(PassedSocket::new(Some(path.clone())));
+        let of_systemd = UnixListener::bind(&path).unwrap();
+        let socket = SocketFile::Passed(PassedSocket::new(Some(path.clone()), &of_systemd));
         let mut files = WatchedFiles::new(None, socket, dir.path().to_owned());
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "").unwrap();
@@ -313,6 +341,24 @@ mod tests {
         let warnings = files.check(&listeners);
         assert!(warnings[0].text.contains("is not there again"), "{warnings:?}");
         assert!(warnings[0].remedy.contains("systemctl start pjwd.service"), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_socket_of_systemd_that_is_made_again_has_the_mode_of_the_socket_unit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pjwd.sock");
+        let of_systemd = UnixListener::bind(&path).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o620)).unwrap();
+        let socket = SocketFile::Passed(PassedSocket::new(Some(path.clone()), &of_systemd));
+        let mut files = WatchedFiles::new(None, socket, dir.path().to_owned());
+        let (listeners, mut made) = mpsc::unbounded_channel();
+        for removal in ["of the socket of systemd", "of the socket of pjwd"] {
+            std::fs::remove_file(&path).unwrap();
+            files.check(&listeners);
+            assert!(connects_to(&path, &made.try_recv().unwrap()));
+            let mode = std::fs::symlink_metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o620, "after the removal {removal}");
+        }
     }
 
     #[test]
