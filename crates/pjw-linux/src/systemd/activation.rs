@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixListener;
 
+use rustix::fs::{Dir, Mode, OFlags, fstat, open, readlinkat};
+
 /// The request `SIOCUNIXFILE` of ioctl(2), from `linux/un.h`: opens the file of a Unix socket with `O_PATH`.
 const OPEN_SOCKET_FILE: u16 = 0x89e0;
 
@@ -38,11 +40,61 @@ pub fn metadata_of_socket_file(listener: &UnixListener) -> Option<Metadata> {
     file.metadata().ok()
 }
 
+/// A service manager that passed a listening socket to this process. The service manager keeps the socket open as long
+/// as the socket unit is active, and closes it when the socket unit is stopped.
+#[derive(Debug)]
+pub struct SocketManager {
+    /// The directory with the descriptors of the service manager. It stays the one of this process, also if another
+    /// process gets the pid.
+    descriptors: OwnedFd,
+    /// The target of the links of descriptors that refer to the socket.
+    link: String,
+}
+
+impl SocketManager {
+    /// Returns the service manager of the socket `listener`. `pid` is the pid of the process that may be the service
+    /// manager. `None` if this process does not have the socket open, or if its descriptors can't be read.
+    #[must_use]
+    pub fn new(pid: u32, listener: &UnixListener) -> Option<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let descriptors = open(format!("/proc/{pid}/fd"), flags, Mode::empty()).ok()?;
+        let link = format!("socket:[{}]", fstat(listener).ok()?.st_ino);
+        let manager = Self { descriptors, link };
+        (manager.has_socket() == Some(true)).then_some(manager)
+    }
+
+    /// Returns whether the service manager has closed the socket, because the socket unit was stopped. False if this is
+    /// unknown.
+    #[must_use]
+    pub fn has_closed_socket(&self) -> bool {
+        self.has_socket() == Some(false)
+    }
+
+    /// Whether the service manager has the socket open. `None` if it has ended, or if its descriptors can't be read.
+    fn has_socket(&self) -> Option<bool> {
+        let mut is_alive = false;
+        for entry in Dir::read_from(&self.descriptors).ok()? {
+            let entry = entry.ok()?;
+            // Not every entry is a link, and a descriptor may have been closed meanwhile.
+            if let Ok(target) = readlinkat(&self.descriptors, entry.file_name(), Vec::<u8>::new()) {
+                is_alive = true;
+                if target.as_bytes() == self.link.as_bytes() {
+                    return Some(true);
+                }
+            }
+        }
+        is_alive.then_some(false)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::os::unix::fs::MetadataExt;
+    use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::tests::until_true;
 
     #[test]
     fn the_file_of_a_socket_is_known_after_its_removal() {
@@ -56,5 +108,26 @@ mod tests {
             return;
         };
         assert_eq!((file.dev(), file.ino(), file.mode()), (before.dev(), before.ino(), before.mode()));
+    }
+
+    #[test]
+    fn a_service_manager_that_closes_a_socket_is_told_from_one_that_has_it_open_or_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("socket")).unwrap();
+        // The standard output of the shell is the socket, until the shell reads a line.
+        let mut manager = Command::new("sh")
+            .args(["-c", "read -r line; exec >/dev/null; read -r line"])
+            .stdin(Stdio::piped())
+            .stdout(OwnedFd::from(listener.try_clone().unwrap()))
+            .spawn()
+            .unwrap();
+        let known = SocketManager::new(manager.id(), &listener).unwrap();
+        assert!(!known.has_closed_socket());
+        manager.stdin.as_mut().unwrap().write_all(b"close\n").unwrap();
+        until_true("the socket is closed", || known.has_closed_socket());
+        assert!(SocketManager::new(manager.id(), &listener).is_none(), "it does not have the socket");
+        drop(manager.stdin.take());
+        manager.wait().unwrap();
+        assert!(!known.has_closed_socket(), "the service manager has ended");
     }
 }

@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use pjw_core::plan::Warning;
 use pjw_ipc::bind::{BindError, BoundSocket, bind_with_access, is_listening};
 use pjw_ipc::socket_access::SocketAccess;
-use pjw_linux::systemd::activation::metadata_of_socket_file;
+use pjw_linux::systemd::activation::{SocketManager, metadata_of_socket_file};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
@@ -35,6 +36,9 @@ const SETTLE_TIME: Duration = Duration::from_millis(20);
 /// The command after which systemd has a new socket. It can't be restarted while the service is active.
 const RENEW_SOCKET_OF_SYSTEMD: &str =
     "systemctl stop pjwd.service pjwd.socket && systemctl start pjwd.service";
+/// The warning after a stop of the socket unit alone.
+const UNIT_STOPPED: &str =
+    "the socket unit was stopped, so pjwd does not make its socket again: no client can connect";
 
 /// The control socket of the daemon, with its creator: the daemon itself, or the service manager (systemd socket
 /// activation).
@@ -45,15 +49,16 @@ pub enum SocketFile {
     /// The service manager created the socket and passed it to the daemon.
     Passed(PassedSocket),
     /// Another program removed the socket that the service manager had passed, and the daemon created a socket at its
-    /// path. The service manager does not know the new socket.
-    Replaced(BoundSocket),
+    /// path. The service manager does not know the new socket. The second value is `None` if it is unknown whether the
+    /// service manager has the old socket open.
+    Replaced(BoundSocket, Option<SocketManager>),
 }
 
 impl SocketFile {
     /// The path of the socket. `None` if the socket has no path.
     fn path(&self) -> Option<&Path> {
         match self {
-            Self::CreatedByDaemon(socket) | Self::Replaced(socket) => Some(socket.path()),
+            Self::CreatedByDaemon(socket) | Self::Replaced(socket, _) => Some(socket.path()),
             Self::Passed(socket) => socket.path.as_deref(),
         }
     }
@@ -61,9 +66,21 @@ impl SocketFile {
     /// Whether clients can't connect at the path of the socket any more, or the lock beside the socket was removed.
     fn is_removed(&self) -> bool {
         match self {
-            Self::CreatedByDaemon(socket) | Self::Replaced(socket) => !socket.are_files_in_place(),
+            Self::CreatedByDaemon(socket) | Self::Replaced(socket, _) => !socket.are_files_in_place(),
             Self::Passed(socket) => socket.path_if_removed().is_some(),
         }
+    }
+
+    /// Whether the socket unit was stopped. The service manager then closes the socket, and after that removes the file
+    /// if the unit says `RemoveOnStop=yes`. If another program removed the file, the service manager still has the
+    /// socket open.
+    fn is_unit_stopped(&self) -> bool {
+        let manager = match self {
+            Self::CreatedByDaemon(_) => None,
+            Self::Passed(socket) => socket.manager.as_ref(),
+            Self::Replaced(_, manager) => manager.as_ref(),
+        };
+        manager.is_some_and(SocketManager::has_closed_socket)
     }
 }
 
@@ -76,6 +93,8 @@ pub struct PassedSocket {
     inode: Option<(u64, u64)>,
     /// The users who may connect, as the socket unit says (`SocketMode=`, `SocketUser=`, `SocketGroup=`).
     access: SocketAccess,
+    /// The service manager. `None` if it is unknown whether the service manager has the socket open.
+    manager: Option<SocketManager>,
 }
 
 impl PassedSocket {
@@ -92,7 +111,8 @@ impl PassedSocket {
         let file = metadata_of_socket_file(listener).or_else(file_at_path);
         // If the file is gone and can't be read, no other user gets a permission that the socket unit may not give.
         let access = file.map_or(SocketAccess::OWN_USER, |file| SocketAccess::of_file(&file));
-        Self { path, inode, access }
+        let manager = SocketManager::new(parent_id(), listener);
+        Self { path, inode, access, manager }
     }
 
     /// The path, if clients can't connect there any more.
@@ -110,6 +130,8 @@ pub struct WatchedFiles {
     /// lock.
     lock: Option<DaemonLock>,
     socket: SocketFile,
+    /// Whether the socket is not made again, because the socket unit was stopped. The log says so once.
+    is_unit_stopped: bool,
     state_dir: PathBuf,
 }
 
@@ -122,7 +144,7 @@ impl WatchedFiles {
     /// - `state_dir` is the path of the state directory.
     #[must_use]
     pub fn new(lock: Option<DaemonLock>, socket: SocketFile, state_dir: PathBuf) -> Self {
-        Self { lock, socket, state_dir }
+        Self { lock, socket, is_unit_stopped: false, state_dir }
     }
 
     /// Watches the files of the daemon, so that removed files are recreated. Never returns. Must run inside a tokio
@@ -131,7 +153,7 @@ impl WatchedFiles {
     /// - The lock file and the socket: this function recreates them, and sends each new socket to `listeners`. If
     ///   this fails, a warning ([`EventLoopMessage::Warnings`]) is sent to the event loop through `outbox`.
     /// - A socket that systemd created (socket activation): it is recreated too, for the same users. The warning says
-    ///   that systemd does not know the new socket.
+    ///   that systemd does not know the new socket. If the socket unit was stopped, the socket is not recreated.
     /// - The journal (the files with the records of pjwd's changes): the event loop recreates its files. After a file
     ///   was removed, [`EventLoopMessage::CheckJournal`] is sent to the event loop through `outbox`.
     pub async fn restore_removed_files(
@@ -182,15 +204,26 @@ impl WatchedFiles {
         warnings
     }
 
-    /// Makes the socket again if it was removed. Returns a warning if clients can't connect, or if systemd does not know the socket.
+    /// Makes the socket again if it was removed, except by a stop of its unit. Returns a warning if clients can't
+    /// connect, or if systemd does not know the socket.
     fn check_socket(&mut self, listeners: &mpsc::UnboundedSender<UnixListener>) -> Option<Warning> {
         let remedy = match &self.socket {
             SocketFile::CreatedByDaemon(_) => {
                 "pjwd tries again every 10 s; find out which program removes its files"
             }
-            SocketFile::Passed(_) | SocketFile::Replaced(_) => RENEW_SOCKET_OF_SYSTEMD,
+            SocketFile::Passed(_) | SocketFile::Replaced(..) => RENEW_SOCKET_OF_SYSTEMD,
         };
-        let restored = if self.socket.is_removed() { self.restore_socket() } else { Ok(None) };
+        let restored = if self.socket.is_removed() {
+            if self.is_unit_stopped || self.socket.is_unit_stopped() {
+                if !std::mem::replace(&mut self.is_unit_stopped, true) {
+                    warn!("{UNIT_STOPPED}");
+                }
+                return Some(Warning::new("socket-removed", UNIT_STOPPED.to_owned(), remedy));
+            }
+            self.restore_socket()
+        } else {
+            Ok(None)
+        };
         match restored {
             Ok(Some(listener)) => {
                 warn!("the socket was removed; it was made again");
@@ -203,7 +236,7 @@ impl WatchedFiles {
                 return Some(Warning::new("socket-removed", why, remedy));
             }
         }
-        let SocketFile::Replaced(socket) = &self.socket else { return None };
+        let SocketFile::Replaced(socket, _) = &self.socket else { return None };
         let why = format!(
             "the socket {} was removed, and pjwd made it again: systemd does not know it, so no connection starts pjwd after it has stopped",
             socket.path().display()
@@ -214,14 +247,15 @@ impl WatchedFiles {
     /// Makes the removed socket again. Returns the new listener.
     fn restore_socket(&mut self) -> Result<Option<UnixListener>, BindError> {
         match &mut self.socket {
-            SocketFile::CreatedByDaemon(socket) | SocketFile::Replaced(socket) => {
+            SocketFile::CreatedByDaemon(socket) | SocketFile::Replaced(socket, _) => {
                 socket.rebind_if_removed().map(Some)
             }
             SocketFile::Passed(passed) => {
                 let Some(path) = passed.path_if_removed() else { return Ok(None) };
                 let mut socket = bind_with_access(path, passed.access)?;
                 let listener = socket.rebind_if_removed()?;
-                self.socket = SocketFile::Replaced(socket);
+                let manager = passed.manager.take();
+                self.socket = SocketFile::Replaced(socket, manager);
                 Ok(Some(listener))
             }
         }
@@ -282,8 +316,11 @@ impl DirectoryWatch {
 #[cfg(test)]
 mod tests {
     use std::fs::Permissions;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::fd::OwnedFd;
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream;
+    use std::process::{Command, Stdio};
 
     use super::*;
 
@@ -316,7 +353,7 @@ mod tests {
         assert!(made.try_recv().is_err(), "the socket is made once");
         // A killed daemon leaves the file of its socket, and the next one gets the socket without a path again.
         drop(made);
-        let SocketFile::Replaced(socket) = files.socket else { panic!("the daemon made a socket") };
+        let SocketFile::Replaced(socket, _) = files.socket else { panic!("the daemon made a socket") };
         let killed = path.with_extension("killed");
         std::fs::hard_link(&path, &killed).unwrap();
         drop(socket);
@@ -359,6 +396,38 @@ mod tests {
             let mode = std::fs::symlink_metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o620, "after the removal {removal}");
         }
+    }
+
+    #[test]
+    fn a_socket_whose_unit_was_stopped_is_not_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pjwd.sock");
+        let of_systemd = UnixListener::bind(&path).unwrap();
+        // The standard output of the shell is the socket, until the shell reads a line.
+        let mut systemd = Command::new("sh")
+            .args(["-c", "read -r line; exec >/dev/null; echo closed >&2; read -r line"])
+            .stdin(Stdio::piped())
+            .stdout(OwnedFd::from(of_systemd.try_clone().unwrap()))
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let manager = SocketManager::new(systemd.id(), &of_systemd);
+        assert!(manager.is_some());
+        let passed = PassedSocket { manager, ..PassedSocket::new(Some(path.clone()), &of_systemd) };
+        let mut files = WatchedFiles::new(None, SocketFile::Passed(passed), dir.path().to_owned());
+        let (listeners, mut made) = mpsc::unbounded_channel();
+        std::fs::remove_file(&path).unwrap();
+        files.check(&listeners);
+        assert!(connects_to(&path, &made.try_recv().unwrap()), "the unit is active");
+
+        systemd.stdin.as_mut().unwrap().write_all(b"stop\n").unwrap();
+        BufReader::new(systemd.stderr.take().unwrap()).read_line(&mut String::new()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let warnings = files.check(&listeners);
+        assert!(warnings[0].text.contains("the socket unit was stopped"), "{warnings:?}");
+        assert!(made.try_recv().is_err() && !path.exists());
+        drop(systemd.stdin.take());
+        systemd.wait().unwrap();
     }
 
     #[test]

@@ -89,7 +89,7 @@ check "the later job holds the same cores after the kill" [ "$(cpus manual:c)" =
 systemctl stop pjwd.service pjwd.socket && systemctl start pjwd.service
 check "pjwd answers at the new socket of systemd" answers
 check "the warning is gone with the new socket of systemd" lacks has_socket_warning
-# The socket has the users that its unit says, also if pjwd makes it again.
+# The socket has the users that its unit says, also if pjwd makes it again. A stop of the unit is not undone.
 chmod 0600 /run/pjwd/pjwd.sock
 was=$(main_pid)
 systemctl restart pjwd.service
@@ -97,7 +97,10 @@ eventually "systemd restarts pjwd with the same socket" restarted "$was"
 rm /run/pjwd/pjwd.sock
 eventually "pjwd answers after its socket was removed once more" answers
 check "the new socket has the mode of the earlier one" [ "$(stat -c %a /run/pjwd/pjwd.sock)" = 600 ]
-systemctl stop pjwd.service pjwd.socket && systemctl start pjwd.service
+systemctl stop pjwd.socket
+eventually "pjwd notices that its socket unit was stopped" sh -c 'journalctl --no-pager -u pjwd.service | grep -q "the socket unit was stopped"'
+check "the socket is not made again" [ ! -e /run/pjwd/pjwd.sock ]
+systemctl stop pjwd.service && systemctl start pjwd.service
 check "pjwd answers at the socket after both units were started" answers
 check "pjwctl release of the later job succeeds" pjwctl release c
 eventually "its process may run on all CPUs after the release" has_masks $c 0-15
