@@ -161,13 +161,12 @@ pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet
     group.effective_cpus().map_err(errno_to_outcome(group, "be read"))
 }
 
-/// Restores the configuration `before` of the cgroup `group`, after a change of its cpuset has failed. If the kernel
-/// refuses a value, logs a warning.
+/// Restores the configuration `before` of the cgroup `group`, after a change of its cpuset has failed. If the cgroup
+/// has fewer PUs now, it keeps these: [`cpus_to_restore`]. If the kernel refuses a value, logs a warning.
 pub(super) fn restore_cpuset(group: &CgroupDir, before: &CpusetConfig) {
     let Ok(now) = group.read_cpuset() else { return };
-    for (file, now, before) in
-        [("cpuset.mems", &now.mems, &before.mems), ("cpuset.cpus", &now.cpus, &before.cpus)]
-    {
+    let cpus = cpus_to_restore(group, before, &now);
+    for (file, now, before) in [("cpuset.mems", &now.mems, &before.mems), ("cpuset.cpus", &now.cpus, &cpus)] {
         let done = match before {
             same if same == now => Ok(()),
             none if none.is_empty() => clear(group, file),
@@ -178,6 +177,22 @@ pub(super) fn restore_cpuset(group: &CgroupDir, before: &CpusetConfig) {
         }
     }
     restore_partition(group, before);
+}
+
+/// Returns the PUs (logical CPUs) that the cgroup `group` is to have after a change of its cpuset has failed. These are
+/// the PUs of the earlier configuration `before`. But if the present configuration `now` has only some of them, these
+/// are the PUs of `now`: the job had to leave the others, which another job may have got.
+pub(super) fn cpus_to_restore(group: &CgroupDir, before: &CpusetConfig, now: &CpusetConfig) -> CpuSet {
+    let effective = group.effective_cpus().unwrap_or_default();
+    cpus_without_lost(&before.cpus, &now.cpus, &effective).clone()
+}
+
+/// The PUs of [`cpus_to_restore`]. `effective` are the PUs that the kernel grants now: all PUs of the parent if it has
+/// none of those in `now`. An empty set in `before` has no limit.
+fn cpus_without_lost<'a>(before: &'a CpuSet, now: &'a CpuSet, effective: &CpuSet) -> &'a CpuSet {
+    let is_in_force = !effective.is_empty() && effective.is_subset(now);
+    let is_narrowed = before.is_empty() || now.is_subset(before);
+    if is_in_force && is_narrowed { now } else { before }
 }
 
 /// Restores the partition type (`cpuset.cpus.partition`) that the cgroup `group` has in its earlier configuration
@@ -208,5 +223,26 @@ pub(super) fn errno_to_outcome(group: &CgroupDir, what: &str) -> impl FnOnce(Err
             other => other.desc(),
         };
         refused_outcome(format!("the cgroup {} can't {what}: {why} ({errno:?})", group.path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pjw_core::testing::cpu_set;
+
+    use super::*;
+
+    #[test]
+    fn a_failed_change_leaves_no_more_pus_than_before_and_takes_none_back_that_the_job_has_left() {
+        let restored = |before, now, effective| {
+            cpus_without_lost(&cpu_set(before), &cpu_set(now), &cpu_set(effective)).to_string()
+        };
+        assert_eq!(restored("0-3", "0-1", "0-1"), "0-1", "narrowed");
+        assert_eq!(restored("", "0-1", "0-1"), "0-1", "narrowed from no limit");
+        assert_eq!(restored("0-3", "0-1,9", "0-1"), "0-3", "with a PU that it did not have");
+        assert_eq!(restored("0-1", "0-3", "0-3"), "0-1", "widened");
+        assert_eq!(restored("0-1", "2-3", "2-3"), "0-1", "moved");
+        assert_eq!(restored("0-3", "0-1", "4-7"), "0-3", "the parent has none of the new PUs");
+        assert_eq!(restored("0-3", "", "0-7"), "0-3", "without a limit");
     }
 }

@@ -1,5 +1,6 @@
 //! Extended attributes of the warden's own cgroups: the owner of the job, and the cgroup from which the processes came.
-//! In a cgroup of a scheduler: the cpuset that the warden wrote there, and the name of the warden.
+//! In a cgroup of a scheduler: the cpuset that the warden wrote there, and the name of the warden. In a scope of systemd:
+//! whether systemd may have another cpuset for the scope.
 //!
 //! A warden that has lost its journal finds the cgroups by their names, and knows the rest from the attributes. Only
 //! the owner of a cgroup directory can write them, and the directories belong to root.
@@ -27,6 +28,8 @@ pub(super) const ORIGIN_ATTRIBUTE: &str = "pjw.origin";
 /// the job, and the name of the daemon ([`OwnCgroupNames::name`]), separated by spaces. Earlier versions of pjw wrote
 /// no name.
 pub(super) const CPUSET_ATTRIBUTE: &str = "pjw.cpuset";
+/// The name of the extended attribute of a scope whose PUs systemd possibly does not know.
+const OUTDATED_ATTRIBUTE: &str = "pjw.outdated";
 /// The maximum size of the value of an extended attribute, in bytes (`XATTR_SIZE_MAX` in the kernel).
 pub(super) const MAX_ATTRIBUTE_BYTES: usize = 1 << 16;
 
@@ -83,6 +86,27 @@ fn remove_attribute(dir: &Path, name: &str) {
     for namespace in NAMESPACES {
         let _ = removexattr(dir, format!("{namespace}.{name}"));
     }
+}
+
+/// Marks the scope with the cgroup `group`: systemd refused a change of its cpuset, or did not respond, so systemd may
+/// have other PUs for the scope than the cgroup has. systemd writes its PUs again at the next reload. The mark ends
+/// with the cgroup.
+pub(super) fn mark_systemd_outdated(group: &CgroupDir) {
+    write_attribute(&group.dir, OUTDATED_ATTRIBUTE, "1");
+}
+
+/// Returns whether the scope with the cgroup `group` has the mark of [`mark_systemd_outdated`].
+pub(super) fn is_systemd_outdated(group: &CgroupDir) -> bool {
+    // Most scopes have no mark. An empty buffer asks for the length.
+    NAMESPACES.iter().any(|namespace| {
+        getxattr(&group.dir, format!("{namespace}.{OUTDATED_ATTRIBUTE}"), &mut [0u8; 0][..]).is_ok()
+    })
+}
+
+/// Removes the mark of [`mark_systemd_outdated`] from the scope with the cgroup `group`, after systemd has accepted the
+/// PUs of the cgroup.
+pub(super) fn unmark_systemd_outdated(group: &CgroupDir) {
+    remove_attribute(&group.dir, OUTDATED_ATTRIBUTE);
 }
 
 /// Must be called before `job_cpuset` is written to the scheduler's cgroup `group`. Writes it to the extended attribute

@@ -166,10 +166,18 @@ fn update(
         // earlier ones meanwhile, as for a reload, it writes these after them.
         bounds::write_cpuset(group, &job_cpuset.spec, true)?;
     }
-    let requested = set(context, unit, now, Some(&job_cpuset.spec.cpus), mems.as_ref());
-    if requested.is_err() && is_written {
-        // systemd keeps the earlier values. A later attempt would find the new ones, and not tell them to systemd.
-        bounds::restore_cpuset(group, now);
+    // systemd may have other PUs than the cgroup: then it gets the PUs also if they are those of the cgroup.
+    let is_outdated = marks::is_systemd_outdated(group);
+    let cpus = if is_outdated { CpuSet::new() } else { now.cpus.clone() };
+    let known = CpusetConfig { cpus, ..now.clone() };
+    let requested = set(context, unit, &known, Some(&job_cpuset.spec.cpus), mems.as_ref());
+    if requested.is_err() {
+        marks::mark_systemd_outdated(group);
+        if is_written {
+            bounds::restore_cpuset(group, now);
+        }
+    } else if is_outdated {
+        marks::unmark_systemd_outdated(group);
     }
     requested
 }
@@ -236,11 +244,13 @@ fn wait_until_applied(
     bounds::check_effective(group, &job_cpuset.spec)
 }
 
+/// Restores the earlier configuration `before` of a scope through systemd, after a change has failed. If the scope has
+/// fewer PUs now, it keeps these.
 fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetConfig) {
     let everything = |set: &CpuSet, all: fn() -> CpuSet| if set.is_empty() { all() } else { set.clone() };
-    let cpus = everything(&before.cpus, possible_cpus);
-    let mems = everything(&before.mems, possible_nodes);
     let now = group.read_cpuset().unwrap_or_default();
+    let cpus = everything(&bounds::cpus_to_restore(group, before, &now), possible_cpus);
+    let mems = everything(&before.mems, possible_nodes);
     let mems = Some(&mems).filter(|_| !now.mems.is_empty());
     if now.partition != before.partition {
         bounds::restore_partition(group, before);

@@ -35,15 +35,18 @@ pub struct ManagedCpuset {
     /// the cpuset, or if the path is unknown.
     pub origin_cgroup: Option<String>,
     tries: u32,
+    /// Whether the kernel or systemd refused the last write of the settings in `job_cpuset`. The cpuset may have these
+    /// settings all the same, and systemd other ones, which it would write at its next reload.
+    was_refused: bool,
 }
 
 impl ManagedCpuset {
     /// Returns whether pjw last wrote exactly the settings `job_cpuset` to this cpuset. False if the cpuset is to be
-    /// removed. A scan can't read whether a cpuset has idle priority. So if `job_cpuset` has idle priority, the result
-    /// is true only if this run of the daemon wrote the settings.
+    /// removed, or if the write was refused. A scan can't read whether a cpuset has idle priority. So if `job_cpuset` has
+    /// idle priority, the result is true only if this run of the daemon wrote the settings.
     pub(crate) fn was_last_written_with(&self, job_cpuset: &JobCpuset) -> bool {
         let is_known = self.was_written || !job_cpuset.spec.idle;
-        is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed
+        is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed && !self.was_refused
     }
 
     /// Whether pjw wrote the PUs (logical CPUs) that `cpuset` has. `cpuset` is this cpuset as a scan read it. True if

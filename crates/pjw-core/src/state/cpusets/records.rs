@@ -111,7 +111,8 @@ impl CpusetRegistry {
         let (mut previous, origin_cgroup, tries) = known.as_ref().map_or((Vec::new(), None, 0), |known| {
             (known.previous_cpus.clone(), known.origin_cgroup.clone(), known.tries)
         });
-        if let Some(known) = known {
+        // A write that is refused again and again has the same PUs each time.
+        if let Some(known) = known.filter(|known| !previous.contains(&known.job_cpuset.spec.cpus)) {
             previous.push(known.job_cpuset.spec.cpus);
         }
         let managed = ManagedCpuset {
@@ -121,6 +122,7 @@ impl CpusetRegistry {
             was_written: false,
             origin_cgroup,
             tries: tries + 1,
+            was_refused: false,
         };
         self.managed.insert(job_cpuset.path.clone(), managed);
         self.wanted.insert(job_cpuset.job.clone(), job_cpuset.path.clone());

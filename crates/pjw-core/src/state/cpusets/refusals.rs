@@ -16,6 +16,9 @@ impl CpusetRegistry {
             CpusetChange::Create { job_cpuset, .. } => {
                 self.refused.insert(job_cpuset.job.clone(), reason.to_owned());
                 self.take_back_write(&job_cpuset.path);
+                if let Some(managed) = self.managed.get_mut(&job_cpuset.path) {
+                    managed.was_refused = true;
+                }
             }
             CpusetChange::MoveIn { process, .. } => {
                 self.move_errors.insert(*process, reason.to_owned());
@@ -33,7 +36,8 @@ impl CpusetRegistry {
         }
     }
 
-    /// Records that the cpuset at `path` still has the PUs that it had before the last write, which was refused.
+    /// Records that the cpuset at `path` still has the PUs that it had before the last write, which was refused. If it
+    /// has other PUs, the next scan reads them: [`CpusetRegistry::record_cpus_read`].
     fn take_back_write(&mut self, path: &str) {
         if let Some(history) = self.history.get_mut(path) {
             history.undo_last_replacement();

@@ -43,6 +43,30 @@ fn nothing_is_pending_once_no_change_is_tried_or_refused() {
 }
 
 #[test]
+fn a_refused_cpuset_is_written_again_even_if_it_has_its_pus() {
+    let mut cpusets = CpusetRegistry::default();
+    let is_written = |cpusets: &CpusetRegistry| {
+        cpusets.cpuset_at("/pjw/a").is_some_and(|managed| managed.was_last_written_with(&job_cpuset()))
+    };
+    let change =
+        CpusetChange::Create { job_cpuset: job_cpuset(), owner: Uid(7), initial_processes: Vec::new() };
+    let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, reason: String::new() };
+    for _ in 0..3 {
+        cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
+        assert!(is_written(&cpusets));
+        cpusets.record_refusal(&action, "systemd does not respond");
+        cpusets.record_cpus_read("/pjw/a", &cpu_set("0-1"), Nanos(5));
+        assert!(!is_written(&cpusets), "systemd may not know it");
+        cpusets.reset_failures();
+    }
+    let known = cpusets.cpuset_at("/pjw/a").unwrap();
+    assert_eq!(known.previous_cpus, [cpu_set("0-1")], "the attempts are not counted");
+    cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(6));
+    cpusets.record_outcome(&action, &CpusetOutcome::Done { effective: None });
+    assert!(is_written(&cpusets));
+}
+
+#[test]
 fn a_locked_process_keeps_its_original_cgroup_and_is_moved_back_later() {
     let mut cpusets = CpusetRegistry::default();
     let process = ProcessId { pid: Pid(7), start: StartTime(7) };

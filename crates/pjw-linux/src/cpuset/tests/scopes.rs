@@ -311,6 +311,42 @@ fn a_scope_has_its_new_cpus_before_systemd_is_told_and_the_earlier_ones_if_syste
 }
 
 #[test]
+fn a_scope_that_can_not_be_narrowed_by_systemd_has_left_its_cpus_and_systemd_is_told_later() {
+    let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
+    let (threaded, process) = ThreadedProcess::start(&mut fixture);
+    let (first, both) = (fixture.first(), fixture.first().union(&fixture.last()));
+    let wide = scope("narrowed", &both);
+    let narrow = JobCpuset { spec: CpusetSpec::from_cpus(first.clone()), ..wide.clone() };
+    let known = |job_cpuset: &JobCpuset| {
+        let shown = systemctl(&["show", "-P", "AllowedCPUs", &unit(job_cpuset)]);
+        shown.replace(' ', ",").parse::<CpuSet>().unwrap()
+    };
+    assert_eq!(fixture.create_with(&wide, &[process]), done_outcome(both.clone()));
+
+    let unreachable =
+        || SystemdClient::with_addresses(vec![Address::Direct(PathBuf::from("/nonexistent/systemd"))]);
+    let systemd = std::mem::replace(&mut fixture.systemd, unreachable());
+    reason(fixture.create(&narrow));
+    assert_eq!(fixture.masks(process), shown(&first));
+    assert_eq!(known(&wide), both);
+
+    fixture.systemd = systemd;
+    assert_eq!(fixture.create(&narrow), done_outcome(first.clone()));
+    assert_eq!(known(&wide), first);
+    systemctl(&["daemon-reload"]);
+    assert_eq!(fixture.masks(process), shown(&first));
+
+    // A scope that can't be widened keeps its CPUs.
+    fixture.systemd = unreachable();
+    reason(fixture.create(&wide));
+    assert_eq!(fixture.masks(process), shown(&first));
+    fixture.systemd = SystemdClient::default();
+    assert_eq!(fixture.create(&wide), done_outcome(both));
+    threaded.end();
+    gone(&mut fixture, &wide);
+}
+
+#[test]
 fn a_scope_of_a_best_effort_job_is_in_a_slice_at_idle_priority_and_can_be_frozen() {
     let Some(mut fixture) = fixture_of(CgroupCreator::Systemd) else { return };
     let (threaded, process) = ThreadedProcess::start(&mut fixture);
