@@ -268,7 +268,7 @@ impl JobFiles {
     pub fn give_back_space_of_want_files(&mut self) {
         for job in self.jobs.values_mut() {
             if let Some(directory) = &job.directory {
-                job.wanted_file.give_back_space(&directory.want_path());
+                job.wanted_file.give_back_space(&directory.want_path(), job.content.owner);
             }
         }
     }

@@ -66,7 +66,7 @@ impl WantedFile {
         if is_empty && self.is_emptied {
             return WantedFileReading::Same;
         }
-        self.is_emptied = shrink(path);
+        self.is_emptied = shrink(path, owner);
         if is_empty && self.last.is_some() && !std::mem::replace(&mut self.was_empty, true) {
             return WantedFileReading::MayBeUnfinished;
         }
@@ -88,9 +88,9 @@ impl WantedFile {
     }
 
     /// Gives back the space of the file `want` at `path` if it takes more than a number needs. A file of more than 4096
-    /// bytes is then empty, and its content counts as ignored.
-    pub(super) fn give_back_space(&mut self, path: &Path) {
-        if shrink(path) {
+    /// bytes is then empty, and its content counts as ignored. Leaves a file that does not belong to the user `owner`.
+    pub(super) fn give_back_space(&mut self, path: &Path, owner: Uid) {
+        if shrink(path, owner) {
             self.is_emptied = true;
             self.fault = Some(format!("it had more than {MAX_FILE_BYTES} bytes, and a number has less"));
         }
@@ -122,27 +122,35 @@ fn options() -> OpenOptions {
     options
 }
 
-/// Reduces the space that the file at `path` takes on its file system. A file of more than 4096 bytes is emptied. A
-/// shorter file loses the space that a program reserved behind its end (fallocate(2)). Returns whether the file was
-/// emptied.
-fn shrink(path: &Path) -> bool {
+/// Reduces the space that the file at `path` takes on its file system, if the file belongs to the user `owner`. A file
+/// of more than 4096 bytes is emptied. A shorter file loses the space that a program reserved behind its end
+/// (fallocate(2)). Returns whether the file was emptied.
+fn shrink(path: &Path, owner: Uid) -> bool {
     // Each opening for writing is reported as a change, so a file that takes little is not opened.
-    if !std::fs::symlink_metadata(path).is_ok_and(|metadata| takes_much_space(&metadata)) {
+    if !std::fs::symlink_metadata(path).is_ok_and(|metadata| takes_much_space(&metadata, owner)) {
         return false;
     }
     // A failure leaves the file as it is.
-    options().write(true).open(path).and_then(|file| shrink_opened(&file)).unwrap_or(false)
+    options().write(true).open(path).and_then(|file| shrink_opened(&file, owner)).unwrap_or(false)
 }
 
-/// Returns whether the file is a regular file with one name that takes more space than a number needs.
-fn takes_much_space(metadata: &Metadata) -> bool {
+/// Returns whether the file is a regular file of the user `owner` that takes more space than a number needs. The file
+/// may have a second name (hard link), by which its owner can write it too. A file of another user is left alone,
+/// because it may be a link by which the owner of the job would destroy that file.
+fn takes_much_space(metadata: &Metadata, owner: Uid) -> bool {
     let has_reserve = metadata.blocks().saturating_mul(BLOCK_BYTES) > MAX_FILE_BYTES.max(metadata.blksize());
-    metadata.is_file() && metadata.nlink() == 1 && (metadata.len() > MAX_FILE_BYTES || has_reserve)
+    let is_of_owner = metadata.is_file() && metadata.uid() == owner.0;
+    is_of_owner && (metadata.len() > MAX_FILE_BYTES || has_reserve)
 }
 
 /// Reduces the space that the opened file takes, as [`shrink`] says. Returns whether the file was emptied.
-fn shrink_opened(file: &File) -> io::Result<bool> {
-    let length = file.metadata()?.len();
+fn shrink_opened(file: &File, owner: Uid) -> io::Result<bool> {
+    // Another file may have been put in the place of the one that was checked.
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.uid() != owner.0 {
+        return Ok(false);
+    }
+    let length = metadata.len();
     if length > MAX_FILE_BYTES {
         file.set_len(0)?;
         return Ok(true);
@@ -152,7 +160,7 @@ fn shrink_opened(file: &File) -> io::Result<bool> {
     let _ = fallocate(file, flags, MAX_FILE_BYTES.cast_signed(), HOLE_BYTES);
     // Some file systems make no hole behind the end of a file.
     let metadata = file.metadata()?;
-    if takes_much_space(&metadata) && metadata.len() == length {
+    if takes_much_space(&metadata, owner) && metadata.len() == length {
         file.set_len(length)?;
     }
     Ok(false)
@@ -242,6 +250,26 @@ mod tests {
     }
 
     #[test]
+    fn a_long_file_with_a_second_name_is_truncated_if_it_belongs_to_the_owner_of_the_job() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, second) = (directory.path().join("want"), directory.path().join("second"));
+        std::fs::write(&path, vec![b'1'; 1_000_000]).unwrap();
+        std::fs::hard_link(&path, &second).unwrap();
+        let length = || std::fs::metadata(&second).unwrap().len();
+        let (owner, mut file) = (Uid(geteuid().as_raw()), WantedFile::new(Some(4)));
+        let other = Uid(owner.0 + 1);
+        file.give_back_space(&path, other);
+        assert!(!shrink_opened(&OpenOptions::new().write(true).open(&path).unwrap(), other).unwrap());
+        assert_eq!(length(), 1_000_000, "a file of another user");
+        assert_eq!(file.read(&path, owner), WantedFileReading::Same);
+        assert_eq!(length(), 0);
+        std::fs::write(&path, vec![b'1'; 1_000_000]).unwrap();
+        file.give_back_space(&path, owner);
+        assert_eq!(length(), 0, "if the file system is full");
+        assert!(file.ignored_reason().is_some());
+    }
+
+    #[test]
     fn space_that_is_reserved_behind_the_number_is_given_back() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("want");
@@ -263,16 +291,17 @@ mod tests {
     fn a_number_that_a_program_writes_between_the_check_and_the_giving_back_stays_whole() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("want");
+        let owner = Uid(geteuid().as_raw());
         std::fs::write(&path, "3").unwrap();
         let opened = OpenOptions::new().write(true).open(&path).unwrap();
         // Where nothing can be reserved, nothing is given back either.
         let _ = fallocate(&opened, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, 1 << 20);
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 1, "what the daemon checks first");
         File::options().write(true).open(&path).unwrap().write_all(b"12").unwrap();
-        assert!(!shrink_opened(&opened).unwrap());
+        assert!(!shrink_opened(&opened, owner).unwrap());
         assert_eq!(std::fs::read(&path).unwrap(), b"12");
         std::fs::write(&path, vec![b'1'; 5000]).unwrap();
-        assert!(shrink_opened(&opened).unwrap());
+        assert!(shrink_opened(&opened, owner).unwrap());
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     }
 
