@@ -242,8 +242,7 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
             None => find_offer(draft.state, draft.policy, id, request),
         };
         match offer {
-            // What a provision has alone is worth more than shared cores.
-            Ok((_, true)) if grant.is_some() => {}
+            Ok((_, true)) if prefers_own_cores(job) => {}
             Ok((offer, shared)) => grant_offer(draft, id, &offer, shared),
             Err(refusal) => {
                 if grant.is_none() {
@@ -289,6 +288,13 @@ fn cpuset_of_other_daemon<'a>(state: &'a WardenState, job: &Job) -> Option<(&'a 
     }
     let leftover = state.cpusets.leftover_for_scheduler(path, cgroup.cpuset.as_ref()?)?;
     Some((path, leftover.other_writer.as_deref()?))
+}
+
+/// Whether the provision `job` holds cores of its own, which it does not give up for shared ones. Cores that a provision
+/// has alone are worth more than shared cores, even if the shared ones are more. False if the job holds nothing, or only
+/// borrows cores, or shares its cores with other jobs.
+pub(crate) fn prefers_own_cores(job: &Job) -> bool {
+    job.owned_grant().is_some_and(|grant| !grant.is_shared)
 }
 
 /// Whether `job` holds fewer cores or PUs (logical CPUs) than it requested. False for a job that shares its PUs with

@@ -245,9 +245,9 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     };
     let known_provision = existing.as_ref().and_then(|job| job.provision.as_ref());
     let changes_rule = known_provision.is_some_and(|known| known.rule.as_ref() != rule);
-    let has_own_cores = |job: &Job| job.owned_grant().is_some_and(|grant| !grant.is_shared);
-    let keeps_cores =
-        existing.as_ref().is_some_and(|job| job.request.as_ref() == Some(&request) && has_own_cores(job));
+    let keeps_cores = existing
+        .as_ref()
+        .is_some_and(|job| job.request.as_ref() == Some(&request) && jobs::prefers_own_cores(job));
     let offer = if existing.as_ref().is_some_and(has_same_request) {
         None
     } else {
