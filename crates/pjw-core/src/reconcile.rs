@@ -116,12 +116,12 @@ pub fn reconcile(
         state, out: CycleOutput { records, events, mut warnings, job_warnings, reports }, ..
     } = draft;
     state.usage.count_violations_and_repairs(&events);
-    state.warnings.retain(|job, _| !planned.contains(job) && state.jobs.contains_key(job));
-    state.warnings.extend(job_warnings);
+    state.update_job_warnings(&planned, job_warnings);
     warnings.extend(state.warnings.values().flatten().cloned());
     let next_scan = next_scan(state, &plan, full, &records);
     let planned = core::mem::replace(&mut state.dirty, still_dirty(&plan, &waiting_jobs));
     let mut changed = state.members.take_changed_jobs();
+    state.mark_waiting_jobs_without_processes(&changed);
     changed.extend(planned.dirty_jobs().map(|(job, _)| job.clone()));
     if planned.contains_everything() {
         changed.extend(state.jobs.keys().chain(state.idle_groups.keys()).cloned());

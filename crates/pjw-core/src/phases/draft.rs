@@ -72,15 +72,17 @@ impl<'a> CycleDraft<'a> {
 }
 
 impl CycleDraft<'_> {
-    /// Returns the ids of the jobs that this cycle plans: jobs that have changed, and jobs that hold no cores. Returns
-    /// all jobs if everything must be planned again.
+    /// Returns the ids of the jobs that this cycle plans: jobs that have changed, and jobs that hold no cores and do
+    /// not wait for any. Returns all jobs if everything must be planned again. Hundreds of jobs may wait, and there is
+    /// nothing to plan for a waiting job until it changes: only the search for its cores looks at it when other cores
+    /// become free.
     pub(crate) fn jobs_to_plan(&self) -> BTreeSet<JobId> {
         let state = &*self.state;
         if state.dirty.contains_everything() {
             return state.jobs.keys().cloned().collect();
         }
         let dirty = state.dirty.dirty_jobs().map(|(id, _)| id).filter(|id| state.jobs.contains_key(id));
-        dirty.chain(state.jobs.jobs_without_cores().map(|job| &job.id)).cloned().collect()
+        dirty.chain(state.jobs.jobs_without_cores_that_do_not_wait().map(|job| &job.id)).cloned().collect()
     }
 
     /// Applies `record` to the list of cpusets in the state, and adds `record` to the records for the journal (pjwd's

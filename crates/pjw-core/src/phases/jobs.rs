@@ -1,11 +1,13 @@
 //! The life cycle of jobs: grants of schedulers, waiting for cores, release and end.
 
 use crate::allocate::offer::{allocate_for_groups, allocate_shared, allocate_within};
-use crate::basics::{CpuSet, Nanos, cpus_text, cpus_with_is_are, prelude::*};
+use crate::basics::{CpuSet, Nanos, UnixMillis, cpus_text, cpus_with_is_are, prelude::*};
 use crate::machine::Topology;
 use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::usage;
-use crate::state::{PuOffer, WardenState, warden::RefusedRequest};
+use crate::state::jobs::waits_for_cores;
+use crate::state::waiting::{RefusedRequest, ServingConditions};
+use crate::state::{PuOffer, WardenState};
 use crate::terms::{
     Cgroup, CgroupCreator, CpuRequest, CpusetSpec, EndCondition, Event, EventKind, ExhaustionPolicy, Grant,
     GrantedBy, Job, JobCpuset, JobId, JobRequest, Observed, Ownership, Policy, Record, Refusal,
@@ -203,57 +205,96 @@ fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSe
 
 /// Grants cores to the jobs that wait for cores, the oldest job first. A provision that holds fewer cores than were
 /// promised waits too, and keeps these meanwhile. Adds a warning for each job without cores whose request can't be
-/// served. The cores of a job are not searched for again until the pool of PUs or the request has changed.
+/// served. The cores of a job are not searched for again until the pool of PUs or the request has changed. Until then,
+/// only the waiting jobs that have changed are visited.
 pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     set_missing_requests(draft);
-    let without_cores = draft.state.jobs.jobs_without_cores();
-    let without_cores =
-        without_cores.filter(|job| job.grant.is_none() && !job.was_released && !job.is_borrower());
-    let provisions = draft.state.jobs.provisions();
-    let short = provisions.filter(|job| has_fewer_than_requested(&draft.state.topology, job));
-    let mut waiting: Vec<Job> = without_cores.chain(short).cloned().collect();
-    waiting.sort_by(|a, b| (a.detected_at, &a.id).cmp(&(b.detected_at, &b.id)));
     // A change of the policy or of the topology makes everything dirty. Shared cores also depend on other grants than
     // those in the pool.
     let recheck_all =
         draft.state.dirty.contains_everything() || draft.policy.exhaustion_policy == ExhaustionPolicy::Share;
-    let mut earlier = core::mem::take(&mut draft.state.refused_requests);
-    for job in &waiting {
-        let Job { id, request, grant, .. } = job;
-        let Some(request) = request else {
-            let source = id.source();
-            let why = format!("{source} does not say how many cores {id} has: it is watched, not confined");
-            let remedy = format!("pjwctl assign {id} --cores N, or set cores under [sources.{source}]");
-            warn(draft, id, "unknown-count", why, remedy);
-            continue;
-        };
-        if is_service_prevented(draft, job) {
-            continue;
+    let (pool_version, may_grant) = (draft.state.pool.change_count(), draft.policy.may_grant);
+    let conditions = ServingConditions { pool_version, may_grant };
+    let mut visits_all = recheck_all || draft.state.served_under != Some(conditions);
+    let mut earlier = take_refused_requests(draft.state, visits_all);
+    let mut queue = queue_for_cores(draft.state, visits_all);
+    while let Some(place) = queue.pop_first() {
+        serve_waiting_job(draft, &place.1, recheck_all, &mut earlier);
+        if !visits_all && draft.state.pool.change_count() != pool_version {
+            // The job got cores. So what was known of the jobs after it is not valid any more.
+            visits_all = true;
+            queue = queue_for_cores(draft.state, true);
+            queue.retain(|later| *later > place);
         }
-        if let Some(offer) = offer_of_own_cpuset(draft.state, draft.policy, id, request) {
-            grant_offer(draft, id, &offer, false);
-            continue;
-        }
-        let pool_version = draft.state.pool.change_count();
-        let before = earlier.remove(id);
-        let known = before.as_ref().filter(|known| !recheck_all && known.is_valid(pool_version, request));
-        let offer = match known {
-            Some(known) => Err(known.refusal.clone()),
-            None => find_offer(draft.state, draft.policy, id, request),
-        };
-        match offer {
-            Ok((_, true)) if prefers_own_cores(job) => {}
-            Ok((offer, shared)) => grant_offer(draft, id, &offer, shared),
-            Err(refusal) => {
-                if grant.is_none() {
-                    warn_unserved(draft, id, &refusal);
-                } else if before.is_none_or(|before| before.refusal != refusal) {
-                    // The warning names the refusal.
-                    draft.state.dirty.add_job(id);
-                }
-                let refused = RefusedRequest { pool_version, request: request.clone(), refusal };
-                draft.state.refused_requests.insert(id.clone(), refused);
+    }
+    // If a job got cores, the jobs before it were visited under other conditions: the next round visits all again.
+    draft.state.served_under = Some(conditions);
+}
+
+/// Takes the earlier refusals of the requests that are about to be visited: all of them, or those of the changed jobs.
+fn take_refused_requests(state: &mut WardenState, all: bool) -> BTreeMap<JobId, RefusedRequest> {
+    if all {
+        return core::mem::take(&mut state.refused_requests);
+    }
+    let WardenState { dirty, refused_requests, .. } = state;
+    dirty.dirty_jobs().filter_map(|(id, _)| refused_requests.remove_entry(id)).collect()
+}
+
+/// The jobs that wait for cores, and the provisions that wait for more cores, in the order in which they are served.
+/// Each item is the time at which the job was detected, and its id. If `all` is false, only the jobs that have changed.
+fn queue_for_cores(state: &WardenState, all: bool) -> BTreeSet<(UnixMillis, JobId)> {
+    let is_short = |job: &Job| job.provision.is_some() && has_fewer_than_requested(&state.topology, job);
+    let place = |job: &Job| (job.detected_at, job.id.clone());
+    if all {
+        let short = state.jobs.provisions().filter(|job| is_short(job)).map(place);
+        return state.jobs.waiting_jobs().cloned().chain(short).collect();
+    }
+    let changed = state.dirty.dirty_jobs().filter_map(|(id, _)| state.jobs.get(id));
+    changed.filter(|job| waits_for_cores(job) || is_short(job)).map(place).collect()
+}
+
+/// Grants cores to the job `id`, which waits for cores, if its request can be served now. `earlier` has the earlier
+/// refusals of requests. `recheck` says that they are not valid any more.
+fn serve_waiting_job(
+    draft: &mut CycleDraft<'_>,
+    id: &JobId,
+    recheck: bool,
+    earlier: &mut BTreeMap<JobId, RefusedRequest>,
+) {
+    let Some(job) = draft.state.jobs.get(id).cloned() else { return };
+    let before = earlier.remove(id).or_else(|| draft.state.refused_requests.remove(id));
+    let Some(request) = &job.request else {
+        let source = id.source();
+        let why = format!("{source} does not say how many cores {id} has: it is watched, not confined");
+        let remedy = format!("pjwctl assign {id} --cores N, or set cores under [sources.{source}]");
+        warn(draft, id, "unknown-count", why, remedy);
+        return;
+    };
+    if is_service_prevented(draft, &job) {
+        return;
+    }
+    if let Some(offer) = offer_of_own_cpuset(draft.state, draft.policy, id, request) {
+        grant_offer(draft, id, &offer, false);
+        return;
+    }
+    let pool_version = draft.state.pool.change_count();
+    let known = before.as_ref().filter(|known| !recheck && known.is_valid(pool_version, request));
+    let offer = match known {
+        Some(known) => Err(known.refusal.clone()),
+        None => find_offer(draft.state, draft.policy, id, request),
+    };
+    match offer {
+        Ok((_, true)) if prefers_own_cores(&job) => {}
+        Ok((offer, shared)) => grant_offer(draft, id, &offer, shared),
+        Err(refusal) => {
+            if job.grant.is_none() {
+                warn_unserved(draft, id, &refusal);
+            } else if before.is_none_or(|before| before.refusal != refusal) {
+                // The warning names the refusal.
+                draft.state.dirty.add_job(id);
             }
+            let refused = RefusedRequest { pool_version, request: request.clone(), refusal };
+            draft.state.refused_requests.insert(id.clone(), refused);
         }
     }
 }
@@ -290,9 +331,9 @@ fn cpuset_of_other_daemon<'a>(state: &'a WardenState, job: &Job) -> Option<(&'a 
     Some((path, leftover.other_writer.as_deref()?))
 }
 
-/// Whether the provision `job` holds cores of its own, which it does not give up for shared ones. Cores that a provision
-/// has alone are worth more than shared cores, even if the shared ones are more. False if the job holds nothing, or only
-/// borrows cores, or shares its cores with other jobs.
+/// Whether the provision `job` holds cores of its own, which it does not give up for shared ones. Cores that a
+/// provision has alone are worth more than shared cores, even if the shared ones are more. False if the job holds
+/// nothing, or only borrows cores, or shares its cores with other jobs.
 pub(crate) fn prefers_own_cores(job: &Job) -> bool {
     job.owned_grant().is_some_and(|grant| !grant.is_shared)
 }

@@ -1,4 +1,4 @@
-//! The jobs, by id, by owner and by cgroup, and those that need a visit in every cycle.
+//! The jobs, by id, by owner and by cgroup, and those that need a visit in every cycle or wait for cores.
 //!
 //! All reading and writing goes through the methods of [`Jobs`]: they use and update the indexes. So a cycle in which
 //! few jobs changed need not visit all jobs. Tests count the visits.
@@ -8,7 +8,7 @@ use core::ops::Index;
 
 pub mod grant_counts;
 
-use crate::basics::{CpuSet, Pid, Uid, prelude::*};
+use crate::basics::{CpuSet, Pid, Uid, UnixMillis, prelude::*};
 use crate::state::jobs::grant_counts::GrantCounts;
 use crate::terms::{Job, JobId, Ownership, PriorityClass};
 
@@ -21,8 +21,10 @@ pub struct Jobs {
     by_owner: BTreeMap<Uid, BTreeSet<JobId>>,
     by_cgroup: BTreeMap<String, BTreeSet<JobId>>,
     by_session: BTreeMap<Pid, BTreeSet<JobId>>,
-    /// The jobs that hold no cores.
-    jobs_without_cores: BTreeSet<JobId>,
+    /// The jobs that wait for cores, each with the time at which it was detected: the oldest job is served first.
+    waiting: BTreeSet<(UnixMillis, JobId)>,
+    /// The other jobs that hold no cores: jobs that a command has released, and borrowers.
+    not_waiting_without_cores: BTreeSet<JobId>,
     /// The jobs that have no process.
     jobs_without_processes: BTreeSet<JobId>,
     /// The jobs of the class besteffort, which borrow cores.
@@ -145,8 +147,12 @@ impl Jobs {
         for &session in &job.sessions {
             self.by_session.entry(session).or_default().insert(id.clone());
         }
+        let waits = waits_for_cores(&job);
+        if waits {
+            self.waiting.insert((job.detected_at, id.clone()));
+        }
         for (index, is_in) in [
-            (&mut self.jobs_without_cores, job.active_grant().is_none()),
+            (&mut self.not_waiting_without_cores, job.active_grant().is_none() && !waits),
             (&mut self.jobs_without_processes, job.empty_since.is_some()),
             (&mut self.borrowers, job.is_borrower()),
             (&mut self.guaranteed_jobs, job.has_priority_class(PriorityClass::Guaranteed)),
@@ -182,8 +188,9 @@ impl Jobs {
         for session in &job.sessions {
             remove_from(&mut self.by_session, session, id);
         }
+        self.waiting.remove(&(job.detected_at, id.clone()));
         for index in [
-            &mut self.jobs_without_cores,
+            &mut self.not_waiting_without_cores,
             &mut self.jobs_without_processes,
             &mut self.borrowers,
             &mut self.guaranteed_jobs,
@@ -234,9 +241,23 @@ impl Jobs {
         self.by_cgroup.keys().map(String::as_str)
     }
 
-    /// Iterates over the jobs that hold no cores: jobs that wait for cores, and jobs that a command has released.
+    /// Iterates over the jobs that hold no cores: jobs that wait for cores, jobs that a command has released, and
+    /// borrowers.
     pub(crate) fn jobs_without_cores(&self) -> impl Iterator<Item = &Job> {
-        self.jobs_without_cores.iter().filter_map(|id| self.get(id))
+        let waiting = self.waiting.iter().filter_map(|(_, id)| self.get(id));
+        waiting.chain(self.jobs_without_cores_that_do_not_wait())
+    }
+
+    /// Iterates over the jobs that hold no cores and do not wait for any: jobs that a command has released, and
+    /// borrowers.
+    pub(crate) fn jobs_without_cores_that_do_not_wait(&self) -> impl Iterator<Item = &Job> {
+        self.not_waiting_without_cores.iter().filter_map(|id| self.get(id))
+    }
+
+    /// Iterates over the jobs that wait for cores ([`waits_for_cores`]), in the order in which they are served: the
+    /// oldest job first. Each item is the time at which the job was detected, and its id. Reads no job.
+    pub(crate) fn waiting_jobs(&self) -> impl Iterator<Item = &(UnixMillis, JobId)> {
+        self.waiting.iter()
     }
 
     /// Iterates over the jobs that have no known processes.
@@ -283,6 +304,11 @@ impl Jobs {
     pub fn shared_cpus(&self) -> CpuSet {
         self.shared.cpus()
     }
+}
+
+/// Whether `job` waits for cores of its own: it holds none, is no borrower, and no command has released it.
+pub(crate) fn waits_for_cores(job: &Job) -> bool {
+    job.grant.is_none() && !job.was_released && !job.is_borrower()
 }
 
 /// Removes a job from an index, and the key if it was the last job.

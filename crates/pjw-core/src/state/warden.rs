@@ -17,11 +17,12 @@ use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
     cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lending::LendingState, lineage::Lineage,
     masks::entry::MaskEntry, masks::request::MaskLimits, masks::target::target_mask, pool::PuPool,
-    processes::Processes, unknown_masks::MasksOfUnknownOrigin, usage::UsageState,
+    processes::Processes, unknown_masks::MasksOfUnknownOrigin, usage::UsageState, waiting::RefusedRequest,
+    waiting::ServingConditions,
 };
 use crate::terms::{
-    Cgroup, Grant, GrantedBy, IdleProcessGroup, JobId, JobRequest, LeftoverCpuset, Observed, Process,
-    ProcessEvent, Refusal, ReleasedJobMasks, Warning, WatchedProcesses,
+    Cgroup, Grant, GrantedBy, IdleProcessGroup, JobId, LeftoverCpuset, Observed, Process, ProcessEvent,
+    ReleasedJobMasks, Warning, WatchedProcesses,
 };
 
 /// What pjwd knows about the machine, the jobs, the PUs (logical CPUs) granted to the jobs, and the processes. pjwd
@@ -75,8 +76,10 @@ pub struct WardenState {
     pub(crate) online: History<CpuSet>,
     /// The warnings about each job, as of the last time that the job was planned.
     pub(crate) warnings: BTreeMap<JobId, Vec<Warning>>,
-    /// The requests for cores that could not be served in the last cycle.
+    /// The requests for cores that could not be served when they were looked at last.
     pub(crate) refused_requests: BTreeMap<JobId, RefusedRequest>,
+    /// The conditions under which all waiting jobs were looked at last. `None` before the first decision.
+    pub(crate) served_under: Option<ServingConditions>,
     /// The descent of processes, as reported by the fork events of the kernel. It shows which processes were
     /// forked by processes of jobs.
     pub lineage: Lineage,
@@ -117,23 +120,6 @@ pub struct WardenState {
     pub(crate) idle_watch: OnceCell<Arc<WatchedProcesses>>,
 }
 
-/// The request of a job that waits for cores, and the reason why it could not be served.
-#[derive(Debug, Clone)]
-pub(crate) struct RefusedRequest {
-    /// [`PuPool::change_count`] when the cores were searched for.
-    pub(crate) pool_version: u64,
-    pub(crate) request: JobRequest,
-    pub(crate) refusal: Refusal,
-}
-
-impl RefusedRequest {
-    /// Returns whether a search for the cores of `request` would fail again. `pool_version` is the present
-    /// [`PuPool::change_count`].
-    pub(crate) fn is_valid(&self, pool_version: u64, request: &JobRequest) -> bool {
-        self.pool_version == pool_version && self.request == *request
-    }
-}
-
 impl WardenState {
     /// Creates the initial state of the daemon, without jobs and processes. The PUs (logical CPUs) in `housekeeping`
     /// are reserved for the system.
@@ -160,6 +146,7 @@ impl WardenState {
             online,
             warnings: BTreeMap::new(),
             refused_requests: BTreeMap::new(),
+            served_under: None,
             lineage: Lineage::default(),
             dirty: DirtySet::everything(),
             periodic_scans_until_full: 0,

@@ -78,7 +78,8 @@ fn visits(machine: &mut Machine, scan: ScanRequest, commands: &[Command], most_c
         assert!(decision.replies.iter().all(Result::is_ok), "{:?}", decision.replies);
         let dirty: Vec<_> = decision.newly_planned.dirty_jobs().map(|(job, _)| job.to_string()).collect();
         assert!(!decision.newly_planned.contains_everything() && dirty.len() <= most_changed, "{dirty:?}");
-        scan = decision.next_scan;
+        scan.clone_from(&decision.next_scan);
+        machine.last = Some(decision);
     }
     machine.state.jobs.take_read_count()
 }
@@ -142,7 +143,7 @@ fn a_release_visits_the_waiting_jobs_a_fixed_number_of_times_and_no_idle_job() {
     assert_eq!(of(20, 10), of(600, 10), "beside 20 and beside 600 idle jobs");
     let per_waiting = (of(4, 110) - of(4, 10)) / 100;
     assert_eq!(of(4, 610), of(4, 10) + 600 * per_waiting, "each waiting job costs the same");
-    assert!(per_waiting <= 40, "{per_waiting} visits of each waiting job in all cycles together");
+    assert!(per_waiting <= 10, "{per_waiting} visits of each waiting job in all cycles together");
 }
 
 /// The visits of a scan that finds nothing new, and of the birth of a process of a job, beside this number of jobs that
@@ -152,20 +153,18 @@ fn visits_beside_waiting(waiting: u32) -> [usize; 2] {
     let mut machine = with_jobs_that(ExhaustionPolicy::Wait, 4 + waiting, 4, hierarchy);
     let idle = machine.state.scan_request(false);
     let idle = visits(&mut machine, idle, &[], 1);
+    let unserved = |machine: &Machine| machine.warnings().iter().filter(|code| **code == "unserved").count();
+    assert_eq!(unserved(&machine), waiting as usize, "the warnings stay as they are");
     machine.spawn(60, 100, 1001);
     let scope = ScanScope::Partial([Pid(60)].into());
     let birth = ScanRequest { scope, cgroups: [].into(), ..machine.state.scan_request(false) };
     let birth = visits(&mut machine, birth, &[], 1);
     assert_eq!(machine.member(60), "manual:idle-0 by Parent");
+    assert_eq!(unserved(&machine), waiting as usize, "the warnings stay as they are");
     [idle, birth]
 }
 
 #[test]
-fn an_idle_scan_and_a_birth_visit_each_waiting_job_a_fixed_number_of_times() {
-    let [few, more, many] = [10, 110, 610].map(visits_beside_waiting);
-    for (n, bound) in [(0, 20), (1, 40)] {
-        let per_waiting = (more[n] - few[n]) / 100;
-        assert_eq!(many[n], few[n] + 600 * per_waiting, "each waiting job costs the same");
-        assert!(per_waiting <= bound, "{per_waiting} visits of each waiting job in all cycles together");
-    }
+fn an_idle_scan_and_a_birth_visit_no_waiting_job() {
+    assert_eq!(visits_beside_waiting(10), visits_beside_waiting(610));
 }
