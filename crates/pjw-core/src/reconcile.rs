@@ -10,6 +10,8 @@
 //!          ─> membership ─> jobs ─> lending ─> unassigned ─> cpusets ─> masks, pinning ─> Plan ─> unknown masks ─> warnings, next scan ─> Decision
 //! ```
 
+use alloc::sync::Arc;
+
 use crate::basics::prelude::*;
 use crate::next_scan::next_scan;
 use crate::phases::commands::types::{Command, Reply};
@@ -38,8 +40,8 @@ pub struct Decision {
     /// The changes of affinity masks and cpusets that are to be made.
     pub plan: Plan,
     /// The warnings for users: changes that pjw does not make, and states that need attention, each with the
-    /// reason and a remedy.
-    pub warnings: Vec<Warning>,
+    /// reason and a remedy. They are shared with the state: a warning that does not change is not copied.
+    pub warnings: Vec<Arc<Warning>>,
     /// The events of this cycle, for `pjwctl events` and the log.
     pub events: Vec<Event>,
     /// The replies to the commands, in the order of the commands. An error is the reason why a command was
@@ -158,5 +160,5 @@ fn report_incomplete_scan(draft: &mut CycleDraft<'_>, snapshot: &Snapshot) {
     draft.state.full_scan_due = true;
     let why = format!("some processes could not be read ({cause}): what is known of them is kept as it is");
     let remedy = "give pjwd more open files and memory (LimitNOFILE=, MemoryMax= of its unit)";
-    draft.out.warnings.push(Warning::new("unseen", why, remedy));
+    draft.out.warnings.push(Arc::new(Warning::new("unseen", why, remedy)));
 }

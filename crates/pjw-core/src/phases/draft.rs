@@ -1,5 +1,7 @@
 //! The data that the phases of one cycle share.
 
+use alloc::sync::Arc;
+
 use crate::basics::{Moment, Pid, ThreadId, prelude::*};
 use crate::phases::held::add_held_core_time;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
@@ -41,7 +43,7 @@ pub(crate) struct CycleOutput {
     /// The events to report.
     pub(crate) events: Vec<Event>,
     /// The changes that are not made, with the reasons. Except those of single jobs.
-    pub(crate) warnings: Vec<Warning>,
+    pub(crate) warnings: Vec<Arc<Warning>>,
     /// The changes that are not made for the jobs that were planned.
     pub(crate) job_warnings: BTreeMap<JobId, Vec<Warning>>,
     /// The reports of the jobs that ended.

@@ -9,6 +9,8 @@
 //! cpuset would be taken for a grant of the batch system. Its job is found again by the batch system's own cgroup. A
 //! cpuset of another daemon is left as it is.
 
+use alloc::sync::Arc;
+
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::TopologyLevel;
 use crate::phases::cpusets::planned::allows_every_pu;
@@ -263,7 +265,7 @@ pub(crate) fn warn_recovered_cpusets(draft: &mut CycleDraft<'_>) {
             None => kept_warning(state, path, cpuset),
         };
         let is_useful = warning.is_some();
-        out.warnings.extend(warning);
+        out.warnings.extend(warning.map(Arc::new));
         is_useful
     });
     state.cpusets.set_leftover_decisions(recovered);

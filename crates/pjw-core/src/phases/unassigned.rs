@@ -5,6 +5,8 @@
 //! processes of a user with several jobs are kept off every grant, because their job can't be known. Their original
 //! masks are restored when the user has fewer jobs.
 
+use alloc::sync::Arc;
+
 use crate::basics::{CpuSet, Pid, Uid, cpus_text, prelude::*};
 use crate::phases::draft::{CycleDraft, CycleOutput};
 use crate::state::{Member, WardenState};
@@ -201,14 +203,14 @@ fn report_no_free_pus(out: &mut CycleOutput, excluded: &BTreeMap<Pid, JobId>) {
     let pid = excluded.keys().next().copied();
     let why = format!("{} strays run on cores of jobs: jobs hold every core", excluded.len());
     let remedy = "housekeeping = \"1\" keeps a core for what belongs to no job";
-    out.warnings.push(Warning { pid, ..Warning::new("stray-on-jobs", why, remedy) });
+    out.warnings.push(Arc::new(Warning { pid, ..Warning::new("stray-on-jobs", why, remedy) }));
 }
 
 /// Updates the warnings about these users, which say that a user has processes outside of the user's jobs.
 fn update_warnings(state: &mut WardenState, users: &BTreeSet<Uid>) {
     for &user in users {
         match warning(state, user) {
-            Some(warning) => state.stray_warnings.insert(user, warning),
+            Some(warning) => state.stray_warnings.insert(user, Arc::new(warning)),
             None => state.stray_warnings.remove(&user),
         };
     }

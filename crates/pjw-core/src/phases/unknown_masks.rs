@@ -1,6 +1,8 @@
 //! Masks that an earlier daemon may have set, and that no record explains. They are kept, and named in a warning with
 //! the command that widens them: the program itself may have chosen such a mask.
 
+use alloc::sync::Arc;
+
 use crate::basics::{CpuSet, Pid, ProcessId, Uid, cgroup_and_ancestor_paths, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::phases::membership::is_orphan_of_unknown_descent;
@@ -48,7 +50,7 @@ pub(crate) fn report_unknown_masks(draft: &mut CycleDraft<'_>) {
         let pids: Vec<Pid> = draft.state.unknown_masks.processes().map(|process| process.pid).collect();
         draft.state.unknown_masks.warning = warning(draft.state, &pids);
     }
-    draft.out.warnings.extend(draft.state.unknown_masks.warning.clone());
+    draft.out.warnings.extend(draft.state.unknown_masks.warning.clone().map(Arc::new));
 }
 
 /// Applies `record` to the list of affinity masks of unknown origin in the state, and adds `record` to the records for

@@ -1,5 +1,7 @@
 //! The warnings about jobs, and the waiting jobs that are to end: both are kept from one decision to the next.
 
+use alloc::sync::Arc;
+
 use crate::basics::prelude::*;
 use crate::state::WardenState;
 use crate::state::jobs::waits_for_cores;
@@ -20,12 +22,11 @@ impl WardenState {
         for id in planned.iter().chain(self.dirty.dirty_jobs().map(|(id, _)| id)) {
             self.warnings.remove(id);
         }
-        for (id, mut warnings) in new {
+        for (id, new) in new {
             let kept = self.warnings.remove(&id).unwrap_or_default();
-            let is_other = |known: &Warning| warnings.iter().all(|warning| warning.code != known.code);
-            let others: Vec<Warning> = kept.into_iter().filter(is_other).collect();
-            warnings.extend(others);
-            self.warnings.insert(id, warnings);
+            let is_other = |known: &Arc<Warning>| new.iter().all(|warning| warning.code != known.code);
+            let others: Vec<Arc<Warning>> = kept.into_iter().filter(is_other).collect();
+            self.warnings.insert(id, new.into_iter().map(Arc::new).chain(others).collect());
         }
     }
 

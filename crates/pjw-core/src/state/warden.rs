@@ -75,7 +75,7 @@ pub struct WardenState {
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
     /// The warnings about each job, as of the last time that the job was planned.
-    pub(crate) warnings: BTreeMap<JobId, Vec<Warning>>,
+    pub(crate) warnings: BTreeMap<JobId, Vec<Arc<Warning>>>,
     /// The requests for cores that could not be served when they were looked at last.
     pub(crate) refused_requests: BTreeMap<JobId, RefusedRequest>,
     /// The conditions under which all waiting jobs were looked at last. `None` before the first decision.
@@ -102,7 +102,7 @@ pub struct WardenState {
     /// user. pjw does not report these processes as unassigned.
     pub login_pids_by_user: BTreeMap<Uid, BTreeSet<Pid>>,
     /// The warnings about unassigned processes, by user, as of the last change of the processes of this user.
-    pub(crate) stray_warnings: BTreeMap<Uid, Warning>,
+    pub(crate) stray_warnings: BTreeMap<Uid, Arc<Warning>>,
     /// The users of whose unassigned processes one ended or joined a job since the last decision.
     pub(crate) users_with_changed_strays: BTreeSet<Uid>,
     /// The threads for which an affinity request outside the grant was reported, and whose masks were not

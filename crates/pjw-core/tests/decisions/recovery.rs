@@ -39,7 +39,8 @@ fn cgroup(machine: &Machine, pid: u32) -> String {
 /// The warnings about recovered jobs and unknown masks.
 fn recovery_warnings(machine: &Machine) -> Vec<Warning> {
     let warnings = machine.last.as_ref().unwrap().warnings.iter();
-    warnings.filter(|warning| ["recovered", "unknown-masks"].contains(&warning.code)).cloned().collect()
+    let of_recovery = warnings.filter(|warning| ["recovered", "unknown-masks"].contains(&warning.code));
+    of_recovery.map(|warning| Warning::clone(warning)).collect()
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! Conversions from types of the core to types of the wire format.
 
+use std::sync::Arc;
+
 use jiff::Timestamp;
 use pjw_core::cpuset_group::{CpusetAction, CpusetChange};
 use pjw_core::job::{GrantedBy, Job, Ownership, PriorityClass};
@@ -130,11 +132,11 @@ fn truncated(text: &str) -> String {
 /// and cpusets that the next cycle (scan, decision and changes) of the daemon would make. Each of the `plan_warnings`
 /// describes a change that is needed but not planned, or a state that needs attention.
 #[must_use]
-pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Warning]) -> PlanReply {
+pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Arc<Warning>]) -> PlanReply {
     let cpusets = plan.cpuset_actions.iter().map(cpuset_action_to_wire);
     PlanReply {
         actions: cpusets.chain(plan.mask_actions.iter().map(action_to_wire)).collect(),
-        warnings: plan_warnings.iter().map(warning_to_wire).collect(),
+        warnings: plan_warnings.iter().map(|warning| warning_to_wire(warning)).collect(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The warnings in the status: lasting conditions, each with its remedy.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pjw_core::job::{GrantedBy, Job, Ownership};
@@ -47,9 +48,32 @@ pub(super) fn fault_warnings(faults: &OngoingFailures, own_cgroups: &OwnCgroupNa
     warnings
 }
 
-/// Converts `plan_warnings`, the warnings from the last decision, to the form in which clients receive warnings.
-pub(super) fn warnings_of_plan(plan_warnings: &[Warning]) -> impl Iterator<Item = wire::Warning> {
-    plan_warnings.iter().map(status_warning_to_wire)
+/// The warnings of the last decision, in the form in which clients receive warnings. They are kept from one cycle to
+/// the next. An update converts only the warnings that changed.
+#[derive(Debug, Default)]
+pub(super) struct ConvertedWarnings {
+    /// The warnings as the decision made them.
+    plan_warnings: Vec<Arc<Warning>>,
+    /// The same warnings, in the same order, as clients receive them.
+    converted: Vec<Arc<wire::Warning>>,
+}
+
+impl ConvertedWarnings {
+    /// Replaces the warnings by `plan_warnings`, those of the present cycle. Returns them in the form for clients, in
+    /// the same order.
+    pub(super) fn update(&mut self, plan_warnings: &[Arc<Warning>]) -> &[Arc<wire::Warning>] {
+        if self.plan_warnings != plan_warnings {
+            let before = self.plan_warnings.drain(..).zip(self.converted.drain(..));
+            let before: BTreeMap<Arc<Warning>, Arc<wire::Warning>> = before.collect();
+            let convert = |warning: &Arc<Warning>| {
+                let known = before.get(warning).cloned();
+                known.unwrap_or_else(|| Arc::new(status_warning_to_wire(warning)))
+            };
+            self.converted = plan_warnings.iter().map(convert).collect();
+            self.plan_warnings = plan_warnings.to_vec();
+        }
+        &self.converted
+    }
 }
 
 /// Returns the warnings about the rule of the provision `job`, by which pjwd recognises the processes of a service:
@@ -139,4 +163,29 @@ fn oversubscribed(job: &Job, counts: ProcessCounts) -> Option<String> {
     let hot = usize::try_from(counts.hot_threads).unwrap_or(usize::MAX);
     let cpus = if pus == 1 { "1 CPU".to_owned() } else { format!("{pus} CPUs") };
     (hot > pus).then(|| format!("{hot} threads of {} want a CPU most of the time, and it has {cpus}", job.id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan_warning(code: &'static str, text: &str) -> Arc<Warning> {
+        Arc::new(Warning::new(code, text.to_owned(), "a remedy"))
+    }
+
+    #[test]
+    fn only_changed_warnings_are_converted_again() {
+        let mut warnings = ConvertedWarnings::default();
+        let first = || [plan_warning("stray", "one"), plan_warning("unserved", "two")];
+        let before = warnings.update(&first()).to_vec();
+        let equal = warnings.update(&first());
+        assert!(equal.iter().zip(&before).all(|(now, before)| Arc::ptr_eq(now, before)));
+        let now = [("new", "zero"), ("stray", "one"), ("unserved", "three")];
+        let after = warnings.update(&now.map(|(code, text)| plan_warning(code, text))).to_vec();
+        assert!(Arc::ptr_eq(&after[1], &before[0]), "it has another place, and is the same");
+        assert!(after.iter().skip(2).all(|now| !Arc::ptr_eq(now, &before[1])));
+        let texts = after.iter().map(|warning| (warning.code.as_str(), warning.text.as_str()));
+        assert_eq!(texts.collect::<Vec<_>>(), now);
+        assert!(warnings.update(&[]).is_empty());
+    }
 }

@@ -1,6 +1,7 @@
 //! The report of a cycle, and the faults that keep the warden from its work.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use pjw_core::command::{Command, Reply};
@@ -49,7 +50,7 @@ pub struct CycleReport {
     pub ended_jobs: Vec<JobReport>,
     /// The warnings for users from the last decision of the cycle. Each warning describes a change that pjw
     /// does not make, or a state that needs attention. It contains the reason and a remedy.
-    pub plan_warnings: Vec<Warning>,
+    pub plan_warnings: Vec<Arc<Warning>>,
     /// The attempts to change affinity masks, each with its outcome.
     pub mask_outcomes: Vec<(MaskAction, MaskOutcome)>,
     /// The attempts to change cpusets, each with its outcome.

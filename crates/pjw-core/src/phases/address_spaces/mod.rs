@@ -1,6 +1,8 @@
 //! Phase of a cycle: updates the groups of processes that share an address space, and warns where a group is in two
 //! jobs.
 
+use alloc::sync::Arc;
+
 use crate::basics::{Pid, prelude::*};
 use crate::phases::draft::{CycleDraft, warn};
 use crate::state::Member;
@@ -21,7 +23,8 @@ pub(crate) fn warn_shared_address_spaces(draft: &mut CycleDraft<'_>) {
     if let Some(reason) = draft.state.address_spaces.unknown_sharing_reason() {
         let remedy = "allow pjwd to call kcmp(2): run it as root or with CAP_SYS_PTRACE, on a kernel with CONFIG_KCMP, \
                       without a seccomp filter that forbids the call";
-        draft.out.warnings.push(Warning::new("address-spaces-unread", reason.to_owned(), remedy));
+        let warning = Warning::new("address-spaces-unread", reason.to_owned(), remedy);
+        draft.out.warnings.push(Arc::new(warning));
     }
     if draft.state.address_spaces.groups().next().is_none() {
         return;

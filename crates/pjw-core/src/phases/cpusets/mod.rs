@@ -14,6 +14,8 @@ pub(crate) mod planned;
 mod removal;
 mod warnings;
 
+use alloc::sync::Arc;
+
 use crate::basics::{CpuSet, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::TopologyLevel;
 use crate::phases::cpusets::moves::{
@@ -79,7 +81,7 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
     for path in paths_to_plan(draft.state).into_iter().filter(|path| !wanted.contains(path)) {
         plan_cpuset_removal(draft, &path, &mut changes);
     }
-    draft.out.warnings.extend(draft.state.cpusets.removal_warnings());
+    draft.out.warnings.extend(draft.state.cpusets.removal_warnings().map(Arc::new));
     changes
 }
 

@@ -1,5 +1,7 @@
 //! The warnings that no decision made.
 
+use std::sync::Arc;
+
 use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 
@@ -9,12 +11,13 @@ impl EventLoop {
     /// Returns the warnings of the event loop and of other threads of pjwd. These warnings do not come from the
     /// decision of a cycle. They concern the files of pjwd and of jobs, the configuration, the memory of jobs, borrowed
     /// cores, and frozen jobs.
-    pub(super) fn event_loop_warnings(&self) -> Vec<Warning> {
+    pub(super) fn event_loop_warnings(&self) -> Vec<Arc<Warning>> {
         let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
         let sent = self.sent_warnings.values().flatten();
         let sent = sent.filter(|warning| warning.job.as_ref().is_none_or(exists));
         let own = sent.chain(&self.provision_warnings).chain(self.borrower_records.warnings());
         let own = own.chain(self.job_files.warnings()).cloned().chain(self.excessive_provisions_warning());
-        own.chain(self.warden.thaw_watcher_warning().filter(|_| self.has_frozen_job())).collect()
+        let own = own.chain(self.warden.thaw_watcher_warning().filter(|_| self.has_frozen_job()));
+        own.map(Arc::new).collect()
     }
 }

@@ -29,7 +29,7 @@ use super::counts::CpuDemand;
 use super::jobs::JobViews;
 use super::to_wire::{event_to_wire, largest_requests_to_wire, saturating_u32};
 use super::topology_tree;
-use super::warnings::{fault_warnings, lateness_warning, warnings_of_plan};
+use super::warnings::{ConvertedWarnings, fault_warnings, lateness_warning};
 use crate::warden::Warden;
 
 /// The status that the event loop sent to the control server after a cycle (scan, decision and changes), together with
@@ -87,7 +87,9 @@ pub struct StatusPublisher {
     /// The cores of the machine, as the status lists them.
     cores: Arc<[wire::Core]>,
     /// The warnings of the last published status, except those about single jobs.
-    warnings: Vec<wire::Warning>,
+    warnings: Vec<Arc<wire::Warning>>,
+    /// The warnings of the last decision and of the event loop.
+    plan_warnings: ConvertedWarnings,
     /// The warning code and the job id of each warning in `warnings`. A warning is logged when it begins and when it
     /// ends.
     logged: BTreeSet<(String, String)>,
@@ -135,6 +137,7 @@ impl StatusPublisher {
             machine,
             cores: cores(topology),
             warnings: Vec::new(),
+            plan_warnings: ConvertedWarnings::default(),
             logged: BTreeSet::new(),
             unassigned_users: BTreeSet::new(),
             jobs: JobViews::default(),
@@ -199,7 +202,7 @@ impl StatusPublisher {
     pub fn publish_status<N: MachineInterface, J: Journal>(
         &mut self,
         warden: &Warden<N, J>,
-        plan_warnings: &[Warning],
+        plan_warnings: &[Arc<Warning>],
         dirty: &DirtySet,
         loop_status: &LoopStatus,
     ) -> StatusSnapshot {
@@ -208,11 +211,15 @@ impl StatusPublisher {
         changes.begun.iter().for_each(|warning| log_begun(warning));
         changes.ended.iter().for_each(|warning| log_ended(&warning.code, &warning.job));
         // The warnings about single jobs come between these two.
-        let mut warnings = fault_warnings(warden.ongoing_failures(), &warden.policy().own_cgroups);
+        let faults = fault_warnings(warden.ongoing_failures(), &warden.policy().own_cgroups);
+        let mut warnings: Vec<_> = faults.into_iter().map(Arc::new).collect();
         let faults = warnings.len();
-        warnings.extend(warnings_of_plan(plan_warnings));
-        warnings.extend(loop_status.lateness.map(lateness_warning));
-        self.log_changes(&warnings);
+        warnings.extend_from_slice(self.plan_warnings.update(plan_warnings));
+        warnings.extend(loop_status.lateness.map(lateness_warning).map(Arc::new));
+        let has_same_warnings = self.warnings == warnings;
+        if !has_same_warnings {
+            self.log_changes(&warnings);
+        }
         self.report_unassigned(state, plan_warnings);
         let fits = self.fits(state);
         let discovery = if loop_status.has_process_events { "netlink" } else { "polling" };
@@ -226,14 +233,13 @@ impl StatusPublisher {
             !changes.is_any
                 && head.lending.as_ref() == Some(&lending)
                 && (&head.fits, head.discovery.as_str(), head.mode.as_str()) == (&fits, discovery, mode)
-                && self.warnings == warnings
+                && has_same_warnings
         };
         if let Some(last) = self.last.as_ref().filter(|last| is_same(last)) {
             return last.clone();
         }
-        let shared = |warnings: &[wire::Warning]| warnings.iter().cloned().map(Arc::new).collect::<Vec<_>>();
-        let [before, after] = [&warnings[..faults], &warnings[faults..]].map(shared);
-        let published = before.into_iter().chain(self.jobs.warnings().cloned()).chain(after).collect();
+        let (before, after) = warnings.split_at(faults);
+        let published = before.iter().chain(self.jobs.warnings()).chain(after).cloned().collect();
         self.warnings = warnings;
         let head = wire::Status {
             schema: wire::SCHEMA_VERSION,
@@ -275,7 +281,7 @@ impl StatusPublisher {
 
     /// Reports a user's first unassigned process. The next report of that user follows only after the user had no
     /// such process.
-    fn report_unassigned(&mut self, state: &WardenState, plan_warnings: &[Warning]) {
+    fn report_unassigned(&mut self, state: &WardenState, plan_warnings: &[Arc<Warning>]) {
         let mut users = BTreeSet::new();
         let mut news = Vec::new();
         for plan_warning in
@@ -293,10 +299,11 @@ impl StatusPublisher {
         self.publish_events(news);
     }
 
-    fn log_changes(&mut self, warnings: &[wire::Warning]) {
+    fn log_changes(&mut self, warnings: &[Arc<wire::Warning>]) {
         let key = |warning: &wire::Warning| (warning.code.clone(), warning.job.clone());
-        let now: BTreeSet<_> = warnings.iter().map(key).collect();
-        warnings.iter().filter(|warning| !self.logged.contains(&key(warning))).for_each(log_begun);
+        let now: BTreeSet<_> = warnings.iter().map(|warning| key(warning)).collect();
+        let begun = warnings.iter().filter(|warning| !self.logged.contains(&key(warning)));
+        begun.for_each(|warning| log_begun(warning));
         self.logged.difference(&now).for_each(|(code, job)| log_ended(code, job));
         self.logged = now;
     }

@@ -223,7 +223,8 @@ fn the_first_unassigned_process_of_a_user_is_reported() {
         remedy: String::new(),
     };
     let mut published = |strays: &[u32]| {
-        publisher.report_unassigned(&state, &strays.iter().map(|&pid| stray(pid)).collect::<Vec<_>>());
+        let strays: Vec<_> = strays.iter().map(|&pid| Arc::new(stray(pid))).collect();
+        publisher.report_unassigned(&state, &strays);
         let events = std::iter::from_fn(|| published.events.try_recv().ok());
         events.map(|event| (event.event.clone(), event.pid.unwrap())).collect::<Vec<_>>()
     };
