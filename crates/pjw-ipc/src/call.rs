@@ -446,12 +446,14 @@ pub(crate) fn parse_parameters<T: DeserializeOwned>(parameters: &Value) -> Resul
         let text = error.to_string();
         let quoted = text.split('`').nth(1).filter(|_| text.contains("field"));
         // For a wrong type serde names the value only. The wrong key is the one whose removal changes the error.
-        let wrong_key = keys.iter().find(|key| {
-            let mut without = parameters.clone();
-            without.as_object_mut().and_then(|object| object.remove(key.as_str()));
-            serde_json::from_value::<T>(without).err().is_none_or(|other| other.to_string() != text)
-        });
-        let name = quoted.map(str::to_owned).or_else(|| wrong_key.cloned());
+        let wrong_key = || {
+            keys.iter().find(|key| {
+                let mut without = parameters.clone();
+                without.as_object_mut().and_then(|object| object.remove(key.as_str()));
+                serde_json::from_value::<T>(without).err().is_none_or(|other| other.to_string() != text)
+            })
+        };
+        let name = quoted.map(str::to_owned).or_else(|| wrong_key().cloned());
         CallError::InvalidParameter(name.unwrap_or_else(|| "parameters".to_owned()))
     })
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::unistd::geteuid;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -16,7 +16,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Duration, Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info};
 
-use crate::call::{self, Call, CallError, Reply};
+use crate::call::{CallError, Reply};
+use crate::request::{Content, Described, Request, RequestParser};
 use crate::service::{Peer, Replies, ServerLimits, Service};
 use crate::unsent::ReplyBudget;
 use crate::{INTERFACE_DEFINITION, INTERFACE_NAME};
@@ -43,36 +44,6 @@ const LAST_REPLY_DELAY: Duration = Duration::from_millis(5);
 /// would show the hang-up.
 const HANG_UP_INTERVAL: Duration = Duration::from_millis(250);
 
-#[derive(Deserialize)]
-struct Request {
-    method: String,
-    #[serde(default)]
-    parameters: Option<Value>,
-    #[serde(default)]
-    more: bool,
-    #[serde(default)]
-    oneway: bool,
-}
-
-impl Request {
-    /// # Errors
-    /// A syntax error if the bytes are not JSON, a data error if they are not a call.
-    fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
-        let request: Value = serde_json::from_slice(bytes)?;
-        // Serde would accept a list as an object without names.
-        if !request.is_object() {
-            return Err(serde::de::Error::custom("a call is a JSON object"));
-        }
-        serde_json::from_value(request)
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Described {
-    interface: String,
-}
-
 #[derive(Serialize)]
 struct Response<'a, P> {
     parameters: &'a P,
@@ -90,10 +61,11 @@ pub(crate) fn send_busy_error(stream: &UnixStream, why: &str) {
     let _ = stream.try_write(format!("{response}\0").as_bytes());
 }
 
-/// The data that the server passes to each connection: the limits for clients, the limit on the memory for unsent
-/// replies, and a value that becomes true when the server stops.
+/// The data that the server passes to each connection: the limits for clients, the parser of requests, the limit on the
+/// memory for unsent replies, and a value that becomes true when the server stops.
 pub(crate) struct ConnectionContext {
     pub(crate) limits: ServerLimits,
+    pub(crate) parser: Rc<RequestParser>,
     pub(crate) unsent: Rc<ReplyBudget>,
     /// Becomes true when the server stops.
     pub(crate) stop: watch::Receiver<bool>,
@@ -110,7 +82,8 @@ pub(crate) async fn serve_connection<S: Service>(
     service: Rc<S>,
     shared: ConnectionContext,
 ) -> io::Result<()> {
-    let ConnectionContext { limits, unsent, mut stop } = shared;
+    let ConnectionContext { limits, parser, unsent, mut stop } = shared;
+    let is_administrator = is_administrator(peer);
     let (reader, writer) = stream.into_split();
     let mut reader = Reader { reader, buffer: Vec::new(), ended: false, limits };
     let mut writer = Writer { writer, uid: peer.uid, unsent, limits };
@@ -120,7 +93,7 @@ pub(crate) async fn serve_connection<S: Service>(
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
         };
         let Some(bytes) = request else { return Ok(()) };
-        let request = match Request::parse(&bytes) {
+        let request = match parser.parse(bytes, is_administrator).await? {
             Ok(request) => request,
             Err(error) => {
                 writer.error(&CallError::InvalidParameter("method".to_owned())).await?;
@@ -161,15 +134,10 @@ async fn answer<S: Service>(
     request: Request,
     reader: &mut Reader,
 ) -> Result<Outgoing, CallError> {
-    let parameters = request.parameters.unwrap_or_else(|| json!({}));
-    match request.method.strip_prefix("org.varlink.service.") {
-        Some("GetInfo") => call::check_no_parameters(&parameters).map(|()| Outgoing::Plain(info())),
-        Some("GetInterfaceDescription") => {
-            call::parse_parameters(&parameters).and_then(description).map(Outgoing::Plain)
-        }
-        Some(_) => Err(CallError::MethodNotFound(request.method)),
-        None => {
-            let call = Call::parse(&request.method, Some(parameters))?;
+    match request.content? {
+        Content::Info => Ok(Outgoing::Plain(info())),
+        Content::Description(described) => description(described).map(Outgoing::Plain),
+        Content::Own(call) => {
             let more = request.more && !request.oneway;
             // The caller of a oneway call may hang up at once.
             if request.oneway || !call.is_abandoned_on_disconnect() {
@@ -191,11 +159,16 @@ async fn answer<S: Service>(
 /// Logs that a call is dropped. Calls of users are only debug messages, because they could fill the log.
 fn log_dropped(peer: Peer, method: &str) {
     let Peer { uid, pid, .. } = peer;
-    if uid == 0 || uid == geteuid().as_raw() {
+    if is_administrator(peer) {
         info!(uid, pid, "{method} is dropped: its caller has hung up");
     } else {
         debug!(uid, pid, "{method} is dropped: its caller has hung up");
     }
+}
+
+/// Whether the limits for users do not apply to a client: it belongs to root or to the user of the server's process.
+fn is_administrator(peer: Peer) -> bool {
+    peer.uid == 0 || peer.uid == geteuid().as_raw()
 }
 
 fn info() -> Map<String, Value> {

@@ -13,6 +13,7 @@ mod connection;
 mod dial;
 mod lending;
 pub mod report;
+mod request;
 pub mod server;
 mod service;
 pub mod service_commands;

@@ -22,6 +22,7 @@ use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use crate::connection::{self, ConnectionContext};
+use crate::request::RequestParser;
 use crate::unsent::ReplyBudget;
 
 pub use crate::service::{Peer, Replies, ServerLimits, Service};
@@ -123,6 +124,7 @@ pub async fn serve_with_new_listeners<S: Service>(
     let mut listener = registered(listener)?;
     let connections = Connections::new(geteuid().as_raw());
     let unsent = ReplyBudget::new(limits.max_unread_reply_bytes);
+    let parser = Rc::new(RequestParser::new());
     let mut failing = false;
     loop {
         let accepted = tokio::select! {
@@ -138,7 +140,8 @@ pub async fn serve_with_new_listeners<S: Service>(
         match accepted {
             Ok((stream, _)) => {
                 failing = false;
-                let shared = ConnectionContext { limits, unsent: Rc::clone(&unsent), stop: stop.clone() };
+                let (parser, unsent) = (Rc::clone(&parser), Rc::clone(&unsent));
+                let shared = ConnectionContext { limits, parser, unsent, stop: stop.clone() };
                 accept(stream, &service, &connections, shared);
             }
             Err(error) => {
