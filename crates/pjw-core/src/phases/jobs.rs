@@ -5,8 +5,8 @@ use crate::basics::{CpuSet, Nanos, UnixMillis, cpus_text, cpus_with_is_are, prel
 use crate::machine::Topology;
 use crate::phases::draft::{CycleDraft, warn};
 use crate::phases::usage;
+use crate::state::jobs::waiting::{RefusedRequest, ServingConditions};
 use crate::state::jobs::waits_for_cores;
-use crate::state::waiting::{RefusedRequest, ServingConditions};
 use crate::state::{PuOffer, WardenState};
 use crate::terms::{
     Cgroup, CgroupCreator, CpuRequest, CpusetSpec, EndCondition, Event, EventKind, ExhaustionPolicy, Grant,

@@ -7,6 +7,7 @@ use core::cell::Cell;
 use core::ops::Index;
 
 pub mod grant_counts;
+pub(crate) mod waiting;
 
 use crate::basics::{CpuSet, Pid, Uid, UnixMillis, prelude::*};
 use crate::state::jobs::grant_counts::GrantCounts;

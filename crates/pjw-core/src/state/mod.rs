@@ -5,7 +5,6 @@ pub(crate) mod attempts;
 pub mod cpusets;
 pub mod demand;
 pub mod dirty;
-mod job_warnings;
 pub mod jobs;
 pub mod lending;
 pub mod lineage;
@@ -17,7 +16,6 @@ pub(crate) mod replay;
 mod scans;
 pub mod unknown_masks;
 pub mod usage;
-pub(crate) mod waiting;
 pub mod warden;
 
 pub use members::{Member, MemberThread};

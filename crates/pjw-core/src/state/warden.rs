@@ -1,6 +1,7 @@
 //! The state of pjw between two cycles: the jobs, the pool of PUs, the members, and the masks of their
 //! threads.
 
+mod job_warnings;
 mod mask_outcomes;
 
 use alloc::sync::Arc;
@@ -13,12 +14,12 @@ use crate::basics::{
 use crate::machine::topology::Topology;
 use crate::state::address_spaces::AddressSpaceGroups;
 use crate::state::attempts::{ReportedAffinityTargets, ReportedAttemptCount};
+use crate::state::jobs::waiting::{RefusedRequest, ServingConditions};
 use crate::state::members::{Member, MemberThread, Members};
 use crate::state::{
     cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lending::LendingState, lineage::Lineage,
     masks::entry::MaskEntry, masks::request::MaskLimits, masks::target::target_mask, pool::PuPool,
-    processes::Processes, unknown_masks::MasksOfUnknownOrigin, usage::UsageState, waiting::RefusedRequest,
-    waiting::ServingConditions,
+    processes::Processes, unknown_masks::MasksOfUnknownOrigin, usage::UsageState,
 };
 use crate::terms::{
     Cgroup, Grant, GrantedBy, IdleProcessGroup, JobId, LeftoverCpuset, Observed, Process, ProcessEvent,

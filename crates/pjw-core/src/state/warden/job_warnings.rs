@@ -2,8 +2,8 @@
 
 use alloc::sync::Arc;
 
+use super::WardenState;
 use crate::basics::prelude::*;
-use crate::state::WardenState;
 use crate::state::jobs::waits_for_cores;
 use crate::terms::{JobId, Warning};
 
