@@ -184,10 +184,7 @@ fn is_same_directory(one: &Path, other: &Path) -> bool {
     real(one) == real(other)
 }
 
-fn checked_config(
-    path: Option<&Path>,
-    topology: &Topology,
-) -> anyhow::Result<(Config, Policy)> {
+fn checked_config(path: Option<&Path>, topology: &Topology) -> anyhow::Result<(Config, Policy)> {
     let checked =
         Config::load(path).and_then(|config| config.policy(topology).map(|policy| (config, policy)));
     checked.map_err(|problems| {

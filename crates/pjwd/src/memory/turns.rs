@@ -140,12 +140,8 @@ mod tests {
     fn users_take_turns_and_each_user_keeps_the_order() {
         let turns = TurnQueue::default();
         let mut present = taken(&turns);
-        let requesters = [
-            TurnRequester::User(1),
-            TurnRequester::User(1),
-            TurnRequester::User(2),
-            TurnRequester::Daemon,
-        ];
+        let requesters =
+            [TurnRequester::User(1), TurnRequester::User(1), TurnRequester::User(2), TurnRequester::Daemon];
         let mut calls: Vec<_> =
             requesters.iter().map(|&requester| Box::pin(turns.wait_for_turn(requester, 2))).collect();
         calls.iter_mut().for_each(|call| assert!(poll(call).is_pending()));
