@@ -4,9 +4,6 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use crate::bare;
 
-/// `SI_USER`: sigaction(2).
-const FROM_A_PROCESS: i32 = 0;
-
 /// Waits until the process `pid`, which the calling thread traces, has executed its program or has ended. Passes on the
 /// signals that stop the process before. Takes neither the stop after execve(2) nor the end of the process from the
 /// kernel. `own_pid` is the process id that the process has in its own PID namespace. The process may write `own_pid`
@@ -45,8 +42,9 @@ fn wait_for_stop(pid: i64) -> Option<i32> {
 }
 
 /// Returns whether a process that has stopped for `SIGTRAP` has executed its program. The kernel then sends the signal
-/// in the name of the process itself (`ptrace_event` in linux/ptrace.h). Another process can't send it so: the kernel
-/// enters the sender, and sigqueue(3) has another `si_code`.
+/// in the name of the process itself (`ptrace_event` in linux/ptrace.h). Another process can't
+/// send such a signal: for kill(2) the kernel sets `si_pid` to the sender, and for sigqueue(3) `si_code` is another
+/// one.
 ///
 /// `PTRACE_O_TRACEEXEC` would tell the same. But this option can be set only while the process is stopped.
 fn is_exec_stop(pid: i64, own_pid: i32) -> bool {
@@ -57,7 +55,7 @@ fn is_exec_stop(pid: i64, own_pid: i32) -> bool {
     let is_known = unsafe { bare::raw_syscall(libc::SYS_ptrace, arguments) }.is_ok();
     // SAFETY: every value of the bytes of this field is a process id. The field is in use with the code below.
     let sender = unsafe { info.si_pid() };
-    is_known && info.si_code == FROM_A_PROCESS && sender == own_pid
+    is_known && info.si_code == libc::SI_USER && sender == own_pid
 }
 
 #[cfg(test)]
@@ -76,8 +74,8 @@ mod tests {
     use crate::checks::program::find_program;
     use crate::signals;
 
-    /// Makes a traced process that ignores `SIGTRAP`. It writes a byte to `socket`, reads one, and then executes true(1).
-    /// All signals are blocked until directly before the execve(2).
+    /// Makes a traced process that ignores `SIGTRAP`. It writes a byte to `socket`, reads one, and then executes
+    /// true(1). All signals are blocked until directly before the execve(2).
     fn traced_process(socket: RawFd) -> Pid {
         let program = find_program(OsStr::new("true")).unwrap();
         let program = CString::new(program.as_os_str().as_bytes()).unwrap();

@@ -11,6 +11,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use pjw_tests::programs::program_path;
+use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_for, wait_until};
 
 use super::{local, text};
@@ -138,6 +139,11 @@ fn a_reader_that_takes_nothing_holds_up_no_signal() {
 #[test]
 fn a_terminal_that_takes_nothing_holds_up_no_signal() {
     if !is_installed("script") {
+        return;
+    }
+    let has_option = Command::new("env").args(["--default-signal", "true"]).output();
+    if !has_option.is_ok_and(|output| output.status.success()) {
+        skip("env(1) has no option --default-signal here");
         return;
     }
     let dir = tempfile::tempdir().unwrap();

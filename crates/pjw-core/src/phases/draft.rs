@@ -44,7 +44,8 @@ pub(crate) struct CycleOutput {
     pub(crate) events: Vec<Event>,
     /// The changes that are not made, with the reasons. Except those of single jobs.
     pub(crate) warnings: Vec<Arc<Warning>>,
-    /// The changes that are not made for the jobs that were planned.
+    /// The changes that are not made for single jobs: those that were planned, and those that waited for cores and were
+    /// visited.
     pub(crate) job_warnings: BTreeMap<JobId, Vec<Warning>>,
     /// The reports of the jobs that ended.
     pub(crate) reports: Vec<JobReport>,

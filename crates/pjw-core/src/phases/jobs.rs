@@ -206,7 +206,8 @@ fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSe
 /// Grants cores to the jobs that wait for cores, the oldest job first. A provision that holds fewer cores than were
 /// promised waits too, and keeps these meanwhile. Adds a warning for each job without cores whose request can't be
 /// served. The cores of a job are not searched for again until the pool of PUs or the request has changed. Until then,
-/// only the waiting jobs that have changed are visited.
+/// only the waiting jobs that have changed are visited. While jobs may share cores, and after a scan of all processes,
+/// all are.
 pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     set_missing_requests(draft);
     // A change of the policy or of the topology makes everything dirty. Shared cores also depend on other grants than
@@ -308,7 +309,9 @@ fn is_service_prevented(draft: &mut CycleDraft<'_>, job: &Job) -> bool {
         (why, "free space for the journal of pjwd; it is served by itself then".to_owned())
     } else if let Some((path, writer)) = cpuset_of_other_daemon(draft.state, job) {
         let why = format!("{id} gets no cores: another pjwd, {writer}, wrote the cpuset of {path}");
-        let remedy = format!("stop the other pjwd; pjwctl assign {id} --cores N gives the job cores here");
+        let remedy = format!(
+            "stop the other pjwd, which widens the cpuset, or run pjwctl assign {id} --cores N once N cores are free"
+        );
         (why, remedy)
     } else {
         return false;
@@ -331,7 +334,7 @@ fn cpuset_of_other_daemon<'a>(state: &'a WardenState, job: &Job) -> Option<(&'a 
     Some((path, leftover.other_writer.as_deref()?))
 }
 
-/// Whether the provision `job` holds cores of its own, which it does not give up for shared ones. Cores that a
+/// Whether the job, a provision, holds cores of its own, which it does not give up for shared ones. Cores that a
 /// provision has alone are worth more than shared cores, even if the shared ones are more. False if the job holds
 /// nothing, or only borrows cores, or shares its cores with other jobs.
 pub(crate) fn prefers_own_cores(job: &Job) -> bool {
@@ -364,10 +367,12 @@ fn offer_of_own_cpuset(
     let own = recorded.or_else(|| state.cpusets.leftover_scheduler_cpuset_of(id));
     let JobCpuset { path, spec: CpusetSpec { cpus, .. }, .. } =
         own.filter(|own| own.creator == CgroupCreator::Scheduler)?;
-    let is_free = cpus.is_subset(&state.pool.free_cpus().intersection(&state.pool.online_cpus()));
-    let offer = allocate_within(cpus, id, request, &state.pool, &state.topology, policy);
+    if !cpus.is_subset(&state.pool.free_cpus().intersection(&state.pool.online_cpus())) {
+        return None;
+    }
+    let offer = allocate_within(cpus, id, request, &state.pool, &state.topology, policy)?;
     let reasons = vec![format!("the cpuset of {path} has these CPUs")];
-    offer.filter(|_| is_free).map(|offer| PuOffer { reasons, second_best: String::new(), ..offer })
+    Some(PuOffer { reasons, second_best: String::new(), ..offer })
 }
 
 /// Adds the warning that the job `id` waits for cores, for the reason `refusal`.
@@ -415,7 +420,7 @@ pub(crate) fn grant_offer(draft: &mut CycleDraft<'_>, id: &JobId, offer: &PuOffe
     if shared {
         draft.state.pool.grant_available(id, &offer.cpus);
     } else if draft.state.pool.commit(id, offer).is_err() {
-        // The pool changed after the offer was made. The job is served in the next cycle.
+        // The pool changed after the offer was made. The job is served after the next scan of all processes.
         return;
     }
     let PuOffer { cpus, reasons, second_best, .. } = offer.clone();

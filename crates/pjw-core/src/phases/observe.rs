@@ -7,9 +7,11 @@ use crate::basics::{CpuSet, Nanos, Pid, ProcessId, ThreadId, Tid, prelude::*, te
 use crate::phases::draft::CycleDraft;
 use crate::state::masks::entry::{MaskComparison, MaskEntry};
 use crate::state::masks::old_kernels::{correct_mask_writer, hotplug_window_start};
-use crate::state::{KnownProcess, WardenState};
+use crate::state::{KnownProcess, WardenState, jobs::waits_for_cores};
 use crate::state::{dirty::DirtySet, members::Member, members::MemberThread};
-use crate::terms::{CpusetRecord, Event, EventKind, JobId, Observed, Process, Record, ScanScope, Thread};
+use crate::terms::{
+    Cgroup, CpusetRecord, Event, EventKind, JobId, Observed, Process, Record, ScanScope, Thread,
+};
 
 /// The longest wait of a new thread that counts although it began before the present sample of its job, in ns. A
 /// process is found and its threads are read by several scans, between which a sample may end.
@@ -40,14 +42,25 @@ pub(crate) fn update_state(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Updates the cgroups that the scan read. A job whose cpuset changed is planned again.
+/// Updates the cgroups that the scan read. A job whose cpuset changed is planned again, also while it waits for cores.
 fn update_cgroups(draft: &mut CycleDraft<'_>) {
     let (state, seen) = (&mut *draft.state, draft.seen);
+    let cpuset_of = |cgroup: &Observed<Cgroup>| cgroup.present().and_then(|cgroup| cgroup.cpuset.clone());
     for (path, cgroup) in &seen.cgroups {
         let before = state.cgroups.insert(path.clone(), cgroup.clone());
         let has_changed = before.as_ref() != Some(cgroup);
         if let Some(managed) = state.cpusets.cpuset_at(path).filter(|_| has_changed) {
             state.dirty.add_job(&managed.job_cpuset.job);
+        }
+        if before.as_ref().and_then(cpuset_of) != cpuset_of(cgroup) {
+            // A cpuset that another daemon wrote keeps the job from cores.
+            let waiting: Vec<JobId> = state
+                .jobs
+                .jobs_of_cgroup(path)
+                .filter(|job| waits_for_cores(job))
+                .map(|job| job.id.clone())
+                .collect();
+            waiting.iter().for_each(|id| state.dirty.add_job(id));
         }
         if let Some(cpuset) = cgroup.present().and_then(|cgroup| cgroup.cpuset.as_ref()) {
             state.cpusets.record_cpus_read(path, &cpuset.cpus, seen.taken_at.since_boot);

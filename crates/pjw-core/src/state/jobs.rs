@@ -24,7 +24,7 @@ pub struct Jobs {
     by_session: BTreeMap<Pid, BTreeSet<JobId>>,
     /// The jobs that wait for cores, each with the time at which it was detected: the oldest job is served first.
     waiting: BTreeSet<(UnixMillis, JobId)>,
-    /// The other jobs that hold no cores: jobs that a command has released, and borrowers.
+    /// The other jobs that hold no cores: jobs that a command has released, and borrowers without a grant.
     not_waiting_without_cores: BTreeSet<JobId>,
     /// The jobs that have no process.
     jobs_without_processes: BTreeSet<JobId>,

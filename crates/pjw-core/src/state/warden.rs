@@ -75,7 +75,7 @@ pub struct WardenState {
     pub unknown_masks: MasksOfUnknownOrigin,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
-    /// The warnings about each job, as of the last time that the job was planned.
+    /// The warnings about each job, as of the last time that the job was planned or, while it waits for cores, visited.
     pub(crate) warnings: BTreeMap<JobId, Vec<Arc<Warning>>>,
     /// The requests for cores that could not be served when they were looked at last.
     pub(crate) refused_requests: BTreeMap<JobId, RefusedRequest>,

@@ -1,6 +1,6 @@
 //! Extended attributes of the warden's own cgroups: the owner of the job, and the cgroup from which the processes came.
-//! In a cgroup of a scheduler: the cpuset that the warden wrote there, and the name of the warden. In a scope of systemd:
-//! whether systemd may have another cpuset for the scope.
+//! In a cgroup of a scheduler: the cpuset that the warden wrote there, and the name of the warden. In a scope of
+//! systemd: whether systemd may have another cpuset for the scope.
 //!
 //! A warden that has lost its journal finds the cgroups by their names, and knows the rest from the attributes. Only
 //! the owner of a cgroup directory can write them, and the directories belong to root.

@@ -129,9 +129,14 @@ fn create(
         )));
     }
     let before = group.exists().then(|| group.read_cpuset());
+    let mut attribute_before = None;
     let created = match job_cpuset.creator {
         CgroupCreator::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
-        CgroupCreator::Scheduler => write_in_scheduler_cgroup(context, &group, job_cpuset),
+        CgroupCreator::Scheduler => {
+            // The attribute comes first: without it, a cpuset of a killed daemon would count as the scheduler's.
+            attribute_before = marks::write_scheduler_cpuset(&group, job_cpuset, context.own_cgroups);
+            bounds::write_cpuset(&group, &job_cpuset.spec, true)
+        }
         CgroupCreator::Warden => create_own_cpuset(context, &group, job_cpuset),
         CgroupCreator::Systemd => {
             return scope::create_or_update_scope(context, job_cpuset, owner, &group, initial_processes);
@@ -153,22 +158,19 @@ fn create(
                 }
             }
         }
+        if job_cpuset.creator == CgroupCreator::Scheduler {
+            restore_attribute(&group, job_cpuset, attribute_before.as_deref());
+        }
     }
     created
 }
 
-/// Writes the attribute first: without it, a cpuset of a killed daemon would count as the scheduler's.
-fn write_in_scheduler_cgroup(
-    context: &CpusetContext<'_>,
-    group: &CgroupDir,
-    job_cpuset: &JobCpuset,
-) -> Result<CpuSet> {
-    let before = marks::write_scheduler_cpuset(group, job_cpuset, context.own_cgroups);
-    let written = bounds::write_cpuset(group, &job_cpuset.spec, true);
-    if written.is_err() {
-        marks::restore_scheduler_cpuset(group, before.as_deref());
+/// Gives the attribute of the scheduler's cgroup `group` its earlier value `before`, after the write of `job_cpuset` has
+/// failed. Except if the cgroup still has the PUs of `job_cpuset`: then pjw wrote them.
+fn restore_attribute(group: &CgroupDir, job_cpuset: &JobCpuset, before: Option<&str>) {
+    if group.read_cpuset().is_ok_and(|now| now.cpus != job_cpuset.spec.cpus) {
+        marks::restore_scheduler_cpuset(group, before);
     }
-    written
 }
 
 /// Thaws a job and removes its twins.

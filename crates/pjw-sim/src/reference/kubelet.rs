@@ -109,7 +109,7 @@ impl Taker {
     /// Takes single cells, from cores in use first.
     fn remaining(&mut self) {
         for core in self.cores() {
-            self.take(|cell| cell.location.core == core, self.needed);
+            self.take_cells(|cell| cell.location.core == core, self.needed);
         }
     }
 

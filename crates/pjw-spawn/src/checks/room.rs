@@ -43,9 +43,9 @@ pub fn check_process_limits(instances: usize, starters: usize) -> Result<(), Che
     check_limits_of_caller(wanted, starters, wanted + starters)
 }
 
-/// As [`check_process_limits`], for instances that take the user with the id `uid`. `templates` of the starters take
-/// this user too. The user of the caller then needs room for the spawner threads, and for one process of each that has
-/// not taken the other user yet.
+/// As [`check_process_limits`], for instances that take the user with the id `uid`. Of the starters, `templates` are
+/// templates, which take this user too. The user of the caller then needs room for the spawner threads, and for one
+/// process of each that has not taken the other user yet.
 pub(super) fn check_limits_of_users(
     uid: u32,
     instances: usize,
@@ -155,9 +155,9 @@ fn user_limit(needed: u64, all_threads: Option<u64>) -> Option<Limit> {
     limit_of_user(getuid(), needed, all_threads, effective_capabilities)
 }
 
-/// Checks whether `RLIMIT_NPROC` allows the user with the id `uid` `wanted` instances and `templates`. Above the limit, a
-/// process that has taken this user fails to execute its program, also if the caller has capabilities: execve(2). Since
-/// Linux 5.14 the last process may be one too many; then the next one fails.
+/// Checks whether `RLIMIT_NPROC` has room for `wanted` instances and `templates` templates of the user `uid`. Above it,
+/// a process that has taken this user fails to execute its program, also if the caller has capabilities: execve(2).
+/// Since Linux 5.14 the last process may be one too many; then the next one fails.
 fn check_other_user(uid: u32, wanted: u64, templates: u64) -> Result<(), CheckError> {
     let needed = wanted + templates;
     let limit = limit_of_user(Uid::from_raw(uid), needed, all_threads(), || 0);
@@ -189,8 +189,9 @@ fn limit_of_user(
     })
 }
 
-/// Returns whether `RLIMIT_NPROC` does not hold for a process of the user `uid` with `capabilities` in the user namespace
-/// `namespace`. Root and the capabilities of another namespace than the initial one lift nothing: user_namespaces(7).
+/// Returns whether `RLIMIT_NPROC` does not hold for a process of the user `uid` with `capabilities` in the user
+/// namespace `namespace`. Root and the capabilities of another namespace than the initial one lift nothing:
+/// user_namespaces(7).
 fn is_unlimited(uid: Uid, namespace: Option<u64>, capabilities: u64) -> bool {
     is_initial(namespace) && (uid.is_root() || capabilities & LIFTING_CAPABILITIES != 0)
 }

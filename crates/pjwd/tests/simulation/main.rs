@@ -11,10 +11,10 @@
 //! The tests of *lending* have the same phases and conditions. There, jobs are guaranteed and besteffort, the demand of
 //! the owners changes, and the daemon samples it as its event loop does. No PU has two owners or two borrowers, no
 //! owner waits for a borrower, no borrower is frozen while a core is free, and a release undoes everything. One of
-//! these tests has the monitor of lent PUs, and one has cgroup v1.
+//! these tests has the monitor of lent PUs, one has cgroup v1, and one has provisions.
 //!
 //! A test runs 1,000 seeds: 600 that are the same each time, and 400 that are new each day. The tests of lending with
-//! the monitor and with cgroup v1 run a third of them. `PJW_SEEDS=100000` runs 100,000 seeds instead, from 0 or from
+//! the monitor, with cgroup v1 and with provisions run a third of them. `PJW_SEEDS=100000` runs 100,000 seeds instead, from 0 or from
 //! `PJW_FIRST_SEED` on. `PJW_SEED=4711` runs one seed and prints its log. A failure names its seeds. The run depends on
 //! the seed only: a seed of another day is repeated by its number.
 #![allow(
@@ -286,6 +286,12 @@ fn runs_with_lending_on_cgroup_v1_break_no_invariant() {
         Machine::CgroupV1,
         "runs_with_lending_on_cgroup_v1_break_no_invariant",
     );
+}
+
+#[test]
+fn runs_with_lending_and_provisions_break_no_invariant() {
+    let test = "runs_with_lending_and_provisions_break_no_invariant";
+    run_with_lending(&third_of_the_seeds(), Machine::WithProvisions, test);
 }
 
 #[test]

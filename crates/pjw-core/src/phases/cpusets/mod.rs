@@ -50,6 +50,8 @@ enum CpusetPlacement {
 /// Also plans the removal of the cpusets that no job needs.
 pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
     if draft.full {
+        let refused = draft.state.cpusets.jobs_with_refused_cpusets();
+        refused.iter().for_each(|id| draft.state.dirty.add_job(id));
         draft.state.cpusets.reset_failures();
     }
     let mut changes = PendingCpusetChanges::default();

@@ -42,8 +42,8 @@ pub struct ManagedCpuset {
 
 impl ManagedCpuset {
     /// Returns whether pjw last wrote exactly the settings `job_cpuset` to this cpuset. False if the cpuset is to be
-    /// removed, or if the write was refused. A scan can't read whether a cpuset has idle priority. So if `job_cpuset` has
-    /// idle priority, the result is true only if this run of the daemon wrote the settings.
+    /// removed, or if the write was refused. A scan can't read whether a cpuset has idle priority. So if
+    /// `job_cpuset` has idle priority, the result is true only if this run of the daemon wrote the settings.
     pub(crate) fn was_last_written_with(&self, job_cpuset: &JobCpuset) -> bool {
         let is_known = self.was_written || !job_cpuset.spec.idle;
         is_known && self.job_cpuset == *job_cpuset && !self.must_be_removed && !self.was_refused
@@ -298,6 +298,11 @@ impl CpusetRegistry {
     #[must_use]
     pub fn has_failed_removal(&self, path: &str) -> bool {
         self.failed_removals.contains_key(path)
+    }
+
+    /// The jobs whose cpuset the kernel or systemd refused to write since the last scan of all processes.
+    pub(crate) fn jobs_with_refused_cpusets(&self) -> Vec<JobId> {
+        self.refused.keys().cloned().collect()
     }
 
     /// Removes the recorded failures, so that the refused changes are tried again. Must be called before a full scan.

@@ -23,6 +23,10 @@ impl WardenState {
             self.warnings.remove(id);
         }
         for (id, new) in new {
+            // A command of the same decision may have removed the job after the warning was made.
+            if !self.jobs.contains_key(&id) {
+                continue;
+            }
             let kept = self.warnings.remove(&id).unwrap_or_default();
             let is_other = |known: &Arc<Warning>| new.iter().all(|warning| warning.code != known.code);
             let others: Vec<Arc<Warning>> = kept.into_iter().filter(is_other).collect();

@@ -4,8 +4,9 @@
 //! waits: what a stream does not take at once is kept until poll(2) says that it takes more.
 //!
 //! For a pipe that is enough. A terminal takes more if there is room for one byte, and a write then waits until there
-//! is room for all: if the terminal was stopped by Ctrl-S or its program reads nothing. So pjwctl opens a terminal again
-//! with `O_NONBLOCK`. It can't set this flag of the stream itself: other programs, such as the shell, have the same.
+//! is room for all: if the terminal was stopped by Ctrl-S or its program reads nothing. So pjwctl opens a terminal
+//! again with `O_NONBLOCK`. It can't set this flag of the stream itself: other programs, such as the shell, have the
+//! same.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -51,7 +52,7 @@ impl OutputStream {
         Self { inherited, nonblocking, text: Vec::new(), printed: 0, state: StreamState::Open }
     }
 
-    /// Returns the descriptor to which the stream writes. poll(2) says of it when the stream takes more.
+    /// Returns the descriptor to which the stream writes. poll(2) on it reports when the stream takes more.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.nonblocking.as_ref().map_or(self.inherited, AsFd::as_fd)
     }
@@ -112,8 +113,8 @@ impl OutputStream {
     }
 }
 
-/// Opens the terminal that `stream` is once more, so that writes to it do not wait. `None` if `stream` is no terminal, or
-/// if the terminal can't be opened, as after su(1).
+/// Opens the terminal that `stream` is once more, so that writes to it do not wait. `None` if `stream` is no terminal,
+/// or if the terminal can't be opened, as after su(1).
 fn open_terminal_again(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
     let device = rustix::fs::fstat(stream).ok()?.st_rdev;
     if !rustix::termios::isatty(stream) || rustix::fs::major(device) == CHANGING_TERMINALS {

@@ -9,11 +9,11 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use pjw_core::command::{AssignCommand, Command};
+use pjw_core::command::{AssignCommand, Command, ProvisionCommand};
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::cpuset_group::{CpusetHierarchy, IdlePrioritySupport};
 use pjw_core::ids::{Pid, ProcessId, Tid};
-use pjw_core::job::{JobId, PriorityClass};
+use pjw_core::job::{JobId, PriorityClass, Provision};
 use pjw_core::policy::{LendingPolicy, Policy, StarvedPolicy};
 use pjw_core::time::Nanos;
 use pjw_sim::seed::RandomStream;
@@ -40,8 +40,17 @@ pub enum Machine {
     WithoutMonitor,
     /// The same, with the monitor of lent PUs.
     WithMonitor,
+    /// As [`Machine::WithoutMonitor`], and some jobs are provisions: they keep their cores without a process.
+    WithProvisions,
     /// Cgroup v1. By the seed, the daemon has the monitor of lent PUs, or samples each 2 ms because it can't load it.
     CgroupV1,
+}
+
+impl Machine {
+    /// Whether the daemon has not tried to load the monitor of lent PUs.
+    fn is_without_monitor(self) -> bool {
+        matches!(self, Self::WithoutMonitor | Self::WithProvisions)
+    }
 }
 
 /// The figures at the time of a sample.
@@ -85,6 +94,8 @@ impl Use {
 pub struct Lending {
     machine: Machine,
     random: RandomStream,
+    /// Which commands are about provisions. `None` if no job is a provision.
+    provisions: Option<RandomStream>,
     samples: OwnerCpuSampler,
     /// The lent PUs as the monitor of the daemon sees them. `None` without a monitor.
     monitored: Option<Arc<Mutex<SimLentCpus>>>,
@@ -104,13 +115,14 @@ pub struct Lending {
 impl Lending {
     pub(super) fn new(seed: &RandomStream, machine: Machine) -> Self {
         let has_monitor = match machine {
-            Machine::WithoutMonitor => false,
+            Machine::WithoutMonitor | Machine::WithProvisions => false,
             Machine::WithMonitor => true,
             Machine::CgroupV1 => seed.substream("monitor").random_bool(500),
         };
         let mut lending = Self {
             machine,
             random: seed.substream("lending"),
+            provisions: (machine == Machine::WithProvisions).then(|| seed.substream("provisions")),
             samples: OwnerCpuSampler::default(),
             monitored: has_monitor.then(Arc::default),
             begin: Instant::now(),
@@ -129,7 +141,7 @@ impl Lending {
         self.last = None;
         self.spans.clear();
         self.samples = match (self.machine, &mut self.monitored) {
-            (Machine::WithoutMonitor, _) => OwnerCpuSampler::default(),
+            (Machine::WithoutMonitor | Machine::WithProvisions, _) => OwnerCpuSampler::default(),
             (_, None) => OwnerCpuSampler::with_monitor(None),
             (_, Some(monitored)) => {
                 *monitored = Arc::default();
@@ -147,7 +159,7 @@ impl Lending {
     /// that cover [`Lending::checked_period`], or nothing if there are not so many yet.
     fn add_span(&mut self, span: Span) -> BTreeMap<JobId, u32> {
         let (period, owners) = (self.checked_period(), span.used.keys().cloned().collect::<Vec<_>>());
-        if self.machine == Machine::WithoutMonitor {
+        if self.machine.is_without_monitor() {
             // The daemon evaluates each sample by itself.
             self.spans.clear();
         }
@@ -190,7 +202,7 @@ impl Lending {
     /// The shortest time over which the use of an owner is checked. Where the daemon evaluates short samples together,
     /// or samples after a report, such a time contains all of them.
     fn checked_period(&self) -> u64 {
-        if self.machine == Machine::WithoutMonitor { INTERVAL } else { 2 * INTERVAL }
+        if self.machine.is_without_monitor() { INTERVAL } else { 2 * INTERVAL }
     }
 
     /// Keeps the demand of the owners as it is from now on.
@@ -261,8 +273,7 @@ impl Run {
     /// Gives the monitor the PUs that are lent after a cycle, as the event loop does.
     pub(super) fn watch_lent_cpus(&mut self) {
         let now = Duration::from_nanos(self.now());
-        let Some(lending) =
-            self.lending.as_mut().filter(|lending| lending.machine != Machine::WithoutMonitor)
+        let Some(lending) = self.lending.as_mut().filter(|lending| !lending.machine.is_without_monitor())
         else {
             return;
         };
@@ -453,13 +464,34 @@ impl Run {
                 };
                 // A resize may meet a borrower, for which a rule for NUMA nodes is refused. Only the runs without
                 // lending have such rules.
-                Command::Assign(AssignCommand { class, within_job: None, ..assign })
+                self.with_provision(AssignCommand { class, within_job: None, ..assign })
             }
             Command::Release { job, .. } if random.random_bool(400) => {
                 let cores = random.random_bool(700).then(|| random.random_below(5));
                 Command::Want { job, cores, caller: ROOT }
             }
             other => other,
+        }
+    }
+
+    /// In a run with provisions, some new jobs become provisions, and some processes join a provision that exists.
+    fn with_provision(&mut self, assign: AssignCommand) -> Command {
+        let jobs = &self.warden.state().jobs;
+        let is_new = jobs.get(&assign.job).is_none();
+        let known: Vec<JobId> = jobs.provisions().map(|job| job.id.clone()).collect();
+        let random = self.lending.as_mut().and_then(|lending| lending.provisions.as_mut());
+        let Some(random) = random.filter(|_| is_new) else { return Command::Assign(assign) };
+        match (random.random_below(4), random.random_element(&known)) {
+            (0, _) => Command::Provision(ProvisionCommand {
+                job: assign.job,
+                cores: random.random_below(4),
+                provision: Provision { rule: None, from_config: false },
+                caller: ROOT,
+            }),
+            (1..=2, Some(job)) => {
+                Command::Assign(AssignCommand { pids: assign.pids, ..AssignCommand::new(job.clone(), ROOT) })
+            }
+            _ => Command::Assign(assign),
         }
     }
 }
