@@ -21,11 +21,12 @@ SHARE       = $(DESTDIR)$(PREFIX)/share/pjw
 
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help demo check test test-vm bench bench-quick bpf build deps deps-bpf deps-vm python mpi languages peers deny built install package uninstall
+.PHONY: help demo demo-programs check lint test test-vm bench bench-quick bpf build deps deps-bpf deps-vm python mpi languages peers deny built install package uninstall
 
 help:
 	@echo 'make demo      two competing jobs on this machine, without pjwd and with it'
 	@echo 'make check     format, lints, unit tests, decisions, rules for the source tree, in three minutes: before each commit'
+	@echo 'make lint      format, lints and the documentation of the crates'
 	@echo 'make test      everything that can be tested on this machine'
 	@echo 'make test-vm   pjwd on virtual machines of 16 CPUs and 2 NUMA nodes, beside systemd and real schedulers'
 	@echo 'make bench     the figures of the README; results in target/bench (make peers mpi installs what they are compared with)'
@@ -36,9 +37,11 @@ help:
 	@echo 'make package   the same as a Debian package, in target/package'
 	@echo 'make uninstall puts back what the daemon changed, and removes all of that except the configuration'
 
-demo: deps
-	cargo build --release --locked -p pjwd -p pjwctl -p pjw-benches --features pjwd/bpf
+demo: demo-programs
 	@$(RELEASE)/pjw-demo --out target/demo
+
+demo-programs: deps
+	cargo build --release --locked -p pjwd -p pjwctl -p pjw-benches --features pjwd/bpf
 
 build: deps
 	cargo build --release --locked -p pjwd -p pjwctl -p pjw-spawn-c -p pjw-job-c --features pjwd/bpf
@@ -52,15 +55,19 @@ check: deps
 	cargo clippy --workspace --all-targets --locked --features pjwd/bpf -- -D warnings
 	cargo test --workspace --locked --features pjwd/bpf --lib --test decisions --test tidy
 
-test: deps python mpi languages
+# Format, lints and documentation, without a test.
+lint: deps
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked --features pjwd/bpf -- -D warnings
 	cargo clippy -p pjw-linux --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
+
+# With LINTS=elsewhere, the caller runs `make lint`: .ci/run does so beside the tests.
+test: deps python mpi languages $(if $(filter elsewhere,$(LINTS)),,lint)
 	PJW_TEST_PYTHON=$(CURDIR)/target/python/bin/python3 cargo test --workspace --locked --features pjwd/bpf
 	@# With the features of the tests, so that nothing is compiled twice.
 	cargo build --quiet --workspace --locked --features pjwd/bpf --lib --bins --tests
 	PROGRAMS=$(TARGET)/debug tests/package/run
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked
 	@if cargo deny --version >/dev/null 2>&1; then $(MAKE) --no-print-directory deny; else \
 	    echo 'skipped: licences and sources of the dependencies (make deny installs what that needs)'; fi
 
