@@ -21,7 +21,7 @@ SHARE       = $(DESTDIR)$(PREFIX)/share/pjw
 
 CARGO_DENY_VERSION := 0.20.2
 
-.PHONY: help demo demo-programs check lint test test-vm bench bench-quick bpf build deps deps-bpf deps-vm python mpi languages peers deny built install package uninstall
+.PHONY: help demo demo-programs check lint test warm-vm test-vm bench bench-quick bpf build deps deps-bpf deps-vm python mpi languages peers deny built install package uninstall
 
 help:
 	@echo 'make demo      two competing jobs on this machine, without pjwd and with it'
@@ -70,6 +70,11 @@ test: deps python mpi languages $(if $(filter elsewhere,$(LINTS)),,lint)
 	PROGRAMS=$(TARGET)/debug tests/package/run
 	@if cargo deny --version >/dev/null 2>&1; then $(MAKE) --no-print-directory deny; else \
 	    echo 'skipped: licences and sources of the dependencies (make deny installs what that needs)'; fi
+
+# What takes long before the first case: the disk and the snapshot of the Debian machine. A failure shows in `make test-vm`,
+# which tries again.
+warm-vm: deps-vm
+	-tests/vm/run --warm
 
 test-vm: package deps-vm
 	PROGRAMS=$(RELEASE) tests/vm/run
