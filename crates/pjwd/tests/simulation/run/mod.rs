@@ -62,6 +62,8 @@ pub struct Totals {
     pub lent_at_rest: usize,
     /// Processes that were frozen at rest.
     pub frozen: usize,
+    /// Provisions that were made or changed.
+    pub provisions: usize,
 }
 
 impl Totals {
@@ -79,6 +81,7 @@ impl Totals {
         self.returns += other.returns;
         self.lent_at_rest += other.lent_at_rest;
         self.frozen += other.frozen;
+        self.provisions += other.provisions;
     }
 }
 
@@ -418,6 +421,9 @@ impl Run {
             let stays_known =
                 |job: &JobId| self.warden.state().jobs.get(job).is_some_and(|job| job.was_released);
             jobs.iter().filter(|job| !stays_known(job)).for_each(|job| self.clear_expected_job(job));
+        }
+        if let (Command::Provision(_), Reply::Assigned(_)) = (command, reply) {
+            self.totals.provisions += 1;
         }
         if let (Command::Assign(request), Reply::Assigned(job)) = (command, reply) {
             self.totals.jobs += 1;
