@@ -45,6 +45,13 @@ pub(super) fn read_attribute(dir: &Path, name: &str) -> Option<String> {
     String::from_utf8(buffer).ok()
 }
 
+/// Whether the cgroup directory `dir` has the extended attribute `name`. Costs less than to read it: most cgroups have
+/// none.
+fn has_attribute(dir: &Path, name: &str) -> bool {
+    // An empty buffer asks for the length.
+    NAMESPACES.iter().any(|namespace| getxattr(dir, format!("{namespace}.{name}"), &mut [0u8; 0][..]).is_ok())
+}
+
 /// Writes `value` to the extended attribute `name` of the cgroup directory `dir`. An error is only logged, because
 /// pjwd reads the attributes only if it has lost its journal.
 pub(super) fn write_attribute(dir: &Path, name: &str, value: &str) {
@@ -97,10 +104,7 @@ pub(super) fn mark_systemd_outdated(group: &CgroupDir) {
 
 /// Returns whether the scope with the cgroup `group` has the mark of [`mark_systemd_outdated`].
 pub(super) fn is_systemd_outdated(group: &CgroupDir) -> bool {
-    // Most scopes have no mark. An empty buffer asks for the length.
-    NAMESPACES.iter().any(|namespace| {
-        getxattr(&group.dir, format!("{namespace}.{OUTDATED_ATTRIBUTE}"), &mut [0u8; 0][..]).is_ok()
-    })
+    has_attribute(&group.dir, OUTDATED_ATTRIBUTE)
 }
 
 /// Removes the mark of [`mark_systemd_outdated`] from the scope with the cgroup `group`, after systemd has accepted the
@@ -144,9 +148,9 @@ pub(super) fn remove_scheduler_cpuset(group: &CgroupDir) {
 /// ([`OwnCgroupNames::name`]). `None` if no daemon wrote one, if the cpuset has other PUs now, or if the cgroup belongs
 /// to another user, who could write the attribute.
 pub(super) fn read_scheduler_cpuset(group: &CgroupDir) -> Option<(JobCpuset, String)> {
-    let names = NAMESPACES.map(|namespace| format!("{namespace}.{CPUSET_ATTRIBUTE}"));
-    // Most cgroups have none. An empty buffer asks for the length.
-    names.iter().find(|name| getxattr(&group.dir, name.as_str(), &mut [0u8; 0][..]).is_ok())?;
+    if !has_attribute(&group.dir, CPUSET_ATTRIBUTE) {
+        return None;
+    }
     let owner = std::fs::metadata(&group.dir).ok()?.uid();
     let value = read_attribute(&group.dir, CPUSET_ATTRIBUTE).filter(|_| owner == geteuid().as_raw())?;
     let mut words = value.split(' ');
