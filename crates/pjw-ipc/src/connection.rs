@@ -6,7 +6,6 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::unistd::geteuid;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -83,7 +82,6 @@ pub(crate) async fn serve_connection<S: Service>(
     shared: ConnectionContext,
 ) -> io::Result<()> {
     let ConnectionContext { limits, parser, unsent, mut stop } = shared;
-    let is_administrator = is_administrator(peer);
     let (reader, writer) = stream.into_split();
     let mut reader = Reader { reader, buffer: Vec::new(), ended: false, limits };
     let mut writer = Writer { writer, uid: peer.uid, unsent, limits };
@@ -93,7 +91,7 @@ pub(crate) async fn serve_connection<S: Service>(
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
         };
         let Some(bytes) = request else { return Ok(()) };
-        let request = match parser.parse(bytes, is_administrator).await? {
+        let request = match parser.parse(bytes, peer.is_of_root_or_own_user()).await? {
             Ok(request) => request,
             Err(error) => {
                 writer.error(&CallError::InvalidParameter("method".to_owned())).await?;
@@ -159,16 +157,11 @@ async fn answer<S: Service>(
 /// Logs that a call is dropped. Calls of users are only debug messages, because they could fill the log.
 fn log_dropped(peer: Peer, method: &str) {
     let Peer { uid, pid, .. } = peer;
-    if is_administrator(peer) {
+    if peer.is_of_root_or_own_user() {
         info!(uid, pid, "{method} is dropped: its caller has hung up");
     } else {
         debug!(uid, pid, "{method} is dropped: its caller has hung up");
     }
-}
-
-/// Whether the limits for users do not apply to a client: it belongs to root or to the user of the server's process.
-fn is_administrator(peer: Peer) -> bool {
-    peer.uid == 0 || peer.uid == geteuid().as_raw()
 }
 
 fn info() -> Map<String, Value> {

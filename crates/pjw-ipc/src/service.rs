@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use nix::unistd::geteuid;
 use tokio::sync::mpsc;
 
 use crate::call::{Call, CallError, Reply};
@@ -72,6 +73,15 @@ pub struct Peer {
     pub gid: u32,
     /// The process id of the client process. `None` if the kernel does not report it.
     pub pid: Option<i32>,
+}
+
+impl Peer {
+    /// Returns whether the client belongs to root or to the user of this process. Such a client is an administrator, and
+    /// the limits for users do not apply to it.
+    #[must_use]
+    pub fn is_of_root_or_own_user(self) -> bool {
+        self.uid == 0 || self.uid == geteuid().as_raw()
+    }
 }
 
 /// The result of a successful call: either one reply, or a series of replies. The server sends each reply of

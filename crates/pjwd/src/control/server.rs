@@ -9,10 +9,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::unistd::Uid;
 use pjw_core::command::{AssignCommand, Caller, Command, ProvisionCommand, Reply as CommandReply};
 use pjw_core::event::{Event, EventKind};
-use pjw_core::ids::{Pid, Tid};
+use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::job::{JobId, Provision, ProvisionRule};
 use pjw_core::plan::Warning;
 use pjw_core::refusal::Refusal;
@@ -114,8 +113,8 @@ impl ControlService {
     /// Returns the user of the client `peer` at the other end of a connection, and whether this user is an
     /// administrator.
     pub(super) async fn caller(&self, peer: Peer) -> Caller {
-        let uid = pjw_core::ids::Uid(peer.uid);
-        if peer.uid == 0 || peer.uid == Uid::effective().as_raw() {
+        let uid = Uid(peer.uid);
+        if peer.is_of_root_or_own_user() {
             return Caller { uid, is_admin: true };
         }
         let groups = self.settings.borrow().rules.admin_groups.clone();
