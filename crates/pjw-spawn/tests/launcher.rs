@@ -103,6 +103,15 @@ fn is_run_again(test: &str, script: &str, directory: &Path) -> bool {
     false
 }
 
+/// As [`is_run_again`], for a test that takes another user. Skips the test if this process may not.
+fn is_run_again_as_root(test: &str) -> bool {
+    if !nix::unistd::geteuid().is_root() {
+        println!("skipped: only root may take another user");
+        return false;
+    }
+    is_run_again(test, "exec \"$@\"", Path::new("/"))
+}
+
 #[test]
 fn a_relative_program_is_that_of_the_caller_and_not_of_the_working_directory() {
     let dir = tempfile::tempdir().unwrap();
@@ -123,12 +132,7 @@ fn a_relative_program_is_that_of_the_caller_and_not_of_the_working_directory() {
 
 #[test]
 fn the_limit_of_processes_is_that_of_the_user_of_the_instances() {
-    if !nix::unistd::geteuid().is_root() {
-        println!("skipped: only root may take another user");
-        return;
-    }
-    let name = "the_limit_of_processes_is_that_of_the_user_of_the_instances";
-    if !is_run_again(name, "exec \"$@\"", Path::new("/")) {
+    if !is_run_again_as_root("the_limit_of_processes_is_that_of_the_user_of_the_instances") {
         return;
     }
     let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
@@ -158,12 +162,8 @@ fn the_limit_of_processes_is_that_of_the_user_of_the_instances() {
 
 #[test]
 fn instances_of_another_user_do_not_count_in_the_limit_of_the_user_of_the_caller() {
-    if !nix::unistd::geteuid().is_root() {
-        println!("skipped: only root may take another user");
-        return;
-    }
-    let name = "instances_of_another_user_do_not_count_in_the_limit_of_the_user_of_the_caller";
-    if !is_run_again(name, "exec \"$@\"", Path::new("/")) {
+    if !is_run_again_as_root("instances_of_another_user_do_not_count_in_the_limit_of_the_user_of_the_caller")
+    {
         return;
     }
     let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
