@@ -79,13 +79,15 @@ pub(super) fn marked_processes(mark: &str) -> Vec<u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has_mark).collect()
 }
 
-/// The marked processes that do not sleep as instances do. A template waits for a message, and a process that has not
-/// begun its program has no timer.
+/// Whether a process sleeps as instances do. A template waits for a message, and a process that has not begun its
+/// program has no timer.
+fn sleeps_as_an_instance(pid: &u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|place| place.contains("nanosleep"))
+}
+
+/// The marked processes that do not sleep as instances do.
 fn marked_without_instances(mark: &str) -> Vec<u32> {
-    let sleeps = |pid: &u32| {
-        std::fs::read_to_string(format!("/proc/{pid}/wchan")).is_ok_and(|place| place.contains("nanosleep"))
-    };
-    marked_processes(mark).into_iter().filter(|pid| !sleeps(pid)).collect()
+    marked_processes(mark).into_iter().filter(|pid| !sleeps_as_an_instance(pid)).collect()
 }
 
 /// The mounted tmpfs of this process: replicas lie in such.
@@ -244,9 +246,7 @@ fn pjwctl_killed_at_any_moment_leaves_no_process_no_job_no_mount_and_no_cgroup()
 fn a_signal_ends_the_start_of_a_program_that_never_calls_fork_here() {
     let mark = format!("late-{}", std::process::id());
     let mut pjwctl = start_marked(None, &[LATE, "--", "sleep", "1000"], &mark);
-    wait_until("the program sleeps", || {
-        marked_without_instances(&mark).len() < marked_processes(&mark).len()
-    });
+    wait_until("the program sleeps", || marked_processes(&mark).iter().any(sleeps_as_an_instance));
     let send = format!("kill -TERM {}", pjwctl.id());
     assert!(Command::new("sh").args(["-c", &send]).status().unwrap().success());
     // No instance has begun, and the signal is the reason.
