@@ -21,7 +21,9 @@ use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_until, wait_until_empty};
 
 use crate::cpusets::undone::MachineState;
-use crate::processes::{Shell, has_two_cores, is_ended, kill_process, mask, masks};
+use crate::processes::{
+    Shell, has_two_cores, has_variable, is_ended, kill_process, mask, masks, processes_with_variable,
+};
 
 const DEFAULT_ROUNDS: u64 = 5;
 /// The daemon is killed within this time after the first command.
@@ -32,6 +34,8 @@ const INTERVAL: &str = "interval = \"50ms\"\nrescan_interval = \"500ms\"\n";
 const NOBODY: u32 = 65_534;
 /// The variable in the environment of all processes of a forker.
 const MARK: &str = "PJW_TEST_FORKER";
+/// The variable in the environment of a worker that has executed its program as the user of the jobs, and its value.
+const IS_OF_USER: (&str, &str) = ("PJW_TEST_IS_OF_USER", "1");
 /// The arguments by which the test program runs [`process_with_a_second_thread`].
 const WORKER_ARGUMENTS: [&str; 3] = ["--exact", "killed::process_with_a_second_thread", "--ignored"];
 /// The number of forkers that were started.
@@ -69,8 +73,9 @@ impl Forker {
         let mut forker = Self { shell: Shell::from_command(command), worker, mark };
         wait_until("the second thread runs", || {
             let worker = forker.worker.id();
-            let status = std::fs::read_to_string(format!("/proc/{worker}/status")).unwrap_or_default();
-            let is_users = !Uid::effective().is_root() || status.contains(&format!("Uid:\t{NOBODY}\t"));
+            let (name, value) = IS_OF_USER;
+            // The process has two threads and that user before it executes its program again, too.
+            let is_users = !Uid::effective().is_root() || has_variable(worker, &format!("{name}={value}"));
             is_users && masks(&[worker]).len() == 2
         });
         forker.shell.send_line(FORK_ALL_THE_TIME);
@@ -85,25 +90,21 @@ impl Forker {
 
     /// All processes of the forker.
     fn processes(&self) -> Vec<u32> {
-        let line = format!("{MARK}={}", self.mark);
-        let is_of_forker = |pid: &u32| {
-            let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environ.split(|byte| *byte == 0).any(|variable| variable == line.as_bytes())
-        };
-        let entries = std::fs::read_dir("/proc").unwrap().flatten();
-        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        pids.filter(is_of_forker).collect()
+        processes_with_variable(&format!("{MARK}={}", self.mark))
     }
 
     /// Ends the shells. The daemons that they started stay.
     fn stop_forking(&self) {
         let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         wait_until_empty("no shell forks", || {
-            let is_shell = |pid: &u32| *pid != self.worker.id() && name(*pid).trim() != "sleep";
+            // A killed shell stays a zombie until this test waits for it.
+            let is_shell = |pid: &u32| {
+                *pid != self.worker.id() && name(*pid).trim() != "sleep" && !is_ended(*pid)
+            };
             let shells: Vec<u32> = self.processes().into_iter().filter(is_shell).collect();
             shells.iter().for_each(|pid| kill_process(*pid));
-            // A killed shell stays a zombie until this test waits for it.
-            shells.into_iter().filter(|pid| !is_ended(*pid)).collect()
+            // Each of them may have had one more child before it was killed: the next list has the child.
+            shells
         });
     }
 }
@@ -127,7 +128,8 @@ fn process_with_a_second_thread() {
         if Uid::effective().is_root() {
             setgid(Gid::from_raw(NOBODY)).unwrap();
             setuid(Uid::from_raw(NOBODY)).unwrap();
-            let error = Command::new("/proc/self/exe").args(WORKER_ARGUMENTS).exec();
+            let (name, value) = IS_OF_USER;
+            let error = Command::new("/proc/self/exe").args(WORKER_ARGUMENTS).env(name, value).exec();
             panic!("{error}");
         }
         let _ = std::io::stdin().read_to_end(&mut Vec::new());

@@ -6,11 +6,16 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
+use pjw_linux::cgroup::{CgroupMounts, CpusetMount};
+
+/// The longest time for which [`has_variable`] waits for a process that executes a program.
+const LONGEST_EXEC: Duration = Duration::from_secs(2);
 
 /// A shell that runs lines of commands. It ends when this value is dropped, with all processes of its process group.
 pub struct Shell {
@@ -82,6 +87,57 @@ pub fn kill_process(pid: u32) {
 pub fn is_ended(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     status.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['Z', 'X']))
+}
+
+/// Returns the processes that have this variable in their environment. The variable has the form `NAME=VALUE`.
+pub fn processes_with_variable(variable: &str) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter(|pid| has_variable(*pid, variable)).collect()
+}
+
+/// Whether a process has this variable in its environment. The variable has the form `NAME=VALUE`.
+///
+/// The environment of a process that executes a program reads as empty for a moment. This function waits until the
+/// process has its new environment. Otherwise a list of processes could lack a process that exists all the time.
+pub fn has_variable(pid: u32, variable: &str) -> bool {
+    let begun = Instant::now();
+    loop {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        if !environment.is_empty() || !is_executing(pid) || begun.elapsed() > LONGEST_EXEC {
+            return environment.split(|byte| *byte == 0).any(|known| known == variable.as_bytes());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether a process is in the part of execve(2) in which it has the memory of the new program, and neither arguments
+/// nor an environment. A kernel thread and a process that has ended have no program.
+fn is_executing(pid: u32) -> bool {
+    let has_no_arguments = std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| words.is_empty());
+    has_no_arguments && std::fs::read_link(format!("/proc/{pid}/exe")).is_ok()
+}
+
+/// Whether the kernel has frozen the cgroup of a process. A process that uses no CPU time for a while need not be
+/// frozen: it may wait for a CPU.
+pub fn is_frozen(pid: u32) -> bool {
+    let Some(mount) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return false };
+    let (hierarchy, controller, file, frozen) = match mount.v1_freezer_mount_point {
+        Some(freezer) => (freezer, "freezer", "freezer.state", "FROZEN"),
+        None => (mount.mount_point, "", "cgroup.events", "frozen 1"),
+    };
+    let Some(path) = cgroup_path(pid, controller) else { return false };
+    let text = std::fs::read_to_string(hierarchy.join(path).join(file)).unwrap_or_default();
+    text.lines().any(|line| line == frozen)
+}
+
+/// The cgroup of a process in the v1 hierarchy with this controller, relative to the root of the hierarchy. In the v2
+/// hierarchy if `controller` is empty.
+fn cgroup_path(pid: u32, controller: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let mut lines = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    let (_, path) = lines.find(|(names, _)| names.split(',').any(|name| name == controller))?;
+    Some(path.trim_start_matches('/').to_owned())
 }
 
 /// Returns the mask of a process. Empty if the process has ended.

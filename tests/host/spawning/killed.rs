@@ -13,7 +13,7 @@ use pjw_tests::programs::program_path;
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_for, wait_until, wait_until_empty};
 
-use crate::processes::{KillOnDrop, is_ended};
+use crate::processes::{is_ended, kill_process, processes_with_variable};
 
 /// The variable in the environment of the instances of a killed pjwctl.
 pub(super) const MARK: &str = "PJW_TEST_SPAWN";
@@ -70,13 +70,7 @@ impl Random {
 
 /// The processes with the mark of this test in their environment.
 pub(super) fn marked_processes(mark: &str) -> Vec<u32> {
-    let line = format!("{MARK}={mark}");
-    let has_mark = |pid: &u32| {
-        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environ.split(|byte| *byte == 0).any(|variable| variable == line.as_bytes())
-    };
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(has_mark).collect()
+    processes_with_variable(&format!("{MARK}={mark}"))
 }
 
 /// Whether a process sleeps as instances do. A template waits for a message, and a process that has not begun its
@@ -163,7 +157,16 @@ fn has_lists_of_children() -> bool {
     has_lists
 }
 
-/// Starts `pjwctl spawn` without core dumps: some of the signals make one.
+/// The signals that a process ignores, one bit for each, but for SIGPIPE: Rust's runtime ignores it. None if the
+/// process has ended.
+fn ignored_signals(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    ignored & !(1_u64 << (Signal::SIGPIPE as i32 - 1))
+}
+
+/// Starts `pjwctl spawn` without core dumps: some of the signals make one. Returns when no signal to it is lost.
 fn start_marked(daemon: Option<(&Daemon, &str)>, words: &[&str], mark: &str) -> Child {
     let mut command = Command::new("sh");
     // nohup(1), or a shell that started this test in the background, lets it and its children ignore some signals.
@@ -177,7 +180,11 @@ fn start_marked(daemon: Option<(&Daemon, &str)>, words: &[&str], mark: &str) -> 
     };
     command.args(["-n", &INSTANCES.to_string()]).args(words).env(MARK, mark);
     // A test may send a signal to pjwctl and its instances together, as a terminal does.
-    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = command.spawn().unwrap();
+    // env may not have been executed yet.
+    wait_until("no signal is ignored", || ignored_signals(child.id()) == 0);
+    child
 }
 
 #[test]
@@ -226,13 +233,17 @@ fn pjwctl_killed_at_any_moment_leaves_no_process_no_job_no_mount_and_no_cgroup()
         let send = format!("kill -{signal} {target}{0} && kill -CONT {0}", pjwctl.id());
         assert!(Command::new("sh").args(["-c", &send]).status().unwrap().success(), "{case}");
         let status = wait_for(&format!("pjwctl ends: {case}"), || pjwctl.try_wait().unwrap());
-        if way == "--async" && proxy != LATE {
+        let lives_on = way == "--async" && proxy != LATE;
+        if lives_on {
             wait_until_empty(&format!("only instances are left: {case}"), || marked_without_instances(&mark));
-            marked_processes(&mark).into_iter().for_each(|pid| drop(KillOnDrop(pid)));
         } else {
             assert!(!status.success(), "{case}: {status}");
         }
-        wait_until_empty(&format!("no instance is left: {case}"), || marked_processes(&mark));
+        wait_until_empty(&format!("no instance is left: {case}"), || {
+            let left = marked_processes(&mark);
+            left.iter().filter(|_| lives_on).for_each(|pid| kill_process(*pid));
+            left
+        });
         wait_until(&format!("the job is over: {case}"), || daemon.status().jobs.is_empty());
         assert_eq!(tmpfs_mounts(), mounts, "{case}");
         println!("{children} processes had been started");

@@ -93,17 +93,17 @@ fn an_instance_that_changes_its_user_outlives_a_killed_pjwctl_as_documented() {
     let mut pjwctl = Command::new(program_path("pjwctl"));
     pjwctl.args(["spawn", "--local", "--multi"]).arg(&file).env(MARK, &mark).stdin(Stdio::null());
     let mut pjwctl = pjwctl.spawn().unwrap();
-    let sleeps = || {
-        let mut pids = marked_processes(&mark);
-        pids.retain(|pid| {
+    let mut sleeps = Vec::new();
+    wait_until("both sleep", || {
+        sleeps = marked_processes(&mark);
+        sleeps.retain(|pid| {
             std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "sleep\n")
         });
-        pids
-    };
-    wait_until("both sleep", || sleeps().len() == 2);
+        sleeps.len() == 2
+    });
     let uid = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let (others, own): (Vec<u32>, Vec<u32>) =
-        sleeps().into_iter().partition(|pid| uid(pid).contains("Uid:\t65534"));
+        sleeps.into_iter().partition(|pid| uid(pid).contains("Uid:\t65534"));
     let other = KillOnDrop(others[0]);
     kill(Pid::from_raw(pjwctl.id().cast_signed()), Signal::SIGKILL).unwrap();
     pjwctl.wait().unwrap();
