@@ -8,9 +8,10 @@ use pjw_tests::daemon::Daemon;
 use pjw_tests::waiting::wait_until;
 use serde_json::{Value, json};
 
-/// A caller hangs up after another time at each try: from 0 to the longest delay.
+/// A caller hangs up after another time at each try: from 0 to the longest delay. On a busy machine the daemon begins
+/// with a request only after some milliseconds.
 const DELAY_STEP: Duration = Duration::from_micros(20);
-const LONGEST_DELAY: Duration = Duration::from_millis(2);
+const LONGEST_DELAY: Duration = Duration::from_millis(20);
 
 /// Sends a request to the daemon while the daemon is stopped, and hangs up.
 fn send_and_hang_up(daemon: &Daemon, request: &Value) {
@@ -51,7 +52,8 @@ fn a_job_whose_caller_hangs_up_while_it_is_made_stays_until_its_reservation_ends
             std::hint::spin_loop();
         }
         drop(stream);
-        delay = if delay < LONGEST_DELAY { delay + DELAY_STEP } else { Duration::ZERO };
+        // Later, a longer step is as likely to meet the moment: what delays its begin lengthens it too.
+        delay = if delay < LONGEST_DELAY { delay + delay / 16 + DELAY_STEP } else { Duration::ZERO };
         // The answer to a later request, which is a refusal, tells that the loop is through with the first one.
         let _ = daemon.release("another");
         let is_found =

@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::waiting::{wait_for, wait_until};
 
-use crate::processes::{KillOnDrop, Shell, has_two_cores, mask, masks};
+use crate::processes::{KillOnDrop, Shell, has_two_cores, is_ended, mask, masks};
 
 #[test]
 fn a_daemon_killed_under_load_has_the_same_grants_afterwards_and_moves_no_process() {
@@ -48,6 +48,8 @@ fn changes_while_no_daemon_runs_are_found_at_the_next_start() {
     let child = dying.background("sleep 0");
     daemon.kill();
     drop(dying);
+    // It was killed with its parent, and nothing has waited for its end.
+    wait_until("the child has ended", || is_ended(child));
     pjw_linux::sys::affinity::set_full_mask(pjw_core::ids::Tid(living.pid())).unwrap();
     daemon.spawn();
     let jobs: Vec<String> = daemon.status().jobs.into_iter().map(|job| job.id).collect();

@@ -1,6 +1,7 @@
 //! `pjwctl run`: a command runs on its own cores from its first instruction.
 
 use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
 
 use pjw_core::cpuset::CpuSet;
 use pjw_tests::daemon::{Daemon, Enforcement};
@@ -9,6 +10,9 @@ use pjw_tests::skipping::skip;
 use pjw_tests::waiting::wait_until;
 
 use crate::processes::{Shell, has_two_cores, is_installed, mask};
+
+/// How long pjwd lets the request for a report wait for the end of its job: `END_WAIT` in the control server.
+const END_WAIT: Duration = Duration::from_millis(200);
 
 fn parse_allowed_cpus(output: &[u8]) -> CpuSet {
     let text = String::from_utf8_lossy(output).into_owned();
@@ -175,11 +179,22 @@ fn the_report_of_a_job_is_there_as_soon_as_its_command_has_ended() {
     if daemon.status().discovery != "netlink" {
         return skip("without process events, the end of a job is seen by the next scan");
     }
-    for name in ["first", "second", "third"] {
-        let id = daemon.job_id(name);
+    let mut runs = 0;
+    let mut has_report_at_once = || {
+        wait_until("the job before is over", || daemon.status().jobs.is_empty());
+        runs += 1;
+        let id = daemon.job_id(&format!("run{runs}"));
         assert!(daemon.pjwctl(&["run", "--cores", "1", "--job", &id, "--", "true"]).status.success());
+        let asked_at = Instant::now();
         let output = daemon.pjwctl(&["report", &id]);
-        assert!(output.status.success(), "{output:?}");
+        // On a busy machine pjwd may see the end of the process later than the request waits.
+        let is_late = asked_at.elapsed() >= END_WAIT
+            && String::from_utf8_lossy(&output.stderr).contains("has not ended, and has no report yet");
+        assert!(output.status.success() || is_late, "{output:?}");
+        output.status.success()
+    };
+    for _ in 0..3 {
+        wait_until("a report is there at once", &mut has_report_at_once);
     }
 }
 

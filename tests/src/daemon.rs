@@ -268,20 +268,20 @@ fn are_all_threads_stopped(pid: u32) -> bool {
 impl Drop for Daemon {
     /// Releases all jobs, also if the daemon was killed, and checks that no cgroup is left.
     fn drop(&mut self) {
-        if self.is_started() {
-            // A process that has just ended holds its cgroup until it is waited for.
-            let deadline = Instant::now() + RELEASE_TIMEOUT;
-            loop {
+        // A process that has just ended holds its cgroup until it is waited for.
+        let deadline = Instant::now() + RELEASE_TIMEOUT;
+        while self.is_started() || self.state_dir().exists() {
+            if self.is_started() {
                 let _ = self.call::<Value>("ReleaseAll", &json!({}));
-                if cpusets::remaining_cgroups(&self.tag).is_empty() || Instant::now() > deadline {
-                    break;
-                }
-                std::thread::sleep(Duration::from_millis(100));
+            } else {
+                let _ = self.release_all_command().output();
             }
-            self.stop();
-        } else if self.state_dir().exists() {
-            let _ = self.release_all_command().output();
+            if cpusets::remaining_cgroups(&self.tag).is_empty() || Instant::now() > deadline {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
         }
+        self.stop();
         if std::thread::panicking() {
             println!("the daemon's log:\n{}", self.log());
         } else {

@@ -104,9 +104,10 @@ fn labelled_output_waits_for_a_slow_reader_also_if_its_pipe_does_not_block() {
 
 #[test]
 fn a_reader_that_takes_nothing_holds_up_no_signal() {
+    let dir = tempfile::tempdir().unwrap();
     for (options, script, errors_too) in [
-        ("-n 2 --label", "exec yes", false),
-        ("-n 2 --label", "exec yes", true),
+        ("-n 2 --label", ": >begun.%r; exec yes", false),
+        ("-n 2 --label", ": >begun.%r; exec yes", true),
         ("-n 600 --json", "exit 0", false),
     ] {
         let case = format!("{options}, {errors_too}");
@@ -114,9 +115,16 @@ fn a_reader_that_takes_nothing_holds_up_no_signal() {
         let own_end: OwnedFd = writer.try_clone().unwrap().into();
         let mut pjwctl = Command::new(program_path("pjwctl"));
         pjwctl.args(["spawn", "--local"]).args(options.split(' ')).args(["--", "sh", "-c", script]);
+        pjwctl.current_dir(&dir);
         let errors = if errors_too { Stdio::from(writer.try_clone().unwrap()) } else { Stdio::piped() };
         let child = pjwctl.stdin(Stdio::null()).stdout(writer).stderr(errors).spawn().unwrap();
         let end = KillOnDrop(child.id());
+        let begun = ["begun.0", "begun.1"].map(|name| dir.path().join(name));
+        if options.contains("--label") {
+            // One instance fills the pipe alone, and the signal keeps the other one from starting if it is late.
+            wait_until("both instances have begun", || begun.iter().all(|file| file.exists()));
+            begun.iter().for_each(|file| std::fs::remove_file(file).unwrap());
+        }
         wait_until("the pipe is full", || is_full(&own_end));
         kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
         wait_until(&format!("pjwctl ends: {case}"), || is_ended(child.id()));
