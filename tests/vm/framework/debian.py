@@ -42,7 +42,7 @@ SILENCE, LONG_SILENCE = 45, 200
 MACHINES = int(os.environ.get("MACHINES", "2"))
 CASE_DEADLINE = 240
 # The seconds in which a check `eventually` has to pass, in a case that runs alone.
-EVENTUALLY = 60
+EVENTUALLY = 90
 TRIES = 3
 
 # What is collected when a case fails: the name of the file, and the command in the guest.
