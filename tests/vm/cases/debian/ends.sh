@@ -1,7 +1,9 @@
 # Jobs that are requeued or have detached processes, and daemons that restart while jobs run. No job is moved, no process is left.
 . /cases/functions
 
-detached_runs() { pgrep -u alice -f 'sleep 4321' >/dev/null; }
+# The pattern matches no shell that will start this program.
+detached() { pgrep -u alice -f '^[^ ]*sleep 4321$'; }
+detached_runs() { detached >/dev/null; }
 none_runs() { ! pgrep -u alice sleep >/dev/null; }
 restart_count_is() { [ "$(scontrol show job "$1" -o | sed -n 's/.* Restarts=\([0-9]*\).*/\1/p')" = "$2" ]; }
 runs_again() {
@@ -23,11 +25,13 @@ eventually "a process of alice's job has left its session" detached_runs
 a_cpus=$(cpus "slurm:$a") b_cpus=$(cpus "slurm:$b")
 check "a job of six CPUs holds three whole cores" [ "$(each_cpu "$b_cpus" | wc -l)" = 6 ]
 eventually "alice's job is on its cores" job_is_confined "$a"
-check "the process that left its session is on the cores of the job" confined "$a_cpus" $(pgrep -u alice -f 'sleep 4321')
+check "the process that left its session is on the cores of the job" confined "$a_cpus" $(detached)
 
 # The daemons of this node restart while the jobs run.
+was=$(slurmd_start)
 systemctl restart slurmd
-eventually "slurmd answers after its restart" is_state "$b" RUNNING
+eventually "slurmd answers after its restart" slurmd_is_back "$was"
+check "bob's job still runs after the restart of slurmd" is_state "$b" RUNNING
 systemctl daemon-reload
 kill -9 "$(main_pid)"
 eventually "pjwd answers again after it was killed" answers

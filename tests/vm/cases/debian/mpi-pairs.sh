@@ -9,16 +9,22 @@
 printf '#!/bin/bash\nkill -STOP $$\nwhile :; do :; done\n' >/tmp/rank
 chmod +x /tmp/rank
 ranks() { pgrep -u "$1" -f '^/bin/bash /tmp/rank'; }
-four_ranks_are_stopped() { [ "$(cat $(printf '/proc/%s/stat ' $(ranks "$1")) | awk '$3 == "T" { n++ } END { print n + 0 }')" = 4 ]; } 2>/dev/null
+four_ranks_are_stopped() {
+    local pid count=0
+    for pid in $(ranks "$1"); do ! is_in_state T "$pid" || count=$((count + 1)); done
+    [ "$count" = 4 ]
+}
 # measure USER...: lets the ranks of these users run for a time, and stops them. Sets `waits` to the wait time of the first user's
-# ranks, in permille of their run time and wait time.
+# ranks, in permille of their run time and wait time. The ranks are looked up first: while they compute, other programs are slow.
 measure() {
-    local before after user
-    before=$(sched_times $(ranks "$1"))
-    for user in "$@"; do kill -CONT $(ranks "$user"); done
+    local before after user measured all
+    measured=$(ranks "$1")
+    all=$(for user in "$@"; do ranks "$user"; done)
+    before=$(sched_times $measured)
+    kill -CONT $all
     sleep 2
-    for user in "$@"; do kill -STOP $(ranks "$user"); done
-    after=$(sched_times $(ranks "$1"))
+    kill -STOP $all
+    after=$(sched_times $measured)
     read -r _ waits <<<"$(sched_difference "$before" "$after")"
 }
 # end USER...: kills all ranks of these users.

@@ -9,22 +9,26 @@
 # job_script N: prints a script with N processes that compute after SIGCONT. Each stops itself first, because other programs of
 # the node are slow while 24 processes compute.
 job_script() { echo "for i in \$(seq $1); do (kill -STOP \$BASHPID; while :; do :; done) & done; wait"; }
-stopped() { for pid in $(pgrep -u "$1" slurm_script); do grep -q '^State:.T' "/proc/$pid/status" 2>/dev/null && echo "$pid"; done; }
+stopped() { for pid in $(pgrep -u "$1" slurm_script); do ! is_in_state T "$pid" || echo "$pid"; done; }
 all_are_stopped() { [ "$(stopped "$1" | wc -l)" = "$2" ]; }
 continue_all() { kill -CONT $first_pids $second_pids; }
 stop_all() { kill -STOP $first_pids $second_pids; }
 # are_running N PID...: whether at least N of these processes run or wait for a CPU now.
 are_running() {
-    local count=$1
+    local missing=$1 pid
     shift
-    [ "$(cat $(printf '/proc/%s/stat ' "$@") | awk '$3 == "R" { n++ } END { print n + 0 }')" -ge "$count" ]
+    for pid in "$@"; do ! is_in_state R "$pid" || missing=$((missing - 1)); done
+    [ "$missing" -le 0 ]
 }
-# measure SITUATION: measures for 6 s of the guest. Sets the run time in ms and the wait time in permille for both jobs.
+# measure SITUATION: measures for 5 s of the guest, and stops all processes. Sets the run time in ms and the wait time in permille for
+# both jobs. The kernel's scheduler and pjwd have 3 s to distribute the processes before.
 measure() {
     local before after before_second after_second
+    sleep 3
     before=$(sched_times $first_pids) && before_second=$(sched_times $second_pids)
-    sleep 6
+    sleep 5
     after=$(sched_times $first_pids) && after_second=$(sched_times $second_pids)
+    stop_all
     read -r first_ran first_waits <<<"$(sched_difference "$before" "$after")"
     read -r second_ran second_waits <<<"$(sched_difference "$before_second" "$after_second")"
     figure "$1: the job of 16 threads ran $first_ran ms, and waited for $first_waits permille of its run and wait time"
@@ -41,7 +45,6 @@ continue_all
 eventually "16 processes of the first job run" are_running 16 $first_pids
 eventually "8 processes of the second job run" are_running 8 $second_pids
 measure "without pjwd"
-stop_all
 waits_without_pjwd=$second_waits
 check "without pjwd the first job slows down the second" [ "$second_waits" -ge 200 ]
 
@@ -56,7 +59,6 @@ continue_all
 eventually "16 processes of the first job run again" are_running 16 $first_pids
 eventually "8 processes of the second job run again" are_running 8 $second_pids
 measure "with pjwd"
-stop_all
 check "with pjwd the second job waits at most half as long" [ "$second_waits" -le $((waits_without_pjwd / 2)) ]
 check "with pjwd the first job slows down itself" [ "$first_waits" -ge 300 ]
 check "with pjwd each job gets about half of the machine" [ $((second_ran * 10)) -ge $((first_ran * 8)) ]

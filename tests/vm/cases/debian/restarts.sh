@@ -2,7 +2,7 @@
 # and the cpusets of the jobs repeatedly. Meanwhile systemd reloads, slurmd and pjwd are restarted, pjwd is killed, and the package is
 # upgraded.
 # without pjw
-# deadline: 420
+# deadline: 600
 # alone
 . /cases/functions
 
@@ -17,9 +17,6 @@ restarted() { read_status; value "$status_json" pid; [ -n "$value" ] && [ "$valu
 full_scans() { metrics | sed -n 's/^pjw_cycles_total{cause="full"} //p'; }
 metrics() { (exec 3<>/dev/tcp/127.0.0.1/9844 && printf 'GET /metrics HTTP/1.0\r\n\r\n' >&3 && cat <&3) 2>/dev/null; }
 has_rescanned() { local scans; scans=$(full_scans); [ "${scans:-0}" -ge 2 ]; }
-slurmd_start() { scontrol show node -o | sed -n 's/.*SlurmdStartTime=\([^ ]*\).*/\1/p'; }
-# Whether the new slurmd has registered and its job still runs.
-slurmd_is_back() { [ "$(slurmd_start)" != "$1" ] && [ "$(sinfo -h -o %T)" = mixed ]; }
 passes() { echo $(($(cat /tmp/watched.passes))); }
 has_passes() { [ "$(passes)" -ge "$1" ]; }
 # check_none_outside NAME: waits for two more passes of the watcher, because the present pass may have begun too early.
@@ -41,12 +38,19 @@ is_confined() {
 }
 both_are_confined() { is_confined alice "$slurm_cpus" && is_confined bob "$run_cpus"; }
 
-mkdir /tmp/newer && dpkg-deb -R /pjw/*.deb /tmp/newer
-sed -i 's/^Version: .*/&+newer/' /tmp/newer/DEBIAN/control
-dpkg-deb -Znone -b /tmp/newer /tmp/newer.deb >&2
-config=('user_max_cores = 3' 'rescan_interval = "2s"' '[metrics]' 'listen = ["9844"]')
+# The newer package is made while the other one is installed.
+make_newer() {
+    mkdir /tmp/newer && dpkg-deb -R /pjw/*.deb /tmp/newer
+    sed -i 's/^Version: .*/&+newer/' /tmp/newer/DEBIAN/control
+    dpkg-deb -Znone -b /tmp/newer /tmp/newer.deb >&2
+}
+make_newer &
+newer=$!
+# Every eighth rescan is a full scan.
+config=('user_max_cores = 3' 'interval = "500ms"' 'rescan_interval = "500ms"' '[metrics]' 'listen = ["9844"]')
 install_deb "${config[@]}"
 start_pjw "${config[@]}"
+wait $newer
 job=$(submit alice -n4 <<<"$script")
 as bob pjwctl run --cores 3 --job long -- bash -c "$script" >&2 &
 eventually "Slurm's job holds cores" holds "slurm:$job"

@@ -59,19 +59,44 @@ user_run() {
     as "$user" env XDG_RUNTIME_DIR="/run/user/$(id -u "$user")" systemd-run --user --quiet "$@"
 }
 
-# run_cron_now: cron starts its every-minute entries within seconds. The clock is set to two seconds before a full minute.
+# run_cron_now: cron starts its every-minute entries within seconds. It starts them at full minutes only. So it is started when the
+# clock is a few seconds before a full minute. If its start takes longer than that, it is started again with more seconds.
 run_cron_now() {
-    date -s "@$((($(date +%s) / 60 + 1) * 60 - 2))" >&2
-    systemctl restart cron
+    local ahead minute
+    for ahead in 3 6 12; do
+        systemctl stop cron
+        minute=$((($(date +%s) / 60 + 1) * 60))
+        date -s "@$((minute - ahead))" >&2
+        systemctl start cron
+        [ "$(date +%s)" -ge "$minute" ] || break
+    done
 }
 
 # --- run time ------------------------------------------------------------------------------------------------------
 
-# sched_times PID...: prints how many milliseconds these processes ran, and how many they waited for a CPU.
-sched_times() { cat $(printf '/proc/%s/schedstat ' "$@") | awk '{ ran += $1; waited += $2 } END { printf "%d %d\n", ran / 1e6, waited / 1e6 }'; }
+# sched_times PID...: prints how many milliseconds these processes ran, and how many they waited for a CPU. It starts no program,
+# because that takes seconds while the CPUs compute.
+sched_times() {
+    local pid ran waited all_ran=0 all_waited=0
+    for pid in "$@"; do
+        read -r ran waited _ <"/proc/$pid/schedstat" || continue
+        all_ran=$((all_ran + ran)) all_waited=$((all_waited + waited))
+    done
+    echo "$((all_ran / 1000000)) $((all_waited / 1000000))"
+}
 # sched_difference BEFORE AFTER: compares two outputs of sched_times. Prints the milliseconds of run time between them, and
 # the wait time in permille of run time and wait time.
 sched_difference() { echo "$1 $2" | awk '{ ran = $3 - $1; waited = $4 - $2; printf "%d %d\n", ran, 1000 * waited / (ran + waited + 1) }'; }
+
+# is_in_state STATE PID: whether the process is in the state, such as R (runs, or waits for a CPU) or T (is stopped). It starts no
+# program either.
+is_in_state() {
+    local stat
+    { read -r stat <"/proc/$2/stat"; } 2>/dev/null || return 1
+    # The name of the program is before the state, in parentheses.
+    stat=${stat##*) }
+    [ "${stat%% *}" = "$1" ]
+}
 
 # --- Slurm --------------------------------------------------------------------------------------------------------
 
@@ -103,6 +128,15 @@ sbatch_busy() {
     local user=$1 threads=$2
     shift 2
     echo "for i in \$(seq $threads); do (while :; do :; done) & done; wait" | submit "$user" "$@"
+}
+
+# slurmd_start: prints when slurmd started, as slurmctld knows it. slurmd_is_back TIME: whether a later slurmd than that one has
+# registered, and the node has a running job and free CPUs.
+slurmd_start() { scontrol show node -o | sed -n 's/.*SlurmdStartTime=\([^ ]*\).*/\1/p'; }
+slurmd_is_back() {
+    local start
+    start=$(slurmd_start)
+    [ -n "$start" ] && [ "$start" != "$1" ] && [ "$(sinfo -h -o %T)" = mixed ]
 }
 
 job_state() { scontrol show job "$1" -o | sed -n 's/.*JobState=\([A-Z]*\).*/\1/p' | head -n 1; }
