@@ -48,6 +48,9 @@ END
 mkfifo /run/web.pipe
 chmod +x /usr/local/bin/web
 printf '[Service]\nExecStart=/usr/local/bin/web\n' >/etc/systemd/system/web.service
+# systemd must not restart pjwd after it was killed below, because the next daemon would freeze the borrower again.
+mkdir -p /etc/systemd/system/pjwd.service.d
+printf '[Service]\nRestart=no\n' >/etc/systemd/system/pjwd.service.d/once.conf
 systemctl daemon-reload
 start_pjw '[lending]' 'enabled = true' 'buffer = 1' 'lend_after = "500ms"' 'revocation_signal = "SIGWINCH"' 'starved = "freeze"' \
     '[[provision]]' 'name = "web"' 'cores = 4' 'match = "unit=web.service"'
@@ -97,8 +100,8 @@ eventually "an event reports that the cores were returned" has_event returned
 rm /run/work
 eventually "cores are lent again when the unit is idle" is_lent
 
-# A process without a hot thread is chosen.
-part=$(pgrep -x short-bursts)
+# A process without a hot thread is chosen. The oldest one: a child that will execute sleep has the same name for a moment.
+part=$(pgrep -o -x short-bursts)
 check "a process of the borrower gets a real-time priority" chrt -r -p 1 "$part"
 eventually "status warns of the real-time priority" has_warning realtime-borrower
 eventually "no cores are lent to a borrower with a real-time priority" is_returned
@@ -108,6 +111,8 @@ check "the borrower can be released" pjwctl release batch
 check "no cores are lent after the release" is_returned
 eventually "the processes of the borrower are in their former cgroup, with their masks" batch_is_restored
 eventually "no cgroup of a borrower is left" no_borrower_left
+# The released processes would compute until the end of the case, and everything else would be slow.
+kill $(process_tree "$batch")
 
 pjwctl run --job notified --cores 8 --class besteffort -- setpriv --reuid=alice --regid=alice --clear-groups \
     sh -c 'cd /home/alice; trap "echo signal >>signal" WINCH; echo $$ >pid; while :; do :; done' >&2 &
@@ -126,10 +131,6 @@ sleep 1000 &
 rest=$!
 check "another job gets all free cores" pjwctl assign rest --cores all --pid "$rest"
 eventually "a borrower without a core is frozen" frozen_is 1
-# systemd must not restart pjwd, because the next daemon would freeze the borrower again.
-mkdir -p /etc/systemd/system/pjwd.service.d
-printf '[Service]\nRestart=no\n' >/etc/systemd/system/pjwd.service.d/once.conf
-systemctl daemon-reload
 ran=$(ticks_of "$notified")
 kill -KILL "$(main_pid)"
 eventually "pjwd is killed" daemon_is_killed
@@ -148,4 +149,3 @@ systemctl stop pjwd.service
 check "the thaw command succeeds" sh -c 'systemctl show pjwd.service -p ExecStopPost | grep -q "status=0"'
 check "pjwd --release-all succeeds" pjwd --release-all
 eventually "the unit may run on all CPUs" web_is_restored
-kill $(process_tree "$batch")
