@@ -55,8 +55,10 @@ assigned_cpus=$(cpus manual:assigned)
 eventually "every thread of the assigned process is on the cores of its job" is_confined manual:assigned $assigned
 check "the cores of the assigned process belong to no other job" disjoint "$assigned_cpus" "$a_cpus,$b_cpus"
 
-# The daemon is killed. The masks stay, and the next daemon reads the jobs from its journal.
+# The daemon is killed. The masks stay, and the next daemon reads the jobs from its journal. It is refused while the first one has not
+# ended.
 kill -9 $daemon
+wait $daemon 2>/dev/null
 eventually "the killed pjwd does not answer" does_not_answer
 eventually "job a stays on its cores without pjwd" confined "$a_cpus" $(process_tree $a)
 start_daemon
