@@ -13,7 +13,7 @@ run_doctor() {
         check "$run: pjwctl doctor succeeds as $user" sh -c "runuser -u $user -- pjwctl doctor --all >/tmp/$run"
         check "$run: pjwctl doctor --json succeeds" sh -c "runuser -u $user -- pjwctl doctor --json >/tmp/$run.json"
     fi
-    check "$run: the output is valid JSON" python3 -m json.tool "/tmp/$run.json" /dev/null
+    check "$run: the output is valid JSON" python3 -ISc 'import json, sys; json.load(open(sys.argv[1]))' "/tmp/$run.json"
     check "$run: Slurm is found" grep -qi slurm "/tmp/$run"
 }
 output_has() { tr -s ' \n' ' ' <"/tmp/$1" | grep -Eiq "$2" || { cat "/tmp/$1" >&2; return 1; }; }

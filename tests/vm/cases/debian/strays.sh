@@ -1,6 +1,5 @@
 # A user with a job starts processes outside it: through ssh, cron and systemd-run --user. They are reported as strays, and their masks
 # are not changed, unless strays are adopted.
-# alone
 . /cases/functions
 
 runs() { pgrep -u "$1" -f "^[^ ]*sleep $2\$" >/dev/null; }

@@ -1,4 +1,5 @@
-# Jobs with known faults, and a job without one. Their reports have the right verdicts and advice.
+# Jobs with known faults, and a job without one. Their reports have the right verdicts and advice. A job is judged if its use of CPUs
+# was measured for 10 s, and a serial part counts from 10 s on.
 # deadline: 420
 # alone
 . /cases/functions
@@ -11,11 +12,11 @@ spin() {
     wait
 }
 case $1 in
-    serial) spin 1 18 ;;
-    late-serial) spin 2 4; spin 1 24 ;;
-    many-threads) spin 8 18 ;;
-    sleeping) spin 1 1; sleep 20 ;;
-    good | displaced | other) spin 2 18 ;;
+    serial) spin 1 15 ;;
+    late-serial) spin 2 4; spin 1 20 ;;
+    many-threads) spin 8 15 ;;
+    sleeping) spin 1 1; sleep 15 ;;
+    good | displaced | other) spin 2 15 ;;
 esac
 END
 chmod +x /tmp/work
