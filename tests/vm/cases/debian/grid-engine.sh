@@ -25,7 +25,8 @@ report_has_no_pjw() { has_report "$1" && ! grep -q PJW "/tmp/report.$1"; }
 has_processes() { [ "$(pids_of_grid_job "$1" | wc -l)" -ge "$2" ]; }
 is_on_cores() { [ "$(each_cpu "$(cpus "sge:$1")" | wc -l)" = $((2 * $2)) ]; }
 is_gone() { [ -z "$(grid_state "$1")" ]; }
-is_requeued() { [[ $(grid_state "$1") == *[Rq]* ]] && [ ! -e "/tmp/report.$1.undefined" ]; }
+# Whether the job waits in the queue after its strict prolog ran. It waits there before, too.
+is_requeued() { [ -e /tmp/strict-prolog-ran ] && [[ $(grid_state "$1") == *[Rq]* ]] && [ ! -e "/tmp/report.$1.undefined" ]; }
 
 start_pjw
 start_grid_engine "${hooked[@]}"
@@ -95,7 +96,7 @@ eventually "this job ends" is_gone "$without_daemon"
 check "the queue is open while no pjwd runs" is_open
 
 # With --strict, the job goes back into the queue and waits there.
-sed 's/" hook /&--strict /' "$hooks/prolog.sh" >/usr/local/bin/strict-prolog
+sed -e '1a : >/tmp/strict-prolog-ran' -e 's/" hook /&--strict /' "$hooks/prolog.sh" >/usr/local/bin/strict-prolog
 chmod 755 /usr/local/bin/strict-prolog
 change_queue "prolog root@/usr/local/bin/strict-prolog \$job_owner" "${hooked[@]:1}"
 strict=$(qsubmit bob -pe smp 2 <<<"$write_report; sleep 1000")

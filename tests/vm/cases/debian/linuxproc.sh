@@ -2,7 +2,8 @@
 # session is not ended by scancel. It still belongs to the job.
 . /cases/functions
 
-detached_runs() { pgrep -u alice -f 'sleep 4321' >/dev/null; }
+# The pattern matches no shell that will start this program.
+detached_runs() { pgrep -u alice -f '^[^ ]*sleep 4321$' >/dev/null; }
 pids_of_user() { for pid in $(pgrep -u "$1" 'sleep|python3'); do echo "$pid"; done; }
 user_is_on() { local pids; pids=$(pids_of_user "$1"); [ -n "$pids" ] && confined "$2" $pids; }
 

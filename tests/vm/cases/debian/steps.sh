@@ -46,9 +46,11 @@ scancel "$job"
 eventually "bob's cancelled job is no longer in the status" has_no_job "slurm:$job"
 
 as alice salloc -n1 -c4 srun sleep 3001 &
-allocated() { [ -n "$(squeue -h -u alice -o %A)" ]; }
+# An allocation that was cancelled before may still be in the queue. It no longer runs.
+allocation() { squeue -h -u alice -t R -o %A; }
+allocated() { [ -n "$(allocation)" ]; }
 eventually "salloc has an allocation" allocated
-job=$(squeue -h -u alice -o %A)
+job=$(allocation)
 eventually "the job of salloc holds cores when its step runs" holds "slurm:$job"
 grant=$(cpus "slurm:$job")
 check "the job of salloc with four CPUs holds two whole cores" [ "$(each_cpu "$grant" | wc -l)" = 4 ]
@@ -59,7 +61,7 @@ eventually "the cancelled job of salloc is no longer in the status" has_no_job "
 # An allocation without a shell and without a step has no process on the node. Without a hook, pjwd cannot find it.
 as alice salloc --no-shell -n1 -c4 >&2
 eventually "salloc has an allocation without a shell" allocated
-job=$(squeue -h -u alice -o %A)
+job=$(allocation)
 check "the allocation has no process" has_no_process
 other=$(sbatch_sleep bob -n1 -c4)
 eventually "another job holds cores" holds "slurm:$other"
