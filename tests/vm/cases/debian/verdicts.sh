@@ -13,7 +13,7 @@ spin() {
 }
 case $1 in
     serial) spin 1 15 ;;
-    late-serial) spin 2 4; spin 1 20 ;;
+    late-serial) spin 2 4; spin 1 22 ;;
     many-threads) spin 8 15 ;;
     sleeping) spin 1 1; sleep 15 ;;
     good | displaced | other) spin 2 15 ;;
