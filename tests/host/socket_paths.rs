@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
-use pjw_ipc::client::{Client, lock_dir};
+use pjw_ipc::client::{Client, lasting_lock_dir, lock_dir};
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
 use pjw_tests::waiting::{wait_for, wait_until};
@@ -24,6 +24,8 @@ const DAEMON_USER: u32 = 65_411;
 const OTHER_USER: u32 = 65_410;
 /// The user of the test that deletes its directory: the directory has a fixed path, and tests run side by side.
 const DELETING_USER: u32 = 65_412;
+/// The user of the test that logs out, for the same reason.
+const LEAVING_USER: u32 = 65_413;
 
 /// Returns the plain user that starts the daemon: the user of the test, or another one if the test runs as root.
 fn daemon_user() -> u32 {
@@ -226,6 +228,40 @@ fn after_the_whole_directory_of_a_user_is_deleted_the_next_daemon_names_the_mask
         };
         warnings.iter().any(is_of_shell)
     });
+}
+
+#[test]
+fn a_daemon_that_runs_on_after_the_logout_of_its_user_is_found_by_a_later_one() {
+    if !is_root() || !programs_are_reachable() {
+        return;
+    }
+    // It also keeps the other tests of this program from starting a daemon meanwhile.
+    let mut other = Daemon::start("");
+    other.stop();
+    let runtime = RemoveOnDrop(PathBuf::from(format!("/run/user/{LEAVING_USER}")));
+    let _lasting = RemoveOnDrop(lasting_lock_dir(LEAVING_USER).unwrap());
+    let unmounted = RemoveOnDrop(PathBuf::from(format!("/run/user/{LEAVING_USER}-unmounted")));
+    let command = || {
+        let mut command = Command::new(program_path("pjwd"));
+        command.env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null()).stderr(Stdio::null()).current_dir("/");
+        command.uid(LEAVING_USER).gid(LEAVING_USER);
+        command
+    };
+    // As the login of a user does, and the last logout.
+    std::fs::create_dir_all(&runtime.0).unwrap();
+    chown(&runtime.0, Some(LEAVING_USER), Some(LEAVING_USER)).unwrap();
+    let first = StartedDaemon(command().spawn().unwrap());
+    let socket = runtime.0.join("pjwd/pjwd.sock");
+    wait_until("pjwd answers", || {
+        let client = Client::connect(&socket).ok();
+        client.is_some_and(|mut client| client.call::<Value>("GetStatus", &json!({})).is_ok())
+    });
+    assert!(lock_dir(LEAVING_USER).starts_with(&runtime.0));
+    // The path vanishes at once, so that the daemon makes no file meanwhile.
+    std::fs::rename(&runtime.0, &unmounted.0).unwrap();
+    let stderr = start_and_read_refusal(command());
+    let named = format!("for user {LEAVING_USER} (process {}, ", first.0.id());
+    assert!(stderr.contains(&format!("another pjwd runs {named}")), "{stderr}");
 }
 
 #[test]

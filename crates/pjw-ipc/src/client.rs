@@ -341,7 +341,7 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
 /// same lock. The directory contains no state files: the lock must stay if somebody deletes the directory of the
 /// state files.
 ///
-/// `/run/user/UID` may appear while a daemon runs: see [`lock_dir_before_login`].
+/// `/run/user/UID` may appear and vanish while a daemon runs: see [`lasting_lock_dir`].
 #[must_use]
 pub fn lock_dir(uid: u32) -> PathBuf {
     let mut dir = runtime_dir(uid, None).into_os_string();
@@ -349,11 +349,13 @@ pub fn lock_dir(uid: u32) -> PathBuf {
     PathBuf::from(dir)
 }
 
-/// Returns the directory of the lock file of a daemon that the user `uid` started before `/run/user/UID` existed, for
-/// example by cron before a login. Equal to [`lock_dir`] if `/run/user/UID` does not exist. Unused for root.
+/// Returns the directory of a second lock file of the daemon of the user `uid`: `/tmp/pjwd-UID-lock`, or `None` for
+/// root. `/run/user/UID` appears with the first login of the user and vanishes with the last logout. So [`lock_dir`] is
+/// another directory before and after, and only this one is the same for all daemons of the user. Equal to [`lock_dir`]
+/// if `/run/user/UID` does not exist.
 #[must_use]
-pub fn lock_dir_before_login(uid: u32) -> PathBuf {
-    PathBuf::from(format!("/tmp/pjwd-{uid}-lock"))
+pub fn lasting_lock_dir(uid: u32) -> Option<PathBuf> {
+    (uid != 0).then(|| PathBuf::from(format!("/tmp/pjwd-{uid}-lock")))
 }
 
 /// Returns the path of the daemon's socket to which a client of the user `uid` connects. `chosen_path` is the path

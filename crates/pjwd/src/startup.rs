@@ -16,7 +16,7 @@ use pjw_core::ids::Pid;
 use pjw_core::plan::Warning;
 use pjw_core::{ids, policy::Policy, state::WardenState, topology::Topology};
 use pjw_ipc::bind::bind;
-use pjw_ipc::client::{lock_dir, lock_dir_before_login, runtime_dir};
+use pjw_ipc::client::runtime_dir;
 use pjw_ipc::server::{ServerLimits, serve_with_new_listeners};
 use pjw_linux::sys::clock;
 use pjw_linux::topology::{TopologySource, load_topology};
@@ -38,7 +38,7 @@ use crate::run::own_files::{PassedSocket, SocketFile, WatchedFiles};
 use crate::run::own_mask::DaemonMask;
 use crate::store::{
     journal, journal::FileJournal, journal::JournalError, journal::RecoveredJournal, lock::DaemonLock,
-    lock::LockError, lock::LockHolder, reports::ReportStore,
+    lock::LockDirectories, lock::LockError, lock::LockHolder, reports::ReportStore,
 };
 use crate::{
     control::server::ControlService, control::settings::ControlSettings, error_text, host::logging::Logging,
@@ -173,10 +173,8 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
 
 /// Takes the lock by which one daemon serves this machine, or this user. `None` if the daemon is to run beside another.
 fn take_lock(options: &DaemonOptions, holder: LockHolder) -> anyhow::Result<Option<DaemonLock>> {
-    let uid = Uid::effective().as_raw();
-    // All daemons of a user must lock the same file. So the directory does not depend on XDG_RUNTIME_DIR.
-    let other_dirs = [runtime_dir(uid, None), lock_dir_before_login(uid)];
-    Ok((!options.beside).then(|| DaemonLock::acquire(&lock_dir(uid), &other_dirs, holder)).transpose()?)
+    let dirs = LockDirectories::of_user(Uid::effective().as_raw());
+    Ok((!options.beside).then(|| DaemonLock::acquire(&dirs, holder)).transpose()?)
 }
 
 fn is_same_directory(one: &Path, other: &Path) -> bool {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::sys::socket::{Backlog, listen};
-use pjw_ipc::client::{Client, ClientError, lock_dir, runtime_dir, socket_path};
+use pjw_ipc::client::{Client, ClientError, lasting_lock_dir, lock_dir, runtime_dir, socket_path};
 use pjw_ipc::server::ServerLimits;
 use serde_json::{Value, json};
 
@@ -259,6 +259,8 @@ fn the_runtime_directory_of_a_user_is_that_of_the_session_or_one_named_by_the_us
     assert_eq!(runtime_dir(7, Some(Path::new("/x"))), PathBuf::from("/x/pjwd"));
     assert_eq!(lock_dir(0), PathBuf::from("/run/pjwd-lock"));
     assert_eq!(lock_dir(4_000_000_000), PathBuf::from("/tmp/pjwd-4000000000-lock"));
+    assert_eq!(lasting_lock_dir(0), None, "/run/pjwd-lock stays");
+    assert_eq!(lasting_lock_dir(1000), Some(PathBuf::from("/tmp/pjwd-1000-lock")), "logged in or not");
     let uid_without_directory = 4_000_000_000;
     for invalid_directory in [None, Some(Path::new("relative")), Some(Path::new(""))] {
         assert_eq!(

@@ -183,7 +183,7 @@ impl WatchedFiles {
     fn paths(&self) -> Vec<PathBuf> {
         let mut paths: Vec<PathBuf> =
             journal::JOURNAL_FILE_NAMES.iter().map(|name| self.state_dir.join(name)).collect();
-        paths.extend(self.lock.as_ref().map(|lock| lock.path().to_owned()));
+        paths.extend(self.lock.iter().flat_map(DaemonLock::paths).map(Path::to_owned));
         paths.extend(self.socket.path().map(Path::to_owned));
         paths
     }

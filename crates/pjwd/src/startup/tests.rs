@@ -21,7 +21,7 @@ impl Places {
     fn start(&self, name: &str, records: &[Record]) -> (bool, String) {
         let (locks, state_dir) = (self.path("lock"), self.path(name));
         let holder = LockHolder::for_this_process(None, &state_dir);
-        let mut lock = DaemonLock::acquire(&locks, &[], holder).unwrap();
+        let mut lock = DaemonLock::acquire(&lock_directory(locks), holder).unwrap();
         directories::make_state_directory(&state_dir, Uid::effective().as_raw()).unwrap();
         let (mut journal, recovered, warnings) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();
         journal.append(records).unwrap();
@@ -29,6 +29,10 @@ impl Places {
         let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
         (recovered.records.contains(&lost), remedies.concat())
     }
+}
+
+fn lock_directory(usual: PathBuf) -> LockDirectories {
+    LockDirectories { usual, ..LockDirectories::default() }
 }
 
 fn ended(name: &str) -> Record {
@@ -75,7 +79,7 @@ fn a_journal_whose_state_file_could_not_be_written_is_complete() {
     std::fs::create_dir_all(state_dir.join("state.json.new")).unwrap();
     for name in ["a", "b"] {
         let holder = LockHolder::for_this_process(None, &state_dir);
-        let mut lock = DaemonLock::acquire(&above.path().join("lock"), &[], holder).unwrap();
+        let mut lock = DaemonLock::acquire(&lock_directory(above.path().join("lock")), holder).unwrap();
         let (mut journal, recovered, _) = open_journal(&state_dir, "boot", Some(&mut lock)).unwrap();
         assert!(!recovered.has_lost_records, "before {name}: {:?}", recovered.remarks);
         assert!(recovered.remarks.last().unwrap().contains("can't write"), "{:?}", recovered.remarks);

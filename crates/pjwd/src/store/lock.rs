@@ -5,6 +5,9 @@
 //! the message to a second one, and tells the next one where the last one made its journal. So the file has a directory
 //! of its own: it stays when the state directory is deleted. Only its owner may open the file: with any descriptor of
 //! it, another user could take the lock.
+//!
+//! `/run/user/UID` exists only while the user is logged in. So a plain user has a second lock file below `/tmp`, which
+//! a daemon finds that starts before a login or after a logout ([`LockDirectories`]).
 
 use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
@@ -17,9 +20,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::unistd::Uid;
+use pjw_ipc::client::{lasting_lock_dir, lock_dir, runtime_dir};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::host::{directories, flock_holder::is_running, inode::is_file_at_path};
 
@@ -181,6 +185,71 @@ fn of_holder(holder: &Option<Box<LockHolder>>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
+/// The directories of the lock files of a user.
+#[derive(Debug, Clone, Default)]
+pub struct LockDirectories {
+    /// The directory of the lock file without which pjwd does not start. pjwd creates the directory if it is missing.
+    pub usual: PathBuf,
+    /// A directory that is the same before a login, while the user is logged in, and after a logout. `None` if `usual`
+    /// is such a directory. pjwd creates the directory and a lock file in it. pjwd starts also if it can't, because
+    /// another user may have made the directory.
+    pub lasting: Option<PathBuf>,
+    /// The directories in which earlier versions of pjwd had their lock files. pjwd creates nothing there.
+    pub former: Vec<PathBuf>,
+}
+
+impl LockDirectories {
+    /// Returns the directories of the user `uid`. The result depends only on the user and on whether `/run/user/UID`
+    /// exists, and not on `$XDG_RUNTIME_DIR`: all daemons of a user must lock the same file.
+    #[must_use]
+    pub fn of_user(uid: u32) -> Self {
+        Self { usual: lock_dir(uid), lasting: lasting_lock_dir(uid), former: vec![runtime_dir(uid, None)] }
+    }
+}
+
+/// The lock file in [`LockDirectories::lasting`].
+#[derive(Debug)]
+struct LastingFile {
+    path: PathBuf,
+    /// `None` if the file can't be used.
+    file: Option<Flock<File>>,
+}
+
+impl LastingFile {
+    /// Locks the file, or returns an entry without a file if it can't be used.
+    ///
+    /// # Errors
+    /// If another pjwd holds the lock.
+    fn lock(dir: &Path, holder: &mut LockHolder) -> Result<Self, LockError> {
+        let path = dir.join(FILE_NAME);
+        let file = match lock_file(&path, holder) {
+            Ok(file) => Some(file),
+            Err(error @ LockError::Held { .. }) => return Err(error),
+            Err(error) => {
+                warn!("{error}; until then, a second pjwd may start after a logout of the user");
+                None
+            }
+        };
+        Ok(Self { path, file })
+    }
+
+    /// Locks the file again if it was removed or could not be used. Returns whether it was removed.
+    ///
+    /// # Errors
+    /// If another pjwd holds the lock. If the file was removed and can't be made again.
+    fn relock_if_removed(&mut self, holder: &mut LockHolder) -> Result<bool, LockError> {
+        if self.file.as_ref().is_some_and(|file| is_file_at_path(&self.path, file)) {
+            return Ok(false);
+        }
+        match lock_file(&self.path, holder) {
+            Ok(file) => Ok(self.file.replace(file).is_some()),
+            // The log has said so.
+            Err(LockError::Unusable { .. }) if self.file.is_none() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 /// The lock that prevents a second pjwd of the same user. Each user, also root, has a separate lock. So the lock
 /// permits a pjwd of root and a pjwd of another user at the same time. The lock is released when this value is
 /// dropped or the process ends.
@@ -189,41 +258,43 @@ pub struct DaemonLock {
     path: PathBuf,
     holder: LockHolder,
     file: Flock<File>,
-    /// The lock files at other places that existed at the start of pjwd.
-    other_files: Vec<Flock<File>>,
+    lasting: Option<LastingFile>,
+    /// The lock files of earlier versions that existed at the start of pjwd.
+    former_files: Vec<Flock<File>>,
 }
 
 impl DaemonLock {
-    /// Acquires the lock that prevents a second pjwd of the same user: locks a file in the directory `dir` (flock(2)).
-    /// Creates the directory if it is missing. `dir` must be the same for each pjwd of the user. `holder` describes the
-    /// calling process, and is written to the lock file. If another process holds the lock, waits for the end of that
-    /// process: up to 0.5 s if it is a daemon that still runs, and up to 5 s if it is already exiting, or only releases
-    /// or thaws jobs.
+    /// Acquires the lock that prevents a second pjwd of the same user: locks a file in [`LockDirectories::usual`] and
+    /// one in [`LockDirectories::lasting`] (flock(2)). `dirs` must be the directories of this user. `holder` describes
+    /// the calling process, and is written to the lock files. If another process holds the lock, waits for the end of
+    /// that process: up to 0.5 s if it is a daemon that still runs, and up to 5 s if it is already exiting, or only
+    /// releases or thaws jobs.
     ///
-    /// A pjwd of the same user may have its lock file in one of `other_dirs`: a pjwd of an earlier version, or one that
-    /// started before the directory above `dir` existed. Each such file that exists is locked too, except if it belongs
-    /// to another user. So no such pjwd can run at the same time.
+    /// A pjwd of an earlier version may have its lock file in one of [`LockDirectories::former`]. Each such file that
+    /// exists is locked too, except if it belongs to another user. So no such pjwd can run at the same time.
     ///
     /// # Errors
-    /// If another pjwd still holds the lock after the wait. If the directory or the lock file can't be used, for
-    /// example because the file belongs to another user or is a symbolic link.
-    pub fn acquire(dir: &Path, other_dirs: &[PathBuf], mut holder: LockHolder) -> Result<Self, LockError> {
-        let path = dir.join(FILE_NAME);
+    /// If another pjwd still holds the lock after the wait. If the directory `usual` or the lock file in it can't be
+    /// used, for example because the file belongs to another user or is a symbolic link.
+    pub fn acquire(dirs: &LockDirectories, mut holder: LockHolder) -> Result<Self, LockError> {
+        let path = dirs.usual.join(FILE_NAME);
         let file = lock_file(&path, &mut holder)?;
-        let mut other_files = Vec::new();
-        for other_dir in other_dirs.iter().filter(|other_dir| *other_dir != dir) {
-            let other_path = other_dir.join(FILE_NAME);
-            if other_path.symlink_metadata().is_err() {
+        let lasting = dirs.lasting.as_deref().filter(|dir| *dir != dirs.usual);
+        let lasting = lasting.map(|dir| LastingFile::lock(dir, &mut holder)).transpose()?;
+        let mut former_files = Vec::new();
+        for former in dirs.former.iter().filter(|former| **former != dirs.usual) {
+            let former_path = former.join(FILE_NAME);
+            if former_path.symlink_metadata().is_err() {
                 continue;
             }
-            match lock_file(&other_path, &mut holder) {
-                Ok(file) => other_files.push(file),
+            match lock_file(&former_path, &mut holder) {
+                Ok(file) => former_files.push(file),
                 Err(error @ LockError::Held { .. }) => return Err(error),
                 // No pjwd of this user starts with such a file.
                 Err(LockError::Unusable { .. }) => {}
             }
         }
-        let lock = Self { path, holder, file, other_files };
+        let lock = Self { path, holder, file, lasting, former_files };
         // The file at another place may be the only one that names a journal.
         lock.write_holder().map_err(|error| LockError::Unusable {
             path: lock.path.clone(),
@@ -284,29 +355,46 @@ impl DaemonLock {
     }
 
     fn write_holder(&self) -> io::Result<()> {
-        for file in &self.other_files {
+        let lasting = self.lasting.iter().filter_map(|lasting| lasting.file.as_ref());
+        for file in lasting.chain(&self.former_files) {
             // These files only tell another pjwd of this user about this one.
             if let Err(error) = write(file, &self.holder) {
-                debug!(%error, "a lock file of an earlier directory can't be written");
+                debug!(%error, "a lock file can't be written");
             }
         }
         write(&self.file, &self.holder)
     }
 
-    /// Returns the path of the lock file. A lock on this file prevents a second pjwd of the same user.
-    #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
+    /// Returns the paths of the lock files that pjwd must make again if they are removed
+    /// ([`DaemonLock::reacquire_if_removed`]). Locks on these files prevent a second pjwd of the same user.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        // In a directory of another user, this user could cause any number of events.
+        let lasting = self.lasting.iter().filter(|lasting| lasting.file.is_some());
+        [self.path.as_path()].into_iter().chain(lasting.map(|lasting| lasting.path.as_path()))
     }
 
-    /// Acquires the lock against a second pjwd again if the lock file was removed or replaced. Without a new lock, a
-    /// second pjwd could create and lock a new file. Returns true if the lock was acquired again. Returns false if
-    /// the lock file is still in place, so that nothing was done.
+    /// Acquires the lock against a second pjwd again if a lock file was removed or replaced. Without a new lock, a
+    /// second pjwd could create and lock a new file. Also locks the file in [`LockDirectories::lasting`] if it could
+    /// not be used before. Returns whether a removed file was made again.
     ///
     /// # Errors
-    /// The errors of [`DaemonLock::acquire`]. [`LockError::Held`] means that a second pjwd has acquired the lock in
-    /// the meantime. This pjwd and the second pjwd then run at the same time.
+    /// The errors of [`DaemonLock::acquire`], also if the file in [`LockDirectories::lasting`] was removed and can't be
+    /// made again. [`LockError::Held`] means that a second pjwd has acquired the lock in the meantime. This pjwd and
+    /// the second pjwd then run at the same time.
     pub fn reacquire_if_removed(&mut self) -> Result<bool, LockError> {
+        let Self { lasting, holder, .. } = self;
+        let lasting = lasting.as_mut().map_or(Ok(false), |lasting| lasting.relock_if_removed(holder));
+        let usual = self.relock_usual_file_if_removed();
+        // After a logout, the usual file can't be made again. A second pjwd is the more important news.
+        if matches!(lasting, Err(LockError::Held { .. })) {
+            return lasting;
+        }
+        let is_usual_new = usual?;
+        Ok(lasting? || is_usual_new)
+    }
+
+    /// Returns whether the file in [`LockDirectories::usual`] was removed.
+    fn relock_usual_file_if_removed(&mut self) -> Result<bool, LockError> {
         if is_file_at_path(&self.path, &self.file) {
             return Ok(false);
         }

@@ -33,9 +33,9 @@ pub(super) fn page(help: &str) -> Option<Page> {
         ),
         roff::list_entry(
             "/run/pjwd-lock/warden.lock",
-            "Root's lock against a second pjwd; another user's is in /run/user/UID/pjwd-lock, or in \
-             /tmp/pjwd-UID-lock where /run/user/UID is no directory. It stays when the state directory is deleted, \
-             and tells the next pjwd of that.",
+            "Root's lock against a second pjwd; another user's is in /tmp/pjwd-UID-lock, and in \
+             /run/user/UID/pjwd-lock where /run/user/UID is a directory. It stays when the state directory \
+             is deleted, and tells the next pjwd of that.",
         ),
         roff::list_entry(
             "$XDG_RUNTIME_DIR/pjwd/pjwd.sock",

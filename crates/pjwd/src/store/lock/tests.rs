@@ -13,7 +13,13 @@ fn holder(state_dir: &str) -> LockHolder {
 
 /// Acquires the lock in `dir`, where no lock file is at another place.
 fn acquire(dir: &Path, holder: LockHolder) -> Result<DaemonLock, LockError> {
-    DaemonLock::acquire(dir, &[], holder)
+    DaemonLock::acquire(&LockDirectories { usual: dir.to_owned(), ..LockDirectories::default() }, holder)
+}
+
+/// The directories of a user while `/run/user/UID` is `runtime_dir`, or does not exist. `lasting` is that below /tmp.
+fn directories_of_user(runtime_dir: Option<&Path>, lasting: &Path) -> LockDirectories {
+    let usual = runtime_dir.map_or_else(|| lasting.to_owned(), |dir| dir.join("pjwd-lock"));
+    LockDirectories { usual, lasting: Some(lasting.to_owned()), former: Vec::new() }
 }
 
 fn runtime_dir() -> tempfile::TempDir {
@@ -163,7 +169,9 @@ fn a_daemon_of_an_earlier_version_is_refused_and_its_journal_is_known_after_its_
     std::fs::write(&path, text).unwrap();
     let of_earlier_version =
         Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusiveNonblock).unwrap();
-    let start = || DaemonLock::acquire(dir.path(), &[older.path().to_owned()], holder("/tmp/two"));
+    let (usual, former) = (dir.path().to_owned(), vec![older.path().to_owned()]);
+    let dirs = LockDirectories { usual, lasting: None, former };
+    let start = || DaemonLock::acquire(&dirs, holder("/tmp/two"));
     let refusal = start().unwrap_err().to_string();
     assert!(refusal.contains("state directory \"/tmp/one\""), "{refusal}");
     drop(of_earlier_version);
@@ -178,22 +186,103 @@ fn a_daemon_of_an_earlier_version_is_refused_and_its_journal_is_known_after_its_
     assert!(!older.path().exists(), "no file is made for earlier versions");
 }
 
-/// As one that cron started, whose user had no /run/user/UID yet.
 #[test]
-fn a_daemon_is_refused_while_another_holds_a_lock_at_another_place() {
-    let (early, late) = (runtime_dir(), runtime_dir());
-    let places = [late.path().to_owned(), early.path().to_owned()];
-    let start = |dir: &Path| DaemonLock::acquire(dir, &places, holder("/tmp/two"));
-    let first = DaemonLock::acquire(early.path(), &places[1..], holder("/tmp/one")).unwrap();
-    let refusal = start(late.path()).unwrap_err().to_string();
-    assert!(refusal.contains("state directory \"/tmp/one\""), "{refusal}");
-    drop(first);
-    let second = start(late.path()).unwrap();
-    assert!(start(early.path()).is_err(), "also the other way round");
+fn a_daemon_is_refused_while_one_runs_that_started_before_the_login_or_the_logout_of_the_user() {
+    let (above, run) = (runtime_dir(), runtime_dir());
+    let lasting = above.path().join("lasting");
+    let logged_out = directories_of_user(None, &lasting);
+    let logged_in = directories_of_user(Some(run.path()), &lasting);
+    let start = |dirs: &LockDirectories, state_dir| DaemonLock::acquire(dirs, holder(state_dir));
+    let check_refused = |dirs: &LockDirectories, running: &str| {
+        let refusal = start(dirs, "/tmp/second").unwrap_err().to_string();
+        assert!(refusal.contains(&format!("state directory \"{running}\"")), "{refusal}");
+    };
+    let of_cron = start(&logged_out, "/tmp/of cron").unwrap();
+    check_refused(&logged_in, "/tmp/of cron");
+    drop(of_cron);
+    let of_session = start(&logged_in, "/tmp/of session").unwrap();
+    check_refused(&logged_in, "/tmp/of session");
+    std::fs::remove_dir_all(run.path()).unwrap();
+    check_refused(&logged_out, "/tmp/of session");
+    std::fs::create_dir(run.path()).unwrap();
+    check_refused(&logged_in, "/tmp/of session");
+    drop(of_session);
+    start(&logged_out, "/tmp/second").unwrap();
+}
+
+#[test]
+fn after_a_logout_the_next_daemon_knows_where_the_one_before_made_its_journal() {
+    let (above, run) = (runtime_dir(), runtime_dir());
+    let lasting = above.path().join("lasting");
+    let logged_in = directories_of_user(Some(run.path()), &lasting);
+    let mut lock = DaemonLock::acquire(&logged_in, holder("/tmp/one")).unwrap();
+    lock.record_boot_id("boot", true).unwrap();
+    drop(lock);
+    std::fs::remove_dir_all(run.path()).unwrap();
+    let next = DaemonLock::acquire(&directories_of_user(None, &lasting), holder("/tmp/two")).unwrap();
+    assert_eq!(next.earlier_state_dir("boot"), Some(Path::new("/tmp/one")));
+}
+
+#[test]
+fn a_removed_file_in_the_lasting_directory_is_made_again_also_after_the_logout() {
+    let (above, run) = (runtime_dir(), runtime_dir());
+    let lasting = above.path().join("lasting");
+    let logged_out = directories_of_user(None, &lasting);
+    let logged_in = directories_of_user(Some(run.path()), &lasting);
+    let mut lock = DaemonLock::acquire(&logged_in, holder("/tmp/one")).unwrap();
+    let paths: Vec<PathBuf> = lock.paths().map(Path::to_owned).collect();
+    assert_eq!(paths, [logged_in.usual.join(FILE_NAME), lasting.join(FILE_NAME)]);
+    assert!(!lock.reacquire_if_removed().unwrap(), "nothing happened");
+    std::fs::remove_dir_all(&lasting).unwrap();
+    assert!(lock.reacquire_if_removed().unwrap());
+    let start = || DaemonLock::acquire(&logged_out, holder("/tmp/two"));
+    assert!(matches!(start(), Err(LockError::Held { .. })));
+    std::fs::remove_dir_all(run.path()).unwrap();
+    std::fs::remove_dir_all(&lasting).unwrap();
+    assert!(lock.reacquire_if_removed().is_err(), "the usual file can't be made");
+    assert!(matches!(start(), Err(LockError::Held { .. })));
+    std::fs::remove_dir_all(&lasting).unwrap();
+    let second = start().unwrap();
+    let fault = lock.reacquire_if_removed().unwrap_err().to_string();
+    assert!(fault.contains("state directory \"/tmp/two\""), "the second daemon is named: {fault}");
     drop(second);
-    std::fs::remove_file(early.path().join(FILE_NAME)).unwrap();
-    symlink(late.path().join("target"), early.path().join(FILE_NAME)).unwrap();
-    start(late.path()).expect("what another user could put there keeps no daemon from starting");
+}
+
+#[test]
+fn what_another_user_puts_in_place_of_the_lasting_directory_keeps_no_logged_in_user_from_starting() {
+    let (above, run) = (runtime_dir(), runtime_dir());
+    let lasting = above.path().join("lasting");
+    let target = above.path().join("target");
+    let logged_out = directories_of_user(None, &lasting);
+    let logged_in = directories_of_user(Some(run.path()), &lasting);
+    let check_starts = |what: &str| {
+        let mut lock = DaemonLock::acquire(&logged_in, holder("/tmp/one")).expect(what);
+        assert!(!lock.reacquire_if_removed().expect(what), "{what}");
+        assert_eq!(lock.paths().count(), 1, "{what} is not watched");
+        let refused = DaemonLock::acquire(&logged_out, holder("/tmp/two"));
+        assert!(matches!(refused, Err(LockError::Unusable { .. })), "{what}");
+        lock
+    };
+    std::fs::create_dir(&target).unwrap();
+    symlink(&target, &lasting).unwrap();
+    check_starts("a link");
+    assert_eq!(std::fs::read_dir(&target).unwrap().count(), 0, "no file was made through the link");
+    std::fs::remove_file(&lasting).unwrap();
+    nix::unistd::mkfifo(&lasting, Mode::S_IRWXU).unwrap();
+    let mut lock = check_starts("a pipe");
+    if Uid::effective().is_root() {
+        drop(lock);
+        std::fs::remove_file(&lasting).unwrap();
+        std::fs::create_dir(&lasting).unwrap();
+        std::os::unix::fs::chown(&lasting, Some(65_534), None).unwrap();
+        lock = check_starts("a directory of another user");
+        std::fs::remove_dir(&lasting).unwrap();
+    } else {
+        std::fs::remove_file(&lasting).unwrap();
+    }
+    assert!(!lock.reacquire_if_removed().unwrap(), "no file of this daemon was removed");
+    let refused = DaemonLock::acquire(&logged_out, holder("/tmp/two"));
+    assert!(matches!(refused, Err(LockError::Held { .. })), "the daemon has locked it meanwhile");
 }
 
 #[test]
