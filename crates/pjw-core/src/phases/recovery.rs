@@ -43,14 +43,17 @@ enum Fate {
 }
 
 /// Decides what happens to each cgroup that an earlier daemon made and the journal does not name: the cgroup becomes
-/// the cpuset of a job again, or is removed. Does nothing until a full scan has read these cgroups.
+/// the cpuset of a job again, or is removed. Does nothing until a full scan has read these cgroups. In mode `observe`,
+/// only drops the cpusets of other daemons that have other PUs now.
 pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
-    if !draft.full || draft.policy.mode == DaemonMode::Observe {
+    if !draft.full {
         return;
     }
+    let observes = draft.policy.mode == DaemonMode::Observe;
     let mut candidates: Vec<Candidate> = Vec::new();
     for found in draft.state.cpusets.take_leftover_cpusets() {
         match draft.seen.cgroups.get(&found.path) {
+            _ if observes && found.other_writer.is_none() => draft.state.cpusets.keep_leftover_cpuset(found),
             None => draft.state.cpusets.add_leftover_cpuset(found),
             Some(Observed::Gone) => {}
             Some(Observed::Present(cgroup)) if found.other_writer.is_some() => {
@@ -74,7 +77,7 @@ pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
 fn keep_cpuset_of_other_daemon(draft: &mut CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) {
     let written = found.scheduler_cpuset.as_ref().map(|written| &written.spec.cpus);
     if written.is_some() && written == cgroup.cpuset.as_ref().map(|cpuset| &cpuset.cpus) {
-        draft.state.cpusets.keep_cpuset_of_other_daemon(found);
+        draft.state.cpusets.keep_leftover_cpuset(found);
     }
 }
 

@@ -205,6 +205,20 @@ fn a_job_gets_cores_as_soon_as_the_other_daemon_has_widened_its_cpuset() {
 }
 
 #[test]
+fn a_daemon_that_only_observes_forgets_a_cpuset_that_another_daemon_has_widened() {
+    let mut machine = with_slurm_job_of_other_daemon();
+    machine.policy.mode = DaemonMode::Observe;
+    machine.settle();
+    assert_eq!(machine.grant("slurm:4"), "-");
+    machine.world().write_cpuset(SLURM_JOB, None);
+    machine.settle();
+    machine.world().write_cpuset(SLURM_JOB, Some(&cpu_set("2-3")));
+    machine.settle();
+    let grant = machine.state.jobs[&job("slurm:4")].grant.clone().unwrap();
+    assert_eq!((grant.cpus, grant.granted_by), (cpu_set("2-3"), GrantedBy::Scheduler));
+}
+
+#[test]
 fn a_recovered_job_is_shown_until_it_is_assigned_again() {
     let mut machine = with_job_a();
     machine.lose_state();

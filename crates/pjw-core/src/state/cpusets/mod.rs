@@ -145,10 +145,10 @@ impl CpusetRegistry {
         }
     }
 
-    /// Adds the cpuset of another daemon ([`LeftoverCpuset::other_writer`]) again, after
-    /// [`CpusetRegistry::take_leftover_cpusets`] has returned it. Also has an effect if pjw manages the cpuset: until
-    /// pjw has written the cpuset, its PUs are those of the other daemon.
-    pub(crate) fn keep_cpuset_of_other_daemon(&mut self, leftover: LeftoverCpuset) {
+    /// Adds a leftover cgroup again, after [`CpusetRegistry::take_leftover_cpusets`] has returned it. Also has an
+    /// effect if pjw manages the cpuset: until pjw has written the cpuset, its PUs are those of the earlier or the
+    /// other daemon.
+    pub(crate) fn keep_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         self.found.push(leftover);
     }
 
