@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use crate::basics::{Pid, prelude::*};
-use crate::phases::commands::types::{AssignCommand, Command};
+use crate::phases::commands::types::{AssignCommand, Command, ProvisionCommand};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, ScanRequest, ScanScope};
 
@@ -17,7 +17,7 @@ use crate::terms::{JobId, ScanRequest, ScanScope};
 /// Otherwise, the scan reads these processes and all of their descendants:
 ///
 /// - each process whose pid is in an assign command,
-/// - all processes of each job that a command assigns to, releases or undoes.
+/// - all processes of each job that a command assigns to, releases, undoes, or makes or changes as a provision.
 ///
 /// Some descendants may be in the list of processes for a later scan (`state.lineage.scan_queue`). The function moves
 /// these descendants from the list to the request.
@@ -30,8 +30,10 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
                 pids.extend(named);
                 jobs.insert(job);
             }
-            Command::Release { job, .. } | Command::Undo { job, .. } => drop(jobs.insert(job)),
-            Command::Want { .. } | Command::Provision(_) => {}
+            Command::Release { job, .. }
+            | Command::Undo { job, .. }
+            | Command::Provision(ProvisionCommand { job, .. }) => drop(jobs.insert(job)),
+            Command::Want { .. } => {}
             Command::Assign(_) | Command::ReleaseAll { .. } | Command::Defrag { .. } => {
                 return state.scan_request(true);
             }

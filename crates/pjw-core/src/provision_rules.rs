@@ -21,7 +21,7 @@ pub fn ambiguous_rule_warning(state: &WardenState, policy: &Policy, job: &Job) -
         state.members_of(&job.id).filter(|member| member.evidence == MembershipEvidence::Provision);
     let (pid, (other, rule)) =
         recognised.filter_map(|member| state.process(member.id.pid)).find_map(|process| {
-            let matches = |(_, rule): &&(&JobId, &ProvisionRule)| matches_rule(policy, rule, process);
+            let matches = |(_, rule): &&(&JobId, &ProvisionRule)| matches_rule(state, policy, rule, process);
             Some((process.id.pid, *rules.iter().find(matches)?))
         })?;
     Some(format!("process {pid} of {} also matches {rule}, the rule of {other}", job.id))

@@ -112,8 +112,9 @@ fn release_pus(draft: &mut CycleDraft<'_>, id: &JobId) -> CpuSet {
     pool.release(id)
 }
 
-/// Journals the masks of a job that is about to be released: children that no scan has found may keep them.
-fn keep_released_masks(draft: &mut CycleDraft<'_>, id: &JobId) {
+/// Journals the masks of the job `id`, of which all or some processes are about to be released: children that no scan
+/// has found may keep them.
+pub(crate) fn keep_released_masks(draft: &mut CycleDraft<'_>, id: &JobId) {
     if let Some(released) = draft.state.masks_of_released_job(id, draft.now.since_boot) {
         draft.out.records.push(Record::ReleasedMasks(released.clone()));
         draft.state.released_masks.insert(id.clone(), released);

@@ -386,6 +386,20 @@ impl WardenState {
             .is_some_and(|(place, managed)| is_cgroup_within(place, &managed.job_cpuset.path))
     }
 
+    /// Returns whether `process` has left the provision `job`, or is a child of a process that has left it: the rule of
+    /// the job does not recognise the process any more. The process is not a member again because it still has the
+    /// cpuset or a mask of the job. False if `job` is not a provision.
+    pub(crate) fn has_left_provision(&self, process: &Process, job: &JobId) -> bool {
+        let is_provision = self.jobs.get(job).is_some_and(|job| job.provision.is_some());
+        let is_released =
+            |pid: Pid| self.processes_to_restore.get(&pid).is_some_and(|member| member.job == *job);
+        let descendant = self.lineage.descendant(process.id.pid);
+        let descends_from_released =
+            descendant.is_some_and(|known| known.job == *job && !known.was_ancestor_member);
+        let has_left = is_released(process.id.pid) || is_released(process.parent) || descends_from_released;
+        is_provision && has_left
+    }
+
     /// Returns the PUs (logical CPUs) of the nearest cpuset at or above the cgroup of the process `pid`, as the last
     /// scan read them. `None` if unknown.
     pub(crate) fn nearest_cpuset_cpus(&self, pid: Pid) -> Option<&CpuSet> {

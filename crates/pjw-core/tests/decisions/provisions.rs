@@ -2,14 +2,17 @@
 
 use pjw_core::command::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
 use pjw_core::evidence::MembershipEvidence;
-use pjw_core::ids::{Comm, Pid, Uid};
+use pjw_core::ids::{Comm, Pid, Tid, Uid};
 use pjw_core::job::{CpuRequest, Job, PriorityClass, Provision, ProvisionRule};
 use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
+use pjw_core::snapshot::ProcessEvent;
 use pjw_core::state::WardenState;
+use pjw_core::time::Nanos;
 
 use crate::machine::{ALICE, Machine, ROOT, SECOND, assign_of, job, machine};
+use crate::restore::{machine_with_cpusets, restart};
 
 fn rule(text: &str) -> Option<ProvisionRule> {
     Some(ProvisionRule::parse(text, |_| None).unwrap())
@@ -297,4 +300,106 @@ fn a_provision_that_lost_a_core_gets_another_one_once_it_is_free() {
     m.release("a").unwrap();
     m.settle();
     assert_eq!(m.state.grant_of(&job("web")).unwrap().cpus.len(), 2);
+}
+
+/// The processes of which the journal says since the last command that they left their jobs.
+fn left_pids(m: &Machine) -> Vec<u32> {
+    let left = m.records.iter().filter_map(|record| match record {
+        Record::Left(membership) => Some(membership.process.pid.0),
+        _ => None,
+    });
+    left.collect()
+}
+
+#[test]
+fn processes_that_a_changed_rule_recognises_no_longer_leave_and_the_others_keep_their_cores() {
+    for is_restarted in [false, true] {
+        let mut m = machine();
+        m.spawn(10, 1, 33).comm = Comm::from("nginx");
+        m.spawn(11, 1, 33);
+        m.bind(11, 11, "2-5");
+        m.spawn(12, 11, 33);
+        m.spawn(13, 1, 34);
+        m.spawn(14, 13, 33);
+        provision(&mut m, "web", 2, rule("user=33")).unwrap();
+        let by_hand = AssignCommand { pids: vec![Pid(13)], ..assign_of("web", None) };
+        m.command(Command::Assign(by_hand)).unwrap();
+        assert_eq!(m.state.members_of(&job("web")).count(), 5);
+        if is_restarted {
+            restart(&mut m, 2);
+        }
+        provision(&mut m, "web", 2, rule("user=33,comm=nginx")).unwrap();
+        for _ in 0..2 {
+            assert_eq!(
+                [10, 11, 12, 13, 14].map(|pid| m.member(pid)),
+                ["manual:web by Provision", "-", "-", "manual:web by Registered", "manual:web by Provision"],
+                "a child of a process that joined by a command stays with it"
+            );
+            assert_eq!([11, 12].map(|pid| m.effective_mask(pid, pid)), ["2-5", "2-5"]);
+            assert_eq!([10, 13, 14].map(|pid| m.effective_mask(pid, pid)), ["0-1", "0-1", "0-1"]);
+            m.advance(SECOND);
+            m.settle();
+        }
+        assert_eq!(m.grant("web"), "0-1");
+        assert!(m.reports.is_empty(), "the job goes on: {:?}", m.reports);
+        provision(&mut m, "web", 2, rule("user=33")).unwrap();
+        assert!(left_pids(&m).is_empty(), "all of them match the wider rule");
+        assert_eq!([11, 12].map(|pid| m.member(pid)), ["manual:web by Provision", "manual:web by Parent"]);
+    }
+}
+
+#[test]
+fn a_process_that_leaves_by_a_changed_rule_returns_to_its_cgroup_and_the_rule_means_the_cgroup_before() {
+    let [kept, other] = ["/user.slice/user-33.slice/session-1.scope", "/user.slice/session-2.scope"];
+    for affinity_persists in [false, true] {
+        let mut m = machine_with_cpusets(affinity_persists);
+        m.spawn(10, 1, 33).cgroup = kept.to_owned();
+        m.spawn(11, 1, 33).cgroup = other.to_owned();
+        provision(&mut m, "web", 2, rule("user=33")).unwrap();
+        m.spawn(12, 11, 33);
+        m.settle();
+        let inside = m.process(10).cgroup.clone();
+        assert_ne!(inside, kept);
+        assert_eq!([11, 12].map(|pid| m.process(pid).cgroup.clone()), [inside.as_str(), inside.as_str()]);
+        provision(&mut m, "web", 2, rule("cgroup=/user.slice/user-33.slice")).unwrap();
+        assert_eq!(left_pids(&m), [11, 12]);
+        for _ in 0..2 {
+            let members = [10, 11, 12].map(|pid| m.member(pid));
+            assert_eq!(members, ["manual:web by Provision", "-", "-"]);
+            let cgroups = [10, 11, 12].map(|pid| m.process(pid).cgroup.clone());
+            assert_eq!(cgroups, [inside.as_str(), other, other]);
+            assert_eq!([10, 11, 12].map(|pid| m.effective_mask(pid, pid)), ["0-1", "0-7", "0-7"]);
+            m.advance(SECOND);
+            m.settle();
+        }
+        assert!(m.state.processes_to_restore.is_empty());
+    }
+}
+
+#[test]
+fn an_unscanned_child_of_a_process_that_leaves_by_a_changed_rule_does_not_join_by_its_descent() {
+    let mut m = machine();
+    m.state.fork_events_complete_since = Some(Nanos(0));
+    m.spawn(10, 1, 33);
+    m.spawn(20, 1, 33).comm = Comm::from("nginx");
+    provision(&mut m, "web", 2, rule("user=33")).unwrap();
+    m.advance(SECOND);
+    for (parent, child) in [(10, 11), (20, 21)] {
+        let at = Nanos(m.now());
+        let (parent, child) = (Pid(parent), Pid(child));
+        let fork = ProcessEvent::Fork { parent, creator: Tid(parent.0), child, at };
+        m.state.apply_process_events(&[fork]);
+        m.spawn(child.0, parent.0, 33);
+    }
+    let narrowed = Provision { rule: rule("user=33,comm=nginx"), from_config: false };
+    let narrow = ProvisionCommand { job: job("web"), cores: 2, provision: narrowed, caller: ROOT };
+    // The scan for the command finds neither child.
+    let scan = m.state.scan_request(false);
+    let _ = m.cycle(&scan, &[Command::Provision(narrow)]);
+    for pid in [10, 20] {
+        m.exit(pid);
+    }
+    m.settle();
+    assert_eq!([11, 21].map(|pid| m.member(pid)), ["-", "manual:web by Parent"]);
+    assert_eq!([11, 21].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-1"]);
 }

@@ -44,8 +44,10 @@ pub(super) fn find_wrong_fork_masks<N: MachineInterface>(
 pub(super) fn changes_process_masks(command: &Command) -> bool {
     match command {
         Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),
-        Command::Want { .. } | Command::Provision(_) => false,
-        Command::Release { .. }
+        Command::Want { .. } => false,
+        // Members that a changed rule recognises no longer leave.
+        Command::Provision(_)
+        | Command::Release { .. }
         | Command::Undo { .. }
         | Command::ReleaseAll { .. }
         | Command::Defrag { .. } => true,

@@ -215,7 +215,8 @@ fn replace_everything_by_cores(
     Ok(Some(AssignCommand { cpu_request: Some(cpu_request), everything: None, ..args.clone() }))
 }
 
-/// Promises cores to a service. Processes that run already join when the job is planned.
+/// Promises cores to a service. Processes that run already join when the job is planned. If the rule changes, the
+/// members that only the former rule recognised leave.
 fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     if !args.caller.is_admin {
@@ -260,6 +261,8 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
             offer => Some(offer?),
         }
     };
+    let former_rule = known_provision.and_then(|known| known.rule.as_ref());
+    membership::rule_change::apply_rule(draft, &args.job, former_rule, rule);
     let owner = owner_of_provision(existing.as_ref(), rule, args);
     let new_job = || Job::new(args.job.clone(), owner, EndCondition::Provision, draft.now.wall_clock);
     let job = existing.unwrap_or_else(new_job);
@@ -268,12 +271,6 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     if let Some((offer, shared)) = offer {
         jobs::grant_offer(draft, &args.job, &offer, shared);
     }
-    let matching = draft.state.processes.values().map(|known| &known.process);
-    let matching: Vec<Pid> = matching
-        .filter(|process| rule.is_some_and(|rule| membership::matches_rule(draft.policy, rule, process)))
-        .map(|process| process.id.pid)
-        .collect();
-    draft.recheck.extend(matching);
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
 }
 

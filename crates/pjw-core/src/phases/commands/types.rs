@@ -159,7 +159,7 @@ pub struct ProvisionCommand {
     pub cores: u32,
     /// The rule by which the processes of the service are recognised, and whether the provision comes from
     /// the configuration file. A command without a rule keeps the rule that the provision has, except if it comes from
-    /// the configuration file.
+    /// the configuration file. If the rule changes, the members that only the former rule recognised leave the job.
     pub provision: Provision,
     /// The user that sent the command.
     pub caller: Caller,

@@ -20,7 +20,7 @@ use crate::basics::{CpuSet, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::TopologyLevel;
 use crate::phases::cpusets::moves::{
     has_members, members_forked_inside, members_in_borrower_cpusets, members_to_move_in, original_cgroup,
-    why_unmovable,
+    processes_that_left, why_unmovable,
 };
 use crate::phases::cpusets::planned::{
     PendingCpusetChanges, journal_requested_masks, plan_move_back, push_cpuset_change,
@@ -52,6 +52,11 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
     if draft.full {
         let refused = draft.state.cpusets.jobs_with_refused_cpusets();
         refused.iter().for_each(|id| draft.state.dirty.add_job(id));
+        // A process that has left its job may still be in the cpuset, because a move was refused.
+        let state = &*draft.state;
+        let left = state.processes_to_restore.values().filter(|member| state.is_in_job_cpuset(member));
+        let left: BTreeSet<JobId> = left.map(|member| member.job.clone()).collect();
+        left.iter().for_each(|id| draft.state.dirty.add_job(id));
         draft.state.cpusets.reset_failures();
     }
     let mut changes = PendingCpusetChanges::default();
@@ -68,6 +73,7 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
                 wanted.insert(job_cpuset.path.clone());
                 if !draft.state.cpusets.delayed_changes.has_change_for(&id) {
                     create_cpuset(draft, &job_cpuset, &mut changes);
+                    return_processes_that_left(draft, &job_cpuset, &mut changes);
                 }
                 warnings::report_unmovable_members(draft, &id);
                 warnings::report_missing_partition(draft, &id);
@@ -416,5 +422,24 @@ fn return_members(draft: &mut CycleDraft<'_>, id: &JobId, changes: &mut PendingC
         journal_requested_masks(draft, id, &path);
         let why = format!("process {} belongs to {id}, which holds no cores, and was in {path}", process.pid);
         plan_move_back(draft, changes, &job, (process, &path, to), why);
+    }
+}
+
+/// Moves the processes that have left the job of `job_cpuset` back to their original cgroups. The job keeps its cpuset.
+fn return_processes_that_left(
+    draft: &mut CycleDraft<'_>,
+    job_cpuset: &JobCpuset,
+    changes: &mut PendingCpusetChanges,
+) {
+    let JobCpuset { job, path, creator, .. } = job_cpuset;
+    // A scheduler moves its processes itself.
+    let is_own = *creator != CgroupCreator::Scheduler && draft.state.cpusets.cpuset_at(path).is_some();
+    let left = if is_own { processes_that_left(draft.state, job_cpuset) } else { Vec::new() };
+    if !left.is_empty() {
+        journal_requested_masks(draft, job, path);
+    }
+    for (process, to) in left {
+        let why = format!("process {} belongs to {job} no longer and came from {to}", process.pid);
+        plan_move_back(draft, changes, job, (process, path, to), why);
     }
 }

@@ -14,6 +14,7 @@ use crate::terms::{
 };
 
 pub(crate) mod released;
+pub(crate) mod rule_change;
 
 /// Makes processes members of the jobs to which they belong. These are processes without a job, and processes for which
 /// a scan found stronger evidence for another job.
@@ -225,7 +226,8 @@ fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Jo
     let parent = parent_of(state, process).and_then(|parent| state.process(parent.id.pid));
     let is_own = cpuset.creator != CgroupCreator::Scheduler && !managed.must_be_removed;
     let is_with_parent = parent.is_some_and(|parent| parent.is_in_cgroup(&cpuset.path));
-    (is_own && !is_with_parent && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
+    let has_left = state.has_left_provision(process, &cpuset.job);
+    (is_own && !is_with_parent && !has_left && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
 }
 
 /// Returns the job of an orphan by its affinity mask. Used if no fork event names the ancestors of the
@@ -245,7 +247,8 @@ fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option
             mask.is_subset(&grant.cpus) && !state.pool.online_cpus().is_subset(&grant.cpus)
         }) && state.members_of(&job.id).any(is_older)
     };
-    state.jobs.jobs_of_owner(process.uid).find(born_inside).map(|job| &job.id)
+    let mut born_in = state.jobs.jobs_of_owner(process.uid).filter(born_inside).map(|job| &job.id);
+    born_in.find(|job| !state.has_left_provision(process, job))
 }
 
 /// The name of the service manager. The one of a user is a subreaper (prctl(2), `PR_SET_CHILD_SUBREAPER`): it becomes
@@ -265,18 +268,24 @@ pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownPro
 fn by_provision<'a>(state: &'a WardenState, policy: &Policy, process: &Process) -> Option<&'a JobId> {
     let is_recognised = |job: &&Job| {
         let rule = job.provision.as_ref().and_then(|provision| provision.rule.as_ref());
-        rule.is_some_and(|rule| matches_rule(policy, rule, process))
+        rule.is_some_and(|rule| matches_rule(state, policy, rule, process))
     };
     state.jobs.provisions().find(is_recognised).map(|job| &job.id)
 }
 
 /// Returns whether `rule` matches a process. The rule belongs to a provision, and recognises the processes of a
 /// service. A rule that names only a program matches no process of an ordinary user, because any user can give a
-/// program any name. The only exception is a pjwd that manages the processes of a single user.
-pub(crate) fn matches_rule(policy: &Policy, rule: &ProvisionRule, process: &Process) -> bool {
+/// program any name. The only exception is a pjwd that manages the processes of a single user. For a process in a
+/// cpuset of pjw, its original cgroup counts.
+pub(crate) fn matches_rule(
+    state: &WardenState,
+    policy: &Policy,
+    rule: &ProvisionRule,
+    process: &Process,
+) -> bool {
     let is_of_other_person = policy.only_managed_user.is_none() && policy.is_person(process.uid);
     let is_trusted = !is_of_other_person || !rule.has_only_comm();
-    let cgroup = process.cgroup.as_deref();
+    let cgroup = process.cgroup.as_deref().map(|path| state.cpusets.cgroup_without_pjw(process.id, path));
     let unit_cgroup = process.unit_cgroup.as_deref().or(cgroup);
     is_trusted && rule.matches(process.uid, process.comm, cgroup, unit_cgroup, policy.only_managed_user)
 }

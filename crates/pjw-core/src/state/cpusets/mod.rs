@@ -276,6 +276,16 @@ impl CpusetRegistry {
         original.map(String::as_str)
     }
 
+    /// Returns the path of the cgroup in which the process `process` is without the moves of pjw. `cgroup` is the path
+    /// of its present cgroup. The result is its original cgroup ([`CpusetRegistry::original_cgroup`]) if it is in a
+    /// cpuset of pjw and the original cgroup is known, and otherwise `cgroup`.
+    pub(crate) fn cgroup_without_pjw<'a>(&'a self, process: ProcessId, cgroup: &'a str) -> &'a str {
+        let enclosing = self.enclosing_cpuset(cgroup);
+        let original =
+            enclosing.and_then(|managed| self.original_cgroup([process], &managed.job_cpuset.path));
+        original.unwrap_or(cgroup)
+    }
+
     /// Returns the reason why pjw could not create or change the cpuset of the job: the kernel or systemd
     /// refused the last attempt, or another program overwrites the cpuset. `None` if no attempt has failed
     /// since the last scan of all processes.

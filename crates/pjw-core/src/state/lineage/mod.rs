@@ -31,7 +31,9 @@ pub struct Descendant {
     /// The job to which the process `ancestor` belongs or belonged.
     pub job: JobId,
     /// Whether the process `ancestor` belonged to the job at the time of the fork. If false, `ancestor` no
-    /// longer belonged to the job, and pjw was restoring the original masks of `ancestor`.
+    /// longer belonged to the job, and pjw was restoring the original masks of `ancestor`. Also false if
+    /// `ancestor` or this process has left the job since the fork: then the process does not belong to the job
+    /// by its descent.
     pub was_ancestor_member: bool,
     /// The evidence that the process belongs to the job. It is the result of [`child_evidence`] for the
     /// evidence of the ancestor.
@@ -278,6 +280,16 @@ impl Lineage {
         }
         if let Some(descendant) = self.descendants.get_mut(&pid) {
             descendant.inherited_mask_requests = released.last_mask_request_candidates().cloned().collect();
+        }
+    }
+
+    /// Records that the processes `left` have left the job `job`, which goes on. From now on, no such process and no
+    /// child of such a process belongs to the job by its descent.
+    pub(crate) fn record_left_processes(&mut self, job: &JobId, left: &BTreeSet<Pid>) {
+        for (pid, descendant) in &mut self.descendants {
+            if descendant.job == *job && (left.contains(pid) || left.contains(&descendant.ancestor)) {
+                descendant.was_ancestor_member = false;
+            }
         }
     }
 
