@@ -1,10 +1,12 @@
 //! No job changes its cores because the daemon is restarted, reloaded or killed.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 use pjw_tests::daemon::{Daemon, Enforcement};
+use pjw_tests::programs::copy_program;
 use pjw_tests::waiting::{wait_for, wait_until};
 
 use crate::processes::{KillOnDrop, Shell, has_two_cores, is_ended, mask, masks};
@@ -214,4 +216,62 @@ fn the_rule_for_new_processes_survives_a_restart() {
     assign(&daemon, "default");
     assert_eq!(daemon.job("a").unwrap().within_job, None);
     assert!(!shown(&daemon).contains("--within-job"), "{}", shown(&daemon));
+}
+
+#[test]
+fn a_process_that_a_changed_rule_recognises_no_longer_leaves_the_provision_at_a_reload_and_at_a_start() {
+    if !has_two_cores() {
+        return;
+    }
+    for enforcement in Enforcement::available() {
+        for is_restarted in [false, true] {
+            check_changed_rule(enforcement, is_restarted);
+        }
+    }
+}
+
+/// Changes the rule of a provision for a reload, or for the next start. Two processes have joined it by the first rule.
+/// One of them executes another program, and the second rule recognises only that one.
+fn check_changed_rule(enforcement: Enforcement, is_restarted: bool) {
+    let mut daemon = Daemon::prepare_with(enforcement, "");
+    let programs = ["pjw_before", "pjw_after"].map(|name| daemon.dir().join(name));
+    programs.iter().for_each(|program| copy_program("/bin/sh", program));
+    let mechanism = if enforcement == Enforcement::Affinity { "affinity" } else { "cpuset" };
+    let [first, second] = ["pjw_before", "pjw_after"].map(|name| {
+        let tag = daemon.tag();
+        let table = format!("[[provision]]\nname = \"web.{tag}\"\ncores = 1\nmatch = \"comm={name}\"\n");
+        format!("enforcement = \"{mechanism}\"\n{table}")
+    });
+    let mut leaving = Shell::from_command(Command::new(&programs[0]));
+    let mut staying = Shell::from_command(Command::new(&programs[0]));
+    let child = leaving.background("sleep 1000");
+    staying.run("echo");
+    let place = |pid: u32| (mask(pid), fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap());
+    let before = [leaving.pid(), child].map(place);
+
+    daemon.configure(&first);
+    daemon.spawn();
+    wait_until("all of them are recognised", || daemon.job("web").is_some_and(|job| job.processes == 3));
+    let cpus = daemon.job("web").unwrap().cpus;
+    let is_inside = |pid: u32| mask(pid).to_string() == cpus;
+    wait_until("they are on its cores", || [leaving.pid(), child, staying.pid()].into_iter().all(is_inside));
+    staying.send_line(&format!("exec {}", programs[1].display()));
+    staying.run("echo");
+
+    daemon.configure(&second);
+    if is_restarted {
+        daemon.stop();
+        daemon.spawn();
+    } else {
+        assert!(daemon.pjwctl(&["reload"]).status.success());
+    }
+    let has_one_process = |daemon: &Daemon| {
+        let job = daemon.job("web").unwrap();
+        job.processes == 1 && job.cpus == cpus
+    };
+    wait_until("two of them have left", || has_one_process(&daemon));
+    wait_until("they are as before", || [leaving.pid(), child].map(place) == before);
+    assert!(is_inside(staying.pid()), "{}", mask(staying.pid()));
+    assert!(daemon.pjwctl(&["reload"]).status.success(), "it scans all processes");
+    assert!(has_one_process(&daemon), "they do not come back: {:?}", daemon.job("web"));
 }
