@@ -11,8 +11,8 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct DaemonOptions {
-    /// The configuration file. Default for root: /etc/pjw/pjwd.toml; for other users: ~/.config/pjw/pjwd.toml. The
-    /// default file may be missing.
+    /// The configuration file. Default for root: /etc/pjw/pjwd.toml; for other users: $XDG_CONFIG_HOME/pjw/pjwd.toml,
+    /// or ~/.config/pjw/pjwd.toml without the variable. The default file may be missing.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// The control socket. Default for root: /run/pjwd/pjwd.sock; for other users: in $XDG_RUNTIME_DIR/pjwd.
@@ -30,8 +30,9 @@ pub struct DaemonOptions {
     /// Check the configuration, print the mistakes, and exit.
     #[arg(long)]
     pub(crate) check_config: bool,
-    /// Restore every affinity mask that a daemon changed, and exit. For use when the daemon is dead or is removed.
-    /// Needs no configuration. Refused while a daemon uses the state directory.
+    /// Restore every affinity mask that a daemon changed, move processes back to their former cgroups, remove the
+    /// cpusets of jobs, and exit. For use when the daemon is dead or is removed. Needs no configuration. Refused while
+    /// another daemon runs.
     #[arg(long, conflicts_with = "check_config")]
     pub(crate) release_all: bool,
     /// Thaw the jobs that a daemon froze because no core was free for them, and exit. For use after a daemon was

@@ -20,13 +20,15 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl spawn -n 2 --local --map '0-1;2-3' -- ./worker   without a daemon, on these CPUs\n\n\
     One job gets the cores. Its cores are divided into parts, and instance i runs on part i, in turns, from its first \
     instruction. In arguments, %r is the rank from 0, %n the number of instances, %% a percent sign. Each instance has \
-    PJW_RANK, PJW_SIZE, PJW_CPUS, PJW_NCORES and, without --local, PJW_JOB in its environment, and OMP_NUM_THREADS and the other variables of run.variables in \
-    pjwd's configuration with the size of its part, except those that are set already. Everything is checked first: if something is wrong, \
-    nothing starts. Signals that pjwctl gets go to all instances. If pjwctl is killed, the kernel kills the instances; with --async they \
+    PJW_RANK, PJW_SIZE, PJW_CPUS, PJW_NCORES, PJW_GROUP and, without --local, PJW_JOB and PJW_JOB_DIR in its environment. \
+    OMP_NUM_THREADS and the other variables of run.variables in pjwd's configuration have the size of its part, except those that \
+    are set already. Everything is checked first: if something is wrong, nothing starts. Signals that pjwctl gets go to all \
+    instances, except those of job control (SIGTSTP, SIGCONT). If pjwctl is killed, the kernel kills the instances; with --async they \
     live on.\n\n\
     Exit codes: 0 if all instances ended with 0, else the highest of theirs, 128 + signal for one that a signal ended; \
-    127 if the command, or the interpreter that it names, does not exist, 126 if it can't be executed; 1 if nothing was \
-    started, or if the output could not be printed, 2 usage.";
+    127 if the command, or the interpreter that it names, does not exist, 126 if it can't be executed; 125 if a fork of a \
+    loaded program could not take its CPUs, NUMA node or streams; 1 if nothing was started for another reason, if the start \
+    failed, or if the output could not be printed; 2 usage.";
 
 #[derive(Debug, Args)]
 #[command(
