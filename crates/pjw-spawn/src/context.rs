@@ -106,9 +106,17 @@ impl SpawnContext {
     #[must_use]
     pub fn set_variable(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         let name = name.as_ref();
-        let environment = &mut self.setup_mut().environment;
-        environment.retain(|variable| !is_named(variable, name.as_bytes()));
-        environment.extend(variable(name, value.as_ref()));
+        self = self.remove_variable(name);
+        self.setup_mut().environment.extend(variable(name, value.as_ref()));
+        self
+    }
+
+    /// Removes one environment variable from the processes that will be started: the variable `name`, which they would
+    /// inherit from the caller. Has no effect if there is no such variable.
+    #[must_use]
+    pub fn remove_variable(mut self, name: impl AsRef<OsStr>) -> Self {
+        let name = name.as_ref();
+        self.setup_mut().environment.retain(|variable| !is_named(variable, name.as_bytes()));
         self
     }
 

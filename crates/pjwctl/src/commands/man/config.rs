@@ -23,14 +23,18 @@ pub(super) fn page() -> Page {
     Page { name: "pjwd.toml".into(), section: 5, text }
 }
 
-/// A block of the file between blank lines: a description, then the keys with their defaults.
+/// A block of the file between blank lines: a description, which may end with an example of a table, then the keys with
+/// their defaults.
 fn block(block: &str) -> String {
     let keys: Vec<&str> = block.lines().filter_map(key).collect();
-    let description = prose(block);
-    match keys.is_empty() {
+    let text = prose(block);
+    let (description, example) = text.split_at(text.find("[[").unwrap_or(text.len()));
+    let described = match keys.is_empty() {
         true => format!(".PP\n{}\n", roff::escape_roff(description.trim())),
         false => roff::list_entry(&keys.join(", "), description.trim()),
-    }
+    };
+    let shown = if example.is_empty() { String::new() } else { roff::verbatim(example.trim_end()) };
+    described + &shown
 }
 
 /// The line without its `#`, if it then is a key or the header of a table.
@@ -56,6 +60,10 @@ mod tests {
         assert!(
             text.contains(".TP\n\\fBmode = \"enforce\"\\fR\n\"enforce\": jobs are kept on their cores."),
             "{text}"
+        );
+        assert!(
+            text.contains(".nf\n[[provision]]\nname = \"web\"\ncores = 4\n"),
+            "the lines of an example are kept: {text}"
         );
     }
 }

@@ -46,7 +46,8 @@ pub(super) fn verbatim(lines: &str) -> String {
 
 /// Returns the section SEE ALSO of the manual page with the name `own`: a list of the other main pages of pjw.
 pub(super) fn see_also(own: &str) -> String {
-    let pages = ["pjwctl(1)", "pjwctl-run(1)", "pjwctl-assign(1)", "pjwd.toml(5)", "pjwd(8)"];
+    let pages =
+        ["pjwctl(1)", "pjwctl-run(1)", "pjwctl-assign(1)", "pjwctl-spawn(1)", "pjwd.toml(5)", "pjwd(8)"];
     let others: Vec<&str> = pages.into_iter().filter(|page| !page.starts_with(&format!("{own}("))).collect();
     section("SEE ALSO") + &escape_roff(&others.join(", ")) + "\n"
 }

@@ -325,13 +325,13 @@ fn with_instances(
 ) -> anyhow::Result<Vec<Program>> {
     let mut result = Vec::new();
     for (context, command, arguments) in programs {
-        let context = match &grant.job {
-            Some(job) => context.set_variable("PJW_JOB", job),
-            None => context,
-        };
-        let context = match &grant.directory {
-            Some(directory) => context.set_variable("PJW_JOB_DIR", directory),
-            None => context,
+        let context = match (&grant.job, &grant.directory) {
+            (Some(job), Some(directory)) => {
+                context.set_variable("PJW_JOB", job).set_variable("PJW_JOB_DIR", directory)
+            }
+            // The variable of a job around this one names another directory.
+            (Some(job), None) => context.set_variable("PJW_JOB", job).remove_variable("PJW_JOB_DIR"),
+            (None, _) => context,
         };
         // Before the grant, this process may have had a narrower mask.
         let context = context.set_max_spawner_threads(grant.cpus.len());
