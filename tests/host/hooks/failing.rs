@@ -1,9 +1,8 @@
 //! Errors of pjw, and wrong values in the environment of a hook, never fail a job, unless the hook is strict.
 
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use nix::sys::signal::Signal;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
 use pjw_tests::waiting::wait_until;
@@ -12,59 +11,86 @@ use super::slurm::{EPILOG, PROLOG};
 use super::{Call, hook_path, installed_hook, patient_hook, write_executable};
 use crate::processes::has_two_cores;
 
-/// Returns the call of the prolog, as by Slurm.
-fn prolog(dir: &Path, socket: &Path) -> Call {
-    prolog_by(&installed_hook(dir, "slurm/prolog.sh"), socket)
+/// The time limit of a hook.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TimeLimit {
+    /// That of the shipped hooks, for a hook that gets no answer.
+    Default,
+    /// A minute, for a hook whose answer comes soon. On a busy machine, that may be later than the default.
+    Long,
 }
 
-fn prolog_by(hook: &Path, socket: &Path) -> Call {
-    Call::new(hook)
+impl TimeLimit {
+    /// Copies a shipped hook to `dir`, with this time limit, and returns the path.
+    fn hook(self, dir: &Path, name: &str) -> PathBuf {
+        match self {
+            Self::Default => installed_hook(dir, name),
+            Self::Long => patient_hook(dir, name),
+        }
+    }
+
+    /// The options of `pjwctl hook` for this time limit.
+    fn options(self) -> &'static [&'static str] {
+        match self {
+            Self::Default => &[],
+            Self::Long => &["--timeout", "60"],
+        }
+    }
+}
+
+/// Returns the call of the prolog, as by Slurm.
+fn prolog(dir: &Path, socket: &Path, limit: TimeLimit) -> Call {
+    Call::new(limit.hook(dir, "slurm/prolog.sh"))
         .with_environment(PROLOG)
         .with_variable("SLURM_CONF", "/nowhere/slurm.conf")
         .with_socket(socket)
 }
 
-fn strict_hook(socket: &Path, hook: &str) -> Call {
+fn strict_hook(socket: &Path, hook: &str, limit: TimeLimit) -> Call {
     let call = Call::new(program_path("pjwctl"))
         .with_environment(PROLOG)
         .with_variable("SLURM_CONF", "/nowhere/slurm.conf");
-    call.with_socket(socket).args(&["hook", hook, "--strict"])
+    call.with_socket(socket).args(&["hook", hook, "--strict"]).args(limit.options())
 }
 
-/// Checks that each hook ends by its own timeout: with a warning, or, if it is strict, with an error.
-fn check_job_is_not_delayed(dir: &Path, socket: &Path, expected: &str) {
-    prolog(dir, socket).assert_warning(expected);
-    Call::new(installed_hook(dir, "slurm/epilog.sh"))
+/// Checks that each hook ends: with a warning, or, if it is strict, with an error. With the time limit `Long`, it does
+/// not wait for the end of the time. The time in `expected` is left out: the connection to a daemon that does not answer
+/// has what is left of the limit.
+fn check_job_is_not_delayed(dir: &Path, socket: &Path, limit: TimeLimit, expected: &str) {
+    prolog(dir, socket, limit).assert_warning(expected);
+    Call::new(limit.hook(dir, "slurm/epilog.sh"))
         .with_environment(EPILOG)
         .with_socket(socket)
         .assert_warning(expected);
-    Call::new(installed_hook(dir, "slurm/task-prolog.sh"))
+    Call::new(limit.hook(dir, "slurm/task-prolog.sh"))
         .with_environment(PROLOG)
         .with_socket(socket)
         .assert_warning(expected);
     for hook in ["slurm-prolog", "slurm-epilog", "slurm-task-prolog"] {
-        strict_hook(socket, hook).assert_refusal(expected);
+        strict_hook(socket, hook, limit).assert_refusal(expected);
     }
 }
 
 #[test]
 fn without_a_daemon_the_job_starts() {
     let dir = tempfile::tempdir().unwrap();
-    check_job_is_not_delayed(dir.path(), &dir.path().join("none"), "pjwd is not running");
-    check_job_is_not_delayed(dir.path(), Path::new("/proc/1/none/deeper"), "");
+    let check = |socket: &Path, expected| {
+        check_job_is_not_delayed(dir.path(), socket, TimeLimit::Long, expected);
+    };
+    check(&dir.path().join("none"), "pjwd is not running");
+    check(Path::new("/proc/1/none/deeper"), "");
     let killed = dir.path().join("killed");
     drop(UnixListener::bind(&killed).unwrap());
-    check_job_is_not_delayed(dir.path(), &killed, "pjwd is not running");
-    let long = dir.path().join("x".repeat(200));
-    check_job_is_not_delayed(dir.path(), &long, "bytes long");
+    check(&killed, "pjwd is not running");
+    check(&dir.path().join("x".repeat(200)), "bytes long");
 }
 
 #[test]
 fn a_daemon_that_hangs_delays_no_job() {
     let daemon = Daemon::start("");
-    daemon.signal(Signal::SIGSTOP);
-    check_job_is_not_delayed(daemon.dir(), &daemon.socket(), "within 1.");
-    daemon.signal(Signal::SIGCONT);
+    daemon.while_stopped(|| {
+        check_job_is_not_delayed(daemon.dir(), &daemon.socket(), TimeLimit::Default, " within ");
+    });
 }
 
 #[test]
@@ -73,12 +99,12 @@ fn a_prolog_that_gave_up_leaves_no_reservation() {
         return;
     }
     let daemon = Daemon::start("");
-    daemon.signal(Signal::SIGSTOP);
-    prolog(daemon.dir(), &daemon.socket()).assert_warning("within 1.");
-    daemon.signal(Signal::SIGCONT);
+    daemon.while_stopped(|| {
+        prolog(daemon.dir(), &daemon.socket(), TimeLimit::Default).assert_warning(" within ");
+    });
     wait_until("the daemon reports the request", || daemon.log().contains("hung up"));
     assert!(daemon.status().jobs.is_empty());
-    prolog_by(&patient_hook(daemon.dir(), "slurm/prolog.sh"), &daemon.socket()).assert_silent_success();
+    prolog(daemon.dir(), &daemon.socket(), TimeLimit::Long).assert_silent_success();
 }
 
 #[test]
@@ -92,7 +118,7 @@ fn a_socket_that_accepts_and_never_answers_delays_no_job() {
             kept.push(stream);
         }
     });
-    check_job_is_not_delayed(dir.path(), &socket, "within 1.");
+    check_job_is_not_delayed(dir.path(), &socket, TimeLimit::Default, " within ");
     let starter = Call::new(program_path("pjwctl")).with_socket(&socket).with_variable("LSB_JOBID", "7");
     let output = starter.args(&["hook", "lsf-job-starter", "--strict", "--", "/bin/echo", "runs"]).output();
     assert!(output.status.success() && output.stdout == b"runs\n", "{output:?}");
@@ -111,15 +137,16 @@ fn an_invalid_answer_delays_no_job() {
             let _ = stream.write_all(b"what?\0");
         }
     });
-    check_job_is_not_delayed(dir.path(), &socket, "cannot be parsed");
+    check_job_is_not_delayed(dir.path(), &socket, TimeLimit::Long, "cannot be parsed");
 }
 
 #[test]
 fn a_refusal_is_reported_and_the_job_starts() {
     let daemon = Daemon::start("");
     let with_count = |call: Call| call.with_variable("SLURM_JOB_CPUS_PER_NODE", "60000");
-    with_count(prolog(daemon.dir(), &daemon.socket())).assert_warning("this machine has");
-    with_count(strict_hook(&daemon.socket(), "slurm-prolog")).assert_refusal("this machine has");
+    let (dir, socket) = (daemon.dir(), daemon.socket());
+    with_count(prolog(dir, &socket, TimeLimit::Long)).assert_warning("this machine has");
+    with_count(strict_hook(&socket, "slurm-prolog", TimeLimit::Long)).assert_refusal("this machine has");
     assert!(daemon.status().jobs.is_empty());
 }
 
@@ -144,17 +171,18 @@ fn invalid_values_are_named_and_nothing_is_requested() {
         ("SLURM_JOB_CPUS_PER_NODE", "1(x99999999999)", "is not a count"),
         ("SLURM_JOB_CPUS_PER_NODE", "1,2", "the job has 1"),
     ];
+    let prolog = || prolog(daemon.dir(), &daemon.socket(), TimeLimit::Long);
+    let strict_hook = || strict_hook(&daemon.socket(), "slurm-prolog", TimeLimit::Long);
     for (name, value, expected) in cases {
-        prolog(daemon.dir(), &daemon.socket()).with_variable(name, value).assert_warning(expected);
-        strict_hook(&daemon.socket(), "slurm-prolog").with_variable(name, value).assert_refusal(expected);
+        prolog().with_variable(name, value).assert_warning(expected);
+        strict_hook().with_variable(name, value).assert_refusal(expected);
     }
     let other = |call: Call| {
         call.with_variable("SLURM_JOB_CPUS_PER_NODE", "1,2").with_variable("SLURM_NODELIST", "a,b")
     };
-    other(prolog(daemon.dir(), &daemon.socket()))
-        .assert_warning("SLURM_NODELIST does not name this node, n1");
+    other(prolog()).assert_warning("SLURM_NODELIST does not name this node, n1");
     for name in ["SLURM_JOB_CPUS_PER_NODE", "SLURM_JOB_ID", "SLURM_JOB_UID"] {
-        let call = prolog(daemon.dir(), &daemon.socket()).without_variable(name);
+        let call = prolog().without_variable(name);
         let call = call.without_variable("SLURM_JOBID").without_variable("SLURM_UID");
         call.assert_warning(&format!("{name} is not set"));
     }

@@ -41,6 +41,14 @@ impl Node {
     }
 }
 
+/// Runs a hook that waits until its time limit. On a busy machine, it may have no time left to say what it waited for.
+/// Then it is run again.
+fn output_in_time(call: impl Fn() -> Call) -> Output {
+    let is_in_time = |output: &Output| !String::from_utf8_lossy(&output.stderr).contains(" within ");
+    let mut outputs = (0..10).map(|_| call().output());
+    outputs.find(is_in_time).expect("every call took too long")
+}
+
 #[test]
 fn a_prolog_reserves_cores_and_an_epilog_releases_them() {
     if !has_two_cores() {
@@ -192,7 +200,7 @@ fn a_task_starts_only_when_it_is_on_its_cores() {
     let task = |timeout| {
         let call =
             Call::new(program_path("pjwctl")).with_environment(STEP).with_socket(&node.daemon.socket());
-        call.args(&["hook", "slurm-task-prolog", "--timeout", timeout]).spawn()
+        call.args(&["hook", "slurm-task-prolog", "--timeout", timeout])
     };
     let output_texts = |output: Output| {
         assert!(output.status.success(), "{output:?}");
@@ -200,11 +208,11 @@ fn a_task_starts_only_when_it_is_on_its_cores() {
         (text(output.stdout), text(output.stderr))
     };
 
-    let (variables, warning) = output_texts(task("3").wait_with_output().unwrap());
+    let (variables, warning) = output_texts(output_in_time(|| task("3")));
     assert!(variables.starts_with(&format!("export PJW_CPUS={cpus}\n")), "{variables}");
     assert!(warning.lines().count() == 1 && warning.contains("has not brought this task to"), "{warning}");
 
-    let waiting = task("60");
+    let waiting = task("60").spawn();
     let request = serde_json::json!({ "job": "slurm:4", "pids": [waiting.id()] });
     let _: serde_json::Value = node.daemon.call("Assign", &request).unwrap();
     let (variables, warning) = output_texts(waiting.wait_with_output().unwrap());
@@ -215,8 +223,15 @@ fn a_task_starts_only_when_it_is_on_its_cores() {
 #[test]
 fn a_task_of_an_unknown_job_gets_no_variables() {
     let node = Node::start("");
-    let call = Call::new(program_path("pjwctl")).with_environment(STEP).with_socket(&node.daemon.socket());
-    call.args(&["hook", "slurm-task-prolog", "--timeout", "3"]).assert_warning("knows no job slurm:4");
+    let task = || {
+        let call =
+            Call::new(program_path("pjwctl")).with_environment(STEP).with_socket(&node.daemon.socket());
+        call.args(&["hook", "slurm-task-prolog", "--timeout", "3"])
+    };
+    let output = output_in_time(task);
+    let warning = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
+    assert!(warning.lines().count() == 1 && warning.contains("knows no job slurm:4"), "{warning}");
     std::fs::write(node.path("pjwd.toml"), "mode = \"observe\"\n").unwrap();
     let _: serde_json::Value = node.daemon.call("Reload", &serde_json::json!({})).unwrap();
     node.hook("task-prolog", STEP).assert_silent_success();

@@ -472,6 +472,14 @@ mod tests {
     }
 
     #[test]
+    fn a_hook_ends_after_1200_ms_by_default() {
+        let CliCommand::Hook(hook) = parse("pjwctl hook slurm-prolog").unwrap().command else {
+            panic!("not hook")
+        };
+        assert_eq!(hook.timeout, std::time::Duration::from_millis(1200));
+    }
+
+    #[test]
     fn zero_cores_are_left_to_the_daemon_to_refuse() {
         assert!(parse("pjwctl assign a --cores 0").is_ok());
     }
