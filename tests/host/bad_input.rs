@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
 use pjw_tests::skipping::skip;
-use pjw_tests::waiting::wait_until;
+use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
 use crate::processes::{Shell, has_two_cores, is_installed, is_root, mask};
@@ -207,7 +207,7 @@ impl SmallDisk {
             .stderr(log)
             .spawn()
             .unwrap();
-        pjw_tests::waiting::wait_for("pjwd answers", || {
+        wait_for("pjwd answers", || {
             let mut client = pjw_ipc::client::Client::connect(&daemon.socket()).ok()?;
             client.call::<Value>("GetStatus", &json!({})).ok()
         });
@@ -287,8 +287,7 @@ fn on_a_full_disk_jobs_are_released_also_after_the_daemon_was_killed() {
     disk.daemon.release(&names[0]).unwrap();
     assert_eq!(mask(shells[0].pid()), before[0]);
     assert!(disk.daemon.job(&names[0]).is_none());
-    wait_until("the status has a warning", || disk.journal_warning().is_some());
-    let warning = disk.journal_warning().unwrap();
+    let warning = wait_for("the status has a warning", || disk.journal_warning());
     assert!(warning.contains("jobs are only released") && warning.contains("No space left"), "{warning}");
     disk.signal_daemon(nix::sys::signal::Signal::SIGKILL);
     assert!(disk.child.wait().unwrap().success(), "{}", disk.daemon.log());

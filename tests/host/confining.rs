@@ -80,7 +80,7 @@ fn a_mask_that_a_job_widens_is_repaired_and_reported() {
         let events: Vec<String> = events.collect();
         events.ends_with(&["violation".to_owned(), "repaired".to_owned()])
     });
-    assert_eq!(daemon.job("a").unwrap().violations, 0);
+    wait_until("no violation is left", || daemon.job("a").is_some_and(|job| job.violations == 0));
 }
 
 #[test]
@@ -151,7 +151,8 @@ fn threads_that_run_are_pinned_and_float_again_when_they_sleep() {
             pins.iter().all(Option::is_some).then_some(pins)
         });
         assert_ne!(pins[0], pins[1], "each core gets one thread");
-        assert_eq!(mask(shell.pid()), cpus, "the sleeping thread is not pinned");
+        // On a busy machine, the shell may have waited for a CPU for so long that it counted as busy.
+        wait_until("the sleeping thread is not pinned", || mask(shell.pid()) == cpus);
         wait_until("the status has two hot and two pinned threads", || {
             daemon.job("a").is_some_and(|job| (job.hot, job.pinned) == (2, 2))
         });

@@ -145,13 +145,13 @@ pub fn mask(pid: u32) -> CpuSet {
     pjw_linux::sys::affinity::get_mask(Tid(pid)).unwrap_or_default()
 }
 
-/// Returns the mask of each thread of the processes, by thread id.
+/// Returns the mask of each thread of the processes, by thread id. Threads that have ended are left out.
 pub fn masks(pids: &[u32]) -> Vec<(u32, String)> {
     let mut all = Vec::new();
     for pid in pids {
         for entry in std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
             let tid: u32 = entry.file_name().to_string_lossy().parse().unwrap();
-            all.push((tid, mask(tid).to_string()));
+            all.extend(Some(mask(tid)).filter(|mask| !mask.is_empty()).map(|mask| (tid, mask.to_string())));
         }
     }
     all.sort();

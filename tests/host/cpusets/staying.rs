@@ -180,8 +180,12 @@ fn a_request_beyond_the_pin_is_reported_and_the_thread_pinned_again() {
     let busy = [0, 1].map(|_| shell.background("while :; do :; done"));
     let _ends = busy.map(KillOnDrop);
     let are_pinned = || busy.iter().all(|&pid| mask(pid).len() < cpus.len());
-    wait_until("both are pinned", are_pinned);
-    affinity::set_full_mask(Tid(busy[0])).unwrap();
+    // A daemon that runs may change the pins between the two. A request of a thread that is not pinned is not beyond a
+    // pin.
+    wait_until("both are pinned, and one requests every PU", || {
+        let request = || are_pinned() && affinity::set_full_mask(Tid(busy[0])).is_ok();
+        are_pinned() && daemon.while_stopped(request)
+    });
     wait_until("the events are reported", || {
         let texts = history(&daemon, "a");
         let at = texts
@@ -226,7 +230,8 @@ fn a_cpuset_that_another_program_widens_is_repaired_and_reported() {
     for again in 1..=2 {
         write_file(&cgroup, "cpuset.cpus", &all_cpus(&daemon));
         wait_until("the cpuset is repaired", || read_file(&cgroup, "cpuset.cpus") == cpus.to_string());
-        assert_eq!(mask(shell.pid()), cpus);
+        // The kernel shows a new cpuset before it has changed the masks of all threads.
+        wait_until("the mask is repaired", || mask(shell.pid()) == cpus);
         wait_until("the repair is reported", || repairs() == again);
         // If another program changes a cpuset too often between two full scans, the daemon does not write it any
         // more.
@@ -284,7 +289,10 @@ fn a_mask_that_a_program_sets_inside_its_cpuset_is_kept() {
     let late = shell.background("sleep 1000");
     let _end_of_late = KillOnDrop(late);
     wait_until("the new process is a member", || daemon.job("a").unwrap().processes == 3);
-    assert_eq!((mask(own), mask(shell.pid()), mask(late)), (one, cpus.clone(), cpus));
+    assert_eq!(mask(own), one);
+    // On a busy machine, the others may have waited for a CPU for so long that they counted as busy.
+    wait_until("the others are not pinned", || [shell.pid(), late].iter().all(|&pid| mask(pid) == cpus));
+    assert_eq!(mask(own), one);
     assert!(history(&daemon, "a").iter().all(|(event, _)| event != "violation"), "there was no violation");
 }
 
