@@ -15,7 +15,7 @@ use pjw_tests::programs::copy_program;
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::{wait_for, wait_until};
 
-use crate::processes::{Shell, has_two_cores, is_installed, is_root, mask};
+use crate::processes::{Shell, has_two_cores, is_frozen, is_installed, is_root, mask};
 
 const LENDING: &str = "[lending]\nenabled = true\nbuffer = 0\nlend_after = \"200ms\"\n";
 pub const SPIN: &str = "sh -c 'while :; do :; done'";
@@ -160,9 +160,9 @@ fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
         assign(daemon, "all", "normal", &cores, &other);
     };
     take_all(&daemon);
-    wait_until("the borrower is frozen", || !runs(spinner));
-    let frozen = daemon.job("batch").unwrap();
-    assert_eq!((frozen.state.as_str(), frozen.cpus.as_str()), ("waiting", ""));
+    wait_until("the borrower is frozen", || is_frozen(spinner));
+    let shown = || daemon.job("batch").map(|job| (job.state, job.cpus));
+    wait_until("it waits for a core", || shown() == Some(("waiting".to_owned(), String::new())));
     let why = daemon.pjwctl(&["explain", &daemon.job_id("batch")]).stdout;
     assert!(String::from_utf8(why).unwrap().contains("its processes are frozen, because"));
     daemon.release("all").unwrap();
@@ -170,7 +170,7 @@ fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
     wait_until("it has the cores again", || has_cores(&daemon, spinner, &all));
     for is_killed in [false, true] {
         take_all(&daemon);
-        wait_until("the borrower is frozen", || !runs(spinner));
+        wait_until("the borrower is frozen", || is_frozen(spinner));
         if is_killed {
             daemon.kill();
             let thawed = daemon.thaw_command().output().unwrap();
@@ -180,18 +180,18 @@ fn a_borrower_without_a_core_is_frozen_and_thawed_when_a_core_is_free() {
         }
         wait_until("the borrower runs while there is no daemon", || runs(spinner));
         daemon.spawn();
-        wait_until("the borrower is frozen again", || !runs(spinner));
+        wait_until("the borrower is frozen again", || is_frozen(spinner));
         daemon.release("all").unwrap();
     }
     take_all(&daemon);
-    wait_until("the borrower is frozen", || !runs(spinner));
+    wait_until("the borrower is frozen", || is_frozen(spinner));
     daemon.release("batch").unwrap();
     wait_until("the released job runs", || runs(spinner));
     assert_eq!((mask(spinner), cgroups(spinner)), before);
     daemon.release("all").unwrap();
     assign(&daemon, "batch", "besteffort", "64", &batch);
     take_all(&daemon);
-    wait_until("the borrower is frozen", || !runs(spinner));
+    wait_until("the borrower is frozen", || is_frozen(spinner));
     daemon.kill();
     let undone = daemon.release_all_command().output().unwrap();
     assert!(undone.status.success(), "{undone:?}");
