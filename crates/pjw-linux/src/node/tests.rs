@@ -10,6 +10,7 @@ use pjw_core::{cpuset::Pu, plan::MaskActionKind, snapshot::Process, time::Nanos}
 
 use super::*;
 use crate::proc::{memory_files::MemoryFiles, procfs::ProcDir};
+use crate::tests::until_true;
 
 struct Running(Child);
 
@@ -99,8 +100,12 @@ fn see_until(node: &mut LinuxMachine, pid: Pid, what: &str, seen: impl Fn(&Proce
 #[test]
 fn attributes_are_reported_once_and_contain_only_wanted_variables() {
     let idle_process = Running::start("sleep", &["1000"]);
+    // Amid execve(2), a process may have its new command line before the address of its new stack. The next scan then
+    // takes it for another program, and reads the attributes again.
+    let stat = format!("/proc/{}/stat", idle_process.pid());
+    until_true("the program sleeps", || std::fs::read_to_string(&stat).unwrap().contains(" (sleep) S "));
     let mut node = node();
-    // The process may be observed between fork and exec.
+    // The files are read by another thread, which may take longer than a scan waits.
     let has_attributes = |process: &Process| {
         process.attributes.as_ref().is_some_and(|attributes| attributes.command_line == "sleep 1000")
     };

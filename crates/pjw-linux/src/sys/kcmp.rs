@@ -31,6 +31,7 @@ pub fn compare_address_spaces(first: Pid, second: Pid) -> Result<Ordering, Errno
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::until_true;
 
     #[test]
     fn a_process_shares_its_address_space_with_itself_and_not_with_its_child() {
@@ -43,6 +44,11 @@ mod tests {
         assert_eq!(compare_address_spaces(own, own), Ok(Ordering::Equal));
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let other = Pid(child.id());
+        // `spawn` may wait as the parent of vfork(2) does. The kernel lets the parent go on before the child has an
+        // address space of its own, and sets the name of the program after that (exec_mmap and begin_new_exec in
+        // fs/exec.c).
+        let name = format!("/proc/{other}/comm");
+        until_true("the child executes sleep", || std::fs::read_to_string(&name).unwrap() == "sleep\n");
         let (one, two) =
             (compare_address_spaces(own, other).unwrap(), compare_address_spaces(other, own).unwrap());
         child.kill().unwrap();
