@@ -275,7 +275,11 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let reader = MemoryReader {
             measure: read_when_unlocked,
-            blocked_at: |thread| thread.pid().filter(|&pid| pid == LOCKED).map(|pid| (pid, 0)),
+            // A thread that only waits for a CPU while it reads the process is not blocked.
+            blocked_at: |thread| {
+                let is_blocked = |pid: &Pid| *pid == LOCKED && LOCK.try_lock().is_err();
+                thread.pid().filter(is_blocked).map(|pid| (pid, 0))
+            },
             check_interval: Duration::from_millis(1),
             ..MemoryReader::default()
         };

@@ -20,7 +20,16 @@ struct Sleeper(Child);
 
 impl Sleeper {
     fn start() -> Self {
-        Self(Command::new("sleep").arg("1000").spawn().unwrap())
+        let sleeper = Self(Command::new("sleep").arg("1000").spawn().unwrap());
+        // `spawn` may wait as the parent of vfork(2) does, which goes on before the child has memory of its own. The
+        // kernel sets the name of the program after that (begin_new_exec in fs/exec.c).
+        let name = format!("/proc/{}/comm", sleeper.0.id());
+        let begin = std::time::Instant::now();
+        while std::fs::read_to_string(&name).unwrap() != "sleep\n" {
+            assert!(begin.elapsed() < Duration::from_secs(60), "the child does not execute sleep");
+            std::thread::yield_now();
+        }
+        sleeper
     }
 
     fn id(&self) -> ProcessId {
