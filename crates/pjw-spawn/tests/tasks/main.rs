@@ -145,8 +145,9 @@ fn directory_handlers_descriptors_and_environment_of_a_task_are_its_own() {
 fn a_task_inherits_the_descriptors_that_execve_would_leave_open() {
     let Some(program) = task_program() else { return };
     // A descriptor without close-on-exec. Other tests of this process may start programs meanwhile, which get it too.
+    // The task gets those of the other tests, which are all below 900.
     let kept = fs::File::open("/dev/null").unwrap();
-    let kept = nix::fcntl::fcntl(&kept, nix::fcntl::FcntlArg::F_DUPFD(700)).unwrap();
+    let kept = nix::fcntl::fcntl(&kept, nix::fcntl::FcntlArg::F_DUPFD(900)).unwrap();
     let _closed = fs::File::open("/dev/null").unwrap();
     let mut space = AddressSpace::create(&context(&program), 3, 3).unwrap();
     let others: Vec<Child> =
