@@ -289,16 +289,21 @@ fn the_daemon_of_a_plain_user_refuses_processes_of_other_users() {
     daemon.stop();
 }
 
+/// Returns the effective user of a process. `None` for a kernel thread, and if the process has ended.
+fn owner_of(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let owner = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?;
+    // Kernel threads and zombies have no memory.
+    if status.contains("VmSize:") { owner.parse().ok() } else { None }
+}
+
 /// Returns a process of another user, and its owner. Not process 1, which is refused for every user.
 fn foreign_process() -> Option<(u32, u32)> {
     let own_uid = nix::unistd::Uid::effective().as_raw();
     let pids = std::fs::read_dir("/proc").unwrap().flatten();
     pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find_map(|pid: u32| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let owner = status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().nth(1)?;
-        let owner = owner.parse().ok()?;
-        // Kernel threads have no memory of their own and are left out.
-        (pid > 1 && owner != own_uid && status.contains("VmSize:")).then_some((pid, owner))
+        let owner = owner_of(pid)?;
+        (pid > 1 && owner != own_uid).then_some((pid, owner))
     })
 }
 
@@ -308,18 +313,27 @@ fn the_daemon_of_the_testing_user_refuses_processes_of_other_users() {
         skip("root may change the processes of all users");
         return;
     }
-    let Some((pid, owner)) = foreign_process() else {
+    let daemon = Daemon::start("");
+    if foreign_process().is_none() {
         skip("there is no process of another user here");
         return;
-    };
-    let daemon = Daemon::start("");
-    let before = mask(pid);
-    let pid_text = pid.to_string();
-    let output = daemon.pjwctl(&["assign", "b", "--cores", "1", "--pid", &pid_text]);
-    assert_out_of_reach(&output, &pid_text, owner);
+    }
+    // A process of another user may end at any time, or become one of this user. Then another one is tried.
+    wait_until("a process of another user is refused", || {
+        let Some((pid, owner)) = foreign_process() else { return false };
+        let (before, pid_text) = (mask(pid), pid.to_string());
+        let output = daemon.pjwctl(&["assign", &daemon.job_id("b"), "--cores", "1", "--pid", &pid_text]);
+        let after = mask(pid);
+        if owner_of(pid) != Some(owner) {
+            let _ = daemon.release("b");
+            return false;
+        }
+        assert_out_of_reach(&output, &pid_text, owner);
+        assert_eq!(after, before);
+        true
+    });
     assert!(daemon.status().jobs.is_empty());
     assert_eq!(daemon.status().pool.free, daemon.status().node.cpus);
-    assert_eq!(mask(pid), before);
 }
 
 #[test]
