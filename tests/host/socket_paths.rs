@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use pjw_ipc::client::{Client, lasting_lock_dir, lock_dir};
-use pjw_tests::daemon::Daemon;
+use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::programs::program_path;
 use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
@@ -101,6 +101,9 @@ fn the_daemon_of_a_plain_user_uses_the_runtime_directory() {
     if !can_act_as_user() {
         return;
     }
+    // If the test runs as a plain user, this daemon would also confine the processes of jobs that another test has
+    // started for its own daemon. So it runs while no other daemon of this program does.
+    let _alone = Daemon::prepare_with(Enforcement::Affinity, "");
     let runtime = runtime_directory();
     let own_dir = runtime.path().join("pjwd");
     check_starts(pjwd_command(Some(runtime.path())), &own_dir.join("pjwd.sock"));
