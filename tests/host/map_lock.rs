@@ -86,12 +86,14 @@ impl Busy {
         let child = command.arg(role).arg(dir.join("file")).stdin(Stdio::null()).spawn().unwrap();
         let mut busy = Self { child, pids: Vec::new() };
         daemon.assign("farm", 1, &[busy.child.id()]).unwrap();
-        wait_until("the daemon knows its five threads", || {
+        // The first thread may wait for the PU for long after it has started the last one, and is busy until it sleeps.
+        wait_until("the daemon knows its five threads, and the first one sleeps", || {
             let shown = daemon.pjwctl(&["show", &daemon.job_id("farm"), "--json"]);
             let shown: Value = serde_json::from_slice(&shown.stdout).unwrap();
             let members = shown["members"].as_array().unwrap();
             busy.pids = members.iter().filter_map(|one| u32::try_from(one["pid"].as_u64()?).ok()).collect();
-            members.iter().map(|one| one["threads"].as_array().unwrap().len()).sum::<usize>() == 5
+            let threads = members.iter().map(|one| one["threads"].as_array().unwrap().len()).sum::<usize>();
+            threads == 5 && is_first_thread_asleep(busy.child.id())
         });
         Some(busy)
     }
@@ -112,6 +114,12 @@ impl Drop for Busy {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Whether the first thread of a process sleeps.
+fn is_first_thread_asleep(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
 }
 
 /// The waits that the daemon finds in this role. `None` if they can't be seen here.
