@@ -217,12 +217,12 @@ fn run_ticks(tid: u32) -> Option<u64> {
     pjw_linux::proc::procfs::parse_stat(&text).map(|stat| stat.run_ticks)
 }
 
-/// Waits until pjwd has seen these threads run for some time.
+/// Waits until pjwd, which scans each 300 ms, has seen these threads run for some time.
 fn wait_until_seen_busy(daemon: &Daemon, tids: &[u32]) {
     let before: Vec<Option<u64>> = tids.iter().map(|&tid| run_ticks(tid)).collect();
     // Ten scans of the daemon.
-    wait_until("the threads have run for half a second", || {
-        tids.iter().zip(&before).all(|(&tid, before)| run_ticks(tid) >= before.map(|ticks| ticks + 50))
+    wait_until("the threads have run for three seconds", || {
+        tids.iter().zip(&before).all(|(&tid, before)| run_ticks(tid) >= before.map(|ticks| ticks + 300))
     });
     wait_until("pjwd knows that they are busy", || {
         let hot = hot_threads(daemon);
@@ -295,7 +295,9 @@ fn an_openmp_program_that_binds_itself_is_never_touched() {
     let Some(binary) = has_two_cores().then(|| compile(dir.path(), OPENMP, &["-fopenmp"])).flatten() else {
         return;
     };
-    let daemon = start_daemon();
+    // A thread that runs or waits for a PU during two intervals is pinned, and its program then finds only this PU. On
+    // a busy machine, the program may need a tenth of a second until it has read its mask. So the interval is longer.
+    let daemon = Daemon::start("interval = \"300ms\"\n");
     let program = start(&daemon, &format!("OMP_PROC_BIND=true OMP_PLACES=cores {} $DIR", binary.display()));
     let threads = worker_ids(&program);
     let own = threads.map(mask);
