@@ -1,5 +1,5 @@
 //! Measures whether pins inside a job make a program faster. One program runs alone on the whole machine: in a job
-//! whose busy threads pjwd pins, in a job whose threads float, and in no job. There are four programs: one is bound
+//! whose hot threads pjwd pins, in a job whose threads float, and in no job. There are four programs: one is bound
 //! by memory, one by barriers, one runs short bursts on more threads than cores, and one runs long bursts. Of the
 //! short bursts, pjwd pins the threads that run most of the time.
 //!

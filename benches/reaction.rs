@@ -50,7 +50,7 @@ enum Case {
     RightMask,
     /// The worker starts outside its job's cores.
     Outside,
-    /// The worker inherits the pin of a busy thread.
+    /// The worker inherits the pin of a hot thread.
     OnPin,
 }
 

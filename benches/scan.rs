@@ -100,7 +100,7 @@ fn count_threads(node: &mut LinuxMachine, pids: &[u32], full: bool) -> usize {
     let request = ScanRequest {
         scope,
         pids_to_read_threads_of: members.clone(),
-        busy_threads: BTreeMap::new(),
+        active_threads: BTreeMap::new(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
     };

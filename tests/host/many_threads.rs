@@ -1,5 +1,5 @@
 //! A process with many threads of which few run: the masks of all of them stay right, although most scans read only the
-//! busy ones.
+//! active ones.
 
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -20,7 +20,7 @@ const ROLE: &str = "PJW_TEST_MANY_THREADS";
 /// Begins each reply of the child, so that the lines of the test harness are not taken for replies.
 const REPLY: &str = "reply ";
 
-/// A child with many sleeping threads, which starts and ends busy ones on request.
+/// A child with many sleeping threads, which starts and ends active ones on request.
 struct ManyThreads {
     child: Child,
     orders: ChildStdin,

@@ -1,5 +1,5 @@
 //! Real programs of several kinds in jobs: how they bind themselves, and how they create processes and threads. Each
-//! busy thread has a core for itself as soon as there are as many cores, and a program that binds itself is left alone.
+//! hot thread has a core for itself as soon as there are as many cores, and a program that binds itself is left alone.
 //!
 //! A program that is not installed is skipped with one line.
 
@@ -150,7 +150,7 @@ struct ProgramInJob {
     _shell: Shell,
 }
 
-/// The daemon of these tests: it reads often, so that a thread soon counts as busy.
+/// The daemon of these tests: it reads often, so that a thread soon counts as hot.
 fn start_daemon() -> Daemon {
     Daemon::start("interval = \"50ms\"\n")
 }
@@ -192,7 +192,7 @@ fn worker_ids(program: &ProgramInJob) -> [u32; 2] {
     })
 }
 
-/// The busy threads of the job, as pjwd sees them.
+/// The hot threads of the job, as pjwd sees them.
 fn hot_threads(daemon: &Daemon) -> Vec<u32> {
     let job: Value = daemon.call("GetJob", &json!({ "job": daemon.job_id("a") })).unwrap();
     let threads =
@@ -218,13 +218,13 @@ fn run_ticks(tid: u32) -> Option<u64> {
 }
 
 /// Waits until pjwd, which scans each 300 ms, has seen these threads run for some time.
-fn wait_until_seen_busy(daemon: &Daemon, tids: &[u32]) {
+fn wait_until_seen_hot(daemon: &Daemon, tids: &[u32]) {
     let before: Vec<Option<u64>> = tids.iter().map(|&tid| run_ticks(tid)).collect();
     // Ten scans of the daemon.
     wait_until("the threads have run for three seconds", || {
         tids.iter().zip(&before).all(|(&tid, before)| run_ticks(tid) >= before.map(|ticks| ticks + 300))
     });
-    wait_until("pjwd knows that they are busy", || {
+    wait_until("pjwd knows that they are hot", || {
         let hot = hot_threads(daemon);
         tids.iter().all(|tid| hot.contains(tid))
     });
@@ -232,7 +232,7 @@ fn wait_until_seen_busy(daemon: &Daemon, tids: &[u32]) {
 
 /// The other tests scan twenty times as often. How long it takes is printed: other tests may keep the machine busy.
 #[test]
-fn with_the_default_interval_busy_threads_get_a_core_each_and_stay_there() {
+fn with_the_default_interval_hot_threads_get_a_core_each_and_stay_there() {
     if !has_two_cores() {
         return;
     }
@@ -302,7 +302,7 @@ fn an_openmp_program_that_binds_itself_is_never_touched() {
     let threads = worker_ids(&program);
     let own = threads.map(mask);
     assert!(!own[0].intersects(&own[1]), "{own:?}: the program binds its threads to different cores");
-    wait_until_seen_busy(&daemon, &threads);
+    wait_until_seen_hot(&daemon, &threads);
     assert_eq!(threads.map(mask), own);
     assert_eq!(mask_changes(&daemon), program.changes_before, "pjwd changed no mask");
     let job = daemon.job("a").unwrap();
@@ -332,19 +332,19 @@ fn the_workers_of_python_concurrent_futures_get_a_core_each() {
     check_python_workers_get_a_core_each(CONCURRENT_FUTURES);
 }
 
-/// Starts a program with two busy threads whose ids are not known, and checks that each gets a core.
-fn check_busy_threads_get_a_core_each(line: &str) {
+/// Starts a program with two hot threads whose ids are not known, and checks that each gets a core.
+fn check_hot_threads_get_a_core_each(line: &str) {
     let daemon = start_daemon();
     let _program = start(&daemon, line);
     // A run-time system has threads of its own, which run at the start only.
-    wait_until("two threads are busy, each on a core for itself", || {
+    wait_until("two threads are hot, each on a core for itself", || {
         let hot = hot_threads(&daemon);
         hot.len() == 2 && has_own_core_each(&hot)
     });
 }
 
 #[test]
-fn the_busy_threads_of_a_java_program_get_a_core_each() {
+fn the_hot_threads_of_a_java_program_get_a_core_each() {
     if !has_two_cores() || !is_installed("java") || !is_installed("javac") {
         return;
     }
@@ -352,7 +352,7 @@ fn the_busy_threads_of_a_java_program_get_a_core_each() {
     std::fs::write(dir.path().join("Spin.java"), JAVA).unwrap();
     let compiled = Command::new("javac").arg("Spin.java").current_dir(dir.path()).status().unwrap();
     assert!(compiled.success());
-    check_busy_threads_get_a_core_each(&format!("java -cp {} Spin", dir.path().display()));
+    check_hot_threads_get_a_core_each(&format!("java -cp {} Spin", dir.path().display()));
 }
 
 /// Builds a Go program. `None` if Go is not installed; the test is then skipped.
@@ -370,10 +370,10 @@ fn build_go(dir: &Path, source: &str) -> Option<PathBuf> {
 }
 
 #[test]
-fn the_busy_threads_of_a_go_program_get_a_core_each() {
+fn the_hot_threads_of_a_go_program_get_a_core_each() {
     let dir = tempfile::tempdir().unwrap();
     let Some(program) = has_two_cores().then(|| build_go(dir.path(), GO)).flatten() else { return };
-    check_busy_threads_get_a_core_each(program.to_str().unwrap());
+    check_hot_threads_get_a_core_each(program.to_str().unwrap());
 }
 
 /// Starts a Go program by `pjwctl run` in a job of some cores, with `GOMAXPROCS` of the user if that is given. Checks

@@ -42,7 +42,7 @@ pub enum WorkerStart {
     /// The parent has just set its own mask to all PUs, as the launchers of MPI do. The worker starts outside its
     /// job's cores.
     OutsideJob,
-    /// The parent is a busy thread that pjwd pinned to one PU. The worker inherits the pin, and its right mask is all
+    /// The parent is a hot thread that pjwd pinned to one PU. The worker inherits the pin, and its right mask is all
     /// PUs of the job.
     OnPin,
     /// The parent is in no job. A rule of `cgrulesengd` moves the worker.
@@ -262,7 +262,7 @@ fn observe_worker(
 }
 
 impl Parent {
-    /// Waits for `time`. A parent that needs a pin spins, because pjwd pins only busy threads.
+    /// Waits for `time`. A parent that needs a pin spins, because pjwd pins only hot threads.
     fn pause(&self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -324,7 +324,7 @@ impl Parent {
         })
     }
 
-    /// Waits for the result of the observer. A parent that needs a pin spins, because pjwd pins only busy threads.
+    /// Waits for the result of the observer. A parent that needs a pin spins, because pjwd pins only hot threads.
     fn receive_reaction(&self) -> anyhow::Result<Reaction> {
         if self.worker_start != WorkerStart::OnPin {
             return self.reactions.recv().context("the observer has ended")?;

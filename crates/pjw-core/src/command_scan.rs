@@ -49,6 +49,6 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
     pids.extend(forked);
     let cgroups = jobs.iter().flat_map(|job| state.cgroups_of(job)).collect();
     let scope = ScanScope::Partial(pids.clone());
-    let busy_threads = BTreeMap::new();
-    ScanRequest { scope, pids_to_read_threads_of: pids, busy_threads, cgroups, idle_watch: Arc::default() }
+    let active_threads = BTreeMap::new();
+    ScanRequest { scope, pids_to_read_threads_of: pids, active_threads, cgroups, idle_watch: Arc::default() }
 }

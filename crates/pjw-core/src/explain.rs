@@ -124,7 +124,7 @@ fn within_job_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<St
     }
     Some(match numa_nodes_of_cpus(&state.topology, &grant.cpus).len() {
         0 | 1 => format!("--within-job {rule} has no effect: its CPUs are on one NUMA node"),
-        _ => format!("a new busy process goes {} (--within-job {rule})", rule.description()),
+        _ => format!("a new process with hot threads goes {} (--within-job {rule})", rule.description()),
     })
 }
 

@@ -42,7 +42,7 @@ pub(crate) fn next_scan(
     (!pids.is_empty() || !cgroups.is_empty()).then(|| ScanRequest {
         scope: ScanScope::Partial(pids.clone()),
         pids_to_read_threads_of: pids,
-        busy_threads: BTreeMap::new(),
+        active_threads: BTreeMap::new(),
         cgroups,
         idle_watch: Arc::default(),
     })
@@ -91,7 +91,7 @@ impl WardenState {
         let pids = pids_changed_by(self, actions.clone());
         request.cgroups.extend(actions.map(|action| action.cgroup_path().to_owned()));
         request.pids_to_read_threads_of.extend(&pids);
-        request.busy_threads.retain(|pid, _| !pids.contains(pid));
+        request.active_threads.retain(|pid, _| !pids.contains(pid));
         if let ScanScope::Partial(scanned) = &mut request.scope {
             scanned.extend(pids);
         }

@@ -147,7 +147,7 @@ wire! {
         processes: u32,
         /// The number of threads of the job.
         threads: u32,
-        /// The number of busy threads of the job: threads that run or wait for a PU most of the time.
+        /// The number of hot threads of the job: threads that run or wait for a PU most of the time.
         hot: u32,
         /// The number of threads of the job that pjwd has pinned to one PU.
         pinned: u32,
@@ -255,34 +255,34 @@ wire! {
         history: Vec<MemorySample>,
         /// A prediction that the memory will not suffice, and what to do. `None` if it suffices.
         warning: Option<Warning>,
-        /// The processes most of whose memory is on NUMA nodes where none of their busy threads runs. Empty if the
+        /// The processes most of whose memory is on NUMA nodes where none of their hot threads runs. Empty if the
         /// memory on each NUMA node was not requested, or if the daemon is older than this field.
         #[serde(default)] far: Vec<FarMemory>,
         /// The address spaces whose threads wait for one another to map memory. Empty with the source `cgroup`.
         #[serde(default)] map_lock_waits: Vec<MapLockWaits>,
     }
-    /// An address space whose busy threads wait for one another to map memory (mmap(2), munmap(2), page faults).
+    /// An address space whose active threads wait for one another to map memory (mmap(2), munmap(2), page faults).
     MapLockWaits {
         /// The processes with these threads, ascending by pid. They share the address space.
         pids: Vec<u32>,
-        /// The number of busy threads.
+        /// The number of active threads.
         threads: u32,
         /// The diagnosis, in one sentence.
         text: String,
         /// What the user can do.
         remedy: String,
     }
-    /// A process most of whose memory is on NUMA nodes where none of its busy threads runs.
+    /// A process most of whose memory is on NUMA nodes where none of its hot threads runs.
     FarMemory {
         /// The process id.
         pid: u32,
-        /// The number of its busy threads.
+        /// The number of its hot threads.
         busy_threads: u32,
         /// The NUMA nodes in which these threads ran last.
         thread_nodes: Vec<u32>,
         /// The NUMA node with most of the far memory.
         memory_node: u32,
-        /// The memory on NUMA nodes where no busy thread runs, in bytes.
+        /// The memory on NUMA nodes where no hot thread runs, in bytes.
         far: u64,
         /// The diagnosis, in one sentence.
         text: String,
@@ -343,7 +343,7 @@ wire! {
         state: String,
         /// The CPU demand of the thread: the share of time for which it runs or waits for a PU, in permille.
         demand: u32,
-        /// Whether the thread is busy: it runs or waits for a PU most of the time.
+        /// Whether the thread is hot: it runs or waits for a PU most of the time.
         hot: bool,
         /// The PU on which the thread ran last.
         last_cpu: u32,

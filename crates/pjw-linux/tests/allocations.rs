@@ -72,7 +72,7 @@ fn allocations(node: &mut LinuxMachine, threads: usize) -> usize {
     let scan_request = ScanRequest {
         scope: ScanScope::Partial(BTreeSet::from([own_pid])),
         pids_to_read_threads_of: BTreeSet::from([own_pid]),
-        busy_threads: BTreeMap::new(),
+        active_threads: BTreeMap::new(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
     };

@@ -41,7 +41,7 @@ pub struct SimMachineInterface {
     faults: Faults,
     /// For each process that may be idle, its CPU time at the last scan, and the last time at which it was seen idle.
     cpu_times: BTreeMap<Pid, (u64, Option<Nanos>)>,
-    /// For each process of which the last scan read only the busy threads, the CPU time of the other threads.
+    /// For each process of which the last scan read only the active threads, the CPU time of the other threads.
     other_threads_ns: BTreeMap<Pid, u64>,
     /// The number of scans so far. A scan checks the masks of only some idle processes, and this number selects them.
     scans: u32,
@@ -211,16 +211,16 @@ fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Proce
     })
 }
 
-/// Removes all threads from `process` that are not in `busy`, if no thread in `busy` has ended and no other thread ran
-/// since the last such scan. `others` has the CPU time of the other threads at that scan.
-fn keep_busy(process: &mut Process, busy: &BTreeSet<Tid>, others: &mut BTreeMap<Pid, u64>) {
+/// Removes all threads from `process` that are not in `active`, if no thread in `active` has ended and no other thread
+/// ran since the last such scan. `others` has the CPU time of the other threads at that scan.
+fn keep_active(process: &mut Process, active: &BTreeSet<Tid>, others: &mut BTreeMap<Pid, u64>) {
     let known = others.remove(&process.id.pid);
     let Some(threads) = &mut process.threads else { return };
-    let other_threads = threads.iter().filter(|thread| !busy.contains(&thread.tid));
+    let other_threads = threads.iter().filter(|thread| !active.contains(&thread.tid));
     let (count, run_ns) = other_threads.fold((0, 0), |(count, ns), thread| (count + 1, ns + thread.run_ns));
-    if count + busy.len() == threads.len() && known.is_none_or(|known| known == run_ns) {
+    if count + active.len() == threads.len() && known.is_none_or(|known| known == run_ns) {
         others.insert(process.id.pid, run_ns);
-        threads.retain(|thread| busy.contains(&thread.tid));
+        threads.retain(|thread| active.contains(&thread.tid));
         process.has_all_threads = false;
     }
 }
@@ -356,8 +356,8 @@ impl MachineInterface for SimMachineInterface {
             let mut process = read_process(&mut self.world.borrow_mut(), pid, with_threads);
             if let Some(process) = &mut process {
                 process.idle_until = active.get(&pid).copied().flatten();
-                match request.busy_threads.get(&pid).filter(|_| !is_full) {
-                    Some(busy) => keep_busy(process, busy, &mut self.other_threads_ns),
+                match request.active_threads.get(&pid).filter(|_| !is_full) {
+                    Some(active) => keep_active(process, active, &mut self.other_threads_ns),
                     None => drop(self.other_threads_ns.remove(&pid)),
                 }
             }

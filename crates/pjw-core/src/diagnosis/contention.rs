@@ -1,4 +1,4 @@
-//! Contention findings: overlapping jobs, oversubscription, busy threads stacked on few PUs, and threads
+//! Contention findings: overlapping jobs, oversubscription, hot threads stacked on few PUs, and threads
 //! outside of the cores that their job holds.
 
 use crate::basics::{CpuSet, Pid, Pu, cpus_text, cpus_with_is_are, prelude::*};
@@ -12,7 +12,7 @@ use crate::terms::{CpuRequest, GrantedBy, JobId};
 pub(super) const OUTSIDE_GRANT_CODE: &str = "outside";
 
 /// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about contention for PUs (logical CPUs): several jobs
-/// on the same PUs, jobs with more busy threads than PUs, and threads that may run outside of the PUs of their job.
+/// on the same PUs, jobs with more hot threads than PUs, and threads that may run outside of the PUs of their job.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let stacks = stacks(input);
     let overlaps = overlaps(input).into_iter().filter(|overlap| {
@@ -90,8 +90,8 @@ fn unbound(input: &DiagnosisInput) -> Option<Finding> {
     if input.jobs.len() < 2 {
         return None;
     }
-    let busy: usize = input.jobs.iter().map(ObservedJob::busy_thread_count).sum();
-    let crowded = busy > input.online.len();
+    let hot: usize = input.jobs.iter().map(ObservedJob::hot_thread_count).sum();
+    let crowded = hot > input.online.len();
     let ids = free.iter().map(|job| &job.id);
     let who = match free.len() {
         1 => first.id.to_string(),
@@ -99,14 +99,14 @@ fn unbound(input: &DiagnosisInput) -> Option<Finding> {
     };
     let mut text = format!("{who} may run on every CPU, so also on those of other jobs");
     if crowded {
-        text += &format!("; now {busy} threads want {}", counted_noun(input.online.len(), "CPU"));
+        text += &format!("; now {hot} threads want {}", counted_noun(input.online.len(), "CPU"));
     }
     let severity = if crowded { Severity::Problem } else { Severity::Advice };
     let remedy = remedy_of_daemon(input, "pjwctl status shows why: unknown core counts, or nothing free");
     Some(Finding::new(severity, "unbound", text, remedy).with_jobs(ids).with_cpus(&input.online))
 }
 
-/// Finds a job that has more busy threads than PUs. `widest` is the number of PUs of the largest core.
+/// Finds a job that has more hot threads than PUs. `widest` is the number of PUs of the largest core.
 fn oversubscribed(input: &DiagnosisInput, job: &ObservedJob, widest: usize) -> Option<Finding> {
     let asked = |amount: &CpuRequest| match amount {
         CpuRequest::Cores(cores) => usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(widest),
@@ -119,12 +119,12 @@ fn oversubscribed(input: &DiagnosisInput, job: &ObservedJob, widest: usize) -> O
         (None, Some(amount)) => asked(amount).min(allowed.len().max(1)),
         (None, None) => allowed.len(),
     };
-    let busy = job.busy_thread_count();
-    if busy <= room || room == 0 {
+    let hot = job.hot_thread_count();
+    if hot <= room || room == 0 {
         return None;
     }
     let has = if job.grant.is_some() || job.requested.is_none() { "has" } else { "asked for" };
-    let (threads, cpus) = (counted_noun(busy, "thread"), counted_noun(room, "CPU"));
+    let (threads, cpus) = (counted_noun(hot, "thread"), counted_noun(room, "CPU"));
     let text = format!("{threads} of {} want a CPU most of the time, and it {has} {cpus}", job.id);
     let (severity, remedy) = if job.grant.is_some() {
         let remedy =
@@ -137,12 +137,12 @@ fn oversubscribed(input: &DiagnosisInput, job: &ObservedJob, widest: usize) -> O
             format!("it takes CPUs from others; {remedy}; or start fewer threads (OMP_NUM_THREADS)"),
         )
     };
-    let pids = job.threads.iter().filter(|thread| thread.is_busy()).map(|thread| thread.pid);
+    let pids = job.threads.iter().filter(|thread| thread.is_hot()).map(|thread| thread.pid);
     let finding = Finding::new(severity, "oversubscribed", text, remedy);
     Some(finding.with_jobs([&job.id]).with_pids(pids).with_cpus(&allowed))
 }
 
-/// The busy threads with the same mask, or on the same core.
+/// The hot threads with the same mask, or on the same core.
 #[derive(Default)]
 struct Stack<'a> {
     threads: usize,
@@ -163,21 +163,21 @@ impl<'a> Stack<'a> {
     }
 }
 
-/// A busy thread that is bound to a part of the machine, and of its job's cores.
+/// A hot thread that is bound to a part of the machine, and of its job's cores.
 struct BoundThread<'a> {
     job: Option<&'a ObservedJob>,
     pid: Pid,
     mask: CpuSet,
 }
 
-/// The PUs that busy threads use, and the busy threads that are bound.
-fn busy_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
+/// The PUs that hot threads use, and the hot threads that are bound.
+fn hot_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
     let mut used = CpuSet::new();
     let mut bound = Vec::new();
     let of_jobs = input.jobs.iter().flat_map(|job| job.threads.iter().map(move |thread| (Some(job), thread)));
     let of_others =
         input.unassigned_processes.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
-    for (job, thread) in of_jobs.chain(of_others).filter(|(_, thread)| thread.is_busy()) {
+    for (job, thread) in of_jobs.chain(of_others).filter(|(_, thread)| thread.is_hot()) {
         used.insert(thread.last_cpu);
         let mask = thread.effective_mask.intersection(&input.online);
         let all_it_holds =
@@ -189,11 +189,11 @@ fn busy_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
     (used, bound)
 }
 
-/// Finds groups of busy threads that share a mask with fewer PUs than threads, while other PUs are idle, and cores to
-/// which busy threads of several processes are bound, while another core is idle. A typical cause are two `mpirun` that
+/// Finds groups of hot threads that share a mask with fewer PUs than threads, while other PUs are idle, and cores to
+/// which hot threads of several processes are bound, while another core is idle. A typical cause are two `mpirun` that
 /// both bind from CPU 0.
 fn stacks(input: &DiagnosisInput) -> Vec<Finding> {
-    let (used, bound) = busy_threads(input);
+    let (used, bound) = hot_threads(input);
     let mut by_mask: BTreeMap<&CpuSet, Stack<'_>> = BTreeMap::new();
     for thread in &bound {
         by_mask.entry(&thread.mask).or_default().add(thread.job, thread.pid);
@@ -213,7 +213,7 @@ fn stacks(input: &DiagnosisInput) -> Vec<Finding> {
     of_masks.chain(on_cores).collect()
 }
 
-/// The cores with several PUs to which a busy thread is bound with all PUs, and a busy thread of another process too. A
+/// The cores with several PUs to which a hot thread is bound with all PUs, and a hot thread of another process too. A
 /// launcher that binds a rank to a core reserves the core for this rank.
 fn shared_cores<'a>(
     input: &'a DiagnosisInput,
@@ -250,7 +250,7 @@ fn stack_finding(
     let whose = stack.jobs.iter().map(|(job, threads)| format!("{threads} of {job}"));
     let others = (stack.others > 0).then(|| format!("{} of no job", stack.others));
     let text = format!(
-        "{} busy threads are bound to {on} ({}), while {} {}",
+        "{} hot threads are bound to {on} ({}), while {} {}",
         stack.threads,
         join_names(whose.chain(others)),
         cpus_text(idle),

@@ -4,9 +4,9 @@ use crate::basics::{Comm, CpuSet, Pid, Pu, Uid, prelude::*};
 use crate::machine::Topology;
 use crate::terms::{CpuRequest, CpusetSupport, GrantedBy, JobId};
 
-/// The minimum share of the time, in permille, for which a busy thread ran or waited for a PU (logical CPU): 500. A
-/// thread with a smaller share does not count as busy in the diagnosis.
-pub const MIN_BUSY_PERMILLE: u32 = 500;
+/// The minimum share of the time, in permille, for which a hot thread ran or waited for a PU (logical CPU): 500. A
+/// thread with a smaller share does not count as hot in the diagnosis.
+pub const MIN_HOT_PERMILLE: u32 = 500;
 
 /// The maximum number of pids that a finding of the diagnosis lists: 20. The text of the finding gives the number of
 /// all processes that the finding is about.
@@ -205,10 +205,10 @@ pub struct ObservedThread {
 
 impl ObservedThread {
     /// Whether the thread ran or waited for a PU (logical CPU) during at least half of the time between the two scans
-    /// ([`MIN_BUSY_PERMILLE`]).
+    /// ([`MIN_HOT_PERMILLE`]).
     #[must_use]
-    pub fn is_busy(&self) -> bool {
-        self.demand_permille >= MIN_BUSY_PERMILLE
+    pub fn is_hot(&self) -> bool {
+        self.demand_permille >= MIN_HOT_PERMILLE
     }
 }
 
@@ -426,11 +426,11 @@ impl ObservedJob {
         self.grant.as_ref().map(|(cpus, _)| cpus.intersection(online))
     }
 
-    /// Returns the number of busy threads of the job. A thread is busy if it ran or waited for a PU (logical CPU)
+    /// Returns the number of hot threads of the job. A thread is hot if it ran or waited for a PU (logical CPU)
     /// during at least half of the time between the two scans.
     #[must_use]
-    pub fn busy_thread_count(&self) -> usize {
-        self.threads.iter().filter(|thread| thread.is_busy()).count()
+    pub fn hot_thread_count(&self) -> usize {
+        self.threads.iter().filter(|thread| thread.is_hot()).count()
     }
 }
 

@@ -7,7 +7,7 @@
 use crate::basics::{Pid, prelude::*};
 use crate::diagnosis::words::{counted_noun, join_names};
 
-/// The number of busy threads from which they can wait for one another.
+/// The number of active threads from which they can wait for one another.
 const MIN_THREADS: u32 = 2;
 /// The share of the samples in which the threads must be blocked on the lock, in permille.
 const MIN_BLOCKED_PERMILLE: u32 = 100;
@@ -18,7 +18,7 @@ const MIN_SYSTEM_PERMILLE: u32 = 500;
 /// The smallest number of samples in which a thread must be blocked on the lock.
 const MIN_BLOCKED_SAMPLES: u32 = 3;
 
-/// Samples of the busy threads of one address space: how often these threads were blocked on `mmap_lock`, the
+/// Samples of the active threads of one address space: how often these threads were blocked on `mmap_lock`, the
 /// kernel's lock of the address space. mmap(2), munmap(2) and some page faults take this lock.
 ///
 /// One sample is one reading of one thread. The caller reads each thread many times. Each time, the caller reads
@@ -27,9 +27,9 @@ const MIN_BLOCKED_SAMPLES: u32 = 3;
 /// lock.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MmapLockSamples {
-    /// The processes of the address space with busy threads, ascending.
+    /// The processes of the address space with active threads, ascending.
     pub pids: BTreeSet<Pid>,
-    /// The number of busy threads. A thread is busy if it was in state R (running or waiting for a PU) or D
+    /// The number of active threads. A thread is active if it was in state R (running or waiting for a PU) or D
     /// (uninterruptible sleep) in at least one sample.
     pub threads: u32,
     /// The number of samples of all these threads together.
@@ -42,14 +42,14 @@ pub struct MmapLockSamples {
     pub system_ticks: u64,
 }
 
-/// The finding that busy threads of one address space are often blocked on `mmap_lock`, the kernel's lock of the
+/// The finding that active threads of one address space are often blocked on `mmap_lock`, the kernel's lock of the
 /// address space. mmap(2), munmap(2) and some page faults take this lock. [`MmapLockWaits::remedy`] says what a
 /// user can do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MmapLockWaits {
-    /// The processes of the address space with busy threads, ascending.
+    /// The processes of the address space with active threads, ascending.
     pub pids: BTreeSet<Pid>,
-    /// The number of busy threads.
+    /// The number of active threads.
     pub threads: u32,
     /// The share of the samples in which these threads were blocked on the lock, in permille.
     pub blocked_permille: u32,
@@ -61,7 +61,7 @@ impl MmapLockSamples {
     /// Returns the finding if the threads are often blocked on `mmap_lock`. Returns `None` unless all these
     /// conditions hold:
     ///
-    /// - At least two threads are busy.
+    /// - At least two threads are active.
     /// - In at least three samples, the thread was blocked on the lock.
     /// - In at least 10 % of the samples, the thread was blocked on the lock. If at least half of the CPU time of
     ///   the threads is system time, 1 % of the samples suffices. The reason is that a thread can also wait for the
@@ -90,7 +90,7 @@ impl MmapLockSamples {
 }
 
 impl MmapLockWaits {
-    /// Returns the finding as one sentence for users. Example: `4 busy threads of process 7 wait for one another to
+    /// Returns the finding as one sentence for users. Example: `4 active threads of process 7 wait for one another to
     /// map and unmap memory: they are blocked on the kernel's lock of their address space (mmap_lock) for 30.2 % of
     /// the time, and 95 % of their CPU time is system time`.
     #[must_use]
@@ -99,7 +99,7 @@ impl MmapLockWaits {
         format!(
             "{} of {noun} {} wait for one another to map and unmap memory: they are blocked on the kernel's lock of \
              their address space (mmap_lock) for {}.{} % of the time, and {} % of their CPU time is system time",
-            counted_noun(self.threads as usize, "busy thread"),
+            counted_noun(self.threads as usize, "active thread"),
             join_names(&self.pids),
             self.blocked_permille / 10,
             self.blocked_permille % 10,
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!((found.blocked_permille, found.system_permille), (302, 950));
         assert_eq!(
             found.description(),
-            "4 busy threads of process 7 wait for one another to map and unmap memory: they are blocked on the \
+            "4 active threads of process 7 wait for one another to map and unmap memory: they are blocked on the \
              kernel's lock of their address space (mmap_lock) for 30.2 % of the time, and 95 % of their CPU time is \
              system time"
         );
@@ -156,6 +156,6 @@ mod tests {
         let found =
             MmapLockSamples { pids: [Pid(7), Pid(9)].into(), ..samples(6, 200, 0) }.finding().unwrap();
         let text = found.description();
-        assert!(text.starts_with("6 busy threads of processes 7 and 9 wait for one another"), "{text}");
+        assert!(text.starts_with("6 active threads of processes 7 and 9 wait for one another"), "{text}");
     }
 }

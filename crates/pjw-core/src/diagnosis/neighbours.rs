@@ -22,7 +22,7 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     findings.extend(daemons_on_job_cpus(input, &jobs));
     findings.extend(interrupts_on_job_cpus(input, &jobs));
     findings.extend(stray_processes(input));
-    findings.extend(busy_processes_of_users_without_jobs(input));
+    findings.extend(hot_processes_of_users_without_jobs(input));
 }
 
 /// The PUs of the jobs, and the PUs that no job may use.
@@ -164,38 +164,38 @@ fn stray_processes(input: &DiagnosisInput) -> Option<Finding> {
     }
     let all: Vec<&UnassignedProcess> = found.values().flatten().copied().collect();
     let first = all.first()?;
-    let busy = all.iter().filter(|other| is_busy(other)).count();
+    let hot = all.iter().filter(|other| has_hot_thread(other)).count();
     let users = join_names(
         found.iter().map(|(user, pids)| format!("user {user} ({})", counted_noun(pids.len(), "process"))),
     );
-    let working = match busy {
-        0 => "none is busy".to_owned(),
-        1 => "1 is busy".to_owned(),
-        several => format!("{several} are busy"),
+    let working = match hot {
+        0 => "none has a hot thread".to_owned(),
+        1 => "1 has hot threads".to_owned(),
+        several => format!("{several} have hot threads"),
     };
     let text = format!("people with jobs here run processes of no job: {users}; {working}");
     let jobs = input.jobs.iter().filter(|job| found.contains_key(&job.owner)).map(|job| &job.id);
-    let severity = if busy > 0 { Severity::Problem } else { Severity::Note };
+    let severity = if hot > 0 { Severity::Problem } else { Severity::Note };
     let remedy = format!(
         "pjwctl assign JOB --pid {} makes it a member; adopt_strays = true in pjwd.toml does so by itself (on nodes \
          for jobs only)",
-        all.iter().find(|other| is_busy(other)).unwrap_or(first).pid
+        all.iter().find(|other| has_hot_thread(other)).unwrap_or(first).pid
     );
-    Some(Finding::new(severity, "stray", text, remedy).with_jobs(jobs).with_pids(busy_first(all)))
+    Some(Finding::new(severity, "stray", text, remedy).with_jobs(jobs).with_pids(with_hot_threads_first(all)))
 }
 
-/// Finds busy processes of users without jobs.
-fn busy_processes_of_users_without_jobs(input: &DiagnosisInput) -> Option<Finding> {
+/// Finds processes with hot threads of users without jobs.
+fn hot_processes_of_users_without_jobs(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> = input.jobs.iter().map(|job| job.owner).collect();
     let is_unmanaged = |other: &&UnassignedProcess| {
         other.uid.0 >= input.first_person_uid && !other.belongs_to_scheduler && !owners.contains(&other.uid)
     };
-    let busy = input.unassigned_processes.iter().filter(is_unmanaged).filter(|other| is_busy(other));
-    let busy: Vec<&UnassignedProcess> = busy.collect();
-    let first = busy.first()?;
+    let hot = input.unassigned_processes.iter().filter(is_unmanaged).filter(|other| has_hot_thread(other));
+    let hot: Vec<&UnassignedProcess> = hot.collect();
+    let first = hot.first()?;
     let threads: usize =
-        busy.iter().map(|other| other.threads.iter().filter(|thread| thread.is_busy()).count()).sum();
-    let who = join_names(busy.iter().map(|other| format!("{} ({})", other.comm, other.pid)));
+        hot.iter().map(|other| other.threads.iter().filter(|thread| thread.is_hot()).count()).sum();
+    let who = join_names(hot.iter().map(|other| format!("{} ({})", other.comm, other.pid)));
     let verb = if threads == 1 { "keeps" } else { "keep" };
     let text = format!("{} of no job {verb} CPUs busy: {who}", counted_noun(threads, "thread"));
     let remedy = format!(
@@ -203,16 +203,16 @@ fn busy_processes_of_users_without_jobs(input: &DiagnosisInput) -> Option<Findin
         first.pid
     );
     let severity = if threads > input.online.len() { Severity::Problem } else { Severity::Advice };
-    Some(Finding::new(severity, "unmanaged", text, remedy).with_pids(busy.iter().map(|other| other.pid)))
+    Some(Finding::new(severity, "unmanaged", text, remedy).with_pids(hot.iter().map(|other| other.pid)))
 }
 
-fn is_busy(other: &UnassignedProcess) -> bool {
-    other.threads.iter().any(super::ObservedThread::is_busy)
+fn has_hot_thread(other: &UnassignedProcess) -> bool {
+    other.threads.iter().any(super::ObservedThread::is_hot)
 }
 
-/// Returns the pids of at most [`MAX_FINDING_PIDS`](super::MAX_FINDING_PIDS) processes of `all`. The busy ones come
-/// first.
-fn busy_first(mut all: Vec<&UnassignedProcess>) -> Vec<Pid> {
-    all.sort_by_key(|other| !is_busy(other));
+/// Returns the pids of at most [`MAX_FINDING_PIDS`](super::MAX_FINDING_PIDS) processes of `all`. Those with hot threads
+/// come first.
+fn with_hot_threads_first(mut all: Vec<&UnassignedProcess>) -> Vec<Pid> {
+    all.sort_by_key(|other| !has_hot_thread(other));
     all.into_iter().map(|other| other.pid).take(super::MAX_FINDING_PIDS).collect()
 }

@@ -1,4 +1,4 @@
-//! Remote NUMA memory: memory of a process in other NUMA nodes than those in which its busy threads run.
+//! Remote NUMA memory: memory of a process in other NUMA nodes than those in which its hot threads run.
 
 use crate::basics::{Pid, Pu, prelude::*};
 use crate::diagnosis::words::{bytes_text, counted_noun, join_names};
@@ -9,47 +9,47 @@ const MIN_REMOTE_PERMILLE: u128 = 750;
 /// Less memory than this fits into caches, so that its place matters little, in bytes.
 const MIN_REMOTE_BYTES: u64 = 64 << 20;
 
-/// A process, as input for [`find_remote_numa_memory`]: the PUs (logical CPUs) on which its busy threads last ran, and
-/// the size of its memory on each NUMA node. A thread is busy if it runs or waits for a PU most of the time.
+/// A process, as input for [`find_remote_numa_memory`]: the PUs (logical CPUs) on which its hot threads last ran, and
+/// the size of its memory on each NUMA node. A thread is hot if it runs or waits for a PU most of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BusyProcessMemory {
+pub struct HotProcessMemory {
     /// The process id.
     pub pid: Pid,
-    /// The PU on which each busy thread ran last.
+    /// The PU on which each hot thread ran last.
     pub last_cpus: Vec<Pu>,
     /// The bytes in memory on each NUMA node, by the kernel's number of the node, as in `/proc/PID/numa_maps`.
     pub by_node: BTreeMap<u32, u64>,
 }
 
 /// The remote NUMA memory of one process, for a finding of the diagnosis: its memory on NUMA nodes where none of its
-/// busy threads runs. Access to this memory has a higher latency and a lower bandwidth.
+/// hot threads runs. Access to this memory has a higher latency and a lower bandwidth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteNumaMemory {
     /// The process id.
     pub pid: Pid,
-    /// The number of busy threads of the process.
-    pub busy_threads: usize,
-    /// The NUMA nodes in which the busy threads ran last, by the kernel's numbers.
+    /// The number of hot threads of the process.
+    pub hot_threads: usize,
+    /// The NUMA nodes in which the hot threads ran last, by the kernel's numbers.
     pub thread_nodes: BTreeSet<u32>,
     /// The NUMA node with most of the remote memory.
     pub memory_node: u32,
-    /// The memory on NUMA nodes where no busy thread runs, in bytes.
+    /// The memory on NUMA nodes where no hot thread runs, in bytes.
     pub remote_bytes: u64,
     /// All memory of the process, in bytes.
     pub total_bytes: u64,
 }
 
 impl RemoteNumaMemory {
-    /// Returns one sentence for users that says where the busy threads of the process run and where its memory
-    /// is. The sentence does not name the process. Example: `2 busy threads run on NUMA node 0, and 900.0 MiB
+    /// Returns one sentence for users that says where the hot threads of the process run and where its memory
+    /// is. The sentence does not name the process. Example: `2 hot threads run on NUMA node 0, and 900.0 MiB
     /// of 1000.0 MiB of the memory is elsewhere, most of it on node 1`.
     #[must_use]
     pub fn description(&self) -> String {
-        let verb = if self.busy_threads == 1 { "runs" } else { "run" };
+        let verb = if self.hot_threads == 1 { "runs" } else { "run" };
         let nodes = if self.thread_nodes.len() == 1 { "node" } else { "nodes" };
         format!(
             "{} {verb} on NUMA {nodes} {}, and {} of {} of the memory is elsewhere, most of it on node {}",
-            counted_noun(self.busy_threads, "busy thread"),
+            counted_noun(self.hot_threads, "hot thread"),
             join_names(&self.thread_nodes),
             bytes_text(self.remote_bytes),
             bytes_text(self.total_bytes),
@@ -60,7 +60,7 @@ impl RemoteNumaMemory {
     /// Returns a text for users that says how to correct the placement of the memory. The text names two remedies:
     ///
     /// - The command `migratepages` (package numactl) moves the memory of the process from the NUMA node with most of
-    ///   the remote memory to a NUMA node of the busy threads.
+    ///   the remote memory to a NUMA node of the hot threads.
     /// - The option `--within-job packed` of `pjwctl` keeps new processes on the NUMA node of their parent.
     #[must_use]
     pub fn remedy(&self) -> String {
@@ -73,19 +73,19 @@ impl RemoteNumaMemory {
     }
 }
 
-/// Returns the processes in `processes` with much remote NUMA memory: memory on NUMA nodes where none of the busy
+/// Returns the processes in `processes` with much remote NUMA memory: memory on NUMA nodes where none of the hot
 /// threads of the process runs. It must be at least 64 MiB, and at least three quarters of the memory of the process.
 /// Memory on a NUMA node without PUs (logical CPUs) (such as a memory expander) is ignored, because it is remote for
-/// every thread. A process without busy threads is never in the result.
+/// every thread. A process without hot threads is never in the result.
 #[must_use]
 pub fn find_remote_numa_memory(
     topology: &Topology,
-    processes: &[BusyProcessMemory],
+    processes: &[HotProcessMemory],
 ) -> Vec<RemoteNumaMemory> {
     processes.iter().filter_map(|process| remote_numa_memory(topology, process)).collect()
 }
 
-fn remote_numa_memory(topology: &Topology, process: &BusyProcessMemory) -> Option<RemoteNumaMemory> {
+fn remote_numa_memory(topology: &Topology, process: &HotProcessMemory) -> Option<RemoteNumaMemory> {
     let with_pus = |node: &u32| {
         topology
             .domains(TopologyLevel::NumaNode)
@@ -102,7 +102,7 @@ fn remote_numa_memory(topology: &Topology, process: &BusyProcessMemory) -> Optio
     let (&memory_node, _) = remote().max_by_key(|&(&node, &bytes)| (bytes, core::cmp::Reverse(node)))?;
     (!thread_nodes.is_empty() && is_most && remote_bytes >= MIN_REMOTE_BYTES).then_some(RemoteNumaMemory {
         pid: process.pid,
-        busy_threads: process.last_cpus.len(),
+        hot_threads: process.last_cpus.len(),
         thread_nodes,
         memory_node,
         remote_bytes,
@@ -119,7 +119,7 @@ mod tests {
 
     /// Two NUMA nodes of four PUs: node 0 has the PUs 0-3.
     fn found(last_cpus: &[u32], by_node: &[(u32, u64)]) -> Vec<RemoteNumaMemory> {
-        let process = BusyProcessMemory {
+        let process = HotProcessMemory {
             pid: Pid(7),
             last_cpus: last_cpus.iter().copied().map(Pu).collect(),
             by_node: by_node.iter().map(|&(node, mib)| (node, mib * MIB)).collect(),
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!((remote.len(), remote[0].memory_node, remote[0].remote_bytes), (1, 1, 900 * MIB));
         assert_eq!(
             remote[0].description(),
-            "2 busy threads run on NUMA node 0, and 900.0 MiB of 1000.0 MiB of the memory is elsewhere, most of it on node 1"
+            "2 hot threads run on NUMA node 0, and 900.0 MiB of 1000.0 MiB of the memory is elsewhere, most of it on node 1"
         );
         assert!(
             remote[0].remedy().starts_with("move the memory: migratepages 7 1 0 "),
@@ -160,7 +160,7 @@ mod tests {
     fn memory_on_a_node_without_pus_and_threads_on_unknown_pus_are_left_out() {
         assert_eq!(found(&[0], &[(0, 100), (9, 900)]), []);
         assert_eq!(found(&[99], &[(1, 900)]), []);
-        assert_eq!(found(&[], &[(1, 900)]), [], "no thread is busy");
+        assert_eq!(found(&[], &[(1, 900)]), [], "no thread is hot");
         assert_eq!(found(&[0], &[(0, 100), (1, 900), (9, 5000)])[0].total_bytes, 1000 * MIB);
     }
 }

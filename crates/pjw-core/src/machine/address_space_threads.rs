@@ -1,4 +1,4 @@
-//! Where the busy threads of one address space go: into one L3 cache, or else into one NUMA node.
+//! Where the hot threads of one address space go: into one L3 cache, or else into one NUMA node.
 //!
 //! Processes that share an address space (clone(2) with `CLONE_VM`) read the same memory, and mmap(2) and munmap(2) of
 //! one interrupt all cores on which the others run. Both cost least where the cores have a cache or a NUMA node in
@@ -9,9 +9,9 @@ use core::cmp::Reverse;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Topology, TopologyLevel};
 
-/// The busy threads of one job in one address space that several processes share (clone(2) with `CLONE_VM`). These
+/// The hot threads of one job in one address space that several processes share (clone(2) with `CLONE_VM`). These
 /// threads form a group: if possible, pjw places them on cores of one L3 cache or of one NUMA node. If no thread is
-/// busy, the group may contain one thread of each process instead: the living thread with the lowest tid, which is
+/// hot, the group may contain one thread of each process instead: the living thread with the lowest tid, which is
 /// usually the main thread.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AddressSpaceThreads {

@@ -15,7 +15,7 @@ use crate::machine::topology::{Topology, TopologyLevel};
 /// the rule `Default`, pjw chooses no NUMA node. All other rules are launch policies of mpsched(1) of HP-UX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub enum NumaNodeRule {
-    /// pjw chooses no NUMA node for the process. A busy thread gets an idle PU in the NUMA node in which it runs, if
+    /// pjw chooses no NUMA node for the process. A hot thread gets an idle PU in the NUMA node in which it runs, if
     /// there is one.
     #[default]
     #[serde(rename = "default")]
@@ -23,7 +23,7 @@ pub enum NumaNodeRule {
     /// The NUMA nodes of the job in turn (round robin): each new process gets the next NUMA node.
     #[serde(rename = "rr")]
     RoundRobin,
-    /// The NUMA node with the fewest busy threads per core (least loaded).
+    /// The NUMA node with the fewest hot threads per core (least loaded).
     #[serde(rename = "ll")]
     LeastLoaded,
     /// The NUMA node of the parent process if this node has an idle core. Otherwise, the next NUMA node with an idle
@@ -62,14 +62,15 @@ impl NumaNodeRule {
     }
 
     /// Returns a phrase for users that names the NUMA node on which this rule places a new process, such as `to the
-    /// NUMA node of the parent`. `pjwctl explain` prints the phrase after the words `a new busy process goes`. The rule
-    /// `Default` places no process. Its phrase is `no NUMA node is chosen for it`, which `explain` prints alone.
+    /// NUMA node of the parent`. `pjwctl explain` prints the phrase after the words `a new process with hot threads
+    /// goes`. The rule `Default` places no process. Its phrase is `no NUMA node is chosen for it`, which `explain`
+    /// prints alone.
     #[must_use]
     pub fn description(self) -> &'static str {
         match self {
             Self::Default => "no NUMA node is chosen for it",
             Self::RoundRobin => "to the NUMA nodes in turns",
-            Self::LeastLoaded => "to the NUMA node with the fewest busy threads per core",
+            Self::LeastLoaded => "to the NUMA node with the fewest hot threads per core",
             Self::Fill => "to the NUMA node of the parent while it has an idle core, then to the next one",
             Self::Packed => "to the NUMA node of the parent",
         }
@@ -97,7 +98,7 @@ impl FromStr for NumaNodeRule {
 }
 
 /// A NUMA node in which a job has cores, as input for [`choose_numa_node`]: the number of the job's cores there, and
-/// the number of the job's busy threads there. A thread is busy if it runs or waits for a PU (logical CPU) most of the
+/// the number of the job's hot threads there. A thread is hot if it runs or waits for a PU (logical CPU) most of the
 /// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NumaNodeLoad {
@@ -105,24 +106,24 @@ pub struct NumaNodeLoad {
     pub number: u32,
     /// The number of the job's cores in the NUMA node. At least 1.
     pub cores: usize,
-    /// The number of the job's busy threads in the NUMA node.
-    pub busy_threads: usize,
+    /// The number of the job's hot threads in the NUMA node.
+    pub hot_threads: usize,
 }
 
 impl NumaNodeLoad {
     fn has_idle_core(&self) -> bool {
-        self.busy_threads < self.cores
+        self.hot_threads < self.cores
     }
 }
 
 /// Returns the NUMA nodes that contain PUs (logical CPUs) of `cpus`, in hwloc's logical order. Each entry has the
-/// number of cores of the NUMA node that have a PU in `cpus`. The number of busy threads is 0 in each entry: the caller
+/// number of cores of the NUMA node that have a PU in `cpus`. The number of hot threads is 0 in each entry: the caller
 /// sets this number.
 #[must_use]
 pub fn numa_nodes_of_cpus(topology: &Topology, cpus: &CpuSet) -> Vec<NumaNodeLoad> {
     let load = |number, pus: &CpuSet| {
         let cores = usize::try_from(topology.overlapping_core_count(pus)).unwrap_or(usize::MAX);
-        (cores > 0).then_some(NumaNodeLoad { number, cores, busy_threads: 0 })
+        (cores > 0).then_some(NumaNodeLoad { number, cores, hot_threads: 0 })
     };
     let nodes = topology.domains(TopologyLevel::NumaNode);
     nodes.filter_map(|node| load(node.number, &topology.cpus_belonging_to(node).intersection(cpus))).collect()
@@ -131,17 +132,17 @@ pub fn numa_nodes_of_cpus(topology: &Topology, cpus: &CpuSet) -> Vec<NumaNodeLoa
 /// Chooses a NUMA node for a new process of a job by `rule`, and returns the kernel's number of the NUMA node.
 /// Returns `None` if the rule is `Default`, or if the job has fewer than two NUMA nodes.
 ///
-/// - `nodes` lists the NUMA nodes of the job. `LeastLoaded` chooses the NUMA node with the fewest busy threads per
+/// - `nodes` lists the NUMA nodes of the job. `LeastLoaded` chooses the NUMA node with the fewest hot threads per
 ///   core. If several NUMA nodes have the fewest, `LeastLoaded` chooses the first of them.
 /// - `last_chosen` is the NUMA node that was chosen last for any process of the job. `RoundRobin` chooses the
 ///   next NUMA node after this one. `None` if none was chosen yet: `RoundRobin` then chooses the first of
 ///   `nodes`.
 /// - `parent_node` is the NUMA node that was chosen for the parent of the process, or for the nearest ancestor
-///   that has one. `Packed` chooses this NUMA node. `Fill` chooses the first NUMA node with fewer busy threads
+///   that has one. `Packed` chooses this NUMA node. `Fill` chooses the first NUMA node with fewer hot threads
 ///   than cores, beginning with this one. `None` if there is no such ancestor: `Packed` and `Fill` then use the
 ///   first of `nodes` instead.
 ///
-/// If no NUMA node has fewer busy threads than cores, `Fill` chooses like `LeastLoaded`.
+/// If no NUMA node has fewer hot threads than cores, `Fill` chooses like `LeastLoaded`.
 #[must_use]
 pub fn choose_numa_node(
     rule: NumaNodeRule,
@@ -209,12 +210,12 @@ pub fn sort_parts(topology: &Topology, parts: Vec<CpuSet>, rule: NumaNodeRule) -
             let load = |(number, (_, parts)): (u32, &(_, VecDeque<CpuSet>))| NumaNodeLoad {
                 number,
                 cores: parts.len(),
-                busy_threads: 0,
+                hot_threads: 0,
             };
             let mut loads: Vec<NumaNodeLoad> = (0..).zip(&by_node).map(load).collect();
             let mut next = |_| {
                 let index = choose_least_loaded(&loads)?;
-                loads.get_mut(index)?.busy_threads += 1;
+                loads.get_mut(index)?.hot_threads += 1;
                 by_node.get_mut(index)?.1.pop_front()
             };
             (0..count).filter_map(&mut next).collect()
@@ -222,11 +223,11 @@ pub fn sort_parts(topology: &Topology, parts: Vec<CpuSet>, rule: NumaNodeRule) -
     }
 }
 
-/// The index of the node with the fewest busy threads for each core. Of several, the first.
+/// The index of the node with the fewest hot threads for each core. Of several, the first.
 fn choose_least_loaded(nodes: &[NumaNodeLoad]) -> Option<usize> {
     // Of the loads a/b and c/d, the first is lower if a*d < c*b.
     let order = |(_, a): &(usize, &NumaNodeLoad), (_, b): &(usize, &NumaNodeLoad)| {
-        a.busy_threads.saturating_mul(b.cores).cmp(&b.busy_threads.saturating_mul(a.cores))
+        a.hot_threads.saturating_mul(b.cores).cmp(&b.hot_threads.saturating_mul(a.cores))
     };
     nodes.iter().enumerate().min_by(order).map(|(index, _)| index)
 }
@@ -255,7 +256,7 @@ mod tests {
         for _ in 0..count {
             let Some(number) = choose_numa_node(rule, &nodes, chosen.last().copied(), parent) else { break };
             chosen.push(number);
-            nodes.iter_mut().filter(|node| node.number == number).for_each(|node| node.busy_threads += 1);
+            nodes.iter_mut().filter(|node| node.number == number).for_each(|node| node.hot_threads += 1);
         }
         chosen
     }

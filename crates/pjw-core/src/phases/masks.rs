@@ -131,8 +131,8 @@ fn members_to_plan<'a>(draft: &'a CycleDraft<'_>, id: &JobId) -> Option<Vec<&'a 
     Some(concerned)
 }
 
-/// The threads of these members that are planned. In an isolated partition, also of threads that are not busy: they are
-/// pinned too.
+/// The threads of these members that are planned. In an isolated partition, also of threads that are not active: they
+/// are pinned too.
 fn thread_plans<'a>(
     draft: &'a CycleDraft<'_>,
     grant: &CpuSet,
@@ -144,9 +144,9 @@ fn thread_plans<'a>(
     for member in members {
         let in_cpuset = state.is_in_job_cpuset(member);
         let follows_cpuset = in_cpuset && state.nearest_cpuset_cpus(member.id.pid) == Some(grant);
-        let busy =
-            state.members.busy_threads_to_plan(&state.dirty, member).filter(|_| !has_isolated_partition);
-        for (id, thread) in member.living_threads_in(busy) {
+        let active =
+            state.members.active_threads_to_plan(&state.dirty, member).filter(|_| !has_isolated_partition);
+        for (id, thread) in member.living_threads_in(active) {
             let Some(entry) = &thread.mask_entry else { continue };
             let own = state.program_bound_cpus(grant, member, entry);
             let is_lifted_by_policy = |lifted: &&LiftedBinding| match draft.policy.bindings {

@@ -283,10 +283,10 @@ pub(crate) fn update_threads(draft: &mut CycleDraft<'_>, seen: &Process) {
     let Some(list) = &seen.threads else { return };
     let Some(process) = draft.state.tracked_process(pid).map(|member| member.id) else { return };
     if !seen.has_all_threads {
-        return update_busy_threads(draft, process, list);
+        return update_active_threads(draft, process, list);
     }
-    // The other threads had no demand until the busy ones were last read alone.
-    let idle_until = seen.idle_until.or(draft.state.members.busy_threads_read_at(pid));
+    // The other threads had no demand until the active ones were last read alone.
+    let idle_until = seen.idle_until.or(draft.state.members.active_threads_read_at(pid));
     let taken = draft.state.members.take_threads(pid);
     let is_member = taken.is_some();
     let left = draft.state.processes_to_restore.get_mut(&pid).filter(|_| !is_member);
@@ -310,8 +310,8 @@ pub(crate) fn update_threads(draft: &mut CycleDraft<'_>, seen: &Process) {
     make_missing_masks(draft, pid, &ended);
 }
 
-/// Updates the busy threads of a member, of which a scan read only these.
-fn update_busy_threads(draft: &mut CycleDraft<'_>, process: ProcessId, list: &[Thread]) {
+/// Updates the active threads of a member, of which a scan read only these.
+fn update_active_threads(draft: &mut CycleDraft<'_>, process: ProcessId, list: &[Thread]) {
     let (pid, now) = (process.pid, draft.now.since_boot);
     let Some(mut threads) = draft.state.members.take_threads(pid) else { return };
     let limits_changed_at = draft.state.limits_changed_at(pid);
@@ -417,8 +417,8 @@ fn is_exceeded_in_cpuset(draft: &CycleDraft<'_>, pid: Pid, mask: &CpuSet) -> boo
 pub(crate) fn add_missing_mask_entries(draft: &mut CycleDraft<'_>, id: &JobId) {
     let (members, dirty) = (&draft.state.members, &draft.state.dirty);
     let lacks_mask = |member: &&Member| {
-        let busy = members.busy_threads_to_plan(dirty, member);
-        member.living_threads_in(busy).any(|(_, thread)| thread.mask_entry.is_none())
+        let active = members.active_threads_to_plan(dirty, member);
+        member.living_threads_in(active).any(|(_, thread)| thread.mask_entry.is_none())
     };
     let members = members.members_to_plan(dirty, id).unwrap_or_default();
     let pids: Vec<Pid> = members.into_iter().filter(lacks_mask).map(|member| member.id.pid).collect();

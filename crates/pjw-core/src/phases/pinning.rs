@@ -21,7 +21,7 @@ use crate::phases::overload::matching::ThreadPuMatching;
 use crate::phases::pinning::within_job::numa_node_of_pu;
 use crate::terms::{OversubscriptionPolicy, Policy};
 
-/// A hot (busy) thread of a job, as input for [`choose_pins`]. A thread is hot if it runs or waits for a PU (logical
+/// A hot thread of a job, as input for [`choose_pins`]. A thread is hot if it runs or waits for a PU (logical
 /// CPU) most of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotThread {

@@ -15,7 +15,7 @@ pub struct ThreadDemand {
     /// The smoothed share of time in which the thread was runnable and waited on a run queue, in permille of
     /// the elapsed time. The field [`ThreadDemand::permille`] is the sum of the running time and this waiting time.
     pub waiting_permille: u32,
-    /// Whether the thread is hot (busy): it runs or waits for a PU most of the time. A thread becomes hot
+    /// Whether the thread is hot: it runs or waits for a PU most of the time. A thread becomes hot
     /// at the demand `hot_threshold_permille` of the policy, and is no longer hot at the lower demand
     /// `cold_threshold_permille`. The two limits differ so that a thread does not change its state at each reading.
     pub is_hot: bool,
@@ -58,7 +58,7 @@ impl ThreadDemand {
     /// - `idle_until` is the time until which the thread was certainly idle, although pjw did not read the thread. The
     ///   demand at this time is 0, and this time replaces the time of the last reading. `None` if pjw knows no such
     ///   time.
-    /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot (busy) or is no
+    /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot or is no
     ///   longer hot.
     ///
     /// The first reading does not change the demand. If `run_ns` plus `wait_ns` is less than at the last reading,

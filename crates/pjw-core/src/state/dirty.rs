@@ -27,7 +27,7 @@ pub enum DirtyScope {
     /// - The processes with these pids. A pid may belong to a process that has exited.
     /// - All active processes of the job, even if their pids are not in the set. A process is active if the
     ///   smoothed CPU demand of at least one of its threads is not 0, or if no scan has read its threads yet.
-    ///   Of an active process with many threads whose pid is not in the set, only the busy threads count.
+    ///   Of an active process with many threads whose pid is not in the set, only the active threads count.
     Processes(BTreeSet<Pid>),
 }
 
@@ -102,7 +102,7 @@ impl DirtyScope {
     /// [`DirtyScope::Whole`], and for [`DirtyScope::Processes`] if the set contains the pid.
     ///
     /// If the result is false, the scope may still contain threads of the process, if one of its threads recently ran
-    /// or waited for a PU (logical CPU). The scope then contains all threads, or only the busy threads if the process
+    /// or waited for a PU (logical CPU). The scope then contains all threads, or only the active threads if the process
     /// has many threads.
     #[must_use]
     pub fn contains_whole_process(&self, pid: Pid) -> bool {

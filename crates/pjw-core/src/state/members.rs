@@ -6,9 +6,9 @@
 
 use core::ops::Deref;
 
-mod busy_threads;
+mod active_threads;
 
-pub use busy_threads::{MAX_SCANS_PER_FULL_READING, MIN_THREADS_FOR_PARTIAL_READING};
+pub use active_threads::{MAX_SCANS_PER_FULL_READING, MIN_THREADS_FOR_PARTIAL_READING};
 
 use crate::basics::{
     BirthTime, Comm, CpuSet, Nanos, Pid, ProcessId, Pu, StartTime, ThreadId, Tid, ids::TASK_HOST_NAME,
@@ -18,7 +18,7 @@ use crate::state::demand::ThreadDemand;
 use crate::state::dirty::{DirtyScope, DirtySet};
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::MaskRequest;
-use crate::state::members::busy_threads::BusyThreads;
+use crate::state::members::active_threads::ActiveThreads;
 use crate::terms::{JobId, JobMembership, MembershipEvidence};
 
 /// A member of a job: a process that belongs to the job, with its threads and the evidence for the
@@ -47,7 +47,7 @@ pub struct Member {
     /// journal contains: an earlier daemon had read its masks, and the journal has a record of each mask that
     /// pjw set.
     pub was_new_at_join: bool,
-    /// The kernel's number of the NUMA node that pjw chose for the process. pjw pins busy threads of the process to PUs
+    /// The kernel's number of the NUMA node that pjw chose for the process. pjw pins hot threads of the process to PUs
     /// of this NUMA node while it has room. `None` if pjw chose no NUMA node. Not stored in the journal.
     pub numa_node: Option<u32>,
     /// The threads of the process, as of the last scan that read them, by thread id.
@@ -182,9 +182,9 @@ impl MemberThread {
         !matches!(self.state, 'Z' | 'X')
     }
 
-    /// Whether the thread is busy: it recently ran or waited for a PU (logical CPU), so that its smoothed demand is not
-    /// 0.
-    pub(crate) fn is_busy(&self) -> bool {
+    /// Whether the thread is active: it recently ran or waited for a PU (logical CPU), so that its smoothed demand is
+    /// not 0.
+    pub(crate) fn is_active(&self) -> bool {
         self.demand.is_hot || self.demand.permille > 0
     }
 }
@@ -198,10 +198,10 @@ pub struct Members {
     /// The pids of the active processes of all jobs: the demand of at least one thread is not 0, or no scan
     /// has read the threads.
     active: BTreeSet<Pid>,
-    /// The busy threads of the active processes with many threads of which few are busy, by pid.
-    busy_threads: BTreeMap<Pid, BusyThreads>,
-    /// The pids of the processes of which this cycle must still read all threads: a thread that is not busy
-    /// changed its mask, and the last scan read only the busy threads of its process.
+    /// The active threads of the active processes with many threads of which few are active, by pid.
+    active_threads: BTreeMap<Pid, ActiveThreads>,
+    /// The pids of the processes of which this cycle must still read all threads: a thread that is not active
+    /// changed its mask, and the last scan read only the active threads of its process.
     unread: BTreeSet<Pid>,
     /// The jobs whose processes changed since the last call of [`Members::take_changed_jobs`]: a process was
     /// added or removed, moved to another cgroup, or became active or idle.
@@ -281,7 +281,7 @@ impl Members {
         self.changed.insert(member.job.clone());
         let job_members = self.by_job.entry(member.job.clone()).or_default();
         job_members.all.insert(pid);
-        if is_active(&member.threads) {
+        if has_active_thread(&member.threads) {
             job_members.active.insert(pid);
             self.active.insert(pid);
         }
@@ -295,7 +295,7 @@ impl Members {
         let member = self.members.remove(&pid)?;
         self.changed.insert(member.job.clone());
         self.active.remove(&pid);
-        self.busy_threads.remove(&pid);
+        self.active_threads.remove(&pid);
         if let Some(job_members) = self.by_job.get_mut(&member.job) {
             job_members.all.remove(&pid);
             job_members.active.remove(&pid);
@@ -311,7 +311,7 @@ impl Members {
         self.changed.insert(job.clone());
         let job_members = self.by_job.remove(job).unwrap_or_default();
         self.active.retain(|pid| !job_members.active.contains(pid));
-        job_members.active.iter().for_each(|pid| drop(self.busy_threads.remove(pid)));
+        job_members.active.iter().for_each(|pid| drop(self.active_threads.remove(pid)));
         job_members.all.iter().filter_map(|pid| self.members.remove(pid)).collect()
     }
 
@@ -325,24 +325,24 @@ impl Members {
     /// Replaces the recorded threads of the process `pid` by `threads`, as a scan read them. Has no effect if
     /// the process belongs to no job.
     pub fn replace_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>) {
-        let before = self.busy_threads.remove(&pid);
+        let before = self.active_threads.remove(&pid);
         if !self.members.contains_key(&pid) {
             return;
         }
-        let busy = threads.iter().filter(|(_, thread)| thread.is_busy()).map(|(&tid, _)| tid);
-        let busy = BusyThreads::new(threads.len(), busy, before);
-        let active = busy.is_some() || is_active(&threads);
-        self.busy_threads.extend(busy.map(|busy| (pid, busy)));
-        self.set_threads(pid, threads, active);
+        let active = threads.iter().filter(|(_, thread)| thread.is_active()).map(|(&tid, _)| tid);
+        let active = ActiveThreads::new(threads.len(), active, before);
+        let is_active = active.is_some() || has_active_thread(&threads);
+        self.active_threads.extend(active.map(|active| (pid, active)));
+        self.set_threads(pid, threads, is_active);
     }
 
-    /// Puts the threads of the process `pid` back into its record, after a scan read only the busy threads. A thread is
-    /// busy if it recently ran or waited for a PU (logical CPU).
+    /// Puts the threads of the process `pid` back into its record, after a scan read only the active threads. A thread
+    /// is active if it recently ran or waited for a PU (logical CPU).
     ///
-    /// - `is_complete` says whether the scan found all busy threads. If not, the next scan reads all threads.
+    /// - `is_complete` says whether the scan found all active threads. If not, the next scan reads all threads.
     /// - `at` is the time of the scan, in ns since boot.
     ///
-    /// Returns whether a thread is no longer busy.
+    /// Returns whether a thread is no longer active.
     pub(crate) fn put_back_threads(
         &mut self,
         pid: Pid,
@@ -350,68 +350,69 @@ impl Members {
         is_complete: bool,
         at: Nanos,
     ) -> bool {
-        let Some(mut busy) = self.busy_threads.remove(&pid) else {
-            let active = is_active(&threads);
-            self.set_threads(pid, threads, active);
+        let Some(mut active) = self.active_threads.remove(&pid) else {
+            let is_active = has_active_thread(&threads);
+            self.set_threads(pid, threads, is_active);
             return false;
         };
-        let is_busy = |tid: &Tid| threads.get(tid).is_some_and(MemberThread::is_busy);
-        let is_one_idle = busy.record_busy_threads_reading(is_busy, at);
+        let is_active = |tid: &Tid| threads.get(tid).is_some_and(MemberThread::is_active);
+        let is_one_idle = active.record_partial_reading(is_active, at);
         if !is_complete {
-            busy.force_full_reading();
+            active.force_full_reading();
         }
-        let active = !busy.tids.is_empty();
-        self.busy_threads.extend(active.then_some((pid, busy)));
-        self.set_threads(pid, threads, active);
+        let is_active = !active.tids.is_empty();
+        self.active_threads.extend(is_active.then_some((pid, active)));
+        self.set_threads(pid, threads, is_active);
         is_one_idle
     }
 
-    /// Returns the processes of which the next scan may read only the busy threads, each with the ids of these threads.
-    /// A thread is busy if it recently ran or waited for a PU (logical CPU). Processes that `dirty` contains with all
-    /// threads are left out.
-    pub(crate) fn busy_threads_to_read(&self, dirty: &DirtySet) -> BTreeMap<Pid, BTreeSet<Tid>> {
+    /// Returns the processes of which the next scan may read only the active threads, each with the ids of these
+    /// threads. A thread is active if it recently ran or waited for a PU (logical CPU). Processes that `dirty` contains
+    /// with all threads are left out.
+    pub(crate) fn active_threads_to_read(&self, dirty: &DirtySet) -> BTreeMap<Pid, BTreeSet<Tid>> {
         let is_dirty = |pid: &Pid| {
             let part = self.members.get(pid).and_then(|member| dirty.dirty_scope_of(&member.job));
             part.is_some_and(|part| part.contains_whole_process(*pid))
         };
-        let may = self.busy_threads.iter().filter(|(pid, busy)| busy.can_be_read_alone() && !is_dirty(pid));
-        may.map(|(&pid, busy)| (pid, busy.tids.clone())).collect()
+        let may = self.active_threads.iter().filter(|(_, active)| active.can_be_read_alone());
+        let may = may.filter(|(pid, _)| !is_dirty(pid));
+        may.map(|(&pid, active)| (pid, active.tids.clone())).collect()
     }
 
-    /// Returns the ids of the busy threads of `member`, if only their affinity masks must be planned again according to
-    /// `dirty`. `None` if the masks of all threads of `member` must be planned again.
-    pub(crate) fn busy_threads_to_plan(&self, dirty: &DirtySet, member: &Member) -> Option<&BTreeSet<Tid>> {
+    /// Returns the ids of the active threads of `member`, if only their affinity masks must be planned again according
+    /// to `dirty`. `None` if the masks of all threads of `member` must be planned again.
+    pub(crate) fn active_threads_to_plan(&self, dirty: &DirtySet, member: &Member) -> Option<&BTreeSet<Tid>> {
         let part = dirty.dirty_scope_of(&member.job)?;
         if part.contains_whole_process(member.id.pid) {
             return None;
         }
-        self.busy_threads_of(member.id.pid)
+        self.active_threads_of(member.id.pid)
     }
 
-    /// Returns the ids of the busy threads of the process `pid`. A thread is busy if its [`ThreadDemand`] is not 0: it
-    /// recently ran or waited for a PU (logical CPU). To save time, some scans read only these threads of the process.
-    /// Returns `None` if every scan must read all threads, in each of these cases:
+    /// Returns the ids of the active threads of the process `pid`. A thread is active if its [`ThreadDemand`] is not 0:
+    /// it recently ran or waited for a PU (logical CPU). To save time, some scans read only these threads of the
+    /// process. Returns `None` if every scan must read all threads, in each of these cases:
     ///
     /// - The process belongs to no job, or has fewer than [`MIN_THREADS_FOR_PARTIAL_READING`] threads.
-    /// - The last scan found no busy thread.
-    /// - The last scan of all threads found too many busy threads: more than one thread in 16.
+    /// - The last scan found no active thread.
+    /// - The last scan of all threads found too many active threads: more than one thread in 16.
     #[must_use]
-    pub fn busy_threads_of(&self, pid: Pid) -> Option<&BTreeSet<Tid>> {
-        self.busy_threads.get(&pid).map(|busy| &busy.tids)
+    pub fn active_threads_of(&self, pid: Pid) -> Option<&BTreeSet<Tid>> {
+        self.active_threads.get(&pid).map(|active| &active.tids)
     }
 
-    /// Returns the time, in ns since boot, of the last scan that read only the busy threads of the process `pid`.
+    /// Returns the time, in ns since boot, of the last scan that read only the active threads of the process `pid`.
     /// `None` if a later scan read all threads of the process.
-    pub(crate) fn busy_threads_read_at(&self, pid: Pid) -> Option<Nanos> {
-        self.busy_threads.get(&pid)?.read_alone_at()
+    pub(crate) fn active_threads_read_at(&self, pid: Pid) -> Option<Nanos> {
+        self.active_threads.get(&pid)?.read_alone_at()
     }
 
     /// Requests another scan in this cycle of the daemon that reads all threads of the process `pid`. Has no effect if
-    /// the last scan already read all threads, or if the thread `tid` is busy.
+    /// the last scan already read all threads, or if the thread `tid` is active.
     pub(crate) fn request_full_reading(&mut self, pid: Pid, tid: Tid) {
-        if let Some(busy) = self.busy_threads.get_mut(&pid).filter(|busy| !busy.tids.contains(&tid)) {
-            busy.force_full_reading();
-            self.unread.extend(busy.read_alone_at().map(|_| pid));
+        if let Some(active) = self.active_threads.get_mut(&pid).filter(|active| !active.tids.contains(&tid)) {
+            active.force_full_reading();
+            self.unread.extend(active.read_alone_at().map(|_| pid));
         }
     }
 
@@ -421,11 +422,11 @@ impl Members {
         core::mem::take(&mut self.unread)
     }
 
-    fn set_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>, active: bool) {
+    fn set_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>, is_active: bool) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.threads = threads;
         if let Some(job_members) = self.by_job.get_mut(&member.job) {
-            let has_changed = if active {
+            let has_changed = if is_active {
                 self.active.insert(pid);
                 job_members.active.insert(pid)
             } else {
@@ -456,7 +457,7 @@ impl Members {
         self.by_job.get(job)?.last_node
     }
 
-    /// Records that pjw chose the NUMA node `node` for the busy threads of the process `pid`.
+    /// Records that pjw chose the NUMA node `node` for the hot threads of the process `pid`.
     pub(crate) fn set_numa_node(&mut self, pid: Pid, node: u32) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.numa_node = Some(node);
@@ -472,6 +473,6 @@ impl Members {
     }
 }
 
-fn is_active(threads: &BTreeMap<Tid, MemberThread>) -> bool {
-    threads.is_empty() || threads.values().any(MemberThread::is_busy)
+fn has_active_thread(threads: &BTreeMap<Tid, MemberThread>) -> bool {
+    threads.is_empty() || threads.values().any(MemberThread::is_active)
 }

@@ -41,7 +41,7 @@ impl WardenState {
     /// - The processes in [`WardenState::processes_to_restore`], with their threads.
     /// - The active processes of jobs, with their threads. A process is active if one of its threads recently ran or
     ///   waited for a PU (logical CPU), or if no scan has read its threads. Of an active process with many threads, the
-    ///   scan may read only the busy threads ([`ScanRequest::busy_threads`]).
+    ///   scan may read only the active threads ([`ScanRequest::active_threads`]).
     /// - Those idle (not active) processes of jobs for which a check finds a change, such as used CPU time
     ///   ([`WatchedProcesses`]).
     /// - The cgroups of the jobs that have no PUs or no processes, and the cgroups that pjw has to remove.
@@ -52,16 +52,16 @@ impl WardenState {
             pids_to_read_threads_of.extend(self.unknown_masks.pids_with_other_threads());
             pids_to_read_threads_of.extend(self.unknown_masks.unread_pids());
             cgroups.extend(self.cgroups_with_ancestors(self.unknown_masks.unread_pids()));
-            let busy_threads = BTreeMap::new();
+            let active_threads = BTreeMap::new();
             let (scope, idle_watch) = (ScanScope::Full, Arc::default());
-            return ScanRequest { scope, pids_to_read_threads_of, busy_threads, cgroups, idle_watch };
+            return ScanRequest { scope, pids_to_read_threads_of, active_threads, cgroups, idle_watch };
         }
         let pids_to_read_threads_of: BTreeSet<Pid> =
             self.members.active_pids().chain(self.processes_to_restore.keys().copied()).collect();
         let (cgroups, watch) = (self.pending_cgroups(), self.idle_watch());
         let scope = ScanScope::Partial(pids_to_read_threads_of.clone());
-        let busy_threads = self.members.busy_threads_to_read(&self.dirty);
-        ScanRequest { scope, pids_to_read_threads_of, busy_threads, cgroups, idle_watch: watch }
+        let active_threads = self.members.active_threads_to_read(&self.dirty);
+        ScanRequest { scope, pids_to_read_threads_of, active_threads, cgroups, idle_watch: watch }
     }
 
     /// The cgroups of jobs that may end or get cores soon, and the cgroups that are to be removed.

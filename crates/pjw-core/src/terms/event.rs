@@ -30,7 +30,7 @@ pub enum EventKind {
     /// process of a job was moved out of the cpuset of the job.
     Stray,
     /// pjw restored an affinity mask, a cpuset or the cgroup of a process after another program had changed
-    /// it. Also used if pjw gave other PUs to threads that their program had bound to PUs with too many busy
+    /// it. Also used if pjw gave other PUs to threads that their program had bound to PUs with too many hot
     /// threads.
     Repaired,
     /// A command of a client to change a job was refused.
@@ -43,7 +43,7 @@ pub enum EventKind {
     Revoked,
     /// A job of the class guaranteed has cores back that were lent to another job.
     Returned,
-    /// Busy threads of a job were pinned to one PU each.
+    /// Hot threads of a job were pinned to one PU each.
     Rebalanced,
     /// PUs of the machine went online or offline.
     Hotplug,

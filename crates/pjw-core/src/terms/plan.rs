@@ -73,13 +73,13 @@ pub enum MaskActionKind {
     /// A thread that requested PUs outside the grant, after pjw had restricted the thread, is restricted
     /// again.
     Repair,
-    /// A busy thread (a thread that runs or waits for a PU most of the time) is restricted to one PU of the
+    /// A hot thread (a thread that runs or waits for a PU most of the time) is restricted to one PU of the
     /// grant.
     Pin,
     /// A pinned thread is no longer restricted to one PU, and may use the grant again.
     Float,
-    /// pjw gives a busy thread other PUs of the grant than the PUs to which its program bound the thread. The
-    /// reason is that too many busy threads are bound to the same PUs while other PUs of the grant are idle.
+    /// pjw gives a hot thread other PUs of the grant than the PUs to which its program bound the thread. The
+    /// reason is that too many hot threads are bound to the same PUs while other PUs of the grant are idle.
     Unbind,
     /// pjw gives a thread the PUs of the grant instead of the PUs to which its program bound the thread, because the
     /// policy lifts every binding ([`BindingPolicy::Override`](crate::terms::policy::BindingPolicy::Override)).

@@ -46,13 +46,13 @@ pub enum OversubscriptionPolicy {
 
 /// What pjw does with bindings. A binding is an affinity mask that a program set for one of its threads, inside the
 /// cores of its job. pjw keeps all bindings (`Respect`), replaces only harmful bindings (`Repair`), or replaces all
-/// bindings (`Override`). A binding is harmful if it makes busy threads share PUs (logical CPUs) while other PUs of the
+/// bindings (`Override`). A binding is harmful if it makes hot threads share PUs (logical CPUs) while other PUs of the
 /// job are idle. With each setting, pjw corrects an affinity mask that contains PUs outside the cores of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BindingPolicy {
     /// pjw keeps every binding inside the cores of the job.
     Respect,
-    /// pjw replaces a binding if it is harmful: busy threads share the PUs of the binding, while other PUs of the job
+    /// pjw replaces a binding if it is harmful: hot threads share the PUs of the binding, while other PUs of the job
     /// are idle. pjw keeps all other bindings.
     #[default]
     Repair,
@@ -166,11 +166,11 @@ pub struct Policy {
     /// The only user whose processes pjw may change: the user of the daemon, if that is not root. `None` if
     /// the daemon runs as root, so that it may change the processes of all users.
     pub only_managed_user: Option<Uid>,
-    /// The demand at or above which a thread becomes hot, that is, so busy that pjw may pin it to one PU. The
+    /// The demand at or above which a thread becomes hot: pjw may then pin it to one PU. The
     /// unit is permille of one PU. The demand of a thread is the smoothed share of time in which the thread
     /// runs or waits for a PU.
     pub hot_threshold_permille: u32,
-    /// The demand at or below which a hot thread (a thread so busy that pjw may pin it to one PU) is no
+    /// The demand at or below which a hot thread (a thread that pjw may pin to one PU) is no
     /// longer hot, in permille of one PU. It is lower than `hot_threshold_permille`, so that a thread with a
     /// slightly varying demand does not alternate between hot and not hot.
     pub cold_threshold_permille: u32,

@@ -23,13 +23,13 @@ pub struct ScanRequest {
     /// the threads of all processes in the scope.
     pub pids_to_read_threads_of: BTreeSet<Pid>,
     /// The processes in the scope of which a partial scan reads only some threads, each with the ids of these
-    /// threads. They are processes with many threads of which few are busy, and the ids are those of the busy
+    /// threads. They are processes with many threads of which few are active, and the ids are those of the active
     /// threads. The scan nevertheless reads all threads of such a process in each of these cases:
     ///
-    /// - A busy thread has ended.
+    /// - An active thread has ended.
     /// - The other threads of the process used more than a few milliseconds of CPU time since the last scan.
     /// - The set of online PUs changed a moment ago.
-    pub busy_threads: BTreeMap<Pid, BTreeSet<Tid>>,
+    pub active_threads: BTreeMap<Pid, BTreeSet<Tid>>,
     /// The paths of the cgroups to read, relative to the mount point of the cgroup hierarchy. The scan also
     /// reads each cgroup that an earlier scan read and that has changed since.
     pub cgroups: BTreeSet<String>,

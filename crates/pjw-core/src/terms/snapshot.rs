@@ -145,10 +145,10 @@ pub struct Process {
     /// What `attributes` says about batch systems: the role of the process in a batch system, and the jobs that
     /// the attributes name. `None` if the attributes are unchanged since the last scan.
     pub batch_identity: Option<BatchIdentity>,
-    /// The threads of the process, including the first thread, or only the busy ones. `None` if the scan did
+    /// The threads of the process, including the first thread, or only the active ones. `None` if the scan did
     /// not read the threads.
     pub threads: Option<Vec<Thread>>,
-    /// Whether `threads` has all threads of the process. If false, it has only the busy threads that the scan
+    /// Whether `threads` has all threads of the process. If false, it has only the active threads that the scan
     /// request named, and nothing is known of the others.
     pub has_all_threads: bool,
     /// The time of the last check before this scan, if this check found that the process was idle, in ns

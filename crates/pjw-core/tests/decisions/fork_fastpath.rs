@@ -25,7 +25,7 @@ fn job_with_parent() -> Machine {
     machine
 }
 
-/// The same with the processes 7 and 8, which are busy. Returns also the PU to which process 7 is pinned.
+/// The same with the processes 7 and 8, whose threads are hot. Returns also the PU to which process 7 is pinned.
 fn job_with_pinned_parent() -> (Machine, String) {
     let mut machine = job_with_parent();
     machine.spawn(8, 7, 1000);
@@ -34,7 +34,7 @@ fn job_with_pinned_parent() -> (Machine, String) {
         machine.settle();
     }
     let pin = machine.effective_mask(7, 7);
-    assert_eq!(cpu_set(&pin).len(), 1, "two busy processes on two cores are pinned");
+    assert_eq!(cpu_set(&pin).len(), 1, "two hot threads on two cores are pinned");
     (machine, pin)
 }
 

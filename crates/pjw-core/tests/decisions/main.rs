@@ -2,10 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs, unreachable_pub)] // a test may fail
 
+mod active_threads;
 mod address_spaces;
 mod attempts;
 mod audit;
-mod busy_threads;
 mod commands;
 mod defrag;
 mod explain;

@@ -269,7 +269,7 @@ fn ranks_bound_to_one_pu_are_separated_while_other_pus_are_idle() {
         m.run(&[10, 11]);
         m.settle();
     }
-    assert_eq!(masks(&m)[0], "0", "the first busy process stays");
+    assert_eq!(masks(&m)[0], "0", "the process that was hot first stays");
     assert_ne!(masks(&m)[1], "0");
     assert_eq!(masks(&m)[2], "0", "an idle thread stays where it bound itself");
     m.run(&[10, 11]);

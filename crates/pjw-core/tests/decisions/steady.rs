@@ -134,7 +134,7 @@ fn helper_threads_of_a_rank_leave_the_core_of_the_rank_to_it() {
 }
 
 #[test]
-fn each_busy_thread_has_a_core_for_itself_three_seconds_after_a_change() {
+fn each_hot_thread_has_a_core_for_itself_three_seconds_after_a_change() {
     let load = |busy: [u32; 4]| busy.map(|pid| (pid, None, 1000));
     let all: Vec<_> = (20..28).map(|pid| (pid, None, 0)).collect();
     let mut machine = job_of(&all, OversubscriptionPolicy::Float);

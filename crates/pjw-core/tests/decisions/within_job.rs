@@ -68,7 +68,7 @@ fn a_full_node_passes_threads_on_to_idle_cores_of_another_one() {
 }
 
 #[test]
-fn processes_that_become_busy_at_the_same_time_are_placed_in_the_order_of_their_start() {
+fn processes_that_become_hot_at_the_same_time_are_placed_in_the_order_of_their_start() {
     let mut machine = machine();
     job_with_rule(&mut machine, 8, NumaNodeRule::RoundRobin);
     let pids = [20, 21, 22, 23];

@@ -272,18 +272,18 @@ impl LinuxMachine {
         self.online = left;
     }
 
-    /// Reads the processes of which a partial scan is to read only the busy threads. Those of which all threads
+    /// Reads the processes of which a partial scan is to read only the active threads. Those of which all threads
     /// must be read are left out.
-    fn observe_busy_threads(&mut self, scan_request: &ScanRequest) -> BTreeMap<Pid, Observed<Process>> {
+    fn observe_active_threads(&mut self, scan_request: &ScanRequest) -> BTreeMap<Pid, Observed<Process>> {
         let ScanScope::Partial(scope) = &scan_request.scope else { return BTreeMap::new() };
         // The kernel may be changing the masks of all threads.
         if self.online_changed_at.is_some() {
             return BTreeMap::new();
         }
-        let in_scope = scan_request.busy_threads.iter().filter(|(pid, _)| scope.contains(pid));
-        let observed = in_scope.filter_map(|(&pid, busy)| {
+        let in_scope = scan_request.active_threads.iter().filter(|(pid, _)| scope.contains(pid));
+        let observed = in_scope.filter_map(|(&pid, active)| {
             self.idle.mark_active(pid);
-            Some((pid, Observed::Present(self.cache.observe_busy(pid, busy)?)))
+            Some((pid, Observed::Present(self.cache.observe_active(pid, active)?)))
         });
         observed.collect()
     }
@@ -351,7 +351,7 @@ impl MachineInterface for LinuxMachine {
         if full {
             self.update_mounts();
         }
-        let mut processes = self.observe_busy_threads(scan_request);
+        let mut processes = self.observe_active_threads(scan_request);
         let (unified, idle_watch) = (self.mounts.v2_mount_point.as_deref(), &scan_request.idle_watch);
         let mut idle_check = self.idle.find_idle(idle_watch, unified, taken_at.since_boot, full);
         let mut plan = self.plan_scan(scan_request, &processes, &mut idle_check);

@@ -28,7 +28,7 @@ const MAX_LISTINGS: usize = 4;
 /// its cgroups is unchanged.
 pub(super) const FINGERPRINT_SCANS: u32 = 7;
 
-/// All threads of a process are read if those that are not busy used more CPU time than this since the last scan, in
+/// All threads of a process are read if those that are not active used more CPU time than this since the last scan, in
 /// ns.
 const NOTICED_NS: u64 = 5_000_000;
 
@@ -47,7 +47,7 @@ pub(super) struct CachedProcess {
     program: Option<Program>,
     /// Ordered by thread id.
     threads: Vec<ThreadFacts>,
-    /// The CPU time of all threads except the busy ones, as of the last scan that read only these. An upper bound.
+    /// The CPU time of all threads except the active ones, as of the last scan that read only these. An upper bound.
     /// `None` if all threads were read since.
     other_threads_ns: Option<u64>,
     /// Number of threads at the last scan.
@@ -207,23 +207,23 @@ impl ProcessCache {
         })
     }
 
-    /// Returns the state of the process `pid` with only those of its threads that are in `busy`. Returns `None` if
-    /// the caller must read all threads instead: a thread in `busy` has ended, the other threads used more than 5 ms
+    /// Returns the state of the process `pid` with only those of its threads that are in `active`. Returns `None` if
+    /// the caller must read all threads instead: a thread in `active` has ended, the other threads used more than 5 ms
     /// of CPU time since the last scan, or the process can't be read.
-    pub(super) fn observe_busy(&mut self, pid: Pid, busy: &BTreeSet<Tid>) -> Option<Process> {
+    pub(super) fn observe_active(&mut self, pid: Pid, active: &BTreeSet<Tid>) -> Option<Process> {
         let known_ns = self.processes.get(&pid)?.other_threads_ns;
         let mut before_ns = 0;
-        for &tid in busy {
+        for &tid in active {
             before_ns += self.proc.schedstat(pid, tid).ok()?.run_ns;
         }
         let process_ns = process_cpu_time_ns(pid).ok()?;
         let process = self.observe_process(pid, false, None).ok()?;
-        let mut threads = Vec::with_capacity(busy.len());
-        for &tid in busy {
+        let mut threads = Vec::with_capacity(active.len());
+        for &tid in active {
             threads.push(self.read_thread(pid, tid, None).ok()?.0);
         }
         let after_ns: u64 = threads.iter().map(|thread| thread.run_ns).sum();
-        // The process ran for the time `process_ns` between the two readings of its busy threads.
+        // The process ran for the time `process_ns` between the two readings of its active threads.
         let (least, most) = (process_ns.saturating_sub(after_ns), process_ns.saturating_sub(before_ns));
         let known = self.processes.get_mut(&pid).filter(|known| known.id == process.id)?;
         if known_ns.is_some_and(|known_ns| least > known_ns + NOTICED_NS) {

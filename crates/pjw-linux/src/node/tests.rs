@@ -42,7 +42,7 @@ fn at(pids: &[Pid]) -> ScanRequest {
     ScanRequest {
         scope: ScanScope::Partial(pids.clone()),
         pids_to_read_threads_of: pids,
-        busy_threads: BTreeMap::new(),
+        active_threads: BTreeMap::new(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
     }
@@ -72,7 +72,7 @@ fn a_full_scan_lists_every_process_and_the_requested_threads() {
     let scan_request = ScanRequest {
         scope: ScanScope::Full,
         pids_to_read_threads_of: BTreeSet::from([idle_process.pid()]),
-        busy_threads: BTreeMap::new(),
+        active_threads: BTreeMap::new(),
         cgroups: BTreeSet::new(),
         idle_watch: Arc::default(),
     };
@@ -251,7 +251,7 @@ fn processes_that_come_and_go_while_they_are_read_are_no_errors() {
         let scan_request = ScanRequest {
             scope: ScanScope::Full,
             pids_to_read_threads_of: BTreeSet::from([Pid(child.id())]),
-            busy_threads: BTreeMap::new(),
+            active_threads: BTreeMap::new(),
             cgroups: BTreeSet::new(),
             idle_watch: Arc::default(),
         };

@@ -93,7 +93,7 @@ pub(crate) fn warning(code: &str, job: &str, text: &str, remedy: &str) -> Warnin
     Warning { code: code.into(), job: job.into(), text: text.into(), remedy: remedy.into() }
 }
 
-/// Makes three threads for tests: one busy thread that is pinned to a PU (logical CPU), and two idle threads. The name
+/// Makes three threads for tests: one hot thread that is pinned to a PU (logical CPU), and two idle threads. The name
 /// of one idle thread contains control characters.
 pub(crate) fn threads() -> Vec<Thread> {
     let cold = |tid: u32, comm: &str| Thread {

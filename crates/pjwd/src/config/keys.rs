@@ -184,10 +184,10 @@ pub(super) const SCAN_INTERVAL_KEY: &str = "interval";
 /// The name of the configuration key for the time between two periodic scans, which also read processes that belong to
 /// no job.
 pub(super) const RESCAN_INTERVAL_KEY: &str = "rescan_interval";
-/// The name of the configuration key for the CPU demand at which a thread begins to count as busy, in permille of one
+/// The name of the configuration key for the CPU demand at which a thread begins to count as hot, in permille of one
 /// PU (logical CPU).
 pub(super) const HOT_PERMILLE_KEY: &str = "balance.hot_permille";
-/// The name of the configuration key for the CPU demand at or below which a busy thread no longer counts as busy, in
+/// The name of the configuration key for the CPU demand at or below which a hot thread no longer counts as hot, in
 /// permille of one PU (logical CPU).
 pub(super) const COLD_PERMILLE_KEY: &str = "balance.cold_permille";
 

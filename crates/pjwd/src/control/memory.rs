@@ -169,7 +169,7 @@ impl ControlService {
         }
     }
 
-    /// Returns the processes most of whose memory is on NUMA nodes where none of their busy threads runs. Empty if the
+    /// Returns the processes most of whose memory is on NUMA nodes where none of their hot threads runs. Empty if the
     /// memory on each NUMA node was not read.
     async fn remote_numa_memory(
         &self,
@@ -413,7 +413,7 @@ fn process_to_wire(process: &ProcessMemory, is_estimate: bool) -> wire::ProcessM
 fn remote_memory_to_wire(remote: &RemoteNumaMemory) -> wire::FarMemory {
     wire::FarMemory {
         pid: remote.pid.0,
-        busy_threads: saturating_u32(remote.busy_threads),
+        busy_threads: saturating_u32(remote.hot_threads),
         thread_nodes: remote.thread_nodes.iter().copied().collect(),
         memory_node: remote.memory_node,
         far: remote.remote_bytes,

@@ -1,7 +1,7 @@
 //! The regular estimates of the memory of jobs, for their reports and for the warning before the memory runs out.
 //!
 //! An estimate reads counters of the kernel, and no pages except those of small jobs. A job that runs is estimated once
-//! a minute. A job without busy threads is estimated every 16 minutes. A pause after each estimate keeps all of them
+//! a minute. A job without hot threads is estimated every 16 minutes. A pause after each estimate keeps all of them
 //! together within the CPU budget of the readings without a request (`memory.budget_permille`).
 
 use std::collections::BTreeMap;
@@ -19,11 +19,11 @@ use super::server::ControlService;
 use crate::memory::reading::ReadingKind;
 use crate::memory::turns::TurnRequester;
 
-/// The time from the first busy thread of a job to its first estimate. A shorter job has no verdict either.
+/// The time from the first hot thread of a job to its first estimate. A shorter job has no verdict either.
 const FIRST_AGE: Duration = Duration::from_secs(10);
 /// The time between two estimates of a job that runs.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// The longest time between two estimates of a job without busy threads.
+/// The longest time between two estimates of a job without hot threads.
 const MAX_INTERVAL: Duration = Duration::from_secs(16 * 60);
 /// The time between two looks whether an estimate is due.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -40,15 +40,15 @@ struct JobSchedule {
     since: String,
     next: Instant,
     interval: Duration,
-    /// Whether a thread was busy at a look since the last estimate, or since the job began.
-    was_busy: bool,
+    /// Whether a thread was hot at a look since the last estimate, or since the job began.
+    was_hot: bool,
     /// Whether the job was never estimated.
     is_new: bool,
 }
 
 impl EstimateSchedule {
     /// Returns the ids of the jobs whose estimate is due, and plans the next one of each. `jobs` are all jobs of the
-    /// status. Forgets the jobs that have ended. A job about which there is a warning counts as busy, so that the
+    /// status. Forgets the jobs that have ended. A job about which there is a warning counts as hot, so that the
     /// warning ends soon after its cause.
     fn take_due(
         &mut self,
@@ -63,22 +63,22 @@ impl EstimateSchedule {
                 since: job.since.clone(),
                 next: now + MAX_INTERVAL,
                 interval: MAX_INTERVAL,
-                was_busy: false,
+                was_hot: false,
                 is_new: true,
             };
             let mut schedule =
                 known.remove(&job.id).filter(|schedule| schedule.since == job.since).unwrap_or_else(new);
-            let is_busy = job.hot > 0 || is_warned(&job.id);
-            schedule.was_busy |= is_busy;
-            if schedule.was_busy && schedule.interval > INTERVAL {
+            let is_hot = job.hot > 0 || is_warned(&job.id);
+            schedule.was_hot |= is_hot;
+            if schedule.was_hot && schedule.interval > INTERVAL {
                 schedule.next = schedule.next.min(now + if schedule.is_new { FIRST_AGE } else { INTERVAL });
                 schedule.interval = INTERVAL;
             }
             if now >= schedule.next {
                 due.push(job.id.clone());
-                schedule.interval = if schedule.was_busy { INTERVAL } else { MAX_INTERVAL };
+                schedule.interval = if schedule.was_hot { INTERVAL } else { MAX_INTERVAL };
                 schedule.next = now + schedule.interval;
-                (schedule.was_busy, schedule.is_new) = (is_busy, false);
+                (schedule.was_hot, schedule.is_new) = (is_hot, false);
             }
             self.jobs.insert(job.id.clone(), schedule);
         }
@@ -88,8 +88,8 @@ impl EstimateSchedule {
 
 impl ControlService {
     /// Estimates the memory use of each job at intervals, from counters of the kernel. The first estimate of a job is
-    /// made about ten seconds after a thread of the job became busy. Later estimates are made once a minute, or every
-    /// 16 minutes while no thread of the job is busy.
+    /// made about ten seconds after a thread of the job became hot. Later estimates are made once a minute, or every
+    /// 16 minutes while no thread of the job is hot.
     ///
     /// Stores the results for the report on the job. Sends a warning to the event loop if the memory of a job will
     /// probably run out. Pauses after each job, so that the estimates use at most the configured share of one PU
@@ -147,7 +147,7 @@ mod tests {
     }
 
     /// Returns the seconds, from 0 to `seconds`, in which the estimate of a job is due. `hot` returns the number of
-    /// busy threads in a second.
+    /// hot threads in a second.
     fn due_seconds(seconds: u64, hot: impl Fn(u64) -> u32) -> Vec<u64> {
         let (mut schedule, begin) = (EstimateSchedule::default(), Instant::now());
         let looks = (0..=seconds).step_by(5);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_without_busy_threads_is_estimated_more_rarely_until_it_runs_again() {
+    fn a_job_without_hot_threads_is_estimated_more_rarely_until_it_runs_again() {
         assert_eq!(due_seconds(3000, |_| 0), [960, 1920, 2880]);
         assert_eq!(due_seconds(1200, |second| u32::from(second == 1000)), [960, 1060, 1120]);
         assert_eq!(
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_about_which_there_is_a_warning_is_estimated_as_if_it_were_busy() {
+    fn a_job_about_which_there_is_a_warning_is_estimated_as_if_it_were_hot() {
         let (mut schedule, begin) = (EstimateSchedule::default(), Instant::now());
         let looks = (0..=200).step_by(5).filter(|&second| {
             let jobs = [job("a", "12:00", 0)];

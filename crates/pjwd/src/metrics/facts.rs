@@ -29,7 +29,7 @@ pub struct JobMetrics {
     pub processes: u64,
     /// The number of threads of all processes of the job.
     pub threads: u64,
-    /// The number of hot (busy) threads: threads that run or wait for a PU most of the time.
+    /// The number of hot threads: threads that run or wait for a PU most of the time.
     pub hot_threads: u64,
     /// The number of threads that pjw pinned to one PU.
     pub pinned_threads: u64,

@@ -71,18 +71,19 @@ impl DueScans {
     /// 4. If `job_processes_scan_due` is true: each process that belongs to a job and has possibly changed.
     /// 5. Otherwise: no further processes.
     pub fn take_scan_request(self, state: &mut WardenState, commands: &[Command]) -> ScanRequest {
-        let active = state.lineage.scan_queue.take_urgent_pids();
+        let urgent = state.lineage.scan_queue.take_urgent_pids();
         if !commands.is_empty() && !self.full_scan_due {
             let mut request = command_scan_request(state, commands);
             if let ScanScope::Partial(pids) = &mut request.scope {
-                pids.extend(active);
+                pids.extend(urgent);
             }
             return request;
         }
         if !self.is_cycle_due() {
-            let (scope, cgroups) = (ScanScope::Partial(active.clone()), BTreeSet::new());
-            let (busy_threads, idle_watch) = (BTreeMap::new(), Arc::default());
-            return ScanRequest { scope, pids_to_read_threads_of: active, busy_threads, cgroups, idle_watch };
+            let (scope, cgroups) = (ScanScope::Partial(urgent.clone()), BTreeSet::new());
+            let (active_threads, idle_watch) = (BTreeMap::new(), Arc::default());
+            let pids_to_read_threads_of = urgent;
+            return ScanRequest { scope, pids_to_read_threads_of, active_threads, cgroups, idle_watch };
         }
         let mut request = match (self.full_scan_due, self.unassigned_scan_due) {
             (true, _) if !commands.is_empty() => state.scan_request(true),
@@ -94,8 +95,8 @@ impl DueScans {
             self.scans_unassigned_processes().then(|| state.lineage.scan_queue.take_unassigned_pids());
         if let ScanScope::Partial(pids) = &mut request.scope {
             // All threads of a process with an event are read.
-            request.busy_threads.retain(|pid, _| !active.contains(pid));
-            pids.extend(active);
+            request.active_threads.retain(|pid, _| !urgent.contains(pid));
+            pids.extend(urgent);
             pids.extend(unassigned.into_iter().flatten());
         }
         request

@@ -29,7 +29,7 @@ pub(crate) struct ProcessCounts {
     pub(crate) processes: u32,
     /// The number of threads of these processes.
     pub(crate) threads: u32,
-    /// The number of hot (busy) threads: threads that run or wait for a PU most of the time.
+    /// The number of hot threads: threads that run or wait for a PU most of the time.
     pub(crate) hot_threads: u32,
     /// The number of threads that pjwd pinned to one PU.
     pub(crate) pinned_threads: u32,
@@ -50,12 +50,12 @@ pub(crate) struct JobCounts {
     jobs: BTreeMap<JobId, CountedJob>,
 }
 
-/// The counts of a process, and those of its busy threads in them.
+/// The counts of a process, and those of its active threads in them.
 #[derive(Debug)]
 struct CountedMember {
     job: JobId,
     counts: ProcessCounts,
-    busy_threads: BTreeMap<Tid, ProcessCounts>,
+    active_threads: BTreeMap<Tid, ProcessCounts>,
 }
 
 /// The counts of a job, and the processes in them.
@@ -76,7 +76,7 @@ impl JobCounts {
         }
         for (job, part) in dirty.dirty_jobs() {
             let mut pids: Vec<Pid> = state.members.active_pids_of(job).collect();
-            pids.retain(|&pid| part.contains_whole_process(pid) || !self.update_busy_threads(state, pid));
+            pids.retain(|&pid| part.contains_whole_process(pid) || !self.update_active_threads(state, pid));
             match part {
                 DirtyScope::Whole => {
                     pids.extend(self.jobs.get(job).into_iter().flat_map(|known| &known.pids));
@@ -103,32 +103,32 @@ impl JobCounts {
     fn add(&mut self, state: &WardenState, member: &Member) {
         let Some(job) = state.jobs.get(&member.job) else { return };
         let counts = count(state, job, member);
-        let busy = state.members.busy_threads_of(member.id.pid).into_iter().flatten();
-        let count_busy =
+        let active = state.members.active_threads_of(member.id.pid).into_iter().flatten();
+        let count_active =
             |&tid: &Tid| Some((tid, count_thread(state, job, member, tid, member.threads.get(&tid)?)));
-        let busy_threads = busy.filter_map(count_busy).collect();
-        self.members.insert(member.id.pid, CountedMember { job: job.id.clone(), counts, busy_threads });
+        let active_threads = active.filter_map(count_active).collect();
+        self.members.insert(member.id.pid, CountedMember { job: job.id.clone(), counts, active_threads });
         let known = self.jobs.entry(job.id.clone()).or_default();
         known.pids.insert(member.id.pid);
         known.sum.change(counts, u32::saturating_add, u64::saturating_add);
     }
 
-    /// Counts the busy threads of a process again, of which the scan read only these. Returns `false` if all its
+    /// Counts the active threads of a process again, of which the scan read only these. Returns `false` if all its
     /// threads must be counted.
-    fn update_busy_threads(&mut self, state: &WardenState, pid: Pid) -> bool {
+    fn update_active_threads(&mut self, state: &WardenState, pid: Pid) -> bool {
         let Some(member) = state.members.get(&pid) else { return false };
-        let Some(busy) = state.members.busy_threads_of(pid) else { return false };
+        let Some(active) = state.members.active_threads_of(pid) else { return false };
         let Some(counted) = self.members.get_mut(&pid).filter(|counted| counted.job == member.job) else {
             return false;
         };
-        let is_same = counted.busy_threads.keys().eq(busy);
+        let is_same = counted.active_threads.keys().eq(active);
         let Some((job, known)) = state.jobs.get(&member.job).zip(self.jobs.get_mut(&member.job)) else {
             return false;
         };
         if !is_same {
             return false;
         }
-        for (&tid, before) in &mut counted.busy_threads {
+        for (&tid, before) in &mut counted.active_threads {
             let Some(thread) = member.threads.get(&tid) else { return false };
             let now = count_thread(state, job, member, tid, thread);
             for counts in [&mut counted.counts, &mut known.sum] {

@@ -92,7 +92,7 @@ pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> 
 }
 
 /// Returns the warnings about the cores and threads of `job`: that other jobs hold the same PUs (logical CPUs), that
-/// PUs of the job are reserved for the system, that the job has more busy threads than PUs, or that it is frozen.
+/// PUs of the job are reserved for the system, that the job has more hot threads than PUs, or that it is frozen.
 /// `counts` has the numbers of the job's processes and threads.
 pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: ProcessCounts) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);

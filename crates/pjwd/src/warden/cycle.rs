@@ -320,11 +320,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         forked.retain(|pid| !self.state.processes.contains_key(pid));
         forked.extend(self.state.lineage.scan_queue.take_urgent_pids());
         let (scope, cgroups) = (ScanScope::Partial(forked.clone()), BTreeSet::new());
-        let (busy_threads, idle_watch) = (BTreeMap::new(), Arc::default());
+        let (active_threads, idle_watch) = (BTreeMap::new(), Arc::default());
         (!forked.is_empty()).then_some(ScanRequest {
             scope,
             pids_to_read_threads_of: forked,
-            busy_threads,
+            active_threads,
             cgroups,
             idle_watch,
         })

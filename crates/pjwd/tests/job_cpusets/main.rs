@@ -275,9 +275,9 @@ fn the_widened_cpuset_of_an_idle_job_is_narrowed_again_by_the_first_cycle_that_r
     node.world().write_cpuset("/pjw.slice/pjw-a.scope", Some(&cpu_set("0-7")));
     let scope = ScanScope::Partial(BTreeSet::new());
     let (threads_of, cgroups) = (BTreeSet::new(), BTreeSet::new());
-    let (busy_threads, idle_watch) = (BTreeMap::new(), Arc::default());
+    let (active_threads, idle_watch) = (BTreeMap::new(), Arc::default());
     let request =
-        ScanRequest { scope, pids_to_read_threads_of: threads_of, busy_threads, cgroups, idle_watch };
+        ScanRequest { scope, pids_to_read_threads_of: threads_of, active_threads, cgroups, idle_watch };
     let report = node.warden.run_cycle(request, &[]);
     assert_eq!(
         (node.cpuset("/pjw.slice/pjw-a.scope"), events(&report)),

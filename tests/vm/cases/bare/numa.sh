@@ -19,7 +19,7 @@ are_in() {
 are_in_one_node() { are_in "$1" 4 0 || are_in "$1" 0 4; }
 has_ended() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
 has_memory() { [ "$(awk '/^VmRSS/ { print $2 }' "/proc/$1/status")" -ge 90000 ]; }
-is_far() { pjwctl show far --memory --nodes | tr -s ' \n' ' ' | grep -q "process $1: 1 busy thread runs on NUMA node 0, and .* of the memory is elsewhere, most of it on node 1"; }
+is_far() { pjwctl show far --memory --nodes | tr -s ' \n' ' ' | grep -q "process $1: 1 hot thread runs on NUMA node 0, and .* of the memory is elsewhere, most of it on node 1"; }
 
 [ ! -e /proc/sys/kernel/numa_balancing ] || echo 0 >/proc/sys/kernel/numa_balancing
 pjwd 2>>/dev/ttyS0 &

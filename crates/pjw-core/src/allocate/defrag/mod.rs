@@ -85,7 +85,7 @@ type Score = ([u32; 3], Reverse<[u32; 3]>);
 /// - jobs whose placement is not [`Placement::Pack`] (close together),
 /// - jobs that share PUs with other jobs, and jobs with an offline PU.
 ///
-/// Several processes of a job may share an address space. If the busy threads of such processes fit into one L3 on
+/// Several processes of a job may share an address space. If the hot threads of such processes fit into one L3 on
 /// the present PUs of the job, they also fit into one L3 after a move of the job. The same holds for NUMA nodes.
 ///
 /// The plan has at most 32 moves. The plan is empty if no move is an improvement. Does not change `state`: the
@@ -115,7 +115,7 @@ struct Movable<'a> {
     from: &'a CpuSet,
     /// The PUs that the job holds after the steps so far.
     current: CpuSet,
-    /// The busy threads of each address space that several processes of the job share.
+    /// The hot threads of each address space that several processes of the job share.
     groups: Vec<AddressSpaceThreads>,
 }
 

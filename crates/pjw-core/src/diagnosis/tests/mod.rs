@@ -89,11 +89,11 @@ fn thread(pid: u32, allowed: &str, cpu: u32, permille: u32) -> ObservedThread {
     }
 }
 
-/// A job of user 1001, whose threads may run on `allowed`, the first `busy` of them busy.
-fn job(name: &str, allowed: &str, threads: u32, busy: u32) -> ObservedJob {
+/// A job of user 1001, whose threads may run on `allowed`, the first `hot` of them hot.
+fn job(name: &str, allowed: &str, threads: u32, hot: u32) -> ObservedJob {
     let first = cpu_set(allowed).first().unwrap_or(Pu(0)).0;
     let threads =
-        (0..threads).map(|n| thread(100 + n, allowed, first, if n < busy { 990 } else { 0 })).collect();
+        (0..threads).map(|n| thread(100 + n, allowed, first, if n < hot { 990 } else { 0 })).collect();
     ObservedJob {
         id: name.parse().unwrap(),
         owner: Uid(1001),
@@ -213,7 +213,7 @@ fn unbound_jobs_are_a_problem_once_their_demand_exceeds_the_node() {
 }
 
 #[test]
-fn a_job_with_more_busy_threads_than_cpus_is_reported() {
+fn a_job_with_more_hot_threads_than_cpus_is_reported() {
     let mut input = node();
     input.jobs =
         vec![ObservedJob { threads: job("a", "0-1", 40, 3).threads, ..held("a", "0-1", GrantedBy::Warden) }];
@@ -250,7 +250,7 @@ fn two_mpirun_on_the_same_first_cpus_are_found_also_without_jobs() {
     let finding = only(&input, "stacked");
     assert_eq!(
         finding.text,
-        "8 busy threads are bound to CPU 0 (4 of slurm:1 and 4 of slurm:2), while CPUs 1-15 idle"
+        "8 hot threads are bound to CPU 0 (4 of slurm:1 and 4 of slurm:2), while CPUs 1-15 idle"
     );
     assert!(finding.remedy.contains("--bind-to none"));
     assert_eq!(of(&input, "overlap"), [], "it is the same thing");
@@ -311,7 +311,7 @@ fn two_processes_that_are_bound_to_one_whole_core_are_found_while_a_core_is_idle
     let finding = only(&input, "stacked");
     assert!(
         finding.text.starts_with(
-            "2 busy threads are bound to one core, CPUs 0,8 (2 of manual:a), while CPUs 1-7,9-15 idle"
+            "2 hot threads are bound to one core, CPUs 0,8 (2 of manual:a), while CPUs 1-7,9-15 idle"
         ),
         "{}",
         finding.text

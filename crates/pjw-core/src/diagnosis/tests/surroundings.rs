@@ -13,7 +13,7 @@ use std::string::String;
 use std::vec::Vec;
 
 #[test]
-fn unassigned_processes_are_a_problem_when_busy() {
+fn unassigned_processes_are_a_problem_when_hot() {
     let mut input = node();
     input.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler)];
     input.unassigned_processes = vec![other(50, 1001, "bash", vec![thread(50, "0-15", 0, 0)])];
@@ -21,7 +21,7 @@ fn unassigned_processes_are_a_problem_when_busy() {
     input.unassigned_processes.push(other(51, 1001, "solver", vec![thread(51, "0-15", 3, 900)]));
     let finding = only(&input, "stray");
     assert_eq!(finding.severity, Severity::Problem);
-    assert!(finding.text.contains("user 1001 (2 processes); 1 is busy"), "{}", finding.text);
+    assert!(finding.text.contains("user 1001 (2 processes); 1 has hot threads"), "{}", finding.text);
     assert!(finding.remedy.contains("--pid 51"), "{}", finding.remedy);
 }
 
@@ -34,11 +34,11 @@ fn a_login_is_no_stray() {
     assert_eq!(of(&input, "stray"), []);
     input.unassigned_processes.push(other(51, 1001, "solver", vec![thread(51, "0-15", 3, 0)]));
     let finding = only(&input, "stray");
-    assert!(finding.text.contains("user 1001 (1 process); none is busy"), "{}", finding.text);
+    assert!(finding.text.contains("user 1001 (1 process); none has a hot thread"), "{}", finding.text);
 }
 
 #[test]
-fn busy_processes_of_users_without_jobs_are_reported() {
+fn hot_processes_of_users_without_jobs_are_reported() {
     let mut input = node();
     input.unassigned_processes = vec![other(50, 1002, "a\x1b[2J", vec![thread(50, "0-15", 0, 900)])];
     let finding = only(&input, "unmanaged");

@@ -67,7 +67,7 @@ fn a_good_job_is_fine_without_advice() {
     );
     for (cores, helpers) in [(16, &[(60, 15_900, 9000, 16)][..]), (1, &[(60, 1000, 600, 1)])] {
         let report = report("slurm:1", cores, helpers);
-        assert_eq!(judged(&report), ("fine", String::new()), "{cores} busy threads and helpers");
+        assert_eq!(judged(&report), ("fine", String::new()), "{cores} hot threads and helpers");
     }
 }
 

@@ -114,7 +114,7 @@ fn watched(first_scan: &Snapshot, second_scan: &Snapshot) -> (Vec<ObservedJob>, 
 }
 
 #[test]
-fn a_thread_that_ran_or_waited_between_the_scans_is_busy() {
+fn a_thread_that_ran_or_waited_between_the_scans_is_hot() {
     let before =
         vec![process(10, 1001, of_job(true), vec![thread(10, 50, 5 * SECOND, 0), thread(11, 51, 7, 0)])];
     let after = vec![process(
@@ -135,7 +135,7 @@ fn a_thread_that_ran_or_waited_between_the_scans_is_busy() {
     let demand_permille: Vec<u32> = jobs[0].threads.iter().map(|thread| thread.demand_permille).collect();
     assert_eq!(demand_permille, [700, 0, 500, 0]);
     assert_eq!(
-        (jobs[0].threads[0].run_permille, jobs[0].busy_thread_count(), jobs[0].process_count),
+        (jobs[0].threads[0].run_permille, jobs[0].hot_thread_count(), jobs[0].process_count),
         (200, 2, 1)
     );
     assert_eq!(others, []);

@@ -5,7 +5,7 @@ use crate::basics::{CpuSet, Pid, ProcessId, Pu, ThreadId, prelude::*};
 use crate::machine::{NumaNodeRule, Topology, numa_nodes_of_cpus};
 use crate::phases::draft::CycleDraft;
 use crate::phases::membership::ancestors;
-use crate::phases::pinning::within_job::{BusyProcess, choose_nodes, node_containing};
+use crate::phases::pinning::within_job::{HotProcess, choose_nodes, node_containing};
 use crate::state::{Member, WardenState};
 use crate::terms::{Job, JobId, OversubscriptionPolicy};
 
@@ -20,7 +20,7 @@ pub(super) struct ChosenNodes {
 }
 
 impl ChosenNodes {
-    /// Chooses a NUMA node for each process of the job `id` that has busy threads and no recorded node. `grant` is the
+    /// Chooses a NUMA node for each process of the job `id` that has hot threads and no recorded node. `grant` is the
     /// set of PUs (logical CPUs) that the job holds, and `plans` has its threads. Chooses no nodes if this cycle does
     /// not pin the threads of the job, because the choice would have no effect.
     pub(super) fn choose(
@@ -49,23 +49,23 @@ impl ChosenNodes {
         }
         // The other rules do not depend on the node of the parent.
         let needs_parent = matches!(rule, NumaNodeRule::Fill | NumaNodeRule::Packed);
-        let mut busy: BTreeMap<Pid, BusyProcess> = BTreeMap::new();
+        let mut hot_processes: BTreeMap<Pid, HotProcess> = BTreeMap::new();
         for plan in hot {
             let ProcessId { pid, start } = plan.id.process;
             let follows_parent = needs_parent && !is_placed(plan.member);
-            let process = busy.entry(pid).or_insert_with(|| BusyProcess {
+            let process = hot_processes.entry(pid).or_insert_with(|| HotProcess {
                 pid,
                 start,
                 numa_node: plan.member.numa_node,
                 ancestors: if follows_parent { members_above(state, plan.member) } else { Vec::new() },
-                busy_threads: Vec::new(),
+                hot_threads: Vec::new(),
                 last_cpu: plan.thread.last_cpu,
             });
             let pin = plan.pinned_pu(grant).map(CpuSet::from);
-            process.busy_threads.push(pin.unwrap_or_else(|| plan.mask_without_pin(grant).clone()));
+            process.hot_threads.push(pin.unwrap_or_else(|| plan.mask_without_pin(grant).clone()));
         }
         let last = state.members.last_node_of(id);
-        let chosen = choose_nodes(&state.topology, grant, rule, busy.into_values().collect(), last);
+        let chosen = choose_nodes(&state.topology, grant, rule, hot_processes.into_values().collect(), last);
         Self { chosen, ..none }
     }
 
@@ -83,7 +83,7 @@ impl ChosenNodes {
 
     /// Returns the NUMA nodes to record, each as a pid and the number of the node on which the process runs from now
     /// on. This is the chosen node, or another node if the chosen node was full. `pins` has the PU (logical CPU) of
-    /// each pinned thread. The result lacks a process if no busy thread of the process is restricted to one node by a
+    /// each pinned thread. The result lacks a process if no hot thread of the process is restricted to one node by a
     /// pin or by its program.
     pub(super) fn nodes_to_record(
         &self,

@@ -23,8 +23,8 @@ use crate::machine::Topology;
 use crate::phases::overload::matching::ThreadPuMatching;
 use crate::phases::pinning::HotThread;
 
-/// Returns the busy threads whose binding pjw must lift. A program bound too many busy threads to the same PUs (logical
-/// CPUs), while other PUs of `grant` (the PUs of the job) are idle. `hot_threads` has all busy threads of the job,
+/// Returns the hot threads whose binding pjw must lift. A program bound too many hot threads to the same PUs (logical
+/// CPUs), while other PUs of `grant` (the PUs of the job) are idle. `hot_threads` has all hot threads of the job,
 /// including threads without a binding. `inherited` has the processes whose threads all have the same mask inside one
 /// core.
 pub(crate) fn threads_to_unbind(
@@ -53,7 +53,7 @@ pub(crate) fn threads_to_unbind(
 }
 
 /// Returns the threads to move to other PUs, and not more than there are idle PUs and cores for them. `bound` has the
-/// bound threads, in the order in which they get a PU. `floating` is the number of busy threads without a binding,
+/// bound threads, in the order in which they get a PU. `floating` is the number of hot threads without a binding,
 /// which need PUs too. If a process is in `spread`, each of its threads gets a core for itself before two of them share
 /// a core.
 fn threads_to_move(

@@ -5,30 +5,30 @@ use crate::machine::{
     NumaNodeLoad, NumaNodeRule, Topology, TopologyLevel, choose_numa_node, numa_nodes_of_cpus,
 };
 
-/// A process of a job with at least one busy thread, as input for [`choose_nodes`].
+/// A process of a job with at least one hot thread, as input for [`choose_nodes`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct BusyProcess {
+pub(crate) struct HotProcess {
     pub(crate) pid: Pid,
     pub(crate) start: StartTime,
     /// The NUMA node that was chosen for the process, by the kernel's number.
     pub(crate) numa_node: Option<u32>,
     /// The pids of the ancestors in the job, the parent first, each with the NUMA node that was chosen for it.
     pub(crate) ancestors: Vec<(Pid, Option<u32>)>,
-    /// The busy threads. Each has the PUs to which it is restricted; the whole grant if it is not restricted.
-    pub(crate) busy_threads: Vec<CpuSet>,
-    /// The PU on which the first busy thread ran last.
+    /// The hot threads. Each has the PUs to which it is restricted; the whole grant if it is not restricted.
+    pub(crate) hot_threads: Vec<CpuSet>,
+    /// The PU on which the first hot thread ran last.
     pub(crate) last_cpu: Pu,
 }
 
 /// Chooses a NUMA node for each of `processes` that has none, by `rule`. Returns the pids of these processes and the
 /// numbers of their nodes, in the order in which the processes started. Only nodes with PUs (logical CPUs) in `grant`
-/// (the PUs of the job) are chosen. `last` is the node that was chosen last for a process of the job. If all busy
+/// (the PUs of the job) are chosen. `last` is the node that was chosen last for a process of the job. If all hot
 /// threads of a process are restricted to one node, the process gets this node.
 pub(crate) fn choose_nodes(
     topology: &Topology,
     grant: &CpuSet,
     rule: NumaNodeRule,
-    mut processes: Vec<BusyProcess>,
+    mut processes: Vec<HotProcess>,
     mut last: Option<u32>,
 ) -> Vec<(Pid, u32)> {
     let mut nodes = numa_nodes_of_cpus(topology, grant);
@@ -37,7 +37,7 @@ pub(crate) fn choose_nodes(
     }
     processes.sort_by_key(|process| (process.start, process.pid));
     let is_in_job = |number: &u32| nodes.iter().any(|node| node.number == *number);
-    let (placed, new): (Vec<BusyProcess>, Vec<_>) =
+    let (placed, new): (Vec<HotProcess>, Vec<_>) =
         processes.into_iter().partition(|process| process.numa_node.as_ref().is_some_and(is_in_job));
     for process in &placed {
         count_threads(topology, &mut nodes, process, process.numa_node);
@@ -60,17 +60,17 @@ pub(crate) fn choose_nodes(
     chosen
 }
 
-/// Counts the busy threads of a process where they are restricted to, and the others in the node of the process.
-fn count_threads(topology: &Topology, nodes: &mut [NumaNodeLoad], process: &BusyProcess, node: Option<u32>) {
-    for mask in &process.busy_threads {
+/// Counts the hot threads of a process where they are restricted to, and the others in the node of the process.
+fn count_threads(topology: &Topology, nodes: &mut [NumaNodeLoad], process: &HotProcess, node: Option<u32>) {
+    for mask in &process.hot_threads {
         let number = node_containing(topology, mask).or(node);
-        nodes.iter_mut().filter(|node| Some(node.number) == number).for_each(|node| node.busy_threads += 1);
+        nodes.iter_mut().filter(|node| Some(node.number) == number).for_each(|node| node.hot_threads += 1);
     }
 }
 
-/// The NUMA node to which all busy threads of a process are restricted.
-fn own_node(topology: &Topology, process: &BusyProcess) -> Option<u32> {
-    let mut nodes = process.busy_threads.iter().map(|mask| node_containing(topology, mask));
+/// The NUMA node to which all hot threads of a process are restricted.
+fn own_node(topology: &Topology, process: &HotProcess) -> Option<u32> {
+    let mut nodes = process.hot_threads.iter().map(|mask| node_containing(topology, mask));
     let first = nodes.next()??;
     nodes.all(|node| node == Some(first)).then_some(first)
 }
@@ -100,18 +100,18 @@ mod tests {
     }
 
     /// A process with a thread for each mask, in the order of the pids.
-    fn process(pid: u32, masks: &[&str]) -> BusyProcess {
-        BusyProcess {
+    fn process(pid: u32, masks: &[&str]) -> HotProcess {
+        HotProcess {
             pid: Pid(pid),
             start: StartTime(u64::from(pid)),
             numa_node: None,
             ancestors: Vec::new(),
-            busy_threads: masks.iter().map(|mask| mask.parse().unwrap()).collect(),
+            hot_threads: masks.iter().map(|mask| mask.parse().unwrap()).collect(),
             last_cpu: Pu(0),
         }
     }
 
-    fn chosen(rule: NumaNodeRule, processes: &[BusyProcess], last: Option<u32>) -> Vec<(u32, u32)> {
+    fn chosen(rule: NumaNodeRule, processes: &[HotProcess], last: Option<u32>) -> Vec<(u32, u32)> {
         let grant = "0-7".parse().unwrap();
         let chosen = choose_nodes(&machine(), &grant, rule, processes.to_vec(), last);
         chosen.into_iter().map(|(pid, node)| (pid.0, node)).collect()
@@ -127,37 +127,36 @@ mod tests {
 
     #[test]
     fn the_threads_of_processes_that_were_placed_before_are_counted() {
-        let placed = BusyProcess { numa_node: Some(0), ..process(1, &["0-7", "0-7"]) };
+        let placed = HotProcess { numa_node: Some(0), ..process(1, &["0-7", "0-7"]) };
         let processes = [placed, process(2, &["0-7"]), process(3, &["0-7"]), process(4, &["0-7"])];
         assert_eq!(chosen(NumaNodeRule::LeastLoaded, &processes, Some(0)), [(2, 1), (3, 1), (4, 0)]);
     }
 
     #[test]
     fn packed_follows_the_nearest_ancestor_then_the_last_choice_then_the_pu() {
-        let child =
-            BusyProcess { ancestors: vec![(Pid(9), None), (Pid(8), Some(1))], ..process(2, &["0-7"]) };
+        let child = HotProcess { ancestors: vec![(Pid(9), None), (Pid(8), Some(1))], ..process(2, &["0-7"]) };
         assert_eq!(chosen(NumaNodeRule::Packed, std::slice::from_ref(&child), Some(0)), [(2, 1)]);
         assert_eq!(chosen(NumaNodeRule::Packed, &[process(2, &["0-7"])], Some(1)), [(2, 1)]);
-        let on_node_1 = BusyProcess { last_cpu: Pu(6), ..process(2, &["0-7"]) };
+        let on_node_1 = HotProcess { last_cpu: Pu(6), ..process(2, &["0-7"]) };
         assert_eq!(chosen(NumaNodeRule::Packed, &[on_node_1], None), [(2, 1)]);
         // The parent gets its node in the same call.
-        let parent = BusyProcess { last_cpu: Pu(6), ..process(1, &["0-7"]) };
-        let child = BusyProcess { ancestors: vec![(Pid(1), None)], ..process(2, &["0-7"]) };
+        let parent = HotProcess { last_cpu: Pu(6), ..process(1, &["0-7"]) };
+        let child = HotProcess { ancestors: vec![(Pid(1), None)], ..process(2, &["0-7"]) };
         assert_eq!(chosen(NumaNodeRule::Packed, &[child, parent], None), [(1, 1), (2, 1)]);
     }
 
     #[test]
     fn a_node_that_the_job_lost_is_chosen_again() {
-        let lost = BusyProcess { numa_node: Some(7), ..process(1, &["0-7"]) };
+        let lost = HotProcess { numa_node: Some(7), ..process(1, &["0-7"]) };
         assert_eq!(chosen(NumaNodeRule::RoundRobin, &[lost], Some(7)), [(1, 0)]);
     }
 
-    fn any_process() -> impl Strategy<Value = BusyProcess> {
+    fn any_process() -> impl Strategy<Value = HotProcess> {
         let masks = proptest::collection::vec(1u64..256, 1..4);
         (1u32..50, proptest::option::of(0u32..3), masks, 0u32..8).prop_map(|(pid, numa_node, masks, last)| {
-            BusyProcess {
+            HotProcess {
                 numa_node,
-                busy_threads: masks.iter().map(|mask| CpuSet::from_words(&[*mask])).collect(),
+                hot_threads: masks.iter().map(|mask| CpuSet::from_words(&[*mask])).collect(),
                 last_cpu: Pu(last),
                 ..process(pid, &[])
             }
@@ -172,7 +171,7 @@ mod tests {
             rule in proptest::sample::select(NumaNodeRule::ALL.to_vec()),
             last in proptest::option::of(0u32..3),
         ) {
-            let by_pid: BTreeMap<Pid, BusyProcess> =
+            let by_pid: BTreeMap<Pid, HotProcess> =
                 processes.into_iter().map(|process| (process.pid, process)).collect();
             let grant = CpuSet::from_words(&[grant]);
             let choose = |processes| choose_nodes(&machine(), &grant, rule, processes, last);
@@ -191,7 +190,7 @@ mod tests {
             // A second call with the choices chooses nothing.
             let placed = by_pid.values().map(|process| {
                 let node = chosen.iter().find(|(pid, _)| *pid == process.pid).map(|&(_, node)| node);
-                BusyProcess { numa_node: node.or(process.numa_node), ..process.clone() }
+                HotProcess { numa_node: node.or(process.numa_node), ..process.clone() }
             });
             let again = choose(placed.collect());
             prop_assert!(again.iter().all(|(pid, _)| is_bound_elsewhere(pid)), "{:?}", again);

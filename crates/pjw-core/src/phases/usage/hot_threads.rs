@@ -10,7 +10,7 @@ const WAITING_PERMILLE: u32 = 200;
 /// With more masks than this, no mask is compared with the others: that would take too long in each sample.
 const MAX_COMPARED_MASKS: usize = 256;
 
-/// The number of hot (busy) threads of a job, and those of them that their program bound to a part of the job's PUs
+/// The number of hot threads of a job, and those of them that their program bound to a part of the job's PUs
 /// (logical CPUs).
 #[derive(Debug, Default)]
 pub(super) struct HotThreads {
@@ -36,8 +36,8 @@ impl HotThreads {
         let mut hot_threads = Self::default();
         let active = state.members.active_pids_of(job).filter_map(|pid| state.members.get(&pid));
         for member in active {
-            let busy = state.members.busy_threads_of(member.id.pid);
-            for (_, thread) in member.living_threads_in(busy).filter(|(_, thread)| thread.demand.is_hot) {
+            let active = state.members.active_threads_of(member.id.pid);
+            for (_, thread) in member.living_threads_in(active).filter(|(_, thread)| thread.demand.is_hot) {
                 hot_threads.count += 1;
                 let Some(entry) = thread.mask_entry.as_ref() else { continue };
                 let own = state.program_bound_cpus(&grant, member, entry);

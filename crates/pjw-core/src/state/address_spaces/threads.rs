@@ -1,4 +1,4 @@
-//! The busy threads of the address spaces that processes of a job share: where they run.
+//! The hot threads of the address spaces that processes of a job share: where they run.
 
 use crate::basics::{CpuSet, prelude::*};
 use crate::machine::{AddressSpaceThreads, ThreadPlace, TopologyLevel};
@@ -10,8 +10,8 @@ impl WardenState {
     /// in one L3 cache or NUMA node.
     ///
     /// There is one group for each address space that a process of the job shares with another process (clone(2) with
-    /// `CLONE_VM`). The group has the busy threads of the job in this address space. If no thread is busy, the group
-    /// instead has the living thread with the lowest tid of each process, because this thread may become busy soon. A
+    /// `CLONE_VM`). The group has the hot threads of the job in this address space. If no thread is hot, the group
+    /// instead has the living thread with the lowest tid of each process, because this thread may become hot soon. A
     /// process that only owns the address space of other processes and computes nothing
     /// ([`Member::is_task_host`](crate::state::Member::is_task_host)) contributes no such idle thread.
     #[must_use]
@@ -19,7 +19,7 @@ impl WardenState {
         if self.address_spaces.groups().next().is_none() {
             return Vec::new();
         }
-        let mut busy: BTreeMap<u32, Vec<ThreadPlace>> = BTreeMap::new();
+        let mut hot: BTreeMap<u32, Vec<ThreadPlace>> = BTreeMap::new();
         let mut idle: BTreeMap<u32, Vec<ThreadPlace>> = BTreeMap::new();
         for member in self.members_of(id) {
             let Some(group) = self.address_spaces.group_of(member.id) else { continue };
@@ -27,14 +27,14 @@ impl WardenState {
                 let pinned_pu = self.pinned_pu_of(member, thread_id.tid);
                 let place = ThreadPlace { last_cpu: thread.last_cpu, pinned_pu };
                 if thread.demand.is_hot {
-                    busy.entry(group).or_default().push(place);
+                    hot.entry(group).or_default().push(place);
                 } else if index == 0 && !member.is_task_host() {
                     idle.entry(group).or_default().push(place);
                 }
             }
         }
-        idle.retain(|group, _| !busy.contains_key(group));
-        busy.into_iter()
+        idle.retain(|group, _| !hot.contains_key(group));
+        hot.into_iter()
             .chain(idle)
             .map(|(number, threads)| AddressSpaceThreads { number, threads })
             .collect()

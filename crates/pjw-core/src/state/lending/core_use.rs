@@ -308,7 +308,7 @@ impl CoreUse {
 }
 
 /// Returns the number of cores that the waiting threads of an owner (a job whose idle cores may be lent) need. A
-/// waiting thread is hot (busy), and waits for a PU (logical CPU) for at least a tenth of the time. It needs a PU for
+/// waiting thread is hot, and waits for a PU (logical CPU) for at least a tenth of the time. It needs a PU for
 /// all the time in which it runs or waits. Its CPU time alone does not show this need: a thread that shares its core
 /// with another program gets only half of the core.
 ///

@@ -46,7 +46,7 @@ impl LiftedBinding {
     /// CPU) nearly as much as the thread before pjw lifted its binding. pjw must then restore the binding.
     ///
     /// `demand` is the present demand of the thread, and `now` the present time, in ns since boot. `waiting_of_others`
-    /// has the present shares of waiting time, in permille, of the other hot (busy) threads of the job that are still
+    /// has the present shares of waiting time, in permille, of the other hot threads of the job that are still
     /// bound to PUs of the lifted mask. The result is true if all of these conditions hold:
     ///
     /// - pjw lifted the binding because too many threads were bound to the same PUs ([`LiftReason::Overload`]), and has
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lift_has_not_helped_if_a_busy_thread_waits_as_long_as_before() {
+    fn a_lift_has_not_helped_if_a_hot_thread_waits_as_long_as_before() {
         let (late, lift) = (Nanos(11 * SECOND), lifted(500, LiftReason::Overload));
         assert!(lift.must_restore_binding(&demand(500, true), [], late));
         assert!(lift.must_restore_binding(&demand(375, true), [], late));
@@ -110,7 +110,7 @@ mod tests {
             !lift.must_restore_binding(&demand(374, true), [], late),
             "the thread waits less than before"
         );
-        assert!(!lift.must_restore_binding(&demand(500, false), [], late), "the thread is not busy");
+        assert!(!lift.must_restore_binding(&demand(500, false), [], late), "the thread is not hot");
         assert!(
             !lift.must_restore_binding(&demand(500, true), [], Nanos(10 * SECOND)),
             "the trial is not over"

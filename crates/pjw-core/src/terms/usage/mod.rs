@@ -23,7 +23,7 @@ const MAX_LEVEL_STEPS: u64 = 16;
 const STRANDED_PERMILLE: u64 = 100;
 
 /// The use that a job made of its cores in one interval between two scans of its processes: the CPU time, the time for
-/// which threads waited for a PU (logical CPU), and the number of hot (busy) threads.
+/// which threads waited for a PU (logical CPU), and the number of hot threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UsageSample {
     /// The length of the interval, in ns.

@@ -24,11 +24,11 @@ fn both() -> Option<[LinuxMachine; 2]> {
 
 fn full(threads_of: &[Pid]) -> ScanRequest {
     let threads_of = threads_of.iter().copied().collect();
-    let (busy_threads, cgroups) = (BTreeMap::new(), BTreeSet::new());
+    let (active_threads, cgroups) = (BTreeMap::new(), BTreeSet::new());
     ScanRequest {
         scope: ScanScope::Full,
         pids_to_read_threads_of: threads_of,
-        busy_threads,
+        active_threads,
         cgroups,
         idle_watch: Arc::default(),
     }
@@ -228,39 +228,39 @@ fn wait_until_asleep(pid: Pid) {
 }
 
 /// Scans a process that sleeps with only these of its threads; with all if there are none.
-fn scan_busy(node: &mut LinuxMachine, pid: Pid, busy: &BTreeSet<Tid>) -> Process {
+fn scan_active(node: &mut LinuxMachine, pid: Pid, active: &BTreeSet<Tid>) -> Process {
     wait_until_asleep(pid);
-    let named = (!busy.is_empty()).then(|| (pid, busy.clone()));
-    let request = ScanRequest { busy_threads: named.into_iter().collect(), ..partial(&[pid]) };
+    let named = (!active.is_empty()).then(|| (pid, active.clone()));
+    let request = ScanRequest { active_threads: named.into_iter().collect(), ..partial(&[pid]) };
     node.scan(&request).processes.remove(&pid).and_then(|seen| seen.present().cloned()).unwrap()
 }
 
 #[test]
-fn only_the_busy_threads_of_a_process_are_read_until_another_one_runs_or_one_of_them_ends() {
+fn only_the_active_threads_of_a_process_are_read_until_another_one_runs_or_one_of_them_ends() {
     let (mut process, sleeping) = TestProcess::start(3);
     let mut node = LinuxMachine::new(BTreeSet::new()).unwrap();
     let pid = process.pid();
-    let all = scan_busy(&mut node, pid, &BTreeSet::new());
+    let all = scan_active(&mut node, pid, &BTreeSet::new());
     assert!(all.has_all_threads);
-    let busy = BTreeSet::from([Tid(pid.0), sleeping[0]]);
+    let active = BTreeSet::from([Tid(pid.0), sleeping[0]]);
     let tids = |process: &Process| -> BTreeSet<Tid> {
         process.threads.iter().flatten().map(|thread| thread.tid).collect()
     };
     for _ in 0..3 {
-        let seen = scan_busy(&mut node, pid, &busy);
-        assert!(!seen.has_all_threads && tids(&seen) == busy, "{seen:?}");
+        let seen = scan_active(&mut node, pid, &active);
+        assert!(!seen.has_all_threads && tids(&seen) == active, "{seen:?}");
     }
     process.order("work 1");
-    let seen = scan_busy(&mut node, pid, &busy);
+    let seen = scan_active(&mut node, pid, &active);
     assert!(seen.has_all_threads && tids(&seen) == tids(&all), "{seen:?}");
-    let seen = scan_busy(&mut node, pid, &busy);
+    let seen = scan_active(&mut node, pid, &active);
     assert!(!seen.has_all_threads, "no other thread ran since: {seen:?}");
     process.order("work 0");
-    let seen = scan_busy(&mut node, pid, &busy);
-    assert!(!seen.has_all_threads, "a busy thread ran: {seen:?}");
+    let seen = scan_active(&mut node, pid, &active);
+    assert!(!seen.has_all_threads, "an active thread ran: {seen:?}");
     process.order("leave 0");
-    let seen = until("the scan finds that a busy thread has ended", || {
-        Some(scan_busy(&mut node, pid, &busy)).filter(|seen| seen.has_all_threads)
+    let seen = until("the scan finds that an active thread has ended", || {
+        Some(scan_active(&mut node, pid, &active)).filter(|seen| seen.has_all_threads)
     });
     assert!(!tids(&seen).contains(&sleeping[0]), "{seen:?}");
 }

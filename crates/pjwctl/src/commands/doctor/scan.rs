@@ -85,7 +85,7 @@ impl JobScanner {
         let processes = scan::ScanRequest {
             scope: ScanScope::Full,
             pids_to_read_threads_of: BTreeSet::new(),
-            busy_threads: BTreeMap::new(),
+            active_threads: BTreeMap::new(),
             cgroups: BTreeSet::new(),
             idle_watch: Arc::default(),
         };
@@ -116,7 +116,7 @@ impl JobScanner {
         let before = self.observe(&scan::ScanRequest {
             scope: closer,
             pids_to_read_threads_of,
-            busy_threads: BTreeMap::new(),
+            active_threads: BTreeMap::new(),
             cgroups: cgroups.clone(),
             idle_watch: Arc::default(),
         });
@@ -126,7 +126,7 @@ impl JobScanner {
         let after = self.observe(&scan::ScanRequest {
             scope: ScanScope::Full,
             pids_to_read_threads_of,
-            busy_threads: BTreeMap::new(),
+            active_threads: BTreeMap::new(),
             cgroups,
             idle_watch: Arc::default(),
         });

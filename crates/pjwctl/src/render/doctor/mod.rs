@@ -78,10 +78,10 @@ pub struct DoctorJob {
     pub processes: usize,
     /// The number of threads of all processes of the job.
     pub threads: usize,
-    /// The number of busy threads of all processes of the job. A thread is busy if it ran or waited for a PU
+    /// The number of hot threads of all processes of the job. A thread is hot if it ran or waited for a PU
     /// (logical CPU) during at least half of the time in which `pjwctl doctor` observed the machine.
     #[serde(rename = "busy")]
-    pub busy_threads: usize,
+    pub hot_threads: usize,
 }
 
 /// A fact about the machine in the report of `pjwctl doctor`, such as its cgroup version.
@@ -148,7 +148,7 @@ fn job_row(input: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
         expected_cpus: job.expected_cpus.as_ref().map(ToString::to_string).unwrap_or_default(),
         processes: job.process_count,
         threads: job.threads.len(),
-        busy_threads: job.busy_thread_count(),
+        hot_threads: job.hot_thread_count(),
     }
 }
 
@@ -258,7 +258,7 @@ fn jobs_table(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) 
             list(&job.allowed_cpus),
             job.processes.to_string(),
             job.threads.to_string(),
-            job.busy_threads.to_string(),
+            job.hot_threads.to_string(),
             list(&job.expected_cpus),
         ]
     };

@@ -30,7 +30,7 @@ fn job(id: &str, requested_cores: Option<u32>, cpus: &str, expected_cpus: &str) 
         expected_cpus: expected_cpus.to_owned(),
         processes: 3,
         threads: 40,
-        busy_threads: 8,
+        hot_threads: 8,
     }
 }
 

@@ -322,24 +322,24 @@ mod tests {
     fn memory_far_from_the_threads_is_shown_with_a_remedy() {
         let far = FarMemory {
             pid: 7,
-            text: "1 busy thread runs on NUMA node 0, and 900.0 MiB of it is elsewhere".into(),
+            text: "1 hot thread runs on NUMA node 0, and 900.0 MiB of it is elsewhere".into(),
             remedy: "move the memory: migratepages 7 1 0".into(),
             ..FarMemory::default()
         };
         let text = memory_text(&Memory { far: vec![far], ..farm() }, PLAIN_TERMINAL);
-        assert!(text.contains("  ! process 7: 1 busy thread runs on NUMA node 0"), "{text}");
+        assert!(text.contains("  ! process 7: 1 hot thread runs on NUMA node 0"), "{text}");
         assert!(text.contains("migratepages 7 1 0"), "{text}");
     }
 
     #[test]
     fn threads_that_wait_to_map_memory_are_shown_with_a_remedy() {
         let waits = MapLockWaits {
-            text: "4 busy threads of process 7 wait for one another".into(),
+            text: "4 active threads of process 7 wait for one another".into(),
             remedy: "allocate buffers once".into(),
             ..MapLockWaits::default()
         };
         let text = memory_text(&Memory { map_lock_waits: vec![waits], ..farm() }, PLAIN_TERMINAL);
-        assert!(text.contains("  ! 4 busy threads of process 7 wait for one another\n"), "{text}");
+        assert!(text.contains("  ! 4 active threads of process 7 wait for one another\n"), "{text}");
         assert!(text.contains("allocate buffers once"), "{text}");
     }
 

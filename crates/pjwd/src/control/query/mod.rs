@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use pjw_core::diagnosis::remote_numa_memory::{BusyProcessMemory, RemoteNumaMemory, find_remote_numa_memory};
+use pjw_core::diagnosis::remote_numa_memory::{HotProcessMemory, RemoteNumaMemory, find_remote_numa_memory};
 use pjw_core::ids::{Pid, ProcessId, Tid};
 use pjw_core::state::{Member, MemberThread, WardenState};
 use pjw_core::{evidence::MembershipEvidence, explain, job::JobId, policy::Policy};
@@ -29,7 +29,7 @@ pub enum Query {
     },
     /// The processes that belong to the job with this id.
     MemberProcesses(JobId),
-    /// The processes of a job with much memory on NUMA nodes where no busy thread of the process runs.
+    /// The processes of a job with much memory on NUMA nodes where no hot thread of the process runs.
     RemoteNumaMemory {
         /// The id of the job.
         job: JobId,
@@ -92,7 +92,7 @@ pub enum QueryAnswer {
     Members(Option<(Vec<MemberDetails>, Option<PageCursor>)>),
     /// The processes that belong to a job, ascending by pid. `None` if the requested job does not exist.
     MemberProcesses(Option<Vec<JobProcess>>),
-    /// The processes of a job with much memory on NUMA nodes where none of their busy threads runs, ascending by pid.
+    /// The processes of a job with much memory on NUMA nodes where none of their hot threads runs, ascending by pid.
     RemoteNumaMemory(Vec<RemoteNumaMemory>),
     /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
     JobReasons(Option<ExplainJobReply>),
@@ -215,7 +215,7 @@ pub fn member_processes(state: &WardenState, id: &JobId) -> QueryAnswer {
 }
 
 /// Finds the processes of the job `id` with remote NUMA memory: most of the memory of such a process is on other NUMA
-/// nodes than those on which its busy threads ran last. `state` is the state of the daemon, which contains the
+/// nodes than those on which its hot threads ran last. `state` is the state of the daemon, which contains the
 /// processes of the jobs. `memory_by_node` has the bytes on each NUMA node, for each process whose memory was read. The
 /// result is a [`QueryAnswer::RemoteNumaMemory`]. The list in the answer is empty if there is no such process, or if
 /// the job does not exist.
@@ -227,10 +227,10 @@ pub fn processes_with_remote_numa_memory(
 ) -> QueryAnswer {
     let processes = memory_by_node.into_iter().filter_map(|(pid, by_node)| {
         let member = state.members.get(&pid).filter(|member| member.job == *id)?;
-        let busy = member.threads.values().filter(|thread| thread.is_alive() && thread.demand.is_hot);
-        Some(BusyProcessMemory { pid, last_cpus: busy.map(|thread| thread.last_cpu).collect(), by_node })
+        let hot = member.threads.values().filter(|thread| thread.is_alive() && thread.demand.is_hot);
+        Some(HotProcessMemory { pid, last_cpus: hot.map(|thread| thread.last_cpu).collect(), by_node })
     });
-    let processes: Vec<BusyProcessMemory> = processes.collect();
+    let processes: Vec<HotProcessMemory> = processes.collect();
     QueryAnswer::RemoteNumaMemory(find_remote_numa_memory(&state.topology, &processes))
 }
 

@@ -122,7 +122,7 @@ fn the_threads_of_one_process_are_paged() {
 }
 
 #[test]
-fn only_busy_threads_of_the_job_are_compared_with_the_memory() {
+fn only_hot_threads_of_the_job_are_compared_with_the_memory() {
     let (mut state, job) = state(&[2, 1]);
     state.topology = regular_topology(2, 1, 1, 2, 1);
     let memory = BTreeMap::from([(1, 1 << 30)]);
@@ -130,11 +130,11 @@ fn only_busy_threads_of_the_job_are_compared_with_the_memory() {
         [100_000, 200_000, 999].into_iter().map(|pid| (Pid(pid), memory.clone())).collect();
     let far = |state: &WardenState| match processes_with_remote_numa_memory(state, &job, by_node.clone()) {
         QueryAnswer::RemoteNumaMemory(far) => {
-            far.iter().map(|far| (far.pid, far.busy_threads)).collect::<Vec<_>>()
+            far.iter().map(|far| (far.pid, far.hot_threads)).collect::<Vec<_>>()
         }
         other => panic!("{other:?}"),
     };
-    assert_eq!(far(&state), [], "no thread is busy");
+    assert_eq!(far(&state), [], "no thread is hot");
     let mut threads = state.members[&Pid(100_000)].threads.clone();
     threads.get_mut(&Tid(100_001)).unwrap().demand.is_hot = true;
     state.members.replace_threads(Pid(100_000), threads);

@@ -26,8 +26,8 @@ use crate::run::owner_samples::load_lent_cpu_monitor;
 /// Threads of a process that together use less than this share of a PU, in permille, take no time worth mentioning from
 /// an owner.
 const MIN_REALTIME_DEMAND_PERMILLE: u32 = 10;
-/// The longest time for which the loop waits for delayed changes of cpusets before it thaws the jobs. systemd may take up
-/// to 2 s for a change.
+/// The longest time for which the loop waits for delayed changes of cpusets before it thaws the jobs. systemd may take
+/// up to 2 s for a change.
 const MAX_WAIT_TO_THAW: Duration = Duration::from_secs(3);
 /// The number of processes of frozen jobs that are read after a scan, to find those that were killed. A process takes
 /// some 20 us.
@@ -67,13 +67,13 @@ impl EventLoop {
     }
 
     /// The warnings about borrowers that gave threads a real-time priority. The kernel runs such threads before the
-    /// threads of the owner, whatever the cgroup is. Real-time threads of a process that together use nearly no CPU time
-    /// do not count.
+    /// threads of the owner, whatever the cgroup is. Real-time threads of a process that together use nearly no CPU
+    /// time do not count.
     fn realtime_borrower_warnings(&self) -> Vec<Warning> {
         let state = self.warden.state();
-        let has_realtime_thread = |member: &Member, only_busy: bool| {
+        let has_realtime_thread = |member: &Member, only_active: bool| {
             let threads = member.threads.iter().map(|(tid, thread)| (*tid, thread.demand.permille));
-            has_realtime_threads(threads, only_busy, |tid| {
+            has_realtime_threads(threads, only_active, |tid| {
                 // A thread may have ended since the last scan.
                 scheduling_policy(tid).is_ok_and(|policy| policy.is_realtime())
             })
@@ -82,8 +82,8 @@ impl EventLoop {
             let is_known =
                 self.borrower_records.realtime.iter().any(|known| known.job.as_ref() == Some(&job.id));
             // A frozen thread uses no CPU time.
-            let only_busy = !(is_frozen(job) && is_known);
-            let member = state.members_of(&job.id).find(|member| has_realtime_thread(member, only_busy))?;
+            let only_active = !(is_frozen(job) && is_known);
+            let member = state.members_of(&job.id).find(|member| has_realtime_thread(member, only_active))?;
             let text = format!(
                 "process {} of {} has a real-time priority, so the job gets no lent cores: owners would wait for the process",
                 member.id.pid, job.id
@@ -125,9 +125,9 @@ impl EventLoop {
         self.send_revocation_signal(events);
     }
 
-    /// Lets the next plan give idle priority to the jobs of the class besteffort again if another program has ended it, as
-    /// by `systemctl set-property`: the owner of a lent core would get half of its time. Must be called before each cycle.
-    /// Reads some files if `is_rescan` is true, that is, if the cycle scans the processes without a job.
+    /// Lets the next plan give idle priority to the jobs of the class besteffort again if another program has ended it,
+    /// as by `systemctl set-property`: the owner of a lent core would get half of its time. Must be called before each
+    /// cycle. Reads some files if `is_rescan` is true, that is, if the cycle scans the processes without a job.
     pub(super) fn restore_lost_idle_priority(&mut self, is_rescan: bool) {
         let policy = self.warden.policy();
         let may_be_lost =
@@ -161,8 +161,8 @@ impl EventLoop {
     }
 
     /// Thaws the frozen jobs, because no cycle would: pjwd stops, or has the mode observe. First waits for the delayed
-    /// changes of cpusets, at most for `max_wait`, because one of them may freeze a job. Returns whether these changes are
-    /// complete. A job that can't be thawed is logged as one that stays frozen, with `when`.
+    /// changes of cpusets, at most for `max_wait`, because one of them may freeze a job. Returns whether these changes
+    /// are complete. A job that can't be thawed is logged as one that stays frozen, with `when`.
     fn thaw_frozen_jobs(&mut self, max_wait: Duration, when: &str) -> bool {
         let are_complete = self.warden.machine_interface_mut().wait_for_cpuset_changes(max_wait);
         for fault in thaw_jobs(&self.warden.policy().own_cgroups) {
@@ -221,21 +221,21 @@ impl EventLoop {
     }
 }
 
-/// Whether a process has real-time threads that together use at least [`MIN_REALTIME_DEMAND_PERMILLE`] of a PU. `threads`
-/// has the demand of each thread, in permille of a PU. Unless `only_busy` is true, also if they use less. `is_realtime` is
-/// called for few threads only: it is a system call.
+/// Whether a process has real-time threads that together use at least [`MIN_REALTIME_DEMAND_PERMILLE`] of a PU.
+/// `threads` has the demand of each thread, in permille of a PU. Unless `only_active` is true, also if they use less.
+/// `is_realtime` is called for few threads only: it is a system call.
 fn has_realtime_threads(
     threads: impl Iterator<Item = (Tid, u32)> + Clone,
-    only_busy: bool,
+    only_active: bool,
     is_realtime: impl Fn(Tid) -> bool,
 ) -> bool {
-    if !only_busy {
+    if !only_active {
         return threads.map(|(tid, _)| tid).any(is_realtime);
     }
-    let busy = threads.filter(|(_, demand)| *demand > 0);
+    let active = threads.filter(|(_, demand)| *demand > 0);
     let sum = |demands: &mut dyn Iterator<Item = u32>| demands.fold(0, u32::saturating_add);
-    sum(&mut busy.clone().map(|(_, demand)| demand)) >= MIN_REALTIME_DEMAND_PERMILLE
-        && sum(&mut busy.filter(|(tid, _)| is_realtime(*tid)).map(|(_, demand)| demand))
+    sum(&mut active.clone().map(|(_, demand)| demand)) >= MIN_REALTIME_DEMAND_PERMILLE
+        && sum(&mut active.filter(|(tid, _)| is_realtime(*tid)).map(|(_, demand)| demand))
             >= MIN_REALTIME_DEMAND_PERMILLE
 }
 
@@ -262,9 +262,9 @@ mod tests {
 
     #[test]
     fn the_real_time_threads_of_a_process_count_together_and_the_others_do_not() {
-        let found = |demands: &[u32], realtime: std::ops::Range<u32>, only_busy| {
+        let found = |demands: &[u32], realtime: std::ops::Range<u32>, only_active| {
             let threads = (0..).map(Tid).zip(demands.iter().copied());
-            has_realtime_threads(threads, only_busy, |tid| realtime.contains(&tid.0))
+            has_realtime_threads(threads, only_active, |tid| realtime.contains(&tid.0))
         };
         assert!(found(&[10], 0..1, true));
         assert!(found(&[9; 100], 0..100, true), "90 % of a core in small parts");

@@ -1,5 +1,5 @@
-//! A process with many threads of which few are busy: most scans read and plan only the busy ones. All threads are read
-//! in one scan of four, and as soon as an idle thread runs or requests another mask.
+//! A process with many threads of which few are active: most scans read and plan only the active ones. All threads are
+//! read in one scan of four, and as soon as an idle thread runs or requests another mask.
 
 use pjw_core::command::Command;
 use pjw_core::ids::{Pid, Tid};
@@ -8,16 +8,16 @@ use pjw_core::state::members::{MAX_SCANS_PER_FULL_READING, MIN_THREADS_FOR_PARTI
 
 use super::machine::{Machine, ROOT, job, machine};
 
-/// The process, which is also its first thread. It is busy.
+/// The process, which is also its first thread. It is active.
 const PROCESS: u32 = 7;
-/// The second thread of the process, which is busy too.
+/// The second thread of the process, which is active too.
 const SECOND_THREAD: u32 = 1000;
 /// A thread that sleeps.
 const IDLE: u32 = 1005;
-const BUSY: [u32; 2] = [PROCESS, SECOND_THREAD];
+const ACTIVE: [u32; 2] = [PROCESS, SECOND_THREAD];
 
 /// A job on three cores with a process of many threads, of which two have been running for some time.
-fn with_two_busy_threads() -> Machine {
+fn with_two_active_threads() -> Machine {
     let mut machine = machine();
     machine.world().pid_max = 10_000;
     machine.spawn(PROCESS, 1, 1000);
@@ -26,15 +26,15 @@ fn with_two_busy_threads() -> Machine {
     }
     machine.assign("a", 3, &[PROCESS]).unwrap();
     for _ in 0..8 * MAX_SCANS_PER_FULL_READING {
-        run_second_and_cycle(&mut machine, &BUSY);
+        run_second_and_cycle(&mut machine, &ACTIVE);
     }
     machine
 }
 
 /// Lets a second pass in which these threads run, and makes the regular cycle after it. Returns whether its first scan
 /// read all threads of the process.
-fn run_second_and_cycle(machine: &mut Machine, busy: &[u32]) -> bool {
-    machine.run(busy);
+fn run_second_and_cycle(machine: &mut Machine, active: &[u32]) -> bool {
+    machine.run(active);
     let mut scan: Option<ScanRequest> = Some(machine.state.scan_request(false));
     let mut has_read_all = None;
     while let Some(request) = scan.take() {
@@ -48,8 +48,8 @@ fn run_second_and_cycle(machine: &mut Machine, busy: &[u32]) -> bool {
 
 /// Lets seconds pass until a scan that reads all threads, and one more second.
 fn run_until_after_full_reading(machine: &mut Machine) {
-    while !run_second_and_cycle(machine, &BUSY) {}
-    assert!(!run_second_and_cycle(machine, &BUSY));
+    while !run_second_and_cycle(machine, &ACTIVE) {}
+    assert!(!run_second_and_cycle(machine, &ACTIVE));
 }
 
 fn is_pinned(machine: &Machine, tid: u32) -> bool {
@@ -58,12 +58,12 @@ fn is_pinned(machine: &Machine, tid: u32) -> bool {
 }
 
 #[test]
-fn the_idle_threads_of_a_busy_process_are_read_in_one_scan_of_four() {
-    let mut machine = with_two_busy_threads();
-    assert!(BUSY.iter().all(|&tid| is_pinned(&machine, tid)));
-    let read_all: Vec<bool> = (0..16).map(|_| run_second_and_cycle(&mut machine, &BUSY)).collect();
+fn the_idle_threads_of_an_active_process_are_read_in_one_scan_of_four() {
+    let mut machine = with_two_active_threads();
+    assert!(ACTIVE.iter().all(|&tid| is_pinned(&machine, tid)));
+    let read_all: Vec<bool> = (0..16).map(|_| run_second_and_cycle(&mut machine, &ACTIVE)).collect();
     assert_eq!(read_all.iter().filter(|read_all| **read_all).count(), 4, "{read_all:?}");
-    assert!(BUSY.iter().all(|&tid| is_pinned(&machine, tid)));
+    assert!(ACTIVE.iter().all(|&tid| is_pinned(&machine, tid)));
 }
 
 #[test]
@@ -74,18 +74,18 @@ fn each_scan_reads_all_threads_of_a_process_with_few_threads() {
     machine.clone_thread(PROCESS, SECOND_THREAD);
     machine.assign("a", 3, &[PROCESS]).unwrap();
     for _ in 0..8 * MAX_SCANS_PER_FULL_READING {
-        run_second_and_cycle(&mut machine, &BUSY);
+        run_second_and_cycle(&mut machine, &ACTIVE);
     }
-    assert!((0..8).all(|_| run_second_and_cycle(&mut machine, &BUSY)));
+    assert!((0..8).all(|_| run_second_and_cycle(&mut machine, &ACTIVE)));
 }
 
 #[test]
 fn the_mask_of_an_idle_thread_is_corrected_only_when_all_threads_are_read_next() {
-    let mut machine = with_two_busy_threads();
+    let mut machine = with_two_active_threads();
     run_until_after_full_reading(&mut machine);
     machine.bind(PROCESS, IDLE, "0-7");
     let mut seconds = 1;
-    while !run_second_and_cycle(&mut machine, &BUSY) {
+    while !run_second_and_cycle(&mut machine, &ACTIVE) {
         assert_eq!(machine.effective_mask(PROCESS, IDLE), "0-7");
         seconds += 1;
     }
@@ -94,42 +94,42 @@ fn the_mask_of_an_idle_thread_is_corrected_only_when_all_threads_are_read_next()
 }
 
 #[test]
-fn the_mask_of_a_busy_thread_is_corrected_by_the_next_scan() {
-    let mut machine = with_two_busy_threads();
+fn the_mask_of_an_active_thread_is_corrected_by_the_next_scan() {
+    let mut machine = with_two_active_threads();
     run_until_after_full_reading(&mut machine);
     let before = machine.effective_mask(PROCESS, SECOND_THREAD);
     machine.bind(PROCESS, SECOND_THREAD, "0-7");
-    run_second_and_cycle(&mut machine, &BUSY);
+    run_second_and_cycle(&mut machine, &ACTIVE);
     assert!(!machine.effective_mask(PROCESS, SECOND_THREAD).contains('7'), "it was on {before}");
 }
 
 #[test]
 fn the_mask_of_an_idle_thread_is_corrected_by_the_next_cycle_if_its_request_was_monitored() {
-    let mut machine = with_two_busy_threads();
+    let mut machine = with_two_active_threads();
     run_until_after_full_reading(&mut machine);
     machine.bind(PROCESS, IDLE, "0-7");
     drop(machine.add_affinity_request(PROCESS, IDLE, "0-7"));
-    run_second_and_cycle(&mut machine, &BUSY);
+    run_second_and_cycle(&mut machine, &ACTIVE);
     assert_eq!(machine.effective_mask(PROCESS, IDLE), "0-2");
 }
 
 #[test]
 fn an_idle_thread_that_begins_to_run_is_read_at_once_and_pinned_a_second_later() {
-    let mut machine = with_two_busy_threads();
+    let mut machine = with_two_active_threads();
     run_until_after_full_reading(&mut machine);
     let three = [PROCESS, SECOND_THREAD, IDLE];
     assert!(run_second_and_cycle(&mut machine, &three));
     assert!(!is_pinned(&machine, IDLE), "it ran for one second");
     assert!(
         run_second_and_cycle(&mut machine, &three),
-        "the busy threads are not those of the second before"
+        "the active threads are not those of the second before"
     );
     assert!(is_pinned(&machine, IDLE));
 }
 
 #[test]
-fn a_new_thread_that_runs_and_a_busy_one_that_ended_are_found_at_once() {
-    let mut machine = with_two_busy_threads();
+fn a_new_thread_that_runs_and_an_active_one_that_ended_are_found_at_once() {
+    let mut machine = with_two_active_threads();
     run_until_after_full_reading(&mut machine);
     machine.clone_thread(PROCESS, 5000);
     assert!(run_second_and_cycle(&mut machine, &[PROCESS, SECOND_THREAD, 5000]));
@@ -141,8 +141,8 @@ fn a_new_thread_that_runs_and_a_busy_one_that_ended_are_found_at_once() {
 }
 
 #[test]
-fn a_busy_thread_that_falls_asleep_floats_and_a_process_is_idle_if_all_its_threads_sleep() {
-    let mut machine = with_two_busy_threads();
+fn an_active_thread_that_falls_asleep_floats_and_a_process_is_idle_if_all_its_threads_sleep() {
+    let mut machine = with_two_active_threads();
     for _ in 0..8 {
         run_second_and_cycle(&mut machine, &[PROCESS]);
     }
@@ -154,22 +154,22 @@ fn a_busy_thread_that_falls_asleep_floats_and_a_process_is_idle_if_all_its_threa
     assert_eq!(machine.state.members.active_pids().count(), 0);
     let request = machine.state.scan_request(false);
     assert!(
-        request.busy_threads.is_empty() && !request.pids_to_read_threads_of.contains(&Pid(PROCESS)),
+        request.active_threads.is_empty() && !request.pids_to_read_threads_of.contains(&Pid(PROCESS)),
         "{request:?}"
     );
 }
 
 #[test]
 fn a_full_scan_reads_all_threads() {
-    let mut machine = with_two_busy_threads();
+    let mut machine = with_two_active_threads();
     run_until_after_full_reading(&mut machine);
-    assert!(machine.state.scan_request(false).busy_threads.contains_key(&Pid(PROCESS)));
-    assert!(machine.state.full_scan_request().busy_threads.is_empty());
+    assert!(machine.state.scan_request(false).active_threads.contains_key(&Pid(PROCESS)));
+    assert!(machine.state.full_scan_request().active_threads.is_empty());
 }
 
 #[test]
 fn a_release_of_the_job_restores_the_masks_of_all_threads() {
-    let mut machine = with_two_busy_threads();
+    let mut machine = with_two_active_threads();
     run_until_after_full_reading(&mut machine);
     machine.command(Command::Release { job: job("a"), caller: ROOT }).unwrap();
     for tid in [PROCESS, SECOND_THREAD, IDLE] {
