@@ -33,7 +33,7 @@ fn state() -> WardenState {
     state.pool.grant_available(&job("a"), &cpu_set("0-1"));
     let grant = pjw_grant(cpu_set("0-1"));
     let job =
-        Job { grant: Some(grant), ..Job::new(job("a"), Uid(1001), EndCondition::Reservation, UnixMillis(0)) };
+        Job { grant: Some(grant), ..Job::new(job("a"), Uid(1001), EndCondition::Timeout, UnixMillis(0)) };
     state.jobs.insert(job);
     state
 }
@@ -113,7 +113,7 @@ fn lending(cpus: &str) -> WardenState {
     state.pool.set_borrowed(&job("b"), &cpu_set(cpus));
     let made = |id: &str, class, cores, grant| {
         let request = Some(JobRequest { class, ..JobRequest::with_core_count(cores) });
-        let made = Job::new(job(id), Uid(1001), EndCondition::Reservation, UnixMillis(0));
+        let made = Job::new(job(id), Uid(1001), EndCondition::Timeout, UnixMillis(0));
         Job { grant: Some(grant), request, ..made }
     };
     state.jobs.insert(made("a", PriorityClass::Guaranteed, 2, pjw_grant(cpu_set("0-1,4-5"))));
@@ -273,7 +273,7 @@ fn a_check_of_what_changed_finds_what_a_check_of_everything_finds() {
     let mut audit = GrantAudit::new(&state, &policy);
     let holding = |name: &str, cpus: &str, shared| {
         let grant = Grant { is_shared: shared, ..pjw_grant(cpu_set(cpus)) };
-        Job { grant: Some(grant), ..Job::new(job(name), Uid(1001), EndCondition::Reservation, UnixMillis(0)) }
+        Job { grant: Some(grant), ..Job::new(job(name), Uid(1001), EndCondition::Timeout, UnixMillis(0)) }
     };
     type Change<'a> = &'a dyn Fn(&mut WardenState);
     let changes: [(Change<'_>, usize); 9] = [

@@ -46,10 +46,10 @@ fn end_reason(job: &Job, empty_since: Option<Nanos>, draft: &CycleDraft<'_>) -> 
         (Some(Observed::Present(Cgroup { populated: false, .. })), Some(_), _) => {
             Some("its scheduler's cgroup is empty")
         }
-        (_, Some(_), EndCondition::Members) => Some("its last process has exited"),
+        (_, Some(_), EndCondition::LastProcessExit) => Some("its last process has exited"),
         // A released job holds no cores. It was kept only for its processes.
-        (_, Some(_), EndCondition::Reservation) if job.was_released => Some("its last process has exited"),
-        (_, Some(empty_ns), EndCondition::Reservation) if u128::from(empty_ns) > timeout_ns => {
+        (_, Some(_), EndCondition::Timeout) if job.was_released => Some("its last process has exited"),
+        (_, Some(empty_ns), EndCondition::Timeout) if u128::from(empty_ns) > timeout_ns => {
             Some("it was reserved and no process came within reservation_timeout")
         }
         _ => None,

@@ -221,7 +221,7 @@ fn store_job_of_cpuset(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: 
     }
     let first = processes.first().map(|(_, uid)| *uid);
     let owner = found.owner.or(first).unwrap_or(Uid::ROOT);
-    let new_job = || Job::new(id.clone(), owner, EndCondition::Members, draft.now.wall_clock);
+    let new_job = || Job::new(id.clone(), owner, EndCondition::LastProcessExit, draft.now.wall_clock);
     let mut job = draft.state.jobs.get(id).cloned().unwrap_or_else(new_job);
     let topology = &draft.state.topology;
     let has_whole_cores = cpus.iter().all(|pu| topology.core_cpus(pu).is_subset(cpus));

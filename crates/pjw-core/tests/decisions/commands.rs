@@ -156,7 +156,7 @@ fn a_session_in_which_pjwd_was_started_joins_a_job_without_pjwd() {
 #[test]
 fn a_reservation_keeps_its_cores_until_it_times_out() {
     let mut m = machine();
-    assert_eq!(m.assign("a", 2, &[]).unwrap().end_condition, EndCondition::Reservation);
+    assert_eq!(m.assign("a", 2, &[]).unwrap().end_condition, EndCondition::Timeout);
     m.advance(3600 * SECOND);
     m.settle();
     assert_eq!(m.grant("a"), "0-1");

@@ -59,7 +59,7 @@ fn a_job_whose_record_was_lost_keeps_its_cores_and_its_processes() {
         assert_eq!((machine.grant("a"), cgroup(&machine, 8), machine.effective_mask(8, 8)), before);
         assert_eq!(machine.member(8), "manual:a by JobCpuset");
         let adopted = machine.state.jobs[&job("a")].clone();
-        assert_eq!((adopted.owner, adopted.end_condition), (Uid(1001), EndCondition::Members));
+        assert_eq!((adopted.owner, adopted.end_condition), (Uid(1001), EndCondition::LastProcessExit));
         let request = adopted.request.unwrap();
         assert_eq!((request.cpu_request, request.class), (CpuRequest::Cores(2), PriorityClass::Normal));
         let events: Vec<EventKind> = machine.events.iter().map(|event| event.kind).collect();

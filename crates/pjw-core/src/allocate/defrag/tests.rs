@@ -20,7 +20,7 @@ fn put(state: &mut WardenState, n: usize, request: JobRequest, cpus: &str) {
     let cpus: CpuSet = cpus.parse().unwrap();
     assert!(state.pool.grant_available(&numbered_job(n), &cpus).is_empty());
     let grant = pjw_grant(cpus);
-    let job = Job::new(numbered_job(n), Uid(0), EndCondition::Reservation, UnixMillis(0));
+    let job = Job::new(numbered_job(n), Uid(0), EndCondition::Timeout, UnixMillis(0));
     state.jobs.insert(Job { request: Some(request), grant: Some(grant), ..job });
 }
 

@@ -158,9 +158,8 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     let existing = existing.map(|job| if gives_back { Job { grant: None, ..job } } else { job });
     let offer = offer(draft, existing.as_ref(), args, &request, owner)?;
 
-    let lifetime = if new_members.is_empty() { EndCondition::Reservation } else { EndCondition::Members };
-    let mut job =
-        existing.unwrap_or_else(|| Job::new(args.job.clone(), owner, lifetime, draft.now.wall_clock));
+    let end = if new_members.is_empty() { EndCondition::Timeout } else { EndCondition::LastProcessExit };
+    let mut job = existing.unwrap_or_else(|| Job::new(args.job.clone(), owner, end, draft.now.wall_clock));
     job.owner = owner;
     job.request = Some(request);
     if job.was_released {
@@ -171,7 +170,7 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     // `launched` allows a move from any cgroup. This holds for processes of `pjwctl run` only, not for
     // processes that join later.
     job.started_by_pjwctl_run = args.must_be_new || (job.started_by_pjwctl_run && new_members.is_empty());
-    if new_members.is_empty() && job.end_condition == EndCondition::Reservation {
+    if new_members.is_empty() && job.end_condition == EndCondition::Timeout {
         job.empty_since.get_or_insert(draft.now.since_boot);
     }
     job.sessions.extend(args.session);
@@ -264,7 +263,7 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     let former_rule = known_provision.and_then(|known| known.rule.as_ref());
     membership::rule_change::apply_rule(draft, &args.job, former_rule, rule);
     let owner = owner_of_provision(existing.as_ref(), rule, args);
-    let new_job = || Job::new(args.job.clone(), owner, EndCondition::Provision, draft.now.wall_clock);
+    let new_job = || Job::new(args.job.clone(), owner, EndCondition::Release, draft.now.wall_clock);
     let job = existing.unwrap_or_else(new_job);
     let promised = Some(Box::new(provision.clone()));
     draft.store_job(Job { owner, request: Some(request), provision: promised, ..job });

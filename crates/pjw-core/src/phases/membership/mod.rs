@@ -368,7 +368,7 @@ fn owner_of(state: &WardenState, unit: JobProcessGrouping, leader: Pid) -> Optio
 fn join_job(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let owner = known.process.uid;
-    let new_job = || Job::new(found.job.clone(), owner, EndCondition::Members, draft.now.wall_clock);
+    let new_job = || Job::new(found.job.clone(), owner, EndCondition::LastProcessExit, draft.now.wall_clock);
     let mut job = draft.state.jobs.get(&found.job).cloned().unwrap_or_else(new_job);
     // A hook that runs as root may announce a job before the owner of the job is known.
     if job.owner == Uid::ROOT && found.reference.is_some() {

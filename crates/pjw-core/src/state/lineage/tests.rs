@@ -19,7 +19,7 @@ use crate::testing::{cpu_set, job, regular_topology};
 fn with_a_member() -> WardenState {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 8, 1), &CpuSet::new());
     state.fork_events_complete_since = Some(Nanos(0));
-    state.jobs.insert(Job::new(job("a"), Uid(1), EndCondition::Members, UnixMillis(0)));
+    state.jobs.insert(Job::new(job("a"), Uid(1), EndCondition::LastProcessExit, UnixMillis(0)));
     let start = StartTime(0);
     let thread = |mask: &str| MemberThread {
         start,

@@ -295,21 +295,20 @@ impl JobRequest {
     }
 }
 
-/// The condition under which a job ends. Most jobs end with their last process. A reservation (a job that was
-/// created before it had processes) also ends if it has no process for too long. A provision (cores that are
-/// promised to a service) does not end when it has no process. A command can release any job.
+/// What ends a job, except a command: a command can release any job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
 pub enum EndCondition {
-    /// The job ends when its last process has ended. This holds for jobs of batch systems, and for jobs that
+    /// The job ends when its last process has exited. This holds for jobs of batch systems, and for jobs that
     /// `pjwctl run` or `pjwctl assign --pid` created.
-    Members,
-    /// The job is a reservation: it was created before it had processes. It keeps its cores until a command
-    /// releases the job, or until the reservation times out.
-    Reservation,
-    /// The job is a provision: cores that are promised to a service. The job keeps its cores until a command
-    /// releases the job, even while the job has no process.
-    Provision,
+    #[serde(rename = "members")]
+    LastProcessExit,
+    /// The job is a reservation: it was created before it had processes. It ends when it has had no process for the
+    /// time `reservation_timeout` of the configuration.
+    #[serde(rename = "reservation")]
+    Timeout,
+    /// The job is a provision: cores that are promised to a service. Only a command ends it.
+    #[serde(rename = "provision")]
+    Release,
 }
 
 /// A job: a group of processes that belong together, with the cores that the job requests and the PUs (logical CPUs)
@@ -326,8 +325,8 @@ pub struct Job {
     /// The PUs that are granted to the job. `None` if the job waits for cores, or if pjw only observes the
     /// job.
     pub grant: Option<Grant>,
-    /// The condition under which the job ends: with its last process, or, for a reservation, by a release or
-    /// a timeout.
+    /// The condition under which the job ends without a command: with its last process, after a time without
+    /// processes, or never.
     #[serde(rename = "lifetime")]
     pub end_condition: EndCondition,
     /// The path of the cgroup that the batch system made for the job, as in `/proc/PID/cgroup`. `None` if no

@@ -108,7 +108,7 @@ fn lending_status(lending: &wire::Lending) -> LendingStatus {
 /// get default values.
 fn job_from_wire(id: &JobId, job: &wire::Job) -> Job {
     // Only the warden ends this job, so it has a reservation.
-    let mut known = Job::new(id.clone(), Uid(job.owner), EndCondition::Reservation, UnixMillis::default());
+    let mut known = Job::new(id.clone(), Uid(job.owner), EndCondition::Timeout, UnixMillis::default());
     known.request = (job.requested_cores > 0).then(|| JobRequest::with_core_count(job.requested_cores));
     known.was_released = job.state == "released";
     let cpus: CpuSet = job.cpus.parse().unwrap_or_default();

@@ -27,7 +27,7 @@ fn thread() -> MemberThread {
 fn state(processes: &[u32]) -> (WardenState, JobId) {
     let mut state = WardenState::new(regular_topology(1, 1, 1, 2, 1), &CpuSet::new());
     let id: JobId = "a".parse().unwrap();
-    let job = Job::new(id.clone(), Uid(7), EndCondition::Members, UnixMillis(0));
+    let job = Job::new(id.clone(), Uid(7), EndCondition::LastProcessExit, UnixMillis(0));
     state.jobs.insert(job);
     for (number, &threads) in (1..).zip(processes) {
         let pid = Pid(number * 100_000);

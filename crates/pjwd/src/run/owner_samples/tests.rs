@@ -113,7 +113,7 @@ fn lending_policy() -> Policy {
 /// A job of this class.
 fn of_class(id: &str, class: PriorityClass) -> Job {
     let request = JobRequest { class, ..JobRequest::with_core_count(2) };
-    let new = Job::new(job(id), Uid(0), EndCondition::Reservation, UnixMillis(0));
+    let new = Job::new(job(id), Uid(0), EndCondition::Timeout, UnixMillis(0));
     Job { request: Some(request), ..new }
 }
 

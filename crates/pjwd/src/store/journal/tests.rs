@@ -363,7 +363,7 @@ fn a_job_keeps_the_rule_for_its_processes_and_a_record_without_one_is_read() {
     let job = |name: &str, within_job| {
         let id: JobId = name.parse().unwrap();
         let request = JobRequest { within_job, ..JobRequest::with_core_count(1) };
-        let job = Job::new(id, Uid::ROOT, EndCondition::Members, UnixMillis(0));
+        let job = Job::new(id, Uid::ROOT, EndCondition::LastProcessExit, UnixMillis(0));
         Record::Job(Job { request: Some(request), ..job })
     };
     let records = [job("a", NumaNodeRule::LeastLoaded), job("b", NumaNodeRule::Default)];

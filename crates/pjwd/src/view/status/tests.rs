@@ -35,7 +35,7 @@ fn machine() -> Topology {
 }
 
 fn job(id: &str, owner: u32) -> Job {
-    Job::new(id.parse().unwrap(), Uid(owner), EndCondition::Members, UnixMillis(0))
+    Job::new(id.parse().unwrap(), Uid(owner), EndCondition::LastProcessExit, UnixMillis(0))
 }
 
 fn process(pid: u32, uid: u32) -> Process {

@@ -88,7 +88,7 @@ fn full_job() -> Job {
         owner: Uid(1000),
         request: Some(request),
         grant: Some(grant),
-        end_condition: EndCondition::Provision,
+        end_condition: EndCondition::Release,
         cgroup: Some("/slurm/job_7".to_owned()),
         sessions: BTreeSet::from([Pid(70)]),
         detected_at: UnixMillis(2),
@@ -293,7 +293,7 @@ fn each_word_in_a_record_is_read_and_written_the_same() {
         Frozen = "\"frozen\""
     );
     assert_stored_as!(
-        EndCondition: Members = "\"members\"", Reservation = "\"reservation\"", Provision = "\"provision\""
+        EndCondition: LastProcessExit = "\"members\"", Timeout = "\"reservation\"", Release = "\"provision\""
     );
     assert_stored_as!(
         CgroupCreator: Scheduler = "\"scheduler\"", Systemd = "\"systemd\"", Warden = "\"warden\""
@@ -319,7 +319,7 @@ fn records_of_earlier_versions_are_read() {
             "grant":{"cpus":"2-3","granted_by":"warden","shared":false,"because":[],"runner_up":""},
             "lifetime":"members","cgroup":null,"sessions":[],"since":2}}"#,
     );
-    let expected = Job::new(job_id(), Uid(1000), EndCondition::Members, UnixMillis(2));
+    let expected = Job::new(job_id(), Uid(1000), EndCondition::LastProcessExit, UnixMillis(2));
     let (request, grant) = (Some(JobRequest::with_core_count(2)), Some(pjw_grant(cpu_set("2-3"))));
     assert_eq!(job, Record::Job(Job { request, grant, ..expected }));
     let thread = r#"{"process":{"pid":71,"start":72},"tid":73,"start":74}"#;
