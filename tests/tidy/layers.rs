@@ -29,6 +29,7 @@ const LAYERS: &[(&str, &[(&str, u8)])] = &[
         "pjw-linux",
         &[
             ("sys", 0),
+            ("inotify", 0),
             ("proc", 1),
             ("topology", 1),
             ("cgroup", 2),

@@ -11,9 +11,7 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 
-/// The largest number of times that a scan reads events, some hundreds each time. The kernel keeps at most 16,384
-/// events (`max_queued_events`, inotify(7)).
-const MAX_READS: usize = 64;
+use crate::inotify::read_events;
 
 /// Watches the directories of job cgroups with inotify(7), so that pjwd reads only the cgroups that have
 /// changed. A cgroup is identified by its path, as in `/proc/PID/cgroup`.
@@ -79,7 +77,7 @@ impl CgroupWatch {
     /// Returns whether a watched cgroup has changed since the last call of [`CgroupWatch::take_changed`].
     /// Cgroups that the kernel refuses to watch do not count here, although `take_changed` returns them.
     pub fn has_changes(&mut self) -> bool {
-        self.read_events();
+        self.read_changes();
         !self.changed.is_empty()
     }
 
@@ -89,27 +87,24 @@ impl CgroupWatch {
     /// - every cgroup that the kernel refuses to watch,
     /// - all watched cgroups, if the kernel dropped inotify events.
     pub fn take_changed(&mut self) -> BTreeSet<String> {
-        self.read_events();
+        self.read_changes();
         let mut changed = std::mem::take(&mut self.changed);
         changed.extend(self.refused.iter().filter(|path| self.watched.contains(*path)).cloned());
         changed
     }
 
-    /// Reads the events. If programs write faster than this function reads, it leaves the rest to the next call.
-    fn read_events(&mut self) {
-        for _ in 0..MAX_READS {
-            let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) else { break };
-            for event in events {
-                if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-                    self.changed.extend(self.watched.iter().cloned());
-                }
-                let path = if event.mask.contains(AddWatchFlags::IN_IGNORED) {
-                    self.paths.remove(&event.wd)
-                } else {
-                    self.paths.get(&event.wd).filter(|_| is_of_interest(&event)).cloned()
-                };
-                self.changed.extend(path.filter(|path| self.watched.contains(path)));
+    /// Reads the events into `changed`. If programs write faster than it reads, it leaves the rest to the next call.
+    fn read_changes(&mut self) {
+        for event in self.inotify.iter().flat_map(read_events) {
+            if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
+                self.changed.extend(self.watched.iter().cloned());
             }
+            let path = if event.mask.contains(AddWatchFlags::IN_IGNORED) {
+                self.paths.remove(&event.wd)
+            } else {
+                self.paths.get(&event.wd).filter(|_| is_of_interest(&event)).cloned()
+            };
+            self.changed.extend(path.filter(|path| self.watched.contains(path)));
         }
     }
 }

@@ -7,11 +7,8 @@ use std::path::Path;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use pjw_core::job::JobId;
 use pjw_job::WANTED_CORES_FILE_NAME;
+use pjw_linux::inotify::read_events;
 use tracing::info;
-
-/// The largest number of times that a call reads events, some hundreds each time. The kernel keeps at most 16,384
-/// events (`max_queued_events`, inotify(7)).
-const MAX_READS: usize = 64;
 
 /// A change of the files of jobs that the kernel reported by inotify(7). Names the job with the changed file, or says
 /// that the kernel has lost reports of changes.
@@ -86,10 +83,9 @@ impl FileWatch {
     pub(super) fn read_changes(&self) -> Vec<FileChange> {
         let Some(inotify) = &self.inotify else { return Vec::new() };
         let (mut changed, mut has_lost_events) = (BTreeSet::new(), false);
-        for _ in 0..MAX_READS {
-            let Ok(events) = inotify.read_events() else { break };
-            has_lost_events |= events.iter().any(|event| event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW));
-            changed.extend(events.iter().filter_map(|event| self.jobs_of_watches.get(&event.wd)));
+        for event in read_events(inotify) {
+            has_lost_events |= event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW);
+            changed.extend(self.jobs_of_watches.get(&event.wd));
         }
         let lost = has_lost_events.then_some(FileChange::Unknown);
         lost.into_iter().chain(changed.into_iter().cloned().map(FileChange::Of)).collect()
