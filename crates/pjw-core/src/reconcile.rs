@@ -40,8 +40,9 @@ pub struct Decision {
     /// The changes of affinity masks and cpusets that are to be made.
     pub plan: Plan,
     /// The warnings for users: changes that pjw does not make, and states that need attention, each with the
-    /// reason and a remedy. They are shared with the state: a warning that does not change is not copied.
-    pub warnings: Vec<Arc<Warning>>,
+    /// reason and a remedy. The list is shared with the state: while no warning changes, each decision has the same
+    /// list.
+    pub warnings: Arc<[Arc<Warning>]>,
     /// The events of this cycle, for `pjwctl events` and the log.
     pub events: Vec<Event>,
     /// The replies to the commands, in the order of the commands. An error is the reason why a command was
@@ -115,11 +116,11 @@ pub fn reconcile(
 
     let planned = draft.jobs_to_plan();
     let CycleDraft {
-        state, out: CycleOutput { records, events, mut warnings, job_warnings, reports }, ..
+        state, out: CycleOutput { records, events, warnings, job_warnings, reports }, ..
     } = draft;
     state.usage.count_violations_and_repairs(&events);
     state.update_job_warnings(&planned, job_warnings);
-    warnings.extend(state.warnings.values().flatten().cloned());
+    let warnings = state.list_warnings(warnings);
     let next_scan = next_scan(state, &plan, full, &records);
     let planned = core::mem::replace(&mut state.dirty, still_dirty(&plan, &waiting_jobs));
     let mut changed = state.members.take_changed_jobs();

@@ -206,23 +206,19 @@ fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSe
 
 /// Grants cores to the jobs that wait for cores, the oldest job first. A provision that holds fewer cores than were
 /// promised waits too, and keeps these meanwhile. Adds a warning for each job without cores whose request can't be
-/// served. The cores of a job are not searched for again until the pool of PUs or the request has changed. Until then,
-/// only the waiting jobs that have changed are visited. While jobs may share cores, and after a scan of all processes,
-/// all are.
+/// served. The cores of a job are not searched for again until the request or the [`ServingConditions`] have changed.
+/// Until then, only the waiting jobs that have changed are visited. When everything is dirty, all are.
 pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     set_missing_requests(draft);
-    // A change of the policy or of the topology makes everything dirty. Shared cores also depend on other grants than
-    // those in the pool.
-    let recheck_all =
-        draft.state.dirty.contains_everything() || draft.policy.exhaustion_policy == ExhaustionPolicy::Share;
-    let (pool_version, may_grant) = (draft.state.pool.change_count(), draft.policy.may_grant);
-    let conditions = ServingConditions { pool_version, may_grant };
+    // A change of the policy or of the topology makes everything dirty.
+    let recheck_all = draft.state.dirty.contains_everything();
+    let conditions = serving_conditions(draft.state, draft.policy);
     let mut visits_all = recheck_all || draft.state.served_under != Some(conditions);
     let mut earlier = take_refused_requests(draft.state, visits_all);
     let mut queue = queue_for_cores(draft.state, visits_all);
     while let Some(place) = queue.pop_first() {
         serve_waiting_job(draft, &place.1, recheck_all, &mut earlier);
-        if !visits_all && draft.state.pool.change_count() != pool_version {
+        if !visits_all && serving_conditions(draft.state, draft.policy) != conditions {
             // The job got cores. So what was known of the jobs after it is not valid any more.
             visits_all = true;
             queue = queue_for_cores(draft.state, true);
@@ -231,6 +227,15 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     }
     // If a job got cores, the jobs before it were visited under other conditions: the next round visits all again.
     draft.state.served_under = Some(conditions);
+}
+
+fn serving_conditions(state: &WardenState, policy: &Policy) -> ServingConditions {
+    let may_share = policy.exhaustion_policy == ExhaustionPolicy::Share;
+    ServingConditions {
+        pool_version: state.pool.change_count(),
+        owned_grants_version: may_share.then(|| state.jobs.owned_grants_version()),
+        may_grant: policy.may_grant,
+    }
 }
 
 /// Takes the earlier refusals of the requests that are about to be visited: all of them, or those of the changed jobs.
@@ -279,8 +284,8 @@ fn serve_waiting_job(
         grant_offer(draft, id, &offer, false);
         return;
     }
-    let pool_version = draft.state.pool.change_count();
-    let known = before.as_ref().filter(|known| !recheck && known.is_valid(pool_version, request));
+    let conditions = serving_conditions(draft.state, draft.policy);
+    let known = before.as_ref().filter(|known| !recheck && known.is_valid(conditions, request));
     let offer = match known {
         Some(known) => Err(known.refusal.clone()),
         None => find_offer(draft.state, draft.policy, id, request),
@@ -295,7 +300,7 @@ fn serve_waiting_job(
                 // The warning names the refusal.
                 draft.state.dirty.add_job(id);
             }
-            let refused = RefusedRequest { pool_version, request: request.clone(), refusal };
+            let refused = RefusedRequest { conditions, request: request.clone(), refusal };
             draft.state.refused_requests.insert(id.clone(), refused);
         }
     }

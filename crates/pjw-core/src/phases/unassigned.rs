@@ -120,7 +120,6 @@ fn is_unassigned(draft: &CycleDraft<'_>, process: &Process) -> bool {
 pub(crate) fn report_unassigned_processes(draft: &mut CycleDraft<'_>) {
     let changed = update_unassigned(draft);
     update_warnings(draft.state, &changed);
-    draft.out.warnings.extend(draft.state.stray_warnings.values().cloned());
     let (state, policy) = (&*draft.state, draft.policy);
     let mut excluded: BTreeMap<Pid, JobId> = BTreeMap::new();
     if policy.adopt_unassigned_processes {
@@ -209,10 +208,8 @@ fn report_no_free_pus(out: &mut CycleOutput, excluded: &BTreeMap<Pid, JobId>) {
 /// Updates the warnings about these users, which say that a user has processes outside of the user's jobs.
 fn update_warnings(state: &mut WardenState, users: &BTreeSet<Uid>) {
     for &user in users {
-        match warning(state, user) {
-            Some(warning) => state.stray_warnings.insert(user, Arc::new(warning)),
-            None => state.stray_warnings.remove(&user),
-        };
+        let warning = warning(state, user);
+        state.set_stray_warning(user, warning);
     }
 }
 

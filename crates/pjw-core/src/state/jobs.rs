@@ -41,6 +41,8 @@ pub struct Jobs {
     shared: GrantCounts,
     /// The number of changes so far.
     change_count: u64,
+    /// The number of changes of `granted` so far.
+    owned_grants_version: u64,
     /// The ids of changed jobs, and the number of reads for tests.
     traces: Traces,
 }
@@ -114,6 +116,11 @@ impl Jobs {
         self.change_count
     }
 
+    /// Returns a counter that grows each time [`Jobs::owned_grants_per_pu`] changes.
+    pub(crate) fn owned_grants_version(&self) -> u64 {
+        self.owned_grants_version
+    }
+
     /// Returns the number of times that a job was read from this collection since the last call of this method,
     /// and sets the number to 0. Only tests call this method. They check that each decision of the daemon reads
     /// few jobs.
@@ -138,8 +145,16 @@ impl Jobs {
 
     /// Adds a job, or replaces the job with the same id.
     pub fn insert(&mut self, job: Job) {
+        let before = self.take(&job.id);
+        self.put(job, before.as_ref().and_then(owned_cpus));
+    }
+
+    /// Adds a job that is not in the collection. `owned_before` has the PUs that the job owned until now.
+    fn put(&mut self, job: Job, owned_before: Option<&CpuSet>) {
         let id = job.id.clone();
-        self.remove(&id);
+        if owned_cpus(&job) != owned_before {
+            self.owned_grants_version += 1;
+        }
         self.by_owner.entry(job.owner).or_default().insert(id.clone());
         self.traces.former_owners.remove(&job.owner);
         if let Some(path) = &job.cgroup {
@@ -176,6 +191,13 @@ impl Jobs {
 
     /// Removes the job with this id and returns it. `None` if there is no job with this id.
     pub fn remove(&mut self, id: &JobId) -> Option<Job> {
+        let job = self.take(id)?;
+        self.owned_grants_version += u64::from(owned_cpus(&job).is_some());
+        Some(job)
+    }
+
+    /// The same, where the caller counts the change of the owned grants.
+    fn take(&mut self, id: &JobId) -> Option<Job> {
         let job = self.jobs.remove(id)?;
         self.traces.changed.insert(id.clone());
         self.change_count += 1;
@@ -211,9 +233,10 @@ impl Jobs {
     /// Calls `change` with the job, so that `change` can modify it. Does nothing if there is no job with this
     /// id.
     pub fn update(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
-        if let Some(mut job) = self.remove(id) {
+        if let Some(mut job) = self.take(id) {
+            let before = owned_cpus(&job).cloned();
             change(&mut job);
-            self.insert(job);
+            self.put(job, before.as_ref());
         }
     }
 
@@ -305,6 +328,12 @@ impl Jobs {
     pub fn shared_cpus(&self) -> CpuSet {
         self.shared.cpus()
     }
+}
+
+/// The PUs that the job owns, as [`Jobs::owned_grants_per_pu`] counts them.
+fn owned_cpus(job: &Job) -> Option<&CpuSet> {
+    let grant = job.grant.as_ref().filter(|grant| grant.ownership == Ownership::Owned)?;
+    Some(&grant.cpus)
 }
 
 /// Whether `job` waits for cores of its own: it holds none, is no borrower, and no command has released it.

@@ -44,7 +44,8 @@ impl WardenState {
     ///   scan may read only the active threads ([`ScanRequest::active_threads`]).
     /// - Those idle (not active) processes of jobs for which a check finds a change, such as used CPU time
     ///   ([`WatchedProcesses`]).
-    /// - The cgroups of the jobs that have no PUs or no processes, and the cgroups that pjw has to remove.
+    /// - The cgroups of the jobs that have no processes, or that have no PUs and do not wait for any, and the cgroups
+    ///   that pjw has to remove. If the cgroup of another job changes, the node reads it by itself.
     #[must_use]
     pub fn scan_request(&self, is_full: bool) -> ScanRequest {
         if is_full {
@@ -64,9 +65,11 @@ impl WardenState {
         ScanRequest { scope, pids_to_read_threads_of, active_threads, cgroups, idle_watch: watch }
     }
 
-    /// The cgroups of jobs that may end or get cores soon, and the cgroups that are to be removed.
+    /// The cgroups of jobs that may end soon, and the cgroups that are to be removed. The v1 hierarchies do not report
+    /// the end of the last process in a cgroup.
     fn pending_cgroups(&self) -> BTreeSet<String> {
-        let pending = self.jobs.jobs_without_processes().chain(self.jobs.jobs_without_cores());
+        let without_cores = self.jobs.jobs_without_cores_that_do_not_wait();
+        let pending = self.jobs.jobs_without_processes().chain(without_cores);
         let of_jobs = pending.flat_map(|job| self.cgroups_of(&job.id));
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }

@@ -3,6 +3,7 @@
 
 mod job_warnings;
 mod mask_outcomes;
+mod warning_list;
 
 use alloc::sync::Arc;
 use core::cell::OnceCell;
@@ -16,6 +17,7 @@ use crate::state::address_spaces::AddressSpaceGroups;
 use crate::state::attempts::{ReportedAffinityTargets, ReportedAttemptCount};
 use crate::state::jobs::waiting::{RefusedRequest, ServingConditions};
 use crate::state::members::{Member, MemberThread, Members};
+use crate::state::warden::warning_list::WarningList;
 use crate::state::{
     cpusets::CpusetRegistry, dirty::DirtySet, jobs::Jobs, lending::LendingState, lineage::Lineage,
     masks::entry::MaskEntry, masks::request::MaskLimits, masks::target::target_mask, pool::PuPool,
@@ -77,6 +79,8 @@ pub struct WardenState {
     pub(crate) online: History<CpuSet>,
     /// The warnings about each job, as of the last time that the job was planned or, while it waits for cores, visited.
     pub(crate) warnings: BTreeMap<JobId, Vec<Arc<Warning>>>,
+    /// All warnings of the last decision.
+    warning_list: WarningList,
     /// The requests for cores that could not be served when they were looked at last.
     pub(crate) refused_requests: BTreeMap<JobId, RefusedRequest>,
     /// The conditions under which all waiting jobs were looked at last. `None` before the first decision.
@@ -146,6 +150,7 @@ impl WardenState {
             unknown_masks: MasksOfUnknownOrigin::default(),
             online,
             warnings: BTreeMap::new(),
+            warning_list: WarningList::default(),
             refused_requests: BTreeMap::new(),
             served_under: None,
             lineage: Lineage::default(),

@@ -1,5 +1,7 @@
 //! The cost of a decision: it visits the jobs that it concerns, and the number of other jobs does not matter.
 
+use std::sync::Arc;
+
 use pjw_core::audit::{GrantAudit, audit_actions};
 use pjw_core::command::{AssignCommand, Command};
 use pjw_core::command_scan::command_scan_request;
@@ -11,7 +13,7 @@ use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::testing::{job, regular_topology};
 use pjw_core::time::Nanos;
 
-use crate::machine::{Machine, ROOT, assign_of, machine_with};
+use crate::machine::{Machine, ROOT, assign_of, in_cgroup, machine_with};
 
 /// The pid of the first process that belongs to no job.
 const OUTSIDE: u32 = 50;
@@ -146,25 +148,55 @@ fn a_release_visits_the_waiting_jobs_a_fixed_number_of_times_and_no_idle_job() {
     assert!(per_waiting <= 10, "{per_waiting} visits of each waiting job in all cycles together");
 }
 
-/// The visits of a scan that finds nothing new, and of the birth of a process of a job, beside this number of jobs that
-/// wait for cores.
-fn visits_beside_waiting(waiting: u32) -> [usize; 2] {
-    let hierarchy = CpusetHierarchy::Unavailable { why: "a test".to_owned() };
-    let mut machine = with_jobs_that(ExhaustionPolicy::Wait, 4 + waiting, 4, hierarchy);
+/// The visits of the request for a scan, of this scan, which finds nothing new, and of the birth of a process of a job.
+/// On the machine, this number of jobs wait for cores, each with a warning of this code.
+fn visits_of_idle_scan_and_birth(machine: &mut Machine, waiting: u32, code: &str) -> [usize; 3] {
+    machine.state.jobs.take_read_count();
     let idle = machine.state.scan_request(false);
-    let idle = visits(&mut machine, idle, &[], 1);
-    let unserved = |machine: &Machine| machine.warnings().iter().filter(|code| **code == "unserved").count();
-    assert_eq!(unserved(&machine), waiting as usize, "the warnings stay as they are");
+    let request = machine.state.jobs.take_read_count();
+    assert!(idle.cgroups.is_empty(), "the node reads the cgroups of waiting jobs when they change: {idle:?}");
+    let idle = visits(machine, idle, &[], 1);
+    let warned = |machine: &Machine| machine.warnings().iter().filter(|warning| **warning == code).count();
+    assert_eq!(warned(machine), waiting as usize, "the warnings stay as they are");
+    let listed = Arc::clone(&machine.last.as_ref().unwrap().warnings);
     machine.spawn(60, 100, 1001);
     let scope = ScanScope::Partial([Pid(60)].into());
     let birth = ScanRequest { scope, cgroups: [].into(), ..machine.state.scan_request(false) };
-    let birth = visits(&mut machine, birth, &[], 1);
+    let birth = visits(machine, birth, &[], 1);
     assert_eq!(machine.member(60), "manual:idle-0 by Parent");
-    assert_eq!(unserved(&machine), waiting as usize, "the warnings stay as they are");
-    [idle, birth]
+    assert!(Arc::ptr_eq(&listed, &machine.last.as_ref().unwrap().warnings), "the list is not copied");
+    [request, idle, birth]
+}
+
+/// The same beside this number of jobs that wait for free cores.
+fn visits_beside_waiting(waiting: u32) -> [usize; 3] {
+    let hierarchy = CpusetHierarchy::Unavailable { why: "a test".to_owned() };
+    let mut machine = with_jobs_that(ExhaustionPolicy::Wait, 4 + waiting, 4, hierarchy);
+    visits_of_idle_scan_and_birth(&mut machine, waiting, "unserved")
+}
+
+/// The same where jobs share cores. The batch system does not say how many cores the waiting jobs have.
+fn visits_beside_unknown_counts(waiting: u32) -> [usize; 3] {
+    let hierarchy = CpusetHierarchy::Unavailable { why: "a test".to_owned() };
+    let mut machine = with_jobs(4, 4, hierarchy);
+    for n in 0..waiting {
+        let (id, path) = (format!("slurm:{n}"), format!("/slurm/uid_1001/job_{n}"));
+        in_cgroup(machine.spawn(4000 + n, 1, 5001 + n), &id, &path, None);
+    }
+    for _ in 0..2 {
+        machine.run(&[]);
+        machine.settle();
+    }
+    // The node learns the CPU times of the idle processes.
+    for _ in 0..2 {
+        let scan = machine.state.scan_request(false);
+        let _ = machine.cycle(&scan, &[]);
+    }
+    visits_of_idle_scan_and_birth(&mut machine, waiting, "unknown-count")
 }
 
 #[test]
 fn an_idle_scan_and_a_birth_visit_no_waiting_job() {
     assert_eq!(visits_beside_waiting(10), visits_beside_waiting(610));
+    assert_eq!(visits_beside_unknown_counts(10), visits_beside_unknown_counts(610));
 }

@@ -9,7 +9,7 @@ use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::testing::job;
 use pjw_core::time::Nanos;
 
-use crate::machine::{Machine, ROOT, assign_of, machine};
+use crate::machine::{Machine, ROOT, assign_of, in_cgroup, machine};
 
 /// A machine of eight cores where jobs wait, and where fork events are monitored.
 fn machine_with_waiting() -> Machine {
@@ -106,4 +106,18 @@ fn a_waiting_job_ends_in_the_next_cycle_if_its_last_process_joins_another_job() 
     assert_eq!(m.member(11), "manual:c by Registered");
     idle_cycle(&mut m);
     assert!(!m.state.jobs.contains_key(&job("b")), "no process of it is left");
+}
+
+#[test]
+fn a_waiting_job_ends_without_a_rescan_when_its_schedulers_cgroup_is_removed() {
+    let mut m = machine_with_waiting();
+    in_cgroup(m.spawn(10, 1, 1001), "slurm:7", "/slurm/uid_1001/job_7", None);
+    m.settle();
+    assert_eq!((m.grant("slurm:7").as_str(), m.member(10).as_str()), ("-", "slurm:7 by Cgroup"));
+    let scan = m.state.scan_request(false);
+    assert!(scan.cgroups.is_empty(), "{scan:?}");
+    // The cgroup of the simulated scheduler ends with its last process.
+    m.exit(10);
+    idle_cycle(&mut m);
+    assert!(!m.state.jobs.contains_key(&job("slurm:7")));
 }

@@ -407,7 +407,7 @@ impl EventLoop {
         let CycleReport {
             replies: results,
             mut events,
-            mut plan_warnings,
+            plan_warnings,
             mask_outcomes,
             has_unfinished_work,
             newly_planned,
@@ -422,7 +422,7 @@ impl EventLoop {
         self.keep_journal(rescanned);
         self.publish_core_maps(&newly_planned, rescanned);
         self.update_lending_after_cycle(&events, was_timer);
-        plan_warnings.extend(self.event_loop_warnings());
+        let plan_warnings = self.with_event_loop_warnings(plan_warnings);
         self.add_new_pus();
         let health = self.loop_status(now);
         let snapshot = self.publisher.publish_status(&self.warden, &plan_warnings, &newly_planned, &health);

@@ -14,7 +14,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Returns the changes that the next cycle (scan, decision and changes) would make, and warnings for users. Each
     /// warning describes a needed change that the cycle would not make, or a state that needs attention. Scans the
     /// machine, but changes no affinity masks or cpusets.
-    pub fn dry_run(&mut self) -> (Plan, Vec<Arc<Warning>>) {
+    pub fn dry_run(&mut self) -> (Plan, Arc<[Arc<Warning>]>) {
         let mut snapshot = self.scan_processes(&self.state.scan_request(true));
         self.affinity_requests.extend(std::mem::take(&mut snapshot.affinity_requests));
         let mut state = self.state.clone();

@@ -50,7 +50,7 @@ pub struct CycleReport {
     pub ended_jobs: Vec<JobReport>,
     /// The warnings for users from the last decision of the cycle. Each warning describes a change that pjw
     /// does not make, or a state that needs attention. It contains the reason and a remedy.
-    pub plan_warnings: Vec<Arc<Warning>>,
+    pub plan_warnings: Arc<[Arc<Warning>]>,
     /// The attempts to change affinity masks, each with its outcome.
     pub mask_outcomes: Vec<(MaskAction, MaskOutcome)>,
     /// The attempts to change cpusets, each with its outcome.

@@ -8,6 +8,9 @@ use crate::terms::{JobRequest, Refusal};
 pub(crate) struct ServingConditions {
     /// [`PuPool::change_count`](crate::state::pool::PuPool::change_count).
     pub(crate) pool_version: u64,
+    /// [`Jobs::owned_grants_version`](crate::state::jobs::Jobs::owned_grants_version). `None` if jobs may not share
+    /// cores. Which cores a job may share depends on all grants, and the pool has one holder for each PU.
+    pub(crate) owned_grants_version: Option<u64>,
     /// [`Policy::may_grant`](crate::terms::Policy::may_grant).
     pub(crate) may_grant: bool,
 }
@@ -15,16 +18,15 @@ pub(crate) struct ServingConditions {
 /// The request of a job that waits for cores, and the reason why it could not be served.
 #[derive(Debug, Clone)]
 pub(crate) struct RefusedRequest {
-    /// [`PuPool::change_count`](crate::state::pool::PuPool::change_count) when the cores were searched for.
-    pub(crate) pool_version: u64,
+    /// The conditions under which the cores were searched for.
+    pub(crate) conditions: ServingConditions,
     pub(crate) request: JobRequest,
     pub(crate) refusal: Refusal,
 }
 
 impl RefusedRequest {
-    /// Returns whether a search for the cores of `request` would fail again. `pool_version` is the present
-    /// [`PuPool::change_count`](crate::state::pool::PuPool::change_count).
-    pub(crate) fn is_valid(&self, pool_version: u64, request: &JobRequest) -> bool {
-        self.pool_version == pool_version && self.request == *request
+    /// Returns whether a search for the cores of `request` under these conditions would fail again.
+    pub(crate) fn is_valid(&self, conditions: ServingConditions, request: &JobRequest) -> bool {
+        self.conditions == conditions && self.request == *request
     }
 }

@@ -1,13 +1,32 @@
-//! The warnings about jobs, and the waiting jobs that are to end: both are kept from one decision to the next.
+//! The warnings, and the waiting jobs that are to end: both are kept from one decision to the next.
 
 use alloc::sync::Arc;
 
 use super::WardenState;
-use crate::basics::prelude::*;
+use crate::basics::{Uid, prelude::*};
 use crate::state::jobs::waits_for_cores;
 use crate::terms::{JobId, Warning};
 
 impl WardenState {
+    /// Returns all warnings: those about the unassigned processes of users, `others`, and those about jobs. If none has
+    /// changed since the last call, returns the same list.
+    pub(crate) fn list_warnings(&mut self, others: Vec<Arc<Warning>>) -> Arc<[Arc<Warning>]> {
+        let (strays, of_jobs) = (self.stray_warnings.values(), self.warnings.values().flatten());
+        self.warning_list.update(strays, others, of_jobs)
+    }
+
+    /// Replaces the warning about the unassigned processes of the user `user`. `None` if there is none now.
+    pub(crate) fn set_stray_warning(&mut self, user: Uid, warning: Option<Warning>) {
+        if self.stray_warnings.get(&user).map(|known| &**known) == warning.as_ref() {
+            return;
+        }
+        self.warning_list.mark_outdated();
+        match warning {
+            Some(warning) => drop(self.stray_warnings.insert(user, Arc::new(warning))),
+            None => drop(self.stray_warnings.remove(&user)),
+        }
+    }
+
     /// Replaces the warnings about jobs by `new`, the warnings of this decision. A job in `planned` has only these. For
     /// any other job, a new warning replaces the earlier one with the same code, and the job keeps the others. Must be
     /// called while [`WardenState::dirty`] still names the jobs that this decision removed.
@@ -16,21 +35,31 @@ impl WardenState {
         planned: &BTreeSet<JobId>,
         new: BTreeMap<JobId, Vec<Warning>>,
     ) {
+        let mut before: BTreeMap<JobId, Vec<Arc<Warning>>> = BTreeMap::new();
         if self.dirty.contains_everything() {
-            self.warnings.clear();
+            before = core::mem::take(&mut self.warnings);
         }
         for id in planned.iter().chain(self.dirty.dirty_jobs().map(|(id, _)| id)) {
-            self.warnings.remove(id);
+            before.extend(self.warnings.remove_entry(id));
         }
+        let mut is_changed = false;
         for (id, new) in new {
             // A command of the same decision may have removed the job after the warning was made.
             if !self.jobs.contains_key(&id) {
                 continue;
             }
             let kept = self.warnings.remove(&id).unwrap_or_default();
-            let is_other = |known: &Arc<Warning>| new.iter().all(|warning| warning.code != known.code);
-            let others: Vec<Arc<Warning>> = kept.into_iter().filter(is_other).collect();
+            let is_other = |known: &&Arc<Warning>| new.iter().all(|warning| warning.code != known.code);
+            let others: Vec<Arc<Warning>> = kept.iter().filter(is_other).cloned().collect();
+            if !kept.is_empty() {
+                before.insert(id.clone(), kept);
+            }
+            is_changed |= !before.contains_key(&id);
             self.warnings.insert(id, new.into_iter().map(Arc::new).chain(others).collect());
+        }
+        is_changed |= before.iter().any(|(id, known)| self.warnings.get(id) != Some(known));
+        if is_changed {
+            self.warning_list.mark_outdated();
         }
     }
 

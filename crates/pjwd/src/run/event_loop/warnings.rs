@@ -8,16 +8,17 @@ use pjw_core::plan::Warning;
 use super::EventLoop;
 
 impl EventLoop {
-    /// Returns the warnings of the event loop and of other threads of pjwd. These warnings do not come from the
-    /// decision of a cycle. They concern the files of pjwd and of jobs, the configuration, the memory of jobs, borrowed
-    /// cores, and frozen jobs.
-    pub(super) fn event_loop_warnings(&self) -> Vec<Arc<Warning>> {
+    /// Returns `plan_warnings`, the warnings of a decision, with those of the event loop and of other threads of pjwd.
+    /// The latter concern the files of pjwd and of jobs, the configuration, the memory of jobs, borrowed cores, and
+    /// frozen jobs. While there are none, the list is not copied.
+    pub(super) fn with_event_loop_warnings(&self, plan_warnings: Arc<[Arc<Warning>]>) -> Arc<[Arc<Warning>]> {
         let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
         let sent = self.sent_warnings.values().flatten();
         let sent = sent.filter(|warning| warning.job.as_ref().is_none_or(exists));
         let own = sent.chain(&self.provision_warnings).chain(self.borrower_records.warnings());
         let own = own.chain(self.job_files.warnings()).cloned().chain(self.excessive_provisions_warning());
         let own = own.chain(self.warden.thaw_watcher_warning().filter(|_| self.has_frozen_job()));
-        own.map(Arc::new).collect()
+        let own: Vec<Arc<Warning>> = own.map(Arc::new).collect();
+        if own.is_empty() { plan_warnings } else { plan_warnings.iter().cloned().chain(own).collect() }
     }
 }
