@@ -18,7 +18,8 @@ const SPARE_DESCRIPTORS: u64 = 64;
 const UNCOUNTED_SHARE: u64 = 8;
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
-/// The capabilities that lift RLIMIT_NPROC in the initial user namespace: fork.c of Linux 6.18.
+/// The capabilities that lift RLIMIT_NPROC in the initial user namespace: `copy_process` in kernel/fork.c of Linux
+/// 6.18.
 const LIFTING_CAPABILITIES: u64 = CAP_SYS_ADMIN | CAP_SYS_RESOURCE;
 /// The inode number of the initial user namespace: `USER_NS_INIT_INO` in linux/nsfs.h. The same since Linux 3.8.
 const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
@@ -31,6 +32,20 @@ struct Limit {
     remedy: String,
 }
 
+/// The caller's cgroup with the pids controller.
+#[derive(Debug, PartialEq, Eq)]
+struct PidsCgroup {
+    directory: PathBuf,
+    is_v1: bool,
+}
+
+/// The processes that are to be started in a cgroup or below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Demand {
+    instances: u64,
+    starters: u64,
+}
+
 /// Checks whether the limits on the number of processes allow `instances` more processes, and `starters` more threads
 /// and processes that start them. [`crate::SpawnContext::starter_count`] returns the number of starters. The kernel
 /// counts a thread as a process. The limits are those of the system, of the caller's user, and of the cgroups that
@@ -40,10 +55,18 @@ struct Limit {
 /// [`CheckError::ProcessLimit`] if a limit is too low.
 pub fn check_process_limits(instances: usize, starters: usize) -> Result<(), CheckError> {
     let (wanted, starters) = (instances as u64, starters as u64);
+    let demands = cgroup_demands(own_pids_cgroup().as_ref(), wanted, starters, &[]);
+    check_demands(&demands)?;
     check_limits_of_caller(wanted, starters, wanted + starters)
 }
 
-/// As [`check_process_limits`], for instances that take the user with the id `uid`. Of the starters, `templates` are
+/// Checks the limits of the system and of the caller's user, as [`check_process_limits`].
+pub(super) fn check_limits_of_user(instances: usize, starters: usize) -> Result<(), CheckError> {
+    let (wanted, starters) = (instances as u64, starters as u64);
+    check_limits_of_caller(wanted, starters, wanted + starters)
+}
+
+/// As [`check_limits_of_user`], for instances that take the user with the id `uid`. Of the starters, `templates` are
 /// templates, which take this user too. The user of the caller then needs room for the spawner threads, and for one
 /// process of each that has not taken the other user yet.
 pub(super) fn check_limits_of_users(
@@ -53,7 +76,7 @@ pub(super) fn check_limits_of_users(
     templates: usize,
 ) -> Result<(), CheckError> {
     if uid == getuid().as_raw() {
-        return check_process_limits(instances, starters);
+        return check_limits_of_user(instances, starters);
     }
     let (wanted, starters, templates) = (instances as u64, starters as u64, templates as u64);
     check_other_user(uid, wanted, templates)?;
@@ -63,15 +86,13 @@ pub(super) fn check_limits_of_users(
 /// The user of the caller needs room for `needed` processes.
 fn check_limits_of_caller(wanted: u64, starters: u64, needed: u64) -> Result<(), CheckError> {
     let all_threads = all_threads();
-    let mut limits = system_limits(all_threads);
-    limits.extend(own_pids_cgroup().iter().flat_map(|cgroup| cgroup_limits(cgroup)));
-    check_limits(wanted, starters, wanted + starters, limits)?;
+    check_limits(wanted, starters, wanted + starters, system_limits(all_threads))?;
     check_limits(wanted, starters, needed, user_limit(needed, all_threads))
 }
 
-/// Checks the limits on the number of processes (`pids.max`) of the cgroups in which the instances are to start. Each
-/// cgroup must allow one more process for each instance that starts in this cgroup.
-pub(super) fn check_cgroups(instances: &[Instance]) -> Result<(), CheckError> {
+/// Checks the limits on the number of processes (`pids.max`) of the cgroups in which the instances and the starters are
+/// to start, and of all cgroups above these. A cgroup whose directory the caller doesn't see is not checked.
+pub(super) fn check_cgroups(instances: &[Instance], starters: usize) -> Result<(), CheckError> {
     let mut by_descriptor: BTreeMap<RawFd, u64> = BTreeMap::new();
     for cgroup in instances.iter().filter_map(|instance| instance.placement.cgroup.as_ref()) {
         *by_descriptor.entry(cgroup.as_raw_fd()).or_default() += 1;
@@ -81,11 +102,48 @@ pub(super) fn check_cgroups(instances: &[Instance]) -> Result<(), CheckError> {
     for (descriptor, wanted) in by_descriptor {
         let link = PathBuf::from(format!("/proc/self/fd/{descriptor}"));
         let (Ok(cgroup), Ok(directory)) = (fs::metadata(&link), fs::read_link(&link)) else { continue };
-        by_cgroup.entry((cgroup.dev(), cgroup.ino())).or_insert((directory, 0)).1 += wanted;
+        let id = |cgroup: &fs::Metadata| (cgroup.dev(), cgroup.ino());
+        if fs::metadata(&directory).is_ok_and(|seen| id(&seen) == id(&cgroup)) {
+            by_cgroup.entry(id(&cgroup)).or_insert((directory, 0)).1 += wanted;
+        }
     }
-    by_cgroup
-        .into_values()
-        .try_for_each(|(directory, wanted)| check_limits(wanted, 0, wanted, cgroup_limits(&directory)))
+    let placed: Vec<(PathBuf, u64)> = by_cgroup.into_values().collect();
+    let own = own_pids_cgroup();
+    let without_cgroup = instances.iter().filter(|instance| instance.placement.cgroup.is_none()).count();
+    let is_v1 = own.as_ref().is_some_and(|own| own.is_v1);
+    let in_own = if is_v1 { instances.len() } else { without_cgroup };
+    check_demands(&cgroup_demands(own.as_ref(), in_own as u64, starters as u64, &placed))
+}
+
+/// Returns the demand in each directory: those of the cgroups that get processes, and all above them. `in_own`
+/// instances and the starters are in the caller's cgroup `own`, and the others in the cgroups `placed`.
+///
+/// Since Linux 5.7, an instance that clone3(2) makes in another cgroup of version 2 (`CLONE_INTO_CGROUP`) counts in
+/// this cgroup, and not in the caller's: `pids_can_fork` in kernel/cgroup/pids.c. If the pids controller is of version
+/// 1, it counts in the caller's.
+fn cgroup_demands(
+    own: Option<&PidsCgroup>,
+    in_own: u64,
+    starters: u64,
+    placed: &[(PathBuf, u64)],
+) -> BTreeMap<PathBuf, Demand> {
+    let own = own.map(|own| (&own.directory, Demand { instances: in_own, starters }));
+    let placed = placed.iter().map(|(path, count)| (path, Demand { instances: *count, starters: 0 }));
+    let mut demands: BTreeMap<PathBuf, Demand> = BTreeMap::new();
+    for (directory, demand) in own.into_iter().chain(placed) {
+        for cgroup in directory.ancestors() {
+            let sum = demands.entry(cgroup.to_owned()).or_default();
+            sum.instances += demand.instances;
+            sum.starters += demand.starters;
+        }
+    }
+    demands
+}
+
+fn check_demands(demands: &BTreeMap<PathBuf, Demand>) -> Result<(), CheckError> {
+    demands.iter().try_for_each(|(cgroup, Demand { instances, starters })| {
+        check_limits(*instances, *starters, instances + starters, pids_limit(cgroup))
+    })
 }
 
 /// Checks that each limit has room for `needed` processes. `wanted` and `starters` are for the message.
@@ -166,6 +224,9 @@ fn check_other_user(uid: u32, wanted: u64, templates: u64) -> Result<(), CheckEr
 
 /// `RLIMIT_NPROC` counts the threads of the real user, setrlimit(2). `capabilities` returns those that may lift it, and
 /// is called only if the limit could be too low.
+///
+/// Since Linux 5.14, the limit that its creator had when a user namespace was made holds for all processes of the
+/// creator in it too: `is_rlimit_overlimit` in kernel/ucount.c of Linux 6.18. It can't be read, and is not checked.
 fn limit_of_user(
     uid: Uid,
     needed: u64,
@@ -177,7 +238,8 @@ fn limit_of_user(
         return None;
     }
     let namespace = user_namespace(Path::new("/proc/self"));
-    if is_unlimited(uid, namespace, capabilities()) {
+    let uid_map = || read_text(Path::new("/proc/self/uid_map")).unwrap_or_default();
+    if is_unlimited(uid, namespace, uid_map, capabilities()) {
         return None;
     }
     let used = threads_of_user(uid.as_raw(), namespace);
@@ -189,11 +251,34 @@ fn limit_of_user(
     })
 }
 
-/// Returns whether `RLIMIT_NPROC` does not hold for a process of the user `uid` with `capabilities` in the user
-/// namespace `namespace`. Root and the capabilities of another namespace than the initial one lift nothing:
-/// user_namespaces(7).
-fn is_unlimited(uid: Uid, namespace: Option<u64>, capabilities: u64) -> bool {
-    is_initial(namespace) && (uid.is_root() || capabilities & LIFTING_CAPABILITIES != 0)
+/// Returns whether `RLIMIT_NPROC` does not hold, as far as is known, for a process of the user `uid` with
+/// `capabilities` in the user namespace `namespace`. `uid_map` returns the text of `/proc/self/uid_map`.
+///
+/// The limit never holds for root of the initial user namespace (`INIT_USER`), whatever its namespace. Capabilities of
+/// another namespace than the initial one lift nothing: `copy_process` in kernel/fork.c, and `flag_nproc_exceeded` in
+/// kernel/sys.c, of Linux 6.18.
+fn is_unlimited(
+    uid: Uid,
+    namespace: Option<u64>,
+    uid_map: impl FnOnce() -> String,
+    capabilities: u64,
+) -> bool {
+    if is_initial(namespace) {
+        return uid.is_root() || capabilities & LIFTING_CAPABILITIES != 0;
+    }
+    may_be_initial_root(&uid_map(), uid)
+}
+
+/// Returns whether the user `uid` may be root of the initial user namespace. `uid_map` names the ids in the namespace
+/// above, which may not be the initial one, user_namespaces(7). A user that is not named there has any id.
+fn may_be_initial_root(uid_map: &str, uid: Uid) -> bool {
+    let id_above = uid_map.lines().find_map(|line| {
+        let mut numbers = line.split_whitespace().map(str::parse::<u32>);
+        let (first, above, count) = (numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next()?.ok()?);
+        let offset = uid.as_raw().checked_sub(first).filter(|offset| *offset < count)?;
+        above.checked_add(offset)
+    });
+    id_above.is_none_or(|id| id == 0)
 }
 
 /// A namespace that can't be read counts as the initial one: there may be no others (`CONFIG_USER_NS`).
@@ -244,11 +329,7 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()
 }
 
-/// The limits `pids.max` of a cgroup and of all cgroups above it.
-fn cgroup_limits(cgroup: &Path) -> Vec<Limit> {
-    cgroup.ancestors().filter_map(pids_limit).collect()
-}
-
+/// The limit `pids.max` of a cgroup.
 fn pids_limit(cgroup: &Path) -> Option<Limit> {
     let file = cgroup.join("pids.max");
     let most = number_in(&file)?;
@@ -260,15 +341,14 @@ fn pids_limit(cgroup: &Path) -> Option<Limit> {
     })
 }
 
-/// The directory of the caller's cgroup with the pids controller, of v1 or of v2.
-fn own_pids_cgroup() -> Option<PathBuf> {
+fn own_pids_cgroup() -> Option<PidsCgroup> {
     let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mounts = read_text(Path::new("/proc/self/mountinfo"))?;
     pids_cgroup(&cgroups, &mounts)
 }
 
 /// Reads the texts of /proc/PID/cgroup and /proc/PID/mountinfo, cgroups(7) and proc(5).
-fn pids_cgroup(cgroups: &str, mounts: &str) -> Option<PathBuf> {
+fn pids_cgroup(cgroups: &str, mounts: &str) -> Option<PidsCgroup> {
     let path_of = |is_wanted: &dyn Fn(&str, &str) -> bool| {
         cgroups.lines().find_map(|line| {
             let mut fields = line.splitn(3, ':');
@@ -290,7 +370,8 @@ fn pids_cgroup(cgroups: &str, mounts: &str) -> Option<PathBuf> {
         let mut before = before.split(' ').skip(3);
         let (root, mount) = (before.next()?, before.next()?);
         let below = Path::new(path).strip_prefix(root).ok()?;
-        is_hierarchy(kind, options).then(|| Path::new(mount).join(below))
+        let directory = || Path::new(mount).join(below);
+        is_hierarchy(kind, options).then(|| PidsCgroup { directory: directory(), is_v1: v1.is_some() })
     })
 }
 
@@ -319,11 +400,36 @@ mod tests {
     #[test]
     fn root_and_capabilities_lift_the_limit_of_processes_in_the_initial_user_namespace_only() {
         let (root, user) = (Uid::from_raw(0), Uid::from_raw(1000));
+        let map = || "0 100000 65536\n".to_owned();
         for (namespace, is_lifted) in [(None, true), (Some(INITIAL_USER_NAMESPACE), true), (Some(1), false)] {
-            assert_eq!(is_unlimited(root, namespace, 0), is_lifted, "{namespace:?}");
-            assert_eq!(is_unlimited(user, namespace, CAP_SYS_RESOURCE), is_lifted, "{namespace:?}");
-            assert!(!is_unlimited(user, namespace, 0), "{namespace:?}");
+            assert_eq!(is_unlimited(root, namespace, map, 0), is_lifted, "{namespace:?}");
+            assert_eq!(is_unlimited(user, namespace, map, CAP_SYS_RESOURCE), is_lifted, "{namespace:?}");
+            assert!(!is_unlimited(user, namespace, map, 0), "{namespace:?}");
         }
+    }
+
+    #[test]
+    fn the_machines_root_has_no_limit_of_processes_in_any_user_namespace() {
+        let is_unlimited = |map: &str, uid| is_unlimited(Uid::from_raw(uid), Some(1), || map.to_owned(), 0);
+        let whole = "         0          0 4294967295\n";
+        assert!(is_unlimited(whole, 0) && !is_unlimited(whole, 1000));
+        let other = "0 1000 1\n1 100000 65536\n70000 0 1\n";
+        assert!(!is_unlimited(other, 0) && !is_unlimited(other, 1));
+        assert!(is_unlimited(other, 70_000), "another number of the machine's root");
+        assert!(is_unlimited(other, 70_001) && is_unlimited("", 0), "an unknown id is left to the kernel");
+    }
+
+    #[test]
+    fn an_instance_counts_in_its_own_cgroup_and_in_those_above_only() {
+        let own = |path: &str, is_v1| PidsCgroup { directory: path.into(), is_v1 };
+        let placed = [(PathBuf::from("/cg/a/b"), 3), (PathBuf::from("/cg/c"), 4)];
+        let demands = cgroup_demands(Some(&own("/cg/a", false)), 5, 2, &placed);
+        let demand = |instances, starters| Some(Demand { instances, starters });
+        let of = |path: &str| demands.get(Path::new(path)).copied();
+        assert_eq!((of("/cg/a"), of("/cg/a/b"), of("/cg/c")), (demand(8, 2), demand(3, 0), demand(4, 0)));
+        assert_eq!(of("/cg"), demand(12, 2));
+        let alone = cgroup_demands(None, 5, 2, &placed);
+        assert_eq!(alone.get(Path::new("/cg/a")), demand(3, 0).as_ref());
     }
 
     #[test]
@@ -336,8 +442,9 @@ mod tests {
     #[test]
     fn the_cgroup_of_the_pids_controller_is_found_in_both_versions() {
         let v1 = pids_cgroup("5:cpu,cpuacct:/a\n4:pids:/user/b\n0::/c\n", V1);
-        assert_eq!(v1, Some(PathBuf::from("/sys/fs/cgroup/pids/user/b")));
-        assert_eq!(pids_cgroup("0::/user/b\n", V2), Some(PathBuf::from("/sys/fs/cgroup/user/b")));
+        assert_eq!(v1, Some(PidsCgroup { directory: "/sys/fs/cgroup/pids/user/b".into(), is_v1: true }));
+        let v2 = pids_cgroup("0::/user/b\n", V2);
+        assert_eq!(v2, Some(PidsCgroup { directory: "/sys/fs/cgroup/user/b".into(), is_v1: false }));
         assert_eq!(pids_cgroup("4:cpu:/a\n", V1), None);
     }
 
@@ -345,6 +452,7 @@ mod tests {
     fn a_cgroup_outside_the_visible_tree_is_left_to_the_kernel() {
         let container = "35 30 0:30 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n";
         assert_eq!(pids_cgroup("0::/other\n", container), None);
-        assert_eq!(pids_cgroup("0::/docker/1/x\n", container), Some(PathBuf::from("/sys/fs/cgroup/x")));
+        let found = pids_cgroup("0::/docker/1/x\n", container);
+        assert_eq!(found, Some(PidsCgroup { directory: "/sys/fs/cgroup/x".into(), is_v1: false }));
     }
 }
