@@ -146,6 +146,7 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     let has_moved = before.as_ref().is_some_and(|known| known.process.cgroup != process.cgroup);
     if has_moved {
         state.members.note_move(pid);
+        state.cpusets.note_move(process.id, process.cgroup.as_deref());
     }
     let now = draft.now.since_boot;
     let last_cgroup_change = before.as_ref().and_then(|known| {

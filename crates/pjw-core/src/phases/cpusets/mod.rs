@@ -376,7 +376,7 @@ fn create_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &m
     // The previous cgroup of the same path was removed, so no process of it is left.
     let is_made_again = was_recorded && cgroup.is_none();
     for (index, (process, from)) in outside.into_iter().enumerate() {
-        let was_moved_before = draft.state.cpusets.was_moved_into_cpuset_at(process, path);
+        let was_inside = draft.state.cpusets.has_been_inside(process, path);
         let origin = record_move(draft, process, &from, path);
         if is_made_again && index == 0 {
             draft.record_cpuset(CpusetRecord::Origin { path: path.clone(), from: origin });
@@ -384,7 +384,7 @@ fn create_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &m
         if !are_moved_by_systemd {
             let why = format!("{job} is kept in {path}; process {} was in {from}", process.pid);
             let change = CpusetChange::MoveIn { process, from, to: path.clone() };
-            push_cpuset_change(changes, job, change, was_moved_before, why);
+            push_cpuset_change(changes, job, change, was_inside, why);
         }
     }
 }

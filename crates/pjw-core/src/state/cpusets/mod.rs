@@ -99,6 +99,9 @@ pub struct CpusetRegistry {
     moved: BTreeMap<ProcessId, CgroupMove>,
     /// The same processes, by the cgroup to which they were moved.
     moved_to: BTreeMap<String, BTreeSet<ProcessId>>,
+    /// Those processes in `moved` that were not found in the cpuset since their move was planned: the move was not
+    /// made.
+    unmoved: BTreeSet<ProcessId>,
     refused: BTreeMap<JobId, String>,
     move_errors: BTreeMap<ProcessId, String>,
     failed_removals: BTreeMap<String, String>,
@@ -246,6 +249,12 @@ impl CpusetRegistry {
         self.last_move_destination(process) == Some(path)
     }
 
+    /// Whether the process was in the cpuset at the cgroup path `path` after pjw moved it there. False if the move was
+    /// not made, for example because the memory of the process is locked.
+    pub(crate) fn has_been_inside(&self, process: ProcessId, path: &str) -> bool {
+        self.was_moved_into_cpuset_at(process, path) && !self.unmoved.contains(&process)
+    }
+
     /// Returns the nearest cpuset of pjw that contains the cgroup at the path `cgroup`. This is the cpuset at
     /// this path, or else the cpuset at the nearest ancestor of this path. `None` if pjw manages no such
     /// cpuset.
@@ -323,9 +332,9 @@ impl CpusetRegistry {
         self.managed.values_mut().for_each(|managed| managed.tries = 0);
     }
 
-    /// Records that `cpu.idle` and `cgroup.freeze` of each cpuset are unknown: another program, or pjwd outside of a cycle,
-    /// has changed them. The next plan of a borrower's cpuset writes them again. A borrower is a job of the class
-    /// besteffort.
+    /// Records that `cpu.idle` and `cgroup.freeze` of each cpuset are unknown: another program, or pjwd outside of a
+    /// cycle, has changed them. The next plan of a borrower's cpuset writes them again. A borrower is a job of the
+    /// class besteffort.
     pub fn forget_unread_settings(&mut self) {
         self.managed.values_mut().for_each(|managed| managed.was_written = false);
     }
@@ -355,6 +364,7 @@ impl CpusetRegistry {
     /// to make. A refusal is recorded as by [`CpusetRegistry::record_refusal`]. A change that continues in the
     /// background is added to [`CpusetRegistry::delayed_changes`]. Must be called for each such change.
     pub fn record_outcome(&mut self, action: &CpusetAction, outcome: &CpusetOutcome) {
+        self.record_move_attempt(action, outcome);
         match outcome {
             CpusetOutcome::Done { .. } => self.record_done(action),
             CpusetOutcome::Refused { reason } => self.record_refusal(action, reason),
@@ -388,6 +398,7 @@ impl CpusetRegistry {
     pub(crate) fn remove_process(&mut self, process: ProcessId) {
         self.remove_move(process);
         self.move_errors.remove(&process);
+        self.unmoved.remove(&process);
     }
 
     /// Records that the delayed writes of cpusets took place at the time `at` (in ns since boot) or later. A write is

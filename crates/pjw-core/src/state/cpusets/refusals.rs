@@ -1,8 +1,8 @@
 //! The changes of cpusets that the kernel or systemd refused, or that failed.
 
-use crate::basics::{ProcessId, prelude::*};
+use crate::basics::{ProcessId, is_cgroup_within, prelude::*};
 use crate::state::cpusets::CpusetRegistry;
-use crate::terms::{CgroupCreator, CpusetAction, CpusetChange};
+use crate::terms::{CgroupCreator, CpusetAction, CpusetChange, CpusetOutcome};
 
 impl CpusetRegistry {
     /// Records that the kernel or systemd refused the change `action` of a cpuset. `reason` is the reason, as text for
@@ -33,6 +33,31 @@ impl CpusetRegistry {
             CpusetChange::Remove { job_cpuset } => {
                 self.failed_removals.insert(job_cpuset.path.clone(), reason.to_owned());
             }
+        }
+    }
+
+    /// Records which processes `action` was to move into a cpuset for the first time and did not move. systemd moves
+    /// the initial processes of a scope, and a locked one is left out without an outcome of its own: each of them
+    /// counts as not moved until a scan finds it in the cpuset.
+    pub(super) fn record_move_attempt(&mut self, action: &CpusetAction, outcome: &CpusetOutcome) {
+        let is_done = matches!(outcome, CpusetOutcome::Done { .. });
+        match &action.change {
+            CpusetChange::Create { initial_processes, .. } => self.unmoved.extend(initial_processes),
+            CpusetChange::MoveIn { process, .. } if is_done => {
+                self.unmoved.remove(process);
+            }
+            CpusetChange::MoveIn { process, .. } if !action.is_repair => {
+                self.unmoved.insert(*process);
+            }
+            _ => {}
+        }
+    }
+
+    /// Records that a scan found the process `process` in another cgroup than before: `cgroup`.
+    pub(crate) fn note_move(&mut self, process: ProcessId, cgroup: Option<&str>) {
+        let destination = self.last_move_destination(process).zip(cgroup);
+        if destination.is_some_and(|(path, cgroup)| is_cgroup_within(cgroup, path)) {
+            self.unmoved.remove(&process);
         }
     }
 

@@ -84,6 +84,36 @@ fn a_locked_process_keeps_its_original_cgroup_and_is_moved_back_later() {
 }
 
 #[test]
+fn a_process_that_was_locked_at_its_first_move_has_not_left_the_cpuset() {
+    let mut cpusets = CpusetRegistry::default();
+    let process = |pid| ProcessId { pid: Pid(pid), start: StartTime(u64::from(pid)) };
+    let (from, to) = ("/session-1".to_owned(), "/pjw/a".to_owned());
+    let action =
+        |change| CpusetAction { job: job_cpuset().job, change, is_repair: false, reason: String::new() };
+    cpusets.apply_record(&CpusetRecord::Created(job_cpuset()), &machine(), Nanos(0));
+    for pid in [7, 8] {
+        let moved = CpusetRecord::Moved { process: process(pid), from: from.clone(), to: to.clone() };
+        cpusets.apply_record(&moved, &machine(), Nanos(0));
+    }
+    let move_in = action(CpusetChange::MoveIn { process: process(7), from, to });
+    cpusets.record_outcome(&move_in, &CpusetOutcome::ProcessLocked { reason: "locked".to_owned() });
+    assert!(!cpusets.has_been_inside(process(7), "/pjw/a"));
+    cpusets.reset_failures();
+    cpusets.record_outcome(&move_in, &CpusetOutcome::Done { effective: None });
+    assert!(cpusets.has_been_inside(process(7), "/pjw/a"));
+    // A locked process is left out of the initial processes of a scope.
+    let initial_processes = vec![process(8)];
+    let create =
+        action(CpusetChange::Create { job_cpuset: job_cpuset(), owner: Uid::ROOT, initial_processes });
+    cpusets.record_outcome(&create, &CpusetOutcome::Done { effective: None });
+    assert!(!cpusets.has_been_inside(process(8), "/pjw/a"));
+    cpusets.note_move(process(8), Some("/session-2"));
+    assert!(!cpusets.has_been_inside(process(8), "/pjw/a"));
+    cpusets.note_move(process(8), Some("/pjw/a/below"));
+    assert!(cpusets.has_been_inside(process(8), "/pjw/a"));
+}
+
+#[test]
 fn a_process_born_in_a_recreated_cpuset_returns_to_the_cgroup_of_its_first_processes() {
     let mut cpusets = CpusetRegistry::default();
     let process = |pid| ProcessId { pid: Pid(pid), start: StartTime(u64::from(pid)) };
