@@ -208,9 +208,11 @@ impl ControlService {
             return Ok(recent);
         }
         let processes = self.member_processes(id).await?;
+        let owner = self.published_job(id)?.owner;
         let caller = Arc::new(());
         let kept = (!reader.is_admin).then(|| Arc::clone(&caller));
         let reading = self.memory_reader(kind).request_reading(
+            owner,
             processes,
             kind,
             reader.turn_requester != TurnRequester::Daemon,

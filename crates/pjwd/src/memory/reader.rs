@@ -35,7 +35,8 @@ const SLICE: Duration = Duration::from_micros(100);
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of consecutive checks that found the thread blocked after which the thread is left to itself.
 const MAX_BLOCKED_CHECKS: u32 = 2;
-/// The largest number of threads that are left to themselves. If this number is reached, no memory is read.
+/// The largest number of threads that are left to themselves. If this number is reached, no memory is read. Of these, a
+/// user's processes may block as many as are left for others: at most half.
 const MAX_BLOCKED_THREADS: usize = 8;
 
 /// [`measure_job_memory`], or what stands for it in tests.
@@ -86,20 +87,27 @@ impl Progress {
 #[derive(Debug, Default)]
 struct ReadingThreads {
     present: Option<(Sender<ReadRequest>, Arc<Progress>)>,
-    blocked: Vec<Weak<Progress>>,
+    /// Each with the owner of the job whose memory it reads.
+    blocked: Vec<(u32, Weak<Progress>)>,
 }
 
 impl ReadingThreads {
     /// The processes whose lock a thread waits for.
     fn blocked_pids(&mut self) -> Vec<Pid> {
-        self.blocked.retain(|thread| thread.strong_count() > 0);
-        self.blocked.iter().filter_map(|thread| thread.upgrade()?.pid()).collect()
+        self.blocked.retain(|(_, thread)| thread.strong_count() > 0);
+        self.blocked.iter().filter_map(|(_, thread)| thread.upgrade()?.pid()).collect()
     }
 
-    /// Leaves the thread to itself. It ends when it has the lock.
-    fn abandon(&mut self, thread: &Arc<Progress>) {
+    /// Whether one more thread may wait for the lock of a process of the user `owner`.
+    fn has_room_for(&self, owner: u32) -> bool {
+        let of_owner = self.blocked.iter().filter(|(user, _)| *user == owner).count();
+        of_owner < MAX_BLOCKED_THREADS.saturating_sub(self.blocked.len())
+    }
+
+    /// Leaves the thread to itself. It ends when it has the lock of a process of the user `owner`.
+    fn abandon(&mut self, thread: &Arc<Progress>, owner: u32) {
         self.present.take_if(|(_, present)| Arc::ptr_eq(present, thread));
-        self.blocked.push(Arc::downgrade(thread));
+        self.blocked.push((owner, Arc::downgrade(thread)));
     }
 }
 
@@ -129,8 +137,9 @@ impl Default for MemoryReader {
 
 impl MemoryReader {
     /// Requests that the background thread measures the memory use of a job by the method `kind`. `processes` are the
-    /// processes of the job. The returned future waits for the result. If `watches_threads` is true, the measurement
-    /// also finds threads of the job that wait for one another to map or unmap memory ([`measure_job_memory`]).
+    /// processes of the job, and `owner` is the user id of its owner. The returned future waits for the result. If
+    /// `watches_threads` is true, the measurement also finds threads of the job that wait for one another to map or
+    /// unmap memory ([`measure_job_memory`]).
     ///
     /// The caller must keep the `Arc` behind `wanted` for as long as the result is wanted. When the last clone of
     /// this `Arc` has been dropped, the background thread skips the request. If the thread is already reading the pages
@@ -140,9 +149,11 @@ impl MemoryReader {
     /// The future returns [`ReadingError::NoThread`] if the background thread can't be started or has ended.
     /// [`ReadingError::Blocked`] if the thread waited for at least 5 s for the lock of a process: later readings leave
     /// out this process, and all others of the job that are blocked, until the lock is released.
-    /// [`ReadingError::TooManyBlocked`] if 8 readings wait for locks. Otherwise, the errors of [`measure_job_memory`].
+    /// [`ReadingError::TooManyBlocked`] if 8 readings wait for locks, or if those of this owner's jobs are as many as
+    /// may still be added. Otherwise, the errors of [`measure_job_memory`].
     pub fn request_reading(
         &self,
+        owner: u32,
         processes: Vec<JobProcess>,
         kind: ReadingKind,
         watches_threads: bool,
@@ -150,9 +161,10 @@ impl MemoryReader {
     ) -> impl Future<Output = Result<JobMemoryReading, ReadingError>> + use<> {
         let (reply, reading) = oneshot::channel();
         let blocked = self.threads.borrow_mut().blocked_pids();
-        let sent = match blocked.len() {
-            MAX_BLOCKED_THREADS.. => Err(ReadingError::TooManyBlocked { pids: blocked }),
-            _ => self.send(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply }),
+        let has_room = self.threads.borrow().has_room_for(owner);
+        let sent = match has_room {
+            true => self.send(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply }),
+            false => Err(ReadingError::TooManyBlocked { pids: blocked }),
         };
         let (threads, check_interval, blocked_at) =
             (Rc::clone(&self.threads), self.check_interval, self.blocked_at);
@@ -170,7 +182,7 @@ impl MemoryReader {
                 if let Some((pid, _)) = now
                     && checks >= MAX_BLOCKED_CHECKS
                 {
-                    threads.borrow_mut().abandon(&thread);
+                    threads.borrow_mut().abandon(&thread, owner);
                     return Err(ReadingError::Blocked { pid });
                 }
             }
@@ -271,6 +283,21 @@ mod tests {
     }
 
     #[test]
+    fn the_blocked_readings_of_one_user_leave_room_for_those_of_others() {
+        let mut threads = ReadingThreads::default();
+        let blocked: [Arc<Progress>; MAX_BLOCKED_THREADS] = Default::default();
+        let owners = blocked.each_ref().map(|thread| {
+            let owner = (1..=4).find(|user| threads.has_room_for(*user)).unwrap();
+            threads.abandon(thread, owner);
+            owner
+        });
+        assert_eq!(owners, [1, 1, 1, 1, 2, 2, 3, 4]);
+        assert!(!threads.has_room_for(5), "of all together there are as many as may be");
+        drop(blocked);
+        assert!(threads.blocked_pids().is_empty() && threads.has_room_for(1));
+    }
+
+    #[test]
     fn a_blocked_reading_is_given_up_and_later_ones_leave_its_process_out() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let reader = MemoryReader {
@@ -287,7 +314,7 @@ mod tests {
         let caller = Arc::new(());
         let read = |processes: &[JobProcess]| {
             let wanted = Arc::downgrade(&caller);
-            let reading = reader.request_reading(processes.to_vec(), ReadingKind::Pages, false, wanted);
+            let reading = reader.request_reading(0, processes.to_vec(), ReadingKind::Pages, false, wanted);
             runtime.block_on(reading)
         };
         let held = LOCK.lock().unwrap();
