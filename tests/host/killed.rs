@@ -98,9 +98,8 @@ impl Forker {
         let name = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         wait_until_empty("no shell forks", || {
             // A killed shell stays a zombie until this test waits for it.
-            let is_shell = |pid: &u32| {
-                *pid != self.worker.id() && name(*pid).trim() != "sleep" && !is_ended(*pid)
-            };
+            let is_shell =
+                |pid: &u32| *pid != self.worker.id() && name(*pid).trim() != "sleep" && !is_ended(*pid);
             let shells: Vec<u32> = self.processes().into_iter().filter(is_shell).collect();
             shells.iter().for_each(|pid| kill_process(*pid));
             // Each of them may have had one more child before it was killed: the next list has the child.

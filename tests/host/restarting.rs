@@ -82,17 +82,17 @@ fn a_clean_stop_leaves_jobs_on_their_cores() {
 fn sighup_applies_a_good_configuration_and_ignores_a_bad_one() {
     let daemon = Daemon::start("mode = \"enforce\"\n");
     let file = daemon.dir().join("pjwd.toml");
-    std::fs::write(&file, "mode = \"observe\"\n").unwrap();
+    fs::write(&file, "mode = \"observe\"\n").unwrap();
     daemon.signal(Signal::SIGHUP);
     wait_until("the new mode is in force", || daemon.status().mode == "observe");
-    std::fs::write(&file, "mode = \"nonsense\"\n").unwrap();
+    fs::write(&file, "mode = \"nonsense\"\n").unwrap();
     daemon.signal(Signal::SIGHUP);
     wait_for("the log names the line and column", || daemon.log().contains("pjwd.toml:1:8").then_some(()));
     assert_eq!(daemon.status().mode, "observe");
     let refusal = daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap_err().to_string();
     assert!(refusal.contains("the old configuration stays in force: "), "{refusal}");
     assert!(refusal.contains("pjwd.toml:1:8: mode: \"nonsense\" is not allowed here"), "{refusal}");
-    std::fs::write(&file, "").unwrap();
+    fs::write(&file, "").unwrap();
     daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap();
     assert_eq!(daemon.status().mode, "enforce");
 }

@@ -115,9 +115,8 @@ pub fn reconcile(
     report_incomplete_scan(&mut draft, snapshot);
 
     let planned = draft.jobs_to_plan();
-    let CycleDraft {
-        state, out: CycleOutput { records, events, warnings, job_warnings, reports }, ..
-    } = draft;
+    let CycleDraft { state, out: CycleOutput { records, events, warnings, job_warnings, reports }, .. } =
+        draft;
     state.usage.count_violations_and_repairs(&events);
     state.update_job_warnings(&planned, job_warnings);
     let warnings = state.list_warnings(warnings);

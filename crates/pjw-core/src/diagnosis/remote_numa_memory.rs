@@ -78,10 +78,7 @@ impl RemoteNumaMemory {
 /// Memory on a NUMA node without PUs (logical CPUs) (such as a memory expander) is ignored, because it is remote for
 /// every thread. A process without hot threads is never in the result.
 #[must_use]
-pub fn find_remote_numa_memory(
-    topology: &Topology,
-    processes: &[HotProcessMemory],
-) -> Vec<RemoteNumaMemory> {
+pub fn find_remote_numa_memory(topology: &Topology, processes: &[HotProcessMemory]) -> Vec<RemoteNumaMemory> {
     processes.iter().filter_map(|process| remote_numa_memory(topology, process)).collect()
 }
 

@@ -34,10 +34,7 @@ impl WardenState {
             }
         }
         idle.retain(|group, _| !hot.contains_key(group));
-        hot.into_iter()
-            .chain(idle)
-            .map(|(number, threads)| AddressSpaceThreads { number, threads })
-            .collect()
+        hot.into_iter().chain(idle).map(|(number, threads)| AddressSpaceThreads { number, threads }).collect()
     }
 
     /// Returns one set of PUs (logical CPUs) for each group of threads of the job `id` whose PUs are all in one L3
