@@ -276,7 +276,8 @@ impl Machine {
             MaskOutcome::Refused { .. } if action.kind == MaskActionKind::Restore => {
                 self.state.record_restore_refused(action);
             }
-            MaskOutcome::Refused { .. } | MaskOutcome::Gone => {}
+            MaskOutcome::Refused { .. } => self.state.record_mask_refused(action),
+            MaskOutcome::Gone => {}
         }
     }
 

@@ -471,6 +471,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
                     self.state.record_restore_refused(&action);
                 }
                 MaskOutcome::Refused { reason, .. } => {
+                    self.state.record_mask_refused(&action);
                     let refused = RefusedMask { job: action.job.clone(), reason: reason.clone() };
                     self.ongoing_failures.refused_masks.insert(action.thread, refused);
                 }

@@ -6,7 +6,7 @@
 //! the effective mask. If a scan reads the predicted mask, no program has requested another mask. If it reads another
 //! mask, the program has.
 //!
-//! A request may be uncertain: after a refused write, after a restart, or for a child of a thread that is not known.
+//! A request may be uncertain: after a restart, or for a child of a thread that is not known.
 //! Then the entry keeps several candidates, and each reading removes the candidates that do not predict the mask.
 //! `ARCHITECTURE.md` has the rules as a table.
 
@@ -323,6 +323,15 @@ impl MaskEntry {
     pub fn record_possible_reset_by_fork(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
+    }
+
+    /// Records that the kernel refused the request for `mask` that [`MaskEntry::add_intended_request`] recorded, and that
+    /// the journal has. The thread still has the mask that it had before: sched_setaffinity(2) that fails changes nothing
+    /// (kernel/sched/syscalls.c, `__sched_setaffinity`, Linux 6.18).
+    pub fn record_request_refused(&mut self, mask: &CpuSet) {
+        if self.candidates.len() > 1 && self.newest().mask == *mask {
+            self.candidates.pop();
+        }
     }
 
     /// Withdraws the request for `mask` that [`MaskEntry::add_intended_request`] recorded. Must be called if

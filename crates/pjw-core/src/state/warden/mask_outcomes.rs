@@ -65,6 +65,14 @@ impl WardenState {
         }
     }
 
+    /// Records that the kernel refused the planned mask change `action`, which is not the restoration of an original
+    /// mask: the thread still has the mask that it had before.
+    pub fn record_mask_refused(&mut self, action: &MaskAction) {
+        if let Some(entry) = self.mask_mut(&action.thread) {
+            entry.record_request_refused(&action.requested_mask);
+        }
+    }
+
     /// Records that pjw did not make the planned mask change `action`: the thread still has the mask that it
     /// had before.
     pub fn record_mask_not_attempted(&mut self, action: &MaskAction) {

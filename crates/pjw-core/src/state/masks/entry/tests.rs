@@ -288,6 +288,19 @@ fn a_cancelled_write_is_no_candidate_any_more() {
 }
 
 #[test]
+fn a_refused_write_is_no_candidate_any_more_and_its_record_stays_in_the_journal() {
+    let mut entry = first("5");
+    entry.add_intended_request(cpu_set("0-3"), cpu_set("5"), Nanos(2));
+    entry.record_request_refused(&cpu_set("0-3"));
+    assert_eq!((masks(&entry), entry.journaled_since()), (vec![cpu_set("5")], Some(Nanos(2))));
+    // The cpuset to which the process moves then hides which of the two was requested.
+    assert_eq!(read(&mut entry, "0-3", &limits(&["0-3"]), 3), MaskComparison::Predicted);
+    assert!(entry.is_mask_from_program());
+    entry.record_request_refused(&cpu_set("5"));
+    assert_eq!(masks(&entry), [cpu_set("5")], "a request that was made before stays");
+}
+
+#[test]
 fn a_cancelled_write_of_a_mask_that_may_be_requested_already_leaves_it_a_candidate() {
     let mut entry = MaskEntry::from_record(recorded(cpu_set("0-1"), cpu_set("0-7")));
     entry.add_recorded_request(recorded(cpu_set("0-3"), cpu_set("0-7")));
