@@ -256,7 +256,9 @@ fn check_changed_rule(enforcement: Enforcement, is_restarted: bool) {
     let is_inside = |pid: u32| mask(pid).to_string() == cpus;
     wait_until("they are on its cores", || [leaving.pid(), child, staying.pid()].into_iter().all(is_inside));
     staying.send_line(&format!("exec {}", programs[1].display()));
-    staying.run("echo");
+    // The shell reads ahead: it would take a second line with it.
+    let name = format!("/proc/{}/comm", staying.pid());
+    wait_until("it is the other program", || fs::read_to_string(&name).unwrap() == "pjw_after\n");
 
     daemon.configure(&second);
     if is_restarted {
