@@ -157,13 +157,14 @@ fn has_lists_of_children() -> bool {
     has_lists
 }
 
-/// The signals that a process ignores, one bit for each, but for SIGPIPE: Rust's runtime ignores it. None if the
-/// process has ended.
-fn ignored_signals(pid: u32) -> u64 {
+/// Whether a process ignores a signal that nohup(1), or a shell that starts a program in the background, lets it ignore.
+/// False if the process has ended.
+fn ignores_usual_signals(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    ignored & !(1_u64 << (Signal::SIGPIPE as i32 - 1))
+    let is_ignored = |signal: Signal| ignored & (1_u64 << (signal as i32 - 1)) != 0;
+    [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT].into_iter().any(is_ignored)
 }
 
 /// Starts `pjwctl spawn` without core dumps: some of the signals make one. Returns when no signal to it is lost.
@@ -183,7 +184,7 @@ fn start_marked(daemon: Option<(&Daemon, &str)>, words: &[&str], mark: &str) -> 
     command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     let child = command.spawn().unwrap();
     // env may not have been executed yet.
-    wait_until("no signal is ignored", || ignored_signals(child.id()) == 0);
+    wait_until("no signal is ignored", || !ignores_usual_signals(child.id()));
     child
 }
 
