@@ -20,6 +20,7 @@ const MAX_LATE_WAIT_NS: u64 = 3_000_000_000;
 /// Updates the state of pjw with what the scan of this cycle found: processes, cgroups and online PUs (logical CPUs).
 pub(crate) fn update_state(draft: &mut CycleDraft<'_>) {
     let snapshot = draft.seen;
+    draft.state.first_scan_at.get_or_insert(snapshot.taken_at.since_boot);
     draft.state.cpusets.set_delayed_write_times(draft.now.since_boot);
     update_online_pus(draft, &snapshot.online);
     update_cgroups(draft);

@@ -75,6 +75,8 @@ pub struct WardenState {
     /// The processes whose affinity masks an earlier run of the daemon may have set, where no journal record says
     /// whether it did. Also the search for such processes, which is due after records were lost.
     pub unknown_masks: MasksOfUnknownOrigin,
+    /// The time of the first scan since the daemon started, in ns since boot. `None` before it.
+    pub(crate) first_scan_at: Option<Nanos>,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
     /// The warnings about each job, as of the last time that the job was planned or, while it waits for cores, visited.
@@ -148,6 +150,7 @@ impl WardenState {
             masks_from_journal: BTreeMap::new(),
             released_masks: BTreeMap::new(),
             unknown_masks: MasksOfUnknownOrigin::default(),
+            first_scan_at: None,
             online,
             warnings: BTreeMap::new(),
             warning_list: WarningList::default(),

@@ -171,8 +171,10 @@ impl WardenState {
         // The limits before this reading are irrelevant for a request that was not inherited.
         let limits = || self.mask_limits(pid, now, persists);
         // The journal has the request of a program, without its time, if a cpuset hides the request. A thread of the
-        // same process without such a record had every PU when an earlier daemon read it.
-        let had_every_pu = !member.was_new_at_join && limits().is_unrestricted(seen);
+        // same process without such a record had every PU when an earlier daemon read it. Except a thread that was
+        // born after the end of that daemon.
+        let is_old = self.first_scan_at.is_none_or(|first| at.earliest <= first);
+        let had_every_pu = is_old && !member.was_new_at_join && limits().is_unrestricted(seen);
         let own = own.filter(|request| !(had_every_pu && request.is_of_program_before_first_reading()));
         let own = if is_first { Vec::new() } else { own.cloned().collect() };
         // A later thread has its mask from a thread of its process, and only that process from the parent.
