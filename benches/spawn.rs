@@ -338,7 +338,13 @@ fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
         Some(share) => format!("exec is cheaper than a template from {share:.0} % of the pages on"),
         None => "a template is cheaper than exec at every share".into(),
     })?;
-    let figures = results[0].1.iter().zip(&results[1].1).map(|((share, exec), (_, template))| {
+    let pairs = || results[0].1.iter().zip(&results[1].1);
+    let good = pairs().filter(|((_, exec), (_, template))| template.cpu_us <= 1.1 * exec.cpu_us).count();
+    print_line(&format!(
+        "--proxy auto takes a template: the cheaper way, or at most 10 % above it, at {good} of {} shares",
+        pairs().count()
+    ))?;
+    let figures = pairs().map(|((share, exec), (_, template))| {
         let name = format!("template, {megabytes} MB, {share} % of the pages written: CPU");
         Figure::new(&name, template.cpu_us, "us", "exec", exec.cpu_us)
     });
@@ -387,6 +393,15 @@ fn pus(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     print_table(title, &merged)?;
     write_charts("spawn-pus", title, "PUs", &merged)?;
     let rate = |name: &str, pus: u32| at_most(&merged, name, pus).map(|(_, cost)| cost.rate);
+    for (number, serial) in
+        merged.iter().find(|(name, _)| *name == POSIX_SPAWN).map_or(&[][..], |(_, all)| all)
+    {
+        let [own, template] =
+            [rate(ASYNCHRONOUS, *number)?, rate(TEMPLATE, *number)?].map(|own| own / serial.rate);
+        print_line(&format!(
+            "on {number} PUs: {own:.2} times the rate of one posix_spawn after the other, {template:.2} times with templates"
+        ))?;
+    }
     let most = u32::try_from(all.len())?;
     let mut figures = Vec::new();
     for name in [ASYNCHRONOUS, TEMPLATE, POSIX_SPAWN] {

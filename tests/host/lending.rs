@@ -127,12 +127,9 @@ fn release_all_undoes_what_a_killed_daemon_lent() {
     assert_eq!(remaining_cgroups(daemon.tag()), Vec::<PathBuf>::new());
 }
 
-/// Whether the job `batch` has the CPUs `cpus`, and this process of it is on them. As soon as the process counts as
-/// busy, it is on one of them only. On a busy machine that may be before it has run.
+/// Whether the job `batch` has the CPUs `cpus`, and this process of it is on them.
 fn has_cores(daemon: &Daemon, pid: u32, cpus: &CpuSet) -> bool {
-    let on = mask(pid);
-    let of_job = daemon.job("batch").map(|job| job.cpus);
-    of_job == Some(cpus.to_string()) && !on.is_empty() && on.is_subset(cpus)
+    daemon.job("batch").map(|job| job.cpus) == Some(cpus.to_string()) && mask(pid) == *cpus
 }
 
 /// Whether the process uses CPU time.

@@ -220,9 +220,10 @@ fn run_ticks(tid: u32) -> Option<u64> {
 /// Waits until pjwd, which scans each 300 ms, has seen these threads run for some time.
 fn wait_until_seen_hot(daemon: &Daemon, tids: &[u32]) {
     let before: Vec<Option<u64>> = tids.iter().map(|&tid| run_ticks(tid)).collect();
-    // Ten scans of the daemon.
+    // Ten scans of the daemon. All of these threads may be of one process, whose time is read.
+    let enough = 300 * tids.len() as u64;
     wait_until("the threads have run for three seconds", || {
-        tids.iter().zip(&before).all(|(&tid, before)| run_ticks(tid) >= before.map(|ticks| ticks + 300))
+        tids.iter().zip(&before).all(|(&tid, before)| run_ticks(tid) >= before.map(|ticks| ticks + enough))
     });
     wait_until("pjwd knows that they are hot", || {
         let hot = hot_threads(daemon);

@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
@@ -54,21 +55,34 @@ fn strict_hook(socket: &Path, hook: &str, limit: TimeLimit) -> Call {
 }
 
 /// Checks that each hook ends: with a warning, or, if it is strict, with an error. With the time limit `Long`, it does
-/// not wait for the end of the time. The time in `expected` is left out: the connection to a daemon that does not answer
-/// has what is left of the limit.
+/// not wait for the end of the time. With the default, it gives up after 1.2 s at the latest: a connection to a daemon
+/// that does not answer has what is left of that.
 fn check_job_is_not_delayed(dir: &Path, socket: &Path, limit: TimeLimit, expected: &str) {
-    prolog(dir, socket, limit).assert_warning(expected);
-    Call::new(limit.hook(dir, "slurm/epilog.sh"))
-        .with_environment(EPILOG)
-        .with_socket(socket)
-        .assert_warning(expected);
-    Call::new(limit.hook(dir, "slurm/task-prolog.sh"))
-        .with_environment(PROLOG)
-        .with_socket(socket)
-        .assert_warning(expected);
-    for hook in ["slurm-prolog", "slurm-epilog", "slurm-task-prolog"] {
-        strict_hook(socket, hook, limit).assert_refusal(expected);
+    let mut lines = vec![prolog(dir, socket, limit).assert_warning(expected)];
+    for (file, environment) in [("slurm/epilog.sh", EPILOG), ("slurm/task-prolog.sh", PROLOG)] {
+        let hook = Call::new(limit.hook(dir, file)).with_environment(environment).with_socket(socket);
+        lines.push(hook.assert_warning(expected));
     }
+    for hook in ["slurm-prolog", "slurm-epilog", "slurm-task-prolog"] {
+        lines.push(strict_hook(socket, hook, limit).assert_refusal(expected));
+    }
+    for line in lines {
+        match limit {
+            TimeLimit::Long => assert!(!line.contains(" within "), "{line}"),
+            TimeLimit::Default => {
+                assert!(waited_time(&line).is_some_and(|time| time <= Duration::from_millis(1200)), "{line}");
+            }
+        }
+    }
+}
+
+/// Reads how long a hook waited from its line, such as `within 950ms` or `within 1.2s`.
+fn waited_time(line: &str) -> Option<Duration> {
+    let (_, rest) = line.split_once(" within ")?;
+    let end = rest.find(|letter: char| !letter.is_ascii_digit() && letter != '.')?;
+    let number: f64 = rest[..end].parse().ok()?;
+    let unit = if rest[end..].starts_with("ms") { 1e-3 } else { 1.0 };
+    Some(Duration::from_secs_f64(number * unit))
 }
 
 #[test]

@@ -163,21 +163,23 @@ impl Call {
         assert!(line.ends_with("of 1 core used\n") && line.lines().count() == 1, "{line}");
     }
 
-    /// Checks that the hook succeeds and prints one line with a warning to stderr.
-    pub fn assert_warning(self, expected: &str) {
+    /// Checks that the hook succeeds and prints one line with a warning to stderr. Returns the line.
+    pub fn assert_warning(self, expected: &str) -> String {
         let output = self.output();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
         assert!(stderr.lines().count() == 1 && stderr.contains(expected), "{expected:?}: {stderr}");
+        stderr
     }
 
-    /// Checks that the hook fails and prints one line with the reason to stderr.
-    pub fn assert_refusal(self, expected: &str) {
+    /// Checks that the hook fails and prints one line with the reason to stderr. Returns the line.
+    pub fn assert_refusal(self, expected: &str) -> String {
         let output = self.output();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(stderr.lines().count() == 1 && stderr.contains(expected), "{expected:?}: {stderr}");
         assert!(output.stdout.is_empty(), "{output:?}");
+        stderr
     }
 }
 

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../../.."
 programs=${PROGRAMS:-${CARGO_TARGET_DIR:-target}/release}
 vm=${VM:-target/vm}
 deadline=${DEADLINE:-900}
-silence=60
+silence=120
 framework=tests/vm/framework
 results=$vm/results/bare${KERNEL:+-$KERNEL}
 . "$framework/kernel.sh"

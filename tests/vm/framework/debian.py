@@ -35,14 +35,14 @@ CPUS = int(os.environ.get("CPUS", "16"))
 FORM = "-".join(filter(None, ("snapshot", os.environ.get("KERNEL"), str(CPUS))))
 BOOT_DEADLINE = 240
 RESUME_DEADLINE = 30
-# The seconds without a line of a case after which its kernel counts as stopped. SILENCE applies if the kernel has reported that its
-# CPUs wait for each other, LONG_SILENCE otherwise. No step of a case waits longer.
-SILENCE, LONG_SILENCE = 45, 200
 # A case keeps one CPU of the host busy for most of its time.
 MACHINES = int(os.environ.get("MACHINES", "2"))
 CASE_DEADLINE = 240
 # The seconds in which a check `eventually` has to pass, in a case that runs alone.
 EVENTUALLY = 90
+# The seconds without a line of a case after which its kernel counts as stopped. SILENCE applies if the kernel has reported that its
+# CPUs wait for each other, LONG_SILENCE otherwise. No step of a case waits longer.
+SILENCE, LONG_SILENCE = 45, EVENTUALLY * MACHINES + 60
 TRIES = 3
 
 # What is collected when a case fails: the name of the file, and the command in the guest.

@@ -37,11 +37,11 @@ pub(crate) fn check_all(setup: &Setup, instances: &[Instance], starters: usize) 
         // the limits takes longer than the start.
         return Ok(());
     }
-    room::check_cgroups(instances, starters)?;
+    // Each spawner thread has one template.
+    let templates = if setup.templates.is_some() { starters / 2 } else { 0 };
+    room::check_cgroups(instances, starters, templates)?;
     let Some(credentials) = &setup.credentials else {
         return room::check_limits_of_user(instances.len(), starters);
     };
-    // Each spawner thread has one template.
-    let templates = if setup.templates.is_some() { starters / 2 } else { 0 };
     room::check_limits_of_users(credentials.uid, instances.len(), starters, templates)
 }

@@ -55,8 +55,8 @@ struct Demand {
 /// [`CheckError::ProcessLimit`] if a limit is too low.
 pub fn check_process_limits(instances: usize, starters: usize) -> Result<(), CheckError> {
     let (wanted, starters) = (instances as u64, starters as u64);
-    let demands = cgroup_demands(own_pids_cgroup().as_ref(), wanted, starters, &[]);
-    check_demands(&demands)?;
+    let own = own_pids_cgroup().map(|own| (own.directory, Demand { instances: wanted, starters }));
+    check_demands(&cgroup_demands(own))?;
     check_limits_of_caller(wanted, starters, wanted + starters)
 }
 
@@ -91,53 +91,61 @@ fn check_limits_of_caller(wanted: u64, starters: u64, needed: u64) -> Result<(),
 }
 
 /// Checks the limits on the number of processes (`pids.max`) of the cgroups in which the instances and the starters are
-/// to start, and of all cgroups above these. A cgroup whose directory the caller doesn't see is not checked.
-pub(super) fn check_cgroups(instances: &[Instance], starters: usize) -> Result<(), CheckError> {
+/// to start, and of all cgroups above these. Of the starters, `templates` are templates. A cgroup whose directory the
+/// caller doesn't see is not checked.
+///
+/// Since Linux 5.7, a process that clone3(2) makes in another cgroup of version 2 (`CLONE_INTO_CGROUP`) counts in this
+/// cgroup, and not in the caller's: `pids_can_fork` in kernel/cgroup/pids.c. If the pids controller is of version 1, it
+/// counts in the caller's.
+pub(super) fn check_cgroups(
+    instances: &[Instance],
+    starters: usize,
+    templates: usize,
+) -> Result<(), CheckError> {
     let mut by_descriptor: BTreeMap<RawFd, u64> = BTreeMap::new();
     for cgroup in instances.iter().filter_map(|instance| instance.placement.cgroup.as_ref()) {
         *by_descriptor.entry(cgroup.as_raw_fd()).or_default() += 1;
     }
     // Several descriptors may be of one cgroup. Two cgroups may have the same path: each in another mount namespace.
-    let mut by_cgroup: BTreeMap<(u64, u64), (PathBuf, u64)> = BTreeMap::new();
+    let mut by_cgroup: BTreeMap<(u64, u64), (PathBuf, Demand)> = BTreeMap::new();
     for (descriptor, wanted) in by_descriptor {
         let link = PathBuf::from(format!("/proc/self/fd/{descriptor}"));
         let (Ok(cgroup), Ok(directory)) = (fs::metadata(&link), fs::read_link(&link)) else { continue };
         let id = |cgroup: &fs::Metadata| (cgroup.dev(), cgroup.ino());
         if fs::metadata(&directory).is_ok_and(|seen| id(&seen) == id(&cgroup)) {
-            by_cgroup.entry(id(&cgroup)).or_insert((directory, 0)).1 += wanted;
+            let known = by_cgroup.entry(id(&cgroup)).or_insert((directory, Demand::default()));
+            known.1.instances += wanted;
         }
     }
-    let placed: Vec<(PathBuf, u64)> = by_cgroup.into_values().collect();
+    let mut placed: Vec<(PathBuf, Demand)> = by_cgroup.into_values().collect();
     let own = own_pids_cgroup();
     let without_cgroup = instances.iter().filter(|instance| instance.placement.cgroup.is_none()).count();
     let is_v1 = own.as_ref().is_some_and(|own| own.is_v1);
     let in_own = if is_v1 { instances.len() } else { without_cgroup };
-    check_demands(&cgroup_demands(own.as_ref(), in_own as u64, starters as u64, &placed))
+    // A template starts in the cgroup of its first instance. With several cgroups it is not known in which one, and the
+    // templates count in the caller's.
+    let placed_templates = match placed.as_mut_slice() {
+        [(_, only)] if in_own == 0 => {
+            only.starters = templates as u64;
+            templates
+        }
+        _ => 0,
+    };
+    let demand = Demand { instances: in_own as u64, starters: (starters - placed_templates) as u64 };
+    check_demands(&cgroup_demands(own.map(|own| (own.directory, demand)).into_iter().chain(placed)))
 }
 
-/// Returns the demand in each directory: those of the cgroups that get processes, and all above them. `in_own`
-/// instances and the starters are in the caller's cgroup `own`, and the others in the cgroups `placed`.
-///
-/// Since Linux 5.7, an instance that clone3(2) makes in another cgroup of version 2 (`CLONE_INTO_CGROUP`) counts in
-/// this cgroup, and not in the caller's: `pids_can_fork` in kernel/cgroup/pids.c. If the pids controller is of version
-/// 1, it counts in the caller's.
-fn cgroup_demands(
-    own: Option<&PidsCgroup>,
-    in_own: u64,
-    starters: u64,
-    placed: &[(PathBuf, u64)],
-) -> BTreeMap<PathBuf, Demand> {
-    let own = own.map(|own| (&own.directory, Demand { instances: in_own, starters }));
-    let placed = placed.iter().map(|(path, count)| (path, Demand { instances: *count, starters: 0 }));
-    let mut demands: BTreeMap<PathBuf, Demand> = BTreeMap::new();
-    for (directory, demand) in own.into_iter().chain(placed) {
+/// Returns the demand in each directory: those of the cgroups in `demands`, and all above them.
+fn cgroup_demands(demands: impl IntoIterator<Item = (PathBuf, Demand)>) -> BTreeMap<PathBuf, Demand> {
+    let mut sums: BTreeMap<PathBuf, Demand> = BTreeMap::new();
+    for (directory, demand) in demands {
         for cgroup in directory.ancestors() {
-            let sum = demands.entry(cgroup.to_owned()).or_default();
+            let sum = sums.entry(cgroup.to_owned()).or_default();
             sum.instances += demand.instances;
             sum.starters += demand.starters;
         }
     }
-    demands
+    sums
 }
 
 fn check_demands(demands: &BTreeMap<PathBuf, Demand>) -> Result<(), CheckError> {
@@ -421,15 +429,13 @@ mod tests {
 
     #[test]
     fn an_instance_counts_in_its_own_cgroup_and_in_those_above_only() {
-        let own = |path: &str, is_v1| PidsCgroup { directory: path.into(), is_v1 };
-        let placed = [(PathBuf::from("/cg/a/b"), 3), (PathBuf::from("/cg/c"), 4)];
-        let demands = cgroup_demands(Some(&own("/cg/a", false)), 5, 2, &placed);
-        let demand = |instances, starters| Some(Demand { instances, starters });
-        let of = |path: &str| demands.get(Path::new(path)).copied();
-        assert_eq!((of("/cg/a"), of("/cg/a/b"), of("/cg/c")), (demand(8, 2), demand(3, 0), demand(4, 0)));
-        assert_eq!(of("/cg"), demand(12, 2));
-        let alone = cgroup_demands(None, 5, 2, &placed);
-        assert_eq!(alone.get(Path::new("/cg/a")), demand(3, 0).as_ref());
+        let placed = [("/cg/a", 5, 2), ("/cg/a/b", 3, 1), ("/cg/c", 4, 0)];
+        let placed =
+            placed.map(|(path, instances, starters)| (PathBuf::from(path), Demand { instances, starters }));
+        let demands = cgroup_demands(placed);
+        let of = |path: &str| demands.get(Path::new(path)).map(|demand| (demand.instances, demand.starters));
+        assert_eq!([of("/cg/a"), of("/cg/a/b"), of("/cg/c")], [Some((8, 3)), Some((3, 1)), Some((4, 0))]);
+        assert_eq!(of("/cg"), Some((12, 3)));
     }
 
     #[test]

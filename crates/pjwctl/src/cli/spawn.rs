@@ -23,7 +23,7 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     PJW_RANK, PJW_SIZE, PJW_CPUS, PJW_NCORES, PJW_GROUP and, without --local, PJW_JOB and PJW_JOB_DIR in its environment. \
     OMP_NUM_THREADS and the other variables of run.variables in pjwd's configuration have the size of its part, except those that \
     are set already. Everything is checked first: if something is wrong, nothing starts. Signals that pjwctl gets go to all \
-    instances, except those of job control (SIGTSTP, SIGCONT). If pjwctl is killed, the kernel kills the instances; with --async they \
+    instances, except those of job control, SIGPIPE and SIGCHLD. If pjwctl is killed, the kernel kills the instances; with --async they \
     live on.\n\n\
     Exit codes: 0 if all instances ended with 0, else the highest of theirs, 128 + signal for one that a signal ended; \
     127 if the command, or the interpreter that it names, does not exist, 126 if it can't be executed; 125 if a fork of a \

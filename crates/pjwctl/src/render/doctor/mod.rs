@@ -236,7 +236,7 @@ fn facts(facts: &[DoctorFact], all: bool, term: Terminal) -> String {
 }
 
 const HEADINGS: [&str; 9] =
-    ["job", "owner", "cores", "holds", "may use", "procs", "threads", "busy", "would get"];
+    ["job", "owner", "cores", "holds", "may use", "procs", "threads", "hot", "would get"];
 
 /// The columns with numbers.
 const NUMBERS: [usize; 4] = [2, 5, 6, 7];

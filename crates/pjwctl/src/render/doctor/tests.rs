@@ -71,9 +71,9 @@ fn the_most_urgent_finding_comes_first_and_notes_are_left_out() {
     advice   pjwd is not running: nobody looks after 2 jobs
              → systemctl start pjwd
 
-    job       owner  cores  holds           may use  procs  threads  busy  would get
-    slurm:17  alice      4  -               0-15         3       40     8  0-3
-    slurm:18  alice      -  0,2,4,6,8,…(8)  0-15         3       40     8  -
+    job       owner  cores  holds           may use  procs  threads  hot  would get
+    slurm:17  alice      4  -               0-15         3       40    8  0-3
+    slurm:18  alice      -  0,2,4,6,8,…(8)  0-15         3       40    8  -
 
     machine        2 packages, 2 NUMA nodes, 16 cores, CPUs 0-15
     scheduler      Slurm: it binds nothing here: pjwd grants cores
@@ -93,9 +93,9 @@ fn with_all_everything_is_shown() {
     note     this kernel reports no pressure (/proc/pressure)
              → psi=1
 
-    job       owner  cores  holds           may use  procs  threads  busy  would get
-    slurm:17  alice      4  -               0-15         3       40     8  0-3
-    slurm:18  alice      -  0,2,4,6,8,…(8)  0-15         3       40     8  -
+    job       owner  cores  holds           may use  procs  threads  hot  would get
+    slurm:17  alice      4  -               0-15         3       40    8  0-3
+    slurm:18  alice      -  0,2,4,6,8,…(8)  0-15         3       40    8  -
 
     machine        2 packages, 2 NUMA nodes, 16 cores, CPUs 0-15
     scheduler      Slurm: it binds nothing here: pjwd grants cores
