@@ -143,14 +143,19 @@ pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputErro
     pbs_job(arguments, amount)
 }
 
-/// Reads the description of a job from the arguments that Torque passes to its prologue and epilogue scripts.
-/// These are the job id, the user, the group, the job name and the list of resource limits. Newer versions of
-/// Torque also pass the list of hosts. Fewer arguments are allowed: only the job id is required. The number of
-/// cores on this machine is computed from the resource limits and the list of hosts.
+/// Reads the description of a job from the arguments of Torque's prologue script. Not for the epilogue script, which
+/// has other arguments. These arguments are used:
+///
+/// - 1: the job id. Only this argument is required.
+/// - 2: the user.
+/// - 5: the list of resource limits.
+/// - 9: the list of hosts. Only newer versions of Torque pass it.
+///
+/// The limits and the hosts give the number of cores on this machine.
 ///
 /// # Errors
-/// If the first argument is no valid job id. Without a valid owner or number of cores, the call succeeds, and
-/// the field `owner` or `cpu_request` of the result is an error.
+/// If the first argument is no valid job id. Without a valid owner or number of cores, the call succeeds, and the field
+/// `owner` or `cpu_request` of the result is an error.
 pub fn from_torque(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let limits = arguments.get(4).copied().unwrap_or_default();
     let hosts = arguments.get(8).copied().unwrap_or_default();

@@ -74,11 +74,10 @@ impl WorkerMemory {
     }
 }
 
-/// A prediction that the private memory of a job's workers will soon exceed the available memory. The workers
-/// are the processes of the job with much private memory (memory that no other process maps).
+/// A prediction that the workers of a job ([`WorkerMemory`]) will soon use all available memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryShortage {
-    /// The number of workers: the processes of the job with much private memory.
+pub struct PredictedMemoryShortage {
+    /// The number of workers. Processes that share an address space count as one.
     pub workers: u32,
     /// The mean private memory of a worker now, in bytes.
     pub private_bytes_per_worker: u64,
@@ -90,7 +89,7 @@ pub struct MemoryShortage {
     pub seconds_left: u64,
 }
 
-impl MemoryShortage {
+impl PredictedMemoryShortage {
     /// Returns the prediction as one sentence for users: the private memory that each worker has now and will
     /// need in ten minutes, its growth, and the time until no memory is left. Example: `8 workers x 1.2 GiB of
     /// their own will not fit: ...`.
@@ -139,7 +138,7 @@ fn duration(seconds: u64) -> String {
 pub fn predict_memory_shortage(
     measurements: &[WorkerMemory],
     available_bytes: u64,
-) -> Option<MemoryShortage> {
+) -> Option<PredictedMemoryShortage> {
     let newest = measurements.last().filter(|newest| newest.workers > 0)?;
     let is_alike = |reading: &&WorkerMemory| {
         reading.workers == newest.workers && newest.at.0.saturating_sub(reading.at.0) <= MAX_AGE.0
@@ -159,7 +158,7 @@ pub fn predict_memory_shortage(
     let seconds_left = u64::try_from(seconds_left).ok().filter(|seconds| *seconds < reach)?;
     let workers = u64::from(newest.workers);
     let per_minute = u128::from(growth) * 60_000_000_000 / u128::from(time) / u128::from(workers);
-    Some(MemoryShortage {
+    Some(PredictedMemoryShortage {
         workers: newest.workers,
         private_bytes_per_worker: newest.private_bytes / workers,
         growth_per_minute: u64::try_from(per_minute).unwrap_or(u64::MAX),

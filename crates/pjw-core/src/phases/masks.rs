@@ -77,7 +77,7 @@ fn plan_job(
         plans.sort_by_key(|plan| !plan.thread.demand.is_hot);
     }
     let nodes = ChosenNodes::choose(draft, id, &grant, &plans);
-    let pins = pins(draft, id, &grant, &plans, &nodes);
+    let pins = choose_pins_of_job(draft, id, &grant, &plans, &nodes);
     let used_nodes = nodes.nodes_to_record(&draft.state.topology, &grant, &plans, &pins);
     let machine = draft.state.topology.cpus();
 
@@ -244,10 +244,11 @@ fn lift_all(plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
     }
 }
 
-/// Chooses the PUs to which threads are pinned. In an isolated partition the kernel does not balance threads between
-/// PUs, so every thread is pinned. The threads of a borrower are not pinned, because its PUs change often. An owner's
-/// threads are pinned to PUs that are not lent, if there are enough.
-fn pins(
+/// Chooses the PU to which each thread of a job is pinned. Threads of a borrower are not pinned, because its PUs change
+/// often. In an isolated partition, all threads in the cpuset are pinned, because the kernel does not balance load
+/// there. Otherwise only hot threads can be pinned. PUs that are not lent are used if there are enough for all these
+/// threads.
+fn choose_pins_of_job(
     draft: &CycleDraft<'_>,
     id: &JobId,
     grant: &CpuSet,
@@ -264,7 +265,7 @@ fn pins(
     let mut candidates: Vec<&ThreadPlan<'_>> = plans.iter().filter(is_candidate).collect();
     candidates.sort_by_key(|plan| !plan.thread.demand.is_hot);
     let kept = grant.difference(&draft.state.pool.lent_cpus());
-    // With fewer of these PUs than hot threads, some threads would wait while the borrower runs.
+    // With fewer of these PUs than candidates, some threads would wait while the borrower runs.
     let kept = if kept.len() < candidates.len() { grant } else { &kept };
     let input = |plan: &ThreadPlan<'_>| {
         let hot_thread = hot_thread(plan, grant);
@@ -386,7 +387,7 @@ fn restore_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Vec<MaskAction> {
         return Vec::new();
     };
     let (actions, done): (Vec<_>, Vec<_>) =
-        members.into_iter().map(|member| restores_of(draft.state, member)).unzip();
+        members.into_iter().map(|member| mask_restore_actions(draft.state, member)).unzip();
     let (actions, done) = (actions.concat(), done.concat());
     // Only after a full scan: see `restore`.
     if draft.full {
@@ -396,8 +397,9 @@ fn restore_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Vec<MaskAction> {
     actions
 }
 
-/// The actions that give the threads of a process their original masks back, and the threads that have them.
-fn restores_of(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<ThreadId>) {
+/// Returns the actions that restore the original masks of a process's threads, and the threads that need no action: the
+/// mask need not be restored, the kernel refuses the original mask, or the original mask has no online PU.
+fn mask_restore_actions(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<ThreadId>) {
     let online = state.pool.online_cpus();
     let mut actions = Vec::new();
     let mut done = Vec::new();
@@ -430,7 +432,7 @@ pub(crate) fn plan_mask_restores(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> 
         .values()
         .filter(|member| !draft.state.pids_kept_off_job_cpus.contains(&member.id.pid));
     for member in released {
-        let (restores, _) = restores_of(draft.state, member);
+        let (restores, _) = mask_restore_actions(draft.state, member);
         let is_hidden = |thread| draft.state.may_cpuset_hide_mask(member.id.pid, thread);
         let is_unread =
             member.threads.values().all(|thread| thread.mask_entry.is_none() && thread.is_alive());

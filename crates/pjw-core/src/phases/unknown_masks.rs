@@ -88,7 +88,7 @@ fn continue_search(draft: &mut CycleDraft<'_>) {
     }
     let unread = draft.state.unknown_masks.unread_pids();
     let read: Vec<(Pid, UnknownOriginMasks)> =
-        unread.filter_map(|pid| Some((pid, read_mask(draft, pid)?))).collect();
+        unread.filter_map(|pid| Some((pid, find_unknown_origin_masks(draft, pid)?))).collect();
     for (pid, mask) in read {
         draft.state.unknown_masks.record_masks_read(pid);
         add_found(draft, pid, mask);
@@ -139,8 +139,9 @@ fn is_to_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> boo
     process.first_thread_mask.as_ref().is_some_and(|mask| !online.is_subset(mask))
 }
 
-/// The masks of unknown origin of a process that the search reads. `None` if the process is not read yet.
-fn read_mask(draft: &CycleDraft<'_>, pid: Pid) -> Option<UnknownOriginMasks> {
+/// Returns the masks of process `pid` that no journal record explains. Empty if there are none, if the process is
+/// unknown, or if a cpuset of its scheduler restricts it. `None` if its threads have not been read yet.
+fn find_unknown_origin_masks(draft: &CycleDraft<'_>, pid: Pid) -> Option<UnknownOriginMasks> {
     let state = &*draft.state;
     let Some(known) = state.processes.get(&pid) else { return Some(UnknownOriginMasks::default()) };
     let online = state.pool.online_cpus();

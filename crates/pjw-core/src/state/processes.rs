@@ -15,7 +15,8 @@ use crate::terms::{BatchIdentity, JobId, JobProcessGrouping, Process};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
     /// The facts that the last scan of this process read. The fields `attributes`, `batch_identity` and `threads` are
-    /// always `None` here.
+    /// always `None` here. For an orphan, `parent` is the ancestor from the fork event, if there was one, not the
+    /// parent that the scan read.
     pub process: Process,
     /// The role of the process in a batch system, and the jobs that its cgroup, its supplementary groups and
     /// its environment name.
@@ -26,8 +27,9 @@ pub struct KnownProcess {
     /// Whether the process has been read by one scan only. False as soon as a second scan has read the
     /// process.
     pub is_new: bool,
-    /// The last change of the process's cgroup: the path of the previous cgroup, and the time of the first
-    /// scan that read the process in its present cgroup. `None` if no scan has found a change of the cgroup.
+    /// The last change of the process's cgroup: the path of the previous cgroup, and the time of the first scan that
+    /// read the process in its present cgroup. `None` if no scan has found a change of the cgroup, or if the previous
+    /// cgroup was unknown.
     pub last_cgroup_change: Option<(Arc<str>, Nanos)>,
 }
 

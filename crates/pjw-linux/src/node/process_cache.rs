@@ -178,7 +178,7 @@ impl ProcessCache {
             Some(scanned) => Some(scanned.mask.clone()),
             None => affinity::get_mask(Tid(representative.0)).ok(),
         };
-        let changed = self.begin_changed_attributes(&stat, pid, representative, fingerprint, !is_known)?;
+        let changed = self.begin_attribute_read(&stat, pid, representative, fingerprint, !is_known)?;
         let threads = match scanned {
             Some(scanned) => {
                 self.apply_scanned(pid, &scanned);
@@ -306,11 +306,17 @@ impl ProcessCache {
         others.map(|tid| Pid(tid.0)).next().ok_or(Errno::ESRCH)
     }
 
-    /// The attributes, if they changed since the last scan. Unreadable files give empty attributes.
+    /// Checks whether the attributes of the process may have changed since the last scan, and starts to read them.
+    /// [`ProcessCache::finish_attributes`] completes the read.
     ///
-    /// `representative` is the thread that is read for facts that all threads of a process share: the first thread, or
-    /// another one if the first has ended. `fingerprint` is that of the process's cgroups, 0 if no pass reported it.
-    fn begin_changed_attributes(
+    /// - `representative` is a living thread: the first one, or another if the first has ended.
+    /// - `fingerprint` is the hash of the process's cgroups from the task scan; 0 if unknown.
+    /// - `first`: the process was not known before this scan.
+    ///
+    /// # Errors
+    /// `ESRCH` if the process or `representative` has ended, or if the process is not in the cache. Otherwise the error
+    /// of reading `/proc`. An error of reading the environment variables is part of the result.
+    fn begin_attribute_read(
         &mut self,
         stat: &Stat,
         pid: Pid,
@@ -361,7 +367,7 @@ impl ProcessCache {
         Ok(ChangedAttributes::Of { program, cgroups, status, begun })
     }
 
-    /// Completes what [`ProcessCache::begin_changed_attributes`] has begun. Returns the attributes, if they changed.
+    /// Completes what [`ProcessCache::begin_attribute_read`] has begun. Returns the attributes, if they changed.
     fn finish_attributes(
         &mut self,
         pid: Pid,

@@ -58,11 +58,11 @@ pub struct TransientScope {
 
 /// A D-Bus client for the systemd manager of this machine. Starts scopes and slices (units with a cgroup), stops
 /// units, and sets the cpusets and CPU weights of units. Each call waits at most [`CALL_TIMEOUT`] for the reply
-/// of systemd. After a call without a reply, all further calls fail at once for 10 s.
+/// of systemd. After a timeout, calls made in the next 10 s fail immediately.
 #[derive(Debug)]
 pub struct SystemdClient {
     addresses: Vec<Address>,
-    /// The time of the last call to which systemd did not reply in time. `None` if systemd replied to the last call.
+    /// The time of the last call to which systemd did not reply in time. `None` if the last call did not time out.
     silent_since: Option<Instant>,
 }
 
@@ -168,12 +168,13 @@ impl SystemdClient {
         self.call(&MethodCall::manager_method("SetUnitProperties", body)).map(drop)
     }
 
-    /// Stops the systemd unit named `unit`. systemd kills all processes of the unit, so the caller must make
-    /// sure that the unit has no processes.
+    /// Stops the systemd unit named `unit`. systemd kills all processes of the unit, so the caller must make sure that
+    /// the unit has no processes. Returns when systemd has accepted the request. The unit and its cgroup can still
+    /// exist then.
     ///
     /// # Errors
-    /// [`SystemdError::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request,
-    /// can't be reached, or does not reply in time.
+    /// [`SystemdError::NoSuchUnit`] if the unit is not loaded. Other errors if systemd refuses the request, can't be
+    /// reached, or does not reply in time.
     pub fn stop_unit(&mut self, unit: &str) -> Result<(), SystemdError> {
         let body = CallArguments::default().text(unit).text("replace");
         self.call(&MethodCall::manager_method("StopUnit", body)).map(drop)

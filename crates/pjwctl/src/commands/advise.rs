@@ -10,7 +10,7 @@ use pjw_spawn::farm::advise::FarmCosts;
 
 use crate::cli;
 use crate::output;
-use crate::render::advise::{Advice, advice_text};
+use crate::render::advise::{FarmAdvice, advice_text};
 
 /// Runs `pjwctl advise`: prints how many items a farm needs so that its cores are well used. A farm is a group of
 /// worker processes that compute numbered items. `what` contains the command line options.
@@ -20,7 +20,7 @@ pub(super) fn run(what: &cli::AdviseArgs) -> anyhow::Result<ExitCode> {
         None => own_cpus().context("can't read the CPUs of this process; give --workers N")?,
     };
     let costs = FarmCosts { serial: what.serial, item: what.item, workers };
-    output::print_reply(what.json, &Advice::new(&costs, what.items), advice_text)
+    output::print_reply(what.json, &FarmAdvice::new(&costs, what.items), advice_text)
 }
 
 /// The number of CPUs that this process may use.

@@ -18,7 +18,7 @@ const GOOD: u32 = 900;
 /// that the same items need without a farm, divided by the core time that the farm occupies. Core time is a number of
 /// cores multiplied by a time. `--json` prints this type as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Advice {
+pub struct FarmAdvice {
     /// The time in which only one process works, in seconds.
     pub serial_s: f64,
     /// The time of one item on one core, in seconds.
@@ -72,11 +72,10 @@ pub struct NeededItems {
     pub wall_s: Option<f64>,
 }
 
-impl Advice {
-    /// Computes the advice for a farm, a group of worker processes that compute numbered items. `costs` contains the
-    /// times and the number of workers of the farm. `items` is the number of items that the farm will compute. If
-    /// `items` is `None`, the advice only says how many items the farm needs for an efficiency of 90 %: 90 % of the
-    /// core time of the farm is then used.
+impl FarmAdvice {
+    /// Computes the advice for a farm with the costs `costs`. With `items`, also estimates the run time for this number
+    /// of items. Without, [`FarmAdvice::advice`] gives the number of items for an efficiency of 90 %
+    /// ([`FarmEstimate::efficiency`]).
     #[must_use]
     pub fn new(costs: &FarmCosts, items: Option<u64>) -> Self {
         let needed = EFFICIENCIES.map(|permille| {
@@ -160,7 +159,7 @@ fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
 /// the advice in one sentence. The table has the number of items that the farm needs for each efficiency from 50 % to
 /// 99 % ([`FarmEstimate::efficiency`]). A farm is a group of worker processes that compute numbered items.
 #[must_use]
-pub fn advice_text(advice: &Advice, term: Terminal) -> String {
+pub fn advice_text(advice: &FarmAdvice, term: Terminal) -> String {
     let heading = format!(
         "serial part {}, item {}, {}",
         time(advice.serial_s),
@@ -213,9 +212,9 @@ mod tests {
 
     const PLAIN: Terminal = Terminal { width: 80, has_colours: false };
 
-    fn advice(items: Option<u64>) -> Advice {
+    fn advice(items: Option<u64>) -> FarmAdvice {
         let (serial, item) = (Duration::from_secs(300), Duration::from_secs(2));
-        Advice::new(&FarmCosts { serial, item, workers: 8 }, items)
+        FarmAdvice::new(&FarmCosts { serial, item, workers: 8 }, items)
     }
 
     #[test]
@@ -253,7 +252,7 @@ mod tests {
     fn items_that_leave_workers_idle_in_the_last_round_are_advised_to_be_a_multiple() {
         let costs = FarmCosts { serial: Duration::ZERO, item: Duration::from_secs(1), workers: 8 };
         assert_eq!(
-            Advice::new(&costs, Some(9)).advice,
+            FarmAdvice::new(&costs, Some(9)).advice,
             "Only 56 % of the core time of 8 workers is used: take a multiple of 8 items, or 5 workers."
         );
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pjw_core::diagnosis::map_lock::MmapLockWaits;
-use pjw_core::diagnosis::memory::{MemoryShortage, WorkerMemory, predict_memory_shortage};
+use pjw_core::diagnosis::memory::{PredictedMemoryShortage, WorkerMemory, predict_memory_shortage};
 use pjw_core::job::JobId;
 use pjw_core::plan::Warning;
 use pjw_core::time::{Nanos, UnixMillis};
@@ -54,7 +54,7 @@ struct JobRecord {
     largest: u64,
     /// What the latest reading has found that observed the threads.
     map_lock_waits: Vec<MmapLockWaits>,
-    shortage: Option<MemoryShortage>,
+    shortage: Option<PredictedMemoryShortage>,
 }
 
 impl JobRecord {
@@ -221,7 +221,7 @@ impl MemoryRecords {
     #[must_use]
     pub fn shortage_warning(&self, job: &JobId) -> Option<Warning> {
         let shortage = self.jobs.get(job)?.shortage?;
-        let warning = Warning::new("memory", shortage.description(), MemoryShortage::remedy());
+        let warning = Warning::new("memory", shortage.description(), PredictedMemoryShortage::remedy());
         Some(Warning { job: Some(job.clone()), ..warning })
     }
 

@@ -215,7 +215,8 @@ impl FileJournal {
 }
 
 /// Locks the journal (the files in which pjwd records its changes) in the state directory `dir`, so that no daemon can
-/// use the journal at the same time. Changes nothing. Returns `None` if there is no journal.
+/// use it. Does not write to the journal. If another process holds the lock, waits up to 5 s, but only up to 0.5 s if
+/// it is known to run. Returns `None` if there is no journal.
 ///
 /// # Errors
 /// If a daemon uses the journal ([`JournalError::is_in_use`]). If the journal can't be opened.

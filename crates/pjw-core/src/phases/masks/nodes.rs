@@ -20,9 +20,10 @@ pub(super) struct ChosenNodes {
 }
 
 impl ChosenNodes {
-    /// Chooses a NUMA node for each process of the job `id` that has hot threads and no recorded node. `grant` is the
-    /// set of PUs (logical CPUs) that the job holds, and `plans` has its threads. Chooses no nodes if this cycle does
-    /// not pin the threads of the job, because the choice would have no effect.
+    /// Chooses a NUMA node for each process of the job `id` that has hot threads and no recorded node in `grant`.
+    /// `grant` is the set of PUs (logical CPUs) that the job holds, and `plans` has its threads. Chooses no nodes if
+    /// the job requested no rule (`--within-job`), if `grant` is in a single node, or if this cycle does not pin the
+    /// job's threads.
     pub(super) fn choose(
         draft: &CycleDraft<'_>,
         id: &JobId,
@@ -111,7 +112,7 @@ impl ChosenNodes {
     }
 }
 
-/// Whether [`super::pins`] pins the hot threads of a job.
+/// Whether [`super::choose_pins_of_job`] pins the hot threads of a job.
 fn is_pinned(draft: &CycleDraft<'_>, id: &JobId, grant: &CpuSet, hot: &[&ThreadPlan<'_>]) -> bool {
     let floats = draft.policy.oversubscription == OversubscriptionPolicy::Float && hot.len() > grant.len();
     let is_borrower = draft.state.jobs.get(id).is_some_and(Job::is_borrower);

@@ -58,9 +58,10 @@ impl MaskRequest {
     }
 }
 
-/// Returns the effective mask of a thread after a request for the mask `requested_mask`. `possible_cpus` is the set of
-/// the online PUs (logical CPUs) in the thread's cpuset. The effective mask has the PUs that are in both sets. If there
-/// is no such PU, the effective mask is `possible_cpus` (kernel/sched/core.c, `__set_cpus_allowed_ptr`).
+/// Returns the effective mask of a thread that last requested `requested_mask`, now that its cpuset has the online PUs
+/// (logical CPUs) `possible_cpus`: the PUs in both sets. If the sets have no common PU because the cpuset or the online
+/// PUs changed after the request, the kernel uses all of `possible_cpus` (`__set_cpus_allowed_ptr` in
+/// kernel/sched/core.c). A new request without a common PU fails with `EINVAL` instead.
 #[must_use]
 pub fn effective_mask(requested_mask: &CpuSet, possible_cpus: &CpuSet) -> CpuSet {
     let left = requested_mask.intersection(possible_cpus);
