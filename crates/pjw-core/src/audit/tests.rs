@@ -245,7 +245,7 @@ fn a_kernel_thread_is_never_changed() {
         process,
         batch_identity,
         first_seen,
-        is_new: false,
+        was_read_once: false,
         last_cgroup_change: None,
     });
     assert_eq!(found(&state, &Policy::default(), action.clone()), [system(&action)]);

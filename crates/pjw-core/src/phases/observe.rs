@@ -168,7 +168,7 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
         process: facts,
         batch_identity,
         first_seen,
-        is_new,
+        was_read_once: is_new,
         last_cgroup_change,
     });
     if let Some(member) = state.members.get(&pid) {
@@ -203,7 +203,7 @@ fn correct_origin(draft: &mut CycleDraft<'_>, process: &Process) {
 
 /// Whether `process`, which a scan read without its threads, is the same as in the state.
 fn is_unchanged(state: &WardenState, process: &Process) -> bool {
-    let Some(known) = state.processes.get(&process.id.pid).filter(|known| !known.is_new) else {
+    let Some(known) = state.processes.get(&process.id.pid).filter(|known| !known.was_read_once) else {
         return false;
     };
     let has_same_identity =

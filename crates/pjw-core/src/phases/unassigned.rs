@@ -146,7 +146,7 @@ pub(crate) fn report_unassigned_processes(draft: &mut CycleDraft<'_>) {
             evidence,
             inherited_mask: None,
             first_seen,
-            was_new_at_join: known.is_new,
+            was_new_at_join: known.was_read_once,
             numa_node: None,
             threads,
         })

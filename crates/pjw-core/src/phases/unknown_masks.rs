@@ -260,7 +260,7 @@ fn find_descendant(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
     };
     let mask = if let Some(member) = state.tracked_process(pid) {
         originals(member, |entry| of_ancestor(entry.original_mask()))
-    } else if known.is_new || was_searched {
+    } else if known.was_read_once || was_searched {
         let mask = process.first_thread_mask.as_ref();
         let first_thread = if masks.is_some() {
             mask.and_then(of_ancestor)
@@ -415,7 +415,7 @@ fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
     let process = &known.process;
     if process.uid != Uid::ROOT
         || process.is_kernel_thread
-        || !known.is_new
+        || !known.was_read_once
         || state.tracked_process(process.id.pid).is_some()
     {
         return false;

@@ -9,9 +9,7 @@ use core::ops::{Bound, Deref};
 use crate::basics::{Nanos, Pid, Uid, is_cgroup_within, prelude::*};
 use crate::terms::{BatchIdentity, JobId, JobProcessGrouping, Process};
 
-/// A process of the machine, without its threads, as the last scan that read the process found it. The record also has
-/// the time at which a scan first read the process. If the process has changed its cgroup, the record has the path of
-/// the previous cgroup, and the time at which a scan first found the process in its present cgroup.
+/// The latest known facts about a process, without its threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
     /// The facts that the last scan of this process read. The fields `attributes`, `batch_identity` and `threads` are
@@ -26,7 +24,7 @@ pub struct KnownProcess {
     pub first_seen: Nanos,
     /// Whether the process has been read by one scan only. False as soon as a second scan has read the
     /// process.
-    pub is_new: bool,
+    pub was_read_once: bool,
     /// The last change of the process's cgroup: the path of the previous cgroup, and the time of the first scan that
     /// read the process in its present cgroup. `None` if no scan has found a change of the cgroup, or if the previous
     /// cgroup was unknown.
@@ -40,11 +38,11 @@ pub struct Processes {
     children: BTreeMap<Pid, BTreeSet<Pid>>,
     by_user: BTreeMap<Uid, BTreeSet<Pid>>,
     by_cgroup: BTreeMap<Arc<str>, BTreeSet<Pid>>,
-    /// The pids of the processes that have an attribute with the id of a job, by this job.
+    /// Per job: the pids of the processes whose cgroup, supplementary groups or environment name the job.
     by_referenced_job: BTreeMap<JobId, BTreeSet<Pid>>,
     /// The pids of the processes in a session or process group that a batch system made for one job, by the
     /// id of this session or group.
-    by_own_unit: BTreeMap<(JobProcessGrouping, Pid), BTreeSet<Pid>>,
+    by_own_session_or_group: BTreeMap<(JobProcessGrouping, Pid), BTreeSet<Pid>>,
 }
 
 impl Deref for Processes {
@@ -69,7 +67,7 @@ impl Processes {
             self.by_referenced_job.entry(reference.job.clone()).or_default().insert(pid);
         }
         for (_, unit) in known.batch_identity.jobs_with_own_grouping() {
-            self.by_own_unit.entry(unit_of(&known.process, unit)).or_default().insert(pid);
+            self.by_own_session_or_group.entry(unit_of(&known.process, unit)).or_default().insert(pid);
         }
         self.processes.insert(pid, known);
     }
@@ -87,7 +85,7 @@ impl Processes {
             remove_from(&mut self.by_referenced_job, &reference.job, pid);
         }
         for (_, unit) in known.batch_identity.jobs_with_own_grouping() {
-            remove_from(&mut self.by_own_unit, &unit_of(&known.process, unit), pid);
+            remove_from(&mut self.by_own_session_or_group, &unit_of(&known.process, unit), pid);
         }
         Some(known)
     }
@@ -119,7 +117,7 @@ impl Processes {
         unit: JobProcessGrouping,
         leader: Pid,
     ) -> impl Iterator<Item = Pid> {
-        self.by_own_unit.get(&(unit, leader)).into_iter().flatten().copied()
+        self.by_own_session_or_group.get(&(unit, leader)).into_iter().flatten().copied()
     }
 
     /// Iterates over the pids of the children of the process `pid`.

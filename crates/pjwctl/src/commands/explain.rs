@@ -16,7 +16,7 @@ pub(super) fn run(warden: &DaemonAddress, subject: &str, json: JsonArg) -> anyho
     if subject.is_empty() || !subject.bytes().all(|byte| byte.is_ascii_digit()) {
         let job = parse_job_id(subject)?;
         let reasons: ExplainJobReply = warden.connect()?.call("ExplainJob", &JobParameter { job })?;
-        return output::print_reply(json, &reasons, render::explain::job_reasons_text);
+        return output::print_reply(json, &reasons, render::explain::grant_explanation_text);
     }
     let pid = subject.parse().map_err(|_| {
         anyhow!(

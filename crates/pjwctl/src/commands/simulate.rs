@@ -18,7 +18,7 @@ use pjw_sim::swf;
 use super::daemon_program;
 use crate::cli::{self, ProcessorUnitArg, ReferencePolicyArg, SimulatePolicyArg};
 use crate::output;
-use crate::render::demand::{DemandResult, demand_text};
+use crate::render::demand::{LendingSimulationResult, demand_text};
 use crate::render::simulate::{SimulationResult, fragmentation_csv, per_job_csv, simulation_text};
 
 /// The length of the longest line of a job log or a curve.
@@ -77,7 +77,7 @@ fn replay_curve(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCod
         let options = DemandReplayOptions { housekeeping_cpus: housekeeping_cpus.clone(), lending };
         replay_demand(&topology, &curve, &options).map_err(|error| anyhow!("{name}: {error}"))
     };
-    let result = DemandResult::new(&replayed(false)?, &replayed(true)?, &lending);
+    let result = LendingSimulationResult::new(&replayed(false)?, &replayed(true)?, &lending);
     output::print_reply(what.json, &result, demand_text)
 }
 

@@ -18,7 +18,7 @@ const SECONDS_PER_HOUR: f64 = 3600.0;
 /// with lending. These jobs are called owners, because they own cores, and lend the cores that they do not use. A
 /// core hour is one core for one hour. `--json` prints this type as JSON.
 #[derive(Debug, Clone, Serialize)]
-pub struct DemandResult {
+pub struct LendingSimulationResult {
     /// The results of the owners, in the order of the columns in the file with the curve.
     pub owners: Vec<OwnerSummary>,
     /// The number of cores of the machine that jobs can use: all except the cores that are reserved for the system.
@@ -87,7 +87,7 @@ pub struct UtilisationSummary {
     pub besteffort_core_hours: f64,
 }
 
-impl DemandResult {
+impl LendingSimulationResult {
     /// Computes the result from two replays of the same curve of demand (the numbers of cores that jobs use over
     /// time). Idle cores are lent only in the replay `with_lending`. `lending` contains the settings of this lending.
     #[must_use]
@@ -150,7 +150,7 @@ fn per_core_hour(revocations: u64, cores: f64, duration: Duration) -> f64 {
 /// Returns the text of `pjwctl simulate --demand`: how well the machine is used without and with lending, and a table
 /// of the owners. An owner is a job that owns cores and lends the cores that it does not use.
 #[must_use]
-pub fn demand_text(result: &DemandResult, term: Terminal) -> String {
+pub fn demand_text(result: &LendingSimulationResult, term: Terminal) -> String {
     let owners = u32::try_from(result.owners.len()).unwrap_or(u32::MAX);
     let owned: u32 = result.owners.iter().map(|owner| owner.cores).fold(0, u32::saturating_add);
     let heading = format!(
@@ -210,7 +210,7 @@ mod tests {
 
     use super::*;
 
-    fn result() -> DemandResult {
+    fn result() -> LendingSimulationResult {
         let topology = regular_topology(1, 1, 2, 4, 2);
         let curve = parse(b"time_s,web:4,db\n0,0.25,2\n36000,4,2\n72000,0.25,0\n108000,0,0\n").unwrap();
         let replayed = |enabled| {
@@ -218,7 +218,7 @@ mod tests {
             let options = DemandReplayOptions { housekeeping_cpus: CpuSet::new(), lending };
             replay_demand(&topology, &curve, &options).unwrap()
         };
-        DemandResult::new(&replayed(false), &replayed(true), &LendingPolicy::default())
+        LendingSimulationResult::new(&replayed(false), &replayed(true), &LendingPolicy::default())
     }
 
     #[test]

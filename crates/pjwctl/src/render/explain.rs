@@ -11,7 +11,7 @@ use super::{Terminal, show, style};
 /// Returns the text of `pjwctl explain JOB`: the CPUs of the job, why pjwd chose these CPUs, and the second-best
 /// choice of CPUs.
 #[must_use]
-pub fn job_reasons_text(reasons: &ExplainJobReply, term: Terminal) -> String {
+pub fn grant_explanation_text(reasons: &ExplainJobReply, term: Terminal) -> String {
     let holds = cpus_phrase(&reasons.cpus, usize::MAX);
     let mut text = title(&reasons.job, &format!(": {holds}"), term) + &because(&reasons.grant_reasons, term);
     if !reasons.second_best.is_empty() {
@@ -91,7 +91,7 @@ mod tests {
             ],
             second_best: "8-9 in L3#1".into(),
         };
-        assert_snapshot!(job_reasons_text(&reasons, samples::PLAIN_TERMINAL), @r"
+        assert_snapshot!(grant_explanation_text(&reasons, samples::PLAIN_TERMINAL), @r"
         manual:a: CPUs 2-3
         - manual:a holds CPUs 2-3, granted by pjwd
         - L3#0 is the smallest part of the machine that holds 2 cores, and the choice

@@ -442,8 +442,8 @@ impl EventLoop {
     /// The state of this loop at the time `now`, for the status.
     fn loop_status(&mut self, now: Instant) -> LoopStatus {
         let lateness = self.lateness.max_delay(now);
-        let demand_source = self.owner_samples.demand_source();
-        LoopStatus { has_process_events: self.has_process_events, lateness, demand_source }
+        let demand_detection = self.owner_samples.demand_detection();
+        LoopStatus { has_process_events: self.has_process_events, lateness, demand_detection }
     }
 
     /// Sets the times of the next scan and of the next rescan, after a cycle. `was_timer` says whether the cycle was

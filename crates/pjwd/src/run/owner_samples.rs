@@ -22,7 +22,7 @@ use pjw_linux::bpf::{LentCpuMonitor, LentCpuMonitorUnavailable, OwnerRunTime};
 use pjw_linux::sys::cpu_time::CpuTimeSampler;
 use tracing::{debug, info, trace};
 
-use crate::view::status::DemandSource;
+use crate::view::status::OwnerDemandDetection;
 
 /// The time between two samples while a core is lent and the monitor reports the first thread of an idle owner.
 const INTERVAL_WHILE_LENT: Duration = Duration::from_millis(10);
@@ -293,13 +293,13 @@ impl OwnerCpuSampler {
         }
     }
 
-    /// Returns how pjwd detects that a job needs a core that it lends to another job: by the BPF monitor, or by samples
-    /// of the job's CPU time.
-    pub(super) fn demand_source(&self) -> DemandSource {
+    /// Returns how pjwd detects that an owner (a job that lends cores) needs its lent cores back: by the BPF monitor,
+    /// or by samples of the owner's CPU time.
+    pub(super) fn demand_detection(&self) -> OwnerDemandDetection {
         match &self.monitor {
-            Monitor::Unloaded => DemandSource::Unknown,
-            Monitor::Unavailable { why, .. } => DemandSource::Sampled(why.clone()),
-            Monitor::Loaded(_) => DemandSource::Reported,
+            Monitor::Unloaded => OwnerDemandDetection::NotLoaded,
+            Monitor::Unavailable { why, .. } => OwnerDemandDetection::Sampled(why.clone()),
+            Monitor::Loaded(_) => OwnerDemandDetection::Reported,
         }
     }
 

@@ -40,7 +40,7 @@ const LOG_PERIOD: Duration = Duration::from_secs(60 * 60);
 
 /// Gives threads of the daemon a real-time priority (SCHED_RR, priority 1), within two limits of their CPU time. The
 /// kernel enforces the first limit: a thread must not run for more than 50 ms without sleeping (`RLIMIT_RTTIME`). pjwd
-/// checks the second limit: in the long run, a thread must not use more than 30 % of one PU (hardware thread).
+/// checks the second limit: in the long run, a thread must not use more than 30 % of one PU (logical CPU).
 ///
 /// A thread that exceeds a limit gets the normal scheduling policy (SCHED_OTHER). When the thread has unused CPU time
 /// again ([`CpuBudget::has_reserve`]), the thread gets back the real-time priority.
@@ -65,9 +65,9 @@ struct BoundedThread {
 }
 
 impl RealtimePriority {
-    /// Makes a [`RealtimePriority`] for `threads`. These are threads of this process, each with a name for the log. The
-    /// threads keep their normal priority until [`RealtimePriority::set_enabled`] is called. A thread that uses more
-    /// than its share of CPU time loses the real-time priority for some time. The share is measured from `now` on.
+    /// Makes a [`RealtimePriority`]. `threads` are threads of this process, each with a name for the log. They keep
+    /// their scheduling policy until [`RealtimePriority::set_enabled`] is called. Their CPU time is counted from `now`
+    /// on.
     #[must_use]
     pub fn new(threads: &[(&'static str, Tid)], now: Instant) -> Self {
         let thread = |&(name, tid)| BoundedThread {
@@ -102,7 +102,7 @@ impl RealtimePriority {
             self.threads.iter_mut().for_each(BoundedThread::lower);
             return;
         }
-        match self.turn_on() {
+        match self.try_raise_all() {
             Ok(()) => info!(
                 "a real-time priority (SCHED_RR, 1) for the {}: at most {:?} at a time and {} % of a CPU each",
                 self.threads.iter().map(|thread| thread.name).collect::<Vec<_>>().join(", the "),
@@ -114,7 +114,9 @@ impl RealtimePriority {
         }
     }
 
-    fn turn_on(&mut self) -> Result<(), String> {
+    /// Sets `RLIMIT_RTTIME` and gives all threads `SCHED_RR`. After an error, each thread has the policy that it had
+    /// before the call. The error is a text for the log.
+    fn try_raise_all(&mut self) -> Result<(), String> {
         if let Some(thread) =
             self.threads.iter().find(|thread| scheduling_policy(thread.tid) != Ok(SchedulingPolicy::Normal))
         {

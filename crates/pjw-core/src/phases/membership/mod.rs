@@ -238,7 +238,8 @@ fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Jo
 /// found.
 fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a JobId> {
     let process = &known.process;
-    let may_inherit = known.is_new && process.uid != Uid::ROOT && is_orphan_of_unknown_descent(state, known);
+    let may_inherit =
+        known.was_read_once && process.uid != Uid::ROOT && is_orphan_of_unknown_descent(state, known);
     let mask = process.first_thread_mask.as_ref().filter(|mask| may_inherit && !mask.is_empty())?;
     let born_inside = |job: &&Job| {
         let grant = job.grant_chosen_by(GrantedBy::Warden).filter(|grant| !grant.is_shared);
@@ -392,7 +393,7 @@ pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evid
     if let Some(before) = &before {
         draft.state.dirty.add(&before.job, pid);
     }
-    let was_new = before.as_ref().map_or(known.is_new, |before| before.was_new_at_join);
+    let was_new = before.as_ref().map_or(known.was_read_once, |before| before.was_new_at_join);
     let numa_node = before.as_ref().filter(|before| before.job == *job).and_then(|before| before.numa_node);
     // A thread list read under another job is as good under this one.
     let threads = before.map(|member| member.threads).unwrap_or_default();

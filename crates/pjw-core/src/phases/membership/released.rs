@@ -15,7 +15,7 @@ pub(crate) fn track_released_children(draft: &mut CycleDraft<'_>) {
         let persists = draft.policy.cpuset_support.affinity_persists;
         let child = |known: &KnownProcess| {
             // A process that was seen before was not born to a tracked process.
-            let is_untracked = known.is_new && state.tracked_process(known.process.id.pid).is_none();
+            let is_untracked = known.was_read_once && state.tracked_process(known.process.id.pid).is_none();
             let (job, requests) = is_untracked.then(|| inherited_requests(state, known)).flatten()?;
             let (id, mask) = (known.process.id, known.process.first_thread_mask.as_ref()?);
             let birth = BirthTime::from_start_time(id.start, Some(known.first_seen));
@@ -62,7 +62,7 @@ fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
         evidence,
         inherited_mask: None,
         first_seen,
-        was_new_at_join: known.is_new,
+        was_new_at_join: known.was_read_once,
         numa_node: None,
         threads: BTreeMap::new(),
     }

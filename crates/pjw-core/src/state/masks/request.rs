@@ -32,8 +32,8 @@ pub struct MaskRequest {
     ///   every PU of the machine. Otherwise, pjw assumes a request for the effective mask.
     /// - If `writer` is the kernel: every PU of the machine.
     pub mask: CpuSet,
-    /// The original mask: the mask that the thread gets back when its job ends or is released. pjw uses this
-    /// value only if no later request for the thread is known then.
+    /// The mask that the thread gets back when its job ends or is released, if this is the newest known request for the
+    /// thread.
     pub original_mask: CpuSet,
     /// Who made the request: the program, pjw, or the kernel.
     pub writer: MaskWriter,

@@ -425,8 +425,8 @@ impl Job {
     /// counts as the limit:
     ///
     /// - For a job of the class besteffort that belongs to root, the limit is the number of cores of the machine.
-    /// - For any other job of the class besteffort, the limit is the number of cores that the job requested. The limit
-    ///   for the cores of a user (`user_max_cores` in the configuration) counts this number.
+    /// - For any other job of the class besteffort, the limit is the number of cores that the job requested. This
+    ///   number also counts toward `user_max_cores` of the user.
     /// - For any other job, the limit is the number of cores that the job requested or holds, whichever is larger.
     ///
     /// Returns `None` if the job has no request and holds no cores.

@@ -31,7 +31,7 @@ pub struct DoctorReport {
 }
 
 /// A finding in the report of `pjwctl doctor`: a fault in the setup of the machine, or a possible improvement.
-/// Contains the remedy, and the jobs, processes and CPUs that are affected.
+/// Contains the remedy, and the jobs, processes and PUs that are affected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorFinding {
     /// A short name of the kind of finding that scripts can rely on, such as `no-warden`.
@@ -50,9 +50,7 @@ pub struct DoctorFinding {
     pub cpus: String,
 }
 
-/// A job in the report of `pjwctl doctor`. Contains the number of cores that the job requested, the CPUs that the
-/// batch system or the daemon pjwd granted to the job, and the CPUs in the affinity masks of its threads. If nobody
-/// granted CPUs to the job, for example because pjwd does not run, also contains the CPUs that pjwd would grant.
+/// A job in the report of `pjwctl doctor`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DoctorJob {
     /// The id of the job, such as `slurm:7`.
@@ -263,7 +261,7 @@ fn jobs_table(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) 
         ]
     };
     let rows: Vec<[String; 9]> = jobs[..shown].iter().map(row).collect();
-    // The column of CPUs that pjwd would grant is shown only if a job has such.
+    // The column of PUs that pjwd would grant is shown only if a job has such.
     let last = if jobs.iter().any(|job| !job.expected_cpus.is_empty()) { 9 } else { 8 };
     let heading = HEADINGS.map(str::to_owned);
     let widths: Vec<usize> = (0..last)

@@ -48,7 +48,7 @@ fn a_monitor_that_could_not_be_loaded_is_tried_again_after_a_minute_while_nothin
 fn nothing_is_loaded_while_no_job_can_borrow_cores() {
     let mut sampler = OwnerCpuSampler::default();
     sampler.load_monitor_if_due(Instant::now(), false, || panic!("it is not needed"));
-    assert_eq!(sampler.demand_source(), DemandSource::Unknown);
+    assert_eq!(sampler.demand_detection(), OwnerDemandDetection::NotLoaded);
 }
 
 #[test]
@@ -56,13 +56,13 @@ fn the_reason_why_owners_are_sampled_is_kept_until_the_monitor_is_loaded() {
     let begin = Instant::now();
     let mut sampler = sampler(begin);
     sampler.load_monitor_if_due(begin, false, || Err(refused()));
-    let DemandSource::Sampled(why) = sampler.demand_source() else { panic!("{sampler:?}") };
+    let OwnerDemandDetection::Sampled(why) = sampler.demand_detection() else { panic!("{sampler:?}") };
     assert!(why.contains("no BTF type information (no such file)"), "{why}");
     sampler.load_monitor_if_due(begin + RETRY_INTERVAL, false, || Ok(Box::new(Broken::default())));
-    assert_eq!(sampler.demand_source(), DemandSource::Reported);
+    assert_eq!(sampler.demand_detection(), OwnerDemandDetection::Reported);
     // It stops working when a PU is lent.
     sampler.set_lent_pus(&[(Pu(1), 2)].into(), begin + RETRY_INTERVAL);
-    assert!(matches!(sampler.demand_source(), DemandSource::Sampled(why) if why.contains("BTF")));
+    assert!(matches!(sampler.demand_detection(), OwnerDemandDetection::Sampled(why) if why.contains("BTF")));
 }
 
 /// A monitor that can be loaded, and refuses everything else.

@@ -54,16 +54,16 @@ pub struct LoopStatus {
     /// The longest time that a recent cycle (scan, decision and changes) waited after it was due. `None` if
     /// no cycle of the last 5 s waited for more than 250 ms.
     pub lateness: Option<Duration>,
-    /// How the loop learns that the owner of a lent core needs the core.
-    pub demand_source: DemandSource,
+    /// How pjwd detects that an owner needs its lent cores back.
+    pub demand_detection: OwnerDemandDetection,
 }
 
-/// How the event loop learns that a job (the owner) needs cores that it lends to other jobs.
+/// How pjwd detects that an owner (a job that lends cores) needs its lent cores back.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum DemandSource {
+pub enum OwnerDemandDetection {
     /// The event loop has not tried to load the BPF program that reports demand, because no job can borrow cores.
     #[default]
-    Unknown,
+    NotLoaded,
     /// A BPF program reports when a thread of the owner wakes up.
     Reported,
     /// The event loop samples the CPU time of the owner. The text is the reason why the BPF program can't be used.
@@ -227,7 +227,7 @@ impl StatusPublisher {
             DaemonMode::Observe => "observe",
             DaemonMode::Enforce => "enforce",
         };
-        let lending = lending(warden.policy(), &loop_status.demand_source);
+        let lending = lending(warden.policy(), &loop_status.demand_detection);
         let is_same = |last: &StatusSnapshot| {
             let head = &last.status.summary;
             !changes.is_any
@@ -317,11 +317,11 @@ fn log_ended(code: &str, job: &str) {
     info!(condition = %code, job = %job, "no longer the case");
 }
 
-fn lending(policy: &Policy, demand_source: &DemandSource) -> wire::Lending {
-    let (demand, why_sampled) = match demand_source {
-        DemandSource::Unknown => ("unknown", String::new()),
-        DemandSource::Reported => ("reported", String::new()),
-        DemandSource::Sampled(why) => ("sampled", why.clone()),
+fn lending(policy: &Policy, demand_detection: &OwnerDemandDetection) -> wire::Lending {
+    let (demand, why_sampled) = match demand_detection {
+        OwnerDemandDetection::NotLoaded => ("unknown", String::new()),
+        OwnerDemandDetection::Reported => ("reported", String::new()),
+        OwnerDemandDetection::Sampled(why) => ("sampled", why.clone()),
     };
     let why_not = reason_not_to_lend(policy).unwrap_or_default();
     wire::Lending { why_not, demand: demand.to_owned(), why_sampled }

@@ -65,7 +65,7 @@ fn state(jobs: Vec<Job>, processes: Vec<Process>) -> WardenState {
         process,
         batch_identity: BatchIdentity::default(),
         first_seen: Nanos(0),
-        is_new: false,
+        was_read_once: false,
         last_cgroup_change: None,
     };
     processes.into_iter().for_each(|process| state.processes.insert(known(process)));
