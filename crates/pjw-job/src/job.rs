@@ -85,7 +85,7 @@ impl Cores {
         }
     }
 
-    /// Returns the cores in the affinity mask of the calling thread, for a program without a core map.
+    /// Returns the cores in the affinity mask of the calling thread. Used if pjwd publishes no core map for the job.
     fn from_affinity_mask() -> Self {
         let cpus = mask::own_mask();
         let none = CpuSet::new;

@@ -114,7 +114,7 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
         // While changes were planned, a cycle that changes nothing had one scan.
         observe(&mut warden, 1, has_events);
     }
-    add_unknown_masks(warden.state(), &mut undone);
+    add_unknown_mask_remarks(warden.state(), &mut undone);
     job_files::remove_files_of_all_jobs(state_dir);
     if let Err(fault) = warden.rewrite_journal() {
         // The next daemon would take up the released jobs again.
@@ -143,7 +143,7 @@ fn without_records(state_dir: &Path, node: LinuxMachine) -> anyhow::Result<Relea
         state_dir.display()
     )];
     let mut undone = ReleaseSummary { remarks, ..ReleaseSummary::default() };
-    add_unknown_masks(warden.state(), &mut undone);
+    add_unknown_mask_remarks(warden.state(), &mut undone);
     // A daemon may have its records elsewhere.
     undone.is_complete = false;
     Ok(undone)
@@ -237,9 +237,10 @@ fn find_processes<J: Journal>(warden: &mut Warden<LinuxMachine, J>, has_events: 
     }
 }
 
-/// Adds a sentence for each process whose mask an earlier daemon may have set, with the command that widens the mask.
-/// The release is complete if there is no such process, and if the search for such processes is complete.
-fn add_unknown_masks(state: &WardenState, undone: &mut ReleaseSummary) {
+/// Adds a remark for each process whose mask an earlier pjwd may have set, with the `taskset` command that widens it.
+/// Also adds a remark if the search for such processes is not complete. Sets `is_complete`: true if there is no such
+/// process and the search is complete.
+fn add_unknown_mask_remarks(state: &WardenState, undone: &mut ReleaseSummary) {
     let pids: BTreeSet<Pid> = state.unknown_masks.processes().map(|process| process.pid).collect();
     let is_search_pending = state.unknown_masks.is_search_pending();
     undone.is_complete = pids.is_empty() && !is_search_pending;
@@ -315,10 +316,10 @@ mod tests {
     fn a_release_is_complete_only_after_the_search_for_unknown_masks() {
         let mut state = WardenState::new(regular_topology(1, 1, 1, 2, 1), &policy().housekeeping_cpus);
         let mut undone = ReleaseSummary::default();
-        add_unknown_masks(&state, &mut undone);
+        add_unknown_mask_remarks(&state, &mut undone);
         assert!(undone.is_complete && undone.remarks.is_empty());
         state.unknown_masks.request_search();
-        add_unknown_masks(&state, &mut undone);
+        add_unknown_mask_remarks(&state, &mut undone);
         assert!(!undone.is_complete && undone.remarks[0].contains("run pjwd --release-all again"));
     }
 }

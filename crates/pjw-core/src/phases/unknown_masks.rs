@@ -60,20 +60,21 @@ pub(super) fn apply_and_journal(draft: &mut CycleDraft<'_>, record: UnknownMaskR
     draft.out.records.push(Record::UnknownMasks(record));
 }
 
-/// Adds masks of unknown origin to those that the list has of a process.
-fn add_found(draft: &mut CycleDraft<'_>, pid: Pid, mut mask: UnknownOriginMasks) {
+/// Adds `masks` to the recorded masks of unknown origin of the process `pid`. Does nothing if that adds no mask, or if
+/// the process is unknown.
+fn record_unknown_origin_masks(draft: &mut CycleDraft<'_>, pid: Pid, mut masks: UnknownOriginMasks) {
     let Some(process) = draft.state.process(pid).map(|known| known.id) else { return };
     if let Some((known, noted)) = draft.state.unknown_masks.mask_of(pid)
         && known == process
     {
-        mask.first_thread = mask.first_thread.or_else(|| noted.first_thread.clone());
-        mask.other_threads.extend(noted.other_threads.iter().cloned());
-        if mask == *noted {
+        masks.first_thread = masks.first_thread.or_else(|| noted.first_thread.clone());
+        masks.other_threads.extend(noted.other_threads.iter().cloned());
+        if masks == *noted {
             return;
         }
     }
-    if !mask.is_empty() {
-        apply_and_journal(draft, UnknownMaskRecord::Found { process, mask });
+    if !masks.is_empty() {
+        apply_and_journal(draft, UnknownMaskRecord::Found { process, mask: masks });
     }
 }
 
@@ -91,7 +92,7 @@ fn continue_search(draft: &mut CycleDraft<'_>) {
         unread.filter_map(|pid| Some((pid, find_unknown_origin_masks(draft, pid)?))).collect();
     for (pid, mask) in read {
         draft.state.unknown_masks.record_masks_read(pid);
-        add_found(draft, pid, mask);
+        record_unknown_origin_masks(draft, pid, mask);
     }
     if draft.full {
         let unreadable = draft.state.unknown_masks.count_full_scan();
@@ -118,7 +119,8 @@ fn add_first_thread(draft: &mut CycleDraft<'_>, pid: Pid) {
     let process = draft.state.process(pid).filter(|_| draft.state.tracked_process(pid).is_none());
     let mask = process.and_then(|process| process.first_thread_mask.clone());
     let first_thread = mask.filter(|mask| !online.is_subset(mask));
-    add_found(draft, pid, UnknownOriginMasks { first_thread, other_threads: BTreeSet::new() });
+    let masks = UnknownOriginMasks { first_thread, other_threads: BTreeSet::new() };
+    record_unknown_origin_masks(draft, pid, masks);
 }
 
 /// Whether the search must read the threads of a process: of a process in a job whose records were lost, and of any
@@ -271,7 +273,7 @@ fn find_descendant(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
     } else {
         return;
     };
-    add_found(draft, pid, mask);
+    record_unknown_origin_masks(draft, pid, mask);
 }
 
 /// The mask of unknown origin that an orphan of unknown descent may have inherited: that of an older process of its
@@ -295,7 +297,8 @@ fn find_orphans_of_root(draft: &mut CycleDraft<'_>) {
     let orphans: Vec<(Pid, Option<CpuSet>)> =
         orphans.map(|known| (known.process.id.pid, known.process.first_thread_mask.clone())).collect();
     for (pid, first_thread) in orphans {
-        add_found(draft, pid, UnknownOriginMasks { first_thread, other_threads: BTreeSet::new() });
+        let masks = UnknownOriginMasks { first_thread, other_threads: BTreeSet::new() };
+        record_unknown_origin_masks(draft, pid, masks);
     }
 }
 
@@ -332,7 +335,7 @@ fn find_hidden_masks(draft: &mut CycleDraft<'_>) {
         let mut others = threads.filter(|thread| thread.tid.0 != process.pid.0);
         let is_one_hidden = others.any(|thread| is_hidden(&&thread.effective_mask));
         let other_threads = is_one_hidden.then(|| cpus.clone()).into_iter().collect();
-        add_found(draft, process.pid, UnknownOriginMasks { first_thread, other_threads });
+        record_unknown_origin_masks(draft, process.pid, UnknownOriginMasks { first_thread, other_threads });
     }
     let state = &*draft.state;
     let is_left = |job: &&JobId| {

@@ -16,12 +16,13 @@ pub(crate) fn close_descriptor_range(first: RawFd, last: RawFd) -> Result<(), i3
     if closed != Err(libc::ENOSYS) {
         return closed.map(drop);
     }
-    close_listed(first, last).or_else(|_| close_below_limit(first, last))
+    close_descriptors_in_proc(first, last).or_else(|_| close_below_limit(first, last))
 }
 
-/// Closes the descriptors of a range that /proc shows. A descriptor above the soft limit, which may have been lowered
-/// after it was opened, is found in no other way.
-fn close_listed(first: RawFd, last: RawFd) -> Result<(), i32> {
+/// Closes the file descriptors from `first` to `last` that `/proc/thread-self/fd` lists. Unlike [`close_below_limit`],
+/// also finds descriptors above `RLIMIT_NOFILE`, which exist if the limit was lowered after they were opened. Returns
+/// an error number if the list can't be read.
+fn close_descriptors_in_proc(first: RawFd, last: RawFd) -> Result<(), i32> {
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     let path = bare::address(c"/proc/thread-self/fd".as_ptr());
     // SAFETY: the path ends with a NUL byte.
@@ -195,7 +196,9 @@ mod tests {
         let thread = std::thread::spawn(|| {
             assert!(unshare_descriptor_table());
             let directory = std::fs::File::open("/").unwrap();
-            for close in [close_descriptor_range as fn(_, _) -> _, close_listed, close_below_limit] {
+            for close in
+                [close_descriptor_range as fn(_, _) -> _, close_descriptors_in_proc, close_below_limit]
+            {
                 let [low, mid, high] = [1000, 1010, 1020].map(|least| copy_above(&directory, least).unwrap());
                 close(1005, 1015).unwrap();
                 assert!(is_open(low.as_raw_fd()) && is_open(high.as_raw_fd()));

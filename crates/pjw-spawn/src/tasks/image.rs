@@ -297,7 +297,7 @@ fn read_layout(file: &File) -> Result<ProgramLayout, ImageError> {
         return Err(ImageError::Library);
     }
     shape.find_program_headers(offset)?;
-    shape.join_constants();
+    shape.merge_read_only_segments();
     Ok(shape)
 }
 
@@ -375,10 +375,10 @@ impl ProgramLayout {
         Ok(())
     }
 
-    /// Joins the code of the program with the constants beside it, as linkers without `-z separate-code` do. Each
-    /// mapping costs time at the start of a task, at its end, and at the end of each other task (acct_collect() of the
-    /// kernel).
-    fn join_constants(&mut self) {
+    /// Merges adjacent segments that are not writable (code and constants) into one mapping, as linkers without
+    /// `-z separate-code` do. Fewer mappings make the start of a task faster, and also the end of every task in the
+    /// same address space (acct_collect() in the kernel visits all mappings).
+    fn merge_read_only_segments(&mut self) {
         let mut joined = [Segment::default(); MAX_SEGMENTS];
         let mut count = 0;
         for segment in self.segments() {
@@ -426,7 +426,7 @@ mod tests {
 
     fn joined(segments: &[Segment]) -> Vec<Segment> {
         let mut shape = program(segments);
-        shape.join_constants();
+        shape.merge_read_only_segments();
         shape.segments().copied().collect()
     }
 

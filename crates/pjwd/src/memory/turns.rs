@@ -72,6 +72,8 @@ impl TurnQueue {
 }
 
 impl Queue {
+    /// Adds a waiting call of `requester`. Fails if `max_waiting_calls` of its calls already wait. The limit is not
+    /// checked for the first call.
     fn add(
         &mut self,
         requester: TurnRequester,

@@ -53,8 +53,7 @@ fn release(draft: &mut CycleDraft<'_>, id: &JobId, caller: &Caller) -> Result<Ve
     Ok(vec![id.clone()])
 }
 
-/// Releases all jobs that the caller may release. A released process may then be found to belong to another
-/// job; that job is released too.
+/// Releases all jobs that the caller may release, and those that the released processes then belong to.
 fn release_all(draft: &mut CycleDraft<'_>, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
     require_enforce_mode(draft)?;
     let mut released = Vec::new();
@@ -145,7 +144,7 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     let new_members = new_members(draft, args)?;
     let replaced = replace_everything_by_cores(draft, args)?;
     let args = replaced.as_ref().unwrap_or(args);
-    let request = request(&draft.state.topology, existing.as_ref(), args)?;
+    let request = build_job_request(&draft.state.topology, existing.as_ref(), args)?;
     if let Some(job) = existing.as_ref().filter(|job| job.request.as_ref() != Some(&request)) {
         check_may_change_request(job, &args.caller)?;
     }
@@ -342,7 +341,12 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
     }
 }
 
-fn request(topology: &Topology, existing: Option<&Job>, args: &AssignCommand) -> Result<JobRequest, Refusal> {
+/// Makes the job's request from the command. Missing options are those in the request of the existing job.
+fn build_job_request(
+    topology: &Topology,
+    existing: Option<&Job>,
+    args: &AssignCommand,
+) -> Result<JobRequest, Refusal> {
     let before = existing.and_then(|job| job.request.clone());
     let amount =
         args.cpu_request.clone().or_else(|| before.as_ref().map(|request| request.cpu_request.clone()));

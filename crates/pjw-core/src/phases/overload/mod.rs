@@ -39,7 +39,7 @@ pub(crate) fn threads_to_unbind(
     let mut moving: BTreeSet<ProcessId> = BTreeSet::new();
     loop {
         let all_counted: BTreeSet<ProcessId> = moving.union(inherited).copied().collect();
-        let counted = without_own_excess(topology, grant, &bound, &all_counted);
+        let counted = threads_with_pu_in_own_process(topology, grant, &bound, &all_counted);
         let spread: BTreeSet<ProcessId> = moving.intersection(inherited).copied().collect();
         let overloaded = threads_to_move(topology, grant, &counted, floating, &spread);
         let known = moving.len();
@@ -74,9 +74,10 @@ fn threads_to_move(
     overloaded
 }
 
-/// Leaves out the threads that would have no PU for themselves even if their process ran alone. Keeps all threads of
-/// the processes in `all_counted`.
-fn without_own_excess<'a>(
+/// Returns the threads of `bound` that would get a PU for themselves if their process ran alone on `grant`. Also
+/// returns all threads of `bound` whose process is in `all_counted`. `bound` has the hot threads with a mask smaller
+/// than `grant`.
+fn threads_with_pu_in_own_process<'a>(
     topology: &'a Topology,
     grant: &'a CpuSet,
     bound: &[&'a HotThread],

@@ -44,7 +44,7 @@ pub fn read_cpu_times(
     mut read: impl FnMut(&BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessCpuTimes>>,
 ) {
     let usage = &state.usage;
-    let requested = pids_to_read(state, snapshot);
+    let requested = pids_for_cpu_times(state, snapshot);
     let mut found = read(&requested);
     let is_gone = |found: &BTreeMap<Pid, Observed<ProcessCpuTimes>>, pid| match found.get(&pid) {
         Some(Observed::Gone) => true,
@@ -89,11 +89,11 @@ pub fn read_cpu_times(
 /// - Each process of a job, if the scan found that the process has ended.
 /// - The parents of all these processes. When a parent waits for an ended child (wait4(2)), the kernel adds the CPU
 ///   time of the child to the parent (`cutime` and `cstime`, proc_pid_stat(5)).
-/// - Each parent in no job that has probably not yet waited for an ended child of a job, or that was read after the
-///   exit event of a child.
+/// - Each parent outside of jobs that has probably not yet waited for an ended child of a job.
+/// - Each parent outside of jobs that was read after the exit of a child of a job.
 ///
 /// Process 1 is never included: it is the parent of all orphans.
-fn pids_to_read(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
+fn pids_for_cpu_times(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid> {
     let mut pids = BTreeSet::new();
     for (&pid, seen) in &snapshot.processes {
         let Some(member) = state.members.get(&pid) else { continue };

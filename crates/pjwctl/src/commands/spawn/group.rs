@@ -214,11 +214,9 @@ impl InstanceGroup {
         Ok((self.epoll.wait(events, EpollTimeout::ZERO)?, has_output))
     }
 
-    /// Prints the labelled output that was not printed yet. After a large number of failures, also prints how many
-    /// failures were left out. If a signal ended the start early, also prints how many instances were not started.
-    ///
-    /// From then on, signals have their usual effect on pjwctl, because a reader may take nothing for a long time.
-    /// After a signal that ended the instances, such a reader is waited for only for a second.
+    /// Prints the rest of the instances' output, the number of failures that were not printed, and, after a signal, the
+    /// number of instances that were not started. Unblocks signals first, so that a signal can end pjwctl while
+    /// standard output or standard error blocks. If a signal ended instances, a blocked stream is given up after 1 s.
     pub(super) fn print_remaining_output(&mut self) {
         self.take_signals();
         self.signals.unblock();

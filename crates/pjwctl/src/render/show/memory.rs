@@ -43,7 +43,8 @@ pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
     text
 }
 
-/// Returns the lines about the memory use of the whole job.
+/// Returns the lines about the memory use of the whole job. `is_estimate` says whether the memory was only estimated
+/// from the cgroup of the job. The lines then have no PSS and no USS.
 fn memory_sum_lines(memory: &Memory, is_estimate: bool) -> Vec<String> {
     let shared = percent_text(memory.shared_permille);
     let processes =
