@@ -46,15 +46,10 @@ fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
     old
 }
 
-/// Restores the default action of `SIGSEGV`, `SIGBUS` and `SIGCHLD` in the calling process. A program that starts
-/// processes and waits for their ends calls this function before it starts the first one. `pjwctl spawn` does.
-///
-/// - `SIGSEGV` and `SIGBUS`: Rust's runtime installs handlers for these signals to report stack overflows. Such a
-///   handler ignores the first signal that another process sends, for example by kill(2). With the default action,
-///   the first signal kills the process.
-/// - `SIGCHLD`: a process can inherit from its parent that this signal is ignored. The kernel then discards the exit
-///   status of each child, and [`Child::wait`](crate::Child::wait) fails with `ECHILD`: wait(2). Processes that are
-///   started after this call inherit the default action.
+/// Restores the default action of `SIGSEGV`, `SIGBUS` and `SIGCHLD`. A program that starts processes should call this
+/// before it starts the first one. Rust's handlers for `SIGSEGV` and `SIGBUS` ignore the first such signal that another
+/// process sends. If `SIGCHLD` is ignored, which is inherited, the kernel discards exit statuses and
+/// [`Child::wait`](crate::Child::wait) fails with `ECHILD`.
 pub fn reset_launcher_signals() {
     for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGCHLD] {
         set_default_action(signal);

@@ -260,9 +260,7 @@ impl CpusetAction {
     }
 }
 
-/// The kind of a planned change of a job's cpuset, with the cpuset or the process that changes. `Create`,
-/// `RemoveLimits` and `Remove` change the cpuset itself. `MoveIn` and `MoveBack` move one process into the cpuset or
-/// out of it.
+/// A planned change of a job's cpuset, or a move of one process into or out of the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetChange {
     /// Creates the cgroup if it does not exist, and writes the settings of the cpuset. Repeating the change

@@ -59,14 +59,13 @@ pub enum CpusetRecord {
     },
 }
 
-/// A process, the job to which the process belongs or belonged, and facts about the process that a restarted
-/// daemon could not read again. This is the content of the journal record [`Record::Joined`] (the process
-/// belongs to the job from now on) and of [`Record::Left`] (the process no longer belongs to the job).
+/// A process and its job: the content of the journal records [`Record::Joined`] and [`Record::Left`]. Also has facts
+/// that a restarted daemon can't read again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobMembership {
-    /// The process that belongs or belonged to the job.
+    /// The process.
     pub process: ProcessId,
-    /// The job to which the process belongs or belonged.
+    /// The job.
     pub job: JobId,
     /// The evidence that the process belongs to the job.
     pub evidence: MembershipEvidence,

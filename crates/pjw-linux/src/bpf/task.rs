@@ -106,8 +106,7 @@ impl TaskRecord<'_> {
     }
 }
 
-/// How many tasks (threads) one task scan reported, and how many the scan skipped. A task is skipped if the
-/// [`TaskScope`] of the scan does not contain the task.
+/// The numbers of tasks (threads) that one task scan reported and skipped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TaskScanSummary {
     /// The number of tasks that the scan passed to its caller.

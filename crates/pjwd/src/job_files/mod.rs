@@ -63,10 +63,8 @@ pub struct WantedCoresUpdate {
     pub cores: Option<u32>,
 }
 
-/// The files of all jobs, for the exchange of two values between the daemon and the programs of a job: the cores of
-/// the job, and the number of cores that the job wants. Each job has a directory below `STATE_DIR/jobs`, where
-/// STATE_DIR is the state directory of the daemon. The daemon writes the cores of the job to files in this directory.
-/// Programs write the number of cores that their job wants to the file `want` in the same directory.
+/// The files in `STATE_DIR/jobs/ID`, one directory for each job. pjwd writes the cores of the job to them. The job's
+/// programs write the number of cores that the job wants to the file `want`.
 #[derive(Debug)]
 pub struct JobFiles {
     /// The directory `STATE_DIR/jobs`.

@@ -5,13 +5,12 @@ use crate::basics::{Pid, Uid, prelude::*};
 use crate::machine::NumaNodeRule;
 use crate::terms::{CpuRequest, CpuUnit, Job, JobId, Placement, PriorityClass, Provision};
 
-/// The user that sent a command, and whether this user may change jobs of other users.
+/// The user that sent a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caller {
     /// The user id of the caller, as verified by the kernel (`SO_PEERCRED`).
     pub uid: Uid,
-    /// Whether the caller is an administrator. An administrator may change jobs of other users.
-    /// Administrators are root, the user of the daemon, and the members of the groups in the config key
+    /// Whether the user may change jobs of other users. True for root, the user of the daemon, and members of
     /// `admin_groups`.
     pub is_admin: bool,
 }
