@@ -393,9 +393,12 @@ impl DaemonLock {
         Ok(lasting? || is_usual_new)
     }
 
-    /// Returns whether the file in [`LockDirectories::usual`] was removed.
+    /// Returns whether the file in [`LockDirectories::usual`] was removed and made again.
     fn relock_usual_file_if_removed(&mut self) -> Result<bool, LockError> {
-        if is_file_at_path(&self.path, &self.file) {
+        // After the last logout there is no /run/user/UID, and the other file is enough.
+        let has_lasting_file = self.lasting.as_ref().is_some_and(|lasting| lasting.file.is_some());
+        let is_logged_out = || self.path.ancestors().nth(2).is_some_and(|dir| !dir.exists());
+        if is_file_at_path(&self.path, &self.file) || (has_lasting_file && is_logged_out()) {
             return Ok(false);
         }
         self.file = lock_file(&self.path, &mut self.holder)?;
