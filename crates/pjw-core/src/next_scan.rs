@@ -78,8 +78,9 @@ impl WardenState {
         request: &mut ScanRequest,
     ) {
         for (action, outcome) in finished {
-            self.cpusets.delayed_changes.remove(action);
+            // The outcome of a delayed change is told from that of a new one by the list.
             self.cpusets.record_outcome(action, outcome);
+            self.cpusets.delayed_changes.remove(action);
             self.dirty.add_job(&action.job);
             // The process may belong to another job by now, which waited for the end of this move.
             let process = action.moved_process().and_then(|process| self.members.get(&process.pid));

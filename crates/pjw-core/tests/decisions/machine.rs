@@ -19,6 +19,7 @@ use pjw_core::ports::MachineInterface;
 use pjw_core::reconcile::{Decision, reconcile};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
+use pjw_core::report::cpuset_events;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
     AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, AffinityRequest, BatchIdentity, BatchRole,
@@ -53,6 +54,8 @@ pub struct Machine {
     /// The events and records since the last command was given.
     pub events: Vec<Event>,
     pub records: Vec<Record>,
+    /// The events about the changes of cpusets that the kernel made since the last command was given.
+    pub cpuset_events: Vec<Event>,
     /// The reports of the jobs that have ended.
     pub reports: Vec<JobReport>,
     /// What each scan finds of processes that share an address space.
@@ -88,6 +91,7 @@ pub fn machine_with(topology: Topology, policy: Policy) -> Machine {
         audits_plans: true,
         events: Vec::new(),
         records: Vec::new(),
+        cpuset_events: Vec::new(),
         reports: Vec::new(),
         address_spaces: None,
         refused_jobs: BTreeSet::new(),
@@ -254,6 +258,7 @@ impl Machine {
             let violations = audit(&self.state, &decision.plan, &self.policy);
             assert_eq!(violations, [], "{:#?}", decision.plan);
         }
+        let mut outcomes = Vec::new();
         for action in &decision.plan.cpuset_actions {
             let is_write = matches!(action.change, CpusetChange::Create { .. });
             let outcome = if is_write && self.refused_jobs.contains(&action.job) {
@@ -262,7 +267,9 @@ impl Machine {
                 self.node.change_cpuset(action, Duration::MAX)
             };
             self.state.cpusets.record_outcome(action, &outcome);
+            outcomes.push((action.clone(), outcome));
         }
+        self.cpuset_events.extend(cpuset_events(&outcomes));
         decision.plan.mask_actions.iter().for_each(|action| self.carry_out(action));
         decision
     }
@@ -284,7 +291,7 @@ impl Machine {
     /// Runs cycles until a full scan finds nothing left to do. The scans are those of the daemon: a full one, then
     /// those that the decisions request. Returns the replies and all actions on masks.
     pub fn settle_with(&mut self, commands: &[Command]) -> (Vec<Result<Reply, Refusal>>, Vec<MaskAction>) {
-        (self.events, self.records) = (Vec::new(), Vec::new());
+        (self.events, self.records, self.cpuset_events) = (Vec::new(), Vec::new(), Vec::new());
         let (mut replies, mut done) = (Vec::new(), Vec::new());
         let mut commands = commands;
         let mut scan = None;

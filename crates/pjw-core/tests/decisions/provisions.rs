@@ -1,9 +1,12 @@
 //! Provisions: cores that are reserved for a service, whether it runs or not.
 
 use pjw_core::command::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
+use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::event::EventKind;
 use pjw_core::evidence::MembershipEvidence;
 use pjw_core::ids::{Comm, Pid, Tid, Uid};
 use pjw_core::job::{CpuRequest, Job, PriorityClass, Provision, ProvisionRule};
+use pjw_core::policy::Policy;
 use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
 use pjw_core::record::Record;
 use pjw_core::refusal::Refusal;
@@ -11,7 +14,7 @@ use pjw_core::snapshot::ProcessEvent;
 use pjw_core::state::WardenState;
 use pjw_core::time::Nanos;
 
-use crate::machine::{ALICE, Machine, ROOT, SECOND, assign_of, job, machine};
+use crate::machine::{ALICE, Machine, ROOT, SECOND, assign_of, job, machine, machine_with, regular_topology};
 use crate::restore::{machine_with_cpusets, restart};
 
 fn rule(text: &str) -> Option<ProvisionRule> {
@@ -373,7 +376,73 @@ fn a_process_that_leaves_by_a_changed_rule_returns_to_its_cgroup_and_the_rule_me
             m.settle();
         }
         assert!(m.state.processes_to_restore.is_empty());
+        // They join again, which is no repair.
+        provision(&mut m, "web", 2, rule("user=33")).unwrap();
+        let cgroups = [10, 11, 12].map(|pid| m.process(pid).cgroup.clone());
+        assert_eq!(cgroups, [inside.as_str(), inside.as_str(), inside.as_str()]);
+        let is_stray = |kind: EventKind| matches!(kind, EventKind::Stray | EventKind::Repaired);
+        assert!(!m.cpuset_events.iter().any(|event| is_stray(event.kind)), "{:?}", m.cpuset_events);
+        // Another program moves one of them away.
+        m.process(11).cgroup = other.to_owned();
+        m.settle();
+        assert_eq!(m.process(11).cgroup.clone(), inside);
+        assert!(m.cpuset_events.iter().any(|event| is_stray(event.kind)), "{:?}", m.cpuset_events);
     }
+}
+
+/// Makes a rescan, and the scans that it requests. Does not wait until a rescan finds nothing to do: a move that is
+/// refused is tried again at each one.
+fn rescan(m: &mut Machine, commands: &[Command]) {
+    let scan = m.state.scan_request(true);
+    let mut decision = m.cycle(&scan, commands);
+    for _ in 0..20 {
+        let Some(scan) = decision.next_scan.take() else {
+            m.last = Some(decision);
+            return;
+        };
+        decision = m.cycle(&scan, &[]);
+    }
+    panic!("20 scans were not enough: {decision:?}");
+}
+
+#[test]
+fn a_process_that_leaves_by_a_changed_rule_and_whose_cgroup_is_gone_is_named_while_its_scope_limits_it() {
+    let session = "/user.slice/user-33.slice/session-3.scope";
+    let cpuset_support = CpusetSupport {
+        hierarchy: CpusetHierarchy::Systemd,
+        affinity_persists: true,
+        ..CpusetSupport::default()
+    };
+    let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), Policy { cpuset_support, ..Policy::default() });
+    for pid in [10, 11, 12] {
+        m.spawn(pid, 1, 33).cgroup = session.to_owned();
+    }
+    m.process(10).comm = Comm::from("nginx");
+    provision(&mut m, "web", 2, rule("user=33")).unwrap();
+    let inside = m.process(10).cgroup.clone();
+    assert_ne!(inside, session);
+    // The session ends.
+    m.world().removed_cgroups.insert(session.to_owned());
+    let narrowed = Provision { rule: rule("user=33,comm=nginx"), from_config: false };
+    let narrow = ProvisionCommand { job: job("web"), cores: 2, provision: narrowed, caller: ROOT };
+    let mut commands = vec![Command::Provision(narrow)];
+    for _ in 0..2 {
+        rescan(&mut m, &std::mem::take(&mut commands));
+        assert_eq!([10, 11, 12].map(|pid| m.member(pid)), ["manual:web by Provision", "-", "-"]);
+        let warnings = &m.last.as_ref().unwrap().warnings;
+        let stays: Vec<_> = warnings.iter().filter(|warning| warning.code == "not-moved-back").collect();
+        assert_eq!(stays.len(), 1, "{warnings:?}");
+        let expected = "process 11 and 1 more have left manual:web and are still limited to its CPUs 0-1: \
+                        it is gone";
+        assert_eq!((stays[0].text.as_str(), stays[0].job.as_ref()), (expected, Some(&job("web"))));
+        assert!(stays[0].remedy.contains("--pid 11"), "{}", stays[0].remedy);
+        m.advance(SECOND);
+    }
+    for pid in [11, 12] {
+        m.exit(pid);
+    }
+    m.settle();
+    assert!(!m.warnings().contains(&"not-moved-back"), "{:?}", m.warnings());
 }
 
 #[test]

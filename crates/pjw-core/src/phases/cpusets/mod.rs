@@ -52,10 +52,12 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
     if draft.full {
         let refused = draft.state.cpusets.jobs_with_refused_cpusets();
         refused.iter().for_each(|id| draft.state.dirty.add_job(id));
-        // A process that has left its job may still be in the cpuset, because a move was refused.
+        // A process that has left its job may still be in the cpuset, because a move was refused. One that is named in
+        // a warning may have ended.
         let state = &*draft.state;
         let left = state.processes_to_restore.values().filter(|member| state.is_in_job_cpuset(member));
-        let left: BTreeSet<JobId> = left.map(|member| member.job.clone()).collect();
+        let left = left.map(|member| member.job.clone());
+        let left: BTreeSet<JobId> = left.chain(state.jobs_with_warning(warnings::NOT_MOVED_BACK)).collect();
         left.iter().for_each(|id| draft.state.dirty.add_job(id));
         draft.state.cpusets.reset_failures();
     }
@@ -76,6 +78,7 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
                     return_processes_that_left(draft, &job_cpuset, &mut changes);
                 }
                 warnings::report_unmovable_members(draft, &id);
+                warnings::report_processes_not_moved_back(draft, &job_cpuset);
                 warnings::report_missing_partition(draft, &id);
             }
             CpusetPlacement::Unknown => drop(changes.waiting_jobs.insert(id)),
@@ -435,10 +438,10 @@ fn return_processes_that_left(
     // A scheduler moves its processes itself.
     let is_own = *creator != CgroupCreator::Scheduler && draft.state.cpusets.cpuset_at(path).is_some();
     let left = if is_own { processes_that_left(draft.state, job_cpuset) } else { Vec::new() };
-    if !left.is_empty() {
+    if left.iter().any(|(_, to)| to.is_some()) {
         journal_requested_masks(draft, job, path);
     }
-    for (process, to) in left {
+    for (process, to) in left.into_iter().filter_map(|(process, to)| Some((process, to?))) {
         let why = format!("process {} belongs to {job} no longer and came from {to}", process.pid);
         plan_move_back(draft, changes, job, (process, path, to), why);
     }

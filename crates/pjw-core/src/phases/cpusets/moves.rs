@@ -126,8 +126,12 @@ pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(Pro
 }
 
 /// Returns the processes in the cpuset `job_cpuset` that have left its job, each with its original cgroup, to which it
-/// is moved back. The job is a provision that goes on. Leaves out processes that can't be moved.
-pub(super) fn processes_that_left(state: &WardenState, job_cpuset: &JobCpuset) -> Vec<(ProcessId, String)> {
+/// is moved back. The job is a provision that goes on. The cgroup is `None` in the same cases as in the result of
+/// [`processes_with_origin`].
+pub(super) fn processes_that_left(
+    state: &WardenState,
+    job_cpuset: &JobCpuset,
+) -> Vec<(ProcessId, Option<String>)> {
     let job = &job_cpuset.job;
     // The masks are kept for longer than the processes, until no child of these can be in the cpuset.
     let may_be_any = state.released_masks.contains_key(job)
@@ -140,8 +144,7 @@ pub(super) fn processes_that_left(state: &WardenState, job_cpuset: &JobCpuset) -
         process.is_some_and(|process| state.has_left_provision(process, job))
     };
     let inside = processes_with_origin(state, &job_cpuset.path).into_iter();
-    let left = inside.filter(|(process, _)| has_left(process.pid));
-    left.filter_map(|(process, origin)| Some((process, origin?))).collect()
+    inside.filter(|(process, _)| has_left(process.pid)).collect()
 }
 
 /// Returns the processes of the job `id` that are in the cpuset of a job that borrows cores, and that can be moved

@@ -1,9 +1,13 @@
-//! Warnings about jobs for which a cpuset or an isolated partition was requested and is not possible.
+//! Warnings about jobs for which a cpuset or an isolated partition was requested and is not possible, and about cpusets
+//! that limit processes which have left the job.
 
-use crate::basics::prelude::*;
-use crate::phases::cpusets::moves::why_unmovable;
+use crate::basics::{ProcessId, cpus_text, prelude::*};
+use crate::phases::cpusets::moves::{processes_that_left, why_unmovable};
 use crate::phases::draft::{CycleDraft, warn};
-use crate::terms::{EnforcementMethod, JobId};
+use crate::terms::{EnforcementMethod, JobCpuset, JobId};
+
+/// The code of the warning about processes that have left a job and can't leave its cpuset.
+pub(super) const NOT_MOVED_BACK: &str = "not-moved-back";
 
 /// What is reported of a job without a cpuset. `None` if neither the request of the job nor the configuration demands a
 /// cpuset.
@@ -53,4 +57,26 @@ pub(super) fn report_missing_partition(draft: &mut CycleDraft<'_>, id: &JobId) {
     );
     let remedy = "leave out --isolated; it needs cgroup v2 (cpuset.cpus.partition)";
     warn(draft, id, "no-partition", text, remedy);
+}
+
+/// Adds a warning for users if processes that have left the job of `job_cpuset` are still in this cpuset and can't be
+/// moved back to their original cgroups. The job is a provision that goes on, so the cpuset keeps its limits. A process
+/// that is being moved does not count.
+pub(super) fn report_processes_not_moved_back(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset) {
+    let (state, job) = (&*draft.state, &job_cpuset.job);
+    let left = processes_that_left(state, job_cpuset).into_iter();
+    let is_moving = |process: &ProcessId| state.cpusets.delayed_changes.is_moving(*process);
+    let staying = left.filter(|(process, origin)| origin.is_none() && !is_moving(process));
+    let staying: Vec<ProcessId> = staying.map(|(process, _)| process).collect();
+    let Some(&first) = staying.first() else { return };
+    let pid = first.pid;
+    let who = match staying.len() - 1 {
+        0 => format!("process {pid} has left {job} and is"),
+        others => format!("process {pid} and {others} more have left {job} and are"),
+    };
+    let why = state.cpusets.move_error(first).unwrap_or("the cgroup from which it came is unknown");
+    let text = format!("{who} still limited to its {}: {why}", cpus_text(&job_cpuset.spec.cpus));
+    let remedy =
+        format!("end or restart it, or give it cores of its own: pjwctl assign NAME --cores N --pid {pid}");
+    warn(draft, job, NOT_MOVED_BACK, text, remedy);
 }

@@ -99,8 +99,8 @@ pub struct CpusetRegistry {
     moved: BTreeMap<ProcessId, CgroupMove>,
     /// The same processes, by the cgroup to which they were moved.
     moved_to: BTreeMap<String, BTreeSet<ProcessId>>,
-    /// Those processes in `moved` that were not found in the cpuset since their move was planned: the move was not
-    /// made.
+    /// Those processes in `moved` that were not found in the cpuset since their move was planned, because the move was
+    /// not made, and those that pjw has moved back since.
     unmoved: BTreeSet<ProcessId>,
     refused: BTreeMap<JobId, String>,
     move_errors: BTreeMap<ProcessId, String>,
@@ -250,7 +250,7 @@ impl CpusetRegistry {
     }
 
     /// Whether the process was in the cpuset at the cgroup path `path` after pjw moved it there. False if the move was
-    /// not made, for example because the memory of the process is locked.
+    /// not made, for example because the memory of the process is locked. Also false if pjw moved the process back.
     pub(crate) fn has_been_inside(&self, process: ProcessId, path: &str) -> bool {
         self.was_moved_into_cpuset_at(process, path) && !self.unmoved.contains(&process)
     }

@@ -37,6 +37,7 @@ impl CpusetRegistry {
                 self.to_remove.remove(path);
                 for process in self.moved_to.remove(path).into_iter().flatten() {
                     self.moved.remove(&process);
+                    self.unmoved.remove(&process);
                 }
                 self.removed.insert(path.clone());
                 self.forget_histories(at);

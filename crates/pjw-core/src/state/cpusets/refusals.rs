@@ -38,13 +38,22 @@ impl CpusetRegistry {
 
     /// Records which processes `action` was to move into a cpuset for the first time and did not move. systemd moves
     /// the initial processes of a scope, and a locked one is left out without an outcome of its own: each of them
-    /// counts as not moved until a scan finds it in the cpuset.
+    /// counts as not moved until a scan finds it in the cpuset. Also records which process left the cpuset because pjw
+    /// moved it back. Must be called before a delayed change that has ended leaves the list of the delayed changes.
     pub(super) fn record_move_attempt(&mut self, action: &CpusetAction, outcome: &CpusetOutcome) {
         let is_done = matches!(outcome, CpusetOutcome::Done { .. });
         match &action.change {
-            CpusetChange::Create { initial_processes, .. } => self.unmoved.extend(initial_processes),
+            // A scan may have found the processes in the cpuset before a delayed change ends.
+            CpusetChange::Create { job_cpuset, initial_processes, .. }
+                if !self.delayed_changes.is_writing(&job_cpuset.path) =>
+            {
+                self.unmoved.extend(initial_processes);
+            }
             CpusetChange::MoveIn { process, .. } if is_done => {
                 self.unmoved.remove(process);
+            }
+            CpusetChange::MoveBack { process, .. } if is_done => {
+                self.unmoved.insert(*process);
             }
             CpusetChange::MoveIn { process, .. } if !action.is_repair => {
                 self.unmoved.insert(*process);
@@ -70,8 +79,9 @@ impl CpusetRegistry {
     }
 
     /// Handles a refused move back. The original cgroup may no longer exist. Where pjw manages the
-    /// hierarchy, the process is moved to the root instead. A systemd scope has no such alternative; the
-    /// process stays, and the scope allows all PUs.
+    /// hierarchy, the process is moved to the root instead. A systemd scope has no such alternative: the
+    /// process stays. If the job has ended or was released, the scope allows all PUs. If the job goes on, because the
+    /// process left a provision, the scope limits the process to the PUs of the job, with a warning.
     fn note_move_back_refusal(&mut self, process: ProcessId, from: &str, to: &str, reason: &str) {
         let is_wardens =
             self.managed.get(from).is_some_and(|managed| managed.job_cpuset.creator == CgroupCreator::Warden);

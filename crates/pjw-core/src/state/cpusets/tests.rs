@@ -4,11 +4,12 @@ use super::*;
 use crate::basics::ids::Pid;
 use crate::basics::ids::StartTime;
 use crate::basics::ids::Uid;
+use crate::state::warden::WardenState;
 use crate::terms::CpusetRecord;
 use crate::terms::cpuset_group::CgroupCreator;
 use crate::terms::cpuset_group::CpusetSpec;
 use crate::terms::{CpusetAction, CpusetChange};
-use crate::testing::cpu_set;
+use crate::testing::{cpu_set, regular_topology};
 
 fn machine() -> CpuSet {
     cpu_set("0-7")
@@ -111,6 +112,26 @@ fn a_process_that_was_locked_at_its_first_move_has_not_left_the_cpuset() {
     assert!(!cpusets.has_been_inside(process(8), "/pjw/a"));
     cpusets.note_move(process(8), Some("/pjw/a/below"));
     assert!(cpusets.has_been_inside(process(8), "/pjw/a"));
+}
+
+#[test]
+fn a_process_that_a_scan_finds_in_a_new_scope_stays_counted_as_moved_when_the_delayed_change_ends() {
+    let mut state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &CpuSet::new());
+    let process = ProcessId { pid: Pid(7), start: StartTime(7) };
+    let moved = CpusetRecord::Moved { process, from: "/session-1".to_owned(), to: "/pjw/a".to_owned() };
+    for record in [CpusetRecord::Created(job_cpuset()), moved] {
+        state.cpusets.apply_record(&record, &machine(), Nanos(0));
+    }
+    let initial_processes = vec![process];
+    let change = CpusetChange::Create { job_cpuset: job_cpuset(), owner: Uid::ROOT, initial_processes };
+    let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, reason: String::new() };
+    state.cpusets.record_outcome(&action, &CpusetOutcome::Delayed);
+    assert!(!state.cpusets.has_been_inside(process, "/pjw/a"));
+    state.cpusets.note_move(process, Some("/pjw/a"));
+    let mut request = state.scan_request(true);
+    state.note_finished_cpuset_changes(&[(action, CpusetOutcome::Done { effective: None })], &mut request);
+    assert!(state.cpusets.has_been_inside(process, "/pjw/a"));
+    assert!(state.cpusets.delayed_changes.is_empty());
 }
 
 #[test]

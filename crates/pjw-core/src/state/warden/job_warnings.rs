@@ -27,6 +27,12 @@ impl WardenState {
         }
     }
 
+    /// Iterates over the jobs that have a warning with the code `code`.
+    pub(crate) fn jobs_with_warning(&self, code: &str) -> impl Iterator<Item = JobId> {
+        let has_code = move |warning: &Arc<Warning>| warning.code == code;
+        self.warnings.iter().filter(move |(_, known)| known.iter().any(has_code)).map(|(id, _)| id.clone())
+    }
+
     /// Replaces the warnings about jobs by `new`, the warnings of this decision. A job in `planned` has only these. For
     /// any other job, a new warning replaces the earlier one with the same code, and the job keeps the others. Must be
     /// called while [`WardenState::dirty`] still names the jobs that this decision removed.
