@@ -78,7 +78,7 @@ impl WardenState {
         request: &mut ScanRequest,
     ) {
         for (action, outcome) in finished {
-            // The outcome of a delayed change is told from that of a new one by the list.
+            // While the list has the change, `record_outcome` knows that it was delayed.
             self.cpusets.record_outcome(action, outcome);
             self.cpusets.delayed_changes.remove(action);
             self.dirty.add_job(&action.job);

@@ -73,12 +73,13 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
         match placement_of(draft.state, draft.policy, &id) {
             CpusetPlacement::At(job_cpuset) => {
                 wanted.insert(job_cpuset.path.clone());
+                let left = processes_that_left(draft.state, &job_cpuset);
                 if !draft.state.cpusets.delayed_changes.has_change_for(&id) {
                     create_cpuset(draft, &job_cpuset, &mut changes);
-                    return_processes_that_left(draft, &job_cpuset, &mut changes);
+                    return_processes_that_left(draft, &job_cpuset, &left, &mut changes);
                 }
                 warnings::report_unmovable_members(draft, &id);
-                warnings::report_processes_not_moved_back(draft, &job_cpuset);
+                warnings::report_processes_not_moved_back(draft, &job_cpuset, &left);
                 warnings::report_missing_partition(draft, &id);
             }
             CpusetPlacement::Unknown => drop(changes.waiting_jobs.insert(id)),
@@ -428,20 +429,23 @@ fn return_members(draft: &mut CycleDraft<'_>, id: &JobId, changes: &mut PendingC
     }
 }
 
-/// Moves the processes that have left the job of `job_cpuset` back to their original cgroups. The job keeps its cpuset.
+/// Moves the processes `left`, which have left the job of `job_cpuset`, back to their original cgroups. The job keeps its
+/// cpuset.
 fn return_processes_that_left(
     draft: &mut CycleDraft<'_>,
     job_cpuset: &JobCpuset,
+    left: &[(ProcessId, Option<String>)],
     changes: &mut PendingCpusetChanges,
 ) {
     let JobCpuset { job, path, creator, .. } = job_cpuset;
     // A scheduler moves its processes itself.
-    let is_own = *creator != CgroupCreator::Scheduler && draft.state.cpusets.cpuset_at(path).is_some();
-    let left = if is_own { processes_that_left(draft.state, job_cpuset) } else { Vec::new() };
+    if *creator == CgroupCreator::Scheduler || draft.state.cpusets.cpuset_at(path).is_none() {
+        return;
+    }
     if left.iter().any(|(_, to)| to.is_some()) {
         journal_requested_masks(draft, job, path);
     }
-    for (process, to) in left.into_iter().filter_map(|(process, to)| Some((process, to?))) {
+    for (process, to) in left.iter().filter_map(|(process, to)| Some((*process, to.clone()?))) {
         let why = format!("process {} belongs to {job} no longer and came from {to}", process.pid);
         plan_move_back(draft, changes, job, (process, path, to), why);
     }

@@ -134,9 +134,12 @@ pub(super) fn processes_that_left(
 ) -> Vec<(ProcessId, Option<String>)> {
     let job = &job_cpuset.job;
     // The masks are kept for longer than the processes, until no child of these can be in the cpuset.
-    let may_be_any = state.released_masks.contains_key(job)
-        || state.processes_to_restore.values().any(|member| member.job == *job);
-    if !may_be_any {
+    let may_be_any = || {
+        state.released_masks.contains_key(job)
+            || state.processes_to_restore.values().any(|member| member.job == *job)
+    };
+    let is_provision = state.jobs.get(job).is_some_and(|job| job.provision.is_some());
+    if !is_provision || !may_be_any() {
         return Vec::new();
     }
     let has_left = |pid: Pid| {

@@ -2,7 +2,7 @@
 //! that limit processes which have left the job.
 
 use crate::basics::{ProcessId, cpus_text, prelude::*};
-use crate::phases::cpusets::moves::{processes_that_left, why_unmovable};
+use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::{CycleDraft, warn};
 use crate::terms::{EnforcementMethod, JobCpuset, JobId};
 
@@ -59,15 +59,18 @@ pub(super) fn report_missing_partition(draft: &mut CycleDraft<'_>, id: &JobId) {
     warn(draft, id, "no-partition", text, remedy);
 }
 
-/// Adds a warning for users if processes that have left the job of `job_cpuset` are still in this cpuset and can't be
-/// moved back to their original cgroups. The job is a provision that goes on, so the cpuset keeps its limits. A process
+/// Adds a warning for users if some of the processes `left`, which have left the job of `job_cpuset`, are still in this
+/// cpuset and can't be moved back to their original cgroups. The job is a provision that goes on, so the cpuset keeps its limits. A process
 /// that is being moved does not count.
-pub(super) fn report_processes_not_moved_back(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset) {
+pub(super) fn report_processes_not_moved_back(
+    draft: &mut CycleDraft<'_>,
+    job_cpuset: &JobCpuset,
+    left: &[(ProcessId, Option<String>)],
+) {
     let (state, job) = (&*draft.state, &job_cpuset.job);
-    let left = processes_that_left(state, job_cpuset).into_iter();
     let is_moving = |process: &ProcessId| state.cpusets.delayed_changes.is_moving(*process);
-    let staying = left.filter(|(process, origin)| origin.is_none() && !is_moving(process));
-    let staying: Vec<ProcessId> = staying.map(|(process, _)| process).collect();
+    let staying = left.iter().filter(|(process, origin)| origin.is_none() && !is_moving(process));
+    let staying: Vec<ProcessId> = staying.map(|(process, _)| *process).collect();
     let Some(&first) = staying.first() else { return };
     let pid = first.pid;
     let who = match staying.len() - 1 {

@@ -329,18 +329,19 @@ impl MaskEntry {
     /// the journal has. The thread still has the mask that it had before: sched_setaffinity(2) that fails changes nothing
     /// (kernel/sched/syscalls.c, `__sched_setaffinity`, Linux 6.18).
     pub fn record_request_refused(&mut self, mask: &CpuSet) {
-        if self.candidates.len() > 1 && self.newest().mask == *mask {
-            self.candidates.pop();
-        }
+        drop(self.withdraw_newest(mask));
+    }
+
+    /// Removes the newest candidate if it is a request for `mask` and others remain, and returns it.
+    fn withdraw_newest(&mut self, mask: &CpuSet) -> Option<MaskRequest> {
+        let is_intended = self.candidates.len() > 1 && self.newest().mask == *mask;
+        if is_intended { self.candidates.pop() } else { None }
     }
 
     /// Withdraws the request for `mask` that [`MaskEntry::add_intended_request`] recorded. Must be called if
     /// pjw did not make the request after all.
     pub fn cancel_intended_request(&mut self, mask: &CpuSet) {
-        if self.candidates.len() > 1
-            && self.newest().mask == *mask
-            && let Some(cancelled) = self.candidates.pop()
-        {
+        if let Some(cancelled) = self.withdraw_newest(mask) {
             // The journal lacks this request, but keeps those that were journaled before it.
             self.journaled_since.take_if(|since| *since == cancelled.requested_at);
             self.is_unrecorded = self.journaled_since.is_some() && self.is_mask_from_program();
