@@ -257,6 +257,7 @@ mod tests {
     use pjw_core::ids::ProcessId;
 
     use super::super::reading::DeniedProcess;
+    use super::super::reading::tests::Sleeper;
     use super::*;
 
     /// The lock of the memory of process 1, in these tests.
@@ -275,11 +276,6 @@ mod tests {
             drop(LOCK.lock());
         }
         measure_job_memory(processes, kind, watches_threads, progress)
-    }
-
-    fn process(pid: u32) -> JobProcess {
-        let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
-        JobProcess::from(ProcessId { pid: Pid(pid), start: proc.stat(Pid(pid)).unwrap().start })
     }
 
     #[test]
@@ -310,7 +306,11 @@ mod tests {
             check_interval: Duration::from_millis(1),
             ..MemoryReader::default()
         };
-        let (locked, own) = (process(LOCKED.0), process(std::process::id()));
+        let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
+        let locked = JobProcess::from(ProcessId { pid: LOCKED, start: proc.stat(LOCKED).unwrap().start });
+        // A process whose threads do other tests may have one that waits in the state `D`, and is left out then.
+        let sleeper = Sleeper::start();
+        let readable = JobProcess::from(sleeper.id());
         let caller = Arc::new(());
         let read = |processes: &[JobProcess]| {
             let wanted = Arc::downgrade(&caller);
@@ -319,14 +319,14 @@ mod tests {
         };
         let held = LOCK.lock().unwrap();
         assert_eq!(read(&[locked]).err(), Some(ReadingError::Blocked { pid: LOCKED }));
-        let reading = read(&[locked, own]).unwrap();
-        assert_eq!(reading.processes.iter().map(|read| read.pid).collect::<Vec<_>>(), [own.id.pid]);
+        let reading = read(&[locked, readable]).unwrap();
+        assert_eq!(reading.processes.iter().map(|read| read.pid).collect::<Vec<_>>(), [readable.id.pid]);
         assert!(reading.denied[0].pid == LOCKED && reading.denied[0].reason.contains("locked"));
         drop(held);
         while !reader.threads.borrow_mut().blocked_pids().is_empty() {
             std::thread::yield_now();
         }
-        let reading = read(&[locked, own]).unwrap();
+        let reading = read(&[locked, readable]).unwrap();
         let is_locked = |denied: &DeniedProcess| denied.reason.contains("locked");
         assert!(!reading.denied.iter().any(is_locked), "it is read again: {:?}", reading.denied);
     }

@@ -466,4 +466,4 @@ fn available(proc: &mut ProcDir, cgroup: Option<&JobCgroup>) -> u64 {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

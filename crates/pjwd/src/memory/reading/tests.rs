@@ -16,23 +16,26 @@ fn all(processes: &[ProcessId]) -> Vec<JobProcess> {
     processes.iter().copied().map(JobProcess::from).collect()
 }
 
-struct Sleeper(Child);
+/// A child process that sleeps until the value is dropped.
+pub(in crate::memory) struct Sleeper(Child);
 
 impl Sleeper {
-    fn start() -> Self {
+    pub(in crate::memory) fn start() -> Self {
         let sleeper = Self(Command::new("sleep").arg("1000").spawn().unwrap());
         // `spawn` may wait as the parent of vfork(2) does, which goes on before the child has memory of its own. The
-        // kernel sets the name of the program after that (begin_new_exec in fs/exec.c).
-        let name = format!("/proc/{}/comm", sleeper.0.id());
+        // kernel sets the name of the program after that (begin_new_exec in fs/exec.c). Until the child sleeps, it may
+        // wait for a page of its program in the state `D`.
+        let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
+        let (pid, name) = (Pid(sleeper.0.id()), format!("/proc/{}/comm", sleeper.0.id()));
         let begin = std::time::Instant::now();
-        while std::fs::read_to_string(&name).unwrap() != "sleep\n" {
+        while std::fs::read_to_string(&name).unwrap() != "sleep\n" || proc.stat(pid).unwrap().state != 'S' {
             assert!(begin.elapsed() < Duration::from_secs(60), "the child does not execute sleep");
             std::thread::yield_now();
         }
         sleeper
     }
 
-    fn id(&self) -> ProcessId {
+    pub(in crate::memory) fn id(&self) -> ProcessId {
         process_id(self.0.id())
     }
 }
