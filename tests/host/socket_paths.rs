@@ -1,7 +1,7 @@
 //! The default paths of the socket and the state, and the paths that the daemon refuses: another user must not be
 //! able to put files there that the daemon would trust, or links through which it would write.
 
-use std::fs::{Permissions, create_dir, read_to_string, set_permissions, write};
+use std::fs::{File, Permissions, create_dir, read_to_string, set_permissions, write};
 use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
@@ -26,6 +26,8 @@ const OTHER_USER: u32 = 65_410;
 const DELETING_USER: u32 = 65_412;
 /// The user of the test that logs out, for the same reason.
 const LEAVING_USER: u32 = 65_413;
+/// The user of the test that stops a daemon and deletes its directory, for the same reason.
+const STOPPING_USER: u32 = 65_414;
 
 /// Returns the plain user that starts the daemon: the user of the test, or another one if the test runs as root.
 fn daemon_user() -> u32 {
@@ -231,6 +233,40 @@ fn after_the_whole_directory_of_a_user_is_deleted_the_next_daemon_names_the_mask
         };
         warnings.iter().any(is_of_shell)
     });
+}
+
+#[test]
+fn records_that_are_gone_are_missed_after_a_kill_and_not_after_a_stop_that_left_nothing_to_undo() {
+    if !is_root() || !programs_are_reachable() {
+        return;
+    }
+    // It also keeps the other tests of this program from starting a daemon meanwhile.
+    let mut other = Daemon::start("");
+    other.stop();
+    let own_dir = RemoveOnDrop(PathBuf::from(format!("/tmp/pjwd-{STOPPING_USER}")));
+    let _lock_dir = RemoveOnDrop(lock_dir(STOPPING_USER));
+    let log_dir = tempfile::tempdir().unwrap();
+    let log = log_dir.path().join("log");
+    let start = || {
+        let mut command = Command::new(program_path("pjwd"));
+        command.env_remove("XDG_RUNTIME_DIR").stdin(Stdio::null()).current_dir("/");
+        command.stderr(File::create(&log).unwrap());
+        let started = StartedDaemon(command.uid(STOPPING_USER).gid(STOPPING_USER).spawn().unwrap());
+        wait_until("pjwd answers", || {
+            let client = Client::connect(&own_dir.0.join("pjwd.sock")).ok();
+            client.is_some_and(|mut client| client.call::<Value>("GetStatus", &json!({})).is_ok())
+        });
+        started
+    };
+    for (signal, is_missed) in [(Signal::SIGTERM, false), (Signal::SIGKILL, true)] {
+        let mut first = start();
+        kill(Pid::from_raw(first.0.id().cast_signed()), signal).unwrap();
+        first.0.wait().unwrap();
+        std::fs::remove_dir_all(&own_dir.0).unwrap();
+        let _next = start();
+        let text = read_to_string(&log).unwrap();
+        assert_eq!(text.contains("the records of the pjwd before are gone"), is_missed, "{signal:?}: {text}");
+    }
 }
 
 #[test]

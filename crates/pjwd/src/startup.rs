@@ -156,7 +156,7 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(&boot_id)).map(Path::to_owned);
     let is_here = earlier.as_deref().is_some_and(|earlier| is_same_directory(earlier, &state_dir));
     if let Some(lock) = lock.as_mut().filter(|_| is_here && undone.is_complete) {
-        lock.forget_earlier_journal().context("can't write the lock file")?;
+        lock.forget_journal().context("can't write the lock file")?;
     }
     if let Some(earlier) = earlier.filter(|earlier| !is_here && journal::has_records(earlier, &boot_id)) {
         let command = format!("pjwd --release-all --state-dir {}", earlier.display());
@@ -258,8 +258,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     if let Err(failure) = &served {
         error!("{}", error_text::error_chain_text(failure.as_ref()));
     }
-    served?;
-    loop_handle.join().map_err(|_| anyhow!("the event loop panicked; jobs keep their cores"))
+    wait_for_loop(loop_handle, served?)
 }
 
 /// Opens the journal. The lock file tells whether the journal of an earlier daemon was removed, or is in another
@@ -319,21 +318,34 @@ fn other_state_directory(directory: &Path, user: Option<u32>) -> Warning {
     Warning::new("other-state-directory", text, remedy)
 }
 
-/// Starts the thread of the event loop. The first receiver resolves after the first cycle. The second one is closed
-/// when the thread ends, also after a panic.
+/// Starts the thread of the event loop. The thread returns whether records are left ([`EventLoop::run`]). The first
+/// receiver resolves after the first cycle. The second one is closed when the thread ends, also after a panic.
 fn spawn_loop(
     mut event_loop: EventLoop,
     start_warnings: Vec<Warning>,
-) -> anyhow::Result<(JoinHandle<()>, oneshot::Receiver<()>, oneshot::Receiver<()>)> {
+) -> anyhow::Result<(JoinHandle<bool>, oneshot::Receiver<()>, oneshot::Receiver<()>)> {
     let (ready, started) = oneshot::channel();
     let (alive, ended) = oneshot::channel::<()>();
     let spawned = std::thread::Builder::new().name("warden".to_owned()).spawn(move || {
         let _alive = alive;
         event_loop.run_first_cycle(start_warnings);
         let _ = ready.send(());
-        event_loop.run();
+        event_loop.run()
     });
     Ok((spawned.context("can't start the thread of the event loop")?, started, ended))
+}
+
+/// Waits for the end of the event loop. If the loop leaves no records, the lock file names no journal then. So the next
+/// daemon misses nothing if the state directory is gone by then, as `/run/user/UID` is after the last logout.
+fn wait_for_loop(loop_handle: JoinHandle<bool>, lock: Option<DaemonLock>) -> anyhow::Result<()> {
+    let joined = loop_handle.join();
+    let has_records = joined.map_err(|_| anyhow!("the event loop panicked; jobs keep their cores"))?;
+    if let Some(mut lock) = lock.filter(|_| !has_records)
+        && let Err(error) = lock.forget_journal()
+    {
+        warn!(%error, "the lock file can't be written");
+    }
+    Ok(())
 }
 
 /// The socket that systemd passed to the daemon, if it passed one.
@@ -393,15 +405,16 @@ struct LoopThread<'a> {
     metrics_receiver: MetricsReceiver,
 }
 
-/// Runs the control server and handles signals on this thread until SIGTERM or SIGINT. Also returns if the loop ends
-/// by itself: then no thread keeps the jobs on their cores, and the published status would become outdated.
+/// Runs the control server and handles signals on this thread until SIGTERM or SIGINT. Then returns the lock of
+/// `own_files`, which is to be held until the loop has ended. Also returns if the loop ends by itself: then no thread
+/// keeps the jobs on their cores, and the published status would become outdated.
 fn serve_until_stopped(
     listener: UnixListener,
     own_files: WatchedFiles,
     control: Rc<ControlService>,
     record_events: impl Future<Output = ()> + 'static,
     loop_thread: LoopThread<'_>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Option<DaemonLock>> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("can't start")?;
     let local = tokio::task::LocalSet::new();
@@ -419,7 +432,8 @@ fn serve_until_stopped(
         tokio::task::spawn_local(Rc::clone(&control).watch_admin_groups());
         let metrics = tokio::task::spawn_local(metrics::service::serve_metrics(metrics_receiver, stopped.clone()));
         let (sender, successors) = mpsc::unbounded_channel();
-        tokio::task::spawn_local(own_files.restore_removed_files(sender, outbox.clone()));
+        let restoring = own_files.restore_removed_files(sender, outbox.clone(), stopped.clone());
+        let restoring = tokio::task::spawn_local(restoring);
         let serving = serve_with_new_listeners(listener, successors, control, ServerLimits::default(), stopped);
         let server = tokio::task::spawn_local(serving);
         notify::notify_ready("watching");
@@ -448,7 +462,7 @@ fn serve_until_stopped(
         let _ = stop.send(true);
         let both = async { tokio::join!(metrics, server) };
         let _ = tokio::time::timeout(Duration::from_secs(2), both).await;
-        Ok(())
+        Ok(restoring.await.ok().and_then(WatchedFiles::into_lock))
     });
     // A name service that hangs must not block the stop.
     drop(local);

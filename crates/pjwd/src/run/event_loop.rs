@@ -240,8 +240,8 @@ impl EventLoop {
     }
 
     /// Waits for messages, process events and timers, and handles them. Blocks the calling thread until a
-    /// [`EventLoopMessage::Stop`] arrives.
-    pub fn run(&mut self) {
+    /// [`EventLoopMessage::Stop`] arrives. Returns whether there are records of changes that are still to be undone.
+    pub fn run(&mut self) -> bool {
         loop {
             let cpu_before = clock::own_thread_cpu_time();
             let readable = self.wait();
@@ -269,10 +269,7 @@ impl EventLoop {
                         self.sent_warnings.insert(origin, warnings);
                         self.triggers.job_processes_scan_due = true;
                     }
-                    EventLoopMessage::Stop => {
-                        self.stop(pending);
-                        return;
-                    }
+                    EventLoopMessage::Stop => return self.stop(pending),
                 }
                 // A long queue of messages must not trigger the watchdog.
                 self.watchdog.ping_if_due();
@@ -482,8 +479,8 @@ impl EventLoop {
     }
 
     /// Answers the pending commands, writes the journal, thaws the frozen jobs and publishes the stop. Jobs keep their
-    /// cores and masks.
-    fn stop(&mut self, pending: PendingCommands) {
+    /// cores and masks. Returns whether there are records of changes that are still to be undone.
+    fn stop(&mut self, pending: PendingCommands) -> bool {
         for (_, reply) in pending {
             let _ = reply.send(Err(Refusal::Stopping));
         }
@@ -496,5 +493,6 @@ impl EventLoop {
         }
         self.publisher
             .publish_events(vec![Event::new(EventKind::Stopped, "pjwd stops; jobs keep their cores")]);
+        !self.warden.state().records().is_empty()
     }
 }

@@ -20,7 +20,7 @@ use pjw_core::plan::Warning;
 use pjw_ipc::bind::{BindError, BoundSocket, bind_with_access, is_listening};
 use pjw_ipc::socket_access::SocketAccess;
 use pjw_linux::systemd::activation::{SocketManager, metadata_of_socket_file};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::warn;
@@ -147,8 +147,8 @@ impl WatchedFiles {
         Self { lock, socket, is_unit_stopped: false, state_dir }
     }
 
-    /// Watches the files of the daemon, so that removed files are recreated. Never returns. Must run inside a tokio
-    /// runtime.
+    /// Watches the files of the daemon, so that removed files are recreated, until the value in `stop` becomes true.
+    /// Returns the list of the files then. Must run inside a tokio runtime.
     ///
     /// - The lock file and the socket: this function recreates them, and sends each new socket to `listeners`. If
     ///   this fails, a warning ([`EventLoopMessage::Warnings`]) is sent to the event loop through `outbox`.
@@ -160,7 +160,8 @@ impl WatchedFiles {
         mut self,
         listeners: mpsc::UnboundedSender<UnixListener>,
         outbox: MessageSender,
-    ) {
+        mut stop: watch::Receiver<bool>,
+    ) -> Self {
         let mut reported = Vec::new();
         loop {
             // The watch comes first: a file that is removed after its check is reported.
@@ -171,12 +172,24 @@ impl WatchedFiles {
                 let _ =
                     outbox.send(EventLoopMessage::Warnings { origin: WarningOrigin::DaemonFiles, warnings });
             }
-            // The task is cancelled while the daemon stops.
-            if spawn_blocking(move || watch.wait(CHECK_INTERVAL)).await.unwrap_or(false) {
+            let removal = spawn_blocking(move || watch.wait(CHECK_INTERVAL));
+            let is_removed = tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => return self,
+                // The wait is cancelled while the daemon stops.
+                removed = removal => removed.unwrap_or(false),
+            };
+            if is_removed {
                 sleep(SETTLE_TIME).await;
                 let _ = outbox.send(EventLoopMessage::CheckJournal);
             }
         }
+    }
+
+    /// Returns the lock that prevents a second daemon of the same user. `None` if the daemon took no lock. Removes the
+    /// socket, unless the service manager created it.
+    #[must_use]
+    pub fn into_lock(self) -> Option<DaemonLock> {
+        self.lock
     }
 
     /// The files to watch.

@@ -16,9 +16,15 @@ impl Places {
         self.0.path().join(name)
     }
 
-    /// Starts and ends a daemon that writes the records. Returns whether it found that records were lost, and the
+    /// Starts and kills a daemon that writes the records. Returns whether it found that records were lost, and the
     /// remedies of its warnings.
     fn start(&self, name: &str, records: &[Record]) -> (bool, String) {
+        let (_lock, found) = self.start_with_lock(name, records);
+        found
+    }
+
+    /// The same for a daemon that still holds its lock.
+    fn start_with_lock(&self, name: &str, records: &[Record]) -> (DaemonLock, (bool, String)) {
         let (locks, state_dir) = (self.path("lock"), self.path(name));
         let holder = LockHolder::for_this_process(None, &state_dir);
         let mut lock = DaemonLock::acquire(&lock_directory(locks), holder).unwrap();
@@ -27,7 +33,7 @@ impl Places {
         journal.append(records).unwrap();
         let remedies: Vec<String> = warnings.into_iter().map(|warning| warning.remedy).collect();
         let lost = Record::UnknownMasks(UnknownMaskRecord::RecordsLost);
-        (recovered.records.contains(&lost), remedies.concat())
+        (lock, (recovered.records.contains(&lost), remedies.concat()))
     }
 }
 
@@ -55,6 +61,28 @@ fn records_in_another_directory_and_lost_records_are_told_and_those_in_the_same_
     std::fs::remove_file(places.path("two/state.json")).unwrap();
     std::fs::write(places.path("two/journal.jsonl"), "").unwrap();
     assert_eq!(start("two"), (true, String::new()), "both files are as of a daemon that never ran");
+}
+
+#[test]
+fn a_journal_that_is_gone_after_a_stop_is_missed_only_if_the_stop_left_something_to_undo() {
+    let places = Places(tempfile::tempdir().unwrap());
+    for has_records in [false, true] {
+        let (lock, _) = places.start_with_lock("one", &[]);
+        wait_for_loop(std::thread::spawn(move || has_records), Some(lock)).unwrap();
+        std::fs::remove_dir_all(places.path("one")).unwrap();
+        let (is_lost, _) = places.start("one", &[]);
+        assert_eq!(is_lost, has_records);
+    }
+}
+
+#[test]
+fn after_a_panic_of_the_loop_the_lock_file_still_names_the_journal() {
+    let places = Places(tempfile::tempdir().unwrap());
+    let (lock, _) = places.start_with_lock("one", &[]);
+    let panicked = std::thread::spawn(|| -> bool { std::panic::resume_unwind(Box::new("a bug")) });
+    assert!(wait_for_loop(panicked, Some(lock)).is_err());
+    std::fs::remove_dir_all(places.path("one")).unwrap();
+    assert!(places.start("one", &[]).0);
 }
 
 #[test]

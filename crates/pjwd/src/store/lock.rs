@@ -73,7 +73,7 @@ pub struct LockHolder {
     socket: Option<String>,
     state_dir: String,
     /// The id of the boot in which the process made its journal. `None` if the process has not made its journal yet,
-    /// and for `pjwd --release-all` and `pjwd --thaw`.
+    /// if it has stopped and left nothing to undo, and for `pjwd --release-all` and `pjwd --thaw`.
     #[serde(default)]
     journal_of_boot: Option<String>,
     /// Whether the journal had both files from the start. False for earlier versions, and if `state.json` could not be
@@ -329,13 +329,14 @@ impl DaemonLock {
         self.holder.earlier_journal.as_ref().is_some_and(|journal| journal.has_state_file)
     }
 
-    /// Removes the entry about the journal (the records of changes) of an earlier pjwd from the lock file. Must be
-    /// called only after all recorded changes were undone. Without the entry, a later pjwd does not search for
-    /// this journal.
+    /// Removes the entry about the last journal (the records of changes) from the lock file: that of this process or of
+    /// an earlier pjwd. Must be called only if no recorded change is left to undo. Without the entry, a later pjwd does
+    /// not miss this journal.
     ///
     /// # Errors
     /// If the lock file can't be written.
-    pub fn forget_earlier_journal(&mut self) -> io::Result<()> {
+    pub fn forget_journal(&mut self) -> io::Result<()> {
+        self.holder.journal_of_boot = None;
         self.holder.earlier_journal = None;
         self.write_holder()
     }

@@ -140,7 +140,7 @@ fn the_next_daemon_knows_where_the_one_before_made_a_journal_in_this_boot() {
     drop(lock);
     let mut lock = take("/tmp/one");
     assert_eq!(lock.earlier_state_dir("boot"), Some(Path::new("/tmp/two")));
-    lock.forget_earlier_journal().unwrap();
+    lock.forget_journal().unwrap();
     drop(lock);
     assert_eq!(take("/tmp/one").earlier_state_dir("boot"), None, "everything was undone");
 }
@@ -221,6 +221,21 @@ fn after_a_logout_the_next_daemon_knows_where_the_one_before_made_its_journal() 
     std::fs::remove_dir_all(run.path()).unwrap();
     let next = DaemonLock::acquire(&directories_of_user(None, &lasting), holder("/tmp/two")).unwrap();
     assert_eq!(next.earlier_state_dir("boot"), Some(Path::new("/tmp/one")));
+}
+
+#[test]
+fn after_a_logout_the_next_daemon_misses_no_journal_of_one_that_left_nothing_to_undo() {
+    let (above, run) = (runtime_dir(), runtime_dir());
+    let lasting = above.path().join("lasting");
+    let logged_in = directories_of_user(Some(run.path()), &lasting);
+    let mut lock = DaemonLock::acquire(&logged_in, holder("/tmp/one")).unwrap();
+    lock.record_boot_id("boot", true).unwrap();
+    lock.forget_journal().unwrap();
+    drop(lock);
+    std::fs::remove_dir_all(run.path()).unwrap();
+    std::fs::create_dir(run.path()).unwrap();
+    let next = DaemonLock::acquire(&logged_in, holder("/tmp/one")).unwrap();
+    assert_eq!(next.earlier_state_dir("boot"), None);
 }
 
 #[test]
