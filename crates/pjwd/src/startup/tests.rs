@@ -19,8 +19,7 @@ impl Places {
     /// Starts and kills a daemon that writes the records. Returns whether it found that records were lost, and the
     /// remedies of its warnings.
     fn start(&self, name: &str, records: &[Record]) -> (bool, String) {
-        let (_lock, found) = self.start_with_lock(name, records);
-        found
+        self.start_with_lock(name, records).1
     }
 
     /// The same for a daemon that still holds its lock.
