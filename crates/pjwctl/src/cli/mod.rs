@@ -331,18 +331,22 @@ impl Cli {
             .map_err(|error| explain_negative_number(error, &words))?;
         // Where clap reads the variable, each usage line in an error shows --socket as required.
         cli.socket = cli.socket.or_else(|| std::env::var_os("PJW_SOCKET").map(PathBuf::from));
-        match &cli.command {
+        let (name, kind, why) = match &cli.command {
             // clap drops the requirements of a value as soon as the value conflicts with another argument.
             CliCommand::Assign(request)
                 if request.policy == Some(PolicyArg::Explicit) && request.core_args.cpus.is_none() =>
             {
-                let needed = "--policy explicit needs --cpus LIST";
-                let whole = clap_command();
-                let mut assign = whole.find_subcommand("assign").cloned().unwrap_or_else(|| whole.clone());
-                Err(assign.error(ErrorKind::MissingRequiredArgument, needed))
+                ("assign", ErrorKind::MissingRequiredArgument, "--policy explicit needs --cpus LIST")
             }
-            _ => Ok(cli),
-        }
+            // For clap, `--proxy never` would be a conflict too.
+            CliCommand::Spawn(request) if request.share.is_some() && request.proxy != ProxyArg::Never => {
+                ("spawn", ErrorKind::ArgumentConflict, spawn::SHARE_WITH_PROXY)
+            }
+            _ => return Ok(cli),
+        };
+        let whole = clap_command();
+        let mut command = whole.find_subcommand(name).cloned().unwrap_or_else(|| whole.clone());
+        Err(command.error(kind, why))
     }
 }
 
@@ -423,6 +427,7 @@ mod tests {
             "pjwctl assign a --policy explicit --cores 1",
             "pjwctl assign a --policy explicit --pid 1",
             "pjwctl assign a --cores 1 --class precious",
+            "pjwctl spawn -n 2 --share memory --proxy auto -- a",
             "pjwctl topology --input a --synthetic b",
             "pjwctl topology --svg a --json",
             "pjwctl completions cmd.exe",

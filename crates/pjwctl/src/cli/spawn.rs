@@ -30,6 +30,10 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     loaded program could not take its CPUs, NUMA node or streams; 1 if nothing was started for another reason, if the start \
     failed, or if the output could not be printed; 2 usage.";
 
+/// The usage error for `--share memory` with a value of `--proxy` other than `never`.
+pub(super) const SHARE_WITH_PROXY: &str =
+    "--share memory loads the program for each instance: leave --proxy out";
+
 #[derive(Debug, Args)]
 #[command(
     override_usage = "pjwctl spawn [OPTIONS] -n <N> -- <CMD>...\n       pjwctl spawn [OPTIONS] [-n <N>] --multi <FILE>"

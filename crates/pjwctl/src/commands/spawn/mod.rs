@@ -158,7 +158,7 @@ fn wait(group: &mut InstanceGroup, request: &SpawnArgs) -> anyhow::Result<StartM
     group.wait_until_begun()?;
     let mode = StartMode::from_request(request, group.template_use());
     let mut messages: Vec<String> = mode.start_mode_text(request.proxy).into_iter().collect();
-    if request.proxy != ProxyArg::Never && request.share.is_none() {
+    if request.proxy != ProxyArg::Never {
         messages.extend(advice::after_exec(group.contexts_without_forks()));
     }
     messages.iter().for_each(|message| group.print_message(message));
@@ -235,10 +235,7 @@ fn prepare_program(command: RankedCommand, request: &SpawnArgs) -> anyhow::Resul
     let context = if request.in_background { context } else { context.kill_when_launcher_ends() };
     let context = match request.share {
         None => context,
-        Some(ShareArg::Memory) if request.proxy == ProxyArg::Never => context.share_memory()?,
-        Some(ShareArg::Memory) => {
-            bail!("--share memory loads the program for each instance: leave --proxy out")
-        }
+        Some(ShareArg::Memory) => context.share_memory()?,
     };
     // By this the instances of one command find each other.
     let context = context.set_variable("PJW_GROUP", group_name());
@@ -401,7 +398,9 @@ mod tests {
             assert_eq!(nodes(&format!("{options} --share memory"), "2-7"), 1, "{options}");
             assert_eq!(nodes(&format!("{options} --share memory --within-job rr"), "2-7"), 2, "{options}");
         }
-        assert_eq!(nodes("-n 4 --share memory", "0-7"), 2, "each has two cores");
+        for options in ["-n 4 --share memory", "-n 4 --share memory --proxy never"] {
+            assert_eq!(nodes(options, "0-7"), 2, "{options}: each has two cores");
+        }
         assert_eq!(nodes("-n 4 --share memory --map core", "0-7"), 1);
     }
 
