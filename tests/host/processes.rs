@@ -25,8 +25,12 @@ pub struct Shell {
 }
 
 impl Shell {
+    /// Starts a shell, and waits until it answers. A process that was just started may not have executed its program
+    /// yet, and on a busy machine a shell that begins may wait for a CPU for so long that it counts as busy.
     pub fn start() -> Self {
-        Self::from_command(Command::new("sh"))
+        let mut shell = Self::from_command(Command::new("sh"));
+        assert_eq!(shell.run("echo begun"), "begun");
+        shell
     }
 
     pub fn from_command(mut command: Command) -> Self {
