@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Barrier};
 
-use nix::sys::signal::Signal;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
 use pjw_core::text::cpus_text;
@@ -23,22 +22,6 @@ use crate::processes::{KillOnDrop, Shell, has_cpusets, has_two_cores, mask, mask
 /// The number of threads of the process that tries to leave its cpuset.
 const THREADS: usize = 64;
 const FUGITIVE_VARIABLE: &str = "PJW_TEST_FLEES";
-
-/// A daemon that is stopped by SIGSTOP until this value is dropped.
-struct StoppedDaemon<'a>(&'a Daemon);
-
-impl<'a> StoppedDaemon<'a> {
-    fn new(daemon: &'a Daemon) -> Self {
-        daemon.signal(Signal::SIGSTOP);
-        Self(daemon)
-    }
-}
-
-impl Drop for StoppedDaemon<'_> {
-    fn drop(&mut self) {
-        self.0.signal(Signal::SIGCONT);
-    }
-}
 
 /// Not a test, but the process of the next test that tries to leave its cpuset. Without the variable, the function
 /// returns at once. The process starts 64 threads, sets the mask of each of them to all CPUs, prints one line, and
@@ -100,29 +83,32 @@ fn a_job_stays_in_its_cpuset_while_the_daemon_is_stopped() {
     let cpus = daemon.assign("a", 1, &[shell.pid()]).unwrap();
     let cgroup = cgroup_of_job(&daemon, "a");
     assert_eq!(enforcement(&daemon, "a"), "cpuset");
-    let stopped = StoppedDaemon::new(&daemon);
-    let child = shell.background("sleep 1000");
-    let orphan: u32 = shell.run("setsid sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!' | cat").parse().unwrap();
     let (input, output) = (daemon.dir().join("in"), daemon.dir().join("out"));
     nix::unistd::mkfifo(&input, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let line = format!("{} <{} >{} & echo $!", fugitive_command(), input.display(), output.display());
-    let fugitive: u32 = shell.run(&line).parse().unwrap();
-    let _ends = (KillOnDrop(orphan), KillOnDrop(fugitive));
-    let _input = std::fs::File::options().write(true).open(&input).unwrap();
-    wait_until("all threads have set their masks", || {
-        std::fs::read_to_string(&output).is_ok_and(|texts| texts.contains("fled"))
+    // The daemon reports all requests of a process at once only if it has stopped before the first one.
+    let (fugitive, _ends, _input) = daemon.while_stopped(|| {
+        let child = shell.background("sleep 1000");
+        let orphan: u32 =
+            shell.run("setsid sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!' | cat").parse().unwrap();
+        let fugitive: u32 = shell.run(&line).parse().unwrap();
+        let ends = [orphan, fugitive].map(KillOnDrop);
+        let input = std::fs::File::options().write(true).open(&input).unwrap();
+        wait_until("all threads have set their masks", || {
+            std::fs::read_to_string(&output).is_ok_and(|texts| texts.contains("fled"))
+        });
+        let all = [shell.pid(), child, orphan, fugitive];
+        for pid in all {
+            affinity::set_full_mask(Tid(pid)).unwrap();
+        }
+        let seen = masks(&all);
+        assert!(seen.len() >= 3 + THREADS, "{seen:?}");
+        assert!(seen.iter().all(|(_, mask)| *mask == cpus.to_string()), "{seen:?}");
+        for pid in all {
+            assert_eq!(cgroup_of_process(pid).as_deref(), Some(cgroup.as_str()));
+        }
+        (fugitive, ends, input)
     });
-    let all = [shell.pid(), child, orphan, fugitive];
-    for pid in all {
-        affinity::set_full_mask(Tid(pid)).unwrap();
-    }
-    let seen = masks(&all);
-    assert!(seen.len() >= 3 + THREADS, "{seen:?}");
-    assert!(seen.iter().all(|(_, mask)| *mask == cpus.to_string()), "{seen:?}");
-    for pid in all {
-        assert_eq!(cgroup_of_process(pid).as_deref(), Some(cgroup.as_str()));
-    }
-    drop(stopped);
     wait_until("all processes are members", || {
         let job = daemon.job("a").unwrap();
         (job.processes, job.violations, job.enforcement.as_str()) == (4, 0, "cpuset")
