@@ -10,10 +10,11 @@ use pjw_core::cpuset::CpuSet;
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::{copy_program, program_path};
 use pjw_tests::skipping::skip;
+use pjw_tests::waiting::wait_until;
 use serde_json::Value;
 
 use crate::permissions::programs_are_reachable;
-use crate::processes::{Shell, has_two_cores, is_root, masks};
+use crate::processes::{Shell, has_two_cores, is_asleep, is_root, masks};
 
 const NO_SOCKET: &str = "/nonexistent/pjwd.sock";
 const NOBODY: u32 = 65_534;
@@ -82,6 +83,8 @@ fn with_a_daemon_doctor_finds_the_problems_of_registered_jobs() {
     let mut command = Command::new(hostile);
     command.arg("1000");
     let hostile_shell = Shell::from_command(command);
+    // Beside the three loops on one core, a program that begins would be a fourth thread that wants a CPU.
+    wait_until("the hostile program sleeps", || is_asleep(hostile_shell.pid()));
     let cpus = daemon.assign("a", 1, &[shell.pid(), hostile_shell.pid()]).unwrap();
     assert!(!cpus.is_empty());
 
@@ -172,7 +175,7 @@ impl Cpusets {
 impl Drop for Cpusets {
     fn drop(&mut self) {
         for dir in self.made.iter().rev() {
-            pjw_tests::waiting::wait_until("the cgroup has no process", || fs::remove_dir(dir).is_ok());
+            wait_until("the cgroup has no process", || fs::remove_dir(dir).is_ok());
         }
     }
 }

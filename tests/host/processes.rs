@@ -93,6 +93,12 @@ pub fn is_ended(pid: u32) -> bool {
     status.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['Z', 'X']))
 }
 
+/// Whether the first thread of a process sleeps until something happens. Such a thread wants no CPU.
+pub fn is_asleep(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+}
+
 /// Returns the processes that have this variable in their environment. The variable has the form `NAME=VALUE`.
 pub fn processes_with_variable(variable: &str) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();

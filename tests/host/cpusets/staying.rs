@@ -17,7 +17,7 @@ use super::{
     all_cpus, cgroup_dir, cgroup_of_job, enforcement, history, move_process, read_file, start_daemon,
     warning_texts, write_file,
 };
-use crate::processes::{KillOnDrop, Shell, has_cpusets, has_two_cores, mask, masks};
+use crate::processes::{KillOnDrop, Shell, has_cpusets, has_two_cores, is_asleep, mask, masks};
 
 /// The number of threads of the process that tries to leave its cpuset.
 const THREADS: usize = 64;
@@ -268,6 +268,8 @@ fn a_mask_that_a_program_sets_inside_its_cpuset_is_kept() {
     let mut shell = Shell::start();
     let own = shell.background("sleep 1000");
     let _end = KillOnDrop(own);
+    // Before, it may wait for a CPU for so long that it is pinned, and its mask would be beyond the pin.
+    wait_until("the process sleeps", || is_asleep(own));
     let cpus = daemon.assign("a", 2, &[shell.pid()]).unwrap();
     let one = CpuSet::from(cpus.last().unwrap());
     affinity::set_mask(Tid(own), &one).unwrap();
