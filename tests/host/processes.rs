@@ -2,6 +2,7 @@
 
 use pjw_tests::cpusets::NoCpusets;
 use pjw_tests::skipping::skip;
+use pjw_tests::waiting::wait_until;
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -25,11 +26,13 @@ pub struct Shell {
 }
 
 impl Shell {
-    /// Starts a shell, and waits until it answers. A process that was just started may not have executed its program
-    /// yet, and on a busy machine a shell that begins may wait for a CPU for so long that it counts as busy.
+    /// Starts a shell, and waits until it has answered and sleeps. A process that was just started may not have
+    /// executed its program yet. On a busy machine, a shell that begins may wait for a CPU for so long that it counts
+    /// as busy.
     pub fn start() -> Self {
         let mut shell = Self::from_command(Command::new("sh"));
         assert_eq!(shell.run("echo begun"), "begun");
+        wait_until("the shell waits for a line", || is_asleep(shell.pid()));
         shell
     }
 
