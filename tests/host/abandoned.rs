@@ -1,6 +1,7 @@
 //! Requests of clients that hang up before the daemon begins with them.
 
 use std::io::Write;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,9 @@ fn send_and_hang_up(daemon: &Daemon, request: &Value) {
     daemon.while_stopped(|| {
         let mut stream = UnixStream::connect(daemon.socket()).unwrap();
         stream.write_all(format!("{request}\0").as_bytes()).unwrap();
+        // A child that another test starts at the same time has the socket open too, until the child has executed its
+        // program. So the end of this function need not close the connection.
+        stream.shutdown(Shutdown::Both).unwrap();
     });
 }
 
