@@ -1,12 +1,12 @@
 //! Wrong input gets a clear error, and nothing is lost.
 
 use std::io::Write;
-use std::os::unix::net::UnixListener;
 use std::process::{Command, Output, Stdio};
 
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
 use pjw_tests::skipping::skip;
+use pjw_tests::stale_socket::leave_stale_socket;
 use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::{Value, json};
 
@@ -112,7 +112,7 @@ fn a_stale_socket_and_a_damaged_state_file_do_not_prevent_the_start() {
     assert!(daemon.job("a").is_some());
     daemon.stop();
     std::fs::write(daemon.state_dir().join("state.json"), "}{ damaged").unwrap();
-    drop(UnixListener::bind(daemon.socket()).unwrap());
+    leave_stale_socket(&daemon.socket());
     daemon.spawn();
     assert!(daemon.log().contains("can't be understood"));
     assert!(daemon.state_dir().join("state.json.unreadable").exists());

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
+use pjw_tests::stale_socket::leave_stale_socket;
 use pjw_tests::waiting::wait_until;
 
 use super::slurm::{EPILOG, PROLOG};
@@ -94,7 +95,7 @@ fn without_a_daemon_the_job_starts() {
     check(&dir.path().join("none"), "pjwd is not running");
     check(Path::new("/proc/1/none/deeper"), "");
     let killed = dir.path().join("killed");
-    drop(UnixListener::bind(&killed).unwrap());
+    leave_stale_socket(&killed);
     check(&killed, "pjwd is not running");
     check(&dir.path().join("x".repeat(200)), "bytes long");
 }
