@@ -27,8 +27,7 @@ pub struct Shell {
 
 impl Shell {
     /// Starts a shell, and waits until it has answered and sleeps. A process that was just started may not have
-    /// executed its program yet. On a busy machine, a shell that begins may wait for a CPU for so long that it counts
-    /// as busy.
+    /// executed its program yet. On a busy machine, a shell that begins may wait for a CPU for so long that it is hot.
     pub fn start() -> Self {
         let mut shell = Self::from_command(Command::new("sh"));
         assert_eq!(shell.run("echo begun"), "begun");
