@@ -298,6 +298,7 @@ mod tests {
     use nix::sys::socket::{Backlog, listen};
 
     use super::*;
+    use crate::tests::close;
 
     fn refusal(path: &Path) -> String {
         bind(path).unwrap_err().to_string()
@@ -365,7 +366,7 @@ mod tests {
     fn a_stale_socket_file_is_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pjwd.sock");
-        drop(UnixListener::bind(&path).unwrap());
+        close(UnixListener::bind(&path).unwrap(), &path);
         assert!(path.exists());
         let _owned = bind(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);

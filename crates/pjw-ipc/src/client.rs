@@ -395,6 +395,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+    use crate::tests::close;
 
     #[test]
     fn a_socket_that_a_killed_daemon_left_behind_does_not_hide_the_systems() {
@@ -405,7 +406,7 @@ mod tests {
         let killed = UnixListener::bind(&own).unwrap();
         let _system = UnixListener::bind(&system).unwrap();
         assert_eq!(choice(), own);
-        drop(killed);
+        close(killed, &own);
         assert!(own.exists());
         assert_eq!(choice(), system);
         std::fs::remove_file(&system).unwrap();

@@ -18,6 +18,8 @@ pub mod server;
 mod service;
 pub mod service_commands;
 pub mod socket_access;
+#[cfg(test)]
+mod tests;
 mod unsent;
 pub mod wire;
 

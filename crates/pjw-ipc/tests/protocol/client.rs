@@ -27,6 +27,13 @@ fn fake_daemon(act: impl FnOnce(UnixStream) + Send + 'static) -> (tempfile::Temp
     (dir, path)
 }
 
+/// Leaves a socket file at which no process listens. If another test starts a program at the same time, the new process
+/// has a copy of the listener until it executes the program. Connections succeed until then.
+fn leave_stale_socket(path: &Path) {
+    drop(UnixListener::bind(path).unwrap());
+    wait_until("no process listens at the path", || UnixStream::connect(path).is_err());
+}
+
 /// The error of a call at this path.
 fn call_error(path: &Path) -> ClientError {
     let mut client = Client::connect_with_timeout(path, Duration::from_secs(1)).unwrap();
@@ -38,7 +45,7 @@ fn without_a_daemon_the_error_has_the_path_and_the_command_to_start_one() {
     let dir = tempfile::tempdir().unwrap();
     let absent = dir.path().join("absent");
     let stale = dir.path().join("stale");
-    drop(UnixListener::bind(&stale).unwrap());
+    leave_stale_socket(&stale);
     std::fs::write(dir.path().join("file"), "").unwrap();
     let below_a_file = dir.path().join("file/s");
     for path in [absent, stale, below_a_file] {
@@ -106,15 +113,15 @@ fn a_call_to_a_daemon_that_sends_single_bytes_ends_with_the_timeout() {
 #[test]
 fn a_stream_of_replies_has_no_deadline_and_the_next_call_has_one() {
     let (_dir, path) = fake_daemon(|mut stream| {
-        let replies: [(&[u8], u64); 3] = [
-            (br#"{"parameters":{"n":1},"continues":true}"#, 700),
-            (br#"{"parameters":{"n":2}}"#, 700),
-            (br#"{"parameters":{"n":3}}"#, 0),
+        // The reply to the next call is sent with the last one of the stream. So it is in time also if this thread has
+        // to wait for a CPU.
+        let replies: [&[u8]; 2] = [
+            b"{\"parameters\":{\"n\":1},\"continues\":true}\0",
+            b"{\"parameters\":{\"n\":2}}\0{\"parameters\":{\"n\":3}}\0",
         ];
-        for (reply, ms) in replies {
-            std::thread::sleep(Duration::from_millis(ms));
+        for reply in replies {
+            std::thread::sleep(Duration::from_millis(700));
             stream.write_all(reply).unwrap();
-            stream.write_all(&[0]).unwrap();
         }
         // Until the client closes the connection.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
