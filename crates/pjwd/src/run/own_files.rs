@@ -371,6 +371,12 @@ mod tests {
         std::fs::hard_link(&path, &killed).unwrap();
         drop(socket);
         std::fs::rename(&killed, &path).unwrap();
+        // A program that another test starts has a copy of the listener until it is executed.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while is_listening(&path) {
+            assert!(Instant::now() < deadline, "a process still listens at the socket of the killed daemon");
+            std::thread::sleep(Duration::from_millis(2));
+        }
         let (listeners, mut made) = mpsc::unbounded_channel();
         let mut next = start();
         assert_eq!(next.check(&listeners).len(), 1);
