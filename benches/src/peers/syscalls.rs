@@ -83,15 +83,52 @@ impl SyscallScan {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::process::{Command, Stdio};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
     use super::*;
 
+    /// The name of the thread that the process of the test starts last.
+    const LAST_THREAD: &str = "last-thread";
+
+    #[test]
+    #[ignore = "another test starts it as a process of its own"]
+    fn a_process_of_several_threads() {
+        thread::Builder::new()
+            .name(LAST_THREAD.to_owned())
+            .spawn(|| {
+                loop {
+                    thread::park();
+                }
+            })
+            .unwrap();
+        let _ = std::io::stdin().lines().count();
+    }
+
+    /// A scan of this process would fail if a thread of another test ended meanwhile.
     #[test]
     fn every_thread_is_scanned() {
-        let (end, wait) = std::sync::mpsc::channel::<()>();
-        let thread = std::thread::spawn(move || wait.recv());
-        let scanned = SyscallScan::new().unwrap().scan(&[std::process::id()]);
-        drop(end);
-        let _ = thread.join();
-        assert!(scanned.unwrap() >= 2);
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "peers::syscalls::tests::a_process_of_several_threads"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let names = || -> Vec<String> {
+            let threads = fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().flatten();
+            threads.filter_map(|thread| fs::read_to_string(thread.path().join("comm")).ok()).collect()
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !names().contains(&format!("{LAST_THREAD}\n")) {
+            assert!(Instant::now() < deadline, "{:?}", names());
+            thread::sleep(Duration::from_millis(2));
+        }
+        let (scanned, count) = (SyscallScan::new().unwrap().scan(&[child.id()]), names().len());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(count >= 2);
+        assert_eq!(scanned, Ok(count));
     }
 }
