@@ -1,6 +1,30 @@
 //! Waiting in the tests of this crate.
 
+use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use pjw_core::ids::{Pid, Tid};
+
+/// Serialises the tests that create cpusets of the warden: these share `/pjw`, which exists only while there is a
+/// cpuset. A test that first narrows and then widens a mask takes the lock too: the tests of cpusets restore the mask
+/// of each thread of the machine that looks as if the kernel had reset it.
+pub(crate) fn alone_with_cpusets() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a thread sleeps, and the kernel has added all its run time to its CPU time.
+///
+/// A thread has the state `S` some time before it leaves its CPU, and runs in between. An interrupt or a stop of the
+/// machine may make this time long. To read `syscall`, the kernel waits until the thread has left its CPU
+/// (`task_current_syscall`, lib/syscall.c). Without the right to read this file, only the state counts.
+pub(crate) fn is_asleep(pid: Pid, tid: Tid) -> bool {
+    let dir = format!("/proc/{pid}/task/{tid}");
+    let stat = fs::read_to_string(format!("{dir}/stat")).unwrap_or_default();
+    let has_state = stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'));
+    has_state && !fs::read_to_string(format!("{dir}/syscall")).is_ok_and(|text| text.starts_with("running"))
+}
 
 /// Repeats an attempt until it returns a value.
 #[track_caller]

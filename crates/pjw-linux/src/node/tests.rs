@@ -10,7 +10,7 @@ use pjw_core::{cpuset::Pu, plan::MaskActionKind, snapshot::Process, time::Nanos}
 
 use super::*;
 use crate::proc::{memory_files::MemoryFiles, procfs::ProcDir};
-use crate::tests::until_true;
+use crate::tests::{alone_with_cpusets, until_true};
 
 struct Running(Child);
 
@@ -137,6 +137,7 @@ fn attributes_are_read_again_after_an_exec_of_the_same_name_without_an_event() {
 
 #[test]
 fn a_mask_is_set_and_read_back() {
+    let _alone = alone_with_cpusets();
     let idle_process = Running::start("sleep", &["1000"]);
     let mut node = node();
     let before = see(&mut node, idle_process.pid()).unwrap();
@@ -284,6 +285,7 @@ fn a_thread_with_any_name_is_found() {
 
 #[test]
 fn a_request_for_every_pu_lets_the_thread_follow_its_cpuset() {
+    let _alone = alone_with_cpusets();
     let idle_process = Running::start("sleep", &["1000"]);
     let mut node = node();
     let seen = see(&mut node, idle_process.pid()).unwrap();

@@ -92,10 +92,12 @@ pub fn open_process_events() -> Result<ProcEventSocket, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::alone_with_cpusets;
     use pjw_core::cpuset_group::{CpusetHierarchy, IdlePrioritySupport};
 
     #[test]
     fn the_result_has_sentences_and_the_test_cpuset_is_removed() {
+        let _alone = alone_with_cpusets();
         let found = probe_kernel_support(&OwnCgroupNames::default());
         let (is_root, about) = (Uid::effective().is_root(), found.descriptions.join("\n"));
         match &found.cpuset_support.hierarchy {

@@ -103,6 +103,7 @@ fn set_words(tid: Tid, words: &[u64]) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::alone_with_cpusets;
     use std::process::{Child, Command};
 
     struct IdleProcess(Child);
@@ -126,6 +127,7 @@ mod tests {
 
     #[test]
     fn a_mask_that_was_set_is_read_back() {
+        let _alone = alone_with_cpusets();
         let idle_process = IdleProcess::start();
         let all = get_mask(idle_process.tid()).unwrap();
         let one = CpuSet::from(all.last().unwrap());

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::unistd::{gettid, setsid};
@@ -17,11 +17,11 @@ use pjw_core::ids::{Pid, Tid};
 
 use crate::bpf::{TaskScan, TaskScanUnavailable};
 use crate::cgroup::CgroupMounts;
-use crate::sys::affinity;
+use crate::sys::{affinity, clock::own_thread_cpu_time};
 use crate::tests::until;
 
 const ROLE: &str = "PJW_TEST_PROCESS";
-/// More than two clock ticks of any kernel.
+/// The CPU time of [`Order::Work`]: more than two clock ticks of any kernel.
 const WORK: Duration = Duration::from_millis(30);
 
 /// Loads the task scan. `None`, with a printed reason, if the machine or the user lacks a requirement. Panics
@@ -158,7 +158,7 @@ impl Drop for TestProcess {
 enum Order {
     /// Set the name of the thread.
     Name(String),
-    /// Run for [`WORK`].
+    /// Use the CPU time [`WORK`].
     Work,
     /// Run until the end of the process.
     WorkOn,
@@ -227,8 +227,8 @@ fn worker() -> (Sender<Order>, Receiver<String>) {
             match order {
                 Order::Name(name) => std::fs::write("/proc/thread-self/comm", name).unwrap(),
                 Order::Work => {
-                    let begin = Instant::now();
-                    while begin.elapsed() < WORK {}
+                    let end = own_thread_cpu_time() + WORK;
+                    while own_thread_cpu_time() < end {}
                 }
                 Order::WorkOn => {
                     outbox.send(String::new()).unwrap();

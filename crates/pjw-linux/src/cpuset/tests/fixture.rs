@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use pjw_core::cpuset_group::CpusetSpec;
 use pjw_core::ids::{Pid, Tid, Uid};
@@ -15,13 +15,10 @@ use crate::cpuset::*;
 use crate::proc::procfs::ProcDir;
 use crate::sys::affinity;
 use crate::systemd::SystemdClient;
-use crate::tests::until_true;
+use crate::tests::{alone_with_cpusets, until_true};
 
 /// The owner of the jobs.
 pub(super) const OWNER: Uid = Uid(1007);
-
-/// Serialises the tests: they share `/pjw`, which exists only while there is a cpuset.
-static ALONE: Mutex<()> = Mutex::new(());
 
 pub(super) struct Fixture {
     pub(super) proc: ProcDir,
@@ -42,7 +39,7 @@ pub(super) fn fixture() -> Option<Fixture> {
 /// A fixture for cpusets of this owner. `None`, with a printed reason, if the owner does not manage this
 /// hierarchy, this user is not root, or there are fewer than two CPUs.
 pub(super) fn fixture_of(creator: CgroupCreator) -> Option<Fixture> {
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let alone = alone_with_cpusets();
     let found =
         CpusetMount::from_mounts(&CgroupMounts::read()).ok_or("no hierarchy has the controller cpuset");
     let is_systemds =

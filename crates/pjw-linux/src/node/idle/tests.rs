@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use pjw_core::cpuset::Pu;
 
 use super::*;
+use crate::tests::{is_asleep, until_true};
 
 /// A shell that echoes each line and otherwise sleeps.
 struct Shell(Child);
@@ -29,12 +30,7 @@ impl Shell {
         self.0.stdin.as_mut().unwrap().write_all(b"x\n").unwrap();
         self.0.stdout.as_mut().unwrap().read_exact(&mut [0; 2]).unwrap();
         let pid = self.pid();
-        let state = move || std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !state().contains(") S ") {
-            assert!(Instant::now() < deadline, "the shell does not sleep");
-            std::thread::yield_now();
-        }
+        until_true("the shell sleeps", || is_asleep(pid, Tid(pid.0)));
     }
 }
 

@@ -12,7 +12,7 @@ use pjw_core::snapshot::{Observed, Process, Snapshot};
 use super::*;
 use crate::bpf::tests::test_process::{TestCgroup, TestProcess, scan};
 use crate::node::{LinuxMachine, process_cache::FINGERPRINT_SCANS};
-use crate::tests::{until, until_true};
+use crate::tests::{is_asleep, until, until_true};
 
 /// A node that uses `/proc` only, and a node that uses the task scan.
 fn both() -> Option<[LinuxMachine; 2]> {
@@ -42,11 +42,22 @@ fn seen(snapshot: &Snapshot, pid: Pid) -> Option<&Process> {
     snapshot.processes.get(&pid).and_then(Observed::present)
 }
 
-/// The processes as both nodes report them, once they agree: a process may run between two scans.
+/// Whether the environment and the command line of a process are read. A scan ends without them if the thread that
+/// reads them gets no CPU in time, and a later scan reads them.
+fn has_memory_contents(process: &Process) -> bool {
+    process.attributes.as_ref().is_some_and(|attributes| !attributes.command_line.is_empty())
+}
+
+/// The processes as both nodes report them, once they agree: a process may run between two scans. If the nodes are
+/// `fresh`, the first process is reported with its environment. Otherwise an earlier scan has reported that.
 fn agreed(scan_request: &ScanRequest, pids: &[Pid], fresh: bool) -> Option<Vec<Process>> {
     let mut nodes = both()?;
     if !fresh {
-        nodes.iter_mut().for_each(|node| drop(node.scan(scan_request)));
+        for node in &mut nodes {
+            until_true("the environment is read", || {
+                seen(&node.scan(scan_request), pids[0]).is_some_and(has_memory_contents)
+            });
+        }
     }
     let reported = until("both report the same", || {
         if fresh {
@@ -59,7 +70,7 @@ fn agreed(scan_request: &ScanRequest, pids: &[Pid], fresh: bool) -> Option<Vec<P
             pids.iter().map(|&pid| seen(&snapshot, pid).cloned()).collect::<Option<Vec<Process>>>()
         });
         let [proc, scan] = reported;
-        proc.filter(|proc| Some(proc) == scan.as_ref())
+        proc.filter(|proc| Some(proc) == scan.as_ref() && (!fresh || has_memory_contents(&proc[0])))
     });
     Some(reported)
 }
@@ -102,7 +113,8 @@ fn a_second_scan_is_the_same_both_ways_and_without_attributes() {
     }
 }
 
-/// A node with the task scan that has scanned this process often enough to trust its fingerprint.
+/// A node with the task scan that has scanned this process often enough to trust its fingerprint, and has read its
+/// environment.
 fn node_with_trusted_fingerprint(test_process: &TestProcess) -> Option<LinuxMachine> {
     let [_, mut node] = both()?;
     assert!(seen(&node.scan(&full(&[])), test_process.pid()).is_some());
@@ -111,9 +123,10 @@ fn node_with_trusted_fingerprint(test_process: &TestProcess) -> Option<LinuxMach
         0,
         "the process may have moved between the pass and the read"
     );
-    until("the fingerprint is trusted", || {
+    until_true("the fingerprint is trusted, and the environment is read", || {
         node.scan(&full(&[]));
-        (node.cache.processes[&test_process.pid()].fingerprint != 0).then_some(())
+        let known = &node.cache.processes[&test_process.pid()];
+        known.fingerprint != 0 && !known.attributes.command_line.is_empty()
     });
     Some(node)
 }
@@ -219,11 +232,10 @@ fn a_pass_is_cheaper_for_many_threads() {
 
 /// Waits until all threads of a process sleep: some of them run on for a moment after a reply.
 fn wait_until_asleep(pid: Pid) {
-    let sleeps = |stat: &str| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'));
     until_true("all threads sleep", || {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
-        let mut stats = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("stat")).ok());
-        stats.all(|stat| sleeps(&stat))
+        let mut tids = threads.filter_map(|thread| thread.file_name().to_str()?.parse().ok().map(Tid));
+        tids.all(|tid| is_asleep(pid, tid))
     });
 }
 
@@ -255,9 +267,13 @@ fn only_the_active_threads_of_a_process_are_read_until_another_one_runs_or_one_o
     assert!(seen.has_all_threads && tids(&seen) == tids(&all), "{seen:?}");
     let seen = scan_active(&mut node, pid, &active);
     assert!(!seen.has_all_threads, "no other thread ran since: {seen:?}");
-    process.order("work 0");
-    let seen = scan_active(&mut node, pid, &active);
-    assert!(!seen.has_all_threads, "an active thread ran: {seen:?}");
+    // The thread that reads the orders is not active. A stop of the machine may count as its run time, but does not
+    // come each time.
+    until_true("only the active threads are read after one of them ran", || {
+        scan_active(&mut node, pid, &active);
+        process.order("work 0");
+        !scan_active(&mut node, pid, &active).has_all_threads
+    });
     process.order("leave 0");
     let seen = until("the scan finds that an active thread has ended", || {
         Some(scan_active(&mut node, pid, &active)).filter(|seen| seen.has_all_threads)
