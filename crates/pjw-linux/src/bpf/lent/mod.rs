@@ -201,8 +201,10 @@ impl LentCpuMonitor {
     /// empty if the kernel refuses to read the BPF map of the program.
     #[must_use]
     pub fn owner_run_times(&self) -> Vec<OwnerRunTime> {
-        let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };
+        // The clock is read first. Otherwise a thread that stops running between the two readings would get time in
+        // which it did not run.
         let now = now();
+        let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };
         let time = |(pu, &[armed_at, started, ran, ..]): (&Pu, &Seen)| {
             let expected = self.armed_at.get(pu)?;
             // Otherwise no thread was switched since the PU was armed.

@@ -24,14 +24,15 @@ use crate::tests::until;
 /// Serialises the tests: each looks for the program in the kernel.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A monitor of one PU. `None`, with a printed reason, if the machine or the user lacks a requirement.
-fn monitor() -> Option<(LentCpuMonitor, Pu, MutexGuard<'static, ()>)> {
+/// A monitor of one PU. `None`, with a printed reason, if the machine or the user lacks a requirement. The lock comes
+/// first, so that a test drops it last: until then its program is in the kernel.
+fn monitor() -> Option<(MutexGuard<'static, ()>, LentCpuMonitor, Pu)> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let pu = affinity::get_mask(Tid(std::process::id())).unwrap().last().unwrap();
     match LentCpuMonitor::new() {
         Ok(mut monitor) => {
             monitor.set_lent_pus(&of_an_owner_with(1, pu)).unwrap();
-            Some((monitor, pu, alone))
+            Some((alone, monitor, pu))
         }
         Err(
             error @ (LentCpuMonitorUnavailable::Refused(_) | LentCpuMonitorUnavailable::SelfCheckFailed(_)),
@@ -126,7 +127,7 @@ fn own_link_count(programs: &BTreeSet<u32>) -> usize {
 
 #[test]
 fn an_owner_that_wakes_up_is_reported_once_until_the_pu_is_armed_again() {
-    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some((_alone, mut monitor, pu)) = monitor() else { return };
     let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
     for _ in 0..3 {
         let reported = until("the PU is reported", || {
@@ -142,7 +143,7 @@ fn an_owner_that_wakes_up_is_reported_once_until_the_pu_is_armed_again() {
 
 #[test]
 fn the_run_time_of_an_owner_that_runs_on_is_that_of_its_clock() {
-    let Some((monitor, pu, _alone)) = monitor() else { return };
+    let Some((_alone, monitor, pu)) = monitor() else { return };
     let owner = Shell::start(pu, "while :; do :; done");
     let pid = Pid(owner.0.id());
     until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(50)).then_some(()));
@@ -254,14 +255,14 @@ fn window_of_borrower(
 
 #[test]
 fn a_borrower_with_the_policy_for_idle_threads_is_not_counted() {
-    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some((_alone, mut monitor, pu)) = monitor() else { return };
     let Some(favoured) = Favoured::new("policy") else { return };
     assert_uncounted(|| window_of_borrower(&mut monitor, pu, &favoured, libc::SCHED_IDLE));
 }
 
 #[test]
 fn a_borrower_in_a_cgroup_at_idle_priority_is_not_counted_and_another_one_is() {
-    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some((_alone, mut monitor, pu)) = monitor() else { return };
     let Some(favoured) = Favoured::new("idle") else { return };
     let mut window = || window_of_borrower(&mut monitor, pu, &favoured, libc::SCHED_OTHER);
     assert_most("its run time is counted", &mut window, |[ran, counted, _]| is_counted(*ran, *counted));
@@ -307,7 +308,7 @@ fn beside_switches(pu: Pu, act: impl FnOnce()) {
 
 #[test]
 fn programs_that_are_not_confined_to_the_owners_pus_are_not_counted_beside_an_owner_that_sleeps() {
-    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some((_alone, mut monitor, pu)) = monitor() else { return };
     let pus = affinity::get_mask(Tid(std::process::id())).unwrap();
     if pus.len() < 2 {
         println!("skipped: this process may use one PU only");
@@ -333,7 +334,7 @@ fn programs_that_are_not_confined_to_the_owners_pus_are_not_counted_beside_an_ow
 
 #[test]
 fn the_same_programs_are_counted_if_the_owner_has_as_many_pus_as_they_may_use() {
-    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some((_alone, mut monitor, pu)) = monitor() else { return };
     let pus = affinity::get_mask(Tid(std::process::id())).unwrap();
     let _others = unconfined_spinners(&pus);
     let all = u32::try_from(pus.len()).unwrap();
@@ -346,7 +347,7 @@ fn the_same_programs_are_counted_if_the_owner_has_as_many_pus_as_they_may_use() 
 
 #[test]
 fn another_number_of_pus_of_the_owner_counts_from_the_next_switch_and_keeps_the_run_time() {
-    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some((_alone, mut monitor, pu)) = monitor() else { return };
     let _owner = Shell::start(pu, "while :; do sleep 0.001; done");
     until("the owner has run", || (run_time(&monitor, pu) > Duration::from_millis(5)).then_some(()));
     let before = run_time(&monitor, pu);
@@ -357,7 +358,7 @@ fn another_number_of_pus_of_the_owner_counts_from_the_next_switch_and_keeps_the_
 
 #[test]
 fn threads_of_this_process_do_not_count() {
-    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some((_alone, mut monitor, pu)) = monitor() else { return };
     let mut spin = || {
         bind_this_thread(pu);
         let time = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).unwrap();
@@ -375,7 +376,7 @@ fn threads_of_this_process_do_not_count() {
 
 #[test]
 fn the_program_is_attached_while_pus_are_lent_and_gone_with_the_monitor() {
-    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some((_alone, mut monitor, pu)) = monitor() else { return };
     let own = own_program_ids();
     assert_eq!((own.len(), monitor.lent_pus().clone()), (1, of_an_owner_with(1, pu)));
     assert_eq!(own_link_count(&own), 1, "it is attached");
@@ -400,7 +401,7 @@ fn the_program_is_attached_while_pus_are_lent_and_gone_with_the_monitor() {
 #[ignore = "a measurement: run it in release, alone, with --nocapture"]
 fn how_soon_a_wake_up_beside_a_borrower_is_reported() {
     const ROUNDS: usize = 1_000;
-    let Some((mut monitor, pu, _alone)) = monitor() else { return };
+    let Some((_alone, mut monitor, pu)) = monitor() else { return };
     let Some(favoured) = Favoured::new("figures") else { return };
     let borrower = Shell::start(pu, "while :; do :; done");
     favoured.group.write_file("cpu.shares", "1024").unwrap();
