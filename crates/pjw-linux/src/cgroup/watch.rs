@@ -138,9 +138,10 @@ mod tests {
         assert!(watch.take_changed().is_empty());
         fs::remove_dir_all(&group).unwrap();
         // The kernel reports the removal when the last descriptor of the directory is closed. A child that another
-        // test has just forked has a copy of the descriptor of `remove_dir_all` until it executes its program.
+        // test has just forked has a copy of the descriptor of `remove_dir_all` until it executes its program. The
+        // child of the cpuset test (`probe`) executes none, and has the copy until that test ends.
         let mut fds = [PollFd::new(watch.fd().unwrap(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::from(10_000u16)).unwrap();
+        poll(&mut fds, PollTimeout::from(60_000u16)).unwrap();
         assert_eq!(watch.take_changed(), BTreeSet::from(["/job".to_owned()]));
         watch.remove("/job");
         fs::create_dir(&group).unwrap();

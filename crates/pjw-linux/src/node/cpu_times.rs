@@ -67,13 +67,17 @@ mod tests {
 
     #[test]
     fn a_zombie_still_tells_its_time_and_that_of_its_children() {
-        let mut ended = shell(30_000, 300_000);
-        let stat = format!("/proc/{}/stat", ended.id());
-        until_true("it is a zombie", || std::fs::read_to_string(&stat).unwrap().contains(") Z "));
-        let times = times_of(ended.id()).unwrap();
-        assert!(times.children_ns > times.own_ns && times.own_ns > 0, "{times:?}");
-        ended.wait().unwrap();
-        assert_eq!(times_of(ended.id()), None);
+        // A stop of the machine may count as the run time of the process that runs, but does not come each time.
+        until_true("the children of a shell used more time than the shell", || {
+            let mut ended = shell(30_000, 300_000);
+            let stat = format!("/proc/{}/stat", ended.id());
+            until_true("it is a zombie", || std::fs::read_to_string(&stat).unwrap().contains(") Z "));
+            let times = times_of(ended.id()).unwrap();
+            ended.wait().unwrap();
+            assert_eq!(times_of(ended.id()), None);
+            assert!(times.own_ns > 0 && times.children_ns > 0, "{times:?}");
+            times.children_ns > times.own_ns
+        });
     }
 
     #[test]

@@ -163,7 +163,6 @@ mod tests {
 
     use super::*;
     use crate::sys::affinity::own_thread;
-    use crate::sys::clock::thread_cpu_time_ns;
 
     const LIMIT: Duration = Duration::from_millis(20);
 
@@ -209,16 +208,18 @@ mod tests {
     fn child_that_runs_without_sleeping() {
         assert_eq!(limit_realtime_run_time(LIMIT), Ok(LIMIT));
         let raised = std::thread::spawn(|| {
+            let begin = Instant::now();
             set_realtime_policy(own_thread()).unwrap();
-            let end = Instant::now() + Duration::from_secs(30);
+            let end = begin + Duration::from_secs(30);
             while scheduling_policy(own_thread()) == Ok(SchedulingPolicy::RoundRobin) {
                 assert!(Instant::now() < end, "the kernel's limit has no effect");
             }
-            (scheduling_policy(own_thread()), thread_cpu_time_ns(own_thread()).unwrap())
+            (scheduling_policy(own_thread()), begin.elapsed())
         });
         let (policy_afterwards, ran) = raised.join().unwrap();
         assert_eq!(policy_afterwards, Ok(SchedulingPolicy::Normal));
-        assert!(Duration::from_nanos(ran) >= LIMIT / 2, "{ran} ns");
+        // Not the CPU time: the kernel counts the ticks between which a hypervisor took the CPU, too.
+        assert!(ran >= LIMIT / 2, "{ran:?}");
         let (raised_limit, _) = getrlimit(Resource::RLIMIT_RTTIME).unwrap();
         assert!(raised_limit > 1_000_000, "the kernel adds a second");
         assert_eq!(limit_realtime_run_time(LIMIT), Ok(LIMIT), "and it is taken back");

@@ -192,11 +192,19 @@ fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> Result<(usize, bool), Errno> 
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
     use super::*;
 
+    /// Serialises the tests: the thousands of events of one test would fill the socket of another one. The socket of a
+    /// plain user has room for some hundreds.
+    static ALONE: Mutex<()> = Mutex::new(());
+
     /// `None` if this kernel or user has no process events. Prints the reason.
-    fn listener() -> Option<ProcEventSocket> {
-        ProcEventSocket::open().inspect_err(|fault| skip(&format!("{fault}"))).ok()
+    fn listener() -> Option<(MutexGuard<'static, ()>, ProcEventSocket)> {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let kernel = ProcEventSocket::open().inspect_err(|fault| skip(&format!("{fault}"))).ok()?;
+        Some((alone, kernel))
     }
 
     /// Starts a child, and returns its events. `None` if events were lost: other tests cause thousands at a time.
@@ -221,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_child_is_reported_from_fork_to_exit() {
-        let Some(mut kernel) = listener() else { return };
+        let Some((_alone, mut kernel)) = listener() else { return };
         let of_child = crate::tests::until("no event is lost", || events_of_child(&mut kernel));
         assert!(
             matches!(
@@ -234,7 +242,7 @@ mod tests {
 
     #[test]
     fn another_subscriber_causes_no_loss() {
-        let Some(mut kernel) = listener() else { return };
+        let Some((_alone, mut kernel)) = listener() else { return };
         let mut events = Vec::new();
         kernel.drain_events(&mut events);
         let is_lost = |_: &u32| {
@@ -250,7 +258,7 @@ mod tests {
 
     #[test]
     fn many_events_do_not_block_the_caller() {
-        let Some(mut kernel) = listener() else { return };
+        let Some((_alone, mut kernel)) = listener() else { return };
         let mut started = 0;
         // Each thread causes two events, fork and exit. Other tests cause more.
         for _ in 0..MAX_MESSAGES_PER_DRAIN {
@@ -270,7 +278,7 @@ mod tests {
 
     #[test]
     fn an_overrun_buffer_loses_events_until_it_is_empty() {
-        let Some(mut kernel) = listener() else { return };
+        let Some((_alone, mut kernel)) = listener() else { return };
         sockopt::set_socket_recv_buffer_size(&kernel.socket, 64 << 10).unwrap();
         for _ in 0..2000 {
             let _ = spawn_thread();
