@@ -166,11 +166,14 @@ fn check_stays_inside(
         assert!(is_on(rank, cpus), "{}: {now:?} is outside {cpus}", mpi.mpirun);
         now.1.run_ticks >= before + MIN_RUN_TICKS
     });
-    let mut job: Value = daemon.call("GetJob", &json!({ "job": daemon.job_id("mpi") })).unwrap();
-    let members = job["members"].as_array().unwrap();
-    let pids: Vec<u32> =
-        members.iter().map(|member| u32::try_from(member["pid"].as_u64().unwrap()).unwrap()).collect();
-    assert!(pids.contains(&rank) && pids.contains(&mpirun), "{pids:?}");
+    // A new process is a member as soon as the daemon has handled the event of its fork.
+    let (mut job, pids) = wait_for("mpirun and its rank are members of the job", || {
+        let job: Value = daemon.call("GetJob", &json!({ "job": daemon.job_id("mpi") })).unwrap();
+        let members = job["members"].as_array().unwrap().iter();
+        let pids: Vec<u32> =
+            members.map(|member| u32::try_from(member["pid"].as_u64().unwrap()).unwrap()).collect();
+        (pids.contains(&rank) && pids.contains(&mpirun)).then_some((job, pids))
+    });
     for (tid, allowed) in masks(&pids) {
         assert!(allowed.parse::<CpuSet>().unwrap().is_subset(cpus), "thread {tid} may run on {allowed}");
     }
@@ -201,8 +204,11 @@ fn check_is_never_outside(mpi: &MpiLauncher, daemon: &Daemon) {
     let now = (mask(rank), stat(rank).unwrap());
     assert!(is_on(rank, &cpus), "{}: {now:?} is outside {cpus}", mpi.mpirun);
     check_stays_inside(mpi, daemon, (run.0.id(), rank), &cpus);
-    let job = daemon.job("mpi").unwrap();
-    assert_eq!((job.enforcement.as_str(), job.violations), ("cpuset", 0));
+    // The daemon says so when a scan has found each process in the cpuset.
+    wait_until("all processes of the job are in its cpuset", || {
+        daemon.job("mpi").is_some_and(|job| job.enforcement == "cpuset")
+    });
+    assert_eq!(daemon.job("mpi").unwrap().violations, 0);
 }
 
 /// Checks what the launcher does without pjwd. Returns whether that is known for this version.

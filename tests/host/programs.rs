@@ -150,9 +150,21 @@ struct ProgramInJob {
     _shell: Shell,
 }
 
-/// The daemon of these tests: it reads often, so that a thread soon counts as hot.
+/// Reads often, so that a thread soon counts as hot.
+const READS_OFTEN: &str = "interval = \"50ms\"\n";
+/// No thread is pinned.
+const WITHOUT_PINS: &str = "[balance]\npin = false\n";
+
+/// The daemon of these tests.
 fn start_daemon() -> Daemon {
-    Daemon::start("interval = \"50ms\"\n")
+    Daemon::start(READS_OFTEN)
+}
+
+/// Replaces the configuration of the daemon, and puts the new one into force.
+fn reload(daemon: &Daemon, config: &str) {
+    daemon.configure(config);
+    let done = daemon.pjwctl(&["reload"]);
+    assert!(done.status.success(), "{done:?}");
 }
 
 /// Starts a program in a job of two cores. In `line`, the shell's `$DIR` is an empty directory.
@@ -297,12 +309,14 @@ fn an_openmp_program_that_binds_itself_is_never_touched() {
         return;
     };
     // A thread that runs or waits for a PU during two intervals is pinned, and its program then finds only this PU. On
-    // a busy machine, the program may need a tenth of a second until it has read its mask. So the interval is longer.
-    let daemon = Daemon::start("interval = \"300ms\"\n");
+    // a busy machine, the program may need longer until it has read its mask. So threads are pinned from then on.
+    let config = "interval = \"300ms\"\n";
+    let daemon = Daemon::start(&format!("{config}{WITHOUT_PINS}"));
     let program = start(&daemon, &format!("OMP_PROC_BIND=true OMP_PLACES=cores {} $DIR", binary.display()));
     let threads = worker_ids(&program);
     let own = threads.map(mask);
     assert!(!own[0].intersects(&own[1]), "{own:?}: the program binds its threads to different cores");
+    reload(&daemon, config);
     wait_until_seen_hot(&daemon, &threads);
     assert_eq!(threads.map(mask), own);
     assert_eq!(mask_changes(&daemon), program.changes_before, "pjwd changed no mask");
@@ -379,8 +393,12 @@ fn the_hot_threads_of_a_go_program_get_a_core_each() {
 
 /// Starts a Go program by `pjwctl run` in a job of some cores, with `GOMAXPROCS` of the user if that is given. Checks
 /// that it finds the size of its job, and that all its threads stay inside.
+///
+/// The program counts the PUs of its mask. On a busy machine, it may run or wait for a PU during two intervals before,
+/// and a pinned thread has one PU. So threads are pinned when it has counted.
 fn check_go_program_keeps_to_its_job(daemon: &Daemon, program: &Path, cores: u32, own_threads: Option<u32>) {
     let dir = tempfile::tempdir().unwrap();
+    reload(daemon, &format!("{READS_OFTEN}{WITHOUT_PINS}"));
     let (id, cores) = (daemon.job_id("go"), cores.to_string());
     let mut command = daemon.pjwctl_command(&["run", "--job", &id, "--cores", &cores, "--"]);
     command.arg(program).arg(dir.path()).env_remove("GOMAXPROCS").env_remove("PJW_VARIABLES");
@@ -388,6 +406,7 @@ fn check_go_program_keeps_to_its_job(daemon: &Daemon, program: &Path, cores: u32
     let run = Shell::from_command(command);
     let read = |name: &str| std::fs::read_to_string(dir.path().join(name)).ok();
     let size = wait_for("the program has written its size", || read("size"));
+    reload(daemon, READS_OFTEN);
     let numbers: Vec<u32> = size.split_whitespace().map(|number| number.parse().unwrap()).collect();
     let [pid, found_cpus, threads] = numbers[..] else { panic!("the program wrote {size:?}") };
     let cpus: CpuSet = daemon.job("go").unwrap().cpus.parse().unwrap();

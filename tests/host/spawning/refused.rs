@@ -137,17 +137,27 @@ fn more_instances_than_pids_max_allows_are_refused_beforehand() {
     assert!(error.contains("pids.max is 20") && error.contains("start fewer, or raise it"), "{error}");
 }
 
-/// Starts `sleep` so often with the words of `line`, by a shell line that ends in `"$@"` and gives pjwctl a limit of 20
-/// processes. Returns how many have begun, and the text on standard error. The instances are killed.
-fn begun_at_a_limit_of_20(enter: &str, uid: Option<u32>, line: &str) -> (usize, String) {
+/// A limit of 20 processes for pjwctl and all that it starts.
+struct LimitOf20<'a> {
+    /// A shell line that ends in `"$@"` and gives pjwctl the limit.
+    enter: &'a str,
+    /// The user of pjwctl. `None` for that of the test.
+    uid: Option<u32>,
+    /// Whether no process counts for the limit any more.
+    is_unused: &'a dyn Fn() -> bool,
+}
+
+/// Starts `sleep` so often with the words of `line`, at the limit. Returns how many have begun, and the text on
+/// standard error. The instances are killed.
+fn begun_at_limit(limit: &LimitOf20<'_>, line: &str) -> (usize, String) {
     let mut shell = Command::new("sh");
     shell
-        .args(["-c", enter, "sh"])
+        .args(["-c", limit.enter, "sh"])
         .arg(program_path("pjwctl"))
         .args(["spawn", "--local", "--async", "--json"]);
     shell.args(line.split_whitespace()).args(["--", "sh", "-c", "exec >/dev/null 2>&1; exec sleep 1000"]);
     shell.env("PATH", "/usr/bin:/bin").current_dir("/").stdin(Stdio::null());
-    if let Some(uid) = uid {
+    if let Some(uid) = limit.uid {
         shell.uid(uid).gid(uid);
     }
     let output = shell.output().unwrap();
@@ -156,13 +166,13 @@ fn begun_at_a_limit_of_20(enter: &str, uid: Option<u32>, line: &str) -> (usize, 
     let pids: Vec<u32> =
         instances.iter().filter_map(|instance| u32::try_from(instance["pid"].as_u64()?).ok()).collect();
     pids.iter().for_each(|pid| drop(crate::processes::KillOnDrop(*pid)));
-    let is_there = |pid: &u32| Path::new(&format!("/proc/{pid}")).exists();
-    wait_until("the instances have ended", || !pids.iter().any(is_there));
+    // A process that has ended counts until it is waited for. This applies to a template too.
+    wait_until("the instances have ended, and what started them", limit.is_unused);
     (pids.len(), text(&output.stderr))
 }
 
 /// pjwctl itself, N instances, and a thread for each part of the CPUs, or for all together a thread and a template.
-fn check_that_starters_count(enter: &str, uid: Option<u32>) {
+fn check_that_starters_count(limit: &LimitOf20<'_>) {
     let cpus: Vec<String> = affinity().iter().map(|pu| pu.0.to_string()).collect();
     let one = format!("--map {}", cpus[0]);
     let template = if cfg!(target_arch = "x86_64") { 1 } else { 0 };
@@ -171,9 +181,9 @@ fn check_that_starters_count(enter: &str, uid: Option<u32>) {
         cases.push((format!("--map {};{}", cpus[0], cpus[1]), 17));
     }
     for (map, most) in cases {
-        let (begun, error) = begun_at_a_limit_of_20(enter, uid, &format!("-n {most} {map}"));
+        let (begun, error) = begun_at_limit(limit, &format!("-n {most} {map}"));
         assert_eq!(begun, most, "{map}: {error}");
-        let (begun, error) = begun_at_a_limit_of_20(enter, uid, &format!("-n {} {map}", most + 1));
+        let (begun, error) = begun_at_limit(limit, &format!("-n {} {map}", most + 1));
         assert_eq!(begun, 0, "{map}: {error}");
         let expected = format!(
             "nothing was started: there is room for 19 more processes, and {} were asked for, with ",
@@ -199,7 +209,9 @@ fn what_starts_the_instances_counts_in_the_limit_of_a_cgroup() {
     let cgroup = hierarchy.join(format!("pjw-test-starters-{}", std::process::id()));
     std::fs::create_dir(&cgroup).unwrap();
     std::fs::write(cgroup.join("pids.max"), "20").unwrap();
-    check_that_starters_count(&format!("echo $$ >{}/cgroup.procs && exec \"$@\"", cgroup.display()), None);
+    let enter = format!("echo $$ >{}/cgroup.procs && exec \"$@\"", cgroup.display());
+    let is_unused = || std::fs::read_to_string(cgroup.join("pids.current")).is_ok_and(|n| n.trim() == "0");
+    check_that_starters_count(&LimitOf20 { enter: &enter, uid: None, is_unused: &is_unused });
     wait_until("the cgroup can be removed", || std::fs::remove_dir(&cgroup).is_ok());
 }
 
@@ -208,7 +220,19 @@ fn what_starts_the_instances_counts_in_the_limit_of_a_user() {
     if !is_root() || is_root_without_reachable_programs() {
         return;
     }
-    check_that_starters_count("exec prlimit --nproc=20:20 \"$@\"", Some(COUNTED_USER));
+    let (enter, is_unused) = ("exec prlimit --nproc=20:20 \"$@\"", || has_no_process(COUNTED_USER));
+    check_that_starters_count(&LimitOf20 { enter, uid: Some(COUNTED_USER), is_unused: &is_unused });
+}
+
+/// Whether a user has no process, also none that has ended and that nobody has waited for.
+fn has_no_process(uid: u32) -> bool {
+    let is_users = |status: String| {
+        let owner = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+        owner.and_then(|ids| ids.split_whitespace().next()?.parse::<u32>().ok()) == Some(uid)
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let statuses = entries.filter_map(|entry| std::fs::read_to_string(entry.path().join("status")).ok());
+    !statuses.map(is_users).any(|is_users| is_users)
 }
 
 /// A directory in which cgroups with a pids controller can be made.
