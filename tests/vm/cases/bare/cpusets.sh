@@ -27,6 +27,8 @@ assigned=$!
 taskset 10 sleep 1000 &
 outsider=$!
 mkdir $top/night && echo $assigned >$top/night/cgroup.procs && echo $outsider >$top/night/cgroup.procs
+eventually "the process that will be assigned has its own mask" has_mask $assigned 3
+eventually "the process outside all jobs has its own mask before pjwd runs" has_mask $outsider 4
 dump >/tmp/before
 
 # One of eight rescans reads all processes.
@@ -42,7 +44,7 @@ eventually "the cgroup of job a has the CPUs of the job" cgroup_has_cpus_of_job 
 eventually "the cgroup of job b has the CPUs of the job" cgroup_has_cpus_of_job b
 eventually "job a has all its processes" has_processes $a 5
 a_cpus=$(cpus manual:a)
-check "job a is confined by a cpuset" [ "$(field manual:a enforcement)" = cpuset ]
+eventually "job a is confined by a cpuset" is_by_cpuset manual:a
 check "a process outside all jobs has its own mask" has_mask $outsider 4
 check "no CPU belongs to both jobs" disjoint "$a_cpus" "$(cpus manual:b)"
 check "a process of job a is in the cgroup of the job" in_cgroup a "$(process_tree $a | tail -n 1)"

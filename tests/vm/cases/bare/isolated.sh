@@ -16,6 +16,8 @@ taskset 8000 sleep 1000 &
 outsider=$!
 taskset 4000 sleep 1000 &
 other=$!
+eventually "the process outside all jobs has bound itself" has_mask $outsider 15
+eventually "the process of job other has bound itself" has_mask $other 14
 settings >/tmp/before
 
 pjwd 2>>/dev/ttyS0 &
@@ -28,6 +30,8 @@ cpu=$(each_cpu "$(cpus manual:probe)" | head -n 1)
 pjwctl release probe >&2
 taskset -c "$cpu" sleep 1000 &
 bound=$!
+# In a partition, no CPU of it could be requested any more.
+eventually "the process is bound to the CPU before the partition is made" has_mask $bound "$cpu"
 busy='while :; do :; done'
 pjwctl run --cores 2 --isolated --job alone -- sh -c "sh -c '$busy' & sh -c '$busy' & wait" &
 alone=$!

@@ -27,11 +27,11 @@ roots=$!
 for each in slurm users roots; do eventually "all attempts of job $each are done" attempts_are_done $each.first; done
 eventually "Slurm's job holds cores after its attempts" holds "slurm:$job"
 slurm_cpus=$(cpus "slurm:$job") users_cpus=$(cpus manual:users) roots_cpus=$(cpus manual:roots)
-check "Slurm's job is confined by a cpuset" [ "$(field "slurm:$job" enforcement)" = cpuset ]
+eventually "Slurm's job is confined by a cpuset" is_by_cpuset "slurm:$job"
 cpuset_is_grant() { [ "$(cpuset_of_job "$job")" = "$slurm_cpus" ]; }
 eventually "the cgroup of Slurm's job has the CPUs of the grant" cpuset_is_grant
 for each in users roots; do
-    check "job $each is confined by a cpuset" [ "$(field manual:$each enforcement)" = cpuset ]
+    eventually "job $each is confined by a cpuset" is_by_cpuset manual:$each
     check "the systemd scope of job $each has the CPUs of the job" [ "$(cat "/sys/fs/cgroup/pjw.slice/pjw-$each.scope/cpuset.cpus.effective")" = "$(cpus manual:$each)" ]
 done
 check "alice's command never left its cores" never_left users.first "$users_cpus"

@@ -121,7 +121,7 @@ for job in "$a.1:4" "$b.3:2" "$b.4:2"; do
 done
 check "without hooks no CPU belongs to two jobs" disjoint "$(cpus "sge:$a.1")" "$(cpus "sge:$b.3"),$(cpus "sge:$b.4")"
 check "without hooks the cores of alice's job are in one NUMA node" in_one_node "$(cpus "sge:$a.1")"
-check "without hooks the job has no variables of pjw" report_has_no_pjw "$a.undefined"
+eventually "without hooks the job has no variables of pjw" report_has_no_pjw "$a.undefined"
 qdel "$a" "$b" >&2
 eventually "all cores are free after the jobs without hooks" is_free 0-15
 eventually "the jobs without hooks are no longer in the status" has_no_job "sge:$a.1"

@@ -31,7 +31,7 @@ slurm_was=$(cpus "slurm:$job") run_was=$(cpus manual:bound)
 slurm_mask=$(mask_of 5001) run_mask=$(mask_of 5002)
 check "the process of Slurm's job is bound to the first CPU of the job" [ "$slurm_mask" = "$(first "$slurm_was")" ]
 check "the process of the command is bound to the first CPU of its job" [ "$run_mask" = "$(first "$run_was")" ]
-check "the cpusets of both jobs are their grants" cpusets_are_grants
+eventually "the cpusets of both jobs are their grants" cpusets_are_grants
 
 # CPU 0 cannot go offline. Its core is assigned first, so the last cores of the jobs go offline.
 core=$(last_core "$slurm_was"),$(last_core "$run_was")

@@ -86,7 +86,7 @@ check "at least one core stays in the buffer" buffer_is_kept
 eventually "the borrower holds the lent cores" batch_has_what_is_lent
 eventually "every thread of the borrower is on the cores that it holds" batch_is_on_its_cores
 check "the masks of the unit's processes still have all its cores" web_is_on "$web_cpus"
-check "the borrower is in the slice of borrowers" in_slice "$batch"
+eventually "the borrower is in the slice of borrowers" in_slice "$batch"
 check "the slice of borrowers has idle priority" [ "$(cat /sys/fs/cgroup/pjw_besteffort.slice/cpu.idle)" = 1 ]
 check "the slice of borrowers has no processes of its own" prints_nothing cat /sys/fs/cgroup/pjw_besteffort.slice/cgroup.procs
 eventually "explain shows to which job the cores are lent" explain_has 'lent to manual:batch'

@@ -62,7 +62,7 @@ for each in ompi700:7005 mpich700:7006; do
     check "the mask of the rank of $which did not change" [ "$began" = "$ended" ]
     check "the rank of $which is on the job's cores" rank_is_on "$number" "$(cpus "manual:$which")"
     check "the cores of $which are not the first two" disjoint "$(cpus "manual:$which")" 0-3
-    check "$which is confined by a cpuset" [ "$(field "manual:$which" enforcement)" = cpuset ]
+    eventually "$which is confined by a cpuset" is_by_cpuset "manual:$which"
 done
 pkill -u alice sleep
 scancel "$job"

@@ -4,7 +4,8 @@
 . /cases/functions
 
 top=/sys/fs/cgroup
-mems() { cat "$top/$1/cpuset.mems.effective"; }
+mems_are() { [ "$(cat "$top/$1/cpuset.mems.effective")" = "$2" ]; }
+process_has_mems() { [ "$(sed -n 's/^Mems_allowed_list:[[:space:]]*//p' "/proc/$1/status")" = "$2" ]; }
 busy='for i in 1 2 3; do (while :; do :; done) & done; sleep 1000'
 # Whether each running thread of bob is pinned to one CPU, and no two threads to the same.
 each_is_pinned_alone() {
@@ -23,7 +24,7 @@ others_avoid() {
 is_removed() { [ ! -e "$1" ]; }
 
 install_pjw 'user_max_cores = 4'
-dump_node /tmp/before
+eventually "two dumps of the node before pjwd runs are equal" is_same_twice dump_node /tmp/before
 start_pjw 'user_max_cores = 4'
 pjwctl run --cores 2 --job filler -- sleep 1000 &
 pjwctl run --cores 3 --bind-memory --job near -- sh -c 'sleep 1000 & wait' &
@@ -33,9 +34,10 @@ eventually "the job with --bind-memory holds cores" holds manual:near
 near_cpus=$(cpus manual:near)
 check "the cores of the job are in one NUMA node" in_one_node "$near_cpus"
 node=$(for at in 0 1; do within "$near_cpus" "$(cat /sys/devices/system/node/node$at/cpulist)" && echo $at; done)
-check "the cgroup of the job has only the memory of that node" [ "$(mems $scope)" = "$node" ]
-check "the cgroup of the other job has the memory of both nodes" [ "$(mems pjw.slice/pjw-filler.scope)" = 0-1 ]
-check "a process of the job has only the memory of that node" [ "$(sed -n 's/^Mems_allowed_list:[[:space:]]*//p' /proc/$near/status)" = "$node" ]
+# A job holds its cores before systemd has made its scope.
+eventually "the cgroup of the job has only the memory of that node" mems_are $scope "$node"
+eventually "the cgroup of the other job has the memory of both nodes" mems_are pjw.slice/pjw-filler.scope 0-1
+eventually "a process of the job has only the memory of that node" process_has_mems $near "$node"
 
 # A process is bound to a CPU that the partition will get. The job `probe` has the same size, and so finds the CPU.
 pjwctl assign probe --cores 2 >&2
@@ -43,6 +45,9 @@ cpu=$(each_cpu "$(cpus manual:probe)" | head -n 1)
 pjwctl release probe >&2
 taskset -c "$cpu" sleep 1000 &
 bound=$!
+bound_has() { [ "$(masks $bound)" = "$1" ]; }
+# When the partition has the CPU, a process outside of it can't request the CPU any more.
+eventually "the process is bound to the CPU before the partition is made" bound_has "$cpu"
 as bob pjwctl run --cores 2 --isolated --job alone -- bash -c "$busy" >&2 &
 eventually "the isolated job holds cores" holds manual:alone
 alone=$(cpus manual:alone)
@@ -59,7 +64,7 @@ check "the other job holds the same cores" [ "$(cpus manual:near)" = "$near_cpus
 kill $(pgrep -u bob)
 eventually "the partition is removed after the end of the job" is_removed $top/pjw-alone.scope
 eventually "the CPUs of the partition are in system.slice again" eval '[ "$(cat $top/system.slice/cpuset.cpus.effective)" = 0-15 ]'
-eventually "the bound process has its mask of one CPU again" eval '[ "$(masks $bound)" = "$cpu" ]'
+eventually "the bound process has its mask of one CPU again" bound_has "$cpu"
 kill $(pgrep -f 'sleep 1000')
 eventually "all cores are free" is_free 0-15
 check "pjwctl release --all succeeds" pjwctl release --all

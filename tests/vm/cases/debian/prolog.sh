@@ -30,7 +30,7 @@ for job in "$a:$a_cpus" "$b:$b_cpus"; do
     grant=${job#*:} job=${job%%:*}
     check "job $job holds four CPUs" [ "$(each_cpu "$grant" | wc -l)" = 4 ]
     check "the cores of job $job are in one NUMA node" in_one_node "$grant"
-    check "job $job is confined by a cpuset" [ "$(field "slurm:$job" enforcement)" = cpuset ]
+    eventually "job $job is confined by a cpuset" is_by_cpuset "slurm:$job"
     for task in 0.batch 0.0 1.0; do
         check "shell $task of job $job was on its cores at its first instruction" within "$(mask_of "$job.$task")" "$grant"
         check "shell $task of job $job has the cores in PJW_CPUS" report_has "$job.$task" "PJW_CPUS=$grant"

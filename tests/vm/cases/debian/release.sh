@@ -41,8 +41,8 @@ confine() {
     eventually "one of the two processes of a session is on its cores" confined "$(cpus manual:some)" "$(sleep_pids 1004 | head -n 1)"
     eventually "the process of a service is on its cores" is_on manual:service 1005
     eventually "the command is on its cores" confined "$(cpus manual:command)" $command
-    check "Slurm's job is confined by a cpuset" [ "$(field "slurm:$job" enforcement)" = cpuset ]
-    check "the process of a session is confined by a cpuset" [ "$(field manual:some enforcement)" = cpuset ]
+    eventually "Slurm's job is confined by a cpuset" is_by_cpuset "slurm:$job"
+    eventually "the process of a session is confined by a cpuset" is_by_cpuset manual:some
     check "the process of a service is confined by masks" [ "$(field manual:service enforcement)" = affinity ]
 }
 
@@ -51,7 +51,7 @@ begin_job() {
     job=$(submit alice -n1 -c4 <<<'taskset -c 5 sleep 1001 & sleep 1002')
     eventually "Slurm's job has its processes" job_has_processes
     watched="$(sleep_pids 1003) $(sleep_pids 1004) $(sleep_pids 1005) $(pgrep -u alice sleep)"
-    dump /tmp/before
+    eventually "two dumps of the node before the jobs are confined are equal" is_same_twice dump /tmp/before
 }
 # Sessions and commands as systemd makes them: a session that is assigned as a whole, one of which one process is assigned, a service.
 bobs() { systemd-run --quiet --uid bob "$@"; }

@@ -69,7 +69,7 @@ check "the allocation without a process is not in the status" has_no_job "slurm:
 as alice srun --jobid="$job" sleep 3002 &
 eventually "the job is observed when a step runs in it: Slurm names the CPUs of the step, and not those of the job" is_observed
 check "status names the command that assigns cores to it" grep -q "pjwctl assign slurm:$job --cores" <<<"$(pjwctl status --json)"
-check "the other job is on its cores" job_is_confined "$other"
+eventually "the other job is on its cores" job_is_confined "$other"
 pjwctl assign "slurm:$job" --cores 2 >&2
 grant=$(cpus "slurm:$job")
 check "this command assigns two cores to the job" [ "$(each_cpu "$grant" | wc -l)" = 4 ]

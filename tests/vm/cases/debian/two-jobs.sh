@@ -32,7 +32,8 @@ check "bob's job has requested two cores" [ "$(field "slurm:$b" requested_cores)
 check "the owner of alice's job is alice" [ "$(field "slurm:$a" owner)" = 1001 ]
 eventually "every thread of alice's job is on its cores" job_is_confined "$a"
 eventually "every thread of bob's job is on its cores" job_is_confined "$b"
-check "both jobs are confined by a cpuset" [ "$(field "slurm:$a" enforcement):$(field "slurm:$b" enforcement)" = cpuset:cpuset ]
+eventually "alice's job is confined by a cpuset" is_by_cpuset "slurm:$a"
+eventually "bob's job is confined by a cpuset" is_by_cpuset "slurm:$b"
 check "the cgroups of both jobs have the CPUs of the grants" [ "$(cpuset_of_job "$a"):$(cpuset_of_job "$b")" = "$a_cpus:$b_cpus" ]
 check "slurmd is not bound" [ "$(masks "$(main_pid slurmd.service)")" = 0-15 ]
 

@@ -132,6 +132,10 @@ field() {
 # cpus JOB: prints the CPUs that the job holds.
 cpus() { field "$1" cpus; }
 
+# is_by_cpuset JOB: whether a cpuset confines the job. Masks do until the kernel or systemd has made a change of a cpuset, which may
+# take longer than a cycle, and until a scan has found all processes of the job in the cpuset.
+is_by_cpuset() { [ "$(field "$1" enforcement)" = cpuset ]; }
+
 # set_online 0|1 LIST: takes the CPUs of the list offline (0) or online (1).
 set_online() {
     for cpu in $(each_cpu "$2"); do echo "$1" >"/sys/devices/system/cpu/cpu$cpu/online"; done

@@ -261,6 +261,14 @@ same_threads() {
     join "$1" "$2" | awk '{ both++ } $2 != $3 { print "mask changed: " $0; changed++ } END { print both + 0 " threads are in both"; exit !both || changed }'
 }
 
+# is_same_twice DUMP FILE: whether the command DUMP writes the same to FILE twice, one after the other. A dump with a thread or a cgroup
+# that is there for a moment only is no state to compare with.
+is_same_twice() {
+    "$1" "$2.once"
+    "$1" "$2"
+    diff "$2.once" "$2"
+}
+
 # dump_node FILE: writes everything that pjw can change: the cpusets of all cgroups, the masks of all threads except kernel
 # threads and this shell, and AllowedCPUs of units. Two dumps of a node on which nothing changes are equal. They contain
 # no pids.
