@@ -349,9 +349,12 @@ fn the_workers_of_python_concurrent_futures_get_a_core_each() {
 
 /// Starts a program with two hot threads whose ids are not known, and checks that each gets a core.
 fn check_hot_threads_get_a_core_each(line: &str) {
-    let daemon = start_daemon();
+    let daemon = Daemon::start(&format!("{READS_OFTEN}{WITHOUT_PINS}"));
     let _program = start(&daemon, line);
-    // A run-time system has threads of its own, which run at the start only.
+    // A run-time system that is pinned before it has counted its PUs runs one thread only. It also has threads of its
+    // own, which run at the start only.
+    wait_until("two threads are hot", || hot_threads(&daemon).len() == 2);
+    reload(&daemon, READS_OFTEN);
     wait_until("two threads are hot, each on a core for itself", || {
         let hot = hot_threads(&daemon);
         hot.len() == 2 && has_own_core_each(&hot)
