@@ -9,7 +9,9 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use nix::errno::Errno;
 use pjw_core::ids::Pid;
@@ -157,9 +159,7 @@ impl Replicas {
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         mount_change(root, private).map_err(failed(root, "make private"))?;
         let mount = self.tmpfs(node)?;
-        for (number, (path, _)) in self.files.iter().enumerate() {
-            copy(path, mount.as_fd(), number)?;
-        }
+        self.copy_files(mount.as_fd())?;
         // A file of a mount that is attached nowhere can be mounted since Linux 6.15 only.
         let attached = Path::new(ATTACHED_AT);
         move_mount(mount.as_fd(), "", CWD, attached, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
@@ -172,6 +172,23 @@ impl Replicas {
                 .map_err(failed(path, "move_mount"))?;
         }
         unmount(attached, UnmountFlags::DETACH).map_err(failed(attached, "umount"))
+    }
+
+    /// Copies the files into the directory `to`. A thread with its own table of descriptors writes the copies. Otherwise
+    /// each process that another thread forks meanwhile would have a copy open for writing too, and the kernel executes
+    /// no file that is open for writing (`ETXTBSY`, execve(2)).
+    fn copy_files(&self, to: BorrowedFd<'_>) -> Result<(), ReplicaError> {
+        let root = Path::new("/");
+        let copy_all = || -> Result<(), ReplicaError> {
+            // SAFETY: the thread uses no descriptor that another thread opens later.
+            unsafe { unshare_unsafe(UnshareFlags::FILES) }.map_err(failed(root, "unshare"))?;
+            self.files.iter().enumerate().try_for_each(|(number, (path, _))| copy(path, to, number))
+        };
+        thread::scope(|scope| {
+            let writer = thread::Builder::new().spawn_scoped(scope, copy_all);
+            let writer = writer.map_err(failed(root, "start a thread"))?;
+            writer.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
     }
 
     /// Makes a tmpfs with its memory on a node. It is attached nowhere.

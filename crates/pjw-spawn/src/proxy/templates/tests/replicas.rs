@@ -1,15 +1,19 @@
 //! Replicas of the files of a template.
 
+use std::collections::VecDeque;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
 use crate::proxy::Template;
 use crate::replicate::{ReplicaError, Replicas};
+use crate::work::unshare_descriptor_table;
 use crate::{CheckError, ExitStatus, Instance, Placement, SpawnContext};
 
 /// Prints what the kernel says of its file pages.
@@ -202,6 +206,56 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     while !is_so() {
         assert!(begin.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
         std::thread::yield_now();
+    }
+}
+
+/// Copies the table of descriptors of this process again and again until `is_done`, as each process that is forked
+/// meanwhile does. Returns the threads that have the last hundred copies: each keeps its copy until its sender is dropped.
+fn copy_descriptor_table<'scope>(
+    scope: &'scope thread::Scope<'scope, '_>,
+    is_done: &AtomicBool,
+) -> VecDeque<mpsc::Sender<()>> {
+    let mut holders = VecDeque::new();
+    while !is_done.load(Ordering::Relaxed) {
+        let ((hold, released), (copied, is_copied)) = (mpsc::channel(), mpsc::channel());
+        scope.spawn(move || {
+            copied.send(unshare_descriptor_table()).unwrap();
+            let _ = released.recv();
+        });
+        assert!(is_copied.recv().unwrap());
+        holders.push_back(hold);
+        if holders.len() > 100 {
+            holders.pop_front();
+        }
+    }
+    holders
+}
+
+#[test]
+fn copies_can_be_executed_although_descriptors_were_copied_while_they_were_written() {
+    if !is_possible() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    // Nothing else is copied for a static program. The next test, which may run meanwhile, allows for 8 MB in tmpfs.
+    let program = compile(directory.path(), "large", &LARGE.replace("64 << 20", "8 << 20"), &["-static"]);
+    let context = context(&program, &["A=1"]);
+    let replicas = replicas_of(&context);
+    let is_entered = AtomicBool::new(false);
+    let loaded = thread::scope(|scope| {
+        let launcher = scope.spawn(|| {
+            let entered = replicas.enter_namespace_with_copies(0);
+            is_entered.store(true, Ordering::Relaxed);
+            entered.map(|()| Template::load(&context, &instance(0, &["large"])).map(drop))
+        });
+        let holders = copy_descriptor_table(scope, &is_entered);
+        let loaded = launcher.join().unwrap();
+        drop(holders);
+        loaded
+    });
+    match loaded {
+        Err(ReplicaError::NotPermitted) => eprintln!("skipped: no mount namespaces for this user"),
+        loaded => assert_eq!(loaded, Ok(Ok(()))),
     }
 }
 
