@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::unistd::{Uid, getuid};
@@ -16,6 +17,8 @@ use crate::instance::Instance;
 const SPARE_DESCRIPTORS: u64 = 64;
 /// The open descriptors are counted only if the instances need more than the limit divided by this number.
 const UNCOUNTED_SHARE: u64 = 8;
+/// Held by the thread that raises the limit of open descriptors. Another thread could set a lower limit in between.
+static LIMIT_CHANGE: Mutex<()> = Mutex::new(());
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
 /// The capabilities that lift RLIMIT_NPROC in the initial user namespace: `copy_process` in kernel/fork.c of Linux
@@ -178,12 +181,14 @@ fn check_limits(
 /// [`CheckError::DescriptorLimit`] if the hard limit is too low. [`CheckError::SystemCall`] if the limit can't be
 /// changed.
 pub fn raise_descriptor_limit(additional_descriptors: usize) -> Result<(), CheckError> {
-    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
+    let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
     let needed = additional_descriptors as u64 + SPARE_DESCRIPTORS;
     // To count the open descriptors takes longer than to start a process.
     if needed * UNCOUNTED_SHARE <= soft {
         return Ok(());
     }
+    let _changing = LIMIT_CHANGE.lock().unwrap_or_else(PoisonError::into_inner);
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
     let open = fs::read_dir("/proc/self/fd").map_or(0, |entries| entries.count() as u64);
     let needed = needed + open;
     if needed <= soft {
