@@ -21,7 +21,7 @@ use std::os::fd::AsRawFd;
 pub struct SpareProcess {
     /// The process of the spare. `None` if the process has become an instance.
     child: Option<Child>,
-    channel: Channel,
+    pub(super) channel: Channel,
     image: PlacedStrings,
     map: Option<MemoryMap>,
     strings: (u64, u64),
@@ -73,6 +73,11 @@ impl Template {
         let changes = image.changes(&spare.image, self.pointers_at());
         let mut message = TemplateMessage::default();
         let child = spare.child.take().ok_or(ForkError::Ended)?;
+        // The message can be sent to a spare that has ended: a process that another thread forked while the spare was made
+        // may have the spare's end of the channel open.
+        if child.try_wait() != Ok(None) {
+            return Err(ForkError::Ended);
+        }
         if TemplateMessage::can_copy(&changes) {
             changes.into_iter().for_each(|(address, bytes)| message.add_copy(address, bytes));
         } else if let Err(error) = write(&child, &changes) {

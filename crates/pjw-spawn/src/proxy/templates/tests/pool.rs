@@ -8,6 +8,7 @@ use super::*;
 use crate::ExitStatus;
 use crate::pool::{WorkerPool, WorkerPoolError, WorkerPoolWaitError};
 use crate::proxy::ForkError;
+use crate::proxy::templates::channel::Channel;
 
 /// Says its rank and its process id, and waits for a signal.
 const WORKER: &str = r#"
@@ -118,6 +119,21 @@ fn a_worker_is_replaced_although_the_next_spare_was_killed() {
     assert_eq!(pool.ready_spare_count(), 1);
     end_pool(pool, 1);
     assert_eq!(lines.next(), None);
+}
+
+#[test]
+fn a_spare_that_has_ended_is_not_started_although_its_channel_is_open_elsewhere() {
+    let directory = tempfile::tempdir().unwrap();
+    let context = context(&compile(directory.path(), "worker", WORKER, &[]), &["A=1"]);
+    let own = instance(0, &["worker", "x"]);
+    let mut template = crate::proxy::Template::load(&context, &own).unwrap();
+    let mut spare = template.make_spare().unwrap();
+    let [_template, pid] = children()[..] else { panic!("{:?}", children()) };
+    // As if a process that another thread has forked meanwhile had the other end.
+    let (channel, _open) = Channel::pair().unwrap();
+    spare.channel = channel;
+    life::kill_process(pid);
+    assert_eq!(template.start_spare(spare, &own).unwrap_err(), ForkError::Ended);
 }
 
 #[test]
