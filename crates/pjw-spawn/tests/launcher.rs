@@ -3,11 +3,13 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Barrier, mpsc};
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use pjw_spawn::{Arguments, Credentials, ExitStatus, Instance, Placement, SpawnContext, Stdio};
+use pjw_spawn::{
+    Arguments, Credentials, ExitStatus, Instance, Placement, SpawnContext, Stdio, raise_descriptor_limit,
+};
 
 /// The user of instances.
 const OTHER_USER: Credentials = Credentials { uid: 65_533, gid: 65_532, groups: Vec::new() };
@@ -131,16 +133,46 @@ fn a_relative_program_is_that_of_the_caller_and_not_of_the_working_directory() {
 }
 
 #[test]
+fn a_thread_that_raises_the_limit_of_descriptors_does_not_undo_what_another_has_raised() {
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    if hard < 2000 {
+        println!("skipped: the hard limit of open descriptors is {hard}");
+        return;
+    }
+    let name = "a_thread_that_raises_the_limit_of_descriptors_does_not_undo_what_another_has_raised";
+    if !is_run_again(name, "exec \"$@\"", Path::new("/")) {
+        return;
+    }
+    for round in 0..200 {
+        setrlimit(Resource::RLIMIT_NOFILE, 200, hard).unwrap();
+        let both = Barrier::new(2);
+        std::thread::scope(|scope| {
+            for additional in [300, 1000] {
+                let both = &both;
+                scope.spawn(move || {
+                    both.wait();
+                    raise_descriptor_limit(additional).unwrap();
+                });
+            }
+        });
+        let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        assert!(soft > 1000, "round {round}: the limit is {soft}");
+    }
+}
+
+#[test]
 fn the_limit_of_processes_is_that_of_the_user_of_the_instances() {
     if !is_run_again_as_root("the_limit_of_processes_is_that_of_the_user_of_the_instances") {
         return;
     }
+    // The limit counts all processes of a user, so no other test may start processes of this one.
+    let limited = Credentials { uid: 65_526, gid: 65_532, groups: Vec::new() };
     let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).unwrap();
     setrlimit(Resource::RLIMIT_NPROC, 0, hard).unwrap();
-    let context = SpawnContext::new("true").unwrap().set_credentials(OTHER_USER);
+    let context = SpawnContext::new("true").unwrap().set_credentials(limited.clone());
     let error = context.spawn_n(instances(2, &["true"])).unwrap_err().to_string();
     let begin =
-        "there is room for 0 more processes, and 2 were asked for: RLIMIT_NPROC of the user 65533 is 0";
+        "there is room for 0 more processes, and 2 were asked for: RLIMIT_NPROC of the user 65526 is 0";
     assert!(error.starts_with(begin), "{error}");
     // A template takes the user of its instances.
     setrlimit(Resource::RLIMIT_NPROC, 2, hard).unwrap();
@@ -151,7 +183,7 @@ fn the_limit_of_processes_is_that_of_the_user_of_the_instances() {
     assert!(error.contains(end), "{error}");
     setrlimit(Resource::RLIMIT_NPROC, 0, hard).unwrap();
     // A single instance is left to the kernel, which does not count the process itself.
-    let context = SpawnContext::new("sleep").unwrap().set_credentials(OTHER_USER);
+    let context = SpawnContext::new("sleep").unwrap().set_credentials(limited);
     let first = context.spawn_n(instances(1, &["sleep", "1000"])).unwrap().remove(0).unwrap();
     let error = context.spawn_n(instances(1, &["sleep", "1000"])).unwrap().remove(0).unwrap_err();
     let text = "step exec failed: Try again; its user has too many processes: raise ulimit -u";
