@@ -73,6 +73,9 @@ fn a_function_for_the_fork_that_returns_no_process_id_is_refused_and_no_process_
 
 #[test]
 fn without_a_free_descriptor_no_process_is_forked_and_the_error_names_the_remedy() {
+    // The farm takes the lock of the output. A thread that prints the result of another test would hold it for ever in
+    // the new process.
+    let stdout = std::io::stdout().lock();
     // SAFETY: the new process limits its own descriptors, tries to start a farm, and ends.
     let master = unsafe { libc::fork() };
     if master == 0 {
@@ -92,6 +95,7 @@ fn without_a_free_descriptor_no_process_is_forked_and_the_error_names_the_remedy
         // SAFETY: as above.
         unsafe { libc::_exit(if is_right { 0 } else { 1 }) };
     }
+    drop(stdout);
     let end = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(master), None).unwrap();
     assert_eq!(end, nix::sys::wait::WaitStatus::Exited(nix::unistd::Pid::from_raw(master), 0));
 }
