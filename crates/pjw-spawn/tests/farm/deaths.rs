@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use pjw_spawn::ExitStatus;
 use pjw_spawn::farm::{FarmError, ItemResult, NextResult, Outcome};
 
-use super::{bytes_of, compute, end_by, farm, is_first};
+use super::{BegunWorkers, MOST_EARLY_KILLS, bytes_of, compute, end_by, farm, is_first};
 
 /// Runs a farm of which a worker is killed fifty times. Returns the numbers of the items in the order of their results.
 fn run_and_kill(is_in_order: bool, signals: &[Signal]) -> Vec<u64> {
@@ -18,7 +18,10 @@ fn run_and_kill(is_in_order: bool, signals: &[Signal]) -> Vec<u64> {
     if is_in_order {
         options = options.in_order();
     }
+    let begun = BegunWorkers::new();
+    let mut early_kills = 0;
     let running = options.start(3000, |item, result| {
+        begun.add_own_process()?;
         compute(Duration::from_micros(200));
         result.extend_from_slice(&bytes_of(item.number));
         Ok(())
@@ -26,11 +29,14 @@ fn run_and_kill(is_in_order: bool, signals: &[Signal]) -> Vec<u64> {
     let (mut running, mut numbers, mut killed) = (running.unwrap(), Vec::new(), Vec::new());
     loop {
         let pids = running.worker_pids();
-        let alive: Vec<u32> = pids.iter().map(|pid| pid.0).filter(|pid| !killed.contains(pid)).collect();
+        let may_be_killed =
+            |pid: &u32| !killed.contains(pid) && (early_kills < MOST_EARLY_KILLS || begun.contains(*pid));
+        let alive: Vec<u32> = pids.iter().map(|pid| pid.0).filter(may_be_killed).collect();
         let is_time_to_kill = killed.len() < 50 && numbers.len() >= 50 * killed.len();
         if let Some(pid) = alive.get(killed.len() % alive.len().max(1)).filter(|_| is_time_to_kill) {
             // Each kill is at another moment of the work on an item.
             compute(Duration::from_micros(37 * killed.len() as u64));
+            early_kills += usize::from(!begun.contains(*pid));
             kill(Pid::from_raw(pid.cast_signed()), signals[killed.len() % signals.len()]).unwrap();
             killed.push(*pid);
         }

@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use pjw_spawn::ExitStatus;
 use pjw_spawn::farm::{Farm, FarmError, IoProcess, Item, NextResult, Outcome};
 
-use super::{compute, end_by, farm, is_first};
+use super::{BegunWorkers, MOST_EARLY_KILLS, compute, end_by, farm, is_first};
 
 const ITEMS: u64 = 2000;
 /// The number of bytes of an item in the files.
@@ -20,8 +20,10 @@ fn input(number: u64) -> Vec<u8> {
     (0..SIZE).map(|at| u8::try_from((number * 3 + at) % 200).unwrap()).collect()
 }
 
-/// Runs a farm with files. `on_each_round` is called after each result or millisecond, with the processes of the farm.
-fn run_with_files(options: Farm<'_>, mut on_each_round: impl FnMut(&[u32])) {
+/// Runs a farm with files. `on_each_round` is called after each result or millisecond, with the processes of the farm,
+/// and with those of its workers that have not begun an item.
+fn run_with_files(options: Farm<'_>, mut on_each_round: impl FnMut(&[u32], &[u32])) {
+    let begun = BegunWorkers::new();
     let directory = tempfile::tempdir().unwrap();
     let [input_path, output_path] = ["input", "output"].map(|name| directory.path().join(name));
     std::fs::write(&input_path, (0..ITEMS).flat_map(input).collect::<Vec<u8>>()).unwrap();
@@ -38,6 +40,7 @@ fn run_with_files(options: Farm<'_>, mut on_each_round: impl FnMut(&[u32])) {
             Ok(length > 0)
         },
         |item, result| {
+            begun.add_own_process()?;
             compute(Duration::from_micros(50));
             result.extend(item.bytes.iter().map(|byte| byte + 1));
             Ok(())
@@ -46,9 +49,10 @@ fn run_with_files(options: Farm<'_>, mut on_each_round: impl FnMut(&[u32])) {
     let mut running = running.unwrap();
     let mut numbers = Vec::new();
     loop {
-        let mut pids = running.worker_pids();
-        pids.extend([running.reader_pid(), running.writer_pid()].into_iter().flatten());
-        on_each_round(&pids.iter().map(|pid| pid.0).collect::<Vec<_>>());
+        let mut pids: Vec<u32> = running.worker_pids().iter().map(|pid| pid.0).collect();
+        let new_workers: Vec<u32> = pids.iter().copied().filter(|pid| !begun.contains(*pid)).collect();
+        pids.extend([running.reader_pid(), running.writer_pid()].into_iter().flatten().map(|pid| pid.0));
+        on_each_round(&pids, &new_workers);
         match running.next_within(Some(Duration::from_millis(1))).unwrap() {
             NextResult::Result(result) => {
                 assert_eq!(
@@ -71,17 +75,21 @@ fn run_with_files(options: Farm<'_>, mut on_each_round: impl FnMut(&[u32])) {
 
 #[test]
 fn a_reader_and_a_writer_pass_all_items_through_small_shared_memories() {
-    run_with_files(farm(2).ring_bytes(4096).input_bytes(4096), |_| {});
-    run_with_files(farm(3).window(8).chunk(2).in_order(), |_| {});
+    run_with_files(farm(2).ring_bytes(4096).input_bytes(4096), |_, _| {});
+    run_with_files(farm(3).window(8).chunk(2).in_order(), |_, _| {});
 }
 
 #[test]
 fn any_process_of_the_farm_may_be_killed_at_any_moment() {
-    let (mut calls, mut kills) = (0, 0);
-    run_with_files(farm(2).ring_bytes(4096).input_bytes(16_384).attempts(1000), |pids| {
+    let (mut calls, mut kills, mut early_kills) = (0, 0, 0);
+    run_with_files(farm(2).ring_bytes(4096).input_bytes(16_384).attempts(1000), |pids, new_workers| {
         calls += 1;
-        if calls % 23 == 0 && kills < 50 && !pids.is_empty() {
-            kill(Pid::from_raw(pids[kills % pids.len()].cast_signed()), Signal::SIGKILL).unwrap();
+        let is_allowed = |pid: &&u32| early_kills < MOST_EARLY_KILLS || !new_workers.contains(*pid);
+        let allowed: Vec<u32> = pids.iter().filter(is_allowed).copied().collect();
+        if calls % 23 == 0 && kills < 50 && !allowed.is_empty() {
+            let pid = allowed[kills % allowed.len()];
+            early_kills += usize::from(new_workers.contains(&pid));
+            kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL).unwrap();
             kills += 1;
         }
     });
