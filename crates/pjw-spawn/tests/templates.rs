@@ -50,9 +50,10 @@ fn check_instances(
     let mask = |instance: &Instance| instance.placement.cpus.clone().unwrap_or_else(own_mask);
     let masks: Vec<CpuSet> = instances.iter().map(mask).collect();
     let mut batch = context.start(instances).unwrap();
+    // The kernel gives the id of a process to no other one before the process was waited for.
+    let children: Vec<_> = batch.by_ref().map(|(index, child)| (index, child.unwrap())).collect();
     let mut mask_of_pid = std::collections::BTreeMap::new();
-    for (index, child) in batch.by_ref() {
-        let child = child.unwrap();
+    for (index, child) in children {
         mask_of_pid.insert(child.pid.0, masks[index].clone());
         assert_eq!(child.wait().unwrap(), ExitStatus::Code(0));
     }
