@@ -175,7 +175,7 @@ static void a_reader_and_a_writer_do_input_and_output(struct data *data) {
     CHECK(farm);
     pjw_farm_result_t result;
     int count = 0, next;
-    while ((next = pjw_farm_next(farm, &result, 10000)) == 1) {
+    while ((next = pjw_farm_next(farm, &result, 60000)) == 1) {
         CHECK(result.outcome == PJW_FARM_DONE && result.size == 0);
         count++;
     }

@@ -105,7 +105,7 @@ static void an_asynchronous_call_reports_its_end_by_a_descriptor(char *self) {
     int fd = ipspawn(self, arguments, NULL, 3, masks, PSPAWN_DEFAULT);
     EXPECT(fd >= 0);
     struct pollfd ready = {.fd = fd, .events = POLLIN};
-    EXPECT(poll(&ready, 1, 30000) == 1);
+    EXPECT(poll(&ready, 1, 60000) == 1);
     pid_t pids[3];
     EXPECT(pspawn_collect(fd, pids, 3) == 3);
     for (int i = 0; i < 3; i++) EXPECT(exit_status(pids[i]) == first_cpu());

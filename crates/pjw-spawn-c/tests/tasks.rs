@@ -84,7 +84,8 @@ fn the_functions_of_the_header_work_in_one_address_space_and_in_several() {
     let Some(program) = compile("tests/tasks.c", directory.path()) else { return };
     run(&program, &["shared"], true);
     run(&program, &["alone"], false);
-    let own = format!("-{}.", std::process::id());
+    // The name of a memory file has the path of the program. Other tests of this process have other programs.
+    let own = directory.path().display().to_string().replace('/', "_");
     let remaining_files = fs::read_dir("/dev/shm").unwrap().flatten();
     let remaining_files: Vec<_> =
         remaining_files.filter(|file| file.file_name().to_string_lossy().contains(&own)).collect();
