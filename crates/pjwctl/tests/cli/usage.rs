@@ -1,8 +1,9 @@
 //! The exit codes and messages of `pjwctl` without a daemon.
 
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use super::{CommandOutput, answer, assert_refused, pjwctl};
 
@@ -79,6 +80,13 @@ fn a_stale_socket_means_that_the_daemon_does_not_run() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("stale");
     drop(UnixListener::bind(&socket).unwrap());
+    // A child that another test starts at the same time has the socket open too, until it executes its program.
+    // Connections succeed until then.
+    let begin = Instant::now();
+    while UnixStream::connect(&socket).is_ok() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "a process still listens on the socket");
+        std::thread::sleep(Duration::from_millis(2));
+    }
     assert_refused(&answer(&mut pjwctl(&socket, &["status"])), "not running");
 }
 
