@@ -49,8 +49,8 @@ def workers_that_are_killed_lose_nothing():
         for result in farm:
             assert result.bytes == bytes(result.number % 5000)
             numbers.append(result.number)
-            # Each time another worker than the last. A new worker may get its first CPU time late, and the farm gives up
-            # after ten deaths of a worker in a row without an item.
+            # Each time another worker than the last. A new worker may get its first CPU time late, and the farm gives
+            # up after ten deaths of a worker in a row without an item.
             others = [pid for pid in farm.workers() if pid != killed and (early < 8 or has_begun(pid))]
             # Not at the end: a worker that is killed in its last step is an error.
             if len(numbers) % 60 == 0 and len(numbers) < 2900 and others:

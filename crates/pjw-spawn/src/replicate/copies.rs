@@ -174,9 +174,9 @@ impl Replicas {
         unmount(attached, UnmountFlags::DETACH).map_err(failed(attached, "umount"))
     }
 
-    /// Copies the files into the directory `to`. A thread with its own table of descriptors writes the copies. Otherwise
-    /// each process that another thread forks meanwhile would have a copy open for writing too, and the kernel executes
-    /// no file that is open for writing (`ETXTBSY`, execve(2)).
+    /// Copies the files into the directory `to`. A thread with its own table of descriptors writes the copies.
+    /// Otherwise each process that another thread forks meanwhile would have a copy open for writing too, and the
+    /// kernel executes no file that is open for writing (`ETXTBSY`, execve(2)).
     fn copy_files(&self, to: BorrowedFd<'_>) -> Result<(), ReplicaError> {
         let root = Path::new("/");
         let copy_all = || -> Result<(), ReplicaError> {

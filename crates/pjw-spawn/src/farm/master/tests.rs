@@ -16,7 +16,7 @@ fn waiting_message(farm: &RunningFarm<'_>) -> Option<u64> {
 
 #[test]
 fn a_result_that_is_overwritten_on_its_way_to_the_writer_ends_the_farm_with_the_number_of_the_item() {
-    // Programs that other tests start meanwhile must not inherit the pipe: one test counts the descriptors of a program.
+    // Programs that other tests start meanwhile must not inherit the pipe: a test counts the descriptors of a program.
     let (held, released) = std::io::pipe().unwrap();
     // SAFETY: the functions wait for no lock.
     let options = unsafe { Farm::new(1).allow_threads() }.in_order().writer(|result| {

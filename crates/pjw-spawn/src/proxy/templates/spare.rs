@@ -73,8 +73,8 @@ impl Template {
         let changes = image.changes(&spare.image, self.pointers_at());
         let mut message = TemplateMessage::default();
         let child = spare.child.take().ok_or(ForkError::Ended)?;
-        // The message can be sent to a spare that has ended: a process that another thread forked while the spare was made
-        // may have the spare's end of the channel open.
+        // The message can be sent to a spare that has ended: a process that another thread forked while the spare was
+        // made may have the spare's end of the channel open.
         if child.try_wait() != Ok(None) {
             return Err(ForkError::Ended);
         }

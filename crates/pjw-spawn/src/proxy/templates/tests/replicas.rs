@@ -210,7 +210,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 /// Copies the table of descriptors of this process again and again until `is_done`, as each process that is forked
-/// meanwhile does. Returns the threads that have the last hundred copies: each keeps its copy until its sender is dropped.
+/// meanwhile does. Returns a sender for each of the last hundred copies. A copy is kept until its sender is dropped.
 fn copy_descriptor_table<'scope>(
     scope: &'scope thread::Scope<'scope, '_>,
     is_done: &AtomicBool,
