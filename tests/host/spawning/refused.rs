@@ -231,8 +231,8 @@ fn has_no_process(uid: u32) -> bool {
         owner.and_then(|ids| ids.split_whitespace().next()?.parse::<u32>().ok()) == Some(uid)
     };
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    let statuses = entries.filter_map(|entry| std::fs::read_to_string(entry.path().join("status")).ok());
-    !statuses.map(is_users).any(|is_users| is_users)
+    let mut statuses = entries.filter_map(|entry| std::fs::read_to_string(entry.path().join("status")).ok());
+    !statuses.any(is_users)
 }
 
 /// A directory in which cgroups with a pids controller can be made.
