@@ -58,7 +58,7 @@ fn instances_map_copies_on_their_node_which_nobody_else_sees() {
     drop(probe);
     assert!(replicas.bytes_per_node() > 1_000_000, "{replicas} has the C library");
     let mounts_before = mounted_copies();
-    let thread = std::thread::spawn(move || {
+    let thread = thread::spawn(move || {
         replicas.enter_namespace_with_copies(0)?;
         let mut template = Template::load(&context, &first).unwrap();
         assert!(template.is_up_to_date());
@@ -160,7 +160,7 @@ fn nothing_starts_if_instances_on_a_node_need_a_privilege_and_others_do_not() {
     let context = context("/usr/bin/touch".as_ref(), &["A=1"]).set_replicas(replicas);
     let own = |node| on_node(instance(0, &["touch", started.to_str().unwrap()]), node);
     let instances = vec![own(None), own(Some(0))];
-    let refused = std::thread::spawn(move || {
+    let refused = thread::spawn(move || {
         drop_capabilities();
         context.start(instances).map(drop).unwrap_err()
     });
@@ -205,7 +205,7 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let begin = Instant::now();
     while !is_so() {
         assert!(begin.elapsed() < Duration::from_secs(60), "not within a minute: {what}");
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 
@@ -289,7 +289,7 @@ fn a_launcher_that_is_killed_leaves_no_mount_and_no_memory() {
             assert!(tmpfs_bytes() > before + LARGE_BYTES / 2, "the copy is in memory");
         }
         // The moments are spread over the copying and the start. Nothing depends on where they are.
-        std::thread::sleep(Duration::from_millis(moment * 13));
+        thread::sleep(Duration::from_millis(moment * 13));
         launcher.kill().unwrap();
         launcher.wait().unwrap();
         wait_until("no instance is left", || no_process_of(&program));
@@ -310,7 +310,6 @@ fn a_user_without_the_privilege_is_told_so() {
         return;
     }
     let replicas = Replicas::of_process(pjw_core::ids::Pid(std::process::id()), [0]).unwrap();
-    let refused =
-        std::thread::spawn(move || replicas.enter_namespace_with_copies(0)).join().unwrap().unwrap_err();
+    let refused = thread::spawn(move || replicas.enter_namespace_with_copies(0)).join().unwrap().unwrap_err();
     assert_eq!(refused, ReplicaError::NotPermitted);
 }
