@@ -147,6 +147,12 @@ fn place(fixture: &mut Fixture, process: ProcessId, controller: &str) -> String 
     moving::process_cgroup_path(&mut fixture.proc, process, controller).unwrap()
 }
 
+/// The cgroup of the cpu controller in which this process is. Its children begin there.
+fn own_place(fixture: &mut Fixture) -> String {
+    let own = fixture.id(Pid(std::process::id()));
+    place(fixture, own, "cpu")
+}
+
 /// No directory of the cpuset and its twins is left.
 fn is_undone(fixture: &Fixture, job_cpuset: &JobCpuset) -> bool {
     let path = &job_cpuset.path;
@@ -249,8 +255,11 @@ fn each_process_returns_to_its_cgroup_of_the_cpu_controller() {
     groups[0].take(one);
     groups[1].take(two);
     below.take(three);
-    let before = [one, two, three, other].map(|process| place(&mut fixture, process, "cpu"));
-    assert_eq!(before, ["/made-by-test-one", "/made-by-test-two", "/made-by-test-two/below", "/"]);
+    let (begin, before) = (
+        own_place(&mut fixture),
+        [one, two, three, other].map(|process| place(&mut fixture, process, "cpu")),
+    );
+    assert_eq!(before, ["/made-by-test-one", "/made-by-test-two", "/made-by-test-two/below", &begin]);
     let original_cgroup = fixture.cgroup_of(one);
 
     let job_cpuset = besteffort("origins", &fixture.first());
@@ -284,7 +293,8 @@ fn each_process_returns_to_its_cgroup_of_the_cpu_controller() {
         assert_eq!(fixture.cgroup_of(process), original_cgroup);
     }
     let after = [one, two, three, other, child].map(|process| place(&mut fixture, process, "cpu"));
-    let expected = ["/made-by-test-one", "/made-by-test-two", "/made-by-test-two", "/", "/made-by-test-one"];
+    let expected =
+        ["/made-by-test-one", "/made-by-test-two", "/made-by-test-two", &begin, "/made-by-test-one"];
     assert_eq!(after, expected, "a process that was born in the job goes where the first one came from");
     assert_eq!(fixture.remove(&job_cpuset), DONE);
     assert!(is_undone(&fixture, &job_cpuset));
@@ -300,10 +310,8 @@ fn a_job_that_is_no_longer_best_effort_loses_its_idle_priority_when_it_moves() {
     assert_eq!(fixture.move_in(process, &idle), DONE);
     assert_eq!(fixture.create(&usual), done_outcome(fixture.first()));
     assert_eq!(fixture.move_in(process, &usual), DONE);
-    assert_eq!(
-        [fixture.cgroup_of(process), place(&mut fixture, process, "cpu")],
-        [usual.path.clone(), "/".to_owned()]
-    );
+    let expected = [usual.path.clone(), own_place(&mut fixture)];
+    assert_eq!([fixture.cgroup_of(process), place(&mut fixture, process, "cpu")], expected);
     assert_eq!([fixture.remove(&idle), fixture.widen(&usual)], [DONE, done_outcome(fixture.all.clone())]);
     assert_eq!(fixture.move_back(process, &usual, "/"), DONE);
     assert_eq!(fixture.remove(&usual), DONE);
