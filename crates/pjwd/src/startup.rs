@@ -335,8 +335,12 @@ fn spawn_loop(
     Ok((spawned.context("can't start the thread of the event loop")?, started, ended))
 }
 
-/// Waits for the end of the event loop. If the loop leaves no records, the lock file names no journal then. So the next
-/// daemon misses nothing if the state directory is gone by then, as `/run/user/UID` is after the last logout.
+/// Waits for the end of the event loop, and releases the lock then. If the loop leaves no records, the lock file names
+/// no journal any more. So the next daemon misses nothing if the state directory is gone by then, as `/run/user/UID` is
+/// after the last logout.
+///
+/// # Errors
+/// If the loop has panicked. The lock file still names the journal then.
 fn wait_for_loop(loop_handle: JoinHandle<bool>, lock: Option<DaemonLock>) -> anyhow::Result<()> {
     let joined = loop_handle.join();
     let has_records = joined.map_err(|_| anyhow!("the event loop panicked; jobs keep their cores"))?;
@@ -405,9 +409,12 @@ struct LoopThread<'a> {
     metrics_receiver: MetricsReceiver,
 }
 
-/// Runs the control server and handles signals on this thread until SIGTERM or SIGINT. Then returns the lock of
-/// `own_files`, which is to be held until the loop has ended. Also returns if the loop ends by itself: then no thread
-/// keeps the jobs on their cores, and the published status would become outdated.
+/// Runs the control server and handles signals on this thread until SIGTERM or SIGINT. Then removes the socket, and
+/// returns the lock of `own_files`: the caller must hold it until the loop has ended.
+///
+/// # Errors
+/// If the loop ends by itself: then no thread keeps the jobs on their cores, and the published status would become
+/// outdated. If the runtime or a signal handler can't be made.
 fn serve_until_stopped(
     listener: UnixListener,
     own_files: WatchedFiles,

@@ -308,7 +308,7 @@ mod tests {
         };
         let mut proc = ProcDir::open(Path::new("/proc")).unwrap();
         let locked = JobProcess::from(ProcessId { pid: LOCKED, start: proc.stat(LOCKED).unwrap().start });
-        // A process whose threads do other tests may have one that waits in the state `D`, and is left out then.
+        // Not this process: it is left out while a thread that does another test waits in the state `D`.
         let sleeper = Sleeper::start();
         let readable = JobProcess::from(sleeper.id());
         let caller = Arc::new(());

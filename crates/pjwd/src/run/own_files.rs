@@ -175,7 +175,7 @@ impl WatchedFiles {
             let removal = spawn_blocking(move || watch.wait(CHECK_INTERVAL));
             let is_removed = tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => return self,
-                // The wait is cancelled while the daemon stops.
+                // A wait that could not be made has seen no removal.
                 removed = removal => removed.unwrap_or(false),
             };
             if is_removed {
