@@ -213,10 +213,10 @@ fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 /// meanwhile does. Returns a sender for each of the last hundred copies. A copy is kept until its sender is dropped.
 fn copy_descriptor_table<'scope>(
     scope: &'scope thread::Scope<'scope, '_>,
-    is_done: &AtomicBool,
+    is_done: impl Fn() -> bool,
 ) -> VecDeque<mpsc::Sender<()>> {
     let mut holders = VecDeque::new();
-    while !is_done.load(Ordering::Relaxed) {
+    while !is_done() {
         let ((hold, released), (copied, is_copied)) = (mpsc::channel(), mpsc::channel());
         scope.spawn(move || {
             copied.send(unshare_descriptor_table()).unwrap();
@@ -248,7 +248,9 @@ fn copies_can_be_executed_although_descriptors_were_copied_while_they_were_writt
             is_entered.store(true, Ordering::Relaxed);
             entered.map(|()| Template::load(&context, &instance(0, &["large"])).map(drop))
         });
-        let holders = copy_descriptor_table(scope, &is_entered);
+        // A launcher that panics enters no namespace.
+        let is_done = || is_entered.load(Ordering::Relaxed) || launcher.is_finished();
+        let holders = copy_descriptor_table(scope, is_done);
         let loaded = launcher.join().unwrap();
         drop(holders);
         loaded
