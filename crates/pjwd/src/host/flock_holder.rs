@@ -61,7 +61,7 @@ mod tests {
     #[test]
     fn the_holder_of_a_lock_is_known_also_while_another_lock_is_taken_and_released() {
         if std::fs::read("/proc/locks").unwrap().len() > 2000 {
-            println!("skipped: this machine has more locks than the kernel lists in one read");
+            println!("skipped: this machine has so many locks that the kernel may not list them in one read");
             return;
         }
         let dir = tempfile::tempdir().unwrap();
