@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_void};
 
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
-use spawn::farm::{Farm, Item, RunningFarm, WorkerCpus};
+use spawn::farm::{Farm, RunningFarm, WorkItem, WorkerCpus};
 
 use super::types::{PjwFarmBytes, PjwFarmItem, PjwFarmOptions, PjwFarmResult, ReadFunction, WorkFunction};
 use crate::failure::Failure;
@@ -137,7 +137,7 @@ fn with_bytes<T>(bytes: &mut Vec<u8>, call: impl FnOnce(*mut PjwFarmBytes) -> T)
 fn work_of(
     work: WorkFunction,
     data: *mut c_void,
-) -> impl FnMut(Item<'_>, &mut Vec<u8>) -> Result<(), i32> + 'static {
+) -> impl FnMut(WorkItem<'_>, &mut Vec<u8>) -> Result<(), i32> + 'static {
     move |item, result| {
         let item = PjwFarmItem::from_item(&item);
         match with_bytes(result, |result| work(data, &raw const item, result)) {

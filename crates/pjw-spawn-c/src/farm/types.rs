@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use libc::pid_t;
 use spawn::ExitStatus;
-use spawn::farm::{FarmProgress, Item, ItemResult, Outcome};
+use spawn::farm::{FarmProgress, ItemResult, Outcome, WorkItem};
 
 /// The C type `pjw_farm_bytes_t`: an array of bytes that grows, for one item or one result of a farm (a group of
 /// worker processes that compute items). The functions of the program append bytes by [`super::pjw_farm_append`].
@@ -23,7 +23,7 @@ pub struct PjwFarmItem {
 
 impl PjwFarmItem {
     /// Converts an item to the C type. The C value points to the bytes of `item`.
-    pub(crate) fn from_item(item: &Item<'_>) -> Self {
+    pub(crate) fn from_item(item: &WorkItem<'_>) -> Self {
         let (bytes, size) = (item.bytes.as_ptr().cast(), item.bytes.len());
         Self { number: item.number, bytes, size, worker: item.worker }
     }

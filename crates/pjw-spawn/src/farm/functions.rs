@@ -2,11 +2,11 @@
 
 use nix::errno::Errno;
 
-use super::result::{Item, ItemResult};
+use super::result::{ItemResult, WorkItem};
 
 /// The type of the program's function that computes an item. The function appends the bytes of the result to the
 /// vector, or returns an error code whose meaning the program defines.
-pub(crate) type WorkFunction<'a> = Box<dyn FnMut(Item<'_>, &mut Vec<u8>) -> Result<(), i32> + 'a>;
+pub(crate) type WorkFunction<'a> = Box<dyn FnMut(WorkItem<'_>, &mut Vec<u8>) -> Result<(), i32> + 'a>;
 /// The type of the program's function that reads an item. The arguments are the number of the item, and the vector to
 /// which the function appends the bytes of the item. Returns `false` if there is no item with this number, or an error
 /// code whose meaning the program defines.

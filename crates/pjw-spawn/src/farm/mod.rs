@@ -36,4 +36,4 @@ pub use cpus::WorkerCpus;
 pub use error::{FarmError, IoProcess};
 pub use master::{NextResult, RunningFarm};
 pub use options::Farm;
-pub use result::{FarmProgress, Item, ItemResult, Outcome};
+pub use result::{FarmProgress, ItemResult, Outcome, WorkItem};

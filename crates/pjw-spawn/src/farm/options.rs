@@ -9,7 +9,7 @@ use super::functions::{
 };
 use super::master::RunningFarm;
 use super::process::check_master;
-use super::result::{Item, ItemResult};
+use super::result::{ItemResult, WorkItem};
 use super::settings::FarmSettings;
 
 /// The options of a farm: a group of worker processes that compute numbered items. [`Farm::start`] or
@@ -218,7 +218,7 @@ impl<'a> Farm<'a> {
     pub fn start(
         self,
         items: u64,
-        work: impl FnMut(Item<'_>, &mut Vec<u8>) -> Result<(), i32> + 'a,
+        work: impl FnMut(WorkItem<'_>, &mut Vec<u8>) -> Result<(), i32> + 'a,
     ) -> Result<RunningFarm<'a>, FarmError> {
         self.start_processes(Some(items), None, Box::new(work))
     }
@@ -238,7 +238,7 @@ impl<'a> Farm<'a> {
     pub fn start_with_reader(
         self,
         read: impl FnMut(u64, &mut Vec<u8>) -> Result<bool, i32> + 'a,
-        work: impl FnMut(Item<'_>, &mut Vec<u8>) -> Result<(), i32> + 'a,
+        work: impl FnMut(WorkItem<'_>, &mut Vec<u8>) -> Result<(), i32> + 'a,
     ) -> Result<RunningFarm<'a>, FarmError> {
         self.start_processes(None, Some(Box::new(read)), Box::new(work))
     }

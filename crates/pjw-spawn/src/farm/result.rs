@@ -5,7 +5,7 @@ use crate::child::ExitStatus;
 /// A work item, as it is passed to a worker process: its number, and the data that the reader process read for the
 /// item. A farm is a group of worker processes that compute numbered work items.
 #[derive(Debug, Clone, Copy)]
-pub struct Item<'a> {
+pub struct WorkItem<'a> {
     /// The number of the item, from 0 in the order of the source.
     pub number: u64,
     /// The bytes that the reader read for the item. Empty in a farm without a reader: there the number says what is to

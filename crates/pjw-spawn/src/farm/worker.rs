@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::functions::FarmFunctions;
 use super::memory::{SharedMemory, UNKNOWN_TOTAL};
-use super::result::Item;
+use super::result::WorkItem;
 use super::ring::{ResultHeader, ResultRing};
 use super::signal::MasterWaker;
 use super::window::{ItemQueue, TakenItem};
@@ -74,7 +74,7 @@ impl<'f> Worker<'f, '_> {
         own.running.store(position + 1, Ordering::SeqCst);
         result.clear();
         let bytes = self.payload(position);
-        let item = Item { number: position, bytes, worker: self.index };
+        let item = WorkItem { number: position, bytes, worker: self.index };
         let label = match (self.functions.work)(item, result) {
             Ok(()) => ResultHeader::done(position),
             Err(code) => ResultHeader::failed(position, code),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use pjw_spawn::ExitStatus;
-use pjw_spawn::farm::{Farm, FarmError, IoProcess, Item, NextResult, Outcome};
+use pjw_spawn::farm::{Farm, FarmError, IoProcess, NextResult, Outcome, WorkItem};
 
 use super::{BegunWorkers, MOST_EARLY_KILLS, compute, end_by, farm, is_first};
 
@@ -140,7 +140,8 @@ fn a_writer_that_is_killed_while_it_writes_gets_this_result_again() {
 fn a_writer_that_is_killed_between_two_results_is_replaced_each_time() {
     let (reader, writer) = nix::unistd::pipe().unwrap();
     let options = farm(1).attempts(2).writer(|_| Ok(()));
-    let work = |_: Item<'_>, _: &mut Vec<u8>| nix::unistd::read(&reader, &mut [0]).map(drop).map_err(|_| 1);
+    let work =
+        |_: WorkItem<'_>, _: &mut Vec<u8>| nix::unistd::read(&reader, &mut [0]).map(drop).map_err(|_| 1);
     let mut running = options.start(6, work).unwrap();
     for number in 0..6 {
         nix::unistd::write(&writer, &[1]).unwrap();
