@@ -281,7 +281,7 @@ pub struct AssignArgs {
     pub session: Option<u32>,
     /// The policy that chooses the cores [default: unchanged; of a new job: pack]
     #[arg(long, value_enum)]
-    pub policy: Option<PolicyArg>,
+    pub policy: Option<PlacementArg>,
     /// The unit of --cores [default: whole]
     #[arg(long = "smt", value_enum, value_name = "SMT", requires = "cores")]
     pub cores_unit: Option<CoresUnitArg>,
@@ -311,7 +311,7 @@ pub struct RunArgs {
 /// The value of `pjwctl assign --policy`: whether the job gets cores that are close together, cores that are spread
 /// over the machine, or exactly the CPUs in `--cpus`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PolicyArg {
+pub enum PlacementArg {
     /// Close together
     Pack,
     /// Evenly over the machine
@@ -334,7 +334,7 @@ impl Cli {
         let (name, kind, why) = match &cli.command {
             // clap drops the requirements of a value as soon as the value conflicts with another argument.
             CliCommand::Assign(request)
-                if request.policy == Some(PolicyArg::Explicit) && request.core_args.cpus.is_none() =>
+                if request.policy == Some(PlacementArg::Explicit) && request.core_args.cpus.is_none() =>
             {
                 ("assign", ErrorKind::MissingRequiredArgument, "--policy explicit needs --cpus LIST")
             }

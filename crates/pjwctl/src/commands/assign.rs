@@ -10,7 +10,7 @@ use pjw_ipc::{call, wire::Job};
 
 use super::connection::{DaemonAddress, call_for_field, parse_job_id, read_status};
 use super::run::{MAX_TIME_FOR_PARTITION, TIME_BETWEEN_CHECKS, print_missing_cpuset};
-use crate::cli::{AssignArgs, CoreCountArg, PolicyArg, value_name};
+use crate::cli::{AssignArgs, CoreCountArg, PlacementArg, value_name};
 use crate::{output, render};
 
 /// Runs `pjwctl assign`: requests cores for a job from the daemon, and adds processes to the job. `request` contains
@@ -24,7 +24,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &AssignArgs) -> anyhow::Resul
         pids: (!request.pids.is_empty()).then(|| request.pids.clone()),
         session: request.session,
         // A list of CPUs is explicit in itself, so the policy `explicit` is not sent.
-        policy: request.policy.filter(|&kind| kind != PolicyArg::Explicit).map(|kind| value_name(&kind)),
+        policy: request.policy.filter(|&kind| kind != PlacementArg::Explicit).map(|kind| value_name(&kind)),
         class: request.core_args.class.map(|class| value_name(&class)),
         smt: request.cores_unit.map(|smt| value_name(&smt)),
         near: request.core_args.near_device.clone(),
