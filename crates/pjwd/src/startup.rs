@@ -292,10 +292,10 @@ fn open_journal(
         _ => {}
     }
     let written = journal.write_recovered_records(&mut recovered);
-    // `record_boot_id` removes the entry about the earlier journal from the lock file. If records were lost and the
+    // `record_journal` removes the entry about the earlier journal from the lock file. If records were lost and the
     // journal can't record the loss, this entry must stay: the next pjwd then finds the loss again.
     if written.is_ok() || !recovered.has_lost_records {
-        let recorded = lock.as_mut().map_or(Ok(()), |lock| lock.record_boot_id(boot_id, written.is_ok()));
+        let recorded = lock.as_mut().map_or(Ok(()), |lock| lock.record_journal(boot_id, written.is_ok()));
         recorded.context("can't write the lock file")?;
     }
     recovered.remarks.extend(written.err().map(|fault| fault.to_string()));

@@ -306,7 +306,7 @@ impl DaemonLock {
 
     /// Returns the state directory in which an earlier pjwd made its journal (the records of its changes) in the
     /// current boot. The lock file names this directory. `boot_id` is the id of the current boot. Returns `None` if
-    /// the lock file names no earlier journal of this boot. Must be called before [`DaemonLock::record_boot_id`],
+    /// the lock file names no earlier journal of this boot. Must be called before [`DaemonLock::record_journal`],
     /// which removes the entry about the earlier journal.
     ///
     /// The caller should check whether the journal is still in the directory. If the journal is missing, nobody knows
@@ -348,7 +348,7 @@ impl DaemonLock {
     ///
     /// # Errors
     /// If the lock file can't be written.
-    pub fn record_boot_id(&mut self, boot_id: &str, has_state_file: bool) -> io::Result<()> {
+    pub fn record_journal(&mut self, boot_id: &str, has_state_file: bool) -> io::Result<()> {
         self.holder.has_state_file = has_state_file;
         self.holder.journal_of_boot = Some(boot_id.to_owned());
         self.holder.earlier_journal = None;

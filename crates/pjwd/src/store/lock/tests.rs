@@ -125,7 +125,7 @@ fn the_next_daemon_knows_where_the_one_before_made_a_journal_in_this_boot() {
     let take = |state_dir| acquire(dir.path(), holder(state_dir)).unwrap();
     assert_eq!(take("/tmp/one").earlier_state_dir("boot"), None, "the first start");
     assert_eq!(take("/tmp/one").earlier_state_dir("boot"), None, "the start before failed without a journal");
-    take("/tmp/one").record_boot_id("boot", true).unwrap();
+    take("/tmp/one").record_journal("boot", true).unwrap();
     let lock = take("/tmp/two");
     assert_eq!(lock.earlier_state_dir("boot"), Some(Path::new("/tmp/one")));
     assert_eq!(lock.earlier_state_dir("later"), None, "no process of that boot lives");
@@ -135,7 +135,7 @@ fn the_next_daemon_knows_where_the_one_before_made_a_journal_in_this_boot() {
     let mut lock = take("/tmp/two");
     let earlier = lock.earlier_state_dir("boot");
     assert_eq!(earlier, Some(Path::new("/tmp/one")), "two processes made no journal since");
-    lock.record_boot_id("boot", true).unwrap();
+    lock.record_journal("boot", true).unwrap();
     assert_eq!(lock.earlier_state_dir("boot"), None);
     drop(lock);
     let mut lock = take("/tmp/one");
@@ -149,7 +149,7 @@ fn the_next_daemon_knows_where_the_one_before_made_a_journal_in_this_boot() {
 fn a_removed_lock_file_that_is_made_again_still_names_the_journal() {
     let dir = runtime_dir();
     let mut lock = acquire(dir.path(), holder("/tmp/one")).unwrap();
-    lock.record_boot_id("boot", true).unwrap();
+    lock.record_journal("boot", true).unwrap();
     std::fs::remove_file(dir.path().join(FILE_NAME)).unwrap();
     assert!(lock.reacquire_if_removed().unwrap());
     drop(lock);
@@ -216,7 +216,7 @@ fn after_a_logout_the_next_daemon_knows_where_the_one_before_made_its_journal() 
     let lasting = above.path().join("lasting");
     let logged_in = directories_of_user(Some(run.path()), &lasting);
     let mut lock = DaemonLock::acquire(&logged_in, holder("/tmp/one")).unwrap();
-    lock.record_boot_id("boot", true).unwrap();
+    lock.record_journal("boot", true).unwrap();
     drop(lock);
     std::fs::remove_dir_all(run.path()).unwrap();
     let next = DaemonLock::acquire(&directories_of_user(None, &lasting), holder("/tmp/two")).unwrap();
@@ -229,7 +229,7 @@ fn after_a_logout_the_next_daemon_misses_no_journal_of_one_that_left_nothing_to_
     let lasting = above.path().join("lasting");
     let logged_in = directories_of_user(Some(run.path()), &lasting);
     let mut lock = DaemonLock::acquire(&logged_in, holder("/tmp/one")).unwrap();
-    lock.record_boot_id("boot", true).unwrap();
+    lock.record_journal("boot", true).unwrap();
     lock.forget_journal().unwrap();
     drop(lock);
     std::fs::remove_dir_all(run.path()).unwrap();
