@@ -173,7 +173,7 @@ impl WardenState {
     ///   and is not in the journal. It is in the list until pjw has decided whether to reuse it or to remove it.
     #[must_use]
     pub fn job_cgroup_paths(&self) -> BTreeSet<String> {
-        let own = self.cpusets.paths().chain(self.cpusets.leftover_cpuset_paths());
+        let own = self.cpusets.paths().chain(self.cpusets.undecided_leftover_paths());
         self.jobs.cgroup_paths().chain(own).map(str::to_owned).collect()
     }
 

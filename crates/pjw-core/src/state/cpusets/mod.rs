@@ -158,7 +158,7 @@ impl CpusetRegistry {
     /// Iterates over the cgroup paths of the leftover cpusets ([`LeftoverCpuset`]) without a record in the journal,
     /// about which pjw has not yet decided. The next full scan decides: pjw uses the cpuset for its job again, or
     /// removes it. The path then leaves this list.
-    pub fn leftover_cpuset_paths(&self) -> impl Iterator<Item = &str> {
+    pub fn undecided_leftover_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }
 
