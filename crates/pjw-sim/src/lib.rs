@@ -1,7 +1,7 @@
 //! pjw-sim simulates the kernel for tests of the warden. It contains no second warden.
 //!
-//! [`world::World`] has processes, threads, masks, cgroups and a clock, and follows the kernel's rules for them.
-//! [`node::SimMachineInterface`] shows the world to the warden as the real node would, with the faults that
+//! [`world::SimMachine`] has processes, threads, masks, cgroups and a clock, and follows the kernel's rules for them.
+//! [`node::SimMachineInterface`] shows this machine to the warden as the real node would, with the faults that
 //! [`faults::Faults`] draws from a seed. [`journal::SimJournal`] stores records and can fail. [`workload`] starts,
 //! changes and ends processes. All random choices come from [`seed::RandomStream`], so a failing seed can be replayed.
 //! The runs are in the tests of pjwd, because they run the whole cycle of the daemon. With the feature `testing`,

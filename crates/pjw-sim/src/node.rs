@@ -18,7 +18,7 @@ use pjw_core::snapshot::{
 };
 use pjw_core::{own_cgroups::OwnCgroupNames, ports::MachineInterface, time::Nanos};
 
-use crate::world::{SimThread, World};
+use crate::world::{SimMachine, SimThread};
 use crate::{faults::Faults, workload::Workload};
 
 mod cgroups;
@@ -36,7 +36,7 @@ const HOLD_PERMILLE: u32 = 800;
 /// Scans, mask changes and cpuset changes fail at random.
 #[derive(Debug, Clone)]
 pub struct SimMachineInterface {
-    world: Rc<RefCell<World>>,
+    world: Rc<RefCell<SimMachine>>,
     workload: Rc<RefCell<Workload>>,
     faults: Faults,
     /// For each process that may be idle, its CPU time at the last scan, and the last time at which it was seen idle.
@@ -65,7 +65,7 @@ impl SimMachineInterface {
     /// machine, before some of the scans, mask changes and cpuset changes of pjwd. `faults` decides at random
     /// when `workload` does so, and which scans, mask changes and cpuset changes fail.
     #[must_use]
-    pub fn new(world: Rc<RefCell<World>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
+    pub fn new(world: Rc<RefCell<SimMachine>>, workload: Rc<RefCell<Workload>>, faults: Faults) -> Self {
         Self {
             world,
             workload,
@@ -168,7 +168,7 @@ impl SimMachineInterface {
     }
 }
 
-fn read_process(world: &mut World, pid: Pid, with_threads: bool) -> Option<Process> {
+fn read_process(world: &mut SimMachine, pid: Pid, with_threads: bool) -> Option<Process> {
     let found = world.processes.get_mut(&pid)?;
     let attributes_changed = std::mem::replace(&mut found.attributes_changed, false);
     let process = &world.processes[&pid];
@@ -226,7 +226,7 @@ fn keep_active(process: &mut Process, active: &BTreeSet<Tid>, others: &mut BTree
 }
 
 fn create_cpuset(
-    world: &mut World,
+    world: &mut SimMachine,
     job_cpuset: &JobCpuset,
     owner: Uid,
     initial: &[ProcessId],
@@ -270,7 +270,7 @@ fn create_cpuset(
 /// While a change is delayed, the daemon can't know whether it is complete. So it can't know whether a mask that it
 /// reads was requested by the program, or is what the cpuset leaves of an earlier request. Before Linux 6.2: or is the
 /// whole cpuset.
-fn note_delayed(world: &mut World, change: &CpusetChange) {
+fn note_delayed(world: &mut SimMachine, change: &CpusetChange) {
     let (written, moved) = match change {
         CpusetChange::Create { job_cpuset, initial_processes, .. } => {
             (Some(&job_cpuset.path), initial_processes.as_slice())
@@ -287,7 +287,7 @@ fn note_delayed(world: &mut World, change: &CpusetChange) {
     }
 }
 
-fn change_cpuset(world: &mut World, change: &CpusetChange) -> CpusetOutcome {
+fn change_cpuset(world: &mut SimMachine, change: &CpusetChange) -> CpusetOutcome {
     match change {
         CpusetChange::Create { job_cpuset, owner, initial_processes } => {
             return create_cpuset(world, job_cpuset, *owner, initial_processes);

@@ -9,14 +9,14 @@ use pjw_core::ids::{Pid, Tid, Uid};
 use pjw_core::testing::{cpu_set, job};
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, job::CpuRequest};
 
-use crate::world::{SimProcess, World};
+use crate::world::{SimMachine, SimProcess};
 use crate::{faults::Faults, node::SimMachineInterface, workload::Workload};
 
 /// A simulated machine for tests that changes only as the test says: it has no faults and no random workload.
 /// Process ids, thread ids and user ids are plain numbers. Affinity masks are CPU lists such as `0-3,8`.
 #[derive(Debug, Clone)]
 pub struct ScriptedMachine {
-    world: Rc<RefCell<World>>,
+    world: Rc<RefCell<SimMachine>>,
 }
 
 impl ScriptedMachine {
@@ -24,7 +24,7 @@ impl ScriptedMachine {
     /// can be used.
     #[must_use]
     pub fn new(cpus: &CpuSet, cpuset_support: CpusetSupport) -> Self {
-        let mut world = World::new(cpus);
+        let mut world = SimMachine::new(cpus);
         world.cpuset_support = cpuset_support;
         Self { world: Rc::new(RefCell::new(world)) }
     }
@@ -42,7 +42,7 @@ impl ScriptedMachine {
 
     /// Returns the simulated kernel with its processes, so that a test can read and change them.
     #[must_use]
-    pub fn world(&self) -> RefMut<'_, World> {
+    pub fn world(&self) -> RefMut<'_, SimMachine> {
         self.world.borrow_mut()
     }
 

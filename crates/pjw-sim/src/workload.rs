@@ -4,7 +4,7 @@ use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::{Pid, Tid, Uid};
 
 use crate::seed::RandomStream;
-use crate::world::{SimProcess, World};
+use crate::world::{SimMachine, SimProcess};
 
 /// The users of the machine.
 const USERS: [Uid; 3] = [Uid(1001), Uid(1002), Uid(1003)];
@@ -46,7 +46,7 @@ impl Workload {
     /// Makes one random change in the simulated machine `world`, such as a fork, a new thread, a request for an
     /// affinity mask, or an exit. Then advances the simulated time by at most 49 ms. Has no effect if the
     /// workload is stopped.
-    pub fn step(&mut self, world: &mut World) {
+    pub fn step(&mut self, world: &mut SimMachine) {
         if self.is_stopped {
             return;
         }
@@ -83,19 +83,19 @@ impl Workload {
         world.advance(u64::from(self.random.random_below(50)) * 1_000_000);
     }
 
-    fn random_process(&mut self, world: &World) -> Option<Pid> {
+    fn random_process(&mut self, world: &SimMachine) -> Option<Pid> {
         let pids: Vec<Pid> = world.processes.keys().copied().filter(|&pid| pid != Pid(1)).collect();
         self.random.random_element(&pids).copied().or(Some(Pid(1)))
     }
 
     /// A random thread of a process, which then forks or clones.
-    fn random_thread(&mut self, world: &World, pid: Pid) -> Tid {
+    fn random_thread(&mut self, world: &SimMachine, pid: Pid) -> Tid {
         let tids: Vec<Tid> = world.processes[&pid].threads.keys().copied().collect();
         self.random.random_element(&tids).copied().unwrap_or(Tid(pid.0))
     }
 
     /// A process becomes a daemon by a double fork and setsid(2). Its parent has exited before the next scan.
-    fn daemonise(&mut self, world: &mut World, pid: Pid) {
+    fn daemonise(&mut self, world: &mut SimMachine, pid: Pid) {
         let uid = world.processes[&pid].uid;
         let middle = world.spawn(pid, uid);
         world.setsid(middle);
@@ -103,7 +103,7 @@ impl Workload {
         world.exit_process(middle);
     }
 
-    fn toggle_load(&mut self, world: &mut World, pid: Pid) {
+    fn toggle_load(&mut self, world: &mut SimMachine, pid: Pid) {
         for thread in
             world.processes.get_mut(&pid).into_iter().flat_map(|process| process.threads.values_mut())
         {
@@ -112,7 +112,7 @@ impl Workload {
     }
 
     /// A program requests a mask: every PU, one PU, or a random set.
-    fn request_random_mask(&mut self, world: &mut World, pid: Pid) {
+    fn request_random_mask(&mut self, world: &mut SimMachine, pid: Pid) {
         let tid = self.random_thread(world, pid);
         let count = pu_count(world);
         let mask = match self.random.random_below(3) {
@@ -124,7 +124,7 @@ impl Workload {
     }
 
     /// A process sets the environment variable of a job that belongs to another user or does not exist.
-    fn claim_other_job(&mut self, world: &mut World, pid: Pid) {
+    fn claim_other_job(&mut self, world: &mut SimMachine, pid: Pid) {
         let id = self.random.random_below(self.next_job + 3);
         if let Some(process) = world.processes.get_mut(&pid).filter(|process| process.expected_job.is_none())
         {
@@ -134,7 +134,7 @@ impl Workload {
     }
 
     /// Slurm starts a job: its daemon, a cgroup, a task, and sometimes a cpuset.
-    fn scheduler_job(&mut self, world: &mut World) {
+    fn scheduler_job(&mut self, world: &mut SimMachine) {
         let id = self.next_job;
         self.next_job += 1;
         let directory = format!("/system.slice/slurmstepd.scope/job_{id}");
@@ -165,6 +165,6 @@ fn set_environ(process: &mut SimProcess, id: u32, cores: u32) {
     process.environ.insert("SLURM_CPUS_ON_NODE".to_owned(), cores.to_string());
 }
 
-fn pu_count(world: &World) -> u32 {
+fn pu_count(world: &SimMachine) -> u32 {
     u32::try_from(world.cpus.len()).unwrap_or(1)
 }

@@ -6,12 +6,12 @@ use pjw_core::ids::CgroupId;
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::snapshot::{Cgroup, CgroupUsage, Cpuset, Observed};
 
-use crate::world::{SimProcess, World};
+use crate::world::{SimMachine, SimProcess};
 
 /// Returns the state of the simulated cgroup at `path`, as a scan reads it. Returns [`Observed::Gone`] if the cgroup
 /// does not exist (any more). A cgroup without processes exists only if pjw created the cgroup, or if `path` is in the
 /// set `persistent_cgroups` of `world`.
-pub(super) fn read_cgroup(world: &World, path: &str) -> Observed<Cgroup> {
+pub(super) fn read_cgroup(world: &SimMachine, path: &str) -> Observed<Cgroup> {
     let populated = world.is_cgroup_populated(path);
     // An empty cgroup stays only if pjw created it as a directory (not as a scope of systemd), or if it is persistent.
     let makes_directories =

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use pjw_core::time::{Moment, Nanos, UnixMillis};
 
-use super::{World, is_in_any};
+use super::{SimMachine, is_in_any};
 
-impl World {
+impl SimMachine {
     /// Returns the current simulated time, as time since boot and as UTC time.
     #[must_use]
     pub fn current_time(&self) -> Moment {
@@ -18,7 +18,7 @@ impl World {
     /// Advances the simulated time by `ns` nanoseconds. All busy threads
     /// ([`SimThread::is_busy`](super::SimThread::is_busy)) run during this time: `ns` is added to the CPU time of each
     /// of them. A thread does not run if the cgroup of its process, or a cgroup above, is frozen. Also reports the
-    /// length of this time to [`World::observer`].
+    /// length of this time to [`SimMachine::observer`].
     pub fn advance(&mut self, ns: u64) {
         if let Some(observer) = self.observer.clone() {
             // A panic in an observer ends the test.

@@ -5,9 +5,9 @@ use pjw_core::cpuset_group::{CgroupCreator, CpusetHierarchy, JobCpuset};
 use pjw_core::ids::{Pid, Tid, Uid, is_cgroup_within};
 use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 
-use super::{ProgramMaskRequest, SimProcess, SimThread, World};
+use super::{ProgramMaskRequest, SimMachine, SimProcess, SimThread};
 
-impl World {
+impl SimMachine {
     /// Excludes the process `pid` and its descendants from one check of the simulation run: that pjw returns each
     /// process to its original cgroup when pjw releases its job. Called when systemd moves the process for pjw, if
     /// another program possibly moved the process since the last scan. pjw can't know then which cgroup is the original
@@ -68,10 +68,10 @@ impl World {
     }
 
     /// Sets the cpuset of the cgroup at `path` to the PUs (logical CPUs) `cpus`, and updates the affinity masks in the
-    /// cgroup ([`World::rewrite_cgroup_masks`]) if the cpuset changes. If `cpus` is `None`, removes the cpuset. pjw
-    /// then no longer manages the cgroup, so the entries of the cgroup in [`World::cgroup_owners`],
-    /// [`World::scheduler_cpusets`], [`World::cgroup_origins`], [`World::frozen_cgroups`] and [`World::idle_cgroups`]
-    /// are deleted too.
+    /// cgroup ([`SimMachine::rewrite_cgroup_masks`]) if the cpuset changes. If `cpus` is `None`, removes the cpuset.
+    /// pjw then no longer manages the cgroup, so the entries of the cgroup in [`SimMachine::cgroup_owners`],
+    /// [`SimMachine::scheduler_cpusets`], [`SimMachine::cgroup_origins`], [`SimMachine::frozen_cgroups`] and
+    /// [`SimMachine::idle_cgroups`] are deleted too.
     pub fn write_cpuset(&mut self, path: &str, cpus: Option<&CpuSet>) {
         let before = match cpus {
             Some(cpus) => self.cpusets.insert(path.to_owned(), cpus.clone()),
@@ -127,13 +127,13 @@ impl World {
 
     /// Returns the PUs (logical CPUs) on which the simulated kernel allows processes of the cgroup at the path
     /// `cgroup` to run (`cpuset.cpus.effective`). A PU is active if threads can run on it
-    /// ([`World::set_active_pus`]). The result depends on the cpuset of the cgroup, or of the nearest cgroup above
+    /// ([`SimMachine::set_active_pus`]). The result depends on the cpuset of the cgroup, or of the nearest cgroup above
     /// that has a cpuset:
     ///
     /// - If there is no such cpuset, the result is all PUs that are active now.
     /// - Otherwise, the result is the PUs of this cpuset that were active at the last call of
-    ///   [`World::rewrite_masks_after_hotplug`]. If this is no PU at all, the result is all PUs that were active at
-    ///   that call.
+    ///   [`SimMachine::rewrite_masks_after_hotplug`]. If this is no PU at all, the result is all PUs that were active
+    ///   at that call.
     #[must_use]
     pub fn effective_cpus(&self, cgroup: &str) -> CpuSet {
         let Some(cpuset) = self.cpuset_of(cgroup) else { return self.active.clone() };
@@ -211,9 +211,9 @@ impl World {
 
     /// Records that pjw is about to request the affinity mask `mask`. The record has an effect when a program later
     /// requests the same mask, even for another thread. The daemon can't know then whether pjw or the program
-    /// requested the mask. Therefore, [`World::request_mask`] sets [`SimThread::program_mask_request`] of the program's
-    /// thread to [`ProgramMaskRequest::Hidden`]. The record stays even if the simulated kernel refuses the request of
-    /// pjw.
+    /// requested the mask. Therefore, [`SimMachine::request_mask`] sets [`SimThread::program_mask_request`] of the
+    /// program's thread to [`ProgramMaskRequest::Hidden`]. The record stays even if the simulated kernel refuses the
+    /// request of pjw.
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }
@@ -257,8 +257,8 @@ impl World {
     /// Simulates a program that calls sched_setaffinity(2) twice for the thread `tid` of the process `pid`: first
     /// with all PUs (logical CPUs), then with the mask that the thread had before. A scan finds the same mask as
     /// before the calls. So the daemon can learn of the calls only from the reports of the simulated kernel in
-    /// [`World::affinity_requests`]. This function adds a report of the first call to this list if
-    /// [`World::reports_affinity_requests`] is true. It never adds a report of the second call.
+    /// [`SimMachine::affinity_requests`]. This function adds a report of the first call to this list if
+    /// [`SimMachine::reports_affinity_requests`] is true. It never adds a report of the second call.
     ///
     /// If the mask before the calls came from pjw, the daemon can't know that now the program has requested the same
     /// mask. In this case, [`SimThread::program_mask_request`] becomes [`ProgramMaskRequest::Hidden`].
@@ -295,7 +295,7 @@ impl World {
     /// Makes the simulated kernel run threads only on the PUs (logical CPUs) in `active`, as at the start of a
     /// hotplug operation. If the mask of a thread has no active PU, the thread gets a fallback mask
     /// ([`SimThread::fallback_mask`]): all PUs of its cpuset. If the thread has no cpuset, or its cpuset has no
-    /// active PU, the fallback mask is all PUs of the machine. [`World::rewrite_masks_after_hotplug`] completes
+    /// active PU, the fallback mask is all PUs of the machine. [`SimMachine::rewrite_masks_after_hotplug`] completes
     /// the operation.
     pub fn set_active_pus(&mut self, active: &CpuSet) {
         self.active = active.clone();

@@ -58,12 +58,12 @@ pub struct SimThread {
     /// is released.
     pub original_mask: CpuSet,
     /// The mask that is in force because hotplug switched off all PUs in the mask of the thread. The
-    /// simulated kernel sets this mask in [`World::set_active_pus`]. `None` if no such mask is in force. The
+    /// simulated kernel sets this mask in [`SimMachine::set_active_pus`]. `None` if no such mask is in force. The
     /// fallback mask stays in force until one of these events:
     ///
     /// - A new mask is requested for the thread.
     /// - The process moves to another cgroup, or its cpuset is changed.
-    /// - [`World::rewrite_masks_after_hotplug`] completes a hotplug operation on PUs of the process's cpuset.
+    /// - [`SimMachine::rewrite_masks_after_hotplug`] completes a hotplug operation on PUs of the process's cpuset.
     pub fallback_mask: Option<CpuSet>,
     /// Whether a program requested an affinity mask for the thread, and whether the daemon can know this mask.
     pub program_mask_request: ProgramMaskRequest,
@@ -158,17 +158,17 @@ impl SimProcess {
 }
 
 /// An observer that measures which threads run on a simulated machine, such as a simulated BPF program. It is stored in
-/// [`World::observer`].
+/// [`SimMachine::observer`].
 pub trait TimeObserver: fmt::Debug + Send {
     /// Records what runs on `world` for the next `period` of the simulated time. Nothing changes on the machine during
     /// this period.
-    fn record_period(&mut self, world: &World, period: Duration);
+    fn record_period(&mut self, world: &SimMachine, period: Duration);
 }
 
 /// The simulated machine: its PUs (logical CPUs), processes, cgroups and cpusets, as the simulated kernel manages them.
 /// A cgroup is identified by its path, as in `/proc/PID/cgroup`.
 #[derive(Debug, Clone)]
-pub struct World {
+pub struct SimMachine {
     /// All PUs of the machine, online or offline.
     pub cpus: CpuSet,
     /// The PUs that the simulated kernel reports as online.
@@ -179,7 +179,7 @@ pub struct World {
     children_ns: BTreeMap<Pid, u64>,
     /// The PUs of each cpuset, by the path of its cgroup. A cgroup without a cpuset of its own has no entry.
     pub cpusets: BTreeMap<String, CpuSet>,
-    /// The paths of the cgroups in [`World::cpusets`] whose partition type is `isolated`.
+    /// The paths of the cgroups in [`SimMachine::cpusets`] whose partition type is `isolated`.
     pub isolated_partitions: BTreeSet<String>,
     /// The paths of the cgroups that pjw has frozen (`cgroup.freeze`). No thread in them runs, nor in the cgroups
     /// below them.
@@ -235,7 +235,7 @@ pub struct World {
     starts: BTreeMap<u32, StartTime>,
 }
 
-impl World {
+impl SimMachine {
     /// Makes a simulated machine with the PUs (logical CPUs) `cpus`. All PUs are online, and only process 1
     /// exists.
     #[must_use]
@@ -345,8 +345,8 @@ impl World {
     }
 
     /// Starts a process of the user `uid` as a child of the process `parent`, and returns the pid of the child.
-    /// Equals [`World::fork`] with the first thread of `parent` as the creator: the child inherits the affinity mask
-    /// of this thread. If `parent` does not exist, process 1 is the parent.
+    /// Equals [`SimMachine::fork`] with the first thread of `parent` as the creator: the child inherits the affinity
+    /// mask of this thread. If `parent` does not exist, process 1 is the parent.
     pub fn spawn(&mut self, parent: Pid, uid: Uid) -> Pid {
         self.fork(parent, Tid(parent.0), uid)
     }
@@ -419,7 +419,7 @@ impl World {
 
     /// Records the origin of `created_cgroup`, a cgroup that pjw created: the path of the cgroup from which the
     /// processes in `created_cgroup` come. Called just before pjw moves a process from `previous_cgroup` into
-    /// `created_cgroup`. A daemon that starts later reads the origin in [`World::cgroup_origins`], to return the
+    /// `created_cgroup`. A daemon that starts later reads the origin in [`SimMachine::cgroup_origins`], to return the
     /// processes to their former cgroup. The origin is:
     ///
     /// - The origin of `previous_cgroup`, if one is recorded, because pjw created `previous_cgroup` too.

@@ -2,9 +2,9 @@
 
 use pjw_core::cpuset_group::CpusetSpec;
 
-use super::{SimProcess, World, is_in_any};
+use super::{SimMachine, SimProcess, is_in_any};
 
-impl World {
+impl SimMachine {
     /// Freezes or thaws the cgroup at `path`, and switches idle priority on or off for it. Simulates that pjw writes
     /// the files `cgroup.freeze` and `cpu.idle`. If `spec.frozen` is true, no thread in the cgroup runs. If
     /// `spec.idle` is true, the processes in the cgroup get idle priority. Otherwise they get normal priority. The

@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn a_child_inherits_mask_session_cgroup_and_an_orphan_is_process_ones() {
-    let mut world = World::new(&cpu_set("0-7"));
+    let mut world = SimMachine::new(&cpu_set("0-7"));
     let father = world.spawn(Pid(1), Uid(1001));
     world.move_process(father, "/a/b");
     world.request_mask_as_pjw(father, Tid(father.0), &cpu_set("2-3"));
@@ -23,7 +23,7 @@ fn a_child_inherits_mask_session_cgroup_and_an_orphan_is_process_ones() {
 
 #[test]
 fn numbers_are_reused_and_start_times_are_not() {
-    let mut world = World::new(&cpu_set("0"));
+    let mut world = SimMachine::new(&cpu_set("0"));
     let mut seen = BTreeMap::new();
     let mut reused = 0;
     for _ in 0..1000 {
@@ -37,7 +37,7 @@ fn numbers_are_reused_and_start_times_are_not() {
 
 #[test]
 fn a_mask_is_cut_to_the_cpuset_and_to_what_is_on_and_comes_back() {
-    let mut world = World::new(&cpu_set("0-7"));
+    let mut world = SimMachine::new(&cpu_set("0-7"));
     let pid = world.spawn(Pid(1), Uid(1));
     world.cpusets.insert("/job".to_owned(), cpu_set("2-5"));
     world.move_process(pid, "/job/step");
@@ -53,11 +53,11 @@ fn a_mask_is_cut_to_the_cpuset_and_to_what_is_on_and_comes_back() {
 
 #[test]
 fn a_busy_thread_in_a_frozen_cgroup_does_not_run_until_it_is_thawed() {
-    let mut world = World::new(&cpu_set("0-7"));
+    let mut world = SimMachine::new(&cpu_set("0-7"));
     let pid = world.spawn(Pid(1), Uid(1));
     world.move_process(pid, "/job/step");
     world.processes.get_mut(&pid).unwrap().threads.values_mut().for_each(|thread| thread.is_busy = true);
-    let run_ns = |world: &World| world.processes[&pid].run_ns();
+    let run_ns = |world: &SimMachine| world.processes[&pid].run_ns();
     world.advance(5);
     let spec = CpusetSpec { frozen: true, idle: true, ..CpusetSpec::from_cpus(cpu_set("0")) };
     world.set_frozen_and_idle("/job", &spec);
@@ -74,7 +74,7 @@ fn a_busy_thread_in_a_frozen_cgroup_does_not_run_until_it_is_thawed() {
 struct BusyTime(Duration);
 
 impl TimeObserver for BusyTime {
-    fn record_period(&mut self, world: &World, period: Duration) {
+    fn record_period(&mut self, world: &SimMachine, period: Duration) {
         let mut threads = world.processes.values().flat_map(|process| process.threads.values());
         self.0 += if threads.any(|thread| thread.is_busy) { period } else { Duration::ZERO };
     }
@@ -82,10 +82,10 @@ impl TimeObserver for BusyTime {
 
 #[test]
 fn an_observer_sees_what_runs_whenever_time_passes() {
-    let mut world = World::new(&cpu_set("0-7"));
+    let mut world = SimMachine::new(&cpu_set("0-7"));
     let observer = Arc::new(Mutex::new(BusyTime::default()));
     world.observer = Some(observer.clone());
-    let set_busy = |world: &mut World, is_busy: bool| {
+    let set_busy = |world: &mut SimMachine, is_busy: bool| {
         let init = world.processes.get_mut(&Pid(1)).unwrap();
         init.threads.values_mut().for_each(|thread| thread.is_busy = is_busy);
     };

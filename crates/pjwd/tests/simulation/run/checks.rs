@@ -10,7 +10,7 @@ use pjw_core::ids::{Pid, ProcessId, ThreadId, Tid, Uid, is_cgroup_within};
 use pjw_core::job::{Grant, GrantedBy, Job, JobId, Ownership};
 use pjw_core::plan::{MaskOutcome, Plan};
 use pjw_core::state::masks::request::{MaskRequest, MaskWriter};
-use pjw_sim::world::{ProgramMaskRequest, SimProcess, SimThread, World};
+use pjw_sim::world::{ProgramMaskRequest, SimMachine, SimProcess, SimThread};
 
 use super::{ROOT, Run};
 
@@ -198,7 +198,7 @@ impl Run {
 
     /// Checks that unassigned processes of users with several jobs run on no core that a job owns, if there are other
     /// cores.
-    pub(super) fn check_unassigned_processes(&self, world: &World) {
+    pub(super) fn check_unassigned_processes(&self, world: &SimMachine) {
         let state = self.warden.state();
         let grants = state.jobs.values().filter_map(|job| job.grant.as_ref());
         let grants = grants.filter(|grant| grant.ownership == Ownership::Owned);
@@ -408,7 +408,7 @@ impl Run {
 /// Whether a process is in a cgroup that can be its original one. For a process that was born in a cpuset, this is the
 /// original cgroup of its parent, which another program may have moved. A process that was born after its parent was
 /// moved back is in the cgroup of the parent. The parent of an orphan is not known, so any cgroup is accepted.
-fn is_in_original_cgroup(world: &World, process: &SimProcess) -> bool {
+fn is_in_original_cgroup(world: &SimMachine, process: &SimProcess) -> bool {
     let is_of_parent = |parent: &SimProcess| {
         process.cgroup == parent.original_cgroup
             || (process.cgroup == parent.cgroup && is_in_original_cgroup(world, parent))

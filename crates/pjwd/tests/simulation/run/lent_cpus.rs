@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_linux::bpf::{LentCpuMonitorUnavailable, OwnerRunTime};
-use pjw_sim::world::{TimeObserver, World};
+use pjw_sim::world::{SimMachine, TimeObserver};
 use pjwd::run::owner_samples::LentCpuMonitorInterface;
 
 /// The data of the simulated BPF program since the daemon started.
@@ -59,7 +59,7 @@ impl SimLentCpus {
 
     /// The lent PUs that run a thread which counts as their owner's: it is not at idle priority, and has no more PUs
     /// than the owner.
-    fn pus_with_owner(&self, world: &World) -> CpuSet {
+    fn pus_with_owner(&self, world: &SimMachine) -> CpuSet {
         let (mut threads_on, mut found) = (BTreeMap::<Pu, u32>::new(), CpuSet::new());
         if self.lent.is_empty() {
             return found;
@@ -89,7 +89,7 @@ impl SimLentCpus {
 }
 
 impl TimeObserver for SimLentCpus {
-    fn record_period(&mut self, world: &World, period: Duration) {
+    fn record_period(&mut self, world: &SimMachine, period: Duration) {
         self.running = self.pus_with_owner(world);
         for (&pu, lent) in &mut self.uses {
             lent.lent_for += period;

@@ -31,7 +31,7 @@ use pjw_sim::journal::SimJournal;
 use pjw_sim::node::SimMachineInterface;
 use pjw_sim::seed::RandomStream;
 use pjw_sim::workload::Workload;
-use pjw_sim::world::{SimProcess, World};
+use pjw_sim::world::{SimMachine, SimProcess};
 use pjwd::run::triggers::DueScans;
 use pjwd::warden::{CycleReport, Warden};
 
@@ -90,7 +90,7 @@ pub struct Run {
     random: RandomStream,
     topology: Topology,
     policy: Policy,
-    world: Rc<RefCell<World>>,
+    world: Rc<RefCell<SimMachine>>,
     workload: Rc<RefCell<Workload>>,
     faults: Faults,
     journal: SimJournal,
@@ -154,7 +154,7 @@ impl Run {
         };
         let policy = if lending_machine.is_some() { lending::with_lending(policy, &seed) } else { policy };
         let faults = Faults::from_random(&seed);
-        let mut world = World::new(topology.cpus());
+        let mut world = SimMachine::new(topology.cpus());
         world.cpuset_support = world_cpuset_support;
         world.log = verbose.then(Vec::new);
         let world = Rc::new(RefCell::new(world));
