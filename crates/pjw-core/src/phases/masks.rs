@@ -200,7 +200,7 @@ fn judge_lifts(plans: &mut [ThreadPlan<'_>], now: Nanos) {
 fn find_overloaded(state: &WardenState, plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
     let hot = plans.iter().filter(|plan| plan.thread.demand.is_hot);
     let hot_threads: Vec<HotThread> = hot.map(|plan| hot_thread(plan, grant)).collect();
-    let inherited = processes_with_one_binding(state, plans, grant);
+    let inherited = processes_bound_to_one_core(state, plans, grant);
     let overloaded = threads_to_unbind(&state.topology, grant, &hot_threads, &inherited);
     for plan in plans {
         let is_inside = plan.thread.effective_mask.is_subset(grant);
@@ -212,7 +212,7 @@ fn find_overloaded(state: &WardenState, plans: &mut [ThreadPlan<'_>], grant: &Cp
 /// The processes with more hot threads than the PUs to which they are bound, if all threads of the process have this
 /// same binding, and it lies in one core: launchers bind a process to one core by default. A binding to several cores
 /// was chosen. A thread whose mask was not read yet may have another one.
-fn processes_with_one_binding(
+fn processes_bound_to_one_core(
     state: &WardenState,
     plans: &[ThreadPlan<'_>],
     grant: &CpuSet,

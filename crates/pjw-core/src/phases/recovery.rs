@@ -264,8 +264,8 @@ pub(crate) fn warn_recovered_cpusets(draft: &mut CycleDraft<'_>) {
     let mut recovered = state.cpusets.take_leftover_decisions();
     recovered.retain(|path, cpuset| {
         let warning = match cpuset.undone.clone() {
-            Some(why) => undone_warning(state, cpuset, &why),
-            None => kept_warning(state, path, cpuset),
+            Some(why) => lost_cores_warning(state, cpuset, &why),
+            None => kept_cores_warning(state, path, cpuset),
         };
         let is_useful = warning.is_some();
         out.warnings.extend(warning.map(Arc::new));
@@ -274,7 +274,7 @@ pub(crate) fn warn_recovered_cpusets(draft: &mut CycleDraft<'_>) {
     state.cpusets.set_leftover_decisions(recovered);
 }
 
-fn undone_warning(state: &WardenState, cpuset: &mut LeftoverDecision, why: &str) -> Option<Warning> {
+fn lost_cores_warning(state: &WardenState, cpuset: &mut LeftoverDecision, why: &str) -> Option<Warning> {
     let is_outside = |process: &ProcessId| {
         let lives = state.process(process.pid).is_some_and(|known| known.id == *process);
         lives && !state.members.contains_key(&process.pid)
@@ -291,7 +291,7 @@ fn undone_warning(state: &WardenState, cpuset: &mut LeftoverDecision, why: &str)
     Some(Warning { job: Some(job.clone()), ..Warning::new("recovered", text, remedy) })
 }
 
-fn kept_warning(state: &WardenState, path: &str, cpuset: &LeftoverDecision) -> Option<Warning> {
+fn kept_cores_warning(state: &WardenState, path: &str, cpuset: &LeftoverDecision) -> Option<Warning> {
     let id = &cpuset.job;
     state.jobs.get(id).filter(|job| job.request == cpuset.request)?;
     let text =

@@ -144,8 +144,8 @@ pub fn cgroups_of_ending_jobs(state: &WardenState, snapshot: &Snapshot) -> Vec<(
 /// journal. This must be false in a cycle with commands: the journal then has reserved space only for the records of
 /// the commands.
 pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
-    let mut jobs_read = read_processes(draft);
-    read_cgroups(draft, &mut jobs_read);
+    let mut jobs_read = record_process_cpu_times(draft);
+    record_cgroup_usage(draft, &mut jobs_read);
     for job in jobs_read {
         end_sample(draft, &job, MIN_SAMPLE_NS);
         if may_record {
@@ -155,7 +155,7 @@ pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
 }
 
 /// Takes over the CPU times of processes. Returns their jobs.
-fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
+fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     let (snapshot, full, now) = (draft.seen, draft.full, draft.now.since_boot);
     let state = &mut *draft.state;
     let mut jobs_read = BTreeSet::new();
@@ -197,8 +197,8 @@ fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
             state.usage.record_process_times(&job, process.id, process.parent, times, now);
             pids_read.push(process.id.pid);
         }
-        note_idle(state, &job, process.idle_until);
-        note_tasks(state, &job, process.id.pid);
+        end_sample_when_idle(state, &job, process.idle_until);
+        record_task_count(state, &job, process.id.pid);
         read.insert(job);
     }
     for job in &read {
@@ -206,7 +206,7 @@ fn read_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
             open.is_unread = false;
         }
     }
-    read_outside_parents(draft);
+    record_outside_parent_cpu_times(draft);
     for pid in pids_read {
         draft.state.usage.store_other_child_time_of_parent(pid);
     }
@@ -233,7 +233,7 @@ fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
 }
 
 /// Takes over the CPU times of parents that belong to no job. They tell the rest of the time of a child that ended.
-fn read_outside_parents(draft: &mut CycleDraft<'_>) {
+fn record_outside_parent_cpu_times(draft: &mut CycleDraft<'_>) {
     let (snapshot, now) = (draft.seen, draft.now.since_boot);
     let WardenState { usage, members, pool, jobs, cpusets, .. } = &mut *draft.state;
     let online_pus = pool.online_cpus().len();
@@ -252,7 +252,7 @@ fn read_outside_parents(draft: &mut CycleDraft<'_>) {
 }
 
 /// Takes over the CPU time and the peak of the memory of the cgroups that the scan read.
-fn read_cgroups(draft: &mut CycleDraft<'_>, jobs_read: &mut BTreeSet<JobId>) {
+fn record_cgroup_usage(draft: &mut CycleDraft<'_>, jobs_read: &mut BTreeSet<JobId>) {
     let seen = draft.seen;
     let state = &mut *draft.state;
     for (path, cgroup) in &seen.cgroups {
@@ -274,7 +274,7 @@ fn read_cgroups(draft: &mut CycleDraft<'_>, jobs_read: &mut BTreeSet<JobId>) {
 }
 
 /// Notes how many tasks a job has here, as the environment of one of its processes says.
-fn note_tasks(state: &mut WardenState, id: &JobId, pid: Pid) {
+fn record_task_count(state: &mut WardenState, id: &JobId, pid: Pid) {
     let WardenState { usage, processes, .. } = state;
     let open =
         usage.usage_of_job_mut(id).filter(|open| open.usage.tasks.is_none() && id.source().is_batch_system());
@@ -285,7 +285,7 @@ fn note_tasks(state: &mut WardenState, id: &JobId, pid: Pid) {
 }
 
 /// Ends the sample of a job at the time until which all that ran is known to have been idle, if the sample is long.
-fn note_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
+fn end_sample_when_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
     let (Some(until), Some(open)) = (idle_until, state.usage.usage_of_job(job)) else { return };
     let length_ns = until.0.saturating_sub(open.sample_began_at.0);
     if length_ns < LONG_SAMPLE_NS {

@@ -58,7 +58,7 @@ impl Kernel {
         if left.is_empty() { self.online.clone() } else { left }
     }
 
-    fn take(&mut self, step: Step) -> Result<(), TestCaseError> {
+    fn apply_step(&mut self, step: Step) -> Result<(), TestCaseError> {
         self.now += 1;
         let now = Nanos(self.now);
         let original = self.entry.original_mask().clone();
@@ -144,7 +144,7 @@ proptest! {
     fn the_true_request_is_among_the_candidates_after_each_reading(steps in steps()) {
         let mut kernel = Kernel::new();
         for step in steps {
-            kernel.take(step)?;
+            kernel.apply_step(step)?;
         }
     }
 }
