@@ -55,7 +55,7 @@ pub(crate) fn apply_change(
 fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetOutcome {
     let result = match change {
         CpusetChange::Create { job_cpuset, owner, initial_processes } => {
-            create(context, job_cpuset, *owner, initial_processes).map(done_outcome)
+            create_or_update_cpuset(context, job_cpuset, *owner, initial_processes).map(done_outcome)
         }
         CpusetChange::MoveIn { process, from, to } => {
             note_origin(context, from, to).and_then(|()| move_in(context, *process, from, to))
@@ -114,7 +114,7 @@ fn move_back(
     Ok(moved)
 }
 
-fn create(
+fn create_or_update_cpuset(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
     owner: Uid,

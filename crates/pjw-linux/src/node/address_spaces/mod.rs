@@ -153,7 +153,7 @@ impl AddressSpaces {
             known.parent = stat.parent;
         }
         if let Some(scanned) = scanned {
-            self.take_number(pid, scanned);
+            self.record_scanned_space(pid, scanned);
         } else if is_known && known.is_some_and(|known| known.space.is_none()) {
             self.open_candidates(stat.stack_start);
         }
@@ -187,20 +187,20 @@ impl AddressSpaces {
     }
 
     /// Takes over the number that the task scan gave to the address space of a process.
-    fn take_number(&mut self, pid: Pid, scanned: ScannedSpace) {
+    fn record_scanned_space(&mut self, pid: Pid, scanned: ScannedSpace) {
         let number = scanned.number.get();
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.check = (self.scan, check_by_vfork(scanned.is_in_vfork));
         if process.space != Some(number) {
-            self.leave_space(pid);
-            self.enter_space(pid, number);
+            self.clear_address_space(pid);
+            self.set_address_space(pid, number);
         }
         if !self.shared.contains(&number) {
             self.open.remove(&pid);
         }
     }
 
-    fn enter_space(&mut self, pid: Pid, number: u64) {
+    fn set_address_space(&mut self, pid: Pid, number: u64) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         (process.space, process.shared_since, process.is_settled) = (Some(number), None, false);
         if let Some(candidates) = self.candidates.get_mut(&process.stack) {
@@ -216,7 +216,7 @@ impl AddressSpaces {
         }
     }
 
-    fn leave_space(&mut self, pid: Pid) {
+    fn clear_address_space(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let Some(number) = process.space.take() else { return };
         let candidates = self.candidates.entry(process.stack).or_default();
@@ -239,7 +239,7 @@ impl AddressSpaces {
     /// Removes the process `pid` from this table. Must be called when the process has executed a program or exited, or
     /// when another process has got its pid.
     pub(super) fn remove_process(&mut self, pid: Pid) {
-        self.leave_space(pid);
+        self.clear_address_space(pid);
         self.open.remove(&pid);
         let Some(process) = self.processes.remove(&pid) else { return };
         if let Some(candidates) = self.candidates.get_mut(&process.stack) {
@@ -348,7 +348,7 @@ impl AddressSpaces {
             candidates.ordered.insert(low, self.last_number);
             self.last_number
         });
-        self.enter_space(pid, number);
+        self.set_address_space(pid, number);
     }
 
     /// Checks the shared address space of a process once more, and whether the process is a child of vfork(2).
@@ -366,7 +366,7 @@ impl AddressSpaces {
             }
             Ok(_) => {
                 for left in self.users_that_left(pid, other) {
-                    self.leave_space(left);
+                    self.clear_address_space(left);
                     self.open.insert(left);
                 }
             }
@@ -395,7 +395,7 @@ impl AddressSpaces {
     fn search_for_others(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if !std::mem::replace(&mut process.was_alone, true) {
-            self.leave_space(pid);
+            self.clear_address_space(pid);
             self.find_space(pid);
         }
         if !self.is_shared(pid) && !self.is_unknown(pid) {
@@ -426,7 +426,7 @@ impl AddressSpaces {
         self.refusal = Some(errno);
         self.list = None;
         let Some(pid) = pid else { return };
-        self.leave_space(pid);
+        self.clear_address_space(pid);
         self.open.remove(&pid);
         if let Some(candidates) =
             self.processes.get(&pid).and_then(|process| self.candidates.get_mut(&process.stack))
