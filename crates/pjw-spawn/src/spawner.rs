@@ -66,7 +66,7 @@ pub(crate) fn start_single_instance(setup: &Setup, instance: &Instance) -> Resul
     let start = StartParameters {
         mask: instance.placement.cpus.as_ref(),
         memory_policy: memory_policy.as_ref(),
-        ..start_of(&setup.program, &settings, &mut layout, instance)
+        ..start_parameters(&setup.program, &settings, &mut layout, instance)
     };
     let blocked = signals::block_all_signals();
     let result = clone::clone_and_exec(&start, &mut stack);
@@ -76,7 +76,7 @@ pub(crate) fn start_single_instance(setup: &Setup, instance: &Instance) -> Resul
 
 /// Returns the start of an instance with the mask and the memory policy of the calling thread. Its pointers are valid
 /// until the next instance is laid out.
-fn start_of<'a>(
+fn start_parameters<'a>(
     program: &CStr,
     settings: &'a ProcessSettings<'a>,
     layout: &mut ExecArrays,
@@ -124,7 +124,7 @@ impl<'a> Spawner<'a> {
     /// failed.
     pub(crate) fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
         self.enter(&instance.placement)?;
-        let start = start_of(self.program, &self.settings, &mut self.layout, instance);
+        let start = start_parameters(self.program, &self.settings, &mut self.layout, instance);
         clone::clone_and_exec(&start, &mut self.stack)
     }
 

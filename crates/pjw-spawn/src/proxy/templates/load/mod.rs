@@ -89,7 +89,7 @@ pub(super) fn load(
     let robust_list = robust_list(&mut tracee, &stack).map_err(refusal("robust list"))?;
     let memory_map = memory_map(&mut tracee).map_err(refusal("memory map"))?;
     let descriptor = u64::try_from(other.as_raw_fd()).unwrap_or(u64::MAX);
-    let block = install(&mut tracee, descriptor).map_err(refusal("memory"))?;
+    let block = install_template_code(&mut tracee, descriptor).map_err(refusal("memory"))?;
     let child = tracee.detach().map_err(failed("detach"))?;
     Ok(LoadedTemplate {
         child,
@@ -295,7 +295,7 @@ fn memory_map(tracee: &mut Tracee) -> Result<Option<MemoryMap>, TraceError> {
 
 /// Gives the process its code and its block, and continues it there. Its parent's end kills it no longer: the end of
 /// the channel ends it.
-fn install(tracee: &mut Tracee, descriptor: u64) -> Result<TemplateBlock, TraceError> {
+fn install_template_code(tracee: &mut Tracee, descriptor: u64) -> Result<TemplateBlock, TraceError> {
     let private = flag_argument(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let (read, write, execute) =
         (flag_argument(libc::PROT_READ), flag_argument(libc::PROT_WRITE), flag_argument(libc::PROT_EXEC));
