@@ -120,10 +120,10 @@ impl LabelledPipes {
             // What an instance left in the background may write for ever.
             let mut left = capacity(&labelled.pipe);
             loop {
-                match self.take_available(&mut labelled) {
+                match self.read_available_output(&mut labelled) {
                     Ok(Available::Bytes(count)) if count < left => left -= count,
                     Ok(Available::Bytes(_) | Available::Nothing) => {
-                        self.take_rest(&mut labelled);
+                        self.add_unfinished_line(&mut labelled);
                         break;
                     }
                     Ok(Available::End) | Err(_) => break,
@@ -150,7 +150,7 @@ impl LabelledPipes {
     /// it has reached its end, or if the reader of the output has closed its own pipe.
     fn read(&mut self, number: u64) {
         let Some(mut labelled) = self.pipes.remove(&number) else { return };
-        let available = self.take_available(&mut labelled);
+        let available = self.read_available_output(&mut labelled);
         self.print();
         let is_open = self.streams[usize::from(labelled.is_error)].state != StreamState::Closed;
         if is_open && matches!(available, Ok(Available::Bytes(_) | Available::Nothing)) {
@@ -165,11 +165,11 @@ impl LabelledPipes {
     ///
     /// # Errors
     /// If the pipe can't be read.
-    fn take_available(&mut self, labelled: &mut Labelled) -> io::Result<Available> {
+    fn read_available_output(&mut self, labelled: &mut Labelled) -> io::Result<Available> {
         let mut bytes = [0; BUFFER];
         match labelled.pipe.read(&mut bytes) {
             Ok(0) => {
-                self.take_rest(labelled);
+                self.add_unfinished_line(labelled);
                 Ok(Available::End)
             }
             Ok(count) => {
@@ -185,7 +185,7 @@ impl LabelledPipes {
     }
 
     /// Adds the beginning of a line that has no end to the stream.
-    fn take_rest(&mut self, labelled: &mut Labelled) {
+    fn add_unfinished_line(&mut self, labelled: &mut Labelled) {
         let stream = &mut self.streams[usize::from(labelled.is_error)];
         labelled.line.take_rest(|line| add_labelled(stream, labelled.rank, line));
     }

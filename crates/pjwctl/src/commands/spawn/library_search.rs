@@ -11,7 +11,7 @@ use crate::commands::elf::{DynamicSection, read_number};
 
 /// The directories that are searched after all others. The linker has them built in; distributions differ.
 const DEFAULT_DIRECTORIES: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
-const CACHE: &str = "/etc/ld.so.cache";
+const LIBRARY_CACHE: &str = "/etc/ld.so.cache";
 const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 /// The head and an entry of the cache: `struct cache_file_new` and `struct file_entry_new` of glibc.
 const CACHE_HEAD: usize = 48;
@@ -25,7 +25,7 @@ pub(super) fn missing_file_opens(program: &Path, library_path: &OsStr) -> usize 
     let Some(linker) = &first.linker else { return 0 };
     let directories = directories(library_path);
     let existing: Vec<&PathBuf> = directories.iter().filter(|directory| directory.is_dir()).collect();
-    let cache = read_cache(&fs::read(CACHE).unwrap_or_default());
+    let cache = parse_library_cache(&fs::read(LIBRARY_CACHE).unwrap_or_default());
     let mut missed = directories.len() - existing.len();
     // The C library needs the linker, which is there.
     let mut known: BTreeSet<OsString> = linker.file_name().map(OsStr::to_owned).into_iter().collect();
@@ -77,7 +77,7 @@ fn first_file(paths: impl Iterator<Item = PathBuf>) -> (usize, Option<PathBuf>) 
 }
 
 /// Reads the libraries of the cache: the path of each name. Empty for a cache of another format.
-fn read_cache(bytes: &[u8]) -> BTreeMap<OsString, PathBuf> {
+fn parse_library_cache(bytes: &[u8]) -> BTreeMap<OsString, PathBuf> {
     if !bytes.starts_with(CACHE_MAGIC) {
         return BTreeMap::new();
     }
@@ -180,9 +180,9 @@ mod tests {
 
     #[test]
     fn a_cache_that_is_cut_off_has_no_more_than_its_entries() {
-        let cache = fs::read(CACHE).unwrap_or_default();
+        let cache = fs::read(LIBRARY_CACHE).unwrap_or_default();
         for length in [0, 20, 30, 48, 60, cache.len() / 2] {
-            let _ = read_cache(&cache[..length.min(cache.len())]);
+            let _ = parse_library_cache(&cache[..length.min(cache.len())]);
         }
     }
 }

@@ -24,14 +24,14 @@ pub(super) fn arrange(boxes: &mut DiagramBox) {
         section.frames.iter_mut().for_each(arrange);
     }
     let grids = boxes.sections.iter_mut().filter(|section| !section.flows);
-    let widest = grids.map(|section| grid(section, gap)).max().unwrap_or(0);
+    let widest = grids.map(|section| arrange_in_grid(section, gap)).max().unwrap_or(0);
     let note = if boxes.note.is_empty() { 0 } else { text_width(&boxes.note, metrics.text) + 10 };
     let header = text_width(&boxes.label, metrics.text) + note;
     let has_strip = boxes.sections.iter().any(|section| section.flows);
     let inner = widest.max(header).max(if has_strip { MIN_FLOW_WIDTH } else { 0 });
     for section in boxes.sections.iter_mut().filter(|section| !section.flows) {
         let used = section.frames.iter().map(|boxes| boxes.x + boxes.width).max().unwrap_or(0);
-        fill(section, inner.saturating_sub(used));
+        add_width(section, inner.saturating_sub(used));
     }
     let mut bottom = metrics.header.max(metrics.padding);
     for section in &mut boxes.sections {
@@ -51,7 +51,7 @@ pub(super) fn arrange(boxes: &mut DiagramBox) {
 }
 
 /// Arranges the boxes of a section in rows and columns. Returns the width.
-fn grid(section: &mut BoxGroup, gap: u32) -> u32 {
+fn arrange_in_grid(section: &mut BoxGroup, gap: u32) -> u32 {
     let n = section.frames.len();
     let sizes: Vec<(u32, u32)> = section.frames.iter().map(|boxes| (boxes.width, boxes.height)).collect();
     let most = n.min(section.columns.unwrap_or(MAX_COLUMNS)).max(1);
@@ -70,7 +70,7 @@ fn grid(section: &mut BoxGroup, gap: u32) -> u32 {
 }
 
 /// Distributes the width that is left in a section: a single box and PUs become wider, other boxes are centred.
-fn fill(section: &mut BoxGroup, extra: u32) {
+fn add_width(section: &mut BoxGroup, extra: u32) {
     match (section.columns, section.frames.as_mut_slice()) {
         (Some(columns), cells) => {
             let each = extra / count_to_u32(columns.max(1));
@@ -87,7 +87,7 @@ fn fill(section: &mut BoxGroup, extra: u32) {
 /// Makes an arranged box wider.
 fn widen(boxes: &mut DiagramBox, extra: u32) {
     boxes.width += extra;
-    boxes.sections.iter_mut().filter(|section| !section.flows).for_each(|section| fill(section, extra));
+    boxes.sections.iter_mut().filter(|section| !section.flows).for_each(|section| add_width(section, extra));
 }
 
 /// The widths of the columns and the heights of the rows.

@@ -34,7 +34,7 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
     report.advice.iter().for_each(|advice| add("", escaped(advice)));
     add("started", escaped(&report.started));
     add("ended", escaped(&report.ended));
-    add("cpu time", format!("{}{}", time(report.cpu_s), share_of_held(report)));
+    add("cpu time", format!("{}{}", time(report.cpu_s), share_of_held_time_text(report)));
     add(
         "cores used",
         format!(
@@ -184,7 +184,7 @@ pub fn report_line(report: &Report) -> String {
 }
 
 /// ` of 1920 s that its cores could give (19 %)`. Empty for a job that held no cores.
-fn share_of_held(report: &Report) -> String {
+fn share_of_held_time_text(report: &Report) -> String {
     // In millionths of a second.
     let held = u128::from(report.wall_s.0) * u128::from(jobstats::held_pus(report).0);
     if held == 0 {
