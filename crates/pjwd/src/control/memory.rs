@@ -302,12 +302,12 @@ impl ControlService {
     /// dropped, or the event loop has ended.
     pub async fn sample_memory(self: Rc<Self>) {
         let mut settings = self.settings.clone();
-        let sample = async |memory| self.sample_jobs(memory).await;
+        let sample = async |memory| self.sample_memory_of_jobs(memory).await;
         while until_changed(&mut settings, sample).await.is_ok() {}
     }
 
     /// Reads the memory of all jobs in turns, with these settings. Never returns.
-    async fn sample_jobs(&self, memory: MemorySettings) {
+    async fn sample_memory_of_jobs(&self, memory: MemorySettings) {
         let Some(interval) = memory.sample_interval else { return pending().await };
         let reader = MeasurementRequester { turn_requester: TurnRequester::Daemon, is_admin: true };
         loop {

@@ -301,7 +301,7 @@ impl ControlService {
     }
 
     /// The reports of ended jobs. A single job without a report is refused with the reason.
-    async fn reports(&self, request: call::GetReports) -> Result<Reply, CallError> {
+    async fn find_reports(&self, request: call::GetReports) -> Result<Reply, CallError> {
         if request.last == Some(0) {
             return Err(CallError::Refused("0 reports were asked for: ask for at least 1".to_owned()));
         }
@@ -355,7 +355,7 @@ impl Service for ControlService {
         let reply = match call {
             Call::GetStatus => Reply::Status { status: self.status.borrow().to_wire() },
             Call::ListJobs => Reply::Jobs { jobs: self.status.borrow().to_wire().jobs.clone() },
-            Call::GetReports(request) => self.reports(request).await?,
+            Call::GetReports(request) => self.find_reports(request).await?,
             Call::GetTopology => Reply::Topology { topology: self.topology() },
             Call::GetJob(request) => self.job_detail(request).await?,
             Call::GetMemory(request) => self.answer_get_memory(peer, request).await?,
