@@ -180,15 +180,15 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     let left = offer_left_cores(&mut owners, &borrowers);
     // The borrower with the fewest cores is served first, with free cores before cores of owners.
     while !spare.is_empty()
-        && let Some(poorest) = poorest(&mut borrowers, |_| true)
+        && let Some(borrower) = borrower_with_fewest_cores(&mut borrowers, |_| true)
     {
-        poorest.cores.push(spare.remove(0));
+        borrower.cores.push(spare.remove(0));
     }
     let may_get = |borrower: &Borrower<'_>| may_get_lent(state, borrower);
     while owners.iter().any(|owner| !owner.lendable.is_empty())
-        && let Some(poorest) = poorest(&mut borrowers, may_get)
+        && let Some(borrower) = borrower_with_fewest_cores(&mut borrowers, may_get)
     {
-        poorest.cores.extend(next_lent(&mut owners));
+        borrower.cores.extend(next_lent(&mut owners));
     }
     balance(&mut borrowers, may_get);
     let shares = borrowers.into_iter().map(|borrower| {
@@ -354,7 +354,7 @@ fn pinned_pus(state: &WardenState, job: &JobId) -> CpuSet {
 }
 
 /// The borrower that has the fewest cores of those that can use more.
-fn poorest<'b, 'a>(
+fn borrower_with_fewest_cores<'b, 'a>(
     borrowers: &'b mut [Borrower<'a>],
     may_get: impl Fn(&Borrower<'a>) -> bool,
 ) -> Option<&'b mut Borrower<'a>> {
