@@ -147,6 +147,8 @@ impl<'a> Allocator<'a> {
         total_units(&self.free_cores.iter().collect::<Vec<_>>())
     }
 
+    /// Returns the number of `free_cores`. If single PUs of any core are given out, returns the number of their PUs
+    /// instead.
     fn amount_of<'s>(&self, free_cores: impl Iterator<Item = &'s FreeCore>) -> u32 {
         match self.unit {
             AllocationUnit::AnyPu => free_cores.map(|free_core| free_core.size).sum(),
@@ -453,6 +455,7 @@ fn chain<'s>(held: Vec<&'s FreeCore>, added: Vec<&'s FreeCore>) -> Vec<&'s FreeC
     held.into_iter().chain(added).collect()
 }
 
+/// Returns the reason that the job keeps its cores and also gets `added`.
 fn grown(added: &[&FreeCore]) -> ChoiceReason {
     ChoiceReason::Grown { added: added.iter().flat_map(|free_core| free_core.pus.iter().copied()).collect() }
 }

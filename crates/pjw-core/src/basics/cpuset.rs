@@ -82,7 +82,7 @@ impl CpuSet {
         new
     }
 
-    /// Adds the PUs whose bits are set in `bits`, for one word.
+    /// Adds PUs of the word with the index `word`: those whose bits are set in `bits`. A word has 64 PUs.
     fn add(&mut self, word: usize, bits: u64) {
         if bits != 0 {
             if word >= self.words.len() {
@@ -202,6 +202,7 @@ impl CpuSet {
         pu_at(index, word.trailing_zeros())
     }
 
+    /// Returns the set whose words are `op` of the words of both sets. Only words of this set are visited.
     fn combine(&self, other: &Self, op: impl Fn(u64, u64) -> u64) -> Self {
         let mut set = self.clone();
         for (index, word) in set.words.iter_mut().enumerate() {
@@ -211,6 +212,7 @@ impl CpuSet {
         set
     }
 
+    /// Removes the zero words at the end, so that equal sets have equal words.
     fn trim(&mut self) {
         while self.words.last() == Some(&0) {
             self.words.pop();
@@ -218,10 +220,12 @@ impl CpuSet {
     }
 }
 
+/// Returns the index of the word with the bit of `pu`, and this bit.
 fn place(pu: Pu) -> (usize, u64) {
     (pu.0 as usize / 64, 1 << (pu.0 % 64))
 }
 
+/// Returns the PU of the bit `bit` in the word with the index `word`.
 fn pu_at(word: usize, bit: u32) -> Option<Pu> {
     u32::try_from(word).ok().map(|word| Pu(word * 64 + bit))
 }
@@ -358,6 +362,7 @@ impl FromStr for CpuSet {
     }
 }
 
+/// Parses the number of a PU. `piece` is the part of the list with this number, for the error.
 fn pu_number(digits: &str, piece: &str) -> Result<u32, CpuListError> {
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(CpuListError::NotANumber { text: shorten(piece) });

@@ -75,7 +75,7 @@ impl RemoteNumaMemory {
 
 /// Returns the processes in `processes` with much remote NUMA memory: memory on NUMA nodes where none of the hot
 /// threads of the process runs. It must be at least 64 MiB, and at least three quarters of the memory of the process.
-/// Memory on a NUMA node without PUs (logical CPUs) (such as a memory expander) is ignored, because it is remote for
+/// Memory on a NUMA node without PUs (logical CPUs), such as a memory expander, is ignored, because it is remote for
 /// every thread. A process without hot threads is never in the result.
 #[must_use]
 pub fn find_remote_numa_memory(topology: &Topology, processes: &[HotProcessMemory]) -> Vec<RemoteNumaMemory> {

@@ -123,8 +123,10 @@ pub fn choose_group_cores(
     chosen
 }
 
-/// Chooses the cores of one group. `placed_on` has the cores of the group if they are in one domain already. Returns
-/// `None` if no L3 cache and no NUMA node has enough of the cores `free`.
+/// Chooses cores in one L3 cache or one NUMA node for `group`, a group of threads that share an address space. `free`
+/// has the cores that it may get, each with all its PUs (logical CPUs). `placed_on` has the present cores of the group
+/// if they are in one L3 cache or NUMA node already. Returns `None` if no L3 cache and no NUMA node has enough free
+/// cores.
 fn choose_cores(
     topology: &Topology,
     free: &[&CpuSet],

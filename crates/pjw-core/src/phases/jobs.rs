@@ -101,7 +101,7 @@ pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     report_released(draft, id, why, &cpus);
 }
 
-/// Releases what the job holds and borrows. Returns the PUs that it held.
+/// Takes from the job the PUs that it holds and borrows. Returns those that it held.
 fn release_pus(draft: &mut CycleDraft<'_>, id: &JobId) -> CpuSet {
     let (pool, lending) = (&mut draft.state.pool, &mut draft.state.lending);
     for pu in pool.borrowed_by(id).iter() {
@@ -121,6 +121,7 @@ pub(crate) fn keep_released_masks(draft: &mut CycleDraft<'_>, id: &JobId) {
     }
 }
 
+/// Adds the event that the job was released. `why` is the reason, and `cpus` are the PUs that are free now.
 fn report_released(draft: &mut CycleDraft<'_>, id: &JobId, why: &str, cpus: &CpuSet) {
     let text =
         if cpus.is_empty() { why.to_owned() } else { format!("{why}; {} free again", cpus_text(cpus)) };
@@ -229,6 +230,7 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     draft.state.served_under = Some(conditions);
 }
 
+/// Returns the facts on which it depends whether a waiting or refused request can be served now.
 fn serving_conditions(state: &WardenState, policy: &Policy) -> ServingConditions {
     let may_share = policy.exhaustion_policy == ExhaustionPolicy::Share;
     ServingConditions {
@@ -446,6 +448,7 @@ pub(crate) fn grant_offer(draft: &mut CycleDraft<'_>, id: &JobId, offer: &PuOffe
     set_grant(draft, id, grant);
 }
 
+/// Stores `grant` as the grant of the job. Adds an event if the PUs of the job have changed.
 fn set_grant(draft: &mut CycleDraft<'_>, id: &JobId, grant: Grant) {
     let Some(job) = draft.state.jobs.get(id) else { return };
     let event = match &job.grant {

@@ -50,6 +50,9 @@ pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -
     actions
 }
 
+/// Returns the changes of the masks of the job `id`, after they were recorded and journaled. If the job holds no cores,
+/// these changes restore the original masks. If it holds cores and waits for a change of its cpuset, the result is
+/// empty.
 fn plan_job(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
@@ -176,7 +179,8 @@ fn thread_plans<'a>(
     plans
 }
 
-/// Finds the threads whose lifted bindings must be in force again, because the lift did not help.
+/// Finds the lifted bindings that did not help the thread, and marks these threads: their bindings must be in force
+/// again.
 fn judge_lifts(plans: &mut [ThreadPlan<'_>], now: Nanos) {
     let is_failed = |plan: &ThreadPlan<'_>| {
         let lifted = plan.entry.lifted_binding(&plan.own).filter(|_| plan.was_unbound);
@@ -209,9 +213,15 @@ fn find_overloaded(state: &WardenState, plans: &mut [ThreadPlan<'_>], grant: &Cp
     }
 }
 
-/// The processes with more hot threads than the PUs to which they are bound, if all threads of the process have this
-/// same binding, and it lies in one core: launchers bind a process to one core by default. A binding to several cores
-/// was chosen. A thread whose mask was not read yet may have another one.
+/// Returns the processes whose binding was probably set by a launcher, which binds each process to one core by default.
+/// Each of these conditions holds for such a process:
+///
+/// - All its threads have the same binding.
+/// - The binding has PUs (logical CPUs) of a single core.
+/// - The process has more hot threads than the binding has PUs.
+///
+/// A binding to several cores is assumed to be intended. A process with a thread whose mask was not yet read is left
+/// out.
 fn processes_bound_to_one_core(
     state: &WardenState,
     plans: &[ThreadPlan<'_>],
@@ -289,7 +299,8 @@ fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
     HotThread { thread, last_cpu, mask, pinned_pu, numa_node: None, address_space: None }
 }
 
-/// The kind of the change to the mask `target`, and its reason.
+/// Returns the kind of the change of a thread's mask to `target`, and the reason as text for users. The first case that
+/// applies decides.
 fn kind_and_reason(
     plan: &ThreadPlan<'_>,
     pin: Option<Pu>,

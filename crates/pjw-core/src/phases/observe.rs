@@ -124,7 +124,8 @@ fn update_online_pus(draft: &mut CycleDraft<'_>, online: &CpuSet) {
     }
 }
 
-/// Stores a process, as the scan found it, in the state, with its threads.
+/// Stores the facts that the scan read about a process and its threads. If another process had the pid before, first
+/// removes the facts about that process.
 fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     let pid = process.id.pid;
     let state = &mut draft.state;
@@ -312,7 +313,7 @@ pub(crate) fn update_threads(draft: &mut CycleDraft<'_>, seen: &Process) {
     make_missing_masks(draft, pid, &ended);
 }
 
-/// Updates the active threads of a member, of which a scan read only these.
+/// Updates the threads in `list`: the active threads of a member. The scan did not read its other threads.
 fn update_active_threads(draft: &mut CycleDraft<'_>, process: ProcessId, list: &[Thread]) {
     let (pid, now) = (process.pid, draft.now.since_boot);
     let Some(mut threads) = draft.state.members.take_threads(pid) else { return };
@@ -385,7 +386,7 @@ fn first_wait_ns(draft: &CycleDraft<'_>, pid: Pid, thread: &Thread) -> u64 {
     thread.wait_ns.min(draft.now.since_boot.0.saturating_sub(began_at.0).max(MAX_LATE_WAIT_NS))
 }
 
-/// Compares a mask that was read with the mask entry of the thread.
+/// Returns the mask entry of a thread after a scan has read its mask: `entry` is updated by `seen`, the effective mask.
 fn read_mask(draft: &CycleDraft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -> MaskEntry {
     let (state, now) = (&*draft.state, draft.now.since_boot);
     let persists = draft.policy.cpuset_support.affinity_persists;

@@ -34,7 +34,7 @@ struct Candidate {
     processes: Vec<(ProcessId, Uid)>,
 }
 
-/// What becomes of a found cpuset.
+/// The decision about a cpuset that was found without a record.
 enum Fate {
     /// Its job holds these PUs.
     Kept(CpuSet),
@@ -274,6 +274,8 @@ pub(crate) fn warn_recovered_cpusets(draft: &mut CycleDraft<'_>) {
     state.cpusets.set_leftover_decisions(recovered);
 }
 
+/// Returns the warning that processes lost their cores because pjw removes the cpuset that was found. `why` is the
+/// reason. Removes the processes from `cpuset` that have ended or belong to a job again. `None` if none is left.
 fn lost_cores_warning(state: &WardenState, cpuset: &mut LeftoverDecision, why: &str) -> Option<Warning> {
     let is_outside = |process: &ProcessId| {
         let lives = state.process(process.pid).is_some_and(|known| known.id == *process);
@@ -291,6 +293,8 @@ fn lost_cores_warning(state: &WardenState, cpuset: &mut LeftoverDecision, why: &
     Some(Warning { job: Some(job.clone()), ..Warning::new("recovered", text, remedy) })
 }
 
+/// Returns the warning that the job keeps the cpuset that was found at `path`, but with default options. `None` if the
+/// job has ended or has got another request since.
 fn kept_cores_warning(state: &WardenState, path: &str, cpuset: &LeftoverDecision) -> Option<Warning> {
     let id = &cpuset.job;
     state.jobs.get(id).filter(|job| job.request == cpuset.request)?;

@@ -210,12 +210,13 @@ fn is_same(online: &CpuSet, one: &CpuSet, other: &CpuSet) -> bool {
     one == other || (!common.is_empty() && common == other.intersection(online))
 }
 
-/// Whether the masks of the process are not known completely yet.
+/// Returns whether the masks of some threads of the process are unknown, because no scan has read these threads.
 fn has_unread_threads(member: &Member) -> bool {
     member.threads.is_empty() || member.living_threads().any(|(_, thread)| thread.mask_entry.is_none())
 }
 
-/// What `mask_of` returns for the threads of a tracked process.
+/// Returns the masks that `mask_of` returns for the threads of `member`: that of the first thread, and those of the
+/// others.
 fn originals(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>) -> UnknownOriginMasks {
     let mut mask = UnknownOriginMasks::default();
     for (thread, known) in member.living_threads() {
@@ -291,6 +292,7 @@ fn mask_of_orphan(state: &WardenState, known: &KnownProcess, mask: &CpuSet) -> O
     found.flat_map(|(_, found)| found.masks()).find(|found| is_same(&online, found, mask)).cloned()
 }
 
+/// Records the masks that new orphans of root may have inherited from a job of root ([`may_inherit_from_root`]).
 fn find_orphans_of_root(draft: &mut CycleDraft<'_>) {
     let scanned = draft.scanned_pids().filter_map(|pid| draft.state.processes.get(&pid));
     let orphans = scanned.filter(|known| may_inherit_from_root(draft.state, known));
@@ -468,6 +470,7 @@ pub(super) fn pids_text(pids: &[Pid]) -> String {
     first_pids_text(pids, MAX_NAMED)
 }
 
+/// Returns the first `most` pids as text, and the number of the other pids.
 fn first_pids_text(pids: &[Pid], most: usize) -> String {
     let named: Vec<String> = pids.iter().take(most).map(ToString::to_string).collect();
     match pids.len().saturating_sub(most) {

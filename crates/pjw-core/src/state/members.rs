@@ -107,7 +107,7 @@ impl Member {
             .flat_map(MaskEntry::last_request_candidates)
     }
 
-    /// The threads, with their identities.
+    /// Iterates over all threads. Each item is the id of a thread and the facts about it.
     fn identified_threads(&self) -> impl Iterator<Item = (ThreadId, &MemberThread)> {
         let id = |tid, start| ThreadId { process: self.id, tid, start };
         self.threads.iter().map(move |(&tid, thread)| (id(tid, thread.start), thread))
@@ -422,6 +422,8 @@ impl Members {
         core::mem::take(&mut self.unread)
     }
 
+    /// Replaces the threads of the process `pid`, and records whether it is active. If this has changed, the job counts
+    /// as changed.
     fn set_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>, is_active: bool) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.threads = threads;
@@ -473,6 +475,7 @@ impl Members {
     }
 }
 
+/// Returns whether one of the threads is active. True if no thread is known.
 fn has_active_thread(threads: &BTreeMap<Tid, MemberThread>) -> bool {
     threads.is_empty() || threads.values().any(MemberThread::is_active)
 }

@@ -311,6 +311,8 @@ impl PuPool {
         held
     }
 
+    /// Makes `cpus` the PUs that the job holds. PUs that it held before become free, or housekeeping PUs if they are
+    /// reserved.
     fn give(&mut self, job: &JobId, cpus: &CpuSet) {
         let place = self.place_for(job);
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
@@ -323,6 +325,7 @@ impl PuPool {
         self.version += 1;
     }
 
+    /// Iterates over the PUs of the machine, each with the index of its holder in `holders`.
     fn places(&self) -> impl Iterator<Item = (Pu, usize)> {
         (0..).map(Pu).zip(&self.entries).filter_map(|(pu, entry)| Some((pu, (*entry)?)))
     }
@@ -349,10 +352,12 @@ impl PuPool {
         place
     }
 
+    /// Returns the PUs that are free, and those that the job holds.
     fn available_to(&self, job: &JobId) -> CpuSet {
         self.held_at(FREE).union(&self.pus_of(job))
     }
 
+    /// Returns the PUs whose holder has the index `wanted` in `holders`.
     fn held_at(&self, wanted: usize) -> CpuSet {
         self.places().filter(|&(_, place)| place == wanted).map(|(pu, _)| pu).collect()
     }

@@ -462,7 +462,8 @@ impl WardenState {
     }
 }
 
-/// A tracked process, with whether it is a member.
+/// Returns the process `pid` if it is a member of a job or if its mask is to be restored. Also returns whether it is a
+/// member.
 fn tracked_in<'a>(
     members: &'a Members,
     restoring: &'a BTreeMap<Pid, Member>,

@@ -17,7 +17,7 @@ pub enum CpuUnit {
 }
 
 impl CpuUnit {
-    /// So many were requested, as the beginning of a sentence.
+    /// Returns the beginning of a sentence about the requested number, such as `4 cores were`.
     fn were(self, requested: u32) -> String {
         let (one, several) = match self {
             Self::Core => ("core", "cores"),
@@ -26,7 +26,7 @@ impl CpuUnit {
         if requested == 1 { format!("1 {one} was") } else { format!("{requested} {several} were") }
     }
 
-    /// What must be free for the smallest request.
+    /// Returns the name of the smallest unit that can be requested.
     fn smallest(self) -> &'static str {
         match self {
             Self::Core => "whole core",
@@ -393,6 +393,7 @@ impl Refusal {
     }
 }
 
+/// Returns the end of the sentence that a request exceeds the machine. `usable` is the number of cores for jobs.
 fn machine_has(usable: u32) -> String {
     if usable == 0 {
         return "this machine has none for jobs: have `housekeeping` changed in the configuration".to_owned();
@@ -442,6 +443,8 @@ fn how_to_leave(job: &JobId) -> String {
     )
 }
 
+/// Returns what a user can do who has reached the limit of cores per user. `total` is the number of cores that the user
+/// would have with the request.
 fn within_limit(requested: u32, total: u32, limit: u32) -> String {
     let elsewhere = total.saturating_sub(requested);
     match limit.saturating_sub(elsewhere) {

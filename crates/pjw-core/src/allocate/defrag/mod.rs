@@ -120,6 +120,8 @@ struct Movable<'a> {
 }
 
 impl<'a> Movable<'a> {
+    /// Returns `job` as a job that may be moved, with the PUs (logical CPUs) that it holds. `None` if it must not be
+    /// moved: [`plan_defrag`] lists these jobs.
     fn new(job: &'a Job, state: &WardenState) -> Option<Self> {
         let pool = &state.pool;
         let request = job.request.as_ref().filter(|_| !job.was_released)?;

@@ -126,6 +126,7 @@ fn check_may_change_request(job: &Job, caller: &Caller) -> Result<(), Refusal> {
     Err(Refusal::ProvisionOfAdmin { job: job.id.clone() })
 }
 
+/// Grants cores to a new job, or changes the request or the processes of an existing one. Returns the job.
 fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     let existing = draft.state.jobs.get(&args.job).cloned();
@@ -308,6 +309,7 @@ fn new_members(draft: &CycleDraft<'_>, args: &AssignCommand) -> Result<BTreeSet<
     Ok(pids)
 }
 
+/// Checks that the process `pid` may become a member of the job that `args` names.
 fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Result<(), Refusal> {
     let known = draft.state.processes.get(&pid).ok_or(Refusal::NoSuchProcess { pid })?;
     let process = &known.process;
@@ -327,8 +329,7 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
     if let Some(user) = draft.policy.only_managed_user.filter(|&user| user != process.uid) {
         return Err(Refusal::NotDaemonsUser { pid, owner: process.uid, user });
     }
-    // A process with weak evidence may be moved to another job. A process that a scheduler's cgroup, or a user's
-    // command, assigned to a job stays.
+    // A process with weak evidence may change its job. One that a scheduler's cgroup or a command assigned stays.
     let member = draft.state.members.get(&pid).filter(|member| member.job != args.job);
     // An adopted process belongs to a job only because its user has no other one.
     let stays = |member: &Member| args.keeps_members && member.evidence > MembershipEvidence::Adopted;
@@ -383,8 +384,7 @@ fn find_device_name(topology: &Topology, name: &str) -> Result<String, Refusal> 
     Err(Refusal::NoSuchDevice { device: name.to_owned(), known })
 }
 
-/// Returns the owner of the job: the user that the administrator names, else the present owner, else the user
-/// of the first process, else the caller.
+/// Returns the job's owner: the user in `args`, else the present owner, the user of the first process, or the caller.
 fn owner(
     draft: &CycleDraft<'_>,
     existing: Option<&Job>,
@@ -443,7 +443,7 @@ fn offer(
     }
 }
 
-/// Checks the request of a job that borrows its cores.
+/// Refuses a request with a property that a job with borrowed cores can't have, such as an isolated partition.
 fn check_borrower(id: &JobId, request: &JobRequest) -> Result<(), Refusal> {
     if id.source().is_batch_system() {
         return Err(Refusal::SchedulerJobBorrows { job: id.clone() });

@@ -227,6 +227,7 @@ fn cpuset_of_all<'a>(
     }
 }
 
+/// Returns the cpuset that the job `id` is to have, with its path and settings, or the reason why it gets none.
 fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlacement {
     let Some(job) = state.jobs.get(id).filter(|job| !job.was_released) else {
         return CpusetPlacement::Unneeded;
@@ -302,6 +303,8 @@ fn gets_partition(policy: &Policy, job: &Job) -> bool {
     is_requested && policy.cpuset_support.hierarchy.has_partitions()
 }
 
+/// Returns the settings that the cpuset of `job` must have, with the PUs `cpus`. In the cgroup of a batch system, pjw
+/// only changes the PUs.
 fn spec(state: &WardenState, policy: &Policy, job: &Job, creator: CgroupCreator, cpus: CpuSet) -> CpusetSpec {
     let request = job.request.as_ref().filter(|_| creator != CgroupCreator::Scheduler);
     let nodes = state.topology.domains(TopologyLevel::NumaNode).filter(|node| node.cpus.intersects(&cpus));

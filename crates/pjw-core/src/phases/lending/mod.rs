@@ -229,6 +229,7 @@ struct Borrower<'a> {
 }
 
 impl<'a> Borrower<'a> {
+    /// Returns the borrower `job` with the cores that it has now, up to the number of cores that it can use.
     fn new(state: &'a WardenState, policy: &Policy, job: &'a Job) -> Self {
         let topology = &state.topology;
         let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
@@ -353,7 +354,7 @@ fn pinned_pus(state: &WardenState, job: &JobId) -> CpuSet {
     pins.collect()
 }
 
-/// The borrower that has the fewest cores of those that can use more.
+/// Returns the borrower with the fewest cores among those that can use more cores and for which `may_get` is true.
 fn borrower_with_fewest_cores<'b, 'a>(
     borrowers: &'b mut [Borrower<'a>],
     may_get: impl Fn(&Borrower<'a>) -> bool,
@@ -371,7 +372,8 @@ fn may_get_lent(state: &WardenState, borrower: &Borrower<'_>) -> bool {
         && (is_first || state.members_of(borrower.id).all(|member| state.is_in_job_cpuset(member)))
 }
 
-/// The next core to lend: of the owner of which the smallest share is lent.
+/// Chooses the next core to lend, and marks it as lent. It comes from the owner of which the smallest share is lent.
+/// `None` if no owner has a core to lend.
 fn next_lent(owners: &mut [Owner]) -> Option<Core> {
     let share = |owner: &&mut Owner| (owner.lent.len() * 1000) / (owner.core_count.max(1) as usize);
     let owner = owners.iter_mut().filter(|owner| !owner.lendable.is_empty()).min_by_key(share)?;

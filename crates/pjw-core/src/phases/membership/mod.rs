@@ -46,6 +46,7 @@ fn update_by_evidence(draft: &mut CycleDraft<'_>, may_adopt: bool) -> bool {
     has_found
 }
 
+/// Returns the key by which processes are sorted: older ones first, so that parents come before their children.
 fn in_start_order(process: &Process) -> (StartTime, Pid) {
     (process.id.start, process.id.pid)
 }
@@ -135,7 +136,8 @@ struct FoundJob {
     reference: Option<JobReference>,
 }
 
-/// The strongest evidence that would change the membership of a process.
+/// Returns the job to which a process is to belong now, with the strongest evidence. `None` if its membership stays as
+/// it is. `may_adopt` says whether a process without other evidence can join the only job of its user.
 fn evidence_for(
     draft: &CycleDraft<'_>,
     known: &KnownProcess,
@@ -265,7 +267,7 @@ pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownPro
     is_orphan && !state.has_known_descent(process.id.pid, process.id.start.earliest_time())
 }
 
-/// The first provision whose rule recognises a process.
+/// Returns the first job with a provision whose rule matches the process.
 fn by_provision<'a>(state: &'a WardenState, policy: &Policy, process: &Process) -> Option<&'a JobId> {
     let is_recognised = |job: &&Job| {
         let rule = job.provision.as_ref().and_then(|provision| provision.rule.as_ref());

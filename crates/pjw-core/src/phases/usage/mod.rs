@@ -116,6 +116,7 @@ fn pids_for_cpu_times(state: &WardenState, snapshot: &Snapshot) -> BTreeSet<Pid>
     pids
 }
 
+/// Returns the pid of `member`, and the pid of its parent if it is known.
 fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid> + use<> {
     let parent = state.usage.process_usage(member.id).map(|known| known.parent);
     core::iter::once(member.id.pid).chain(parent)
@@ -154,7 +155,8 @@ pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
     }
 }
 
-/// Takes over the CPU times of processes. Returns their jobs.
+/// Records the CPU times that this cycle read for the processes of jobs, and the processes that have ended. Returns the
+/// jobs of all these processes.
 fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     let (snapshot, full, now) = (draft.seen, draft.full, draft.now.since_boot);
     let state = &mut *draft.state;
@@ -220,8 +222,8 @@ fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     jobs_read
 }
 
-/// Begins the usage of a job of which an earlier daemon recorded none: from the beginning of the job, as far as its
-/// processes still tell it. A job that was released is reported already.
+/// Begins the usage of a running job of which no earlier daemon recorded a usage. The usage counts from the beginning
+/// of the job, as far as its processes still show it. Does nothing for a released job, which is reported already.
 fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
     let Some(job) = state.jobs.get(id).filter(|job| !job.was_released) else { return };
     if state.usage.usage_of_job(id).is_none() {
@@ -232,7 +234,8 @@ fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
     }
 }
 
-/// Takes over the CPU times of parents that belong to no job. They tell the rest of the time of a child that ended.
+/// Records the CPU times of parents that belong to no job. From these, the CPU time of a child that has ended in a job
+/// becomes known.
 fn record_outside_parent_cpu_times(draft: &mut CycleDraft<'_>) {
     let (snapshot, now) = (draft.seen, draft.now.since_boot);
     let WardenState { usage, members, pool, jobs, cpusets, .. } = &mut *draft.state;
@@ -251,7 +254,8 @@ fn record_outside_parent_cpu_times(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Takes over the CPU time and the peak of the memory of the cgroups that the scan read.
+/// Records the CPU time and the memory use of the cgroups that the scan read, for the jobs of these cgroups. Adds these
+/// jobs to `jobs_read`.
 fn record_cgroup_usage(draft: &mut CycleDraft<'_>, jobs_read: &mut BTreeSet<JobId>) {
     let seen = draft.seen;
     let state = &mut *draft.state;
@@ -273,7 +277,8 @@ fn record_cgroup_usage(draft: &mut CycleDraft<'_>, jobs_read: &mut BTreeSet<JobI
     }
 }
 
-/// Notes how many tasks a job has here, as the environment of one of its processes says.
+/// Records how many tasks of a batch system's job run on this machine, as the environment of its process `pid` says.
+/// Does nothing if the number is known.
 fn record_task_count(state: &mut WardenState, id: &JobId, pid: Pid) {
     let WardenState { usage, processes, .. } = state;
     let open =
@@ -284,7 +289,8 @@ fn record_task_count(state: &mut WardenState, id: &JobId, pid: Pid) {
         references.filter(|reference| reference.job == *id).find_map(|reference| reference.tasks);
 }
 
-/// Ends the sample of a job at the time until which all that ran is known to have been idle, if the sample is long.
+/// Ends the usage sample of `job` at the time `idle_until`, if the sample is then at least [`LONG_SAMPLE_NS`] long. A
+/// process of the job was idle until this time, and runs again now. Does nothing if `idle_until` is `None`.
 fn end_sample_when_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
     let (Some(until), Some(open)) = (idle_until, state.usage.usage_of_job(job)) else { return };
     let length_ns = until.0.saturating_sub(open.sample_began_at.0);
@@ -310,7 +316,7 @@ pub(crate) fn end_sample_if_frozen_changes(draft: &mut CycleDraft<'_>, job: &Job
     }
 }
 
-/// Ends the sample of a job if it has at least this length.
+/// Ends the usage sample of `job` now, if it is at least `min_ns` ns long.
 fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
     let now = draft.now.since_boot;
     let state = &mut *draft.state;
@@ -342,7 +348,8 @@ fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
     }
 }
 
-/// Writes the usage of a job to the journal, if that is due.
+/// Writes the usage of a job to the journal, if the last record is old enough: [`RECORD_INTERVAL_NS`], or longer on a
+/// machine with many jobs.
 fn record(draft: &mut CycleDraft<'_>, job: &JobId) {
     let now = draft.now.since_boot;
     // The records of very many jobs would make the journal grow fast.
@@ -406,6 +413,7 @@ pub(crate) fn report_ended_job(draft: &mut CycleDraft<'_>, job: &Job) {
     });
 }
 
+/// Returns the time from `from` to `to` in ms. 0 if `to` is earlier, because the clock was set back.
 fn millis_between(from: UnixMillis, to: UnixMillis) -> u64 {
     u64::try_from(to.0.saturating_sub(from.0)).unwrap_or(0)
 }

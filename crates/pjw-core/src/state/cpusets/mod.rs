@@ -155,9 +155,9 @@ impl CpusetRegistry {
         self.found.push(leftover);
     }
 
-    /// Iterates over the cgroup paths of the leftover cpusets ([`LeftoverCpuset`]) without a record in the journal,
-    /// about which pjw has not yet decided. The next full scan decides: pjw uses the cpuset for its job again, or
-    /// removes it. The path then leaves this list.
+    /// Iterates over the cgroup paths of the leftover cpusets about which pjw has not yet decided. An earlier pjwd left
+    /// such a cpuset ([`LeftoverCpuset`]), and the journal has no record of it. The next full scan decides: pjw uses
+    /// the cpuset for its job again, or removes it. The path then leaves this list.
     pub fn undecided_leftover_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }
@@ -378,6 +378,7 @@ impl CpusetRegistry {
         }
     }
 
+    /// Records that the settings of a cpuset were written, if no other settings were planned meanwhile.
     fn record_done(&mut self, action: &CpusetAction) {
         let CpusetChange::Create { job_cpuset, .. } = &action.change else { return };
         if let Some(managed) = self.managed.get_mut(&job_cpuset.path) {

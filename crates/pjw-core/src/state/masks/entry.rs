@@ -73,6 +73,7 @@ pub struct MaskEntry {
 }
 
 impl MaskEntry {
+    /// Makes an entry with the requests `candidates`, of which one is in force. All other facts are unknown.
     fn of(candidates: SmallVec<[MaskRequest; 1]>, journaled_since: Option<Nanos>, read_at: Nanos) -> Self {
         Self {
             candidates,
@@ -150,6 +151,7 @@ impl MaskEntry {
         self.candidates.drain(..excess);
     }
 
+    /// Returns the newest of the requests of which one is in force.
     fn newest(&self) -> &MaskRequest {
         &self.candidates[self.candidates.len() - 1]
     }
@@ -348,6 +350,8 @@ impl MaskEntry {
         }
     }
 
+    /// Moves `requests`, which a later request has replaced, to the earlier requests. `read_at` is the time of the scan
+    /// that read the later request, if one has. Keeps the newest [`EARLIER_REQUESTS`].
     fn replace(&mut self, requests: impl IntoIterator<Item = MaskRequest>, read_at: Option<Nanos>) {
         self.earlier.extend(requests.into_iter().map(|request| (request, read_at)));
         let excess = self.earlier.len().saturating_sub(EARLIER_REQUESTS);

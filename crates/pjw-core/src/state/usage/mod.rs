@@ -163,6 +163,7 @@ impl UsageState {
         Some(open)
     }
 
+    /// Removes `child` from the children of `parent`, and removes the entry of `parent` if no child is left.
     fn remove_child(&mut self, parent: Pid, child: Pid) {
         if let Some(children) = self.children.get_mut(&parent) {
             children.remove(&child);

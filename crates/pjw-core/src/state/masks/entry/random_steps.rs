@@ -53,11 +53,13 @@ impl Kernel {
         }
     }
 
+    /// Returns the PUs that a mask can have now: those of the cpuset that are online, or all online PUs.
     fn possible(&self) -> CpuSet {
         let left = self.cpuset.intersection(&self.online);
         if left.is_empty() { self.online.clone() } else { left }
     }
 
+    /// Applies `step` to the model and to the mask entry. Fails if the reading shows a false entry.
     fn apply_step(&mut self, step: Step) -> Result<(), TestCaseError> {
         self.now += 1;
         let now = Nanos(self.now);
@@ -93,6 +95,8 @@ impl Kernel {
         Ok(())
     }
 
+    /// Reads the mask of the thread as a scan does. Fails if the entry does not predict it, or does not have the true
+    /// request among its candidates.
     fn read(&mut self, now: Nanos) -> Result<(), TestCaseError> {
         let seen = effective_mask(&self.requested, &self.possible());
         let limits = limits_of(self.possible.drain(..).rev());
