@@ -71,7 +71,8 @@ fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetO
     result.unwrap_or_else(|outcome| outcome)
 }
 
-/// Comes before the move: the attribute must be there if the warden is killed after the move.
+/// Stores the path of the cgroup `from` in an extended attribute of the cgroup `to`, as the origin of its processes.
+/// Called before a process is moved: pjwd may be killed just after the move, and the next pjwd reads the attribute.
 fn note_origin(context: &CpusetContext<'_>, from: &str, to: &str) -> Result<()> {
     let (from, to) = (context.cgroup(from)?, context.cgroup(to)?);
     if to.exists() {
@@ -80,7 +81,8 @@ fn note_origin(context: &CpusetContext<'_>, from: &str, to: &str) -> Result<()> 
     Ok(())
 }
 
-/// Moves a process into a cpuset. It gets idle priority before it gets the PUs, and is not frozen with another job.
+/// Moves a process into a cpuset. Gives the process idle priority before it can use the PUs, and makes sure that it is
+/// not frozen together with another job.
 fn move_in(
     context: &mut CpusetContext<'_>,
     process: ProcessId,
@@ -114,6 +116,10 @@ fn move_back(
     Ok(moved)
 }
 
+/// Creates the cpuset `job_cpuset`, or gives an existing one the settings of `job_cpuset`. The cgroup of a batch system
+/// is never created. Returns the PUs (logical CPUs) that the kernel grants. `owner` is the user of the job.
+/// `initial_processes` start in a new scope of systemd, and are ignored otherwise. If a step fails, removes a new
+/// cgroup, and restores the settings of an existing one.
 fn create_or_update_cpuset(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
@@ -173,7 +179,7 @@ fn restore_attribute(group: &CgroupDir, job_cpuset: &JobCpuset, before: Option<&
     }
 }
 
-/// Thaws a job and removes its twins.
+/// Thaws the processes of a job, and removes its twins: the cgroups in the v1 hierarchies of other controllers.
 fn undo_twins(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
     freezer::thaw(context.hierarchy, group)?;
     idle::remove_v1_cpu_cgroup(context, &group.path)

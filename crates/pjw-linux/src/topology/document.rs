@@ -35,6 +35,7 @@ pub(super) fn check_topology_xml(text: &str) -> Result<(), TopologyXmlError> {
     checked.map_err(|problem| TopologyXmlError { line: line_of(text, reader.at), problem })
 }
 
+/// Returns the number of the line, from 1, that has the byte offset `at`.
 fn line_of(text: &str, at: usize) -> usize {
     1 + text.as_bytes()[..at.min(text.len())].iter().filter(|&&byte| byte == b'\n').count()
 }
@@ -80,7 +81,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Parses one construct that begins with `<`.
+    /// Reads the XML markup at the position of the reader, which begins with `<`: a tag, a comment, a declaration or a
+    /// CDATA section. Moves the position behind it. Fails if the markup is cut off or not allowed.
     fn read_markup(&mut self) -> Result<(), String> {
         for (begin, end) in [("<?", "?>"), ("<!--", "-->"), ("<![CDATA[", "]]>")] {
             if self.rest().starts_with(begin) {

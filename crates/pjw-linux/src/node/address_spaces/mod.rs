@@ -178,15 +178,15 @@ impl AddressSpaces {
         self.open_candidates(stat.stack_start);
     }
 
-    /// Lets the processes with this address of the stack be checked, if there are several and their spaces are
-    /// unknown.
+    /// Marks the processes whose stacks start at the address `stack`, and whose address spaces are unknown, for a
+    /// check. Does nothing if there is only one process with this address.
     fn open_candidates(&mut self, stack: u64) {
         if let Some(candidates) = self.candidates.get(&stack).filter(|candidates| candidates.pids.len() > 1) {
             self.open.extend(&candidates.unknown);
         }
     }
 
-    /// Takes over the number that the task scan gave to the address space of a process.
+    /// Records what the task scan (a BPF program) reported about the address space of the process `pid`.
     fn record_scanned_space(&mut self, pid: Pid, scanned: ScannedSpace) {
         let number = scanned.number.get();
         let Some(process) = self.processes.get_mut(&pid) else { return };
@@ -200,6 +200,7 @@ impl AddressSpaces {
         }
     }
 
+    /// Records the number of the address space of `pid`. If other processes use it too, all of them are checked again.
     fn set_address_space(&mut self, pid: Pid, number: u64) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         (process.space, process.shared_since, process.is_settled) = (Some(number), None, false);
@@ -216,6 +217,7 @@ impl AddressSpaces {
         }
     }
 
+    /// Records that the address space of the process `pid` is unknown.
     fn clear_address_space(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         let Some(number) = process.space.take() else { return };
@@ -391,7 +393,7 @@ impl AddressSpaces {
         vec![pid, other]
     }
 
-    /// Searches once more for others that share the address space of a process that was found to be alone.
+    /// Searches once more for processes that share the address space of `pid`, which was found to share with none.
     fn search_for_others(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if !std::mem::replace(&mut process.was_alone, true) {
@@ -403,12 +405,13 @@ impl AddressSpaces {
         }
     }
 
+    /// Compares the address spaces of two processes, and counts the call.
     fn call(&mut self, one: Pid, other: Pid) -> Result<Ordering, Errno> {
         self.calls += 1;
         (self.compare)(one, other)
     }
 
-    /// A call failed: one of the processes has ended, or may not be read.
+    /// Removes those of `pids` that have ended. Records a refusal for those that may not be compared.
     fn note_failure(&mut self, pids: &[Pid], errno: Errno) {
         if errno == Errno::ENOSYS {
             self.refuse(pids.first().copied(), errno);
@@ -422,6 +425,7 @@ impl AddressSpaces {
         }
     }
 
+    /// Records that kcmp(2) was refused with `errno`. The process `pid` is not compared again.
     fn refuse(&mut self, pid: Option<Pid>, errno: Errno) {
         self.refusal = Some(errno);
         self.list = None;
