@@ -35,11 +35,12 @@ pub(crate) struct Spawner<'a> {
     current: Option<Arc<Placement>>,
 }
 
-/// What the thread had from the caller. A placement that names nothing else gets it.
+/// The mask and the memory policy that the thread inherited from the caller. They apply to each placement without its
+/// own.
 struct Inherited {
     mask: CpuSet,
     memory_policy: Option<MemoryPolicy>,
-    /// Whether the thread still has it.
+    /// Whether the thread still has the inherited mask and memory policy.
     is_in_force: bool,
 }
 
@@ -74,8 +75,9 @@ pub(crate) fn start_single_instance(setup: &Setup, instance: &Instance) -> Resul
     result
 }
 
-/// Returns the start of an instance with the mask and the memory policy of the calling thread. Its pointers are valid
-/// until the next instance is laid out.
+/// Returns the parameters for the start of the process `instance`, with the mask and the memory policy of the calling
+/// thread. Fills `layout` with the arguments and the environment. The pointers in the result are valid until `layout`
+/// is filled for the next instance.
 fn start_parameters<'a>(
     program: &CStr,
     settings: &'a ProcessSettings<'a>,

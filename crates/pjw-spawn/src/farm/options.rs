@@ -61,9 +61,10 @@ impl<'a> Farm<'a> {
         Self { settings, worker_start: None, worker_end: None, write: None, writer_end: None, fork: None }
     }
 
-    /// Sets the number of items that a worker takes from the queue at once: 1 to 4,096, by default 1. When few items
-    /// are left, a worker takes fewer, so that all workers finish at about the same time. A larger number helps if
-    /// neighbouring items use the same data, or if an item takes less than about 10 µs.
+    /// Sets the number of items that a worker takes from the queue at once: 1 to 4,096, by default 1. With any other
+    /// number, the start of the farm fails. When few items are left, a worker takes fewer, so that all workers finish
+    /// at about the same time. A larger number helps if neighbouring items use the same data, or if an item takes less
+    /// than about 10 µs.
     #[must_use]
     pub fn chunk(mut self, items: u64) -> Self {
         self.settings.chunk = items;

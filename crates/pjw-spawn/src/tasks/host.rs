@@ -125,8 +125,8 @@ pub(super) fn run(plan: &HostParameters) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Separates the host from its parent: its name, its core dumps, its descriptors. Returns the lowest number of a
-/// descriptor that may be the host's own, and the socket, which has such a number then.
+/// Separates the host from its parent: sets its name and whether it dumps core, and closes the descriptors of the
+/// parent. Returns the lowest number of the host's own descriptors, and the socket, which gets such a number.
 fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFailure> {
     if plan.launcher != 0 {
         request_parent_death_signal(plan.launcher).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
@@ -171,8 +171,12 @@ fn refuse(socket: BorrowedFd<'_>, (step, errno): TaskStartFailure) -> i32 {
 }
 
 impl<'a> Host<'a> {
-    /// Makes the host: reserves the memory for its tasks, and creates its epoll set and its directory. Frees the heap
-    /// of the parent, which the host inherited. Called once, in the new process of the host.
+    /// Makes the host from the parameters `plan`: reserves the memory for its tasks, and creates its epoll set and its
+    /// directory. Frees the heap of the parent, which the host inherited. Called once, in the new process of the host.
+    /// Descriptors from `first_own` on are the host's own. `socket` brings the requests of the parent.
+    ///
+    /// # Errors
+    /// The failed step and the error number.
     fn prepare(
         plan: &'a HostParameters,
         first_own: RawFd,

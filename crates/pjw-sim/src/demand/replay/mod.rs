@@ -171,6 +171,7 @@ struct Machine {
 }
 
 impl Machine {
+    /// Makes a machine without jobs. All its cores can be granted, except those in `options.housekeeping_cpus`.
     fn new(topology: &Topology, options: &DemandReplayOptions) -> Self {
         let cpuset_support = CpusetSupport {
             hierarchy: CpusetHierarchy::Unified,

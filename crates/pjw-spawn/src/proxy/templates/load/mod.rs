@@ -201,7 +201,8 @@ fn refusal(step: &'static str) -> impl Fn(TraceError) -> TemplateError {
     }
 }
 
-/// Checks the file that was executed: for a script, this is its interpreter.
+/// Checks that the executed file can become a template: it must be a program for this processor, without set-id bits
+/// and file capabilities. For a script, checks its interpreter.
 fn check_program(pid: Pid) -> Result<(), TemplateError> {
     let of_io = |error: std::io::Error| {
         TemplateError::Forbidden(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
@@ -225,13 +226,14 @@ fn check_entry_point(tracee: &Tracee, stack: &EntryStack) -> Result<(), Template
     tracee.read(entry, &mut [0]).map_err(|_| TemplateError::Damaged)
 }
 
-/// Whether a file has file capabilities, capabilities(7).
+/// Returns whether the file has file capabilities (capabilities(7)).
 fn has_capabilities(file: &File) -> bool {
     let name = c"security.capability".as_ptr();
     // SAFETY: with the length 0, the kernel writes nothing and returns the length of the attribute.
     unsafe { libc::fgetxattr(file.as_raw_fd(), name, ptr::null_mut(), 0) > 0 }
 }
 
+/// Checks that the process has only one thread, because a fork copies only the calling thread.
 fn check_threads(pid: Pid) -> Result<(), TemplateError> {
     // The name of the program may be no valid UTF-8.
     let status = fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -244,8 +246,8 @@ fn check_threads(pid: Pid) -> Result<(), TemplateError> {
     }
 }
 
-/// Reads the arguments before the given ones: the interpreter of a script, its argument, and the path of the script in
-/// place of argument 0.
+/// Reads the `added` arguments that the kernel has put before the given ones, for a script with `#!`: the interpreter,
+/// its argument, and the path of the script in place of argument 0.
 fn interpreter(tracee: &Tracee, stack: &EntryStack, added: usize) -> Result<Vec<Vec<u8>>, Errno> {
     let count = if added == 0 { 0 } else { added + 1 };
     stack.pointers[..count].iter().map(|address| tracee.read_string(*address)).collect()
@@ -260,13 +262,14 @@ fn thread_id(tracee: &mut Tracee, stack: &EntryStack) -> Result<Option<u64>, Tra
     Ok(Some(address).filter(|address| *address != 0))
 }
 
-/// Whether the 32 bits at an address are the thread id. Glibc keeps it where the kernel clears it at the thread's end,
-/// musl elsewhere.
+/// Returns whether the 32 bits at `address` are the thread id. Glibc keeps the thread id where the kernel clears it
+/// when the thread ends, musl elsewhere.
 fn holds_pid(tracee: &Tracee, address: u64) -> bool {
     let mut bytes = [0; 4];
     tracee.read(address, &mut bytes).is_ok() && i32::from_ne_bytes(bytes) == tracee.pid().as_raw()
 }
 
+/// Returns the address and the length of the head of the robust futex list, get_robust_list(2).
 fn robust_list(tracee: &mut Tracee, stack: &EntryStack) -> Result<(u64, u64), TraceError> {
     with_scratch(tracee, stack, |tracee, scratch| {
         tracee.call(libc::SYS_get_robust_list, [0, scratch, scratch + 8, 0, 0, 0])?;
@@ -274,7 +277,8 @@ fn robust_list(tracee: &mut Tracee, stack: &EntryStack) -> Result<(u64, u64), Tr
     })
 }
 
-/// Lends the 16 bytes at the argument count to system calls that write.
+/// Calls `work` with the address of 16 bytes in the memory of the process, into which system calls can write. Restores
+/// the previous content of these bytes afterwards.
 fn with_scratch<T>(
     tracee: &mut Tracee,
     stack: &EntryStack,
@@ -287,14 +291,18 @@ fn with_scratch<T>(
     result
 }
 
+/// Reads the addresses of the memory areas of the process, such as code and stack. `None` if the kernel does not report
+/// them.
 fn memory_map(tracee: &mut Tracee) -> Result<Option<MemoryMap>, TraceError> {
     let brk = tracee.call(libc::SYS_brk, [0; 6])?;
     let stat = fs::read_to_string(format!("/proc/{}/stat", tracee.pid())).unwrap_or_default();
     Ok(MemoryMap::from_stat(&stat, brk))
 }
 
-/// Gives the process its code and its block, and continues it there. Its parent's end kills it no longer: the end of
-/// the channel ends it.
+/// Writes the code of [`super::message::stub`] and a block for messages into the memory of the traced process. Sets the
+/// process to continue in this code, which reads messages from the descriptor `descriptor`. Returns the addresses of
+/// the block. Also removes the parent death signal (prctl(2), `PR_SET_PDEATHSIG`), because the process exits when the
+/// channel is closed.
 fn install_template_code(tracee: &mut Tracee, descriptor: u64) -> Result<TemplateBlock, TraceError> {
     let private = flag_argument(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let (read, write, execute) =
