@@ -161,7 +161,8 @@ impl LabelledPipes {
         }
     }
 
-    /// Reads once, and adds the lines whose end is known to the stream.
+    /// Reads once from the pipe of `labelled`. Adds each line that is complete to the output stream, with the rank
+    /// before it. Keeps the beginning of an incomplete line for the next call, or adds it if the pipe has ended.
     ///
     /// # Errors
     /// If the pipe can't be read.
@@ -184,7 +185,7 @@ impl LabelledPipes {
         }
     }
 
-    /// Adds the beginning of a line that has no end to the stream.
+    /// Adds the beginning of a line whose end was not read to the output stream.
     fn add_unfinished_line(&mut self, labelled: &mut Labelled) {
         let stream = &mut self.streams[usize::from(labelled.is_error)];
         labelled.line.take_rest(|line| add_labelled(stream, labelled.rank, line));
@@ -229,6 +230,7 @@ impl LabelledPipes {
     }
 }
 
+/// Adds `line` with the rank before it to the output stream `stream`.
 fn add_labelled(stream: &mut OutputStream, rank: u32, line: &[u8]) {
     stream.add(format!("{rank}: ").as_bytes());
     stream.add(line);

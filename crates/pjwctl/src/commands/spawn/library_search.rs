@@ -13,7 +13,8 @@ use crate::commands::elf::{DynamicSection, read_number};
 const DEFAULT_DIRECTORIES: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 const LIBRARY_CACHE: &str = "/etc/ld.so.cache";
 const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
-/// The head and an entry of the cache: `struct cache_file_new` and `struct file_entry_new` of glibc.
+/// The sizes in bytes of the header and of an entry of the cache: `struct cache_file_new` and `struct file_entry_new`
+/// of glibc.
 const CACHE_HEAD: usize = 48;
 const CACHE_ENTRY: usize = 24;
 
@@ -51,7 +52,7 @@ pub(super) fn missing_file_opens(program: &Path, library_path: &OsStr) -> usize 
     missed
 }
 
-/// The directories of the variable, each once. An empty one is the working directory.
+/// Returns the directories in the value of `LD_LIBRARY_PATH`, each once. An empty entry means the working directory.
 fn directories(library_path: &OsStr) -> Vec<PathBuf> {
     let mut directories = Vec::new();
     for directory in library_path.as_bytes().split(|byte| matches!(byte, b':' | b';')) {
@@ -64,7 +65,7 @@ fn directories(library_path: &OsStr) -> Vec<PathBuf> {
     directories
 }
 
-/// Returns the first path that is a file, and how many were not.
+/// Returns the first of `paths` that is a file, and the number of paths before it that are none.
 fn first_file(paths: impl Iterator<Item = PathBuf>) -> (usize, Option<PathBuf>) {
     let mut missed = 0;
     for path in paths {
@@ -76,7 +77,8 @@ fn first_file(paths: impl Iterator<Item = PathBuf>) -> (usize, Option<PathBuf>) 
     (missed, None)
 }
 
-/// Reads the libraries of the cache: the path of each name. Empty for a cache of another format.
+/// Parses the content of `/etc/ld.so.cache`, the cache of the dynamic linker. Returns the path of each library by its
+/// file name, such as `libc.so.6`. Empty if the cache has another format.
 fn parse_library_cache(bytes: &[u8]) -> BTreeMap<OsString, PathBuf> {
     if !bytes.starts_with(CACHE_MAGIC) {
         return BTreeMap::new();

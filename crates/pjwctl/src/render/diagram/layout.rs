@@ -50,7 +50,8 @@ pub(super) fn arrange(boxes: &mut DiagramBox) {
     boxes.height = bottom - gap + metrics.padding;
 }
 
-/// Arranges the boxes of a section in rows and columns. Returns the width.
+/// Arranges the boxes of `section` in rows and columns, with `gap` pixels between them. Returns the width of the grid,
+/// in pixels.
 fn arrange_in_grid(section: &mut BoxGroup, gap: u32) -> u32 {
     let n = section.frames.len();
     let sizes: Vec<(u32, u32)> = section.frames.iter().map(|boxes| (boxes.width, boxes.height)).collect();
@@ -69,7 +70,8 @@ fn arrange_in_grid(section: &mut BoxGroup, gap: u32) -> u32 {
     widths.iter().sum::<u32>() + count_to_u32(widths.len().saturating_sub(1)) * gap
 }
 
-/// Distributes the width that is left in a section: a single box and PUs become wider, other boxes are centred.
+/// Makes the arranged section `section` wider by `extra` pixels. A single box and PUs become wider, other boxes are
+/// centred.
 fn add_width(section: &mut BoxGroup, extra: u32) {
     match (section.columns, section.frames.as_mut_slice()) {
         (Some(columns), cells) => {
@@ -84,13 +86,14 @@ fn add_width(section: &mut BoxGroup, extra: u32) {
     }
 }
 
-/// Makes an arranged box wider.
+/// Makes an arranged box wider by `extra` pixels, and also the sections inside it.
 fn widen(boxes: &mut DiagramBox, extra: u32) {
     boxes.width += extra;
     boxes.sections.iter_mut().filter(|section| !section.flows).for_each(|section| add_width(section, extra));
 }
 
-/// The widths of the columns and the heights of the rows.
+/// Returns the widths of the columns and the heights of the rows, in pixels, if boxes of `sizes` (width, height) are
+/// placed in `columns` columns.
 fn tracks(sizes: &[(u32, u32)], columns: usize) -> (Vec<u32>, Vec<u32>) {
     let mut widths = vec![0; columns];
     let mut heights = vec![0; sizes.len().div_ceil(columns)];
@@ -102,7 +105,8 @@ fn tracks(sizes: &[(u32, u32)], columns: usize) -> (Vec<u32>, Vec<u32>) {
     (widths, heights)
 }
 
-/// The distance from the shape of a page, in thousandths. Empty cells of the grid add to it.
+/// Returns a number that says how much the shape of a grid differs from that of a page: 1000 for the same shape, and
+/// more for any other. Empty cells of the grid add to it.
 fn shape_cost(sizes: &[(u32, u32)], columns: usize, gap: u32) -> u64 {
     let (widths, heights) = tracks(sizes, columns);
     let length = |tracks: &[u32]| u64::from(tracks.iter().sum::<u32>() + gap * count_to_u32(tracks.len()));
@@ -113,7 +117,8 @@ fn shape_cost(sizes: &[(u32, u32)], columns: usize, gap: u32) -> u64 {
     (0..8).fold(ratio, |shape_cost, _| shape_cost * places / taken.max(1))
 }
 
-/// Places the boxes of a section one after the other, in as many rows as needed.
+/// Places the boxes of `section` one after the other, in as many rows as needed. `width` is the maximum width of a row,
+/// and `gap` the distance between boxes, in pixels.
 fn flow(section: &mut BoxGroup, width: u32, gap: u32) {
     let (mut x, mut y, mut line) = (0, 0, 0);
     for boxes in &mut section.frames {

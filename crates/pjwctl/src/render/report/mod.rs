@@ -183,7 +183,8 @@ pub fn report_line(report: &Report) -> String {
     text::escape_control_characters(&line) + "\n"
 }
 
-/// ` of 1920 s that its cores could give (19 %)`. Empty for a job that held no cores.
+/// Returns how much the job used of the CPU time that its cores could give, as in `, 19 % of 1920 s on 4 cores`. Empty
+/// for a job that held no cores.
 fn share_of_held_time_text(report: &Report) -> String {
     // In millionths of a second.
     let held = u128::from(report.wall_s.0) * u128::from(jobstats::held_pus(report).0);
@@ -203,7 +204,7 @@ fn share_of_held_time_text(report: &Report) -> String {
     format!(", {percent} % of {} on {cores}", time(report.wall_s))
 }
 
-/// A time in seconds, with one digit after the point below 100 s; in minutes and hours from 100 minutes on.
+/// Returns a time as text in seconds, with one decimal place below 100 s. In hours and minutes from 6000 s on.
 fn time(seconds: Thousandths) -> String {
     match seconds.0 / 1000 {
         whole if whole < 100 => format!("{} s", tenths(seconds)),
@@ -212,7 +213,7 @@ fn time(seconds: Thousandths) -> String {
     }
 }
 
-/// With one digit after the point.
+/// Returns the number as text with one decimal place.
 fn tenths(number: Thousandths) -> String {
     let tenths = number.0.saturating_add(50) / 100;
     format!("{}.{}", tenths / 10, tenths % 10)
