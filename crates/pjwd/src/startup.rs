@@ -83,6 +83,7 @@ pub fn main(options: &DaemonOptions) -> ExitCode {
     }
 }
 
+/// Prints the topology as JSON: that of the machine, of an XML file or of a synthetic description.
 fn print_topology(options: &DaemonOptions) -> anyhow::Result<()> {
     let source = match (&options.input, &options.synthetic) {
         (Some(path), _) => TopologySource::Xml(path),
@@ -99,6 +100,7 @@ fn print_topology(options: &DaemonOptions) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "{text}").context("can't print the topology")
 }
 
+/// Checks the configuration file against this machine, and prints that it is valid. The error lists all problems.
 fn check_config(options: &DaemonOptions) -> anyhow::Result<()> {
     let topology = load_topology(TopologySource::Live)?;
     let (config, _) = checked_config(options.config.as_deref(), &topology)?;
@@ -113,7 +115,7 @@ fn default_dir() -> PathBuf {
     runtime_dir(Uid::effective().as_raw(), xdg.as_deref())
 }
 
-/// The directory that the options or the default name.
+/// Returns the state directory: that in the options, or the default.
 fn state_dir_of(options: &DaemonOptions) -> PathBuf {
     options.state_dir.clone().unwrap_or_else(default_dir)
 }
@@ -148,6 +150,7 @@ fn thaw_after_end(options: &DaemonOptions) -> anyhow::Result<()> {
         .context("can't print")
 }
 
+/// Undoes the recorded changes of an ended pjwd, and prints the released jobs. Fails if a pjwd runs.
 fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let state_dir = state_dir_of(options);
     let mut lock = take_lock(options, LockHolder::for_this_process(None, &state_dir))?;
@@ -177,11 +180,13 @@ fn take_lock(options: &DaemonOptions, holder: LockHolder) -> anyhow::Result<Opti
     Ok((!options.beside).then(|| DaemonLock::acquire(&dirs, holder)).transpose()?)
 }
 
+/// Returns whether two paths lead to the same directory, also by symbolic links.
 fn is_same_directory(one: &Path, other: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     real(one) == real(other)
 }
 
+/// Reads the configuration file at `path`, and makes the policy for this machine from it. The error lists all problems.
 fn checked_config(path: Option<&Path>, topology: &Topology) -> anyhow::Result<(Config, Policy)> {
     let checked =
         Config::load(path).and_then(|config| config.policy(topology).map(|policy| (config, policy)));
@@ -191,6 +196,7 @@ fn checked_config(path: Option<&Path>, topology: &Topology) -> anyhow::Result<(C
     })
 }
 
+/// Runs the daemon, and returns when it is to end.
 fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let topology = load_topology(TopologySource::Live)?;
     let (config, mut policy) = checked_config(options.config.as_deref(), &topology)?;
@@ -376,6 +382,7 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
     Ok((listener, SocketFile::CreatedByDaemon(owned)))
 }
 
+/// Opens the interface to the kernel, and loads the BPF programs if the settings allow them.
 fn node(settings: &Settings, policy: &Policy) -> anyhow::Result<LinuxMachine> {
     let mut node = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;
     let affinity_persists = policy.cpuset_support.affinity_persists;

@@ -65,7 +65,7 @@ struct JobRecorder {
 }
 
 impl JobRecorder {
-    /// Records a reading. Nothing is kept of a job that ended meanwhile.
+    /// Reports `reading` to the event loop, and stores it unless it has only counters. Ignores it if the job has ended.
     fn record(&self, reading: JobMemoryReading) -> Arc<JobMemoryReading> {
         let status = self.status.borrow();
         forget_ended_jobs(&self.records, &status);
@@ -86,7 +86,7 @@ impl JobRecorder {
     }
 }
 
-/// What the report of a job keeps of a reading.
+/// Returns the values of `reading` that the report of the job needs.
 fn figures_of(reading: &JobMemoryReading) -> MemoryReading {
     let JobMemoryReading { kind, sum, peak, .. } = reading;
     let is_estimate = *kind == ReadingKind::Estimate;
@@ -100,6 +100,7 @@ fn figures_of(reading: &JobMemoryReading) -> MemoryReading {
     }
 }
 
+/// Removes the stored readings of the jobs that are no longer in `status`.
 fn forget_ended_jobs(records: &RefCell<MemoryRecords>, status: &PublishedStatus) {
     let existing: BTreeSet<&str> = status.jobs.iter().map(|job| job.id.as_str()).collect();
     let mut records = records.borrow_mut();
@@ -162,6 +163,7 @@ impl ControlService {
         (!reader.is_admin).then(recent).flatten()
     }
 
+    /// Returns the thread that makes readings of the kind `kind`. Estimates do not wait for the slow readings of pages.
     fn memory_reader(&self, kind: ReadingKind) -> &MemoryReader {
         match kind {
             ReadingKind::Estimate | ReadingKind::Counters => &self.estimate_reader,
@@ -236,6 +238,7 @@ impl ControlService {
         result.map_err(|error| refused(id, &error))
     }
 
+    /// Returns the processes of the job `id`. Refuses the call if there is no such job.
     async fn member_processes(&self, id: &JobId) -> Result<Vec<JobProcess>, CallError> {
         match self.query_loop(Query::MemberProcesses(id.clone())).await? {
             QueryAnswer::MemberProcesses(Some(processes)) => Ok(processes),
@@ -306,7 +309,7 @@ impl ControlService {
         while until_changed(&mut settings, sample).await.is_ok() {}
     }
 
-    /// Reads the memory of all jobs in turns, with these settings. Never returns.
+    /// Measures the memory of all jobs one after the other, at the interval in `memory`. Never returns.
     async fn sample_memory_of_jobs(&self, memory: MemorySettings) {
         let Some(interval) = memory.sample_interval else { return pending().await };
         let reader = MeasurementRequester { turn_requester: TurnRequester::Daemon, is_admin: true };
@@ -386,6 +389,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Returns the error of the call after a failed reading, with a remedy if there is one.
 fn refused(id: &JobId, error: &ReadingError) -> CallError {
     CallError::Refused(match error {
         ReadingError::NoOwnCgroup | ReadingError::ChargedElsewhere { .. } => {

@@ -288,8 +288,8 @@ impl ControlService {
         }))
     }
 
-    /// Waits for at most [`END_WAIT`] until the job has ended. Its last process may have exited a moment ago. A
-    /// released job and a provision stay without a process: there is no wait for these.
+    /// Waits for at most [`END_WAIT`] until the job `job` has ended: its last process may have exited just now. Does
+    /// not wait for the end of a released job or of a provision, because these stay without a process.
     async fn wait_for_end(&self, job: &JobId) {
         let (mut status, id) = (self.status.clone(), job.to_string());
         let stays = |job: &wire::Job| job.state == "released" || job.provision.is_some();
@@ -300,7 +300,8 @@ impl ControlService {
         drop(ended);
     }
 
-    /// The reports of ended jobs. A single job without a report is refused with the reason.
+    /// Returns the reports of ended jobs, or of the single job that `request` names. If this job has not ended, waits
+    /// up to [`END_WAIT`] for its end. If it has no report then, refuses the call with the reason.
     async fn find_reports(&self, request: call::GetReports) -> Result<Reply, CallError> {
         if request.last == Some(0) {
             return Err(CallError::Refused("0 reports were asked for: ask for at least 1".to_owned()));

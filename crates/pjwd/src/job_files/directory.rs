@@ -358,20 +358,22 @@ fn page_content(core_map: &CoreMap, epoch: u64) -> CoreMapContent {
     }
 }
 
-/// The time in ns since boot as a time of `CLOCK_MONOTONIC`, which stands still while the machine is suspended.
+/// Converts the time `at`, in ns since boot, to a time of `CLOCK_MONOTONIC`, in ns. This clock does not count the time
+/// for which the machine was suspended.
 fn monotonic(at: Nanos) -> u64 {
     let suspended = clock::now().since_boot.0.saturating_sub(clock::monotonic_now().0);
     at.0.saturating_sub(suspended)
 }
 
-/// The epoch of a `coremap.json`. 0 if there is none.
+/// Returns the epoch in the file `coremap.json` at `path`. 0 if the file does not exist or can't be read.
 fn epoch_of(path: &Path) -> u64 {
     let text = std::fs::read_to_string(path).ok().filter(|_| is_file(path));
     text.and_then(|text| serde_json::from_str(&text).ok()).map_or(0, |file: CoreMapFile| file.epoch)
 }
 
-/// Makes a directory that all users may enter. What is there and is no directory of this user is removed. Returns
-/// whether the directory is new, and so empty.
+/// Makes the directory `path` with mode 0755, and returns true. If this user already owns a directory at `path`, only
+/// sets its mode and returns false. Anything else at `path` is removed before, such as a link or the directory of
+/// another user.
 fn make_directory(path: &Path) -> Result<bool, FileFault> {
     let make = || DirBuilder::new().mode(DIRECTORY_MODE).create(path);
     let is_own =

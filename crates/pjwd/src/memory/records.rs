@@ -253,6 +253,7 @@ impl MemoryRecords {
     }
 }
 
+/// Adds `value` at the end, and removes the oldest value if there are more than [`MAX_SAMPLES`].
 fn push_bounded<T>(values: &mut VecDeque<T>, value: T) {
     if values.len() >= MAX_SAMPLES {
         values.pop_front();

@@ -365,6 +365,7 @@ impl EventLoop {
         Readable { cgroups, job_files: is_readable(of_job_files) }
     }
 
+    /// Runs one cycle (scan, decision and changes), and replies to the commands `pending`. Publishes the new status.
     fn cycle(&mut self, pending: PendingCommands) {
         let (mut commands, replies): (Vec<Command>, Vec<_>) = pending.into_iter().unzip();
         // These have no caller who waits for a reply.

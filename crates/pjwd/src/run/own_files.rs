@@ -192,7 +192,7 @@ impl WatchedFiles {
         self.lock
     }
 
-    /// The files to watch.
+    /// Returns the paths of the files to watch: the journal, the lock files and the socket.
     fn paths(&self) -> Vec<PathBuf> {
         let mut paths: Vec<PathBuf> =
             journal::JOURNAL_FILE_NAMES.iter().map(|name| self.state_dir.join(name)).collect();
@@ -201,7 +201,8 @@ impl WatchedFiles {
         paths
     }
 
-    /// Makes what is missing. Returns a warning for what can't be made.
+    /// Makes the lock file and the socket again if they were removed. A new listener is sent to `listeners`. Returns a
+    /// warning for each file that can't be made.
     fn check(&mut self, listeners: &mpsc::UnboundedSender<UnixListener>) -> Vec<Warning> {
         let mut warnings = Vec::new();
         match self.lock.as_mut().map(DaemonLock::reacquire_if_removed) {
@@ -257,7 +258,8 @@ impl WatchedFiles {
         Some(Warning::new("socket-removed", why, remedy))
     }
 
-    /// Makes the removed socket again. Returns the new listener.
+    /// Makes the removed socket again, with the same permissions. Returns the new listener. `None` if the socket was
+    /// not removed.
     fn restore_socket(&mut self) -> Result<Option<UnixListener>, BindError> {
         match &mut self.socket {
             SocketFile::CreatedByDaemon(socket) | SocketFile::Replaced(socket, _) => {
@@ -283,6 +285,7 @@ struct DirectoryWatch {
 }
 
 impl DirectoryWatch {
+    /// Watches the directories of the files at `paths` for removed and renamed files (inotify(7)).
     fn new(paths: &[PathBuf]) -> Self {
         let flags = AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVED_FROM

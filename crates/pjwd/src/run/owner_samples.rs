@@ -303,10 +303,12 @@ impl OwnerCpuSampler {
         }
     }
 
+    /// Returns the shortest interval between two samples: the cost of a sample grows with the number of threads.
     fn least_interval(&self) -> Duration {
         (INTERVAL_PER_THREAD * self.thread_count).min(MAX_INTERVAL_WHILE_LENT)
     }
 
+    /// Returns the time after the first sign that an owner runs, until the sample that shows whether it still runs.
     fn settling_time(&self) -> Duration {
         match self.monitor {
             Monitor::Unavailable { .. } => SETTLING_TIME_WITHOUT_MONITOR,
@@ -314,6 +316,7 @@ impl OwnerCpuSampler {
         }
     }
 
+    /// Returns the time between two samples while a core is lent. Longer if the monitor reports owners that run.
     fn interval_while_lent(&self) -> Duration {
         let least = match self.monitor {
             Monitor::Unavailable { .. } => INTERVAL_WITHOUT_MONITOR,

@@ -109,7 +109,7 @@ impl LockHolder {
         Self { pid, socket, state_dir, journal_of_boot: None, has_state_file, earlier_journal: None }
     }
 
-    /// The last journal that this process or an earlier one made.
+    /// Returns the last journal of this process. If it has made none, returns the last one of an earlier process.
     fn last_journal(&self) -> Option<JournalPlace> {
         let made = self.journal_of_boot.clone();
         let (state_dir, has_state_file) = (self.state_dir.clone(), self.has_state_file);
@@ -117,6 +117,7 @@ impl LockHolder {
         own.or_else(|| self.earlier_journal.clone())
     }
 
+    /// Reads the holder of the lock from the lock file. `None` if the file does not describe a holder.
     fn read(mut file: &File) -> Option<Self> {
         let mut text = Vec::new();
         file.rewind().ok()?;
@@ -125,6 +126,7 @@ impl LockHolder {
         serde_json::Deserializer::from_slice(&text).into_iter().next()?.ok()
     }
 
+    /// Returns whether the process that holds the lock still exists.
     fn is_alive(&self) -> bool {
         is_running(self.pid)
     }
@@ -181,6 +183,7 @@ impl LockError {
     }
 }
 
+/// Returns the description of the holder in parentheses, for an error message. Empty if the holder is unknown.
 fn of_holder(holder: &Option<Box<LockHolder>>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
@@ -355,6 +358,8 @@ impl DaemonLock {
         self.write_holder()
     }
 
+    /// Writes the facts about this process to all its lock files. Fails only if the lock file of
+    /// [`LockDirectories::usual`] can't be written.
     fn write_holder(&self) -> io::Result<()> {
         let lasting = self.lasting.iter().filter_map(|lasting| lasting.file.as_ref());
         for file in lasting.chain(&self.former_files) {

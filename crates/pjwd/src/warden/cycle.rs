@@ -481,6 +481,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         outcomes
     }
 
+    /// Removes the refused masks of threads that have ended or left their job.
     fn forget_ended_threads(&mut self) {
         let alive = |thread: &ThreadId| {
             let member = self.state.members.get(&thread.process.pid);

@@ -248,6 +248,10 @@ fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {
     first.is_ok_and(|stat| stat.start == process.start)
 }
 
+/// Reads the memory of `processes` (`/proc/PID/smaps_rollup`), and adds it to `reading`. Reads an address space that
+/// several processes share only once. Does not read a process whose memory map is locked, because the read would block.
+/// If `watches_threads` is true, also looks for threads that wait for this lock. Fails if nobody waits for the reading
+/// any more.
 fn read_pages(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
