@@ -148,7 +148,7 @@ fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
         draft.record_cpuset(CpusetRecord::Origin { path: path.clone(), from });
     }
     let processes = candidate.processes.iter().map(|(process, _)| *process).collect();
-    let (text, cpus, undone) = match fate {
+    let (text, cpus, removal_reason) = match fate {
         Fate::Kept(cpus) => {
             store_job_of_cpuset(draft, candidate, &cpus);
             if !draft.state.topology.cpus().is_subset(&cpus) {
@@ -163,13 +163,13 @@ fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
             (format!("{path} was found without a record and is removed: {because}"), None, why)
         }
     };
-    let is_notable = (cpus.is_some() && !is_recorded) || undone.is_some();
+    let is_notable = (cpus.is_some() && !is_recorded) || removal_reason.is_some();
     let mut event = Event::new(EventKind::Recovered, text).with_job(job);
     event.cpus = cpus;
     draft.out.events.push(event);
     if is_notable {
         let request = draft.state.jobs.get(job).and_then(|job| job.request.clone());
-        let recovered = LeftoverDecision { job: job.clone(), request, processes, undone };
+        let recovered = LeftoverDecision { job: job.clone(), request, processes, removal_reason };
         draft.state.cpusets.add_leftover_decision(path, recovered);
     }
 }
@@ -263,7 +263,7 @@ pub(crate) fn warn_recovered_cpusets(draft: &mut CycleDraft<'_>) {
     let CycleDraft { state, out, .. } = draft;
     let mut recovered = state.cpusets.take_leftover_decisions();
     recovered.retain(|path, cpuset| {
-        let warning = match cpuset.undone.clone() {
+        let warning = match cpuset.removal_reason.clone() {
             Some(why) => lost_cores_warning(state, cpuset, &why),
             None => kept_cores_warning(state, path, cpuset),
         };

@@ -84,7 +84,7 @@ pub(crate) struct LeftoverDecision {
     /// The processes that were in the cpuset.
     pub(crate) processes: Vec<ProcessId>,
     /// The reason why pjw removes the cpuset. `None` if the job keeps its cores.
-    pub(crate) undone: Option<String>,
+    pub(crate) removal_reason: Option<String>,
 }
 
 /// The cpusets that pjw created or changed for jobs, the processes that pjw moved into these cpusets, and
