@@ -75,7 +75,7 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
                 wanted.insert(job_cpuset.path.clone());
                 let left = processes_that_left(draft.state, &job_cpuset);
                 if !draft.state.cpusets.delayed_changes.has_change_for(&id) {
-                    create_cpuset(draft, &job_cpuset, &mut changes);
+                    plan_cpuset(draft, &job_cpuset, &mut changes);
                     return_processes_that_left(draft, &job_cpuset, &left, &mut changes);
                 }
                 warnings::report_unmovable_members(draft, &id);
@@ -325,7 +325,7 @@ fn fits(spec: &CpusetSpec, cpuset: &Cpuset) -> bool {
         && cpuset.isolated == spec.isolated
 }
 
-fn create_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut PendingCpusetChanges) {
+fn plan_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
     let JobCpuset { job, path, spec, creator } = job_cpuset;
     let recorded = state.cpusets.cpuset_at(path);
