@@ -325,6 +325,9 @@ fn fits(spec: &CpusetSpec, cpuset: &Cpuset) -> bool {
         && cpuset.isolated == spec.isolated
 }
 
+/// Plans the creation or the change of the cpuset `job_cpuset` of a job, and the moves of the job's processes into it.
+/// Adds the changes to `changes`, and journals them. If a scan of the cgroup or of a process is missing, the job is
+/// added to the waiting jobs instead.
 fn plan_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
     let JobCpuset { job, path, spec, creator } = job_cpuset;
