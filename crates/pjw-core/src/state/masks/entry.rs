@@ -327,9 +327,9 @@ impl MaskEntry {
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
 
-    /// Records that the kernel refused the request for `mask` that [`MaskEntry::add_intended_request`] recorded, and that
-    /// the journal has. The thread still has the mask that it had before: sched_setaffinity(2) that fails changes nothing
-    /// (kernel/sched/syscalls.c, `__sched_setaffinity`, Linux 6.18).
+    /// Records that the kernel refused the request for `mask` that [`MaskEntry::add_intended_request`] recorded, and
+    /// that the journal has. The thread still has the mask that it had before: sched_setaffinity(2) that fails changes
+    /// nothing (kernel/sched/syscalls.c, `__sched_setaffinity`, Linux 6.18).
     pub fn record_request_refused(&mut self, mask: &CpuSet) {
         drop(self.withdraw_newest(mask));
     }
