@@ -49,7 +49,7 @@ pub(crate) fn report_affinity_violations(draft: &mut CycleDraft<'_>) -> Reported
         return ReportedAttempts::default();
     }
     let mut attempts: BTreeMap<Pid, Vec<AffinityAttempt<'_>>> = BTreeMap::new();
-    for attempt in requests.iter().filter_map(|request| attempt(draft.state, request)) {
+    for attempt in requests.iter().filter_map(|request| affinity_attempt(draft.state, request)) {
         attempts.entry(attempt.request.caller_pid).or_default().push(attempt);
     }
     for (&pid, attempts) in &attempts {
@@ -73,8 +73,10 @@ pub(crate) fn report_affinity_violations(draft: &mut CycleDraft<'_>) -> Reported
     reported
 }
 
-/// Whether an attempt of this job is reported now. `None` if the limit is exceeded; else the text to append
-/// to the event.
+/// Counts an event about an attempt of `job`, and returns the text to append to the event. The text is empty, except
+/// for the last event of a minute: it then says that further attempts are not reported. `None` if this minute already
+/// had [`MAX_PER_MINUTE`] events about the job: no event must be added. Also forgets the counts of jobs that have
+/// ended.
 fn rate_limit_suffix(draft: &mut CycleDraft<'_>, job: &JobId) -> Option<&'static str> {
     let now = draft.now.since_boot;
     let jobs = &draft.state.jobs;
@@ -94,7 +96,11 @@ fn rate_limit_suffix(draft: &mut CycleDraft<'_>, job: &JobId) -> Option<&'static
     }
 }
 
-fn attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<AffinityAttempt<'a>> {
+/// Returns the call `request` of sched_setaffinity(2) as an attempt to leave the job of the caller. `None` if the
+/// caller is no member of a job with cores, if the call came before the grant, or if the caller is outside the cpuset
+/// of its job. Also `None` if all requested online PUs are in the grant, or if the call was for a process outside of
+/// the job.
+fn affinity_attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<AffinityAttempt<'a>> {
     let member = calling_member(state, request)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.was_released)?;
     let online = state.pool.online_cpus();
@@ -108,8 +114,9 @@ fn attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<Affi
     (is_outside && !of_others).then_some(AffinityAttempt { request, job, grant, requested, thread })
 }
 
-/// Returns the member that made the call. If the process started and exited between two scans, its parent is
-/// used.
+/// Returns the member that made the call `request`. If pjw does not know the calling process, because the process
+/// started and exited between two scans, its ancestor according to the fork event counts instead, or else its parent.
+/// `None` if this process is no member, or started after the call.
 fn calling_member<'a>(state: &'a WardenState, request: &AffinityRequest) -> Option<&'a Member> {
     let member = |pid: Pid| {
         state.members.get(&pid).filter(|member| member.id.start.earliest_time() <= request.called_at)
@@ -146,6 +153,8 @@ fn target_thread(
     Some((owner.id, tid))
 }
 
+/// Returns the text of the event about `attempt`. `others` is the number of other attempts of the same process in this
+/// cycle.
 fn event_text(attempt: &AffinityAttempt<'_>, others: usize) -> String {
     let AffinityAttempt { request, job, grant, requested, .. } = attempt;
     let AffinityRequest { caller, caller_pid, comm, .. } = request;

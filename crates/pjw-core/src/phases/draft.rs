@@ -105,7 +105,9 @@ impl CycleDraft<'_> {
         }
     }
 
-    /// Stores a new or changed job in the state, and adds the job to the records for the journal. Does nothing if the
+    /// Stores a new or changed job in the state, and adds the job to the records for the journal. The job is planned
+    /// again in this cycle. If the job is new, the jobs of the processes that may belong to the job are determined
+    /// again. If the job is new or was released before, the record of its resource use begins now. Does nothing if the
     /// state already contains the same job without a change.
     pub(crate) fn store_job(&mut self, job: Job) {
         if self.state.jobs.get(&job.id) != Some(&job) {
@@ -173,7 +175,8 @@ impl CycleDraft<'_> {
     }
 
     /// Writes to the journal that a thread has the mask that its program requested, so that pjwd need not restore its
-    /// mask after a restart. Does nothing while a cpuset may hide this mask from a restarted daemon.
+    /// mask after a restart. Does nothing if the journal has no mask of the thread. Also does nothing while a cpuset
+    /// may hide the mask from a restarted daemon.
     pub(crate) fn stop_journaling(&mut self, thread: ThreadId) {
         let pid = thread.process.pid;
         let known = self.state.tracked_process(pid).and_then(|member| member.threads.get(&thread.tid));

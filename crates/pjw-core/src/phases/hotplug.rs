@@ -16,7 +16,7 @@ use crate::terms::{Event, EventKind, Grant, Job, JobId};
 pub(crate) fn replace_lost_cores(draft: &mut CycleDraft<'_>) {
     let online = draft.state.pool.online_cpus();
     let lost_by = |job: &Job| {
-        let lost = lost(&draft.state.topology, job.owned_grant()?, &online);
+        let lost = lost_cpus(&draft.state.topology, job.owned_grant()?, &online);
         (!lost.is_empty()).then(|| (job.id.clone(), lost))
     };
     let jobs = draft.jobs_to_plan();
@@ -27,8 +27,9 @@ pub(crate) fn replace_lost_cores(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Returns the PUs of the grant that count as lost.
-fn lost(topology: &Topology, grant: &Grant, online: &CpuSet) -> CpuSet {
+/// Returns the offline PUs of `grant` that the job has lost. A PU is not lost while another PU of its core is in the
+/// grant and online. If the grant may have parts of cores, every offline PU is lost.
+fn lost_cpus(topology: &Topology, grant: &Grant, online: &CpuSet) -> CpuSet {
     let offline = grant.cpus.difference(online);
     if grant.may_split_cores {
         return offline;
@@ -76,7 +77,7 @@ fn report_change(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet, what: &s
 }
 
 /// Adds a warning for each job that holds fewer cores or PUs (logical CPUs) than it requested. A provision waits for
-/// the others: its warning says why it does not get them.
+/// the missing cores: its warning has the reason why pjw can't grant them yet, if the reason is known.
 pub(crate) fn warn_incomplete_grants(draft: &mut CycleDraft<'_>) {
     let jobs = draft.jobs_to_plan();
     let jobs = jobs.iter().filter_map(|id| draft.state.jobs.get(id));
