@@ -14,7 +14,7 @@ use crate::terms::{
 };
 
 /// Removes the jobs that have ended from the state. A later step of the same cycle can already grant their PUs (logical
-/// CPUs) to other jobs.
+/// CPUs) to other jobs. Also stores for each other job since when the job has had no process.
 pub(crate) fn end_finished_jobs(draft: &mut CycleDraft<'_>) {
     let now = draft.now.since_boot;
     let by_cgroup = draft.seen.cgroups.keys().flat_map(|path| draft.state.jobs.jobs_of_cgroup(path));
@@ -34,9 +34,10 @@ pub(crate) fn end_finished_jobs(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Returns the reason why the job has ended, or `None` if it goes on. A job goes on while it has processes,
-/// even if all of them were moved out of its cgroup. It ends when the scheduler removes the cgroup
-/// (docs/adr/0005). `empty_since` is the time since which the job has no process, `None` if it has one.
+/// Returns the reason why `job` has ended, as text for users, or `None` if it goes on. A job goes on while it has
+/// processes, even if all of them were moved out of its cgroup. Except if the scheduler has removed the cgroup: then
+/// the job has ended in any case (docs/adr/0005). `empty_since` is the time since which the job has had no process,
+/// `None` if it has one.
 fn end_reason(job: &Job, empty_since: Option<Nanos>, draft: &CycleDraft<'_>) -> Option<&'static str> {
     let cgroup = job.cgroup.as_ref().and_then(|path| draft.seen.cgroups.get(path));
     let empty_ns = empty_since.map(|since| draft.now.since_boot.0.saturating_sub(since.0));
@@ -57,8 +58,9 @@ fn end_reason(job: &Job, empty_since: Option<Nanos>, draft: &CycleDraft<'_>) -> 
 }
 
 /// Releases the job `id` because of a command: its cores become free, and its threads get their original affinity masks
-/// back. If the batch scheduler still runs the job, the job stays in the list of jobs, without cores, until the
-/// scheduler ends the job. So pjw does not discover the job again. `why` is the reason, for users.
+/// back. If the job belongs to a batch system and still has processes, the job stays in the list of jobs, marked as
+/// released, so that pjw does not discover the job again. Such a job keeps a grant that the batch system chose. `why`
+/// is the reason, as text for users. Does nothing if the job stays in the list and was released before.
 pub(crate) fn release_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     let still_runs = id.source().is_batch_system() && draft.state.members_of(id).next().is_some();
     let Some(job) = draft.state.jobs.get(id).cloned().filter(|_| still_runs) else {
@@ -78,7 +80,8 @@ pub(crate) fn release_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
 }
 
 /// Removes the job `id` from the state: its cores become free, and its threads get their original affinity masks back.
-/// `why` is the reason, for users.
+/// Adds an event, and the report about the job's resource use, unless the job was reported when it was released. `why`
+/// is the reason, as text for users.
 pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     keep_released_masks(draft, id);
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
@@ -129,7 +132,8 @@ fn report_released(draft: &mut CycleDraft<'_>, id: &JobId, why: &str, cpus: &Cpu
 }
 
 /// Grants to each job the PUs (logical CPUs) that its batch scheduler gave to the job by a cpuset. pjw never adds other
-/// PUs to such a grant.
+/// PUs to such a grant. Other jobs that hold some of these PUs by a grant of pjw lose all their cores, and wait for
+/// other cores.
 pub(crate) fn apply_scheduler_cpusets(draft: &mut CycleDraft<'_>) {
     let jobs = draft.seen.cgroups.keys().flat_map(|path| draft.state.jobs.jobs_of_cgroup(path));
     let ids: Vec<JobId> = jobs.map(|job| job.id.clone()).collect();
@@ -146,14 +150,12 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut CycleDraft<'_>) {
                 cpus_with_is_are(&also_held)
             ));
         }
-        let (granted_by, shared, granted_at) =
-            (GrantedBy::Scheduler, !also_held.is_empty(), draft.now.since_boot);
         let grant = Grant {
             cpus,
-            granted_by,
-            is_shared: shared,
+            granted_by: GrantedBy::Scheduler,
+            is_shared: !also_held.is_empty(),
             may_split_cores: true,
-            granted_at,
+            granted_at: draft.now.since_boot,
             reasons,
             second_best: String::new(),
             ownership: Ownership::Owned,
@@ -162,8 +164,9 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// The PUs that the scheduler grants to a job by the cpuset of the job's cgroup, if the job does not hold exactly
-/// these.
+/// Returns the PUs that the scheduler grants to `job` by the cpuset of the job's cgroup. `None` if a grant of the
+/// scheduler with exactly these PUs is known, or if this scan did not read the cgroup. Also `None` if the cpuset has no
+/// PU, all PUs of the machine or all online PUs, or if a daemon of pjw wrote the cpuset.
 fn new_scheduler_cpus(draft: &CycleDraft<'_>, job: &Job) -> Option<CpuSet> {
     let cgroup = draft.seen.cgroups.get(job.cgroup.as_ref()?)?.present()?;
     let (path, cpusets) = (&cgroup.id.path, &draft.state.cpusets);
@@ -185,8 +188,9 @@ fn new_scheduler_cpus(draft: &CycleDraft<'_>, job: &Job) -> Option<CpuSet> {
     (!is_ours && !is_leftover && !is_known && !has_all && !cpus.is_empty()).then_some(cpus)
 }
 
-/// Takes PUs that a scheduler granted to `winner` from jobs that got them from pjw. These jobs get
-/// other cores or wait.
+/// Takes all cores back from each job that holds some of `cpus` by a grant of pjw and does not share its cores. A
+/// scheduler has granted `cpus` to the job `winner`. The other jobs wait for cores, and can get new ones in this cycle.
+/// Adds an event for each of them.
 fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSet) {
     let loses = |job: &&Job| {
         let grant = job.grant_chosen_by(GrantedBy::Warden).filter(|_| job.id != *winner);
@@ -205,10 +209,11 @@ fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSe
     }
 }
 
-/// Grants cores to the jobs that wait for cores, the oldest job first. A provision that holds fewer cores than were
-/// promised waits too, and keeps these meanwhile. Adds a warning for each job without cores whose request can't be
-/// served. The cores of a job are not searched for again until the request or the [`ServingConditions`] have changed.
-/// Until then, only the waiting jobs that have changed are visited. When everything is dirty, all are.
+/// Grants cores to the jobs that wait for cores, the oldest job first, and to the provisions that hold fewer cores than
+/// were promised. Adds a warning for each job without cores whose request can't be served. First sets the missing
+/// requests of discovered jobs. A request that was refused is not checked again until the request or the
+/// [`ServingConditions`] have changed. Until then, only the waiting jobs that have changed are visited. If everything
+/// must be planned again, all waiting jobs are visited.
 pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     set_missing_requests(draft);
     // A change of the policy or of the topology makes everything dirty.
@@ -262,8 +267,10 @@ fn queue_for_cores(state: &WardenState, all: bool) -> BTreeSet<(UnixMillis, JobI
     changed.filter(|job| waits_for_cores(job) || is_short(job)).map(place).collect()
 }
 
-/// Grants cores to the job `id`, which waits for cores, if its request can be served now. `earlier` has the earlier
-/// refusals of requests. `recheck` says that they are not valid any more.
+/// Grants cores to the job `id`, which waits for cores, if its request can be served now. If not, adds a warning unless
+/// the job holds cores, and stores the refusal of the allocator in the state. Removes the earlier refusal of the job
+/// from `earlier`. If this refusal is still valid, the request is refused again without a new search for cores.
+/// `recheck` says that no earlier refusal is valid any more.
 fn serve_waiting_job(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
@@ -308,8 +315,9 @@ fn serve_waiting_job(
     }
 }
 
-/// Whether the waiting job `job` can get no cores, whatever cores are free: a grant can't be recorded, or another
-/// daemon confines the job. Adds a warning with the cause, unless the job holds cores.
+/// Returns whether the waiting job `job` can get no cores, even if enough cores are free: the journal can't record a
+/// grant, or another pjwd wrote the cpuset of the job's cgroup. Adds a warning with the cause, unless the job holds
+/// cores.
 fn is_service_prevented(draft: &mut CycleDraft<'_>, job: &Job) -> bool {
     let id = &job.id;
     let (why, remedy) = if !draft.policy.may_grant {
@@ -361,10 +369,10 @@ pub(crate) fn has_fewer_than_requested(topology: &Topology, job: &Job) -> bool {
     }
 }
 
-/// Returns PUs (logical CPUs) of the cpuset that pjw wrote in the scheduler's cgroup of the job `id`, which serve
-/// `request`: all of them, or fewer if the job requests fewer now. `None` if there is no such cpuset, if not all of the
-/// PUs are free, or if they do not suffice for the request and the policy. A job without cores has such a cpuset after
-/// its record was lost. In observe mode, the cpuset is still a leftover then.
+/// Returns an offer of PUs (logical CPUs) for `request` from the cpuset that pjw wrote in the scheduler's cgroup of the
+/// job `id`: all PUs of the cpuset, or fewer if the job requests fewer now. `None` if there is no such cpuset, if not
+/// all of its PUs are free and online, or if they do not suffice for the request and the policy. A job without cores
+/// has such a cpuset if its record was lost. In observe mode, the cpuset is then still recorded as a leftover.
 fn offer_of_own_cpuset(
     state: &WardenState,
     policy: &Policy,
@@ -423,7 +431,7 @@ pub(crate) fn find_offer(
 
 /// Grants the PUs (logical CPUs) in `offer` to the job `id`. `shared` is true if other jobs may also hold some of these
 /// PUs. The pool stores one holder for each PU. So if `shared` is true, the pool stores this job as the holder only of
-/// the PUs that no other job holds.
+/// the PUs that no other job holds. Does nothing if `shared` is false and some of the PUs are not free any more.
 pub(crate) fn grant_offer(draft: &mut CycleDraft<'_>, id: &JobId, offer: &PuOffer, shared: bool) {
     if shared {
         draft.state.pool.grant_available(id, &offer.cpus);
@@ -432,18 +440,15 @@ pub(crate) fn grant_offer(draft: &mut CycleDraft<'_>, id: &JobId, offer: &PuOffe
         return;
     }
     let PuOffer { cpus, reasons, second_best, .. } = offer.clone();
-    let (may_split_cores, granted_at) = (draft.policy.share_smt, draft.now.since_boot);
-    let granted_by = GrantedBy::Warden;
-    let ownership = Ownership::Owned;
     let grant = Grant {
         cpus,
-        granted_by,
+        granted_by: GrantedBy::Warden,
         is_shared: shared,
-        may_split_cores,
-        granted_at,
+        may_split_cores: draft.policy.share_smt,
+        granted_at: draft.now.since_boot,
         reasons,
         second_best,
-        ownership,
+        ownership: Ownership::Owned,
     };
     set_grant(draft, id, grant);
 }
@@ -470,8 +475,8 @@ fn resize_text(before: &Grant, now: &Grant) -> String {
     why.map_or(text.clone(), |why| format!("{text}: {why}"))
 }
 
-/// Sets the request of discovered jobs: the number of cores that the scheduler's variables give, else the
-/// number configured for the source.
+/// Sets the request of each discovered job that has none: the number of cores that the scheduler's variables give, else
+/// the number that the configuration gives for the source. Does nothing for a job of which neither number is known.
 fn set_missing_requests(draft: &mut CycleDraft<'_>) {
     let jobs = draft.jobs_to_plan();
     let unknown = jobs.iter().filter_map(|id| draft.state.jobs.get(id)).filter(|job| job.request.is_none());
