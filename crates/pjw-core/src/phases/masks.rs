@@ -31,7 +31,7 @@ pub(crate) fn plan_masks(
     mut reported: ReportedAttempts,
 ) -> Vec<MaskAction> {
     let jobs = draft.jobs_to_plan().into_iter();
-    jobs.flat_map(|id| plan_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
+    jobs.flat_map(|id| plan_masks_of_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
 }
 
 /// Sorts changes of affinity masks. The first thread of a process is restricted before its other threads, and gets
@@ -50,10 +50,12 @@ pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -
     actions
 }
 
-/// Returns the changes of the masks of the job `id`, after they were recorded and journaled. If the job holds no cores,
-/// these changes restore the original masks. If it holds cores and waits for a change of its cpuset, the result is
-/// empty.
-fn plan_job(
+/// Returns the changes of the affinity masks of threads of the job `id`, after they were added to the records for the
+/// journal. If the job holds no cores, these changes restore the original masks. The result is empty if the job holds
+/// cores and `waits_for_cpuset` is true, because a change of its cpuset is not complete. Adds an event for each process
+/// of which a thread has left the grant, unless `reported` has this violation. Also records the NUMA nodes of
+/// processes.
+fn plan_masks_of_job(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
     waits_for_cpuset: bool,
@@ -62,7 +64,7 @@ fn plan_job(
     let online = draft.state.pool.online_cpus();
     let Some(job) = draft.state.jobs.get(id) else { return Vec::new() };
     if job.active_grant().is_none() {
-        return restore_job(draft, id);
+        return restore_masks_of_job(draft, id);
     }
     let Some(grant) = job.online_granted_cpus(&online).filter(|_| !waits_for_cpuset) else {
         return Vec::new();
@@ -72,7 +74,7 @@ fn plan_job(
     let mut plans = thread_plans(draft, &grant, concerned, has_partition);
     match draft.policy.bindings {
         BindingPolicy::Respect => {}
-        BindingPolicy::Repair => find_overloaded(draft.state, &mut plans, &grant),
+        BindingPolicy::Repair => lift_overloaded_bindings(draft.state, &mut plans, &grant),
         BindingPolicy::Override => lift_all(&mut plans, &grant),
     }
     if draft.state.jobs.get(id).is_some_and(Job::is_borrower) {
@@ -119,8 +121,9 @@ fn plan_job(
     actions
 }
 
-/// The members of which a mask may have to change now. `None` if there are none, or if all masks have to wait for the
-/// partition of the job.
+/// Returns the members of the job `id` whose affinity masks may have to change now. `None` if there are none, or if a
+/// change of the job's isolated partition is delayed. While another change of the job's cpuset is delayed, the members
+/// in the cpuset are left out.
 fn members_to_plan<'a>(draft: &'a CycleDraft<'_>, id: &JobId) -> Option<Vec<&'a Member>> {
     let mut concerned = draft.state.members.members_to_plan(&draft.state.dirty, id)?;
     if draft.state.cpusets.is_partition_delayed(id) {
@@ -134,8 +137,9 @@ fn members_to_plan<'a>(draft: &'a CycleDraft<'_>, id: &JobId) -> Option<Vec<&'a 
     Some(concerned)
 }
 
-/// The threads of these members that are planned. In an isolated partition, also of threads that are not active: they
-/// are pinned too.
+/// Returns the threads of `members` (processes of a job) as input for the choice of their masks. `grant` has the PUs of
+/// the job. Threads without a mask entry are left out. Of a process of which only the active threads must be planned,
+/// the other threads are left out too, except if the job has an isolated partition: there, all threads are pinned.
 fn thread_plans<'a>(
     draft: &'a CycleDraft<'_>,
     grant: &CpuSet,
@@ -175,13 +179,14 @@ fn thread_plans<'a>(
             });
         }
     }
-    judge_lifts(&mut plans, draft.now.since_boot);
+    mark_failed_lifts(&mut plans, draft.now.since_boot);
     plans
 }
 
-/// Finds the lifted bindings that did not help the thread, and marks these threads: their bindings must be in force
-/// again.
-fn judge_lifts(plans: &mut [ThreadPlan<'_>], now: Nanos) {
+/// Marks the threads that were not helped when pjw lifted their binding: they wait for a PU nearly as much as before
+/// ([`LiftedBinding::must_restore_binding`]). The binding of such a thread is put in force again, and is not lifted a
+/// second time.
+fn mark_failed_lifts(plans: &mut [ThreadPlan<'_>], now: Nanos) {
     let is_failed = |plan: &ThreadPlan<'_>| {
         let lifted = plan.entry.lifted_binding(&plan.own).filter(|_| plan.was_unbound);
         lifted.is_some_and(|lifted| {
@@ -200,8 +205,9 @@ fn judge_lifts(plans: &mut [ThreadPlan<'_>], now: Nanos) {
     }
 }
 
-/// Finds the hot threads whose bindings are lifted. A thread outside of the grant is confined first.
-fn find_overloaded(state: &WardenState, plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
+/// Marks the hot threads whose bindings are lifted now, because too many hot threads are bound to the same PUs. A
+/// thread that may run outside of `grant` is not marked: the thread is restricted to `grant` first.
+fn lift_overloaded_bindings(state: &WardenState, plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
     let hot = plans.iter().filter(|plan| plan.thread.demand.is_hot);
     let hot_threads: Vec<HotThread> = hot.map(|plan| hot_thread(plan, grant)).collect();
     let inherited = processes_bound_to_one_core(state, plans, grant);
@@ -299,8 +305,10 @@ fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
     HotThread { thread, last_cpu, mask, pinned_pu, numa_node: None, address_space: None }
 }
 
-/// Returns the kind of the change of a thread's mask to `target`, and the reason as text for users. The first case that
-/// applies decides.
+/// Returns the kind of the change of a thread's mask to `target`, and the reason as text for users. `pin` is the PU to
+/// which the change pins the thread, `None` if it does not. `grant` has the PUs of `job`. `is_lifted` says that
+/// `target` is the whole grant, and that the kernel may store a narrower mask of pjw for the thread, without effect in
+/// the cpuset. The first case that applies decides.
 fn kind_and_reason(
     plan: &ThreadPlan<'_>,
     pin: Option<Pu>,
@@ -359,8 +367,10 @@ fn kind_and_reason(
     }
 }
 
-/// Reports the violations that a scan found: each process once. A violation is not reported again if it was reported
-/// when the thread requested the mask.
+/// Adds one event for each process of which a thread has replaced the mask of pjw by a mask with PUs outside of `grant`
+/// or by the mask of all PUs, and adds the process to `reported`. `actions` has the changes that repair these masks. No
+/// event is added for a process in `reported`. Also none if the mask is inside `grant` and `reported` has the thread:
+/// the violation was reported when the thread requested the mask.
 fn report_violations(
     draft: &mut CycleDraft<'_>,
     job: &JobId,
@@ -391,16 +401,17 @@ fn report_violations(
     }
 }
 
-/// The threads of a job that holds no cores must not stay on those of other jobs: they get their original masks back,
-/// and their processes stay members.
-fn restore_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Vec<MaskAction> {
+/// Returns the changes that restore the original masks of the threads of the job `id`, after they were added to the
+/// records for the journal. The job holds no cores, so its threads must not stay on the cores of other jobs. Their
+/// processes stay members. After a full scan, also records for the journal which threads have their original masks.
+fn restore_masks_of_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Vec<MaskAction> {
     let Some(members) = draft.state.members.members_to_plan(&draft.state.dirty, id) else {
         return Vec::new();
     };
     let (actions, done): (Vec<_>, Vec<_>) =
         members.into_iter().map(|member| mask_restore_actions(draft.state, member)).unzip();
     let (actions, done) = (actions.concat(), done.concat());
-    // Only after a full scan: see `restore`.
+    // Only after a full scan: see `plan_mask_restores`.
     if draft.full {
         done.into_iter().for_each(|thread| draft.stop_journaling(thread));
     }
@@ -429,10 +440,11 @@ fn mask_restore_actions(state: &WardenState, member: &Member) -> (Vec<MaskAction
     (actions, done)
 }
 
-/// Plans the changes of affinity masks that give the threads of released processes their original masks back. pjw keeps
-/// track of a process with restored masks until a full scan, because an unknown child may still have a mask that pjw
-/// had set for its parent. pjw also keeps track of the process while it is in a cpuset of pjw, because kernels before
-/// Linux 6.2 replace the mask when the process leaves the cpuset.
+/// Plans the changes of affinity masks that give the threads of released processes their original masks back. Leaves
+/// out processes that are kept off the cores of jobs. pjw keeps track of a process with restored masks until a full
+/// scan, because an unknown child may still have a mask that pjw had set for its parent. pjw also keeps track of the
+/// process while it is in a cpuset of pjw, because kernels before Linux 6.2 replace the mask when the process leaves
+/// the cpuset.
 pub(crate) fn plan_mask_restores(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> {
     draft.state.record_ongoing_restores(draft.now.since_boot);
     let mut actions = Vec::new();
