@@ -17,7 +17,9 @@ use crate::terms::{
 /// process is found and its threads are read by several scans, between which a sample may end.
 const MAX_LATE_WAIT_NS: u64 = 3_000_000_000;
 
-/// Updates the state of pjw with what the scan of this cycle found: processes, cgroups and online PUs (logical CPUs).
+/// Stores in the state the processes, the cgroups and the online PUs (logical CPUs) that the scan of this cycle read.
+/// After a full scan, removes the cgroups that are not needed any more. For each thread that an affinity request of
+/// this scan names, requests a scan of all threads of its process.
 pub(crate) fn update_state(draft: &mut CycleDraft<'_>) {
     let snapshot = draft.seen;
     draft.state.first_scan_at.get_or_insert(snapshot.taken_at.since_boot);
@@ -43,7 +45,8 @@ pub(crate) fn update_state(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Updates the cgroups that the scan read. A job whose cpuset changed is planned again, also while it waits for cores.
+/// Stores in the state the cgroups that the scan read. If the cgroup of a cpuset of pjw has changed, its job is planned
+/// again. If the cpuset of a job's own cgroup has changed while the job waits for cores, the job is planned again too.
 fn update_cgroups(draft: &mut CycleDraft<'_>) {
     let (state, seen) = (&mut *draft.state, draft.seen);
     let cpuset_of = |cgroup: &Observed<Cgroup>| cgroup.present().and_then(|cgroup| cgroup.cpuset.clone());
@@ -105,7 +108,8 @@ fn forget_unread_masks(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Stores the online PUs in the state. Adds an event for PUs that went offline or online.
+/// Stores the online PUs in the state. If they have changed, adds an event for the PUs that went offline or online, and
+/// everything is planned again.
 fn update_online_pus(draft: &mut CycleDraft<'_>, online: &CpuSet) {
     let machine = draft.state.topology.cpus().clone();
     let online = online.intersection(&machine);
@@ -137,7 +141,7 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     let reused = state.processes.get(&pid).is_some_and(|known| other_start(known.process.id))
         || state.members.get(&pid).is_some_and(|member| other_start(member.id))
         || state.processes_to_restore.get(&pid).is_some_and(|member| other_start(member.id));
-    if reused && !correct_start(draft, process.id) {
+    if reused && !correct_start_time(draft, process.id) {
         draft.state.remove_process(pid);
     }
     let state = &mut draft.state;
@@ -180,14 +184,15 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
         }
     }
     if has_moved {
-        correct_origin(draft, process);
+        correct_original_cgroup(draft, process);
     }
     update_threads(draft, process);
 }
 
-/// Corrects the cgroup to which a process goes back later, if another program moved the process while pjw's move into a
-/// cpuset was not complete. systemd moves a process wherever the process is.
-fn correct_origin(draft: &mut CycleDraft<'_>, process: &Process) {
+/// Records the present cgroup of `process` as its original cgroup, if another program moved the process while pjw's
+/// move into a cpuset was not complete. pjw's move still takes place, because systemd moves a process out of any
+/// cgroup. Does nothing if pjw is not moving the process, or if the process is in a cpuset of pjw.
+fn correct_original_cgroup(draft: &mut CycleDraft<'_>, process: &Process) {
     let cpusets = &draft.state.cpusets;
     let Some(cgroup) = process.cgroup.as_deref().filter(|_| cpusets.delayed_changes.is_moving(process.id))
     else {
@@ -202,7 +207,8 @@ fn correct_origin(draft: &mut CycleDraft<'_>, process: &Process) {
     draft.record_cpuset(CpusetRecord::Moved { process: process.id, from, to });
 }
 
-/// Whether `process`, which a scan read without its threads, is the same as in the state.
+/// Returns whether `process`, which a scan read without its threads, is the same as in the state. False for a process
+/// that only one scan has read before.
 fn is_unchanged(state: &WardenState, process: &Process) -> bool {
     let Some(known) = state.processes.get(&process.id.pid).filter(|known| !known.was_read_once) else {
         return false;
@@ -249,9 +255,10 @@ fn parent_at_birth(state: &WardenState, process: &Process) -> Pid {
     descendant.map_or(process.parent, |descendant| descendant.ancestor)
 }
 
-/// Corrects the start time of a process of which only the fork event was known. Returns whether the process is that
-/// one.
-fn correct_start(draft: &mut CycleDraft<'_>, id: ProcessId) -> bool {
+/// Returns whether the process `id` is the known process with the same pid, whose start time was only estimated from
+/// its fork event. If so, corrects the start time of the member and of its threads, and adds the corrected membership
+/// and masks to the records for the journal.
+fn correct_start_time(draft: &mut CycleDraft<'_>, id: ProcessId) -> bool {
     let state = &mut draft.state;
     let known = state.processes.get(&id.pid).map(|known| known.process.id);
     let Some(estimated) = known.or_else(|| Some(state.tracked_process(id.pid)?.id)) else { return false };
@@ -310,10 +317,12 @@ pub(crate) fn update_threads(draft: &mut CycleDraft<'_>, seen: &Process) {
     add_wait_of(draft, pid);
     draft.state.forget_recorded_masks(process);
     let ended: Vec<MemberThread> = before.into_values().collect();
-    make_missing_masks(draft, pid, &ended);
+    make_missing_mask_entries(draft, pid, &ended);
 }
 
-/// Updates the threads in `list`: the active threads of a member. The scan did not read its other threads.
+/// Updates the threads of `process` that are in `list`, if the process is a member. The scan read only these threads,
+/// because the other threads were not active. If the state lacks one of them, the next scan reads all threads. If one
+/// of them is not active any more, the process is planned once more.
 fn update_active_threads(draft: &mut CycleDraft<'_>, process: ProcessId, list: &[Thread]) {
     let (pid, now) = (process.pid, draft.now.since_boot);
     let Some(mut threads) = draft.state.members.take_threads(pid) else { return };
@@ -344,7 +353,8 @@ fn add_wait_of(draft: &mut CycleDraft<'_>, pid: Pid) {
 
 /// Returns the new entry of a thread in the state, after a scan has read the thread. `known` is the old entry, if there
 /// is one. `limits_changed_at` is the time at which the limits of the mask last changed. Until `idle_until`, the thread
-/// is known to have been idle.
+/// is known to have been idle. Also adds the time for which the thread has waited for a PU since the last scan to the
+/// waiting time that is not yet assigned to a job.
 fn updated_thread(
     draft: &mut CycleDraft<'_>,
     process: ProcessId,
@@ -363,7 +373,7 @@ fn updated_thread(
             entry.record_unchanged_reading(now);
             return entry;
         }
-        read_mask(draft, entry, &thread.effective_mask, process.pid)
+        updated_mask_entry(draft, entry, &thread.effective_mask, process.pid)
     });
     let before = known.map(|known| known.demand).unwrap_or_default();
     let demand = before.with_reading(thread.run_ns, thread.wait_ns, now, idle_until, draft.policy);
@@ -386,8 +396,10 @@ fn first_wait_ns(draft: &CycleDraft<'_>, pid: Pid, thread: &Thread) -> u64 {
     thread.wait_ns.min(draft.now.since_boot.0.saturating_sub(began_at.0).max(MAX_LATE_WAIT_NS))
 }
 
-/// Returns the mask entry of a thread after a scan has read its mask: `entry` is updated by `seen`, the effective mask.
-fn read_mask(draft: &CycleDraft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -> MaskEntry {
+/// Returns `entry`, the mask entry of a thread of the process `pid`, after a scan has read the effective mask `seen` of
+/// the thread. On kernels before Linux 6.2, also corrects the entry if the kernel or the program was wrongly recorded
+/// as the writer of the mask.
+fn updated_mask_entry(draft: &CycleDraft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -> MaskEntry {
     let (state, now) = (&*draft.state, draft.now.since_boot);
     let persists = draft.policy.cpuset_support.affinity_persists;
     let limits = state.mask_limits(pid, entry.last_read_at(), persists);
@@ -425,12 +437,13 @@ pub(crate) fn add_missing_mask_entries(draft: &mut CycleDraft<'_>, id: &JobId) {
     };
     let members = members.members_to_plan(dirty, id).unwrap_or_default();
     let pids: Vec<Pid> = members.into_iter().filter(lacks_mask).map(|member| member.id.pid).collect();
-    pids.into_iter().for_each(|pid| make_missing_masks(draft, pid, &[]));
+    pids.into_iter().for_each(|pid| make_missing_mask_entries(draft, pid, &[]));
 }
 
-/// Makes the mask entries of the threads of a process that have none. `ended` are threads of it that ended since the
-/// last scan. The cpuset around a thread may be unread; then the entry is made later.
-fn make_missing_masks(draft: &mut CycleDraft<'_>, pid: Pid, ended: &[MemberThread]) {
+/// Makes the mask entries that threads of the process `pid` lack, and adds them to the records for the journal if
+/// necessary. Makes no entry yet if no scan has read the cpuset around the thread. `ended` has the threads of the
+/// process that have ended since the last scan: one of them may have created a thread.
+fn make_missing_mask_entries(draft: &mut CycleDraft<'_>, pid: Pid, ended: &[MemberThread]) {
     let persists = draft.policy.cpuset_support.affinity_persists;
     let now: Nanos = draft.now.since_boot;
     let state = &*draft.state;
