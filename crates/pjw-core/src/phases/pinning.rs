@@ -70,7 +70,7 @@ pub fn choose_pins(
     {
         return BTreeMap::new();
     }
-    load.assign(grant, hot_threads)
+    load.pin_floating_threads(grant, hot_threads)
 }
 
 impl HotThread {
@@ -105,6 +105,7 @@ struct PuLoad<'a> {
 }
 
 impl<'a> PuLoad<'a> {
+    /// Makes the record of the PUs in `grant`, with no thread on any PU.
     fn new(topology: &'a Topology, grant: &CpuSet) -> Self {
         let order = topology.sort_one_per_core_first(grant);
         let mut first_of_core: BTreeMap<CpuSet, usize> = BTreeMap::new();
@@ -126,13 +127,16 @@ impl<'a> PuLoad<'a> {
         }
     }
 
-    fn assign(mut self, grant: &CpuSet, hot_threads: &[HotThread]) -> BTreeMap<ThreadId, Pu> {
+    /// Returns the PU to which each floating thread is pinned: each thread whose mask is `grant`. First counts each
+    /// bound thread (every other thread) on a PU of its mask. A pin that is still balanced stays. Groups of threads
+    /// that share an address space are placed before the other threads.
+    fn pin_floating_threads(mut self, grant: &CpuSet, hot_threads: &[HotThread]) -> BTreeMap<ThreadId, Pu> {
         let is_bound = |hot_thread: &&HotThread| hot_thread.mask != *grant;
         let (mut bound, mut floating): (Vec<&HotThread>, Vec<_>) = hot_threads.iter().partition(is_bound);
         floating.sort_by_key(|hot_thread| hot_thread.thread);
         // The smallest masks first: they leave the fewest choices.
         bound.sort_by_key(|hot_thread| (hot_thread.mask.len(), hot_thread.thread));
-        let free_pus = self.count_bound(grant, &bound);
+        let free_pus = self.count_bound_threads(grant, &bound);
         let balances_cores = self.equal_cores && (bound.is_empty() || floating.len() <= free_pus);
 
         let mut placing = Placing {
@@ -151,14 +155,16 @@ impl<'a> PuLoad<'a> {
         let has_cores = |hot_thread: &&HotThread| hot_thread.group_cpus(&cores).is_some();
         let (inside, others): (Vec<&HotThread>, Vec<_>) = grouped.into_iter().partition(has_cores);
         let outside = self.keep_pins(&mut placing, inside, &cores);
-        self.place(&mut placing, outside, &cores);
+        self.place_threads(&mut placing, outside, &cores);
         unplaced.extend(self.keep_pins(&mut placing, others, &cores));
         unplaced.sort_by_key(|hot_thread| hot_thread.thread);
-        self.place(&mut placing, unplaced, &cores);
+        self.place_threads(&mut placing, unplaced, &cores);
         placing.pins
     }
 
-    /// Keeps the pins that are balanced, and, for a group with cores, on these. Returns the other threads.
+    /// Adds to `placing` the present pins of `hot_threads` that can stay. A pin can stay if its PU and its core may
+    /// have one more thread. If `cores` has cores for the address space of the thread, its pin must also be on one of
+    /// these cores, on which no other such thread is pinned. Returns the threads without a pin that can stay.
     fn keep_pins<'t>(
         &mut self,
         placing: &mut Placing,
@@ -189,8 +195,9 @@ impl<'a> PuLoad<'a> {
         unplaced
     }
 
-    /// Pins each thread to the best PU for it.
-    fn place(
+    /// Pins each of `hot_threads` to the best PU for it, in this order, and adds the pins to `placing`. If `cores` has
+    /// cores for the address space of a thread, they are preferred among equally loaded PUs.
+    fn place_threads(
         &mut self,
         placing: &mut Placing,
         hot_threads: Vec<&HotThread>,
@@ -236,9 +243,10 @@ impl<'a> PuLoad<'a> {
         choose_group_cores(self.topology, &free, &groups)
     }
 
-    /// Counts each bound thread on a PU of its mask: on a PU of its own if there is one. The pins have no influence on
-    /// that, so they stay when nothing else changes. Returns the number of PUs without a bound thread.
-    fn count_bound(&mut self, grant: &CpuSet, bound: &[&HotThread]) -> usize {
+    /// Counts each thread of `bound` on one PU of its mask. As many of these threads as possible get a PU for
+    /// themselves. Each other one is counted on the PU of its mask with the fewest threads. The present pins have no
+    /// influence, so they stay when nothing else changes. Returns the number of PUs without a bound thread.
+    fn count_bound_threads(&mut self, grant: &CpuSet, bound: &[&HotThread]) -> usize {
         let mut matching = ThreadPuMatching::new(self.topology, grant);
         let without_pu: Vec<&HotThread> =
             bound.iter().copied().filter(|hot_thread| !matching.add_thread(&hot_thread.mask)).collect();
@@ -252,6 +260,10 @@ impl<'a> PuLoad<'a> {
         matching.free_pus().len()
     }
 
+    /// Returns the PU of the grant with the fewest threads. Of several such PUs, returns the one on the core with the
+    /// fewest threads. After that, the NUMA node that was chosen for the process and the cores `group_cpus` of the
+    /// address space decide, then the present pin, the last PU of the thread, and its NUMA node. `None` if the grant
+    /// has no PU.
     fn best_pu_for(&self, hot_thread: &HotThread, group_cpus: Option<&CpuSet>) -> Option<Pu> {
         let node_cpus =
             self.topology.domain_of(TopologyLevel::NumaNode, hot_thread.last_cpu).map(|node| &node.cpus);
@@ -293,7 +305,8 @@ struct Room {
 }
 
 impl Room {
-    /// The room for `added` threads beside those that are counted in `threads_on`.
+    /// Computes how many threads each PU (or core) may have if `added` threads are added as evenly as possible.
+    /// `threads_on` has the present number of threads on each of them.
     fn new<T>(threads_on: &BTreeMap<T, usize>, added: usize) -> Self {
         let mut counts: Vec<usize> = threads_on.values().copied().collect();
         counts.sort_unstable();

@@ -72,12 +72,13 @@ impl<'a> ThreadPuMatching<'a> {
         let Some((free, wanted_by)) = wanted_by else { return false };
         self.masks.push(mask);
         self.places.push(free);
-        self.shift(free, &wanted_by);
+        self.assign_along_path(free, &wanted_by);
         true
     }
 
-    /// Searches a chain of threads of which each can take the PU of the next, from the thread `new` to a thread that
-    /// can take a free PU. Returns this PU, and for each visited PU the thread that would take it.
+    /// Searches a chain of threads of which each can get the PU of the next thread, and the last one can get a free PU.
+    /// The chain begins with the new thread, which has the index `new` and the mask `mask`. Returns the free PU, and
+    /// for each visited PU the index of the thread that would get this PU. `None` if there is no such chain.
     fn find_path(&mut self, mask: &CpuSet, new: usize) -> Option<(Pu, BTreeMap<Pu, usize>)> {
         let mut wanted_by = BTreeMap::new();
         let mut unvisited = self.pus.difference(&self.saturated);
@@ -95,9 +96,9 @@ impl<'a> ThreadPuMatching<'a> {
         None
     }
 
-    /// Gives the free PU to the thread that wants it, the former PU of this thread to the next, and so on up to the new
-    /// thread, which had none.
-    fn shift(&mut self, free: Pu, wanted_by: &BTreeMap<Pu, usize>) {
+    /// Assigns the PU `free` to the thread that would get it according to `wanted_by`, the former PU of this thread to
+    /// the next thread, and so on up to the new thread, which had no PU.
+    fn assign_along_path(&mut self, free: Pu, wanted_by: &BTreeMap<Pu, usize>) {
         self.free.remove(free);
         self.on_idle_cores = self.on_idle_cores.difference(&self.topology.core_cpus(free));
         let mut vacant = free;

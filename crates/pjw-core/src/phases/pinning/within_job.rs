@@ -23,7 +23,8 @@ pub(crate) struct HotProcess {
 /// Chooses a NUMA node for each of `processes` that has none, by `rule`. Returns the pids of these processes and the
 /// numbers of their nodes, in the order in which the processes started. Only nodes with PUs (logical CPUs) in `grant`
 /// (the PUs of the job) are chosen. `last` is the node that was chosen last for a process of the job. If all hot
-/// threads of a process are restricted to one node, the process gets this node.
+/// threads of a process are restricted to one node, the process gets this node. The result is empty for the default
+/// rule, and if `grant` is in a single node.
 pub(crate) fn choose_nodes(
     topology: &Topology,
     grant: &CpuSet,
