@@ -42,9 +42,9 @@ enum Fate {
     Removed(Option<String>),
 }
 
-/// Decides what happens to each cgroup that an earlier daemon made and the journal does not name: the cgroup becomes
-/// the cpuset of a job again, or is removed. Does nothing until a full scan has read these cgroups. In mode `observe`,
-/// only drops the cpusets of other daemons that have other PUs now.
+/// Recovers each cgroup that an earlier daemon made and the journal does not name: the cgroup becomes the cpuset of a
+/// job again, or is removed. Does nothing until a full scan has read these cgroups. In mode `observe`, only drops the
+/// entries of cpusets of other daemons that have other PUs now.
 pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
     if !draft.full {
         return;
@@ -81,9 +81,10 @@ fn keep_cpuset_of_other_daemon(draft: &mut CycleDraft<'_>, found: LeftoverCpuset
     }
 }
 
-/// Records a cpuset that an earlier daemon wrote in the cgroup of a batch system. Does nothing if the batch system has
-/// written other PUs since, or if the cpuset counts as a grant of the batch system already. The phase `jobs` gives the
-/// job the same PUs, or the phase `cpusets` removes the limits.
+/// Records that pjw manages `job_cpuset`, which an earlier daemon wrote in the cgroup `cgroup` of a batch system, and
+/// adds an event. After that, the phase `jobs` gives the job the same PUs, or the phase `cpusets` removes the limits.
+/// Does nothing if the batch system has written other PUs since, or if the cpuset counts as a grant of the batch system
+/// already.
 fn recover_scheduler_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, cgroup: &Cgroup) {
     let JobCpuset { job, path, spec, .. } = job_cpuset;
     let known = draft.state.jobs.get(job).and_then(|job| job.grant_chosen_by(GrantedBy::Scheduler));
@@ -175,6 +176,9 @@ fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
 }
 
 /// Decides whether the cpuset of `candidate` becomes the cpuset of its job again, and with which PUs. Changes nothing.
+/// The cpuset is removed if it has no processes, or does not restrict them and has no recorded owner. The cpuset is
+/// also removed if the machine lacks some of its PUs, or if another job holds some of them. Except if its job already
+/// has a grant: then the job keeps the PUs of this grant.
 fn decide_fate(state: &WardenState, candidate: &Candidate) -> Fate {
     let Candidate { found, job_cpuset: JobCpuset { job, path, .. }, cgroup, processes, .. } = candidate;
     let Some(cpuset) = cgroup.cpuset.as_ref().filter(|_| !processes.is_empty()) else {
@@ -211,8 +215,9 @@ fn decide_fate(state: &WardenState, candidate: &Candidate) -> Fate {
     }
 }
 
-/// Stores the job of the cpuset with `cpus` as its grant, unless the job is known and has a grant. A job of the class
-/// besteffort gets no grant here.
+/// Stores the job of `candidate` in the state, with `cpus` as its grant. If the job has no request, it gets a request
+/// for these PUs. Does nothing if the job is known and has a grant. A job of the class besteffort gets no grant here:
+/// the phase `lending` lends cores to the job.
 fn store_job_of_cpuset(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     let Candidate { found, job_cpuset: JobCpuset { job: id, path, spec, .. }, place, processes, .. } =
         candidate;
