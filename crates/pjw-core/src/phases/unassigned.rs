@@ -55,9 +55,10 @@ fn is_user_process_without_job(state: &WardenState, policy: &Policy, process: &P
         && !process.has_pjw_program_name()
 }
 
-/// Updates the unassigned processes, from the scanned processes and those that a changed job concerns. Returns the
-/// users of whose processes one changed.
-fn update_unassigned(draft: &mut CycleDraft<'_>) -> BTreeSet<Uid> {
+/// Updates in the state the unassigned processes of each user (processes in no job, of users with jobs). Checks the
+/// scanned processes and those that a changed job concerns, or all processes if all must be checked again. Returns the
+/// users whose unassigned processes may have changed.
+fn update_unassigned_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<Uid> {
     let former_owners = draft.state.jobs.take_former_owners();
     let mut changed = core::mem::take(&mut draft.state.users_with_changed_strays);
     if draft.recheck_all {
@@ -118,8 +119,8 @@ fn is_unassigned(draft: &CycleDraft<'_>, process: &Process) -> bool {
 /// which unassigned processes must not run on the cores of jobs. pjw keeps track of these processes, as it does of
 /// released processes, in order to restore their original affinity masks later.
 pub(crate) fn report_unassigned_processes(draft: &mut CycleDraft<'_>) {
-    let changed = update_unassigned(draft);
-    update_warnings(draft.state, &changed);
+    let changed = update_unassigned_processes(draft);
+    update_unassigned_warnings(draft.state, &changed);
     let (state, policy) = (&*draft.state, draft.policy);
     let mut excluded: BTreeMap<Pid, JobId> = BTreeMap::new();
     if policy.adopt_unassigned_processes {
@@ -130,7 +131,7 @@ pub(crate) fn report_unassigned_processes(draft: &mut CycleDraft<'_>) {
             }
         }
     }
-    if !excluded.is_empty() && outside(state).is_empty() {
+    if !excluded.is_empty() && cpus_outside_jobs(state).is_empty() {
         report_no_free_pus(&mut draft.out, &excluded);
         // Without a PU outside of all grants, the processes keep their masks.
         excluded.clear();
@@ -160,7 +161,7 @@ pub(crate) fn report_unassigned_processes(draft: &mut CycleDraft<'_>) {
 }
 
 /// The online PUs that no job holds.
-fn outside(state: &WardenState) -> CpuSet {
+fn cpus_outside_jobs(state: &WardenState) -> CpuSet {
     state.pool.online_cpus().difference(&state.jobs.owned_grants_per_pu().cpus())
 }
 
@@ -171,15 +172,17 @@ pub(crate) fn restrict_unassigned(draft: &mut CycleDraft<'_>) -> Vec<MaskAction>
     if state.pids_kept_off_job_cpus.is_empty() {
         return Vec::new();
     }
-    let outside = outside(state);
+    let outside = cpus_outside_jobs(state);
     let excluded = state.pids_kept_off_job_cpus.iter().filter_map(|pid| state.processes_to_restore.get(pid));
-    let actions: Vec<MaskAction> = excluded.flat_map(|member| exclusions_of(member, &outside)).collect();
+    let actions: Vec<MaskAction> = excluded.flat_map(|member| keep_off_actions(member, &outside)).collect();
     draft.journal_mask_requests(&actions);
     actions
 }
 
-/// The actions that restrict the threads of one process to the PUs in `outside`.
-fn exclusions_of<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<Item = MaskAction> + 'a {
+/// Returns the changes of affinity masks that restrict the threads of `member` to `outside`, the online PUs that no job
+/// holds. A thread gets the part of its original mask in `outside`, or all of `outside` if there is no such part.
+/// Threads that have or requested this mask already are left out.
+fn keep_off_actions<'a>(member: &'a Member, outside: &'a CpuSet) -> impl Iterator<Item = MaskAction> + 'a {
     member.living_threads().filter_map(move |(id, thread)| {
         let entry = thread.mask_entry.as_ref()?;
         let own = entry.original_mask().intersection(outside);
@@ -206,15 +209,16 @@ fn report_no_free_pus(out: &mut CycleOutput, excluded: &BTreeMap<Pid, JobId>) {
 }
 
 /// Updates the warnings about these users, which say that a user has processes outside of the user's jobs.
-fn update_warnings(state: &mut WardenState, users: &BTreeSet<Uid>) {
+fn update_unassigned_warnings(state: &mut WardenState, users: &BTreeSet<Uid>) {
     for &user in users {
-        let warning = warning(state, user);
+        let warning = unassigned_warning(state, user);
         state.set_stray_warning(user, warning);
     }
 }
 
-/// The warning that a user has processes outside of the user's jobs. `None` if all of these belong to a login.
-fn warning(state: &WardenState, user: Uid) -> Option<Warning> {
+/// Returns the warning that `user` has processes outside of the user's jobs. `None` if there are no such processes, or
+/// if all of them belong to a login.
+fn unassigned_warning(state: &WardenState, user: Uid) -> Option<Warning> {
     let pids = state.unassigned_pids_by_user.get(&user)?;
     let of_login = state.login_pids_by_user.get(&user);
     let is_reported = |pid: &&Pid| of_login.is_none_or(|of_login| !of_login.contains(*pid));
