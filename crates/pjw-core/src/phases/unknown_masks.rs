@@ -37,10 +37,10 @@ pub(crate) fn begin_unknown_mask_search(draft: &mut CycleDraft<'_>) {
 /// processes as long as they have these masks.
 pub(crate) fn report_unknown_masks(draft: &mut CycleDraft<'_>) {
     continue_search(draft);
-    find_descendants(draft);
-    find_orphans_of_root(draft);
-    find_hidden_masks(draft);
-    update_found(draft);
+    record_masks_of_descendants(draft);
+    record_masks_of_root_orphans(draft);
+    record_hidden_masks(draft);
+    update_recorded_masks(draft);
     let is_changed = draft.state.unknown_masks.take_list_change();
     // A process that joins or leaves a job has a record.
     if is_changed || draft.full || !draft.out.records.is_empty() {
@@ -48,7 +48,7 @@ pub(crate) fn report_unknown_masks(draft: &mut CycleDraft<'_>) {
     }
     if is_changed {
         let pids: Vec<Pid> = draft.state.unknown_masks.processes().map(|process| process.pid).collect();
-        draft.state.unknown_masks.warning = warning(draft.state, &pids);
+        draft.state.unknown_masks.warning = unknown_masks_warning(draft.state, &pids);
     }
     draft.out.warnings.extend(draft.state.unknown_masks.warning.clone().map(Arc::new));
 }
@@ -78,12 +78,14 @@ fn record_unknown_origin_masks(draft: &mut CycleDraft<'_>, pid: Pid, mut masks: 
     }
 }
 
-/// The search has two steps. The full scan that begins it chooses the processes. The next scan reads their threads and
-/// the cpusets around them: a mask that a cpuset limits is not of unknown origin.
+/// Continues the search for masks of unknown origin. A full scan begins the search: after this scan, chooses the
+/// processes whose masks must be read. The next scans read their threads and the cpusets around them: after each scan,
+/// records the masks that no cpuset and no journal record explains. When all these processes are read, checks the
+/// processes that were born meanwhile, and ends the search.
 fn continue_search(draft: &mut CycleDraft<'_>) {
     if draft.full && draft.state.unknown_masks.needs_processes_to_read() {
         let known = draft.state.processes.values();
-        let chosen = known.filter(|known| is_to_read(draft.state, draft.policy, known));
+        let chosen = known.filter(|known| must_be_read(draft.state, draft.policy, known));
         let chosen = chosen.map(|known| known.process.id.pid).collect();
         draft.state.unknown_masks.set_processes_to_read(chosen, draft.now.since_boot);
     }
@@ -96,25 +98,25 @@ fn continue_search(draft: &mut CycleDraft<'_>) {
     }
     if draft.full {
         let unreadable = draft.state.unknown_masks.count_full_scan();
-        unreadable.into_iter().for_each(|pid| add_first_thread(draft, pid));
+        unreadable.into_iter().for_each(|pid| record_first_thread_mask(draft, pid));
     }
     let Some(ended) = draft.state.unknown_masks.end_search_if_complete() else { return };
-    ended.children.into_iter().for_each(|pid| find_descendant(draft, pid, true));
+    ended.children.into_iter().for_each(|pid| record_inherited_masks(draft, pid, true));
     // Fork events may have been lost. Parents first, because a process is found by its parent.
     let known = draft.state.processes.values();
     let born_later = known.filter(|known| known.first_seen > ended.chosen_at).map(|known| known.process.id);
     let mut born_later: Vec<ProcessId> = born_later.collect();
     born_later.sort_by_key(|process| (process.start, process.pid));
-    born_later.into_iter().for_each(|process| find_descendant(draft, process.pid, true));
+    born_later.into_iter().for_each(|process| record_inherited_masks(draft, process.pid, true));
     apply_and_journal(draft, UnknownMaskRecord::Searched);
     // The search may have read cgroups of other processes than those of jobs.
     let of_jobs = draft.state.job_cgroup_paths();
     draft.state.cgroups.retain(|path, _| of_jobs.contains(path));
 }
 
-/// Adds the mask of the first thread of a process outside of all jobs whose threads can't be read, if it lacks an
-/// online PU.
-fn add_first_thread(draft: &mut CycleDraft<'_>, pid: Pid) {
+/// Records the mask of the first thread of the process `pid`, whose other threads can't be read, as a mask of unknown
+/// origin. Does nothing if the mask has all online PUs, or if the process belongs to a job or to a released job.
+fn record_first_thread_mask(draft: &mut CycleDraft<'_>, pid: Pid) {
     let online = draft.state.pool.online_cpus();
     let process = draft.state.process(pid).filter(|_| draft.state.tracked_process(pid).is_none());
     let mask = process.and_then(|process| process.first_thread_mask.clone());
@@ -123,10 +125,11 @@ fn add_first_thread(draft: &mut CycleDraft<'_>, pid: Pid) {
     record_unknown_origin_masks(draft, pid, masks);
 }
 
-/// Whether the search must read the threads of a process: of a process in a job whose records were lost, and of any
-/// other process if the mask of its first thread lacks an online PU. Of a process outside of all jobs, workers that are
-/// bound alone do not count: programs bind their workers themselves.
-fn is_to_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> bool {
+/// Returns whether the search must read the threads of the process `known`. True for a process of a job or of a
+/// released job, if the journal had no record of this membership. True for any other process if the mask of its first
+/// thread lacks an online PU. Its other threads do not count, because programs bind their threads themselves. False for
+/// processes of the kernel, of pjwd, and of users that this pjwd does not manage, and for process 1.
+fn must_be_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> bool {
     let process = &known.process;
     let pid = process.id.pid;
     let is_served = policy.only_managed_user.is_none_or(|user| user == process.uid);
@@ -163,7 +166,7 @@ fn find_unknown_origin_masks(draft: &CycleDraft<'_>, pid: Pid) -> Option<Unknown
         return Some(if is_bound_by_scheduler {
             UnknownOriginMasks::default()
         } else {
-            originals(member, unknown_original)
+            collect_masks(member, unknown_original)
         });
     }
     let process = draft.seen.processes.get(&pid)?.present()?;
@@ -216,8 +219,8 @@ fn has_unread_threads(member: &Member) -> bool {
 }
 
 /// Returns the masks that `mask_of` returns for the threads of `member`: that of the first thread, and those of the
-/// others.
-fn originals(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>) -> UnknownOriginMasks {
+/// others. Leaves out the threads for which `mask_of` returns `None`, and the threads without a mask entry.
+fn collect_masks(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>) -> UnknownOriginMasks {
     let mut mask = UnknownOriginMasks::default();
     for (thread, known) in member.living_threads() {
         let Some(original) = known.mask_entry.as_ref().and_then(&mask_of) else { continue };
@@ -230,19 +233,20 @@ fn originals(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>) ->
     mask
 }
 
-/// Finds the descendants of processes with masks of unknown origin among the scanned processes.
-fn find_descendants(draft: &mut CycleDraft<'_>) {
+/// Records the inherited masks of the scanned processes that descend from processes with masks of unknown origin.
+fn record_masks_of_descendants(draft: &mut CycleDraft<'_>) {
     if draft.state.unknown_masks.has_nothing_to_find() {
         return;
     }
     let scanned: Vec<Pid> = draft.scanned_pids().collect();
-    scanned.into_iter().for_each(|pid| find_descendant(draft, pid, false));
+    scanned.into_iter().for_each(|pid| record_inherited_masks(draft, pid, false));
 }
 
-/// Notes the mask of a process if the process inherited it from a process with a mask of unknown origin. A process
-/// outside of all jobs that an earlier scan read may have requested such a mask itself, unless `was_searched`: the
-/// search found its parent later.
-fn find_descendant(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
+/// Records the masks of the process `pid` that equal masks of unknown origin that the process may have inherited. Does
+/// nothing if masks of the process are recorded already. Also does nothing for a process outside of all jobs that an
+/// earlier scan read, because the process may have requested such a mask itself. Except if `was_searched` is true: then
+/// the search has found the parent of the process later.
+fn record_inherited_masks(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
     let state = &*draft.state;
     let Some(known) = state.processes.get(&pid) else { return };
     let process = &known.process;
@@ -262,7 +266,7 @@ fn find_descendant(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
         masks.find(|other| is_same(&online, other, mask)).cloned()
     };
     let mask = if let Some(member) = state.tracked_process(pid) {
-        originals(member, |entry| of_ancestor(entry.original_mask()))
+        collect_masks(member, |entry| of_ancestor(entry.original_mask()))
     } else if known.was_read_once || was_searched {
         let mask = process.first_thread_mask.as_ref();
         let first_thread = if masks.is_some() {
@@ -277,8 +281,9 @@ fn find_descendant(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
     record_unknown_origin_masks(draft, pid, mask);
 }
 
-/// The mask of unknown origin that an orphan of unknown descent may have inherited: that of an older process of its
-/// user.
+/// Returns the recorded mask of unknown origin that the process `known` may have inherited as its mask `mask`: an equal
+/// mask of an older process of the same user. `None` if there is none, or if the process is no orphan of unknown
+/// descent.
 fn mask_of_orphan(state: &WardenState, known: &KnownProcess, mask: &CpuSet) -> Option<CpuSet> {
     if !is_orphan_of_unknown_descent(state, known) {
         return None;
@@ -293,7 +298,7 @@ fn mask_of_orphan(state: &WardenState, known: &KnownProcess, mask: &CpuSet) -> O
 }
 
 /// Records the masks that new orphans of root may have inherited from a job of root ([`may_inherit_from_root`]).
-fn find_orphans_of_root(draft: &mut CycleDraft<'_>) {
+fn record_masks_of_root_orphans(draft: &mut CycleDraft<'_>) {
     let scanned = draft.scanned_pids().filter_map(|pid| draft.state.processes.get(&pid));
     let orphans = scanned.filter(|known| may_inherit_from_root(draft.state, known));
     let orphans: Vec<(Pid, Option<CpuSet>)> =
@@ -304,10 +309,11 @@ fn find_orphans_of_root(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Finds masks of unknown origin in processes that have left a cpuset without a record. While the earlier daemon made
-/// the cpuset, it may have set masks with the same PUs. Inside the cpuset, such a mask can't be distinguished from no
-/// mask. It can when the process has left the cpuset and still has the mask.
-fn find_hidden_masks(draft: &mut CycleDraft<'_>) {
+/// Records masks of unknown origin of processes that have left a cpuset that was found without a record. The earlier
+/// daemon that made the cpuset may also have set masks with the same PUs. In the cpuset, a thread with such a mask
+/// looks like a thread without a mask. After a process has left the cpuset, a mask with these PUs is recorded. Also
+/// writes to the journal that a cpuset is left, when its job has ended and pjw tracks none of its processes.
+fn record_hidden_masks(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     if state.unknown_masks.found_cpusets().is_empty()
         && state.unknown_masks.released_processes_mut().is_empty()
@@ -348,13 +354,14 @@ fn find_hidden_masks(draft: &mut CycleDraft<'_>) {
     left.into_iter().for_each(|job| apply_and_journal(draft, UnknownMaskRecord::CpusetLeft { job }));
 }
 
-/// Drops the processes that have ended, and the masks that were changed, among the processes that the scan covers.
-fn update_found(draft: &mut CycleDraft<'_>) {
+/// Removes recorded masks of unknown origin that are not valid any more: masks that were changed, and masks of
+/// processes that have ended. Visits only the processes that the scan covers. Writes the changes to the journal.
+fn update_recorded_masks(draft: &mut CycleDraft<'_>) {
     let found = draft.state.unknown_masks.masks_by_process().iter();
     let found = found.filter(|(process, _)| draft.full || draft.seen.processes.contains_key(&process.pid));
     let changed: Vec<(ProcessId, UnknownOriginMasks)> = found
         .filter_map(|(&process, mask)| {
-            let left = mask_left(draft, process, mask);
+            let left = kept_masks(draft, process, mask);
             (left != *mask).then_some((process, left))
         })
         .collect();
@@ -379,9 +386,9 @@ fn avoid_cpus_of_found(state: &mut WardenState) {
     state.pool.set_avoided(cpus);
 }
 
-/// The noted masks of a process that it still has, or that its release puts back. What the scan did not read is
-/// unchanged.
-fn mask_left(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownOriginMasks) -> UnknownOriginMasks {
+/// Returns those of the recorded masks `noted` that the process `process` still has, or that its release restores.
+/// Empty if the process has ended. Masks of threads that the scan did not read are returned unchanged.
+fn kept_masks(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownOriginMasks) -> UnknownOriginMasks {
     let state = &*draft.state;
     let Some(known) = state.process(process.pid) else {
         return if draft.full { UnknownOriginMasks::default() } else { noted.clone() };
@@ -397,7 +404,7 @@ fn mask_left(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownOriginMa
         if has_unread_threads(member) {
             return left;
         }
-        let originals = originals(member, |entry| Some(entry.original_mask().clone()));
+        let originals = collect_masks(member, |entry| Some(entry.original_mask().clone()));
         left.first_thread = left.first_thread.filter(|mask| is_in(originals.first_thread.as_ref(), mask));
         left.other_threads
             .retain(|mask| originals.other_threads.iter().any(|other| is_same(&online, other, mask)));
@@ -446,8 +453,9 @@ fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
     is_orphan_of_unknown_descent(state, known) && (has_mask_of_job() || state.has_released_mask(process))
 }
 
-/// The warning that an earlier daemon may have set the masks of these processes. `None` if there are none.
-fn warning(state: &WardenState, pids: &[Pid]) -> Option<Warning> {
+/// Returns the warning that an earlier daemon may have set the masks of the processes `pids`. `None` if `pids` is
+/// empty.
+fn unknown_masks_warning(state: &WardenState, pids: &[Pid]) -> Option<Warning> {
     let (first, all) = (pids.first()?, state.topology.cpus());
     let text = format!(
         "the masks of some processes may be those that an earlier pjwd set, and are kept: {}",
