@@ -176,9 +176,10 @@ fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
 }
 
 /// Decides whether the cpuset of `candidate` becomes the cpuset of its job again, and with which PUs. Changes nothing.
-/// The cpuset is removed if it has no processes, or does not restrict them and has no recorded owner. The cpuset is
-/// also removed if the machine lacks some of its PUs, or if another job holds some of them. Except if its job already
-/// has a grant: then the job keeps the PUs of this grant.
+/// The cpuset is removed if it has no processes. If the job already has a grant, the job keeps the PUs of this grant.
+/// Otherwise, the cpuset is removed if it does not restrict its processes and has no recorded owner. Except for a job
+/// of the class besteffort, the cpuset is also removed if the machine lacks some of its PUs, or if another job holds
+/// some of them.
 fn decide_fate(state: &WardenState, candidate: &Candidate) -> Fate {
     let Candidate { found, job_cpuset: JobCpuset { job, path, .. }, cgroup, processes, .. } = candidate;
     let Some(cpuset) = cgroup.cpuset.as_ref().filter(|_| !processes.is_empty()) else {
