@@ -24,8 +24,9 @@ pub(crate) fn update_members(draft: &mut CycleDraft<'_>) {
     while update_by_evidence(draft, false) || (adopts && update_by_evidence(draft, true)) {}
 }
 
-/// Checks each process that may belong to another job than before. Returns whether a process became a member.
-/// `may_adopt` says whether a process without evidence may be adopted by a job of its user.
+/// Makes processes members of the jobs to which they belong, parents before their children. Checks each process that
+/// may belong to another job than before, and the children of each new member. Returns whether a process became a
+/// member. `may_adopt` says whether a process without evidence may be adopted by a job of its user.
 fn update_by_evidence(draft: &mut CycleDraft<'_>, may_adopt: bool) -> bool {
     // A child can only be mapped after its parent, so the processes are checked in the order of their starts. A session
     // can only be mapped after its first member, which may have started last: the caller repeats this.
@@ -75,8 +76,9 @@ struct Lookups {
 struct Launchers(BTreeMap<Pid, Vec<(JobSource, Uid)>>);
 
 impl Launchers {
-    /// Returns the launchers among the ancestors of a process.
-    fn above(&mut self, state: &WardenState, process: &Process) -> Vec<(JobSource, Uid)> {
+    /// Returns the launchers of batch systems among the ancestors of `process`, each with its user. Stores the result
+    /// for each ancestor, so that no ancestor is visited twice in a pass.
+    fn of_ancestors(&mut self, state: &WardenState, process: &Process) -> Vec<(JobSource, Uid)> {
         let mut unknown: Vec<&KnownProcess> = Vec::new();
         let mut found = Vec::new();
         for ancestor in ancestors(state, process) {
@@ -103,7 +105,7 @@ impl Launchers {
     /// any name to a process.
     fn have_launched(&mut self, state: &WardenState, process: &Process, source: JobSource) -> bool {
         let counts = |uid: Uid| uid == Uid::ROOT || uid != process.uid;
-        self.above(state, process).into_iter().any(|(launched, uid)| launched == source && counts(uid))
+        self.of_ancestors(state, process).into_iter().any(|(launched, uid)| launched == source && counts(uid))
     }
 }
 
@@ -137,7 +139,9 @@ struct FoundJob {
 }
 
 /// Returns the job to which a process is to belong now, with the strongest evidence. `None` if its membership stays as
-/// it is. `may_adopt` says whether a process without other evidence can join the only job of its user.
+/// it is. Always `None` for kernel threads, process 1, processes of pjwd, and the helpers of the job's scheduler.
+/// `lookups` keeps the results of look-ups for other processes. `may_adopt` says whether a process without other
+/// evidence can join the only job of its user.
 fn evidence_for(
     draft: &CycleDraft<'_>,
     known: &KnownProcess,
@@ -173,9 +177,9 @@ fn evidence_for(
         found(&reference.job, MembershipEvidence::Cgroup, Some(reference))
     } else if held.is_some() {
         return None;
-    } else if let Some((job, evidence)) = by_relation(state, known, &mut lookups.owners) {
+    } else if let Some((job, evidence)) = job_by_relation(state, known, &mut lookups.owners) {
         found(&job, evidence, None)
-    } else if let Some(job) = by_provision(state, policy, process) {
+    } else if let Some(job) = job_by_provision(state, policy, process) {
         found(job, MembershipEvidence::Provision, None)
     } else if let Some(reference) = job_by_environment(state, known, &enabled, &mut lookups.launchers)
         && !has_lost_cgroup(&reference.job)
@@ -188,19 +192,22 @@ fn evidence_for(
     (!is_helper(state, known, &found.job)).then_some(found)
 }
 
-/// The job to which a process belongs because of its ancestors, its cgroup or its session, by the strongest evidence.
-fn by_relation(
+/// Returns the job to which a process belongs because of its ancestors, its cgroup, its mask or its session, with this
+/// evidence. If several jobs are possible, the first of these decides: the ancestor that the fork event named, the
+/// cpuset in which the process is, the parent, the inherited mask, and the session or process group. `None` if none of
+/// them names a job.
+fn job_by_relation(
     state: &WardenState,
     known: &KnownProcess,
     owners: &mut GroupingOwners,
 ) -> Option<(JobId, MembershipEvidence)> {
     let process = &known.process;
-    by_descent(state, process)
-        .or_else(|| Some((by_job_cpuset(state, process)?, MembershipEvidence::JobCpuset)))
+    job_by_descent(state, process)
+        .or_else(|| Some((job_by_cpuset(state, process)?, MembershipEvidence::JobCpuset)))
         .or_else(|| parent_of(state, process).map(|parent| (&parent.job, child_evidence(parent.evidence))))
-        .or_else(|| Some((by_inherited_mask(state, known)?, MembershipEvidence::Parent)))
+        .or_else(|| Some((job_by_inherited_mask(state, known)?, MembershipEvidence::Parent)))
         .map(|(job, evidence)| (job.clone(), evidence))
-        .or_else(|| Some((by_session(state, process, owners)?, MembershipEvidence::Session)))
+        .or_else(|| Some((job_by_session(state, process, owners)?, MembershipEvidence::Session)))
 }
 
 /// The parent of a process, if the parent is a member. The process id is not enough: the member must have started
@@ -209,8 +216,9 @@ fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member
     state.members.get(&process.parent).filter(|parent| parent.id.start <= process.id.start)
 }
 
-/// The job of the ancestor that the fork event of the process named, by the evidence of that ancestor.
-fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobId, MembershipEvidence)> {
+/// Returns the job of the ancestor that the fork event of the process named, with the evidence of a child of this
+/// ancestor. `None` if there is no such event, or if the ancestor was no member.
+fn job_by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobId, MembershipEvidence)> {
     let descendant =
         state.lineage.descendant(process.id.pid).filter(|descendant| descendant.was_ancestor_member)?;
     // A process can be registered for another job after its child was born: the child follows it.
@@ -220,9 +228,10 @@ fn by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobI
     }
 }
 
-/// The job in whose own cpuset cgroup the process is: pjw moved the process or one of its ancestors there. `None` if
-/// the process shares the cgroup with its parent: then the parent is the evidence.
-fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
+/// Returns the job in whose own cpuset cgroup the process is: pjw moved the process or one of its ancestors there.
+/// `None` if the process shares the cgroup with its parent: then the parent is the evidence. Also `None` if the process
+/// has left a provision, or if the cpuset is about to be removed.
+fn job_by_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
     let managed = state.cpusets.enclosing_cpuset(process.cgroup.as_deref()?)?;
     let cpuset = &managed.job_cpuset;
     let parent = parent_of(state, process).and_then(|parent| state.process(parent.id.pid));
@@ -238,7 +247,7 @@ fn by_job_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Jo
 /// two scans. Processes of root are not considered, because daemons of root request masks themselves. Also
 /// not considered are processes that started before the first process of the job, or that an earlier scan
 /// found.
-fn by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a JobId> {
+fn job_by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a JobId> {
     let process = &known.process;
     let may_inherit =
         known.was_read_once && process.uid != Uid::ROOT && is_orphan_of_unknown_descent(state, known);
@@ -268,7 +277,7 @@ pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownPro
 }
 
 /// Returns the first job with a provision whose rule matches the process.
-fn by_provision<'a>(state: &'a WardenState, policy: &Policy, process: &Process) -> Option<&'a JobId> {
+fn job_by_provision<'a>(state: &'a WardenState, policy: &Policy, process: &Process) -> Option<&'a JobId> {
     let is_recognised = |job: &&Job| {
         let rule = job.provision.as_ref().and_then(|provision| provision.rule.as_ref());
         rule.is_some_and(|rule| matches_rule(state, policy, rule, process))
@@ -316,7 +325,8 @@ fn job_by_environment<'a>(
     })
 }
 
-/// Iterates over the known ancestors of a process. The parent comes first.
+/// Iterates over the known ancestors of a process. The parent comes first. Ends before the first ancestor that the
+/// state does not contain.
 pub(crate) fn ancestors<'a>(
     state: &'a WardenState,
     process: &'a Process,
@@ -338,10 +348,11 @@ fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
     helper && (known.process.uid == Uid::ROOT || known.process.uid != owner)
 }
 
-/// Returns the job to which the session or the process group of a process belongs as a whole. The reason is
-/// the source of the job, or `assign --session`. A member of the job must still be in this session or group:
-/// as long as there is one, the kernel can't use the number of the session or group again.
-fn by_session(state: &WardenState, process: &Process, owners: &mut GroupingOwners) -> Option<JobId> {
+/// Returns the job to which the session or the process group of a process belongs as a whole. The reason is the source
+/// of the job, or `assign --session`. `None` if no member of such a job is in this session or group now: as long as
+/// there is one, the kernel can't use the number of the session or group again. `owners` keeps the results of look-ups
+/// for other processes.
+fn job_by_session(state: &WardenState, process: &Process, owners: &mut GroupingOwners) -> Option<JobId> {
     let Process { session, process_group: group, .. } = *process;
     let GroupingOwners { by_source, by_registration } = owners;
     let mut owned = |unit: JobProcessGrouping, leader: Pid| {
@@ -367,7 +378,8 @@ fn owner_of(state: &WardenState, unit: JobProcessGrouping, leader: Pid) -> Optio
     members.find(names_its_job).map(|(_, member)| &member.job)
 }
 
-/// Makes the process `pid` a member of the job `found`. Creates the job if it is not known.
+/// Makes the process `pid` a member of the job `found`. Creates the job if it is not known. Also stores in the job its
+/// cgroup and its owner, if the process shows them for the first time.
 fn join_job(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let owner = known.process.uid;
@@ -384,8 +396,9 @@ fn join_job(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
     add_member(draft, pid, &found.job, found.evidence);
 }
 
-/// Makes the process `pid` a member of `job`, and adds the membership to the records for the journal. `evidence` says
-/// why the process belongs to the job. The next scan reads the threads of the process.
+/// Makes the process `pid` a member of `job`, instead of its former job, and adds the membership to the records for the
+/// journal. `evidence` says why the process belongs to the job. The jobs of its children are determined again. If this
+/// scan did not read the threads of the process, the next scan reads them. Does nothing if the process is unknown.
 pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evidence: MembershipEvidence) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let id = known.process.id;

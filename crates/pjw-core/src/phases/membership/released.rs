@@ -54,6 +54,7 @@ pub(crate) fn forget_unused_masks(draft: &mut CycleDraft<'_>) {
     }
 }
 
+/// Returns the record, still without threads, of the process `known`: a child of a process of the released job `job`.
 fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
     let (job, evidence, first_seen) = (job.clone(), MembershipEvidence::Parent, Some(known.first_seen));
     Member {
@@ -68,8 +69,10 @@ fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
     }
 }
 
-/// The job of the released process to which a process was born, and the requests of which it may have inherited one. By
-/// its fork event, else by its parent, else by its mask.
+/// Returns the released job from whose processes the process `known` may have inherited an affinity mask, and the mask
+/// requests of which one may have been inherited. These are the requests that its fork event names, else those of its
+/// parent. If pjw had set exactly the mask of the process in this job, the request for this mask comes first. `None` if
+/// the process can't have inherited a mask of a released job.
 fn inherited_requests<'a>(
     state: &'a WardenState,
     known: &'a KnownProcess,

@@ -31,14 +31,14 @@ pub(crate) fn apply_rule(
     remove_members(draft, job, &leaving);
 }
 
-/// The members that leave the provision `job` because `rule` replaces `former_rule`. A member stays in each of these
-/// cases:
+/// Returns the members that leave the provision `job` because `rule` replaces `former_rule`. A member stays in each of
+/// these cases:
 ///
-/// - `rule` recognises it.
-/// - A command, a session or a batch system made it a member.
-/// - It is a child of a member that stays.
-/// - No rule made it a member, its parent is no member, and `former_rule` does not recognise it. Its ancestors have
-///   ended, and it is unknown why they were members.
+/// - `rule` recognises the member.
+/// - A command, a session or a batch system made the process a member.
+/// - The process is a child of a member that stays.
+/// - No rule made the process a member, its parent is no member, and `former_rule` does not recognise the process. Its
+///   ancestors have ended, and it is unknown why they were members.
 fn leaving_members(
     state: &WardenState,
     policy: &Policy,
