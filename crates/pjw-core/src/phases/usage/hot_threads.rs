@@ -29,7 +29,8 @@ struct BoundThreads {
 }
 
 impl HotThreads {
-    /// Returns the hot threads of `job`. Reads only the threads that scans of active processes read too.
+    /// Counts the hot threads of `job`, and by their binding those that their program bound to a part of the job's PUs.
+    /// A binding that pjw has lifted does not count. Visits only the active threads of active processes.
     pub(super) fn of_job(state: &WardenState, job: &JobId) -> Self {
         let online = state.pool.online_cpus();
         let grant = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&online)).unwrap_or_default();

@@ -150,7 +150,7 @@ pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
     for job in jobs_read {
         end_sample(draft, &job, MIN_SAMPLE_NS);
         if may_record {
-            record(draft, &job);
+            journal_usage(draft, &job);
         }
     }
 }
@@ -234,8 +234,9 @@ fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
     }
 }
 
-/// Records the CPU times of parents that belong to no job. From these, the CPU time of a child that has ended in a job
-/// becomes known.
+/// Records the CPU times that were read for parents that belong to no job: by the scan, or right after the exit of a
+/// child. If the last CPU time of an ended child in a job is unknown, it follows from the time of its parent, and is
+/// added to the job.
 fn record_outside_parent_cpu_times(draft: &mut CycleDraft<'_>) {
     let (snapshot, now) = (draft.seen, draft.now.since_boot);
     let WardenState { usage, members, pool, jobs, cpusets, .. } = &mut *draft.state;
@@ -316,7 +317,9 @@ pub(crate) fn end_sample_if_frozen_changes(draft: &mut CycleDraft<'_>, job: &Job
     }
 }
 
-/// Ends the usage sample of `job` now, if it is at least `min_ns` ns long.
+/// Ends the usage sample of `job` now, adds it to the usage of the job, and begins the next sample. Does nothing if the
+/// sample is shorter than `min_ns` ns, or if no usage of the job is recorded. After a restart of the daemon, only
+/// begins the first sample.
 fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
     let now = draft.now.since_boot;
     let state = &mut *draft.state;
@@ -350,7 +353,7 @@ fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
 
 /// Writes the usage of a job to the journal, if the last record is old enough: [`RECORD_INTERVAL_NS`], or longer on a
 /// machine with many jobs.
-fn record(draft: &mut CycleDraft<'_>, job: &JobId) {
+fn journal_usage(draft: &mut CycleDraft<'_>, job: &JobId) {
     let now = draft.now.since_boot;
     // The records of very many jobs would make the journal grow fast.
     let interval_ns = RECORD_INTERVAL_NS * (1 + draft.state.jobs.len() as u64 / 100);
