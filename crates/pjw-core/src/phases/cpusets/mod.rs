@@ -83,7 +83,7 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
                 warnings::report_missing_partition(draft, &id);
             }
             CpusetPlacement::Unknown => drop(changes.waiting_jobs.insert(id)),
-            CpusetPlacement::Unneeded => return_members(draft, &id, &mut changes),
+            CpusetPlacement::Unneeded => return_members_from_borrowers(draft, &id, &mut changes),
             CpusetPlacement::Impossible(why) => {
                 wanted.extend(cpuset_in_effect(draft.state, draft.policy, &id));
                 warnings::report_no_cpuset(draft, &id, &why);
@@ -190,16 +190,18 @@ pub fn effective_enforcement_of_members<'a>(
     if policy.mode == DaemonMode::Observe {
         return EffectiveEnforcement::Nothing;
     }
-    match cpuset_of_all(state, policy, job, members) {
+    match common_cpuset_path(state, policy, job, members) {
         Ok(path) => EffectiveEnforcement::Cpuset { path: Some(path) },
         Err(why) if state.cpusets.is_partition_delayed(&job.id) => EffectiveEnforcement::NotYet { why },
         Err(why) => EffectiveEnforcement::Affinity { why },
     }
 }
 
-/// The cpuset that limits all processes in `members`, or why there is none. For a job without processes, the cpuset that
-/// its first process is moved into: its cgroup is made then.
-fn cpuset_of_all<'a>(
+/// Returns the cgroup path of the cpuset that limits all processes in `members` to the PUs of `job`. If the job has no
+/// process, returns the path of the cpuset into which its first process will be moved. The error is the reason why
+/// there is no such cpuset, as text for users: the job can have none, its settings are not written yet, or a process is
+/// outside.
+fn common_cpuset_path<'a>(
     state: &WardenState,
     policy: &Policy,
     job: &Job,
@@ -247,17 +249,19 @@ fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlace
     if let Some(why) = state.cpusets.cpuset_error(id) {
         return CpusetPlacement::Impossible(why.to_owned());
     }
-    match owner_and_path(state, policy, job) {
+    match creator_and_path(state, policy, job) {
         Ok((creator, path)) => {
-            let spec = spec(state, policy, job, creator, cpus);
+            let spec = cpuset_spec(state, policy, job, creator, cpus);
             CpusetPlacement::At(JobCpuset { job: id.clone(), creator, path, spec })
         }
         Err(why) => CpusetPlacement::Impossible(why),
     }
 }
 
-/// The owner that is to create the cgroup of a job's cpuset, and the path. The scheduler's cgroup was scanned.
-fn owner_and_path(
+/// Returns the program that creates the cgroup of the cpuset of `job` (pjw, systemd or the batch system), and the path
+/// of this cgroup. The error is the reason why the job can have no cpuset, as text for users. The scheduler's cgroup of
+/// the job must have been scanned.
+fn creator_and_path(
     state: &WardenState,
     policy: &Policy,
     job: &Job,
@@ -305,7 +309,13 @@ fn gets_partition(policy: &Policy, job: &Job) -> bool {
 
 /// Returns the settings that the cpuset of `job` must have, with the PUs `cpus`. In the cgroup of a batch system, pjw
 /// only changes the PUs.
-fn spec(state: &WardenState, policy: &Policy, job: &Job, creator: CgroupCreator, cpus: CpuSet) -> CpusetSpec {
+fn cpuset_spec(
+    state: &WardenState,
+    policy: &Policy,
+    job: &Job,
+    creator: CgroupCreator,
+    cpus: CpuSet,
+) -> CpusetSpec {
     let request = job.request.as_ref().filter(|_| creator != CgroupCreator::Scheduler);
     let nodes = state.topology.domains(TopologyLevel::NumaNode).filter(|node| node.cpus.intersects(&cpus));
     let mems = request.filter(|request| request.bind_memory);
@@ -421,9 +431,9 @@ fn record_move(draft: &mut CycleDraft<'_>, process: ProcessId, from: &str, to: &
     cgroup
 }
 
-/// Moves the members of a job without cores out of the cpusets of borrowers, in which they were born. There they run at
-/// idle priority, and are frozen with the borrower.
-fn return_members(draft: &mut CycleDraft<'_>, id: &JobId, changes: &mut PendingCpusetChanges) {
+/// Plans to move the members of a job without cores out of the cpusets of borrowers, in which they were born, back to
+/// their original cgroups. In these cpusets, they run at idle priority, and are frozen with the borrower.
+fn return_members_from_borrowers(draft: &mut CycleDraft<'_>, id: &JobId, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
     if state.jobs.get(id).is_none_or(|job| job.grant.is_some() || job.was_released) {
         return;
@@ -435,8 +445,9 @@ fn return_members(draft: &mut CycleDraft<'_>, id: &JobId, changes: &mut PendingC
     }
 }
 
-/// Moves the processes `left`, which have left the job of `job_cpuset`, back to their original cgroups. The job keeps its
-/// cpuset.
+/// Plans to move the processes `left`, which have left the job of `job_cpuset`, back to their original cgroups, and
+/// adds the moves to `changes`. The job keeps its cpuset. Leaves out the processes without a known cgroup. Does nothing
+/// in the cgroup of a batch system, which moves its processes itself.
 fn return_processes_that_left(
     draft: &mut CycleDraft<'_>,
     job_cpuset: &JobCpuset,

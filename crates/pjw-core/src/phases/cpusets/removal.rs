@@ -9,7 +9,9 @@ use crate::phases::draft::CycleDraft;
 use crate::terms::{CgroupCreator, CpusetChange, CpusetRecord, Observed};
 
 /// Plans the removal of the cpuset at `path`, which no job needs: removes its limits, moves its processes back to their
-/// original cgroups, and removes its cgroup. If a scheduler made the cgroup, only the limits are removed.
+/// original cgroups, and removes its cgroup. Adds these changes to `changes`. If a scheduler made the cgroup, only the
+/// limits are removed. Does nothing if no scan has read the cpuset, or while another change for its job is delayed. If
+/// the cgroup is gone, only records its removal.
 pub(super) fn plan_cpuset_removal(
     draft: &mut CycleDraft<'_>,
     path: &str,

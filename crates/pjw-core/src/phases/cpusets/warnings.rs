@@ -9,8 +9,8 @@ use crate::terms::{EnforcementMethod, JobCpuset, JobId};
 /// The code of the warning about processes that have left a job and can't leave its cpuset.
 pub(super) const NOT_MOVED_BACK: &str = "not-moved-back";
 
-/// What is reported of a job without a cpuset. `None` if neither the request of the job nor the configuration demands a
-/// cpuset.
+/// Returns the first half of the warning that the job `id` has no cpuset. `None` if neither the request of the job nor
+/// the configuration demands a cpuset.
 fn missing_cpuset_text(draft: &CycleDraft<'_>, id: &JobId) -> Option<String> {
     let request = draft.state.jobs.get(id).and_then(|job| job.request.as_ref());
     if request.is_some_and(|request| request.isolated || request.bind_memory) {
@@ -60,8 +60,8 @@ pub(super) fn report_missing_partition(draft: &mut CycleDraft<'_>, id: &JobId) {
 }
 
 /// Adds a warning for users if some of the processes `left`, which have left the job of `job_cpuset`, are still in this
-/// cpuset and can't be moved back to their original cgroups. The job is a provision that goes on, so the cpuset keeps its limits. A process
-/// that is being moved does not count.
+/// cpuset and can't be moved back to their original cgroups. The job is a provision that goes on, so the cpuset keeps
+/// its limits. A process that is being moved does not count.
 pub(super) fn report_processes_not_moved_back(
     draft: &mut CycleDraft<'_>,
     job_cpuset: &JobCpuset,
