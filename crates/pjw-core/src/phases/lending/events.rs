@@ -6,9 +6,12 @@ use crate::phases::lending::permission::may_borrow;
 use crate::state::WardenState;
 use crate::terms::{Event, EventKind, Grant, Job, JobId, Ownership};
 
-/// Reports what changes for the owners and the borrowers, and remembers when each owner lent and took back. The PUs in
-/// `unwanted` come back although their owner does not need them.
-pub(super) fn record_moves(
+/// Adds the events about the loans that change: PUs that are lent, that go back to their owners, that another borrower
+/// gets, or whose return is announced or cancelled. Also records when each owner lent cores and took cores back.
+/// `shares` has the PUs that each borrower gets, and `leaving` those that come back at the end of a grace period. The
+/// PUs in `unwanted` come back although their owner does not need them. Must be called before the pool has the new
+/// loans.
+pub(super) fn report_loan_changes(
     draft: &mut CycleDraft<'_>,
     shares: &BTreeMap<JobId, CpuSet>,
     leaving: &BTreeMap<Pu, Nanos>,
@@ -41,7 +44,7 @@ pub(super) fn record_moves(
             report_lost(draft, id, &announced.collect(), &before.difference(cpus), &moves);
         }
     }
-    record_times(draft, &moves, &lent_after);
+    record_loan_times(draft, &moves, &lent_after);
 }
 
 /// Reports the PUs that were about to be taken back from the borrower `id`, and stay lent to it.
@@ -52,8 +55,9 @@ fn report_kept(draft: &mut CycleDraft<'_>, id: &JobId, kept: &CpuSet) {
     }
 }
 
-/// Reports the PUs that the borrower `id` loses now (`lost`), and those that it is to lose after the grace period
-/// (`announced`).
+/// Adds the events about the PUs that the borrower `id` loses now (`lost`), and about those that it loses after the
+/// grace period (`announced`). Also adds an event for each owner that gets PUs back. `moves` has the PUs of owners that
+/// the decision moves, by the reason for the move.
 fn report_lost(draft: &mut CycleDraft<'_>, id: &JobId, announced: &CpuSet, lost: &CpuSet, moves: &CoreMoves) {
     let mut report = |kind, job: &JobId, cpus: &CpuSet, text| {
         draft.out.events.push(Event::new(kind, text).with_job(job).with_cpus(cpus));
@@ -108,8 +112,10 @@ fn union(sets: impl Iterator<Item = CpuSet>) -> CpuSet {
     sets.fold(CpuSet::new(), |all, cpus| all.union(&cpus))
 }
 
-/// Remembers when each owner lent and took back. `lent_after` has all PUs that are lent after the decision.
-fn record_times(draft: &mut CycleDraft<'_>, moves: &CoreMoves, lent_after: &CpuSet) {
+/// Records for each owner of PUs in `moves` that cores were lent or taken back now. If cores were about to be taken
+/// back and stay lent, both are recorded. `lent_after` has all PUs that are lent after the decision. The active
+/// processes of these owners are planned again.
+fn record_loan_times(draft: &mut CycleDraft<'_>, moves: &CoreMoves, lent_after: &CpuSet) {
     let (now, lend_after) = (draft.now.since_boot, draft.policy.lending.lend_after);
     let owners = |cpus: &CpuSet| by_owner(draft.state, cpus).into_keys().collect::<BTreeSet<JobId>>();
     let (lenders, takers, keepers) = (owners(&moves.lent), owners(&moves.taken), owners(&moves.kept));
@@ -144,8 +150,9 @@ fn by_owner(state: &WardenState, cpus: &CpuSet) -> BTreeMap<JobId, CpuSet> {
     owners
 }
 
-/// The event for a new grant of a borrower. `None` if only cores of owners came or went: these have events of their
-/// own.
+/// Returns the event that the borrower `job` gets a grant of `cpus` with `ownership`. `reason` is a text for users.
+/// `None` if the ownership stays the same and only PUs of owners came or went: these PUs have events of their own. A
+/// frozen job counts as a job without PUs.
 pub(super) fn grant_event(
     state: &WardenState,
     job: &Job,

@@ -1,9 +1,9 @@
 //! Lending: which cores the jobs of the class besteffort borrow, of the free cores and of those that their owners leave
 //! idle.
 //!
-//! The rule, with its numbers in [`crate::terms::LendingPolicy`], is in docs/adr/0023-lending.md. `decide` is the
-//! decision: it reads the state and changes nothing. `update` carries it out: it changes the grants of the borrowers
-//! and the entries of borrowers in the pool, and reports each change.
+//! The rule, with its numbers in [`crate::terms::LendingPolicy`], is in docs/adr/0023-lending.md. `decide_loans` is
+//! the decision: it reads the state and changes nothing. `update_loans` carries it out: it changes the grants of the
+//! borrowers and the entries of borrowers in the pool, and reports each change.
 
 mod events;
 mod permission;
@@ -132,7 +132,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let unfit = unfit_borrowers(draft.state, draft.policy);
     draft.state.lending.set_unfit_borrowers(unfit);
     let Lending { shares, leaving, unwanted } = decide_loans(draft.state, draft.policy, now);
-    events::record_moves(draft, &shares, &leaving, &unwanted);
+    events::report_loan_changes(draft, &shares, &leaving, &unwanted);
     // A PU may pass from one borrower to another: all leave before any gets one.
     for id in shares.keys() {
         let kept = draft.state.pool.borrowed_by(id).intersection(&shares[id]);
@@ -155,7 +155,7 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
         .map(|job| Borrower::new(state, policy, job))
         .collect();
     let mut spare = whole_cores(&state.topology, &state.pool.free_cpus(), &online);
-    let owners = state.jobs.guaranteed_jobs().filter_map(|job| owner(state, policy, job, now));
+    let owners = state.jobs.guaranteed_jobs().filter_map(|job| lending_owner(state, policy, job, now));
     let mut owners: Vec<Owner> = owners.collect();
     let mut leaving = BTreeMap::new();
     for borrower in &mut borrowers {
@@ -190,7 +190,7 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     {
         borrower.cores.extend(next_lent(&mut owners));
     }
-    balance(&mut borrowers, may_get);
+    balance_cores(&mut borrowers, may_get);
     let shares = borrowers.into_iter().map(|borrower| {
         let cores = borrower.cores.iter().chain(&borrower.leaving);
         (borrower.id.clone(), cores.fold(CpuSet::new(), |all, core| all.union(core)))
@@ -200,8 +200,9 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     Lending { shares, leaving, unwanted }
 }
 
-/// Offers to the other borrowers the lent cores that a borrower has left: it ended, has no process, wants fewer cores,
-/// or would slow down the owners. Returns the PUs of these cores.
+/// Makes the lent cores that their borrower has left lendable again, so that other borrowers can get them: in each
+/// owner, moves these cores from `lent` to the front of `lendable`. The borrower ended, has no process, wants fewer
+/// cores, or would slow down the owners. Returns the PUs of these cores.
 fn offer_left_cores(owners: &mut [Owner], borrowers: &[Borrower<'_>]) -> CpuSet {
     let mut all_left = CpuSet::new();
     let held = borrowers.iter().flat_map(|borrower| borrower.cores.iter().chain(&borrower.leaving));
@@ -290,8 +291,10 @@ fn may_lend(job: &Job) -> Option<&Grant> {
     (!is_partition && job.has_priority_class(PriorityClass::Guaranteed)).then_some(grant)
 }
 
-/// The cores of an owner that stay lent, and those that may be lent in addition.
-fn owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<Owner> {
+/// Returns the job `job` as an owner: its cores that stay lent, and those that may be lent in addition. Both lists are
+/// empty if pjw lends no cores at present. `None` if the cores of this job may not be lent. `now` is the present time,
+/// in ns since boot.
+fn lending_owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<Owner> {
     let grant = may_lend(job)?;
     // Threads of a job that shares a core count as the owner's use of the core, if they are bound to it. The core would
     // be lent and taken back without end.
@@ -382,8 +385,9 @@ fn next_lent(owners: &mut [Owner]) -> Option<Core> {
     Some(core)
 }
 
-/// Moves cores from borrowers with many to borrowers with few, until no two that can use more differ by more than one.
-fn balance(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bool) {
+/// Moves cores one by one from the borrower with the most cores to the borrower with the fewest cores of those that can
+/// use more and for which `may_get` is true. Ends when these two differ by at most one core.
+fn balance_cores(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bool) {
     loop {
         let rich = (0..borrowers.len()).max_by_key(|&index| borrowers[index].cores.len());
         let is_hungry = |borrower: &Borrower<'_>| borrower.cores.len() < borrower.most && may_get(borrower);
@@ -399,8 +403,9 @@ fn balance(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bo
     }
 }
 
-/// Gives a borrower the grant of the PUs that it borrows, or the grant of a job that can borrow none. A borrower
-/// without a process has no grant.
+/// Gives the borrower `id` a grant of the PUs `borrowed`, and adds an event. If `borrowed` is empty, the job gets the
+/// grant of [`starved_grant`], or no grant and a warning if that is `None`. A borrower without a process has no grant.
+/// Does nothing if the job already has this grant.
 fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     if !may_borrow(draft.state, draft.policy, id) {
@@ -457,8 +462,9 @@ fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet)
     draft.store_job(Job { grant: Some(grant), ..job });
 }
 
-/// The grant of a borrower that can borrow no core: as the policy says, or in the other way where that is impossible.
-/// `None` if both are: there are no housekeeping PUs, and the job can't be frozen.
+/// Returns the grant of a borrower that can borrow no core: the ownership, the PUs, and the reason as text for users.
+/// The policy says whether the job is frozen or shares the housekeeping PUs. If one of them is impossible, the other
+/// applies. `None` if both are: there are no housekeeping PUs, and the job can't be frozen.
 fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Ownership, CpuSet, String)> {
     let has_cpuset = policy.enforcement != EnforcementMethod::Affinity
         && !matches!(policy.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
