@@ -18,10 +18,11 @@ pub(crate) fn execute_commands(
     draft: &mut CycleDraft<'_>,
     commands: &[Command],
 ) -> Vec<Result<Reply, Refusal>> {
-    commands.iter().map(|command| carry_out(draft, command)).collect()
+    commands.iter().map(|command| execute_command(draft, command)).collect()
 }
 
-fn carry_out(draft: &mut CycleDraft<'_>, command: &Command) -> Result<Reply, Refusal> {
+/// Carries out `command`. If a command to assign or release a job is refused, adds an event about the refusal.
+fn execute_command(draft: &mut CycleDraft<'_>, command: &Command) -> Result<Reply, Refusal> {
     let served = match command {
         Command::Assign(args) => assign(draft, args).map(Box::new).map(Reply::Assigned),
         Command::Release { job, caller } => release(draft, job, caller).map(Reply::Released),
@@ -53,7 +54,7 @@ fn release(draft: &mut CycleDraft<'_>, id: &JobId, caller: &Caller) -> Result<Ve
     Ok(vec![id.clone()])
 }
 
-/// Releases all jobs that the caller may release, and those that the released processes then belong to.
+/// Releases all jobs that the caller may release, and those that their processes join after that. Returns all ids.
 fn release_all(draft: &mut CycleDraft<'_>, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
     require_enforce_mode(draft)?;
     let mut released = Vec::new();
@@ -72,7 +73,8 @@ fn release_all(draft: &mut CycleDraft<'_>, caller: &Caller) -> Result<Vec<JobId>
     }
 }
 
-/// Records how many cores a job wants. A number above the limit is kept as it is: the limit may grow.
+/// Stores the number of cores that the job wants, and returns the job. `None` deletes the number. A number above the
+/// limit is stored unchanged, because the limit may grow. Refused for a job without a request.
 fn want(draft: &mut CycleDraft<'_>, id: &JobId, cores: Option<u32>, caller: &Caller) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     let job = draft.state.jobs.get(id).ok_or_else(|| Refusal::NoSuchJob { job: id.clone() })?;
@@ -89,7 +91,7 @@ fn want(draft: &mut CycleDraft<'_>, id: &JobId, cores: Option<u32>, caller: &Cal
     Ok(job)
 }
 
-/// Moves jobs to reduce fragmentation. Only administrators may do this, because jobs of all users may move.
+/// Moves jobs to other cores to reduce fragmentation. Only administrators may do this: jobs of all users may move.
 fn defragment(draft: &mut CycleDraft<'_>, caller: Caller) -> Result<DefragPlan, Refusal> {
     require_enforce_mode(draft)?;
     if !caller.is_admin {
@@ -126,7 +128,8 @@ fn check_may_change_request(job: &Job, caller: &Caller) -> Result<(), Refusal> {
     Err(Refusal::ProvisionOfAdmin { job: job.id.clone() })
 }
 
-/// Grants cores to a new job, or changes the request or the processes of an existing one. Returns the job.
+/// Carries out an assign command: makes a new job or changes an existing one, grants the cores, and adds the processes.
+/// Returns the job. Changes nothing if the command is refused.
 fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     let existing = draft.state.jobs.get(&args.job).cloned();
@@ -149,15 +152,14 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     if let Some(job) = existing.as_ref().filter(|job| job.request.as_ref() != Some(&request)) {
         check_may_change_request(job, &args.caller)?;
     }
-    let owner = owner(draft, existing.as_ref(), args, &new_members);
+    let owner = owner_after_assign(draft, existing.as_ref(), args, &new_members);
     let borrows = request.class == PriorityClass::Besteffort;
     // Own cores and borrowed cores are not exchanged: a job that changes its class gives back what it has.
     let gives_back = existing.as_ref().is_some_and(|job| {
         job.grant.as_ref().is_some_and(|grant| (grant.ownership == Ownership::Owned) == borrows)
     });
     let existing = existing.map(|job| if gives_back { Job { grant: None, ..job } } else { job });
-    let offer = offer(draft, existing.as_ref(), args, &request, owner)?;
-
+    let offer = offer_for_assign(draft, existing.as_ref(), args, &request, owner)?;
     let end = if new_members.is_empty() { EndCondition::Timeout } else { EndCondition::LastProcessExit };
     let mut job = existing.unwrap_or_else(|| Job::new(args.job.clone(), owner, end, draft.now.wall_clock));
     job.owner = owner;
@@ -167,8 +169,7 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
         job.detected_at = draft.now.wall_clock;
     }
     job.was_released = false;
-    // `launched` allows a move from any cgroup. This holds for processes of `pjwctl run` only, not for
-    // processes that join later.
+    // This allows a move from any cgroup: only for the processes of `pjwctl run`, not for those that join later.
     job.started_by_pjwctl_run = args.must_be_new || (job.started_by_pjwctl_run && new_members.is_empty());
     if new_members.is_empty() && job.end_condition == EndCondition::Timeout {
         job.empty_since.get_or_insert(draft.now.since_boot);
@@ -188,7 +189,7 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
 }
 
-/// Returns `args` with the number of all available cores, if `args` requests everything. `None` if it does not.
+/// Returns `args` with the number of all available cores or PUs, if `args` requests everything. `None` if it does not.
 fn replace_everything_by_cores(
     draft: &CycleDraft<'_>,
     args: &AssignCommand,
@@ -214,8 +215,8 @@ fn replace_everything_by_cores(
     Ok(Some(AssignCommand { cpu_request: Some(cpu_request), everything: None, ..args.clone() }))
 }
 
-/// Promises cores to a service. Processes that run already join when the job is planned. If the rule changes, the
-/// members that only the former rule recognised leave.
+/// Makes or changes a provision (a job whose cores are promised to a service), and returns the job. Processes that run
+/// already join later in this cycle. If the rule changes, the members that only the former rule recognised leave.
 fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     if !args.caller.is_admin {
@@ -265,8 +266,7 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     let owner = owner_of_provision(existing.as_ref(), rule, args);
     let new_job = || Job::new(args.job.clone(), owner, EndCondition::Release, draft.now.wall_clock);
     let job = existing.unwrap_or_else(new_job);
-    let promised = Some(Box::new(provision.clone()));
-    draft.store_job(Job { owner, request: Some(request), provision: promised, ..job });
+    draft.store_job(Job { owner, request: Some(request), provision: Some(Box::new(provision)), ..job });
     if let Some((offer, shared)) = offer {
         jobs::grant_offer(draft, &args.job, &offer, shared);
     }
@@ -290,8 +290,8 @@ fn owner_of_provision(existing: Option<&Job>, rule: Option<&ProvisionRule>, args
     kept.or_else(|| rule.and_then(|rule| rule.user)).unwrap_or(args.caller.uid)
 }
 
-/// Returns the processes that the command adds to the job. If one of them may not join, the whole command is
-/// refused.
+/// Returns the processes that the command names, and those of the session that it names. If one of them may not join
+/// the job, the whole command is refused.
 fn new_members(draft: &CycleDraft<'_>, args: &AssignCommand) -> Result<BTreeSet<Pid>, Refusal> {
     let mut pids: BTreeSet<Pid> = args.pids.iter().copied().collect();
     if let Some(session) = args.session {
@@ -385,7 +385,7 @@ fn find_device_name(topology: &Topology, name: &str) -> Result<String, Refusal> 
 }
 
 /// Returns the job's owner: the user in `args`, else the present owner, the user of the first process, or the caller.
-fn owner(
+fn owner_after_assign(
     draft: &CycleDraft<'_>,
     existing: Option<&Job>,
     args: &AssignCommand,
@@ -396,9 +396,9 @@ fn owner(
     owner.or(first.map(|process| process.uid)).unwrap_or(args.caller.uid)
 }
 
-/// Returns the offer for a request, and whether its cores may overlap with other grants. `None` if the job keeps the
-/// cores that it has, or waits for cores.
-fn offer(
+/// Returns the PUs to grant to the job for `request`, and whether other jobs may also hold some of them. `None` if the
+/// job keeps the cores that it has, waits for cores, or borrows cores. `existing` is the job before the command.
+fn offer_for_assign(
     draft: &CycleDraft<'_>,
     existing: Option<&Job>,
     args: &AssignCommand,
@@ -473,9 +473,9 @@ fn why_not_wait(has_cores: bool, must_be_new: bool) -> Option<&'static str> {
     )
 }
 
-/// Checks the limit for unprivileged users. It counts all cores that the user's jobs hold in full or in part, and the
-/// cores that waiting jobs and jobs of the class besteffort request. What a job borrows changes all the time, so its
-/// request counts.
+/// Checks that the jobs of `owner` have at most the cores of the limit for users, if the job `id` gets `request`.
+/// Counts the cores that the other jobs hold in full or in part. A waiting job and a borrower count with the cores that
+/// they request, because borrowed cores change all the time.
 fn check_user_limit(
     draft: &CycleDraft<'_>,
     id: &JobId,

@@ -404,8 +404,8 @@ fn balance_cores(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>)
 }
 
 /// Gives the borrower `id` a grant of the PUs `borrowed`, and adds an event. If `borrowed` is empty, the job gets the
-/// grant of [`starved_grant`], or no grant and a warning if that is `None`. A borrower without a process has no grant.
-/// Does nothing if the job already has this grant.
+/// grant of [`starved_grant`]. If there is no such grant, the job gets none, and a warning is added. A borrower without
+/// a process has no grant. Does nothing if the job already has this grant.
 fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     if !may_borrow(draft.state, draft.policy, id) {

@@ -217,7 +217,7 @@ fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member
 }
 
 /// Returns the job of the ancestor that the fork event of the process named, with the evidence of a child of this
-/// ancestor. `None` if there is no such event, or if the ancestor was no member.
+/// ancestor. `None` if there is no such event, if the ancestor was no member, or if its job has ended.
 fn job_by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobId, MembershipEvidence)> {
     let descendant =
         state.lineage.descendant(process.id.pid).filter(|descendant| descendant.was_ancestor_member)?;
