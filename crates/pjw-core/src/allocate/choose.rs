@@ -244,8 +244,10 @@ impl<'a> Allocator<'a> {
         Some(self.trim_to_request(chain(held, added), n, reason, kind))
     }
 
-    /// Makes the choice from the chosen cores. Drops cores that are not needed for `n` units, and single PUs
-    /// of the last core.
+    /// Returns the choice of the cores in `chosen`, without cores that `n` units do not need. The first cores of the
+    /// list are dropped first. Except cores that the job holds already: these are dropped only if `reason` is
+    /// [`ChoiceReason::Shrunk`]. If single PUs (logical CPUs) are given out, all PUs after the first `n` are dropped
+    /// too. `kind` is the only kind of core that was considered, `None` if there were several.
     fn trim_to_request(
         &self,
         mut chosen: Vec<&FreeCore>,
@@ -270,8 +272,9 @@ impl<'a> Allocator<'a> {
         PuChoice { cpus: pus.into_iter().collect(), reason, kind: kind.filter(|_| several) }
     }
 
-    /// Chooses `n` units from the smallest domain that has enough, and continues with the smaller levels
-    /// inside. If no domain has enough, chooses the fewest domains.
+    /// Chooses `n` units from the smallest domain (L3 cache, NUMA node or package) that has enough available units, and
+    /// in the same way from the smaller domains inside. If no domain has enough, chooses the fewest domains. Returns
+    /// the chosen cores, and the trace from which the choice is explained to users.
     fn best_fit<'s>(&self, free_cores: &[&'s FreeCore], n: u32) -> (Vec<&'s FreeCore>, FitTrace) {
         let sizes: SmallVec<[BTreeMap<CoreGroup, u32>; 3]> =
             (0..self.levels.len()).map(|depth| units_by_group(free_cores, depth)).collect();
@@ -330,9 +333,9 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// Returns a choice from one of the candidate sets that uses fewer domains than `chosen`, if there is
-    /// one. Among equally good ones the first candidate set wins. No choice can cost less than `bound`, so
-    /// the exact search is rarely needed.
+    /// Returns the choice of `n` units from one of the core sets `candidates` that uses the fewest domains. Among
+    /// equally good choices, the one from the first set is returned. `None` if no choice uses fewer domains than
+    /// `chosen`. No choice can cost less than `bound` ([`lower_bound`]), so the exact search is rarely needed.
     fn with_fewer_domains<'s>(
         &self,
         candidates: &[Vec<&'s FreeCore>],
@@ -357,8 +360,9 @@ impl<'a> Allocator<'a> {
         best.map(|shares| shares.iter().flat_map(divide).collect())
     }
 
-    /// Updates the trace after another choice replaced the first one. The first choice becomes the
-    /// second-best.
+    /// Updates `trace` after the cores `chosen` replaced the first choice. The smallest domain that contains all of
+    /// `chosen` becomes the chosen hole of the trace (`None` if no domain does), and the earlier one becomes the
+    /// second-best. Has no effect if both are the same. `sizes` has the available units of each domain, by level.
     fn update_trace(&self, trace: &mut FitTrace, chosen: &[&FreeCore], sizes: &[BTreeMap<CoreGroup, u32>]) {
         let around = |depth: usize| {
             let group = chosen.first()?.groups[depth];
@@ -372,8 +376,10 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// Chooses `n` units from the fewest domains of the level `depth`, and of each smaller level. Among
-    /// equally good domains the one nearest to the previous domain is chosen.
+    /// Chooses `n` units from as few domains as possible of the level with the index `depth`, and of each smaller
+    /// level. The next domain is the smallest one that has all missing units, else the largest one. Among equally large
+    /// domains, the one nearest to the previous domain is chosen. Returns all of `free_cores` if these have fewer than
+    /// `n` units.
     fn choose_from_domains<'s>(
         &self,
         free_cores: &[&'s FreeCore],
@@ -408,8 +414,9 @@ impl<'a> Allocator<'a> {
         chosen
     }
 
-    /// Chooses `n` units as near as possible to what the job holds: in the same L3s, then in the same NUMA
-    /// nodes and packages, then anywhere.
+    /// Chooses `n` units from `others` as near as possible to the cores `held`: first in the same domains of the
+    /// smallest level, such as L3 caches, then in the same domains of the larger levels, then anywhere. Returns only
+    /// the new cores.
     fn add_nearest<'s>(
         &self,
         held: &[&FreeCore],

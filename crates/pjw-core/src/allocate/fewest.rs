@@ -70,7 +70,7 @@ pub(super) fn fewest_domains<'s>(
     let all = build_part(free_cores.to_vec(), 0, level_count, n);
     let at = all.frontier.iter().position(|solution| solution.units >= n)?;
     let mut shares = Vec::new();
-    all.collect(at, &mut shares);
+    all.add_shares(at, &mut shares);
     // Units beyond `n` are taken from the largest share.
     let sum: u32 = shares.iter().map(|share| share.units).sum();
     if let Some(largest) = shares.iter_mut().rev().max_by_key(|share| share.units) {
@@ -79,8 +79,9 @@ pub(super) fn fewest_domains<'s>(
     Some((all.frontier[at].cost, shares))
 }
 
-/// Builds the part of the machine that contains `free_cores`, with the frontier of its solutions for up to `n` units.
-/// The part is divided into domains of the level `depth`, and these into domains of the next levels.
+/// Returns the part of the machine that contains `free_cores`, with its frontier for up to `n` units: the solutions
+/// that no other solution beats in both cost and units. The part is divided into domains of the level with the index
+/// `depth`, and these into domains of the smaller levels. `level_count` is the number of levels.
 fn build_part<'s>(free_cores: Vec<&'s FreeCore>, depth: usize, level_count: usize, n: u32) -> Part<'s> {
     if depth + 1 >= level_count {
         let frontier = smallest_level_frontier(&free_cores, depth, level_count, n);
@@ -92,15 +93,16 @@ fn build_part<'s>(free_cores: Vec<&'s FreeCore>, depth: usize, level_count: usiz
         let mut below = build_part(free_cores, depth + 1, level_count, n);
         let own_cost = cost(usize::from(group.is_domain()), depth, level_count);
         below.frontier.iter_mut().skip(1).for_each(|solution| solution.cost += own_cost);
-        frontier = combine(&frontier, &below.frontier, n);
+        frontier = combine_frontiers(&frontier, &below.frontier, n);
         parts.push((below, frontier.clone()));
     }
     Part { depth, inside: Contents::Parts(parts), frontier }
 }
 
-/// Returns the frontier of a part of the machine in which only domains of the smallest level are left. Solution `i`
-/// takes the first `i` domains: first the groups of cores that are in no domain and cost nothing, then the domains with
-/// the most free units.
+/// Returns the frontier (the solutions that no other solution beats in both cost and units) of a part of the machine
+/// that is divided only into domains of the smallest level, which has the index `depth`. Solution `i` takes the first
+/// `i` groups: first the groups of cores that are in no domain and cost nothing, then the domains with the most free
+/// units. The frontier ends at the first solution with `n` units.
 fn smallest_level_frontier(
     free_cores: &[&FreeCore],
     depth: usize,
@@ -125,8 +127,10 @@ fn smallest_level_frontier(
     frontier
 }
 
-/// Combines two frontiers. Drops solutions that another one beats in both cost and units.
-fn combine(one: &[Solution], other: &[Solution], n: u32) -> Vec<Solution> {
+/// Returns the frontier of two parts of the machine together, from the frontiers `one` and `other` of the parts. Each
+/// solution combines a solution of `one` with a solution of `other`, and counts at most `n` units. Solutions that
+/// another one beats in both cost and units are left out, except the solution without units.
+fn combine_frontiers(one: &[Solution], other: &[Solution], n: u32) -> Vec<Solution> {
     let max_units = |frontier: &[Solution]| frontier.last().map_or(0, |solution| solution.units);
     let length = max_units(one).saturating_add(max_units(other)).min(n) as usize + 1;
     let mut best: Vec<Option<Solution>> = vec![None; length];
@@ -152,8 +156,9 @@ fn combine(one: &[Solution], other: &[Solution], n: u32) -> Vec<Solution> {
 }
 
 impl<'s> Part<'s> {
-    /// Collects the shares of the solution at index `at`.
-    fn collect(&self, at: usize, shares: &mut Vec<CoreShare<'s>>) {
+    /// Adds to `shares` the cores of each domain that the solution with the index `at` uses, with the number of units
+    /// to choose from them. Adds nothing for a solution without units.
+    fn add_shares(&self, at: usize, shares: &mut Vec<CoreShare<'s>>) {
         match &self.inside {
             _ if self.frontier[at].units == 0 => {}
             Contents::Holes(free_cores) => {
@@ -163,7 +168,7 @@ impl<'s> Part<'s> {
             Contents::Parts(parts) => {
                 let mut at = at;
                 for (part, frontier) in parts.iter().rev() {
-                    part.collect(frontier[at].last, shares);
+                    part.add_shares(frontier[at].last, shares);
                     at = frontier[at].earlier;
                 }
             }

@@ -36,7 +36,7 @@ pub(super) fn choice_reasons(
         }
         ChoiceReason::Fit(trace) => {
             second_best = trace.second.map(|hole| text.hole_text(hole)).unwrap_or_default();
-            text.fit_text(trace, cpus)
+            text.best_fit_reasons(trace, cpus)
         }
     };
     if let Some(kind) = choice.kind {
@@ -60,7 +60,10 @@ struct ReasonText<'a> {
 }
 
 impl ReasonText<'_> {
-    fn fit_text(&self, trace: &FitTrace, cpus: &CpuSet) -> Vec<String> {
+    /// Returns the reasons for a choice by best fit. The first reason names the chosen domain, or the domains of the
+    /// chosen PUs `cpus` if no single domain has enough. The others name each level without a domain that has enough,
+    /// and the largest available one.
+    fn best_fit_reasons(&self, trace: &FitTrace, cpus: &CpuSet) -> Vec<String> {
         let first = match trace.chosen {
             Some(hole) => self.hole_text(hole),
             None => format!(
@@ -88,6 +91,8 @@ impl ReasonText<'_> {
         format!("{units} free {noun}{}", if units == 1 { "" } else { "s" })
     }
 
+    /// Returns the name of the domain of `hole`. If the cores are in no domain of the level, returns a description of
+    /// the part of the next larger domain in which they are.
     fn hole_name(&self, hole: Hole) -> String {
         match hole.group {
             CoreGroup::Domain(place) => {
@@ -118,8 +123,9 @@ impl ReasonText<'_> {
         }
     }
 
-    /// Returns the names of the domains that the PUs are in, for the smallest level with at most [`MAX_LISTED`]
-    /// such domains.
+    /// Returns the names of the domains that the PUs are in, for the smallest level with at most [`MAX_LISTED`] such
+    /// domains. If each level has more, returns the number of these domains at the largest level. Returns `the machine`
+    /// if the PUs are in no domain.
     fn domains_text(&self, cpus: &CpuSet) -> String {
         let domains_at = |level: TopologyLevel| {
             let mut places: Vec<u32> =

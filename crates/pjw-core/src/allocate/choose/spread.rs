@@ -7,8 +7,8 @@ use crate::allocate::tree::{CoreGroup, FreeCore, cores_by_group, count_to_cover,
 use crate::basics::prelude::*;
 
 impl Allocator<'_> {
-    /// Chooses cores of `others` such that `held` and the new cores have `n` units, with equal numbers of
-    /// cores in each domain of each level as far as possible.
+    /// Chooses cores of `others` such that `held` and the new cores together have at least `n` units, with equal
+    /// numbers of cores in each domain of each level as far as possible. Returns only the new cores.
     pub(super) fn add_evenly<'s>(
         &self,
         held: &[&FreeCore],
@@ -23,6 +23,9 @@ impl Allocator<'_> {
         self.distribute_evenly(held, others, needed as usize, 0)
     }
 
+    /// Chooses `count` cores of `others` such that `held` and the new cores are divided evenly among the domains of the
+    /// level with the index `depth`, and then among the domains of each smaller level. Returns all of `others` if these
+    /// are fewer than `count`.
     fn distribute_evenly<'s>(
         &self,
         held: &[&FreeCore],

@@ -160,6 +160,8 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
+    /// Makes the search with the present pool and the jobs that may be moved: at most [`MAX_JOBS`], those in the most
+    /// domains first, then the smallest jobs. Computes the score of the present state.
     fn new(state: &'a WardenState, policy: &'a Policy) -> Self {
         let topology = &state.topology;
         let mut jobs: Vec<Movable<'a>> =
@@ -185,7 +187,9 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Returns the move of a job to the cores that it would get as a new job, if that improves the score.
+    /// Returns the move of `job` to the cores that it would get as a new job. `None` if the move does not improve the
+    /// score, if the new cores have another kind or number of PUs (logical CPUs), or if the move would separate a group
+    /// of threads with a common address space.
     fn improving_move(&self, job: &Movable<'_>) -> Option<CandidateMove> {
         let mut pool = self.pool.clone();
         pool.release(job.id);
@@ -227,7 +231,8 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Summarises the steps as one move per job, in the order of each job's last step.
+    /// Returns one move for each job in `steps`, from its first to its last cores, in the order of the last steps of
+    /// the jobs. Leaves out a job that ends on the cores on which it began.
     fn moves(&self, steps: &[DefragStep]) -> Vec<JobMove> {
         let last_of_its_job =
             |index: usize| steps[index + 1..].iter().all(|later| later.job != steps[index].job);

@@ -88,7 +88,7 @@ pub fn allocate_for_groups(
     if !anywhere.cpus.intersects(&avoided) {
         near = near.difference(&avoided);
     }
-    Ok(near_device(device, anywhere, make_offer(&near).ok()))
+    Ok(prefer_offer_near_device(device, anywhere, make_offer(&near).ok()))
 }
 
 /// Chooses the PUs (logical CPUs) for `request` among the PUs `cpus` only, and returns these PUs as an offer. `None` if
@@ -141,9 +141,9 @@ fn available_to(job: &JobId, pool: &PuPool, topology: &Topology, policy: &Policy
     available.difference(&cores_with_offline_holder(job, pool, topology))
 }
 
-/// Returns the offer near the device, if there is one; else the other offer, with a note that the cores are
-/// not near.
-fn near_device(device: &Device, anywhere: PuOffer, near: Option<PuOffer>) -> PuOffer {
+/// Returns `near`, the offer of cores near `device`, or else the offer `anywhere`. Adds a reason to the offer: it says
+/// whether the cores are near the device.
+fn prefer_offer_near_device(device: &Device, anywhere: PuOffer, near: Option<PuOffer>) -> PuOffer {
     let name = device.names.first().unwrap_or(&device.pci_address);
     let local = cpus_text(&device.local_cpus);
     match near {
@@ -213,7 +213,10 @@ fn make_offer(
     make_offer_for_groups(request, (present, &[]), available, pool, topology, policy)
 }
 
-/// `present` has the PUs that the job holds, and the groups of PUs that it keeps first.
+/// Chooses the PUs for `request` among the PUs `available`, and returns these PUs as an offer. `present` has the PUs
+/// that the job holds. `groups` has the groups of PUs that the job keeps first if it gets fewer PUs than it holds.
+/// Returns the refusal if the request is for no cores, for more cores than are available, or for listed PUs that the
+/// job can't get.
 fn make_offer_for_groups(
     request: &JobRequest,
     (present, groups): (&CpuSet, &[CpuSet]),
@@ -251,8 +254,8 @@ fn make_offer_for_groups(
     Ok(PuOffer { cpus: choice.cpus, reasons, second_best, pool_change_count })
 }
 
-/// Returns the cores that have an offline PU of another job. When that PU comes online, the core belongs to
-/// the other job again.
+/// Returns all PUs of the cores that have an offline PU of another job than `job`. When the offline PU comes online,
+/// the core belongs to the other job again.
 fn cores_with_offline_holder(job: &JobId, pool: &PuPool, topology: &Topology) -> CpuSet {
     let online = pool.online_cpus();
     if topology.cpus().is_subset(&online) {
@@ -267,8 +270,9 @@ fn cores_with_offline_holder(job: &JobId, pool: &PuPool, topology: &Topology) ->
         .collect()
 }
 
-/// Returns the refusal of a request for `units` units of the kind `unit`. `usable` is the allocator for all PUs that
-/// jobs may have, and `available` the allocator for the PUs that this job can get now.
+/// Returns the refusal of a request for `units` units of the kind `unit`: more than the machine has for jobs, or more
+/// than are free now. `usable` is the allocator for all PUs that jobs may have, and `available` the allocator for the
+/// PUs that this job can get now.
 fn not_enough_refusal(
     unit: CpuUnit,
     units: u32,
@@ -290,7 +294,9 @@ fn not_enough_refusal(
     }
 }
 
-/// Checks that the job can get exactly the PUs in `cpus`, which the user listed.
+/// Checks that the job can get exactly the PUs in `cpus`, which the user listed. `available` has the PUs that are free
+/// or that the job holds. Returns the refusal if the list is empty, if a PU is offline, reserved for the system or held
+/// by another job, or if the list divides a core although the policy does not allow this.
 fn check_listed_pus(
     cpus: &CpuSet,
     available: &CpuSet,
