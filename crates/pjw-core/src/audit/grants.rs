@@ -112,8 +112,8 @@ impl GrantAudit {
         self.of_machine.iter().chain(self.of_pus.values()).chain(&self.of_borrowers).chain(of_jobs)
     }
 
-    /// Reads the holders of all PUs. Returns the PUs that have another holder now, and those of jobs that changed. Adds
-    /// the former holders to `concerned`.
+    /// Replaces the stored holders of PUs by the present holders in the pool. Returns the PUs that have another holder
+    /// now, and the PUs of the jobs in `concerned`. Then adds to `concerned` the jobs that lost a PU.
     fn read_pool(&mut self, state: &WardenState, concerned: &mut BTreeSet<JobId>) -> CpuSet {
         let mut changed_pus = CpuSet::new();
         let holders = state.pool.holders();
@@ -153,7 +153,8 @@ impl GrantAudit {
         changed_pus
     }
 
-    /// Reads the grant of a job that changed. Returns the PUs that the grant has or had.
+    /// Replaces the stored grant of the job `id`, and updates the stored owners of its PUs. Returns the PUs of the
+    /// former and of the present grant. A job that was removed has no present grant.
     fn read_grant(&mut self, state: &WardenState, id: &JobId) -> CpuSet {
         let before = self.grants.remove(id).unwrap_or_default();
         if !before.shared {
@@ -181,7 +182,8 @@ impl GrantAudit {
         changed_pus
     }
 
-    /// The pool has an entry for each PU of the machine and no other, and each holder and each borrower exists.
+    /// Checks that the pool has an entry for each PU of the machine and no other, and that the job of each holder and
+    /// of each borrower exists. Replaces the stored violations. Holders are checked only for the PUs in `changed_pus`.
     fn check_pus(&mut self, state: &WardenState, changed_pus: &CpuSet) {
         let entries: CpuSet = self.holders.iter().map(|&(pu, _)| pu).collect();
         let cpus = entries.difference(&self.machine).union(&self.machine.difference(&entries));
@@ -198,6 +200,10 @@ impl GrantAudit {
         self.of_borrowers = unknown.map(violation).collect();
     }
 
+    /// Returns the violations of the grant of `job`, which must not be empty. Except if the grant is shared, it must
+    /// have the same PUs as the pool has for the job, and no other job may own one of them. If pjw chose the PUs, none
+    /// of them may be a housekeeping PU, and no core may be split between jobs unless `policy` or the grant allows
+    /// this. A job without a grant must hold no PUs. The grant of a borrower is checked by [`check_borrowed_grant`].
     fn check_job(&self, state: &WardenState, job: &Job, policy: &Policy) -> Vec<Violation> {
         let id = &job.id;
         let held = self.held.get(id).cloned().unwrap_or_default();
@@ -230,17 +236,18 @@ impl GrantAudit {
                 found.push(Violation::HousekeepingGranted { job: id.clone(), cpus: kept });
             }
             if !grant.may_split_cores && !policy.share_smt && !grant.is_shared {
-                found.extend(self.split_core(state, id, &grant.cpus));
+                found.extend(self.split_core_violation(state, id, &grant.cpus));
             }
         }
         if !grant.is_shared {
-            found.extend(self.other_owners(id, &grant.cpus));
+            found.extend(self.two_owners_violations(id, &grant.cpus));
         }
         found
     }
 
-    /// Two jobs on one core.
-    fn split_core(&self, state: &WardenState, job: &JobId, cpus: &CpuSet) -> Option<Violation> {
+    /// Returns a violation for the first core that has PUs of `job` (`cpus`) and PUs of another job. `None` if there is
+    /// no such core. Another job counts only if pjw chose its PUs, and the job may neither share PUs nor split cores.
+    fn split_core_violation(&self, state: &WardenState, job: &JobId, cpus: &CpuSet) -> Option<Violation> {
         cpus.iter().find_map(|pu| {
             let core = self.cores.get(pu.0 as usize)?;
             let others = core.difference(cpus);
@@ -257,8 +264,10 @@ impl GrantAudit {
         })
     }
 
-    /// Jobs with PUs of this job in grants that no other job may share. Each pair of jobs is reported once.
-    fn other_owners(&self, job: &JobId, cpus: &CpuSet) -> Vec<Violation> {
+    /// Returns a violation for each other job that owns some of the PUs `cpus` of `job`. Grants that several jobs may
+    /// share do not count. For each PU, only the owner with the next smaller id is considered, so each pair of jobs is
+    /// reported once.
+    fn two_owners_violations(&self, job: &JobId, cpus: &CpuSet) -> Vec<Violation> {
         let mut both: BTreeMap<&JobId, CpuSet> = BTreeMap::new();
         for pu in cpus.iter() {
             let other = self.owners.get(&pu).and_then(|owners| owners.range(..job).next_back());
@@ -275,8 +284,9 @@ impl GrantAudit {
     }
 }
 
-/// Checks the grant of a job that borrows its PUs against the pool, which has the borrower of each PU. `held` has the
-/// PUs that the job holds in the pool, and must be empty. Returns the violations.
+/// Returns the violations of `grant`, the grant of a job that owns no PUs and may borrow some. The pool must have the
+/// job as the borrower of exactly the borrowed PUs. These must be free or owned by a job that lends, and must be whole
+/// cores. `held` has the PUs that the job owns in the pool, and must be empty.
 fn check_borrowed_grant(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet) -> Vec<Violation> {
     let mut found = Vec::new();
     if !held.is_empty() {

@@ -86,7 +86,9 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
     found
 }
 
-/// The problems of an action that restricts a thread of a member to the grant.
+/// Returns the problems of `action`, which restricts a thread of a member process to the grant of its job. The thread
+/// must belong to the job. The new mask must not be empty, must lie inside the grant, and must have one PU if the
+/// action pins the thread. Except in a cpuset, the action must change the mask. The journal must contain the new mask.
 fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<MaskActionProblem> {
     let MaskAction { kind, job, thread, current_mask, target_mask, .. } = action;
     let mut found = Vec::new();
@@ -120,8 +122,10 @@ fn check_journal(state: &WardenState, action: &MaskAction) -> Option<MaskActionP
     (!is_journaled).then_some(MaskActionProblem::NotJournaled)
 }
 
-/// The problems of an action that keeps an unassigned process off the grants: the mask must lie outside every
-/// grant, the process must not be a member, and the original mask must be known.
+/// Returns the problems of `action`, which keeps a process that belongs to no job off the PUs in `granted`. The new
+/// mask must not be empty, and must lie outside all grants. The process must be no member of a job, and must be
+/// registered for a later restore of its masks. The action must change the mask, and the journal must contain the new
+/// mask.
 fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) -> Vec<MaskActionProblem> {
     let MaskAction { thread: ThreadId { process, .. }, current_mask, target_mask, .. } = action;
     let mut found = Vec::new();
@@ -148,9 +152,9 @@ fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) ->
     found
 }
 
-/// The problem of an action that restores a mask: the mask must be the original one, and the process must be
-/// released. The mask may equal the present effective mask: while PUs are offline, two masks that differ only in
-/// these PUs have the same effective mask.
+/// Returns a problem if `action`, which restores the affinity mask of a thread, sets an empty mask or another mask than
+/// the original one, or if the process is not released. `None` if the action is right. The mask may equal the present
+/// effective mask: while PUs are offline, two masks that differ only in these PUs have the same effective mask.
 fn check_restore(state: &WardenState, action: &MaskAction) -> Option<MaskActionProblem> {
     let MaskAction { job, thread, target_mask, .. } = action;
     let original = state.mask_entry(thread).map(MaskEntry::original_mask);

@@ -183,6 +183,8 @@ pub enum MaskActionProblem {
 }
 
 impl MaskActionProblem {
+    /// Returns the text of the problem for the log. The audit rejected a change of the affinity mask of the thread
+    /// `tid` for the job `job`. `kind` is the name of the change, such as `pin`.
     fn text(&self, job: &JobId, kind: &str, tid: Tid) -> String {
         match self {
             Self::WrongThread => format!("{kind} of thread {tid}: it is not a thread of {job}"),
