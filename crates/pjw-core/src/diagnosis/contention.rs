@@ -21,14 +21,15 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     let overlaps = overlaps.collect();
     push_limited(stacks, findings);
     push_limited(overlaps, findings);
-    findings.extend(unbound(input));
+    findings.extend(unbound_jobs(input));
     let widest = input.topology.cores().iter().map(|core| core.pus.len()).max().unwrap_or(1);
-    let crowded = input.jobs.iter().filter_map(|job| oversubscribed(input, job, widest));
+    let crowded = input.jobs.iter().filter_map(|job| oversubscribed_job(input, job, widest));
     push_limited(crowded.collect(), findings);
     push_limited(input.jobs.iter().filter_map(threads_outside_grant).collect(), findings);
 }
 
-/// The remedy if nothing keeps a job on cores of its own. `if_enforcing` is the one while a daemon runs that enforces.
+/// Returns the remedy for jobs that nothing keeps on cores of their own: start pjwd, restart it, or let it enforce.
+/// Returns `if_enforcing` if pjwd runs and enforces already.
 fn remedy_of_daemon(input: &DiagnosisInput, if_enforcing: &str) -> String {
     match input.warden {
         DaemonStatus::Responsive { observes: true, .. } => {
@@ -50,7 +51,8 @@ pub(super) fn is_unbound(input: &DiagnosisInput, job: &ObservedJob) -> bool {
     job.grant.is_none() && input.online.is_subset(&job.allowed_cpus(&input.online))
 }
 
-/// Finds PUs that several bound jobs may use: one finding per group of jobs.
+/// Returns a finding for each group of jobs that may use the same PUs. Ignores jobs that are not restricted to certain
+/// PUs ([`is_unbound`]).
 fn overlaps(input: &DiagnosisInput) -> Vec<Finding> {
     let bound = input.jobs.iter().filter(|job| !is_unbound(input, job)).map(|job| {
         let held = job.held_cpus(&input.online).unwrap_or_default();
@@ -82,8 +84,9 @@ fn overlaps(input: &DiagnosisInput) -> Vec<Finding> {
     found.collect()
 }
 
-/// Finds jobs that may use all PUs, on a node with other jobs.
-fn unbound(input: &DiagnosisInput) -> Option<Finding> {
+/// Returns the finding that jobs may run on all PUs. `None` if there is no such job with threads, or if the node has
+/// only one job. The finding is a problem if the jobs have more hot threads than there are online PUs, else an advice.
+fn unbound_jobs(input: &DiagnosisInput) -> Option<Finding> {
     let free: Vec<&ObservedJob> =
         input.jobs.iter().filter(|job| !job.threads.is_empty() && is_unbound(input, job)).collect();
     let first = free.first()?;
@@ -106,8 +109,10 @@ fn unbound(input: &DiagnosisInput) -> Option<Finding> {
     Some(Finding::new(severity, "unbound", text, remedy).with_jobs(ids).with_cpus(&input.online))
 }
 
-/// Finds a job that has more hot threads than PUs. `widest` is the number of PUs of the largest core.
-fn oversubscribed(input: &DiagnosisInput, job: &ObservedJob, widest: usize) -> Option<Finding> {
+/// Returns the finding that `job` has more hot threads than PUs. `None` if it has enough PUs, or none at all. Without a
+/// grant, the requested PUs count, but no more than the threads may use. Without a request, the PUs on which the
+/// threads may run count. `widest` is the number of PUs of the largest core: each requested core counts as so many PUs.
+fn oversubscribed_job(input: &DiagnosisInput, job: &ObservedJob, widest: usize) -> Option<Finding> {
     let asked = |amount: &CpuRequest| match amount {
         CpuRequest::Cores(cores) => usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(widest),
         CpuRequest::Pus(pus) => usize::try_from(*pus).unwrap_or(usize::MAX),
@@ -170,7 +175,8 @@ struct BoundThread<'a> {
     mask: CpuSet,
 }
 
-/// The PUs that hot threads use, and the hot threads that are bound.
+/// Returns the PUs on which hot threads ran last, and the hot threads that are bound to some of the online PUs. A
+/// thread that may run on all PUs of its job does not count as bound.
 fn hot_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
     let mut used = CpuSet::new();
     let mut bound = Vec::new();
@@ -189,9 +195,9 @@ fn hot_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
     (used, bound)
 }
 
-/// Finds groups of hot threads that share a mask with fewer PUs than threads, while other PUs are idle, and cores to
-/// which hot threads of several processes are bound, while another core is idle. A typical cause are two `mpirun` that
-/// both bind from CPU 0.
+/// Returns the findings about hot threads that are bound to too few PUs. There is one for each mask with fewer PUs than
+/// threads, if other PUs are idle. There is also one for each core to which hot threads of several processes are bound,
+/// if another core is idle. A typical cause are two `mpirun` that both bind from CPU 0.
 fn stacks(input: &DiagnosisInput) -> Vec<Finding> {
     let (used, bound) = hot_threads(input);
     let mut by_mask: BTreeMap<&CpuSet, Stack<'_>> = BTreeMap::new();
@@ -213,8 +219,9 @@ fn stacks(input: &DiagnosisInput) -> Vec<Finding> {
     of_masks.chain(on_cores).collect()
 }
 
-/// The cores with several PUs to which a hot thread is bound with all PUs, and a hot thread of another process too. A
-/// launcher that binds a rank to a core reserves the core for this rank.
+/// Returns each core with several PUs to which threads of several processes in `bound` are bound, with these threads.
+/// At least one of the threads must be bound to all PUs of the core: a launcher that binds a rank to a core reserves
+/// the core for this rank.
 fn shared_cores<'a>(
     input: &'a DiagnosisInput,
     bound: &[BoundThread<'a>],
@@ -240,7 +247,8 @@ fn idle_cores(input: &DiagnosisInput, used: &CpuSet) -> CpuSet {
     cores.fold(CpuSet::new(), |idle, core| idle.union(&core.pus)).intersection(&input.online)
 }
 
-/// `on` are the PUs to which the threads are bound, as text and as a set.
+/// Returns the finding that the hot threads in `stack` are bound to the same PUs, while the PUs `idle` are idle. `on`
+/// and `cpus` are the PUs to which the threads are bound, as text and as a set.
 fn stack_finding(
     input: &DiagnosisInput,
     (on, cpus): (&str, &CpuSet),
@@ -263,8 +271,9 @@ fn stack_finding(
         .with_cpus(cpus)
 }
 
-/// The remedy for a stack. pjwd spreads a stack of several processes while PUs of their job idle, and one of threads
-/// that all inherited one mask inside one core. It keeps what a program chose for its own threads.
+/// Returns the remedy for `stack`, hot threads that are bound to the same PUs while the PUs `idle` are idle. If pjwd
+/// enforces and the jobs hold idle PUs, pjwd itself spreads threads of several processes, and threads of one process
+/// that all inherited a mask inside one core. pjwd keeps the masks that a program chose for its own threads.
 fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
     let has_warden = matches!(input.warden, DaemonStatus::Responsive { observes: false, .. });
     let mut jobs = input.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
@@ -284,7 +293,8 @@ fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'s
     }
 }
 
-/// Finds threads whose masks allow PUs that their job does not hold.
+/// Returns the finding that threads of `job` may run on PUs that the job does not hold. `None` if there are no such
+/// threads, or if the job has no grant.
 fn threads_outside_grant(job: &ObservedJob) -> Option<Finding> {
     let (held, granted_by) = job.grant.as_ref()?;
     let out: Vec<_> = job.threads.iter().filter(|thread| !thread.effective_mask.is_subset(held)).collect();

@@ -101,8 +101,9 @@ fn enforcement_text(input: &DiagnosisInput) -> String {
     format!("{by_root}{masks}{sure}{by_whom}")
 }
 
-/// Returns the fact about lending: whether the cores that guaranteed jobs leave idle can be lent, and what makes it
-/// slow. What a running daemon reports comes before what can be derived from the machine.
+/// Returns the fact about lending: why the cores that guaranteed jobs leave idle can't be lent, or how fast an owner
+/// gets a lent core back. The report of a running daemon is used if there is one. Otherwise, the fact is derived from
+/// the features of the machine.
 fn lending_text(input: &DiagnosisInput) -> String {
     let reported = match &input.warden {
         DaemonStatus::Responsive { lending, .. } => lending.clone(),

@@ -115,7 +115,8 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     add_boot_parameter_findings(input, findings);
 }
 
-/// Finds that pjwd does not run, does not answer, is of another version, or changes nothing.
+/// Returns the finding that pjwd does not answer, is of another version than `pjwctl`, does not run, or changes
+/// nothing. On a machine without jobs, the last two are not reported. `None` if there is nothing to report.
 fn daemon_finding(input: &DiagnosisInput) -> Option<Finding> {
     match &input.warden {
         DaemonStatus::Absent(_) if !input.jobs.is_empty() => {
@@ -214,7 +215,8 @@ fn add_cpuset_support_findings(input: &DiagnosisInput, findings: &mut Vec<Findin
     }
 }
 
-/// Adds a finding for each kernel feature that is missing here.
+/// Adds a finding for each of these kernel features that is missing: the waiting times of threads (schedstat), the
+/// pressure of PUs and memory (PSI), and events about new processes.
 fn add_kernel_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let host = &input.host;
     if !host.has_schedstat {
@@ -233,7 +235,8 @@ fn add_kernel_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Adds findings about isolated CPUs, automatic NUMA balancing and different frequency governors.
+/// Adds findings about PUs that are isolated at boot (`isolcpus=`), about automatic NUMA balancing if jobs run on a
+/// machine with several NUMA nodes, and about PUs with different frequency governors.
 fn add_boot_parameter_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let host = &input.host;
     let isolated = host.isolated_cpus.intersection(&input.online);

@@ -32,14 +32,15 @@ pub fn diagnose(input: &DiagnosisInput) -> Vec<Finding> {
     placement::add_findings(input, &mut findings);
     neighbours::add_findings(input, &mut findings);
     host::add_findings(input, &mut findings);
-    apply_warden(input, &mut findings);
+    add_daemon_warnings(input, &mut findings);
     report_once(&mut findings);
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
 
-/// Adds pjw's own warnings, except those that the diagnosis found too.
-fn apply_warden(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+/// Adds the warnings of the running daemon to `findings`, except those that the diagnosis found too. Such a finding has
+/// the same code, and names at least the same jobs. Adds nothing if no daemon answers.
+fn add_daemon_warnings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let DaemonStatus::Responsive { warnings, .. } = &input.warden else { return };
     for warning in warnings {
         let is_same = |finding: &Finding| {

@@ -52,7 +52,8 @@ impl<'a> JobPus<'a> {
     }
 }
 
-/// Finds system daemons that used CPU time on PUs of jobs, or may run there.
+/// Returns the finding that system processes may run on PUs of jobs, with the processes that ran there. Processes of a
+/// batch system do not count. `None` if there are no such processes, or if jobs have no PUs.
 fn daemons_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
@@ -100,7 +101,8 @@ fn daemons_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Find
     Some(jobs.finding(severity, "daemons", text, remedy).with_pids(pids))
 }
 
-/// Finds interrupts of devices that occurred on PUs of jobs.
+/// Returns the finding that interrupts of devices occurred, or may occur, on PUs of jobs. `None` if there are no such
+/// interrupts, or if jobs have no PUs.
 fn interrupts_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
     if jobs.cpus.is_empty() {
         return None;
@@ -152,7 +154,9 @@ fn interrupts_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<F
     Some(jobs.finding(severity, "interrupts", text, remedy))
 }
 
-/// Finds processes that belong to no job though their user has jobs on the node.
+/// Returns the finding about processes that belong to no job though their user has jobs on the machine. Processes that
+/// are normal outside of jobs, such as a login shell, do not count. `None` if there are no such processes. The finding
+/// is a problem if one of them has a hot thread, else a note.
 fn stray_processes(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> =
         input.jobs.iter().map(|job| job.owner).filter(|owner| owner.0 >= input.first_person_uid).collect();
@@ -184,7 +188,8 @@ fn stray_processes(input: &DiagnosisInput) -> Option<Finding> {
     Some(Finding::new(severity, "stray", text, remedy).with_jobs(jobs).with_pids(with_hot_threads_first(all)))
 }
 
-/// Finds processes with hot threads of users without jobs.
+/// Returns the finding about processes with hot threads whose user has no job on the machine. Processes of the system
+/// and of a batch system do not count. `None` if there are no such processes.
 fn hot_processes_of_users_without_jobs(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> = input.jobs.iter().map(|job| job.owner).collect();
     let is_unmanaged = |other: &&UnassignedProcess| {

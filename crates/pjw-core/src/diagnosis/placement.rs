@@ -23,7 +23,8 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     let places = Places::new(input);
     let half_cores = places.kept.iter().filter_map(|(job, own)| half_cores(input, &places, job, own));
     push_limited(half_cores.collect(), findings);
-    push_limited(places.kept.iter().filter_map(|(job, own)| spread(&places, job, own)).collect(), findings);
+    let divided = places.kept.iter().filter_map(|(job, own)| job_on_several_nodes(&places, job, own));
+    push_limited(divided.collect(), findings);
 }
 
 /// The PUs of each job and the jobs on each PU. Computed once, because a node may have thousands of jobs and
@@ -39,6 +40,8 @@ struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
+    /// Collects the PUs of each job that is restricted to some PUs, the jobs on each of these PUs, and the online PUs
+    /// of each NUMA node.
     fn new(input: &'a DiagnosisInput) -> Self {
         let kept: Vec<_> =
             input.jobs.iter().filter_map(|job| Some((job, restricting_cpus(input, job)?))).collect();
@@ -68,7 +71,8 @@ fn restricting_cpus(input: &DiagnosisInput, job: &ObservedJob) -> Option<CpuSet>
     })
 }
 
-/// Finds jobs for which neither a request nor a grant says how many cores they should have.
+/// Returns the finding about jobs for which neither a request nor a grant says how many cores they should have. `None`
+/// if there are no such jobs.
 fn jobs_with_unknown_core_count(input: &DiagnosisInput) -> Option<Finding> {
     let jobs = input.job_ids(|job| job.requested.is_none() && job.grant.is_none());
     let first = jobs.first()?;
@@ -85,7 +89,8 @@ fn jobs_with_unknown_core_count(input: &DiagnosisInput) -> Option<Finding> {
     Some(Finding::advice("unknown-count", text, remedy).with_jobs(jobs))
 }
 
-/// Finds processes of a job that are outside of the cgroup that the batch scheduler made for the job.
+/// Returns the finding that processes of `job` are outside of the cgroup that the batch system made for the job. `None`
+/// if there are no such processes.
 fn processes_outside_cgroup(job: &ObservedJob) -> Option<Finding> {
     let first = job.pids_outside_cgroup.first()?;
     let (left, they) = if job.pids_outside_cgroup.len() == 1 { ("is", "it") } else { ("are", "them") };
@@ -102,8 +107,9 @@ fn processes_outside_cgroup(job: &ObservedJob) -> Option<Finding> {
     Some(finding.with_jobs([&job.id]).with_pids(job.pids_outside_cgroup.iter().copied()))
 }
 
-/// Finds jobs whose cgroup, which a batch scheduler made, has no cpuset because the cpuset controller is not enabled
-/// for it. The finding is a problem if this scheduler is configured to use cpusets.
+/// Returns the finding about jobs whose cgroup, which a batch system made, has no cpuset because the cpuset controller
+/// is not enabled for it. `None` if there are no such jobs. The finding is a problem if this batch system is configured
+/// to use cpusets, else a note.
 fn jobs_without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
     let bare = input.job_ids(|job| job.has_cpuset_controller == Some(false));
     let first = bare.first()?;
@@ -130,7 +136,8 @@ fn jobs_without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
     Some(Finding::new(severity, "no-cpuset-controller", text, remedy).with_jobs(bare))
 }
 
-/// Finds jobs that pjw keeps by masks, though the node supports cpusets. A job without processes needs no cpuset yet.
+/// Returns the finding about jobs that pjw keeps on their cores by affinity masks, though the machine supports cpusets.
+/// `None` if there are no such jobs. A job without processes needs no cpuset yet.
 fn jobs_kept_by_masks(input: &DiagnosisInput) -> Option<Finding> {
     if matches!(input.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;
@@ -146,7 +153,9 @@ fn jobs_kept_by_masks(input: &DiagnosisInput) -> Option<Finding> {
     Some(Finding::note("no-wall", text, remedy).with_jobs(open))
 }
 
-/// Finds a job that has some PUs of a core and not all.
+/// Returns the finding that `job`, which is restricted to the PUs `own`, has only some online PUs of a core. `None` if
+/// there is no such core, or if a job with a smaller id has other PUs of such a core: that job reports it. `places` has
+/// the jobs on each PU.
 fn half_cores(
     input: &DiagnosisInput,
     places: &Places<'_>,
@@ -184,8 +193,9 @@ fn half_cores(
     Some(finding.with_jobs(group.into_iter().chain([id])).with_cpus(&siblings))
 }
 
-/// Finds a job on several NUMA nodes that would fit in one.
-fn spread(places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Finding> {
+/// Returns the finding that `job`, which is restricted to the PUs `own`, lies on several NUMA nodes though one node has
+/// as many PUs. `None` otherwise. The finding is an advice if such a node has room for the job now, else a note.
+fn job_on_several_nodes(places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Finding> {
     let nodes = &places.nodes;
     let on: Vec<u32> =
         nodes.iter().filter(|(_, cpus)| cpus.intersects(own)).map(|(number, _)| *number).collect();

@@ -140,6 +140,8 @@ pub fn ended_job_summary(report: &JobReport, verdict: Option<&Verdict>) -> Strin
     }
 }
 
+/// Returns the advice for a job that left many of its cores unused: request fewer cores, or use more threads in the
+/// part in which one thread ran alone.
 fn serial_advice(report: &JobReport) -> Vec<String> {
     let usage = &report.usage;
     let held = u64::from(usage.cores_max);
@@ -161,6 +163,8 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
     vec![format!("{used}: {parts}. Let more threads do that part{ask}.")]
 }
 
+/// Returns the advice for a job in which more threads wanted to run than the job had PUs: start fewer threads or
+/// processes, or request more cores.
 fn oversubscribed_advice(report: &JobReport) -> String {
     let usage = &report.usage;
     let held = cores(u64::from(usage.cores_max));
@@ -200,9 +204,9 @@ fn bound_advice(report: &JobReport) -> String {
     )
 }
 
-/// The options by which a user keeps the system that started the job from binding a task to fewer CPUs than its threads
-/// need, for a list of options. Empty if the system has none for the user: PBS, OAR and HTCondor bind a job to all its
-/// CPUs, if they bind it at all.
+/// Returns the options by which a user keeps the system that started the job from binding a task to fewer CPUs than its
+/// threads need. The text is the begin of a list of options. Empty if the system has no such option for the user: PBS,
+/// OAR and HTCondor bind a job to all its CPUs, if they bind it at all.
 fn launcher_options(job: &JobId, usage: &JobUsage) -> String {
     let tasks = usage.tasks.map_or(1, u64::from).max(1);
     let (pus_per_task, cores_per_task) =
@@ -225,6 +229,9 @@ fn launcher_options(job: &JobId, usage: &JobUsage) -> String {
     }
 }
 
+/// Returns the advice for a job that waited for much of its time. Either its threads waited for cores that other
+/// programs used, or none of its threads ran. In the latter case, the advice is to request fewer cores, if that is
+/// possible.
 fn waiting_advice(report: &JobReport) -> Vec<String> {
     let usage = &report.usage;
     if report.is_borrower && is_share(usage.displaced_ns, usage.sampled_ns, SLOWED_PERMILLE) {
@@ -258,7 +265,8 @@ fn waiting_advice(report: &JobReport) -> Vec<String> {
     vec![format!("{slept}.{ask}")]
 }
 
-/// The option by which a user asks the system that started the job for `needed` cores. `None` if the job held no more.
+/// Returns the option by which a user requests `needed` cores from the system that started the job. `None` if the job
+/// held no more cores than that, or if no option of the system leads to fewer cores.
 fn option_for_cores(job: &JobId, needed: u64, usage: &JobUsage) -> Option<String> {
     if needed >= u64::from(usage.cores_max) {
         return None;
@@ -290,8 +298,8 @@ fn option_for_more_cores(job: &JobId, needed: u64, usage: &JobUsage) -> Option<S
     })
 }
 
-/// The option of a system that counts the cores of a job. PBS counts hardware threads where a core has several: these
-/// are `cpus`.
+/// Returns the option that requests cores for a whole job from the system `source`. `needed` is the number of cores,
+/// and `cpus` the number of their hardware threads, which PBS counts.
 fn option_for_job(source: JobSource, needed: u64, cpus: u64) -> String {
     match source {
         JobSource::Pbs => format!("`-l select=1:ncpus={cpus}`"),
@@ -317,9 +325,10 @@ fn option_per_task(per_task: &str, needed: u64, tasks: Option<u32>) -> String {
     format!("`{per_task}={}`{of_tasks}", needed.div_ceil(tasks))
 }
 
-/// The option of a system that counts CPUs for each task, if one leads to fewer CPUs than `held`. `per_task` is its
-/// option for the CPUs of a task, and `of_tasks` the one for the number of tasks on a node. `needed` and `held` count
-/// the CPUs of all tasks on this node.
+/// Returns the option that requests fewer CPUs than `held` from a system that counts CPUs for each task: fewer CPUs for
+/// each task, else fewer tasks. `None` if neither is possible. `per_task` is the name of the option for the CPUs of a
+/// task, and `of_tasks` the name of the one for the number of tasks on a node. `needed` and `held` count the CPUs of
+/// all tasks on this node. `tasks` is the number of these tasks, if it is known.
 fn option_for_tasks(
     [per_task, of_tasks]: [&str; 2],
     needed: u64,

@@ -145,6 +145,9 @@ impl ScanPair<'_> {
         readings
     }
 
+    /// Iterates over the threads of the process `pid` in the second scan, each with its CPU use between the two scans.
+    /// Ended threads are left out. `readings` has the run time and the wait time of each thread in the first scan, in
+    /// ns.
     fn threads_of<'a>(
         &'a self,
         pid: Pid,
@@ -164,6 +167,8 @@ impl ScanPair<'_> {
         })
     }
 
+    /// Returns the thread `thread` of the second scan with its CPU use since the first scan. `run_ns` and `wait_ns` are
+    /// its run time and wait time in the first scan.
     fn observed_thread(&self, pid: Pid, thread: &Thread, (run_ns, wait_ns): (u64, u64)) -> ObservedThread {
         let ran_ns = thread.run_ns.saturating_sub(run_ns);
         let waited_ns = thread.wait_ns.saturating_sub(wait_ns);
