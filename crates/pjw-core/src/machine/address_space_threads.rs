@@ -39,8 +39,8 @@ impl AddressSpaceThreads {
         self.threads.iter().map(|thread| thread.pinned_pu.unwrap_or(thread.last_cpu)).collect()
     }
 
-    /// The cores to which the threads are pinned, if each of them is pinned to a core of its own, and all of these
-    /// cores are in one L3 cache or in one NUMA node.
+    /// Returns the cores to which the threads are pinned. `None` if a thread is not pinned, if two threads are pinned
+    /// to the same core, or if the cores are neither in one L3 cache nor in one NUMA node.
     fn cores_in_one_domain(&self, topology: &Topology) -> Option<CpuSet> {
         let mut cores = CpuSet::new();
         for thread in &self.threads {

@@ -237,8 +237,9 @@ pub fn cpu_count_environment(
     with_record(values, inherited)
 }
 
-/// Returns the variables in `values` (names and values) that the user has not set, and then the variable
-/// `PJW_VARIABLES`, which lists them. `inherited` is as for [`cpu_count_environment`].
+/// Returns the variables in `values` (names and values) that the user has not set. Appends the variable
+/// `PJW_VARIABLES`, which lists them, except if the list is empty and the program did not inherit this variable.
+/// `inherited` is as for [`cpu_count_environment`].
 #[must_use]
 fn with_record(
     values: impl IntoIterator<Item = (String, String)>,

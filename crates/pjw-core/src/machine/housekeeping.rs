@@ -161,6 +161,8 @@ impl HousekeepingRule {
     }
 }
 
+/// Returns `cpus` if these PUs are whole cores of the machine. Returns an error if the machine lacks one of the PUs, or
+/// if the PUs are only a part of a core.
 fn whole_cores(cpus: &CpuSet, topology: &Topology) -> Result<CpuSet, HousekeepingError> {
     let absent = cpus.difference(topology.cpus());
     if !absent.is_empty() {
@@ -175,7 +177,8 @@ fn whole_cores(cpus: &CpuSet, topology: &Topology) -> Result<CpuSet, Housekeepin
     Ok(cpus.clone())
 }
 
-/// Returns the PUs of the first `cores` cores of each domain of the level `level`.
+/// Returns the PUs of the first `cores` cores of each domain of the level `level`, or of all its cores if a domain has
+/// fewer. Returns an error if the machine has no such level.
 fn first_cores_of_each(
     cores: u32,
     level: TopologyLevel,
