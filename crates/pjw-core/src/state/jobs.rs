@@ -145,12 +145,13 @@ impl Jobs {
 
     /// Adds a job, or replaces the job with the same id.
     pub fn insert(&mut self, job: Job) {
-        let before = self.take(&job.id);
-        self.put(job, before.as_ref().and_then(owned_cpus));
+        let before = self.remove_uncounted(&job.id);
+        self.insert_new(job, before.as_ref().and_then(owned_cpus));
     }
 
-    /// Adds a job that is not in the collection. `owned_before` has the PUs that the job owned until now.
-    fn put(&mut self, job: Job, owned_before: Option<&CpuSet>) {
+    /// Adds `job`, which must not be in the collection, to the jobs and to all indexes. `owned_before` has the PUs that
+    /// the job owned until now: the version of the owned grants grows if the job owns other PUs.
+    fn insert_new(&mut self, job: Job, owned_before: Option<&CpuSet>) {
         let id = job.id.clone();
         if owned_cpus(&job) != owned_before {
             self.owned_grants_version += 1;
@@ -191,13 +192,14 @@ impl Jobs {
 
     /// Removes the job with this id and returns it. `None` if there is no job with this id.
     pub fn remove(&mut self, id: &JobId) -> Option<Job> {
-        let job = self.take(id)?;
+        let job = self.remove_uncounted(id)?;
         self.owned_grants_version += u64::from(owned_cpus(&job).is_some());
         Some(job)
     }
 
-    /// The same, where the caller counts the change of the owned grants.
-    fn take(&mut self, id: &JobId) -> Option<Job> {
+    /// Removes the job with this id from the jobs and from all indexes, and returns it. `None` if there is no job with
+    /// this id. Unlike [`Jobs::remove`], does not change the version of the owned grants: the caller does so.
+    fn remove_uncounted(&mut self, id: &JobId) -> Option<Job> {
         let job = self.jobs.remove(id)?;
         self.traces.changed.insert(id.clone());
         self.change_count += 1;
@@ -233,10 +235,10 @@ impl Jobs {
     /// Calls `change` with the job, so that `change` can modify it. Does nothing if there is no job with this
     /// id.
     pub fn update(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
-        if let Some(mut job) = self.take(id) {
+        if let Some(mut job) = self.remove_uncounted(id) {
             let before = owned_cpus(&job).cloned();
             change(&mut job);
-            self.put(job, before.as_ref());
+            self.insert_new(job, before.as_ref());
         }
     }
 

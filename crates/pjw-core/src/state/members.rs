@@ -422,8 +422,8 @@ impl Members {
         core::mem::take(&mut self.unread)
     }
 
-    /// Replaces the threads of the process `pid`, and records whether it is active. If this has changed, the job counts
-    /// as changed.
+    /// Replaces the threads of the process `pid`, and records whether the process has active threads. If the latter has
+    /// changed, the job counts as changed. Has no effect if the process is not a member.
     fn set_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>, is_active: bool) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.threads = threads;

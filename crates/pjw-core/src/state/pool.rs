@@ -314,7 +314,7 @@ impl PuPool {
     /// Makes `cpus` the PUs that the job holds. PUs that it held before become free, or housekeeping PUs if they are
     /// reserved.
     fn give(&mut self, job: &JobId, cpus: &CpuSet) {
-        let place = self.place_for(job);
+        let place = self.find_or_add_holder(job);
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
             if entry.is_some() && cpus.contains(pu) {
                 *entry = Some(place);
@@ -334,8 +334,9 @@ impl PuPool {
         self.holders.iter().position(|holder| matches!(holder, PuHolder::Job(held) if held == job))
     }
 
-    /// Returns the index of a job in `holders`: its present index, else an unused one, else a new one.
-    fn place_for(&mut self, job: &JobId) -> usize {
+    /// Returns the index of `job` in `holders`. A job that is not there is added: it replaces a holder without PUs, or
+    /// is appended.
+    fn find_or_add_holder(&mut self, job: &JobId) -> usize {
         if let Some(place) = self.place_of(job) {
             return place;
         }

@@ -53,7 +53,7 @@ impl WardenState {
     pub fn apply_record(&mut self, record: Record) {
         match record {
             Record::Job(mut job) => {
-                if !self.reclaim(&job) {
+                if !self.enter_grant_in_pool(&job) {
                     self.pool.release(&job.id);
                     job.grant = None;
                 }
@@ -108,9 +108,11 @@ impl WardenState {
         }
     }
 
-    /// Enters a job's grant in the pool. Returns whether the grant is still valid. PUs that the machine lacks now may
-    /// come back. If another job holds one of the PUs, the grant ends, unless it was shared.
-    fn reclaim(&mut self, job: &Job) -> bool {
+    /// Enters the grant of `job` in the pool, or frees the PUs of a job without a grant. PUs that the machine lacks now
+    /// are left out, because they may come back. Returns `false` if the grant is no longer valid: the machine has none
+    /// of its PUs, or another job holds one of them. A grant that is shared or borrowed stays valid if another job
+    /// holds one of its PUs.
+    fn enter_grant_in_pool(&mut self, job: &Job) -> bool {
         let Some(grant) = &job.grant else {
             self.pool.release(&job.id);
             return true;
@@ -149,7 +151,7 @@ impl WardenState {
         self.topology = topology;
         let jobs: Vec<Job> = self.jobs_unshared_first().cloned().collect();
         for job in jobs {
-            self.reclaim(&job);
+            self.enter_grant_in_pool(&job);
         }
         self.pool.set_online(&online);
     }

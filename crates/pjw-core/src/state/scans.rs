@@ -209,8 +209,8 @@ impl WardenState {
         of_dirty.chain(to_remove).filter(|path| is_unread(&path.as_str())).collect()
     }
 
-    /// The idle members of a job, in groups: by whether they are in the job's cgroup, and by whether masks alone keep
-    /// them on the grant.
+    /// Returns the idle members of `job`, in groups. The members of a group have two facts in common: whether the
+    /// process is in the cgroup of the job, and whether masks alone keep the process on the grant.
     fn find_idle_of(&self, job: &JobId) -> Vec<Arc<IdleProcessGroup>> {
         let mut groups: BTreeMap<(bool, bool), Vec<Pid>> = BTreeMap::new();
         let cgroup = self.job_cgroup(job);

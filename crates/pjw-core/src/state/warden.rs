@@ -447,7 +447,8 @@ impl WardenState {
     }
 
     /// Removes the process `pid`, which has ended according to a scan. Its exit event, and the fork events of its last
-    /// children, may still be unread.
+    /// children, may still be unread. If pjw receives all process events, the record from which the children inherit is
+    /// kept until the exit event.
     pub(crate) fn remove_ended_process(&mut self, pid: Pid) {
         self.lineage.scan_queue.forget_exiting(pid);
         if self.fork_events_complete_since.is_some()

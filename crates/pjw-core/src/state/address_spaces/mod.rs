@@ -146,7 +146,9 @@ impl AddressSpaceGroups {
     }
 }
 
-/// A process after a check. `None` if it does not count as sharing the address space.
+/// Returns the record of the process `user`, which a scan at the time `at` checked for a shared use of the address
+/// space with the number `space`. `known` is the earlier record. The sharing is confirmed if two scans at least 7/8 of
+/// `interval` apart found it. `None` if the process may be in vfork(2), or if no scan has found the sharing yet.
 fn after_check(
     user: &AddressSpaceUser,
     space: u64,

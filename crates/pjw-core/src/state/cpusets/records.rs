@@ -107,6 +107,9 @@ impl CpusetRegistry {
         }
     }
 
+    /// Registers `job_cpuset` as the cpuset that its job is to have. If the registry already has a cpuset with this
+    /// path, its former PUs and its origin cgroup are kept. After more than [`MAX_TRIES`] writes without a full scan,
+    /// records the reason for users that another program overwrites the cpuset.
     fn record_created(&mut self, job_cpuset: &JobCpuset) {
         let known = self.managed.remove(&job_cpuset.path);
         let (mut previous, origin_cgroup, tries) = known.as_ref().map_or((Vec::new(), None, 0), |known| {

@@ -36,10 +36,11 @@ impl CpusetRegistry {
         }
     }
 
-    /// Records which processes `action` was to move into a cpuset for the first time and did not move. systemd moves
-    /// the initial processes of a scope, and a locked one is left out without an outcome of its own: each of them
-    /// counts as not moved until a scan finds it in the cpuset. Also records which process left the cpuset because pjw
-    /// moved it back. Must be called before a delayed change that has ended leaves the list of the delayed changes.
+    /// Updates the list of the processes that are not in the cpuset of their job, after `action` had the outcome
+    /// `outcome`. Adds each initial process of a new cpuset until a scan finds the process there: systemd moves these
+    /// processes and leaves out a locked one without a message. Adds a process whose first move was not done, and one
+    /// that was moved back. Removes a process that was moved. Must be called before a delayed change that has ended
+    /// leaves the list of the delayed changes.
     pub(super) fn record_move_attempt(&mut self, action: &CpusetAction, outcome: &CpusetOutcome) {
         let is_done = matches!(outcome, CpusetOutcome::Done { .. });
         match &action.change {

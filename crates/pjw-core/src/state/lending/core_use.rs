@@ -201,18 +201,18 @@ impl CoreUse {
         if !held.span.period.is_zero() {
             let lent: Vec<LentCoreSample> = sample.lent.iter().map(|now| held.of_core(&now.core)).collect();
             let Span { period, cpu_time } = held.span;
-            self.verdict = self.judge(&OwnerCpuSample { period, cpu_time, lent: &lent, ..*sample });
+            self.verdict = self.judge_sample(&OwnerCpuSample { period, cpu_time, lent: &lent, ..*sample });
         }
         if !is_short {
             // A long sample is judged by itself. What was held before it counts only in the averages.
-            self.verdict = self.judge(sample);
+            self.verdict = self.judge_sample(sample);
         }
         self.verdict.clone()
     }
 
-    /// What [`CoreUse::add`] returns for one sample, or for several that were joined. In the following, the minimum
-    /// share is nine tenths of the time, or one tenth if the owner's cores have several PUs each. The owner is waking
-    /// up if it was idle ([`CoreUse::is_idle`]) at most 20 ms ago. The owner uses a lent core
+    /// Returns the result of [`CoreUse::add`] for one sample, or for several that were joined. In the following, the
+    /// minimum share is nine tenths of the time, or one tenth if the owner's cores have several PUs each. The owner is
+    /// waking up if it was idle ([`CoreUse::is_idle`]) at most 20 ms ago. The owner uses a lent core
     /// ([`OwnerCpuSample::lent`]) in each of these cases:
     ///
     /// - Averaged over about 100 ms, the owner ran on the core for at least the minimum share.
@@ -231,7 +231,7 @@ impl CoreUse {
     /// - If `sample` contains no lent core: 1.3 ms, or the minimum share. Here the last measurements are added up until
     ///   they cover 5 ms, because the kernel may update the CPU time of a running thread only at each timer tick
     ///   (mostly every 4 ms).
-    fn judge(&mut self, sample: &OwnerCpuSample<'_>) -> UsedCores {
+    fn judge_sample(&mut self, sample: &OwnerCpuSample<'_>) -> UsedCores {
         let (in_use, too_busy) = if sample.has_smt {
             (IN_USE_WITH_SEVERAL_PUS, IN_USE_WITH_SEVERAL_PUS)
         } else {

@@ -61,8 +61,9 @@ pub struct Descendant {
 }
 
 impl Descendant {
-    /// Makes the record of a child of `ancestor`. `requests` are the requests from which the child inherited its
-    /// affinity mask.
+    /// Makes the record of a child of `ancestor`. `is_ancestor_member` is true if `ancestor` belongs to its job, and
+    /// false if pjw is restoring its original masks. `forked_at` is the time of the fork event, in ns since boot.
+    /// `requests` are the requests from which the child inherited its affinity mask.
     fn from_ancestor(
         ancestor: &Member,
         is_ancestor_member: bool,
@@ -128,7 +129,7 @@ impl Lineage {
             match *event {
                 ProcessEvent::Fork { parent, creator, child, at } => {
                     is_full |= !self.record_fork(find_tracked(parent), (parent, creator), child, at);
-                    self.note_descent(parent, child, &is_scanned);
+                    self.record_descent(parent, child, &is_scanned);
                 }
                 ProcessEvent::Exec { pid }
                     if find_tracked(pid).is_some() || self.descendants.contains_key(&pid) =>
@@ -136,7 +137,7 @@ impl Lineage {
                     self.scan_queue.of_jobs.insert(pid);
                 }
                 ProcessEvent::Exec { pid } => drop(self.scan_queue.executed.insert(pid)),
-                ProcessEvent::Exit { pid } => self.exit(pid, find_tracked(pid).is_some()),
+                ProcessEvent::Exit { pid } => self.record_exit(pid, find_tracked(pid).is_some()),
                 ProcessEvent::ThreadFork { pid, .. } => {
                     self.scan_queue.unassigned.entry(pid).and_modify(|process| process.has_threads = true);
                 }
@@ -186,10 +187,11 @@ impl Lineage {
         true
     }
 
-    /// Records whether the descent of a child that is no descendant is known. The scan of a process comes before its
-    /// last fork events are read, so a parent that no scan and no event named was born before the events were complete.
-    /// Except process 1: it has no ancestor.
-    fn note_descent(&mut self, parent: Pid, child: Pid, is_scanned: impl Fn(Pid) -> bool) {
+    /// Records for the new process `child`, unless it is a recorded descendant of a job's process, whether all its
+    /// ancestors are known. They are known if those of `parent` are. The scan of a process comes before its last fork
+    /// events are read, so a parent that no scan and no event named was born before the events were complete: its
+    /// ancestors are unknown. Except process 1: it has no ancestor.
+    fn record_descent(&mut self, parent: Pid, child: Pid, is_scanned: impl Fn(Pid) -> bool) {
         self.outside.remove(&child);
         self.of_unknown_descent.remove(&child);
         self.scan_queue.forget_exiting(child);
@@ -230,7 +232,9 @@ impl Lineage {
         self.of_unknown_descent.iter().copied()
     }
 
-    fn exit(&mut self, pid: Pid, is_tracked: bool) {
+    /// Updates the records after the exit event of the process `pid`. If pjw sets or restores the masks of the process
+    /// (`is_tracked`), the process is recorded as exited until a scan finds it gone.
+    fn record_exit(&mut self, pid: Pid, is_tracked: bool) {
         self.outside.remove(&pid);
         self.of_unknown_descent.remove(&pid);
         if is_tracked {

@@ -73,8 +73,8 @@ pub struct MaskEntry {
 }
 
 impl MaskEntry {
-    /// Makes an entry with the requests `candidates`, of which one is in force. All other facts are unknown.
-    fn of(candidates: SmallVec<[MaskRequest; 1]>, journaled_since: Option<Nanos>, read_at: Nanos) -> Self {
+    /// Makes an entry with the requests `candidates`, one of which is the last request. All other facts are unknown.
+    fn new(candidates: SmallVec<[MaskRequest; 1]>, journaled_since: Option<Nanos>, read_at: Nanos) -> Self {
         Self {
             candidates,
             earlier: Vec::new(),
@@ -95,7 +95,7 @@ impl MaskEntry {
     /// machine.
     #[must_use]
     pub fn from_first_reading(seen_mask: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
-        Self::of(SmallVec::from_iter([limits.assumed_request(seen_mask, Nanos(0))]), None, read_at)
+        Self::new(SmallVec::from_iter([limits.assumed_request(seen_mask, Nanos(0))]), None, read_at)
     }
 
     /// Makes the entry of a thread that was created at the time `birth` and inherited the mask of its creator.
@@ -114,7 +114,7 @@ impl MaskEntry {
         }
         let to_undo = candidates.iter().filter(|request| request.needs_restore());
         let journaled_since = to_undo.map(|request| request.requested_at).min();
-        (!candidates.is_empty()).then(|| Self::of(candidates, journaled_since, birth.earliest))
+        (!candidates.is_empty()).then(|| Self::new(candidates, journaled_since, birth.earliest))
     }
 
     /// Makes the entry of a thread from the mask request `request` in the journal, after a restart of the
@@ -123,7 +123,7 @@ impl MaskEntry {
     #[must_use]
     pub fn from_record(request: MaskRequest) -> Self {
         let since = request.requested_at;
-        Self::of(SmallVec::from_iter([request]), Some(since), Nanos(0))
+        Self::new(SmallVec::from_iter([request]), Some(since), Nanos(0))
     }
 
     /// Returns the entry with the time since which the journal contains the original mask (the mask before pjw changed

@@ -90,8 +90,9 @@ impl WardenState {
         written.chain(moved_at).chain(self.online.changed_at()).max()
     }
 
-    /// The PUs that the nearest cpuset around a cgroup allowed since `read_at`, the present set first, and whether that
-    /// set changed.
+    /// Returns the PUs that the nearest cpuset around the cgroup `cgroup` allowed since the time `read_at` (in ns since
+    /// boot). The first set is the present one. Also returns whether pjw changed the cpuset since then. If no cpuset
+    /// around the cgroup is known, returns all PUs of the machine.
     fn cpusets_around(&self, cgroup: &str, read_at: Nanos) -> (CpusetList<'_>, bool) {
         for path in cgroup_and_ancestor_paths(cgroup) {
             let written = self.cpusets.cpu_history(path);
@@ -184,7 +185,7 @@ impl WardenState {
             return Some(entry);
         }
         let limits = limits();
-        let of_job = (!limits.is_unrestricted(seen)).then(|| self.jobs_requests(member, is_first, birth));
+        let of_job = (!limits.is_unrestricted(seen)).then(|| self.requests_of_job(member, is_first, birth));
         let inherited = of_job.and_then(predicted);
         Some(inherited.unwrap_or_else(|| MaskEntry::from_first_reading(seen, &limits, now)))
     }
@@ -204,12 +205,13 @@ impl WardenState {
         requests.filter(|request| !request.is_of_program_before_first_reading()).cloned().collect()
     }
 
-    /// The requests that a thread with an unknown creator may have inherited. No fork event named the creator. pjw set
-    /// the mask of every thread of the job. So a thread that was born after that, with such a mask or with exactly the
-    /// grant, inherited the mask from one of them. Except the first thread of a registered process: it may have had
-    /// such a mask before. Except the first thread of a process whose descent is known. Except a process that was not
-    /// new when it joined: it may have got such a mask from a release.
-    fn jobs_requests(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
+    /// Returns the mask requests that a thread of `member` may have inherited from another process of the same job, if
+    /// no fork event named its creator. These are the requests of pjw and of the kernel for the threads of such
+    /// processes at the time `birth`, and the grant, if the job had it then. For the first thread (`is_first`), also a
+    /// request from a released job. Empty for the first thread of a registered process, which may have had such a mask
+    /// before, and for the first thread of a process whose descent is known. Empty for a process that was not new when
+    /// it joined: it may have got such a mask from a release.
+    fn requests_of_job(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
         // A child of a process whose masks were unread at the fork has a known descent, but no known requests. Unless
         // that process turned out to have no mask of pjw.
         let has_known_requests = |descendant: &Descendant| {

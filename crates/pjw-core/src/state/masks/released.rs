@@ -71,6 +71,10 @@ impl WardenState {
         self.released_requests_of(process).next().is_some()
     }
 
+    /// Iterates over the mask requests of released jobs from which `process` may have its affinity mask. The request
+    /// leads to exactly this mask, the released job had processes of the same user, and pjw set masks in this job
+    /// before the process started. Each item is the released job and the request. Yields nothing if the mask contains
+    /// all online PUs (logical CPUs).
     fn released_requests_of<'a>(
         &'a self,
         process: &'a Process,
