@@ -227,9 +227,9 @@ fn job_of_directory_name(name: &str) -> Option<JobId> {
     (directory_name(&job) == name).then_some(job)
 }
 
-/// Whether the name is that of a file that the kernel makes in a cgroup directory, where no directory of this name can
-/// be made: a v1 core file without a prefix, or a name that begins with a controller and a dot (`cgroup1_base_files`
-/// and `cgroup_file_name` in kernel/cgroup, Linux 6.18).
+/// Returns whether the kernel may have a file with the name `name` in a cgroup directory, so that no directory can have
+/// this name. Such a file is a v1 core file without a prefix, or its name begins with a controller and a dot
+/// (`cgroup1_base_files` and `cgroup_file_name` in kernel/cgroup, Linux 6.18).
 fn is_cgroup_file(name: &str) -> bool {
     const CORE_FILES: [&str; 3] = ["tasks", "notify_on_release", "release_agent"];
     const PREFIXES: [&str; 19] = [
