@@ -86,7 +86,9 @@ fn grant_text(job: &Job, grant: &Grant) -> String {
     }
 }
 
-/// The sentence about the processes of a borrower that can borrow no core and is frozen: why, and what ends this.
+/// Returns the sentence about the frozen processes of a borrower, a job that has no cores of its own and can borrow
+/// none now. The sentence says why the processes are frozen, and when they run again. In the mode `observe`, the
+/// sentence says that they are not frozen.
 fn frozen_text(policy: &Policy) -> String {
     if policy.mode == DaemonMode::Observe {
         return "its processes are not frozen now: pjwd only watches".to_owned();
@@ -110,7 +112,8 @@ fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
     Some(format!("it wants {wanted} of at most {limit} cores at present{more}"))
 }
 
-/// The sentence about the NUMA nodes of new processes. `None` if the job requested no rule for them.
+/// Returns the sentence about the rule (`--within-job`) by which a new process of `job` gets a NUMA node, or about the
+/// reason why the rule has no effect. `None` if the job requested no rule, or has no active grant.
 fn within_job_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<String> {
     let rule = job.request.as_ref()?.within_job;
     if rule == NumaNodeRule::Default {
@@ -136,8 +139,9 @@ fn provision_text(job: &Job) -> Option<String> {
     Some(format!("{by} promised these cores to it, with or without processes{}", rule.unwrap_or_default()))
 }
 
-/// The sentence about the cores that a job lends, or about those that it can't borrow. `None` if lending does not
-/// concern the job.
+/// Returns the sentence about lending: which cores `job` lends to which borrowers, why a job of the class guaranteed
+/// lends none, or why a job of the class besteffort can borrow no core that another job leaves idle. `None` in all
+/// other cases.
 fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<String> {
     let lent = state.pool.lent_by(&job.id);
     if !lent.is_empty() {
@@ -163,7 +167,7 @@ fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<Strin
     Some(format!("it borrows free cores only, not those that other jobs leave idle: {why}"))
 }
 
-/// The sentence that says why none of the cores of an owner is lent.
+/// Returns the sentence that says why none of the cores of `owner`, a job of the class guaranteed, is lent.
 fn not_lent_text(state: &WardenState, policy: &Policy, owner: &Job) -> String {
     if let Some(why) = reason_not_to_lend(policy) {
         return format!("the cores that it leaves idle are not lent: {why}");
@@ -199,7 +203,8 @@ fn not_lent_text(state: &WardenState, policy: &Policy, owner: &Job) -> String {
     format!("none of its cores is lent: {why}")
 }
 
-/// The sentence that names what keeps a job or a process on the grant: a cpuset, affinity masks or nothing.
+/// Returns the sentence that says by which means (`by`) processes are kept on the grant of their job: a cpuset,
+/// affinity masks or nothing. `processes` is the term for the processes in the sentence, such as `its processes`.
 fn enforcement_text(by: &EffectiveEnforcement, processes: &str) -> String {
     match by {
         EffectiveEnforcement::Cpuset { path: Some(path) } => {
@@ -266,8 +271,8 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
     because
 }
 
-/// The sentence about the processes with which a process shares its address space. `None` if there are none. The host
-/// of tasks is not counted as one of them.
+/// Returns the sentence about the other processes that share the address space of `member`. `None` if there are none. A
+/// process that only owns the address space of tasks ([`Member::is_task_host`]) does not count as one of the others.
 fn address_space_text(state: &WardenState, member: &Member) -> Option<String> {
     let group = state.address_spaces.group_of(member.id)?;
     let is_host = |pid: &Pid| state.members.get(pid).is_some_and(Member::is_task_host);
@@ -374,7 +379,8 @@ pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &Mem
     format!("{wants} and floats over {}{moved}{lifted}", cpus_text(target))
 }
 
-/// The end of a sentence about a thread: what became of the binding that its program had requested.
+/// Returns the end of a sentence about a thread whose own binding pjw lifted: why pjw lifted the binding, or that pjw
+/// restored the binding because other CPUs did not help.
 fn lifted_text(binding: &LiftedBinding) -> String {
     let own = cpus_text(&binding.mask);
     match binding.reason {

@@ -181,6 +181,8 @@ fn is_request_known(state: &WardenState, new: &Descendant, parent: ProcessId, se
         || new.inherited_mask_requests.iter().any(|request| limits.may_result_in(&request.mask, seen))
 }
 
+/// Returns the record of a newly forked process: a copy of `known`, the record of the parent, with the id and the
+/// affinity mask of the new process. The record has one thread, the first one, without CPU time.
 fn process_from_parent(
     known: &Process,
     ForkMaskMismatch { id, effective_mask: mask }: ForkMaskMismatch,

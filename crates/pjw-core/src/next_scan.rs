@@ -48,8 +48,8 @@ pub(crate) fn next_scan(
     })
 }
 
-/// The processes whose masks or cgroups these changes of cpusets may change: all processes in the cpusets, and those
-/// that are moved.
+/// Returns the pids of the processes whose affinity masks or cgroups the planned cpuset changes `actions` may change:
+/// all processes in these cpusets, and the processes that are moved.
 fn pids_changed_by<'a>(
     state: &WardenState,
     actions: impl Iterator<Item = &'a CpusetAction> + Clone,
