@@ -47,8 +47,7 @@ pub struct SimMachineInterface {
     scans: u32,
     /// The online PUs at the last scan.
     online: CpuSet,
-    /// The new processes whose masks the last call of [`MachineInterface::probe_masks`] found to be wrong. Empty after
-    /// a scan.
+    /// The new processes whose masks the last [`MachineInterface::probe_masks`] found to be wrong. Empty after a scan.
     probed: BTreeSet<ProcessId>,
     /// The cgroups that were scanned, each as the last scan of it read it.
     cgroups: BTreeMap<String, Observed<Cgroup>>,
@@ -88,9 +87,8 @@ impl SimMachineInterface {
         self.are_changes_held = true;
     }
 
-    /// Completes all delayed changes of cpusets. Also ends the effect of
-    /// [`SimMachineInterface::hold_cpuset_changes`]: later changes are delayed only at random, with the
-    /// probability [`Faults::delayed_change_permille`].
+    /// Completes all delayed changes of cpusets. Also ends the effect of [`SimMachineInterface::hold_cpuset_changes`]:
+    /// later changes are delayed only at random, with the probability [`Faults::delayed_change_permille`].
     pub fn finish_cpuset_changes(&mut self) {
         self.are_changes_held = false;
         while !self.delayed.is_empty() {
@@ -106,8 +104,9 @@ impl SimMachineInterface {
         }
     }
 
-    /// Returns the watched processes that ran since the last scan, each with the last time at which it was seen idle.
-    /// Also returns the processes that are still idle.
+    /// Returns the processes in `watch` that ran or ended since the last scan, or have a mask outside of the expected
+    /// PUs, each with the last time at which a scan saw it idle. Also returns the processes that are still idle. `at`
+    /// is the time of the scan, in ns since boot. A full scan (`full`) checks all masks, other scans only some.
     fn check_idle(
         &mut self,
         watch: &WatchedProcesses,
@@ -154,8 +153,7 @@ impl SimMachineInterface {
         watch.unassigned_pids.iter().copied().filter(|&pid| is_idle(pid).is_none()).collect()
     }
 
-    /// Lets time pass between two steps of the warden. The workload may make a step in it, and no two scans have the
-    /// same time.
+    /// Lets time pass between two steps of the warden. No two scans have the same time. The workload may make a step.
     fn pass_time(&mut self) {
         self.world.borrow_mut().advance(1);
         if self.faults.occurs(self.faults.change_between_steps_permille) {
@@ -168,6 +166,8 @@ impl SimMachineInterface {
     }
 }
 
+/// Returns the process `pid` as a scan reads it, with its threads if `with_threads` is true, and with its attributes if
+/// they changed since the last reading. `None` if the process has ended.
 fn read_process(world: &mut SimMachine, pid: Pid, with_threads: bool) -> Option<Process> {
     let found = world.processes.get_mut(&pid)?;
     let attributes_changed = std::mem::replace(&mut found.attributes_changed, false);
@@ -178,7 +178,6 @@ fn read_process(world: &mut SimMachine, pid: Pid, with_threads: bool) -> Option<
         supplementary_groups: Vec::new(),
         command_line: process.comm.to_string(),
     });
-    let first = process.threads.values().next();
     let read_thread = |(&tid, thread): (&Tid, &SimThread)| {
         let effective_mask = world.effective_mask(process, thread);
         Thread {
@@ -200,7 +199,7 @@ fn read_process(world: &mut SimMachine, pid: Pid, with_threads: bool) -> Option<
         uid: process.uid,
         comm: process.comm,
         is_kernel_thread: process.is_kernel_thread,
-        first_thread_mask: first.map(|thread| world.effective_mask(process, thread)),
+        first_thread_mask: process.threads.values().next().map(|first| world.effective_mask(process, first)),
         cgroup: Some(process.cgroup.as_str().into()),
         unit_cgroup: None,
         attributes,
@@ -225,6 +224,7 @@ fn keep_active(process: &mut Process, active: &BTreeSet<Tid>, others: &mut BTree
     }
 }
 
+/// Writes the cpuset `job_cpuset`. If systemd is to make its cgroup, first moves the processes `initial` there.
 fn create_cpuset(
     world: &mut SimMachine,
     job_cpuset: &JobCpuset,
@@ -267,10 +267,10 @@ fn create_cpuset(
     CpusetOutcome::Done { effective: Some(world.effective_cpus(path)) }
 }
 
-/// While a change is delayed, the daemon can't know whether it is complete. So it can't know whether a mask that it
-/// reads was requested by the program, or is what the cpuset leaves of an earlier request. Before Linux 6.2: or is the
-/// whole cpuset.
-fn note_delayed(world: &mut SimMachine, change: &CpusetChange) {
+/// Marks the processes whose masks the delayed `change` may affect. Until the change is complete, the daemon can't know
+/// whether a mask that it reads was requested by the program, or is what the cpuset leaves of an earlier request.
+/// Before Linux 6.2, the mask may also be the whole cpuset.
+fn mark_affected_processes(world: &mut SimMachine, change: &CpusetChange) {
     let (written, moved) = match change {
         CpusetChange::Create { job_cpuset, initial_processes, .. } => {
             (Some(&job_cpuset.path), initial_processes.as_slice())
@@ -287,6 +287,7 @@ fn note_delayed(world: &mut SimMachine, change: &CpusetChange) {
     }
 }
 
+/// Changes a cpuset or moves a process as the kernel and systemd would do, and returns the outcome.
 fn change_cpuset(world: &mut SimMachine, change: &CpusetChange) -> CpusetOutcome {
     match change {
         CpusetChange::Create { job_cpuset, owner, initial_processes } => {
@@ -379,11 +380,10 @@ impl MachineInterface for SimMachineInterface {
         let cgroups: BTreeMap<_, _> =
             paths.into_iter().map(|path| (path.clone(), read_cgroup(&world, path))).collect();
         self.cgroups.extend(cgroups.clone());
-        let online = world.online.clone();
         Snapshot {
             scope,
             taken_at,
-            online,
+            online: world.online.clone(),
             processes,
             cgroups,
             affinity_requests,
@@ -487,7 +487,7 @@ impl MachineInterface for SimMachineInterface {
         let delayed_permille = self.faults.delayed_change_permille;
         if is_slow || (delayed_permille > 0 && self.faults.occurs(delayed_permille)) {
             self.delayed.push_back(action.clone());
-            note_delayed(&mut self.world.borrow_mut(), &action.change);
+            mark_affected_processes(&mut self.world.borrow_mut(), &action.change);
             return CpusetOutcome::Delayed;
         }
         if self.faults.occurs(self.faults.refused_change_permille) {

@@ -126,8 +126,9 @@ pub fn parse(bytes: &[u8]) -> Result<JobLog, SwfError> {
     }
 }
 
-/// Parses the line of one job. `line` is its number in the file. `None` if the job can't be replayed: its run time is
-/// unknown, or its number of processors is unknown or 0.
+/// Parses `text`, the line of one job. `line` is the number of the line in the file. Returns `None` if the job can't be
+/// replayed: its run time is unknown, or its number of processors is unknown or 0. Returns an error if the line has
+/// another number of fields, or if a field is not a valid number.
 fn parse_job(line: usize, text: &str) -> Result<Option<LoggedJob>, SwfError> {
     let fields: Vec<&str> = text.split_ascii_whitespace().collect();
     if fields.len() != FIELDS {

@@ -71,7 +71,7 @@ impl Workload {
             10 => world.exec(pid, "other"),
             11..=12 => self.toggle_load(world, pid),
             13 => self.request_random_mask(world, pid),
-            14 if !is_full => self.scheduler_job(world),
+            14 if !is_full => self.start_slurm_job(world),
             15 => self.claim_other_job(world, pid),
             16 => world.move_process(pid, "/user.slice/user-1001.slice/session-1.scope"),
             17 if self.has_hotplug => {
@@ -133,8 +133,8 @@ impl Workload {
         }
     }
 
-    /// Slurm starts a job: its daemon, a cgroup, a task, and sometimes a cpuset.
-    fn scheduler_job(&mut self, world: &mut SimMachine) {
+    /// Starts a job of the batch system Slurm: creates its daemon, a cgroup, a task, and at random a cpuset.
+    fn start_slurm_job(&mut self, world: &mut SimMachine) {
         let id = self.next_job;
         self.next_job += 1;
         let directory = format!("/system.slice/slurmstepd.scope/job_{id}");

@@ -235,6 +235,8 @@ struct Column {
     owned: Option<u32>,
 }
 
+/// Returns the columns that the line `header` names after the time column, as `NAME` or `NAME:CORES`. Returns an error
+/// if a name is invalid or occurs twice, or if a number of cores is invalid.
 fn named_columns(header: &Line<'_>) -> Result<Vec<Column>, CurveError> {
     let line = header.number;
     let mut names = BTreeSet::new();
@@ -263,6 +265,8 @@ fn named_columns(header: &Line<'_>) -> Result<Vec<Column>, CurveError> {
     header.fields[1..].iter().map(&mut column).collect()
 }
 
+/// Returns the columns of a file without names, as many as the first line has fields after the time. Their owners are
+/// named `owner`, or `owner1`, `owner2` and so on if there are several. Returns an error if there is no such field.
 fn unnamed_columns(first: &Line<'_>) -> Result<Vec<Column>, CurveError> {
     let line = first.number;
     let names: Vec<String> = match first.fields.len() - 1 {
@@ -280,7 +284,8 @@ fn unnamed_columns(first: &Line<'_>) -> Result<Vec<Column>, CurveError> {
     names.into_iter().map(column).collect()
 }
 
-/// Parses a line: a time, and the number of cores that each owner uses from this time on.
+/// Parses a line: a time, and the number of cores that each owner uses from this time on. Returns an error if a field
+/// is missing or invalid, or if an owner uses more cores than it owns.
 fn parse_point(line: &Line<'_>, columns: &[Column]) -> Result<DemandPoint, CurveError> {
     let number = line.number;
     if line.fields.len() != columns.len() + 1 {

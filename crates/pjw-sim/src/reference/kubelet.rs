@@ -40,7 +40,7 @@ pub(super) fn choose_cells(
     taker.full_domains(&[outer]);
     taker.full_domains(&[outer, inner]);
     if by_l3 && l3s > 0 {
-        taker.l3s(average_l3);
+        taker.take_l3s(average_l3);
     }
     taker.full_cores();
     taker.remaining();
@@ -74,8 +74,9 @@ impl Taker {
         }
     }
 
-    /// Takes free L3s while at least an average one is needed, then a part of the first that has enough.
-    fn l3s(&mut self, average: usize) {
+    /// Takes whole free L3 caches as long as at least `average` cells are needed, the average number of cells of an L3.
+    /// Then takes the remaining cells from the first L3 that has enough.
+    fn take_l3s(&mut self, average: usize) {
         let levels = [self.outer, self.inner, TopologyLevel::L3];
         for l3 in self.order(&levels) {
             if self.needed >= average {
@@ -177,7 +178,8 @@ impl Taker {
     }
 }
 
-/// The domains or cores in which some of these cells are free, by the number of free cells, then by number.
+/// Returns the domains or cores (`place`) of those cells in `free` for which `inside` returns true. The order is by the
+/// number of these cells, the fewest first, then by the number of the domain or core.
 fn fewest_first<K: Ord + Copy>(
     free: &[Cell],
     inside: impl Fn(&Cell) -> bool,

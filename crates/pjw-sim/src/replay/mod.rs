@@ -148,7 +148,7 @@ pub fn replay(
         }
         machine.end_until(job.submit_s, &mut ends);
         let begin = Instant::now();
-        let choice = machine.choose(number, job.processors);
+        let choice = machine.choose_processors(number, job.processors);
         let decision_time = begin.elapsed();
         on_decision(JobDecision {
             job,
@@ -221,7 +221,9 @@ impl<'r> Machine<'r> {
         }
     }
 
-    fn choose(&self, number: usize, n: u32) -> Option<Choice> {
+    /// Chooses `n` processors for the job with the index `number` in the log, by the allocator or by the reference
+    /// policy of the options. Does not change the pool. `None` if too few processors are free.
+    fn choose_processors(&self, number: usize, n: u32) -> Option<Choice> {
         match self.options.chooser {
             CoreChooser::Allocator(placement) => {
                 let cpu_request = match self.options.unit {

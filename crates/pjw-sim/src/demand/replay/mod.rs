@@ -211,6 +211,8 @@ impl Machine {
         replies.into_iter().find_map(Result::err).map_or(Ok(()), Err)
     }
 
+    /// Makes one decision of the warden at the time `now`, on a machine without processes and cgroups. Returns the
+    /// reply to each of `commands`, or its refusal.
     fn run_cycle(&mut self, now: Duration, commands: &[Command]) -> Vec<Result<Reply, Refusal>> {
         let snapshot = Snapshot {
             scope: ScanScope::Full,
@@ -243,9 +245,9 @@ impl Machine {
         would_change_loans(&self.state, &self.policy, nanos(now))
     }
 
-    /// The first step after `now` and before `end` at which cores are to be lent or taken back. `None` if there is
-    /// none. While the demand stays the same, what is due at one time is due at each later time. So the time is
-    /// searched by bisection.
+    /// Returns the first time after `now` and before `end`, in steps of [`STEP`], at which cores are to be lent or
+    /// taken back. `None` if there is no such time. While the demand stays the same, what is due at one time is due at
+    /// each later time. So the time is searched by bisection.
     fn next_decision(&self, now: Duration, end: Duration) -> Option<Duration> {
         let is_due = |steps: u32| self.would_change_loans(now + STEP * steps);
         let steps = (end - now).as_nanos().saturating_sub(1) / STEP.as_nanos();
@@ -275,7 +277,9 @@ impl Machine {
         }
     }
 
-    /// Adds the core time of a period in which nothing changes.
+    /// Adds to `result` the core time of `period`, in which nothing changes. For each owner, adds the time of the cores
+    /// that are lent, and of the cores that it uses according to `point`. For the besteffort job, adds the time of the
+    /// free cores, and of the lent cores that the owners do not use.
     fn add_core_time(&self, point: &DemandPoint, period: Duration, result: &mut DemandReplayResult) {
         let seconds = period.as_secs_f64();
         let free = self.state.topology.whole_core_count(&self.state.pool.free_cpus());
