@@ -108,7 +108,7 @@ impl AffinityMonitor {
             && let Some(record) = self.ring.next()
         {
             read += RING_HEADER_BYTES + record.len();
-            drained.requests.extend(parse(&record));
+            drained.requests.extend(parse_request(&record));
         }
         // Records are lost only while the ring buffer is full, and stay there until they are read. So a ring buffer
         // that is less than half full was not full since the last call, and the BPF map with the count need not be
@@ -125,6 +125,9 @@ impl AffinityMonitor {
     /// Makes one call of sched_setaffinity(2), and checks that the BPF program reports the call. The call sets the mask
     /// that the thread already has. The kernel then counts this mask as requested, so the call is made in a thread that
     /// ends afterwards.
+    ///
+    /// # Errors
+    /// If the call fails, or if the BPF program does not report the call.
     fn check_own_call_is_reported(&mut self) -> Result<(), AffinityMonitorUnavailable> {
         let set_own_mask = || {
             let tid = affinity::own_thread();
@@ -162,8 +165,9 @@ fn program(object: &mut Ebpf) -> Result<&mut FExit, ProgramError> {
     object.program_mut(PROGRAM).ok_or(ProgramError::UnexpectedProgramType)?.try_into()
 }
 
-/// Parses a record. `None` if the record is too short.
-fn parse(record: &[u8]) -> Option<AffinityRequest> {
+/// Parses `record`, which the BPF program wrote about one call of sched_setaffinity(2). In the result, the target is
+/// `None` if the calling thread set its own mask. Returns `None` if the record is shorter than its fixed part.
+fn parse_request(record: &[u8]) -> Option<AffinityRequest> {
     let (header, mask) = record.split_first_chunk::<HEADER_BYTES>()?;
     let (caller, scope) = (u32_at(header, 0), u32_at(header, 12));
     let words: Vec<u64> = mask.chunks_exact(8).map(|word| u64_at(word, 0)).collect();
@@ -201,21 +205,21 @@ mod tests {
             requested_mask: CpuSet::new(),
             refused: true,
         };
-        assert_eq!(parse(&record), Some(expected.clone()));
+        assert_eq!(parse_request(&record), Some(expected.clone()));
         for end in 0..record.len() {
-            assert_eq!(parse(&record[..end]), None, "{end}");
+            assert_eq!(parse_request(&record[..end]), None, "{end}");
         }
         record.extend([0_u64; 99].into_iter().flat_map(u64::to_ne_bytes));
         record.extend(0b101_u64.to_ne_bytes());
         expected.requested_mask = "6336,6338".parse().unwrap();
-        assert_eq!(parse(&record), Some(expected));
+        assert_eq!(parse_request(&record), Some(expected));
     }
 
     #[test]
     fn a_thread_that_names_itself_has_no_other_target() {
         let target = |scope: u32| {
             let record = [[7_u32, 6, 5, scope].map(u32::to_ne_bytes).concat(), vec![0; 32]].concat();
-            parse(&record).unwrap().target
+            parse_request(&record).unwrap().target
         };
         assert_eq!([target(0), target(7), target(6)], [None, None, Some(Tid(6))]);
     }

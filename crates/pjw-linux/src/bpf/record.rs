@@ -58,7 +58,8 @@ pub(super) fn parse_first_record(bytes: &[u8]) -> Result<Option<(BpfRecord<'_>, 
     Ok(parts.map(|((header, mask), rest)| (BpfRecord { task: parse_task(header), mask }, rest)))
 }
 
-/// Parses the fixed part of a record, which describes a thread.
+/// Parses the fixed part of a record of the task scan, which describes a thread. The affinity mask follows this part in
+/// the record: `mask_words` is empty in the result.
 fn parse_task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
     let (flags, run_ns) = (u32_at(header, 32), u64_at(header, 56));
     TaskRecord {

@@ -108,7 +108,7 @@ impl TaskScan {
             TaskScope::AllProcessesAndThreadsOf(processes) => (0, processes),
             TaskScope::ThreadsOf(processes) => (1, processes),
         };
-        self.watched.set(processes)?;
+        self.watched.set_processes(processes)?;
         let [first_key, second_key] = self.keys;
         let order = [mode, self.mask_bytes as u64, 0, 0, first_key, second_key];
         self.pass.set(0, order, 0).map_err(|error| scan_error("starting", &error))?;
@@ -127,7 +127,11 @@ impl TaskScan {
         file.map_err(|error| ProgramError::IOError(io::Error::other(error)))
     }
 
-    /// Reads all records from `file`, and calls `each` with each record.
+    /// Reads the records that the BPF program writes to `file`, up to the end of the file. Calls `each` with each
+    /// record.
+    ///
+    /// # Errors
+    /// If `file` can't be read, or if a record is malformed or incomplete.
     fn read_records(
         &mut self,
         mut file: File,
@@ -182,8 +186,12 @@ impl Watched {
         Self { map, pids: BTreeSet::new() }
     }
 
-    /// Makes the map contain exactly these processes.
-    fn set(&mut self, processes: &BTreeSet<Pid>) -> Result<(), TaskScanError> {
+    /// Makes the BPF map contain exactly the pids in `processes`: the processes of which the next scan reports the
+    /// threads. Writes only the entries that differ.
+    ///
+    /// # Errors
+    /// If there are more than [`MAX_SCANNED_PROCESSES`] pids, or if the kernel refuses a change of the map.
+    fn set_processes(&mut self, processes: &BTreeSet<Pid>) -> Result<(), TaskScanError> {
         if processes.len() > MAX_SCANNED_PROCESSES as usize {
             return Err(TaskScanError::TooManyProcesses { processes: processes.len() });
         }

@@ -53,7 +53,7 @@ pub(super) fn check_task_scan(
     let us = Pid(std::process::id());
     let mut last = None;
     for _ in 0..ATTEMPTS {
-        last = compare_once(&mut pass, &mut proc, us)?;
+        last = compare_own_thread(&mut pass, &mut proc, us)?;
         if last.is_none() {
             break;
         }
@@ -61,8 +61,12 @@ pub(super) fn check_task_scan(
     last.map_or(Ok(()), Err)
 }
 
-/// Makes one comparison. Returns the difference that was found, or `None` if the states agree.
-fn compare_once(
+/// Compares once what a task scan reports about the calling thread with `/proc` and with system calls. Returns the
+/// first difference, or `None` if all values agree. `pass` must run a task scan. `us` is the pid of this process.
+///
+/// # Errors
+/// If the task scan fails, or if `/proc` can't be read.
+fn compare_own_thread(
     pass: &mut impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
     proc: &mut ProcDir,
     us: Pid,
@@ -90,6 +94,7 @@ fn compare_once(
 }
 
 impl Facts {
+    /// Reads the facts about the calling thread in `/proc` and by system calls. `us` is the pid of this process.
     fn read(proc: &mut ProcDir, us: Pid) -> Result<Self, Errno> {
         let tid = affinity::own_thread();
         Ok(Self {
@@ -99,7 +104,7 @@ impl Facts {
             allowed: affinity::get_mask(tid)?,
             uid: Uid(getuid().as_raw()),
             effective_uid: Uid(geteuid().as_raw()),
-            cgroup: cgroup(proc, us)?,
+            cgroup: own_cgroup_inode(proc, us)?,
             stat: proc.thread_stat(us, tid)?,
         })
     }
@@ -158,8 +163,12 @@ fn sched(proc: &mut ProcDir, us: Pid, tid: Tid) -> Result<Option<SchedStat>, Err
     }
 }
 
-/// The inode of this process's cgroup directory in v2. `None` if unknown.
-fn cgroup(proc: &mut ProcDir, us: Pid) -> Result<Option<u64>, Errno> {
+/// Returns the inode of the directory of this process's cgroup in the v2 hierarchy. `us` is the pid of this process.
+/// Returns `None` if no v2 hierarchy is mounted, if the kernel has no cgroups, or if the directory can't be found.
+///
+/// # Errors
+/// If `/proc/PID/cgroup` exists and can't be read.
+fn own_cgroup_inode(proc: &mut ProcDir, us: Pid) -> Result<Option<u64>, Errno> {
     let Some(mount) = CgroupMounts::read().v2_mount_point else { return Ok(None) };
     let cgroups = match proc.cgroups(us) {
         Ok(cgroups) => cgroups,

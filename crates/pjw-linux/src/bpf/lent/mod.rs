@@ -235,8 +235,12 @@ impl LentCpuMonitor {
         self.orders.set(0, u64::from(process), 0).map_err(|error| refusal_error("configuring", &error).into())
     }
 
-    /// Lets a thread of this process run on a PU that is set as lent, and checks that the BPF program reports this and
-    /// measures the run time.
+    /// Tests the BPF program: sets one PU as lent for the time of the test, and lets a thread of this process run and
+    /// sleep repeatedly on this PU. The program must report the PU, and measure the run time of the thread.
+    ///
+    /// # Errors
+    /// If the program does not report the PU or measures no run time, if a step of the test fails, or if the kernel has
+    /// no idle priority of cgroups.
     fn check_own_thread_is_reported(&mut self) -> Result<()> {
         self.count_threads_except(0)?;
         let own = affinity::own_thread();
