@@ -153,7 +153,8 @@ impl CgroupMounts {
         (configured != all).then_some(configured)
     }
 
-    /// The cpuset of a cgroup. `None` if the hierarchy or the cgroup has no cpuset controller.
+    /// Returns the cpuset of the cgroup at `path`: its settings, and the PUs that the kernel grants. Returns `None` if
+    /// no hierarchy with the cpuset controller is mounted, or if the cgroup does not exist or has no cpuset files.
     ///
     /// # Errors
     /// If the cpuset files exist and can't be read.

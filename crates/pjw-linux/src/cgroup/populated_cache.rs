@@ -61,6 +61,9 @@ enum Populated {
     No,
 }
 
+/// Searches the cgroup directory `top` and the directories below it for a process, and returns the first one that is
+/// found. Returns [`Populated::Unknown`] if a directory can't be read, or if no process is in the first
+/// [`MAX_DIRECTORIES`] directories and there are more.
 fn find_process(top: &Path) -> Populated {
     let mut left = vec![top.to_owned()];
     for _ in 0..MAX_DIRECTORIES {

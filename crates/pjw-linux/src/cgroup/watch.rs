@@ -93,7 +93,9 @@ impl CgroupWatch {
         changed
     }
 
-    /// Reads the events into `changed`. If programs write faster than it reads, it leaves the rest to the next call.
+    /// Reads the pending inotify events, and adds the paths of the changed cgroups to `changed`. Adds the paths of all
+    /// watched cgroups if the kernel dropped events. The number of events in one call is limited: the next call reads
+    /// the others.
     fn read_changes(&mut self) {
         for event in self.inotify.iter().flat_map(read_events) {
             if event.mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {

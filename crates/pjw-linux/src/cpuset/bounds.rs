@@ -23,7 +23,7 @@ pub(super) fn write_cpuset(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool
     match mems {
         Some(mems) => write_list(group, "cpuset.mems", &now.mems, &mems)?,
         None if keep_mems || now.mems.is_empty() => {}
-        None => clear(group, "cpuset.mems").map_err(errno_to_outcome(group, "get all memory nodes"))?,
+        None => clear_limit(group, "cpuset.mems").map_err(errno_to_outcome(group, "get all memory nodes"))?,
     }
     write_list(group, "cpuset.cpus", &now.cpus, &cpus)?;
     if spec.isolated {
@@ -32,7 +32,12 @@ pub(super) fn write_cpuset(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool
     check_effective(group, spec)
 }
 
-/// The values to write. v1 accepts only CPUs and nodes of the parent cgroup; v2 accepts any.
+/// Returns the PUs and the NUMA nodes that [`write_cpuset`] must write to the cgroup `group` for `spec`. In cgroup v2,
+/// these are the values of `spec`, and no nodes if `spec` has none. In v1, the kernel accepts only PUs and nodes of the
+/// parent cgroup, so others are left out. If `spec` has no nodes, the result then has all nodes of the parent.
+///
+/// # Errors
+/// If in v1 no PU or no node is left, or if the values of the parent can't be read.
 fn requested_values(group: &CgroupDir, spec: &CpusetSpec) -> Result<(CpuSet, Option<CpuSet>)> {
     if group.is_unified() {
         return Ok((spec.cpus.clone(), spec.mems.clone()));
@@ -64,9 +69,10 @@ fn write_list(group: &CgroupDir, file: &str, now: &CpuSet, to: &CpuSet) -> Resul
     group.write_file(file, &to.to_string()).map_err(errno_to_outcome(group, &format!("get {file} {to}")))
 }
 
-/// Clears a value. v2 refuses that while processes are in the cgroup (`ENOSPC`), and v1 needs a value. Then
-/// every possible CPU or node is written, or in v1 the parent's value.
-fn clear(group: &CgroupDir, file: &str) -> Result<(), Errno> {
+/// Removes a limit of the cgroup `group`. `file` is `cpuset.cpus` or `cpuset.mems`. In cgroup v2, writes an empty
+/// value. If the kernel refuses the empty value, as while processes are in the cgroup (`ENOSPC`), writes all possible
+/// PUs, or all NUMA nodes of the parent. In v1, the file can't be empty: writes the value of the parent.
+fn clear_limit(group: &CgroupDir, file: &str) -> Result<(), Errno> {
     if group.is_unified() && group.write_file(file, "").is_ok() {
         return Ok(());
     }
@@ -153,10 +159,10 @@ pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet
     let now = group.read_cpuset().map_err(errno_to_outcome(group, "be read"))?;
     end_partition(group, &now)?;
     if !keep_mems && !now.mems.is_empty() {
-        clear(group, "cpuset.mems").map_err(errno_to_outcome(group, "get all memory nodes"))?;
+        clear_limit(group, "cpuset.mems").map_err(errno_to_outcome(group, "get all memory nodes"))?;
     }
     if !now.cpus.is_empty() {
-        clear(group, "cpuset.cpus").map_err(errno_to_outcome(group, "get all CPUs"))?;
+        clear_limit(group, "cpuset.cpus").map_err(errno_to_outcome(group, "get all CPUs"))?;
     }
     group.effective_cpus().map_err(errno_to_outcome(group, "be read"))
 }
@@ -169,7 +175,7 @@ pub(super) fn restore_cpuset(group: &CgroupDir, before: &CpusetConfig) {
     for (file, now, before) in [("cpuset.mems", &now.mems, &before.mems), ("cpuset.cpus", &now.cpus, &cpus)] {
         let done = match before {
             same if same == now => Ok(()),
-            none if none.is_empty() => clear(group, file),
+            none if none.is_empty() => clear_limit(group, file),
             some => group.write_file(file, &some.to_string()),
         };
         if let Err(errno) = done {

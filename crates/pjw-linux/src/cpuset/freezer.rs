@@ -28,6 +28,13 @@ pub(super) fn set_frozen(context: &mut CpusetContext<'_>, group: &CgroupDir, fro
     if frozen { freeze(context, group) } else { thaw(context.hierarchy, group) }
 }
 
+/// Freezes the processes in the cgroup `group` of a job. Does not wait until all processes have stopped. In cgroup v1,
+/// creates a twin, which is a cgroup at the same path in the hierarchy with the freezer controller, and moves the
+/// processes into the twin. If that fails, thaws the moved processes and removes the twin.
+///
+/// # Errors
+/// If the kernel can't freeze cgroups (v2 before Linux 5.2, v1 without this controller) or refuses a step, or if
+/// another program has put a process into a cgroup of the freezer.
 fn freeze(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
     if group.is_unified() {
         return match group.read_file(FREEZE).as_deref() {
@@ -42,7 +49,7 @@ fn freeze(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
     }
     let twin = twin_of(context.hierarchy, group)?;
     twins::create_v1_cgroup(&twin, |_| Ok(()))?;
-    let frozen = write_state(&twin, "FROZEN").and_then(|()| gather(context, group, &twin));
+    let frozen = write_state(&twin, "FROZEN").and_then(|()| move_processes_in(context, group, &twin));
     if frozen.is_err() {
         let _ = thaw(context.hierarchy, group);
     }
@@ -68,9 +75,14 @@ fn write_state(twin: &CgroupDir, state: &str) -> Result<()> {
     twin.write_file(STATE, state).map_err(errno_to_outcome(twin, &format!("become {state}")))
 }
 
-/// Moves the processes of a cpuset into its frozen twin. A process that is frozen has no more children, so the last
-/// ones are found soon.
-fn gather(context: &mut CpusetContext<'_>, group: &CgroupDir, twin: &CgroupDir) -> Result<()> {
+/// Moves the processes of the cgroup `group` into `twin`, a frozen cgroup in the v1 hierarchy with the freezer
+/// controller. Repeats this until no process is found outside `twin`, because processes fork meanwhile. A frozen
+/// process does not fork.
+///
+/// # Errors
+/// If another program has put a process into a cgroup of the freezer, if the kernel refuses a move, or if processes are
+/// still found outside after [`twins::MAX_PASSES`] passes.
+fn move_processes_in(context: &mut CpusetContext<'_>, group: &CgroupDir, twin: &CgroupDir) -> Result<()> {
     for _ in 0..twins::MAX_PASSES {
         let mut is_complete = true;
         for pid in group.processes() {

@@ -230,6 +230,8 @@ struct Origins {
 }
 
 impl Origins {
+    /// Reads the origins of the processes in the cgroup `twin` from the extended attributes of the cgroup. Malformed
+    /// lines are skipped.
     fn read(twin: &CgroupDir) -> Self {
         let usual =
             marks::read_attribute(&twin.dir, marks::ORIGIN_ATTRIBUTE).filter(|path| path.starts_with('/'));
@@ -248,7 +250,9 @@ impl Origins {
         own.or(self.usual.as_ref()).cloned().unwrap_or_else(|| "/".to_owned())
     }
 
-    /// Adds a process to the attributes of the twin. Drops those that have ended.
+    /// Records in the extended attributes of the cgroup `twin` that `process` comes from the cgroup `origin`. Writes
+    /// nothing if the attributes already say so. Removes the entries of processes that have ended. If the attribute
+    /// would be too long, only logs a warning.
     fn add(mut self, proc: &mut ProcDir, twin: &CgroupDir, process: ProcessId, origin: String) {
         let Some(usual) = &self.usual else {
             marks::write_attribute(&twin.dir, marks::ORIGIN_ATTRIBUTE, &origin);

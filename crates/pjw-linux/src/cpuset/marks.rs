@@ -74,7 +74,7 @@ pub(super) fn write_owner(group: &CgroupDir, owner: Uid) {
 /// Must be called before a process is moved from the cgroup `from` to the cgroup `group` of a job. Writes the path of
 /// `from` to the extended attribute [`ORIGIN_ATTRIBUTE`] of `group`. If `from` has this attribute itself, copies the
 /// value of the attribute instead. If processes come from different cgroups, the attribute becomes empty.
-pub(super) fn note_origin(group: &CgroupDir, from: &CgroupDir) {
+pub(super) fn record_origin(group: &CgroupDir, from: &CgroupDir) {
     let from = read_attribute(&from.dir, ORIGIN_ATTRIBUTE).unwrap_or_else(|| from.path.clone());
     match read_attribute(&group.dir, ORIGIN_ATTRIBUTE) {
         Some(known) if known == from || known.is_empty() => {}
@@ -113,9 +113,10 @@ pub(super) fn unmark_systemd_outdated(group: &CgroupDir) {
     remove_attribute(&group.dir, OUTDATED_ATTRIBUTE);
 }
 
-/// Must be called before `job_cpuset` is written to the scheduler's cgroup `group`. Writes it to the extended attribute
-/// [`CPUSET_ATTRIBUTE`], with the name of the daemon with the cgroups `own_cgroups`. Returns the earlier value of the
-/// attribute, for [`restore_scheduler_cpuset`].
+/// Writes the PUs and the job of `job_cpuset`, and the name of this daemon, to the extended attribute
+/// [`CPUSET_ATTRIBUTE`] of the scheduler's cgroup `group`. Must be called before the cpuset itself is written.
+/// `own_cgroups` has the name of this daemon. Returns the earlier value of the attribute, for
+/// [`restore_scheduler_cpuset`], or `None` if the cgroup had no such attribute.
 pub(super) fn write_scheduler_cpuset(
     group: &CgroupDir,
     job_cpuset: &JobCpuset,

@@ -51,14 +51,15 @@ pub(crate) fn apply_change(
     outcome
 }
 
-/// Makes the change `change` of a cpuset. Returns its outcome.
+/// Makes the cpuset change `change`, and returns its outcome. Unlike [`apply_change`], does not restore affinity masks
+/// that the change resets in other cgroups.
 fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetOutcome {
     let result = match change {
         CpusetChange::Create { job_cpuset, owner, initial_processes } => {
             create_or_update_cpuset(context, job_cpuset, *owner, initial_processes).map(done_outcome)
         }
         CpusetChange::MoveIn { process, from, to } => {
-            note_origin(context, from, to).and_then(|()| move_in(context, *process, from, to))
+            record_origin(context, from, to).and_then(|()| move_in(context, *process, from, to))
         }
         CpusetChange::MoveBack { process, from, to } => move_back(context, *process, from, to),
         CpusetChange::RemoveLimits { job_cpuset } => {
@@ -73,16 +74,18 @@ fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetO
 
 /// Stores the path of the cgroup `from` in an extended attribute of the cgroup `to`, as the origin of its processes.
 /// Called before a process is moved: pjwd may be killed just after the move, and the next pjwd reads the attribute.
-fn note_origin(context: &CpusetContext<'_>, from: &str, to: &str) -> Result<()> {
+fn record_origin(context: &CpusetContext<'_>, from: &str, to: &str) -> Result<()> {
     let (from, to) = (context.cgroup(from)?, context.cgroup(to)?);
     if to.exists() {
-        marks::note_origin(&to, &from);
+        marks::record_origin(&to, &from);
     }
     Ok(())
 }
 
-/// Moves a process into a cpuset. Gives the process idle priority before it can use the PUs, and makes sure that it is
-/// not frozen together with another job.
+/// Moves `process` from the cgroup at `from`, or from a cgroup below it, to the cgroup at `to`, which is the cpuset of
+/// a job. In cgroup v1, also moves the process in the hierarchies with the cpu and the freezer controller. There, the
+/// process gets idle priority before it can use the PUs of the job, if the job has idle priority. It is frozen exactly
+/// if the job is frozen. If the move to `to` fails, the process loses the idle priority again.
 fn move_in(
     context: &mut CpusetContext<'_>,
     process: ProcessId,
@@ -117,9 +120,9 @@ fn move_back(
 }
 
 /// Creates the cpuset `job_cpuset`, or gives an existing one the settings of `job_cpuset`. The cgroup of a batch system
-/// is never created. Returns the PUs (logical CPUs) that the kernel grants. `owner` is the user of the job.
-/// `initial_processes` start in a new scope of systemd, and are ignored otherwise. If a step fails, removes a new
-/// cgroup, and restores the settings of an existing one.
+/// is never created. Returns the PUs (logical CPUs) that the kernel grants. `owner` is the user of the job. If systemd
+/// creates a scope for the job, it moves `initial_processes` into the scope. Otherwise, they are ignored. If a step
+/// fails, removes a new cgroup, and restores the settings of an existing one.
 fn create_or_update_cpuset(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
@@ -249,8 +252,12 @@ fn remove_cpuset_limits(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset)
     Ok(effective)
 }
 
-/// Removes the cgroup of the cpuset. Does nothing for the cgroup of a batch system, which the batch system itself
-/// removes.
+/// Removes the cgroup of the cpuset `job_cpuset`, thaws its processes, and removes its twins in v1 hierarchies. Also
+/// removes cgroups above it that pjwd created and that are empty now. Does nothing for the cgroup of a batch system,
+/// which the batch system itself removes.
+///
+/// # Errors
+/// If processes are still in the cgroup, if the cgroup is not one of pjwd, or if the kernel or systemd refuses a step.
 fn remove_cpuset(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<()> {
     let group = context.job_cgroup(job_cpuset)?;
     match job_cpuset.creator {

@@ -44,6 +44,9 @@ pub(super) fn move_between(
     }
 }
 
+/// Returns the outcome of a move of `process` to the cgroup `to` that the kernel has refused with the error `errno`:
+/// [`CpusetOutcome::Gone`] if the process has ended, and otherwise [`CpusetOutcome::Refused`] with the reason as text
+/// for users.
 fn explain_refusal(proc: &mut ProcDir, process: ProcessId, to: &CgroupDir, errno: Errno) -> CpusetOutcome {
     if process_cpuset_path(proc, process).is_none() {
         return CpusetOutcome::Gone;

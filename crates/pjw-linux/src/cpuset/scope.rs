@@ -33,7 +33,7 @@ pub(super) fn create_or_update_scope(
     group: &CgroupDir,
     initial_processes: &[ProcessId],
 ) -> Result<CpuSet> {
-    let (unit, slice) = names(group)?;
+    let (unit, slice) = unit_and_slice(group)?;
     if let Err(outcome) = enable_controller_above(context, group, &slice) {
         reset_unit_cpuset(context, group, unit);
         return Err(outcome);
@@ -50,7 +50,7 @@ pub(super) fn create_or_update_scope(
         .filter_map(|&process| Some((process, moving::process_cpuset_path(context.proc, process)?)))
         .collect();
     let created = match &before {
-        Some(now) => update(context, job_cpuset, group, unit, now),
+        Some(now) => update_scope(context, job_cpuset, group, unit, now),
         None if group.exists() => {
             Err(refused_outcome(format!("the scope {} exists and has no cpuset", group.path)))
         }
@@ -79,10 +79,10 @@ pub(super) fn create_or_update_scope(
     if outcome.is_ok() {
         marks::write_owner(group, owner);
         let origins = initial.iter().filter_map(|(_, origin)| context.hierarchy.cgroup(origin));
-        origins.filter(|_| before.is_none()).for_each(|origin| marks::note_origin(group, &origin));
+        origins.filter(|_| before.is_none()).for_each(|origin| marks::record_origin(group, &origin));
     } else {
         match before {
-            Some(files) => restore(context, unit, group, &files),
+            Some(files) => restore_scope(context, unit, group, &files),
             // An empty scope ends by itself.
             None => initial.iter().for_each(|(process, original_cgroup)| {
                 let _ = moving::move_between(context, *process, &group.path, original_cgroup);
@@ -105,8 +105,12 @@ fn reset_unit_cpuset(context: &mut CpusetContext<'_>, group: &CgroupDir, unit: &
     }
 }
 
-/// The names of a scope's unit and of its slice.
-fn names(group: &CgroupDir) -> Result<(&str, String)> {
+/// Returns the names of the systemd unit and of the slice of the scope with the cgroup `group`. The slice of a scope at
+/// the root is `-.slice`.
+///
+/// # Errors
+/// If `group` is not the cgroup of a scope of pjwd, according to its path.
+fn unit_and_slice(group: &CgroupDir) -> Result<(&str, String)> {
     let found = OwnCgroupNames::from_cgroup_path(&group.path).and_then(|own| {
         let (above, unit) = group.path.rsplit_once('/')?;
         let is_besteffort = above.strip_prefix('/') == Some(&own.besteffort_slice_name());
@@ -122,9 +126,13 @@ fn names(group: &CgroupDir) -> Result<(&str, String)> {
     found.ok_or_else(|| refused_outcome(format!("the cgroup {} is no scope of pjwd", group.path)))
 }
 
-/// Enables the controller above a scope if another program disabled it there. systemd does not notice that,
-/// because every scope of the warden requests the controller. Refused if systemd is configured to withhold
-/// the controller.
+/// Enables the cpuset controller for the scope with the cgroup `group`, if another program has disabled the controller
+/// in a cgroup above. systemd does not notice that, because every scope of pjwd requests the controller. `slice` is the
+/// name of the scope's slice. Has no effect if the controller is enabled, or if the parent cgroup does not exist yet.
+///
+/// # Errors
+/// If systemd is configured to disable the controller (`DisableControllers=`), or if systemd or the kernel refuses a
+/// step.
 fn enable_controller_above(context: &mut CpusetContext<'_>, group: &CgroupDir, slice: &str) -> Result<()> {
     let above = group.parent();
     if above.enables_controller("cpuset") {
@@ -144,7 +152,12 @@ fn enable_controller_above(context: &mut CpusetContext<'_>, group: &CgroupDir, s
     Ok(())
 }
 
-fn update(
+/// Requests from systemd that an existing scope gets the PUs and the NUMA nodes of `job_cpuset`. If the PUs change and
+/// the cpuset is not to be isolated, also writes them to the cgroup `group` at once, because systemd does so some
+/// milliseconds after its reply. Without NUMA nodes in `job_cpuset`, the scope gets all possible nodes. `unit` is the
+/// name of the scope's unit, and `now` is the present configuration of the cgroup. If systemd refuses, restores the
+/// earlier PUs of the cgroup, and marks the scope ([`marks::mark_systemd_outdated`]).
+fn update_scope(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
     group: &CgroupDir,
@@ -170,7 +183,7 @@ fn update(
     let is_outdated = marks::is_systemd_outdated(group);
     let cpus = if is_outdated { CpuSet::new() } else { now.cpus.clone() };
     let known = CpusetConfig { cpus, ..now.clone() };
-    let requested = set(context, unit, &known, Some(&job_cpuset.spec.cpus), mems.as_ref());
+    let requested = request_cpuset(context, unit, &known, Some(&job_cpuset.spec.cpus), mems.as_ref());
     if requested.is_err() {
         marks::mark_systemd_outdated(group);
         if is_written {
@@ -182,8 +195,12 @@ fn update(
     requested
 }
 
-/// Requests the values that differ from those of `now`.
-fn set(
+/// Requests from systemd that the scope with the unit `unit` gets the PUs `cpus` and the NUMA nodes `mems`. Requests
+/// only values that differ from those in `now`. With `None`, the value stays.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the unit does not exist. [`CpusetOutcome::Refused`] if systemd refuses or does not reply.
+fn request_cpuset(
     context: &mut CpusetContext<'_>,
     unit: &str,
     now: &CpusetConfig,
@@ -202,8 +219,13 @@ fn set(
     }
 }
 
-/// Waits until the cgroup has the requested cpuset and processes: systemd replies before the change is
-/// complete.
+/// Waits up to 2 s until the cgroup `group` of a scope has the cpuset of `job_cpuset`, because systemd replies before
+/// the change is complete. If the scope is new (`is_new`), also waits until all living processes in `initial_processes`
+/// are in the cgroup. Then isolates the cpuset if `job_cpuset` says so, and returns the PUs that the kernel grants.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the scope is new and all its initial processes have ended. [`CpusetOutcome::Refused`] if
+/// the time has passed, or if the kernel grants another cpuset.
 fn wait_until_applied(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
@@ -244,9 +266,10 @@ fn wait_until_applied(
     bounds::check_effective(group, &job_cpuset.spec)
 }
 
-/// Restores the earlier configuration `before` of a scope through systemd, after a change has failed. If the scope has
-/// fewer PUs now, it keeps these.
-fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetConfig) {
+/// Restores the earlier cpuset `before` of the scope with the unit `unit` and the cgroup `group` through systemd, after
+/// a change has failed. If the scope has fewer PUs now, it keeps these ([`bounds::cpus_to_restore`]). An error of
+/// systemd is only logged.
+fn restore_scope(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetConfig) {
     let everything = |set: &CpuSet, all: fn() -> CpuSet| if set.is_empty() { all() } else { set.clone() };
     let now = group.read_cpuset().unwrap_or_default();
     let cpus = everything(&bounds::cpus_to_restore(group, before, &now), possible_cpus);
@@ -255,7 +278,7 @@ fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, befor
     if now.partition != before.partition {
         bounds::restore_partition(group, before);
     }
-    if let Err(CpusetOutcome::Refused { reason }) = set(context, unit, &now, Some(&cpus), mems) {
+    if let Err(CpusetOutcome::Refused { reason }) = request_cpuset(context, unit, &now, Some(&cpus), mems) {
         tracing::warn!(unit, reason, "the earlier cpuset could not be restored");
     }
 }
@@ -268,7 +291,7 @@ fn restore(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, befor
 /// # Errors
 /// If the kernel or systemd refuses the change, or if the old cpuset is still set 2 s after systemd accepted it.
 pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<CpuSet> {
-    let (unit, _) = names(group)?;
+    let (unit, _) = unit_and_slice(group)?;
     if has_no_cpuset(group) {
         reset_unit_cpuset(context, group, unit);
         return Ok(unrelated_threads::effective_cpus(context.hierarchy, &group.path));
@@ -278,7 +301,7 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
     let all = possible_cpus();
     let mems = Some(possible_nodes()).filter(|_| !now.mems.is_empty());
     let cpus = Some(&all).filter(|_| !now.cpus.is_empty());
-    set(context, unit, &now, cpus, mems.as_ref())?;
+    request_cpuset(context, unit, &now, cpus, mems.as_ref())?;
     let deadline = Instant::now() + TIMEOUT;
     loop {
         let files = group.read_cpuset().map_err(bounds::errno_to_outcome(group, "be read"))?;
@@ -303,7 +326,7 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
 /// If the scope still contains processes, or if systemd refuses to stop the scope. A scope without the cpuset
 /// controller limits no processes. If such a scope contains processes, it stays, and this is no error.
 pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
-    let (unit, slice) = names(group)?;
+    let (unit, slice) = unit_and_slice(group)?;
     let deadline = Instant::now() + TIMEOUT / 2;
     while group.exists() {
         if group.is_populated() {

@@ -66,7 +66,10 @@ pub(super) struct RecordedThreadMask {
     pub(super) is_displaced: bool,
 }
 
-/// Whether a change affects cgroups that the warden does not manage.
+/// Returns whether the cpuset change `change` can change cgroups that pjwd does not manage. In cgroup v2, this is so if
+/// the cpuset is or becomes a partition. It is also so if the change enables the cpuset controller at the root, or
+/// removes the last cpuset below its parent, because the controller may then be disabled. Always false in v1, for the
+/// move of a process, and for the cgroup of a batch system.
 fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool {
     let changed = changed_cpuset(change).filter(|changed| changed.creator != CgroupCreator::Scheduler);
     let Some(job_cpuset) = changed else { return false };
@@ -96,7 +99,7 @@ impl UnrelatedThreads {
 
     /// Finds the threads whose affinity masks the kernel may reset when pjw makes the cpuset change `change`. Returns
     /// these threads with their masks. The list is empty if the kernel keeps the masks, or if the change affects no
-    /// other cgroups.
+    /// other cgroups. Also records the partition that the change ends, if an earlier pjwd has made it.
     pub(super) fn find_affected_threads(
         &mut self,
         context: &mut CpusetContext<'_>,
@@ -159,7 +162,7 @@ impl UnrelatedThreads {
             return;
         }
         let paths: Vec<String> = self.ended.iter().map(|ended| ended.path.clone()).collect();
-        let pending = self.still_pending(context, &mut EffectiveCpus::new());
+        let pending = self.take_pending_threads(context, &mut EffectiveCpus::new());
         let in_no_partition =
             self.partitions.values().fold(online_mask(), |left, cpus| left.difference(cpus));
         for ended in &mut self.ended {
@@ -171,8 +174,9 @@ impl UnrelatedThreads {
         self.restore_reset_masks(context, pending, &paths);
     }
 
-    /// Restores the affinity masks of the threads in `bound` if the kernel has reset them. `paths` are the paths of
-    /// the cpusets that were changed. Threads in these cpusets are skipped, because pjwd plans their masks.
+    /// Restores the affinity masks of the threads in `bound` if the kernel has reset them. `paths` are the paths of the
+    /// cpusets that were changed. Threads in these cpusets are skipped, because pjwd plans their masks. So are threads
+    /// whose masks another program has changed. Records the threads whose masks must be restored again later.
     pub(super) fn restore_reset_masks(
         &mut self,
         context: &mut CpusetContext<'_>,
@@ -210,13 +214,14 @@ impl UnrelatedThreads {
         }
     }
 
-    /// Returns the threads whose affinity masks differ from the effective CPUs of their cgroups. Threads that can't be
-    /// read are left out.
+    /// Returns the user threads on this machine whose affinity masks differ from the effective CPUs of their cgroups.
+    /// Except threads that may use all online CPUs, and threads that can't be read. Also returns the threads whose
+    /// masks are still to be restored after an earlier change, and removes their records.
     fn find_threads_with_own_mask(&mut self, context: &mut CpusetContext<'_>) -> Vec<RecordedThreadMask> {
         let online = online_mask();
         let partitions = self.partitions();
         let mut cache = EffectiveCpus::new();
-        let mut bound = self.still_pending(context, &mut cache);
+        let mut bound = self.take_pending_threads(context, &mut cache);
         let pending: BTreeSet<Tid> = bound.iter().map(|bound| bound.tid).collect();
         for pid in context.proc.pids().unwrap_or_default() {
             for tid in context.proc.tids(pid).unwrap_or_default() {
@@ -238,8 +243,10 @@ impl UnrelatedThreads {
         bound
     }
 
-    /// The pending threads whose masks are still unchanged, or reset by the kernel again.
-    fn still_pending(
+    /// Removes the records of the threads whose masks are still to be restored, and returns them. A thread is left out
+    /// if it has ended, or if another program has changed its mask: the mask is neither the one after the last restore,
+    /// nor one to which the kernel resets. `cache` has the effective CPUs of cgroups that were already read.
+    fn take_pending_threads(
         &mut self,
         context: &mut CpusetContext<'_>,
         cache: &mut EffectiveCpus,
