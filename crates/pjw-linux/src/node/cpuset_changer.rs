@@ -116,8 +116,10 @@ impl ChangeContext {
         completion.is_partition_ending.store(self.unrelated_threads.is_partition_ending(), Ordering::SeqCst);
     }
 
-    /// Serves requests until the calling thread has ended.
-    fn serve(
+    /// Carries out the requests in `requests` one after another, and sends the outcome of each change to `outcomes`.
+    /// After a change, also writes the event of `completion`, except while the calling thread waits for the outcome.
+    /// Returns when the calling thread has dropped its ends of the channels.
+    fn serve_requests(
         &mut self,
         requests: &Receiver<Request>,
         outcomes: &Sender<(CpusetAction, CpusetOutcome)>,
@@ -175,7 +177,7 @@ impl CpusetChanger {
         std::thread::Builder::new().name("cpusets".to_owned()).spawn(move || {
             // Can't fail: the calling thread keeps the receiver until it has the thread id.
             let _ = sender.send(own_thread());
-            context.serve(&incoming, &outgoing, &of_thread);
+            context.serve_requests(&incoming, &outgoing, &of_thread);
         })?;
         let tid = tid.recv().map_err(io::Error::other)?;
         let finished = VecDeque::new();
@@ -258,6 +260,9 @@ impl CpusetChanger {
 }
 
 impl ChangeThread {
+    /// Lets the thread make the change `action`, and waits for the outcome, but not longer than `max_wait`. Returns
+    /// [`CpusetOutcome::Delayed`] if the change is not complete then, and [`CpusetOutcome::Refused`] if the thread has
+    /// ended.
     fn change(
         &mut self,
         action: &CpusetAction,
@@ -293,8 +298,12 @@ impl ChangeThread {
         Ok(())
     }
 
-    /// Waits for the outcome of the change that was sent last. Collects the outcomes of earlier changes. Without a
-    /// deadline, waits for as long as it takes.
+    /// Waits for the outcome of the change that was sent last, and returns it. Returns [`CpusetOutcome::Delayed`] if
+    /// `deadline` passes before. Without a deadline, waits for as long as the change takes. Adds the outcomes of
+    /// earlier changes to `finished`.
+    ///
+    /// # Errors
+    /// If the thread has ended.
     fn wait_for_last_change(&mut self, deadline: Option<Instant>) -> Result<CpusetOutcome, ThreadEnded> {
         loop {
             match self.outcomes.recv_timeout(time_left(deadline)) {

@@ -160,7 +160,7 @@ impl LinuxMachine {
         self.affinity_monitor = affinity_monitor;
     }
 
-    /// The affinity requests since the last scan. Logs the loss of requests when it begins.
+    /// Returns the affinity requests since the last scan. Logs a warning when a loss of requests begins.
     fn drain_affinity_requests(&mut self) -> Vec<AffinityRequest> {
         let DrainedRequests { requests, lost_count } =
             self.affinity_monitor.as_mut().map(AffinityMonitor::drain_requests).unwrap_or_default();
@@ -222,7 +222,8 @@ impl LinuxMachine {
         self.cpuset_changer.wait_until_complete(max_wait)
     }
 
-    /// Runs a pass of the task scan. Empty if the task scan is not available or fails.
+    /// Runs the task scan (a BPF program) as [`TaskScanResult::from_scan`] does. Returns an empty result if the task
+    /// scan is not available. If it fails, also logs a warning and switches it off.
     fn run_pass<'a>(
         &mut self,
         scope: TaskScope<'_>,
@@ -242,8 +243,7 @@ impl LinuxMachine {
         }
     }
 
-    /// Reads the online PUs. After a change, the kernel may be changing masks for a while, and no process
-    /// counts as idle.
+    /// Reads the online PUs. After a change, no process counts as idle for a while: the kernel may be changing masks.
     fn update_online(&mut self) {
         let online = self.online_list.as_mut().and_then(|list| list.read().ok());
         if let Some(online) = online.filter(|online| !online.is_empty() && **online != self.online) {
@@ -256,9 +256,8 @@ impl LinuxMachine {
         }
     }
 
-    /// Called after the masks were read. If PUs went offline meanwhile, cuts the masks to the PUs that are
-    /// left, so that the kernel's fallback masks are not reported. PUs that came online are used from the
-    /// next scan on.
+    /// Reads the online PUs again, after masks were read. If PUs went offline, removes them from the masks in `seen`,
+    /// so that the kernel's fallback masks are not reported. PUs that came online are used from the next scan on.
     fn narrow_masks_to_online(&mut self, seen: &mut BTreeMap<Pid, Observed<Process>>) {
         let before = std::mem::take(&mut self.online);
         let now = self.online_list.as_mut().and_then(|list| list.read().ok());
@@ -272,8 +271,8 @@ impl LinuxMachine {
         self.online = left;
     }
 
-    /// Reads the processes of which a partial scan is to read only the active threads. Those of which all threads
-    /// must be read are left out.
+    /// Returns the processes of which a partial scan reads only the active threads. Leaves out processes of which all
+    /// threads must be read. Empty for a full scan, and for some time after the online PUs have changed.
     fn observe_active_threads(&mut self, scan_request: &ScanRequest) -> BTreeMap<Pid, Observed<Process>> {
         let ScanScope::Partial(scope) = &scan_request.scope else { return BTreeMap::new() };
         // The kernel may be changing the masks of all threads.
@@ -296,7 +295,8 @@ impl LinuxMachine {
         self.mounts = mounts;
     }
 
-    /// Reads these cgroups, and those that changed since they were read.
+    /// Reads the cgroups at the paths `requested`, and the watched cgroups that changed since they were read. Also
+    /// restores affinity masks that the kernel has reset because one of the cgroups was removed.
     fn read_cgroups(&mut self, requested: &BTreeSet<String>) -> BTreeMap<String, Observed<Cgroup>> {
         let mut paths = self.cgroup_watch.take_changed();
         // The kernel changes cpusets when PUs go offline or online, and reports no change.
@@ -326,7 +326,7 @@ impl LinuxMachine {
     }
 }
 
-/// Cuts all masks to a set. Except a mask with no PU in the set: the kernel is about to change this mask.
+/// Intersects all masks in `seen` with `within`. Except a mask without a PU in `within`, which the kernel will change.
 fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
     let cut = |mask: &mut CpuSet| {
         let left = mask.intersection(within);

@@ -246,6 +246,7 @@ impl ProcessCache {
         self.address_spaces.retain(is_there);
     }
 
+    /// Adds the process `id` to the cache, without facts. Replaces an earlier process with the same pid.
     fn insert(&mut self, id: ProcessId) {
         let known = CachedProcess {
             id,
@@ -264,7 +265,8 @@ impl ProcessCache {
         self.processes.insert(id.pid, known);
     }
 
-    /// Takes over the facts of a pass. Cached facts of threads become outdated.
+    /// Records what the task scan (a BPF program) reported about the process `pid`. Removes the cached facts of its
+    /// threads, which are outdated.
     fn apply_scanned(&mut self, pid: Pid, scanned: &ScannedProcess) {
         if let Some(known) = self.processes.get_mut(&pid) {
             known.uid = scanned.uid;
@@ -367,7 +369,12 @@ impl ProcessCache {
         Ok(ChangedAttributes::Of { program, cgroups, status, begun })
     }
 
-    /// Completes what [`ProcessCache::begin_attribute_read`] has begun. Returns the attributes, if they changed.
+    /// Completes the read that [`ProcessCache::begin_attribute_read`] has begun, and stores the attributes in the
+    /// cache. Returns the attributes, or `None` if they have not changed. If the environment can't be read now because
+    /// the memory of the process is locked, uses the last known one, and the next scan reads it again.
+    ///
+    /// # Errors
+    /// `ESRCH` if the process is not in the cache. Otherwise the error of reading `/proc`.
     fn finish_attributes(
         &mut self,
         pid: Pid,
@@ -396,6 +403,12 @@ impl ProcessCache {
         Ok(Some(attributes))
     }
 
+    /// Reads all threads of the process `pid` in `/proc`, and returns them in the order of their ids. Lists the threads
+    /// again until a list has no new thread, at most [`MAX_LISTINGS`] times. Leaves out threads that have ended or that
+    /// this user may not read. Updates the cached facts of the threads.
+    ///
+    /// # Errors
+    /// The error of reading `/proc`.
     fn read_threads(&mut self, pid: Pid) -> Result<Vec<Thread>, Errno> {
         let remembered =
             self.processes.get_mut(&pid).map(|known| mem::take(&mut known.threads)).unwrap_or_default();
@@ -440,6 +453,9 @@ impl ProcessCache {
         Ok(threads)
     }
 
+    /// Reads the thread `tid` of the process `pid` in `/proc`, and its affinity mask. `before` has the facts from an
+    /// earlier scan, which are used again if the thread has not run since. Returns the thread, and its facts for the
+    /// next scan.
     fn read_thread(
         &mut self,
         pid: Pid,

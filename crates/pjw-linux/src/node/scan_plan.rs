@@ -28,8 +28,10 @@ pub(super) struct ScanPlan {
 }
 
 impl LinuxMachine {
-    /// Marks each process in `planned` as active if one of its threads has PUs in its mask that are not among the
-    /// planned PUs. These processes are idle, and only affinity masks restrict them to the cores of their job.
+    /// Marks each process in `planned` as active in `idle_check` if the mask of one of its threads has PUs outside the
+    /// planned mask. `planned` has idle processes that only affinity masks keep on their PUs, each with its planned
+    /// mask. Removes the marked processes from `pass`, the result of the task scan, so that their threads are read in
+    /// `/proc`.
     fn mark_active_if_mask_differs(
         &mut self,
         idle_check: &mut IdleCheck,
@@ -71,8 +73,10 @@ impl LinuxMachine {
         }
     }
 
-    /// Plans a partial scan: of the processes whose threads are read, and of active unassigned processes. The result
-    /// of the pass over them is empty where `/proc` is faster.
+    /// Plans a partial scan. The scan reads the processes `pids`, and those that are active in `idle_check`, with their
+    /// threads. It reads active processes outside jobs without their threads. First checks the masks of some idle
+    /// processes, and marks those with a wrong mask as active. Runs the task scan (a BPF program) over these processes
+    /// if it is faster than `/proc`.
     fn plan_partial(
         &mut self,
         pids: &BTreeSet<Pid>,
@@ -98,7 +102,9 @@ impl LinuxMachine {
         ScanPlan { wanted: pids, pids: Ok(all), pass }
     }
 
-    /// Plans a full scan.
+    /// Plans a full scan: of all processes, with the threads of the processes that `scan_request` names and that are
+    /// not idle. Runs the task scan (a BPF program) if it is available. Also checks the masks of the idle processes
+    /// that are in no cpuset of pjw, and marks those with a wrong mask as active in `idle_check`.
     fn plan_full(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
         let planned = idle_check.planned_masks(&scan_request.idle_watch);
         let idle = idle_check.idle_pids();

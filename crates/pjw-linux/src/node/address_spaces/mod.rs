@@ -11,8 +11,7 @@
 //! the same address of the stack, and has not executed a program. So processes that sleep cause no call.
 //!
 //! A result may be wrong because another process executed a program in the meantime. So a second check confirms each
-//! result.
-//! A process that shares an address space is checked until it is certain that it is no child of vfork(2).
+//! result. A process that shares an address space is checked until it is certain that it is no child of vfork(2).
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -159,7 +158,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Adds a process whose address space is not known yet.
+    /// Adds the process `id`, whose address space is unknown, and marks its candidates for a check.
     fn add_process(&mut self, id: ProcessId, stat: &Stat) {
         let process = Process {
             id,
@@ -323,7 +322,8 @@ impl AddressSpaces {
         space.is_some_and(|space| self.shared.contains(&space))
     }
 
-    /// Finds the address space of a process among those of the candidates, by bisection.
+    /// Compares the process `pid` with its candidates by kcmp(2), and records its address space: that of a candidate,
+    /// or a new one. As the known address spaces are ordered, searches by bisection.
     fn find_space(&mut self, pid: Pid) {
         let Some(stack) = self.processes.get(&pid).map(|process| process.stack) else { return };
         let (mut low, mut high) = (0, usize::MAX);
@@ -341,7 +341,7 @@ impl AddressSpaces {
                 Ok(Ordering::Equal) => break Some(space),
                 Ok(Ordering::Less) => low = middle + 1,
                 Ok(Ordering::Greater) => high = middle,
-                Err(errno) => return self.note_failure(&[pid, other], errno),
+                Err(errno) => return self.handle_kcmp_error(&[pid, other], errno),
             }
         };
         let number = number.unwrap_or_else(|| {
@@ -353,7 +353,8 @@ impl AddressSpaces {
         self.set_address_space(pid, number);
     }
 
-    /// Checks the shared address space of a process once more, and whether the process is a child of vfork(2).
+    /// Checks by kcmp(2) whether the process `pid` still shares its address space, and whether it is a child of
+    /// vfork(2). Records the result. Marks processes that have left the space for a check.
     fn check_again(&mut self, pid: Pid, waits_in_vfork: &mut impl FnMut(Pid) -> bool) {
         let Some(process) = self.processes.get(&pid).copied() else { return };
         let users = process.space.and_then(|space| self.users.get(&space));
@@ -372,7 +373,7 @@ impl AddressSpaces {
                     self.open.insert(left);
                 }
             }
-            Err(errno) => self.note_failure(&[pid, other], errno),
+            Err(errno) => self.handle_kcmp_error(&[pid, other], errno),
         }
     }
 
@@ -411,22 +412,23 @@ impl AddressSpaces {
         (self.compare)(one, other)
     }
 
-    /// Removes those of `pids` that have ended. Records a refusal for those that may not be compared.
-    fn note_failure(&mut self, pids: &[Pid], errno: Errno) {
+    /// Handles `errno`, the error of a comparison of `pids` by kcmp(2). Removes those of `pids` that have ended.
+    /// Excludes those that may not be compared from further comparisons.
+    fn handle_kcmp_error(&mut self, pids: &[Pid], errno: Errno) {
         if errno == Errno::ENOSYS {
-            self.refuse(pids.first().copied(), errno);
+            self.record_refusal(pids.first().copied(), errno);
         }
         for &pid in pids {
             match self.call(pid, pid) {
                 Ok(_) => {}
                 Err(errno) if is_gone(errno) => self.remove_process(pid),
-                Err(errno) => self.refuse(Some(pid), errno),
+                Err(errno) => self.record_refusal(Some(pid), errno),
             }
         }
     }
 
     /// Records that kcmp(2) was refused with `errno`. The process `pid` is not compared again.
-    fn refuse(&mut self, pid: Option<Pid>, errno: Errno) {
+    fn record_refusal(&mut self, pid: Option<Pid>, errno: Errno) {
         self.refusal = Some(errno);
         self.list = None;
         let Some(pid) = pid else { return };
@@ -452,7 +454,7 @@ impl AddressSpaces {
             let mut users = Vec::new();
             for pid in self.users.get(&number).into_iter().flatten() {
                 let Some(process) = self.processes.get_mut(pid) else { continue };
-                users.push(AddressSpaceUser { id: process.id, check: process.settle(self.scan, at) });
+                users.push(AddressSpaceUser { id: process.id, check: process.record_check(self.scan, at) });
                 if process.is_settled && process.check.0 == self.scan {
                     self.open.remove(pid);
                 }
@@ -474,8 +476,8 @@ impl AddressSpaces {
 }
 
 impl Process {
-    /// Takes the check of a scan into account. Returns its result for the list.
-    fn settle(&mut self, scan: u64, at: Nanos) -> AddressSpaceCheck {
+    /// Returns the result of the check in the scan `scan`, which began at `at`. Records whether checks must go on.
+    fn record_check(&mut self, scan: u64, at: Nanos) -> AddressSpaceCheck {
         let check = if self.check.0 == scan { self.check.1 } else { AddressSpaceCheck::NotChecked };
         match check {
             AddressSpaceCheck::InVfork => self.shared_since = None,

@@ -178,13 +178,14 @@ impl IdleTracker {
             }
         }
         idle_check.active_unassigned =
-            idle_watch.unassigned_pids.iter().copied().filter(|&pid| !self.was_idle(pid, at).0).collect();
+            idle_watch.unassigned_pids.iter().copied().filter(|&pid| !self.check_idle(pid, at).0).collect();
         idle_check
     }
 
-    /// The activity of a job, and the time until which it was seen idle before this scan. `groups` begin with those of
-    /// the job. The cgroup is read less often the longer the job is idle, unless masks alone confine a process of the
-    /// job.
+    /// Returns the activity of the job with the cgroup at `path`, and the time of the last check before this one if the
+    /// job was idle then. Reads the CPU time of the cgroup only if a check is due, or if affinity masks alone confine a
+    /// process of the job. A check is due less often the longer the job is idle. A new job counts as active. `root` is
+    /// the mount point of cgroup v2. `groups` begins with the groups of the job.
     fn check_job(
         &mut self,
         root: &Path,
@@ -209,7 +210,7 @@ impl IdleTracker {
     }
 
     fn check_process(&mut self, pid: Pid, at: Nanos, since: Option<Nanos>, check: &mut IdleCheck) -> bool {
-        let (was_idle, idle_until) = self.was_idle(pid, at);
+        let (was_idle, idle_until) = self.check_idle(pid, at);
         if was_idle {
             check.idle.push(pid);
         } else {
@@ -219,9 +220,10 @@ impl IdleTracker {
         was_idle
     }
 
-    /// Returns whether the process did not run since its last check. Also returns the time of the last check before
-    /// this one that found the process idle.
-    fn was_idle(&mut self, pid: Pid, at: Nanos) -> (bool, Option<Nanos>) {
+    /// Reads the CPU time of the process `pid`, and returns whether it is the same as at the last check: the process
+    /// did not run. Also returns the time of the last check if that check found the process idle. A process that is new
+    /// or can't be read counts as not idle. `at` is the time of this scan.
+    fn check_idle(&mut self, pid: Pid, at: Nanos) -> (bool, Option<Nanos>) {
         let Ok(cpu_time) = process_cpu_time_ns(pid) else {
             let known = self.processes.remove(&pid);
             return (false, known.and_then(|known| known.idle_until));
@@ -339,7 +341,9 @@ impl IdleTracker {
 }
 
 impl JobUsage {
-    /// Reads the counters of the cgroup, compares them with those of the last check, and plans the next check.
+    /// Reads the counters of the job's cgroup at `path`, sets the activity of the job by comparison with the last
+    /// check, and plans the next check. `root` is the mount point of cgroup v2, `at` is the time of this scan, and
+    /// `scans` is the number of scans until now.
     fn check(&mut self, root: &Path, path: &str, at: Nanos, scans: u32) {
         let usage = self.read_counters(root, path);
         let was_idle = usage.is_some() && usage == self.usage;

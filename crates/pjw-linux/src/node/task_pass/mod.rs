@@ -102,7 +102,7 @@ impl TaskScanResult {
             last = Some((task.pid, place, within));
             if let Some((_, process)) = processes.get_mut(place) {
                 process.is_outside |= within.is_some_and(|within| !task.is_mask_subset_of(within));
-                process.add(&task);
+                process.add_thread(&task);
             }
         })?;
         processes.retain(|(_, process)| process.has_first_thread);
@@ -112,6 +112,8 @@ impl TaskScanResult {
 }
 
 impl ScannedProcess {
+    /// Makes a value for the process of the thread `task`, which is the first reported one, without counting this
+    /// thread. `is_in_scope` says whether threads are counted. `threads` is `None` if no threads are stored.
     fn new(task: &TaskRecord<'_>, is_in_scope: bool, threads: Option<Vec<Thread>>) -> Self {
         Self {
             stat: task.stat,
@@ -126,7 +128,8 @@ impl ScannedProcess {
         }
     }
 
-    fn add(&mut self, task: &TaskRecord<'_>) {
+    /// Adds what the task scan reported about the thread `task` of this process.
+    fn add_thread(&mut self, task: &TaskRecord<'_>) {
         self.thread_count = self.thread_count.map(|count| count + 1);
         if task.tid.0 == task.pid.0 {
             self.has_first_thread = true;
