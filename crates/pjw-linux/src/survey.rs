@@ -107,7 +107,8 @@ pub fn has_cpuset_controller(mounts: &CgroupMounts, cgroup_path: &str) -> Option
     group.has_controller("cpuset").ok()
 }
 
-/// One sentence: the cpuset hierarchy, and the cgroups below which v2 enables the controller.
+/// Returns a sentence for `pjwctl doctor` about the mounted hierarchy with the cpuset controller. In cgroup v2, the
+/// sentence also names some cgroups for whose children the controller is enabled.
 fn describe_cpusets(mounts: &CgroupMounts) -> String {
     let Some(mount) = CpusetMount::from_mounts(mounts) else {
         return "no hierarchy with cpusets is mounted".to_owned();
@@ -162,6 +163,9 @@ pub fn read_cpuset_support() -> CpusetSupport {
     }
 }
 
+/// Determines from the mounted hierarchies `mounts` how pjwd can use cpusets, or why it can't use them. Writes nothing.
+/// `is_root` says whether this process runs as root, `mount_lines` is the list of mounts that the kernel shows, and
+/// `systemd` says whether systemd manages this machine.
 fn find_hierarchy(mounts: &CgroupMounts, is_root: bool, mount_lines: &str, systemd: bool) -> CpusetHierarchy {
     let unavailable = |why: String| CpusetHierarchy::Unavailable { why };
     let Some(mount) = CpusetMount::from_mounts(mounts) else {

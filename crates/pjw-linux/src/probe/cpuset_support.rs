@@ -42,7 +42,10 @@ pub(super) fn find_cpuset_support(own_cgroups: &OwnCgroupNames) -> (CpusetSuppor
     })
 }
 
-/// The cpuset hierarchy, and its kind. The error says why pjwd can't use cpusets.
+/// Finds the mounted hierarchy with the cpuset controller, and returns it with the way in which pjwd can use it.
+///
+/// # Errors
+/// The reason why pjwd can't use cpusets, as text for users.
 fn find_hierarchy() -> Result<(CpusetMount, CpusetHierarchy), &'static str> {
     let mount = CpusetMount::from_mounts(&CgroupMounts::read());
     let mount = mount.ok_or("no cgroup hierarchy is mounted here, so there are no cpusets")?;

@@ -80,7 +80,7 @@ pub(super) fn test_cpusets(
     };
     let (affinity_persists, measured) = match (all.first(), all.last()) {
         (Some(first), Some(last)) if first != last => {
-            (cpuset_test.test_with_two(&CpuSet::from(first), &CpuSet::from(last))?, true)
+            (cpuset_test.test_affinity_persists(&CpuSet::from(first), &CpuSet::from(last))?, true)
         }
         (Some(_), _) => {
             cpuset_test.set_cpus(&all)?;
@@ -113,6 +113,11 @@ fn failed(what: &'static str) -> impl FnOnce(Errno) -> String {
     move |errno| format!("{what}: {errno}")
 }
 
+/// Returns the description of the test cpuset of the pjwd with the pid `warden`, with the PUs `cpus`. `creator` says
+/// whether systemd or pjwd creates the cpuset. `place` says whether it is among the cpusets of besteffort jobs.
+///
+/// # Errors
+/// If the name of the test cpuset is no valid job id.
 fn job_cpuset(
     own_cgroups: &OwnCgroupNames,
     creator: CgroupCreator,
@@ -126,7 +131,8 @@ fn job_cpuset(
     Ok(JobCpuset { job, creator, path, spec: CpusetSpec::from_cpus(cpus) })
 }
 
-/// Removes test cpusets of wardens that were killed during the test.
+/// Removes the test cpusets of pjwd processes that were killed during their tests, with the twins in v1 hierarchies.
+/// Does nothing if systemd creates the cpusets, because an empty scope ends by itself.
 fn remove_leftovers(
     context: &mut CpusetContext<'_>,
     unrelated_threads: &mut UnrelatedThreads,
@@ -169,8 +175,13 @@ struct CpusetTest<'a> {
 }
 
 impl CpusetTest<'_> {
-    /// Whether affinity survives cpuset writes.
-    fn test_with_two(&mut self, first: &CpuSet, last: &CpuSet) -> Result<bool, String> {
+    /// Returns whether the kernel keeps the affinity mask of a thread when its cpuset changes. `first` and `last` have
+    /// one PU each. Sets the mask of the test process to `first`, and the PUs of the test cpuset to `last`, and then to
+    /// both PUs. The kernel has kept the mask if the process then has the mask `first` again.
+    ///
+    /// # Errors
+    /// If a step fails, or if the process has an unexpected mask, as text for users.
+    fn test_affinity_persists(&mut self, first: &CpuSet, last: &CpuSet) -> Result<bool, String> {
         let idle_process = Tid(self.process.pid.0);
         affinity::set_mask(idle_process, first).map_err(failed("the cpuset test can't set a mask"))?;
         let inside = self.set_cpus(last)?;
@@ -210,7 +221,8 @@ impl CpusetTest<'_> {
         set(true) && set(false)
     }
 
-    /// Removes a cgroup of the test. An empty scope may also end by itself.
+    /// Removes the cgroup of the test cpuset `job_cpuset`. If that fails, tries again for up to 2 s, and then logs a
+    /// warning.
     fn remove(&mut self, job_cpuset: &JobCpuset) {
         let remove = CpusetChange::Remove { job_cpuset: job_cpuset.clone() };
         let deadline = Instant::now() + TIMEOUT;
@@ -250,6 +262,7 @@ impl Drop for CpusetTest<'_> {
 struct IdleProcess(Option<RawPid>, Pid);
 
 impl IdleProcess {
+    /// Forks a child process that sleeps until it is killed. The kernel kills the process when the calling thread ends.
     fn start() -> Result<Self, Errno> {
         let warden = std::process::id();
         // SAFETY: the child calls only prctl, getppid, pause and _exit, which are async-signal-safe. Locks

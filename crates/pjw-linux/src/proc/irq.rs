@@ -46,7 +46,7 @@ impl InterruptCounts {
         let text = String::from_utf8_lossy(interrupts_text);
         let mut lines = text.lines();
         let cpus: Vec<Pu> = lines.next().map(heading).unwrap_or_default();
-        Self(lines.filter_map(|line| interrupt(line, &cpus)).collect())
+        Self(lines.filter_map(|line| parse_interrupt(line, &cpus)).collect())
     }
 
     /// Compares two readings: returns for each interrupt in `self` how often it has occurred on each CPU since
@@ -96,8 +96,11 @@ fn heading(line: &str) -> Vec<Pu> {
     line.split_ascii_whitespace().map_while(number).collect()
 }
 
-/// Parses a line such as `  24:  1  0  IO-APIC  5-edge  eth0`: the counts, the chip, its line, the actions.
-fn interrupt(line: &str, cpus: &[Pu]) -> Option<(u32, (String, Columns))> {
+/// Parses a line of `/proc/interrupts` such as `  24:  1  0  IO-APIC  5-edge  eth0`. `cpus` has the CPUs of the
+/// columns. Returns the number of the interrupt, and its name with its count on each CPU. The name is `eth0` here, or
+/// that of the chip if the line has none. Returns `None` if the line does not begin with a number, or has too few
+/// counts.
+fn parse_interrupt(line: &str, cpus: &[Pu]) -> Option<(u32, (String, Columns))> {
     let (number, rest) = line.split_once(':')?;
     let number = number.trim().parse().ok()?;
     let mut words = rest.split_ascii_whitespace();

@@ -125,8 +125,8 @@ impl MemoryFiles {
     }
 
     /// Begins to read the environment variables and the command line of a process of the user `uid`. `pid` is the id of
-    /// the process or of one of its threads. [`MemoryFiles::finish`] returns the contents. The thread reads meanwhile,
-    /// so the caller should do something else before.
+    /// the process or of one of its threads. [`MemoryFiles::finish_read`] returns the contents. The thread reads
+    /// meanwhile, so the caller should do something else before.
     ///
     /// # Errors
     /// `EAGAIN` if an earlier read of the process still waits, or if too many reads of other processes of the user do
@@ -141,17 +141,24 @@ impl MemoryFiles {
     /// `EAGAIN` if the memory of the process is locked for 10 ms from this call on, or for 100 ms if the thread has no
     /// real-time priority. The caller can then read the files later. `ENOENT` or `ESRCH` if the process has ended.
     pub(crate) fn finish_read(&mut self, begun: BegunRead) -> Contents {
-        Ok(self.wait_for(begun, None)?)
+        Ok(self.wait_for_contents(begun, None)?)
     }
 
     /// Returns whether the lock of the memory of a process of the user `uid` is, or may be, held for longer than
     /// `max_wait`. That is not known if too many reads of other processes of the user wait for locks, or if no thread
     /// can be started. Waits until the lock is free, but not longer than `max_wait`.
     pub(crate) fn may_be_locked(&mut self, pid: Pid, uid: Uid, max_wait: Duration) -> bool {
-        let contents = self.begin_by_thread(pid, uid).and_then(|begun| self.wait_for(begun, Some(max_wait)));
+        let contents =
+            self.begin_by_thread(pid, uid).and_then(|begun| self.wait_for_contents(begun, Some(max_wait)));
         matches!(contents, Err(ReadFailure::Locked | ReadFailure::NoThread))
     }
 
+    /// Makes a thread read the files of the process `pid` of the user `uid`. Starts the thread if no thread is free.
+    /// [`MemoryFiles::wait_for_contents`] returns the contents.
+    ///
+    /// # Errors
+    /// [`ReadFailure::Locked`] if an earlier read of the process still waits for the lock, or if too many reads wait
+    /// already. [`ReadFailure::NoThread`] if the thread can't be started or has ended.
     fn begin_by_thread(&mut self, pid: Pid, uid: Uid) -> Result<BegunRead, ReadFailure> {
         self.waiting.retain(|waiting| matches!(waiting.contents.try_recv(), Err(TryRecvError::Empty)));
         let of_user = self.waiting.iter().filter(|waiting| waiting.uid == uid).count();
@@ -170,8 +177,14 @@ impl MemoryFiles {
         Ok(BegunRead::ByThread { reader, pid, uid })
     }
 
-    /// Waits for the contents, at most for `max_wait`. `None` stands for the time limit of the thread.
-    fn wait_for(
+    /// Waits until the read `begun` is complete, and returns the contents. Waits not longer than `max_wait`, or without
+    /// `max_wait`, not longer than the time limit of the thread. If the time passes, the thread is left waiting for the
+    /// lock, and is not used again.
+    ///
+    /// # Errors
+    /// [`ReadFailure::Locked`] if the time passes. [`ReadFailure::NoThread`] if the thread has ended.
+    /// [`ReadFailure::File`] if the files can't be read.
+    fn wait_for_contents(
         &mut self,
         begun: BegunRead,
         max_wait: Option<Duration>,
@@ -193,6 +206,11 @@ impl MemoryFiles {
         }
     }
 
+    /// Starts a thread that reads the files of each process whose pid it receives. Gives the thread a real-time
+    /// priority if possible. Otherwise, callers wait longer for the contents.
+    ///
+    /// # Errors
+    /// [`ReadFailure::NoThread`] if the thread can't be started.
     fn start_reader(&self) -> Result<Reader, ReadFailure> {
         let (requests, requested) = channel::<Pid>();
         let (send_contents, contents) = channel();

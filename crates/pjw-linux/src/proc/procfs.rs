@@ -263,6 +263,9 @@ impl ProcDir {
         self.read_until(path, |text| text.len() < text.capacity() && text.ends_with(b"\n"))
     }
 
+    /// Reads the file at `path` in this `/proc` directory into the buffer. Stops at the end of the file, when
+    /// `is_whole` returns true for the text that was read until then, or when the text is longer than
+    /// [`MAX_ENVIRON_BYTES`].
     fn read_until(&mut self, path: Arguments<'_>, is_whole: impl Fn(&Vec<u8>) -> bool) -> Result<(), Errno> {
         let file = self.open_at(path, OFlags::empty())?;
         self.buffer.clear();
@@ -277,6 +280,8 @@ impl ProcDir {
     }
 }
 
+/// Returns the names in the directory `dir` that are numbers, such as the pids in `/proc`. `buffer` is only used as
+/// working memory.
 fn numbers_in(dir: impl AsFd, buffer: &mut Vec<u8>) -> Result<Vec<u32>, Errno> {
     let mut numbers = Vec::new();
     let mut entries = RawDir::new(dir, buffer.spare_capacity_mut());

@@ -75,7 +75,7 @@ impl OnlinePuReader {
             self.text.clear();
             self.text.extend_from_slice(text);
         }
-        let not_scheduled = self.not_scheduled.of(&self.listed);
+        let not_scheduled = self.not_scheduled.update(&self.listed);
         self.set = if not_scheduled.is_empty() {
             self.listed.clone()
         } else {
@@ -100,8 +100,10 @@ pub(crate) fn read_online_pus() -> io::Result<CpuSet> {
 }
 
 impl NotScheduled {
-    /// The inactive PUs of the list, as far as the reference masks show them.
-    fn of(&mut self, listed: &CpuSet) -> &CpuSet {
+    /// Returns the PUs in `listed` on which the kernel does not schedule threads now, as far as the affinity masks of
+    /// the reference threads ([`REFERENCE_THREADS`]) show. Stores the result, and computes it again only if these masks
+    /// have changed.
+    fn update(&mut self, listed: &CpuSet) -> &CpuSet {
         let mut unknown = listed.clone();
         for (reference, _) in REFERENCE_THREADS {
             unknown = unknown.difference(&affinity::get_mask(reference).unwrap_or_default());

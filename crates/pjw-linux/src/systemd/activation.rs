@@ -70,7 +70,8 @@ impl SocketManager {
         self.has_socket() == Some(false)
     }
 
-    /// Whether the service manager has the socket open. `None` if it has ended, or if its descriptors can't be read.
+    /// Returns whether the service manager has the socket open. `None` if the service manager has ended, or if its
+    /// descriptors can't be read.
     fn has_socket(&self) -> Option<bool> {
         let mut is_alive = false;
         for entry in Dir::read_from(&self.descriptors).ok()? {

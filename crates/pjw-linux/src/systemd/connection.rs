@@ -77,7 +77,11 @@ struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    /// Connects. connect(2) also waits, while the peer's queue is full.
+    /// Connects to the Unix socket at `path`. connect(2) waits while the queue of the socket is full, but not longer
+    /// than `until`.
+    ///
+    /// # Errors
+    /// [`SystemdError::NoReply`] if the time has passed. [`SystemdError::Unreachable`] if the connection fails.
     fn open(path: &'a Path, until: Instant) -> Result<Self, SystemdError> {
         let fault = |errno: nix::Error| match errno {
             nix::Error::EAGAIN | nix::Error::EINPROGRESS => SystemdError::NoReply,
@@ -92,11 +96,14 @@ impl<'a> Connection<'a> {
         Ok(Self { stream: UnixStream::from(made), socket: path, until, serial: 0 })
     }
 
-    /// Authenticates as this user; the kernel passes the credentials (D-Bus specification, "Authentication
-    /// Protocol", EXTERNAL).
+    /// Authenticates as this user; the kernel passes the credentials (D-Bus specification, "Authentication Protocol",
+    /// EXTERNAL).
     ///
-    /// `BEGIN` is sent together with `AUTH`, as systemd's own clients do. On its private socket, systemd 252
-    /// does not process a call that it receives in the same read as `BEGIN`, until more data arrives.
+    /// `BEGIN` is sent together with `AUTH`, as systemd's own clients do. On its private socket, systemd 252 does not
+    /// process a call that it receives in the same read as `BEGIN`, until more data arrives.
+    ///
+    /// # Errors
+    /// If the peer rejects this user, does not speak D-Bus, or does not reply in time.
     fn authenticate(&mut self) -> Result<(), SystemdError> {
         let user: String = Uid::effective().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
         self.send(format!("\0AUTH EXTERNAL {user}\r\nBEGIN\r\n").as_bytes())?;
@@ -112,9 +119,13 @@ impl<'a> Connection<'a> {
         if answer.starts_with(b"OK ") { Ok(()) } else { Err(self.broken("the peer rejects this user")) }
     }
 
-    fn call(&mut self, what: &CallDestination<'_>, body: &CallArguments) -> Reply {
+    /// Sends a method call, and waits for its reply. Drops other messages that arrive meanwhile, such as signals.
+    ///
+    /// # Errors
+    /// If the connection fails, if the time has passed, or if the reply is an error.
+    fn call(&mut self, destination: &CallDestination<'_>, arguments: &CallArguments) -> Reply {
         self.serial += 1;
-        self.send(&wire::encode_call(what, body, self.serial))?;
+        self.send(&wire::encode_call(destination, arguments, self.serial))?;
         loop {
             let mut prefix = [0; wire::PREFIX_BYTES];
             self.receive(&mut prefix)?;
@@ -147,6 +158,11 @@ impl<'a> Connection<'a> {
         Ok(())
     }
 
+    /// Fills `bytes` with the next bytes from the peer, and waits until all have arrived.
+    ///
+    /// # Errors
+    /// [`SystemdError::NoReply`] if the time has passed. [`SystemdError::Unreachable`] if the connection fails or is
+    /// closed.
     fn receive(&mut self, bytes: &mut [u8]) -> Result<(), SystemdError> {
         let mut got = 0;
         while got < bytes.len() {

@@ -201,8 +201,14 @@ impl SystemdClient {
         answer
     }
 
-    /// Tries each address, with an equal share of the time. A request that was processed at the first address
-    /// is harmless at the second: it has no further effect, or fails as already existing.
+    /// Sends `request` to the addresses of systemd one after another until one replies, and returns this reply. Each
+    /// address gets an equal share of the remaining time. The first address may have processed the request without a
+    /// reply in time. At the second address, the same request then has no further effect, or fails because the unit
+    /// already exists. In the latter case, returns success.
+    ///
+    /// # Errors
+    /// [`SystemdError::NoReply`] if an address did not reply in time, and otherwise why the last one can't be reached.
+    /// An error in a reply is returned too.
     fn call_each(&self, request: &MethodCall) -> Reply {
         let until = Instant::now() + CALL_TIMEOUT;
         let mut last = SystemdError::Unreachable("no address is known".to_owned());

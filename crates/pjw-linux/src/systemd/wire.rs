@@ -227,13 +227,14 @@ pub(super) fn parse_reply(message: &[u8], serial: u32) -> Option<Reply> {
         REPLY => Some(Ok((body == "v").then(|| reader.strings()).flatten().unwrap_or_default())),
         ERROR => {
             let text = body.starts_with('s').then(|| reader.text()).flatten().unwrap_or_default();
-            Some(Err(meaning(&name, text)))
+            Some(Err(systemd_error(&name, text)))
         }
         _ => None,
     }
 }
 
-fn meaning(name: &str, text: String) -> SystemdError {
+/// Converts the D-Bus error with the name `name` and the message `text` to a [`SystemdError`].
+fn systemd_error(name: &str, text: String) -> SystemdError {
     match name {
         "org.freedesktop.systemd1.NoSuchUnit" => SystemdError::NoSuchUnit,
         "org.freedesktop.systemd1.UnitExists" => SystemdError::UnitExists,
@@ -294,7 +295,7 @@ impl<'a> Reader<'a> {
         self.byte().map(|_| text)
     }
 
-    /// Reads a variant that holds a list of strings.
+    /// Reads a variant that contains a list of strings. Returns `None` if the variant has another type or is malformed.
     fn strings(&mut self) -> Option<Vec<String>> {
         if self.signature()? != "as" {
             return None;

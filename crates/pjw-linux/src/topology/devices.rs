@@ -31,7 +31,7 @@ pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
         }
         let address = card.and_then(pci).map(address).unwrap_or_default();
         let device =
-            placed(object, class, name.into_iter().collect(), address, model(card.unwrap_or(object)));
+            new_device(object, class, name.into_iter().collect(), address, model(card.unwrap_or(object)));
         devices.push((card.map(identity), device));
     }
     let devices = devices.into_iter().map(|(_, device)| device);
@@ -42,10 +42,12 @@ pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
 fn card(object: &TopologyObject) -> Option<Device> {
     let attributes = pci(object)?;
     let class = class_on_bus(attributes.class_id())?;
-    Some(placed(object, class, Vec::new(), address(attributes), model(object)))
+    Some(new_device(object, class, Vec::new(), address(attributes), model(object)))
 }
 
-fn placed(
+/// Makes a device with the given values. The local PUs and NUMA nodes of the device are those of the nearest object
+/// above `object` in hwloc's topology that is no I/O object.
+fn new_device(
     object: &TopologyObject,
     class: DeviceClass,
     names: Vec<String>,

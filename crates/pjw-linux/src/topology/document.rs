@@ -55,7 +55,8 @@ impl<'a> Reader<'a> {
         &self.text[self.at..]
     }
 
-    /// Reads the whole text. Stops at the first error, with the position of the reader near the error.
+    /// Reads and checks the whole text. Stops at the first error, and returns its description. The position of the
+    /// reader is then near the error.
     fn read_document(&mut self) -> Result<(), String> {
         self.at = if self.text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
         while let Some(next) = self.rest().find('<') {
@@ -110,7 +111,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads an end tag, and checks that it ends the innermost open element. `rest` is the text after `</`.
+    /// Reads an end tag, checks that it ends the innermost open element, and moves the position behind it. `rest` is
+    /// the text after `</`.
     fn read_end_tag(&mut self, rest: &'a str) -> Result<(), String> {
         let (name, _) = rest.split_once('>').ok_or("it is cut off inside a tag")?;
         match self.open.pop() {
@@ -129,7 +131,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads a start tag with its attributes. Checks the attributes on which hwloc relies, such as sets and numbers.
+    /// Reads a start tag with its attributes, and moves the position behind it. Checks the attributes on which hwloc
+    /// relies, such as sets and numbers, and the place of the element in the document.
     fn read_start_tag(&mut self) -> Result<(), String> {
         let began = self.at;
         self.at += 1;
@@ -194,7 +197,8 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads an attribute of a start tag. Returns its name, and its value without the quotes.
+    /// Reads an attribute of a start tag, and moves the position behind it. Returns its name, and its value without the
+    /// quotes.
     fn read_attribute(&mut self) -> Result<(&'a str, &'a str), String> {
         let name = self.take_name();
         if name.is_empty() && matches!(self.rest(), "" | "/") {

@@ -54,9 +54,10 @@ impl Object {
 
 impl Nesting {
     /// Must be called at the start tag of each topology object. Checks `object` against the object that contains it.
+    /// Checks nothing in a document of another version than 2.
     ///
     /// # Errors
-    /// What is wrong, as text for users.
+    /// A description of the problem, as text for users.
     pub(super) fn open_object(&mut self, object: Object) -> Result<(), String> {
         if self.is_off {
             return Ok(());
@@ -72,7 +73,8 @@ impl Nesting {
         Ok(())
     }
 
-    /// Checks that `object` may be in the innermost open object, and that its sets fit into those of this object.
+    /// Checks that `object` may be in the innermost open object, and that its sets fit into the sets of that object.
+    /// Records the PUs of `object` there, so that the next objects are checked against them.
     fn check_object(&mut self, object: &Object) -> Result<(), String> {
         let kind = &object.kind;
         let Some(outer) = self.open.last_mut() else {

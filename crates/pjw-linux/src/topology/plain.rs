@@ -32,6 +32,8 @@ pub(super) fn convert_topology(hwloc: &Hwloc) -> Result<Topology, TopologyError>
     Ok(Topology::new(cores(hwloc, &kinds), read_domains(hwloc))?.with_details(devices))
 }
 
+/// Returns the cores of the machine that have PUs. A PU without a core becomes a core of its own. The kind of each core
+/// is an index in `kinds`.
 fn cores(hwloc: &Hwloc, kinds: &[CoreKind]) -> Vec<Core> {
     let kind_of = |pus: &CpuSet| {
         let rank = kinds.iter().position(|kind| pus.intersects(&kind.cpus)).unwrap_or(0);
@@ -81,7 +83,8 @@ fn memory_of(object: &TopologyObject) -> u64 {
     }
 }
 
-/// The kinds of cores, the most efficient first. Empty if all cores are of one kind.
+/// Returns the kinds of cores of the machine with their names and PUs, the most efficient kind first. Empty if all
+/// cores are of one kind.
 fn kinds(hwloc: &Hwloc) -> Vec<CoreKind> {
     let found = hwloc.cpu_kinds().into_iter().flatten();
     let mut kinds: Vec<CoreKind> = found

@@ -69,7 +69,8 @@ pub(super) fn check_description(text: &str) -> Result<(), SyntheticTopologyError
     Ok(())
 }
 
-/// The levels without `(attributes)` and `[attached memory]`.
+/// Returns `text`, a synthetic description of a machine, without the parts in brackets: `(attributes)` and
+/// `[attached memory]`.
 fn outside_brackets(text: &str) -> String {
     let mut depth = 0_u32;
     let levels = text.chars().filter_map(|c| match c {

@@ -81,7 +81,7 @@ pub(super) fn parse_datagram(
 }
 
 /// Parses the body of a message of the proc connector (`struct proc_event` in linux/cn_proc.h). `None` for events that
-/// pjw does not use.
+/// pjw does not use, and for a body that is too short.
 fn parse_event(body: &[u8]) -> Option<ProcessEvent> {
     let number = |index: usize| word(body, EVENT_HEADER + 4 * index);
     match word(body, 0)? {

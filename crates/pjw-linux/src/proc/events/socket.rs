@@ -91,8 +91,9 @@ impl ProcEventSocket {
         drained
     }
 
-    /// Receives up to `max_messages` messages, and appends their events to `events`. Does not wait. Unlike
-    /// [`ProcEventSocket::drain_events`], leaves the times of forks as the kernel reported them.
+    /// Receives up to `max_messages` messages, and appends their events to `events`. Does not wait. Returns whether
+    /// events were lost, and whether the kernel still drops events. Unlike [`ProcEventSocket::drain_events`], leaves
+    /// the times of forks as the kernel reported them.
     fn receive_messages(&mut self, max_messages: usize, events: &mut Vec<ProcessEvent>) -> EventLoss {
         let mut drained = EventLoss::default();
         for _ in 0..max_messages {
@@ -125,7 +126,12 @@ impl ProcEventSocket {
         EventLoss { still_dropping: self.congested, ..drained }
     }
 
-    /// Starts threads until the event of one of them arrives.
+    /// Checks that process events arrive: starts threads until the event of one of them arrives, for up to 200 ms.
+    /// Drops all events that arrive meanwhile.
+    ///
+    /// # Errors
+    /// [`ProcEventsError::NoEvents`] if no such event arrives in this time. [`ProcEventsError::Other`] if a thread
+    /// can't be started.
     fn verify_delivery(&mut self) -> Result<(), ProcEventsError> {
         let deadline = Instant::now() + VERIFY_TIMEOUT;
         let mut forks = Vec::new();
@@ -167,7 +173,7 @@ fn enlarge(socket: &OwnedFd) {
     let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER_BYTES);
 }
 
-/// The message that requests process events.
+/// Returns the netlink message that requests process events from the kernel.
 fn subscription() -> Vec<u8> {
     let mut message = Vec::with_capacity(NETLINK_HEADER + CONNECTOR_HEADER + 4);
     let total = u32::try_from(NETLINK_HEADER + CONNECTOR_HEADER + 4).unwrap_or_default();
