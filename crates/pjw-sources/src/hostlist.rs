@@ -85,14 +85,14 @@ pub fn find_node(host_list: &str, node_name: &str) -> Result<NodePosition, Hostl
     let mut index = None;
     for (at, entry) in entries(host_list).enumerate() {
         let number = at + 1;
-        let pieces = pieces(entry, number)?;
+        let pieces = parse_entry(entry, number)?;
         let nodes = pieces.iter().try_fold(1, |nodes: u64, piece| nodes.checked_mul(piece.choices()));
         let sum = nodes.and_then(|nodes| nodes.checked_add(node_count)).filter(|&sum| sum <= MAX_NODES);
         let sum = sum.ok_or(HostlistError::TooManyNodes { entry: number })?;
         // After the check, because the limit also bounds the cost of the search.
         if index.is_none() {
             let short = Short { entry: !entry.contains('.'), name: !node_name.contains('.') };
-            index = place(&pieces, node_name, short).map(|place| node_count + place);
+            index = index_of_name(&pieces, node_name, short).map(|place| node_count + place);
         }
         node_count = sum;
     }
@@ -154,8 +154,12 @@ impl Range {
     }
 }
 
-/// The pieces of an entry. `entry` is the number of the entry, from 1.
-fn pieces(text: &str, entry: usize) -> Result<Vec<Piece<'_>>, HostlistError> {
+/// Parses `text`, an entry of a list of machines such as `r[1-2]n[1-4]`, into its pieces: texts, and the ranges in the
+/// brackets between them. `entry` is the number of the entry in the list, counted from 1, for the error.
+///
+/// # Errors
+/// If the entry is empty, if a bracket or a range is malformed, or if there are too many brackets.
+fn parse_entry(text: &str, entry: usize) -> Result<Vec<Piece<'_>>, HostlistError> {
     if text.is_empty() {
         return Err(HostlistError::EmptyEntry { entry });
     }
@@ -198,14 +202,16 @@ struct Short {
     name: bool,
 }
 
-/// The index of a name among those that the pieces stand for, in the order of the list.
-fn place(pieces: &[Piece<'_>], name: &str, short: Short) -> Option<u64> {
+/// Returns the index of `name` among the names that `pieces` stand for, in the order of the list and counted from 0.
+/// `None` if `name` is not one of them. `short` says which of the names have no domain: these match a name with any
+/// domain.
+fn index_of_name(pieces: &[Piece<'_>], name: &str, short: Short) -> Option<u64> {
     let Some((piece, rest)) = pieces.split_first() else {
         return (name.is_empty() || short.entry && name.starts_with('.')).then_some(0);
     };
     match piece {
         Piece::Text(text) => match strip_prefix_ignoring_case(name, text) {
-            Some(name) => place(rest, name, short),
+            Some(name) => index_of_name(rest, name, short),
             None => {
                 let domain = strip_prefix_ignoring_case(text, name)?;
                 (short.name && rest.is_empty() && domain.starts_with('.')).then_some(0)
@@ -216,14 +222,16 @@ fn place(pieces: &[Piece<'_>], name: &str, short: Short) -> Option<u64> {
             let digits = name.bytes().take(MAX_DIGITS).take_while(u8::is_ascii_digit).count();
             (1..=digits).rev().find_map(|length| {
                 let (number, name) = name.split_at(length);
-                let outer = place_in(ranges, number)?.checked_mul(inner)?;
-                outer.checked_add(place(rest, name, short)?)
+                let outer = index_in_ranges(ranges, number)?.checked_mul(inner)?;
+                outer.checked_add(index_of_name(rest, name, short)?)
             })
         }
     }
 }
 
-fn place_in(ranges: &[Range], number: &str) -> Option<u64> {
+/// Returns the index of the number `number` among the numbers in `ranges`, counted from 0. `None` if the number is not
+/// in them, or is not written with as many digits as there.
+fn index_in_ranges(ranges: &[Range], number: &str) -> Option<u64> {
     let value: u64 = number.parse().ok()?;
     let mut before = 0;
     for range in ranges {

@@ -102,7 +102,7 @@ pub fn recognise_jobs(
     let is_enabled = |source: &JobSource| enabled_systems.contains(source);
     let systems: Vec<&BatchSystem> = SYSTEMS.iter().filter(|system| is_enabled(&system.source)).collect();
     let launcher = batch_system_of_launcher(comm).filter(is_enabled);
-    let place = place_of(&systems, comm, attributes, host);
+    let place = find_outermost_directory(&systems, comm, attributes, host);
 
     let role = match (launcher, &place) {
         (Some(source), _) => BatchRole::Launcher(source),
@@ -152,9 +152,10 @@ pub fn recognise_jobs(
     BatchIdentity { role, job_references: claims }
 }
 
-/// The outermost directory that any system recognises, on the first line that has one: the system, the meaning of
-/// the directory, and its path.
-fn place_of(
+/// Returns the outermost cgroup directory of a process that one of `systems` recognises: the batch system, the role of
+/// the directory, and its path. Searches the cgroup paths in `attributes` in the order of [`place::paths_by_priority`],
+/// and uses the first path with such a directory. `None` if no path has one. `comm` is the program name of the process.
+fn find_outermost_directory(
     systems: &[&BatchSystem],
     comm: &Comm,
     attributes: &BatchAttributes,

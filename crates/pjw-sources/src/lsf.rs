@@ -28,6 +28,8 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     environ_claim,
 };
 
+/// Returns the role of the outermost directory of LSF on the cgroup path of `process`, with the job id from the name of
+/// the directory. `None` if there is no such directory.
 fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     (0..process.parts.len()).find_map(|at| {
         let [top, _cluster, directory] = process.parts.get(at..at + 3)? else { return None };

@@ -171,7 +171,8 @@ fn is_yes(value: Option<&str>) -> bool {
         .is_some_and(|value| ["yes", "true", "1", "y", "t"].iter().any(|yes| value.eq_ignore_ascii_case(yes)))
 }
 
-/// Judges `slurm.conf` and `cgroup.conf`, see slurm.conf(5) and cgroup.conf(5). Without settings nothing is bound.
+/// Returns how Slurm binds jobs to cores, and what this means for pjwd, as text for users. `text` has the contents of
+/// `slurm.conf` and `cgroup.conf`, see slurm.conf(5) and cgroup.conf(5). Without settings, nothing is bound.
 fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
     let plugins = value(text, "TaskPlugin").unwrap_or_default().to_ascii_lowercase();
     let has = |plugin: &str| plugins.split(',').any(|part| part.trim().trim_start_matches("task/") == plugin);
@@ -198,7 +199,8 @@ fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-/// Judges `lsf.conf`, see lsf.conf(5).
+/// Returns how LSF binds jobs to cores, and what this means for pjwd, as text for users. `text` is the content of
+/// `lsf.conf`, see lsf.conf(5).
 fn lsf_binding(text: &str) -> (JobBinding, &'static str) {
     let enforces = value(text, "LSB_RESOURCE_ENFORCE").is_some_and(|what| what.contains("cpu"));
     let binds = value(text, "LSF_BIND_JOB").or_else(|| value(text, "LSB_BIND_JOB"));
@@ -215,7 +217,8 @@ fn lsf_binding(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-/// The settings of the cgroups hook, in JSON of a known form. Only whether the hook is enabled matters here.
+/// Returns how PBS binds jobs to cores, and what this means for pjwd, as text for users. `text` has the settings of the
+/// cgroups hook, which are JSON of a known form. Only whether the hook is enabled matters here.
 fn pbs_binding(text: &str) -> (JobBinding, &'static str) {
     let is_on = text.split_ascii_whitespace().any(|word| word == "enabled=true")
         || text.replace(' ', "").contains("enabled=true");
@@ -226,8 +229,10 @@ fn pbs_binding(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-/// sge_conf(5), `execd_params`, which every configuration has. Where the configuration is not a file (bootstrap(5),
-/// `spooling_method`), as in Debian, only Grid Engine itself knows it.
+/// Returns how Grid Engine binds jobs to cores, and what this means for pjwd, as text for users. `text` is its
+/// configuration, see sge_conf(5). Every configuration has the parameter `execd_params`. If `text` does not have it,
+/// the binding is unknown: where the configuration is not a file (bootstrap(5), `spooling_method`), as in Debian, only
+/// Grid Engine itself knows it.
 fn grid_engine_binding(text: &str) -> (JobBinding, &'static str) {
     let Some(parameters) = value(text, "execd_params").map(str::to_ascii_lowercase) else {
         return (
@@ -254,7 +259,8 @@ fn grid_engine_binding(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-/// Judges HTCondor's configuration: the setting `ASSIGN_CPU_AFFINITY`.
+/// Returns how HTCondor binds jobs to cores, and what this means for pjwd, as text for users. `text` is its
+/// configuration: the setting `ASSIGN_CPU_AFFINITY` matters.
 fn condor_binding(text: &str) -> (JobBinding, &'static str) {
     if is_yes(value(text, "ASSIGN_CPU_AFFINITY")) {
         (
@@ -267,7 +273,8 @@ fn condor_binding(text: &str) -> (JobBinding, &'static str) {
     }
 }
 
-/// Judges Flux's configuration: whether jobs are units of systemd (`service = "sdexec"`).
+/// Returns how Flux binds jobs to cores, and what this means for pjwd, as text for users. `text` is its configuration,
+/// which says whether jobs are units of systemd (`service = "sdexec"`).
 fn flux_binding(text: &str) -> (JobBinding, &'static str) {
     let own_units = text.lines().any(|line| {
         let line: String = line.split('#').next().unwrap_or_default().split_whitespace().collect();
@@ -291,7 +298,8 @@ fn oar_binding(_: &str) -> (JobBinding, &'static str) {
     (JobBinding::Cpusets, "it gives each job a cpuset, which is the grant: pjwd only balances inside")
 }
 
-/// Judges the checkpoint file of the kubelet, which has the name of the policy of the CPU manager.
+/// Returns how the kubelet binds containers to cores, and what this means for pjwd, as text for users. `text` is the
+/// checkpoint file of the kubelet, which has the name of the policy of the CPU manager.
 fn kubernetes_binding(text: &str) -> (JobBinding, &'static str) {
     if text.replace(' ', "").contains("\"policyName\":\"static\"") {
         (

@@ -36,6 +36,8 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     environ_claim,
 };
 
+/// Returns the role of the outermost directory of Grid Engine on the cgroup path of `process`, with the job id from the
+/// name of the directory. `None` if there is no such directory.
 fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {

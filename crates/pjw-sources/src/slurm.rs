@@ -55,6 +55,9 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
 /// The command line of the placeholder process of the step `extern`.
 const PLACEHOLDER: &str = "sleep 100000000";
 
+/// Returns the role of the outermost directory of Slurm on the cgroup path of `process`, with the job id from the name
+/// of the directory. `None` if there is no such directory. A directory in which Slurm keeps only its own processes has
+/// no job. The placeholder process of the step `extern` counts as a process of Slurm.
 fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
