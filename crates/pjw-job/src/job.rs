@@ -71,7 +71,8 @@ impl Cores {
         self.cpus.difference(&self.leaving).len().max(1)
     }
 
-    fn of_page(content: CoreMapContent) -> Self {
+    /// Returns the cores in `content`, the content of the core map of the job.
+    fn from_core_map(content: CoreMapContent) -> Self {
         Self {
             epoch: content.epoch,
             source: CoresSource::CoreMap,
@@ -169,7 +170,7 @@ impl Job {
     /// call. If there is no core map, the cores are those in the affinity mask of the calling thread.
     #[must_use]
     pub fn cores(&self) -> Cores {
-        self.read().map_or_else(Cores::from_affinity_mask, |(_, content)| Cores::of_page(content))
+        self.read().map_or_else(Cores::from_affinity_mask, |(_, content)| Cores::from_core_map(content))
     }
 
     /// Returns whether the job may run on the CPU `cpu`: the job owns the CPU, or borrows it from another job. The
@@ -202,9 +203,9 @@ impl Job {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             match self.read() {
-                Some((_, content)) if content.epoch != epoch => return Some(Cores::of_page(content)),
+                Some((_, content)) if content.epoch != epoch => return Some(Cores::from_core_map(content)),
                 Some((page, _)) => match page.wait_for_change(epoch, left) {
-                    Ok(Some(content)) if content.is_live => return Some(Cores::of_page(content)),
+                    Ok(Some(content)) if content.is_live => return Some(Cores::from_core_map(content)),
                     Ok(None) => return None,
                     // The job has ended, or its directory was made again: look once more.
                     Ok(Some(_)) => continue,

@@ -89,11 +89,15 @@ impl CoreMapReader {
     /// [`CoreMapError::Unfinished`] if a write of pjwd is still not complete after 100 ms. This happens if pjwd was
     /// killed during the write.
     pub fn read(&self) -> Result<CoreMapContent, CoreMapError> {
-        self.read_between().map(|(content, _)| content)
+        self.read_complete().map(|(content, _)| content)
     }
 
-    /// Returns the content, and the sequence counter that belongs to it.
-    fn read_between(&self) -> Result<(CoreMapContent, u32), CoreMapError> {
+    /// Returns the content of the core map, and the sequence counter that belongs to it. While pjwd writes the core
+    /// map, tries again, for up to 100 ms.
+    ///
+    /// # Errors
+    /// [`CoreMapError::Unfinished`] if no complete content was read in this time.
+    fn read_complete(&self) -> Result<(CoreMapContent, u32), CoreMapError> {
         let mut begun = None;
         for attempt in 0_u32.. {
             if let Some(read) = self.try_read() {
@@ -125,7 +129,7 @@ impl CoreMapReader {
     ) -> Result<Option<CoreMapContent>, CoreMapError> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            let (content, sequence) = self.read_between()?;
+            let (content, sequence) = self.read_complete()?;
             if content.epoch != epoch || !content.is_live {
                 return Ok(Some(content));
             }
@@ -156,7 +160,8 @@ impl CoreMapReader {
         (is_stable && is_live).then_some(found)
     }
 
-    /// The content and the sequence counter. `None` while the daemon writes.
+    /// Returns the content of the core map, and the sequence counter that belongs to it. `None` if pjwd writes during
+    /// the call, or if the content is malformed.
     fn try_read(&self) -> Option<(CoreMapContent, u32)> {
         let before = self.sequence().load(Ordering::Acquire);
         if !before.is_multiple_of(2) {
