@@ -182,8 +182,8 @@ impl WorkerPool {
         self.make_process(|template, workers| template.fork(&workers[index].instance))
     }
 
-    /// Makes a process from the template. If the process of the template has ended, loads the template again and makes
-    /// the process from the new one.
+    /// Makes a process from the template by calling `make`. If the process of the template has ended, loads the
+    /// template again and calls `make` with the new one.
     fn make_process<T>(
         &mut self,
         make: impl Fn(&mut Template, &[Worker]) -> Result<T, ForkError>,
@@ -296,8 +296,8 @@ impl WorkerPool {
         first.and(refilled)
     }
 
-    /// Starts a new process for the worker `index`: from a spare if there is one, else by a fork. If this fails, the
-    /// worker stays marked as missing.
+    /// Starts a new process for the worker `index`: from a spare, which is a process that was forked in advance, or by
+    /// a fork if there is no spare. If this fails, the worker stays marked as missing.
     fn replace_worker(&mut self, index: usize) -> Result<(), ForkError> {
         self.workers[index].is_missing = true;
         let child = match self.spares.pop_front() {

@@ -149,11 +149,14 @@ impl ResultQueue {
         self.progress.failed += u64::from(!matches!(result.outcome, Outcome::Done(_)));
         ItemQueue(shared).store_item_state(ItemState::new(result.number, ItemStatus::Delivered));
         self.ready.push_back(result);
-        self.move_window(shared);
+        self.advance_window(shared);
     }
 
-    /// Gives the words of the lowest delivered positions to later positions.
-    fn move_window(&self, shared: &SharedMemory) {
+    /// Advances the window of the queue past all delivered items at its beginning. The state word of each of these
+    /// items becomes the state word of a later item, if the farm has such an item. The bytes of the delivered items
+    /// become free for further items. If a later item got a state word, wakes the reader, or the workers if the farm
+    /// has no reader.
+    fn advance_window(&self, shared: &SharedMemory) {
         let (window, control) = (ItemQueue(shared), shared.control());
         let total = control.total.load(Ordering::SeqCst);
         let mut lowest = control.lowest.load(Ordering::SeqCst);

@@ -158,6 +158,7 @@ pub enum FarmError {
     },
 }
 
+/// Returns the advice for the user if a process of the farm can't be forked because of `errno`.
 fn remedy_for_fork(errno: Errno) -> &'static str {
     match errno {
         Errno::EMFILE => {

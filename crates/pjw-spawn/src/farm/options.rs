@@ -244,6 +244,8 @@ impl<'a> Farm<'a> {
         self.start_processes(None, Some(Box::new(read)), Box::new(work))
     }
 
+    /// Checks the options, and starts the farm for `items` items. If `items` is `None`, a reader process reads the
+    /// items by `read`. Fails if an option is invalid, or if the calling process can't be the master of a farm.
     fn start_processes(
         self,
         items: Option<u64>,

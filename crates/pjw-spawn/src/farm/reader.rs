@@ -63,7 +63,7 @@ impl Reader<'_> {
     }
 
     fn publish(&self, number: u64, bytes: &[u8]) {
-        let start = self.shared.control().room.wait_until(|| self.place(number, bytes.len()));
+        let start = self.shared.control().room.wait_until(|| self.input_position(number, bytes.len()));
         // SAFETY: no item that is still needed lies there, and no other process writes items.
         unsafe { self.shared.input_ring().write(start, bytes) };
         let payload = self.payload(number);
@@ -72,8 +72,10 @@ impl Reader<'_> {
         ItemQueue(self.shared).store_item_state(ItemState::new(number, ItemStatus::Ready));
     }
 
-    /// Where an item of this length can be written now, in one piece.
-    fn place(&self, number: u64, length: usize) -> Option<u64> {
+    /// Returns the position in the ring buffer for items at which the `length` bytes of the item `number` can be
+    /// written in one piece. `None` if there is not enough free space yet, or if the state word of the item still
+    /// belongs to an earlier item.
+    fn input_position(&self, number: u64, length: usize) -> Option<u64> {
         if ItemQueue(self.shared).item_state(number) != ItemState::new(number, ItemStatus::Free) {
             return None;
         }

@@ -26,16 +26,17 @@ pub(crate) struct FutexCondition {
 }
 
 impl FutexCondition {
-    /// Waits until `look` returns a value, and returns this value. `look` is called first at once, and again each time
-    /// the process has slept.
-    pub(crate) fn wait_until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
+    /// Waits until `check` returns a value, and returns this value. Calls `check` at once, and again after each sleep.
+    /// A sleep ends when another process calls [`FutexCondition::notify`], when a signal is handled, and after
+    /// [`LONGEST_WAIT`].
+    pub(crate) fn wait_until<T>(&self, mut check: impl FnMut() -> Option<T>) -> T {
         loop {
-            if let Some(value) = look() {
+            if let Some(value) = check() {
                 return value;
             }
             let version = self.version.load(Ordering::SeqCst);
             self.is_awaited.store(1, Ordering::SeqCst);
-            if let Some(value) = look() {
+            if let Some(value) = check() {
                 return value;
             }
             wait(&self.version, version);

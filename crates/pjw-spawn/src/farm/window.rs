@@ -108,7 +108,9 @@ impl<'a> ItemQueue<'a> {
         self.0.sizes.window as u64
     }
 
-    /// Takes the next item that is ready from the queue, for the worker with the index `owner`.
+    /// Takes the next ready item from the queue, for the worker with the index `owner`. Does not wait:
+    /// [`TakenItem::NothingYet`] if no item is ready now, and [`TakenItem::End`] if all items of the farm have been
+    /// taken.
     pub(crate) fn take_next_item(self, owner: u32) -> TakenItem {
         let control = self.0.control();
         let mut position = control.next.0.load(Ordering::SeqCst);

@@ -20,7 +20,9 @@ pub(crate) struct Worker<'f, 'a> {
 }
 
 impl<'f> Worker<'f, '_> {
-    /// Computes items until there are no more. Returns 0, the exit status for the process.
+    /// Computes items until there are no more. Begins with the items that an earlier worker with the same index has
+    /// taken and not finished. Also calls the functions of the program for the start and the end of a worker. Returns
+    /// 0, the exit status for the process.
     pub(crate) fn run(&mut self) -> i32 {
         let window = ItemQueue(self.shared);
         if let Some(start) = &mut self.functions.worker_start {
@@ -31,9 +33,9 @@ impl<'f> Worker<'f, '_> {
         let mut taken = window.claimed_items(self.index);
         loop {
             for position in taken.drain(..) {
-                self.compute(position, &mut result);
+                self.compute_item(position, &mut result);
             }
-            if !self.take(window, &mut taken) {
+            if !self.take_items(window, &mut taken) {
                 break;
             }
         }
@@ -44,8 +46,9 @@ impl<'f> Worker<'f, '_> {
         0
     }
 
-    /// Takes items, and waits for the first. Returns `false` if there are no more.
-    fn take(&self, window: ItemQueue<'_>, taken: &mut Vec<u64>) -> bool {
+    /// Takes one or more items from the queue, and appends their numbers to `taken`. Waits until there is a first item,
+    /// and not for the others. Returns `false` if there are no more items.
+    fn take_items(&self, window: ItemQueue<'_>, taken: &mut Vec<u64>) -> bool {
         let found = || match window.take_next_item(self.index) {
             TakenItem::NothingYet => None,
             found => Some(found),
@@ -69,7 +72,11 @@ impl<'f> Worker<'f, '_> {
         }
     }
 
-    fn compute(&mut self, position: u64, result: &mut Vec<u8>) {
+    /// Computes the item with the number `position` by the function of the program, and writes the result into the ring
+    /// buffer of this worker. Waits while the ring buffer is full, and wakes the master. `result` is memory that all
+    /// items use, one after the other. Until the whole result is written, the shared memory shows that this worker
+    /// computes the item.
+    fn compute_item(&mut self, position: u64, result: &mut Vec<u8>) {
         let own = &self.shared.worker_controls()[self.index as usize];
         own.running.store(position + 1, Ordering::SeqCst);
         result.clear();

@@ -156,7 +156,7 @@ impl<'a> RunningFarm<'a> {
     ///
     /// After an error, each call returns [`NextResult::End`].
     pub fn next_within(&mut self, timeout: Option<Duration>) -> Result<NextResult, FarmError> {
-        match self.advance(timeout.and_then(|timeout| Instant::now().checked_add(timeout))) {
+        match self.next_until(timeout.and_then(|timeout| Instant::now().checked_add(timeout))) {
             Err(error) => {
                 self.kill_all();
                 self.has_ended = true;
@@ -203,7 +203,11 @@ impl<'a> RunningFarm<'a> {
         Some(self.writer.child.as_ref()?.pid)
     }
 
-    fn advance(&mut self, deadline: Option<Instant>) -> Result<NextResult, FarmError> {
+    /// Returns the next result of the farm, or [`NextResult::TimedOut`] if there is none until `deadline`. Waits
+    /// without a limit if `deadline` is `None`. During the wait, passes results on to the writer and replaces processes
+    /// that have died. After the last result, makes the processes of the farm end, and returns [`NextResult::End`] when
+    /// all have ended. If one of them failed at its end, returns this error once before.
+    fn next_until(&mut self, deadline: Option<Instant>) -> Result<NextResult, FarmError> {
         let mut has_looked = false;
         loop {
             if let Some(result) = self.delivery.pop() {
@@ -212,10 +216,10 @@ impl<'a> RunningFarm<'a> {
             if self.has_ended {
                 return self.failure.take().map_or(Ok(NextResult::End), Err);
             }
-            if self.collect()? {
+            if self.collect_results()? {
                 // Also a master that never sleeps replaces what died.
                 if self.looked_at.elapsed() >= LONGEST_UNSEEN {
-                    self.wait(Duration::ZERO)?;
+                    self.wait_for_event(Duration::ZERO)?;
                     self.replace_missing_processes()?;
                 }
                 continue;
@@ -230,35 +234,37 @@ impl<'a> RunningFarm<'a> {
                 }
             }
             self.replace_missing_processes()?;
-            let timeout = self.timeout(deadline);
+            let timeout = self.max_wait(deadline);
             if timeout == Duration::ZERO {
                 if has_looked {
                     return Ok(NextResult::TimedOut);
                 }
                 // Also a caller that never waits finds what died.
                 has_looked = true;
-                self.wait(timeout)?;
+                self.wait_for_event(timeout)?;
                 continue;
             }
             // From here on the others wake the master. What came before is found by looking once more.
             self.shared.control().is_master_sleeping.0.store(1, Ordering::SeqCst);
-            if !self.collect()? {
-                self.wait(timeout)?;
+            if !self.collect_results()? {
+                self.wait_for_event(timeout)?;
             }
             self.shared.control().is_master_sleeping.0.store(0, Ordering::SeqCst);
         }
     }
 
-    /// How long the master may sleep. 0 if the deadline has passed.
-    fn timeout(&self, deadline: Option<Instant>) -> Duration {
+    /// Returns the longest time for which the master may sleep now. 0 if `deadline` has passed.
+    fn max_wait(&self, deadline: Option<Instant>) -> Duration {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let pause = self.fork_fails_since.map(|_| FORK_PAUSE);
         left.into_iter().chain(pause).fold(LONGEST_WAIT, Duration::min)
     }
 
-    /// Moves the results of all workers that are ready to the writer or the caller. Returns whether there was any
-    /// result.
-    fn collect(&mut self) -> Result<bool, FarmError> {
+    /// Receives results from the ring buffers of the workers, and sends them to the writer if the farm has one. Makes
+    /// the results ready for the caller: after the writer has written them, or at once if there is no writer. Takes no
+    /// results from the workers while results wait for free space in the ring buffer of the writer. Returns whether any
+    /// result was moved, or is ready for the caller.
+    fn collect_results(&mut self) -> Result<bool, FarmError> {
         let mut news = self.delivery.has_writer && self.delivery.deliver_written(&self.shared);
         news |= self.delivery.send_to_writer(&self.shared);
         // While the writer is behind, the workers wait as soon as their rings are full.
@@ -278,8 +284,13 @@ impl<'a> RunningFarm<'a> {
         }
     }
 
-    /// Takes up to `max_results` results and parts of results from the ring of the worker `index`. Returns whether the
-    /// ring had any.
+    /// Receives up to `max_results` results or pieces of results from the ring buffer of the worker with the index
+    /// `index`, and then wakes the worker, which may wait for free space. Returns whether the ring buffer contained
+    /// any.
+    ///
+    /// # Errors
+    /// [`FarmError::Overwritten`] if the content of the ring buffer is invalid, or if a result is that of an item which
+    /// this worker has not taken.
     fn take_results(&mut self, index: usize, max_results: usize) -> Result<bool, FarmError> {
         let owner = u32::try_from(index).unwrap_or(u32::MAX);
         let mut news = false;
@@ -308,8 +319,9 @@ impl<'a> RunningFarm<'a> {
         Ok(news)
     }
 
-    /// Sleeps until there is news, a process ends, or the time has passed.
-    fn wait(&mut self, timeout: Duration) -> Result<(), FarmError> {
+    /// Waits until a process of the farm wakes the master, a process of the farm ends, or a signal is handled, but not
+    /// longer than `timeout`, rounded up to milliseconds. Handles the end of each process that has ended.
+    fn wait_for_event(&mut self, timeout: Duration) -> Result<(), FarmError> {
         // Rounded up: a shorter sleep would be repeated.
         let milliseconds = u16::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
         let timeout = EpollTimeout::from(milliseconds);
@@ -332,7 +344,8 @@ impl<'a> RunningFarm<'a> {
         Ok(())
     }
 
-    /// All results were delivered: tells the processes to end.
+    /// Makes the processes of the farm end. Must be called after all results were delivered. Does nothing after the
+    /// first call.
     fn begin_end(&mut self) {
         if self.is_ending {
             return;

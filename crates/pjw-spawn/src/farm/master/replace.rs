@@ -57,7 +57,7 @@ impl RunningFarm<'_> {
     }
 
     /// Handles the end of the process of the farm that has the role `role`: reads its exit status, and decides whether
-    /// a new process must replace it.
+    /// a new process must replace it. Does nothing if no process has this role.
     ///
     /// # Errors
     /// If the farm can't continue, for example because the processes with this role die again and again.
@@ -68,7 +68,7 @@ impl RunningFarm<'_> {
         // Closing the pidfd is not enough: another forked process has a copy of it, epoll(7).
         let _ = self.epoll.delete(&child);
         if self.is_ending {
-            self.note_end(role, end);
+            self.store_end_failure(role, end);
             self.member(role).is_wanted = false;
             return Ok(());
         }
@@ -82,8 +82,9 @@ impl RunningFarm<'_> {
         Ok(())
     }
 
-    /// Keeps that a process failed at its end, until all results are delivered.
-    fn note_end(&mut self, role: ProcessRole, end: ExitStatus) {
+    /// Stores an error for a process that has ended with `end` after its work, unless this is the exit status 0. Only
+    /// the first of these errors is kept. The farm returns it after all results.
+    fn store_end_failure(&mut self, role: ProcessRole, end: ExitStatus) {
         if end == ExitStatus::Code(0) {
             return;
         }
@@ -97,7 +98,13 @@ impl RunningFarm<'_> {
         self.end_failure.get_or_insert(error);
     }
 
-    /// Handles the end of a worker. Returns whether another one is needed in its place.
+    /// Handles the end of the worker with the index `index`. Receives the results that the worker had completed, and
+    /// empties its ring buffer. If the worker has ended while it computed an item, counts an attempt for this item.
+    /// After the last permitted attempt, records [`Outcome::Killed`] as the result of the item. Returns whether a new
+    /// worker is needed.
+    ///
+    /// # Errors
+    /// [`FarmError::WorkerDies`] if workers with this index have died 10 times in a row without computing an item.
     fn handle_worker_end(&mut self, index: usize, end: ExitStatus) -> Result<bool, FarmError> {
         let owner = u32::try_from(index).unwrap_or(u32::MAX);
         // What the worker had put in before its death counts.
@@ -109,7 +116,7 @@ impl RunningFarm<'_> {
         let running = own.running.swap(0, Ordering::SeqCst).checked_sub(1);
         let mut unfinished = ItemQueue(&self.shared).claimed_items(owner);
         if was_finished && unfinished.is_empty() {
-            self.note_end(ProcessRole::Worker(index), end);
+            self.store_end_failure(ProcessRole::Worker(index), end);
             return Ok(false);
         }
         match running.filter(|number| unfinished.contains(number)) {
@@ -135,28 +142,33 @@ impl RunningFarm<'_> {
         Ok(!unfinished.is_empty() || !ItemQueue(&self.shared).is_exhausted())
     }
 
+    /// Handles the end of the reader. Returns whether a new reader is needed. This is not so if all items have been
+    /// read.
     fn handle_reader_end(&mut self, end: ExitStatus) -> Result<bool, FarmError> {
-        self.check_failure(IoProcess::Reader)?;
+        self.check_io_failure(IoProcess::Reader)?;
         let control = self.shared.control();
         let number = control.filled.load(Ordering::SeqCst);
         if control.total.load(Ordering::SeqCst) != UNKNOWN_TOTAL {
-            self.note_end(ProcessRole::Reader, end);
+            self.store_end_failure(ProcessRole::Reader, end);
             return Ok(false);
         }
         self.count_death(ProcessRole::Reader, number, number, end)
     }
 
+    /// Handles the end of the writer: results that it has not written are sent again later. Returns whether a new
+    /// writer is needed.
     fn handle_writer_end(&mut self, end: ExitStatus) -> Result<bool, FarmError> {
         self.delivery.requeue_unwritten(&self.shared);
-        self.check_failure(IoProcess::Writer)?;
+        self.check_io_failure(IoProcess::Writer)?;
         let number = self.delivery.first_unwritten_item();
         let written = self.shared.control().written.load(Ordering::SeqCst);
         self.count_death(ProcessRole::Writer, written, number, end)
     }
 
-    /// Returns the reason that the reader or the writer has stored before its end as an error. The results that the
-    /// writer has written must be known.
-    fn check_failure(&self, process: IoProcess) -> Result<(), FarmError> {
+    /// Fails if the reader or the writer, which has ended, has stored a reason for its end in the shared memory. The
+    /// error contains this reason. For the writer, `ResultQueue::requeue_unwritten` must be called before, because the
+    /// error may contain the number of the first item whose result was not written.
+    fn check_io_failure(&self, process: IoProcess) -> Result<(), FarmError> {
         let control = self.shared.control();
         let failure = match process {
             IoProcess::Reader => &control.reader_failure,
@@ -176,7 +188,12 @@ impl RunningFarm<'_> {
         })
     }
 
-    /// Counts the deaths of the reader or the writer after `done` items, which may all be at the item `number`.
+    /// Counts a death of the reader or the writer, as `role` says. `done` is the number of items that this process and
+    /// those before it have read or written. The count begins again if this number has changed since the last death.
+    /// Returns `true`: a new process is needed.
+    ///
+    /// # Errors
+    /// [`FarmError::IoProcessDies`] with the item `number` if the count has reached the permitted number of attempts.
     fn count_death(
         &mut self,
         role: ProcessRole,
@@ -237,12 +254,14 @@ impl RunningFarm<'_> {
                 self.member(role).child = Some(child);
                 Ok(())
             }
-            ForkResult::NewProcess => run_and_exit(|| self.run(role)),
+            ForkResult::NewProcess => run_and_exit(|| self.run_role(role)),
         }
     }
 
-    /// Runs in the new process. Returns its exit status.
-    fn run(&mut self, role: ProcessRole) -> i32 {
+    /// Does the work of a worker, the reader or the writer, as `role` says. Runs in the new process, and first closes
+    /// the descriptors of the other processes. A worker also sets its affinity mask, if the farm has masks. Returns the
+    /// exit status for the process.
+    fn run_role(&mut self, role: ProcessRole) -> i32 {
         // The descriptors of the other processes.
         self.workers.clear();
         (self.reader.child, self.writer.child) = (None, None);
