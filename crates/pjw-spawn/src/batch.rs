@@ -101,7 +101,7 @@ impl SpawnContext {
             busy: None,
         };
         let Some(replicas) = &self.setup.replicas else {
-            for indexes in shares(&batch.instances, self.max_spawners(batch.instances.len())) {
+            for indexes in indexes_by_spawner(&batch.instances, self.max_spawners(batch.instances.len())) {
                 let reported = batch.start_spawner(self, indexes, None);
                 if self.setup.image.is_some()
                     && let Ok(Err(error)) = reported.recv()
@@ -114,7 +114,7 @@ impl SpawnContext {
             return Ok(batch);
         };
         let mut entries = NamespaceBarrier::new();
-        for (node, indexes) in shares_by_node(&batch.instances) {
+        for (node, indexes) in indexes_by_node(&batch.instances) {
             let entry = entries.add(replicas, node);
             batch.start_spawner(self, indexes, Some(entry));
         }
@@ -189,9 +189,10 @@ impl SpawnContext {
     }
 }
 
-/// Deals the instances to the spawners: the indexes for each. Instances of one placement have the same spawner.
-/// Placements that follow each other share one.
-fn shares(instances: &[Instance], max_spawners: usize) -> Vec<Vec<usize>> {
+/// Divides the instances among at most `max_spawners` spawner threads. Returns one list of instance indexes for each
+/// spawner. Instances with the same placement (the same `Arc`) have the same spawner. If there are more placements than
+/// spawners, placements that follow each other share a spawner.
+fn indexes_by_spawner(instances: &[Instance], max_spawners: usize) -> Vec<Vec<usize>> {
     let mut numbers = HashMap::new();
     for instance in instances {
         let number = numbers.len();
@@ -206,9 +207,10 @@ fn shares(instances: &[Instance], max_spawners: usize) -> Vec<Vec<usize>> {
     shares
 }
 
-/// Deals the instances to one spawner for each NUMA node, because a thread sees the replicas of one node only. Those of
-/// a placement without a node have a spawner of their own.
-fn shares_by_node(instances: &[Instance]) -> BTreeMap<Option<u32>, Vec<usize>> {
+/// Divides the instances among one spawner thread for each NUMA node, because a thread has the replicas of only one
+/// node. Returns the instance indexes for each preferred node. The instances whose placement prefers no node have the
+/// key `None` and a spawner of their own.
+fn indexes_by_node(instances: &[Instance]) -> BTreeMap<Option<u32>, Vec<usize>> {
     let mut shares: BTreeMap<_, Vec<_>> = BTreeMap::new();
     for (index, instance) in instances.iter().enumerate() {
         shares.entry(instance.placement.preferred_numa_node).or_default().push(index);
@@ -216,8 +218,8 @@ fn shares_by_node(instances: &[Instance]) -> BTreeMap<Option<u32>, Vec<usize>> {
     shares
 }
 
-/// Makes the address space of instances that are tasks. `None` for others. `has_own_table` says that no other thread
-/// has the table of descriptors of the calling thread.
+/// Makes the address space for the instances with the indexes `indexes`. `None` if the instances are no tasks.
+/// `has_own_table` says whether the calling thread is the only one that uses its table of file descriptors.
 fn space_of(
     setup: &Arc<Setup>,
     indexes: &[usize],
@@ -308,6 +310,9 @@ impl Batch {
         self.busy
     }
 
+    /// Returns the next result of the batch. If no result was read before, reads one packet of results from the socket.
+    /// If `wait` is true, waits for this packet. `None` if all spawner threads have sent their last results and all
+    /// results were returned, or if `wait` is false and no packet has arrived.
     fn next_result(&mut self, wait: bool) -> Option<InstanceResult> {
         loop {
             if let Some(result) = self.results.pop_front() {
@@ -318,21 +323,28 @@ impl Batch {
             }
             // An error here would be one of a socket that nothing else has.
             match results::receive_packet(self.socket.as_fd(), wait) {
-                Ok(Some(packet)) => self.take(packet),
+                Ok(Some(packet)) => self.store_packet(packet),
                 Ok(None) => return None,
                 Err(_) => self.busy_spawners = 0,
             }
         }
     }
 
-    fn take(&mut self, packet: ResultPacket) {
+    /// Stores the results of `packet` for later calls of [`Batch::next_result`], and extends the period of the starts.
+    fn store_packet(&mut self, packet: ResultPacket) {
         self.busy_spawners -= usize::from(packet.is_last);
         self.results.extend(packet.results);
         let (begin, end) = self.busy.unwrap_or(packet.busy);
         self.busy = Some((begin.min(packet.busy.0), end.max(packet.busy.1)));
     }
 
-    /// Starts a spawner thread. The thread reports whether it has the address space that it needs for tasks.
+    /// Starts a spawner thread, which starts the instances with the indexes `indexes` and sends their results to the
+    /// batch. If `entry` is given, the thread first enters its mount namespace, and ends without any result if this
+    /// fails. If the instances end with their launcher, the thread continues until `context` is dropped.
+    ///
+    /// The returned receiver gets at most one message: `Ok` if the thread has the address space that it needs for
+    /// tasks, or needs none. After an error, the thread ends without any result. If the thread can't be created, there
+    /// is no message, and each of the instances gets this error as its result.
     fn start_spawner(
         &mut self,
         context: &SpawnContext,
@@ -435,9 +447,9 @@ mod tests {
 
     #[test]
     fn each_placement_has_a_spawner_if_there_are_enough() {
-        assert_eq!(shares(&instances(&[0, 1, 0, 1, 0]), 8), [vec![0, 2, 4], vec![1, 3]]);
-        assert_eq!(shares(&instances(&[0, 0]), 8), [vec![0, 1]]);
-        assert!(shares(&[], 8).is_empty());
+        assert_eq!(indexes_by_spawner(&instances(&[0, 1, 0, 1, 0]), 8), [vec![0, 2, 4], vec![1, 3]]);
+        assert_eq!(indexes_by_spawner(&instances(&[0, 0]), 8), [vec![0, 1]]);
+        assert!(indexes_by_spawner(&[], 8).is_empty());
     }
 
     #[test]
@@ -458,13 +470,13 @@ mod tests {
             list[index].placement = Arc::new(placement);
         }
         let expected = [(None, vec![2, 5]), (Some(0), vec![1, 4]), (Some(1), vec![0, 3])];
-        assert_eq!(shares_by_node(&list), BTreeMap::from(expected));
+        assert_eq!(indexes_by_node(&list), BTreeMap::from(expected));
     }
 
     #[test]
     fn neighbouring_placements_share_a_spawner_if_there_are_too_few() {
-        assert_eq!(shares(&instances(&[0, 1, 2, 3]), 2), [vec![0, 1], vec![2, 3]]);
-        assert_eq!(shares(&instances(&[0, 1, 2, 0, 1, 2]), 1), [vec![0, 1, 2, 3, 4, 5]]);
-        assert_eq!(shares(&instances(&[0, 1, 2]), 2), [vec![0, 1], vec![2]]);
+        assert_eq!(indexes_by_spawner(&instances(&[0, 1, 2, 3]), 2), [vec![0, 1], vec![2, 3]]);
+        assert_eq!(indexes_by_spawner(&instances(&[0, 1, 2, 0, 1, 2]), 1), [vec![0, 1, 2, 3, 4, 5]]);
+        assert_eq!(indexes_by_spawner(&instances(&[0, 1, 2]), 2), [vec![0, 1], vec![2]]);
     }
 }

@@ -59,7 +59,9 @@ impl Child {
         is_own(Id::PIDFd(self.pidfd.as_fd())) || self.send_signal(0) == Err(Errno::ESRCH)
     }
 
-    /// nix has no form of waitid(2) for a process that was ended by a real-time signal.
+    /// Calls waitid(2) once with the options `flags`. Returns how the process ended. `None` if `flags` contain
+    /// `WNOHANG` and the process still runs. Fails with `EINTR` if a signal has interrupted the call. nix has no form
+    /// of waitid(2) for a process that was ended by a real-time signal.
     fn wait_once(&self, flags: i32) -> Result<Option<ExitStatus>, Errno> {
         let pidfd = libc::id_t::try_from(self.pidfd.as_raw_fd()).map_err(|_| Errno::EBADF)?;
         // SAFETY: zero is a valid value of each of its fields, and stands for "no child has ended".

@@ -5,8 +5,8 @@
 //! that stop the process. The process has a stack of its own. Between its birth and execve(2) it makes system calls
 //! only: it takes no lock and allocates nothing.
 //!
-//! The caller must have blocked all signals, except those of the C library. The process begins with them blocked, and without the handlers of the
-//! caller (`CLONE_CLEAR_SIGHAND`, Linux 5.5), so that no handler runs in the shared memory.
+//! The caller must have blocked all signals, except those of the C library. The process begins with them blocked, and
+//! without the handlers of the caller (`CLONE_CLEAR_SIGHAND`, Linux 5.5), so that no handler runs in the shared memory.
 
 use std::ffi::{c_char, c_int, c_long};
 use std::mem::MaybeUninit;
@@ -227,8 +227,9 @@ unsafe fn old_clone_and_run(arguments: &CloneArguments, shared: *const (), run: 
     unsafe { call_and_run(libc::SYS_clone, first, shared, run) }
 }
 
-/// Makes the system call `number`, which is a form of clone(2), with the arguments `first`. The calling process gets
-/// its result. The new process calls `run(shared)`. This is the function for x86-64.
+/// Makes the system call `number`, which is clone3(2) or clone(2), with the arguments `first`. Returns the result of
+/// the system call in the calling process: the id of the new process, or a negative errno. The new process calls
+/// `run(shared)`, which never returns. This is the function for x86-64.
 ///
 /// # Safety
 /// As [`clone_and_run`].
@@ -261,8 +262,9 @@ unsafe fn call_and_run(number: c_long, first: [i64; 3], shared: *const (), run: 
     result
 }
 
-/// Makes the system call `number`, which is a form of clone(2), with the arguments `first`. The calling process gets
-/// its result. The new process calls `run(shared)`. This is the function for aarch64.
+/// Makes the system call `number`, which is clone3(2) or clone(2), with the arguments `first`. Returns the result of
+/// the system call in the calling process: the id of the new process, or a negative errno. The new process calls
+/// `run(shared)`, which never returns. This is the function for aarch64.
 ///
 /// # Safety
 /// As [`clone_and_run`].
@@ -302,8 +304,9 @@ unsafe fn call_and_run(_: c_long, _: [i64; 3], _: *const (), _: ChildFunction) -
     -i64::from(libc::ENOSYS)
 }
 
-/// Runs in the new process: prepares the process and executes the program. The process shares the memory of the caller,
-/// so this function must not allocate, lock or unwind.
+/// Prepares the new process, and executes its program. `shared` points to a [`Shared`]. If a step fails, stores the
+/// step and its errno there, and ends the process. Runs in the new process, which shares the memory of the caller, so
+/// this function must not allocate, lock or unwind.
 extern "C" fn run_child(shared: *const ()) -> ! {
     // SAFETY: `start` passes a `Shared`, which outlives the use.
     let shared = unsafe { &*shared.cast::<Shared<'_>>() };
@@ -349,7 +352,7 @@ fn prepare_child(start: &StartParameters<'_>) -> Result<(), FailedStep> {
         checked(SpawnStep::Directory, unsafe { libc::chdir(settings.directory) }.into())?;
     }
     if let Some(credentials) = settings.credentials {
-        take_credentials(credentials)?;
+        set_own_credentials(credentials)?;
     }
     if settings.launcher != 0 {
         request_parent_death_signal(settings.launcher)?;
@@ -403,9 +406,11 @@ pub(crate) fn set_standard_streams(mut streams: [RawFd; 3]) -> Result<(), Failed
     Ok(())
 }
 
-/// Takes groups, group and user, in this order: after the user the process may not change the others. These are bare
-/// system calls: the C library's functions would change all threads that it knows.
-fn take_credentials(credentials: &Credentials) -> Result<(), FailedStep> {
+/// Removes the ambient capabilities of the calling process. Then sets its supplementary groups, its group and its user
+/// to those in `credentials`, in this order: after the user is set, the process may not change the others. Uses bare
+/// system calls, because the C library's functions would change all threads that it knows. Returns the failed step on
+/// error.
+fn set_own_credentials(credentials: &Credentials) -> Result<(), FailedStep> {
     let (uid, gid, groups) = (credentials.uid, credentials.gid, &credentials.groups);
     // A change of the user alone removes the ambient capabilities only if the caller was root: capabilities(7). The
     // kernel reads all 64 bits of each argument, and refuses the call if one of the last three is not 0.

@@ -21,7 +21,8 @@ pub(crate) fn continue_until_exec(pid: i64, own_pid: &AtomicI32) {
     }
 }
 
-/// Waits until the traced process has stopped, and returns the signal of the stop. `None` if the process has ended.
+/// Waits until the traced process has stopped, and returns the signal of the stop. `None` if the process has ended, or
+/// if waitid(2) fails. The stop remains, so that a later waitid(2) reports it again.
 fn wait_for_stop(pid: i64) -> Option<i32> {
     loop {
         // SAFETY: zero is a valid value of each of its fields.
@@ -42,11 +43,10 @@ fn wait_for_stop(pid: i64) -> Option<i32> {
 }
 
 /// Returns whether a process that has stopped for `SIGTRAP` has executed its program. The kernel then sends the signal
-/// in the name of the process itself (`ptrace_event` in linux/ptrace.h). Another process can't
-/// send such a signal: for kill(2) the kernel sets `si_pid` to the sender, and for sigqueue(3) `si_code` is another
-/// one.
+/// in the name of the process itself (`ptrace_event` in linux/ptrace.h). Another process can't send such a signal: for
+/// kill(2) the kernel sets `si_pid` to the sender, and for sigqueue(3) `si_code` is another one.
 ///
-/// `PTRACE_O_TRACEEXEC` would tell the same. But this option can be set only while the process is stopped.
+/// `PTRACE_O_TRACEEXEC` would report the same. But this option can be set only while the process is stopped.
 fn is_exec_stop(pid: i64, own_pid: i32) -> bool {
     // SAFETY: zero is a valid value of each of its fields.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };

@@ -59,6 +59,8 @@ impl ExecArrays {
         (self.arguments.as_ptr(), self.environment.as_ptr())
     }
 
+    /// Fills the argument array for `instance`. If the last instance had the same list of arguments, writes only the
+    /// arguments that contain the rank or the number of instances.
     fn lay_out_arguments(&mut self, instance: &Instance) {
         if !self.of_arguments.as_ref().is_some_and(|laid_out| Arc::ptr_eq(laid_out, &instance.arguments)) {
             self.arguments.clear();
@@ -95,6 +97,8 @@ impl ExecArrays {
         self.environment.push(ptr::null());
     }
 
+    /// Writes the texts of the variables [`RANK_VARIABLES`] for `instance`. Writes the text with the CPUs only if the
+    /// placement differs from that of the last instance.
     fn write_rank_variables(&mut self, instance: &Instance) {
         let [rank, size, cpus] = &mut self.rank_variables;
         let [rank_name, size_name, cpus_name] = RANK_VARIABLES;

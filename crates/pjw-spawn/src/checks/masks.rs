@@ -19,7 +19,7 @@ pub(super) fn check_masks(instances: &[Instance]) -> Result<(), CheckError> {
     let mut checked = HashSet::new();
     for instance in instances.iter().filter(|other| checked.insert(Arc::as_ptr(&other.placement))) {
         let Some(cpus) = &instance.placement.cpus else { continue };
-        if let Some(why) = why_outside(cpus, &allowed, online) {
+        if let Some(why) = mask_error_text(cpus, &allowed, online) {
             return Err(CheckError::InvalidMask { rank: instance.rank, cpus: cpus.clone(), why, allowed });
         }
     }
@@ -31,8 +31,14 @@ fn online() -> Option<CpuSet> {
     std::fs::read_to_string(ONLINE).ok().and_then(|list| list.trim().parse().ok())
 }
 
-/// Returns what is wrong with the CPUs of a placement. `online` is called only if a CPU is not in `allowed`.
-fn why_outside(cpus: &CpuSet, allowed: &CpuSet, online: impl FnOnce() -> Option<CpuSet>) -> Option<String> {
+/// Returns the reason why a process can't get the affinity mask `cpus`: the mask is empty, or contains CPUs that are
+/// not in `allowed`. `None` if the process can get the mask. `online` returns the online CPUs, and is called only if a
+/// CPU is not in `allowed`. If such a CPU is offline, the reason says so.
+fn mask_error_text(
+    cpus: &CpuSet,
+    allowed: &CpuSet,
+    online: impl FnOnce() -> Option<CpuSet>,
+) -> Option<String> {
     if cpus.is_empty() {
         return Some("a process needs at least one CPU".to_owned());
     }
@@ -58,7 +64,7 @@ mod tests {
 
     fn why(cpus: &str, allowed: &str, online: Option<&str>) -> Option<String> {
         let online = online.map(|list| list.parse().unwrap());
-        why_outside(&cpus.parse().unwrap(), &allowed.parse().unwrap(), || online)
+        mask_error_text(&cpus.parse().unwrap(), &allowed.parse().unwrap(), || online)
     }
 
     #[test]

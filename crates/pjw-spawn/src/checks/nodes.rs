@@ -16,7 +16,7 @@ const WITH_MEMORY: &str = "/sys/devices/system/node/has_memory";
 
 /// Checks the preferred NUMA node in the placement of each instance: the node must have memory, and the calling thread
 /// must be allowed to use it. A placement that several instances share is checked once. Checks nothing if the kernel
-/// does not tell the nodes.
+/// does not report the nodes.
 pub(super) fn check_nodes(instances: &[Instance]) -> Result<(), CheckError> {
     let mut allowed = None;
     let mut checked = HashSet::new();
@@ -24,7 +24,7 @@ pub(super) fn check_nodes(instances: &[Instance]) -> Result<(), CheckError> {
         let Some(node) = instance.placement.preferred_numa_node else { continue };
         let allowed = allowed.get_or_insert_with(allowed_nodes);
         let Some(allowed) = allowed else { return Ok(()) };
-        if let Some(why) = why_unusable(node, allowed, nodes_in) {
+        if let Some(why) = node_error_text(node, allowed, nodes_in) {
             let (rank, allowed) = (instance.rank, allowed.clone());
             return Err(CheckError::InvalidNumaNode { rank, node, why, allowed });
         }
@@ -49,9 +49,10 @@ fn nodes_in(file: &str) -> Option<CpuSet> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Returns what is wrong with the NUMA node `node`. `nodes_in` reads a list of nodes, and is called only if the node is
-/// not in `allowed`.
-fn why_unusable(
+/// Returns the reason why a process can't get memory of the NUMA node `node`: there is no such node, the node has no
+/// memory, or this process may not use its memory. `None` if the node is in `allowed`. `nodes_in` reads a list of nodes
+/// from a file, and is called only if the node is not in `allowed`.
+fn node_error_text(
     node: u32,
     allowed: &CpuSet,
     nodes_in: impl Fn(&str) -> Option<CpuSet>,
@@ -76,13 +77,13 @@ mod tests {
     /// On a machine with the nodes 0 to 3, of which 3 has no memory.
     fn why(node: u32, allowed: &str) -> Option<&'static str> {
         let nodes_in = |file: &str| if file == ONLINE { "0-3".parse().ok() } else { "0-2".parse().ok() };
-        why_unusable(node, &allowed.parse().unwrap(), nodes_in)
+        node_error_text(node, &allowed.parse().unwrap(), nodes_in)
     }
 
     #[test]
     fn a_node_whose_memory_this_process_may_use_is_right() {
         assert_eq!(why(1, "0-2"), None);
-        assert_eq!(why_unusable(1, &"0-2".parse().unwrap(), |_| None), None);
+        assert_eq!(node_error_text(1, &"0-2".parse().unwrap(), |_| None), None);
     }
 
     #[test]
@@ -99,6 +100,6 @@ mod tests {
         assert_eq!(why(3, "0-2"), Some("this node has no memory"));
         let forbidden = Some("this process may not use the memory of this node (cpuset.mems)");
         assert_eq!(why(2, "0-1"), forbidden);
-        assert_eq!(why_unusable(2, &"0-1".parse().unwrap(), |_| None), forbidden);
+        assert_eq!(node_error_text(2, &"0-1".parse().unwrap(), |_| None), forbidden);
     }
 }

@@ -49,6 +49,8 @@ enum WhyNot {
     Because(String),
 }
 
+/// Returns the reason why the calling process can't execute the file at `path`. `None` if the file is a regular file
+/// and the process has the permission to execute it. The content of the file is not checked.
 fn why_not_executable(path: &Path) -> Option<WhyNot> {
     let because = |why: &str| Some(WhyNot::Because(why.to_owned()));
     match fs::metadata(path) {

@@ -69,9 +69,11 @@ pub(super) fn check_limits_of_user(instances: usize, starters: usize) -> Result<
     check_limits_of_caller(wanted, starters, wanted + starters)
 }
 
-/// As [`check_limits_of_user`], for instances that take the user with the id `uid`. Of the starters, `templates` are
-/// templates, which take this user too. The user of the caller then needs room for the spawner threads, and for one
-/// process of each that has not taken the other user yet.
+/// Checks the limits of the system and of two users on the number of processes: of the user with the id `uid`, which
+/// the instances take, and of the caller's user. If both are the same user, the checks are those of
+/// [`check_limits_of_user`]. Of the starters, `templates` are templates, which take the user `uid` too. The other
+/// starters are spawner threads of the caller's user. For each of them, this user needs room for the thread and for one
+/// process that has not taken the user `uid` yet.
 pub(super) fn check_limits_of_users(
     uid: u32,
     instances: usize,
@@ -157,7 +159,8 @@ fn check_demands(demands: &BTreeMap<PathBuf, Demand>) -> Result<(), CheckError> 
     })
 }
 
-/// Checks that each limit has room for `needed` processes. `wanted` and `starters` are for the message.
+/// Checks that each of `limits` has room for `needed` processes. Otherwise returns [`CheckError::ProcessLimit`] for the
+/// limit with the least room. `wanted` and `starters` are the numbers of instances and starters in this error.
 fn check_limits(
     wanted: u64,
     starters: u64,
@@ -235,11 +238,14 @@ fn check_other_user(uid: u32, wanted: u64, templates: u64) -> Result<(), CheckEr
     check_limits(wanted, templates, needed, limit)
 }
 
-/// `RLIMIT_NPROC` counts the threads of the real user, setrlimit(2). `capabilities` returns those that may lift it, and
-/// is called only if the limit could be too low.
+/// Returns the limit `RLIMIT_NPROC` of the calling process for threads of the real user `uid`, with the number of
+/// further threads for which it has room: setrlimit(2). `None` if the limit can't be read, or does not hold for this
+/// user. Also `None` if the limit has room for `needed` threads beside all threads of the system, `all_threads`.
+/// `capabilities` returns the capabilities that may lift the limit, and is called only if the limit could be too low.
 ///
-/// Since Linux 5.14, the limit that its creator had when a user namespace was made holds for all processes of the
-/// creator in it too: `is_rlimit_overlimit` in kernel/ucount.c of Linux 6.18. It can't be read, and is not checked.
+/// Since Linux 5.14, a user namespace has another limit: the `RLIMIT_NPROC` that its creator had when creating the
+/// namespace. This limit holds for all processes of the creator in the namespace: `is_rlimit_overlimit` in
+/// kernel/ucount.c of Linux 6.18. It can't be read, and is not checked.
 fn limit_of_user(
     uid: Uid,
     needed: u64,
@@ -315,8 +321,10 @@ fn effective_capabilities() -> u64 {
     field(&status, "CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0)
 }
 
-/// Returns the number of threads that count for the user `uid` in the user namespace `namespace`. Since Linux 5.14 the
-/// processes of the same user in a namespace above count there only. Before, they count, and are left to the kernel.
+/// Returns the number of threads of the real user `uid` that are listed in /proc. Counts only the processes in the user
+/// namespace `namespace`, unless this is the initial one or is unknown. Since Linux 5.14, only these processes count
+/// for the limit in the namespace. Before, processes of the same user in the namespaces above count too: the result is
+/// then too low, and the kernel may refuse a process later. Returns 0 if /proc can't be read.
 fn threads_of_user(uid: u32, namespace: Option<u64>) -> u64 {
     let Ok(processes) = fs::read_dir("/proc") else { return 0 };
     let is_process =
@@ -360,7 +368,10 @@ fn own_pids_cgroup() -> Option<PidsCgroup> {
     pids_cgroup(&cgroups, &mounts)
 }
 
-/// Reads the texts of /proc/PID/cgroup and /proc/PID/mountinfo, cgroups(7) and proc(5).
+/// Returns the cgroup of a process in the hierarchy with the pids controller. `cgroups` is the text of
+/// /proc/PID/cgroup, and `mounts` the text of /proc/PID/mountinfo: cgroups(7) and proc(5). Without a pids controller of
+/// version 1, returns the cgroup in the hierarchy of version 2. `None` if there is neither, or if no mount contains the
+/// directory of the cgroup.
 fn pids_cgroup(cgroups: &str, mounts: &str) -> Option<PidsCgroup> {
     let path_of = |is_wanted: &dyn Fn(&str, &str) -> bool| {
         cgroups.lines().find_map(|line| {
