@@ -141,6 +141,9 @@ impl<'a> Spawner<'a> {
         Ok(())
     }
 
+    /// Sets the affinity mask and the memory policy of the calling thread to those of `placement`. For a placement
+    /// without CPUs or without a NUMA node, uses the mask or the policy that the thread has inherited. Does nothing if
+    /// the placement has neither, and the thread still has the inherited ones.
     fn set_policies(&mut self, placement: &Placement) -> Result<(), Errno> {
         if placement.cpus.is_none() && placement.preferred_numa_node.is_none() && self.inherited.is_in_force {
             return Ok(());

@@ -158,7 +158,7 @@ impl Replicas {
         })?;
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         mount_change(root, private).map_err(failed(root, "make private"))?;
-        let mount = self.tmpfs(node)?;
+        let mount = self.make_tmpfs(node)?;
         self.copy_files(mount.as_fd())?;
         // A file of a mount that is attached nowhere can be mounted since Linux 6.15 only.
         let attached = Path::new(ATTACHED_AT);
@@ -191,8 +191,9 @@ impl Replicas {
         })
     }
 
-    /// Makes a tmpfs with its memory on a node. It is attached nowhere.
-    fn tmpfs(&self, node: u32) -> Result<OwnedFd, ReplicaError> {
+    /// Makes a tmpfs whose memory is on the NUMA node `node`, with room for one copy of each file. Returns a descriptor
+    /// of the mount, which is not attached to a directory yet.
+    fn make_tmpfs(&self, node: u32) -> Result<OwnedFd, ReplicaError> {
         let tmpfs = Path::new("tmpfs");
         let at = |step| failed(tmpfs, step);
         let context = fsopen(tmpfs, FsOpenFlags::FSOPEN_CLOEXEC).map_err(at("fsopen"))?;

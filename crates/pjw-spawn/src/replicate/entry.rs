@@ -24,9 +24,9 @@ pub(crate) struct NamespaceBarrier {
 }
 
 impl NamespaceEntry {
-    /// Moves the calling thread into the mount namespace for its NUMA node, if it has one, and waits for the other threads of the
-    /// batch. Returns `true` if all threads have entered their namespaces. Otherwise the thread must not start
-    /// processes.
+    /// Moves the calling thread into the mount namespace for its NUMA node, if it has one, and waits for the other
+    /// threads of the batch. Returns `true` if all threads have entered their namespaces. Otherwise the thread must not
+    /// start processes.
     pub(crate) fn enter(self) -> bool {
         let Self { replicas, node, entered, allowed } = self;
         let _ = entered.send(node.map_or(Ok(()), |node| replicas.enter_namespace_with_copies(node)));
@@ -43,7 +43,8 @@ impl NamespaceBarrier {
     }
 
     /// Adds a spawner thread that must enter the mount namespace with copies of the files in `replicas` for the NUMA
-    /// node `node`. `None` for a thread that stays in the namespace of the caller. The thread must call [`NamespaceEntry::enter`] of the returned value.
+    /// node `node`. `None` for a thread that stays in the namespace of the caller. The thread must call
+    /// [`NamespaceEntry::enter`] of the returned value.
     pub(crate) fn add(&mut self, replicas: &Arc<Replicas>, node: Option<u32>) -> NamespaceEntry {
         let (allow, allowed) = mpsc::channel();
         self.waiting.push(allow);

@@ -101,10 +101,11 @@ unsafe fn has_name(text: *const c_char) -> bool {
     unsafe { *text.cast::<u8>() != b'=' && have_same_name(text, text) }
 }
 
-/// Whether two variables have the same name: they are equal up to the first `=`.
+/// Returns whether two environment variables have the same name: the strings are equal up to and including the first
+/// `=`. `false` if they have no `=`.
 ///
 /// # Safety
-/// Both are C strings.
+/// Both must be C strings.
 unsafe fn have_same_name(left: *const c_char, right: *const c_char) -> bool {
     let (mut left, mut right) = (left.cast::<u8>(), right.cast::<u8>());
     // SAFETY: guaranteed by the caller. The NUL byte is not passed.

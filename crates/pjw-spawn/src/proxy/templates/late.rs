@@ -59,7 +59,7 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
         }
         env::remove_var(CHANNEL_VARIABLE);
         let mut environment = Environment::copy_environ_to(environment);
-        serve(code);
+        serve_as_template(code);
         let own = InstanceParameters::from_address(usize::try_from(pointers).unwrap_or_default());
         own.variable_pointers().for_each(|variable| environment.set(variable));
         Ok(Some(own))
@@ -106,11 +106,13 @@ fn place(block: TemplateBlock, pointers: u64) -> TemplateAddresses {
     place
 }
 
-/// Runs the code of [`stub`] in the page of code. Returns in each instance.
+/// Makes the calling process a template, which waits for messages: runs the code of [`stub`] in the page at the address
+/// `code`. Never returns in the template, and returns in each instance that is forked from it. First stores in this
+/// page the registers with which an instance continues, and makes the page executable and no longer writable.
 ///
 /// # Safety
-/// The page has the slots and the code, and can be written.
-unsafe fn serve(code: u64) {
+/// The page must contain the `StubData` and the code behind it, and must be writable.
+unsafe fn serve_as_template(code: u64) {
     let start = code + size_of::<StubData>() as u64;
     // SAFETY: the code changes no memory of the program. It comes back to label 2 with the stack pointer, the frame
     // pointer and rbx as they were, and all others are named as changed.

@@ -22,8 +22,8 @@ pub(super) fn write(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), F
     changes.chunks(MAX_PIECES).try_for_each(|pieces| write_pieces(process, pieces))
 }
 
-/// Writes up to [`MAX_PIECES`] pieces by one call of process_vm_writev(2). The parameters and errors are those of
-/// `write`.
+/// Writes `changes`, at most [`MAX_PIECES`], into the memory of `process` by one call of process_vm_writev(2). The
+/// errors are those of `write`.
 fn write_pieces(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), ForkError> {
     let local: Vec<IoSlice<'_>> = changes.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
     let remote = |(address, bytes): &(u64, Vec<u8>)| RemoteIoVec {

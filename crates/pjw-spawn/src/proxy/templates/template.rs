@@ -93,7 +93,7 @@ impl Template {
     /// If the program can't have a template. The program can still be started by exec, unless the error is
     /// [`TemplateError::StartFailed`].
     pub fn load(context: &SpawnContext, first: &Instance) -> Result<Self, TemplateError> {
-        Self::linked(Arc::clone(&context.setup), first)
+        Self::load_linked(Arc::clone(&context.setup), first)
     }
 
     /// Starts a template: a process from which further processes of the program in `setup` (instances) are forked. The
@@ -108,20 +108,21 @@ impl Template {
     ) -> Result<Self, TemplateError> {
         let mut template = match setup.templates {
             Some(TemplateStopPoint::Late) => Self::late(setup, first, is_cancelled),
-            _ => Self::linked(setup, first),
+            _ => Self::load_linked(setup, first),
         }?;
         template.inherited_mask = requested_mask;
         Ok(template)
     }
 
-    /// Starts a new process for this template of [`Template::load`], whose process has ended. `first` is the first
-    /// instance.
+    /// Loads this template of [`Template::load`] again after its process has ended. `first` is the first instance.
     pub(crate) fn reload(&mut self, first: &Instance) -> Result<(), TemplateError> {
-        *self = Self::linked(Arc::clone(&self.setup), first)?;
+        *self = Self::load_linked(Arc::clone(&self.setup), first)?;
         Ok(())
     }
 
-    fn linked(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
+    /// Starts a template that stops before `main`. Replaces its last variable that is not for the dynamic linker by
+    /// [`BIND_NOW`]: this changes neither the number of its variables nor the variables of the instances.
+    fn load_linked(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
         let (arguments, mut variables) = texts(&mut layout, first);
         let shape = TemplateProperties::for_program(&setup.program, &variables);
@@ -132,7 +133,7 @@ impl Template {
         // Instances take their masks and nodes themselves. If the template changed PUs, each fork would flush the TLB
         // of the PU before.
         let loaded = load(&setup, cgroup(&first.placement), &arguments, &variables)?;
-        Ok(Self::of_loaded(setup, layout, loaded, Some(shape), first))
+        Ok(Self::from_loaded(setup, layout, loaded, Some(shape), first))
     }
 
     /// Starts a template for a program that calls [`super::fork_here`], and waits until the program has called this
@@ -154,10 +155,12 @@ impl Template {
         let (arguments, variables) = texts(&mut layout, first);
         let cgroup = cgroup(&first.placement);
         let loaded = load_until_fork_here(&setup, cgroup, &arguments, &variables, is_cancelled)?;
-        Ok(Self::of_loaded(setup, layout, loaded, None, first))
+        Ok(Self::from_loaded(setup, layout, loaded, None, first))
     }
 
-    fn of_loaded(
+    /// Makes the value for the process in `loaded`. `shape` is `None` if this process has stopped in a call of
+    /// `fork_here`. `layout` must have been made for the environment in `setup`.
+    fn from_loaded(
         setup: Arc<Setup>,
         layout: ExecArrays,
         loaded: LoadedTemplate,
@@ -368,8 +371,7 @@ impl Template {
         Ok(())
     }
 
-    /// Returns the affinity mask, the NUMA node and the standard streams in `instance`, which the new process sets for
-    /// itself.
+    /// Returns the affinity mask, the NUMA node and the standard streams that the process `instance` sets for itself.
     pub(super) fn instance_setup(&self, instance: &Instance) -> Result<InstanceSetup, ForkError> {
         let of_mask = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
         let Placement { cpus, preferred_numa_node, .. } = &*instance.placement;
@@ -392,8 +394,7 @@ impl Template {
         Ok(InstanceSetup { mask, nodes, streams: streams.collect(), ..InstanceSetup::default() })
     }
 
-    /// Returns the memory map of a process with the arguments and variables `image`. `None` if the map of the template
-    /// is unknown.
+    /// Returns the memory map of a process with the strings `image`. `None` if the map of the template is unknown.
     pub(super) fn memory_map_for(&self, image: &PlacedStrings) -> Option<MemoryMap> {
         let map = self.loaded.memory_map?;
         let variables =
@@ -406,8 +407,7 @@ impl Template {
         self.loaded.stack.at + 8
     }
 
-    /// Returns new random bytes for a new process, and their address (`AT_RANDOM`). `None` for a template in
-    /// `fork_here`.
+    /// Returns random bytes for a new process, and their address (`AT_RANDOM`). `None` for a template in `fork_here`.
     pub(super) fn new_random_bytes(&mut self) -> Option<(u64, Vec<u8>)> {
         let address = self.loaded.stack.auxiliary_value(libc::AT_RANDOM)?;
         if self.random.len() < RANDOM_SIZE {

@@ -25,11 +25,11 @@ impl EntryStack {
         let mut words = Words { tracee, at: stack_pointer + 8, chunk: Vec::new() };
         let mut pointers = Vec::new();
         while pointers.iter().filter(|pointer| **pointer == 0).count() < 2 {
-            pointers.push(words.next()?);
+            pointers.push(words.next_word()?);
         }
         let mut auxiliary = Vec::new();
         loop {
-            match (words.next()?, words.next()?) {
+            match (words.next_word()?, words.next_word()?) {
                 (0, _) => break,
                 pair => auxiliary.push(pair),
             }
@@ -66,7 +66,9 @@ struct Words<'a> {
 }
 
 impl Words<'_> {
-    fn next(&mut self) -> Result<u64, Errno> {
+    /// Returns the next word of the stack. If all words that were read before have been returned, first reads the stack
+    /// up to the end of the next page. Fails with the error of this access.
+    fn next_word(&mut self) -> Result<u64, Errno> {
         if self.chunk.is_empty() {
             let length = 4096 - self.at % 4096;
             self.chunk = vec![0; usize::try_from(length).unwrap_or(8)];

@@ -63,7 +63,7 @@ pub(in crate::proxy::templates) fn run_until_linked(
 ) -> Result<(), TraceError> {
     let entry = Breakpoint::set(tracee, stack.auxiliary_value(libc::AT_ENTRY).ok_or(Errno::ENOEXEC)?)?;
     let linker = stack.auxiliary_value(libc::AT_BASE).filter(|base| *base != 0);
-    let debug = linker.and_then(|base| symbol(tracee, base, b"_r_debug").ok().flatten());
+    let debug = linker.and_then(|base| symbol_address(tracee, base, b"_r_debug").ok().flatten());
     match debug {
         Some(debug) => run_linker(tracee, debug, &entry)?,
         None => run_to(tracee, &entry)?,
@@ -77,7 +77,9 @@ fn run_to(tracee: &mut Tracee, breakpoint: &Breakpoint) -> Result<(), TraceError
     Ok(())
 }
 
-/// Runs the dynamic linker until all is linked, or until the entry point.
+/// Lets the process run until the dynamic linker has loaded and relocated all libraries, or until the process reaches
+/// `entry`, the breakpoint at the entry point of the program. `debug` is the address of `_r_debug`, the structure of
+/// the dynamic linker for debuggers (`<link.h>`).
 fn run_linker(tracee: &mut Tracee, debug: u64, entry: &Breakpoint) -> Result<(), TraceError> {
     // The linker sets r_brk when it begins, before the system calls that open the first library.
     let function = loop {
@@ -109,8 +111,9 @@ fn run_linker(tracee: &mut Tracee, debug: u64, entry: &Breakpoint) -> Result<(),
     }
 }
 
-/// Returns the address of a symbol of the ELF object that is mapped, and not relocated, at a base.
-fn symbol(tracee: &Tracee, base: u64, name: &[u8]) -> Result<Option<u64>, Errno> {
+/// Returns the address of the symbol `name` in the ELF object that is mapped at `base`. `None` if the object has no
+/// such symbol. The object must not be relocated yet.
+fn symbol_address(tracee: &Tracee, base: u64, name: &[u8]) -> Result<Option<u64>, Errno> {
     let Some(dynamic) = dynamic_section(tracee, base)? else { return Ok(None) };
     let (mut strings, mut symbols) = (None, None);
     for entry in (dynamic..).step_by(16) {
@@ -135,7 +138,8 @@ fn symbol(tracee: &Tracee, base: u64, name: &[u8]) -> Result<Option<u64>, Errno>
     Ok(None)
 }
 
-/// Returns the address of the dynamic section of the object at a base.
+/// Returns the address of the dynamic section of the ELF object that is mapped at `base`. `None` if the object has no
+/// dynamic section.
 fn dynamic_section(tracee: &Tracee, base: u64) -> Result<Option<u64>, Errno> {
     let mut header = [0; 64];
     tracee.read(base, &mut header)?;

@@ -104,7 +104,10 @@ pub(super) fn load(
     })
 }
 
-/// Starts the program of `setup` as a process that becomes a template, as `template` says. Returns the process.
+/// Starts the program in `setup` as a process that becomes a template, and returns this process. The process has
+/// executed the program then, and is killed if the calling thread ends. `cgroup` is a descriptor of the directory of
+/// the cgroup in which the process is started. `template` contains the channel for messages, and whether the calling
+/// thread traces the process.
 fn start_program(
     setup: &Setup,
     cgroup: Option<RawFd>,
@@ -171,8 +174,9 @@ pub(super) fn load_until_fork_here(
     })
 }
 
-/// Waits until the program calls [`super::fork_here`] and reports its addresses. The program decides how long this
-/// takes, so the wait also ends when `is_cancelled` becomes true: when the start of the group is cancelled.
+/// Waits until the program in the process `child` calls [`super::fork_here`], and returns the addresses that it then
+/// sends over `channel`. Fails if the process ends before. Also fails with `ECANCELED` when `is_cancelled` becomes
+/// true, because the program decides how long the wait takes.
 fn wait_until_fork_here(
     child: &Child,
     channel: &Channel,

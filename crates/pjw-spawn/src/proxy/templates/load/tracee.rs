@@ -207,6 +207,12 @@ enum StopOrSignal {
     Signal(Signal),
 }
 
+/// Waits until the process stops that the calling thread traces and that has the id `pid`. Returns the reason of the
+/// stop, or the signal that the process gets.
+///
+/// # Errors
+/// [`TraceError::Exited`] or [`TraceError::Killed`] if the process has ended. [`TraceError::Failed`] if waitpid(2)
+/// fails.
 fn wait_for_stop(pid: Pid) -> Result<StopOrSignal, TraceError> {
     loop {
         match waitpid(pid, Some(WaitPidFlag::__WALL)) {

@@ -119,7 +119,7 @@ impl TemplateMessage {
     /// for messages. `start` has the parameters that all instances have in common, and `own` the parameters of this
     /// instance.
     pub(super) fn add_instance(&mut self, block: TemplateBlock, start: &CommonSetup, own: InstanceSetup) {
-        self.clone_process(block, start);
+        self.add_fork(block, start);
         // The template keeps no end of an instance's pipe.
         for (index, _) in (0..).zip(&own.streams) {
             self.template.add(
@@ -129,9 +129,9 @@ impl TemplateMessage {
             );
         }
         let mut calls = List::default();
-        calls.take_streams(block, &own.streams);
+        calls.add_stream_calls(block, &own.streams);
         self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
-        calls.begin_program(start, own);
+        calls.add_program_start(start, own);
         self.instances.push(calls);
     }
 
@@ -139,7 +139,7 @@ impl TemplateMessage {
     /// its own before it becomes an instance. `channel` is the descriptor of the spare's socket for these messages.
     /// `block` is the memory of the template for messages. `start` has the parameters of all forked processes.
     pub(super) fn add_spare(&mut self, block: TemplateBlock, start: &CommonSetup, channel: RawFd) {
-        self.clone_process(block, start);
+        self.add_fork(block, start);
         let received = block.descriptor_address(self.descriptors.len() as u64);
         self.descriptors.push(channel);
         self.template.add(libc::SYS_close, &[received], INDIRECT_DESCRIPTOR | IGNORE_ERROR);
@@ -164,14 +164,15 @@ impl TemplateMessage {
         own: InstanceSetup,
     ) {
         let mut calls = mem::take(&mut self.template);
-        calls.take_streams(block, &own.streams);
+        calls.add_stream_calls(block, &own.streams);
         self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
-        calls.begin_program(start, own);
+        calls.add_program_start(start, own);
         self.template = calls;
     }
 
-    /// Adds the call that makes a process. The result goes to the place of the next instance.
-    fn clone_process(&mut self, block: TemplateBlock, start: &CommonSetup) {
+    /// Adds the call of clone(2) by which the template forks one process. In `block`, the template stores the process
+    /// id of the new process or the negative errno, at the address for the next element of `instances`.
+    fn add_fork(&mut self, block: TemplateBlock, start: &CommonSetup) {
         let mut flags = flag_argument(libc::CLONE_PARENT | libc::SIGCHLD);
         if start.thread_id.is_some() {
             flags |= flag_argument(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
@@ -227,7 +228,8 @@ impl List {
         size_of_val(self.calls.as_slice()) + data.sum::<usize>()
     }
 
-    /// Appends the calls and their data to the bytes of a message that lies at an address.
+    /// Appends the calls and then their data to `bytes`, the earlier part of a message. A process receives the message
+    /// at the address `message_at`. So the arguments that stand for data become addresses in the received message.
     fn append_to(mut self, bytes: &mut Vec<u8>, message_at: u64) {
         let mut data_at = message_at + (bytes.len() + size_of_val(self.calls.as_slice())) as u64;
         for (data, call, argument) in &self.data {
@@ -241,8 +243,9 @@ impl List {
         }
     }
 
-    /// Adds the calls that put the received descriptors in the place of streams.
-    fn take_streams(&mut self, block: TemplateBlock, streams: &[(u64, RawFd)]) {
+    /// Adds the calls by which a process makes the received descriptors its standard streams. Each element of `streams`
+    /// begins with the number of a stream.
+    fn add_stream_calls(&mut self, block: TemplateBlock, streams: &[(u64, RawFd)]) {
         for (index, (stream, _)) in (0..).zip(streams) {
             let arguments = [block.descriptor_address(index), *stream, 0, 0, 0, *stream];
             self.add(libc::SYS_dup2, &arguments, INDIRECT_DESCRIPTOR | EXPECT_RESULT);
@@ -257,8 +260,10 @@ impl List {
         self.add_with_data(libc::SYS_prctl, &arguments, IGNORE_ERROR, map, 2);
     }
 
-    /// Adds the calls after which the process begins its program.
-    fn begin_program(&mut self, start: &CommonSetup, own: InstanceSetup) {
+    /// Adds the calls that a new instance makes for itself, such as the call for its affinity mask, and then the
+    /// operation that begins its program. `start` has the parameters of all instances, and `own` those of this
+    /// instance.
+    fn add_program_start(&mut self, start: &CommonSetup, own: InstanceSetup) {
         if let Some((address, bytes)) = own.random {
             let length = bytes.len() as u64;
             self.add_with_data(0, &[address, 0, length], COPY_BYTES, bytes, 1);

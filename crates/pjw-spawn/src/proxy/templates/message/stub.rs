@@ -64,9 +64,8 @@ pub(in crate::proxy::templates) const WAIT_FOR_MESSAGE: u64 = 16;
 pub(in crate::proxy::templates) const EXPECT_RESULT: u64 = 32;
 /// Flag of a [`TemplateCall`]: the process ignores an error of the system call, and continues with the next call.
 pub(in crate::proxy::templates) const IGNORE_ERROR: u64 = 64;
-/// Flag of a [`TemplateCall`] without a system call: copies the bytes at the address in argument 1 to the address in
-/// argument
-/// 0. Argument 2 is the number of bytes.
+/// Flag of a [`TemplateCall`] without a system call: copies bytes from the address in argument 1 to the address in
+/// argument 0. Argument 2 is the number of bytes.
 pub(in crate::proxy::templates) const COPY_BYTES: u64 = 128;
 
 /// The reply that a template (the process from which further processes are forked) sends after each message.
