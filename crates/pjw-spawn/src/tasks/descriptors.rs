@@ -82,7 +82,7 @@ fn close(descriptor: i64) {
 /// Closes the file descriptors that execve(2) would close, and all descriptors above `highest`, but not those in
 /// `kept`. Returns a number that is larger than all remaining descriptors except those in `kept`. The host (the process
 /// that starts tasks) uses numbers from the returned number on, and tasks use smaller numbers.
-pub(super) fn close_on_exec(highest: RawFd, kept: [RawFd; 2]) -> Result<RawFd, Errno> {
+pub(super) fn close_cloexec_descriptors(highest: RawFd, kept: [RawFd; 2]) -> Result<RawFd, Errno> {
     // Another thread of the parent may have opened more descriptors since their numbers were read.
     let above = kept.into_iter().fold(highest, RawFd::max).saturating_add(1);
     close_descriptor_range(above, RawFd::MAX).map_err(Errno::from_raw)?;
@@ -185,7 +185,7 @@ mod tests {
                 [(libc::F_DUPFD, 910), (libc::F_DUPFD_CLOEXEC, 900)]
                     .map(|(command, least)| libc::fcntl(path, command, least))
             };
-            assert!(close_on_exec(highest_descriptor(true), [-1, -1]).unwrap() > inherited);
+            assert!(close_cloexec_descriptors(highest_descriptor(true), [-1, -1]).unwrap() > inherited);
             assert!(is_open(inherited) && !is_open(closed));
         });
         thread.join().unwrap();

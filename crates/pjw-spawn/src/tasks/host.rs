@@ -11,13 +11,13 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use pjw_core::ids::TASK_HOST_NAME;
 use rustix::net::{Shutdown, shutdown};
 
-use super::descriptors::{close_descriptor_range, close_on_exec, copy_above, move_above};
+use super::descriptors::{close_cloexec_descriptors, close_descriptor_range, copy_above, move_above};
 use super::directory::TaskDirectory;
 use super::image::ProgramLayout;
 use super::initial_values::InitialValues;
 
 use super::own_memory::{HostMappings, free_heap, map_anonymous, map_anonymous_with_protection, unmap};
-use super::request::{Answer, MAX_PENDING_REQUESTS, send};
+use super::request::{Answer, MAX_PENDING_REQUESTS, send_answers};
 use super::slot::SlotShape;
 use super::stack::AuxiliaryVector;
 use super::task_start::TaskStart;
@@ -137,7 +137,7 @@ fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFail
         // SAFETY: changes the address space only.
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0_u64) };
     }
-    let first_own = close_on_exec(plan.highest_descriptor, [plan.socket, plan.file])
+    let first_own = close_cloexec_descriptors(plan.highest_descriptor, [plan.socket, plan.file])
         .map_err(|errno| (SpawnStep::Stdio, errno))?;
     let socket = copy_above(&plan.socket, first_own).map_err(|errno| (SpawnStep::Clone, errno))?;
     // SAFETY: nothing uses the number of the original from here on.
@@ -145,13 +145,15 @@ fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFail
     Ok((first_own, socket))
 }
 
-/// Tells the parent that the host is ready, and serves its requests until their end. Returns the exit code.
+/// Makes the host ready, reports this to the parent over `socket`, and serves requests until no more can come and the
+/// last task has ended. If the host can't be made, reports the failed step instead. Returns the exit code for the
+/// process. Descriptors from `first_own` on are the host's own.
 fn serve_requests(plan: &HostParameters, first_own: RawFd, socket: BorrowedFd<'_>) -> i32 {
     match Host::prepare(plan, first_own, socket) {
         Ok(mut host) => {
             let directory = (&raw const *host.directory).expose_provenance() as u64;
             let answer = Answer { directory, ..Answer::default() };
-            if !send(socket, &[answer], &[]) {
+            if !send_answers(socket, &[answer], &[]) {
                 return 1;
             }
             if !plan.frees_leftovers {
@@ -166,7 +168,7 @@ fn serve_requests(plan: &HostParameters, first_own: RawFd, socket: BorrowedFd<'_
 
 /// Tells the parent why there is no host. Returns the exit code.
 fn refuse(socket: BorrowedFd<'_>, (step, errno): TaskStartFailure) -> i32 {
-    send(socket, &[Answer::failed(step, errno)], &[]);
+    send_answers(socket, &[Answer::failed(step, errno)], &[]);
     1
 }
 
@@ -269,7 +271,7 @@ impl<'a> Host<'a> {
             for event in events.iter().take(count) {
                 match event.u64 {
                     SOCKET => is_asked = true,
-                    slot => self.free(slot),
+                    slot => self.handle_task_end(slot),
                 }
             }
             if is_asked && may_get_more {
@@ -295,8 +297,10 @@ impl<'a> Host<'a> {
         let _ = close_descriptor_range(0, self.first_own - 1);
     }
 
-    /// Notes the end of the task in a slot.
-    fn free(&mut self, number: u64) {
+    /// Handles the end of the task in the slot with the index `number`: closes its pidfd, removes its addresses from
+    /// the directory, and marks the slot as that of an ended task. The memory of the task is unmapped later. Does
+    /// nothing if the slot has no task.
+    fn handle_task_end(&mut self, number: u64) {
         let Some(slot) = usize::try_from(number).ok().and_then(|index| self.slots.get_mut(index)) else {
             return;
         };
@@ -356,9 +360,9 @@ pub(super) fn kill_task(pid: u32) {
     unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
 }
 
-/// Maps inaccessible memory into the gaps above the slots. The kernel would place the heaps of tasks in these gaps,
-/// where each pair of heaps needs a page of the page table, before it uses the rooms for heaps. Does nothing if
-/// addresses are limited (`RLIMIT_AS`): the tasks may need them.
+/// Maps inaccessible memory into the gaps above `slots_at`, the address of the lowest slot. The kernel would place the
+/// heaps of tasks in these gaps, where each pair of heaps needs a page of the page table, before it uses the rooms for
+/// heaps. Does nothing if addresses are limited (`RLIMIT_AS`): the tasks may need them.
 fn fill_gaps_above(slots_at: u64) {
     if !matches!(getrlimit(Resource::RLIMIT_AS), Ok((RLIM_INFINITY, _))) {
         return;

@@ -98,8 +98,8 @@ impl Segment {
         (self.address - self.address % PAGE, (self.address + self.memory_bytes).next_multiple_of(PAGE))
     }
 
-    /// Returns both segments as one, with the protections of both, if no variable is in them and the second one follows
-    /// the first one in the file as in memory.
+    /// Returns this segment and `next` as one segment, with the protections of both. `None` if one of them has
+    /// variables, or if `next` does not directly follow this segment in the file and in memory.
     fn joined_with(&self, next: &Self) -> Option<Self> {
         let is_constant =
             |segment: &Self| !segment.is_writable() && segment.file_bytes == segment.memory_bytes;
@@ -218,7 +218,7 @@ impl HeaderReader<'_> {
     /// Returns bytes of the file. An end of the file before that is an error.
     fn read<const N: usize>(&mut self, offset: u64) -> Result<[u8; N], ImageError> {
         if self.known::<N>(offset).is_none() {
-            self.fill(offset)?;
+            self.read_block(offset)?;
         }
         self.known(offset).ok_or(ImageError::NoElf)
     }
@@ -228,7 +228,9 @@ impl HeaderReader<'_> {
         self.bytes.get(at..at.checked_add(N)?)?.try_into().ok()
     }
 
-    fn fill(&mut self, offset: u64) -> Result<(), ImageError> {
+    /// Reads up to [`BYTES_PER_READ`] bytes of the file from `offset` on, in place of the bytes that were read before.
+    /// Reads fewer bytes if the file ends before.
+    fn read_block(&mut self, offset: u64) -> Result<(), ImageError> {
         (self.bytes, self.offset) = (vec![0; BYTES_PER_READ], offset);
         let mut count = 0;
         while let Some(rest) = self.bytes.get_mut(count..).filter(|rest| !rest.is_empty()) {
@@ -279,7 +281,7 @@ fn read_layout(file: &File) -> Result<ProgramLayout, ImageError> {
         let at = offset.checked_add(index * PROGRAM_HEADER_BYTES as u64).ok_or(ImageError::NoElf)?;
         let header: [u8; PROGRAM_HEADER_BYTES] = headers.read(at)?;
         match number(&header, 0, 4) {
-            PT_LOAD => shape.add(&header, size)?,
+            PT_LOAD => shape.add_segment(&header, size)?,
             PT_DYNAMIC => dynamic = Some((number(&header, 8, 8), number(&header, 32, 8))),
             PT_INTERP => is_dynamic = true,
             PT_GNU_STACK => shape.has_executable_stack = number(&header, 4, 4) & PF_X != 0,
@@ -320,7 +322,9 @@ fn check_processor(header: &[u8]) -> Result<(), ImageError> {
     }
 }
 
-/// A static program has a dynamic section for its own relocations. The section names no library and has no name.
+/// Checks that the program is static and runs at any address. `section` is the offset and the length of its dynamic
+/// section in the file. Such a program has a dynamic section for its own relocations. The section names no library and
+/// has no name. Fails if there is no section, or if the section has one of these names.
 fn check_dynamic_section(
     headers: &mut HeaderReader<'_>,
     section: Option<(u64, u64)>,
@@ -341,9 +345,10 @@ fn check_dynamic_section(
 }
 
 impl ProgramLayout {
-    /// Adds the segment of a program header. A segment that ends after the file is refused: the kernel answers an
-    /// access behind the end of a mapped file with SIGBUS.
-    fn add(&mut self, header: &[u8], size_of_file: u64) -> Result<(), ImageError> {
+    /// Adds the segment that the program header `header` describes. Does nothing if the segment has no bytes in memory.
+    /// Fails if the segment can't be mapped. Also fails if it ends after the file, whose size is `size_of_file`: the
+    /// kernel answers an access behind the end of a mapped file with SIGBUS.
+    fn add_segment(&mut self, header: &[u8], size_of_file: u64) -> Result<(), ImageError> {
         let flags = number(header, 4, 4);
         let protection = |flag, value| if flags & flag != 0 { value } else { 0 };
         let segment = Segment {

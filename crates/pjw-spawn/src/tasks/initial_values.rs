@@ -93,7 +93,8 @@ impl PagedRange {
     }
 }
 
-/// Reads `count` bytes of a file, from `offset` on. An end of the file before that is an error.
+/// Reads `count` bytes of the file `file`, from `offset` on, to the address `to`. Fails with `ENOEXEC` if the file ends
+/// before.
 ///
 /// # Safety
 /// `to` must have room for the bytes.

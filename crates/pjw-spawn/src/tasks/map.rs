@@ -12,7 +12,8 @@ use super::image::{ProgramLayout, Segment};
 use super::page::PAGE;
 use super::slot::TaskSlot;
 
-/// A call of mmap(2) at a fixed address. The mappings that were there are replaced.
+/// Maps `bytes` bytes at the address `address` by mmap(2), and replaces the mappings that were there. The mapping is
+/// private. With `MAP_ANONYMOUS` in `flags`, `file` is -1.
 ///
 /// # Safety
 /// Nothing may use the memory that is replaced.
@@ -89,8 +90,11 @@ pub(super) unsafe fn map_task_slot(
     Ok(())
 }
 
+/// Maps `segment` of the program that is mapped at `base`: first the pages with bytes of the file `file`, and then
+/// anonymous memory for the rest of the segment.
+///
 /// # Safety
-/// As above.
+/// Nothing may use the memory of the segment. `file` must be the file of the program.
 unsafe fn map_segment(base: u64, segment: &Segment, file: RawFd) -> Result<(), Errno> {
     let begin = base + segment.address;
     let (file_end, end) = (begin + segment.file_bytes, begin + segment.memory_bytes);

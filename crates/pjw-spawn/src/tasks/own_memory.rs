@@ -76,7 +76,8 @@ impl HostMappings {
     /// The size in bytes of the memory that [`HostMappings::read`] needs.
     pub(super) const BYTES: usize = MAX_RANGES * size_of::<(u64, u64)>();
 
-    /// Reads the mappings of the calling process from /proc/self/maps.
+    /// Reads the mappings of the calling process from /proc/self/maps. If they can't be read, or are too many,
+    /// [`HostMappings::unmap_new_mappings`] of the returned value does nothing.
     ///
     /// # Safety
     /// `memory` must have [`HostMappings::BYTES`] bytes that are used by nothing else.
@@ -97,7 +98,7 @@ impl HostMappings {
                 break true;
             }
             for byte in bytes.iter().take(count) {
-                if parser.take(*byte).is_some_and(|range| !own.add(range)) {
+                if parser.push_byte(*byte).is_some_and(|range| !own.add(range)) {
                     // SAFETY: the descriptor was opened above.
                     unsafe { libc::close(file) };
                     return own;
@@ -163,8 +164,9 @@ struct RangeParser {
 }
 
 impl RangeParser {
-    /// Returns the range when its last digit was before this byte.
-    fn take(&mut self, byte: u8) -> Option<(u64, u64)> {
+    /// Processes `byte`, the next byte of the text. If the address range of a line ended with the byte before, returns
+    /// the begin and the end of this range. `None` for all other bytes.
+    fn push_byte(&mut self, byte: u8) -> Option<(u64, u64)> {
         let digit = char::from(byte).to_digit(16);
         match (byte, digit) {
             (b'\n', _) => *self = Self::default(),
@@ -189,7 +191,7 @@ mod tests {
         let text = b"00400000-00452000 r-xp 00000000 08:02 173521 /usr/bin/a-b\n\
                      7ffd1c000000-7ffd1c021000 rw-p 00000000 00:00 0 [stack]\n";
         let mut parser = RangeParser::default();
-        let ranges: Vec<_> = text.iter().filter_map(|byte| parser.take(*byte)).collect();
+        let ranges: Vec<_> = text.iter().filter_map(|byte| parser.push_byte(*byte)).collect();
         assert_eq!(ranges, [(0x40_0000, 0x45_2000), (0x7ffd_1c00_0000, 0x7ffd_1c02_1000)]);
     }
 

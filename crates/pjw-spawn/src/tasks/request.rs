@@ -228,7 +228,7 @@ impl Answer {
 /// Sends `answers` in one message from the host to the process that sent the requests. `pidfds` contains a pidfd for
 /// each answer with `has_pidfd`, in the same order. If too many descriptors of the user are in transit, tries again for
 /// 10 s. Returns whether the message was sent.
-pub(super) fn send(socket: BorrowedFd<'_>, answers: &[Answer], pidfds: &[BorrowedFd<'_>]) -> bool {
+pub(super) fn send_answers(socket: BorrowedFd<'_>, answers: &[Answer], pidfds: &[BorrowedFd<'_>]) -> bool {
     let mut bytes = [0; ANSWER_BYTES * MAX_PENDING_REQUESTS];
     for (place, answer) in bytes.chunks_exact_mut(ANSWER_BYTES).zip(answers) {
         place.copy_from_slice(&answer.to_bytes());

@@ -43,7 +43,7 @@ pub enum AddressSpaceError {
     Unsupported(&'static str),
 }
 
-/// What the user can do if there is no host.
+/// Returns the advice for the user if the host can't be made because of `errno`.
 fn remedy_of_host(errno: Errno) -> &'static str {
     match errno {
         // The kernel does not say which of the limits it was: mmap(2).

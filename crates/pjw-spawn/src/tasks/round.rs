@@ -14,7 +14,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg}
 use super::descriptors::{copy_above, move_above};
 use super::host::{Host, SLOT_FREE, SLOT_LOST, SLOT_MAPPED, SLOT_READY, Slot, TaskStartFailure, kill_task};
 use super::map;
-use super::request::{Answer, MAX_PENDING_REQUESTS, Request, send};
+use super::request::{Answer, MAX_PENDING_REQUESTS, Request, send_answers};
 use super::slot::TaskSlot;
 use super::stack::{self, StackContents};
 use super::task_start::{self, Descriptors, EntryPoint, TaskStart};
@@ -62,7 +62,7 @@ impl<'a> Host<'a> {
         let mut count = 0;
         let mut may_get_more = true;
         while let Some(outcome) = outcomes.get_mut(count) {
-            match self.receive() {
+            match self.receive_request() {
                 Ok(Some((request, passed))) => {
                     outcome.passed = passed;
                     match self.prepare_task(count, request, &outcome.passed) {
@@ -82,11 +82,13 @@ impl<'a> Host<'a> {
         for (index, outcome) in outcomes.iter_mut().enumerate() {
             self.make_task(index, outcome);
         }
-        self.answer(outcomes) && may_get_more
+        self.answer_requests(outcomes) && may_get_more
     }
 
-    /// Reads a request if one has come.
-    fn receive(&self) -> Result<Option<(Request, Passed)>, NoMoreRequests> {
+    /// Receives the next request and the descriptors that were passed with it. Does not wait: `None` if no request has
+    /// arrived. Fails if no more requests can come. The descriptors get numbers from `first_own` on. A descriptor is
+    /// missing if that fails.
+    fn receive_request(&self) -> Result<Option<(Request, Passed)>, NoMoreRequests> {
         let mut offset = [0_u8; size_of::<usize>()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -118,8 +120,9 @@ impl<'a> Host<'a> {
         Ok(Some((request, descriptors)))
     }
 
-    /// Maps the program and the stack for the task of `request`. `index` is the index of the request in the round.
-    /// Returns the index of the slot, which is the memory for one task.
+    /// Maps the program and the stack for the task of `request`. `index` is the index of the request in the round, and
+    /// `passed` contains the descriptors that were passed with the request. Returns the index of the slot, which is the
+    /// memory for one task.
     fn prepare_task(
         &mut self,
         index: usize,
@@ -143,7 +146,7 @@ impl<'a> Host<'a> {
         let descriptors = Descriptors { streams, cgroup, first_own: self.first_own };
         let slot = self.mapped_slot()?;
         let start = self
-            .fill(&self.addresses_of(slot), request, &descriptors)
+            .write_stack(&self.addresses_of(slot), request, &descriptors)
             .inspect_err(|_| self.unmap_slot(slot))?;
         // SAFETY: there is room for so many starts, and no task of another round uses this one.
         unsafe { self.starts.wrapping_add(index).write(start) };
@@ -159,7 +162,7 @@ impl<'a> Host<'a> {
         match unsafe { task_start::start_task(&*self.starts.wrapping_add(index)) } {
             Ok((pid, pidfd)) => {
                 (outcome.pid, outcome.slot) = (pid, slot);
-                match self.keep(index, slot, pid, pidfd) {
+                match self.store_pidfd(index, slot, pid, pidfd) {
                     Ok(pidfd) => outcome.pidfd = pidfd,
                     Err(errno) => outcome.failure = Some((SpawnStep::Clone, errno)),
                 }
@@ -204,8 +207,9 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Finds a slot without a task, in which the program and the stack are mapped then. The memory of ended tasks is
-    /// only unmapped before if there is no other slot.
+    /// Returns the index of a slot without a task, in which the program and the stack are mapped. Maps them into a free
+    /// slot if this was not done ahead. Unmaps the memory of ended tasks only if there is no other slot. Fails if no
+    /// slot is free then.
     fn mapped_slot(&mut self) -> Result<usize, TaskStartFailure> {
         let find = |slots: &[Slot], state| slots.iter().position(|slot| slot.pidfd == state);
         if let Some(slot) = find(self.slots, SLOT_READY) {
@@ -219,7 +223,8 @@ impl<'a> Host<'a> {
         self.map_slot(slot).map(|()| slot).map_err(|errno| (SpawnStep::Exec, errno))
     }
 
-    /// Maps the program and the stack into a free slot. After a failure the slot is free.
+    /// Maps the program and the stack into the free slot with the index `slot`, which then has the state
+    /// [`SLOT_READY`]. If this fails, the slot stays free.
     fn map_slot(&mut self, slot: usize) -> Result<(), Errno> {
         let (addresses, plan) = (self.addresses_of(slot), self.plan);
         let (file, advise) = (self.file.as_raw_fd(), plan.stacks_need_advice);
@@ -234,8 +239,10 @@ impl<'a> Host<'a> {
         mapped
     }
 
-    /// Writes the stack of a task into a slot, in which the program is mapped.
-    fn fill(
+    /// Writes the initial stack of the task of `request` into `slot`, in which the program and the stack are already
+    /// mapped. Returns the data for the start of the task. `descriptors` are the descriptors with which the task is
+    /// started.
+    fn write_stack(
         &self,
         slot: &TaskSlot,
         request: Request,
@@ -260,9 +267,11 @@ impl<'a> Host<'a> {
         Ok(TaskStart::new(request, entry_point, descriptors, pid))
     }
 
-    /// Keeps the pidfd of a new task above the descriptors that the next task gets. If that fails, the end of the task
-    /// could not be seen: the task is killed.
-    fn keep(&mut self, index: usize, slot: usize, pid: u32, pidfd: RawFd) -> Result<RawFd, Errno> {
+    /// Stores the pidfd of the new task `pid` in the slot `slot`, and returns its number. If the number is below
+    /// `first_own`, the pidfd first gets a higher number, because tasks use the lower ones. If this fails, the host
+    /// could not see the end of the task. Then kills the task, and marks the slot as lost. `index` is the index of the
+    /// task in the round.
+    fn store_pidfd(&mut self, index: usize, slot: usize, pid: u32, pidfd: RawFd) -> Result<RawFd, Errno> {
         // SAFETY: the kernel has opened the descriptor for the host.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
         let kept = if pidfd.as_raw_fd() >= self.first_own {
@@ -289,9 +298,10 @@ impl<'a> Host<'a> {
         start.failure()
     }
 
-    /// Waits until all tasks of the round have begun or failed, and answers their requests. Returns whether the parent
-    /// could be told.
-    fn answer(&mut self, outcomes: &mut [Outcome]) -> bool {
+    /// Waits until all tasks of the round have begun or failed, and sends the answers to the requests. Kills a task
+    /// whose end the host could not detect. Returns whether the answers were sent. If not, kills all tasks of the
+    /// round.
+    fn answer_requests(&mut self, outcomes: &mut [Outcome]) -> bool {
         for (index, outcome) in outcomes.iter_mut().enumerate().filter(|(_, outcome)| outcome.pidfd >= 0) {
             outcome.failure = self.wait(index, outcome.pidfd);
             if let Err(errno) = self.add_to_epoll(outcome.pidfd, outcome.slot as u64) {
@@ -324,7 +334,7 @@ impl<'a> Host<'a> {
             }
         }
         let (answers, pidfds) = (answers.get(..outcomes.len()), pidfds.get(..count));
-        let is_sent = send(self.socket, answers.unwrap_or_default(), pidfds.unwrap_or_default());
+        let is_sent = send_answers(self.socket, answers.unwrap_or_default(), pidfds.unwrap_or_default());
         if !is_sent {
             outcomes.iter().filter(|outcome| outcome.pid != 0).for_each(|outcome| kill_task(outcome.pid));
         }

@@ -163,7 +163,7 @@ impl AddressSpace {
             arrived: VecDeque::new(),
             is_left: false,
         };
-        match space.receive() {
+        match space.receive_answer() {
             Ok((Answer { errno: 0, directory, .. }, _)) => {
                 space.directory = directory;
                 Ok(space)
@@ -208,7 +208,7 @@ impl AddressSpace {
         layout: &mut ExecArrays,
     ) -> Result<(), SpawnError> {
         let offset = self.write_request(instance, layout)?;
-        let sent = self.send(instance, offset);
+        let sent = self.send_offset(instance, offset);
         sent.map_err(|errno| SpawnError { step: SpawnStep::Clone, errno })?;
         self.posted += 1;
         Ok(())
@@ -222,7 +222,7 @@ impl AddressSpace {
     pub(crate) fn wait_for_oldest_request(&mut self) -> Result<Child, SpawnError> {
         let of_clone = |errno| SpawnError { step: SpawnStep::Clone, errno };
         self.posted = self.posted.saturating_sub(1);
-        let received = self.receive();
+        let received = self.receive_answer();
         if self.posted == 0 {
             self.buffer.clear();
         }
@@ -240,6 +240,8 @@ impl AddressSpace {
         Err(if answer.errno == 0 { of_clone(Errno::EMFILE) } else { error_of(answer) })
     }
 
+    /// Writes the request for the task `instance` into the memory for requests, which the host reads. Returns the
+    /// offset of the request in this memory. `layout` arranges the arguments and the environment.
     fn write_request(&mut self, instance: &Instance, layout: &mut ExecArrays) -> Result<usize, SpawnError> {
         let setup = &self.setup;
         let policy = instance.placement.preferred_numa_node.map(MemoryPolicy::prefer_node).transpose();
@@ -250,7 +252,7 @@ impl AddressSpace {
         let (arguments, variables) = layout.fill(instance);
         // SAFETY: the layout ends both lists with a null pointer, and each string with a NUL byte.
         let (argument_count, variable_count) =
-            unsafe { (append(arguments, &mut strings), append(variables, &mut strings)) };
+            unsafe { (append_strings(arguments, &mut strings), append_strings(variables, &mut strings)) };
         let variable = format!("{TASKS_VARIABLE}={:x}:{:x}\0", self.directory, self.nonce);
         strings.extend_from_slice(variable.as_bytes());
         strings.extend_from_slice(setup.program.as_bytes_with_nul());
@@ -276,7 +278,9 @@ impl AddressSpace {
         written.map_err(|errno| SpawnError { step: SpawnStep::Exec, errno })
     }
 
-    fn send(&self, instance: &Instance, offset: usize) -> Result<(), Errno> {
+    /// Sends the offset of a written request to the host, together with the descriptors of the streams and of the
+    /// cgroup that `instance` has.
+    fn send_offset(&self, instance: &Instance, offset: usize) -> Result<(), Errno> {
         let stdio = &instance.stdio;
         let passed = [&stdio.input, &stdio.output, &stdio.error, &instance.placement.cgroup];
         let passed: Vec<BorrowedFd<'_>> =
@@ -300,8 +304,10 @@ impl AddressSpace {
         }
     }
 
-    /// Waits for an answer. `ESRCH` if the host has ended.
-    fn receive(&mut self) -> Result<(Answer, Option<OwnedFd>), Errno> {
+    /// Returns the next answer of the host, with the pidfd of the task. Waits for a message if all received answers
+    /// have been returned. The pidfd is `None` if the answer has none, or if this process has no room for the
+    /// descriptor. Fails with `ESRCH` if the host has ended.
+    fn receive_answer(&mut self) -> Result<(Answer, Option<OwnedFd>), Errno> {
         if let Some(answer) = self.arrived.pop_front() {
             return Ok(answer);
         }
@@ -388,7 +394,8 @@ fn error_of(answer: Answer) -> SpawnError {
     SpawnError { step, errno: Errno::from_raw(answer.errno) }
 }
 
-/// Forks the host. All signals are blocked in it, except those of the C library.
+/// Forks the calling process, and runs the new process as the host with the parameters `plan`. Returns the process id
+/// of the host. In the host, all signals are blocked, except those of the C library.
 fn fork_host(plan: &HostParameters) -> Result<Pid, Errno> {
     let arguments = CloneArguments {
         flags: CLONE_CLEAR_SIGHAND,
@@ -406,11 +413,11 @@ fn fork_host(plan: &HostParameters) -> Result<Pid, Errno> {
     pid.map(|pid| Pid(u32::try_from(pid).unwrap_or(0)))
 }
 
-/// Appends the strings of a list to `strings`, each with its NUL byte. Returns their number.
+/// Appends the strings of `list` to `strings`, each with its NUL byte. Returns the number of strings in `list`.
 ///
 /// # Safety
-/// The list must end with a null pointer, and each string with a NUL byte.
-unsafe fn append(mut list: *const *const libc::c_char, strings: &mut Vec<u8>) -> usize {
+/// `list` must end with a null pointer, and each string with a NUL byte.
+unsafe fn append_strings(mut list: *const *const libc::c_char, strings: &mut Vec<u8>) -> usize {
     let mut count = 0;
     // SAFETY: the caller guarantees it.
     unsafe {

@@ -31,6 +31,8 @@ impl AuxiliaryVector {
         *OWN.get_or_init(Self::read)
     }
 
+    /// Reads the auxiliary vector of the calling process from /proc/self/auxv, and the name to which `AT_PLATFORM`
+    /// points. Reads at most [`MAX_ENTRIES`] entries. The vector is empty if the file can't be read.
     fn read() -> Self {
         let bytes = std::fs::read("/proc/self/auxv").unwrap_or_default();
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);

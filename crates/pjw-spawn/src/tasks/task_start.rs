@@ -170,7 +170,8 @@ pub(super) fn wait_until_unused(start: &TaskStart<'_>, pidfd: RawFd) {
     }
 }
 
-/// Runs in the process of the task until its program begins. The process shares the memory of the host, so this
+/// Prepares the new task, and begins its program. `start` points to the [`TaskStart`] of the task. If a step fails,
+/// stores the step and its error number there, and ends the process. The process shares the memory of the host, so this
 /// function must not allocate, lock or unwind.
 extern "C" fn run_task(start: *const ()) -> ! {
     // SAFETY: the host passes a `TaskStart`, and leaves it there while the task uses it.
@@ -184,7 +185,7 @@ extern "C" fn run_task(start: *const ()) -> ! {
     start.step.store(BEGUN, Release);
     let EntryPoint { shape, base, stack, .. } = start.entry_point;
     // SAFETY: this is the beginning of the program that was mapped for this task.
-    unsafe { enter(start.is_busy.as_ptr(), stack, base + shape.entry) }
+    unsafe { begin_program(start.is_busy.as_ptr(), stack, base + shape.entry) }
 }
 
 /// Gives the calling process the properties in `start`, such as its affinity mask, its streams and its directory, and
@@ -255,13 +256,14 @@ fn populate(entry_point: &EntryPoint<'_>) {
     let _ = unsafe { bare::raw_syscall(libc::SYS_madvise, arguments) };
 }
 
-/// Wakes the host and begins the program, with the registers that execve(2) leaves: no thread pointer, and in rdx no
-/// function to call at the end.
+/// Begins the program of the task at the address `entry`, with the stack pointer `stack`. First sets `is_busy` to 0 and
+/// wakes the host, which waits for that. The registers are as execve(2) leaves them: there is no thread pointer, and
+/// rdx names no function to call at the end.
 ///
 /// # Safety
 /// `entry` and `stack` must be those of a mapped program, and `is_busy` the futex that the host waits for.
 #[cfg(target_arch = "x86_64")]
-unsafe fn enter(is_busy: *mut u32, stack: u64, entry: u64) -> ! {
+unsafe fn begin_program(is_busy: *mut u32, stack: u64, entry: u64) -> ! {
     /// `ARCH_SET_FS`, arch_prctl(2).
     const ARCH_SET_FS: u32 = 0x1002;
     // SAFETY: after the store the host may reuse the memory of the start. From there on only registers are used.
@@ -310,7 +312,7 @@ unsafe fn enter(is_busy: *mut u32, stack: u64, entry: u64) -> ! {
 /// # Safety
 /// None is needed.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn enter(_: *mut u32, _: u64, _: u64) -> ! {
+unsafe fn begin_program(_: *mut u32, _: u64, _: u64) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::_exit(127) }
 }
