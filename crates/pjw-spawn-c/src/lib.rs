@@ -182,7 +182,7 @@ pub unsafe extern "C" fn pspawn_v(
         // SAFETY: the caller guarantees the same.
         let masks = unsafe { read_masks(mask, clen) }?;
         // SAFETY: the caller guarantees the same.
-        let (context, group) = unsafe { read_call(filename, argv, envp, nspawns, masks, flags) }?;
+        let (context, group) = unsafe { read_start_arguments(filename, argv, envp, nspawns, masks, flags) }?;
         let results = context.spawn_n(group.instances()?)?;
         // SAFETY: the caller gives NULL or the room.
         unsafe { PidArray::new(pids, nspawns) }.write(&results)
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn ipspawn(
         // SAFETY: the caller guarantees the same.
         let masks = unsafe { read_masks(mask, if mask.is_null() { 0 } else { nspawns }) }?;
         // SAFETY: the caller guarantees the same.
-        let (context, group) = unsafe { read_call(filename, argv, envp, nspawns, masks, flags) }?;
+        let (context, group) = unsafe { read_start_arguments(filename, argv, envp, nspawns, masks, flags) }?;
         background::start(context, group.instances()?)
     })
 }
@@ -280,11 +280,13 @@ fn read_core(core: c_int) -> Result<CpuSet, Failure> {
     Ok(CpuSet::from_iter([pu]))
 }
 
-/// Reads the arguments that [`pspawn_v`] and [`ipspawn`] have in common.
+/// Converts the C arguments that [`pspawn_v`] and [`ipspawn`] have in common: into a context for the program, and into
+/// the arguments, the environments and the CPUs of the processes. Fails if `flags` has an unknown bit, if `filename` or
+/// `argv` is NULL, if an argument list is empty, or if the program can't be executed.
 ///
 /// # Safety
 /// As [`pspawn_v`].
-unsafe fn read_call(
+unsafe fn read_start_arguments(
     filename: *const c_char,
     argv: *const *const c_char,
     envp: *const *const c_char,

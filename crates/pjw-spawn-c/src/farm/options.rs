@@ -42,6 +42,10 @@ pub(super) unsafe fn start(options: *const PjwFarmOptions) -> Result<RunningFarm
     })
 }
 
+/// Makes a farm with the options of the program in `options`, but does not start the farm. Leaves out `items`, `work`
+/// and `read`. Except for `workers`, a number that is 0 stands for the default value. Fails if `flags` has an unknown
+/// bit, or if the CPUs are invalid.
+///
 /// # Safety
 /// As [`super::pjw_farm_start`].
 unsafe fn farm_of(options: &PjwFarmOptions) -> Result<Farm<'static>, Failure> {
@@ -134,6 +138,8 @@ fn with_bytes<T>(bytes: &mut Vec<u8>, call: impl FnOnce(*mut PjwFarmBytes) -> T)
     returned
 }
 
+/// Returns a work function that calls the C function `work` with the pointer `data`. A result of `work` other than 0 is
+/// the error code of the item.
 fn work_of(
     work: WorkFunction,
     data: *mut c_void,
@@ -147,6 +153,8 @@ fn work_of(
     }
 }
 
+/// Returns a read function that calls the C function `read` with the pointer `data`. The result 0 of `read` means that
+/// there is no such item. A negative result is an error code.
 fn read_of(
     read: ReadFunction,
     data: *mut c_void,
