@@ -156,8 +156,8 @@ pub(crate) fn clone_and_exec(
         arguments.cgroup = u64::from(cgroup.cast_unsigned());
     }
     // SAFETY: the stack is not used by another process, because this function returns only after the process has
-    // executed its program or has ended. `shared` and all that it points to outlive that. The process makes system calls
-    // only.
+    // executed its program or has ended. `shared` and all that it points to outlive that. The process makes system
+    // calls only.
     let mut pid = unsafe { clone_and_run(&arguments, (&raw const shared).cast(), run_child) };
     if pid == -i64::from(libc::ENOSYS) && start.cgroup.is_none() {
         // As in a container: the filter of Docker and containerd can't see the flags of clone3(2), so it has none.

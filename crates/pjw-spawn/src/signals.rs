@@ -67,8 +67,8 @@ pub(crate) fn child_status_is_discarded() -> bool {
 }
 
 /// Sets the action of each signal that has a handler to the default action, for the calling process only, as clone3(2)
-/// does with `CLONE_CLEAR_SIGHAND`. Ignored signals stay ignored. Does not change the variable `errno` of the C library,
-/// and takes none of its locks.
+/// does with `CLONE_CLEAR_SIGHAND`. Ignored signals stay ignored. Does not change the variable `errno` of the C
+/// library, and takes none of its locks.
 pub(crate) fn clear_handlers() {
     let size = size_of::<KernelSignals>() as i64;
     for signal in 1..=i64::from(KernelSignals::BITS) {

@@ -65,7 +65,7 @@ impl Arguments {
     /// # Errors
     /// If an argument contains an unknown placeholder or a NUL byte, or if the list is empty.
     pub fn parse<S: AsRef<OsStr>>(list: &[S]) -> Result<Self, ArgumentError> {
-        Self::from_list(list, pieces)
+        Self::from_list(list, split_at_placeholders)
     }
 
     /// Makes an argument list without placeholders from `list`, which begins with argument 0. All processes get the
@@ -93,17 +93,18 @@ impl Arguments {
         Ok(Self { list })
     }
 
-    /// Makes the argument list from `list`. `pieces` divides an argument into texts and placeholders.
+    /// Makes the argument list from `list`. `split` divides an argument into literal texts and placeholders. Fails if
+    /// an argument contains a NUL byte, if `split` fails, or if `list` is empty.
     fn from_list<S: AsRef<OsStr>>(
         list: &[S],
-        pieces: impl Fn(&[u8]) -> Result<Vec<Piece>, ArgumentError>,
+        split: impl Fn(&[u8]) -> Result<Vec<Piece>, ArgumentError>,
     ) -> Result<Self, ArgumentError> {
         let argument = |text: &S| {
             let bytes = text.as_ref().as_bytes();
             if bytes.contains(&0) {
                 return Err(ArgumentError::NulByte { argument: lossy(bytes) });
             }
-            let pieces = pieces(bytes)?;
+            let pieces = split(bytes)?;
             let literals: Option<Vec<&[u8]>> = pieces.iter().map(Piece::literal).collect();
             Ok(match literals.map(|literals| CString::new(literals.concat())) {
                 Some(Ok(fixed)) => Argument::Fixed(fixed),
@@ -149,8 +150,9 @@ impl Piece {
     }
 }
 
-/// Splits an argument at its placeholders.
-fn pieces(argument: &[u8]) -> Result<Vec<Piece>, ArgumentError> {
+/// Divides an argument into literal texts and the placeholders `%r` and `%n`. `%%` becomes a percent sign. Fails if the
+/// argument contains another character after a percent sign, or ends with one.
+fn split_at_placeholders(argument: &[u8]) -> Result<Vec<Piece>, ArgumentError> {
     let mut pieces = Vec::new();
     let mut literal = Vec::new();
     let mut bytes = argument.iter().copied();

@@ -75,14 +75,16 @@ impl SpawnerWork {
     }
 
     /// Loads the template from which the instances are forked. `None` if the context uses no templates, the batch has
-    /// fewer than two instances, or the program can have no template.
+    /// fewer than two instances, or the program can have no template. In the last case, stores the reason for the
+    /// batch. If all instances have CPUs, first sets the affinity mask of the calling thread to these CPUs, and leaves
+    /// this mask set.
     fn load_template(&self) -> Option<Template> {
         let first = self.instances.get(*self.indexes.first()?)?;
         if self.setup.templates.is_none() || self.instances.len() < 2 {
             return None;
         }
-        // The template and its memory lie where its instances will be. An instance without CPUs inherits the mask of the
-        // caller, which this thread then keeps.
+        // The template and its memory lie where its instances will be. An instance without CPUs inherits the mask of
+        // the caller, which this thread then keeps.
         let placements = self.indexes.iter().filter_map(|index| Some(&self.instances.get(*index)?.placement));
         let cpus = placements
             .map(|placement| placement.cpus.as_ref())
@@ -97,7 +99,10 @@ impl SpawnerWork {
         }
     }
 
-    /// Makes the instances by the template. Those that need another one are started by exec.
+    /// Starts the instances as forks of `template`. An instance that this template can't make is started by `spawner`,
+    /// which executes the program. If the start of an instance itself fails, its result is this error. Adds the results
+    /// to `packet`, and sends the packet to `socket` whenever it is full. Starts no more instances after the batch was
+    /// cancelled.
     fn fork_all(
         &self,
         mut template: Template,
@@ -128,7 +133,9 @@ impl SpawnerWork {
         });
     }
 
-    /// Starts the instances as tasks. Returns their host if it is to be ended with the thread.
+    /// Starts the instances as tasks in the address space `space`. Adds the results to `packet`, and sends the packet
+    /// to `socket` whenever it is full. Starts no more instances after the batch was cancelled. If the tasks must end
+    /// together with the calling thread, returns the process id of their host, which the caller must then end.
     fn start_tasks(&self, mut space: AddressSpace, socket: RawFd, packet: &mut ResultPacket) -> Option<Pid> {
         let setup = Arc::clone(&self.setup);
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);

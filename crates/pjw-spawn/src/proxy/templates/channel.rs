@@ -42,8 +42,8 @@ impl Channel {
     }
 
     /// Waits for a message from the template, which is the process `template`. Returns the message as a value of type
-    /// `T`. `None` if the template has closed its socket or has ended, or if the message has fewer bytes than `T`. Fails
-    /// with `ECANCELED` when `is_cancelled` becomes true.
+    /// `T`. `None` if the template has closed its socket or has ended, or if the message has fewer bytes than `T`.
+    /// Fails with `ECANCELED` when `is_cancelled` becomes true.
     pub(super) fn receive<T: PlainData>(
         &self,
         template: &Child,

@@ -96,8 +96,8 @@ impl TemplateMessage {
             && self.size() <= MAX_MESSAGE - LARGEST
     }
 
-    /// Returns whether a message has room for copies of `changes`, each an address and the bytes there, for one process.
-    /// Otherwise they are written directly into the memory of the template by process_vm_writev(2).
+    /// Returns whether a message has room for copies of `changes`, each an address and the bytes there, for one
+    /// process. Otherwise they are written directly into the memory of the template by process_vm_writev(2).
     pub(super) fn can_copy(changes: &[(u64, Vec<u8>)]) -> bool {
         let size = |bytes: &Vec<u8>| size_of::<TemplateCall>() + bytes.len().next_multiple_of(8);
         changes.iter().map(|(_, bytes)| size(bytes)).sum::<usize>() <= MAX_COPIES
