@@ -23,6 +23,8 @@ pub fn main() -> ExitCode {
     stack::with_enough_stack(execute_command_line)
 }
 
+/// Executes the command line of this process, and returns the exit code. Prints an error to standard error. If the
+/// reader of standard output has closed its pipe, this counts as success.
 fn execute_command_line() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
     let cli = match cli::Cli::parse_args(words.iter().cloned()) {

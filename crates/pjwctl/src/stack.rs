@@ -20,10 +20,13 @@ const STACK_BYTES: usize = 2 << 20;
 /// runs in a new thread. If no thread can be created, `work` runs on the smaller stack.
 pub(crate) fn with_enough_stack(work: fn() -> ExitCode) -> ExitCode {
     let limit = getrlimit(Resource::RLIMIT_STACK).map_or(0, |(soft, _)| soft);
-    if usize::try_from(limit).unwrap_or(usize::MAX) >= STACK_BYTES { work() } else { in_thread(work) }
+    if usize::try_from(limit).unwrap_or(usize::MAX) >= STACK_BYTES { work() } else { run_in_new_thread(work) }
 }
 
-fn in_thread(work: fn() -> ExitCode) -> ExitCode {
+/// Runs `work` in a new thread with a stack of [`STACK_BYTES`] bytes, and returns its result. The new thread has the
+/// signal mask and the parent death signal of this thread, which blocks all signals meanwhile. If no thread can be
+/// created, runs `work` in this thread. A panic of `work` continues in this thread.
+fn run_in_new_thread(work: fn() -> ExitCode) -> ExitCode {
     // A signal that the thread blocks, to read it from a descriptor, must not come to this thread instead.
     let Ok(mask) = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return work() };
     let parent_end_signal = prctl::get_pdeathsig().ok().flatten();

@@ -28,7 +28,7 @@ pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
         .stdout(Stdio::inherit())
         .output()
         .map_err(|error| anyhow!("can't start {program}: {error}; check that pjw is installed completely"))?;
-    output::print_escaped_error(&first(&String::from_utf8_lossy(&said.stderr), MAX_ERRORS));
+    output::print_escaped_error(&first_errors(&String::from_utf8_lossy(&said.stderr), MAX_ERRORS));
     Ok(if said.status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -52,8 +52,9 @@ fn unreadable(error: &io::Error) -> String {
     }
 }
 
-/// The first `most` errors of the daemon's program, without the program's name before them.
-fn first(said: &str, most: usize) -> String {
+/// Returns the first `most` errors in `said`, the error output of `pjwd --check-config`, without the prefix `pjwd: `.
+/// If there are more errors, a last line has their number.
+fn first_errors(said: &str, most: usize) -> String {
     let said = said.strip_prefix("pjwd: ").unwrap_or(said);
     // An error begins at the start of a line. Its further lines are indented.
     let begins = |line: &&str| !line.starts_with(' ');
@@ -77,15 +78,15 @@ mod tests {
     #[test]
     fn every_mistake_begins_with_its_place() {
         let said = "pjwd: f:3:1: a: no\n  3 | a\n    | ^\nf:7:8: b: no\n";
-        assert_eq!(first(said, 9), "f:3:1: a: no\n  3 | a\n    | ^\nf:7:8: b: no\n");
-        assert_eq!(first("", 9), "");
+        assert_eq!(first_errors(said, 9), "f:3:1: a: no\n  3 | a\n    | ^\nf:7:8: b: no\n");
+        assert_eq!(first_errors("", 9), "");
     }
 
     #[test]
     fn only_the_first_errors_of_a_file_are_printed() {
         let many: String = (1..=24).map(|n| format!("f:{n}:1: no\n  {n} | x\n    | ^\n")).collect();
-        let printed = first(&many, 20);
+        let printed = first_errors(&many, 20);
         assert!(printed.ends_with("f:20:1: no\n  20 | x\n    | ^\nand 4 more\n"), "{printed}");
-        assert_eq!(first(&many, 24), many);
+        assert_eq!(first_errors(&many, 24), many);
     }
 }

@@ -50,7 +50,7 @@ impl DynamicSection {
     /// this machine, or is truncated.
     pub(super) fn read(path: &Path) -> Option<Self> {
         let file = File::open(path).ok()?;
-        let parts = parts(&file)?;
+        let parts = read_program_headers(&file)?;
         let mut section =
             Self { linker: parts.iter().find_map(|part| linker(&file, part)), ..Self::default() };
         let Some(dynamic) = parts.iter().find(|part| part.kind == PT_DYNAMIC) else { return Some(section) };
@@ -94,8 +94,9 @@ fn linker(file: &File, part: &Part) -> Option<PathBuf> {
     Some(OsString::from_vec(text).into())
 }
 
-/// Reads the program headers.
-fn parts(file: &File) -> Option<Vec<Part>> {
+/// Reads the program headers of an ELF file. `None` if `file` is no little-endian 64-bit ELF file, or if the file ends
+/// before the end of the headers.
+fn read_program_headers(file: &File) -> Option<Vec<Part>> {
     let head = read_at(file, 0, HEAD_SIZE)?;
     if !head.starts_with(MAGIC) {
         return None;

@@ -114,8 +114,10 @@ pub(super) fn report_exec_failure(program: &OsStr, error: &io::Error) -> ExitCod
     ExitCode::from(code)
 }
 
-/// The exit code and the text. The error of execvp(3) alone does not show whether there is the command: a directory in
-/// PATH that the user may not search makes it EACCES, and a missing interpreter ENOENT.
+/// Returns the exit code of a shell and an error text for the command `program`, which could not be executed because of
+/// `error`. Searches the program in `PATH` again, because `error` alone does not show whether the program exists. For
+/// example, execvp(3) fails with `EACCES` if a directory in `PATH` may not be searched, and with `ENOENT` if an
+/// interpreter is missing.
 fn exec_failure(program: &OsStr, error: &io::Error) -> (u8, String) {
     match find_program(program) {
         Err(CheckError::NotExecutable { why, .. }) => (NOT_EXECUTABLE, why),
@@ -150,7 +152,7 @@ pub(super) fn wait_for_cores(
     loop {
         let is_frozen = job.cpus.is_empty() && job.class == "besteffort" && job.enforcement != "none";
         if !is_frozen {
-            let cpus = granted(&job);
+            let cpus = verify_grant(&job);
             exchanges += 1;
             let can_change = match is_isolated {
                 true => begin.elapsed() < MAX_TIME_FOR_PARTITION,
@@ -187,7 +189,12 @@ pub(super) fn print_missing_cpuset(client: &mut Client, job: &str, request: &Cor
     }
 }
 
-/// Connects to pjwd once more. The job goes on waiting while no pjwd runs: the next pjwd knows it.
+/// Connects to pjwd again, for the job `job`, which still waits for cores. While no pjwd runs, tries again for
+/// [`MAX_TIME_WITHOUT_DAEMON`], and prints the first error. The job is not registered again, because a restarted pjwd
+/// still knows the job.
+///
+/// # Errors
+/// The last error, if no pjwd runs in this time.
 fn connect_again(warden: &DaemonAddress, job: &Job) -> anyhow::Result<Client> {
     let begin = Instant::now();
     let mut is_reported = false;
@@ -208,8 +215,11 @@ fn connect_again(warden: &DaemonAddress, job: &Job) -> anyhow::Result<Client> {
     }
 }
 
-/// The CPUs that the job was granted, after a check that this process runs on them only.
-fn granted(job: &Job) -> anyhow::Result<CpuSet> {
+/// Returns the PUs (logical CPUs) that `job`, the job of this process, was granted.
+///
+/// # Errors
+/// If a thread of this process can also run on other PUs, or if the list of PUs can't be parsed.
+fn verify_grant(job: &Job) -> anyhow::Result<CpuSet> {
     let cpus: CpuSet = job
         .cpus
         .parse()

@@ -32,7 +32,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &ShowArgs) -> anyhow::Result<
              asked for come first; Ctrl-C ends the waiting",
             details.job.id
         );
-        saying_after(
+        run_with_delayed_notice(
             EXPLANATION_TIMEOUT,
             || output::print_error(&words),
             || read_memory(&mut client, &details.job.id, request),
@@ -74,13 +74,18 @@ fn read_memory(client: &mut Client, job: &str, request: &ShowArgs) -> Result<Mem
     call_for_field(client, "GetMemory", &parameters, "memory")
 }
 
-/// Does `work`. Calls `say` once if the work takes longer than `timeout`.
-fn saying_after<T>(timeout: Duration, say: impl FnOnce() + Send, work: impl FnOnce() -> T) -> T {
+/// Runs `work` and returns its result. If `work` takes longer than `timeout`, calls `print_notice` once in another
+/// thread while `work` continues.
+fn run_with_delayed_notice<T>(
+    timeout: Duration,
+    print_notice: impl FnOnce() + Send,
+    work: impl FnOnce() -> T,
+) -> T {
     let (is_done, done) = mpsc::channel::<()>();
     thread::scope(|scope| {
         scope.spawn(move || {
             if done.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
-                say();
+                print_notice();
             }
         });
         let result = work();
@@ -122,11 +127,11 @@ mod tests {
         let (said, heard) = mpsc::channel();
         let work = || heard.recv_timeout(Duration::from_secs(60));
         assert_eq!(
-            saying_after(Duration::ZERO, || said.send(7).unwrap(), work),
+            run_with_delayed_notice(Duration::ZERO, || said.send(7).unwrap(), work),
             Ok(7),
             "while the work goes on"
         );
         let hour = Duration::from_secs(3600);
-        assert_eq!(saying_after(hour, || panic!("it was done at once"), || 1), 1);
+        assert_eq!(run_with_delayed_notice(hour, || panic!("it was done at once"), || 1), 1);
     }
 }

@@ -36,8 +36,10 @@ pub(super) fn run(what: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Replays the job log in the file `path` on a simulated machine, and prints how the machine was used. Also writes the
+/// files of the options `--per-job` and `--fragmentation`, if they are given. `what` contains the command line options.
 fn replay_log(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCode> {
-    let (name, bytes) = read(path, "log", "give a log in the standard workload format")?;
+    let (name, bytes) = read_input(path, "log", "give a log in the standard workload format")?;
     let trace = swf::parse(&bytes).map_err(|error| anyhow!("{name}: {error}"))?;
     let topology = machine(what)?;
     let rules = ReplayOptions {
@@ -59,9 +61,10 @@ fn replay_log(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCode>
     output::print_reply(what.json, &simulation, simulation_text)
 }
 
-/// Replays the curve twice: without and with lending.
+/// Replays the curve of CPU demand in the file `path` twice on a simulated machine: without and with lending of cores.
+/// Prints a comparison. `what` contains the command line options.
 fn replay_curve(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCode> {
-    let (name, bytes) = read(path, "curve", "give a line with a few numbers for each time")?;
+    let (name, bytes) = read_input(path, "curve", "give a line with a few numbers for each time")?;
     let curve = curve::parse(&bytes).map_err(|error| anyhow!("{name}: {error}"))?;
     let topology = machine(what)?;
     let defaults = LendingPolicy::default();
@@ -97,13 +100,14 @@ fn chooser(what: &cli::SimulateArgs) -> CoreChooser {
     }
 }
 
-/// The name of a file for messages, and its content. `kind` says what the file is to be. `remedy` says what to do if it
-/// has a line that is too long.
-fn read(path: &Path, kind: &str, remedy: &str) -> anyhow::Result<(String, Vec<u8>)> {
+/// Reads the file `path`, or standard input if `path` is `-`. Returns the name of the file for messages, and its
+/// content. For error messages, `kind` is the kind of the file, such as `log`, and `remedy` the advice for a line that
+/// is too long.
+fn read_input(path: &Path, kind: &str, remedy: &str) -> anyhow::Result<(String, Vec<u8>)> {
     let (name, read) = if path == Path::new("-") {
-        ("standard input".to_owned(), read_lines(&mut io::stdin().lock(), remedy))
+        ("standard input".to_owned(), read_limited(&mut io::stdin().lock(), remedy))
     } else {
-        let read = fs::File::open(path).and_then(|mut file| read_lines(&mut file, remedy));
+        let read = fs::File::open(path).and_then(|mut file| read_limited(&mut file, remedy));
         (path.display().to_string(), read)
     };
     let bytes = read.map_err(|error| {
@@ -118,9 +122,12 @@ fn read(path: &Path, kind: &str, remedy: &str) -> anyhow::Result<(String, Vec<u8
     Ok((name, bytes))
 }
 
-/// Reads a text with lines of at most [`MAX_LINE_BYTES`], up to [`MAX_LOG_BYTES`]. So a device or a pipe without an end
-/// is refused before it fills the memory.
-fn read_lines(from: &mut dyn Read, remedy: &str) -> io::Result<Vec<u8>> {
+/// Reads all bytes of `from`. Limits the memory use if `from` is a device or a pipe without an end.
+///
+/// # Errors
+/// If a line is longer than [`MAX_LINE_BYTES`], or if the text is longer than [`MAX_LOG_BYTES`]. `remedy` is the advice
+/// in the error about a line.
+fn read_limited(from: &mut dyn Read, remedy: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     loop {
         let known = bytes.len();

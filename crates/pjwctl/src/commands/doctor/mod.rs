@@ -28,7 +28,7 @@ const MAX_CGROUPS: usize = 256;
 /// Runs `pjwctl doctor`: examines the setup of the machine, and prints the findings. `request` contains the command
 /// line options.
 pub(super) fn run(warden: &DaemonAddress, request: &DoctorArgs) -> anyhow::Result<ExitCode> {
-    let input = examine(warden)?;
+    let input = collect_diagnosis_input(warden)?;
     let report = DoctorReport::new(clock::hostname(), &input, &machine_facts(&input), &diagnose(&input));
     output::print_reply(request.json, &report, |report, term| {
         let names = user_names(input.jobs.iter().map(|job| job.owner.0));
@@ -36,7 +36,13 @@ pub(super) fn run(warden: &DaemonAddress, request: &DoctorArgs) -> anyhow::Resul
     })
 }
 
-fn examine(warden: &DaemonAddress) -> anyhow::Result<DiagnosisInput> {
+/// Collects the input of the diagnosis: the topology of this machine, its jobs and their threads, facts about the
+/// kernel and the host, and the state of the daemon at the address `warden`. Takes more than one second, because the
+/// threads are scanned twice.
+///
+/// # Errors
+/// If the topology or `/proc` can't be read. A daemon that does not answer is no error.
+fn collect_diagnosis_input(warden: &DaemonAddress) -> anyhow::Result<DiagnosisInput> {
     let topology = load_topology(TopologySource::Live)?;
     let mut scanner = JobScanner::new(topology.clone())
         .context("can't read /proc, which the diagnosis needs: mount it (mount -t proc proc /proc)")?;

@@ -190,8 +190,9 @@ fn read_configuration_in(service: &Scheduler, directory: &Path) -> Option<String
     Some(text)
 }
 
-/// Returns the text of the file `file` in `directory`. If `file` ends with `/`, returns the texts of all files in this
-/// directory. `None` if nothing can be read.
+/// Returns the text of the file `file` in `directory`. If `file` ends with `/`, returns the texts of at most
+/// [`MAX_FILES`] files in this directory. Files that can't be read are left out. `None` if the file or the directory
+/// can't be read.
 fn read_file_or_directory(directory: &Path, file: &str) -> Option<String> {
     let path = directory.join(file);
     if !file.ends_with('/') {

@@ -62,12 +62,14 @@ pub(super) fn read_daemon_state(warden: &DaemonAddress, runs: bool) -> DaemonSta
         Err(fault) => return DaemonState::none(DaemonStatus::Unresponsive(fault.to_string())),
     };
     match read_status(&mut client) {
-        Ok(status) => answer(&mut client, &status),
+        Ok(status) => daemon_state_from_status(&mut client, &status),
         Err(fault) => DaemonState::none(DaemonStatus::Unresponsive(fault.to_string())),
     }
 }
 
-fn answer(client: &mut Client, status: &wire::Status) -> DaemonState {
+/// Returns the state of a daemon that replied with `status`. Requests the processes of the first [`MAX_JOBS`] jobs from
+/// the daemon. Leaves out a job whose id pjwctl can't parse.
+fn daemon_state_from_status(client: &mut Client, status: &wire::Status) -> DaemonState {
     let seen = DaemonStatus::Responsive {
         pid: Pid(status.pid),
         version: status.version.clone(),

@@ -60,7 +60,11 @@ impl HookClient {
         Ok(Client::connect_with_timeout(&self.socket, self.left())?)
     }
 
-    /// Calls a method, and returns one field of the reply. Repeats the call as long as the daemon is busy.
+    /// Calls the method `method` of the daemon with the parameters `request`, and returns the field `field` of the
+    /// reply. While the daemon is busy, repeats the call until shortly before the deadline.
+    ///
+    /// # Errors
+    /// The outer error if no connection can be made. The inner error if the call fails.
     fn call<T: DeserializeOwned>(
         &self,
         method: &str,
@@ -100,7 +104,7 @@ impl HookClient {
                 bail!("{job} names its CPUs ({cpus}), and hooks support only a number of cores")
             }
         };
-        let owner = Some(uid(&announcement.owner?)?);
+        let owner = Some(uid_of_owner(&announcement.owner?)?);
         let request = Assign { job: job.to_string(), cores: Some(count), smt, owner, ..Assign::default() };
         let job: Job = self.call("Assign", &request, "job")??;
         if job.cpus.is_empty() {
@@ -215,6 +219,8 @@ pub(super) fn own_mask() -> Option<CpuSet> {
     affinity::get_mask(Tid(std::process::id())).ok()
 }
 
+/// Returns the error for a hook whose job `job` holds no cores at the deadline. `state` is the state of the job in the
+/// status of the daemon. `state` is `None` if the daemon does not know the job.
 fn no_cores_error(job: &JobId, state: Option<&str>) -> anyhow::Error {
     match state {
         Some("observed") => {
@@ -229,7 +235,11 @@ fn no_cores_error(job: &JobId, state: Option<&str>) -> anyhow::Error {
     }
 }
 
-fn uid(owner: &JobOwner) -> anyhow::Result<u32> {
+/// Returns the user id of `owner`. If `owner` is a user name, looks up the name in the user database.
+///
+/// # Errors
+/// If the user does not exist, or if the user database can't be read.
+fn uid_of_owner(owner: &JobOwner) -> anyhow::Result<u32> {
     match owner {
         JobOwner::Uid(uid) => Ok(uid.0),
         JobOwner::Name(name) => match User::from_name(name) {

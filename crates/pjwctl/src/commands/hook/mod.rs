@@ -111,8 +111,11 @@ fn report_failure(kind: HookKind, is_strict: bool, error: &str, hint: &str) -> E
     if is_strict { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// The result of `work`, if it is done within `timeout`. Unfinished work goes on until this process ends or executes
-/// another program.
+/// Runs `work` in a new thread, and returns its result.
+///
+/// # Errors
+/// The error of `work`. Also if no thread can be started, or if `work` takes longer than `timeout`. In the last case,
+/// `work` continues until this process ends or executes another program.
 fn run_with_timeout<T: Send + 'static>(
     timeout: Duration,
     work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
@@ -130,6 +133,8 @@ fn run_with_timeout<T: Send + 'static>(
     })
 }
 
+/// Runs the hook `kind` of a batch system. Returns the environment variables that the hook sets for the programs of the
+/// job.
 fn run_hook(kind: HookKind, context: &HookInput) -> anyhow::Result<JobVariables> {
     match kind {
         HookKind::SlurmProlog => slurm::prolog(context),

@@ -63,7 +63,7 @@ pub(super) fn slurm_task_variables(
 ) -> anyhow::Result<JobVariables> {
     let cpus: CpuSet = job.cpus.parse()?;
     let mut variables = of_grant(status, job, &cpus);
-    let share = share(&cpus, own_mask().as_ref(), &status.cores, task);
+    let share = task_share(&cpus, own_mask().as_ref(), &status.cores, task);
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let counts = CpuCounts { cores: number(share.threads), pus: number(share.pus) };
     variables.extend(cpu_count_environment(&cpu_count_variables(status), counts, |name| {
@@ -96,7 +96,11 @@ struct TaskShare {
     places: Option<&'static str>,
 }
 
-fn share(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: SlurmTaskCpus) -> TaskShare {
+/// Returns how many threads and PUs (logical CPUs) one Slurm task is to use. `grant` contains the PUs of the job,
+/// `mask` is the affinity mask of the task (`None` if unknown), and `cores` contains all cores of the machine. If
+/// `mask` contains only a part of `grant`, Slurm has bound the task, and the task uses this part alone. Otherwise the
+/// PUs are divided among the tasks as `task` says.
+fn task_share(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: SlurmTaskCpus) -> TaskShare {
     // A mask narrower than the grant is the task's own, set by the scheduler.
     let own = mask.map(|mask| mask.intersection(grant)).filter(|own| !own.is_empty() && own != grant);
     let usable = own.as_ref().unwrap_or(grant);
@@ -145,7 +149,7 @@ mod tests {
         task: SlurmTaskCpus,
     ) -> (usize, &'static str) {
         let mask: Option<CpuSet> = mask.map(|mask| mask.parse().unwrap());
-        let announcement = share(&grant.parse().unwrap(), mask.as_ref(), cores, task);
+        let announcement = task_share(&grant.parse().unwrap(), mask.as_ref(), cores, task);
         (announcement.threads, announcement.places.unwrap_or("-"))
     }
 

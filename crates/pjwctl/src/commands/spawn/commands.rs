@@ -33,7 +33,8 @@ pub(super) struct RankedCommand {
 pub(super) fn read_commands(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCommand>> {
     if let Some(path) = &request.multi_file {
         let text = read_file(path).map_err(|error| anyhow!("can't read {}: {error}", path.display()))?;
-        return parse(&text, request.instances).map_err(|error| anyhow!("{}: {error}", path.display()));
+        return parse_commands(&text, request.instances)
+            .map_err(|error| anyhow!("{}: {error}", path.display()));
     }
     let Some((program, arguments)) = request.command.split_first() else {
         bail!("no command was given: add one after --");
@@ -42,7 +43,10 @@ pub(super) fn read_commands(request: &SpawnArgs) -> anyhow::Result<Vec<RankedCom
     Ok(vec![RankedCommand { ranks, program: program.clone(), arguments: arguments.to_vec(), line: None }])
 }
 
-/// Reads the file of commands, also if it is a pipe.
+/// Returns the text of the file of commands `path`, which may also be a pipe.
+///
+/// # Errors
+/// If the file is longer than [`MAX_FILE_BYTES`] or is not in UTF-8.
 fn read_file(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
@@ -59,9 +63,13 @@ fn read_file(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Parses a file of commands. Each rank below the number of instances must have one command. Without a number, the
-/// highest rank gives it.
-fn parse(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand>> {
+/// Returns the commands in `text`, the text of a file of commands, each with the ranks of its instances. `instances` is
+/// the number of instances. If `instances` is `None`, the highest rank in the file determines the number. Commands
+/// without instances are left out.
+///
+/// # Errors
+/// If the text is malformed, or if the ranks below the number of instances do not have exactly one command each.
+fn parse_commands(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand>> {
     let mut commands = Vec::new();
     let mut taken = BTreeSet::new();
     let mut of_others = None;
@@ -130,7 +138,8 @@ fn parse_ranks(text: &str) -> anyhow::Result<Vec<u32>> {
     }
 }
 
-/// The lines with their numbers. A line that ends with a backslash goes on with the next one.
+/// Returns the lines of `text`, each with its number, from 1. A line that ends with a backslash is joined with the next
+/// line. The number is then that of the first of the joined lines.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let mut lines: Vec<(usize, String)> = Vec::new();
     let mut continues = false;
@@ -178,7 +187,7 @@ mod tests {
     type Summary = (Vec<u32>, Vec<String>);
 
     fn summary(text: &str, instances: Option<u32>) -> Result<Vec<Summary>, String> {
-        let commands = parse(text, instances).map_err(|error| error.to_string())?;
+        let commands = parse_commands(text, instances).map_err(|error| error.to_string())?;
         let words = |command: RankedCommand| {
             let words = [vec![command.program], command.arguments].concat();
             (command.ranks, words.into_iter().map(|word| word.into_string().unwrap()).collect())

@@ -61,7 +61,7 @@ impl Grant {
         }
         let pid = std::process::id();
         let mut client = warden.connect()?;
-        let assign = Self::request(request, size, program, pid)?;
+        let assign = Self::job_request(request, size, program, pid)?;
         let fault = match call_for_field(&mut client, "Assign", &assign, "job") {
             Ok(job) => return Self::of_new_job(warden, client, job),
             Err(fault @ ClientError::Refused { .. }) => fault,
@@ -85,8 +85,10 @@ impl Grant {
         }
     }
 
-    /// The request for a new job that contains this process, which has the pid `pid`.
-    fn request(request: &SpawnArgs, size: u32, program: &OsStr, pid: u32) -> anyhow::Result<Assign> {
+    /// Returns the request for a new job that contains this process, which has the pid `pid`. If the command line in
+    /// `request` has no name for the job, the name is made from `program` and `pid`. If it has no number of cores, the
+    /// job gets `size` cores.
+    fn job_request(request: &SpawnArgs, size: u32, program: &OsStr, pid: u32) -> anyhow::Result<Assign> {
         let name = request.job.clone().unwrap_or_else(|| run::default_job_name(program, pid));
         Ok(Assign {
             job: parse_job_id(&name)?,
@@ -103,8 +105,8 @@ impl Grant {
         })
     }
 
-    /// The cores of `job`, which was made for this command. Waits until the job holds them, and lets this thread run on
-    /// all of them.
+    /// Waits until `job`, a new job that contains this process, holds its cores. Then lets this thread run on all these
+    /// cores, and returns them as a grant. After an error, releases the job.
     fn of_new_job(warden: &DaemonAddress, mut client: Client, job: Job) -> anyhow::Result<Self> {
         let id = job.id.clone();
         let granted = run::wait_for_cores(warden, &mut client, job, false);

@@ -132,6 +132,8 @@ impl InstanceGroup {
         }
     }
 
+    /// Begins to start the instances of one program in the background, and adds them to the group. If this fails after
+    /// the start has begun, the group contains the instances, so that they can be killed.
     fn start_program(&mut self, Program { context, instances }: Program) -> anyhow::Result<()> {
         for instance in &instances {
             if let Some(state) = self.states.get_mut(instance.rank as usize) {
@@ -172,16 +174,19 @@ impl InstanceGroup {
     /// Waits until each instance has begun its program, has failed to start or was cancelled.
     pub(super) fn wait_until_begun(&mut self) -> anyhow::Result<()> {
         // A spawner thread that could not be started has left results that no descriptor tells of.
-        (0..self.batches.len()).try_for_each(|index| self.take_results(index))?;
-        self.handle_while(|group| group.batches.iter().any(Option::is_some))
+        (0..self.batches.len()).try_for_each(|index| self.collect_results(index))?;
+        self.handle_events_while(|group| group.batches.iter().any(Option::is_some))
     }
 
     /// Waits until all instances that have begun their program have ended.
     pub(super) fn wait_until_ended(&mut self) -> anyhow::Result<()> {
-        self.handle_while(|group| group.running > 0)
+        self.handle_events_while(|group| group.running > 0)
     }
 
-    fn handle_while(&mut self, holds: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
+    /// Waits for events and handles them as long as `holds` returns `true`. Events are results of starts, ends of
+    /// instances, signals, and output of the instances, which is printed. On a terminal, also prints the progress of a
+    /// large group.
+    fn handle_events_while(&mut self, holds: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
         while holds(self) {
             let mut events = [EpollEvent::empty(); EVENTS];
             let (count, has_output) = match self.wait_for_events(&mut events) {
@@ -190,10 +195,10 @@ impl InstanceGroup {
             };
             if has_output {
                 self.clear_progress();
-                self.labels.advance();
+                self.labels.forward_output();
             }
             for event in &events[..count] {
-                self.handle(event.data())?;
+                self.handle_event(event.data())?;
             }
             self.show_progress();
         }
@@ -218,7 +223,7 @@ impl InstanceGroup {
     /// number of instances that were not started. Unblocks signals first, so that a signal can end pjwctl while
     /// standard output or standard error blocks. If a signal ended instances, a blocked stream is given up after 1 s.
     pub(super) fn print_remaining_output(&mut self) {
-        self.take_signals();
+        self.read_signals();
         self.signals.unblock();
         // A program may also handle such a signal and go on.
         let has_ended_an_instance =
@@ -284,19 +289,20 @@ impl InstanceGroup {
         self.epoll.add(descriptor, event).context("a descriptor can't be watched")
     }
 
-    fn handle(&mut self, number: u64) -> anyhow::Result<()> {
+    fn handle_event(&mut self, number: u64) -> anyhow::Result<()> {
         let index = usize::try_from(number & !KIND)?;
         match number & KIND {
-            BATCH => self.take_results(index)?,
-            CHILD => self.take_end(index),
-            _ => self.take_signals(),
+            BATCH => self.collect_results(index)?,
+            CHILD => self.record_end(index),
+            _ => self.read_signals(),
         }
         Ok(())
     }
 
-    /// Takes the results of the batch `index` that are available now. A finished batch is dropped, because it holds the
-    /// writing ends of labelled output. After an error the batch is kept, because its instances must be killed.
-    fn take_results(&mut self, index: usize) -> anyhow::Result<()> {
+    /// Handles the results of started instances that the batch with the index `index` has now. Drops the batch if it is
+    /// finished, because it holds the writing ends of labelled output. When all batches are finished, sends the
+    /// deferred signals. After an error, keeps the batch, because its instances must be killed.
+    fn collect_results(&mut self, index: usize) -> anyhow::Result<()> {
         let Some((mut batch, ranks)) = self.batches.get_mut(index).and_then(Option::take) else {
             return Ok(());
         };
@@ -305,7 +311,7 @@ impl InstanceGroup {
             && let Some((instance, result)) = batch.next_ready_result()
         {
             let Some(&rank) = ranks.get(instance) else { continue };
-            taken = self.take_result(index, rank, result);
+            taken = self.record_start_result(index, rank, result);
         }
         if taken.is_err() || !batch.is_finished() {
             self.batches[index] = Some((batch, ranks));
@@ -329,8 +335,10 @@ impl InstanceGroup {
         Ok(())
     }
 
-    /// Takes the result of the instance `rank`, of the batch `index`.
-    fn take_result(
+    /// Records the result of the start of the instance with the rank `rank`. `index` is the index of its batch. Prints
+    /// a message if the start failed. Otherwise watches the instance for its end, and sends it the signal that ended
+    /// the start, if there was one.
+    fn record_start_result(
         &mut self,
         index: usize,
         rank: u32,
@@ -363,7 +371,9 @@ impl InstanceGroup {
         Ok(())
     }
 
-    fn take_end(&mut self, rank: usize) {
+    /// Records the exit status of the instance with the rank `rank`, and no longer watches the instance. Prints a
+    /// message if the instance has failed. Does nothing if the instance has not ended.
+    fn record_end(&mut self, rank: usize) {
         let Some(state) = self.states.get_mut(rank) else { return };
         let end = match state.child.as_ref().map(Child::try_wait) {
             None | Some(Ok(None)) => return,
@@ -398,14 +408,15 @@ impl InstanceGroup {
         }
     }
 
-    fn take_signals(&mut self) {
+    fn read_signals(&mut self) {
         while let Some(signal) = self.signals.next_signal() {
-            self.take_signal(signal);
+            self.forward_signal(signal);
         }
     }
 
-    /// A signal that ends programs ends the start too. Another one waits until all instances have begun.
-    fn take_signal(&mut self, signal: ReceivedSignal) {
+    /// Sends a signal that pjwctl received to the instances. During the start, a signal that ends programs also cancels
+    /// the start of the remaining instances. Any other signal is deferred until all instances have begun.
+    fn forward_signal(&mut self, signal: ReceivedSignal) {
         self.has_ending_signal |= signal.is_ending;
         let mut batches = self.batches.iter().flatten().peekable();
         let is_starting = batches.peek().is_some();
@@ -435,6 +446,8 @@ impl InstanceGroup {
         }
     }
 
+    /// Prints a line with the numbers of instances that have begun and ended. Does nothing if progress is not shown, if
+    /// the last line was printed less than [`PROGRESS_INTERVAL`] ago, or if earlier text is still pending.
     fn show_progress(&mut self) {
         let size = self.states.len();
         let ended = self.begun - self.running;

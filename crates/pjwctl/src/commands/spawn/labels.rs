@@ -76,8 +76,8 @@ impl LabelledPipes {
         Ok(Stdio { input: None, output: stream(false)?, error: stream(true)? })
     }
 
-    /// Iterates over what [`LabelledPipes::advance`] waits for: until the streams take lines that are not printed, or
-    /// else until an instance prints something.
+    /// Iterates over what [`LabelledPipes::forward_output`] waits for: until the streams take lines that are not
+    /// printed, or else until an instance prints something.
     pub(super) fn waits(&self) -> impl Iterator<Item = PollFd<'_>> {
         let stalled = self.streams.iter().filter(|stream| stream.is_stalled());
         let stalled = stalled.map(|stream| PollFd::new(stream.descriptor(), PollFlags::POLLOUT));
@@ -85,9 +85,10 @@ impl LabelledPipes {
         stalled.chain(set.map(|set| PollFd::new(set.0.as_fd(), PollFlags::POLLIN)))
     }
 
-    /// Prints what the streams take without waiting. If that is everything, reads what the instances have printed, at
-    /// most 64 KiB from each of several pipes, and prints it with labels.
-    pub(super) fn advance(&mut self) {
+    /// Prints as much of the pending text as standard output and standard error accept without waiting. If both accept
+    /// everything, then reads the available output of the instances, and prints it with the ranks. Reads from at most
+    /// [`MAX_PIPES`] pipes, and at most 64 KiB from each.
+    pub(super) fn forward_output(&mut self) {
         self.print();
         let mut events = [EpollEvent::empty(); MAX_PIPES];
         let count = match &self.readable {
@@ -98,7 +99,7 @@ impl LabelledPipes {
             if self.is_stalled() {
                 return;
             }
-            self.read(event.data());
+            self.read_pipe(event.data());
         }
     }
 
@@ -113,8 +114,8 @@ impl LabelledPipes {
         self.print();
     }
 
-    /// Prints the output that is available in all pipes, closes the pipes, and waits until everything is printed. A
-    /// stream that takes nothing for the time `timeout` has failed.
+    /// Prints the output that is available in all pipes, closes the pipes, and waits until everything is printed. If
+    /// standard output or standard error accepts no text for the time `timeout`, the rest of its text is dropped.
     pub(super) fn finish(&mut self, timeout: PollTimeout) {
         for (_, mut labelled) in std::mem::take(&mut self.pipes) {
             // What an instance left in the background may write for ever.
@@ -148,7 +149,7 @@ impl LabelledPipes {
 
     /// Reads once from the pipe with the number `number`, and prints the lines whose end is known. Closes the pipe if
     /// it has reached its end, or if the reader of the output has closed its own pipe.
-    fn read(&mut self, number: u64) {
+    fn read_pipe(&mut self, number: u64) {
         let Some(mut labelled) = self.pipes.remove(&number) else { return };
         let available = self.read_available_output(&mut labelled);
         self.print();
@@ -201,7 +202,8 @@ impl LabelledPipes {
         }
     }
 
-    /// Prints everything, and waits for the readers.
+    /// Prints all pending text, and waits until standard output and standard error have accepted it. If one of them
+    /// accepts no text for the time `timeout`, drops the rest of its text, and reports this on standard error.
     pub(super) fn print_all(&mut self, timeout: PollTimeout) {
         self.print();
         while let Some(index) = self.streams.iter().position(OutputStream::is_stalled) {
@@ -260,8 +262,8 @@ fn capacity(pipe: &File) -> usize {
 }
 
 impl LineBuffer {
-    /// Adds `bytes`, and calls `print` for each line that ends in them, without its end. A line of more than
-    /// [`MAX_LINE`] bytes is cut.
+    /// Appends `bytes` to the line whose end is not known yet. Calls `print` for each line that is then complete,
+    /// without the line break. A line of more than [`MAX_LINE`] bytes is divided.
     fn add(&mut self, bytes: &[u8], mut print: impl FnMut(&[u8])) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (mut rest, is_whole) = piece.strip_suffix(b"\n").map_or((piece, false), |line| (line, true));

@@ -61,7 +61,7 @@ type Prepared = (SpawnContext, RankedCommand, Arc<Arguments>);
 /// Runs `pjwctl spawn`: starts several instances (processes) of a command, and waits until they have ended. With
 /// `--async`, only waits until they have begun. `request` contains the command line options.
 pub(super) fn run(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
-    let (group, grant) = match start(warden, request) {
+    let (group, grant) = match start_group(warden, request) {
         Ok(started) => started,
         Err(error) if error.is::<StartFailure>() => {
             output::print_error(&error.to_string());
@@ -85,8 +85,13 @@ pub(super) fn run(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result
     }
 }
 
-/// Checks everything, and lets the start begin.
-fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(InstanceGroup, Grant)> {
+/// Begins to start the instances of `pjwctl spawn`, and returns them and their grant of cores. First checks the command
+/// line `request`, the programs and the limits on processes and descriptors, and waits until the job holds cores. After
+/// an error, releases the job.
+///
+/// # Errors
+/// [`StartFailure`] if instances had begun, which were killed then. Any other error if no instance was started.
+fn start_group(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(InstanceGroup, Grant)> {
     reset_launcher_signals();
     // Before there is memory for each instance. The number of threads that start them is known with the grant only.
     check_process_limits(usize::try_from(request.instances.unwrap_or(0))?, 0)?;
@@ -114,10 +119,10 @@ fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(Instanc
         let used = &placements[..placements.len().min(size as usize)];
         let has_templates = request.proxy != ProxyArg::Never;
         let sizes = SizeVariables::new(&topology, used, &grant.cpu_count_variables, has_templates);
-        let programs = divide(programs, &sizes, placements.len());
+        let programs = divide_by_part_size(programs, &sizes, placements.len());
         raise_descriptor_limit(size as usize * descriptors + programs.len() * DESCRIPTORS_OF_PROGRAMS)?;
         let labelled = request.prefix_output_with_rank.then_some(&mut labels);
-        let programs = with_instances(programs, size, &placements, &sizes, &grant, labelled)?;
+        let programs = add_instances(programs, size, &placements, &sizes, &grant, labelled)?;
         let programs = with_templates(programs, request.proxy);
         check_programs(&programs)?;
         match request.proxy {
@@ -142,7 +147,7 @@ fn start(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(Instanc
 
 /// Waits for the instances, and prints the result.
 fn finish(mut group: InstanceGroup, grant: &Grant, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
-    let mode = match wait(&mut group, request) {
+    let mode = match wait_for_instances(&mut group, request) {
         Ok(mode) => mode,
         Err(error) => {
             group.abort();
@@ -153,8 +158,9 @@ fn finish(mut group: InstanceGroup, grant: &Grant, request: &SpawnArgs) -> anyho
     Ok(group.exit_code())
 }
 
-/// Waits until all instances have begun, says how they were started, and waits for their end.
-fn wait(group: &mut InstanceGroup, request: &SpawnArgs) -> anyhow::Result<StartMode> {
+/// Waits until all instances have begun, and prints how they were started. Then waits until they have ended, except
+/// with `--async`. Prints the rest of their output. Returns how the instances were started.
+fn wait_for_instances(group: &mut InstanceGroup, request: &SpawnArgs) -> anyhow::Result<StartMode> {
     group.wait_until_begun()?;
     let mode = StartMode::from_request(request, group.template_use());
     let mut messages: Vec<String> = mode.start_mode_text(request.proxy).into_iter().collect();
@@ -188,8 +194,13 @@ fn check_programs(programs: &[Program]) -> Result<(), CheckError> {
     check_process_limits(instances, starters)
 }
 
-/// Loads each program once as a template, and ends the template: nothing is started if that is not possible. An
-/// instance that is the only one on a part of its size executes its program.
+/// Checks for `--proxy always` that instances of each program can be forked from a template (a process that has loaded
+/// the program): loads one template of each program, and ends it. Skips a program with a single instance, which is
+/// executed instead of forked.
+///
+/// # Errors
+/// If a template can't be loaded. Also if all programs were skipped because the parts of the cores have different
+/// sizes.
 fn check_templates(programs: &[Program], sizes: &SizeVariables) -> anyhow::Result<()> {
     let mut has_templates = false;
     for program in programs {
@@ -229,7 +240,8 @@ fn prepare(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<Prepar
     }
 }
 
-/// Finds the program, and parses the arguments.
+/// Finds the program of `command`, and parses the arguments. Returns them with a context that has the settings of the
+/// command line `request`: whether the instances end with pjwctl and whether they share memory.
 fn prepare_program(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<Prepared> {
     let context = SpawnContext::new(&command.program)?.add_rank_variables();
     let context = if request.in_background { context } else { context.kill_when_launcher_ends() };
@@ -249,7 +261,12 @@ fn group_name() -> String {
     format!("{}.{}", std::process::id(), since_boot.as_nanos())
 }
 
-/// The placement of each part. Instance i gets placement i, in turns.
+/// Divides the CPUs `granted` into parts according to the option `--map`, and returns the placement of each part: its
+/// CPUs and the NUMA node for its memory. `size` is the number of instances. If there are more instances than parts,
+/// the instances use the parts in turns.
+///
+/// # Errors
+/// If a part of the map is not inside `granted`, or if there are fewer cores than `--local --cores` needs.
 fn placements(
     topology: &Topology,
     granted: &CpuSet,
@@ -283,7 +300,10 @@ fn placements(
     Ok(parts.into_iter().map(placement).collect())
 }
 
-/// The first cores of the own mask, for `--local --cores`.
+/// Returns the PUs (logical CPUs) of the first `cores` cores in the affinity mask `mask`, for `--local --cores`.
+///
+/// # Errors
+/// If `cores` is 0 or more than the cores in `mask`.
 fn first_cores(topology: &Topology, mask: &CpuSet, cores: u32) -> anyhow::Result<CpuSet> {
     let all = divide_into_parts(topology, mask, &DivisionRule::Core, 0);
     let wanted = usize::try_from(cores)?;
@@ -297,9 +317,10 @@ fn first_cores(topology: &Topology, mask: &CpuSet, cores: u32) -> anyhow::Result
     Ok(all[..wanted].iter().fold(CpuSet::new(), |cpus, core| cpus.union(core)))
 }
 
-/// Divides each program into one for each size of part, if its instances are to be forks of templates. The contexts get
-/// the variables that their instances have in common.
-fn divide(programs: Vec<Prepared>, sizes: &SizeVariables, parts: usize) -> Vec<Prepared> {
+/// Divides the instances of each program into groups on parts of the same size, if they will be forked from templates:
+/// the variables with the size of the part must be set when a template is loaded. Each group has a context with its
+/// variables. Otherwise, each program stays one group. `parts` is the number of parts.
+fn divide_by_part_size(programs: Vec<Prepared>, sizes: &SizeVariables, parts: usize) -> Vec<Prepared> {
     let mut divided = Vec::new();
     for (context, command, arguments) in programs {
         let RankedCommand { ranks, program, arguments: words, line } = command;
@@ -312,7 +333,10 @@ fn divide(programs: Vec<Prepared>, sizes: &SizeVariables, parts: usize) -> Vec<P
     divided
 }
 
-fn with_instances(
+/// Makes the instances of `programs`: their ranks, variables, placements and streams. `size` is the number of instances
+/// of all programs. Also sets the variables with the job of `grant` in the context of each program. If `labels` is
+/// `Some`, makes the pipes for labelled output.
+fn add_instances(
     programs: Vec<Prepared>,
     size: u32,
     placements: &[Arc<Placement>],

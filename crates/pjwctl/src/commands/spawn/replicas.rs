@@ -38,7 +38,12 @@ pub(super) fn with_replicas(topology: &Topology, programs: Vec<Program>) -> anyh
     Ok(given.collect())
 }
 
-/// Loads the program once, to find its libraries.
+/// Makes the replicas (copies for each NUMA node) of the files of `program`. Loads the program once to find its
+/// libraries. Without replicas if no instance has all its CPUs on one NUMA node. Prints a message if some instances
+/// can't use replicas.
+///
+/// # Errors
+/// If the program can't be loaded as a template, or if its files can't be read.
 fn with_own_replicas(program: Program) -> anyhow::Result<(Program, Option<Replicas>)> {
     let instances = &program.instances;
     let nodes: BTreeSet<u32> =

@@ -69,11 +69,11 @@ impl OutputStream {
         self.printed < self.text.len()
     }
 
-    /// Prints the text as far as the stream takes it without waiting. Each write ends with a line, unless a line is too
-    /// long: lines of several writers are not mixed then.
+    /// Writes as much of the text as the stream accepts without waiting. Each write ends with a complete line, so that
+    /// lines of several writers are not mixed. Except for a line that is longer than [`MAX_WRITE`] bytes.
     ///
     /// # Errors
-    /// The first error of write(2) or poll(2). The stream is closed or failed then, and its text is dropped.
+    /// The first error of write(2) or poll(2). The stream is then closed or failed, and its text is dropped.
     pub(super) fn print(&mut self) -> io::Result<()> {
         let result = self.print_lines();
         if let Err(error) = &result {
@@ -94,6 +94,8 @@ impl OutputStream {
         self.state = state;
     }
 
+    /// Writes the text in pieces of at most [`MAX_WRITE`] bytes, and counts the written bytes in `printed`. Returns
+    /// when everything is written, or when the stream accepts no more.
     fn print_lines(&mut self) -> io::Result<()> {
         while self.is_stalled() && takes_text(self.descriptor(), PollTimeout::ZERO)? {
             let rest = &self.text[self.printed..];

@@ -29,7 +29,7 @@ fn an_instance_whose_exit_status_another_has_taken_counts_as_ended_and_as_failed
     let program = Program { context: SpawnContext::new("true").unwrap(), instances: vec![instance] };
     let mut group = InstanceGroup::start(vec![program], LabelledPipes::default(), None).unwrap();
     while group.states[0].child.is_none() {
-        group.take_results(0).unwrap();
+        group.collect_results(0).unwrap();
     }
     let pid = Pid::from_raw(group.states[0].pid.unwrap().cast_signed());
     nix::sys::wait::waitpid(pid, None).unwrap();
@@ -60,7 +60,7 @@ fn instances_whose_results_were_not_read_are_killed_with_those_that_are_known() 
     let mut group = InstanceGroup::start(vec![program], LabelledPipes::default(), None).unwrap();
     // No child can be watched.
     group.epoll = Epoll(File::open("/dev/null").unwrap().into());
-    while group.take_results(0).is_ok() {}
+    while group.collect_results(0).is_ok() {}
     group.abort();
     assert_eq!(processes(&command), 0);
 }
