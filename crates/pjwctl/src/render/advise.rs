@@ -89,12 +89,13 @@ impl FarmAdvice {
             workers: costs.workers,
             job: items.map(|items| FarmEstimate::new(costs, items)),
             needed: needed.into(),
-            advice: sentence(costs, items),
+            advice: advice_sentence(costs, items),
         }
     }
 }
 
 impl FarmEstimate {
+    /// Computes the estimate for a farm with the costs `costs` that computes `items` items.
     fn new(costs: &FarmCosts, items: u64) -> Self {
         let (wall_s, one_core_s) =
             (costs.wall_time(items).as_secs_f64(), costs.time_on_one_core(items).as_secs_f64());
@@ -116,8 +117,11 @@ fn share(permille: u32) -> f64 {
     f64::from(permille) / 1000.0
 }
 
-/// One sentence with a number and a remedy.
-fn sentence(costs: &FarmCosts, items: Option<u64>) -> String {
+/// Returns a sentence of advice about a farm with the costs `costs`. Without `items`, the sentence has the number of
+/// items from which the farm uses 90 % of its core time. With `items`, the sentence has the share of the core time that
+/// the farm uses for this number of items. If this is less than 90 %, the sentence also has better numbers of items and
+/// of workers.
+fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     let workers = count_with_noun(costs.workers, "worker", "workers");
     let enough = costs.min_items_for_efficiency(GOOD);
     let Some(items) = items else {

@@ -29,7 +29,7 @@ pub fn defrag_text(reply: &DefragReply, stage: DefragStage, term: Terminal) -> S
         let why = "nothing to move: no job would lie closer together, and no larger request would fit";
         return wrap_text(why, term.width, "", "");
     }
-    moves_text(reply, term) + "\n" + &wrap_text(&fits(reply, stage), term.width, "", "  ")
+    moves_text(reply, term) + "\n" + &wrap_text(&largest_requests_text(reply, stage), term.width, "", "  ")
 }
 
 /// Returns a table with one row for each job that moves.
@@ -57,8 +57,10 @@ fn moves_text(reply: &DefragReply, term: Terminal) -> String {
     table.lines().enumerate().map(line).collect()
 }
 
-/// The largest request that fits one L3, and those of larger domains where they change.
-fn fits(reply: &DefragReply, stage: DefragStage) -> String {
+/// Returns a text with the largest number of cores that a new job can get in one L3 cache, before and after the moves.
+/// Has the numbers for one NUMA node and one package too, if the moves change them. `stage` says whether the moves are
+/// planned or done.
+fn largest_requests_text(reply: &DefragReply, stage: DefragStage) -> String {
     let (before, after) = (&reply.largest_requests_before, &reply.largest_requests_after);
     let levels = [
         ("L3", before.l3, after.l3),

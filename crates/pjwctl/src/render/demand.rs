@@ -119,6 +119,7 @@ impl LendingSimulationResult {
 }
 
 impl OwnerSummary {
+    /// Computes the summary of an owner from `one`, its totals. `duration` is the simulated time.
     fn new(one: &OwnerTotals, duration: Duration) -> Self {
         let cores = one.owner.cores;
         Self {
@@ -177,6 +178,7 @@ pub fn demand_text(result: &LendingSimulationResult, term: Terminal) -> String {
     text + "\n" + &owner_table(&result.owners)
 }
 
+/// Returns a table with one row for each owner: a job that lends its idle cores.
 fn owner_table(owners: &[OwnerSummary]) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);

@@ -112,6 +112,8 @@ impl DiagramBox {
         machine
     }
 
+    /// Makes a box without inner boxes, size and position. `label` is the text in the box, and `hint` the text that a
+    /// viewer shows when the pointer is over the box.
     fn new(kind: BoxKind, label: String, hint: String) -> Self {
         let fill = match kind {
             BoxKind::Machine | BoxKind::Core | BoxKind::Pu | BoxKind::Forbidden => "#ffffff",
@@ -200,7 +202,7 @@ impl DiagramBox {
 
 impl Builder<'_> {
     /// Adds the boxes of `parts` to the box `boxes`. Moves each device of `devices` that belongs to one of the parts
-    /// into the box of this part.
+    /// into the box of this part. `path` has the names of the parts that enclose `parts`.
     fn add_parts(
         &self,
         boxes: &mut DiagramBox,
@@ -209,7 +211,7 @@ impl Builder<'_> {
         devices: &mut Vec<&Device>,
     ) {
         let is_memory = |part: &&Domain| part.kind == "numa_node" && part.children.is_empty();
-        let memory = parts.iter().filter(is_memory).map(memory_alone);
+        let memory = parts.iter().filter(is_memory).map(memory_node_box);
         let mut main: Vec<BoxGroup> = Vec::new();
         for part in parts.iter().filter(|part| !is_memory(part)) {
             let boxes = if part.kind == "core" {
@@ -297,6 +299,8 @@ impl Builder<'_> {
         boxes
     }
 
+    /// Makes the box of the PU (logical CPU) `pu`, with its number. `place` is the text that names the core of the PU
+    /// and the enclosing parts.
     fn pu_box(&self, pu: Pu, place: &str) -> DiagramBox {
         let is_forbidden = self.forbidden.contains(pu);
         let mut hint = format!("CPU {pu}: {place}");
@@ -317,7 +321,8 @@ impl Builder<'_> {
     }
 }
 
-fn memory_alone(part: &Domain) -> DiagramBox {
+/// Makes the box of a NUMA node that contains no other parts of the machine, only memory.
+fn memory_node_box(part: &Domain) -> DiagramBox {
     let size = if part.memory_bytes > 0 {
         format!(", {}", memory_size_text(part.memory_bytes))
     } else {

@@ -36,7 +36,7 @@ pub(super) fn arrange(boxes: &mut DiagramBox) {
     let mut bottom = metrics.header.max(metrics.padding);
     for section in &mut boxes.sections {
         if section.flows {
-            flow(section, inner, gap);
+            arrange_in_rows(section, inner, gap);
         }
         let used = section.frames.iter().map(|boxes| boxes.y + boxes.height).max().unwrap_or(0);
         for child in &mut section.frames {
@@ -119,7 +119,7 @@ fn shape_cost(sizes: &[(u32, u32)], columns: usize, gap: u32) -> u64 {
 
 /// Places the boxes of `section` one after the other, in as many rows as needed. `width` is the maximum width of a row,
 /// and `gap` the distance between boxes, in pixels.
-fn flow(section: &mut BoxGroup, width: u32, gap: u32) {
+fn arrange_in_rows(section: &mut BoxGroup, width: u32, gap: u32) {
     let (mut x, mut y, mut line) = (0, 0, 0);
     for boxes in &mut section.frames {
         if x > 0 && x + boxes.width > width {

@@ -104,7 +104,8 @@ impl Entry {
     }
 }
 
-/// The legend: jobs that hold PUs, and the other colours that occur.
+/// Returns the entries of the legend: one for each job that holds PUs (logical CPUs), and one for each other kind of
+/// holder in `topology`, such as housekeeping or offline.
 fn legend(topology: &Topology, holders: &PuHolders, status: &Status) -> Vec<Entry> {
     let all = topology.cpus.parse().unwrap_or_default();
     let among = holders.pus_by_holder(&all);

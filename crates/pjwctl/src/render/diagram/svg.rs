@@ -47,7 +47,7 @@ impl FillStyle {
     /// colour, until the colours repeat.
     pub(super) fn for_holder(holder: Holder) -> Self {
         match holder {
-            Holder::Job(n) => job(n),
+            Holder::Job(n) => fill_style_of_job(n),
             Holder::SeveralJobs => Self { fill: "url(#several)".to_owned(), text: "#ffffff" },
             Holder::Lent => Self::plain("#fff3c4"),
             Holder::Housekeeping => Self::plain("url(#housekeeping)"),
@@ -57,9 +57,10 @@ impl FillStyle {
     }
 }
 
-/// The fill of job number `n`: the colours, then lighter ones, then darker ones, then the same again. The letters
-/// always differ.
-fn job(n: usize) -> FillStyle {
+/// Returns the fill of the job with the index `n` in the list of jobs. The first jobs have the colours in [`COLOURS`],
+/// the next ones lighter colours, and the next ones darker colours. Then the colours repeat. The text is white on a
+/// dark fill.
+fn fill_style_of_job(n: usize) -> FillStyle {
     let base = COLOURS[n % COLOURS.len()];
     let [r, g, b] = match n / COLOURS.len() % 3 {
         0 => base,
@@ -114,7 +115,7 @@ impl Svg {
     /// Begins a group of shapes. A viewer shows `hint` as a tooltip when the pointer is over a shape of the group. The
     /// group ends with the call of [`Svg::end_group`].
     pub(super) fn begin_group(&mut self, hint: &str) {
-        self.put(&format!("<g><title>{}</title>", escaped(hint)));
+        self.put(&format!("<g><title>{}</title>", escape_xml(hint)));
     }
 
     /// Ends the group of shapes that the last call of [`Svg::begin_group`] began.
@@ -187,7 +188,7 @@ impl Svg {
 
     fn text(&mut self, x: u32, y: u32, size: u32, text: &str, more: &str) {
         if !text.is_empty() {
-            let text = escaped(text);
+            let text = escape_xml(text);
             self.put(&format!(r#"<text x="{x}" y="{y}" font-size="{size}"{more}>{text}</text>"#));
         }
     }
@@ -197,8 +198,8 @@ impl Svg {
     }
 }
 
-/// The text with XML escapes. Characters that XML does not allow are left out.
-fn escaped(text: &str) -> String {
+/// Returns `text` with XML escapes. Leaves out control characters and the characters that XML does not allow.
+fn escape_xml(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
         let _ = match c {

@@ -157,7 +157,7 @@ fn job_row(input: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
 pub fn report_text(report: &DoctorReport, names: &UserNames, show_all: bool, term: Terminal) -> String {
     let note = Severity::Note.name();
     let shown = report.findings.iter().filter(|finding| show_all || finding.severity != note);
-    let findings: String = shown.map(|finding| self::finding(finding, term)).collect();
+    let findings: String = shown.map(|finding| finding_text(finding, term)).collect();
     let mut parts = vec![summary_text(report, show_all, term)];
     if !findings.is_empty() {
         parts.push(findings);
@@ -200,8 +200,9 @@ fn summary_text(report: &DoctorReport, all: bool, term: Terminal) -> String {
     format!("{title} {}\n", text.join(", "))
 }
 
-/// One finding: the severity in the margin, the text beside it, the remedy below.
-fn finding(finding: &DoctorFinding, term: Terminal) -> String {
+/// Returns the text of a finding: its severity in the left margin, its text beside it, and its remedy below, if it has
+/// one.
+fn finding_text(finding: &DoctorFinding, term: Terminal) -> String {
     let lead = format!("{:<MARGIN$}", finding.severity);
     let style = match finding.severity {
         "problem" => style::FAILURE,

@@ -155,7 +155,8 @@ pub fn no_cores_message(job: &Job) -> String {
     )
 }
 
-/// The message for a job of the class besteffort that borrows no core.
+/// Returns the message for a job of the class besteffort that borrows no core: the state of its processes, and a
+/// remedy.
 fn no_borrowed_cores_message(job: &Job) -> String {
     let id = &job.id;
     if job.processes == 0 {

@@ -43,7 +43,7 @@ pub(super) fn held_pus(report: &Report) -> Thousandths {
     Thousandths(pus.saturating_mul(1000))
 }
 
-/// A gzip member (RFC 1952) with the bytes in stored blocks.
+/// Returns a gzip member (RFC 1952) that contains `bytes` in stored blocks, which are not compressed.
 fn gzip(bytes: &[u8]) -> Vec<u8> {
     // Magic number, method deflate, no flags, no time, no extra flags, unknown system.
     let mut member = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
@@ -67,7 +67,7 @@ fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), step))
 }
 
-/// The base64 form of RFC 4648, with padding.
+/// Returns `bytes` as base64 text with padding (RFC 4648).
 fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::new();

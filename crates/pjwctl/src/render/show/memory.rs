@@ -82,7 +82,8 @@ fn memory_sum_lines(memory: &Memory, is_estimate: bool) -> Vec<String> {
     [Some(used), Some(rest), nodes, shared, unknown, gone, Some(cost)].into_iter().flatten().collect()
 }
 
-/// How many processes share the address space of another one. `None` if none does.
+/// Returns a text with the number of processes that share the address space of another process of the job. `None` if
+/// there is no such process.
 fn shared_spaces(memory: &Memory) -> Option<String> {
     let processes =
         u64::try_from(memory.processes.len()).unwrap_or(u64::MAX) + u64::from(memory.more_processes);
@@ -134,6 +135,8 @@ fn more_rows(count: usize) -> String {
     if more > 0 { format!("    and {more} more\n") } else { String::new() }
 }
 
+/// Returns a table with the memory of the processes of a job. Processes with more resident memory (RSS) come first, and
+/// at most [`MAX_ROWS`] are shown. Empty if `memory` has no processes.
 fn processes_table(memory: &Memory, term: Terminal) -> String {
     if memory.processes.is_empty() {
         return String::new();
@@ -171,6 +174,7 @@ fn processes_table(memory: &Memory, term: Terminal) -> String {
     lines
 }
 
+/// Returns a table with the last [`MAX_ROWS`] measurements of the memory of a job, oldest first.
 fn history_table(memory: &Memory, term: Terminal) -> String {
     let heading = "  read at                          RSS         PSS  shared  processes";
     let mut lines = style::apply_style(heading, style::SECONDARY, term) + "\n";

@@ -117,8 +117,9 @@ fn job_header(job: &Job, names: &UserNames, term: Terminal) -> String {
         + &wrap_text(&threads, term.width, "  ", "  ")
 }
 
-/// A line for each address space that several processes share. The process that owns the address space of tasks is
-/// named beside them.
+/// Returns a line for each address space that several processes in `members` share, or that one of them shares with a
+/// process outside of the job. If the address space belongs to a host of tasks (`--share memory`), the line also has
+/// the process id of this host.
 fn shared_address_spaces(members: &[Member], term: Terminal) -> String {
     let mut pids: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let mut hosts: BTreeMap<u32, u32> = BTreeMap::new();

@@ -26,7 +26,7 @@ pub fn status_text(status: &Status, names: &UserNames, now: Timestamp, term: Ter
     parts.push(core_map_text(&status.cores, &holders, term) + &legend(status, &holders, term));
     parts.push(jobs::jobs_text(&status.jobs, names, now, term));
     if !status.warnings.is_empty() {
-        parts.push(status.warnings.iter().map(|warning| self::warning(warning, term)).collect());
+        parts.push(status.warnings.iter().map(|warning| warning_text(warning, term)).collect());
     }
     parts.join("\n")
 }
@@ -84,7 +84,8 @@ fn slow_lending(status: &Status) -> Option<String> {
     })
 }
 
-/// The meaning of the signs that occur in the core map and are no letters. The letters are in the rows of the table.
+/// Returns a line with the meanings of the symbols in the core map, except for the letters of jobs. Only symbols that
+/// occur in the map are listed. Empty if none occurs.
 fn legend(status: &Status, holders: &PuHolders, term: Terminal) -> String {
     let signs = [
         (Holder::Free, "free"),
@@ -108,7 +109,8 @@ fn legend(status: &Status, holders: &PuHolders, term: Terminal) -> String {
     if entries.is_empty() { String::new() } else { entries.join("   ") + "\n" }
 }
 
-fn warning(warning: &Warning, term: Terminal) -> String {
+/// Returns the text of a warning, with the job that it is about and the remedies.
+fn warning_text(warning: &Warning, term: Terminal) -> String {
     let style = if is_alarming(warning) { style::FAILURE } else { style::WARNING };
     // A text that names its job does not need the id once more.
     let job = if warning.job.is_empty() || warning.text.contains(&warning.job) {

@@ -38,10 +38,10 @@ pub fn topology_text(topology: &Topology, status: Option<&Status>, term: Termina
         devices: topology.devices.iter().collect(),
         term,
     };
-    let groups: Vec<Vec<&Domain>> = tree.alike(topology.tree.iter());
+    let groups: Vec<Vec<&Domain>> = tree.group_equal_parts(topology.tree.iter());
     let mut more = tree.take_devices(|device| !hangs_on_any(device, &topology.tree));
     more.extend(tree.loose(topology.tree.iter()));
-    tree.groups(&groups, "", &more);
+    tree.draw_groups(&groups, "", &more);
     tree.lines
 }
 
@@ -124,38 +124,42 @@ struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// The parts in groups of equal ones, in order.
-    fn alike<'d>(&self, parts: impl Iterator<Item = &'d Domain>) -> Vec<Vec<&'d Domain>> {
+    /// Divides `parts` into groups of parts that are drawn alike, in the order of the first part of each group. Cores
+    /// are left out.
+    fn group_equal_parts<'d>(&self, parts: impl Iterator<Item = &'d Domain>) -> Vec<Vec<&'d Domain>> {
         let mut groups: Vec<(String, Vec<&Domain>)> = Vec::new();
         for part in parts.filter(|part| part.kind != "core") {
-            let looks = self.looks(part);
-            match groups.iter_mut().find(|(known, _)| *known == looks) {
+            let key = self.drawing_key(part);
+            match groups.iter_mut().find(|(known, _)| *known == key) {
                 Some((_, group)) => group.push(part),
-                None => groups.push((looks, vec![part])),
+                None => groups.push((key, vec![part])),
             }
         }
         groups.into_iter().map(|(_, group)| group).collect()
     }
 
-    /// The text of a part without its number, its PUs and the size of its memory. Parts with the same text are alike.
-    fn looks(&self, part: &Domain) -> String {
+    /// Returns a text that is the same for parts that are drawn alike. The text has the kind of the part, its cores,
+    /// devices and inner parts, and the number of PUs (logical CPUs) of each holder. It does not have the number of the
+    /// part, its list of PUs, or its memory size.
+    fn drawing_key(&self, part: &Domain) -> String {
         let set = cpus(part);
-        let mut looks = format!("{} {} {}", part.kind, part.children.is_empty(), set.len());
-        looks.push_str(&self.counted(&cores(part)));
+        let mut key = format!("{} {} {}", part.kind, part.children.is_empty(), set.len());
+        key.push_str(&self.core_counts_text(&cores(part)));
         for (holder, pus) in self.holders(&set) {
-            looks.push_str(&format!("{holder:?} {}", pus.len()));
+            key.push_str(&format!("{holder:?} {}", pus.len()));
         }
         for device in self.devices.iter().filter(|device| hangs(device, &set)) {
-            looks.push_str(&format!("{} {}", device.address, device.names.join(" ")));
+            key.push_str(&format!("{} {}", device.address, device.names.join(" ")));
         }
         for child in part.children.iter().filter(|child| child.kind != "core") {
-            looks.push_str(&format!("({})", self.looks(child)));
+            key.push_str(&format!("({})", self.drawing_key(child)));
         }
-        looks
+        key
     }
 
-    /// Draws groups of parts, after other lines of the outer part.
-    fn groups(&mut self, groups: &[Vec<&Domain>], indent: &str, more: &[String]) {
+    /// Appends a line for each group of parts to `self.lines`, and below it the lines of the inner parts. The lines
+    /// `more` come before the first group. `indent` is the beginning of each line.
+    fn draw_groups(&mut self, groups: &[Vec<&Domain>], indent: &str, more: &[String]) {
         let lines = groups.len() + more.len();
         let branch = |n: usize| if n + 1 == lines { ("└─ ", "   ") } else { ("├─ ", "│  ") };
         for (n, line) in more.iter().enumerate() {
@@ -164,8 +168,8 @@ impl<'a> Tree<'a> {
         for (n, group) in groups.iter().enumerate() {
             let (here, below) = branch(n + more.len());
             let Some(first) = group.first() else { continue };
-            let inner = self.alike_in_all(group);
-            let mut line = format!("{indent}{here}{}", self.described(group, inner.is_empty()));
+            let inner = self.group_inner_parts(group);
+            let mut line = format!("{indent}{here}{}", self.group_text(group, inner.is_empty()));
             let mut more = self.devices_of(first);
             if !inner.is_empty() {
                 more.extend(self.loose(group.iter().flat_map(|part| &part.children)));
@@ -183,16 +187,16 @@ impl<'a> Tree<'a> {
             }
             self.lines.push_str(&line);
             self.lines.push('\n');
-            self.groups(&inner, &format!("{indent}{below}"), &more);
+            self.draw_groups(&inner, &format!("{indent}{below}"), &more);
         }
     }
 
-    /// The parts inside the parts of a group, equal ones together. The parts of a group are alike, so the first shows
-    /// the contents of all.
-    fn alike_in_all<'d>(&self, group: &[&'d Domain]) -> Vec<Vec<&'d Domain>> {
+    /// Returns the parts inside the parts of `group`, as groups of parts that are drawn alike. Cores are left out. The
+    /// parts of `group` must be drawn alike.
+    fn group_inner_parts<'d>(&self, group: &[&'d Domain]) -> Vec<Vec<&'d Domain>> {
         let mut all: Vec<Vec<&Domain>> = Vec::new();
         for part in group {
-            for (n, inner) in self.alike(part.children.iter()).into_iter().enumerate() {
+            for (n, inner) in self.group_equal_parts(part.children.iter()).into_iter().enumerate() {
                 match all.get_mut(n) {
                     Some(known) => known.extend(inner),
                     None => all.push(inner),
@@ -202,8 +206,9 @@ impl<'a> Tree<'a> {
         all
     }
 
-    /// `2 x package 0-1: 8 cores of 2 PUs, CPUs 0-15`.
-    fn described(&self, group: &[&Domain], is_leaf: bool) -> String {
+    /// Returns the text for a group of parts that are drawn alike, such as `2 x package 0-1, 8 cores of 2 PUs`.
+    /// `is_leaf` says that no inner parts are drawn below the group.
+    fn group_text(&self, group: &[&Domain], is_leaf: bool) -> String {
         let Some(first) = group.first() else { return String::new() };
         let ids: CpuSet = group.iter().map(|part| Pu(part.number.min(Pu::MAX.0))).collect();
         let times = if group.len() > 1 { format!("{} x ", group.len()) } else { String::new() };
@@ -221,7 +226,7 @@ impl<'a> Tree<'a> {
             // A part with one part only: that one shows the contents.
             (false, _) if first.children.len() == 1 && !is_leaf => {}
             (false, _) => {
-                parts.push(self.counted(&cores(first)));
+                parts.push(self.core_counts_text(&cores(first)));
                 if !is_leaf || self.holders.is_none() {
                     parts.push(format!("CPUs {set}"));
                 }
@@ -241,7 +246,7 @@ impl<'a> Tree<'a> {
         }
         let held: Vec<String> = self.holder_texts(&cores).into_iter().map(|(text, _)| text).collect();
         let colon = if held.is_empty() { "" } else { ": " };
-        vec![format!("{}{colon}{}", self.counted(&cores), held.join(", "))]
+        vec![format!("{}{colon}{}", self.core_counts_text(&cores), held.join(", "))]
     }
 
     /// Returns a text for each holder of PUs of the parts in `group`, and the width of the text in columns. The text
@@ -272,7 +277,7 @@ impl<'a> Tree<'a> {
     }
 
     /// Returns the numbers of cores of each kind as text, such as `4 cores of 2 PUs, 8 of 1 PU` on a hybrid machine.
-    fn counted(&self, cores: &[&Domain]) -> String {
+    fn core_counts_text(&self, cores: &[&Domain]) -> String {
         let mut sorts: BTreeMap<(usize, Option<u32>), u64> = BTreeMap::new();
         for core in cores {
             *sorts.entry((cpus(core).len(), core.core_kind)).or_default() += 1;
