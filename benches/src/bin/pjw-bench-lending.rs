@@ -80,8 +80,8 @@ fn main() -> anyhow::Result<()> {
     set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
     match cli.program {
         Program::Calibrate { request_us } => print_line(&iterations_of(request_us).to_string()),
-        Program::Server(args) => serve(&args),
-        Program::Batch { threads, iterations } => compute(threads, iterations),
+        Program::Server(args) => answer_requests(&args),
+        Program::Batch { threads, iterations } => compute_phases(threads, iterations),
     }
 }
 
@@ -108,8 +108,9 @@ fn iterations_of(request_us: u64) -> u64 {
     u64::try_from(u128::from(TRIAL) * u128::from(request_us) * 1000 / fastest).unwrap_or(u64::MAX)
 }
 
-/// The arrival times of the requests, since the start. The same in every run.
-fn arrivals(args: &ServerArgs) -> Vec<Duration> {
+/// Returns the times at which the requests arrive, counted from the start of the server. The times between two requests
+/// have an exponential distribution whose mean depends on the demand of the step. The times are the same in every run.
+fn arrival_times(args: &ServerArgs) -> Vec<Duration> {
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
     let mut times = Vec::new();
     let step = Duration::from_millis(args.step_ms);
@@ -134,8 +135,11 @@ fn arrivals(args: &ServerArgs) -> Vec<Duration> {
     times
 }
 
-fn serve(args: &ServerArgs) -> anyhow::Result<()> {
-    let arrivals = arrivals(args);
+/// Computes the requests in `args.workers` threads. Prints `ready` at first. At the end, prints as JSON the number of
+/// requests, the run time, quantiles of the latency, and the number of answers in each second. The latency of a request
+/// is the time from its arrival to the end of its computation.
+fn answer_requests(args: &ServerArgs) -> anyhow::Result<()> {
+    let arrivals = arrival_times(args);
     let next = AtomicUsize::new(0);
     print_line("ready")?;
     let begin = Instant::now();
@@ -179,7 +183,10 @@ fn serve(args: &ServerArgs) -> anyhow::Result<()> {
     print_line(&result.to_string())
 }
 
-fn compute(threads: usize, iterations: u64) -> anyhow::Result<()> {
+/// Computes in `threads` threads, which wait for each other after each phase. A phase has the work of
+/// [`PHASE_REQUESTS`] requests of `iterations` iterations. Prints `ready`, and then every [`REPORT_INTERVAL`] the
+/// number of finished phases. Returns only after an error.
+fn compute_phases(threads: usize, iterations: u64) -> anyhow::Result<()> {
     let (barrier, phases) = (Barrier::new(threads), AtomicU64::new(0));
     print_line("ready")?;
     thread::scope(|scope| {

@@ -96,7 +96,8 @@ impl Laps {
     }
 }
 
-/// Runs the steps of a worker.
+/// Computes steps of the kind `kind` until the process ends. `index` is the number of the worker. All workers wait for
+/// each other at `barrier` before the first step. The worker adds each step to `laps`.
 fn run_worker(kind: WorkKind, index: usize, barrier: &Barrier, laps: &Laps) -> ! {
     let mut value = index as u64;
     let array_length = if kind == WorkKind::Memory { ARRAY_LENGTH } else { 0 };

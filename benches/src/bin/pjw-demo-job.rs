@@ -54,6 +54,8 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Computes the steps of one worker, and calls `wait_at_barrier` after each step. Does not return if the number of
+/// steps is 0. `seed` makes the results of the workers different.
 fn run_steps(args: &Args, seed: u64, mut wait_at_barrier: impl FnMut()) {
     let mut value = seed;
     let mut left = args.steps;

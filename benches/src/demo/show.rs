@@ -95,6 +95,7 @@ fn no_verdict(medians: &Medians) -> String {
     )
 }
 
+/// Returns a sentence that says how much job A slowed job B down with pjwd and without pjwd.
 fn verdict(medians: &Medians) -> String {
     let slowdown_without = medians.beside_s / medians.alone_s;
     let slowdown_with = medians.under_warden_s / medians.alone_s;

@@ -107,6 +107,8 @@ pub fn compile_with_libraries(directory: &Path, count: u32) -> anyhow::Result<Pa
     compile(directory, "many_libraries", &source, &flags)
 }
 
+/// Compiles the shared library `libpartNUMBER.so` in `directory`. The library has 20 functions that call the C library,
+/// and the function `begin_NUMBER`, which calls all of them.
 fn compile_library(directory: &Path, number: u32) -> anyhow::Result<()> {
     let functions: String = (0..20)
         .map(|at| {

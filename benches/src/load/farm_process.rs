@@ -205,7 +205,7 @@ pub fn run_as_farm_process() -> anyhow::Result<()> {
         [] => return Ok(()),
         ["items", way, workers, items, item_ns] => {
             let item_cpu_time = Duration::from_nanos(item_ns.parse()?);
-            items_in(way_of(way)?, workers.parse()?, items.parse()?, item_cpu_time)?
+            time_of_items(way_of(way)?, workers.parse()?, items.parse()?, item_cpu_time)?
         }
         ["reader-and-writer", workers, items, item_ns, io_ns, ref cores @ ..] => {
             let cores: Result<Vec<CpuSet>, _> = cores.iter().map(|cpus| cpus.parse()).collect();
@@ -217,7 +217,7 @@ pub fn run_as_farm_process() -> anyhow::Result<()> {
             };
             reader_and_writer(farm, &cores?)?
         }
-        ["job", serial_ms, items, item_ns, workers] => job_in(Job {
+        ["job", serial_ms, items, item_ns, workers] => time_of_job(Job {
             serial_ms: serial_ms.parse()?,
             items: items.parse()?,
             item_cpu_time: Duration::from_nanos(item_ns.parse()?),
@@ -248,7 +248,12 @@ fn finish(running: RunningFarm<'_>) -> anyhow::Result<usize> {
     Ok(results.len())
 }
 
-fn items_in(way: ItemWay, workers: u32, items: u32, item_cpu_time: Duration) -> anyhow::Result<f64> {
+/// Returns the time in seconds in which `workers` workers compute `items` items in the way `way`. `item_cpu_time` is
+/// the CPU time of one item.
+///
+/// # Errors
+/// If an item fails, or if results are missing.
+fn time_of_items(way: ItemWay, workers: u32, items: u32, item_cpu_time: Duration) -> anyhow::Result<f64> {
     if way == ItemWay::FarmWithReaderAndWriter {
         return reader_and_writer(ReaderAndWriter { workers, items, item_cpu_time, io: Duration::ZERO }, &[]);
     }
@@ -264,8 +269,8 @@ fn items_in(way: ItemWay, workers: u32, items: u32, item_cpu_time: Duration) -> 
     Ok(begin.elapsed().as_secs_f64())
 }
 
-/// Runs a farm whose reader passes 64 bytes for each item, and whose writer writes them to a file. Returns the time in
-/// seconds.
+/// Runs a farm whose reader passes 64 bytes for each item, and whose writer writes them to a file. If `cores` is not
+/// empty, binds worker i to the entry i of `cores`. Returns the run time in seconds.
 fn reader_and_writer(farm: ReaderAndWriter, cores: &[CpuSet]) -> anyhow::Result<f64> {
     let ReaderAndWriter { workers, items, item_cpu_time, io } = farm;
     let begin = Instant::now();
@@ -294,7 +299,9 @@ fn reader_and_writer(farm: ReaderAndWriter, cores: &[CpuSet]) -> anyhow::Result<
     Ok(begin.elapsed().as_secs_f64())
 }
 
-fn job_in(job: Job) -> anyhow::Result<f64> {
+/// Returns the run time of `job` in seconds: two thirds of the serial part, the items, and the rest of the serial part.
+/// Without workers, this process computes the items.
+fn time_of_job(job: Job) -> anyhow::Result<f64> {
     let begin = Instant::now();
     let serial = Duration::from_millis(job.serial_ms.into());
     compute(serial * 2 / 3)?;
@@ -321,6 +328,8 @@ fn read_all(memory: &[u8]) -> u64 {
     black_box(memory.chunks(PAGE).map(|page| u64::from(page[0])).sum())
 }
 
+/// Returns the memory that a farm uses, in MiB: the sum of the proportional set sizes (PSS) of this process, which is
+/// the master, and of its workers. The memory is measured while all workers have their data.
 fn memory_of(fork_time: ForkTime, workers: u32) -> anyhow::Result<f64> {
     let semaphore = || EventFd::from_flags(EfdFlags::EFD_SEMAPHORE).context("can't make a semaphore");
     let (ready, may_end) = (semaphore()?, semaphore()?);

@@ -68,8 +68,8 @@ impl Drop for ForkLoad {
     }
 }
 
-/// Writes lines until `must_stop` is set or the pipe is closed. If the shell is slower than the rate, the write
-/// blocks.
+/// Writes empty lines to the pipe `lines`, at a rate of `per_second` lines per second, until `must_stop` is set or the
+/// pipe is closed. If the shell at the other end is slower, the writes block.
 fn write_lines(lines: Option<ChildStdin>, per_second: u32, must_stop: &AtomicBool) {
     let Some(mut lines) = lines else { return };
     let started_at = Instant::now();

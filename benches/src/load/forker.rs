@@ -85,6 +85,7 @@ impl ReactionTimes {
         self.kernel_clock_ms.extend(others.kernel_clock_ms);
     }
 
+    /// Adds the result of one worker. `line` is the line that the forker printed, as [`Parent::run_worker`] returns it.
     fn add_line(&mut self, line: &str) -> anyhow::Result<()> {
         let mut words = line.split_ascii_whitespace();
         match words.next() {
@@ -216,7 +217,9 @@ struct Parent {
 /// found it.
 type Reaction = Option<(Duration, bool)>;
 
-/// Starts the thread that receives the fork event of each worker and then reads the mask of the worker.
+/// Starts the thread that measures when the workers have the mask `right_mask`. For each worker, the caller must send
+/// the time just before the fork to the returned sender. The thread then sends the result for this worker to the
+/// returned receiver.
 fn start_observer(
     right_mask: CpuSet,
 ) -> anyhow::Result<(Sender<Instant>, Receiver<anyhow::Result<Reaction>>)> {
@@ -232,6 +235,12 @@ fn start_observer(
     Ok((forks, reactions))
 }
 
+/// Waits until the next worker that this process forks has the mask `right_mask`, and returns the time since `begin`.
+/// Checks the mask each [`CHECK_INTERVAL`], from the fork event of the worker on. `None` if the worker does not have
+/// the mask within [`CORRECTION_TIMEOUT`].
+///
+/// # Errors
+/// If the worker has ended.
 fn observe_worker(
     proc_events: &mut ProcEventSocket,
     right_mask: &CpuSet,
@@ -285,7 +294,8 @@ impl Parent {
         Ok(())
     }
 
-    /// Waits for the mask that this thread needs before it forks, or sets it.
+    /// Brings this thread into the state that it needs before it forks a worker: waits until pjwd has set the mask, or
+    /// sets the mask of this thread to all PUs.
     fn prepare_mask(&self) -> anyhow::Result<()> {
         match self.worker_start {
             WorkerStart::RightMask => {
@@ -309,8 +319,9 @@ impl Parent {
         Ok(())
     }
 
-    /// Starts a worker and returns the line with its result: the time in nanoseconds and whether the first check
-    /// found the right mask, or "missed".
+    /// Starts a worker, ends it when its result is known, and returns the line with the result. The line has the time
+    /// in nanoseconds, and 1 if the first check found the right mask or else 0. The line is `missed` if the worker did
+    /// not get the right mask.
     fn run_worker(&self) -> anyhow::Result<String> {
         self.prepare_mask()?;
         let begin = Instant::now();

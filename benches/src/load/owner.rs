@@ -113,7 +113,7 @@ pub fn run_as_owner_or_borrower() -> anyhow::Result<()> {
     match arguments[..] {
         [BORROWER, threads] => {
             set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
-            borrow(threads.parse()?)
+            run_borrower(threads.parse()?)
         }
         [OWNER, measurement, count, ref borrower @ ..] => {
             set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
@@ -135,7 +135,8 @@ fn print_line(line: &str) -> anyhow::Result<()> {
     writeln!(out, "{line}").and_then(|()| out.flush()).context("can't write to standard output")
 }
 
-fn borrow(threads: usize) -> ! {
+/// Runs as the borrower: `threads` threads that compute until the process is killed. Prints `ready` when they run.
+fn run_borrower(threads: usize) -> ! {
     let spin = || {
         loop {
             spin_loop();
@@ -184,6 +185,8 @@ struct Owner {
 }
 
 impl Owner {
+    /// Repeats the measurement with the name `measurement`, and returns the times in µs. Ends after `count` times, or
+    /// after [`MOST_TIME`] with fewer. Measurements in which the core was not lent are left out.
     fn measure(&mut self, measurement: &str, count: usize) -> anyhow::Result<Vec<f64>> {
         let (mut times, begin) = (Vec::new(), Instant::now());
         while times.len() < count && begin.elapsed() < MOST_TIME {
@@ -210,8 +213,11 @@ impl Owner {
         Ok((self.threads.is_empty() || is_lent).then_some(late))
     }
 
-    /// The time from the end of a sleep until no thread of the borrower is on the core. `None` if the core was not lent
-    /// at the end of the sleep.
+    /// Returns the time from the end of a sleep of the owner until no thread of the borrower is on the core. `None` if
+    /// the core was not lent at the end of the sleep.
+    ///
+    /// # Errors
+    /// If the borrower still has the core after [`READY_TIMEOUT`].
     fn time_until_return(&mut self) -> anyhow::Result<Option<Duration>> {
         self.wait_until_lent()?;
         let own = own_cpus()?;

@@ -59,6 +59,8 @@ impl Activity {
         }
     }
 
+    /// Parses an activity from the command line of a load process: the name of the activity, or the interval in ms of a
+    /// thread that wakes.
     fn from_argument(argument: Option<&str>) -> anyhow::Result<Self> {
         match argument {
             Some("sleeping") => Ok(Activity::Sleeping),
@@ -147,6 +149,8 @@ fn phase(index: usize, threads: usize) -> f64 {
     (index as f64 / threads as f64 + process_offset).fract()
 }
 
+/// Runs `activity` in this thread until the process is killed. `phase` is the time at which a waking thread wakes in
+/// each interval, as a share of the interval.
 fn run_activity(activity: Activity, phase: f64) -> ! {
     let begin = Instant::now();
     let mut round = 0;

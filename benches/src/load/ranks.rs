@@ -89,7 +89,7 @@ impl RankProgram {
     pub fn measure(&self, way: SharingWay, work: &RankWork<'_>) -> anyhow::Result<Vec<f64>> {
         let (mut reader, writer) = std::io::pipe()?;
         let output = Some(Arc::new(OwnedFd::from(writer)));
-        let (context, instances) = self.group(way, work, &Stdio { output, ..Stdio::default() })?;
+        let (context, instances) = self.prepare_group(way, work, &Stdio { output, ..Stdio::default() })?;
         let children = context.spawn_n(instances)?;
         for child in children {
             let exit = child?.wait().context("a rank can't be waited for")?;
@@ -111,7 +111,7 @@ impl RankProgram {
     /// If one did not begin, or failed.
     pub fn start_nothing(&self, way: SharingWay, count: u32) -> anyhow::Result<()> {
         let work = RankWork { part: "nothing", count, argument: 0, pus: &[], socket: None };
-        let (context, instances) = self.group(way, &work, &Stdio::default())?;
+        let (context, instances) = self.prepare_group(way, &work, &Stdio::default())?;
         for child in context.spawn_n(instances)? {
             let exit = child?.wait().context("a process can't be waited for")?;
             ensure!(exit == ExitStatus::Code(0), "a process ended with {exit:?}");
@@ -119,7 +119,10 @@ impl RankProgram {
         Ok(())
     }
 
-    fn group(
+    /// Returns the context and the instances of a group that does the work `work`. The group has a name of its own. It
+    /// has one instance for each rank, or a single instance if the ranks are threads. If `work.pus` is not empty, the
+    /// ranks are bound to these PUs in turns. `stdio` has the streams of all instances.
+    fn prepare_group(
         &self,
         way: SharingWay,
         work: &RankWork<'_>,

@@ -53,6 +53,8 @@ impl Chart {
         text
     }
 
+    /// Draws the chart as SVG. The y axis is logarithmic, and points with y = 0 or less are left out. The x values of
+    /// all lines are in order and at equal distances.
     fn svg(&self) -> String {
         let (left, top, right, bottom) = FRAME;
         let points = || self.lines.iter().flat_map(|(_, points)| points);

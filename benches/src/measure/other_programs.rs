@@ -77,8 +77,10 @@ fn read_ticks(cpus: &CpuSet) -> anyhow::Result<Ticks> {
     Ok(parse_ticks(&read("/proc/stat")?, &read("/proc/self/stat")?, cpus))
 }
 
-/// Parses `/proc/stat` (proc_stat(5)) and `/proc/self/stat` (proc_pid_stat(5)). The time that a CPU waits for a disk
-/// counts as idle. The time that a hypervisor took (steal) counts as busy.
+/// Adds up the busy and the idle time of the PUs in `cpus`, from the text of `/proc/stat` (proc_stat(5)). Also reads
+/// the CPU time of this process and its ended children from `own`, the text of `/proc/self/stat` (proc_pid_stat(5)).
+/// All times are in clock ticks. The time that a CPU waits for a disk counts as idle. The time that a hypervisor took
+/// (steal) counts as busy.
 fn parse_ticks(stat: &str, own: &str, cpus: &CpuSet) -> Ticks {
     let mut sum = Ticks::default();
     for line in stat.lines() {

@@ -57,6 +57,10 @@ impl Cgrulesengd {
         Ok(rules)
     }
 
+    /// Starts test workers one after the other, until cgrulesengd has moved one to the PUs `cpus` within 100 ms.
+    ///
+    /// # Errors
+    /// If cgrulesengd ends, or if no worker is moved within [`START_TIMEOUT`].
     fn wait_until_worker_is_moved(&mut self, cpus: &CpuSet, interrupt: &StopSignal) -> anyhow::Result<()> {
         wait_for("cgrulesengd moves no process", START_TIMEOUT, interrupt, || {
             if let Some(status) = self.daemon.exit_status()? {
@@ -103,7 +107,8 @@ pub fn find_sleep() -> anyhow::Result<PathBuf> {
     found.next().context("there is no sleep(1) on the path")
 }
 
-/// Makes the directories for `/etc` and `/run`, with the files that the daemon reads.
+/// Makes the directories `run` and `etc` in `dir`, which replace `/run` and `/etc` for cgrulesengd. `etc` has the files
+/// that cgrulesengd reads, with `rule` as its only rule.
 fn write_directories(dir: &Path, rule: &str) -> anyhow::Result<()> {
     let etc = dir.join("etc");
     for path in [dir.join("run"), etc.clone(), etc.join("cgconfig.d"), etc.join("cgrules.d")] {

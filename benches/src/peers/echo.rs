@@ -111,7 +111,7 @@ pub fn run_as_echo_server() -> anyhow::Result<()> {
             scope.spawn(|| {
                 loop {
                     // The client reports a connection that fails. The server ignores it.
-                    let _ = listener.accept().and_then(|(stream, _)| serve(stream, reply_bytes));
+                    let _ = listener.accept().and_then(|(stream, _)| answer_calls(stream, reply_bytes));
                 }
             });
         }
@@ -119,7 +119,9 @@ pub fn run_as_echo_server() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn serve(mut stream: UnixStream, reply_bytes: usize) -> io::Result<()> {
+/// Answers each call on `stream`, which ends with a zero byte, with a reply of `reply_bytes` bytes. Returns when the
+/// client closes the connection.
+fn answer_calls(mut stream: UnixStream, reply_bytes: usize) -> io::Result<()> {
     let mut reply = vec![b'x'; reply_bytes.max(1)];
     if let Some(last) = reply.last_mut() {
         *last = 0;

@@ -98,8 +98,8 @@ impl ItemPool {
     /// If the program is not installed or fails.
     pub fn measure(&self, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
         match self {
-            Self::PythonPool => python(PYTHON_POOL, workers, items, item),
-            Self::PythonFarm => python(PYTHON_FARM, workers, items, item),
+            Self::PythonPool => measure_in_python(PYTHON_POOL, workers, items, item),
+            Self::PythonFarm => measure_in_python(PYTHON_FARM, workers, items, item),
             Self::Xargs { program, list } => {
                 let begin = Instant::now();
                 let list = File::open(list).context("can't read the list of items")?;
@@ -113,7 +113,12 @@ impl ItemPool {
     }
 }
 
-fn python(way: &str, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
+/// Returns the time in seconds in which `workers` workers compute `items` items in Python, without the start of Python.
+/// `way` is the Python code that computes the items and prints the time. `item` is the CPU time of one item.
+///
+/// # Errors
+/// If python3 is not installed or fails.
+fn measure_in_python(way: &str, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
     // Cargo builds the library beside the bench.
     let library = std::env::current_exe()?.with_file_name("libpjw_spawn.so");
     let output = Command::new("python3")

@@ -70,6 +70,8 @@ impl SpawnedGroup {
         batch.template_error().map_or(Ok(()), |refusal| Err(refusal).context("the program has no template"))
     }
 
+    /// Returns `count` instances of the program, with the ranks from 0. The instances use the placements of the group
+    /// in turns.
     fn instances(&self, count: u32) -> Vec<Instance> {
         let placements = self.placements.iter().cycle();
         (0..count)
