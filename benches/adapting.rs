@@ -104,6 +104,8 @@ fn measure(setup: &Setup, program: &Path, team: Team, counts: &[usize]) -> anyho
     counts.iter().map(measure_rates).collect()
 }
 
+/// Returns the rates of `program` in phases per second, one for each line that the program prints (each 100 ms). Reads
+/// lines for 2 s, or 0.3 s in a quick run.
 fn read_rates(setup: &Setup, program: &mut Program) -> anyhow::Result<Vec<f64>> {
     let mut read = || -> anyhow::Result<(f64, f64)> {
         let line = program.read_line(LINE_TIMEOUT, &setup.interrupt)?;
@@ -121,7 +123,8 @@ fn read_rates(setup: &Setup, program: &mut Program) -> anyhow::Result<Vec<f64>> 
     Ok(rates)
 }
 
-/// Prints the table, and writes the figures and the chart.
+/// Prints the table of the rates, and writes the figures and the chart. `rates` has the measured rates by team and
+/// number of cores.
 fn report(counts: &[usize], rates: &[Vec<Vec<f64>>; TEAMS.len()]) -> anyhow::Result<()> {
     let medians = rates.each_ref().map(|of_counts| {
         of_counts.iter().map(|rates| median(rates).unwrap_or(f64::NAN)).collect::<Vec<f64>>()

@@ -46,6 +46,11 @@ struct Answers {
     echo_ms: Vec<f64>,
 }
 
+/// Runs a job that starts `processes` processes as fast as possible. Meanwhile, measures the time of calls to pjwd and
+/// to an echo server. Returns the figures.
+///
+/// # Errors
+/// If the second job loses its cores, or if the job of the fork bomb does not end with its processes.
 fn run_fork_bomb(
     warden: &PrivateWarden,
     processes: u32,

@@ -66,6 +66,8 @@ fn main() -> anyhow::Result<()> {
     publish("busy", &figures)
 }
 
+/// Starts a daemon and the load `activity` with `processes` processes, and measures one round. Returns the measured
+/// times by name, in ms. The times in cpusets are missing if no cpuset can be made.
 fn measure_round(setup: &Setup, activity: UserActivity, processes: usize) -> anyhow::Result<Times> {
     let Setup { effort, interrupt, programs, scale } = setup;
     let keys = format!("housekeeping = \"{}\"\nlog_level = \"debug\"\n", scale.unusable_pus);
@@ -123,6 +125,8 @@ struct Client<'a> {
 }
 
 impl Client<'_> {
+    /// Measures commands and calls to the daemon and calls to the echo server, one after the other. Returns the times
+    /// in ms by name. Also measures the time until the assigned process is in its cpuset.
     fn call_repeatedly(&self, effort: Effort) -> anyhow::Result<Times> {
         let Self { warden, echo, target, interrupt } = *self;
         let mut times = Times::new();
@@ -169,7 +173,8 @@ impl Client<'_> {
     }
 }
 
-/// The times in ms of the write(2) that moves a process into a cgroup or back.
+/// Moves the process `pid` into `cgroup` and back, again and again. Returns the time of each move, which is one
+/// write(2), in ms.
 fn bare_moves(effort: Effort, cgroup: &Cgroup, pid: u32, interrupt: &StopSignal) -> anyhow::Result<Vec<f64>> {
     let mut times = Vec::new();
     for _ in 0..effort.pick(5, 100) {
@@ -197,7 +202,8 @@ fn run_prolog(warden: &PrivateWarden) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures the time from the fork of a worker outside its job's cores to its mask, by the kernel's clock.
+/// Measures for workers that are forked outside of their job's cores how long it takes until their mask is set: by
+/// pjwd, and by a program that makes only the necessary system calls. Returns the times in ms, by the kernel's clock.
 fn measure_births(
     effort: Effort,
     warden: &PrivateWarden,
@@ -218,7 +224,8 @@ fn measure_births(
     Ok(Times::from([("birth", warden.reaction_times_ms()), (LISTENER, bare)]))
 }
 
-/// Returns the figures: for each quantile the median of the rounds.
+/// Returns the figures that compare pjwd with its peers under the load `load`. Each value is the median over the rounds
+/// of a quantile.
 fn compare(load: &str, rounds: &[Times]) -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
     let peers = [

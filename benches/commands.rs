@@ -85,8 +85,8 @@ impl Costs {
     }
 }
 
-/// The CPU time in ms that this program needs to put a process on a core by bare system calls, and half of the change
-/// back: one command's work. With `by_cpuset` by a new cgroup, else by its mask.
+/// Puts the process `pid` on the PUs `core` with bare system calls, and back. Returns half of the CPU time, in ms: the
+/// work of one command. If `by_cpuset` is true, moves the process into a new cgroup. Otherwise, sets its affinity mask.
 fn bare_change(by_cpuset: bool, core: &CpuSet, pid: u32) -> anyhow::Result<f64> {
     let thread_cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
     let before = thread_cpu()?;

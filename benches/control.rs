@@ -83,6 +83,8 @@ impl Answers {
 }
 
 impl Bench<'_> {
+    /// Measures calls to pjwd and to an echo server whose replies have the same size. Returns the figures. `what` is
+    /// the name of the call in the results.
     fn compare(&self, what: &str, warden: &PrivateWarden, effort: Effort) -> anyhow::Result<Vec<Figure>> {
         let _: Value = Client::connect(&warden.socket())?.call(self.method, &self.parameters)?;
         let reply_bytes = RawClient::connect(&warden.socket())?.call(&self.request)?;
@@ -101,6 +103,8 @@ impl Bench<'_> {
         measured.figures(what)
     }
 
+    /// Measures the calls to the server at `socket`: latencies in µs with one connection, latencies with a new
+    /// connection for each call, and the numbers of answers each second to one client and to several clients.
     fn measure_server(&self, socket: &Path) -> anyhow::Result<Answers> {
         self.interrupt.check()?;
         let mut client = RawClient::connect(socket)?;
@@ -119,6 +123,7 @@ impl Bench<'_> {
         })
     }
 
+    /// Returns the number of answers each second that the server at `socket` gives to [`CLIENTS`] clients together.
     fn measure_several_clients(&self, socket: &Path) -> anyhow::Result<f64> {
         let window = self.window;
         thread::scope(|scope| {
@@ -173,6 +178,7 @@ impl Measured {
         if is_pjwd { &mut self.pjwd } else { &mut self.echo }
     }
 
+    /// Returns the figures of the medians over all rounds. `call_name` is the name of the call in the results.
     fn figures(&self, call_name: &str) -> anyhow::Result<Vec<Figure>> {
         let Self { pjwd, echo, through_client_us } = self;
         let figure = |what: &str, unit: &str, own_values: &[f64], peer: &str, peer_values: &[f64]| {

@@ -49,6 +49,8 @@ fn main() -> anyhow::Result<()> {
     report(&reads, &from_page, &from_pipe)
 }
 
+/// Prints the times, and writes the figures and the chart. `reads` has the times of the three kinds of reads, in ns.
+/// `from_page` and `from_pipe` have the times from a change to the reader, in µs.
 fn report(reads: &[Vec<f64>; 3], from_page: &[f64], from_pipe: &[f64]) -> anyhow::Result<()> {
     let [cpu, whole, mask] = reads.each_ref().map(|times| median(times).unwrap_or(f64::NAN));
     let system_call = "sched_getaffinity";
@@ -87,7 +89,8 @@ fn report(reads: &[Vec<f64>; 3], from_page: &[f64], from_pipe: &[f64]) -> anyhow
     publish("core_map", &figures)
 }
 
-/// The content of the page of a job with own, borrowed and leaving CPUs.
+/// Makes the content of the core map of a job with own, borrowed and leaving CPUs. `epoch` is the number of the
+/// version.
 fn content(epoch: u64) -> CoreMapContent {
     CoreMapContent {
         epoch,
@@ -102,7 +105,8 @@ fn content(epoch: u64) -> CoreMapContent {
     }
 }
 
-/// The mean times in ns: of the question whether the job has a CPU, of a read of the page, and of the system call.
+/// Returns three mean times in ns: of the check whether the job has a CPU, of a read of the whole page, and of
+/// sched_getaffinity(2).
 fn measure_reads(reader: &CoreMapReader, effort: Effort) -> anyhow::Result<[f64; 3]> {
     let (count, own) = (effort.pick(1_000, 1_000_000), Tid(gettid().as_raw().unsigned_abs()));
     let begin = Instant::now();
@@ -123,7 +127,8 @@ fn measure_reads(reader: &CoreMapReader, effort: Effort) -> anyhow::Result<[f64;
     Ok([cpu, whole, mask].map(|time| time.as_secs_f64() * 1e9 / f64::from(count)))
 }
 
-/// The times in µs from just before the write of a page until a thread that waited for the change has the content.
+/// Returns the times in µs from just before the write of a core map until a thread that waited for the change has read
+/// it. Adds the number of writes to `epoch`.
 fn changes_of_page(
     writer: &mut CoreMapWriter,
     reader: &CoreMapReader,

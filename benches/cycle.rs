@@ -63,6 +63,8 @@ fn main() -> anyhow::Result<()> {
     writeln!(stdout(), "written to {}", path.display()).context("can't write to stdout")
 }
 
+/// Measures the CPU time of a cycle for a job with `processes` load processes of `threads` threads each, and of a scan
+/// of the same threads by bare system calls. Prints both medians, and returns them as a figure with the name `name`.
 fn measure_cycles(
     name: &str,
     processes: usize,

@@ -87,7 +87,8 @@ impl Bench {
 /// A way to measure one value.
 type Way<'a> = Box<dyn Fn() -> anyhow::Result<f64> + 'a>;
 
-/// Figure 2: the memory of a farm and of programs that are started one by one, by the number of workers.
+/// Measures the memory of a farm and of programs that are started one by one, for several numbers of workers. Writes
+/// the chart, and returns the figures (figure 2).
 fn memory(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let most = bench.effort.pick(3, 8);
     let names = [LATE, EARLY, INSTANCES];
@@ -119,8 +120,9 @@ fn memory(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Table 1: the core time of a program without a farm, as a share of that of the farm for the same items, by the number
-/// of items. The farm holds all its cores also during its serial part.
+/// Measures which share of the core time of a farm a program without a farm needs for the same items, for several
+/// numbers of items. Compares the share with that of `pjwctl advise`. Writes the chart, and returns the figures (table
+/// 1). A farm occupies all its cores also during its serial part.
 fn serial(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let serial_ms = bench.effort.pick(20, 400);
     let workers = bench.workers;
@@ -156,7 +158,8 @@ fn serial(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The rate of items of 1 ms on two workers.
+/// Measures the rate of items of 1 ms on two workers, for farms and for other pools. A pool that is not installed is
+/// skipped. Returns the figures that compare the farms with the other ways.
 fn items(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let (workers, items) = (2, bench.effort.pick(50, 2000));
     let directory = tempfile::tempdir().context("can't make a directory")?;
@@ -214,7 +217,8 @@ impl Placing {
     }
 }
 
-/// The rate of a farm with a reader, a writer and one worker on each core, by its placing.
+/// Measures the rate of a farm with a reader, a writer and one worker on each core, for each way to place its
+/// processes. Writes the chart, and returns the figures. Measures nothing if the programs of pjw are missing.
 fn cores(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let programs = match Programs::for_benches() {
         Ok(programs) => programs,
@@ -254,7 +258,8 @@ fn cores(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
 }
 
 impl Bench {
-    /// Returns the time of a farm in seconds. The daemon runs only beside a farm that is its job.
+    /// Returns the run time of a farm whose processes are placed as `placing` says, in seconds. A daemon runs only if
+    /// the farm is its job.
     fn measure_placed(
         &self,
         farm: ReaderAndWriter,

@@ -61,6 +61,8 @@ struct JobLauncher<'a> {
 }
 
 impl JobLauncher<'_> {
+    /// Returns the beginning of a command that starts a job in its place: with pjwd as the job `name` with `cores`
+    /// cores, in the cgroup, or with taskset(1). `None` if the job is not separated.
     fn command(&self, name: &str, cores: usize) -> Option<Command> {
         match self {
             JobLauncher { warden: Some(warden), .. } => Some(warden.run_command(name, cores)),
@@ -106,6 +108,8 @@ fn halves(scale: &Scale) -> (CpuSet, CpuSet) {
 }
 
 impl Bench {
+    /// Measures the run time of job B alone and beside job A, for each way to separate the jobs, in turns. Skips a way
+    /// that is not possible on this machine. Prints the medians, and returns the figures.
     fn compare_two_jobs(&self) -> anyhow::Result<Vec<Figure>> {
         let steps = self.choose_steps()?;
         let mut times: [Vec<f64>; SEPARATIONS.len()] = Default::default();
@@ -235,7 +239,8 @@ struct MpiTimes {
 }
 
 impl MpiTimes {
-    /// Prints the table, and returns the figures of the slower run.
+    /// Prints the table of the run times, and returns the figures of the slower one of the two runs. `name` is the name
+    /// of the MPI program.
     fn publish(&self, name: &str) -> anyhow::Result<Vec<Figure>> {
         let run = |rounds: &[[f64; 2]], run: usize| {
             median(&rounds.iter().filter_map(|times| times.get(run).copied()).collect::<Vec<_>>())

@@ -181,7 +181,8 @@ struct Row {
     medians: Measures,
 }
 
-/// `None` if the separation was skipped.
+/// Returns the row of the table for the separation with the index `at`: the medians of its runs. `None` if this
+/// separation was skipped.
 fn row(runs: &Runs, at: usize) -> Option<Row> {
     let of = |value: fn(&Measures) -> f64| {
         median(&runs[at].iter().map(|run| value(&run.measures)).collect::<Vec<f64>>())
@@ -197,7 +198,8 @@ fn row(runs: &Runs, at: usize) -> Option<Row> {
     Some(Row { name: SEPARATIONS[at].name(), medians })
 }
 
-/// The figures of all separations, beside the server alone, and of the batch program beside the run without separation.
+/// Returns the figures of the table. The server in each separation is compared with the server alone. The batch program
+/// is compared with its run without separation.
 fn figures(rows: &[Row]) -> Vec<Figure> {
     let of = |separation: Separation| rows.iter().find(|row| row.name == separation.name());
     let Some(alone) = of(Separation::Alone) else { return Vec::new() };
@@ -255,7 +257,8 @@ fn table_csv(rows: &[Row]) -> String {
     csv
 }
 
-/// Both throughputs over time, without separation and with pjw.
+/// Makes the chart of the throughput of the server and of the batch program over time, without separation and with pjw.
+/// Contains the first run of each.
 fn chart(runs: &Runs) -> Chart {
     let lines = [Separation::Nothing, Separation::Warden].into_iter().flat_map(|separation| {
         let run = SEPARATIONS.iter().position(|known| *known == separation).and_then(|at| runs[at].first());
@@ -315,6 +318,11 @@ impl Bench {
         command
     }
 
+    /// Starts the server and the batch program, separated as `separation` says, and measures both until the server
+    /// ends.
+    ///
+    /// # Errors
+    /// If the separation is not possible on this machine.
     fn run(&self, separation: Separation) -> anyhow::Result<Run> {
         let everywhere = || Self::bound(&self.cpus);
         match separation {
@@ -352,8 +360,9 @@ impl Bench {
         }
     }
 
-    /// As koordlet does: each second, the batch program gets the cores that the server did not use in the last second,
-    /// at least one.
+    /// Measures both programs while a thread moves cores between them, as koordlet does. Each second, the batch program
+    /// gets the cores that the server did not use in the last second, but at least one. `launcher` is the beginning of
+    /// the command of the batch program.
     fn move_cores_each_second(&self, launcher: Command) -> anyhow::Result<Run> {
         let batch = self.batch(launcher)?;
         let server = self.server(Self::bound(&self.cpus))?;
@@ -382,6 +391,8 @@ impl Bench {
         })
     }
 
+    /// Measures both programs as jobs of pjwd: the server owns the cores, and the batch program borrows them. Prints
+    /// the CPU time of pjwd.
     fn with_warden(&self) -> anyhow::Result<Run> {
         let keys = format!("enforcement = \"auto\"\nhousekeeping = \"\"\n{KEYS}");
         let warden = PrivateWarden::start_with_config(
@@ -413,7 +424,7 @@ impl Bench {
         Ok(run)
     }
 
-    /// Waits for the end of the server and measures both programs until then.
+    /// Measures the server and the batch program until the server ends. `batch` is `None` for the server alone.
     fn measure(&self, mut server: Program, mut batch: Option<Program>) -> anyhow::Result<Run> {
         let begin = Instant::now();
         let used = |program: &Option<Program>| {

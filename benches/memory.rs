@@ -120,6 +120,8 @@ struct Reading {
     resident: u64,
 }
 
+/// Reads the memory of the job once with `pjwctl show --memory`. Returns the CPU time of the reading and the resident
+/// memory of the job.
 fn read_memory(warden: &PrivateWarden) -> anyhow::Result<Reading> {
     let job = format!("manual:{JOB}");
     let output = warden.pjwctl_command(&["show", &job, "--memory", "--json"]).output();

@@ -54,6 +54,8 @@ struct Bench {
 }
 
 impl Bench {
+    /// Measures the laps of the program `kind` under the kernel alone and under pjwd with and without pins, and returns
+    /// the figures.
     fn measure(&self, kind: &str) -> anyhow::Result<Vec<Figure>> {
         let steps = self.choose_steps(kind)?;
         let warden = PrivateWarden::start_with_config(
@@ -167,6 +169,8 @@ impl Rounds {
         Ok(())
     }
 
+    /// Prints how often threads were pinned, and returns the figures: pjwd without pins compared with the kernel alone,
+    /// and pjwd with pins compared with both. Without the last two if no thread was pinned.
     fn figures(&self, kind: &str) -> anyhow::Result<Vec<Figure>> {
         let Self { kernel, pins, floating, pins_to_floating, pinned_turns } = self;
         let to_kernel = |times: &[f64]| -> Vec<f64> {

@@ -179,6 +179,11 @@ impl Bench {
         PrivateWarden::start_with_config(&self.programs, &keys, source, &self.interrupt)
     }
 
+    /// Measures the reaction times of a daemon to `workers` workers that are forked in its job. `mask` has the PUs of
+    /// the job.
+    ///
+    /// # Errors
+    /// If the daemon gets no process events from the kernel.
     fn fork_under_warden(
         &self,
         worker_start: WorkerStart,
@@ -194,6 +199,8 @@ impl Bench {
         Ok(ReactionTimes { kernel_clock_ms: warden.reaction_times_ms(), ..times })
     }
 
+    /// Starts a forker, and returns the times of its workers. With `warden`, first assigns the forker to a job that has
+    /// the PUs `mask`. `count_and_pause` has the number of workers and the pause between two workers.
     fn fork(
         &self,
         warden: Option<&PrivateWarden>,
@@ -214,6 +221,8 @@ fn load_name(with_forks: bool) -> &'static str {
     if with_forks { "beside 1,000 forks/s" } else { "nothing else born" }
 }
 
+/// Prints two tables: the times that the forkers measured, and the times by the kernel's clock. Each row is one method,
+/// with or without a load of other forks.
 fn print_times(all: &BTreeMap<Key, ReactionTimes>) -> anyhow::Result<()> {
     print_header(
         "from before the fork to the right mask, measured by the parent, ms",

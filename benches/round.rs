@@ -52,7 +52,8 @@ struct MadeUpMachine {
 }
 
 impl MadeUpMachine {
-    /// A machine with so many jobs of one core and one process of five threads.
+    /// Makes a machine with `jobs` jobs. Each job has one core, and one process of five threads. There are also
+    /// [`OUTSIDERS`] processes without a job.
     fn new(shape: RegularShape, jobs: u32) -> anyhow::Result<Self> {
         let (state, policy) =
             (WardenState::new(Topology::from_shape(shape), &CpuSet::new()), Policy::default());
@@ -68,6 +69,8 @@ impl MadeUpMachine {
         Ok(machine)
     }
 
+    /// Makes a process that started at the present time of the machine. All its threads sleep and have the affinity
+    /// mask `mask`.
     fn process(&self, pid: Pid, parent: Pid, threads: u32, mask: CpuSet) -> Process {
         let start = StartTime(self.now / 10_000_000);
         let thread = |number| Thread {
@@ -99,6 +102,7 @@ impl MadeUpMachine {
         }
     }
 
+    /// Returns a snapshot of the processes in `scope`, and advances the time of the machine by 1 ms.
     fn snapshot(&mut self, scope: &ScanScope) -> Snapshot {
         self.now += 1_000_000;
         let observed = |(&pid, process): (&Pid, &Process)| (pid, Observed::Present(process.clone()));
@@ -123,7 +127,11 @@ impl MadeUpMachine {
         }
     }
 
-    /// One decision and its audit. Returns its CPU time in ms.
+    /// Decides once, without carrying the decision out. Returns the decision and its CPU time in ms, which includes the
+    /// audit.
+    ///
+    /// # Errors
+    /// If the audit finds a violation.
     fn decide(&mut self, snapshot: &Snapshot, commands: &[Command]) -> anyhow::Result<(Decision, f64)> {
         let before = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
         let decision = reconcile(&mut self.state, snapshot, commands, &self.policy);
@@ -138,6 +146,8 @@ impl MadeUpMachine {
         Ok((decision, Duration::from(after - before).as_secs_f64() * 1000.0))
     }
 
+    /// Sets the affinity masks of the planned mask actions in the processes of the machine, and records them in the
+    /// state.
     fn carry_out(&mut self, decision: &Decision) {
         for action in &decision.plan.mask_actions {
             let Some(process) = self.processes.get_mut(&action.thread.process.pid) else { continue };
@@ -151,7 +161,8 @@ impl MadeUpMachine {
         }
     }
 
-    /// Decides until nothing is left to do. Returns the CPU time of the longest round, in ms.
+    /// Decides and carries the decisions out until no further scan is needed, at most [`MAX_ROUNDS`] times. The first
+    /// round has the scope `scope` and the commands `commands`. Returns the CPU time of the longest round, in ms.
     fn run(&mut self, scope: &ScanScope, commands: &[Command]) -> anyhow::Result<f64> {
         let (mut scope, mut commands, mut longest) = (scope.clone(), commands, 0.0_f64);
         for _ in 0..MAX_ROUNDS {
@@ -167,8 +178,8 @@ impl MadeUpMachine {
         Ok(longest)
     }
 
-    /// The CPU time in ms of the round that confines a newborn process. The process begins with the mask of the
-    /// machine.
+    /// Returns the median CPU time of a round that confines a newly forked process to the cores of its job, in ms. The
+    /// process begins with a mask of all PUs.
     fn measure_births(mut self) -> anyhow::Result<f64> {
         let mut costs = Vec::new();
         for number in 0..BIRTHS {

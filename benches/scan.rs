@@ -94,6 +94,8 @@ impl ScanMethod for PjwFirstScan {
     }
 }
 
+/// Scans the processes `pids` with `node`, and returns the number of their threads. If `full` is true, the scan also
+/// reads all other processes of the machine.
 fn count_threads(node: &mut LinuxMachine, pids: &[u32], full: bool) -> usize {
     let members: BTreeSet<Pid> = pids.iter().copied().map(Pid).collect();
     let scope = if full { ScanScope::Full } else { ScanScope::Partial(members.clone()) };

@@ -130,7 +130,7 @@ impl Bench {
     }
 }
 
-/// The ways of pjw-spawn.
+/// Returns the schemes of pjw-spawn: one process after the other, several at once, and forks from a template.
 fn own<'a>(group: &'a SpawnedGroup, templates: &'a SpawnedGroup) -> [Scheme<'a>; 3] {
     let scheme = |name, run: Box<dyn Fn(u32) -> anyhow::Result<()> + 'a>| Scheme {
         name,
@@ -144,7 +144,8 @@ fn own<'a>(group: &'a SpawnedGroup, templates: &'a SpawnedGroup) -> [Scheme<'a>;
     ]
 }
 
-/// All schemes, for some numbers of processes, sizes of the parent and environments.
+/// Measures all schemes for several numbers of processes, sizes of the parent and environments. Prints the tables,
+/// writes the charts, and returns the figures.
 fn schemes(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let long: Vec<(String, String)> = (0..500)
         .map(|number| (format!("VARIABLE_{number:03}"), "v".repeat(87)))
@@ -179,7 +180,8 @@ fn schemes(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// All schemes with one kind of parent.
+/// Measures all schemes with a parent that has `ballast_mb` MB of memory and the variables `environment`. `counts` has
+/// the numbers of processes, each with the number of rounds.
 fn cell(
     bench: &Bench,
     ballast_mb: usize,
@@ -198,8 +200,8 @@ fn cell(
     results
 }
 
-/// The CPU time of each scheme beside posix_spawn, with the largest number of processes that it was measured with, and
-/// the rate of the ways of pjw-spawn.
+/// Returns the figures that compare the CPU time of each scheme with that of posix_spawn(3), for the largest number of
+/// processes that the scheme was measured with. Schemes of pjw-spawn also have a figure of the rate.
 fn against_posix_spawn(title: &str, results: &Results) -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (name, costs) in results.iter().filter(|(name, _)| *name != POSIX_SPAWN) {
@@ -246,6 +248,8 @@ fn print_table(title: &str, results: &Results) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Writes two charts of the results: the CPU time of a process, and the number of processes per second. `file` is the
+/// beginning of the file names.
 fn write_charts(file: &str, title: &str, x_label: &str, results: &Results) -> anyhow::Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
     let kinds: [(&str, &str, Value); 2] =
@@ -261,7 +265,8 @@ fn write_charts(file: &str, title: &str, x_label: &str, results: &Results) -> an
     Ok(())
 }
 
-/// Late forks of a program, beside a loop of fork in the same program.
+/// Measures late forks of a program with pjw-spawn, and a loop of fork(2) in the same program. Writes the charts, and
+/// returns the figures.
 fn late(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let forks = SpawnSchemes::compile_late(bench.directory.path())?;
     let group = SpawnedGroup::new(forks.program(), "late", &[], &bench.pus)?.with_late_forks();
@@ -291,8 +296,8 @@ fn late(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// A program with many libraries: exec beside a template. The environment is not empty: LD_BIND_NOW takes the place of
-/// a variable in the template.
+/// Measures the start of a program with many libraries by exec and from a template. Writes the charts, and returns the
+/// figures. The environment is not empty, because the template sets `LD_BIND_NOW` in the place of another variable.
 fn libraries(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let libraries = bench.effort.pick(50, 495);
     let program = compile_with_libraries(bench.directory.path(), libraries)?;
@@ -311,8 +316,8 @@ fn libraries(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     against_posix_spawn(&title, &results)
 }
 
-/// A program with a large image that writes a share of its pages: exec beside a template, and the share from which exec
-/// is cheaper.
+/// Measures the start of a program with a large image by exec and from a template, for several shares of pages that the
+/// program writes. Prints from which share on exec is cheaper. Writes the charts, and returns the figures.
 fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let (megabytes, parts) = bench.effort.pick((10, 1), (100, 10));
     let program = compile_image(bench.directory.path(), megabytes)?;
@@ -365,7 +370,8 @@ fn break_even(exec: &[(u32, StartCost)], template: &[(u32, StartCost)]) -> Optio
     gains.first().filter(|(_, gain)| *gain <= 0.0).map(|(share, _)| *share).or(crossing)
 }
 
-/// The rate against the number of PUs that start processes.
+/// Measures the rate of started processes for several numbers of PUs that start them. Writes the charts, and returns
+/// the figures.
 fn pus(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let all: Vec<_> = bench.pus.iter().collect();
     let mut numbers: Vec<usize> =

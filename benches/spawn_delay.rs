@@ -61,7 +61,8 @@ fn main() -> anyhow::Result<()> {
     publish("spawn_delay", &figures)
 }
 
-/// The time from the call to the first instruction: the ways in turns.
+/// Measures the time from the call that starts `program` to its first instruction, for pjw-spawn and for other ways, in
+/// turns. Returns the figures.
 fn delays(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec<Figure>> {
     let pus = &setup.scale.usable_pus;
     let (mut reader, writer) = pipe().context("can't make a pipe")?;
@@ -121,8 +122,8 @@ fn delays(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec
     Ok(figures)
 }
 
-/// The same time for processes that are born in a cgroup of v2 (`CLONE_INTO_CGROUP`), in turns with those that stay in
-/// the cgroup of the bench.
+/// Measures the same time for processes that are born in a cgroup of v2 (`CLONE_INTO_CGROUP`), in turns with processes
+/// that stay in the cgroup of the bench. Returns the figures. Measures nothing if no cgroup can be made.
 fn delays_in_cgroup(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec<Figure>> {
     let Some(cgroup) = EmptyCgroup::make() else {
         print_line(&format!("{OWN_IN_CGROUP}: not measured, because this user can make no cgroup of v2"))?;
@@ -173,7 +174,9 @@ struct OwnStart {
 }
 
 impl OwnStart {
-    /// `cgroup` is the directory of the cgroup v2 in which the processes are born. `None` for that of the bench.
+    /// Prepares the start of `program` by pjw-spawn: one instance on each PU of `pus`, with the standard output
+    /// `output`. `cgroup` is the directory of the cgroup of v2 in which the processes are born. `None` for the cgroup
+    /// of the bench.
     fn new(
         program: &Path,
         pus: &CpuSet,
@@ -228,7 +231,8 @@ int main(void) {
 }
 ";
 
-/// The time from the signal that kills a worker to `main` of the worker that replaces it.
+/// Measures the time from the signal that kills a worker to `main` of the worker that replaces it, for the pool of
+/// pjw-spawn and for a supervisor that uses posix_spawn(3). Returns the figures.
 fn replacements(setup: &Setup, directory: &Path) -> anyhow::Result<Vec<Figure>> {
     let program = compile(directory, "worker", WORKER, &[])?;
     let (mut reader, writer) = pipe().context("can't make a pipe")?;
@@ -280,8 +284,8 @@ fn replacements(setup: &Setup, directory: &Path) -> anyhow::Result<Vec<Figure>> 
     [("p50", 0.5), ("p99", 0.99)].into_iter().map(figure).collect()
 }
 
-/// The processes each second of a group that `pjwctl spawn` starts and waits for, with a daemon that gives the group a
-/// job, and without.
+/// Measures how many processes per second `pjwctl spawn` starts and waits for, in a job of the daemon and with
+/// `--local`. Compares this with posix_spawn(3), one process after the other. Returns the figures.
 fn rates(setup: &Setup, program: &Path) -> anyhow::Result<Vec<Figure>> {
     let warden = PrivateWarden::start(&setup.programs, &setup.scale.unusable_pus, &setup.interrupt)?;
     let count: u32 = setup.effort.pick(20, 2000);

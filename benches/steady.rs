@@ -77,6 +77,8 @@ fn main() -> anyhow::Result<()> {
     publish("steady", &figures)
 }
 
+/// Returns the cases to measure on a machine with `cpus` CPUs: combinations of thread numbers, process sizes and
+/// activities. Leaves out cases with more spinning threads than the CPUs can run.
 fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
     let sizes: &[usize] = effort.pick(&[1000], &[100, 1000, 10_000, 50_000]);
     let activities = [
@@ -171,6 +173,8 @@ struct Costs {
 }
 
 impl Bench {
+    /// Starts the load of `case` as a job of pjwd, and measures the CPU time of pjwd, of numad and of a loop of bare
+    /// system calls. Returns the figures. numad is left out if it is not installed.
     fn measure(&self, case: Case) -> anyhow::Result<Vec<Figure>> {
         let load = LoadProcesses::start(
             case.threads.div_ceil(case.per_process),
@@ -260,6 +264,7 @@ impl Bench {
 }
 
 impl Costs {
+    /// Prints the costs of the case with the name `case`, and returns the figures that compare pjwd with its peers.
     fn figures(&self, case: &str) -> anyhow::Result<Vec<Figure>> {
         let &Costs { pjwd_ms: pjwd, bare_ms: bare, rss_mib: rss, numad } = self;
         let mut figures = vec![Figure::new(case, pjwd, "ms/s", "bare system calls", bare)];

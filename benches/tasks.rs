@@ -96,7 +96,9 @@ fn write_chart(
     chart.write(&target_directory()?, name)
 }
 
-/// Page tables of memory that all ranks use. Where the kernel places the stacks of threads differs from run to run.
+/// Measures the size of the page tables of memory that all ranks use, for several numbers of ranks. Writes the chart,
+/// and returns the figures. The stacks of threads are at other addresses in each run, so the results differ between
+/// runs.
 fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let counts = bench.effort.pick(&[1, 3][..], &[1, 10, 20, 30, 40, 50][..]);
     let (mut figures, mut lines) = (Vec::new(), lines());
@@ -111,7 +113,9 @@ fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// A switch between ranks on one core, by the bytes that each copies between two switches.
+/// Measures the time and the dTLB misses of a switch between ranks on one core, for several numbers of bytes that each
+/// rank copies between two switches. Writes the charts, and returns the figures. Without dTLB misses if the machine has
+/// no such counter.
 fn switch(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let sizes = bench.effort.pick(&[0, 16][..], &[0, 4, 16, 64][..]);
     let count = bench.effort.pick(5, RANKS_ON_A_CORE);
@@ -158,7 +162,8 @@ fn switch(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
 /// Starts so many ranks, and waits for their ends.
 type Start<'a> = dyn Fn(u32) -> anyhow::Result<()> + 'a;
 
-/// The start and the end of ranks that do nothing. The process of the threads is started too, which the threads share.
+/// Measures the start and the end of ranks that do nothing, for several numbers of ranks. For threads, this includes
+/// the process that contains them. Writes the chart, and returns the figures.
 fn start(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let counts = bench.effort.pick(&[STARTED][..], &[1, 5, 10, STARTED][..]);
     let ways: [(&str, &Start<'_>); 4] = [
@@ -203,7 +208,8 @@ fn posix_spawn(program: &Path, count: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// mmap and munmap, by the number of ranks that call them at the same time.
+/// Measures mmap(2) and munmap(2) of 64 KiB, for several numbers of ranks that call them at the same time. Writes the
+/// chart, and returns the figures.
 fn map(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let most = u32::try_from(bench.pus.len().min(16))?;
     let (mut figures, mut lines) = (Vec::new(), lines());
@@ -218,7 +224,8 @@ fn map(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The exchange of halos between two ranks on two cores.
+/// Measures the exchange of halos (boundary values) between two ranks on two cores, for several sizes. Writes the
+/// chart, and returns the figures.
 fn exchange(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     const NAMES: [&str; 4] =
         ["tasks, load and store", "threads, load and store", "processes, memory files", "processes, sockets"];

@@ -192,6 +192,7 @@ fn start_warden(setup: &Setup, source: EventSource) -> anyhow::Result<PrivateWar
     PrivateWarden::start_with_config(&setup.programs, &keys, source, &setup.interrupt)
 }
 
+/// Measures how late the owner of a core wakes up, in µs. `row` says which other program runs on the core.
 fn lateness(setup: &Setup, row: Row, measurement: Measurement) -> anyhow::Result<Vec<f64>> {
     let count = setup.effort.pick(200, 1000);
     let warden = start_warden(setup, EventSource::ProcEvents)?;
@@ -218,6 +219,11 @@ fn bound(mut command: Command, cpus: &CpuSet) -> Command {
     command
 }
 
+/// Measures how long it takes until the borrower has left the core of its owner, in µs. `row` says whether pjwd uses
+/// BPF.
+///
+/// # Errors
+/// If pjwd uses BPF in both rows, or in none.
 fn returns(setup: &Setup, row: Row) -> anyhow::Result<Vec<f64>> {
     let is_without_bpf = row == Row::ReturnWithoutBpf;
     let source = if is_without_bpf { EventSource::WithoutBpf } else { EventSource::ProcEvents };
@@ -231,6 +237,7 @@ fn returns(setup: &Setup, row: Row) -> anyhow::Result<Vec<f64>> {
     Ok(times)
 }
 
+/// Measures the time of a bare write to `cpuset.cpus` that moves the threads of a program off a core, in µs.
 fn cpuset_writes(setup: &Setup) -> anyhow::Result<Vec<f64>> {
     let group = Cgroup::new("cpuset", "leave")?;
     let all = &setup.scale.usable_pus;
