@@ -235,9 +235,9 @@ fn start_observer(
     Ok((forks, reactions))
 }
 
-/// Waits until the next worker that this process forks has the mask `right_mask`, and returns the time since `begin`.
-/// Checks the mask each [`CHECK_INTERVAL`], from the fork event of the worker on. `None` if the worker does not have
-/// the mask within [`CORRECTION_TIMEOUT`].
+/// Waits until the next worker that this process forks has the mask `right_mask`. Returns the time since `begin`, and
+/// whether the first check of the mask found it. Checks the mask each [`CHECK_INTERVAL`], from the fork event of the
+/// worker on. `None` if the worker does not have the mask within [`CORRECTION_TIMEOUT`].
 ///
 /// # Errors
 /// If the worker has ended.

@@ -135,7 +135,7 @@ fn print_line(line: &str) -> anyhow::Result<()> {
     writeln!(out, "{line}").and_then(|()| out.flush()).context("can't write to standard output")
 }
 
-/// Runs as the borrower: `threads` threads that compute until the process is killed. Prints `ready` when they run.
+/// Runs as the borrower: `threads` threads that spin until the process is killed. Prints `ready` when they run.
 fn run_borrower(threads: usize) -> ! {
     let spin = || {
         loop {
