@@ -108,9 +108,9 @@ impl BoundSocket {
     /// # Errors
     /// The errors of [`bind`]. Also if the process has no free file descriptor.
     pub fn rebind_if_removed(&mut self) -> Result<UnixListener, BindError> {
-        prepare(&self.path)?;
+        prepare_socket_path(&self.path)?;
         if !is_lock_in_place(&self.path, &self.lock) {
-            self.lock = lock(&self.path)?;
+            self.lock = lock_socket(&self.path)?;
         }
         if inode_of(&self.path) != Some(self.inode) {
             (self.listener, self.inode) = listen_at(&self.path, self.access)?;
@@ -157,8 +157,8 @@ pub fn bind_with_access(path: &Path, access: SocketAccess) -> Result<BoundSocket
     if let Some(length) = length_if_too_long(path) {
         return Err(BindError::PathTooLong { path: path.to_owned(), length });
     }
-    prepare(path)?;
-    let lock = lock(path)?;
+    prepare_socket_path(path)?;
+    let lock = lock_socket(path)?;
     let (listener, inode) = listen_at(path, access)?;
     Ok(BoundSocket { listener, path: path.to_owned(), access, inode, lock })
 }
@@ -170,8 +170,8 @@ pub fn is_listening(path: &Path) -> bool {
     matches!(listening(path), Listening::Process(_))
 }
 
-/// Makes the directory of the socket, and checks that nothing but a socket is at its path.
-fn prepare(path: &Path) -> Result<(), BindError> {
+/// Makes the directory of the socket at `path` if it is missing. Fails if something other than a socket is at `path`.
+fn prepare_socket_path(path: &Path) -> Result<(), BindError> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
         std::fs::create_dir_all(dir).map_err(fault("make", dir))?;
     }
@@ -187,8 +187,8 @@ fn prepare(path: &Path) -> Result<(), BindError> {
     Ok(())
 }
 
-/// Listens at the path, and replaces a socket file at which no process listens. Returns the device and inode of the
-/// file.
+/// Listens on a new socket at `path` with the permissions `access`. Replaces a socket file at which no process listens,
+/// and fails if a process listens there. Returns the listener, and the device and inode of the new file.
 fn listen_at(path: &Path, access: SocketAccess) -> Result<(UnixListener, (u64, u64)), BindError> {
     if let Listening::Process(pid) = listening(path) {
         // A daemon runs that was started by other means, without the lock.
@@ -242,8 +242,10 @@ fn not_a_file() -> io::Error {
     io::Error::other("it is not a regular file: remove it")
 }
 
-/// Takes the lock beside the socket at `path`.
-fn lock(path: &Path) -> Result<Flock<File>, BindError> {
+/// Locks the lock file beside the socket at `path`, and makes this file if it is missing. Fails if another process
+/// holds the lock, or if this file can't be used. The error has the pid of the process that listens at `path`, if it is
+/// known.
+fn lock_socket(path: &Path) -> Result<Flock<File>, BindError> {
     let beside = lock_path(path);
     let mut options = OpenOptions::new();
     // Through a symbolic link the lock file would be created at the target of the link. Opening a pipe without a reader

@@ -181,8 +181,8 @@ impl Client {
         parameters: &impl Serialize,
     ) -> Result<T, ClientError> {
         self.start_deadline();
-        self.send(method, parameters, false)?;
-        self.receive().map(|(reply, _)| reply)
+        self.send_call(method, parameters, false)?;
+        self.read_reply().map(|(reply, _)| reply)
     }
 
     /// Calls the method `method` of the daemon, which sends a series of replies, such as `Events`. Passes each reply
@@ -200,18 +200,20 @@ impl Client {
         mut on_reply: impl FnMut(T) -> bool,
     ) -> Result<(), ClientError> {
         self.start_deadline();
-        self.send(method, parameters, true)?;
+        self.send_call(method, parameters, true)?;
         // Events may be far apart: no timeout.
         self.deadline = None;
         self.receive_all(&mut on_reply)
     }
 
+    /// Receives the replies of a stream, and calls `on_reply` with each of them. Returns after the last reply, or when
+    /// `on_reply` returns false.
     fn receive_all<T: DeserializeOwned>(
         &mut self,
         on_reply: &mut impl FnMut(T) -> bool,
     ) -> Result<(), ClientError> {
         loop {
-            let (reply, continues): (Value, bool) = self.receive()?;
+            let (reply, continues): (Value, bool) = self.read_reply()?;
             // A stream without a last event ends with an empty reply.
             if reply.as_object().is_some_and(|object| !object.is_empty()) {
                 let reply = serde_json::from_value(reply)
@@ -226,7 +228,15 @@ impl Client {
         }
     }
 
-    fn send(&mut self, method: &str, parameters: &impl Serialize, more: bool) -> Result<(), ClientError> {
+    /// Sends a call of the method `method` of the interface `org.pjw.Warden`. `more` says whether the client expects a
+    /// series of replies. Fails if the call is not sent before the deadline, or if the server has rejected the
+    /// connection.
+    fn send_call(
+        &mut self,
+        method: &str,
+        parameters: &impl Serialize,
+        more: bool,
+    ) -> Result<(), ClientError> {
         let mut call = json!({ "method": format!("{INTERFACE_NAME}.{method}"), "parameters": parameters });
         if more {
             call["more"] = Value::from(true);
@@ -247,7 +257,7 @@ impl Client {
     fn not_sent(&mut self, error: io::Error) -> ClientError {
         match error.kind() {
             // A server that rejects a connection sends the reason before it closes the connection.
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => match self.receive::<Value>() {
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => match self.read_reply::<Value>() {
                 Err(refused @ ClientError::Refused { .. }) => refused,
                 _ => ClientError::Io(error),
             },
@@ -262,7 +272,12 @@ impl Client {
         }
     }
 
-    fn receive<T: DeserializeOwned>(&mut self) -> Result<(T, bool), ClientError> {
+    /// Reads the next reply from the connection. Returns its parameters, and whether more replies follow.
+    ///
+    /// # Errors
+    /// If the server refuses the call. If the reply does not arrive before the deadline, can't be parsed or is too
+    /// long. If the connection breaks.
+    fn read_reply<T: DeserializeOwned>(&mut self) -> Result<(T, bool), ClientError> {
         let (mut searched, mut late_since) = (0, None);
         let end = loop {
             if let Some(end) = self.buffer[searched..].iter().position(|&byte| byte == 0) {

@@ -87,7 +87,7 @@ pub(crate) async fn serve_connection<S: Service>(
     let mut writer = Writer { writer, uid: peer.uid, unsent, limits };
     loop {
         let request = tokio::select! {
-            request = reader.request() => request?,
+            request = reader.next_request() => request?,
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
         };
         let Some(bytes) = request else { return Ok(()) };
@@ -104,11 +104,11 @@ pub(crate) async fn serve_connection<S: Service>(
         };
         let oneway = request.oneway;
         let more = request.more && !oneway;
-        match answer(&*service, peer, request, &mut reader).await {
+        match answer_request(&*service, peer, request, &mut reader).await {
             Ok(Outgoing::Abandoned(end)) => return Err(end),
             _ if oneway => {}
-            Ok(Outgoing::Plain(parameters)) => writer.reply(parameters, false).await?,
-            Ok(Outgoing::Own(Replies::Single(reply))) => writer.reply(reply, false).await?,
+            Ok(Outgoing::Plain(parameters)) => writer.send_reply(parameters, false).await?,
+            Ok(Outgoing::Own(Replies::Single(reply))) => writer.send_reply(reply, false).await?,
             Ok(Outgoing::Own(Replies::Stream(_))) if !more => writer.error(&CallError::ExpectedMore).await?,
             Ok(Outgoing::Own(Replies::Stream(replies))) => {
                 stream_replies(replies, &mut reader, &mut writer, &mut stop).await?;
@@ -126,7 +126,10 @@ enum Outgoing {
     Abandoned(io::Error),
 }
 
-async fn answer<S: Service>(
+/// Computes the reply to `request` of the client `peer`. `service` answers the calls of pjw's own interface. If the
+/// client hangs up first, drops the call and returns [`Outgoing::Abandoned`]. Oneway calls, and calls that a hang-up
+/// does not abandon, are carried out in any case. The error is the reply to the client.
+async fn answer_request<S: Service>(
     service: &S,
     peer: Peer,
     request: Request,
@@ -148,7 +151,7 @@ async fn answer<S: Service>(
             tokio::select! {
                 biased;
                 replies = service.call(peer, call, more) => replies.map(Outgoing::Own),
-                end = reader.hang_up() => Ok(Outgoing::Abandoned(end)),
+                end = reader.wait_for_hang_up() => Ok(Outgoing::Abandoned(end)),
             }
         }
     }
@@ -197,14 +200,14 @@ async fn stream_replies(
         let next = tokio::select! {
             // Replies that are ready when the server stops are sent first.
             biased;
-            end = reader.hang_up() => return Err(end),
+            end = reader.wait_for_hang_up() => return Err(end),
             reply = replies.recv() => reply,
             _ = stop.wait_for(|stop| *stop) => None,
             // The client should see this event before the next one occurs. Except for a short delay: if the stream
             // ends now, this reply must say so.
             () = sleep(LAST_REPLY_DELAY), if held.is_some() && replies.is_empty() => {
                 if let Some(reply) = held.take() {
-                    writer.reply(reply, true).await?;
+                    writer.send_reply(reply, true).await?;
                 }
                 continue;
             }
@@ -212,12 +215,12 @@ async fn stream_replies(
         match (next, held.take()) {
             (Some(reply), before) => {
                 if let Some(before) = before {
-                    writer.reply(before, true).await?;
+                    writer.send_reply(before, true).await?;
                 }
                 held = Some(reply);
             }
-            (None, Some(last)) => return writer.reply(last, false).await,
-            (None, None) => return writer.reply(Map::new(), false).await,
+            (None, Some(last)) => return writer.send_reply(last, false).await,
+            (None, None) => return writer.send_reply(Map::new(), false).await,
         }
     }
 }
@@ -232,8 +235,9 @@ struct Reader {
 }
 
 impl Reader {
-    /// The next request without its zero byte. `None` if the client sends no more, or was idle for too long.
-    async fn request(&mut self) -> io::Result<Option<Box<[u8]>>> {
+    /// Returns the next request without its zero byte. `None` if the client sends no more, or was idle for too long.
+    /// Fails if the request is too long or takes too long to arrive, or if the connection breaks.
+    async fn next_request(&mut self) -> io::Result<Option<Box<[u8]>>> {
         let mut searched = 0;
         let mut complete_by = None;
         loop {
@@ -267,9 +271,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns when the client has hung up. A client that closed only its sending side, as a pipe of a shell does,
-    /// still reads. Bytes that arrive in the meantime are kept for later, up to the size of one request.
-    async fn hang_up(&mut self) -> io::Error {
+    /// Waits until the client has hung up or the connection breaks, and returns the reason. A client that closed only
+    /// its sending side, as a pipe of a shell does, still reads, and has not hung up. Bytes that arrive in the meantime
+    /// are kept for later, up to the size of one request.
+    async fn wait_for_hang_up(&mut self) -> io::Error {
         loop {
             if !self.ended && self.buffer.len() <= self.limits.max_request_bytes {
                 if let Err(error) = self.fill().await {
@@ -301,8 +306,10 @@ struct Writer {
 }
 
 impl Writer {
-    /// Sends a reply. If too many bytes of unsent replies wait already, it sends an error instead, and a stream ends.
-    async fn reply<P: Serialize>(&mut self, parameters: P, continues: bool) -> io::Result<()> {
+    /// Sends a reply with `parameters`. `continues` says whether more replies to the same call follow. If too many
+    /// bytes of unsent replies wait already, sends an error instead, and fails if more replies were to follow. Also
+    /// fails if the reply is dropped while it waits, or if the connection breaks.
+    async fn send_reply<P: Serialize>(&mut self, parameters: P, continues: bool) -> io::Result<()> {
         let bytes = message(&Response { parameters: &parameters, continues, error: None })?;
         // The message contains the parameters: free their memory while the message waits.
         drop(parameters);

@@ -58,6 +58,9 @@ pub(crate) struct Described {
 }
 
 impl Request {
+    /// Parses the JSON text of a request. An unknown method or a wrong parameter is no error of this function:
+    /// [`Request::content`] then has the error for the client.
+    ///
     /// # Errors
     /// A syntax error if the bytes are not JSON, a data error if they are not a call.
     fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {

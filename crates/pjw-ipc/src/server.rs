@@ -48,6 +48,9 @@ impl Connections {
         self.all.borrow().values().sum()
     }
 
+    /// Returns a slot for a new connection of the user `uid`. The connection counts until the slot is dropped. `None`
+    /// if there are too many connections, of this user or in total. The share of one user is limited, and some slots
+    /// are reserved, except for root and the user of the server.
     fn take_slot(self: &Rc<Self>, uid: u32, limits: &ServerLimits) -> Option<Slot> {
         let mine = self.all.borrow().get(&uid).copied().unwrap_or(0);
         let is_administrator = uid == 0 || uid == self.own_uid;
@@ -142,7 +145,7 @@ pub async fn serve_with_new_listeners<S: Service>(
                 failing = false;
                 let (parser, unsent) = (Rc::clone(&parser), Rc::clone(&unsent));
                 let shared = ConnectionContext { limits, parser, unsent, stop: stop.clone() };
-                accept(stream, &service, &connections, shared);
+                serve_in_task(stream, &service, &connections, shared);
             }
             Err(error) => {
                 if !failing {
@@ -178,7 +181,9 @@ async fn reject_all(listener: &UnixListener) {
     }
 }
 
-fn accept<S: Service>(
+/// Starts a task that answers the calls on `stream`. If too many connections are open, sends an error and closes the
+/// connection instead. Closes the connection if the user of the client is unknown.
+fn serve_in_task<S: Service>(
     stream: UnixStream,
     service: &Rc<S>,
     connections: &Rc<Connections>,
