@@ -83,7 +83,9 @@ pub fn main(options: &DaemonOptions) -> ExitCode {
     }
 }
 
-/// Prints the topology as JSON: that of the machine, of an XML file or of a synthetic description.
+/// Prints a topology as JSON to the standard output: that of the XML file or of the synthetic description in `options`.
+/// Without both, prints the topology of this machine. The option `plain` selects the format of pjw-core instead of the
+/// format for clients.
 fn print_topology(options: &DaemonOptions) -> anyhow::Result<()> {
     let source = match (&options.input, &options.synthetic) {
         (Some(path), _) => TopologySource::Xml(path),
@@ -131,8 +133,9 @@ fn thaw(options: &DaemonOptions) -> anyhow::Result<()> {
     if refusals.is_empty() { Ok(()) } else { Err(anyhow!("{}", refusals.join("\n"))) }
 }
 
-/// Waits for the end of the daemon that started this process, and thaws the jobs that this daemon froze. If another
-/// daemon runs by then, thaws nothing: the other daemon does.
+/// Waits for the end of the daemon that started this process. Then thaws the jobs that this daemon froze, and prints a
+/// message to the standard error. If another daemon runs by then, thaws and prints nothing: the other daemon thaws the
+/// jobs.
 fn thaw_after_end(options: &DaemonOptions) -> anyhow::Result<()> {
     thaw_watcher::wait_for_end_of_daemon();
     let begun = Instant::now();
@@ -150,7 +153,8 @@ fn thaw_after_end(options: &DaemonOptions) -> anyhow::Result<()> {
         .context("can't print")
 }
 
-/// Undoes the recorded changes of an ended pjwd, and prints the released jobs. Fails if a pjwd runs.
+/// Undoes the recorded changes of an ended pjwd. Prints the released jobs to the standard output, and the remarks for
+/// the user to the standard error. Fails if a pjwd runs.
 fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let state_dir = state_dir_of(options);
     let mut lock = take_lock(options, LockHolder::for_this_process(None, &state_dir))?;
@@ -196,7 +200,7 @@ fn checked_config(path: Option<&Path>, topology: &Topology) -> anyhow::Result<(C
     })
 }
 
-/// Runs the daemon, and returns when it is to end.
+/// Runs the daemon until SIGTERM or SIGINT. Fails if the daemon can't start, or if the event loop ends by itself.
 fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let topology = load_topology(TopologySource::Live)?;
     let (config, mut policy) = checked_config(options.config.as_deref(), &topology)?;
@@ -257,7 +261,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let job_files = JobFiles::new(&state_dir);
     publisher.set_job_files_directory(job_files.root_path());
     let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files, own_mask);
-    let (loop_handle, started, ended) = spawn_loop(event_loop, other_records)?;
+    let (loop_handle, started, ended) = spawn_event_loop(event_loop, other_records)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, control_settings);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
     let served = serve_until_stopped(listener, own_files, control, record_events, loop_thread);
@@ -267,8 +271,11 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     wait_for_loop(loop_handle, served?)
 }
 
-/// Opens the journal. The lock file tells whether the journal of an earlier daemon was removed, or is in another
-/// directory. The warning about another directory is for the status.
+/// Opens the journal in `state_dir`. Returns the journal, the records of the boot `boot_id` in it, and warnings for the
+/// status. The lock file `lock` names the directory of the journal of an earlier daemon. If this journal was removed,
+/// marks the returned records as incomplete. If another directory has this journal with records, returns a warning, and
+/// marks the records as incomplete unless a running pjwd uses that directory. Names the new journal in the lock file,
+/// unless a loss of records could not be recorded.
 fn open_journal(
     state_dir: &Path,
     boot_id: &str,
@@ -293,7 +300,7 @@ fn open_journal(
             let user = journal::pid_of_user(&directory);
             // A daemon that uses the directory knows the records.
             recovered.has_lost_records |= user.is_none();
-            warnings.push(other_state_directory(&directory, user));
+            warnings.push(other_state_directory_warning(&directory, user));
         }
         _ => {}
     }
@@ -308,9 +315,9 @@ fn open_journal(
     Ok((journal, recovered, warnings))
 }
 
-/// The warning that the earlier daemon has its records in `directory`, which is not the state directory of this daemon.
-/// `user` is the pid of a running pjwd that uses `directory`.
-fn other_state_directory(directory: &Path, user: Option<u32>) -> Warning {
+/// Returns the warning that the earlier daemon has its records in `directory`, which is not the state directory of this
+/// daemon. `user` is the pid of a running pjwd that uses `directory`. `None` if there is none.
+fn other_state_directory_warning(directory: &Path, user: Option<u32>) -> Warning {
     let directory = directory.display();
     let text = format!(
         "the pjwd before kept its records in {directory}: this pjwd does not know the jobs and masks that are recorded there, and may give the same cores to other jobs"
@@ -324,9 +331,10 @@ fn other_state_directory(directory: &Path, user: Option<u32>) -> Warning {
     Warning::new("other-state-directory", text, remedy)
 }
 
-/// Starts the thread of the event loop. The thread returns whether records are left ([`EventLoop::run`]). The first
-/// receiver resolves after the first cycle. The second one is closed when the thread ends, also after a panic.
-fn spawn_loop(
+/// Starts the thread that runs `event_loop`. The status contains the warnings `start_warnings`. Returns the handle of
+/// the thread and two receivers. The thread returns whether records are left ([`EventLoop::run`]). The first receiver
+/// resolves after the first cycle. The second receiver is closed when the thread ends, also after a panic.
+fn spawn_event_loop(
     mut event_loop: EventLoop,
     start_warnings: Vec<Warning>,
 ) -> anyhow::Result<(JoinHandle<bool>, oneshot::Receiver<()>, oneshot::Receiver<()>)> {

@@ -76,7 +76,7 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     let is_own = |found: &LeftoverCpuset| found.other_writer.is_none();
     let has_cgroups = Uid::effective().is_root() && node.list_job_cpusets(&own_cgroups).iter().any(is_own);
     if !is_recorded && !has_cgroups {
-        return without_records(state_dir, node);
+        return find_unrecorded_masks(state_dir, node);
     }
     directories::make_state_directory(state_dir, Uid::effective().as_raw())?;
     let opened = FileJournal::open(state_dir, &clock::boot_id()?);
@@ -109,7 +109,7 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
         run_cycle(&mut warden, &[], has_events);
     }
     find_processes(&mut warden, has_events);
-    release(&mut warden, has_events, &mut undone)?;
+    release_all_jobs(&mut warden, has_events, &mut undone)?;
     if warden.state().unknown_masks.is_search_pending() {
         // While changes were planned, a cycle that changes nothing had one scan.
         observe(&mut warden, 1, has_events);
@@ -131,8 +131,10 @@ fn remove_journal_files(state_dir: &Path) -> std::io::Result<()> {
     JOURNAL_FILE_NAMES.iter().try_for_each(|name| directories::remove_file_if_exists(&state_dir.join(name)))
 }
 
-/// Where nothing is recorded and there is no cpuset, only masks may be left.
-fn without_records(state_dir: &Path, node: LinuxMachine) -> anyhow::Result<ReleaseSummary> {
+/// Returns the summary of a release for which `state_dir` has no records and no job has a cpuset. Changes nothing.
+/// Searches for processes whose affinity masks an earlier pjwd may have set, and adds a remark about each. The release
+/// never counts as complete, because another daemon may have its records elsewhere.
+fn find_unrecorded_masks(state_dir: &Path, node: LinuxMachine) -> anyhow::Result<ReleaseSummary> {
     let policy = Policy { only_managed_user: only_user(Uid::effective().is_root()), ..policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
     let mut warden = Warden::new(node, NoJournal, state, Vec::new(), policy, host());
@@ -163,8 +165,13 @@ fn host() -> pjw_sources::LocalHost {
     pjw_sources::LocalHost { name: clock::hostname(), flux_user: None }
 }
 
-/// Releases all jobs, in cycles until nothing is left.
-fn release<J: Journal>(
+/// Releases all jobs of `warden`. Runs cycles until no recorded mask and no cpuset is left, but at most [`MAX_CYCLES`]
+/// cycles. Adds the released jobs to `undone`, and a remark about each cpuset whose cgroup still exists. `has_events`
+/// says whether the kernel reports forks.
+///
+/// # Errors
+/// If the release is refused, if an affinity mask is not restored, or if a cpuset still restricts its processes.
+fn release_all_jobs<J: Journal>(
     warden: &mut Warden<LinuxMachine, J>,
     has_events: bool,
     undone: &mut ReleaseSummary,
@@ -237,9 +244,9 @@ fn find_processes<J: Journal>(warden: &mut Warden<LinuxMachine, J>, has_events: 
     }
 }
 
-/// Adds a remark for each process whose mask an earlier pjwd may have set, with the `taskset` command that widens it.
-/// Also adds a remark if the search for such processes is not complete. Sets `is_complete`: true if there is no such
-/// process and the search is complete.
+/// Adds a remark to `undone` for each process whose mask an earlier pjwd may have set, with the `taskset` command that
+/// widens the mask. Also adds a remark if the search for such processes is not complete. Sets `is_complete` of
+/// `undone`: true if there is no such process and the search is complete.
 fn add_unknown_mask_remarks(state: &WardenState, undone: &mut ReleaseSummary) {
     let pids: BTreeSet<Pid> = state.unknown_masks.processes().map(|process| process.pid).collect();
     let is_search_pending = state.unknown_masks.is_search_pending();
@@ -258,7 +265,10 @@ fn add_unknown_mask_remarks(state: &WardenState, undone: &mut ReleaseSummary) {
     }
 }
 
-/// Runs a cycle with a full scan. After lost events, the descent of later processes is known again.
+/// Runs one cycle (scan, decision and changes) that scans all processes and executes `commands`. Returns the report of
+/// the cycle. If the kernel dropped process events, sets the time since which the fork events are complete: the present
+/// time, or none if the kernel still drops events. `has_events` says whether the kernel reports forks. If not, the time
+/// is also none.
 fn run_cycle<J: Journal>(
     warden: &mut Warden<LinuxMachine, J>,
     commands: &[Command],
