@@ -159,7 +159,12 @@ const PLAIN: &[KeyDefinition] = &[
     choice!("lending.starved", lending.starved, STARVED),
     key!("memory.sample", memory.sample_interval, sample_interval, show_sample_interval),
     number!("memory.budget_permille", memory.budget_permille, 1..=1000),
-    key!("run.variables", cpu_count_variables, values::cpu_count_variables, values::show_cpu_count_variables),
+    key!(
+        "run.variables",
+        cpu_count_variables,
+        values::parse_cpu_count_variables,
+        values::show_cpu_count_variables
+    ),
     key!(
         "metrics.textfile",
         metrics.textfile_path,

@@ -120,7 +120,7 @@ impl FilePosition {
         Self {
             line: text[..line_start].matches('\n').count() + 1,
             column: column + 1,
-            quote: Quote::of(line, column, width),
+            quote: Quote::from_line(line, column, width),
         }
     }
 
@@ -131,8 +131,10 @@ impl FilePosition {
 }
 
 impl Quote {
-    /// `column` and `width` count characters of `line`. `column` starts at 0.
-    fn of(line: &str, column: usize, width: usize) -> Self {
+    /// Returns the part of `line` that an error message shows, with the place of the carets below this part. The carets
+    /// mark `width` characters of `line`, beginning with the character at the index `column`. A long line is cut so
+    /// that this character is shown.
+    fn from_line(line: &str, column: usize, width: usize) -> Self {
         let length = line.chars().count();
         let skipped = if length > QUOTED_LINE { column.saturating_sub(BEFORE_CARET) } else { 0 };
         let mut shown = String::from(if skipped > 0 { "…" } else { "" });
@@ -171,13 +173,13 @@ pub(super) fn closest_word<'a>(wrong: &str, known: impl IntoIterator<Item = &'a 
     if length > QUOTED_VALUE {
         return None;
     }
-    let near = known.into_iter().map(|word| (distance(&wrong.to_lowercase(), word), word));
+    let near = known.into_iter().map(|word| (edit_distance(&wrong.to_lowercase(), word), word));
     near.filter(|(slips, word)| *slips <= (length.min(word.len()) / 3).max(1)).min().map(|(_, word)| word)
 }
 
-/// The optimal string alignment distance: inserting, removing, changing one letter and exchanging two neighbours cost
-/// one each.
-fn distance(a: &str, b: &str) -> usize {
+/// Returns the edit distance of `a` and `b` (optimal string alignment distance): inserting, removing or changing one
+/// character costs one, and so does exchanging two neighbours.
+fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
     for i in 1..=a.len() {

@@ -112,6 +112,8 @@ struct ProvisionDraft {
 }
 
 impl ProvisionDraft {
+    /// Parses the keys of `table`, one table `[[provision]]`. `max_cores` is the maximum number of cores. Stores wrong
+    /// values and unknown keys as mistakes in the returned draft. Does not check whether keys are missing.
     fn parse(table: &DeTable<'_>, max_cores: u32) -> Self {
         let (job, cores, rule) = (KeyState::Missing, KeyState::Missing, KeyState::Missing);
         let mut draft = Self { job, cores, rule, mistakes: Vec::new() };

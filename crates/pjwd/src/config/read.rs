@@ -86,7 +86,7 @@ pub(super) fn parse_settings(
         let text = format!("syntax: {}", error.message());
         reader.found.push(Finding { span, key: None, text, sure: true });
     }
-    reader.table("", document.get_ref());
+    reader.read_table("", document.get_ref());
     reader.check_combinations();
     if reader.found.is_empty() {
         let place = reader.span_of(keys::HOUSEKEEPING_KEY).map(|span| FilePosition::from_span(text, span));
@@ -116,8 +116,10 @@ struct Reader<'t> {
 }
 
 impl Reader<'_> {
-    /// Reads a table. `prefix` is the name of the table followed by a dot.
-    fn table(&mut self, prefix: &str, table: &DeTable<'_>) {
+    /// Stores the values of the keys in `table`, and in the tables inside it, in the settings. Records a mistake for
+    /// each wrong value and each unknown key. `prefix` is the full name of `table` followed by a dot, or empty for the
+    /// whole file.
+    fn read_table(&mut self, prefix: &str, table: &DeTable<'_>) {
         for (key, value) in table.iter() {
             let name = format!("{prefix}{}", key.get_ref());
             if name == provisions::PROVISION_KEY {
@@ -132,7 +134,7 @@ impl Reader<'_> {
                 }
             } else if is_table(&name) {
                 match value.get_ref() {
-                    DeValue::Table(inner) => self.table(&format!("{name}."), inner),
+                    DeValue::Table(inner) => self.read_table(&format!("{name}."), inner),
                     _ => {
                         let text = format!("this is a table: write [{name}] above its keys");
                         self.note(value.span(), &name, text, false);
@@ -144,7 +146,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Checks combinations of keys that are valid only together.
+    /// Records a mistake if the rescan interval is shorter than the scan interval, or if the threshold for cold threads
+    /// is not below the threshold for hot threads. Does not check two keys if one of them already has a mistake.
     fn check_combinations(&mut self) {
         let Settings {
             scan_interval,
@@ -196,9 +199,10 @@ impl Reader<'_> {
         self.found.push(Finding { span, key: Some(key.to_owned()), text, sure });
     }
 
-    /// All problems, in the order of the file. `syntax` is the number of syntax errors, which come first in the list.
-    /// On the line of a syntax error other problems are uncertain. After the first syntax error, the table of a key
-    /// is uncertain.
+    /// Returns the mistakes as errors, in the order of the file. `syntax` is the number of syntax errors, which come
+    /// first in `found`. Leaves out other mistakes on the line of a syntax error. After the first syntax error, also
+    /// leaves out mistakes that are certain only if the table of the key is known. Returns at most [`PROBLEMS_MAX`]
+    /// errors, and one more that says how many are omitted.
     fn problems(mut self, syntax: usize) -> Vec<ConfigError> {
         let place = |found: &Finding| FilePosition::from_span(self.text, found.span.clone());
         let broken: Vec<usize> =
@@ -236,8 +240,9 @@ fn is_table(name: &str) -> bool {
     ConfigKey::all().any(|key| key.name().starts_with(&prefix))
 }
 
-/// Returns the message that the key `name` is unknown. The message suggests a similar key of the same table, or a key
-/// of the same name in another table. `prefix` is the name of the table and a dot, or empty.
+/// Returns the message that the key `name` is unknown. The message suggests a similar key of the same table, or else a
+/// key of the same name in another table. Without such a key, the message lists the keys of the table. `prefix` is the
+/// name of the table and a dot, or empty for the top level, whose keys are not listed.
 fn unknown_key_message(prefix: &str, name: &str) -> String {
     let here = |key: &ConfigKey| key.name().strip_prefix(prefix).map(str::to_owned);
     let siblings: Vec<String> = ConfigKey::all().filter_map(|key| here(&key)).collect();

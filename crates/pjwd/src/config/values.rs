@@ -56,7 +56,7 @@ impl ValueError {
 
     /// Makes the error that `value` is not allowed. `wanted` describes the allowed values, for example `true or false`.
     pub(super) fn not_allowed(value: &DeValue<'_>, wanted: &str) -> Self {
-        Self::with_message(format!("{} is not allowed here: write {wanted}", found(value)))
+        Self::with_message(format!("{} is not allowed here: write {wanted}", wrong_value_text(value)))
     }
 }
 
@@ -133,8 +133,8 @@ pub(super) fn show_duration(duration: &Duration) -> String {
     format!("\"{}\"", format_duration(*duration))
 }
 
-/// Parses each element of the list `items` with `parse`. The second argument of `parse` has the results of the elements
-/// before.
+/// Parses each element of the list `items` with `parse`. The second argument of `parse` has the results of the
+/// preceding elements.
 ///
 /// # Errors
 /// The mistakes of all elements, each with the position of its element.
@@ -188,7 +188,9 @@ pub(super) fn parse_groups(value: &DeValue<'_>) -> Result<Vec<String>, Vec<Value
 ///
 /// # Errors
 /// If the value is not such a list.
-pub(super) fn cpu_count_variables(value: &DeValue<'_>) -> Result<Vec<CpuCountVariable>, Vec<ValueError>> {
+pub(super) fn parse_cpu_count_variables(
+    value: &DeValue<'_>,
+) -> Result<Vec<CpuCountVariable>, Vec<ValueError>> {
     let wanted = "a list such as [\"OMP_NUM_THREADS=cores\", \"GOMAXPROCS=pus\"]";
     let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
     if items.len() > MAX_CPU_COUNT_VARIABLES {
@@ -207,8 +209,9 @@ pub(super) fn show_cpu_count_variables(variables: &[CpuCountVariable]) -> String
     format!("{:?}", variables.iter().map(ToString::to_string).collect::<Vec<_>>())
 }
 
-/// A wrong value, for an error message. Strings are quoted, so that `true` and `"true"` differ.
-fn found(value: &DeValue<'_>) -> String {
+/// Returns a wrong value of the configuration as text for an error message. Strings are quoted, so that `true` and
+/// `"true"` differ. For a list, a table or a time, the text is only the type of the value.
+fn wrong_value_text(value: &DeValue<'_>) -> String {
     match value {
         DeValue::String(text) => quote_and_cut(text),
         DeValue::Integer(integer) => match integer.radix() {
