@@ -39,7 +39,11 @@ pub(super) fn assign_command(
     })
 }
 
-/// Returns the number or list of CPUs that the call `Assign` requests. `None` if the call requests none.
+/// Returns the number or list of CPUs that `request`, a call of `Assign`, asks for. `None` if the call asks for none.
+///
+/// # Errors
+/// If the call has both a number and a list, an invalid list, or an unknown value of `smt`. The error is the reply to
+/// the client.
 fn requested_cpus(request: &call::Assign) -> Result<Option<CpuRequest>, CallError> {
     let by_pus = match request.smt.as_deref() {
         None | Some("whole") => false,

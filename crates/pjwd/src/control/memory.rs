@@ -65,7 +65,8 @@ struct JobRecorder {
 }
 
 impl JobRecorder {
-    /// Reports `reading` to the event loop, and stores it unless it has only counters. Ignores it if the job has ended.
+    /// Returns `reading`. If the job has not ended, also reports the reading to the event loop, and stores the reading.
+    /// A reading without resident memory is not reported, and a reading of counters only is not stored.
     fn record(&self, reading: JobMemoryReading) -> Arc<JobMemoryReading> {
         let status = self.status.borrow();
         forget_ended_jobs(&self.records, &status);
@@ -75,7 +76,7 @@ impl JobRecorder {
         }
         // A reading of no page says nothing about the job.
         if reading.sum.rss > 0 {
-            let (job, since, figures) = (self.id.clone(), self.since.clone(), figures_of(&reading));
+            let (job, since, figures) = (self.id.clone(), self.since.clone(), figures_for_report(&reading));
             let _ = self.outbox.send(EventLoopMessage::MemoryWasRead { job, since, figures });
         }
         if reading.kind == ReadingKind::Counters {
@@ -87,7 +88,7 @@ impl JobRecorder {
 }
 
 /// Returns the values of `reading` that the report of the job needs.
-fn figures_of(reading: &JobMemoryReading) -> MemoryReading {
+fn figures_for_report(reading: &JobMemoryReading) -> MemoryReading {
     let JobMemoryReading { kind, sum, peak, .. } = reading;
     let is_estimate = *kind == ReadingKind::Estimate;
     let shared = SharedMemory { permille: sum.shared_permille, is_estimate };
@@ -115,8 +116,8 @@ impl ControlService {
     /// otherwise the memory is measured.
     ///
     /// # Errors
-    /// If there is no such job, or if the memory can't be measured. If the user of the client already has too many
-    /// calls that wait.
+    /// If there is no such job, or if the memory can't be measured. If `request` asks for an estimate of the memory on
+    /// each NUMA node. If the user of the client already has too many calls that wait.
     pub(super) async fn answer_get_memory(
         &self,
         peer: Peer,
@@ -306,10 +307,11 @@ impl ControlService {
     pub async fn sample_memory(self: Rc<Self>) {
         let mut settings = self.settings.clone();
         let sample = async |memory| self.sample_memory_of_jobs(memory).await;
-        while until_changed(&mut settings, sample).await.is_ok() {}
+        while run_until_settings_change(&mut settings, sample).await.is_ok() {}
     }
 
-    /// Measures the memory of all jobs one after the other, at the interval in `memory`. Never returns.
+    /// Measures the memory of all jobs one after the other, at the interval in `memory`, and sends the warnings about
+    /// memory to the event loop. Without an interval, measures nothing. Never returns.
     async fn sample_memory_of_jobs(&self, memory: MemorySettings) {
         let Some(interval) = memory.sample_interval else { return pending().await };
         let reader = MeasurementRequester { turn_requester: TurnRequester::Daemon, is_admin: true };
@@ -332,6 +334,7 @@ impl ControlService {
         }
     }
 
+    /// Returns `reading` and the history of the memory of the job `id`, in the form for clients.
     fn memory_to_wire(&self, id: &JobId, reading: &JobMemoryReading) -> wire::Memory {
         let is_estimate = matches!(reading.kind, ReadingKind::Estimate | ReadingKind::Counters);
         let JobMemoryReading { sum, processes, .. } = reading;
@@ -367,12 +370,12 @@ impl ControlService {
     }
 }
 
-/// Runs `work` with the present settings of memory, and returns as soon as they are changed: at once, whatever `work`
-/// waits for.
+/// Runs `work` with the present memory settings, and returns when `work` ends. If these settings change before, drops
+/// `work` and returns at once.
 ///
 /// # Errors
 /// If the event loop has ended, which sends the settings.
-async fn until_changed(
+async fn run_until_settings_change(
     settings: &mut watch::Receiver<ControlSettings>,
     work: impl AsyncFnOnce(MemorySettings),
 ) -> Result<(), watch::error::RecvError> {
@@ -403,6 +406,7 @@ fn by_node_to_wire(by_node: &BTreeMap<u32, u64>) -> BTreeMap<String, u64> {
     by_node.iter().map(|(node, bytes)| (node.to_string(), *bytes)).collect()
 }
 
+/// Converts `process` to the form for clients. An estimate has no PSS and no USS.
 fn process_to_wire(process: &ProcessMemory, is_estimate: bool) -> wire::ProcessMemory {
     wire::ProcessMemory {
         pid: process.pid.0,
@@ -484,13 +488,13 @@ mod tests {
                 sender.send(with(MemorySettings::default())).unwrap();
                 pending::<()>().await;
             };
-            assert!(until_changed(&mut settings, pause).await.is_ok());
+            assert!(run_until_settings_change(&mut settings, pause).await.is_ok());
             assert_eq!(seen.get(), Some(memory));
             let work = async |memory| seen.set(Some(memory));
-            assert!(until_changed(&mut settings, work).await.is_ok());
+            assert!(run_until_settings_change(&mut settings, work).await.is_ok());
             assert_eq!(seen.get(), Some(MemorySettings::default()));
             drop(sender);
-            assert!(until_changed(&mut settings, async |_| pending().await).await.is_err());
+            assert!(run_until_settings_change(&mut settings, async |_| pending().await).await.is_err());
         });
     }
 }

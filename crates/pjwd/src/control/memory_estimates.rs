@@ -47,9 +47,9 @@ struct JobSchedule {
 }
 
 impl EstimateSchedule {
-    /// Returns the ids of the jobs whose estimate is due, and plans the next one of each. `jobs` are all jobs of the
-    /// status. Forgets the jobs that have ended. A job about which there is a warning counts as hot, so that the
-    /// warning ends soon after its cause.
+    /// Returns the ids of those `jobs` whose memory must be estimated now, and plans the next estimate of each. `jobs`
+    /// are all jobs of the status. A job with hot threads, or for which `is_warned` returns true, is estimated more
+    /// often than other jobs. Forgets the jobs that have ended or have no processes.
     fn take_due(
         &mut self,
         jobs: &[Arc<wire::Job>],

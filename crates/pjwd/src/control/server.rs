@@ -126,7 +126,13 @@ impl ControlService {
         Caller { uid, is_admin: looked_up.unwrap_or(false) }
     }
 
-    async fn command(&self, command: Command) -> Result<CommandReply, CallError> {
+    /// Executes `command` in the event loop, and returns the reply. Answers clear cases without the event loop
+    /// ([`admission`]). If the caller is no administrator, a refusal that concerns a job is also recorded as an event,
+    /// unless [`Refusal::is_reported`] returns false.
+    ///
+    /// # Errors
+    /// If the command is refused, if its caller has sent too many commands, or if the event loop has ended.
+    async fn execute_command(&self, command: Command) -> Result<CommandReply, CallError> {
         let caller = admission::caller_of(&command);
         if !caller.is_admin && !self.rate_limiter.borrow_mut().admit(caller.uid, Instant::now()) {
             let why = admission::rate_limit_message();
@@ -188,11 +194,13 @@ impl ControlService {
         self.call_loop(|answer| EventLoopMessage::Query { query, answer }).await
     }
 
+    /// Answers the call `Assign` of the client `peer`: assigns cores and processes to a job, and returns the job. Fails
+    /// if the command is refused, or if the job has already ended when the reply is made.
     async fn assign(&self, peer: Peer, request: call::Assign) -> Result<Reply, CallError> {
         let caller = self.caller(peer).await;
         let id = parse_job_id_argument(&request.job)?;
         let assign = assign_command(request, id.clone(), caller)?;
-        match self.command(Command::Assign(assign)).await? {
+        match self.execute_command(Command::Assign(assign)).await? {
             CommandReply::Assigned(_) => {
                 let ended = format!(
                     "{id} has ended already, with its last process or by a release: pjwctl events shows which"
@@ -208,7 +216,7 @@ impl ControlService {
     async fn want(&self, peer: Peer, request: call::Want) -> Result<Reply, CallError> {
         let (job, caller) = (parse_job_id_argument(&request.job)?, self.caller(peer).await);
         let id = job.clone();
-        self.command(Command::Want { job, cores: request.cores, caller }).await?;
+        self.execute_command(Command::Want { job, cores: request.cores, caller }).await?;
         self.published_job(&id).map(|job| Reply::Job { job })
     }
 
@@ -220,7 +228,7 @@ impl ControlService {
         let provision = Provision { rule, from_config: false };
         let id = job.clone();
         let command = ProvisionCommand { job, cores: request.cores, provision, caller };
-        self.command(Command::Provision(command)).await?;
+        self.execute_command(Command::Provision(command)).await?;
         self.published_job(&id).map(|job| Reply::Job { job })
     }
 
@@ -243,6 +251,8 @@ impl ControlService {
         found.ok_or_else(|| CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()))
     }
 
+    /// Answers the call `GetJob`: returns the job and one page of its member processes with their threads. The first
+    /// page also has the events of the job. Fails if there is no such job.
     async fn job_detail(&self, request: call::GetJob) -> Result<Reply, CallError> {
         let id = parse_job_id_argument(&request.job)?;
         let job = self.published_job(&id)?;
@@ -270,6 +280,8 @@ impl ControlService {
         Ok(Reply::JobReasons(self.add_map_lock_waits(&id, reasons)))
     }
 
+    /// Answers the call `ExplainPid`: returns the reasons why a process belongs to its job or to no job, and one page
+    /// of its threads with the reasons for their affinity masks. Fails if there is no such process.
     async fn explain_pid(&self, request: call::ExplainPid) -> Result<Reply, CallError> {
         let pid = request.pid;
         let query = Query::ProcessReasons { pid: Pid(pid), after: request.after_tid.map(Tid) };
@@ -335,7 +347,7 @@ impl ControlService {
 
     async fn defrag(&self, peer: Peer) -> Result<Reply, CallError> {
         let caller = self.caller(peer).await;
-        match self.command(Command::Defrag { caller }).await? {
+        match self.execute_command(Command::Defrag { caller }).await? {
             CommandReply::Moved(defrag) => Ok(Reply::Defrag(Arc::new(defrag_to_wire(&defrag)))),
             _ => Err(stopping()),
         }
@@ -364,13 +376,13 @@ impl Service for ControlService {
             Call::Release(request) => {
                 let job = parse_job_id_argument(&request.job)?;
                 let caller = self.caller(peer).await;
-                released(self.command(Command::Release { job, caller }).await?)
+                released(self.execute_command(Command::Release { job, caller }).await?)
             }
             Call::Want(request) => self.want(peer, request).await?,
             Call::Provision(request) => self.provision(peer, request).await?,
             Call::ReleaseAll => {
                 let caller = self.caller(peer).await;
-                released(self.command(Command::ReleaseAll { caller }).await?)
+                released(self.execute_command(Command::ReleaseAll { caller }).await?)
             }
             Call::ExplainJob(request) => self.explain_job(&request.job).await?,
             Call::ExplainPid(request) => self.explain_pid(request).await?,

@@ -182,7 +182,7 @@ pub fn members_page(
         if page.len() >= limit || room == 0 {
             return QueryAnswer::Members(Some((page, cursor)));
         }
-        let (threads, next) = threads(state, member, begun, room);
+        let (threads, next) = threads_page(state, member, begun, room);
         room -= threads.len();
         // The rest of a process from the page before may be empty.
         if begun.is_none() || !threads.is_empty() {
@@ -258,7 +258,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> QueryAns
 pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid, after: Option<Tid>) -> QueryAnswer {
     let member = state.members.get(&pid);
     let (threads, continue_after) =
-        member.map(|member| threads(state, member, after, MAX_THREADS_PER_PAGE)).unwrap_or_default();
+        member.map(|member| threads_page(state, member, after, MAX_THREADS_PER_PAGE)).unwrap_or_default();
     QueryAnswer::ProcessReasons(ProcessExplanation {
         process_exists: state.processes.contains_key(&pid),
         job: member.map(|member| member.job.clone()),
@@ -268,8 +268,9 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid, after: Op
     })
 }
 
-/// At most `most` threads of a member, and the last of them if there are more.
-fn threads(
+/// Returns one page of the threads of `member`: at most `most` threads, in the order of their ids. The page begins
+/// after the thread `after`, or with the first thread. Also returns the last thread of the page if more threads follow.
+fn threads_page(
     state: &WardenState,
     member: &Member,
     after: Option<Tid>,
