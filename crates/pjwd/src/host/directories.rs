@@ -41,7 +41,7 @@ pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
             dir.display()
         );
     }
-    check_safe(dir, uid)
+    check_owners_and_modes(dir, uid)
 }
 
 /// Creates the directory `dir` for the state files of the daemon of the user `uid`, with its missing parent
@@ -57,7 +57,7 @@ pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     if is_missing {
         log_new_directory(dir);
     }
-    check_safe(dir, uid)
+    check_owners_and_modes(dir, uid)
 }
 
 /// Returns whether nothing is at the path `dir`. False for the empty path, which is the working directory.
@@ -94,9 +94,10 @@ fn real_path(path: &Path) -> PathBuf {
     if missing.as_os_str().is_empty() { real } else { real.join(missing) }
 }
 
-/// Checks that the directory and all its parents belong to this user or to root, and that no other user can rename
-/// entries. A directory that all users may write needs the sticky bit, as /tmp has.
-fn check_safe(dir: &Path, uid: u32) -> anyhow::Result<()> {
+/// Checks that the directory `dir` and all its parents belong to the user `uid`, to root or to the owner of `/`, and
+/// that no other user can rename entries in them. A directory that all users may write needs the sticky bit, as /tmp
+/// has. The error names the first directory that is not safe.
+fn check_owners_and_modes(dir: &Path, uid: u32) -> anyhow::Result<()> {
     let metadata = |path: &Path| {
         std::fs::metadata(path).with_context(|| {
             format!("can't read the owner and mode of {}: choose another --state-dir", path.display())

@@ -23,7 +23,8 @@ pub(crate) fn load_bpf_programs(scan: ScanInterface, node: &mut LinuxMachine) {
     node.set_affinity_monitor(affinity_requests);
 }
 
-/// Loads the BPF programs that this kernel supports. Logs for each program whether it is used.
+/// Loads the BPF programs that this kernel supports. Returns `None` for a program that can't be loaded. Logs for each
+/// program whether it is used.
 fn load_available_programs() -> (Option<bpf::TaskScan>, Option<bpf::AffinityMonitor>) {
     let (scan, affinity_requests) = bpf::load_programs();
     // Loading reads the BTF of the kernel, several megabytes that are not needed any more.

@@ -102,8 +102,9 @@ impl ThawWatcher {
         }
     }
 
-    /// Starts the watcher in a thread of its own, because the caller of execve(2) waits until the new process has got a
-    /// PU.
+    /// Starts the process of the thaw watcher, and returns a receiver for the process or the error. Starts the process
+    /// in a thread of its own, because the caller of execve(2) waits until the new process has got a PU. Fails if the
+    /// thread can't be started.
     fn start(&self) -> io::Result<Receiver<io::Result<Child>>> {
         let mut command = Command::new(OWN_PROGRAM);
         command.arg0("pjwd").arg("--thaw-after-end").args(self.is_second_pjwd.then_some("--beside"));

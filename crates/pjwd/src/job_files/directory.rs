@@ -344,6 +344,7 @@ fn remove(path: &Path) {
     let _ = page.map(CoreMapWriter::mark_not_live);
 }
 
+/// Returns the content of the file `coremap` that shows `core_map`. `epoch` is the number of this content.
 fn page_content(core_map: &CoreMap, epoch: u64) -> CoreMapContent {
     CoreMapContent {
         epoch,

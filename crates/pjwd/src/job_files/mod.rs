@@ -96,8 +96,10 @@ struct PublishedJob {
 }
 
 impl PublishedJob {
-    /// Writes the files. Returns whether the file `want` is to be read, because an earlier daemon left it.
-    fn write(
+    /// Writes the files of this job, whose id is `id`, into its directory below `root`, and watches them with `watch`.
+    /// Makes missing directories. If an earlier daemon left the file `want`, does not write this file and returns true:
+    /// the caller must read the file. Fails if a directory or one of the files can't be made or written.
+    fn write_files(
         &mut self,
         id: &JobId,
         root: &mut JobsDirectory,
@@ -135,7 +137,8 @@ impl PublishedJob {
         map_written.map(|()| is_to_be_read)
     }
 
-    /// Returns the warnings about the files of this job, whose id is `id`.
+    /// Returns the warnings about the files of this job, whose id is `id`: that a file can't be written, and that the
+    /// content of the file `want` is ignored.
     fn warnings(&self, id: &JobId) -> Vec<Warning> {
         let unpublished = self.fault.as_ref().map(|fault| {
             let why = format!("programs in {id} get no core map: {fault}");
@@ -218,13 +221,15 @@ impl JobFiles {
             fault: None,
         });
         job.content = content;
-        if self.write(id) {
+        if self.write_job_files(id) {
             self.schedule(id, Instant::now());
         }
     }
 
-    /// Writes the files of a job. Returns whether its file `want` is to be read, because an earlier daemon left it.
-    fn write(&mut self, id: &JobId) -> bool {
+    /// Writes the files of the job `id`. If the file system is full, gives back the space of the files `want` of all
+    /// jobs, and tries again. Logs a failure, and stores it for a warning about the job. Returns whether the file
+    /// `want` of the job must be read, because an earlier daemon left it. Returns false after a failure.
+    fn write_job_files(&mut self, id: &JobId) -> bool {
         let mut written = self.try_write(id);
         for _ in 0..ATTEMPTS_WITHOUT_SPACE {
             let is_full =
@@ -257,7 +262,7 @@ impl JobFiles {
     }
 
     fn try_write(&mut self, id: &JobId) -> Option<Result<bool, FileFault>> {
-        self.jobs.get_mut(id).map(|job| job.write(id, &mut self.root, &mut self.watch))
+        self.jobs.get_mut(id).map(|job| job.write_files(id, &mut self.root, &mut self.watch))
     }
 
     /// Gives back the space of each file `want` that takes more than a number needs. Must be called when the file
@@ -361,7 +366,7 @@ impl JobFiles {
         (self.due, self.last_read) = (None, Some(now));
         let mut written = Vec::new();
         for id in std::mem::take(&mut self.changed) {
-            self.write_again(&id);
+            self.rewrite_if_incomplete(&id);
             let Some(job) = self.jobs.get_mut(&id) else { continue };
             let Some(directory) = &job.directory else { continue };
             let reading = job.wanted_file.read(&directory.want_path(), job.content.owner);
@@ -382,8 +387,8 @@ impl JobFiles {
         written
     }
 
-    /// Makes the files of a job again if one of them is gone or could not be written.
-    fn write_again(&mut self, id: &JobId) {
+    /// Writes the files of the job `id` again if one of them is gone or could not be written. Otherwise does nothing.
+    fn rewrite_if_incomplete(&mut self, id: &JobId) {
         let is_whole = |job: &PublishedJob| {
             let directory = job.directory.as_ref();
             job.fault.is_none() && directory.is_some_and(JobDirectory::is_complete)
@@ -393,7 +398,7 @@ impl JobFiles {
             if let Some(job) = self.jobs.get_mut(id) {
                 job.is_watched = false;
             }
-            self.write(id);
+            self.write_job_files(id);
         }
     }
 

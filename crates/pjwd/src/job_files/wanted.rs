@@ -57,9 +57,10 @@ impl WantedFile {
         self.fault.as_deref()
     }
 
-    /// Reads the file `want` of a job at `path`. Ignores the content if it is not a number, or if the file is not a
-    /// regular file, belongs to another user than `owner`, or has a second name (hard link). Also empties a file of
-    /// more than 4096 bytes, and gives back space that is reserved behind its end, because the file takes memory.
+    /// Reads the file `want` of a job at `path`, and returns the number of wanted cores if it has changed. Ignores the
+    /// content if it is not a number, or if the file is not a regular file, belongs to another user than `owner`, or
+    /// has a second name (hard link). Also empties a file of more than 4096 bytes, and gives back space that is
+    /// reserved behind its end, because the file takes memory.
     pub(super) fn read(&mut self, path: &Path, owner: Uid) -> WantedFileReading {
         let number = read_text(path, owner).and_then(|text| parse(&text));
         let is_empty = number == Ok(None);
@@ -143,7 +144,9 @@ fn takes_much_space(metadata: &Metadata, owner: Uid) -> bool {
     is_of_owner && (metadata.len() > MAX_FILE_BYTES || has_reserve)
 }
 
-/// Reduces the space that the opened file takes, as [`shrink`] says. Returns whether the file was emptied.
+/// Reduces the space that `file` takes: empties a file of more than 4096 bytes, and gives back the space that is
+/// reserved behind the end of a shorter file. Returns whether the file was emptied. Does nothing if `file` is not a
+/// regular file of the user `owner`.
 fn shrink_opened(file: &File, owner: Uid) -> io::Result<bool> {
     // Another file may have been put in the place of the one that was checked.
     let metadata = file.metadata()?;
@@ -166,7 +169,8 @@ fn shrink_opened(file: &File, owner: Uid) -> io::Result<bool> {
     Ok(false)
 }
 
-/// The text of the file, if it is short enough for a number.
+/// Returns the text of the file `want` at `path`. Fails if the file can't be read, is not a regular file of the user
+/// `owner`, has a second name (hard link), is too long for a number, or is not UTF-8. The error is the reason as text.
 fn read_text(path: &Path, owner: Uid) -> Result<String, String> {
     let file = options().read(true).open(path).map_err(|error| error.to_string())?;
     let metadata = file.metadata().map_err(|error| error.to_string())?;
