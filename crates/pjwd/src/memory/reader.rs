@@ -213,8 +213,9 @@ fn start_thread(measure: Measure) -> Result<(Sender<ReadRequest>, Arc<Progress>)
     Ok((sender, progress))
 }
 
-/// Runs in the memory reader thread: makes the readings in `requests`, one after the other, until the sender is
-/// dropped.
+/// Runs in the memory reader thread until the sender of `requests` is dropped. Makes the readings in `requests` by the
+/// function `measure`, one after the other, and replies to each request. A request whose caller no longer waits gets an
+/// error. Stores the id of this thread in `thread`. Gives this thread a low CPU priority.
 fn serve_requests(requests: &Receiver<ReadRequest>, thread: &Progress, measure: Measure) {
     // Without the low priority the readings are as right, and other programs have a little less.
     let _ = set_own_nice_value_and_slice(NICE, SLICE);

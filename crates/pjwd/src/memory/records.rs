@@ -59,8 +59,9 @@ struct JobRecord {
 
 impl JobRecord {
     /// Stores `workers`, a measurement of the memory that each worker has for itself. Then predicts again whether the
-    /// memory of the job will run out, from this and earlier measurements of the same kind. `available` is the memory
-    /// that is still available, in bytes.
+    /// memory of the job will run out, from this and earlier measurements of the same kind. An estimate does not
+    /// replace the prediction if the last reading of pages is younger than [`MAX_PREDICTION_AGE`]. `available` is the
+    /// memory that is still available, in bytes.
     fn update_shortage_prediction(&mut self, workers: WorkerMemory, kind: ReadingKind, available: u64) {
         let is_estimate = kind == ReadingKind::Estimate;
         let is_known = self.workers.back().is_some_and(|pages| {

@@ -72,8 +72,8 @@ impl TurnQueue {
 }
 
 impl Queue {
-    /// Adds a waiting call of `requester`. Fails if `max_waiting_calls` of its calls already wait. The limit is not
-    /// checked for the first call.
+    /// Adds a waiting call of `requester`, and returns the receiver through which the call gets its turn. Fails if
+    /// `max_waiting_calls` calls of `requester` already wait. The limit is not checked for the first call.
     fn add(
         &mut self,
         requester: TurnRequester,
@@ -92,8 +92,9 @@ impl Queue {
         Ok(receiver)
     }
 
-    /// The call that gets the next turn. Calls whose future was dropped are left out.
-    fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
+    /// Removes the call that gets the next turn from the queue, and returns its sender. The requesters take turns.
+    /// Calls whose future was dropped are removed too. `None` if no call waits.
+    fn pop_next_call(&mut self) -> Option<oneshot::Sender<Turn>> {
         while let Some((requester, mut calls)) = self.waiting.pop_front() {
             calls.retain(|call| !call.is_closed());
             if let Some(call) = calls.pop_front() {
@@ -109,7 +110,7 @@ impl Queue {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let next = self.0.borrow_mut().next();
+        let next = self.0.borrow_mut().pop_next_call();
         match next {
             // If the future is dropped before it takes the turn, the turn is dropped with it, which ends that turn.
             Some(call) => drop(call.send(Turn(Rc::clone(&self.0)))),

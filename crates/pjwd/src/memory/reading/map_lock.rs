@@ -69,7 +69,9 @@ pub(super) fn find_map_lock_waits(
     by_space.values().filter_map(MmapLockSamples::finding).collect()
 }
 
-/// Returns the threads of those address spaces that have more than one thread.
+/// Returns the threads of those address spaces that have more than one thread, but at most [`MAX_THREADS`] threads.
+/// `spaces` has the number of the address space of each process. A process with the number `None` counts as an address
+/// space of its own.
 fn threads_to_sample(
     proc: &mut ProcDir,
     processes: &[LiveProcess],

@@ -215,7 +215,7 @@ pub fn measure_job_memory(
         ReadingKind::Estimate => {
             let own = cgroup.filter(|job| job.is_own).ok_or(ReadingError::NoOwnCgroup)?;
             let anonymous = read_counters(&mut proc, &alive, &mut reading);
-            estimate(&own.cgroup, &anonymous, &mut reading)?;
+            estimate_memory(&own.cgroup, &anonymous, &mut reading)?;
         }
         ReadingKind::Pages | ReadingKind::PagesByNode => {
             read_pages(&mut proc, &alive, &mut reading, watches_threads, progress)?;
@@ -226,7 +226,8 @@ pub fn measure_job_memory(
     Ok(reading)
 }
 
-/// The process, if this very process still exists, and no other one has its pid.
+/// Returns `process` with the thread whose memory is read and the start address of its stack. `None` if the process has
+/// ended, also if another process has its pid.
 fn live_process(proc: &mut ProcDir, process: JobProcess) -> Option<LiveProcess> {
     let JobProcess { id, group, threads } = process;
     // The file of the first thread: that of the process takes time for each thread.
@@ -250,8 +251,8 @@ fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {
 
 /// Reads the memory of `processes` (`/proc/PID/smaps_rollup`), and adds it to `reading`. Reads an address space that
 /// several processes share only once. Does not read a process whose memory map is locked, because the read would block.
-/// If `watches_threads` is true, also looks for threads that wait for this lock. Fails if nobody waits for the reading
-/// any more.
+/// If `watches_threads` is true, also finds threads that wait for one another to map or unmap memory. Fails if nobody
+/// waits for the reading any more.
 fn read_pages(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
@@ -279,7 +280,7 @@ fn read_pages(
             continue;
         }
         if blocked.contains(&pid) {
-            count_unread(proc, process, reading, |_| why_blocked(pid));
+            record_unread_process(proc, process, reading, |_| why_blocked(pid));
             continue;
         }
         progress.begin_process(pid);
@@ -315,8 +316,10 @@ fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMe
     Ok(ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space: None, by_node })
 }
 
-/// Reads the counters. Estimates the shared part if the job has a memory cgroup of its own. Otherwise, reads the pages
-/// of a small job.
+/// Adds the memory of `processes` to `reading` by a method that takes little CPU time, and sets the kind of `reading`
+/// to this method. First reads the memory counters of the processes. If the job has a memory cgroup of its own, also
+/// estimates the shared memory from the counters of `cgroup`. If this is not possible, reads the pages of a job with at
+/// most [`MAX_SMALL_JOB`] bytes. Fails if nobody waits for the reading any more.
 fn read_cheaply(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
@@ -328,7 +331,7 @@ fn read_cheaply(
     let anonymous = read_counters(proc, processes, reading);
     reading.sum = JobMemory::sum(&reading.processes);
     if let Some(own) = cgroup.filter(|job| job.is_own)
-        && estimate(&own.cgroup, &anonymous, reading).is_ok()
+        && estimate_memory(&own.cgroup, &anonymous, reading).is_ok()
     {
         reading.kind = ReadingKind::Estimate;
     } else if reading.sum.rss <= MAX_SMALL_JOB {
@@ -340,7 +343,8 @@ fn read_cheaply(
     Ok(())
 }
 
-/// Reads the counters of the processes. Returns the anonymous memory of each address space, in bytes.
+/// Reads the memory counters of `processes`, and adds each process to `reading`: its memory, or that it has ended or
+/// can't be read. Returns the anonymous memory of each address space, in bytes.
 fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut JobMemoryReading) -> Vec<u64> {
     let spaces = number_address_spaces(processes, compare_address_spaces);
     let mut counted: BTreeSet<u32> = BTreeSet::new();
@@ -364,8 +368,12 @@ fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut Jo
     anonymous
 }
 
-/// Estimates the memory of a job from the counters of its cgroup, and from the anonymous memory of its address spaces.
-fn estimate(
+/// Estimates the memory of a job from the counters of its cgroup `cgroup`, and from `anonymous`, the anonymous memory
+/// of each address space in bytes. Stores the sums, and the memory that each worker has for itself, in `reading`.
+///
+/// # Errors
+/// If the counters can't be read. If most of the memory of the largest address space is charged to another cgroup.
+fn estimate_memory(
     cgroup: &CgroupDir,
     anonymous: &[u64],
     reading: &mut JobMemoryReading,
@@ -392,11 +400,12 @@ fn estimate(
 
 /// Counts a process that could not be read: it has ended, or the kernel refused.
 fn count_failure(proc: &mut ProcDir, process: ProcessId, errno: Errno, reading: &mut JobMemoryReading) {
-    count_unread(proc, process, reading, |uid| why_unreadable(errno, uid));
+    record_unread_process(proc, process, reading, |uid| why_unreadable(errno, uid));
 }
 
-/// Counts a process that was not read: it has ended, or it is denied with the reason that `why` returns for its user.
-fn count_unread(
+/// Records in `reading` that the memory of `process` was not read. If the process still exists, adds it to the denied
+/// processes, with the reason that `why` returns for its user id. Otherwise counts it as ended.
+fn record_unread_process(
     proc: &mut ProcDir,
     process: ProcessId,
     reading: &mut JobMemoryReading,
@@ -413,7 +422,7 @@ fn count_unread(
     }
 }
 
-/// The reason why the memory of a process of the user `uid` can't be read.
+/// Returns the reason why the memory of a process of the user `uid` can't be read. `errno` is the error of the kernel.
 fn why_unreadable(errno: Errno, uid: u32) -> String {
     let own = Uid::effective().as_raw();
     if is_gone(errno) {
@@ -440,7 +449,9 @@ fn why_blocked(pid: Pid) -> String {
     )
 }
 
-/// The deepest memory cgroup that contains all processes. `None` if that is the root, or if it can't be read.
+/// Returns the deepest memory cgroup that contains all `processes`. The cgroup counts as the job's own if it contains
+/// only these processes and their children, and its memory use can be read. `None` if the cgroup is the root, or if the
+/// cgroups can't be read.
 fn job_cgroup(proc: &mut ProcDir, processes: &[LiveProcess]) -> Option<JobCgroup> {
     let mount = MemoryControllerMount::from_mounts(&CgroupMounts::read())?;
     let mut paths = BTreeSet::new();

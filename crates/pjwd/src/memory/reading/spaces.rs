@@ -76,7 +76,10 @@ pub(super) fn number_address_spaces(
     (0..).zip(processes).map(|(unused, process)| number(unused, process)).collect()
 }
 
-/// Returns the number of the address space of a process: `unused` if no known process has the same one.
+/// Returns the number of the address space of the process `pid`. `known` has one process of each known address space
+/// with the number of this space, in the order of kcmp(2), which `compare` calls. If no known process has the address
+/// space of `pid`, adds `pid` to `known` with the number `unused`. Removes processes that have ended from `known`.
+/// `None` if `pid` can't be compared, for example because it has ended.
 fn number_address_space(
     known: &mut Vec<(Pid, u32)>,
     pid: Pid,
