@@ -187,6 +187,7 @@ impl MetricCounters {
     }
 }
 
+/// Returns the index of `kind` in the counters of the mask changes (`mask_actions`).
 fn action_index(kind: MaskActionKind) -> usize {
     match kind {
         MaskActionKind::Confine => 0,

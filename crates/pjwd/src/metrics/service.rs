@@ -85,7 +85,7 @@ pub async fn serve_metrics(receiver: MetricsReceiver, mut stop: watch::Receiver<
         loop {
             tokio::select! {
                 () = file_writer.due() => {
-                    file_writer.write(now.write_interval).await;
+                    file_writer.write_file(now.write_interval).await;
                     continue;
                 }
                 Ok(()) = settings.changed() => break,
@@ -106,7 +106,8 @@ struct Listeners {
 }
 
 impl Listeners {
-    /// Listens on exactly these addresses. Listeners that stay keep their connections.
+    /// Listens on exactly the addresses in `wanted`: closes the other listeners, and opens the missing ones. Listeners
+    /// that stay keep their connections.
     fn set_addresses(&mut self, wanted: &[SocketAddr]) {
         self.open.retain(|address, task| {
             let stays = wanted.contains(address);
@@ -151,6 +152,7 @@ async fn bind_until_success(address: SocketAddr) -> TcpListener {
     }
 }
 
+/// Returns what an administrator can do about `error`, a failure to listen for metrics.
 fn remedy_of(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => {
@@ -183,7 +185,8 @@ impl TextFileWriter {
         }
     }
 
-    /// Changes the path, or sets none. Removes the file at the old path.
+    /// Sets the path of the file, or none for no file. If the path changes, removes the file at the old path, and logs
+    /// a failure of that. The next write is due at once.
     async fn set_path(&mut self, path: Option<&Path>) {
         self.next = Instant::now();
         if self.path.as_deref() == path {
@@ -198,7 +201,9 @@ impl TextFileWriter {
         }
     }
 
-    async fn write(&mut self, interval: Duration) {
+    /// Writes the metrics to the file, and plans the next write after `interval`. Without a path or without metrics,
+    /// only plans the next attempt after [`CACHE_TIME`]. Logs when writes begin to fail, and when they succeed again.
+    async fn write_file(&mut self, interval: Duration) {
         let begun = Instant::now();
         let (Some(path), Some(text)) = (self.path.clone(), self.cache.render(MetricsFormat::Classic)) else {
             // No cycle has ended since metrics were switched on.

@@ -134,6 +134,9 @@ fn reject(stream: &TcpStream) {
     let _ = stream.try_read(&mut [0; 4096]);
 }
 
+/// Answers one HTTP request on `stream` with the metrics text of `source`, or with an error status. Then closes the
+/// sending side, and reads up to [`MAX_DRAINED_BYTES`] bytes that the client still sends: unread bytes would reset the
+/// connection. Fails if the connection breaks.
 async fn handle_connection<T: MetricsSource>(
     mut stream: TcpStream,
     source: &T,
@@ -213,7 +216,7 @@ enum Refusal {
 }
 
 impl Refusal {
-    /// The end of the status line, and the response body.
+    /// Returns the status code with its reason phrase, and the response body.
     fn status_line_and_body(self) -> (&'static str, &'static str) {
         match self {
             Refusal::BadRequest => ("400 Bad Request", "this is not an HTTP request"),
@@ -235,7 +238,8 @@ impl Refusal {
     }
 }
 
-/// Parses a request head as far as it has arrived.
+/// Parses `head`, the bytes of the request head that have arrived so far. Returns [`Parsed::Partial`] if the head is
+/// not complete. Refuses a head that is not a valid request for `/metrics`.
 fn parse_head(head: &[u8]) -> Parsed {
     let mut fields = [httparse::EMPTY_HEADER; MAX_HEADER_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
@@ -262,7 +266,7 @@ fn parse_head(head: &[u8]) -> Parsed {
         _ => return Parsed::Refused(Refusal::MethodNotAllowed),
     };
     let takes_openmetrics =
-        named("accept").filter_map(|field| std::str::from_utf8(field.value).ok()).any(accepts);
+        named("accept").filter_map(|field| std::str::from_utf8(field.value).ok()).any(accepts_openmetrics);
     let format = if takes_openmetrics { MetricsFormat::OpenMetrics } else { MetricsFormat::Classic };
     Parsed::Request(Request { format, with_body })
 }
@@ -274,8 +278,9 @@ fn path_of(target: &str) -> &str {
     path.split('?').next().unwrap_or(path)
 }
 
-/// Whether an Accept field allows OpenMetrics, version 1.0.0 or any version.
-fn accepts(field: &str) -> bool {
+/// Returns whether `field`, the value of an Accept field, allows OpenMetrics in version 1.0.0 or in any version. An
+/// offer with the weight 0 does not count.
+fn accepts_openmetrics(field: &str) -> bool {
     field.split(',').any(|offer| {
         let mut parts = offer.split(';').map(str::trim);
         let is_named =
@@ -312,6 +317,7 @@ impl Response {
         Self { status, content_type: "text/plain; charset=utf-8", field, body: format!("{body}\n").into() }
     }
 
+    /// Returns the response as bytes. Leaves out the body if `with_body` is false, as for `HEAD`.
     fn head_and_body(&self, with_body: bool) -> Vec<u8> {
         let Self { status, content_type, field, body } = self;
         let length = body.len();
