@@ -201,7 +201,7 @@ impl EventLoop {
         }
     }
 
-    /// Starts the thread that changes cpusets, if this node has cpusets. Returns the name and the id of the thread.
+    /// Starts the thread that changes cpusets. Returns its name and id, or `None` without cpusets or after a failure.
     fn start_cpuset_change_thread(&mut self) -> Option<(&'static str, Tid)> {
         if matches!(self.warden.policy().cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
             return None;
@@ -233,7 +233,7 @@ impl EventLoop {
         self.warden.find_leftover_cpusets();
         let text = format!("pjwd {} watches this machine ({polling})", env!("CARGO_PKG_VERSION"));
         self.publisher.publish_events(vec![Event::new(EventKind::Started, text)]);
-        self.cycle(Vec::new());
+        self.run_cycle(Vec::new());
         self.remove_reports_of_running_jobs();
         self.job_files.remove_leftovers();
         self.make_provisions();
@@ -244,7 +244,7 @@ impl EventLoop {
     pub fn run(&mut self) -> bool {
         loop {
             let cpu_before = clock::own_thread_cpu_time();
-            let readable = self.wait();
+            let readable = self.wait_for_work();
             let mut pending = PendingCommands::new();
             let messages = self.inbox.take_messages();
             let mut is_for_events = messages.is_empty();
@@ -296,7 +296,7 @@ impl EventLoop {
             {
                 // Each scan reads the changed cgroups.
                 self.cgroups_changed_at = None;
-                self.cycle(pending);
+                self.run_cycle(pending);
             }
             // Timer cycles and commands have their own limits. They must not delay the confinement of new processes.
             if is_for_events {
@@ -323,8 +323,9 @@ impl EventLoop {
         Some(due.max(now + self.budget.wait_time(now)))
     }
 
-    /// Waits for a message, an event or a timer. Returns which descriptors have something to read.
-    fn wait(&mut self) -> Readable {
+    /// First enforces the limits of the real-time priority and updates the affinity masks of the daemon's threads. Then
+    /// sleeps until a message, an event or a timer is due. Returns whether cgroups or files of jobs may have changed.
+    fn wait_for_work(&mut self) -> Readable {
         let now = Instant::now();
         self.realtime.enforce_limits(now);
         self.own_mask.update_masks(&self.warden.state().pool, self.realtime.lowered_threads(), now);
@@ -366,7 +367,7 @@ impl EventLoop {
     }
 
     /// Runs one cycle (scan, decision and changes), and replies to the commands `pending`. Publishes the new status.
-    fn cycle(&mut self, pending: PendingCommands) {
+    fn run_cycle(&mut self, pending: PendingCommands) {
         let (mut commands, replies): (Vec<Command>, Vec<_>) = pending.into_iter().unzip();
         // These have no caller who waits for a reply.
         commands.append(&mut self.own_commands);
@@ -390,7 +391,7 @@ impl EventLoop {
         self.lateness.record(waited.unwrap_or_default(), begun);
 
         let report = self.run_reporting_cycle(request, &commands);
-        self.note_events_read(None);
+        self.record_events_read(None);
         self.meter.end_cycle(running, &report, self.warden.ongoing_failures());
         let now = (Instant::now(), clock::now().since_boot);
         for fork in &report.confined_new_processes {
@@ -411,13 +412,13 @@ impl EventLoop {
             newly_planned,
             ..
         } = report;
-        self.note_refused_provisions(commands.iter().zip(&results).skip(replies.len()));
+        self.update_provision_warnings(commands.iter().zip(&results).skip(replies.len()));
         let of_users = user_refusals(&commands, &results);
         // The control server publishes these events.
         events.retain(|event| !is_user_refusal(event, &of_users));
         let now = Instant::now();
         self.plan_next_scans(now, was_timer, rescanned, has_unfinished_work);
-        self.keep_journal(rescanned);
+        self.maintain_journal(rescanned);
         self.publish_core_maps(&newly_planned, rescanned);
         self.update_lending_after_cycle(&events, was_timer);
         let plan_warnings = self.with_event_loop_warnings(plan_warnings);
@@ -465,8 +466,8 @@ impl EventLoop {
         }
     }
 
-    /// Makes the journal shorter if it has become long. In a rescan, also makes it again if it was removed.
-    fn keep_journal(&mut self, is_rescan: bool) {
+    /// Makes the journal shorter if it has become long. If `is_rescan` is true, also makes removed files again.
+    fn maintain_journal(&mut self, is_rescan: bool) {
         if is_rescan {
             self.warden.journal_mut().reports.restore_removed_file();
             self.warden.recreate_journal_if_removed();

@@ -166,13 +166,13 @@ impl WatchedFiles {
         loop {
             // The watch comes first: a file that is removed after its check is reported.
             let watch = DirectoryWatch::new(&self.paths());
-            let warnings = self.check(&listeners);
+            let warnings = self.check_files(&listeners);
             if warnings != reported {
                 reported.clone_from(&warnings);
                 let _ =
                     outbox.send(EventLoopMessage::Warnings { origin: WarningOrigin::DaemonFiles, warnings });
             }
-            let removal = spawn_blocking(move || watch.wait(CHECK_INTERVAL));
+            let removal = spawn_blocking(move || watch.wait_for_removal(CHECK_INTERVAL));
             let is_removed = tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => return self,
                 // A wait that could not be made has seen no removal.
@@ -201,9 +201,9 @@ impl WatchedFiles {
         paths
     }
 
-    /// Makes the lock file and the socket again if they were removed. A new listener is sent to `listeners`. Returns a
-    /// warning for each file that can't be made.
-    fn check(&mut self, listeners: &mpsc::UnboundedSender<UnixListener>) -> Vec<Warning> {
+    /// Makes the lock file and the socket again if they were removed. Sends a new listener to `listeners`. Returns a
+    /// warning for each file that can't be made, and a warning if systemd does not know the socket.
+    fn check_files(&mut self, listeners: &mpsc::UnboundedSender<UnixListener>) -> Vec<Warning> {
         let mut warnings = Vec::new();
         match self.lock.as_mut().map(DaemonLock::reacquire_if_removed) {
             None | Some(Ok(false)) => {}
@@ -218,8 +218,8 @@ impl WatchedFiles {
         warnings
     }
 
-    /// Makes the socket again if it was removed, except by a stop of its unit. Returns a warning if clients can't
-    /// connect, or if systemd does not know the socket.
+    /// Makes the socket again if it was removed, except by a stop of its unit. Sends the new listener to `listeners`.
+    /// Returns a warning if clients can't connect, or if systemd does not know the socket.
     fn check_socket(&mut self, listeners: &mpsc::UnboundedSender<UnixListener>) -> Option<Warning> {
         let remedy = match &self.socket {
             SocketFile::CreatedByDaemon(_) => {
@@ -285,7 +285,8 @@ struct DirectoryWatch {
 }
 
 impl DirectoryWatch {
-    /// Watches the directories of the files at `paths` for removed and renamed files (inotify(7)).
+    /// Watches the directories of the files at `paths` for removed and renamed files (inotify(7)). A directory that
+    /// can't be watched is left out.
     fn new(paths: &[PathBuf]) -> Self {
         let flags = AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVED_FROM
@@ -303,9 +304,9 @@ impl DirectoryWatch {
         Self { inotify, names }
     }
 
-    /// Waits until something was removed, or the time has passed. Blocks the thread. Returns whether something was
-    /// removed.
-    fn wait(&self, timeout: Duration) -> bool {
+    /// Blocks the thread until one of the files, or a directory of them, is removed or renamed. Returns false if
+    /// `timeout` has passed before.
+    fn wait_for_removal(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -357,10 +358,10 @@ mod tests {
         };
         let (listeners, mut made) = mpsc::unbounded_channel();
         let mut files = start();
-        assert!(files.check(&listeners).is_empty() && made.try_recv().is_err());
+        assert!(files.check_files(&listeners).is_empty() && made.try_recv().is_err());
         std::fs::remove_dir_all(path.parent().unwrap()).unwrap();
         let check = |files: &mut WatchedFiles| {
-            let warnings = files.check(&listeners);
+            let warnings = files.check_files(&listeners);
             assert!(warnings[0].remedy.contains("systemctl start pjwd.service"), "{warnings:?}");
         };
         check(&mut files);
@@ -382,7 +383,7 @@ mod tests {
         }
         let (listeners, mut made) = mpsc::unbounded_channel();
         let mut next = start();
-        assert_eq!(next.check(&listeners).len(), 1);
+        assert_eq!(next.check_files(&listeners).len(), 1);
         assert!(connects_to(&path, &made.try_recv().unwrap()));
         drop(of_systemd);
     }
@@ -397,7 +398,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "").unwrap();
         let (listeners, _made) = mpsc::unbounded_channel();
-        let warnings = files.check(&listeners);
+        let warnings = files.check_files(&listeners);
         assert!(warnings[0].text.contains("is not there again"), "{warnings:?}");
         assert!(warnings[0].remedy.contains("systemctl start pjwd.service"), "{warnings:?}");
     }
@@ -413,7 +414,7 @@ mod tests {
         let (listeners, mut made) = mpsc::unbounded_channel();
         for removal in ["of the socket of systemd", "of the socket of pjwd"] {
             std::fs::remove_file(&path).unwrap();
-            files.check(&listeners);
+            files.check_files(&listeners);
             assert!(connects_to(&path, &made.try_recv().unwrap()));
             let mode = std::fs::symlink_metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o620, "after the removal {removal}");
@@ -439,13 +440,13 @@ mod tests {
         let mut files = WatchedFiles::new(None, SocketFile::Passed(passed), dir.path().to_owned());
         let (listeners, mut made) = mpsc::unbounded_channel();
         std::fs::remove_file(&path).unwrap();
-        files.check(&listeners);
+        files.check_files(&listeners);
         assert!(connects_to(&path, &made.try_recv().unwrap()), "the unit is active");
 
         systemd.stdin.as_mut().unwrap().write_all(b"stop\n").unwrap();
         BufReader::new(systemd.stderr.take().unwrap()).read_line(&mut String::new()).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let warnings = files.check(&listeners);
+        let warnings = files.check_files(&listeners);
         assert!(warnings[0].text.contains("the socket unit was stopped"), "{warnings:?}");
         assert!(made.try_recv().is_err() && !path.exists());
         drop(systemd.stdin.take());
@@ -464,10 +465,10 @@ mod tests {
         let watch = DirectoryWatch::new(std::slice::from_ref(&own));
         std::fs::write(&own, "more").unwrap();
         std::fs::remove_file(&other).unwrap();
-        assert!(!watch.wait(Duration::from_millis(1)));
+        assert!(!watch.wait_for_removal(Duration::from_millis(1)));
         std::fs::remove_file(&own).unwrap();
-        assert!(watch.wait(timeout));
+        assert!(watch.wait_for_removal(timeout));
         std::fs::rename(&below, dir.path().join("elsewhere")).unwrap();
-        assert!(watch.wait(timeout));
+        assert!(watch.wait_for_removal(timeout));
     }
 }

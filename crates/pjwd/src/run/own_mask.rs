@@ -116,7 +116,10 @@ impl DaemonMask {
         }
     }
 
-    /// Where the threads are to run.
+    /// Returns the PUs to which the daemon's threads are to be bound: the online housekeeping PUs. Without such PUs,
+    /// returns the free PUs in the start mask, and exempts the threads in `threads_without_priority`. Returns no PUs if
+    /// no such PU is free, if all online PUs are, or if `threads_without_priority` is `None`, that is, if no thread has
+    /// the real-time priority.
     fn wanted_binding(&self, pool: &PuPool, threads_without_priority: Option<BTreeSet<Tid>>) -> Binding {
         let online = pool.online_cpus();
         let housekeeping = pool.housekeeping_cpus().intersection(&online);
@@ -146,8 +149,8 @@ impl DaemonMask {
     }
 }
 
-/// The affinity mask of this thread. `None` if it has all PUs that its cpuset allows: another thread that asks for all
-/// gets the same.
+/// Returns the affinity mask of this thread. `None` if the mask has all PUs that the cpuset of the daemon allows, or if
+/// this can't be found out. Starts a thread that requests all PUs: its mask then has those that the cpuset allows.
 fn narrow_start_mask() -> Option<CpuSet> {
     let thread = std::thread::Builder::new();
     let widest = thread.spawn(|| {

@@ -333,10 +333,10 @@ impl OwnerCpuSampler {
         !reported.is_empty()
     }
 
-    /// Lets the monitor report the lent PUs of idle owners again on which no thread of the owner runs. It does not
-    /// report the others: they are sampled anyway, and each report would cost the owner CPU time. With very many
-    /// threads, a PU is reported again only after the least time between two samples: two samples follow each report.
-    /// Returns whether a thread of an idle owner still runs on a PU that was reported.
+    /// Lets the monitor report again those lent PUs of idle owners on which no thread of the owner runs. The monitor
+    /// does not report the other PUs again: they are sampled anyway, and each report would cost the owner CPU time.
+    /// With very many threads, does so only when the least time between two samples has passed, because two samples
+    /// follow each report. Returns whether a thread of an idle owner still runs on a PU that was reported.
     fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> bool {
         let is_due = self.reported_at.is_none_or(|at| now >= at + self.least_interval());
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
@@ -366,7 +366,8 @@ impl OwnerCpuSampler {
         self.measured_since.clear();
     }
 
-    /// Returns for each monitored PU what threads of the owner ran there since the last call.
+    /// Returns for each lent PU how long threads of its owner have run there since the last call. Empty if the monitor
+    /// is not loaded. Stores the present run times for the next call.
     fn run_times_since_last(&mut self) -> BTreeMap<Pu, OwnerRunTime> {
         let Monitor::Loaded(monitor) = &self.monitor else { return BTreeMap::new() };
         if monitor.lent_pus().is_empty() {
@@ -387,8 +388,9 @@ impl OwnerCpuSampler {
         since_last
     }
 
-    /// Measures the CPU time of all owners, unless the last measurement was less than [`MIN_PERIOD`] ago. Returns
-    /// whether an idle owner that lends a core has used CPU time since then and no monitor reports this.
+    /// Measures the CPU time of all owners, and records in `state` how many cores each owner uses. Does nothing if the
+    /// last measurement was less than [`MIN_PERIOD`] ago. Returns whether an idle owner that lends a core has used CPU
+    /// time since then and no monitor reports this. `cpu_time_of` returns the CPU time of a process since its start.
     fn sample(
         &mut self,
         state: &mut WardenState,
@@ -410,7 +412,8 @@ impl OwnerCpuSampler {
         for id in ids {
             let Some(grant) = state.grant_of(&id) else { continue };
             let core_count = state.topology.overlapping_core_count(&grant.cpus);
-            let lent = self.lent_cores(state, &grant.cpus, &run_times, (now, period.unwrap_or_default()));
+            let lent =
+                self.lent_core_samples(state, &grant.cpus, &run_times, (now, period.unwrap_or_default()));
             let has_smt = grant.cpus.len() > core_count as usize;
             let is_new = !self.owners.contains_key(&id);
             let owner = self.owners.entry(id.clone()).or_default();
@@ -439,8 +442,10 @@ impl OwnerCpuSampler {
         shows_demand
     }
 
-    /// The lent cores of a grant that the monitor measures, in a sample at `now` that covers `period`.
-    fn lent_cores(
+    /// Returns one sample for each lent core in `grant` that the monitor measures, with the CPU time of the owner in
+    /// `run_times`. The sample ends at `now` and covers `period`, or only the time since the monitor began to measure
+    /// the core.
+    fn lent_core_samples(
         &self,
         state: &WardenState,
         grant: &CpuSet,

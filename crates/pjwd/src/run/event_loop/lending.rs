@@ -66,9 +66,9 @@ impl EventLoop {
         end.filter(|_| self.warden.policy().may_grant)
     }
 
-    /// The warnings about borrowers that gave threads a real-time priority. The kernel runs such threads before the
-    /// threads of the owner, whatever the cgroup is. Real-time threads of a process that together use nearly no CPU
-    /// time do not count.
+    /// Returns the warnings about borrowers that gave threads a real-time priority. The kernel runs such threads before
+    /// the threads of the owner, whatever the cgroup is. Real-time threads of a process that together use nearly no CPU
+    /// time do not count. Except in a frozen job that already has the warning: frozen threads use no CPU time.
     fn realtime_borrower_warnings(&self) -> Vec<Warning> {
         let state = self.warden.state();
         let has_realtime_thread = |member: &Member, only_active: bool| {
@@ -125,9 +125,10 @@ impl EventLoop {
         self.send_revocation_signal(events);
     }
 
-    /// Lets the next plan give idle priority to the jobs of the class besteffort again if another program has ended it,
-    /// as by `systemctl set-property`: the owner of a lent core would get half of its time. Must be called before each
-    /// cycle. Reads some files if `is_rescan` is true, that is, if the cycle scans the processes without a job.
+    /// Checks whether another program, such as systemctl, has ended the idle priority of the jobs of the class
+    /// besteffort. If so, the next plan sets this priority again: the owner of a lent core would get half of its time.
+    /// Must be called before each cycle. Does nothing if there are no such jobs, in the mode observe, or if `is_rescan`
+    /// is false, that is, if the cycle does not scan the processes without a job.
     pub(super) fn restore_lost_idle_priority(&mut self, is_rescan: bool) {
         let policy = self.warden.policy();
         let may_be_lost =
@@ -190,8 +191,9 @@ impl EventLoop {
         }
     }
 
-    /// Sends the configured signal to the borrowers that lose cores by `events`. Keeps a warning about each of them
-    /// that may not be signalled.
+    /// Sends the configured signal to the processes of the borrowers that lose cores according to `events`. Stores a
+    /// warning about each borrower with a process that pjwd may not signal. Without a configured signal, only removes
+    /// these warnings.
     fn send_revocation_signal(&mut self, events: &[Event]) {
         let state = self.warden.state();
         let warnings = &mut self.borrower_records.unsignalled;
@@ -221,9 +223,9 @@ impl EventLoop {
     }
 }
 
-/// Whether a process has real-time threads that together use at least [`MIN_REALTIME_DEMAND_PERMILLE`] of a PU.
-/// `threads` has the demand of each thread, in permille of a PU. Unless `only_active` is true, also if they use less.
-/// `is_realtime` is called for few threads only: it is a system call.
+/// Returns whether a process has real-time threads that together use at least [`MIN_REALTIME_DEMAND_PERMILLE`] of a PU.
+/// If `only_active` is false, returns whether the process has any real-time thread. `threads` has the demand of each
+/// thread, in permille of a PU. `is_realtime` is called for few threads only, because it is a system call.
 fn has_realtime_threads(
     threads: impl Iterator<Item = (Tid, u32)> + Clone,
     only_active: bool,

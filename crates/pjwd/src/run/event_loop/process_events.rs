@@ -23,13 +23,13 @@ impl EventLoop {
         self.warden.read_process_events();
         self.warden.check_masks_of_new_forks();
         let waited_since = self.netlink_paused_since.take();
-        self.note_events_read(waited_since);
+        self.record_events_read(waited_since);
     }
 
     /// Counts the process events (fork, exec, exit) that were read since the last call, and records since when they
     /// have waited for a scan. If events were lost, schedules a scan of all processes. `waited_since` is the time since
     /// which pjwd had put off the reading of events, or `None` if events were read without delay.
-    pub(super) fn note_events_read(&mut self, waited_since: Option<Instant>) {
+    pub(super) fn record_events_read(&mut self, waited_since: Option<Instant>) {
         let EventCount { count, events_lost, still_dropping } = self.warden.take_event_count();
         self.meter.count_process_events(count, events_lost);
         let urgency = self.warden.state().lineage.scan_queue.urgency();

@@ -29,7 +29,8 @@ pub(super) fn unchanged_provisions(
     before.iter().filter(is_made).cloned().collect()
 }
 
-/// Returns the ids of the provisions that `commands` make. A provision is a number of cores that pjwd keeps for a service.
+/// Returns the ids of the provisions that `commands` make. A provision is a number of cores that pjwd keeps for a
+/// service.
 pub(super) fn ids_of_made_provisions(commands: &[Command]) -> Vec<JobId> {
     let made = |command: &Command| match command {
         Command::Provision(made) => Some(made.job.clone()),
@@ -44,7 +45,7 @@ impl EventLoop {
     pub(super) fn make_provisions(&mut self) {
         self.own_commands = self.provision_commands();
         if !self.own_commands.is_empty() {
-            self.cycle(Vec::new());
+            self.run_cycle(Vec::new());
         }
     }
 
@@ -82,10 +83,10 @@ impl EventLoop {
         removed.chain(missing).collect()
     }
 
-    /// Returns a sentence about the provision `id`, which a reload of the configuration was to make: that pjwd refused it,
-    /// that it waits for cores, or that it was made again. `unchanged` has the provisions whose tables did not change.
-    /// `None` for a provision that was made from a new table. A provision is a number of cores that pjwd keeps for a
-    /// service.
+    /// Returns a sentence about the provision `id`, which a reload of the configuration was to make: that pjwd refused
+    /// the provision, that it waits for cores, or that it was made again. `unchanged` has the provisions whose tables
+    /// did not change. `None` for a provision that was made from a new table. A provision is a number of cores that
+    /// pjwd keeps for a service.
     pub(super) fn describe_made_provision(
         &self,
         id: &JobId,
@@ -110,7 +111,7 @@ impl EventLoop {
     /// Stores a warning for each refused provision of the configuration, and drops the warnings about provisions that
     /// are no longer refused. `own` has the commands that pjwd itself made, with their results. A provision is a number
     /// of cores that pjwd keeps for a service.
-    pub(super) fn note_refused_provisions<'a>(
+    pub(super) fn update_provision_warnings<'a>(
         &mut self,
         own: impl Iterator<Item = (&'a Command, &'a Result<Reply, Refusal>)>,
     ) {

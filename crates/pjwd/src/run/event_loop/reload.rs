@@ -55,7 +55,7 @@ impl EventLoop {
                 let unchanged = unchanged.into_iter().filter(|_| was_enforced).collect::<Vec<_>>();
                 let made = ids_of_made_provisions(&commands);
                 self.own_commands.extend(commands);
-                self.cycle(Vec::new());
+                self.run_cycle(Vec::new());
                 changes.extend(made.iter().filter_map(|id| self.describe_made_provision(id, &unchanged)));
                 let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
                 self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);
