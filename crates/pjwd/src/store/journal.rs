@@ -57,6 +57,8 @@ pub struct JournalError {
 }
 
 impl JournalError {
+    /// Makes the error that `operation` on the file `path` failed with `error`. `operation` is a verb, such as `open`.
+    /// The cause of `error` decides which remedy the message names.
     fn new(operation: &'static str, path: &Path, error: &io::Error) -> Self {
         let remedy = match error.raw_os_error() {
             Some(libc_enospc) if libc_enospc == nix::libc::ENOSPC => "free space there and try again",
@@ -148,7 +150,8 @@ impl FileJournal {
         self.length > REWRITE_BYTES
     }
 
-    /// Appends a batch, also one without records.
+    /// Appends `records`, which may be empty, to `journal.jsonl` as one batch. After a failed write, removes the
+    /// partial line.
     fn append_batch(&mut self, records: &[Record]) -> Result<(), JournalError> {
         let (boot_id, records) = (Cow::from(&self.boot_id), Cow::from(records));
         let batch = Batch { boot_id, number: self.last + 1, records };
@@ -198,8 +201,9 @@ impl FileJournal {
         self.dir.join(LINES)
     }
 
-    /// Makes the directory and an empty `journal.jsonl` in it. The old file has no name any more.
-    fn make_again(&mut self) -> Result<(), JournalError> {
+    /// Makes the state directory again if it was removed. Opens and locks `journal.jsonl` in it, and makes this file if
+    /// it is missing. The journal then no longer uses the old file, which has no name any more.
+    fn recreate_lines_file(&mut self) -> Result<(), JournalError> {
         let unusable = |error: anyhow::Error| JournalError {
             operation: "make",
             path: self.dir.clone(),
@@ -235,8 +239,9 @@ pub fn pid_of_user(dir: &Path) -> Option<u32> {
     opened.ok().as_ref().and_then(running_holder)
 }
 
-/// Opens and locks the file of the batches. If another process holds the lock, waits for its end for up to 5 s, but for
-/// only up to 0.5 s if it is known to run.
+/// Opens and locks `journal.jsonl` in `dir`, and makes this file if it is missing. Returns the path and the locked
+/// file. If another process holds the lock, waits for the end of that process for up to 5 s, but for only up to 0.5 s
+/// if that process is known to run. Fails if the process still holds the lock then, or if the file can't be opened.
 fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
     let path = dir.join(LINES);
     let refused = |why: String, is_in_use| JournalError {
@@ -298,7 +303,7 @@ impl Journal for FileJournal {
     fn rewrite(&mut self, records: &[Record]) -> Result<(), JournalError> {
         let was_removed = !self.is_in_place();
         if !is_file_at_path(&self.path(), &self.lines) {
-            self.make_again()?;
+            self.recreate_lines_file()?;
         }
         let is_empty = self.length == 0;
         // Before the other file, which names this batch.

@@ -219,7 +219,8 @@ struct LastingFile {
 }
 
 impl LastingFile {
-    /// Locks the file, or returns an entry without a file if it can't be used.
+    /// Locks the lock file in `dir`, and writes `holder` into it. If the file can't be used, logs this, and returns a
+    /// value without a file.
     ///
     /// # Errors
     /// If another pjwd holds the lock.
@@ -412,9 +413,9 @@ impl DaemonLock {
     }
 }
 
-/// Locks the lock file at `path`, and writes `holder` into it. If `holder` has no journal yet, the entry of the file
-/// about an earlier journal is kept. So if this process ends before it makes a journal, the next process still finds
-/// the earlier one.
+/// Locks the lock file at `path`, and writes `holder` into it. If `holder` has no journal yet, keeps the entry of the
+/// file about an earlier journal. So if this process ends before it makes a journal, the next process still finds the
+/// earlier one. Fails if another process holds the lock, or if the file can't be used.
 fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockError> {
     let unusable = |why: String, remedy| LockError::Unusable { path: path.to_owned(), why, remedy };
     let uid = Uid::effective().as_raw();
@@ -449,8 +450,8 @@ fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockEr
     Err(unusable("it is removed again and again".to_owned(), "find out which program removes it"))
 }
 
-/// Creates the directory of the lock file. An error is the reason and the remedy. Other users can create directories
-/// below /tmp too, and no option moves the lock to another place.
+/// Creates the directory `dir` of the lock file for the user `uid`. The error is the reason and the remedy. Other users
+/// can create directories below /tmp too, and no option moves the lock to another place.
 fn make_lock_directory(dir: &Path, uid: u32) -> Result<(), (String, &'static str)> {
     let Err(error) = directories::make_default_directory(dir, uid) else { return Ok(()) };
     let shown = dir.display();

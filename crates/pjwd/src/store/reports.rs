@@ -98,7 +98,7 @@ impl ReportStore {
             return;
         }
         let Ok(line) = line_of(&report) else { return };
-        if !self.push(report, line.len() as u64) {
+        if !self.keep_report(report, line.len() as u64) {
             return;
         }
         if self.length + line.len() as u64 > MAX_FILE_BYTES {
@@ -161,9 +161,10 @@ impl ReportStore {
         self.file.as_ref().is_some_and(|file| is_file_at_path(&self.path(), file))
     }
 
-    /// Keeps a report, unless there is already a report on the same run of the job that is not worse. Returns whether
-    /// the report is kept.
-    fn push(&mut self, report: Report, bytes: u64) -> bool {
+    /// Keeps `report`, whose line in the file has `bytes` bytes. If a report on the same run of the job is kept
+    /// already, replaces that one if it is incomplete and `report` is complete. Otherwise drops `report` and returns
+    /// false. Drops the oldest reports if there are too many.
+    fn keep_report(&mut self, report: Report, bytes: u64) -> bool {
         if let Some(known) = self.kept.iter().position(|(known, _)| is_same_run(known, &report)) {
             let is_incomplete = self.kept.get(known).is_some_and(|(known, _)| known.incomplete.is_some());
             if !is_incomplete || report.incomplete.is_some() {
@@ -199,7 +200,7 @@ impl ReportStore {
         }
     }
 
-    /// Opens the file and reads its reports. Returns the numbers of the lines that are no reports.
+    /// Opens the file, and keeps the reports in it. Returns the line numbers, from 1, of the lines that are no reports.
     fn read_file(&mut self) -> io::Result<Vec<usize>> {
         let mut text = Vec::new();
         let file = self.open_file()?;
@@ -211,7 +212,7 @@ impl ReportStore {
             match complete.and_then(|line| serde_json::from_slice::<Report>(line).ok()) {
                 // A daemon that was killed while it wrote over the oldest reports has left some twice.
                 Some(report) => {
-                    self.push(report, line.len() as u64);
+                    self.keep_report(report, line.len() as u64);
                 }
                 None => unreadable.push(number),
             }
@@ -261,6 +262,7 @@ impl ReportStore {
         }
     }
 
+    /// Replaces the file by a new one with all kept reports. If this fails, the old file stays.
     fn rewrite(&mut self) -> io::Result<()> {
         let text = self.text()?;
         let fresh = self.dir.join("reports.jsonl.new");
@@ -275,8 +277,8 @@ impl ReportStore {
         Ok(())
     }
 
-    /// Writes the newest reports over the content of the file, as many as fit into the space that the file has, and
-    /// fills the rest with empty lines.
+    /// Drops the oldest reports until the others fit into the space that the file has, writes these over the content of
+    /// the file, and fills the rest with empty lines. Does nothing if the file is not open.
     fn shrink(&mut self) {
         let Some(size) = self.file.as_ref().and_then(|file| file.metadata().ok()).map(|meta| meta.len())
         else {

@@ -107,8 +107,8 @@ pub fn has_records(dir: &Path, boot_id: &str) -> bool {
 }
 
 /// Reads `state.json` in the directory `dir`, and stores its records in `recovered` if they are of the boot `boot_id`.
-/// A file that can't be used is noted in `recovered` as a loss of records. Returns which batches `journal.jsonl` must
-/// have after this file.
+/// A file that can't be used is recorded in `recovered` as a loss of records. Returns which batches `journal.jsonl`
+/// must have after this file.
 pub(super) fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> Expected {
     let path = dir.join(STATE);
     let mut text = Vec::new();
@@ -151,8 +151,10 @@ fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) {
     recovered.remarks.push(format!("{} {why}; {kept}, starting from what is running", path.display()));
 }
 
-/// Reads the batches that `state.json` does not include. Returns the length in bytes up to the last complete batch, to
-/// which the file is cut, and the number of this batch. A batch that is missing is a lost record.
+/// Reads the batches in `lines`, the file `journal.jsonl` in `dir`, and adds the records that `state.json` does not
+/// include to `recovered`. `expected` says which batches must be there: if one is missing, records count as lost. Cuts
+/// the file after the last complete batch, and saves the cut lines, except an incomplete last line. Returns the new
+/// length of the file in bytes, and the number of the last batch.
 pub(super) fn read_batches(
     lines: &File,
     dir: &Path,
@@ -201,8 +203,9 @@ pub(super) fn read_batches(
     Ok((length, last))
 }
 
-/// Saves lines that can't be parsed in a file of their own. Another version may have written them, and an
-/// administrator may need their masks. An incomplete last line alone is not saved: it begins like a batch.
+/// Saves `rest`, lines of the journal that can't be parsed, in a file of their own in `dir`. Another version may have
+/// written them, and an administrator may need their masks. Returns a remark for the log. `None` if `rest` is only an
+/// incomplete last line, which begins like a batch and is not saved.
 fn save_unreadable_lines(dir: &Path, rest: &[u8]) -> Option<String> {
     let has_begin_of_batch = rest.iter().zip(BEGIN_OF_BATCH).all(|(byte, expected)| byte == expected);
     if !rest.contains(&b'\n') && has_begin_of_batch {

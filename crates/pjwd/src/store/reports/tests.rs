@@ -228,7 +228,7 @@ fn without_space_the_newest_reports_are_written_over_the_oldest() {
     (10..20).for_each(|number| store.add(report(&number.to_string())));
     let before = store.length;
     let line = before / 10;
-    assert!(store.push(report("20"), line));
+    assert!(store.keep_report(report("20"), line));
     store.shrink();
     assert!(store.length <= before, "{} {before}", store.length);
     let size = std::fs::metadata(dir.path().join(REPORTS_FILE_NAME)).unwrap().len();
