@@ -100,9 +100,11 @@ impl JobCounts {
         self.jobs.get(job).map(|known| known.sum).unwrap_or_default()
     }
 
+    /// Counts the process `member` and its threads, and adds the numbers to those of its job. Does nothing if `state`
+    /// does not have the job.
     fn add(&mut self, state: &WardenState, member: &Member) {
         let Some(job) = state.jobs.get(&member.job) else { return };
-        let counts = count(state, job, member);
+        let counts = count_process(state, job, member);
         let active = state.members.active_threads_of(member.id.pid).into_iter().flatten();
         let count_active =
             |&tid: &Tid| Some((tid, count_thread(state, job, member, tid, member.threads.get(&tid)?)));
@@ -113,8 +115,8 @@ impl JobCounts {
         known.sum.change(counts, u32::saturating_add, u64::saturating_add);
     }
 
-    /// Counts the active threads of a process again, of which the scan read only these. Returns `false` if all its
-    /// threads must be counted.
+    /// Counts the active threads of the process `pid` again, because the scan read only these. Returns false if all
+    /// threads of the process must be counted, for example because other threads have become active.
     fn update_active_threads(&mut self, state: &WardenState, pid: Pid) -> bool {
         let Some(member) = state.members.get(&pid) else { return false };
         let Some(active) = state.members.active_threads_of(pid) else { return false };
@@ -165,7 +167,8 @@ impl ProcessCounts {
     }
 }
 
-fn count(state: &WardenState, job: &Job, member: &Member) -> ProcessCounts {
+/// Returns what the process `member` and its threads add to the counts of the job `job`.
+fn count_process(state: &WardenState, job: &Job, member: &Member) -> ProcessCounts {
     let mut counts = ProcessCounts {
         processes: 1,
         strays: u32::from(is_outside(state, job, member)),
@@ -179,7 +182,7 @@ fn count(state: &WardenState, job: &Job, member: &Member) -> ProcessCounts {
     counts
 }
 
-/// What one thread adds to the counts.
+/// Returns what the thread `tid` of `member` adds to the counts of the job `job`.
 fn count_thread(
     state: &WardenState,
     job: &Job,

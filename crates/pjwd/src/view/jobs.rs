@@ -80,7 +80,7 @@ impl JobViews {
         for id in changed {
             let now = match state.jobs.get(id) {
                 Some(job) => {
-                    let (view, warnings) = self.view(state, policy, job);
+                    let (view, warnings) = self.describe_job(state, policy, job);
                     self.views.insert(id.clone(), view);
                     warnings
                 }
@@ -104,8 +104,13 @@ impl JobViews {
         changes
     }
 
-    /// What the status shows of a job, and the warnings about it.
-    fn view(&self, state: &WardenState, policy: &Policy, job: &Job) -> (JobView, Vec<Arc<wire::Warning>>) {
+    /// Returns the description of `job` for the status, and the warnings about the job.
+    fn describe_job(
+        &self,
+        state: &WardenState,
+        policy: &Policy,
+        job: &Job,
+    ) -> (JobView, Vec<Arc<wire::Warning>>) {
         let mut counts = self.counts.counts_of(&job.id);
         counts.strays += saturating_u32(self.unassigned.get(&job.owner).copied().unwrap_or(0));
         // Processes in the cpuset need no second check, and there may be many.

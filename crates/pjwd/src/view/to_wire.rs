@@ -178,7 +178,8 @@ fn action_to_wire(action: &MaskAction) -> wire::Action {
     }
 }
 
-/// A cpuset change. `pid` and `tid` are 0 if the change moves no process.
+/// Converts `action`, a change of a cpuset, to the form for clients. `pid` and `tid` of the result are 0 if the change
+/// moves no process.
 fn cpuset_action_to_wire(action: &CpusetAction) -> wire::Action {
     let pid = action.moved_process().map_or(0, |process| process.pid.0);
     let (from, to) = match &action.change {

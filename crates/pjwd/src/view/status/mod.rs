@@ -130,12 +130,12 @@ impl StatusPublisher {
         let (machine, known) = watch::channel(Arc::new(topology_tree::topology_to_wire(topology)));
         let (events, event_receiver) = mpsc::unbounded_channel();
         let publisher = Self {
-            node: node(&hostname, topology),
+            node: node_to_wire(&hostname, topology),
             hostname,
             view,
             events,
             machine,
-            cores: cores(topology),
+            cores: cores_to_wire(topology),
             warnings: Vec::new(),
             plan_warnings: ConvertedWarnings::default(),
             logged: BTreeSet::new(),
@@ -166,7 +166,7 @@ impl StatusPublisher {
     /// be called after PUs (logical CPUs) were added to the machine.
     pub fn publish_topology(&mut self, topology: &Topology) {
         self.machine.send_replace(Arc::new(topology_tree::topology_to_wire(topology)));
-        (self.node, self.cores) = (node(&self.hostname, topology), cores(topology));
+        (self.node, self.cores) = (node_to_wire(&self.hostname, topology), cores_to_wire(topology));
         self.last = None;
     }
 
@@ -279,8 +279,8 @@ impl StatusPublisher {
         self.fits.as_ref().map(|(_, fits)| fits.clone()).unwrap_or_default()
     }
 
-    /// Reports a user's first unassigned process. The next report of that user follows only after the user had no
-    /// such process.
+    /// Publishes an event about an unassigned process of each user, unless the user already had such a process at the
+    /// last call. `plan_warnings` are the warnings of the cycle, which name the unassigned processes.
     fn report_unassigned(&mut self, state: &WardenState, plan_warnings: &[Arc<Warning>]) {
         let mut users = BTreeSet::new();
         let mut news = Vec::new();
@@ -327,7 +327,9 @@ fn lending(policy: &Policy, demand_detection: &OwnerDemandDetection) -> wire::Le
     wire::Lending { why_not, demand: demand.to_owned(), why_sampled }
 }
 
-fn node(hostname: &str, topology: &Topology) -> wire::Node {
+/// Returns what clients get to know of the machine: its name, its CPUs, and the numbers of cores, packages, NUMA nodes
+/// and L3 caches. Parts without CPUs do not count.
+fn node_to_wire(hostname: &str, topology: &Topology) -> wire::Node {
     let inhabited =
         |level| saturating_u32(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
     wire::Node {
@@ -340,7 +342,8 @@ fn node(hostname: &str, topology: &Topology) -> wire::Node {
     }
 }
 
-fn cores(topology: &Topology) -> Arc<[wire::Core]> {
+/// Returns the cores of the machine for clients, each with the numbers of its package, NUMA node and L3 cache.
+fn cores_to_wire(topology: &Topology) -> Arc<[wire::Core]> {
     let number = |level, core: &pjw_core::topology::Core| {
         let pu = core.pus.first()?;
         topology.domain_of(level, pu).map(|domain| domain.number)

@@ -30,11 +30,11 @@ pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
         |level| saturating_u32(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
     let kinds: BTreeSet<u32> = topology.cores().iter().map(|core| core.kind_index).collect();
     let smt: BTreeSet<u32> = topology.cores().iter().map(|core| saturating_u32(core.pus.len())).collect();
-    let (levels, memory) = (levels(topology), memory(topology));
+    let (levels, memory) = (parts_by_level(topology), memory(topology));
     let levels: Vec<&[Part]> = levels.iter().map(Vec::as_slice).collect();
-    let mut tree = parts_of(topology, topology.cpus(), &levels);
+    let mut tree = subtrees(topology, topology.cpus(), &levels);
     for node in &memory {
-        attach_memory(node, &mut tree);
+        insert_memory_node(node, &mut tree);
     }
     wire::Topology {
         packages: with_pus(TopologyLevel::Package),
@@ -88,8 +88,9 @@ fn set_free_cores(part: &mut wire::Domain, free: &CpuSet, running: &CpuSet) -> u
     cores
 }
 
-/// The parts that have cores, per level, largest level first.
-fn levels(topology: &Topology) -> Vec<Vec<Part>> {
+/// Returns the parts of the machine that have cores, such as packages and caches: one list per level, largest level
+/// first.
+fn parts_by_level(topology: &Topology) -> Vec<Vec<Part>> {
     let mut levels: Vec<Vec<Part>> = Vec::new();
     for &level in topology.levels() {
         let to_part = |domain| part(domain, topology.cpus_belonging_to(domain));
@@ -115,9 +116,10 @@ fn part(domain: &TopologyDomain, cpus: CpuSet) -> Part {
     Part { kind: domain.level.into(), number: domain.number, cpus, memory_bytes: domain.memory_bytes }
 }
 
-/// The subtree for `cpus`: the parts of the first level, then the cores that are in none of them.
-fn parts_of(topology: &Topology, cpus: &CpuSet, levels: &[&[Part]]) -> Vec<wire::Domain> {
-    let Some((&level, below)) = levels.split_first() else { return cores(topology, cpus) };
+/// Returns the subtrees for the PUs in `cpus`: the parts of the first of `levels` that have some of these PUs, each
+/// with its own subtrees, then the subtrees for the other PUs. Without `levels`, returns the cores.
+fn subtrees(topology: &Topology, cpus: &CpuSet, levels: &[&[Part]]) -> Vec<wire::Domain> {
+    let Some((&level, below)) = levels.split_first() else { return core_domains(topology, cpus) };
     let mut left = cpus.clone();
     let mut found = Vec::new();
     for part in level {
@@ -126,16 +128,17 @@ fn parts_of(topology: &Topology, cpus: &CpuSet, levels: &[&[Part]]) -> Vec<wire:
             continue;
         }
         left = left.difference(&mine);
-        found.push(wire::Domain { children: parts_of(topology, &mine, below), ..part_to_wire(part, &mine) });
+        found.push(wire::Domain { children: subtrees(topology, &mine, below), ..part_to_wire(part, &mine) });
     }
     if !left.is_empty() {
-        found.extend(parts_of(topology, &left, below));
+        found.extend(subtrees(topology, &left, below));
     }
     found
 }
 
-/// Inserts a memory-only node as deep in the tree as one part contains all PUs near it, behind the parts near it.
-fn attach_memory(node: &Part, tree: &mut Vec<wire::Domain>) {
+/// Inserts `node`, a NUMA node without PUs, into `tree`. Its place is in the smallest part that contains all PUs near
+/// the node, behind the last child with such PUs.
+fn insert_memory_node(node: &Part, tree: &mut Vec<wire::Domain>) {
     let cpus = |part: &wire::Domain| part.cpus.parse::<CpuSet>().unwrap_or_default();
     let around = |part: &wire::Domain| {
         let has_parts = part.children.iter().any(|child| child.kind != "core");
@@ -143,7 +146,7 @@ fn attach_memory(node: &Part, tree: &mut Vec<wire::Domain>) {
         has_parts && !is_equal && !node.cpus.is_empty() && node.cpus.is_subset(&cpus(part))
     };
     if let Some(at) = tree.iter().position(around) {
-        return attach_memory(node, &mut tree[at].children);
+        return insert_memory_node(node, &mut tree[at].children);
     }
     let near = |part: &wire::Domain| node.cpus.intersects(&cpus(part));
     let place = tree.iter().rposition(near).map_or(tree.len(), |at| at + 1);
@@ -160,7 +163,8 @@ fn part_to_wire(part: &Part, cpus: &CpuSet) -> wire::Domain {
     }
 }
 
-fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<wire::Domain> {
+/// Returns the cores whose first PU is in `cpus`, in the form for the tree.
+fn core_domains(topology: &Topology, cpus: &CpuSet) -> Vec<wire::Domain> {
     let several = topology.details().core_kinds.len() > 1;
     let is_here = |core: &Core| core.pus.first().is_some_and(|pu| cpus.contains(pu));
     let here = (0..).zip(topology.cores()).filter(|(_, core)| is_here(core));
