@@ -39,7 +39,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         Plan { cpuset_actions, mask_actions: kept }
     }
 
-    /// Checks the grants of the jobs that changed, and those that a change of the pool concerns.
+    /// Checks the grants of the jobs that changed, and those that a change of the pool concerns. Stores the result in
+    /// `audited_grants`. If there is no earlier result, checks all grants.
     fn audit_grants(&mut self) {
         let changed = self.state.jobs.take_changed_ids();
         let version = self.state.pool.change_count();

@@ -38,7 +38,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Takes the changes of cpusets that began in an earlier cycle and have been completed or refused since then.
     /// Records their results in the state, and adds the results to `report`. Adds the cgroups and the processes that
     /// these changes concern to the scan `request`.
-    pub(super) fn note_finished_cpuset_changes(
+    pub(super) fn record_finished_cpuset_changes(
         &mut self,
         request: &mut ScanRequest,
         report: &mut CycleReport,

@@ -287,7 +287,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             return report;
         }
         // Not before the forks are confined: that decision reads no cgroups, so it must not know of these changes.
-        self.note_finished_cpuset_changes(&mut request, &mut report);
+        self.record_finished_cpuset_changes(&mut request, &mut report);
         let mut next = Some(request);
         let mut commands = commands;
         for round in 0..=MAX_ROUNDS {
@@ -300,7 +300,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             commands = &[];
             if next.is_none() && last_scan_due {
                 last_scan_due = false;
-                next = self.scan_of_forked(all_commands);
+                next = self.forked_process_scan(all_commands);
             }
         }
         // Drop the processes that ended before the first scan of all their facts.
@@ -311,9 +311,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         report
     }
 
-    /// The scan of processes that were forked while their parents were confined or released: no snapshot has them yet.
-    /// `None` if there are none.
-    fn scan_of_forked(&mut self, commands: &[Command]) -> Option<ScanRequest> {
+    /// Returns the scan of processes that were forked while `commands` confined or released their parents: no snapshot
+    /// has these processes yet. `None` if there are none. A scan of all processes if the descendants are not known.
+    /// First reads the pending process events.
+    fn forked_process_scan(&mut self, commands: &[Command]) -> Option<ScanRequest> {
         self.read_process_events();
         let request = command_scan_request(&mut self.state, commands);
         let ScanScope::Partial(mut forked) = request.scope else { return Some(request) };
@@ -330,8 +331,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         })
     }
 
-    /// Confines processes that were forked outside of their job's cores. This step comes before the scan, because the
-    /// scan takes longer. Returns the error if the journal can't be written.
+    /// Confines processes that were forked outside of their job's cores, and adds the results to `report`. This step
+    /// comes before the scan, because the scan takes longer. Does nothing while the journal can't be written. Returns
+    /// the error if the journal can't be written now.
     fn confine_forks(&mut self, report: &mut CycleReport) -> Option<String> {
         if self.ongoing_failures.journal_error.is_some() {
             return None;

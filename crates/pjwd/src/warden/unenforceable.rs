@@ -46,8 +46,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         report.has_unfinished_work |= next.is_some();
     }
 
-    /// The new jobs of which the kernel refused all masks: for each, the user who assigned processes to the job, and an
-    /// error of the kernel. A job is listed once, however many commands assigned processes to it.
+    /// Returns the new jobs for which the kernel refused all masks: for each, the user who assigned processes to the
+    /// job, and an error of the kernel. A job is new if it is not in `known`. `commands` are the commands of the cycle,
+    /// and `report` has their replies. A job is listed once, however many commands assigned processes to it.
     fn find_unenforceable_jobs(
         &self,
         commands: &[Command],
