@@ -60,7 +60,7 @@ impl AffinityMonitor {
     /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the
     /// reason and a remedy.
     pub fn load() -> Result<Self, AffinityMonitorUnavailable> {
-        Self::load_with_platform(&BpfPlatform::detect()?)
+        Self::load_with_platform(&mut BpfPlatform::detect()?)
     }
 
     /// Loads the BPF program that reports calls of sched_setaffinity(2), as [`AffinityMonitor::load`] does.
@@ -68,7 +68,7 @@ impl AffinityMonitor {
     ///
     /// # Errors
     /// If the kernel refuses the program, or the test of the program fails.
-    pub(super) fn load_with_platform(platform: &BpfPlatform) -> Result<Self, AffinityMonitorUnavailable> {
+    pub(super) fn load_with_platform(platform: &mut BpfPlatform) -> Result<Self, AffinityMonitorUnavailable> {
         let mut object = platform.load(1, |object, btf| {
             let loaded = program(object).and_then(|program| load_program(|| program.load(FUNCTION, btf)));
             loaded.map_err(|error| match unavailable_reason("verifying", &error) {

@@ -61,10 +61,10 @@ pub const HAS_BPF_PROGRAMS: bool = cfg!(feature = "bpf");
 pub fn load_programs()
 -> (Result<TaskScan, TaskScanUnavailable>, Result<AffinityMonitor, AffinityMonitorUnavailable>) {
     match object::BpfPlatform::detect() {
-        Ok(platform) => {
-            let scan = TaskScan::load_with_platform(&platform);
+        Ok(mut platform) => {
+            let scan = TaskScan::load_with_platform(&mut platform);
             let monitor =
-                AffinityMonitor::load_with_platform(&platform).map_err(|why| match why {
+                AffinityMonitor::load_with_platform(&mut platform).map_err(|why| match why {
                     // If the task scan could be loaded, the capabilities suffice. Then the kernel lacks this kind
                     // of program.
                     AffinityMonitorUnavailable::RequirementMissing(TaskScanUnavailable::NotPermitted(

@@ -31,6 +31,9 @@ const LAST_WORDS: usize = 60;
 pub(super) struct BpfPlatform {
     /// The kernel's BTF type information, some megabytes.
     pub(super) btf: Btf,
+    /// One loader for all object files: each new loader parses the kernel's type information again, which takes some
+    /// 50 ms.
+    loader: EbpfLoader<'static>,
     /// Length of a mask in a record, in bytes.
     pub(super) mask_bytes: usize,
 }
@@ -63,7 +66,7 @@ impl BpfPlatform {
             return Err(TaskScanUnavailable::TooManyPus(possible));
         }
         let btf = Btf::from_sys_fs().map_err(|error| TaskScanUnavailable::NoBtf(error_chain_text(&error)))?;
-        Ok(Self { btf, mask_bytes })
+        Ok(Self { btf, loader: EbpfLoader::new(), mask_bytes })
     }
 
     /// Loads the object file with the BPF programs of the task scan and the affinity monitor. `watched` is the
@@ -73,7 +76,7 @@ impl BpfPlatform {
     /// # Errors
     /// The error of `verify`, or the reason why the object file can't be loaded.
     pub(super) fn load(
-        &self,
+        &mut self,
         watched: u32,
         verify: impl Fn(&mut Ebpf, &Btf) -> Result<(), TaskScanUnavailable>,
     ) -> Result<Ebpf, TaskScanUnavailable> {
@@ -87,17 +90,14 @@ impl BpfPlatform {
     /// # Errors
     /// The error of `verify`, or the reason why the object file can't be loaded.
     pub(super) fn load_object(
-        &self,
+        &mut self,
         file: &[u8],
-        (map, entries): (&str, u32),
+        (map, entries): (&'static str, u32),
         verify: impl Fn(&mut Ebpf, &Btf) -> Result<(), TaskScanUnavailable>,
     ) -> Result<Ebpf, TaskScanUnavailable> {
-        let load = || {
-            let mut object = EbpfLoader::new()
-                .btf(Some(&self.btf))
-                .map_max_entries(map, entries)
-                .load(file)
-                .map_err(|error| unavailable_reason("loading", &error))?;
+        let mut load = || {
+            let loader = self.loader.map_max_entries(map, entries);
+            let mut object = loader.load(file).map_err(|error| unavailable_reason("loading", &error))?;
             verify(&mut object, &self.btf)?;
             Ok(object)
         };

@@ -58,7 +58,7 @@ impl TaskScan {
     /// If a requirement is missing, the kernel refuses the program, or the test fails. The error names the
     /// reason and a remedy.
     pub fn load() -> Result<Self, TaskScanUnavailable> {
-        Self::load_with_platform(&BpfPlatform::detect()?)
+        Self::load_with_platform(&mut BpfPlatform::detect()?)
     }
 
     /// Loads the BPF program of the task scan and tests it, as [`TaskScan::load`] does. `platform` contains the facts
@@ -66,7 +66,7 @@ impl TaskScan {
     ///
     /// # Errors
     /// If the kernel refuses the program, or the test of the program fails.
-    pub(super) fn load_with_platform(platform: &BpfPlatform) -> Result<Self, TaskScanUnavailable> {
+    pub(super) fn load_with_platform(platform: &mut BpfPlatform) -> Result<Self, TaskScanUnavailable> {
         let online = OnlinePuReader::open().map_err(|error| refusal_error("the online PUs", &error))?;
         let mut program = platform.load(MAX_SCANNED_PROCESSES, |object, btf| {
             let loaded = iterator(object).and_then(|iterator| load_program(|| iterator.load("task", btf)));

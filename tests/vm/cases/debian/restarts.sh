@@ -7,11 +7,12 @@
 . /cases/functions
 
 has_deb || { echo "ok no package was built: an upgrade is not tested # skipped"; exit 0; }
-# Threads that stay, and processes that start and end all the time.
+# Threads that stay, and processes that start and end all the time. In Slurm's job, also a thread that runs all the time: it is pinned.
+# A second one would take the time of the emulated machine from the daemons that start again.
 script='python3 -c "import threading, time
 for _ in range(7): threading.Thread(target=time.sleep, args=(1000,)).start()" &
-(while :; do :; done) &
 while :; do sleep 0.2; done'
+hot_script="(while :; do :; done) & $script"
 # Whether another pjwd answers. It answers after its first scan. has_rescanned: whether it has also done a second full scan.
 restarted() { read_status; value "$status_json" pid; [ -n "$value" ] && [ "$value" != "$1" ] && [ "$value" = "$(main_pid)" ]; }
 full_scans() { metrics | sed -n 's/^pjw_cycles_total{cause="full"} //p'; }
@@ -31,12 +32,13 @@ grants_are_kept() {
 }
 none_outside() { ! grep outside /tmp/watched >&2; }
 version() { dpkg-query -W -f='${Version}' pjw; }
+# is_confined USER LIST N: whether the user has at least N processes, and all their threads are on these CPUs.
 is_confined() {
     local pids
     pids=$(pgrep -u "$1")
-    [ "$(wc -l <<<"$pids")" -ge 3 ] && confined "$2" $pids || { echo "$1: $(masks $pids) of" $pids >&2; return 1; }
+    [ "$(wc -l <<<"$pids")" -ge "$3" ] && confined "$2" $pids || { echo "$1: $(masks $pids) of" $pids >&2; return 1; }
 }
-both_are_confined() { is_confined alice "$slurm_cpus" && is_confined bob "$run_cpus"; }
+both_are_confined() { is_confined alice "$slurm_cpus" 3 && is_confined bob "$run_cpus" 2; }
 
 # The newer package is made while the other one is installed.
 make_newer() {
@@ -51,7 +53,7 @@ config=('user_max_cores = 3' 'interval = "500ms"' 'rescan_interval = "500ms"' '[
 install_deb "${config[@]}"
 start_pjw "${config[@]}"
 wait $newer
-job=$(submit alice -n4 <<<"$script")
+job=$(submit alice -n4 <<<"$hot_script")
 as bob pjwctl run --cores 3 --job long -- bash -c "$script" >&2 &
 eventually "Slurm's job holds cores" holds "slurm:$job"
 eventually "the command holds cores" holds manual:long

@@ -87,7 +87,7 @@ impl LentCpuMonitor {
     ///
     /// The error names the reason.
     pub fn new() -> Result<Self> {
-        let platform = BpfPlatform::detect()?;
+        let mut platform = BpfPlatform::detect()?;
         let possible: Vec<Pu> = online::possible_cpus().iter().collect();
         let count = possible.last().map_or(1, |last| last.0 + 1);
         let mut object = platform.load_object(OBJECT, ("ARMED", count), |object, btf| {
