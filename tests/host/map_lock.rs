@@ -12,7 +12,7 @@ use pjw_tests::waiting::wait_until;
 use serde_json::Value;
 
 use crate::memory::memory;
-use crate::processes::is_installed;
+use crate::processes::{is_asleep, is_installed};
 
 /// A program with four threads that are active all the time: they map and unmap memory (`map`), or compute and write to
 /// one file (`write`), whose lock they wait for. As `tasks` it has four processes with its address space instead, which
@@ -93,7 +93,7 @@ impl Busy {
             let members = shown["members"].as_array().unwrap();
             busy.pids = members.iter().filter_map(|one| u32::try_from(one["pid"].as_u64()?).ok()).collect();
             let threads = members.iter().map(|one| one["threads"].as_array().unwrap().len()).sum::<usize>();
-            threads == 5 && is_first_thread_asleep(busy.child.id())
+            threads == 5 && is_asleep(busy.child.id())
         });
         Some(busy)
     }
@@ -114,12 +114,6 @@ impl Drop for Busy {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// Whether the first thread of a process sleeps.
-fn is_first_thread_asleep(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
 }
 
 /// The waits that the daemon finds in this role. `None` if they can't be seen here.

@@ -89,16 +89,20 @@ pub fn kill_process(pid: u32) {
     let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
 }
 
+/// The state of the first thread of a process, as /proc/PID/stat has it. `None` if the process is gone.
+fn state(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(") ").next()?.chars().next()
+}
+
 /// Whether a process has ended: it is gone, or a zombie for which its parent has not waited.
 pub fn is_ended(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    status.rsplit(") ").next().is_none_or(|rest| rest.is_empty() || rest.starts_with(['Z', 'X']))
+    state(pid).is_none_or(|state| ['Z', 'X'].contains(&state))
 }
 
 /// Whether the first thread of a process sleeps until something happens. Such a thread wants no CPU.
 pub fn is_asleep(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+    state(pid) == Some('S')
 }
 
 /// Returns the processes that have this variable in their environment. The variable has the form `NAME=VALUE`.
