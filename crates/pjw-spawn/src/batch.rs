@@ -25,9 +25,10 @@ use crate::results::{self, InstanceResult, ResultPacket};
 use crate::setup::Setup;
 use crate::signals;
 use crate::spawner;
+use crate::tasks::descriptors::unshare_descriptor_table;
 use crate::tasks::room::AddressSpaceError;
 use crate::tasks::space::{AddressSpace, SpaceParameters, end_host};
-use crate::work::{SpawnerWork, unshare_descriptor_table};
+use crate::work::SpawnerWork;
 
 /// The stack of a spawner thread.
 const THREAD_STACK_BYTES: usize = 256 * 1024;
@@ -368,7 +369,7 @@ impl Batch {
                 return;
             }
             // The descriptors of the space must be in no other table: the host ends when they are closed.
-            let has_own_table = unshare_descriptor_table();
+            let has_own_table = unshare_descriptor_table().is_ok();
             let space = match space_of(&setup, &indexes, &instances, has_own_table).transpose() {
                 Ok(space) => space,
                 Err(error) => {

@@ -198,13 +198,6 @@ fn send(socket: RawFd, packet: &mut ResultPacket) {
     let _ = results::send_packet(socket, packet);
 }
 
-/// Gives the calling thread its own table of file descriptors, with copies of all descriptors (unshare(2),
-/// `CLONE_FILES`). Returns whether the call has succeeded.
-pub(crate) fn unshare_descriptor_table() -> bool {
-    // SAFETY: the thread uses no descriptor that another thread opens later.
-    unsafe { libc::unshare(libc::CLONE_FILES) == 0 }
-}
-
 /// Closes all descriptors in the calling thread's own table. The thread uses none after this.
 fn close_all_descriptors() {
     let _ = close_descriptor_range(0, RawFd::MAX);

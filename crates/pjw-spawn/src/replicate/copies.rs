@@ -24,6 +24,8 @@ use rustix::mount::{
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use thiserror::Error;
 
+use crate::tasks::descriptors::unshare_descriptor_table;
+
 /// Where the tmpfs is attached while its files are mounted: no program lies below. Only the calling thread sees it
 /// there.
 const ATTACHED_AT: &str = "/proc";
@@ -180,8 +182,7 @@ impl Replicas {
     fn copy_files(&self, to: BorrowedFd<'_>) -> Result<(), ReplicaError> {
         let root = Path::new("/");
         let copy_all = || -> Result<(), ReplicaError> {
-            // SAFETY: the thread uses no descriptor that another thread opens later.
-            unsafe { unshare_unsafe(UnshareFlags::FILES) }.map_err(failed(root, "unshare"))?;
+            unshare_descriptor_table().map_err(failed(root, "unshare"))?;
             self.files.iter().enumerate().try_for_each(|(number, (path, _))| copy(path, to, number))
         };
         thread::scope(|scope| {

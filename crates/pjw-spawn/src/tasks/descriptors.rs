@@ -6,6 +6,13 @@ use nix::errno::Errno;
 
 use crate::bare;
 
+/// Gives the calling thread its own table of file descriptors, with copies of all descriptors (unshare(2),
+/// `CLONE_FILES`).
+pub(crate) fn unshare_descriptor_table() -> Result<(), Errno> {
+    // SAFETY: the thread uses no descriptor that another thread opens later.
+    Errno::result(unsafe { libc::unshare(libc::CLONE_FILES) }).map(drop)
+}
+
 /// Closes all file descriptors of the calling process from `first` to `last`. Kernels before Linux 5.9 have no
 /// close_range(2): the descriptors are then closed one by one. Returns an error number. A task calls this before its
 /// program begins: nothing here allocates or writes `errno`.
@@ -151,12 +158,11 @@ mod tests {
 
     use super::*;
     use crate::syscall_filter::refuse_call;
-    use crate::work::unshare_descriptor_table;
 
     #[test]
     fn the_highest_descriptor_is_found_with_and_without_a_table_of_its_own() {
         let thread = std::thread::spawn(|| {
-            assert!(unshare_descriptor_table());
+            unshare_descriptor_table().unwrap();
             let directory = std::fs::File::open("/").unwrap();
             for least in [400, 900] {
                 let high = copy_above(&directory, least).unwrap();
@@ -178,7 +184,7 @@ mod tests {
     #[test]
     fn descriptors_with_o_path_are_treated_as_all_others() {
         let thread = std::thread::spawn(|| {
-            assert!(unshare_descriptor_table());
+            unshare_descriptor_table().unwrap();
             // SAFETY: opens and copies descriptors of the table of this thread.
             let [inherited, closed] = unsafe {
                 let path = libc::open(c"/".as_ptr(), libc::O_PATH | libc::O_CLOEXEC);
@@ -194,7 +200,7 @@ mod tests {
     #[test]
     fn descriptors_between_two_numbers_are_closed() {
         let thread = std::thread::spawn(|| {
-            assert!(unshare_descriptor_table());
+            unshare_descriptor_table().unwrap();
             let directory = std::fs::File::open("/").unwrap();
             for close in
                 [close_descriptor_range as fn(_, _) -> _, close_descriptors_in_proc, close_below_limit]

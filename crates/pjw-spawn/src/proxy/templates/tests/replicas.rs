@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::proxy::Template;
 use crate::replicate::{ReplicaError, Replicas};
-use crate::work::unshare_descriptor_table;
+use crate::tasks::descriptors::unshare_descriptor_table;
 use crate::{CheckError, ExitStatus, Instance, Placement, SpawnContext};
 
 /// Prints what the kernel says of its file pages.
@@ -222,7 +222,7 @@ fn copy_descriptor_table<'scope>(
             copied.send(unshare_descriptor_table()).unwrap();
             let _ = released.recv();
         });
-        assert!(is_copied.recv().unwrap());
+        is_copied.recv().unwrap().unwrap();
         holders.push_back(hold);
         if holders.len() > 100 {
             holders.pop_front();
