@@ -78,8 +78,18 @@ fn fault_1_fewer_threads_than_cores() {
         (word, advice.as_str()),
         ("serial", "Of 16 cores 3.1 were used: ask for `--cpus-per-task=4`.")
     );
-    let (word, advice) = judged(&report("manual:a", 2, &[(120, 1000, 0, 1)]));
-    assert_eq!((word, advice.as_str()), ("serial", "Of 2 cores 1.0 were used: ask for `--cores 1`."));
+    // The second one: the start of the job and the clocks add some permille.
+    for used in [1000, 1004] {
+        let (word, advice) = judged(&report("manual:a", 2, &[(120, used, 0, 1)]));
+        assert_eq!((word, advice.as_str()), ("serial", "Of 2 cores 1.0 were used: ask for `--cores 1`."));
+    }
+}
+
+#[test]
+fn fault_1_a_second_thread_at_times_is_no_reason_to_ask_for_one_core_more() {
+    let (word, advice) = judged(&report("manual:a", 2, &[(114, 1000, 0, 1), (6, 2000, 0, 2)]));
+    assert_eq!(word, "serial");
+    assert!(advice.contains("ask for `--cores 1`"), "{advice}");
 }
 
 #[test]
