@@ -13,11 +13,10 @@ all_are_bound() { [ -n "$(bound 5001)" ] && [ -n "$(bound 5002)" ] && [ -n "$(bo
 run_is_on() { confined "$(cpus manual:bound)" $(process_tree $run); }
 
 start_pjw
+# The job waits for the CPU of its process: it cannot tell its own mask from the one PU of a hot thread.
 job=$(submit alice -n1 -c4 <<'END'
-until [ -n "$mask" ] && [ "$mask" != 0-15 ]; do
-    while read -r name value; do [ "$name" != Cpus_allowed_list: ] || mask=$value; done </proc/$$/status
-done
-taskset -c ${mask%%[-,]*} sleep 5001 &
+until [ -s /tmp/bind-to ]; do sleep 0.2; done
+taskset -c "$(</tmp/bind-to)" sleep 5001 &
 for i in 1 2; do (while :; do :; done) & done
 wait
 END
@@ -25,6 +24,8 @@ END
 pjwctl run --cores 2 --job bound -- bash -c 'taskset -c ${PJW_CPUS%%[-,]*} sleep 5002 & taskset -c ${PJW_CPUS##*[-,]} sleep 5003 & wait' &
 run=$!
 eventually "Slurm's job holds cores" holds "slurm:$job"
+eventually "Slurm's job is on its cores before its process binds itself" job_is_confined "$job" || exit 1
+first "$(cpus "slurm:$job")" >/tmp/first && mv /tmp/first /tmp/bind-to
 eventually "processes of both jobs have bound themselves" all_are_bound || exit 1
 eventually "Slurm's job is on its cores" job_is_confined "$job"
 slurm_was=$(cpus "slurm:$job") run_was=$(cpus manual:bound)
