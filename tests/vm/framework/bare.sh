@@ -15,6 +15,7 @@ silence=120
 framework=tests/vm/framework
 results=$vm/results/bare${KERNEL:+-$KERNEL}
 . "$framework/kernel.sh"
+. "$framework/emulated"
 
 # Copies a program and its shared libraries into the guest, to the same paths.
 add_program() {
@@ -56,18 +57,18 @@ build_initramfs() {
 # set_machine WORD: sets `machine` to the command line of QEMU. WORD is passed to the init of the guest.
 set_machine() {
     command -v qemu-system-x86_64 >/dev/null || die "no qemu-system-x86_64: apt-get install qemu-system-x86"
+    local cpu=$CPU
+    [ -z "${KERNEL:-}" ] || cpu=$CPU_OF_NEW_KERNEL
     machine=(
         qemu-system-x86_64
         -machine "q35,smbus=off,sata=off,usb=off,vmport=off,hpet=off" -accel tcg,thread=multi
-        # With an AMD vendor, the guest takes QEMU's threads of a core for cores. Newer kernels crash with QEMU 7.2, which
-        # sets the flags wrongly after a cmpxchg16b.
-        -cpu "max,vendor=GenuineIntel,la57=off${KERNEL:+,cx16=off}" -smp 16,sockets=2,cores=4,threads=2 -m 1024
+        -cpu "$cpu" -smp 16,sockets=2,cores=4,threads=2 -m 1024
         -object memory-backend-ram,id=m0,size=512M -object memory-backend-ram,id=m1,size=512M
         -numa node,nodeid=0,cpus=0-7,memdev=m0 -numa node,nodeid=1,cpus=8-15,memdev=m1
         -numa dist,src=0,dst=1,val=21
         -nodefaults -no-user-config -display none -monitor none -no-reboot
         -kernel "$kernel/vmlinuz" -initrd "$work/initramfs"
-        -append "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check mitigations=off nokaslr nowatchdog cryptomgr.notests pjw=$1"
+        -append "$KERNEL_LINE pjw=$1"
     )
 }
 

@@ -102,7 +102,7 @@ def accelerator():
 def snapshot_path():
     """Returns the path of the snapshot. It depends on the disk, the version of QEMU, and the configuration of the machine."""
     version = subprocess.run([QEMU, "--version"], stdout=subprocess.PIPE, check=True).stdout
-    machine = (HERE / "machine.py").read_bytes()
+    machine = (HERE / "machine.py").read_bytes() + (HERE / "emulated").read_bytes()
     key = hashlib.sha256(version + machine + (VM / "debian/key").read_bytes() + str(VM).encode()).hexdigest()[:12]
     return VM / "debian" / f"{FORM}-{os.environ.get('ACCEL', 'tcg')}-{key}"
 

@@ -15,11 +15,14 @@ from link import Agent, Lost, Monitor
 
 QEMU = "qemu-system-x86_64"
 MEMORY_OF_NODE = 1 << 30
-KERNEL_LINE = (
-    "console=ttyS0 quiet panic=-1 tsc=reliable no_timer_check mitigations=off nokaslr nowatchdog cryptomgr.notests "
-    "systemd.show_status=no net.ifnames=0"
-)
+EMULATED = pathlib.Path(__file__).resolve().parent / "emulated"
 SNAPSHOT_FILES = ("memory0", "memory1", "disk.qcow2", "state")
+
+
+def emulated(name):
+    """Returns a variable of the file `emulated`."""
+    read = f'. "{EMULATED}"; printf %s "${name}"'
+    return subprocess.run(["bash", "-euc", read], stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def die_with_parent():
@@ -94,9 +97,7 @@ class Machine:
         return [
             QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-machine", "q35,smbus=off,sata=off,usb=off,vmport=off,hpet=off", "-accel", self.accelerator,
-            # With an AMD vendor, the guest takes QEMU's threads of a core for cores. Newer kernels crash with QEMU 7.2, which
-            # sets the flags wrongly after a cmpxchg16b.
-            "-cpu", "max,vendor=GenuineIntel,la57=off" + (",cx16=off" if os.environ.get("KERNEL") else ""),
+            "-cpu", emulated("CPU_OF_NEW_KERNEL" if os.environ.get("KERNEL") else "CPU"),
             "-smp", f"{self.cpus},sockets=2,cores={self.cpus // 4},threads=2", "-m", str(2 * MEMORY_OF_NODE >> 20),
             *nodes, "-numa", "dist,src=0,dst=1,val=21",
             "-drive", f"if=none,id=disk,file={self.place}/disk.qcow2,format=qcow2,cache=unsafe",
@@ -107,7 +108,7 @@ class Machine:
             "-device", "virtconsole,chardev=shell",
             "-chardev", f"socket,id=monitor,path={self.socket('monitor')},server=on,wait=off", "-mon", "chardev=monitor,mode=control",
             "-serial", f"file:{self.place}/kernel.log",
-            "-kernel", self.kernel / "vmlinuz", "-initrd", self.kernel / "initrd", "-append", KERNEL_LINE,
+            "-kernel", self.kernel / "vmlinuz", "-initrd", self.kernel / "initrd", "-append", emulated("KERNEL_LINE") + " systemd.show_status=no net.ifnames=0",
             *(["-incoming", "defer"] if self.snapshot else []),
         ]  # fmt: skip
 
