@@ -186,7 +186,7 @@ impl ProcessCache {
             }
             None => (with_threads && !stat.is_kernel_thread).then(|| self.read_threads(pid)).transpose()?,
         };
-        let attributes = self.finish_attributes(pid, changed)?;
+        let attributes = self.finish_attribute_read(pid, changed)?;
         let known = self.processes.get(&pid).ok_or(Errno::ESRCH)?;
         Ok(Process {
             id,
@@ -309,7 +309,7 @@ impl ProcessCache {
     }
 
     /// Checks whether the attributes of the process may have changed since the last scan, and starts to read them.
-    /// [`ProcessCache::finish_attributes`] completes the read.
+    /// [`ProcessCache::finish_attribute_read`] completes the read.
     ///
     /// - `representative` is a living thread: the first one, or another if the first has ended.
     /// - `fingerprint` is the hash of the process's cgroups from the task scan; 0 if unknown.
@@ -375,7 +375,7 @@ impl ProcessCache {
     ///
     /// # Errors
     /// `ESRCH` if the process is not in the cache. Otherwise the error of reading `/proc`.
-    fn finish_attributes(
+    fn finish_attribute_read(
         &mut self,
         pid: Pid,
         changed: ChangedAttributes,

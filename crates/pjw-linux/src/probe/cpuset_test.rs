@@ -54,7 +54,7 @@ pub(super) fn test_cpusets(
     let mut proc = ProcDir::open(Path::new("/proc")).map_err(failed("/proc can't be opened"))?;
     let mut systemd = SystemdClient::default();
     let mut unrelated_threads = UnrelatedThreads::new(version::affinity_survives_by_version());
-    remove_leftovers(
+    remove_leftover_test_cpusets(
         &mut CpusetContext { proc: &mut proc, hierarchy, systemd: &mut systemd, own_cgroups },
         &mut unrelated_threads,
         own_cgroups,
@@ -131,9 +131,10 @@ fn job_cpuset(
     Ok(JobCpuset { job, creator, path, spec: CpusetSpec::from_cpus(cpus) })
 }
 
-/// Removes the test cpusets of pjwd processes that were killed during their tests, with the twins in v1 hierarchies.
-/// Does nothing if systemd creates the cpusets, because an empty scope ends by itself.
-fn remove_leftovers(
+/// Removes the test cpusets that other pjwd processes left behind because they were killed during their tests. In
+/// cgroup v1, also removes twins whose cpuset no longer exists: a twin is a cgroup at the same path as a cpuset, in the
+/// hierarchy of another controller. Does nothing if systemd creates the cpusets, because an empty scope ends by itself.
+fn remove_leftover_test_cpusets(
     context: &mut CpusetContext<'_>,
     unrelated_threads: &mut UnrelatedThreads,
     own_cgroups: &OwnCgroupNames,

@@ -54,20 +54,21 @@ pub(in crate::proxy::templates) fn system_call_result(registers: &Registers) -> 
     registers.rax
 }
 
-/// Returns a value of [`StubData`] that contains the registers `of`. With these registers, the code in a template later
-/// continues the program. The other fields of the value are 0.
-pub(in crate::proxy::templates) fn stub_data(of: &Registers) -> StubData {
+/// Returns the data for the machine code that a template runs while it waits for messages. A template is a process that
+/// has loaded a program, and from which further processes of the program are forked. The data contain the registers
+/// `saved`, with which a forked process later continues the program. All other fields are 0.
+pub(in crate::proxy::templates) fn registers_to_stub_data(saved: &Registers) -> StubData {
     StubData {
-        rip: of.rip,
-        rsp: of.rsp,
-        rax: of.rax,
-        rbx: of.rbx,
-        rcx: of.rcx,
-        rdx: of.rdx,
-        rsi: of.rsi,
-        rdi: of.rdi,
-        rbp: of.rbp,
-        r8_to_r15: [of.r8, of.r9, of.r10, of.r11, of.r12, of.r13, of.r14, of.r15],
+        rip: saved.rip,
+        rsp: saved.rsp,
+        rax: saved.rax,
+        rbx: saved.rbx,
+        rcx: saved.rcx,
+        rdx: saved.rdx,
+        rsi: saved.rsi,
+        rdi: saved.rdi,
+        rbp: saved.rbp,
+        r8_to_r15: [saved.r8, saved.r9, saved.r10, saved.r11, saved.r12, saved.r13, saved.r14, saved.r15],
         ..StubData::default()
     }
 }

@@ -104,10 +104,10 @@ pub(super) fn load(
     })
 }
 
-/// Starts the program in `setup` as a process that becomes a template, and returns this process. The process has
-/// executed the program then, and is killed if the calling thread ends. `cgroup` is a descriptor of the directory of
-/// the cgroup in which the process is started. `template` contains the channel for messages, and whether the calling
-/// thread traces the process.
+/// Starts the program in `setup` as a process that is to become a template: a process from which further processes of
+/// the program are forked. Returns the process when it has executed the program (execve(2)). The kernel kills the
+/// process if the calling thread ends. `cgroup` is a descriptor of the directory of the cgroup in which the process is
+/// started. `template` contains the channel for messages, and whether the calling thread traces the process.
 fn start_program(
     setup: &Setup,
     cgroup: Option<RawFd>,
@@ -324,7 +324,7 @@ fn install_template_code(tracee: &mut Tracee, descriptor: u64) -> Result<Templat
         header: block.header_address(),
         calls: block.message_address(),
         reply: block.reply_address(),
-        ..arch::stub_data(&registers)
+        ..arch::registers_to_stub_data(&registers)
     };
     tracee.write(code, &[bytes_of(&stub_data), stub::code()].concat())?;
     tracee.write(block.header_address(), &block.initial_bytes())?;
