@@ -22,6 +22,7 @@ const HASH_DIGITS: usize = 16;
 /// the name of a systemd slice separates the names of nested slices (systemd.slice(5)).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnCgroupNames {
+    /// The text with which all names begin.
     name: String,
 }
 
@@ -65,10 +66,11 @@ impl OwnCgroupNames {
             .then(|| Self { name: name.to_owned() })
     }
 
-    /// Returns the text with which all names of the daemon begin, such as `pjw`. It names the daemon in the extended
-    /// attribute of a batch system's cgroup whose cpuset the daemon wrote.
+    /// Returns the text with which the names of all cgroups of the daemon begin, such as `pjw`. If the daemon writes
+    /// the cpuset of a batch system's cgroup, an extended attribute of this cgroup has the same text. The text says
+    /// which daemon wrote the cpuset.
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub fn common_prefix(&self) -> &str {
         &self.name
     }
 
@@ -151,9 +153,10 @@ impl OwnCgroupNames {
         }
     }
 
-    /// Returns the job whose cgroup is at `path`, and the place of this cgroup. `cgroup_creator` is the creator
-    /// of the cgroup: the daemon itself or systemd. Returns `None` if `path` is not the path of a job's
-    /// cgroup. This function is the inverse of [`OwnCgroupNames::job_path`].
+    /// Returns the job to which the cgroup at `path` belongs, and the [`CgroupPlace`] of this cgroup: the kind of
+    /// parent that the cgroup has. `cgroup_creator` is the creator of the cgroup: the daemon itself or systemd. Returns
+    /// `None` if `path` is not the path of a job's cgroup. This function is the inverse of
+    /// [`OwnCgroupNames::job_path`].
     #[must_use]
     pub fn job_at_path(&self, path: &str, cgroup_creator: CgroupCreator) -> Option<(JobId, CgroupPlace)> {
         CgroupPlace::ALL.into_iter().find_map(|place| {

@@ -23,7 +23,8 @@ use crate::systemd::{IDLE_WEIGHT, MIN_WEIGHT, SystemdError};
 /// when no process of its sibling cgroups runs. The file exists on Linux 5.15 and later.
 pub(super) const CPU_IDLE_FILE: &str = "cpu.idle";
 const CPU: &str = "cpu";
-/// The extended attribute with the origins that differ from the twin's: a line "PID START PATH" for each process.
+/// The extended attribute of a twin for the processes that came from another cgroup than the first process: a line
+/// "PID START PATH" for each of them.
 const ORIGINS: &str = "pjw.origins";
 
 /// Maximum time until a request to systemd shows in the cgroup hierarchy.
@@ -221,11 +222,12 @@ fn process_of(proc: &mut ProcDir, pid: Pid) -> Option<ProcessId> {
     Some(ProcessId { pid, start: stat.start })
 }
 
-/// The cgroups from which the processes of a twin came.
+/// The cgroups from which the processes of a twin came. A twin is a cgroup at the same path as the cpuset of a job, in
+/// the v1 hierarchy with the cpu controller.
 struct Origins {
-    /// That of the first process. Also that of the processes that were born in the twin.
+    /// The cgroup from which the first process came. Also counts for each process that was born in the twin.
     usual: Option<String>,
-    /// Those of processes that came from elsewhere.
+    /// The processes that came from other cgroups, each with this cgroup.
     others: Vec<(ProcessId, String)>,
 }
 
@@ -250,9 +252,10 @@ impl Origins {
         own.or(self.usual.as_ref()).cloned().unwrap_or_else(|| "/".to_owned())
     }
 
-    /// Records in the extended attributes of the cgroup `twin` that `process` comes from the cgroup `origin`. Writes
-    /// nothing if the attributes already say so. Removes the entries of processes that have ended. If the attribute
-    /// would be too long, only logs a warning.
+    /// Records that `process` comes from the cgroup `origin`, in the extended attributes of the cgroup `twin`, into
+    /// which the process is about to be moved. The twin is a cgroup at the same path as the cpuset of a job, in the v1
+    /// hierarchy with the cpu controller. Writes nothing if the attributes already say so. Removes the entries of
+    /// processes that have ended. If an attribute would be too long, only logs a warning.
     fn add(mut self, proc: &mut ProcDir, twin: &CgroupDir, process: ProcessId, origin: String) {
         let Some(usual) = &self.usual else {
             marks::write_attribute(&twin.dir, marks::ORIGIN_ATTRIBUTE, &origin);

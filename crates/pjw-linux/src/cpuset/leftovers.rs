@@ -41,7 +41,7 @@ pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupN
                 owner: None,
                 origin_cgroup: None,
                 scheduler_cpuset: Some(job_cpuset),
-                other_writer: Some(writer).filter(|writer| writer != own_cgroups.name()),
+                other_writer: Some(writer).filter(|writer| writer != own_cgroups.common_prefix()),
             }));
             to_search.push(group);
         }

@@ -113,16 +113,17 @@ pub(super) fn unmark_systemd_outdated(group: &CgroupDir) {
     remove_attribute(&group.dir, OUTDATED_ATTRIBUTE);
 }
 
-/// Writes the PUs and the job of `job_cpuset`, and the name of this daemon, to the extended attribute
-/// [`CPUSET_ATTRIBUTE`] of the scheduler's cgroup `group`. Must be called before the cpuset itself is written.
-/// `own_cgroups` has the name of this daemon. Returns the earlier value of the attribute, for
-/// [`restore_scheduler_cpuset`], or `None` if the cgroup had no such attribute.
+/// Writes the PUs and the job of `job_cpuset`, and the text that identifies this daemon
+/// ([`OwnCgroupNames::common_prefix`]), to the extended attribute [`CPUSET_ATTRIBUTE`] of the scheduler's cgroup
+/// `group`. Must be called before the cpuset itself is written. `own_cgroups` has the names of this daemon's cgroups.
+/// Returns the earlier value of the attribute, for [`restore_scheduler_cpuset`], or `None` if the cgroup had no such
+/// attribute.
 pub(super) fn write_scheduler_cpuset(
     group: &CgroupDir,
     job_cpuset: &JobCpuset,
     own_cgroups: &OwnCgroupNames,
 ) -> Option<String> {
-    let value = format!("{} {} {}", job_cpuset.spec.cpus, job_cpuset.job, own_cgroups.name());
+    let value = format!("{} {} {}", job_cpuset.spec.cpus, job_cpuset.job, own_cgroups.common_prefix());
     let before = read_attribute(&group.dir, CPUSET_ATTRIBUTE);
     if before.as_ref() != Some(&value) {
         write_attribute(&group.dir, CPUSET_ATTRIBUTE, &value);
@@ -145,9 +146,9 @@ pub(super) fn remove_scheduler_cpuset(group: &CgroupDir) {
     remove_attribute(&group.dir, CPUSET_ATTRIBUTE);
 }
 
-/// Returns the cpuset that a daemon of pjw wrote in the scheduler's cgroup `group`, and the name of the daemon
-/// ([`OwnCgroupNames::name`]). `None` if no daemon wrote one, if the cpuset has other PUs now, or if the cgroup belongs
-/// to another user, who could write the attribute.
+/// Returns the cpuset that a daemon of pjw wrote in the scheduler's cgroup `group`, and the text that identifies the
+/// daemon ([`OwnCgroupNames::common_prefix`]). `None` if no daemon wrote one, if the cpuset has other PUs now, or if
+/// the cgroup belongs to another user, who could write the attribute.
 pub(super) fn read_scheduler_cpuset(group: &CgroupDir) -> Option<(JobCpuset, String)> {
     if !has_attribute(&group.dir, CPUSET_ATTRIBUTE) {
         return None;
@@ -158,7 +159,7 @@ pub(super) fn read_scheduler_cpuset(group: &CgroupDir) -> Option<(JobCpuset, Str
     let (cpus, job) = (words.next()?, words.next()?);
     // Only the usual daemon of the node took up what earlier versions wrote.
     let usual = OwnCgroupNames::default();
-    let writer = words.next().unwrap_or(usual.name()).to_owned();
+    let writer = words.next().unwrap_or(usual.common_prefix()).to_owned();
     let spec = CpusetSpec::from_cpus(cpus.parse().ok()?);
     let is_written = group.read_cpuset().is_ok_and(|now| now.cpus == spec.cpus);
     let (job, creator, path) = (job.parse().ok()?, CgroupCreator::Scheduler, group.path.clone());

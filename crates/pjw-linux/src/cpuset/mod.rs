@@ -2,8 +2,8 @@
 //! scheduler.
 //!
 //! Each change can be repeated, and its result is read back. A failed change is undone. Only the cpuset's own
-//! cgroup and its twins are written, and above them the files that enable controllers and give idle priority. No
-//! process is ever killed.
+//! cgroup and its twins (the cgroups at the same path in the v1 hierarchies of other controllers) are written, and
+//! above them the files that enable controllers and give idle priority. No process is ever killed.
 
 mod bounds;
 mod context;
@@ -252,9 +252,10 @@ fn remove_cpuset_limits(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset)
     Ok(effective)
 }
 
-/// Removes the cgroup of the cpuset `job_cpuset`, thaws its processes, and removes its twins in v1 hierarchies. Also
-/// removes cgroups above it that pjwd created and that are empty now. Does nothing for the cgroup of a batch system,
-/// which the batch system itself removes.
+/// Thaws the processes of the cpuset `job_cpuset`, and removes the cgroup of the cpuset. In cgroup v1, also removes the
+/// twins of this cgroup: the cgroups at the same path in the hierarchies of other controllers. Also removes cgroups
+/// above it that pjwd created and that are empty now. Does nothing for the cgroup of a batch system, which the batch
+/// system itself removes.
 ///
 /// # Errors
 /// If processes are still in the cgroup, if the cgroup is not one of pjwd, or if the kernel or systemd refuses a step.
