@@ -15,15 +15,15 @@ use crate::machine::topology::{Topology, TopologyLevel};
 /// the rule `Default`, pjw chooses no NUMA node. All other rules are launch policies of mpsched(1) of HP-UX.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub enum NumaNodeRule {
-    /// pjw chooses no NUMA node for the process. A hot thread gets an idle PU in the NUMA node in which it runs, if
-    /// there is one.
+    /// pjw chooses no NUMA node for the process. A hot thread (a thread that runs or waits for a PU most of the time)
+    /// gets an idle PU in the NUMA node in which it runs, if there is one.
     #[default]
     #[serde(rename = "default")]
     Default,
     /// The NUMA nodes of the job in turn (round robin): each new process gets the next NUMA node.
     #[serde(rename = "rr")]
     RoundRobin,
-    /// The NUMA node with the fewest hot threads per core (least loaded).
+    /// The NUMA node with the fewest hot threads per core of the job (least loaded).
     #[serde(rename = "ll")]
     LeastLoaded,
     /// The NUMA node of the parent process if this node has an idle core. Otherwise, the next NUMA node with an idle

@@ -61,10 +61,10 @@ pub fn sentence_lines(if_empty: &str, sentences: &[String]) -> String {
     sentences.iter().map(|sentence| escape_control_characters(sentence) + "\n").collect()
 }
 
-/// Returns `text` in lines of at most `width` columns, broken after a character for which `may_end` is true. A part
-/// without such a character is not broken.
+/// Returns `text` with line breaks, so that each line has at most `width` columns. A line is broken only after a
+/// character for which `may_end` is true. A part without such a character stays on one line, even if it is longer.
 #[must_use]
-pub fn break_at(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
+pub fn break_lines(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
     let mut broken = String::new();
     let mut used = 0;
     for piece in text.split_inclusive(may_end) {

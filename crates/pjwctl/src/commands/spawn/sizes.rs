@@ -16,18 +16,21 @@ const CORES_VARIABLE: &str = "PJW_NCORES";
 const REMOVED: &str = "\0";
 
 /// The environment variables that tell each instance (process) the number of its cores or PUs (logical CPUs), such as
-/// `OMP_NUM_THREADS`. Variables that the user has set are left out.
+/// `OMP_NUM_THREADS`. `pjwctl spawn` divides the cores of the job into parts, and each instance runs on one part.
+/// Variables that the user has set are left out.
 pub(super) struct SizeVariables {
     /// The variables of each part, with their values, in the order of the placements.
     of_parts: Vec<Vec<(String, String)>>,
-    /// Whether all instances of a context have the same variables, so that the context has them.
+    /// Whether all instances that are started with the same [`SpawnContext`] have the same variables. The variables are
+    /// then set in the context, and not for each instance.
     are_common: bool,
 }
 
 impl SizeVariables {
-    /// Computes the environment variables of each part of the cores, from the number of its cores and PUs (logical
-    /// CPUs). `placements` contains the parts, and `variables` the definitions of the variables. `has_templates` says
-    /// whether instances are forked from templates (processes that have loaded the program).
+    /// Computes the environment variables for the instances on each part of the cores, from the numbers of cores and
+    /// PUs (logical CPUs) of the part. `placements` contains the parts into which `pjwctl spawn` divides the cores of
+    /// the job, and `variables` the definitions of the variables. `has_templates` says whether instances are forked
+    /// from templates (processes that have loaded the program).
     pub(super) fn new(
         topology: &Topology,
         placements: &[Arc<Placement>],

@@ -50,7 +50,8 @@ pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Termina
     for (n, row) in rows.into_iter().enumerate() {
         let [id, owner, cores, cpus, rest @ ..] = row;
         let cpus = text::shorten_cpu_list(&cpus, lists * LIST_LINES);
-        let (id, cpus) = (text::break_at(&id, ids, |_| true), text::break_at(&cpus, lists, |c| c == ','));
+        let id = text::break_lines(&id, ids, |_| true);
+        let cpus = text::break_lines(&cpus, lists, |c| c == ',');
         let height = id.lines().count().max(cpus.lines().count()).max(1);
         leads.push(style::apply_style(job_symbol(n).encode_utf8(&mut [0; 4]), style::job_style(n), term));
         leads.extend(std::iter::repeat_n(" ".to_owned(), height - 1));

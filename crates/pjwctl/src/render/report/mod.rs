@@ -153,7 +153,7 @@ pub fn reports_text(reports: &[Report], names: &UserNames, now: Timestamp, term:
     };
     let others: usize = (1..9).map(|column| 1 + widest(column)).sum();
     let ids = term.width.saturating_sub(others).max(MIN_ID_WIDTH);
-    rows.iter_mut().for_each(|row| row[0] = text::break_at(&row[0], ids, |_| true));
+    rows.iter_mut().for_each(|row| row[0] = text::break_lines(&row[0], ids, |_| true));
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(HEADINGS);
