@@ -442,9 +442,10 @@ impl OwnerCpuSampler {
         shows_demand
     }
 
-    /// Returns one sample for each lent core in `grant` that the monitor measures, with the CPU time of the owner in
-    /// `run_times`. The sample ends at `now` and covers `period`, or only the time since the monitor began to measure
-    /// the core.
+    /// Returns one sample for each core that an owner lends and that the BPF monitor of lent PUs measures. The owner is
+    /// a job, and `grant` has its PUs. `run_times` has the CPU time that the owner used on each lent PU since the last
+    /// sample. The new samples end at `now` and cover `period`, or only the time since the monitor began to measure the
+    /// core.
     fn lent_core_samples(
         &self,
         state: &WardenState,

@@ -38,27 +38,33 @@ pub(super) fn report_loan_changes(
             draft.state.dirty.add_active(&owner);
         }
         if may_borrow(draft.state, draft.policy, id) {
-            report_kept(draft, id, &moves.kept.intersection(&before).intersection(cpus));
+            report_kept_pus(draft, id, &moves.kept.intersection(&before).intersection(cpus));
             let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
             let announced = leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_announced(pu));
-            report_lost(draft, id, &announced.collect(), &before.difference(cpus), &moves);
+            report_lost_pus(draft, id, &announced.collect(), &before.difference(cpus), &moves);
         }
     }
     record_loan_times(draft, &moves, &lent_after);
 }
 
 /// Reports the PUs that were about to be taken back from the borrower `id`, and stay lent to it.
-fn report_kept(draft: &mut CycleDraft<'_>, id: &JobId, kept: &CpuSet) {
+fn report_kept_pus(draft: &mut CycleDraft<'_>, id: &JobId, kept: &CpuSet) {
     for (owner, cpus) in by_owner(draft.state, kept) {
         let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
         draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&cpus));
     }
 }
 
-/// Adds the events about the PUs that the borrower `id` loses now (`lost`), and about those that it loses after the
-/// grace period (`announced`). Also adds an event for each owner that gets PUs back. `moves` has the PUs of owners that
-/// the decision moves, by the reason for the move.
-fn report_lost(draft: &mut CycleDraft<'_>, id: &JobId, announced: &CpuSet, lost: &CpuSet, moves: &CoreMoves) {
+/// Adds the events about the PUs that the borrower `id` (a job that borrows idle cores) loses: `lost` has the PUs that
+/// it loses now, and `announced` those that it loses after the grace period. Also adds an event for each owner (a job
+/// that lends cores) that gets PUs back. `moves` says for these PUs whether their owner needs them.
+fn report_lost_pus(
+    draft: &mut CycleDraft<'_>,
+    id: &JobId,
+    announced: &CpuSet,
+    lost: &CpuSet,
+    moves: &CoreMoves,
+) {
     let mut report = |kind, job: &JobId, cpus: &CpuSet, text| {
         draft.out.events.push(Event::new(kind, text).with_job(job).with_cpus(cpus));
     };
@@ -90,15 +96,16 @@ fn report_lost(draft: &mut CycleDraft<'_>, id: &JobId, announced: &CpuSet, lost:
     }
 }
 
-/// The PUs of owners that a decision moves. A PU that goes from one borrower to another is in none of these.
+/// The PUs whose loan begins, ends, or was about to end, in one set for each of these cases. Each PU belongs to an
+/// owner: a job that lends cores. A PU that goes from one borrower to another is in none of these sets.
 struct CoreMoves {
-    /// Were not lent before.
+    /// The PUs that are lent now and were not lent before.
     lent: CpuSet,
-    /// Were taken back, because their owner needs them.
+    /// The PUs that were taken back, because their owner needs them.
     taken: CpuSet,
-    /// Came back although their owner does not need them: no borrower wants them.
+    /// The PUs that came back although their owner does not need them.
     left: CpuSet,
-    /// Were about to be taken back, and stay lent.
+    /// The PUs that were about to be taken back, and stay lent.
     kept: CpuSet,
 }
 

@@ -151,8 +151,9 @@ impl LentCpuMonitor {
         Ok(())
     }
 
-    /// Returns the PUs (logical CPUs) that jobs lend to other jobs, each with the number of PUs of its owner, as
-    /// passed to the last call of [`LentCpuMonitor::set_lent_pus`].
+    /// Returns the lent PUs that were passed to the last call of [`LentCpuMonitor::set_lent_pus`]. Empty if that call
+    /// failed. A lent PU is a PU (logical CPU) that a job, the owner, lends to another job. The value for each lent PU
+    /// is the number of all PUs of its owner.
     #[must_use]
     pub fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
         &self.lent
