@@ -12,7 +12,8 @@ use crate::terms::{CpuRequest, GrantedBy, JobId};
 pub(super) const OUTSIDE_GRANT_CODE: &str = "outside";
 
 /// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about contention for PUs (logical CPUs): several jobs
-/// on the same PUs, jobs with more hot threads than PUs, and threads that may run outside of the PUs of their job.
+/// on the same PUs, jobs with more hot threads than PUs, and threads that may run outside of the PUs of their job. A
+/// thread is hot if it ran or waited for a PU for most of the time between the two scans.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let stacks = stacks(input);
     let overlaps = overlaps(input).into_iter().filter(|overlap| {
@@ -84,8 +85,9 @@ fn overlaps(input: &DiagnosisInput) -> Vec<Finding> {
     found.collect()
 }
 
-/// Returns the finding that jobs may run on all PUs. `None` if there is no such job with threads, or if the node has
-/// only one job. The finding is a problem if the jobs have more hot threads than there are online PUs, else an advice.
+/// Returns the finding that jobs may run on all PUs. `None` if there is no such job with threads, or if the machine has
+/// only one job. The finding is a problem if all jobs together have more hot threads than there are online PUs: threads
+/// that ran or waited for a PU for most of the time between the two scans. Otherwise, the finding is advice.
 fn unbound_jobs(input: &DiagnosisInput) -> Option<Finding> {
     let free: Vec<&ObservedJob> =
         input.jobs.iter().filter(|job| !job.threads.is_empty() && is_unbound(input, job)).collect();
@@ -109,9 +111,13 @@ fn unbound_jobs(input: &DiagnosisInput) -> Option<Finding> {
     Some(Finding::new(severity, "unbound", text, remedy).with_jobs(ids).with_cpus(&input.online))
 }
 
-/// Returns the finding that `job` has more hot threads than PUs. `None` if it has enough PUs, or none at all. Without a
-/// grant, the requested PUs count, but no more than the threads may use. Without a request, the PUs on which the
-/// threads may run count. `widest` is the number of PUs of the largest core: each requested core counts as so many PUs.
+/// Returns the finding that `job` has more hot threads than PUs. A thread is hot if it ran or waited for a PU for most
+/// of the time between the two scans. `None` if there are enough PUs, or none at all. The number of PUs is:
+///
+/// - If the job holds PUs: the number of these.
+/// - Otherwise, if its request is known: the number of requested PUs, but at most the number of PUs on which its
+///   threads may run. `widest` is the number of PUs of the largest core: each requested core counts as so many PUs.
+/// - Otherwise: the number of PUs on which its threads may run.
 fn oversubscribed_job(input: &DiagnosisInput, job: &ObservedJob, widest: usize) -> Option<Finding> {
     let asked = |amount: &CpuRequest| match amount {
         CpuRequest::Cores(cores) => usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(widest),

@@ -50,11 +50,11 @@ pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -
     actions
 }
 
-/// Returns the changes of the affinity masks of threads of the job `id`, after they were added to the records for the
-/// journal. If the job holds no cores, these changes restore the original masks. The result is empty if the job holds
-/// cores and `waits_for_cpuset` is true, because a change of its cpuset is not complete. Adds an event for each process
-/// of which a thread has left the grant, unless `reported` has this violation. Also records the NUMA nodes of
-/// processes.
+/// Plans the changes of the affinity masks of the threads of the job `id`, adds them to the records for the journal
+/// (pjwd's files), and returns them. If the job holds no cores, the changes restore the original masks. If the job
+/// holds cores and `waits_for_cpuset` is true, plans no change, because a change of the job's cpuset is not complete.
+/// Also records the NUMA nodes of processes. Adds an event for each process of which a thread left the PUs of the job,
+/// unless this cycle has already reported the process or the call that changed the mask (`reported`).
 fn plan_masks_of_job(
     draft: &mut CycleDraft<'_>,
     id: &JobId,

@@ -320,9 +320,10 @@ pub(crate) fn update_threads(draft: &mut CycleDraft<'_>, seen: &Process) {
     make_missing_mask_entries(draft, pid, &ended);
 }
 
-/// Updates the threads of `process` that are in `list`, if the process is a member. The scan read only these threads,
-/// because the other threads were not active. If the state lacks one of them, the next scan reads all threads. If one
-/// of them is not active any more, the process is planned once more.
+/// Updates the threads in `list`, which belong to `process`, in the state. The scan read only these threads, because
+/// the other threads were not active. Does nothing if the process belongs to no job. If the state does not have one of
+/// the threads, the next scan reads all threads of the process. If one of the threads is no longer active, the masks of
+/// the process are planned once more, because the thread may be pinned.
 fn update_active_threads(draft: &mut CycleDraft<'_>, process: ProcessId, list: &[Thread]) {
     let (pid, now) = (process.pid, draft.now.since_boot);
     let Some(mut threads) = draft.state.members.take_threads(pid) else { return };

@@ -60,8 +60,9 @@ pub(super) fn apply_and_journal(draft: &mut CycleDraft<'_>, record: UnknownMaskR
     draft.out.records.push(Record::UnknownMasks(record));
 }
 
-/// Adds `masks` to the recorded masks of unknown origin of the process `pid`. Does nothing if that adds no mask, or if
-/// the process is unknown.
+/// Adds `masks` to the recorded masks of the process `pid`: the affinity masks of unknown origin, which an earlier run
+/// of pjwd may have set and which no journal record explains. A new mask of the first thread replaces the recorded one.
+/// Does nothing if the record would stay the same, or if the state has no process with this pid.
 fn record_unknown_origin_masks(draft: &mut CycleDraft<'_>, pid: Pid, mut masks: UnknownOriginMasks) {
     let Some(process) = draft.state.process(pid).map(|known| known.id) else { return };
     if let Some((known, noted)) = draft.state.unknown_masks.mask_of(pid)

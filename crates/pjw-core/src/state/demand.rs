@@ -19,14 +19,17 @@ pub struct ThreadDemand {
     /// at the demand `hot_threshold_permille` of the policy, and is no longer hot at the lower demand
     /// `cold_threshold_permille`. The two limits differ so that a thread does not change its state at each reading.
     pub is_hot: bool,
-    /// The last reading: run time and wait time in ns, and the time of the reading.
+    /// The last reading of the CPU time of the thread. `None` before the first reading.
     last: Option<Reading>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Reading {
+    /// The time for which the thread has run or waited for a PU since its start, in ns.
     wanted_ns: u64,
+    /// The time for which the thread has waited for a PU since its start, in ns.
     waited_ns: u64,
+    /// The time of the reading, in ns since boot.
     at: Nanos,
 }
 
@@ -58,8 +61,8 @@ impl ThreadDemand {
     /// - `idle_until` is the time until which the thread was certainly idle, although pjw did not read the thread. The
     ///   demand at this time is 0, and this time replaces the time of the last reading. `None` if pjw knows no such
     ///   time.
-    /// - `policy` gives the weight of the new reading, and the demands at which the thread becomes hot or is no
-    ///   longer hot.
+    /// - `policy` gives the weight of the new reading, and the two limits for [`ThreadDemand::is_hot`]. A thread is hot
+    ///   if it runs or waits for a PU most of the time.
     ///
     /// The first reading does not change the demand. If `run_ns` plus `wait_ns` is less than at the last reading,
     /// another thread now has the thread id, and the demand becomes 0. Otherwise, a reading less than 100 ms after the

@@ -473,9 +473,9 @@ fn why_not_wait(has_cores: bool, must_be_new: bool) -> Option<&'static str> {
     )
 }
 
-/// Checks that the jobs of `owner` have at most the cores of the limit for users, if the job `id` gets `request`.
-/// Counts the cores that the other jobs hold in full or in part. A waiting job and a borrower count with the cores that
-/// they request, because borrowed cores change all the time.
+/// Refuses `request` for the job `id` if the jobs of `owner` would then have more cores than a user may have. A core of
+/// which a job holds only some PUs counts too. A waiting job and a borrower count with the cores that they request,
+/// because borrowed cores change all the time.
 fn check_user_limit(
     draft: &CycleDraft<'_>,
     id: &JobId,

@@ -199,8 +199,8 @@ pub fn effective_enforcement_of_members<'a>(
 
 /// Returns the cgroup path of the cpuset that limits all processes in `members` to the PUs of `job`. If the job has no
 /// process, returns the path of the cpuset into which its first process will be moved. The error is the reason why
-/// there is no such cpuset, as text for users: the job can have none, its settings are not written yet, or a process is
-/// outside.
+/// there is no such cpuset, as text for users: the job can have no cpuset, the last scan did not find the right
+/// settings in the cpuset, or a process is outside the cpuset.
 fn common_cpuset_path<'a>(
     state: &WardenState,
     policy: &Policy,

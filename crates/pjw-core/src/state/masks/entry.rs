@@ -151,7 +151,7 @@ impl MaskEntry {
         self.candidates.drain(..excess);
     }
 
-    /// Returns the newest of the requests of which one is in force.
+    /// Returns the newest candidate. The candidates are requests of which one gave the thread its present mask.
     fn newest(&self) -> &MaskRequest {
         &self.candidates[self.candidates.len() - 1]
     }
@@ -185,9 +185,9 @@ impl MaskEntry {
         self.earlier.iter().map(|(request, _)| request).chain(&self.candidates)
     }
 
-    /// Whether the program of the thread requested the present mask of the thread. False if pjw requested the
-    /// mask, or if the kernel set the mask. If several requests may be the last request, the newest request
-    /// decides.
+    /// Whether the program of the thread requested the present mask of the thread. False if pjw requested the mask, or
+    /// if the kernel set the mask. If pjw does not know which of several requests gave the thread its mask
+    /// ([`MaskEntry::last_request_candidates`]), the result is that for the newest of them.
     #[must_use]
     pub fn is_mask_from_program(&self) -> bool {
         self.newest().writer == MaskWriter::Program
@@ -327,9 +327,10 @@ impl MaskEntry {
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));
     }
 
-    /// Records that the kernel refused the request for `mask` that [`MaskEntry::add_intended_request`] recorded, and
-    /// that the journal has. The thread still has the mask that it had before: sched_setaffinity(2) that fails changes
-    /// nothing (kernel/sched/syscalls.c, `__sched_setaffinity`, Linux 6.18).
+    /// Records that the kernel refused the request for `mask`: the request that [`MaskEntry::add_intended_request`]
+    /// recorded last. The journal (the file with which a restarted daemon restores masks) already contains this
+    /// request. The thread still has its earlier mask, because a failed call of sched_setaffinity(2) changes nothing
+    /// (kernel/sched/syscalls.c, `__sched_setaffinity`, Linux 6.18).
     pub fn record_request_refused(&mut self, mask: &CpuSet) {
         drop(self.withdraw_newest(mask));
     }

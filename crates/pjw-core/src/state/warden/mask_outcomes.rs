@@ -65,8 +65,9 @@ impl WardenState {
         }
     }
 
-    /// Records that the kernel refused the planned mask change `action`, which is not the restoration of an original
-    /// mask: the thread still has the mask that it had before.
+    /// Records that the kernel refused the planned mask change `action`: the thread still has the mask that it had
+    /// before. Call [`WardenState::record_restore_refused`] instead if `action` restores the original mask (the mask
+    /// before pjw changed it), and the kernel refused this mask with `EINVAL`.
     pub fn record_mask_refused(&mut self, action: &MaskAction) {
         if let Some(entry) = self.mask_mut(&action.thread) {
             entry.record_request_refused(&action.requested_mask);
