@@ -39,8 +39,8 @@ impl PopulatedCgroupCache {
         true
     }
 
-    /// Removes from this cache the entries for cgroup directories that no longer exist, to free memory. The
-    /// cache has the pid of a process for each v1 cgroup directory.
+    /// Removes from this cache the entries for cgroup directories that no longer exist, to free memory. The entry for
+    /// the directory of a v1 cgroup has the pid of one process in this cgroup or in a cgroup below it.
     pub fn forget_removed_cgroups(&mut self) {
         self.0.retain(|dir, _| dir.exists());
     }

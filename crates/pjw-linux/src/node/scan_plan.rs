@@ -73,10 +73,14 @@ impl LinuxMachine {
         }
     }
 
-    /// Plans a partial scan. The scan reads the processes `pids`, and those that are active in `idle_check`, with their
-    /// threads. It reads active processes outside jobs without their threads. First checks the masks of some idle
-    /// processes, and marks those with a wrong mask as active. Runs the task scan (a BPF program) over these processes
-    /// if it is faster than `/proc`.
+    /// Plans a partial scan. First checks the masks of some idle processes against the planned masks in `idle_watch`,
+    /// and marks those with a wrong mask as active in `idle_check`. The scan reads these processes:
+    ///
+    /// - The processes `pids`, with their threads.
+    /// - The processes of jobs that `idle_check` names as active, with their threads.
+    /// - The processes outside jobs that `idle_check` names as active, without their threads.
+    ///
+    /// Runs the task scan (a BPF program) over these processes if it is faster than `/proc`.
     fn plan_partial(
         &mut self,
         pids: &BTreeSet<Pid>,

@@ -52,8 +52,9 @@ pub struct SocketManager {
 }
 
 impl SocketManager {
-    /// Returns the service manager of the socket `listener`. `pid` is the pid of the process that may be the service
-    /// manager. `None` if this process does not have the socket open, or if its descriptors can't be read.
+    /// Returns the process with the pid `pid` as the service manager (such as systemd) that passed the listening socket
+    /// `listener` to this process. `None` if the process `pid` does not have the socket open, and so is not this
+    /// service manager. Also `None` if the descriptors of the process can't be read.
     #[must_use]
     pub fn new(pid: u32, listener: &UnixListener) -> Option<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -58,8 +58,8 @@ pub struct StartedJob {
     pub job: LoggedJob,
     /// The PUs that the job holds from its start to its end.
     pub cpus: CpuSet,
-    /// The numbers of packages, NUMA nodes and L3 caches that the PUs of the job use, and the number of split
-    /// cores.
+    /// The numbers of packages, NUMA nodes and L3 caches that the PUs of the job use, and the number of split cores. A
+    /// core is split if the job got some, but not all of its PUs.
     pub domains_used: LocalityCounts,
     /// The wall-clock time that the algorithm took to choose the PUs of this job, measured on the machine
     /// that runs the replay. This is not simulated time.

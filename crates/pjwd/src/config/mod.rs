@@ -5,9 +5,9 @@
 //! is no global configuration: a reload makes a second [`Config`], and the daemon replaces the first between two
 //! cycles or keeps the first.
 //!
-//! Reading a file does not need the topology. Only the housekeeping rule is resolved against a topology, in
-//! [`Config::policy`]. Sockets and directories are command-line options, so every key may change while the daemon
-//! runs.
+//! Reading a file does not need the topology. Only the key `housekeeping`, which selects the PUs that are reserved for
+//! the system, is resolved against a topology, in [`Config::policy`]. Sockets and directories are command-line options,
+//! so every key may change while the daemon runs.
 
 mod keys;
 mod metrics_targets;
@@ -45,10 +45,13 @@ pub use self::settings::{LogFormat, LogLevel, MetricsSettings, ScanInterface, Se
 /// A valid configuration of pjwd: the values of all keys, and the path of the file from which the values were read.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
+    /// The values of all keys.
     settings: Settings,
-    /// `None` if no file was read.
+    /// The path of the file. `None` if no file was read.
     path: Option<PathBuf>,
-    /// The position of the housekeeping rule, for problems that appear only with a topology.
+    /// The position of the key `housekeeping` in the file. `None` if the file does not have this key. The key selects
+    /// the PUs (logical CPUs) that are reserved for the system. An error of [`Config::policy`] names this position if
+    /// the machine does not have these PUs.
     housekeeping: Option<FilePosition>,
 }
 

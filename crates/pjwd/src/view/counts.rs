@@ -50,7 +50,8 @@ pub(crate) struct JobCounts {
     jobs: BTreeMap<JobId, CountedJob>,
 }
 
-/// The counts of a process, and those of its active threads in them.
+/// A process of a job: the numbers that the process and its threads add to those of the job, and the part of these
+/// numbers that comes from each active thread.
 #[derive(Debug)]
 struct CountedMember {
     job: JobId,
@@ -58,7 +59,7 @@ struct CountedMember {
     active_threads: BTreeMap<Tid, ProcessCounts>,
 }
 
-/// The counts of a job, and the processes in them.
+/// A job: the sums over its counted processes, and the ids of these processes.
 #[derive(Debug, Default)]
 struct CountedJob {
     sum: ProcessCounts,
@@ -167,7 +168,7 @@ impl ProcessCounts {
     }
 }
 
-/// Returns what the process `member` and its threads add to the counts of the job `job`.
+/// Returns the numbers that the process `member` and its threads add to the [`ProcessCounts`] of the job `job`.
 fn count_process(state: &WardenState, job: &Job, member: &Member) -> ProcessCounts {
     let mut counts = ProcessCounts {
         processes: 1,
@@ -182,7 +183,8 @@ fn count_process(state: &WardenState, job: &Job, member: &Member) -> ProcessCoun
     counts
 }
 
-/// Returns what the thread `tid` of `member` adds to the counts of the job `job`.
+/// Returns the numbers that one thread adds to the [`ProcessCounts`] of the job `job`: 1 or 0 for each property of a
+/// thread, and the CPU demand. `tid` is the id of the thread, and `member` is its process.
 fn count_thread(
     state: &WardenState,
     job: &Job,
@@ -204,7 +206,7 @@ fn count_thread(
     }
 }
 
-/// Whether the last scan found the member outside the cgroup that the scheduler made for the job.
+/// Whether the last scan found the process `member` outside the cgroup that the batch scheduler made for the job.
 fn is_outside(state: &WardenState, job: &Job, member: &Member) -> bool {
     let Some(known) = state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some()) else {
         return false;

@@ -167,18 +167,19 @@ const MAX_COUNTER_LAG: u64 = 64 << 20;
 /// 10 ms of CPU time, at 35 us for each MiB.
 const MAX_SMALL_JOB: u64 = 256 << 20;
 
-/// Measures the memory use of a job by the method `kind`. `processes` are the processes of the job. Blocks until the
-/// result is complete: a process with 1 TiB of memory takes half a minute of CPU time. Processes that have ended are
-/// only counted, in [`JobMemoryReading::ended_processes`]. Processes that can't be read are listed in
-/// [`JobMemoryReading::denied`].
+/// Measures the memory use of a job by the method `kind`. `processes` are the processes of the job. With
+/// [`ReadingKind::Counters`], the function uses the best method that takes little CPU time. [`JobMemoryReading::kind`]
+/// has the method that was used.
 ///
-/// With the kind [`ReadingKind::Counters`], the function uses the best method that takes little CPU time, and
-/// [`JobMemoryReading::kind`] has the method that it used.
+/// Blocks until the result is complete. The methods [`ReadingKind::Pages`] and [`ReadingKind::PagesByNode`] walk over
+/// the pages of each process: a process with 1 TiB of memory takes half a minute of CPU time. A walk over pages calls
+/// the functions of `progress` before each process.
 ///
-/// If `watches_threads` is true and the pages are read, the function also observes the threads of the processes for 0.2
-/// to 2 s. It finds threads that wait for one another to map or unmap memory ([`JobMemoryReading::map_lock_waits`]).
+/// Processes that have ended are only counted, in [`JobMemoryReading::ended_processes`]. Processes that can't be read
+/// are listed in [`JobMemoryReading::denied`].
 ///
-/// If the pages of processes are read, the functions of `progress` are called before each process.
+/// If `watches_threads` is true, a walk over pages also observes the threads of the processes, which takes 0.2 to 2 s.
+/// It finds threads that wait for one another to map or unmap memory ([`JobMemoryReading::map_lock_waits`]).
 ///
 /// # Errors
 /// - If /proc can't be opened.

@@ -116,8 +116,13 @@ fn part(domain: &TopologyDomain, cpus: CpuSet) -> Part {
     Part { kind: domain.level.into(), number: domain.number, cpus, memory_bytes: domain.memory_bytes }
 }
 
-/// Returns the subtrees for the PUs in `cpus`: the parts of the first of `levels` that have some of these PUs, each
-/// with its own subtrees, then the subtrees for the other PUs. Without `levels`, returns the cores.
+/// Returns subtrees that together contain the cores of the PUs in `cpus`. `levels` has the parts of the machine by
+/// level, the largest parts first, such as packages, then NUMA nodes, then L3 caches.
+///
+/// - Each part of the first level that contains some of the PUs becomes the root of a subtree. The next levels give its
+///   children.
+/// - PUs that are in no part of the first level follow, in subtrees of the next levels.
+/// - If `levels` is empty, each core is a subtree of its own.
 fn subtrees(topology: &Topology, cpus: &CpuSet, levels: &[&[Part]]) -> Vec<wire::Domain> {
     let Some((&level, below)) = levels.split_first() else { return core_domains(topology, cpus) };
     let mut left = cpus.clone();
