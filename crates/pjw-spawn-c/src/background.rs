@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use spawn::{Batch, Child, Instance, SpawnContext, SpawnError};
+use spawn::{Child, Instance, SpawnBatch, SpawnContext, SpawnError};
 
 use crate::failure::Failure;
 
@@ -33,7 +33,7 @@ pub(crate) fn start(context: SpawnContext, instances: Vec<Instance>) -> Result<c
     let fd = event.as_raw_fd();
     let waker = Arc::clone(&event);
     // The thread comes first: if it can't be made, no process has been started of which nobody would know.
-    let (started, start) = mpsc::channel::<(SpawnContext, Batch)>();
+    let (started, start) = mpsc::channel::<(SpawnContext, SpawnBatch)>();
     let thread = std::thread::Builder::new().name("pspawn".into()).spawn(move || {
         let Ok((context, batch)) = start.recv() else { return Results::new() };
         let results = batch.into_results();

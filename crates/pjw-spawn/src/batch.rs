@@ -42,13 +42,13 @@ const INSTANCES_OF_A_TEMPLATE: usize = 8;
 /// As an iterator, a batch waits for the next instance that was started or failed to start. It returns the index of the
 /// instance in the list that [`SpawnContext::start`] received, with the process ([`Child`]) or the error. For poll(2),
 /// a batch has a file descriptor ([`AsFd`]), which is readable when results have arrived. The caller then calls
-/// [`Batch::next_ready_result`] until it returns `None`.
+/// [`SpawnBatch::next_ready_result`] until it returns `None`.
 ///
 /// If about 10,000 results are unread, the spawner threads wait until the caller reads results. Dropping the batch
 /// reads and discards all further results, so the drop waits until all instances have been started. The drop kills no
-/// instance. After [`Batch::cancel`], the drop waits only for the starts that are in progress.
+/// instance. After [`SpawnBatch::cancel`], the drop waits only for the starts that are in progress.
 #[derive(Debug)]
-pub struct Batch {
+pub struct SpawnBatch {
     /// The end of the socket pair from which the batch reads the results.
     socket: OwnedFd,
     /// The end of the socket pair to which the spawner threads send the results. Open as long as a thread may send.
@@ -59,21 +59,23 @@ pub struct Batch {
     results: VecDeque<InstanceResult>,
     /// The number of spawner threads that have not sent their last results.
     busy_spawners: usize,
-    /// Whether [`Batch::cancel`] was called.
+    /// Whether [`SpawnBatch::cancel`] was called.
     is_cancelled: Arc<AtomicBool>,
-    /// The reason why the program can't have a template. Empty if no such reason is known.
+    /// The reason why the program can't have a template (a process from which the instances are forked). Empty if no
+    /// such reason is known.
     refusal: Arc<OnceLock<TemplateError>>,
-    /// The number of instances that are forks of a template.
+    /// The number of instances that were forked from a template.
     forked: Arc<AtomicUsize>,
-    /// The first reason why an instance is no fork of its template. Empty if no such reason is known.
+    /// The reason why an instance could not be forked from its template: of the first such instance, if there are
+    /// several. Empty if no such reason is known.
     mismatch: Arc<OnceLock<ForkError>>,
-    /// The period in which the instances were started, as [`Batch::start_period`] returns it.
-    busy: Option<(Duration, Duration)>,
+    /// The period in which the instances were started, as [`SpawnBatch::start_period`] returns it.
+    start_period: Option<(Duration, Duration)>,
 }
 
 impl SpawnContext {
     /// Begins to start one process for each element of `instances`, and returns without waiting for the starts. The
-    /// returned [`Batch`] gives the results. Threads of the calling process, called spawner threads, start the
+    /// returned [`SpawnBatch`] gives the results. Threads of the calling process, called spawner threads, start the
     /// processes. If the context has replicas ([`SpawnContext::set_replicas`]), the call waits until the files of the
     /// program have been copied. If the processes share memory ([`SpawnContext::share_memory`]), the call waits until
     /// their address space exists. The soft limit of open descriptors of the calling process is raised if it is too
@@ -82,14 +84,14 @@ impl SpawnContext {
     /// # Errors
     /// If [`SpawnContext::check_instances`] fails, or if a resource for the batch can't be created. No process is
     /// started then.
-    pub fn start(&self, instances: Vec<Instance>) -> Result<Batch, CheckError> {
+    pub fn start(&self, instances: Vec<Instance>) -> Result<SpawnBatch, CheckError> {
         self.check_instances(&instances)?;
         raise_descriptor_limit(instances.len())?;
         let (sending, socket) = results::channel().map_err(|error| CheckError::SystemCall {
             what: "a socket can't be made",
             errno: Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO)),
         })?;
-        let mut batch = Batch {
+        let mut batch = SpawnBatch {
             socket,
             sending,
             instances: instances.into(),
@@ -99,7 +101,7 @@ impl SpawnContext {
             refusal: Arc::default(),
             forked: Arc::default(),
             mismatch: Arc::default(),
-            busy: None,
+            start_period: None,
         };
         let Some(replicas) = &self.setup.replicas else {
             for indexes in indexes_by_spawner(&batch.instances, self.max_spawners(batch.instances.len())) {
@@ -233,12 +235,12 @@ fn space_of(
     Some(AddressSpace::from_setup(Arc::clone(setup), &parameters))
 }
 
-impl Batch {
+impl SpawnBatch {
     /// Waits until each instance (process) of the batch has begun its program or has failed to start. Returns one
     /// result for each instance, in the order of the list that [`SpawnContext::start`] received.
     ///
     /// In two cases, the result of an instance is the error `ECANCELED`: the instance was not started because of
-    /// [`Batch::cancel`], or the caller has already taken the result of the instance from the batch.
+    /// [`SpawnBatch::cancel`], or the caller has already taken the result of the instance from the batch.
     #[must_use]
     pub fn into_results(self) -> Vec<Result<Child, SpawnError>> {
         let missing = SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED };
@@ -260,7 +262,7 @@ impl Batch {
 
     /// Returns the next result of the batch without waiting. A result is the index of an instance in the list that
     /// [`SpawnContext::start`] received, with the process or the error. `None` if no result is available now.
-    /// [`Batch::is_finished`] then says whether more results will follow.
+    /// [`SpawnBatch::is_finished`] then says whether more results will follow.
     pub fn next_ready_result(&mut self) -> Option<InstanceResult> {
         self.next_result(false)
     }
@@ -280,7 +282,7 @@ impl Batch {
     /// Returns the reason why an instance (process) of the batch could not be forked from a template, and was started
     /// by exec instead. A template is a process that has already loaded the program. If this happened to several
     /// instances, returns the reason for the first one. `None` if this has happened to no instance so far. If there
-    /// was no template at all, [`Batch::template_error`] returns the reason.
+    /// was no template at all, [`SpawnBatch::template_error`] returns the reason.
     #[must_use]
     pub fn fork_error(&self) -> Option<ForkError> {
         self.mismatch.get().copied()
@@ -288,7 +290,7 @@ impl Batch {
 
     /// Returns how many instances (processes) of the batch were forked from a template so far. A template is a
     /// process that has already loaded the program. All other instances were started without a template, or were not
-    /// started. The number is final when the batch has returned all results ([`Batch::is_finished`]).
+    /// started. The number is final when the batch has returned all results ([`SpawnBatch::is_finished`]).
     #[must_use]
     pub fn forked_count(&self) -> usize {
         self.forked.load(Ordering::Relaxed)
@@ -296,7 +298,7 @@ impl Batch {
 
     /// Returns whether the batch has returned its last result, so that no further result will follow. There is one
     /// result for each instance (process), except for the instances that were not started because of
-    /// [`Batch::cancel`].
+    /// [`SpawnBatch::cancel`].
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.busy_spawners == 0 && self.results.is_empty()
@@ -308,7 +310,7 @@ impl Batch {
     /// are considered. `None` if the batch has received no results yet.
     #[must_use]
     pub fn start_period(&self) -> Option<(Duration, Duration)> {
-        self.busy
+        self.start_period
     }
 
     /// Returns the next result of the batch. If no result was read before, reads one packet of results from the socket.
@@ -331,12 +333,14 @@ impl Batch {
         }
     }
 
-    /// Stores the results of `packet` for later calls of [`Batch::next_result`], and extends the period of the starts.
+    /// Stores the results of `packet` for later calls of [`SpawnBatch::next_result`], and extends the field
+    /// `start_period` by the period of the packet.
     fn store_packet(&mut self, packet: ResultPacket) {
         self.busy_spawners -= usize::from(packet.is_last);
         self.results.extend(packet.results);
-        let (begin, end) = self.busy.unwrap_or(packet.busy);
-        self.busy = Some((begin.min(packet.busy.0), end.max(packet.busy.1)));
+        let (first, last) = packet.start_period;
+        let (begin, end) = self.start_period.unwrap_or(packet.start_period);
+        self.start_period = Some((begin.min(first), end.max(last)));
     }
 
     /// Starts a spawner thread, which starts the instances with the indexes `indexes` and sends their results to the
@@ -403,7 +407,7 @@ impl Batch {
     }
 }
 
-impl Iterator for Batch {
+impl Iterator for SpawnBatch {
     type Item = InstanceResult;
 
     /// Waits for the next result.
@@ -412,13 +416,13 @@ impl Iterator for Batch {
     }
 }
 
-impl AsFd for Batch {
+impl AsFd for SpawnBatch {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-impl Drop for Batch {
+impl Drop for SpawnBatch {
     fn drop(&mut self) {
         while self.next().is_some() {}
     }

@@ -146,9 +146,9 @@ impl SpawnContext {
         self
     }
 
-    /// Sets the working directory of the processes that will be started. Without this call, the processes have the
-    /// working directory of the caller. They also have that directory if `directory` contains a NUL byte. A relative
-    /// path of the program leads from the directory that the caller has during this call.
+    /// Sets the working directory of the processes that will be started. Without this call, or if `directory` contains
+    /// a NUL byte, the processes have the working directory of the caller. If the path of the program is relative, this
+    /// call makes it absolute: the path is relative to the working directory of the caller, not to `directory`.
     #[must_use]
     pub fn set_working_directory(mut self, directory: &Path) -> Self {
         let setup = self.setup_mut();
@@ -183,11 +183,12 @@ impl SpawnContext {
     ///
     /// An instance is started by exec instead in these cases:
     ///
-    /// - The program can't have a template. [`Batch::template_error`](crate::Batch::template_error) returns the reason.
+    /// - The program can't have a template. [`SpawnBatch::template_error`](crate::SpawnBatch::template_error) returns
+    ///   the reason.
     /// - The instance differs from the template in a property that a fork can't change, such as the cgroup or the
-    ///   number of arguments. [`Batch::fork_error`](crate::Batch::fork_error) returns the reason.
+    ///   number of arguments. [`SpawnBatch::fork_error`](crate::SpawnBatch::fork_error) returns the reason.
     /// - The template has ended, or the arguments can't be written into the memory of the template.
-    ///   [`Batch::fork_error`](crate::Batch::fork_error) returns the reason.
+    ///   [`SpawnBatch::fork_error`](crate::SpawnBatch::fork_error) returns the reason.
     /// - The batch has a single instance.
     ///
     /// This call undoes an earlier call of [`SpawnContext::share_memory`].
@@ -249,8 +250,8 @@ impl SpawnContext {
         self
     }
 
-    /// Sets the maximum number of threads that start the processes (instances) of a [`Batch`](crate::Batch) in
-    /// parallel. The default is the number of CPUs in the affinity mask of the caller. 0 counts as 1. All instances
+    /// Sets the maximum number of threads that start the processes (instances) of a [`SpawnBatch`](crate::SpawnBatch)
+    /// in parallel. The default is the number of CPUs in the affinity mask of the caller. 0 counts as 1. All instances
     /// with the same [placement](crate::Placement) are started by the same thread. So a batch uses at most one thread
     /// for each placement.
     #[must_use]

@@ -37,7 +37,7 @@ pub mod tasks;
 mod template;
 mod work;
 
-pub use batch::Batch;
+pub use batch::SpawnBatch;
 pub use checks::CheckError;
 pub use checks::nodes::can_prefer_numa_node;
 pub use checks::program::find_program;

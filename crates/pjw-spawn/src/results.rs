@@ -35,8 +35,8 @@ pub(crate) struct ResultPacket {
     pub(crate) results: Vec<InstanceResult>,
     /// Whether this is the last packet of its spawner.
     pub(crate) is_last: bool,
-    /// From when to when the spawner started instances, both since `CLOCK_MONOTONIC`'s zero.
-    pub(crate) busy: (Duration, Duration),
+    /// The begin and the end of the period in which the spawner started instances, as times of `CLOCK_MONOTONIC`.
+    pub(crate) start_period: (Duration, Duration),
 }
 
 /// Makes a pair of connected sockets. The spawner threads send results to the first socket. The owner of the batch
@@ -50,8 +50,8 @@ pub(crate) fn channel() -> io::Result<(OwnedFd, OwnedFd)> {
 pub(crate) fn send_packet(socket: BorrowedFd<'_>, packet: &mut ResultPacket) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(HEAD_BYTES + packet.results.len() * RESULT_BYTES);
     bytes.extend_from_slice(&u64::from(packet.is_last).to_ne_bytes());
-    bytes.extend_from_slice(&nanoseconds(packet.busy.0).to_ne_bytes());
-    bytes.extend_from_slice(&nanoseconds(packet.busy.1).to_ne_bytes());
+    bytes.extend_from_slice(&nanoseconds(packet.start_period.0).to_ne_bytes());
+    bytes.extend_from_slice(&nanoseconds(packet.start_period.1).to_ne_bytes());
     let mut pidfds = Vec::with_capacity(packet.results.len());
     for (index, result) in &packet.results {
         let (pid, step, errno) = match result {
@@ -122,7 +122,7 @@ pub(crate) fn receive_packet(socket: BorrowedFd<'_>, wait: bool) -> io::Result<O
     Ok(Some(ResultPacket {
         results,
         is_last: is_last != 0,
-        busy: (Duration::from_nanos(begin), Duration::from_nanos(end)),
+        start_period: (Duration::from_nanos(begin), Duration::from_nanos(end)),
     }))
 }
 

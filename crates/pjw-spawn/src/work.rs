@@ -45,7 +45,7 @@ impl SpawnerWork {
     /// If the instances are tasks (processes in one address space) that must end together with the calling thread,
     /// returns the process id of their host. The caller must then end the host.
     pub(crate) fn run(mut self, socket: RawFd, has_own_table: bool) -> Option<Pid> {
-        let mut packet = ResultPacket { busy: (now(), now()), ..ResultPacket::default() };
+        let mut packet = ResultPacket { start_period: (now(), now()), ..ResultPacket::default() };
         let space = self.space.take();
         let mut host = None;
         match Spawner::new(&self.setup) {
@@ -128,7 +128,7 @@ impl SpawnerWork {
             };
             let offset = ptr::from_ref(instance).addr() - self.instances.as_ptr().addr();
             packet.results.push((offset / size_of::<Instance>(), result));
-            packet.busy.1 = now();
+            packet.start_period.1 = now();
             send_if_full(socket, packet);
         });
     }
@@ -142,7 +142,7 @@ impl SpawnerWork {
         let mut posted = VecDeque::new();
         let mut finish = |index, result| {
             packet.results.push((index, result));
-            packet.busy.1 = now();
+            packet.start_period.1 = now();
             send_if_full(socket, packet);
         };
         for &index in &self.indexes {
@@ -178,7 +178,7 @@ impl SpawnerWork {
             }
             let Some(instance) = self.instances.get(index) else { break };
             packet.results.push((index, spawner.start(instance)));
-            packet.busy.1 = now();
+            packet.start_period.1 = now();
             send_if_full(socket, packet);
         }
     }

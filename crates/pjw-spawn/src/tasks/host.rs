@@ -297,9 +297,9 @@ impl<'a> Host<'a> {
         let _ = close_descriptor_range(0, self.first_own - 1);
     }
 
-    /// Handles the end of the task in the slot with the index `number`: closes its pidfd, removes its addresses from
-    /// the directory, and marks the slot as that of an ended task. The memory of the task is unmapped later. Does
-    /// nothing if the slot has no task.
+    /// Handles the end of the task in the slot with the index `number`: closes the pidfd of the task, removes the
+    /// addresses that the task has published for other tasks ([`TaskDirectory`]), and marks the slot as that of an
+    /// ended task. The memory of the task is unmapped later. Does nothing if the slot has no task.
     fn handle_task_end(&mut self, number: u64) {
         let Some(slot) = usize::try_from(number).ok().and_then(|index| self.slots.get_mut(index)) else {
             return;

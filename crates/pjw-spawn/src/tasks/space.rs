@@ -196,8 +196,8 @@ impl AddressSpace {
 
     /// Sends a request to start the task `instance`. Each request needs a call of
     /// [`AddressSpace::wait_for_oldest_request`], which returns the result. At most [`MAX_PENDING_REQUESTS`] requests
-    /// may be without a result. `layout` arranges the arguments and the environment of the task. It must have been made
-    /// for the environment of this address space.
+    /// may be without a result. `layout` makes the argument array and the environment array of the task. `layout` must
+    /// have been made for the environment of this address space.
     ///
     /// # Errors
     /// `E2BIG` in the step [`SpawnStep::Exec`] if the arguments and the environment do not fit into the memory for
@@ -214,8 +214,8 @@ impl AddressSpace {
         Ok(())
     }
 
-    /// Waits until the host has answered the oldest request of [`AddressSpace::send_request`] whose result was not
-    /// returned yet. Returns the started task.
+    /// Waits until the host (the process that owns the address space) has answered the oldest request of
+    /// [`AddressSpace::send_request`] whose result was not returned yet. Returns the started task.
     ///
     /// # Errors
     /// The errors of [`AddressSpace::start`].
@@ -240,8 +240,9 @@ impl AddressSpace {
         Err(if answer.errno == 0 { of_clone(Errno::EMFILE) } else { error_of(answer) })
     }
 
-    /// Writes the request for the task `instance` into the memory for requests, which the host reads. Returns the
-    /// offset of the request in this memory. `layout` arranges the arguments and the environment.
+    /// Writes the request for the task `instance` into the memory for requests. The host (the process that owns the
+    /// address space) reads this memory. Returns the offset of the request in this memory. `layout` makes the argument
+    /// array and the environment array of the task.
     fn write_request(&mut self, instance: &Instance, layout: &mut ExecArrays) -> Result<usize, SpawnError> {
         let setup = &self.setup;
         let policy = instance.placement.preferred_numa_node.map(MemoryPolicy::prefer_node).transpose();
@@ -278,8 +279,8 @@ impl AddressSpace {
         written.map_err(|errno| SpawnError { step: SpawnStep::Exec, errno })
     }
 
-    /// Sends the offset of a written request to the host, together with the descriptors of the streams and of the
-    /// cgroup that `instance` has.
+    /// Sends the offset of a written request to the host (the process that owns the address space). The message also
+    /// passes the descriptors of the streams and of the cgroup that `instance` has.
     fn send_offset(&self, instance: &Instance, offset: usize) -> Result<(), Errno> {
         let stdio = &instance.stdio;
         let passed = [&stdio.input, &stdio.output, &stdio.error, &instance.placement.cgroup];
@@ -304,9 +305,10 @@ impl AddressSpace {
         }
     }
 
-    /// Returns the next answer of the host, with the pidfd of the task. Waits for a message if all received answers
-    /// have been returned. The pidfd is `None` if the answer has none, or if this process has no room for the
-    /// descriptor. Fails with `ESRCH` if the host has ended.
+    /// Returns the next answer of the host (the process that owns the address space), with the pidfd of the started
+    /// task. If all received answers have been returned, waits for the next message of the host. The pidfd is `None` if
+    /// the answer contains no pidfd, or if this process can't have another open descriptor. Fails with `ESRCH` if the
+    /// host has ended.
     fn receive_answer(&mut self) -> Result<(Answer, Option<OwnedFd>), Errno> {
         if let Some(answer) = self.arrived.pop_front() {
             return Ok(answer);

@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpgid, getpgrp};
-use pjw_spawn::{Batch, Child, ExitStatus, Instance, SpawnError};
+use pjw_spawn::{Child, ExitStatus, Instance, SpawnBatch, SpawnError};
 
 use super::instance::{BRK_HINT, InstanceState, start_failure_remedy};
 use super::labels::LabelledPipes;
@@ -56,7 +56,7 @@ pub(super) struct InstanceGroup {
     /// What is known of each instance, by rank.
     pub(super) states: Vec<InstanceState>,
     /// The batches that are not finished, with the ranks of their instances.
-    batches: Vec<Option<(Batch, Vec<u32>)>>,
+    batches: Vec<Option<(SpawnBatch, Vec<u32>)>>,
     /// The contexts end their instances when they are dropped.
     contexts: Vec<pjw_spawn::SpawnContext>,
     epoll: Epoll,
