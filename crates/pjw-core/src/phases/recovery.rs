@@ -23,7 +23,7 @@ use crate::terms::{
     Placement, PriorityClass, Process, UnknownMaskRecord, Warning, own_cgroups::CgroupPlace,
 };
 
-/// A found cgroup, and what the scan says about it.
+/// A cgroup that an earlier daemon made for a job and that the journal does not name, with what the scan read about it.
 struct Candidate {
     found: LeftoverCpuset,
     job_cpuset: JobCpuset,
@@ -131,8 +131,9 @@ fn read_candidate(draft: &CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup
     Some(Candidate { found, job_cpuset, place, cgroup: cgroup.clone(), processes })
 }
 
-/// Records the cpuset of `candidate`, and carries out the decision about it: the job keeps the cpuset, or the cpuset is
-/// marked for removal. Adds an event. Does nothing if the cpuset is already known.
+/// Records the cpuset of `candidate`, a cgroup that an earlier daemon made for a job and that the journal does not
+/// name. Then gives the cpuset to the job again, or marks the cpuset for removal, as [`decide_fate`] decides. Adds an
+/// event about the decision. Does nothing if pjw already manages a cpuset at this path.
 fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
     let JobCpuset { job, path, .. } = &candidate.job_cpuset;
     if draft.state.cpusets.cpuset_at(path).is_some() {

@@ -339,11 +339,11 @@ impl WardenState {
         self.lineage.apply_events(events, tracked, |pid| self.processes.contains_key(&pid))
     }
 
-    /// Adds a leftover cgroup: a cgroup that has the name of a job's cpuset and existed when the daemon started. Has no
-    /// effect if the journal has a record of the cgroup. Otherwise, records were lost, and the next full scan begins a
-    /// search for masks of unknown origin. After that scan, pjw removes the cgroup if it has no processes, or if its
-    /// PUs (logical CPUs) can't be granted to the job. Otherwise, pjw reuses the cgroup as the cpuset of the job. A
-    /// cpuset of another daemon is left as it is, and says nothing about the records of this one.
+    /// Adds a leftover cpuset: a cpuset that a daemon of pjw wrote for a job and that existed when this daemon started.
+    /// Has no effect if the journal has a record of the cpuset. Otherwise, records were lost, so the next full scan
+    /// begins a search for masks of unknown origin. After that scan, pjw keeps or removes the cpuset, as described at
+    /// [`LeftoverCpuset`]. If another daemon wrote the cpuset ([`LeftoverCpuset::other_writer`]), no search begins: a
+    /// missing record does not show that records were lost, because this daemon never had a record of the cpuset.
     pub fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         if leftover.other_writer.is_none() && self.cpusets.cpuset_at(&leftover.path).is_none() {
             self.unknown_masks.request_search();

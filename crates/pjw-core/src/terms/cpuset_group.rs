@@ -172,19 +172,22 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// A leftover cpuset: an earlier run of the daemon wrote it for a job, and it still exists when the daemon
-/// starts. The daemon recognises the cgroup of the cpuset by its path, or the cgroup of a batch system by an extended
-/// attribute. If the journal has a record of the cpuset,
-/// the daemon keeps or removes the cpuset as this record says. Otherwise, the daemon decides after the next scan of
-/// all processes:
+/// A leftover cpuset: a cpuset that an earlier run of the daemon wrote for a job and that still exists when the daemon
+/// starts. If pjw or systemd created the cgroup of the cpuset, the daemon recognises the cgroup by its path. If a batch
+/// system created the cgroup, the daemon recognises it by an extended attribute, in which the earlier run stored the
+/// cpuset.
+///
+/// If the journal has a record of the cpuset, the daemon keeps or removes the cpuset as this record says. Otherwise,
+/// the daemon decides after the next scan of all processes. In a cgroup that pjw or systemd created:
 ///
 /// - The cpuset is kept if its cgroup contains processes and its PUs (logical CPUs) can be granted to the job. The job
 ///   then holds these PUs again.
 /// - Any other cpuset is removed, also one that the earlier run had begun to remove. The daemon removes the limits
 ///   of the cpuset and then the cgroup.
 ///
-/// In the cgroup of a batch system, a job that is found again gets the PUs of the cpuset if they are free. Otherwise
-/// the daemon writes other PUs, or removes the limits.
+/// The cgroup of a batch system stays in any case. If the daemon finds the job again, and the PUs of the cpuset are
+/// free, the job gets these PUs. Otherwise, the daemon writes other PUs into the cpuset, or removes its limits. If
+/// another daemon of pjw wrote the cpuset ([`LeftoverCpuset::other_writer`]), the cpuset is left as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftoverCpuset {
     /// The path of the cgroup relative to the mount point of the cpuset hierarchy.
@@ -200,9 +203,10 @@ pub struct LeftoverCpuset {
     /// The cpuset that the earlier run wrote in the cgroup of a batch system, as it stored it in an extended
     /// attribute of the cgroup. `None` if pjw or systemd created the cgroup.
     pub scheduler_cpuset: Option<JobCpuset>,
-    /// The name of the other daemon that wrote [`LeftoverCpuset::scheduler_cpuset`], such as `pjw`: the begin of the
-    /// names of its cgroups, as the extended attribute has it. Such a cpuset is neither kept nor removed: its job gets
-    /// no cores while the cpuset has these PUs. `None` if an earlier run of this daemon wrote the cpuset.
+    /// The name of the daemon that wrote [`LeftoverCpuset::scheduler_cpuset`], if this was another daemon of pjw. The
+    /// name is the text with which the names of the cgroups of that daemon begin, such as `pjw`. It was read from the
+    /// extended attribute. Such a cpuset is neither kept nor removed: its job gets no cores while the cpuset has these
+    /// PUs. `None` if an earlier run of this daemon wrote the cpuset.
     pub other_writer: Option<String>,
 }
 

@@ -47,8 +47,8 @@ impl OwnCgroupNames {
 
     /// Returns the cgroup names of the daemon to which the cgroup at `path` belongs. The first component of the
     /// path identifies the daemon, such as `pjw.slice` in `/pjw.slice/pjw-7.scope`. Returns `None` if no daemon of
-    /// pjw can have such a name. The function uses only the text of the path: the cgroup and the daemon need not
-    /// exist.
+    /// pjw has a cgroup with the name in the first component. The function uses only the text of the path: the
+    /// cgroup and the daemon need not exist.
     #[must_use]
     pub fn from_cgroup_path(path: &str) -> Option<Self> {
         let top = path.strip_prefix('/')?.split('/').next()?;
@@ -70,7 +70,7 @@ impl OwnCgroupNames {
     /// the cpuset of a batch system's cgroup, an extended attribute of this cgroup has the same text. The text says
     /// which daemon wrote the cpuset.
     #[must_use]
-    pub fn common_prefix(&self) -> &str {
+    pub fn name_prefix(&self) -> &str {
         &self.name
     }
 

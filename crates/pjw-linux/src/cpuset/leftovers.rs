@@ -10,8 +10,8 @@ use crate::cgroup::{CgroupDir, CpusetMount};
 /// Lists the existing cgroups that pjwd or systemd created for jobs, sorted by path. `own_cgroups` has the names of
 /// the cgroups in which this pjwd creates the cpusets of jobs. In v1, a job can also have a twin: a cgroup at the
 /// same path in the hierarchy of another controller. Twins whose cpuset no longer exists are also listed. So are the
-/// cgroups of batch systems whose cpuset has the PUs (logical CPUs) that pjw wrote. If another pjwd wrote them, the
-/// entry names it ([`LeftoverCpuset::other_writer`]).
+/// cgroups of batch systems whose cpuset has the PUs (logical CPUs) that pjw wrote. If another pjwd wrote the cpuset,
+/// the entry names this other pjwd ([`LeftoverCpuset::other_writer`]).
 pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
     let above = [
         own_cgroups.directory_path(),
@@ -41,7 +41,7 @@ pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupN
                 owner: None,
                 origin_cgroup: None,
                 scheduler_cpuset: Some(job_cpuset),
-                other_writer: Some(writer).filter(|writer| writer != own_cgroups.common_prefix()),
+                other_writer: Some(writer).filter(|writer| writer != own_cgroups.name_prefix()),
             }));
             to_search.push(group);
         }

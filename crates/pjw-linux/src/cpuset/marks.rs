@@ -25,8 +25,8 @@ pub(super) const OWNER_ATTRIBUTE: &str = "pjw.owner";
 /// processes.
 pub(super) const ORIGIN_ATTRIBUTE: &str = "pjw.origin";
 /// The name of the extended attribute of a scheduler's cgroup that contains the cpuset that pjw wrote there: the PUs,
-/// the job, and the name of the daemon ([`OwnCgroupNames::name`]), separated by spaces. Earlier versions of pjw wrote
-/// no name.
+/// the job, and the name of the daemon ([`OwnCgroupNames::name_prefix`]), separated by spaces. Earlier versions of pjw
+/// wrote no name.
 pub(super) const CPUSET_ATTRIBUTE: &str = "pjw.cpuset";
 /// The name of the extended attribute of a scope whose PUs systemd possibly does not know.
 const OUTDATED_ATTRIBUTE: &str = "pjw.outdated";
@@ -114,7 +114,7 @@ pub(super) fn unmark_systemd_outdated(group: &CgroupDir) {
 }
 
 /// Writes the PUs and the job of `job_cpuset`, and the text that identifies this daemon
-/// ([`OwnCgroupNames::common_prefix`]), to the extended attribute [`CPUSET_ATTRIBUTE`] of the scheduler's cgroup
+/// ([`OwnCgroupNames::name_prefix`]), to the extended attribute [`CPUSET_ATTRIBUTE`] of the scheduler's cgroup
 /// `group`. Must be called before the cpuset itself is written. `own_cgroups` has the names of this daemon's cgroups.
 /// Returns the earlier value of the attribute, for [`restore_scheduler_cpuset`], or `None` if the cgroup had no such
 /// attribute.
@@ -123,7 +123,7 @@ pub(super) fn write_scheduler_cpuset(
     job_cpuset: &JobCpuset,
     own_cgroups: &OwnCgroupNames,
 ) -> Option<String> {
-    let value = format!("{} {} {}", job_cpuset.spec.cpus, job_cpuset.job, own_cgroups.common_prefix());
+    let value = format!("{} {} {}", job_cpuset.spec.cpus, job_cpuset.job, own_cgroups.name_prefix());
     let before = read_attribute(&group.dir, CPUSET_ATTRIBUTE);
     if before.as_ref() != Some(&value) {
         write_attribute(&group.dir, CPUSET_ATTRIBUTE, &value);
@@ -147,7 +147,7 @@ pub(super) fn remove_scheduler_cpuset(group: &CgroupDir) {
 }
 
 /// Returns the cpuset that a daemon of pjw wrote in the scheduler's cgroup `group`, and the text that identifies the
-/// daemon ([`OwnCgroupNames::common_prefix`]). `None` if no daemon wrote one, if the cpuset has other PUs now, or if
+/// daemon ([`OwnCgroupNames::name_prefix`]). `None` if no daemon wrote one, if the cpuset has other PUs now, or if
 /// the cgroup belongs to another user, who could write the attribute.
 pub(super) fn read_scheduler_cpuset(group: &CgroupDir) -> Option<(JobCpuset, String)> {
     if !has_attribute(&group.dir, CPUSET_ATTRIBUTE) {
@@ -159,7 +159,7 @@ pub(super) fn read_scheduler_cpuset(group: &CgroupDir) -> Option<(JobCpuset, Str
     let (cpus, job) = (words.next()?, words.next()?);
     // Only the usual daemon of the node took up what earlier versions wrote.
     let usual = OwnCgroupNames::default();
-    let writer = words.next().unwrap_or(usual.common_prefix()).to_owned();
+    let writer = words.next().unwrap_or(usual.name_prefix()).to_owned();
     let spec = CpusetSpec::from_cpus(cpus.parse().ok()?);
     let is_written = group.read_cpuset().is_ok_and(|now| now.cpus == spec.cpus);
     let (job, creator, path) = (job.parse().ok()?, CgroupCreator::Scheduler, group.path.clone());

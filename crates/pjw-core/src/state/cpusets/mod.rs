@@ -140,7 +140,7 @@ impl CpusetRegistry {
         self.to_remove.iter().map(String::as_str)
     }
 
-    /// Adds a leftover cgroup: a cgroup that existed when the daemon started and that has the name of a job's cpuset.
+    /// Adds a leftover cpuset: a cpuset that a daemon of pjw wrote for a job and that existed when this daemon started.
     /// Has no effect if pjw already manages the cpuset at this path.
     pub(crate) fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         if !self.managed.contains_key(&leftover.path) {
@@ -148,9 +148,9 @@ impl CpusetRegistry {
         }
     }
 
-    /// Adds a leftover cgroup again, after [`CpusetRegistry::take_leftover_cpusets`] has returned it. Also has an
-    /// effect if pjw manages the cpuset: until pjw has written the cpuset, its PUs are those of the earlier or the
-    /// other daemon.
+    /// Adds a leftover cpuset again, after [`CpusetRegistry::take_leftover_cpusets`] has returned it. Unlike
+    /// [`CpusetRegistry::add_leftover_cpuset`], also adds a cpuset that pjw manages: until pjw has written this cpuset,
+    /// its PUs are those that the earlier run or the other daemon wrote.
     pub(crate) fn keep_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         self.found.push(leftover);
     }
@@ -183,8 +183,8 @@ impl CpusetRegistry {
         own.filter_map(|found| found.scheduler_cpuset.as_ref()).find(|written| written.job == *job)
     }
 
-    /// Removes all leftover cgroups from the registry, and returns them. A leftover cgroup existed when the daemon
-    /// started, has the name of a job's cpuset, and is not in the journal.
+    /// Removes all leftover cpusets from the registry, and returns them. A daemon of pjw wrote such a cpuset for a job
+    /// before this daemon started, and the journal has no record of the cpuset.
     pub(crate) fn take_leftover_cpusets(&mut self) -> Vec<LeftoverCpuset> {
         core::mem::take(&mut self.found)
     }

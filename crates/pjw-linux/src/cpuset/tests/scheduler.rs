@@ -89,7 +89,7 @@ fn the_attribute_names_the_daemon_that_wrote_the_cpuset() {
             return;
         }
         assert_eq!(cgroup.leftover(writer), Some((written.clone(), None)));
-        assert_eq!(cgroup.leftover(other), Some((written.clone(), Some(writer.common_prefix().to_owned()))));
+        assert_eq!(cgroup.leftover(other), Some((written.clone(), Some(writer.name_prefix().to_owned()))));
     }
 
     let without_name = format!("{first} {}", written.job);
