@@ -93,6 +93,7 @@ impl JournalError {
 pub struct FileJournal {
     dir: PathBuf,
     boot_id: String,
+    /// The file `journal.jsonl`, open and locked.
     lines: Flock<File>,
     /// The device and inode of `state.json`. `None` before the first such file is written.
     state: Option<(u64, u64)>,
@@ -115,7 +116,7 @@ impl FileJournal {
     /// If `dir` is not writable. If another daemon holds the lock (flock(2)). If the file `journal.jsonl` can't be
     /// read, or belongs to another user. Damaged content is no error: [`RecoveredJournal::remarks`] describes it.
     pub fn open(dir: &Path, boot_id: &str) -> Result<(Self, RecoveredJournal), JournalError> {
-        let (path, lines) = open_lines(dir)?;
+        let (path, lines) = open_and_lock_jsonl(dir)?;
         let mut recovered = RecoveredJournal::default();
         let expected = read_state(dir, boot_id, &mut recovered);
         let (length, last) = read_batches(&lines, dir, boot_id, &expected, &mut recovered)
@@ -176,7 +177,7 @@ impl FileJournal {
 
     /// Puts a file with one batch without records in the place of `journal.jsonl`. A daemon that is killed meanwhile
     /// leaves the old file or the new one.
-    fn replace_lines(&mut self) -> io::Result<()> {
+    fn replace_jsonl(&mut self) -> io::Result<()> {
         let fresh = self.dir.join("journal.jsonl.new");
         directories::remove_file_if_exists(&fresh)?;
         let mut options = OpenOptions::new();
@@ -203,7 +204,7 @@ impl FileJournal {
 
     /// Makes the state directory again if it was removed. Opens and locks `journal.jsonl` in it, and makes this file if
     /// it is missing. The journal then no longer uses the old file, which has no name any more.
-    fn recreate_lines_file(&mut self) -> Result<(), JournalError> {
+    fn recreate_jsonl(&mut self) -> Result<(), JournalError> {
         let unusable = |error: anyhow::Error| JournalError {
             operation: "make",
             path: self.dir.clone(),
@@ -212,7 +213,7 @@ impl FileJournal {
             is_in_use: false,
         };
         directories::make_state_directory(&self.dir, Uid::effective().as_raw()).map_err(unusable)?;
-        let (_, lines) = open_lines(&self.dir)?;
+        let (_, lines) = open_and_lock_jsonl(&self.dir)?;
         (self.lines, self.length, self.reserved) = (lines, 0, 0);
         Ok(())
     }
@@ -228,7 +229,7 @@ pub fn lock_existing_journal(dir: &Path) -> Result<Option<Flock<File>>, JournalE
     if !dir.join(LINES).exists() {
         return Ok(None);
     }
-    open_lines(dir).map(|(_, lines)| Some(lines))
+    open_and_lock_jsonl(dir).map(|(_, lines)| Some(lines))
 }
 
 /// Returns the pid of the running pjwd that uses the journal (the files in which pjwd records its changes) in the
@@ -240,9 +241,10 @@ pub fn pid_of_user(dir: &Path) -> Option<u32> {
 }
 
 /// Opens and locks `journal.jsonl` in `dir`, and makes this file if it is missing. Returns the path and the locked
-/// file. If another process holds the lock, waits for the end of that process for up to 5 s, but for only up to 0.5 s
-/// if that process is known to run. Fails if the process still holds the lock then, or if the file can't be opened.
-fn open_lines(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
+/// file. If another process holds the lock, waits until that process has ended: for up to 5 s, or for up to 0.5 s if it
+/// is known that the process runs and is not ending. Fails if the process still holds the lock after the wait, or if
+/// the file can't be opened.
+fn open_and_lock_jsonl(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
     let path = dir.join(LINES);
     let refused = |why: String, is_in_use| JournalError {
         operation: "lock",
@@ -303,7 +305,7 @@ impl Journal for FileJournal {
     fn rewrite(&mut self, records: &[Record]) -> Result<(), JournalError> {
         let was_removed = !self.is_in_place();
         if !is_file_at_path(&self.path(), &self.lines) {
-            self.recreate_lines_file()?;
+            self.recreate_jsonl()?;
         }
         let is_empty = self.length == 0;
         // Before the other file, which names this batch.
@@ -327,7 +329,7 @@ impl Journal for FileJournal {
         }
         self.state = inode_of(&path);
         if !is_empty {
-            self.replace_lines().map_err(|error| JournalError::new("shorten", &self.path(), &error))?;
+            self.replace_jsonl().map_err(|error| JournalError::new("shorten", &self.path(), &error))?;
         }
         if was_removed {
             warn!(

@@ -333,9 +333,9 @@ impl DaemonLock {
         self.holder.earlier_journal.as_ref().is_some_and(|journal| journal.has_state_file)
     }
 
-    /// Removes the entry about the last journal (the records of changes) from the lock file: that of this process or of
-    /// an earlier pjwd. Must be called only if no recorded change is left to undo. Without the entry, a later pjwd does
-    /// not miss this journal.
+    /// Removes from the lock file the entry that names the last journal (the records of changes). This is the journal
+    /// of this process or of an earlier pjwd. Must be called only if no recorded change is left to undo. Without the
+    /// entry, a later pjwd does not conclude that records were lost if the files of this journal are missing.
     ///
     /// # Errors
     /// If the lock file can't be written.

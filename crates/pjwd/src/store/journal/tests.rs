@@ -67,7 +67,7 @@ fn a_journal_that_a_daemon_uses_can_not_be_locked_and_one_that_is_missing_is_not
     assert!(lock_existing_journal(dir.path()).unwrap().is_none());
     assert!(!dir.path().join(LINES).exists());
     let (mut journal, _) = reopen(dir.path());
-    journal.replace_lines().unwrap();
+    journal.replace_jsonl().unwrap();
     assert!(lock_existing_journal(dir.path()).unwrap_err().is_in_use());
     drop(journal);
     assert!(lock_existing_journal(dir.path()).unwrap().is_some());
