@@ -31,24 +31,24 @@ pub(super) unsafe fn start(options: *const PjwFarmOptions) -> Result<RunningFarm
     let options = unsafe { options.read() };
     let work = options.work.ok_or_else(|| Failure::invalid("work is NULL"))?;
     // SAFETY: the caller guarantees a C string, and what ALLOW_THREADS needs.
-    let farm = unsafe { farm_of(&options) }?;
-    let work = work_of(work, options.data);
+    let farm = unsafe { farm_from_options(&options) }?;
+    let work = rust_work_function(work, options.data);
     Ok(match options.read {
         Some(_) if options.items != 0 => {
             return Err(Failure::invalid("items is not 0, and the reader decides how many there are"));
         }
-        Some(read) => farm.start_with_reader(read_of(read, options.data), work)?,
+        Some(read) => farm.start_with_reader(rust_read_function(read, options.data), work)?,
         None => farm.start(options.items, work)?,
     })
 }
 
-/// Makes a farm with the options of the program in `options`, but does not start the farm. Leaves out `items`, `work`
-/// and `read`. Except for `workers`, a number that is 0 stands for the default value. Fails if `flags` has an unknown
-/// bit, or if the CPUs are invalid.
+/// Makes a farm (a group of worker processes that compute items) from `options`, but does not start the farm. Does not
+/// use the fields `items`, `work` and `read`, which the start of the farm needs. Except for `workers`, a number that is
+/// 0 stands for the default value. Fails if `flags` has an unknown bit, or if the CPUs are invalid.
 ///
 /// # Safety
-/// As [`super::pjw_farm_start`].
-unsafe fn farm_of(options: &PjwFarmOptions) -> Result<Farm<'static>, Failure> {
+/// The requirements of [`super::pjw_farm_start`].
+unsafe fn farm_from_options(options: &PjwFarmOptions) -> Result<Farm<'static>, Failure> {
     let flags = options.flags;
     if flags & !(IN_ORDER | ONE_PU_EACH | ALLOW_THREADS) != 0 {
         return Err(Failure::invalid(format!("the flags {flags:#x} have an unknown bit")));
@@ -140,7 +140,7 @@ fn with_bytes<T>(bytes: &mut Vec<u8>, call: impl FnOnce(*mut PjwFarmBytes) -> T)
 
 /// Returns a work function that calls the C function `work` with the pointer `data`. A result of `work` other than 0 is
 /// the error code of the item.
-fn work_of(
+fn rust_work_function(
     work: WorkFunction,
     data: *mut c_void,
 ) -> impl FnMut(WorkItem<'_>, &mut Vec<u8>) -> Result<(), i32> + 'static {
@@ -154,8 +154,8 @@ fn work_of(
 }
 
 /// Returns a read function that calls the C function `read` with the pointer `data`. The result 0 of `read` means that
-/// there is no such item. A negative result is an error code.
-fn read_of(
+/// there is no item with the number. A negative result is an error code.
+fn rust_read_function(
     read: ReadFunction,
     data: *mut c_void,
 ) -> impl FnMut(u64, &mut Vec<u8>) -> Result<bool, i32> + 'static {
