@@ -208,7 +208,7 @@ fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
             open.is_unread = false;
         }
     }
-    record_outside_parent_cpu_times(draft);
+    record_cpu_times_of_parents_outside_jobs(draft);
     for pid in pids_read {
         draft.state.usage.store_other_child_time_of_parent(pid);
     }
@@ -234,10 +234,10 @@ fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
     }
 }
 
-/// Records the CPU times that were read for parents that belong to no job: by the scan, or right after the exit of a
-/// child. If the last CPU time of an ended child in a job is unknown, it follows from the time of its parent, and is
-/// added to the job.
-fn record_outside_parent_cpu_times(draft: &mut CycleDraft<'_>) {
+/// Records the CPU times of those processes that belong to no job and are parents of processes of jobs. The times were
+/// read in this cycle, or right after the exit of a child. If a child has ended and its last CPU times are unknown, the
+/// CPU times of the parent show the missing CPU time of the child, which is added to the job of the child.
+fn record_cpu_times_of_parents_outside_jobs(draft: &mut CycleDraft<'_>) {
     let (snapshot, now) = (draft.seen, draft.now.since_boot);
     let WardenState { usage, members, pool, jobs, cpusets, .. } = &mut *draft.state;
     let online_pus = pool.online_cpus().len();
