@@ -163,8 +163,9 @@ pub fn bind_with_access(path: &Path, access: SocketAccess) -> Result<BoundSocket
     Ok(BoundSocket { listener, path: path.to_owned(), access, inode, lock })
 }
 
-/// Returns whether a process listens on the socket at `path`: true also if this process accepts no more connections at
-/// the moment, and if this user may not connect to it.
+/// Returns whether a process listens on the Unix socket at `path`. The function tries to connect. Only the errors
+/// `ECONNREFUSED` and `ENOENT` prove that no process listens. So the result is also true if the listening process
+/// accepts no further connections at the moment, or if the calling process has no permission to connect.
 #[must_use]
 pub fn is_listening(path: &Path) -> bool {
     matches!(listening(path), Listening::Process(_))

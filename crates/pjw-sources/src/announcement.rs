@@ -70,9 +70,9 @@ fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> 
 }
 
 /// Reads the description of a job from `environment`: the environment in which Slurm runs its prolog, epilog and
-/// task prolog scripts. The environment has a number of CPUs for each machine of the job. The variable
-/// `SLURMD_NODENAME` says which of these numbers is for this machine. If the variable is not set, the host
-/// name in `host` is used instead.
+/// task prolog scripts. The environment says how many CPUs the job has on each of its machines. The variable
+/// `SLURMD_NODENAME` says which of these machines is this one. If the variable is not set, the host name in
+/// `host` is used instead.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of CPUs, the call succeeds, and
@@ -106,9 +106,9 @@ pub fn from_slurm(
 }
 
 /// Reads the description of a job from `environment`: the environment in which LSF runs its pre-execution
-/// commands, its post-execution commands and its job starter. The environment has a number of slots for each
-/// machine of the job. The number for the host name in `host` becomes the number of cores of the job on this
-/// machine.
+/// commands, its post-execution commands and its job starter. The environment says how many LSF slots the job
+/// has on each of its machines. The job requests one core for each of its slots on this machine, whose name is in
+/// `host`.
 ///
 /// # Errors
 /// If the environment contains no valid job id. Without a valid owner or number of cores, the call succeeds,

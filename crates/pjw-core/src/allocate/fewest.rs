@@ -20,7 +20,8 @@ fn cost(count: usize, depth: usize, level_count: usize) -> u64 {
     (count as u64) << (BITS * (level_count - 1 - depth))
 }
 
-/// The units that a part of the machine provides at a cost.
+/// A choice of domains in a part of the machine: the number of units (cores or logical CPUs) that the domains provide,
+/// and the cost (the weighted number of the domains).
 #[derive(Debug, Clone, Copy)]
 struct Solution {
     cost: u64,
@@ -79,9 +80,11 @@ pub(super) fn fewest_domains<'s>(
     Some((all.frontier[at].cost, shares))
 }
 
-/// Returns the part of the machine that contains `free_cores`, with its frontier for up to `n` units: the solutions
-/// that no other solution beats in both cost and units. The part is divided into domains of the level with the index
-/// `depth`, and these into domains of the smaller levels. `level_count` is the number of levels.
+/// Returns the part of the machine that contains `free_cores`, with its frontier for up to `n` units (cores or logical
+/// CPUs). A solution is a choice of domains: it provides units, and its cost is the weighted number of the domains. The
+/// frontier has the solutions that no other solution beats in both cost and units. The part is divided into the domains
+/// of the level with the index `depth` in `Topology::levels`. Each of these is divided into the domains of the next
+/// smaller level, and so on. `level_count` is the number of levels.
 fn build_part<'s>(free_cores: Vec<&'s FreeCore>, depth: usize, level_count: usize, n: u32) -> Part<'s> {
     if depth + 1 >= level_count {
         let frontier = smallest_level_frontier(&free_cores, depth, level_count, n);

@@ -151,9 +151,10 @@ pub(super) fn count_to_cover(sizes: impl IntoIterator<Item = u32>, n: u32) -> u3
     sizes.into_iter().take_while(is_needed).fold(0, |count, _| count + 1)
 }
 
-/// Chooses cores with at least `n` units (cores or logical CPUs) from `free_cores`: first whole cores, then parts of
-/// cores, neighbouring cores together. Skips a core that has more units than are still missing. If units are missing at
-/// the end, adds the smallest skipped core.
+/// Chooses cores with at least `n` units (cores or logical CPUs) from `free_cores`. Takes the cores that are available
+/// as a whole ([`FreeCore::whole`]) before the others, and in each of these two groups follows hwloc's order of the
+/// cores, in which neighbouring cores follow each other. Skips a core that has more units than are still missing. If
+/// units are missing at the end, adds the smallest skipped core.
 pub(super) fn take_cores<'s>(free_cores: &[&'s FreeCore], n: u32) -> Vec<&'s FreeCore> {
     let mut sorted = free_cores.to_vec();
     sorted.sort_by_key(|free_core| (!free_core.whole, free_core.position));

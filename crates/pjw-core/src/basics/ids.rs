@@ -204,9 +204,9 @@ impl Comm {
     }
 }
 
-/// The name (comm) of the process in which the tasks of `pjwctl spawn --share memory` begin. This process owns the
-/// address space that all of these tasks share. The process does nothing else than start the tasks and wait until they
-/// end.
+/// The name (comm) of the host process of `pjwctl spawn --share memory`. This command starts processes that share one
+/// address space, called tasks. The host process owns the address space, starts the tasks in it, and frees the memory
+/// of tasks that have ended. The host process runs no program of the user.
 pub const TASK_HOST_NAME: &CStr = c"pjw-tasks";
 
 impl fmt::Display for Comm {

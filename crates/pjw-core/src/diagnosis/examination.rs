@@ -223,8 +223,8 @@ pub struct UnassignedProcess {
     /// The command name (comm) of the process, at most 15 bytes.
     pub comm: Comm,
     /// Whether the process is a daemon or a helper of a batch system, such as `slurmstepd`. Always false
-    /// for processes of persons (user ids from `first_person_uid` on), because a person can choose any
-    /// process name.
+    /// if the user id is [`DiagnosisInput::first_person_uid`] or higher: such a user is a person, and a person
+    /// can choose any process name.
     pub belongs_to_scheduler: bool,
     /// Whether it is normal that the process belongs to no job: it is a part of a login, such as sshd or a login shell,
     /// or it executes a program of pjw. The diagnosis does not report such a process as one that belongs to no job.

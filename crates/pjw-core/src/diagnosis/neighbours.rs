@@ -156,7 +156,8 @@ fn interrupts_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<F
 
 /// Returns the finding about processes that belong to no job though their user has jobs on the machine. Processes that
 /// are normal outside of jobs, such as a login shell, do not count. `None` if there are no such processes. The finding
-/// is a problem if one of them has a hot thread, else a note.
+/// is a problem if one of them has a hot thread (a thread that ran or waited for a PU for at least half of the time).
+/// Otherwise, the finding is a note.
 fn stray_processes(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> =
         input.jobs.iter().map(|job| job.owner).filter(|owner| owner.0 >= input.first_person_uid).collect();
@@ -188,8 +189,9 @@ fn stray_processes(input: &DiagnosisInput) -> Option<Finding> {
     Some(Finding::new(severity, "stray", text, remedy).with_jobs(jobs).with_pids(with_hot_threads_first(all)))
 }
 
-/// Returns the finding about processes with hot threads whose user has no job on the machine. Processes of the system
-/// and of a batch system do not count. `None` if there are no such processes.
+/// Returns the finding about processes with hot threads whose user has no job on the machine. A thread is hot if it ran
+/// or waited for a PU for at least half of the time. Processes of the system and of a batch system do not count. `None`
+/// if there are no such processes.
 fn hot_processes_of_users_without_jobs(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> = input.jobs.iter().map(|job| job.owner).collect();
     let is_unmanaged = |other: &&UnassignedProcess| {
@@ -211,6 +213,7 @@ fn hot_processes_of_users_without_jobs(input: &DiagnosisInput) -> Option<Finding
     Some(Finding::new(severity, "unmanaged", text, remedy).with_pids(hot.iter().map(|other| other.pid)))
 }
 
+/// Whether a thread of the process ran or waited for a PU for at least half of the time between the two scans.
 fn has_hot_thread(other: &UnassignedProcess) -> bool {
     other.threads.iter().any(super::ObservedThread::is_hot)
 }

@@ -66,8 +66,9 @@ impl LentCpuMonitor {
     }
 
     /// In a build with the cargo feature `bpf`, this function sets which PUs (logical CPUs) jobs lend to other jobs,
-    /// so that the BPF program watches these PUs. `_lent` has the lent PUs. The value for each PU is the number of
-    /// all PUs of the lending job. In this build the function can't be called, because no value of this type exists.
+    /// so that the BPF program watches these PUs. `_lent` has the lent PUs. The value for each PU says how many PUs
+    /// the lending job owns, including the PUs that it lends. In this build the function can't be called, because no
+    /// value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -76,8 +77,8 @@ impl LentCpuMonitor {
     }
 
     /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs): those that jobs
-    /// lend to other jobs. The value for each PU is the number of all PUs of the lending job. In this build the
-    /// function can't be called, because no value of this type exists.
+    /// lend to other jobs. The value for each PU says how many PUs the lending job owns, including the PUs that it
+    /// lends. In this build the function can't be called, because no value of this type exists.
     #[must_use]
     pub fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
         match *self {}

@@ -10,7 +10,8 @@ use crate::memory::MemorySettings;
 pub struct ControlSettings {
     /// Which users are administrators, and what other users may do.
     pub rules: AdmissionRules,
-    /// When the memory of jobs is read without a request.
+    /// How often pjwd measures the memory use of each job without a request of a client, and how much CPU time these
+    /// measurements may use.
     pub memory: MemorySettings,
 }
 

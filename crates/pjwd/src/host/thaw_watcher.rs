@@ -76,9 +76,10 @@ impl ThawWatcher {
         })
     }
 
-    /// Starts the thaw watcher (the process that thaws frozen jobs if pjwd is killed), unless the watcher runs already.
-    /// Waits for the start for up to 100 ms. If the watcher can't be started or has ended, the next attempt is made by
-    /// the first call of this function that is at least one minute later. `now` is the current time.
+    /// Starts the thaw watcher (the process that thaws frozen jobs if pjwd is killed), unless the watcher already runs
+    /// or is being started. Waits for the start for up to 100 ms. If the start fails, or if this call finds that the
+    /// watcher has ended, this call records the failure ([`ThawWatcher::warning`]). Calls in the minute after that do
+    /// not start the watcher. `now` is the current time.
     pub fn ensure_running(&mut self, now: Instant) {
         match mem::replace(&mut self.process, WatcherProcess::None) {
             WatcherProcess::None if self.retry_at.is_some_and(|at| now < at) => {}

@@ -17,7 +17,8 @@ pub struct MemorySettings {
     /// `memory.sample`: the time between two readings of a job. `None` if only the small estimates for the reports are
     /// read without a request.
     pub sample_interval: Option<Duration>,
-    /// `memory.budget_permille`: the share of one PU that these readings may use, in permille.
+    /// `memory.budget_permille`: the share of the CPU time of one PU (logical CPU) that these measurements may use, in
+    /// permille.
     pub budget_permille: u32,
 }
 

@@ -147,13 +147,15 @@ impl WatchedFiles {
         Self { lock, socket, is_unit_stopped: false, state_dir }
     }
 
-    /// Watches the files of the daemon, so that removed files are recreated, until the value in `stop` becomes true.
-    /// Returns the list of the files then. Must run inside a tokio runtime.
+    /// Watches the files of the daemon and has removed files recreated, until the value in `stop` becomes true. Then
+    /// returns `self`, from which the caller gets the lock ([`WatchedFiles::into_lock`]). Must run inside a tokio
+    /// runtime.
     ///
     /// - The lock file and the socket: this function recreates them, and sends each new socket to `listeners`. If
     ///   this fails, a warning ([`EventLoopMessage::Warnings`]) is sent to the event loop through `outbox`.
-    /// - A socket that systemd created (socket activation): it is recreated too, for the same users. The warning says
-    ///   that systemd does not know the new socket. If the socket unit was stopped, the socket is not recreated.
+    /// - A socket that systemd created (socket activation): this function recreates it too. The users who could connect
+    ///   to the old socket can also connect to the new one. A warning says that systemd does not know the new socket.
+    ///   If the socket unit was stopped, the socket is not recreated.
     /// - The journal (the files with the records of pjwd's changes): the event loop recreates its files. After a file
     ///   was removed, [`EventLoopMessage::CheckJournal`] is sent to the event loop through `outbox`.
     pub async fn restore_removed_files(

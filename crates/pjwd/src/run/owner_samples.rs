@@ -106,7 +106,7 @@ enum Monitor {
 /// the monitor to decide when a job needs its lent PUs back. The daemon uses [`LentCpuMonitor`] (a BPF program). Tests
 /// with a simulated machine have an implementation of their own.
 pub trait LentCpuMonitorInterface: std::fmt::Debug + Send {
-    /// Sets the lent PUs, each with the number of PUs of its owner ([`LentCpuMonitor::set_lent_pus`]).
+    /// Sets the lent PUs. The value for each PU says how many PUs its owner has ([`LentCpuMonitor::set_lent_pus`]).
     ///
     /// # Errors
     /// If the PUs can't be monitored.

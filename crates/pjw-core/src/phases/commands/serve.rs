@@ -54,7 +54,7 @@ fn release(draft: &mut CycleDraft<'_>, id: &JobId, caller: &Caller) -> Result<Ve
     Ok(vec![id.clone()])
 }
 
-/// Releases all jobs that the caller may release, and those that their processes join after that. Returns all ids.
+/// Releases all jobs that the caller may release, also jobs that the released processes then join. Returns the ids.
 fn release_all(draft: &mut CycleDraft<'_>, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
     require_enforce_mode(draft)?;
     let mut released = Vec::new();
@@ -342,7 +342,7 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
     }
 }
 
-/// Makes the job's request from the command. Missing options are those in the request of the existing job.
+/// Makes the job's request from `args`. An option that is not in `args` has its value from the request of `existing`.
 fn build_job_request(
     topology: &Topology,
     existing: Option<&Job>,

@@ -126,8 +126,8 @@ pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(Pro
 }
 
 /// Returns the processes in the cpuset `job_cpuset` that have left its job, each with its original cgroup, to which it
-/// is moved back. The job is a provision that goes on. The cgroup is `None` in the same cases as in the result of
-/// [`processes_with_origin`].
+/// is moved back. The cgroup is `None` in the same cases as in the result of [`processes_with_origin`]. Processes can
+/// leave only a provision (a job whose cores are promised to a service), so the result is empty for any other job.
 pub(super) fn processes_that_left(
     state: &WardenState,
     job_cpuset: &JobCpuset,

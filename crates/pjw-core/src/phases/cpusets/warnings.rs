@@ -59,9 +59,11 @@ pub(super) fn report_missing_partition(draft: &mut CycleDraft<'_>, id: &JobId) {
     warn(draft, id, "no-partition", text, remedy);
 }
 
-/// Adds a warning for users if some of the processes `left`, which have left the job of `job_cpuset`, are still in this
-/// cpuset and can't be moved back to their original cgroups. The job is a provision that goes on, so the cpuset keeps
-/// its limits. A process that is being moved does not count.
+/// Adds a warning for users if processes that have left the job of `job_cpuset` are still in this cpuset, and pjw can't
+/// move them back to their original cgroups. `left` has the processes in the cpuset that have left the job, each with
+/// the cgroup to which pjw can move the process back. The job is a provision (a job whose cores are promised to a
+/// service). It continues without these processes, so the cpuset keeps its limits. A process that pjw is still moving
+/// does not count.
 pub(super) fn report_processes_not_moved_back(
     draft: &mut CycleDraft<'_>,
     job_cpuset: &JobCpuset,

@@ -157,9 +157,10 @@ fn by_owner(state: &WardenState, cpus: &CpuSet) -> BTreeMap<JobId, CpuSet> {
     owners
 }
 
-/// Returns the event that the borrower `job` gets a grant of `cpus` with `ownership`. `reason` is a text for users.
-/// `None` if the ownership stays the same and only PUs of owners came or went: these PUs have events of their own. A
-/// frozen job counts as a job without PUs.
+/// Returns the event that the grant of `job` changes to the PUs `cpus`, which the job then holds as `ownership` says.
+/// The job is a borrower: it has no cores of its own. `reason` is a text for users. `None` if the ownership stays the
+/// same, and if each PU that the grant gains or loses is owned by another job: other events report these loans and
+/// returns. A frozen job counts as a job without PUs.
 pub(super) fn grant_event(
     state: &WardenState,
     job: &Job,

@@ -40,8 +40,9 @@ pub struct ProvisionRule {
     pub unit: Option<String>,
 }
 
-/// The reason why a text is not a valid [`ProvisionRule`]. A valid text is a list of conditions `KEY=VALUE`,
-/// separated by commas, such as `user=www,comm=nginx`.
+/// The reason why a text is not a valid [`ProvisionRule`]: a rule by which pjw recognises the processes of a service.
+/// A valid text is a list of conditions that such a process fulfils. Each condition has the form `KEY=VALUE`. The
+/// conditions are separated by commas, as in `user=www,comm=nginx`.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ProvisionRuleError {
     /// A part of the text (parts are separated by commas) is not `KEY=VALUE` with a known key.

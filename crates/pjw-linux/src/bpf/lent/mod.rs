@@ -119,9 +119,9 @@ impl LentCpuMonitor {
     }
 
     /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. `lent` contains each
-    /// lent PU, with the number of all PUs of its owner. A thread that the kernel may run on more PUs than this
-    /// number is not the owner's ([`LentCpuMonitor`]). With 0, every thread that is not at idle priority counts as a
-    /// thread of the owner.
+    /// lent PU. The value for each PU says how many PUs the owner has, including the PUs that it lends. A thread that
+    /// the kernel may run on more PUs than this number is not the owner's ([`LentCpuMonitor`]). If the value is 0,
+    /// every thread that is not at idle priority counts as a thread of the owner.
     ///
     /// The BPF program reports a lent PU once, when a thread of the owner starts to run there. If such a thread
     /// already runs on the PU during this call, the program reports the PU when the thread stops running. For a PU

@@ -322,8 +322,9 @@ impl AddressSpaces {
         space.is_some_and(|space| self.shared.contains(&space))
     }
 
-    /// Compares the process `pid` with its candidates by kcmp(2), and records its address space: that of a candidate,
-    /// or a new one. As the known address spaces are ordered, searches by bisection.
+    /// Finds and records the number of the address space of the process `pid`: the number of an address space with the
+    /// same start address of the stack, or a new number. kcmp(2) compares the process with users of these address
+    /// spaces. They are in the order of kcmp(2), so they are searched by bisection.
     fn find_space(&mut self, pid: Pid) {
         let Some(stack) = self.processes.get(&pid).map(|process| process.stack) else { return };
         let (mut low, mut high) = (0, usize::MAX);
