@@ -236,7 +236,8 @@ fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
 
 /// Records the CPU times of those processes that belong to no job and are parents of processes of jobs. The times were
 /// read in this cycle, or right after the exit of a child. If a child has ended and its last CPU times are unknown, the
-/// CPU times of the parent show the missing CPU time of the child, which is added to the job of the child.
+/// CPU times of the parent show the missing CPU time of the child. This time is added to the job of the child, unless
+/// the PUs of the job could not run that much.
 fn record_cpu_times_of_parents_outside_jobs(draft: &mut CycleDraft<'_>) {
     let (snapshot, now) = (draft.seen, draft.now.since_boot);
     let WardenState { usage, members, pool, jobs, cpusets, .. } = &mut *draft.state;
