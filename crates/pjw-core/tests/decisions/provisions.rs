@@ -1,5 +1,7 @@
 //! Provisions: cores that are reserved for a service, whether it runs or not.
 
+mod waiting_leavers;
+
 use pjw_core::command::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
 use pjw_core::event::EventKind;

@@ -19,7 +19,7 @@ use alloc::sync::Arc;
 use crate::basics::{CpuSet, ProcessId, Pu, Uid, cpus_text, prelude::*};
 use crate::machine::TopologyLevel;
 use crate::phases::cpusets::moves::{
-    has_members, members_forked_inside, members_in_borrower_cpusets, members_to_move_in, original_cgroup,
+    has_members, members_forked_inside, members_in_other_cpusets, members_to_move_in, original_cgroup,
     processes_that_left, why_unmovable,
 };
 use crate::phases::cpusets::planned::{
@@ -83,7 +83,7 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
                 warnings::report_missing_partition(draft, &id);
             }
             CpusetPlacement::Unknown => drop(changes.waiting_jobs.insert(id)),
-            CpusetPlacement::Unneeded => return_members_from_borrowers(draft, &id, &mut changes),
+            CpusetPlacement::Unneeded => return_members_from_other_cpusets(draft, &id, &mut changes),
             CpusetPlacement::Impossible(why) => {
                 wanted.extend(cpuset_in_effect(draft.state, draft.policy, &id));
                 warnings::report_no_cpuset(draft, &id, &why);
@@ -431,18 +431,43 @@ fn record_move(draft: &mut CycleDraft<'_>, process: ProcessId, from: &str, to: &
     cgroup
 }
 
-/// Plans to move the members of a job without cores out of the cpusets of borrowers, in which they were born, back to
-/// their original cgroups. In these cpusets, they run at idle priority, and are frozen with the borrower.
-fn return_members_from_borrowers(draft: &mut CycleDraft<'_>, id: &JobId, changes: &mut PendingCpusetChanges) {
-    let state = &*draft.state;
+/// Plans to move the members of the job `id`, which holds no cores, out of the cpusets of other jobs, back to their
+/// original cgroups:
+///
+/// - Out of the cpusets of borrowers, in which they were born. There, they run at idle priority, and are frozen with
+///   the borrower.
+/// - Out of the cpusets of provisions that they have left, because the cores are promised to the provision. The job
+///   `id` has no cpuset into which they could be moved. Adds a warning for those that can't be moved back.
+///
+/// Members in the cpusets of other jobs stay there until the job `id` gets cores.
+fn return_members_from_other_cpusets(
+    draft: &mut CycleDraft<'_>,
+    id: &JobId,
+    changes: &mut PendingCpusetChanges,
+) {
+    let (state, policy) = (&*draft.state, draft.policy);
     if state.jobs.get(id).is_none_or(|job| job.grant.is_some() || job.was_released) {
         return;
     }
-    for (process, JobCpuset { job, path, .. }, to) in members_in_borrower_cpusets(state, id) {
+    let must_leave =
+        |job_cpuset: &JobCpuset| job_cpuset.spec.idle || keeps_unchanged_cpuset(state, policy, job_cpuset);
+    let mut inside = members_in_other_cpusets(state, id);
+    inside.retain(|(_, job_cpuset, _)| must_leave(job_cpuset));
+    warnings::report_members_not_moved_back(draft, id, &inside);
+    for (process, JobCpuset { job, path, .. }, to) in inside {
+        let Some(to) = to else { continue };
         journal_requested_masks(draft, id, &path);
         let why = format!("process {} belongs to {id}, which holds no cores, and was in {path}", process.pid);
         plan_move_back(draft, changes, &job, (process, &path, to), why);
     }
+}
+
+/// Whether the job of `job_cpuset` is to keep this cpuset, and no change of it is delayed. False if the cpuset is to be
+/// removed: all its processes are then moved back by the removal.
+fn keeps_unchanged_cpuset(state: &WardenState, policy: &Policy, job_cpuset: &JobCpuset) -> bool {
+    let placement = placement_of(state, policy, &job_cpuset.job);
+    let is_kept = matches!(placement, CpusetPlacement::At(kept) if kept.path == job_cpuset.path);
+    is_kept && !state.cpusets.delayed_changes.has_change_for(&job_cpuset.job)
 }
 
 /// Plans to move the processes `left`, which have left the job of `job_cpuset`, back to their original cgroups, and

@@ -150,22 +150,28 @@ pub(super) fn processes_that_left(
     inside.filter(|(process, _)| has_left(process.pid)).collect()
 }
 
-/// Returns the processes of the job `id` that are in the cpuset of a job that borrows cores, and that can be moved
-/// back. Each item is the process, this cpuset, and the path of the original cgroup, to which the process is moved
-/// back.
-pub(super) fn members_in_borrower_cpusets(
+/// Returns the processes of the job `id` that are in the cpuset of another job, if this other job is a borrower or a
+/// provision. Each item is the process, this cpuset, and the path of the original cgroup, to which the process can be
+/// moved back. The path is `None` in the same cases as in the result of [`processes_with_origin`]. Leaves out processes
+/// in the cpuset of a provision whose threads were not read yet: a kernel before Linux 6.2 replaces their masks at a
+/// move.
+pub(super) fn members_in_other_cpusets(
     state: &WardenState,
     id: &JobId,
-) -> Vec<(ProcessId, JobCpuset, String)> {
+) -> Vec<(ProcessId, JobCpuset, Option<String>)> {
     let cpusets = &state.cpusets;
-    let to_move = |member: &Member| {
+    let is_provision = |job: &JobId| state.jobs.get(job).is_some_and(|job| job.provision.is_some());
+    let to_leave = |member: &Member| {
         let cgroup = state.process(member.id.pid)?.cgroup.as_deref()?;
         let job_cpuset = &cpusets.enclosing_cpuset(cgroup)?.job_cpuset;
-        let is_of_borrower = job_cpuset.job != *id && job_cpuset.spec.idle;
+        let is_of_provision = is_provision(&job_cpuset.job) && !member.threads.is_empty();
+        if job_cpuset.job == *id || !(job_cpuset.spec.idle || is_of_provision) {
+            return None;
+        }
         let is_movable =
             cpusets.move_error(member.id).is_none() && !cpusets.delayed_changes.is_moving(member.id);
-        let origin = original_cgroup(state, member.id, &job_cpuset.path)?;
-        (is_of_borrower && is_movable).then(|| (member.id, job_cpuset.clone(), origin))
+        let origin = original_cgroup(state, member.id, &job_cpuset.path).filter(|_| is_movable);
+        Some((member.id, job_cpuset.clone(), origin))
     };
-    state.members_of(id).filter_map(to_move).collect()
+    state.members_of(id).filter_map(to_leave).collect()
 }

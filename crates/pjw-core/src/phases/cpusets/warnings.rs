@@ -4,6 +4,7 @@
 use crate::basics::{ProcessId, cpus_text, prelude::*};
 use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::{CycleDraft, warn};
+use crate::state::WardenState;
 use crate::terms::{EnforcementMethod, JobCpuset, JobId};
 
 /// The code of the warning about processes that have left a job and can't leave its cpuset.
@@ -69,19 +70,57 @@ pub(super) fn report_processes_not_moved_back(
     job_cpuset: &JobCpuset,
     left: &[(ProcessId, Option<String>)],
 ) {
-    let (state, job) = (&*draft.state, &job_cpuset.job);
+    let state = &*draft.state;
     let is_moving = |process: &ProcessId| state.cpusets.delayed_changes.is_moving(*process);
     let staying = left.iter().filter(|(process, origin)| origin.is_none() && !is_moving(process));
     let staying: Vec<ProcessId> = staying.map(|(process, _)| *process).collect();
     let Some(&first) = staying.first() else { return };
     let pid = first.pid;
-    let who = match staying.len() - 1 {
+    let text = not_moved_back_text(state, job_cpuset, first, staying.len() - 1);
+    let remedy =
+        format!("end or restart it, or give it cores of its own: pjwctl assign NAME --cores N --pid {pid}");
+    warn(draft, &job_cpuset.job, NOT_MOVED_BACK, text, remedy);
+}
+
+/// Adds warnings for users about those members of the job `id` that have left provisions, are still in the cpusets of
+/// these, and can't be moved back to their original cgroups. The job `id` holds no cores, so it has no cpuset into
+/// which they could be moved. `inside` has the members in the cpusets of other jobs, each with this cpuset and its
+/// original cgroup. Those in the cpusets of borrowers are not reported. A process that is being moved does not count.
+pub(super) fn report_members_not_moved_back(
+    draft: &mut CycleDraft<'_>,
+    id: &JobId,
+    inside: &[(ProcessId, JobCpuset, Option<String>)],
+) {
+    let state = &*draft.state;
+    let mut staying: BTreeMap<&str, (&JobCpuset, ProcessId, usize)> = BTreeMap::new();
+    for (process, job_cpuset, origin) in inside {
+        let is_moving = state.cpusets.delayed_changes.is_moving(*process);
+        if origin.is_none() && !is_moving && !job_cpuset.spec.idle {
+            let first = (job_cpuset, *process, 0);
+            staying.entry(&job_cpuset.path).and_modify(|(_, _, others)| *others += 1).or_insert(first);
+        }
+    }
+    let staying = staying.into_values();
+    let texts = staying.map(|(cpuset, first, others)| not_moved_back_text(state, cpuset, first, others));
+    for text in texts.collect::<Vec<String>>() {
+        let remedy = format!("end or restart it, or free cores for {id}");
+        warn(draft, id, NOT_MOVED_BACK, text, remedy);
+    }
+}
+
+/// Returns the text for users that the process `first` and `others` more processes have left the job of `job_cpuset`,
+/// and can't be moved out of this cpuset.
+fn not_moved_back_text(
+    state: &WardenState,
+    job_cpuset: &JobCpuset,
+    first: ProcessId,
+    others: usize,
+) -> String {
+    let (pid, job) = (first.pid, &job_cpuset.job);
+    let who = match others {
         0 => format!("process {pid} has left {job} and is"),
         others => format!("process {pid} and {others} more have left {job} and are"),
     };
     let why = state.cpusets.move_error(first).unwrap_or("the cgroup from which it came is unknown");
-    let text = format!("{who} still limited to its {}: {why}", cpus_text(&job_cpuset.spec.cpus));
-    let remedy =
-        format!("end or restart it, or give it cores of its own: pjwctl assign NAME --cores N --pid {pid}");
-    warn(draft, job, NOT_MOVED_BACK, text, remedy);
+    format!("{who} still limited to its {}: {why}", cpus_text(&job_cpuset.spec.cpus))
 }

@@ -229,16 +229,21 @@ fn job_by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a 
 }
 
 /// Returns the job in whose own cpuset cgroup the process is: pjw moved the process or one of its ancestors there.
-/// `None` if the process shares the cgroup with its parent: then the parent is the evidence. Also `None` if the process
-/// has left a provision, or if the cpuset is about to be removed.
+/// `None` if the process shares the cgroup with its parent, or if pjw had moved the parent there and the parent belongs
+/// to another job now: then the parent is the evidence. Also `None` if the process has left a provision, or if the
+/// cpuset is about to be removed.
 fn job_by_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
     let managed = state.cpusets.enclosing_cpuset(process.cgroup.as_deref()?)?;
     let cpuset = &managed.job_cpuset;
-    let parent = parent_of(state, process).and_then(|parent| state.process(parent.id.pid));
     let is_own = cpuset.creator != CgroupCreator::Scheduler && !managed.must_be_removed;
-    let is_with_parent = parent.is_some_and(|parent| parent.is_in_cgroup(&cpuset.path));
     let has_left = state.has_left_provision(process, &cpuset.job);
-    (is_own && !is_with_parent && !has_left && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
+    let is_by_parent = parent_of(state, process).is_some_and(|parent| {
+        let is_inside = state.process(parent.id.pid).is_some_and(|known| known.is_in_cgroup(&cpuset.path));
+        // The process was born before pjw moved the parent out of the cpuset.
+        let was_inside = || state.cpusets.was_moved_into_cpuset_at(parent.id, &cpuset.path);
+        is_inside || (parent.job != cpuset.job && was_inside())
+    });
+    (is_own && !is_by_parent && !has_left && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
 }
 
 /// Returns the job of an orphan by its affinity mask. Used if no fork event names the ancestors of the
