@@ -443,6 +443,7 @@ fn serve_until_stopped(
     let LoopThread { started, mut ended, outbox, metrics_receiver } = loop_thread;
     let served = local.block_on(&runtime, async {
         let (stop, stopped) = watch::channel(false);
+        let (stop_files, files_stopped) = watch::channel(false);
         let recorder = tokio::task::spawn_local(record_events);
         let mut terminate = signal(SignalKind::terminate()).context("can't catch SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("can't catch SIGINT")?;
@@ -454,7 +455,7 @@ fn serve_until_stopped(
         tokio::task::spawn_local(Rc::clone(&control).watch_admin_groups());
         let metrics = tokio::task::spawn_local(metrics::service::serve_metrics(metrics_receiver, stopped.clone()));
         let (sender, successors) = mpsc::unbounded_channel();
-        let restoring = own_files.restore_removed_files(sender, outbox.clone(), stopped.clone());
+        let restoring = own_files.restore_removed_files(sender, outbox.clone(), files_stopped);
         let restoring = tokio::task::spawn_local(restoring);
         let serving = serve_with_new_listeners(listener, successors, control, ServerLimits::default(), stopped);
         let server = tokio::task::spawn_local(serving);
@@ -480,11 +481,14 @@ fn serve_until_stopped(
         notify::notify_stopping();
         // Stop the loop first: pending commands get an answer, and subscribers get the last event.
         let _ = outbox.send(EventLoopMessage::Stop);
+        // A daemon that starts now reads in the lock file that this one is stopping, and waits for its end.
+        let _ = stop_files.send(true);
+        let own_files = restoring.await.ok();
         let _ = tokio::time::timeout(STOP_TIMEOUT, recorder).await;
         let _ = stop.send(true);
         let both = async { tokio::join!(metrics, server) };
         let _ = tokio::time::timeout(Duration::from_secs(2), both).await;
-        Ok(restoring.await.ok().and_then(WatchedFiles::into_lock))
+        Ok(own_files.and_then(WatchedFiles::into_lock))
     });
     // A name service that hangs must not block the stop.
     drop(local);

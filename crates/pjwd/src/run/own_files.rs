@@ -148,8 +148,8 @@ impl WatchedFiles {
     }
 
     /// Watches the files of the daemon and has removed files recreated, until the value in `stop` becomes true. Then
-    /// returns `self`, from which the caller gets the lock ([`WatchedFiles::into_lock`]). Must run inside a tokio
-    /// runtime.
+    /// records in the lock file that the daemon is stopping, and returns `self`, from which the caller gets the lock
+    /// ([`WatchedFiles::into_lock`]). Must run inside a tokio runtime.
     ///
     /// - The lock file and the socket: this function recreates them, and sends each new socket to `listeners`. If
     ///   this fails, a warning ([`EventLoopMessage::Warnings`]) is sent to the event loop through `outbox`.
@@ -176,7 +176,12 @@ impl WatchedFiles {
             }
             let removal = spawn_blocking(move || watch.wait_for_removal(CHECK_INTERVAL));
             let is_removed = tokio::select! {
-                _ = stop.wait_for(|stop| *stop) => return self,
+                _ = stop.wait_for(|stop| *stop) => {
+                    if let Some(Err(error)) = self.lock.as_mut().map(DaemonLock::record_stop) {
+                        warn!(%error, "the lock file can't be written");
+                    }
+                    return self;
+                }
                 // A wait that could not be made has seen no removal.
                 removed = removal => removed.unwrap_or(false),
             };

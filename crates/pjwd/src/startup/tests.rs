@@ -75,6 +75,26 @@ fn a_journal_that_is_gone_after_a_stop_is_missed_only_if_the_stop_left_something
 }
 
 #[test]
+fn a_daemon_that_stops_says_so_in_its_lock_file_before_it_releases_the_lock() {
+    let places = Places(tempfile::tempdir().unwrap());
+    let holder = LockHolder::for_this_process(Some(&places.path("s")), &places.path("one"));
+    let lock = DaemonLock::acquire(&lock_directory(places.path("lock")), holder).unwrap();
+    let written = || std::fs::read_to_string(places.path("lock/warden.lock")).unwrap();
+    assert!(written().contains("\"is_stopping\":false"), "{}", written());
+    let socket_file = SocketFile::CreatedByDaemon(bind(&places.path("s")).unwrap());
+    let own_files = WatchedFiles::new(Some(lock), socket_file, places.path("one"));
+    let (outbox, _inbox) = message_channel().unwrap();
+    let (listeners, _made) = mpsc::unbounded_channel();
+    let (_stop, stopped) = watch::channel(true);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let own_files = runtime.block_on(own_files.restore_removed_files(listeners, outbox, stopped));
+    // The watch of the files goes on for some seconds.
+    runtime.shutdown_background();
+    assert!(written().contains("\"is_stopping\":true"), "{}", written());
+    assert!(own_files.into_lock().is_some());
+}
+
+#[test]
 fn after_a_panic_of_the_loop_the_lock_file_still_names_the_journal() {
     let places = Places(tempfile::tempdir().unwrap());
     let (lock, _) = places.start_with_lock("one", &[]);

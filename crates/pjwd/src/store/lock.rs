@@ -9,10 +9,12 @@
 //! `/run/user/UID` exists only while the user is logged in. So a plain user has a second lock file below `/tmp`, which
 //! a daemon finds that starts before a login or after a logout ([`LockDirectories`]).
 
+mod directory;
+
 use std::fmt;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use tracing::{debug, warn};
 
+use self::directory::{make_lock_directory, remedy_of};
 use crate::host::{directories, flock_holder::is_running, inode::is_file_at_path};
 
 /// The name of the lock file in its directory.
@@ -32,7 +35,8 @@ const FILE_NAME: &str = "warden.lock";
 /// How long to wait for a lock. The files of a killed daemon stay locked until the kernel has removed its BPF
 /// programs, which takes until every task was off its PU once.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to wait for a lock of a daemon that is alive: it may have been killed and not yet begun to end.
+/// How long to wait for a lock of a daemon that is alive and not stopping: it may have been killed and not yet begun to
+/// end.
 const TIMEOUT_OF_LIVING: Duration = Duration::from_millis(500);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The most bytes that are read from a lock file: two paths and a number.
@@ -83,6 +87,9 @@ pub struct LockHolder {
     /// The last journal that an earlier process made. `None` as soon as this process has made its own.
     #[serde(default)]
     earlier_journal: Option<JournalPlace>,
+    /// Whether the process is a daemon that ends soon, because it was told to. It still thaws the frozen jobs.
+    #[serde(default)]
+    is_stopping: bool,
 }
 
 /// Where and when a process made its journal.
@@ -105,8 +112,15 @@ impl LockHolder {
         let full = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let text = |path: &Path| full(path).to_string_lossy().into_owned();
         let (socket, state_dir) = (socket.map(text), text(state_dir));
-        let (pid, has_state_file) = (std::process::id(), false);
-        Self { pid, socket, state_dir, journal_of_boot: None, has_state_file, earlier_journal: None }
+        Self {
+            pid: std::process::id(),
+            socket,
+            state_dir,
+            journal_of_boot: None,
+            has_state_file: false,
+            earlier_journal: None,
+            is_stopping: false,
+        }
     }
 
     /// Returns the last journal of this process. If it has made none, returns the last one of an earlier process.
@@ -134,13 +148,14 @@ impl LockHolder {
     /// Whether the process runs and serves clients. Any other process ends soon by itself, so its end is worth waiting
     /// for.
     fn is_running_daemon(&self) -> bool {
-        self.socket.is_some() && self.is_alive()
+        self.socket.is_some() && !self.is_stopping && self.is_alive()
     }
 }
 
 impl fmt::Display for LockHolder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {}, ", self.pid)?;
+        let stopping = if self.is_stopping { "which is stopping, " } else { "" };
+        write!(f, "process {}, {stopping}", self.pid)?;
         match &self.socket {
             Some(socket) => write!(f, "socket {socket:?}, ")?,
             None => write!(f, "which releases or thaws all jobs, ")?,
@@ -271,8 +286,8 @@ impl DaemonLock {
     /// Acquires the lock that prevents a second pjwd of the same user: locks a file in [`LockDirectories::usual`] and
     /// one in [`LockDirectories::lasting`] (flock(2)). `dirs` must be the directories of this user. `holder` describes
     /// the calling process, and is written to the lock files. If another process holds the lock, waits for the end of
-    /// that process: up to 0.5 s if it is a daemon that still runs, and up to 5 s if it is already exiting, or only
-    /// releases or thaws jobs.
+    /// that process: up to 0.5 s if it is a daemon that still runs, and up to 5 s if it is stopping or already exiting,
+    /// or only releases or thaws jobs.
     ///
     /// A pjwd of an earlier version may have its lock file in one of [`LockDirectories::former`]. Each such file that
     /// exists is locked too, except if it belongs to another user. So no such pjwd can run at the same time.
@@ -356,6 +371,16 @@ impl DaemonLock {
         self.holder.has_state_file = has_state_file;
         self.holder.journal_of_boot = Some(boot_id.to_owned());
         self.holder.earlier_journal = None;
+        self.write_holder()
+    }
+
+    /// Records in the lock file that this process is a daemon that is stopping. It holds the lock until its event loop
+    /// has ended. A daemon that starts meanwhile waits for that ([`DaemonLock::acquire`]).
+    ///
+    /// # Errors
+    /// If the lock file can't be written.
+    pub fn record_stop(&mut self) -> io::Result<()> {
+        self.holder.is_stopping = true;
         self.write_holder()
     }
 
@@ -448,37 +473,6 @@ fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockEr
         return Ok(locked);
     }
     Err(unusable("it is removed again and again".to_owned(), "find out which program removes it"))
-}
-
-/// Creates the directory `dir` of the lock file for the user `uid`. The error is the reason and the remedy. Other users
-/// can create directories below /tmp too, and no option moves the lock to another place.
-fn make_lock_directory(dir: &Path, uid: u32) -> Result<(), (String, &'static str)> {
-    let Err(error) = directories::make_default_directory(dir, uid) else { return Ok(()) };
-    let shown = dir.display();
-    if let Some(error) = error.downcast_ref::<io::Error>() {
-        return Err((format!("can't make {shown}: {error}"), remedy_of(error)));
-    }
-    Err(match std::fs::symlink_metadata(dir) {
-        Ok(meta) if meta.uid() != uid => (
-            format!("{shown} belongs to user {}, not to user {uid}", meta.uid()),
-            "have it removed by this user or by an administrator",
-        ),
-        Ok(meta) if !meta.is_dir() => (format!("{shown} is not a directory"), "remove it"),
-        _ => (error.to_string(), "no option moves the lock"),
-    })
-}
-
-/// What the user can do about an error of a file operation on the lock file or its directory.
-fn remedy_of(error: &io::Error) -> &'static str {
-    match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::ENOSPC | Errno::EDQUOT) => "free space there",
-        Some(Errno::EMFILE | Errno::ENFILE) => {
-            "raise the limit of open files (ulimit -n, or LimitNOFILE= of its unit)"
-        }
-        Some(Errno::EACCES | Errno::EPERM | Errno::EROFS) => "make its directory writable",
-        Some(Errno::EISDIR) | None => "remove it",
-        Some(_) => "check its directory",
-    }
 }
 
 /// Writes `holder` over the text in the file. The text is cut only afterwards: if the file system is full, the file

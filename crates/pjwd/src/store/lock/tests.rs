@@ -42,10 +42,11 @@ fn the_lock_file_with_every_field_is_read_and_written_the_same() {
             boot_id: text("boot"),
             has_state_file: true,
         }),
+        is_stopping: true,
     };
     let stored = concat!(
         r#"{"pid":1,"socket":"/run/pjw/socket","state_dir":"/run/pjw","journal_of_boot":"boot","has_state_file":true,"#,
-        r#""earlier_journal":{"state_dir":"/run/earlier","boot_id":"boot","has_state_file":true}}"#,
+        r#""earlier_journal":{"state_dir":"/run/earlier","boot_id":"boot","has_state_file":true},"is_stopping":true}"#,
         "\n"
     );
     let path = dir.path().join("stored");
@@ -82,6 +83,23 @@ fn a_daemon_waits_for_a_process_that_only_thaws_or_releases_jobs() {
     });
     acquire(dir.path(), holder("/tmp/one")).unwrap();
     holding.join().unwrap();
+}
+
+#[test]
+fn a_daemon_that_is_stopping_is_waited_for_like_one_that_ends() {
+    let dir = runtime_dir();
+    let mut lock = acquire(dir.path(), holder("/tmp/one")).unwrap();
+    let written = || LockHolder::read(&File::open(dir.path().join(FILE_NAME)).unwrap()).unwrap();
+    assert!(written().is_running_daemon() && !written().to_string().contains("stopping"));
+    lock.record_stop().unwrap();
+    assert!(!written().is_running_daemon() && written().is_alive());
+    let named = format!("process {}, which is stopping, socket", std::process::id());
+    assert!(written().to_string().starts_with(&named), "{}", written());
+    lock.forget_journal().unwrap();
+    assert!(!written().is_running_daemon(), "it is still stopping");
+    drop(lock);
+    let _next = acquire(dir.path(), holder("/tmp/one")).unwrap();
+    assert!(written().is_running_daemon(), "the next one runs");
 }
 
 #[test]
