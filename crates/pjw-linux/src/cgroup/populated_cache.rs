@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use pjw_core::ids::is_cgroup_within;
 
+use super::hierarchy::read_whole_file;
 use crate::proc::procfs::parse_cgroups;
 use crate::sys::errno::{from_io, is_gone};
 
@@ -49,7 +50,7 @@ impl PopulatedCgroupCache {
 /// Whether a process is in a cgroup with this path, in some hierarchy. The kernel shows an ended process in
 /// the root cgroup.
 fn is_at(pid: u32, path: &str) -> bool {
-    let lines = fs::read(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let lines = read_whole_file(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default();
     parse_cgroups(&lines).iter().any(|(_, place)| is_cgroup_within(place, path))
 }
 
@@ -68,22 +69,25 @@ fn find_process(top: &Path) -> Populated {
     let mut left = vec![top.to_owned()];
     for _ in 0..MAX_DIRECTORIES {
         let Some(dir) = left.pop() else { return Populated::No };
-        let both = fs::read_to_string(dir.join("cgroup.procs"))
-            .and_then(|listed| fs::read_dir(&dir).map(|below| (listed, below)))
-            .map_err(from_io);
-        let (listed, below) = match both {
-            Ok(both) => both,
+        let pid = read_whole_file(&dir.join("cgroup.procs")).map(|listed| first_pid(&listed));
+        if let Ok(Some(pid)) = pid {
+            return Populated::By(pid);
+        }
+        let below = match pid.and_then(|_| fs::read_dir(&dir).map_err(from_io)) {
+            Ok(below) => below,
             // A directory that was removed meanwhile was empty.
             Err(errno) if is_gone(errno) => continue,
             Err(_) => return Populated::Unknown,
         };
-        if let Some(pid) = listed.lines().find_map(|line| line.parse().ok()) {
-            return Populated::By(pid);
-        }
         let below = below.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
         left.extend(below.map(|entry| entry.path()));
     }
     Populated::Unknown
+}
+
+/// Returns the first pid in the text of a file `cgroup.procs`.
+fn first_pid(listed: &[u8]) -> Option<u32> {
+    std::str::from_utf8(listed).ok()?.lines().find_map(|line| line.parse().ok())
 }
 
 #[cfg(test)]
