@@ -13,6 +13,7 @@ use pjw_core::cpuset_group::{CgroupCreator, CpusetSpec, JobCpuset};
 use pjw_core::ids::Uid;
 use pjw_core::own_cgroups::OwnCgroupNames;
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
+use rustix::io::Errno;
 
 use crate::cgroup::CgroupDir;
 
@@ -32,15 +33,25 @@ pub(super) const CPUSET_ATTRIBUTE: &str = "pjw.cpuset";
 const OUTDATED_ATTRIBUTE: &str = "pjw.outdated";
 /// The maximum size of the value of an extended attribute, in bytes (`XATTR_SIZE_MAX` in the kernel).
 pub(super) const MAX_ATTRIBUTE_BYTES: usize = 1 << 16;
+/// The size of the buffer with which an attribute is read at first, in bytes. For each read, the kernel allocates and
+/// clears as many bytes (`do_getxattr`, fs/xattr.c, Linux 6.18). Paths of cgroups are usually shorter.
+const USUAL_ATTRIBUTE_BYTES: usize = 512;
 
 /// Reads an extended attribute of the cgroup directory `dir`. `name` is the name of the attribute without its
 /// namespace. The attribute is `user.NAME`, or `trusted.NAME` if `user.NAME` can't be read. `None` if neither can be
 /// read, or if the value is not UTF-8.
 pub(super) fn read_attribute(dir: &Path, name: &str) -> Option<String> {
-    let mut buffer = vec![0u8; MAX_ATTRIBUTE_BYTES];
-    let length = NAMESPACES
-        .iter()
-        .find_map(|namespace| getxattr(dir, format!("{namespace}.{name}"), &mut buffer[..]).ok())?;
+    let mut buffer = vec![0u8; USUAL_ATTRIBUTE_BYTES];
+    let length = NAMESPACES.iter().find_map(|namespace| {
+        let name = format!("{namespace}.{name}");
+        match getxattr(dir, name.as_str(), &mut buffer[..]) {
+            Err(Errno::RANGE) => {
+                buffer.resize(MAX_ATTRIBUTE_BYTES, 0);
+                getxattr(dir, name.as_str(), &mut buffer[..]).ok()
+            }
+            read => read.ok(),
+        }
+    })?;
     buffer.truncate(length);
     String::from_utf8(buffer).ok()
 }
@@ -63,19 +74,20 @@ pub(super) fn write_attribute(dir: &Path, name: &str, value: &str) {
     }
 }
 
-/// Writes the user id `owner` to the extended attribute [`OWNER_ATTRIBUTE`] of the cgroup `group`.
+/// Writes the user id `owner` to the extended attribute [`OWNER_ATTRIBUTE`] of the cgroup `group`. Does not look first
+/// whether the attribute has this value: that costs as much as the write.
 pub(super) fn write_owner(group: &CgroupDir, owner: Uid) {
-    let value = owner.0.to_string();
-    if read_attribute(&group.dir, OWNER_ATTRIBUTE).as_ref() != Some(&value) {
-        write_attribute(&group.dir, OWNER_ATTRIBUTE, &value);
-    }
+    write_attribute(&group.dir, OWNER_ATTRIBUTE, &owner.0.to_string());
 }
 
 /// Must be called before a process is moved from the cgroup `from` to the cgroup `group` of a job. Writes the path of
-/// `from` to the extended attribute [`ORIGIN_ATTRIBUTE`] of `group`. If `from` has this attribute itself, copies the
-/// value of the attribute instead. If processes come from different cgroups, the attribute becomes empty.
+/// `from` to the extended attribute [`ORIGIN_ATTRIBUTE`] of `group`. If `from` has this attribute itself, as a cgroup of
+/// a daemon of pjw, copies the value of the attribute instead. If processes come from different cgroups, the attribute
+/// becomes empty.
 pub(super) fn record_origin(group: &CgroupDir, from: &CgroupDir) {
-    let from = read_attribute(&from.dir, ORIGIN_ATTRIBUTE).unwrap_or_else(|| from.path.clone());
+    let known = OwnCgroupNames::from_cgroup_path(&from.path)
+        .and_then(|_| read_attribute(&from.dir, ORIGIN_ATTRIBUTE));
+    let from = known.unwrap_or_else(|| from.path.clone());
     match read_attribute(&group.dir, ORIGIN_ATTRIBUTE) {
         Some(known) if known == from || known.is_empty() => {}
         Some(_) => write_attribute(&group.dir, ORIGIN_ATTRIBUTE, ""),
@@ -164,4 +176,24 @@ pub(super) fn read_scheduler_cpuset(group: &CgroupDir) -> Option<(JobCpuset, Str
     let is_written = group.read_cpuset().is_ok_and(|now| now.cpus == spec.cpus);
     let (job, creator, path) = (job.parse().ok()?, CgroupCreator::Scheduler, group.path.clone());
     is_written.then_some((JobCpuset { job, creator, path, spec }, writer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attribute_is_read_whole_if_it_is_longer_than_the_first_buffer() {
+        let dir = tempfile::tempdir().unwrap();
+        for length in [1, USUAL_ATTRIBUTE_BYTES, USUAL_ATTRIBUTE_BYTES + 1] {
+            let value = "p".repeat(length);
+            write_attribute(dir.path(), ORIGIN_ATTRIBUTE, &value);
+            let read = read_attribute(dir.path(), ORIGIN_ATTRIBUTE);
+            if length == 1 && read.is_none() {
+                return eprintln!("skipped: {} can't have attributes", dir.path().display());
+            }
+            assert_eq!(read, Some(value));
+        }
+        assert_eq!(read_attribute(dir.path(), OWNER_ATTRIBUTE), None);
+    }
 }

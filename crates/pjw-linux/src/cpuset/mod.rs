@@ -76,9 +76,7 @@ fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetO
 /// Called before a process is moved: pjwd may be killed just after the move, and the next pjwd reads the attribute.
 fn record_origin(context: &CpusetContext<'_>, from: &str, to: &str) -> Result<()> {
     let (from, to) = (context.cgroup(from)?, context.cgroup(to)?);
-    if to.exists() {
-        marks::record_origin(&to, &from);
-    }
+    marks::record_origin(&to, &from);
     Ok(())
 }
 
