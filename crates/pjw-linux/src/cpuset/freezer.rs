@@ -13,6 +13,7 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
+use super::moving::ProcessCgroups;
 use super::{moving, twins};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;
@@ -135,12 +136,12 @@ pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
             Err(errno) => Err(errno_to_outcome(group, "be thawed")(*errno)),
         };
     }
-    let Some(twin) = hierarchy.v1_freezer_cgroup(&group.path).filter(CgroupDir::exists) else {
-        return Ok(());
-    };
     if twins::besteffort_job_path(&group.path).is_none() {
         return Ok(());
     }
+    let Some(twin) = hierarchy.v1_freezer_cgroup(&group.path).filter(CgroupDir::exists) else {
+        return Ok(());
+    };
     write_state(&twin, "THAWED")?;
     twins::remove_v1_cgroup(&twin, |pid| {
         twins::move_to_v1_cgroup(|path| hierarchy.v1_freezer_cgroup(path), "/", pid)
@@ -189,14 +190,17 @@ pub fn thaw_killed_processes(processes: impl Iterator<Item = ProcessId>) -> Vec<
 /// Must be called after `process` was moved into the cgroup at `to` in the v1 hierarchy with the cpuset controller.
 /// Moves the process also in the v1 hierarchy with the freezer controller, so that the process is frozen exactly if
 /// the job of the cgroup `to` is frozen. A process that another program has put into a cgroup of the freezer stays
-/// there.
+/// there. `cgroups` are the cgroups of the process as read before the move.
 pub(super) fn update_freezer_cgroup(
     context: &mut CpusetContext<'_>,
     process: ProcessId,
+    cgroups: &ProcessCgroups,
     to: &str,
 ) -> Result<()> {
     let twin = context.hierarchy.v1_freezer_cgroup(to).filter(|_| twins::besteffort_job_path(to).is_some());
-    let Some(twin) = twin.filter(CgroupDir::exists) else { return leave_freezer_cgroup(context, process) };
+    let Some(twin) = twin.filter(CgroupDir::exists) else {
+        return leave_freezer_cgroup(context, process, cgroups);
+    };
     match moving::process_cgroup_path(context.proc, process, FREEZER) {
         Some(here) if is_free(&here) && !is_cgroup_within(&here, &twin.path) => move_in(&twin, process.pid),
         _ => Ok(()),
@@ -205,8 +209,16 @@ pub(super) fn update_freezer_cgroup(
 
 /// Thaws `process` if it is in the frozen cgroup of a job in the v1 hierarchy with the freezer controller: moves the
 /// process to the root cgroup of this hierarchy. Has no effect if another program has put the process into a cgroup
-/// of this hierarchy.
-pub(super) fn leave_freezer_cgroup(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
+/// of this hierarchy. `cgroups` are the cgroups of the process as read a moment ago: only pjwd puts a process into such
+/// a cgroup, and makes one change at a time.
+pub(super) fn leave_freezer_cgroup(
+    context: &mut CpusetContext<'_>,
+    process: ProcessId,
+    cgroups: &ProcessCgroups,
+) -> Result<()> {
+    if cgroups.v1_path(FREEZER).and_then(twins::besteffort_job_path).is_none() {
+        return Ok(());
+    }
     leave_twin(context.proc, context.hierarchy, process).map(|_| ())
 }
 

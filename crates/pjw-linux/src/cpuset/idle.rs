@@ -14,6 +14,7 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
+use super::moving::ProcessCgroups;
 use super::{marks, moving, own, twins};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;
@@ -182,13 +183,20 @@ pub(super) fn enter_idle_cgroup(
 
 /// Must be called after `process` was moved into the cgroup at `to` in the hierarchy with the cpuset controller. With
 /// cgroup v1, the idle priority comes from a cgroup with the same path in the hierarchy with the cpu controller. If
-/// there is no such cgroup for `to`, moves `process` out of the idle cgroup in which `process` may still be.
+/// there is no such cgroup for `to`, moves `process` out of the idle cgroup in which `process` may still be. `cgroups`
+/// are the cgroups of the process as read before the move: only pjwd puts a process into an idle cgroup, and makes one
+/// change at a time.
 pub(super) fn leave_outdated_idle_cgroup(
     context: &mut CpusetContext<'_>,
     process: ProcessId,
+    cgroups: &ProcessCgroups,
     to: &str,
 ) -> Result<()> {
-    if twin_of(context.hierarchy, to).is_some() { Ok(()) } else { leave_idle_cgroup(context, process) }
+    let was_in_twin = cgroups.v1_path(CPU).and_then(twins::besteffort_job_path).is_some();
+    if !was_in_twin || twin_of(context.hierarchy, to).is_some() {
+        return Ok(());
+    }
+    leave_idle_cgroup(context, process)
 }
 
 /// Ends the idle priority of `process` in cgroup v1: moves the process back to its original cgroup in the hierarchy

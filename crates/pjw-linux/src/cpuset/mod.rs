@@ -23,6 +23,7 @@ use pjw_core::ids::{ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use context::{Result, changed_cpuset, done_outcome, refused_outcome};
+use moving::ProcessCgroups;
 
 pub(crate) use context::CpusetContext;
 pub use freezer::{thaw_jobs, thaw_killed_processes};
@@ -91,15 +92,19 @@ fn move_in(
     to: &str,
 ) -> Result<CpusetOutcome> {
     let has_entered = idle::enter_idle_cgroup(context, process, to)?;
-    let moved = moving::move_between(context, process, from, to);
-    if !matches!(moved, Ok(CpusetOutcome::Done { .. })) {
+    let cgroups = ProcessCgroups::read(context.proc, process);
+    let moved = match &cgroups {
+        Some(cgroups) => moving::move_between(context, process, cgroups, from, to),
+        None => Err(CpusetOutcome::Gone),
+    };
+    let Some(cgroups) = cgroups.filter(|_| matches!(moved, Ok(CpusetOutcome::Done { .. }))) else {
         if has_entered {
             idle::leave_idle_cgroup(context, process)?;
         }
         return moved;
-    }
-    freezer::update_freezer_cgroup(context, process, to)?;
-    idle::leave_outdated_idle_cgroup(context, process, to)?;
+    };
+    freezer::update_freezer_cgroup(context, process, &cgroups, to)?;
+    idle::leave_outdated_idle_cgroup(context, process, &cgroups, to)?;
     moved
 }
 
@@ -111,9 +116,10 @@ fn move_back(
     from: &str,
     to: &str,
 ) -> Result<CpusetOutcome> {
-    freezer::leave_freezer_cgroup(context, process)?;
-    let moved = moving::move_between(context, process, from, to)?;
-    idle::leave_outdated_idle_cgroup(context, process, to)?;
+    let cgroups = ProcessCgroups::read(context.proc, process).ok_or(CpusetOutcome::Gone)?;
+    freezer::leave_freezer_cgroup(context, process, &cgroups)?;
+    let moved = moving::move_between(context, process, &cgroups, from, to)?;
+    idle::leave_outdated_idle_cgroup(context, process, &cgroups, to)?;
     Ok(moved)
 }
 

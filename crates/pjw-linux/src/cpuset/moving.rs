@@ -3,13 +3,39 @@
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{ProcessId, Tid, is_cgroup_within};
+use pjw_core::snapshot::BatchAttributes;
 
 use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
 use crate::{cgroup::CgroupDir, proc::procfs::ProcDir};
 
-/// Moves `process` with all its threads to the cgroup at the path `to`. The process must be in the cgroup at the path
-/// `from` or in a cgroup below it. If it is already in the cgroup `to`, this function has no effect.
+/// The cgroups of one process in all hierarchies, as `/proc/PID/cgroup` lists them.
+pub(super) struct ProcessCgroups(BatchAttributes);
+
+impl ProcessCgroups {
+    /// Reads the cgroups of `process`. `None` if the process has ended, even if another process now has its pid.
+    pub(super) fn read(proc: &mut ProcDir, process: ProcessId) -> Option<Self> {
+        let is_alive = is_alive(proc, process);
+        let cgroups = proc.cgroups(process.pid).ok().filter(|_| is_alive)?;
+        Some(Self(BatchAttributes { cgroups, ..BatchAttributes::default() }))
+    }
+
+    /// Returns the path of the cgroup in the hierarchy with the cpuset controller. `None` if there is no such hierarchy.
+    pub(super) fn cpuset_path(&self) -> Option<&str> {
+        self.0.cpuset_path()
+    }
+
+    /// Returns the path of the cgroup in the v1 hierarchy with the controller `controller`. `None` if there is no such
+    /// hierarchy.
+    pub(super) fn v1_path(&self, controller: &str) -> Option<&str> {
+        let has = |controllers: &str| controllers.split(',').any(|listed| listed == controller);
+        self.0.cgroups.iter().find(|(controllers, _)| has(controllers)).map(|(_, path)| path.as_str())
+    }
+}
+
+/// Moves `process`, which is in the cgroups `cgroups`, with all its threads to the cgroup at the path `to`. The process
+/// must be in the cgroup at the path `from` or in a cgroup below it. If it is already in the cgroup `to`, this function
+/// has no effect.
 ///
 /// # Errors
 /// [`CpusetOutcome::Gone`] if the process has ended or is in another cgroup. [`CpusetOutcome::Refused`] if the cgroup
@@ -17,25 +43,20 @@ use crate::{cgroup::CgroupDir, proc::procfs::ProcDir};
 pub(super) fn move_between(
     context: &mut CpusetContext<'_>,
     process: ProcessId,
+    cgroups: &ProcessCgroups,
     from: &str,
     to: &str,
 ) -> Result<CpusetOutcome> {
     const DONE: CpusetOutcome = CpusetOutcome::Done { effective: None };
     let (from, to) = (context.cgroup(from)?, context.cgroup(to)?);
-    let here = process_cpuset_path(context.proc, process).ok_or(CpusetOutcome::Gone)?;
+    let here = cgroups.cpuset_path().ok_or(CpusetOutcome::Gone)?;
     if here == to.path {
         return Ok(DONE);
     }
     // Elsewhere, another program moved the process. A cgroup below `from`, made by the job itself, counts as
     // `from`.
-    if !is_cgroup_within(&here, &from.path) {
+    if !is_cgroup_within(here, &from.path) {
         return Err(CpusetOutcome::Gone);
-    }
-    if !to.exists() {
-        return Err(refused_outcome(format!(
-            "process {process} can't move to the cgroup {}: the cgroup no longer exists",
-            to.path
-        )));
     }
     match to.write_file("cgroup.procs", &process.pid.to_string()) {
         Ok(()) => Ok(DONE),
@@ -65,8 +86,7 @@ fn explain_refusal(proc: &mut ProcDir, process: ProcessId, to: &CgroupDir, errno
 /// Returns the path of the cgroup of `process` in the hierarchy with the cpuset controller. `None` if the process has
 /// ended, even if another process now has its pid.
 pub(super) fn process_cpuset_path(proc: &mut ProcDir, process: ProcessId) -> Option<String> {
-    let is_alive = is_alive(proc, process);
-    proc.cpuset_path(process.pid).filter(|_| is_alive)
+    ProcessCgroups::read(proc, process)?.cpuset_path().map(str::to_owned)
 }
 
 /// Returns the path of the cgroup of `process` in the v1 hierarchy with the controller `controller`. `None` if there
@@ -76,10 +96,7 @@ pub(super) fn process_cgroup_path(
     process: ProcessId,
     controller: &str,
 ) -> Option<String> {
-    let is_alive = is_alive(proc, process);
-    let cgroups = proc.cgroups(process.pid).ok().filter(|_| is_alive)?;
-    let has = |controllers: &str| controllers.split(',').any(|listed| listed == controller);
-    cgroups.into_iter().find(|(controllers, _)| has(controllers)).map(|(_, path)| path)
+    ProcessCgroups::read(proc, process)?.v1_path(controller).map(str::to_owned)
 }
 
 fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {

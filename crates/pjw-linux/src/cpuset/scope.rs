@@ -9,6 +9,7 @@ use pjw_core::ids::{ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::context::{CpusetContext, Result, refused_outcome};
+use super::moving::ProcessCgroups;
 use super::{bounds, freezer, idle, marks, moving, own, unrelated_threads};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
@@ -85,7 +86,9 @@ pub(super) fn create_or_update_scope(
             Some(files) => restore_scope(context, unit, group, &files),
             // An empty scope ends by itself.
             None => initial.iter().for_each(|(process, original_cgroup)| {
-                let _ = moving::move_between(context, *process, &group.path, original_cgroup);
+                if let Some(cgroups) = ProcessCgroups::read(context.proc, *process) {
+                    let _ = moving::move_between(context, *process, &cgroups, &group.path, original_cgroup);
+                }
             }),
         }
         if job_cpuset.spec.idle {
