@@ -315,9 +315,18 @@ impl CgroupDir {
     /// # Errors
     /// The error of mkdir(2). `EEXIST` if the parent directory contains a file with the name of the cgroup.
     pub fn create(&self) -> Result<(), Errno> {
+        self.create_if_missing().map(drop)
+    }
+
+    /// Creates this cgroup as [`CgroupDir::create`] does. Returns whether the cgroup is new: false if its directory
+    /// already existed.
+    ///
+    /// # Errors
+    /// The errors of [`CgroupDir::create`].
+    pub(crate) fn create_if_missing(&self) -> Result<bool, Errno> {
         match fs::create_dir(&self.dir) {
-            Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists && self.exists() => Ok(()),
-            created => created.map_err(from_io),
+            Err(fault) if fault.kind() == io::ErrorKind::AlreadyExists && self.exists() => Ok(false),
+            created => created.map(|()| true).map_err(from_io),
         }
     }
 
@@ -328,13 +337,19 @@ impl CgroupDir {
     /// # Errors
     /// `EBUSY` if one of the cgroups contains a process. Otherwise the error of rmdir(2).
     pub fn remove(&self) -> Result<(), Errno> {
+        let remove = || match fs::remove_dir(&self.dir).map_err(from_io) {
+            Err(errno) if !is_gone(errno) => Err(errno),
+            _ => Ok(()),
+        };
+        // Usually there is no cgroup below, and the directory, which has many files, need not be listed.
+        let removed = remove();
+        if !matches!(removed, Err(Errno::EBUSY | Errno::ENOTEMPTY)) {
+            return removed;
+        }
         for child in self.children() {
             child.remove()?;
         }
-        match fs::remove_dir(&self.dir).map_err(from_io) {
-            Err(errno) if !is_gone(errno) => Err(errno),
-            _ => Ok(()),
-        }
+        remove()
     }
 }
 
@@ -378,6 +393,22 @@ mod tests {
         assert_eq!(group.read_file("cpuset.mems"), Err(Errno::ENOENT));
         let own = Path::new("/proc/self/cgroup");
         assert_eq!(read_whole_file(own), fs::read(own).map_err(from_io));
+    }
+
+    #[test]
+    fn a_cgroup_is_removed_with_those_below_it_and_says_whether_it_was_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let group = CgroupDir::from_path(dir.path(), "/job", true).unwrap();
+        assert_eq!([group.create_if_missing(), group.create_if_missing()], [Ok(true), Ok(false)]);
+        fs::create_dir_all(group.dir.join("step/task")).unwrap();
+        fs::create_dir(group.dir.join("other")).unwrap();
+        assert_eq!(group.remove(), Ok(()));
+        assert!(!group.exists());
+        assert_eq!(group.remove(), Ok(()), "there is none");
+        fs::create_dir_all(group.dir.join("step")).unwrap();
+        fs::write(group.dir.join("step/file"), "").unwrap();
+        assert_eq!(group.remove(), Err(Errno::ENOTEMPTY), "as a cgroup with a process can't be removed");
+        assert!(group.exists());
     }
 
     #[test]

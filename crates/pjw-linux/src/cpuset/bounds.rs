@@ -10,16 +10,33 @@ use crate::sys::{errno::is_gone, online};
 
 const PARTITION: &str = "cpuset.cpus.partition";
 
+/// The cpusets that were read or written a moment ago, so that they need not be read again.
+#[derive(Debug, Default)]
+pub(super) struct KnownCpusets {
+    /// That of the cgroup itself. `None` if it must be read.
+    pub(super) own: Option<CpusetConfig>,
+    /// That of its parent. `None` if it must be read.
+    pub(super) parent: Option<CpusetConfig>,
+}
+
 /// Sets the PUs (logical CPUs), the NUMA nodes and the partition type of the cgroup `group`, as `spec` says. Returns
 /// the PUs that the kernel grants. Settings that are already right are not written, because older kernels reset the
 /// affinity masks of all threads in the cgroup at each write. If `spec` has no NUMA nodes, `keep_mems` says whether
-/// the cgroup keeps its present nodes or gets all nodes.
-pub(super) fn write_cpuset(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool) -> Result<CpuSet> {
-    let now = group.read_cpuset().map_err(errno_to_outcome(group, "be read"))?;
+/// the cgroup keeps its present nodes or gets all nodes. `known` has the settings that need not be read.
+pub(super) fn write_cpuset(
+    group: &CgroupDir,
+    spec: &CpusetSpec,
+    keep_mems: bool,
+    known: KnownCpusets,
+) -> Result<CpuSet> {
+    let now = match known.own {
+        Some(now) => now,
+        None => group.read_cpuset().map_err(errno_to_outcome(group, "be read"))?,
+    };
     if !spec.isolated {
         end_partition(group, &now)?;
     }
-    let (cpus, mems) = requested_values(group, spec)?;
+    let (cpus, mems) = requested_values(group, spec, known.parent)?;
     match mems {
         Some(mems) => write_list(group, "cpuset.mems", &now.mems, &mems)?,
         None if keep_mems || now.mems.is_empty() => {}
@@ -34,16 +51,24 @@ pub(super) fn write_cpuset(group: &CgroupDir, spec: &CpusetSpec, keep_mems: bool
 
 /// Returns the PUs and the NUMA nodes that [`write_cpuset`] must write to the cgroup `group` for `spec`. In cgroup v2,
 /// these are the values of `spec`, and no nodes if `spec` has none. In v1, the kernel accepts only PUs and nodes of the
-/// parent cgroup, so others are left out. If `spec` has no nodes, the result then has all nodes of the parent.
+/// parent cgroup, so others are left out. If `spec` has no nodes, the result then has all nodes of the parent. `parent`
+/// is the cpuset of the parent, or `None` if it must be read.
 ///
 /// # Errors
 /// If in v1 no PU or no node is left, or if the values of the parent can't be read.
-fn requested_values(group: &CgroupDir, spec: &CpusetSpec) -> Result<(CpuSet, Option<CpuSet>)> {
+fn requested_values(
+    group: &CgroupDir,
+    spec: &CpusetSpec,
+    parent: Option<CpusetConfig>,
+) -> Result<(CpuSet, Option<CpuSet>)> {
     if group.is_unified() {
         return Ok((spec.cpus.clone(), spec.mems.clone()));
     }
     let above = group.parent();
-    let files = above.read_cpuset().map_err(errno_to_outcome(&above, "be read"))?;
+    let files = match parent {
+        Some(files) => files,
+        None => above.read_cpuset().map_err(errno_to_outcome(&above, "be read"))?,
+    };
     let cpus = spec.cpus.intersection(&files.cpus);
     let mems = spec.mems.as_ref().unwrap_or(&files.mems).intersection(&files.mems);
     if cpus.is_empty() {

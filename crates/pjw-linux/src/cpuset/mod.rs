@@ -22,6 +22,7 @@ use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, CpusetS
 use pjw_core::ids::{ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
+use bounds::KnownCpusets;
 use context::{Result, changed_cpuset, done_outcome, refused_outcome};
 use moving::ProcessCgroups;
 
@@ -148,7 +149,7 @@ fn create_or_update_cpuset(
         CgroupCreator::Scheduler => {
             // The attribute comes first: without it, a cpuset of a killed daemon would count as the scheduler's.
             attribute_before = marks::write_scheduler_cpuset(&group, job_cpuset, context.own_cgroups);
-            bounds::write_cpuset(&group, &job_cpuset.spec, true)
+            bounds::write_cpuset(&group, &job_cpuset.spec, true, KnownCpusets::default())
         }
         CgroupCreator::Warden => create_own_cpuset(context, &group, job_cpuset),
         CgroupCreator::Systemd => {
@@ -216,11 +217,11 @@ fn create_own_cpuset(
     let spec = &job_cpuset.spec;
     let hierarchy = context.hierarchy;
     let once = || {
-        own::create_job_cgroup(hierarchy, group)?;
+        let known = own::create_job_cgroup(hierarchy, group)?;
         if spec.idle {
             idle::ensure_idle_priority(hierarchy, group)?;
         }
-        bounds::write_cpuset(group, spec, false)
+        bounds::write_cpuset(group, spec, false, known)
     };
     match (0..MAX_ATTEMPTS).map(|_| once()).find(|result| *result != Err(CpusetOutcome::Gone)) {
         Some(Ok(effective)) => freezer::set_frozen(context, group, spec.frozen).map(|()| effective),

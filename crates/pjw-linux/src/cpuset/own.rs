@@ -15,10 +15,10 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use rustix::fs::XattrFlags;
 
 use super::{
-    bounds::errno_to_outcome,
+    bounds::{KnownCpusets, errno_to_outcome},
     context::{Result, refused_outcome},
 };
-use crate::cgroup::{CgroupDir, CpusetMount, SUBTREE_CONTROL};
+use crate::cgroup::{CgroupDir, CpusetConfig, CpusetMount, SUBTREE_CONTROL};
 
 /// Since Linux 5.7 cgroups have `user.` attributes. Before, they have only `trusted.` attributes, which need
 /// `CAP_SYS_ADMIN`.
@@ -29,11 +29,12 @@ const CPUSET: &str = "cpuset";
 const CPU: &str = "cpu";
 
 /// Creates the cgroup `job_cpuset`, in which pjwd confines a job, and the cgroups above it. In v2, also enables the
-/// cpuset controller in these cgroups. Succeeds if the cgroup already exists.
+/// cpuset controller in these cgroups. Succeeds if the cgroup already exists. Returns what is known of the cpusets
+/// afterwards.
 ///
 /// # Errors
 /// If the path of the cgroup is not one that pjwd uses for jobs, or if the kernel refuses a step.
-pub(super) fn create_job_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<()> {
+pub(super) fn create_job_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Result<KnownCpusets> {
     let Some(base) = find_top_cgroup(hierarchy, job_cpuset) else {
         return Err(refused_outcome(format!(
             "the cgroup {} does not belong to pjwd and is not created",
@@ -42,7 +43,9 @@ pub(super) fn create_job_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir)
     };
     let above = job_cpuset.parent();
     let at_the_top = above.path == "/";
-    let create_dir = |group: &CgroupDir| group.create().map_err(errno_to_outcome(group, "be created"));
+    let create_dir =
+        |group: &CgroupDir| group.create_if_missing().map_err(errno_to_outcome(group, "be created"));
+    let mut parent = None;
     if hierarchy.is_unified {
         // Also for a cgroup that is not in this directory: this directory carries the mark.
         create_dir(&base)?;
@@ -52,10 +55,18 @@ pub(super) fn create_job_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir)
             enable_controller(&above, CPUSET, None)?;
         }
     } else if !at_the_top {
-        create_dir(&above)?;
-        sync_with_root(hierarchy, &above)?;
+        parent = Some(match sync_with_root(hierarchy, &above) {
+            Err(CpusetOutcome::Gone) => {
+                create_dir(&above)?;
+                sync_with_root(hierarchy, &above)?
+            }
+            synced => synced?,
+        });
     }
-    create_dir(job_cpuset)
+    // A new cpuset has no settings yet. In v1 it may have those of its parent (`cgroup.clone_children`): pjwd writes
+    // its own ones over them.
+    let own = create_dir(job_cpuset)?.then(CpusetConfig::default);
+    Ok(KnownCpusets { own, parent })
 }
 
 /// Enables the cpu controller for the children of the root cgroup (v2). If the controller was not enabled before,
@@ -78,18 +89,18 @@ pub(super) fn find_top_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -
     (!name.is_empty() && !name.contains('/')).then(|| hierarchy.cgroup(&directory))?
 }
 
-/// Gives the warden's directory all CPUs and nodes of the root cgroup. In v1 this is needed after each hotplug: v1
-/// removes an offline CPU for good.
-fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<()> {
+/// Gives the warden's directory all CPUs and nodes of the root cgroup, and returns them. In v1 this is needed after each
+/// hotplug: v1 removes an offline CPU for good.
+fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<CpusetConfig> {
     let top = hierarchy.root().read_cpuset().map_err(errno_to_outcome(&hierarchy.root(), "be read"))?;
     let now = base.read_cpuset().map_err(errno_to_outcome(base, "be read"))?;
-    for (file, now, all) in [("cpuset.mems", now.mems, top.mems), ("cpuset.cpus", now.cpus, top.cpus)] {
-        if now != all {
+    for (file, now, all) in [("cpuset.mems", now.mems, &top.mems), ("cpuset.cpus", now.cpus, &top.cpus)] {
+        if now != *all {
             base.write_file(file, &all.to_string())
                 .map_err(errno_to_outcome(base, &format!("get {file} {all}")))?;
         }
     }
-    Ok(())
+    Ok(top)
 }
 
 /// Gives the parent of the cgroup `job_cpuset` all PUs (logical CPUs) and NUMA nodes of the root cgroup. In cgroup

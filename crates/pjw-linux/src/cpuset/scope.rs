@@ -8,6 +8,7 @@ use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset};
 use pjw_core::ids::{ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
+use super::bounds::KnownCpusets;
 use super::context::{CpusetContext, Result, refused_outcome};
 use super::moving::ProcessCgroups;
 use super::{bounds, freezer, idle, marks, moving, own, unrelated_threads};
@@ -180,7 +181,7 @@ fn update_scope(
     if is_written {
         // The threads leave at once: systemd writes the values some milliseconds after its reply. If it writes the
         // earlier ones meanwhile, as for a reload, it writes these after them.
-        bounds::write_cpuset(group, &job_cpuset.spec, true)?;
+        bounds::write_cpuset(group, &job_cpuset.spec, true, KnownCpusets::default())?;
     }
     // systemd may have other PUs than the cgroup: then it gets the PUs also if they are those of the cgroup.
     let is_outdated = marks::is_systemd_outdated(group);
