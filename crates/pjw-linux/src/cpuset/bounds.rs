@@ -40,7 +40,8 @@ pub(super) fn write_cpuset(
     match mems {
         Some(mems) => write_list(group, "cpuset.mems", &now.mems, &mems)?,
         None if keep_mems || now.mems.is_empty() => {}
-        None => clear_limit(group, "cpuset.mems").map_err(errno_to_outcome(group, "get all memory nodes"))?,
+        None => clear_limit(group, "cpuset.mems", &now.mems)
+            .map_err(errno_to_outcome(group, "get all memory nodes"))?,
     }
     write_list(group, "cpuset.cpus", &now.cpus, &cpus)?;
     if spec.isolated {
@@ -96,8 +97,9 @@ fn write_list(group: &CgroupDir, file: &str, now: &CpuSet, to: &CpuSet) -> Resul
 
 /// Removes a limit of the cgroup `group`. `file` is `cpuset.cpus` or `cpuset.mems`. In cgroup v2, writes an empty
 /// value. If the kernel refuses the empty value, as while processes are in the cgroup (`ENOSPC`), writes all possible
-/// PUs, or all NUMA nodes of the parent. In v1, the file can't be empty: writes the value of the parent.
-fn clear_limit(group: &CgroupDir, file: &str) -> Result<(), Errno> {
+/// PUs, or all NUMA nodes of the parent. In v1, the file can't be empty: writes the value of the parent, unless it is
+/// `now`, the present value.
+fn clear_limit(group: &CgroupDir, file: &str, now: &CpuSet) -> Result<(), Errno> {
     if group.is_unified() && group.write_file(file, "").is_ok() {
         return Ok(());
     }
@@ -107,10 +109,7 @@ fn clear_limit(group: &CgroupDir, file: &str) -> Result<(), Errno> {
         ("cpuset.cpus", true) => Ok(online::possible_cpus()),
         (_, true) => above.effective_mems(),
     }?;
-    if group.read_number_list(file).ok().as_ref() == Some(&all) {
-        return Ok(());
-    }
-    group.write_file(file, &all.to_string())
+    if *now == all { Ok(()) } else { group.write_file(file, &all.to_string()) }
 }
 
 /// If the cgroup `group` is a cpuset partition, makes it a normal member of the partition of its parent. `now` is the
@@ -184,10 +183,11 @@ pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet
     let now = group.read_cpuset().map_err(errno_to_outcome(group, "be read"))?;
     end_partition(group, &now)?;
     if !keep_mems && !now.mems.is_empty() {
-        clear_limit(group, "cpuset.mems").map_err(errno_to_outcome(group, "get all memory nodes"))?;
+        clear_limit(group, "cpuset.mems", &now.mems)
+            .map_err(errno_to_outcome(group, "get all memory nodes"))?;
     }
     if !now.cpus.is_empty() {
-        clear_limit(group, "cpuset.cpus").map_err(errno_to_outcome(group, "get all CPUs"))?;
+        clear_limit(group, "cpuset.cpus", &now.cpus).map_err(errno_to_outcome(group, "get all CPUs"))?;
     }
     group.effective_cpus().map_err(errno_to_outcome(group, "be read"))
 }
@@ -200,7 +200,7 @@ pub(super) fn restore_cpuset(group: &CgroupDir, before: &CpusetConfig) {
     for (file, now, before) in [("cpuset.mems", &now.mems, &before.mems), ("cpuset.cpus", &now.cpus, &cpus)] {
         let done = match before {
             same if same == now => Ok(()),
-            none if none.is_empty() => clear_limit(group, file),
+            none if none.is_empty() => clear_limit(group, file, now),
             some => group.write_file(file, &some.to_string()),
         };
         if let Err(errno) = done {
