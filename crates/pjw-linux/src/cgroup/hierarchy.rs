@@ -2,29 +2,21 @@
 //!
 //! v2: Documentation/admin-guide/cgroup-v2.rst. v1: Documentation/admin-guide/cgroup-v1/cpusets.rst.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetHierarchy, ids::Pid};
-use rustix::io::{read, retry_on_intr};
 
 use super::mounts::CgroupMounts;
-use crate::sys::errno::{from_io, from_rustix, is_gone};
+use crate::proc::short_file::read_short_file;
+use crate::sys::errno::{from_io, is_gone};
 
 /// The name of the file in the directory of a v2 cgroup that lists the controllers which are enabled for the children
 /// of the cgroup.
 pub(crate) const SUBTREE_CONTROL: &str = "cgroup.subtree_control";
-
-/// The size of the buffer for one read(2) of a file of a cgroup, in bytes.
-const READ_BYTES: usize = 4096;
-/// If a read(2) with a buffer of [`READ_BYTES`] returns fewer bytes than these, and whole lines, then it has reached the
-/// end. Of a list, such as `cgroup.procs`, the kernel returns as many lines as fit into a page (`seq_read_iter`,
-/// fs/seq_file.c, Linux 6.18), and a line of a list is much shorter than half a page. The text of every other file is
-/// one entry, which it returns as a whole.
-const WHOLE_BYTES: usize = READ_BYTES / 2;
 
 /// The mounted cgroup hierarchy, v1 or v2, that has the cpuset controller. pjw creates the cpusets of jobs in
 /// this hierarchy. In v1, the controllers cpu and freezer can have hierarchies of their own. This value also
@@ -187,7 +179,7 @@ impl CgroupDir {
     /// # Errors
     /// The error of open(2) or read(2).
     pub fn read_file(&self, file_name: &str) -> Result<String, Errno> {
-        let text = read_whole_file(&self.dir.join(file_name))?;
+        let text = read_short_file(&self.dir.join(file_name))?;
         let text = std::str::from_utf8(&text).map_err(|_| Errno::EIO)?;
         Ok(text.trim().to_owned())
     }
@@ -353,46 +345,23 @@ impl CgroupDir {
     }
 }
 
-/// Reads the file at `path`: a file of a cgroup, or a file of `/proc` of the same kind. The usual short text takes one
-/// read(2), which saves the one that returns 0 and the calls that ask for the length of the file.
-///
-/// # Errors
-/// The error of open(2) or read(2).
-pub(super) fn read_whole_file(path: &Path) -> Result<Vec<u8>, Errno> {
-    let file = File::open(path).map_err(from_io)?;
-    let (mut buffer, mut text) = ([0u8; READ_BYTES], Vec::new());
-    loop {
-        let length = retry_on_intr(|| read(&file, &mut buffer[..])).map_err(from_rustix)?;
-        text.extend_from_slice(&buffer[..length]);
-        if length == 0 || (length < WHOLE_BYTES && text.ends_with(b"\n")) {
-            return Ok(text);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_read_to_its_end_whatever_its_length() {
+    fn a_file_is_read_as_text_without_white_space_at_its_ends() {
         let dir = tempfile::tempdir().unwrap();
         let group = CgroupDir::from_path(dir.path(), "/job", true).unwrap();
         group.create().unwrap();
-        let line = "1234567\n";
-        for lines in [0, 1, 255, 256, 257, 511, 512, 513, 5000] {
-            let text = line.repeat(lines);
-            fs::write(group.dir.join("cgroup.procs"), &text).unwrap();
-            assert_eq!(group.read_file("cgroup.procs").unwrap(), text.trim(), "{lines} lines");
-            assert_eq!(group.processes().len(), lines);
-        }
-        fs::write(group.dir.join("cpuset.cpus"), "0-3").unwrap();
-        assert_eq!(group.read_file("cpuset.cpus"), Ok("0-3".to_owned()), "without a newline");
-        fs::write(group.dir.join("cpuset.cpus"), [b'0', 0xff, b'\n']).unwrap();
-        assert_eq!(group.read_file("cpuset.cpus"), Err(Errno::EIO), "no text");
+        let read_back = |content: &[u8]| {
+            fs::write(group.dir.join("cpuset.cpus"), content).unwrap();
+            group.read_file("cpuset.cpus")
+        };
+        assert_eq!(read_back(b"0-3\n"), Ok("0-3".to_owned()));
+        assert_eq!([read_back(b""), read_back(b"\n")], [Ok(String::new()), Ok(String::new())]);
+        assert_eq!(read_back(b"0\xff\n"), Err(Errno::EIO), "no text");
         assert_eq!(group.read_file("cpuset.mems"), Err(Errno::ENOENT));
-        let own = Path::new("/proc/self/cgroup");
-        assert_eq!(read_whole_file(own), fs::read(own).map_err(from_io));
     }
 
     #[test]

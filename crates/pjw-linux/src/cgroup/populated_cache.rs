@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use pjw_core::ids::is_cgroup_within;
 
-use super::hierarchy::read_whole_file;
 use crate::proc::procfs::parse_cgroups;
+use crate::proc::short_file::read_short_file;
 use crate::sys::errno::{from_io, is_gone};
 
 /// A larger v1 directory tree counts as populated and is not searched to its end.
@@ -50,7 +50,7 @@ impl PopulatedCgroupCache {
 /// Whether a process is in a cgroup with this path, in some hierarchy. The kernel shows an ended process in
 /// the root cgroup.
 fn is_at(pid: u32, path: &str) -> bool {
-    let lines = read_whole_file(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default();
+    let lines = read_short_file(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default();
     parse_cgroups(&lines).iter().any(|(_, place)| is_cgroup_within(place, path))
 }
 
@@ -69,7 +69,7 @@ fn find_process(top: &Path) -> Populated {
     let mut left = vec![top.to_owned()];
     for _ in 0..MAX_DIRECTORIES {
         let Some(dir) = left.pop() else { return Populated::No };
-        let pid = read_whole_file(&dir.join("cgroup.procs")).map(|listed| first_pid(&listed));
+        let pid = read_short_file(&dir.join("cgroup.procs")).map(|listed| first_pid(&listed));
         if let Ok(Some(pid)) = pid {
             return Populated::By(pid);
         }

@@ -6,6 +6,7 @@ pub mod map_lock;
 pub(crate) mod memory_files;
 pub mod memory_use;
 pub mod procfs;
+pub(crate) mod short_file;
 pub mod signal;
 pub mod thread_group;
 mod vfork;
