@@ -81,9 +81,9 @@ pub(super) fn write_owner(group: &CgroupDir, owner: Uid) {
 }
 
 /// Must be called before a process is moved from the cgroup `from` to the cgroup `group` of a job. Writes the path of
-/// `from` to the extended attribute [`ORIGIN_ATTRIBUTE`] of `group`. If `from` has this attribute itself, as a cgroup of
-/// a daemon of pjw, copies the value of the attribute instead. If processes come from different cgroups, the attribute
-/// becomes empty.
+/// `from` to the extended attribute [`ORIGIN_ATTRIBUTE`] of `group`. If `from` is a cgroup of a daemon of pjw and has
+/// this attribute itself, copies the value of the attribute instead. If processes come from different cgroups, the
+/// attribute becomes empty.
 pub(super) fn record_origin(group: &CgroupDir, from: &CgroupDir) {
     let known = OwnCgroupNames::from_cgroup_path(&from.path)
         .and_then(|_| read_attribute(&from.dir, ORIGIN_ATTRIBUTE));

@@ -20,7 +20,8 @@ impl ProcessCgroups {
         Some(Self(BatchAttributes { cgroups, ..BatchAttributes::default() }))
     }
 
-    /// Returns the path of the cgroup in the hierarchy with the cpuset controller. `None` if there is no such hierarchy.
+    /// Returns the path of the cgroup in the hierarchy with the cpuset controller. `None` if there is no such
+    /// hierarchy.
     pub(super) fn cpuset_path(&self) -> Option<&str> {
         self.0.cpuset_path()
     }

@@ -89,8 +89,8 @@ pub(super) fn find_top_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -
     (!name.is_empty() && !name.contains('/')).then(|| hierarchy.cgroup(&directory))?
 }
 
-/// Gives the warden's directory all CPUs and nodes of the root cgroup, and returns them. In v1 this is needed after each
-/// hotplug: v1 removes an offline CPU for good.
+/// Gives the warden's directory all CPUs and nodes of the root cgroup, and returns them. In v1 this is needed after
+/// each hotplug: v1 removes an offline CPU for good.
 fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<CpusetConfig> {
     let top = hierarchy.root().read_cpuset().map_err(errno_to_outcome(&hierarchy.root(), "be read"))?;
     let now = base.read_cpuset().map_err(errno_to_outcome(base, "be read"))?;
