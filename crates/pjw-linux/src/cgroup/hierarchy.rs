@@ -65,6 +65,11 @@ impl CpusetMount {
         CgroupDir::from_path(&self.mount_point, path, self.is_unified)
     }
 
+    /// Returns whether the directory of the cgroup `group` is in this hierarchy.
+    pub(super) fn contains(&self, group: &CgroupDir) -> bool {
+        group.unified == self.is_unified && group.dir.starts_with(&self.mount_point)
+    }
+
     /// Returns the v2 hierarchy that is mounted at the directory `mount_point`.
     pub(crate) fn from_v2_mount_point(mount_point: PathBuf) -> Self {
         Self { mount_point, is_unified: true, v1_cpu_mount_point: None, v1_freezer_mount_point: None }

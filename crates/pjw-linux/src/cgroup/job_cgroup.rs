@@ -72,7 +72,8 @@ impl CgroupMounts {
         };
         let unified = self.v2_mount_point.iter().map(|mount| group_in(mount, true));
         let legacy = self.v1_mounts.iter().map(|(_, mount)| group_in(mount, false));
-        let mut found: Option<Cgroup> = None;
+        let hierarchy = CpusetMount::from_mounts(self);
+        let (mut found, mut cpuset) = (None::<Cgroup>, None);
         let mut sure = self.v2_mount_point.is_some() || !self.v1_mounts.is_empty();
         for group in unified.chain(legacy) {
             let meta = match fs::metadata(&group.dir) {
@@ -101,7 +102,10 @@ impl CgroupMounts {
                 } else {
                     populated_cache.is_populated(&group.dir, cgroup_path)
                 };
-            cgroup.restricted_cpus = cgroup.restricted_cpus.take().or_else(|| self.restricted_cpus(&group));
+            let cpuset = cpuset.get_or_insert_with(|| read_cpuset(hierarchy.as_ref(), cgroup_path));
+            let known = cpuset.as_ref().ok().and_then(Option::as_ref);
+            cgroup.restricted_cpus =
+                cgroup.restricted_cpus.take().or_else(|| restricted_cpus(hierarchy.as_ref(), &group, known));
             if cgroup.populated && cgroup.restricted_cpus.is_some() {
                 break;
             }
@@ -111,7 +115,7 @@ impl CgroupMounts {
                 cgroup.usage.memory_peak = read_memory_peak(&memory);
                 cgroup.usage.memory_limit = memory.memory_limit();
             }
-            cgroup.cpuset = self.cpuset(cgroup_path).ok()?;
+            cgroup.cpuset = cpuset?.ok()?;
         }
         found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
     }
@@ -143,36 +147,51 @@ impl CgroupMounts {
         if dirs.is_empty() { legacy.collect() } else { dirs }
     }
 
-    /// The effective PUs of a cgroup with a cpuset that limits its PUs.
-    fn restricted_cpus(&self, group: &CgroupDir) -> Option<CpuSet> {
-        let configured = group.read_number_list("cpuset.cpus").ok().filter(|cpus| !cpus.is_empty())?;
-        if group.unified {
-            return group.effective_cpus().ok();
-        }
-        let all = CpusetMount::from_mounts(self)?.root().read_number_list("cpuset.cpus").ok()?;
-        (configured != all).then_some(configured)
-    }
+}
 
-    /// Returns the cpuset of the cgroup at `path`: its settings, and the PUs that the kernel grants. Returns `None` if
-    /// no hierarchy with the cpuset controller is mounted, or if the cgroup does not exist or has no cpuset files.
-    ///
-    /// # Errors
-    /// If the cpuset files exist and can't be read.
-    fn cpuset(&self, path: &str) -> Result<Option<Cpuset>, Errno> {
-        let Some(group) = CpusetMount::from_mounts(self).and_then(|hierarchy| hierarchy.cgroup(path)) else {
-            return Ok(None);
+/// Returns the effective PUs of the cgroup `group`, if its cpuset limits its PUs. `hierarchy` is the hierarchy with the
+/// cpuset controller. `known` is the cpuset in this hierarchy at the path of the cgroup, as far as it could be read.
+fn restricted_cpus(
+    hierarchy: Option<&CpusetMount>,
+    group: &CgroupDir,
+    known: Option<&Cpuset>,
+) -> Option<CpuSet> {
+    let known = known.filter(|_| hierarchy.is_some_and(|hierarchy| hierarchy.contains(group)));
+    let configured = match known {
+        Some(cpuset) => cpuset.cpus.clone(),
+        None => group.read_number_list("cpuset.cpus").ok()?,
+    };
+    if configured.is_empty() {
+        return None;
+    }
+    if group.unified {
+        return match known {
+            Some(cpuset) => Some(cpuset.effective_cpus.clone()),
+            None => group.effective_cpus().ok(),
         };
-        let both = group.read_cpuset().and_then(|files| Ok((files, group.effective_cpus()?)));
-        match both {
-            Ok((files, effective)) => Ok(Some(Cpuset {
-                cpus: files.cpus,
-                effective_cpus: effective,
-                mems: files.mems,
-                isolated: files.partition == "isolated",
-            })),
-            Err(errno) if is_gone(errno) => Ok(None),
-            Err(errno) => Err(errno),
-        }
+    }
+    let all = hierarchy?.root().read_number_list("cpuset.cpus").ok()?;
+    (configured != all).then_some(configured)
+}
+
+/// Returns the cpuset of the cgroup at `path` in the hierarchy with the cpuset controller, `hierarchy`: its settings,
+/// and the PUs that the kernel grants. Returns `None` if no such hierarchy is mounted, or if the cgroup does not exist
+/// or has no cpuset files.
+///
+/// # Errors
+/// If the cpuset files exist and can't be read.
+fn read_cpuset(hierarchy: Option<&CpusetMount>, path: &str) -> Result<Option<Cpuset>, Errno> {
+    let Some(group) = hierarchy.and_then(|hierarchy| hierarchy.cgroup(path)) else { return Ok(None) };
+    let both = group.read_cpuset().and_then(|files| Ok((files, group.effective_cpus()?)));
+    match both {
+        Ok((files, effective)) => Ok(Some(Cpuset {
+            cpus: files.cpus,
+            effective_cpus: effective,
+            mems: files.mems,
+            isolated: files.partition == "isolated",
+        })),
+        Err(errno) if is_gone(errno) => Ok(None),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -236,6 +255,31 @@ mod tests {
             })
             .collect();
         assert_eq!(states, ["- true", "2-5 false", "- false", "3 true", "gone"]);
+    }
+
+    #[test]
+    fn the_pus_that_limit_a_cgroup_are_those_of_its_cpuset() {
+        let (dir, mounts) = hierarchy();
+        let files = [
+            ("cpuset.cpus", "2-3\n"),
+            ("cpuset.mems", "0\n"),
+            ("cpuset.effective_cpus", "2\n"),
+            ("cpuset.cpus.effective", "2\n"),
+        ];
+        for (file, text) in files {
+            write(dir.path(), &[(format!("cpuset/s/job_1/{file}").as_str(), text)]);
+            write(dir.path(), &[(format!("unified/s/job_2/{file}").as_str(), text)]);
+        }
+        write(dir.path(), &[("cpuset/cpuset.cpus", "0-7\n"), ("cpuset/s/job_1/cgroup.procs", "17\n")]);
+        let only_v2 = CgroupMounts { v1_mounts: Vec::new(), ..mounts.clone() };
+        for (mounts, path, limit) in [(mounts, "/s/job_1", "2-3"), (only_v2, "/s/job_2", "2")] {
+            let cgroup = mounts.read_cgroup(path, &mut PopulatedCgroupCache::default()).unwrap();
+            let Cgroup { restricted_cpus, cpuset, .. } = cgroup.present().unwrap();
+            let cpuset = cpuset.as_ref().unwrap();
+            assert_eq!(restricted_cpus.as_ref().map(ToString::to_string), Some(limit.to_owned()), "{path}");
+            let shown = [&cpuset.cpus, &cpuset.effective_cpus].map(ToString::to_string);
+            assert_eq!(shown, ["2-3", "2"], "{path}");
+        }
     }
 
     #[test]
