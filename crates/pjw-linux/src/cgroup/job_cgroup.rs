@@ -146,7 +146,6 @@ impl CgroupMounts {
         let legacy = self.v1_mounts.iter().map(|(_, mount)| mount.join(relative)).filter(|dir| dir.is_dir());
         if dirs.is_empty() { legacy.collect() } else { dirs }
     }
-
 }
 
 /// Returns the effective PUs of the cgroup `group`, if its cpuset limits its PUs. `hierarchy` is the hierarchy with the
