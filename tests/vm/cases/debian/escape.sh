@@ -3,7 +3,8 @@
 . /cases/functions
 
 attempt="python3 /cases/escape.py"
-twice="$attempt /tmp/NAME.first & until [ -e /tmp/stopped ]; do sleep 0.1; done; $attempt /tmp/NAME.second & wait"
+# A job begins its attempts when its cpuset is complete: it starts on masks, because systemd may take long to make a scope.
+twice="until [ -e /tmp/begin ]; do sleep 0.1; done; $attempt /tmp/NAME.first & until [ -e /tmp/stopped ]; do sleep 0.1; done; $attempt /tmp/NAME.second & wait"
 attempts_are_done() { grep -qx end "/tmp/$1"; }
 # Whether all attempts are in the file, each with a mask inside the list right after the request for all CPUs.
 never_left() {
@@ -24,8 +25,7 @@ as alice pjwctl run --cores 2 --job users -- bash -c "${twice//NAME/users}" >&2 
 users=$!
 pjwctl run --cores 1 --job roots -- bash -c "${twice//NAME/roots}" >&2 &
 roots=$!
-for each in slurm users roots; do eventually "all attempts of job $each are done" attempts_are_done $each.first; done
-eventually "Slurm's job holds cores after its attempts" holds "slurm:$job"
+for each in "slurm:$job" manual:users manual:roots; do eventually "$each holds cores before its attempts" holds "$each"; done
 slurm_cpus=$(cpus "slurm:$job") users_cpus=$(cpus manual:users) roots_cpus=$(cpus manual:roots)
 eventually "Slurm's job is confined by a cpuset" is_by_cpuset "slurm:$job"
 cpuset_is_grant() { [ "$(cpuset_of_job "$job")" = "$slurm_cpus" ]; }
@@ -34,6 +34,9 @@ for each in users roots; do
     eventually "job $each is confined by a cpuset" is_by_cpuset manual:$each
     check "the systemd scope of job $each has the CPUs of the job" [ "$(cat "/sys/fs/cgroup/pjw.slice/pjw-$each.scope/cpuset.cpus.effective")" = "$(cpus manual:$each)" ]
 done
+touch /tmp/begin
+for each in slurm users roots; do eventually "all attempts of job $each are done" attempts_are_done $each.first; done
+check "Slurm's job never left its cores" never_left slurm.first "$slurm_cpus"
 check "alice's command never left its cores" never_left users.first "$users_cpus"
 check "root's command never left its cores" never_left roots.first "$roots_cpus"
 eventually "every thread of Slurm's job is on its cores" job_is_confined "$job"

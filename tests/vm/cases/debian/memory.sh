@@ -25,6 +25,7 @@ json_value() { python3 -c 'import json, sys
 value = json.load(open(sys.argv[1]))
 for key in sys.argv[2:]: value = value[key]
 print(value)' "$@"; }
+has_four_processes() { [ "$(field manual:farm processes)" = 4 ]; }
 read_memory() { pjwctl show manual:farm --json "$@" >/tmp/memory; }
 has_report() { pjwctl report manual:farm --json >/tmp/report; }
 # is_at_least A B: whether both are numbers and A >= B.
@@ -32,8 +33,13 @@ is_at_least() { [ "$1" -ge "$2" ] 2>/dev/null; }
 
 start_pjw
 check "no v1 controller is mounted" sh -c '! grep -q " cgroup " /proc/mounts'
-pjwctl run --cores 2 --job farm -- python3 /tmp/farm.py >&2 &
+# Memory counts for the cgroup in which a process was when it allocated the memory. So the parent starts when the scope of the job is
+# complete.
+pjwctl run --cores 2 --job farm -- sh -c 'until [ -e /tmp/begin ]; do sleep 0.1; done; exec python3 /tmp/farm.py' >&2 &
+eventually "the job is confined by a cpuset before it allocates memory" is_by_cpuset manual:farm
+touch /tmp/begin
 eventually "the workers have allocated their memory" workers_are_ready
+eventually "pjwd knows all processes of the job" has_four_processes
 check "pjwctl show --memory succeeds" read_memory --memory
 check "the source of the reading is the processes' smaps" [ "$(json_value /tmp/memory memory source)" = smaps ]
 check "the job has four address spaces" [ "$(json_value /tmp/memory memory address_spaces)" = 4 ]

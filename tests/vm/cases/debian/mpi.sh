@@ -22,9 +22,11 @@ exec sleep "$1"
 END
 chmod +x /tmp/rank
 read_report() { read -r began ended milliseconds <"/tmp/began.$1"; }
+# The commands of both jobs wait for /tmp/begin. A job starts on masks, because systemd may take long to make its scope.
 start_pair() {
-    as alice pjwctl run --cores 2 --job "ompi$1" -- mpirun.openmpi --oversubscribe -np 1 /tmp/rank "$1"5 >&2 &
-    as alice pjwctl run --cores 2 --job "mpich$1" -- mpirun.mpich -bind-to core -launcher fork -np 1 /tmp/rank "$1"6 >&2 &
+    local begin='until [ -e /tmp/begin ]; do sleep 0.1; done; exec'
+    as alice pjwctl run --cores 2 --job "ompi$1" -- bash -c "$begin mpirun.openmpi --oversubscribe -np 1 /tmp/rank ${1}5" >&2 &
+    as alice pjwctl run --cores 2 --job "mpich$1" -- bash -c "$begin mpirun.mpich -bind-to core -launcher fork -np 1 /tmp/rank ${1}6" >&2 &
 }
 
 # Without pjwd the ranks leave the mask that they inherit.
@@ -54,6 +56,8 @@ for number in 3 4; do
     eventually "rank $number of Slurm's job is on the job's cores" rank_is_on 700$number "$grant"
 done
 eventually "every thread of Slurm's job is on its cores" job_is_confined "$job"
+for which in ompi700 mpich700; do eventually "$which is confined by a cpuset before its rank starts" is_by_cpuset "manual:$which"; done
+touch /tmp/begin
 for each in ompi700:7005 mpich700:7006; do
     number=${each#*:} which=${each%:*}
     eventually "the rank of $which runs" rank_runs "$number"
@@ -69,8 +73,8 @@ scancel "$job"
 eventually "the cancelled job is no longer in the status" has_no_job "slurm:$job"
 eventually "the cores of the commands are free" is_free 4-15
 
-# The interval of cycles. A thread may be outside its cores for this time.
-interval=5
+# The interval of cycles. A thread may be outside its cores for this time. It is long, because the machine may stand still for seconds.
+interval=30
 printf '%s\n' 'enforcement = "affinity"' 'user_max_cores = 4' "interval = \"${interval}s\"" >/etc/pjw/pjwd.toml
 check "pjwctl reload accepts enforcement by masks" pjwctl reload
 start_pair 800
