@@ -60,6 +60,10 @@ eventually "the command holds cores" holds manual:long
 slurm_cpus=$(cpus "slurm:$job") run_cpus=$(cpus manual:long) scope=pjw.slice/pjw-long.scope
 directory=$(cd /sys/fs/cgroup && ls -d system.slice/*slurmstepd.scope/job_"$job")
 eventually "every thread of both jobs is on its cores" both_are_confined
+# Masks confine a job until its cpuset is complete. The watcher expects the cpusets.
+eventually "Slurm's job is confined by a cpuset" is_by_cpuset "slurm:$job"
+eventually "the command is confined by a cpuset" is_by_cpuset manual:long
+eventually "the cpusets of both jobs are their grants" grants_are_kept
 python3 /cases/watch.py /tmp/watched "$slurm_cpus:alice:$directory" "$run_cpus:bob:$scope" &
 watcher=$!
 eventually "the watcher runs" watcher_runs
