@@ -4,17 +4,21 @@
 # alone
 . /cases/functions
 
-# The commands of the jobs. The start of a job takes a second on a slow host: 4 % of the time of the job `serial`, which does not count.
-# `spin N UNTIL` starts N processes that compute until UNTIL seconds after the start of the script.
+# The commands of the jobs. A command first waits for a line: see `begin`. `spin N UNTIL` starts N processes that compute until UNTIL
+# seconds after this line. The serial part of late-serial takes 21 s: if the machine stands still for a moment, and so one measurement in
+# this part has a wrong use of CPUs, then exactly one of the two rest parts has 10 s.
 cat >/tmp/work <<'END'
 #!/bin/bash
+: >"/tmp/waits.$1"
+read -r _ <"/tmp/begin.$1"
+SECONDS=0
 spin() {
     for ((n = 0; n < $1; n++)); do (while [ $SECONDS -lt "$2" ]; do :; done) & done
     wait
 }
 case $1 in
-    serial) spin 1 25 ;;
-    late-serial) spin 2 4; spin 1 22 ;;
+    serial) spin 1 22 ;;
+    late-serial) spin 2 4; spin 1 25 ;;
     many-threads) spin 8 15 ;;
     sleeping) spin 1 1; sleep 15 ;;
     good | displaced | other) spin 2 15 ;;
@@ -25,7 +29,16 @@ chmod +x /tmp/work
 run() {
     local job=$1 cores=$2
     shift 2
+    mkfifo "/tmp/begin.$job"
     pjwctl run --cores "$cores" --job "$job" -- "$@" /tmp/work "$job" </dev/null >&2 &
+}
+has_started() { [ -e "/tmp/waits.$1" ]; }
+# begin NAME...: lets the commands compute, when all of them have started. Beside others that compute, a start takes a second of CPU time,
+# which would count for the job.
+begin() {
+    local job
+    for job in "$@"; do eventually "the command of $job has started" has_started "$job"; done
+    for job in "$@"; do echo >"/tmp/begin.$job" & done
 }
 has_report() { pjwctl report "manual:$1" --json >"/tmp/report.$1" 2>/dev/null; }
 # report_value NAME FIELD: prints a value in the report of a job.
@@ -43,6 +56,7 @@ run serial 2
 run many-threads 1
 run sleeping 1
 run good 1
+begin serial many-threads sleeping good
 for job in serial many-threads sleeping good; do
     eventually "the job $job has a report" has_report $job
 done
@@ -60,7 +74,9 @@ run late-serial 2
 run displaced 1
 eventually "the job displaced holds cores" holds manual:displaced
 # A program outside all jobs runs on the CPUs of the job.
+mkfifo /tmp/begin.other
 taskset -c "$(cpus manual:displaced)" /tmp/work other </dev/null >&2 &
+begin late-serial displaced other
 for job in late-serial displaced; do
     eventually "the job $job has a report" has_report $job
 done
