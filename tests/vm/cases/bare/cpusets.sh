@@ -7,8 +7,9 @@ stopped() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
 has_processes() { [ "$(process_tree "$1" | wc -l)" -ge "$2" ]; }
 is_confined() { confined "$(cpus "$1")" $(process_tree "$2"); }
 has_mask() { [ "$(masks "$1")" = "$2" ]; }
-bound() { for pid in $(process_tree $a); do [ "$(masks "$pid")" = "${a_cpus%%[-,]*}" ] && echo "$pid"; done; }
-has_bound() { [ -n "$(bound)" ]; }
+# Prints the process of job a that binds itself. Its mask does not tell: a shell that computes is pinned to one CPU for a moment, too.
+bound() { for pid in $(process_tree $a); do [ "$(tr '\0' ' ' <"/proc/$pid/cmdline")" = 'sleep 1001 ' ] && echo "$pid"; done 2>/dev/null; }
+has_bound() { bound=$(bound); [ -n "$bound" ] && has_mask "$bound" "${a_cpus%%[-,]*}"; }
 top=/sys/fs/cgroup
 cgroup_has() { [ "$(cat $top/pjw/"$1"/cpuset.cpus)" = "$2" ] && [ "$(cat $top/pjw/"$1"/cpuset.cpus.effective)" = "$2" ]; }
 cgroup_has_cpus_of_job() { cgroup_has "$1" "$(cpus "manual:$1")"; }
@@ -36,7 +37,7 @@ echo 'rescan_interval = "2s"' >/tmp/cpusets.toml
 pjwd --config /tmp/cpusets.toml 2>>/dev/ttyS0 &
 daemon=$!
 eventually "pjwd answers before any cpuset is made" answers || exit 1
-pjwctl run --cores 2 --job a -- sh -c 'sleep 1000 & setsid sh -c "sleep 1000 & sleep 1000" & taskset -c ${PJW_CPUS%%[-,]*} sleep 1000 & wait' &
+pjwctl run --cores 2 --job a -- sh -c 'sleep 1000 & setsid sh -c "sleep 1000 & sleep 1000" & taskset -c ${PJW_CPUS%%[-,]*} sleep 1001 & wait' &
 a=$!
 pjwctl run --cores 3 --job b --bind-memory -- sh -c 'sleep 1000 & wait' &
 b=$!
@@ -57,7 +58,6 @@ eventually "the assigned process is on the cores of its job" confined "$(cpus ma
 
 # The kernel limits a requested mask of all CPUs to the cpuset at once, while pjwd runs and while it is stopped by SIGSTOP.
 eventually "a process of job a has bound itself to one CPU" has_bound
-bound=$(bound)
 member=$(process_tree $a | grep -vx "$bound" | tail -n 1)
 check "a process that requests all CPUs gets those of the cpuset" within "$(mask_after "$member")" "$a_cpus"
 kill -STOP $daemon
@@ -72,7 +72,7 @@ check "pjwctl reload makes pjwd read the masks" eval 'pjwctl reload >&2'
 
 # A core that is in no process's own mask, and is not that of CPU 0, goes offline and online. Each change of a cpuset resets
 # masks, before Linux 6.2.
-was=$(masks "$bound")
+was=${a_cpus%%[-,]*}
 core=$(cat "/sys/devices/system/cpu/cpu$(each_cpu "$a_cpus" | tail -n 1)/topology/thread_siblings_list")
 set_online 0 "$core"
 eventually "job a holds no CPU that is offline" holds_none_of manual:a "$core"

@@ -27,10 +27,18 @@ daemon=$!
 eventually "pjwd answers" answers || exit 1
 
 busy='while :; do :; done'
+# The ranks wait for one line each. The pipe is open all the time, so that it has no end.
+mkfifo /tmp/ranks
+exec 5<>/tmp/ranks
+all_wait() { [ "$(field "$1" processes)" = 5 ] && [ "$(field "$1" hot)" = 0 ]; }
 start() { # RULE: starts a job with four ranks on the whole machine
-    pjwctl run --cores 8 --job "$1" --within-job "$1" -- sh -c "for rank in 1 2 3 4; do sh -c '$busy' & done; wait" &
+    pjwctl run --cores 8 --job "$1" --within-job "$1" -- \
+        sh -c "for rank in 1 2 3 4; do sh -c 'read -r _ </tmp/ranks; $busy' & done; wait" &
     started=$!
     eventually "job $1 holds all cores" holds "manual:$1"
+    # The rule counts each process that computes. The first shell may compute until it has started the ranks.
+    eventually "the ranks of job $1 have started, and its first shell is idle" all_wait "manual:$1"
+    printf '\n\n\n\n' >&5
 }
 end() {
     kill -9 $(process_tree $started)
@@ -49,6 +57,8 @@ end fill
 start packed
 eventually "with packed all ranks are on one node" are_in_one_node $started
 end packed
+exec 5>&-
+rm /tmp/ranks
 
 # Counts the tasks that are pinned to one CPU: `node0` on node 0, and `node1` on node 1.
 count_tasks() {
@@ -93,8 +103,9 @@ are_placed() {
     [ $count = 4 ] && in_one_node "$placed"
 }
 eventually "four spawned tasks are placed on one node" are_placed
+are_apart() { are_placed && [ -z "$(each_cpu "$placed" | sort | uniq -d)" ]; }
 check "the job of the spawned tasks has cores on both nodes" eval '! in_one_node "$(cpus manual:spawned)"'
-check "no CPU belongs to two spawned tasks" eval '[ -z "$(each_cpu "$placed" | sort | uniq -d)" ]'
+eventually "no CPU belongs to two spawned tasks" are_apart
 end spawned
 
 pjwctl run --cores 8 --job far -- sh -c 'taskset -c 8 dd if=/dev/zero of=/dev/null bs=100M & wait' &

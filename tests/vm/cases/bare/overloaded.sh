@@ -36,16 +36,19 @@ eventually "the job of two ranks holds two cores" holds manual:bound
 first=$(cpus manual:ranks)
 first=${first%-*}
 core=$first-$((first + 1))
+other=$(cpus manual:bound)
+other=${other%-*}
+masks_of_bound="$other-$((other + 1)) $((other + 2))-$((other + 3)) "
+both_compute() { [ "$(field manual:bound hot)" = 2 ]; }
+eventually "ranks that are alone on their core have bound themselves" run_on $bound 2 "$masks_of_bound"
+eventually "ranks that are alone on their core compute" both_compute
 eventually "two of four ranks bound to one core are pinned to the PUs of the other core" \
     run_on $ranks 4 "$core $core $((first + 2)) $((first + 3)) "
 moved=$(for pid in $(ranks $ranks); do [ "$(masks "$pid")" = "$core" ] || echo "$pid"; done | head -n 1)
 eventually "pjwctl explain shows why a rank was moved" is_explained "$moved" "$core"
 is_repaired() { [ "$(repaired "$1")" = "$2" ]; }
 eventually "each of the two moves is reported once" is_repaired manual:ranks 2
-other=$(cpus manual:bound)
-other=${other%-*}
-check "ranks that are alone on their core keep their masks" \
-    run_on $bound 2 "$other-$((other + 1)) $((other + 2))-$((other + 3)) "
+check "ranks that are alone on their core keep their masks" run_on $bound 2 "$masks_of_bound"
 check "no repair of these ranks is reported" [ "$(repaired manual:bound)" = 0 ]
 
 # The ranks are stopped and continued. The moved threads float while they are idle, and do not return to the full core. If
