@@ -45,7 +45,7 @@ done
 scancel "$a" "$b"
 eventually "the epilog freed the cores of alice's job" has_no_job "slurm:$a"
 eventually "the epilog freed the cores of bob's job" has_no_job "slurm:$b"
-check "all cores are free after both jobs" is_free 0-15
+eventually "all cores are free after both jobs" is_free 0-15
 eventually "the node is idle" is_idle
 c=$(submit alice -n16 <<<"$write_report; sleep 1000")
 eventually "a job of the whole node writes its mask" [ -s "/tmp/$c.0.batch" ]
@@ -89,9 +89,11 @@ eventually "the job is on its cores" job_is_confined "$job"
 # The cpuset of the job is a cgroup of Slurm. It is set to all CPUs from outside.
 cpuset=$(ls -d /sys/fs/cgroup/system.slice/*slurmstepd.scope/job_"$job")/cpuset.cpus
 grant=$(cpus "slurm:$job")
-check "the cgroup of the job has the CPUs of the grant" [ "$(cat "$cpuset")" = "$grant" ]
+cpuset_is_grant() { [ "$(cat "$cpuset")" = "$grant" ]; }
+eventually "the cgroup of the job has the CPUs of the grant" cpuset_is_grant
+eventually "the job is confined by this cpuset" is_by_cpuset "slurm:$job"
 echo 0-15 >"$cpuset"
-eventually "a cpuset of Slurm that was widened is repaired" eval '[ "$(cat "$cpuset")" = "$grant" ]'
+eventually "a cpuset of Slurm that was widened is repaired" cpuset_is_grant
 check "the grant is the same after the repair" [ "$(cpus "slurm:$job"):$(field "slurm:$job" granted_by)" = "$grant:warden" ]
 eventually "an event reports the repair" sh -c "pjwctl events --json | grep '\"event\":\"repaired\"' | grep '\"slurm:$job\"'"
 eventually "every thread of the job is on its cores after the repair" job_is_confined "$job"
