@@ -6,7 +6,8 @@ check "the guest has two NUMA nodes" [ "$(cat /sys/devices/system/node/online)" 
 check "CPUs 0 and 1 are the threads of one core" [ "$(cat /sys/devices/system/cpu/cpu0/topology/thread_siblings_list)" = "0-1" ]
 check "Slurm has every CPU" [ "$(sinfo -h -o %c)" = "$(nproc)" ]
 check "only cgroup v2 is mounted" [ "$(stat -f -c %T /sys/fs/cgroup)" = cgroup2fs ]
-check "systemd has started and no unit has failed" [ "$(systemctl is-system-running)" = running ]
+is_running() { [ "$(systemctl is-system-running)" = running ]; }
+eventually "systemd has started and no unit has failed" is_running
 eventually "Slurm is idle" is_idle
 check "Slurm's configuration binds no tasks" grep -qx TaskPlugin=task/none /etc/slurm/slurm.conf
 check "a user can run a command through Slurm" [ "$(as alice srun -n1 id -un)" = alice ]

@@ -68,7 +68,8 @@ eventually "another job holds cores" holds "slurm:$other"
 check "the allocation without a process is not in the status" has_no_job "slurm:$job"
 as alice srun --jobid="$job" sleep 3002 &
 eventually "the job is observed when a step runs in it: Slurm names the CPUs of the step, and not those of the job" is_observed
-check "status names the command that assigns cores to it" grep -q "pjwctl assign slurm:$job --cores" <<<"$(pjwctl status --json)"
+has_remedy() { grep -q "pjwctl assign slurm:$job --cores" <<<"$(pjwctl status --json)"; }
+eventually "status names the command that assigns cores to it" has_remedy
 eventually "the other job is on its cores" job_is_confined "$other"
 pjwctl assign "slurm:$job" --cores 2 >&2
 grant=$(cpus "slurm:$job")
