@@ -25,13 +25,15 @@ pub enum TaskScanUnavailable {
     /// This machine is big-endian, and the BPF object file is for little-endian machines only.
     #[error("the task scan's BPF object is for little-endian machines only: /proc is used")]
     BigEndian,
-    /// This process is not in the initial pid namespace, so process ids would differ from those in /proc.
+    /// This process is not in the initial pid namespace. The process ids that the program reports would differ from
+    /// those in `/proc`.
     #[error(
         "the task scan reports process ids of the initial pid namespace, and this process is in another one: start pjwd \
          outside the container, or with the host's pid namespace"
     )]
     PidNamespace,
-    /// `CAP_BPF` or `CAP_PERFMON` is missing, or bpf(2) is forbidden.
+    /// This process lacks `CAP_BPF` or `CAP_PERFMON`, or has no permission to use bpf(2). The field has the failed step
+    /// and its error.
     #[error(
         "the kernel refuses the task scan ({0}): grant CAP_BPF and CAP_PERFMON, and allow the system call bpf \
          (systemd: CapabilityBoundingSet=, SystemCallFilter=)"
@@ -54,8 +56,8 @@ pub enum TaskScanUnavailable {
     /// The kernel is older than Linux 5.8 and has no task iterators. The field is the kernel release.
     #[error("Linux {0} has no BPF task iterator: the task scan needs 5.8 or later")]
     KernelTooOld(String),
-    /// The machine has more possible PUs than the task scan supports (8192). The field is the number of
-    /// possible PUs.
+    /// The machine has more than 8192 possible PUs (logical CPUs), which the task scan does not support. Possible PUs
+    /// include those that can be added while the machine runs. The field is their number.
     #[error("this machine may have {0} PUs, and the task scan supports 8192: /proc is used")]
     TooManyPus(u32),
     /// Any other error while the program was loaded. The field has the failed step and its error.
@@ -63,7 +65,7 @@ pub enum TaskScanUnavailable {
         "the task scan can't be loaded ({0}): /proc is used; please report this with the kernel's release"
     )]
     Refused(BpfStepError),
-    /// The program was loaded, but its record of the calling thread differs from `/proc`.
+    /// The program was loaded, but the state that it reports for the calling thread differs from `/proc`.
     #[error(
         "the task scan reports {scan} as the {field} of a thread of pjwd, and /proc reports {proc}: the task scan is not \
          used; please report this with the kernel's release"
@@ -82,9 +84,9 @@ pub enum TaskScanUnavailable {
 /// sched_setaffinity(2), can't be used.
 #[derive(Debug, Clone, Error)]
 pub enum AffinityMonitorUnavailable {
-    /// A requirement of all BPF programs of pjw is missing, such as BTF (the type information of the kernel)
-    /// or a capability. The field is the error that [`TaskScan`](super::TaskScan), the other BPF program,
-    /// returns if the same requirement is missing.
+    /// A requirement of all BPF programs of pjw is missing, such as BTF (the type information of the kernel) or a
+    /// capability. The field names the missing requirement. It has the error type of [`TaskScan`](super::TaskScan),
+    /// another BPF program of pjw.
     #[error(transparent)]
     RequirementMissing(TaskScanUnavailable),
     /// The kernel refuses to load the program, or to attach it to the kernel function of
@@ -94,8 +96,8 @@ pub enum AffinityMonitorUnavailable {
          CONFIG_FUNCTION_TRACER and CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS"
     )]
     Refused(BpfStepError),
-    /// The program was attached, but did not report a test call of this process correctly. The field is the
-    /// text of its reports.
+    /// The program was attached, but did not report a test call of this process correctly. The field has the reports of
+    /// the program as text.
     #[error(
         "the program at sched_setaffinity reported a call of pjwd as {0}: the program is not used; please report \
          this with the kernel's release"
@@ -117,9 +119,9 @@ impl From<TaskScanUnavailable> for AffinityMonitorUnavailable {
 /// there.
 #[derive(Debug, Clone, Error)]
 pub enum LentCpuMonitorUnavailable {
-    /// A requirement of all BPF programs of pjw is missing, such as BTF (the type information of the kernel)
-    /// or a capability. The field is the error that [`TaskScan`](super::TaskScan), another BPF program, returns
-    /// if the same requirement is missing.
+    /// A requirement of all BPF programs of pjw is missing, such as BTF (the type information of the kernel) or a
+    /// capability. The field names the missing requirement. It has the error type of [`TaskScan`](super::TaskScan),
+    /// another BPF program of pjw.
     #[error(transparent)]
     RequirementMissing(TaskScanUnavailable),
     /// The kernel refuses to load the program, or to attach it to the tracepoint sched_switch. The field has
@@ -129,14 +131,15 @@ pub enum LentCpuMonitorUnavailable {
          please report this with the kernel's release"
     )]
     Refused(BpfStepError),
-    /// The kernel has no idle priority of cgroups. The program then can't distinguish the threads of an owner (the job
-    /// that lends a PU) from the threads of the job that borrows the PU, which run at idle priority.
+    /// The kernel has no idle priority of cgroups. A job that borrows a PU (logical CPU) runs at idle priority. Without
+    /// this priority, the program can't distinguish the threads of the borrowing job from the threads of the owner (the
+    /// job that lends the PU).
     #[error(
         "the kernel has no idle priority of cgroups (cpu.idle, Linux 5.15): the demand of owners is sampled"
     )]
     NoIdlePriority,
-    /// The program was attached, but did not report a test thread of this process correctly. The field is the text of
-    /// its reports.
+    /// The program was attached, but did not report a test thread of this process correctly. The field has the reports
+    /// of the program as text.
     #[error(
         "the program at sched_switch reported {0} for a thread of pjwd: the demand of owners is sampled; please \
          report this with the kernel's release"

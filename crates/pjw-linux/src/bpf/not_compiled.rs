@@ -76,9 +76,9 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the watched PUs (logical CPUs): those that jobs
-    /// lend to other jobs. The value for each PU says how many PUs the lending job owns, including the PUs that it
-    /// lends. In this build the function can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns the PUs (logical CPUs) that jobs lend to other
+    /// jobs, and that the BPF program watches. The value for each PU says how many PUs the lending job owns, including
+    /// the PUs that it lends. In this build the function can't be called, because no value of this type exists.
     #[must_use]
     pub fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
         match *self {}

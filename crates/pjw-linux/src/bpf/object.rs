@@ -34,7 +34,7 @@ pub(super) struct BpfPlatform {
     /// One loader for all object files: each new loader parses the kernel's type information again, which takes some
     /// 50 ms.
     loader: EbpfLoader<'static>,
-    /// Length of a mask in a record, in bytes.
+    /// The size of the affinity mask in a record of the BPF programs, in bytes.
     pub(super) mask_bytes: usize,
 }
 
@@ -69,9 +69,9 @@ impl BpfPlatform {
         Ok(Self { btf, loader: EbpfLoader::new(), mask_bytes })
     }
 
-    /// Loads the object file with the BPF programs of the task scan and the affinity monitor. `watched` is the
-    /// maximum number of processes whose threads a task scan can report. `verify` must load one program of the object
-    /// into the kernel, which verifies the program.
+    /// Loads the object file with the BPF programs of the task scan and the affinity monitor. `watched` is the maximum
+    /// number of processes whose threads a task scan can report. `verify` must load one program of the object file into
+    /// the kernel, which verifies the program.
     ///
     /// # Errors
     /// The error of `verify`, or the reason why the object file can't be loaded.
@@ -83,8 +83,8 @@ impl BpfPlatform {
         self.load_object(OBJECT, ("WATCHED_TGIDS", watched), verify)
     }
 
-    /// Loads `file`, the content of an object file with BPF programs. `map` is the name of a BPF map in this file,
-    /// and `entries` is the maximum number of entries of this map. `verify` must load one program of the object into
+    /// Loads `file`, the content of an object file with BPF programs. `map` is the name of a BPF map in this file, and
+    /// `entries` is the maximum number of entries of this map. `verify` must load one program of the object file into
     /// the kernel, which verifies the program.
     ///
     /// # Errors

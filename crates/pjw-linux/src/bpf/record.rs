@@ -31,9 +31,10 @@ const SHOWN_AS_UNINTERRUPTIBLE: u32 = 0x1000 | 0x8000;
 /// thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct BpfRecord<'a> {
-    /// The task, without its mask.
+    /// The state of the thread. The affinity mask ([`TaskRecord::mask_words`]) is empty here.
     pub(super) task: TaskRecord<'static>,
-    /// The kernel's affinity mask, in the machine's words.
+    /// The affinity mask of the thread in the format of the kernel: an array of words in the byte order of this
+    /// machine.
     pub(super) mask: &'a [u8],
 }
 

@@ -34,7 +34,8 @@ pub struct TaskScan {
     watched: Watched,
     /// The size of an affinity mask of this kernel, in bytes.
     mask_bytes: usize,
-    /// The random keys from which, with its address, the number of an address space is computed.
+    /// The random keys of this value. The number of an address space is computed from the address of the kernel's
+    /// `mm_struct` and from these keys.
     keys: [u64; 2],
     /// Reader of the online PUs.
     online: OnlinePuReader,

@@ -70,15 +70,15 @@ pub struct TaskRecord<'a> {
     /// The inode number of the task's cgroup v2 directory. It is valid even if cgroup v2 is not mounted. 0 on
     /// a kernel without cgroups.
     pub cgroup_inode: u64,
-    /// A hash of the cgroups of the process. If the hash differs from the hash in an earlier scan, the
-    /// process has moved to another cgroup. The reverse is not certain: in rare cases, a move in a v1
-    /// hierarchy without controllers leaves the hash unchanged. 0 for every thread except the first thread of
-    /// a process, and on a kernel without cgroups.
+    /// A hash of the cgroups of the process. If the hash differs from the hash in an earlier scan, the process has
+    /// moved to another cgroup. If the hash is the same, the process has very probably not moved. Except: a move in a
+    /// v1 hierarchy without controllers can leave the hash unchanged. The hash is 0 for every thread except the first
+    /// thread of a process, and on a kernel without cgroups.
     pub cgroup_fingerprint: u64,
-    /// A number of the address space of the process. Two tasks that exist at the same time have the same number
-    /// exactly if they have the same address space (clone(2), `CLONE_VM`). The number is computed from the
-    /// address of the kernel's `mm_struct` and from random keys, which are chosen when the program is loaded.
-    /// So the number does not tell the address. `None` for a kernel thread and for a process that has exited.
+    /// A number of the address space of the process. Two tasks that exist at the same time have the same number exactly
+    /// if they have the same address space (clone(2), `CLONE_VM`). The number is computed from the address of the
+    /// kernel's `mm_struct` and from random keys, which are chosen when the program is loaded. So the address does not
+    /// follow from the number. `None` for a kernel thread and for a task that has exited.
     pub address_space: Option<NonZeroU64>,
     /// Whether the task is a child of vfork(2) that still uses the address space of its parent, while its
     /// parent waits. Also true for a child of posix_spawn(3). False as soon as the child executes a program or

@@ -48,16 +48,16 @@ type Seen = [u64; 5];
 /// from the kernel.
 pub struct LentCpuMonitor {
     object: Ebpf,
-    /// The PUs that the program reports.
+    /// The ring buffer to which the program writes the PUs that it reports.
     ring: RingBuf<MapData>,
     /// The process whose threads the program does not count.
     orders: Array<MapData, u64>,
-    /// `struct armed` of `lent.bpf.c` for each PU: the time at which it was armed (ns of `CLOCK_MONOTONIC`, 0 if
-    /// the PU is not lent), and the number of PUs of its owner.
+    /// For each PU, the `struct armed` of `lent.bpf.c`: the time from which the run time of the owner counts (in ns of
+    /// `CLOCK_MONOTONIC`, 0 if the PU is not lent), and the number of PUs of the owner.
     armed: Array<MapData, [u64; 2]>,
     /// What the program has measured on each PU.
     seen: PerCpuArray<MapData, Seen>,
-    /// The lent PUs, each with the time at which it was armed: ns of `CLOCK_MONOTONIC`.
+    /// The lent PUs, each with the time from which the run time of the owner counts, in ns of `CLOCK_MONOTONIC`.
     armed_at: BTreeMap<Pu, u64>,
     /// The lent PUs, each with the number of PUs of its owner.
     lent: BTreeMap<Pu, u32>,
@@ -118,15 +118,16 @@ impl LentCpuMonitor {
         Ok(monitor)
     }
 
-    /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. `lent` contains each
-    /// lent PU. The value for each PU says how many PUs the owner has, including the PUs that it lends. A thread that
-    /// the kernel may run on more PUs than this number is not the owner's ([`LentCpuMonitor`]). If the value is 0,
-    /// every thread that is not at idle priority counts as a thread of the owner.
+    /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. `lent` contains each lent
+    /// PU. The value for each PU says how many PUs the owner has, including the PUs that it lends. A thread that the
+    /// kernel may run on more PUs than this number does not count as a thread of the owner. If the value is 0, a thread
+    /// counts as a thread of the owner regardless of its number of PUs. [`LentCpuMonitor`] lists the exceptions: for
+    /// example, threads at idle priority never count.
     ///
-    /// The BPF program reports a lent PU once, when a thread of the owner starts to run there. If such a thread
-    /// already runs on the PU during this call, the program reports the PU when the thread stops running. For a PU
-    /// that was already lent before this call, the run time of the owner continues to count. If this PU was already
-    /// reported, it is not reported again. While `lent` is empty, the program is detached from the kernel.
+    /// The BPF program reports a lent PU once, when a thread of the owner starts to run there. If such a thread already
+    /// runs on the PU during this call, the program reports the PU when the thread stops running. For a PU that was
+    /// already lent before this call, the run time of the owner is not reset. If this PU was already reported, it is
+    /// not reported again. While `lent` is empty, the program is detached from the kernel.
     ///
     /// # Errors
     /// If the kernel refuses to attach the BPF program, or to change the program's BPF map.
@@ -153,7 +154,7 @@ impl LentCpuMonitor {
 
     /// Returns the lent PUs that were passed to the last call of [`LentCpuMonitor::set_lent_pus`]. Empty if that call
     /// failed. A lent PU is a PU (logical CPU) that a job, the owner, lends to another job. The value for each lent PU
-    /// is the number of all PUs of its owner.
+    /// says how many PUs the owner has, including the PUs that it lends.
     #[must_use]
     pub fn lent_pus(&self) -> &BTreeMap<Pu, u32> {
         &self.lent
