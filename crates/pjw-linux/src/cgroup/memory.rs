@@ -22,17 +22,17 @@ pub struct MemoryControllerMount {
 }
 
 /// The anonymous memory and the mapped pages of files that the kernel charges to a cgroup and to the cgroups below it.
-/// Other charged memory, such as page cache that no process maps, is not included. The field `available` is the memory
-/// that can still be charged until this cgroup or a cgroup above it reaches its limit. All sizes are in bytes.
+/// Other charged memory is not included, such as page cache that no process maps. Also contains how much more memory
+/// the kernel can charge to the cgroup. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CgroupMemory {
     /// The anonymous memory: heaps, stacks, and changed pages of private mappings.
     pub anonymous: u64,
     /// The pages of files and of shared memory that some process maps.
     pub mapped_files: u64,
-    /// The memory that can still be charged: the least that the limit of this cgroup or of one above it leaves.
-    /// Page cache that was not used recently counts as free, because the kernel frees it first. `None` if there
-    /// is no limit.
+    /// How much more memory the kernel can charge to the cgroup, until this cgroup or a cgroup above it reaches its
+    /// memory limit. Page cache that was not used recently counts as free, because the kernel frees it first. `None` if
+    /// there is no limit.
     pub available: Option<u64>,
 }
 

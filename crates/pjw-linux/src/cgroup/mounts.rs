@@ -80,8 +80,8 @@ impl CgroupMounts {
     }
 }
 
-/// Reads `/proc/self/mounts`, in the format of fstab(5). Any user can give a mount point a name that is not valid
-/// UTF-8, by FUSE: these bytes are replaced.
+/// Reads `/proc/self/mounts`, which has the format of fstab(5). A user can mount a file system with FUSE, and so put a
+/// name that is not valid UTF-8 into this file. Invalid bytes are replaced by U+FFFD.
 ///
 /// # Errors
 /// If the file can't be read.
@@ -90,9 +90,9 @@ pub(crate) fn read_mount_list() -> io::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Iterates over the mounts in `mounts_text`, the content of `/proc/self/mounts`: the mount point, the type of the file
-/// system and the options of each. The kernel escapes a space in a name, but no form feed or carriage return, which a
-/// user can put into one. So only spaces end a field.
+/// Iterates over the mounts in `mounts_text`, the content of `/proc/self/mounts`. Returns the mount point, the type of
+/// the file system and the mount options of each mount. Only a space ends a field. The kernel escapes a space in a
+/// name, but does not escape a form feed or a carriage return, which a user can put into a name.
 pub(crate) fn mount_fields(mounts_text: &str) -> impl Iterator<Item = (&str, &str, &str)> {
     mounts_text.lines().filter_map(|line| {
         let mut fields = line.split(' ').skip(1);

@@ -17,11 +17,12 @@ use crate::inotify::read_events;
 /// changed. A cgroup is identified by its path, as in `/proc/PID/cgroup`.
 #[derive(Debug, Default)]
 pub struct CgroupWatch {
-    /// `None` before the first watch, and if the kernel refuses inotify.
+    /// The inotify file descriptor. `None` if no cgroup has been watched yet, or if the kernel refuses inotify.
     inotify: Option<Inotify>,
     paths: BTreeMap<WatchDescriptor, String>,
     watched: BTreeSet<String>,
-    /// Cgroups whose watch the kernel refused (too many watches): each counts as changed.
+    /// The cgroups that the kernel refuses to watch, for example because there are too many watches. Each counts as
+    /// changed.
     refused: BTreeSet<String>,
     /// Cgroups whose change was read from the kernel and not returned yet.
     changed: BTreeSet<String>,
