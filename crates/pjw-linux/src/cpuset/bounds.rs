@@ -193,7 +193,8 @@ pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet
 }
 
 /// Restores the configuration `before` of the cgroup `group`, after a change of its cpuset has failed. If the cgroup
-/// has fewer PUs now, it keeps these: [`cpus_to_restore`]. If the kernel refuses a value, logs a warning.
+/// has only some of the earlier PUs (logical CPUs) now, it keeps only these: [`cpus_to_restore`]. If the kernel refuses
+/// a value, logs a warning.
 pub(super) fn restore_cpuset(group: &CgroupDir, before: &CpusetConfig) {
     let Ok(now) = group.read_cpuset() else { return };
     let cpus = cpus_to_restore(group, before, &now);
@@ -210,9 +211,10 @@ pub(super) fn restore_cpuset(group: &CgroupDir, before: &CpusetConfig) {
     restore_partition(group, before);
 }
 
-/// Returns the PUs (logical CPUs) that the cgroup `group` is to have after a change of its cpuset has failed. These are
-/// the PUs of the earlier configuration `before`. But if the present configuration `now` has only some of them, these
-/// are the PUs of `now`: the job had to leave the others, which another job may have got.
+/// Returns the PUs (logical CPUs) to which the cgroup `group` must be set after a change of its cpuset has failed.
+/// Normally, these are the PUs of the earlier configuration `before`. Except: if the present configuration `now` has
+/// only some of these PUs, the result is the PUs of `now`. The job has lost the other PUs, and another job may have got
+/// them.
 pub(super) fn cpus_to_restore(group: &CgroupDir, before: &CpusetConfig, now: &CpusetConfig) -> CpuSet {
     let effective = group.effective_cpus().unwrap_or_default();
     cpus_without_lost(&before.cpus, &now.cpus, &effective).clone()

@@ -148,10 +148,13 @@ pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     })
 }
 
-/// Thaws the processes of all jobs of the class besteffort. Such a job has no cores of its own, so pjwd can freeze
-/// its processes while no core is free for the job. pjwd calls this function when it ends, because no other program
-/// would thaw these jobs. `own_cgroups` has the names of the cgroups that pjwd creates for jobs. Returns one error
-/// message for each cgroup that can't be thawed, or one message if the mounted cgroup hierarchies can't be read.
+/// Thaws the processes of all jobs of the class besteffort, so that they run again. Such a job has no cores of its own.
+/// While no core is free for the job, pjwd can freeze its processes, that is, stop them by the cgroup freezer. pjwd
+/// calls this function when it ends, because no other program would thaw these jobs. `own_cgroups` has the names of the
+/// cgroups that pjwd creates for jobs.
+///
+/// Returns one error message for each cgroup that can't be thawed. If the mounted cgroup hierarchies can't be read,
+/// returns one message that says so. Empty if there was no error.
 #[must_use]
 pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
     let mounts = match CgroupMounts::try_read() {
@@ -171,9 +174,10 @@ pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
         .collect()
 }
 
-/// Thaws those of `processes` that were killed and have not ended, because they are frozen in cgroup v1. A batch system
-/// that ends its job would wait for them without end. In cgroup v2 the kernel ends frozen processes itself. The
-/// processes must belong to frozen jobs of pjw. Returns the processes that were thawed.
+/// Thaws the processes in `processes` that were killed, but have not ended. A process that is frozen in cgroup v1 ends
+/// only after it is thawed. Otherwise a batch system that ends its job would wait for the process without end. In
+/// cgroup v2, the kernel ends frozen processes itself. The processes must belong to jobs that pjw has frozen. Returns
+/// the processes that were thawed.
 pub fn thaw_killed_processes(processes: impl Iterator<Item = ProcessId>) -> Vec<ProcessId> {
     let killed: Vec<ProcessId> = processes.filter(|process| is_killed(process.pid)).collect();
     if killed.is_empty() {
@@ -188,9 +192,9 @@ pub fn thaw_killed_processes(processes: impl Iterator<Item = ProcessId>) -> Vec<
 }
 
 /// Must be called after `process` was moved into the cgroup at `to` in the v1 hierarchy with the cpuset controller.
-/// Moves the process also in the v1 hierarchy with the freezer controller, so that the process is frozen exactly if
-/// the job of the cgroup `to` is frozen. A process that another program has put into a cgroup of the freezer stays
-/// there. `cgroups` are the cgroups of the process as read before the move.
+/// Moves the process also in the v1 hierarchy with the freezer controller. Afterwards, the process is frozen exactly if
+/// the job of the cgroup `to` is frozen. Except: if another program has put the process into a cgroup of the freezer,
+/// the process stays there. `cgroups` are the cgroups of the process, as read before the move.
 pub(super) fn update_freezer_cgroup(
     context: &mut CpusetContext<'_>,
     process: ProcessId,

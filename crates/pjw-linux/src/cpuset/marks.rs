@@ -107,20 +107,21 @@ fn remove_attribute(dir: &Path, name: &str) {
     }
 }
 
-/// Marks the scope with the cgroup `group`: systemd refused a change of its cpuset, or did not respond, so systemd may
-/// have other PUs for the scope than the cgroup has. systemd writes its PUs again at the next reload. The mark ends
-/// with the cgroup.
+/// Marks the systemd scope with the cgroup `group`: systemd possibly has other PUs (logical CPUs) for this scope than
+/// the cgroup has. Must be called when systemd has refused a change of the cpuset, or has not responded. At its next
+/// reload, systemd writes its own PUs to the cgroup again. The mark disappears with the cgroup.
 pub(super) fn mark_systemd_outdated(group: &CgroupDir) {
     write_attribute(&group.dir, OUTDATED_ATTRIBUTE, "1");
 }
 
-/// Returns whether the scope with the cgroup `group` has the mark of [`mark_systemd_outdated`].
+/// Returns whether [`mark_systemd_outdated`] has marked the systemd scope with the cgroup `group`: systemd possibly has
+/// other PUs (logical CPUs) for the scope than the cgroup has.
 pub(super) fn is_systemd_outdated(group: &CgroupDir) -> bool {
     has_attribute(&group.dir, OUTDATED_ATTRIBUTE)
 }
 
-/// Removes the mark of [`mark_systemd_outdated`] from the scope with the cgroup `group`, after systemd has accepted the
-/// PUs of the cgroup.
+/// Removes the mark of [`mark_systemd_outdated`] from the systemd scope with the cgroup `group`. Must be called when
+/// systemd has accepted the PUs (logical CPUs) of the cgroup.
 pub(super) fn unmark_systemd_outdated(group: &CgroupDir) {
     remove_attribute(&group.dir, OUTDATED_ATTRIBUTE);
 }

@@ -65,8 +65,9 @@ pub(super) fn move_to_v1_cgroup(
     }
 }
 
-/// Removes the cgroup `twin` and, if it is then empty, its parent. First calls `move_out` with each process in the
-/// cgroup, which must move the process to another cgroup.
+/// Removes `twin`, a cgroup at the same path as the cpuset of a job, in the v1 hierarchy of another controller. Also
+/// removes the parent of the twin if the parent is then empty. First calls `move_out` with each process in the twin.
+/// `move_out` must move the process to another cgroup.
 ///
 /// # Errors
 /// The first error of `move_out`. [`CpusetOutcome::Refused`] if processes are left in the cgroup, or the kernel

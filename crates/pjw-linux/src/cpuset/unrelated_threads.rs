@@ -27,11 +27,11 @@ type EffectiveCpus = BTreeMap<String, CpuSet>;
 #[derive(Debug)]
 pub(crate) struct UnrelatedThreads {
     affinity_persists: bool,
-    /// Threads whose masks name PUs of a partition. The masks are restored when the partition ends while this
-    /// warden runs.
+    /// Threads whose masks have PUs of a partition. The masks are restored when the partition ends while this pjwd
+    /// runs.
     pending: Vec<RecordedThreadMask>,
-    /// The partitions: the PUs of each, by the path of its cgroup. A restarted warden knows a partition from its end
-    /// on.
+    /// The PUs of each partition, by the path of its cgroup. A restarted pjwd does not know the earlier partitions
+    /// until they end.
     partitions: BTreeMap<String, CpuSet>,
     /// The partitions that ended, while the kernel may still change masks because of that.
     ended: Vec<EndedPartition>,
@@ -60,9 +60,9 @@ pub(super) struct RecordedThreadMask {
     pub(super) start: StartTime,
     /// The mask before the change.
     pub(super) mask: CpuSet,
-    /// The effective mask after the restore: a part of `mask`, if not all its PUs are available.
+    /// The effective mask after the restore. It has only some PUs of `mask` if the others are not available.
     pub(super) effective: CpuSet,
-    /// Whether a partition took PUs of `mask`.
+    /// Whether a cpuset partition (a cgroup whose PUs no other cgroup may use) took PUs of `mask`.
     pub(super) is_displaced: bool,
 }
 
@@ -119,10 +119,10 @@ impl UnrelatedThreads {
         self.find_threads_with_own_mask(context)
     }
 
-    /// Records which partition began or ended by the cpuset change `change`. Must be called after the change, before
-    /// masks are restored. `outcome` is the outcome of the change. A refused change leaves the records as they are: the
-    /// partition is mostly still there, and another program can still end it. If the refused change has ended it, the
-    /// next change of the cpuset records that.
+    /// Records that a cpuset partition began or ended by the cpuset change `change`. Must be called after the change,
+    /// before masks are restored. `outcome` is the outcome of the change. After a refused change, the records stay the
+    /// same: the partition mostly still exists, and another program can end it later. If the refused change has ended
+    /// the partition, this is recorded at the next change of the cpuset.
     pub(super) fn record_outcome(&mut self, change: &CpusetChange, outcome: &CpusetOutcome) {
         let Some(job_cpuset) = changed_cpuset(change).filter(|_| !self.affinity_persists) else { return };
         match (change, outcome) {
