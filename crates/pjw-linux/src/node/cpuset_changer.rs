@@ -160,8 +160,11 @@ impl CpusetChanger {
         Ok(Self { worker: Worker::Caller(Box::new(context)), affinity_persists, own_cgroups })
     }
 
-    /// Starts a thread that makes all later changes. Returns the id of the thread. The thread ends when this value is
-    /// dropped. A change that the thread makes at that moment is still completed.
+    /// Starts a thread that makes all later changes of cpusets. Returns the id of the thread. The thread ends when this
+    /// value is dropped. A change that the thread makes at that moment is still completed.
+    ///
+    /// # Errors
+    /// If the thread can't be started, `/proc` can't be opened, or no file descriptor is left.
     pub(super) fn start_thread(&mut self) -> io::Result<Tid> {
         let mut context = ChangeContext::new(self.affinity_persists, self.own_cgroups.clone())?;
         let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
@@ -242,9 +245,9 @@ impl CpusetChanger {
         !thread.finished.is_empty()
     }
 
-    /// Waits at most `max_wait` until no change is delayed. Returns whether none is. A change is delayed if
-    /// [`CpusetChanger::change`] returned [`CpusetOutcome::Delayed`]. [`CpusetChanger::take_finished`] returns the
-    /// outcomes afterwards.
+    /// Waits at most `max_wait` until all delayed changes are complete, and returns whether they are complete. A change
+    /// is delayed if [`CpusetChanger::change`] returned [`CpusetOutcome::Delayed`]. [`CpusetChanger::take_finished`]
+    /// returns the outcomes afterwards.
     pub(super) fn wait_until_complete(&mut self, max_wait: Duration) -> bool {
         let Worker::Thread(thread) = &mut self.worker else { return true };
         thread.wait_until_complete(Instant::now().checked_add(max_wait))

@@ -180,7 +180,7 @@ impl LinuxMachine {
     /// Sets whether pjw assumes that the kernel keeps the affinity mask of a thread when a cpuset changes. If
     /// `affinity_persists` is false, pjw assumes that its change of a cpuset can reset the masks of threads outside
     /// this cpuset. pjw restores these masks after the change. The default is true on Linux 6.2 and later, and false on
-    /// older kernels. Also sets the names of the cgroups of this pjwd. Must be called before
+    /// older kernels. `own` has the names of the cgroups that this pjwd creates for jobs. Must be called before
     /// [`LinuxMachine::start_cpuset_change_thread`], because this function ends the thread.
     ///
     /// # Errors
@@ -217,7 +217,8 @@ impl LinuxMachine {
         self.cpuset_changer.has_finished()
     }
 
-    /// Waits at most `max_wait` until each delayed change of a cpuset is complete. Returns whether all are.
+    /// Waits at most `max_wait` until all delayed changes of cpusets are complete, and returns whether they are
+    /// complete. A change is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for it.
     pub fn wait_for_cpuset_changes(&mut self, max_wait: Duration) -> bool {
         self.cpuset_changer.wait_until_complete(max_wait)
     }

@@ -24,8 +24,9 @@ use crate::proc::{memory_files::MemoryFiles, procfs::ProcDir};
 /// with the lock.
 const MAX_LOCKED_TIME: Duration = Duration::from_secs(1);
 
-/// Checks before a change of a cpuset that no process that the change moves has its memory locked (`mmap_lock`). Such a
-/// move would stop all forks of the machine until the lock is released.
+/// Checks the processes that a cpuset change moves to another cgroup, before the change: none of them may have its
+/// memory locked (`mmap_lock`). The move of such a process would stop all forks of the machine until the lock is
+/// released.
 #[derive(Debug)]
 pub(super) struct MoveGuard {
     /// Whether moves wait for locks on cgroup v1 too: before Linux 6.2.
@@ -34,17 +35,18 @@ pub(super) struct MoveGuard {
 }
 
 impl MoveGuard {
-    /// `affinity_persists` is true on Linux 6.2 and later.
+    /// Makes a guard. `affinity_persists` must be true on Linux 6.2 and later, and false on older kernels. On an older
+    /// kernel, the guard checks moves in cgroup v1 and v2. On Linux 6.2 and later, it checks only moves in v2.
     pub(super) fn new(affinity_persists: bool) -> Self {
         Self { checks_v1: !affinity_persists, memory_files: MemoryFiles::new(BTreeSet::new()) }
     }
 
-    /// Returns the change of `action`. If it creates a cpuset with initial processes, those whose memory is locked are
-    /// left out. Waits up to 1 s for the lock of a process to be released.
+    /// Returns the cpuset change of `action`. If the change creates a cpuset, leaves out the initial processes whose
+    /// memory is locked. Waits at most 1 s for each process until its lock is released.
     ///
     /// # Errors
-    /// The outcome of the change if it can't be made: [`CpusetOutcome::ProcessLocked`] if the memory of the moved
-    /// process, or of each of the initial processes, is locked.
+    /// [`CpusetOutcome::ProcessLocked`] if the memory of the process that the change moves is locked. The same error if
+    /// the memory of each initial process is locked.
     pub(super) fn without_locked_processes<'a>(
         &mut self,
         proc: &mut ProcDir,

@@ -45,17 +45,17 @@ pub(super) struct CachedProcess {
     unit_cgroup: Option<Arc<str>>,
     /// The program for which the attributes were read. `None` before the first read.
     program: Option<Program>,
-    /// Ordered by thread id.
+    /// The threads, ordered by thread id.
     threads: Vec<ThreadFacts>,
-    /// The CPU time of all threads except the active ones, as of the last scan that read only these. An upper bound.
-    /// `None` if all threads were read since.
+    /// The CPU time of all threads except the active ones, in ns, at the last scan that read only the active threads.
+    /// An upper bound. `None` if a later scan has read all threads.
     other_threads_ns: Option<u64>,
-    /// Number of threads at the last scan.
+    /// The number of threads at the last scan.
     pub(super) thread_count: usize,
-    /// [`crate::bpf::TaskRecord::cgroup_fingerprint`] of the last pass before the cgroups were read. 0 if
-    /// unknown.
+    /// The fingerprint (a hash of the cgroups, [`crate::bpf::TaskRecord::cgroup_fingerprint`]) in the last task scan
+    /// before the cgroups were read. 0 if unknown.
     pub(super) last_pass_fingerprint: u64,
-    /// The fingerprint for which the cached cgroups are valid. 0 if the cgroups must be read.
+    /// The fingerprint (a hash of the cgroups) for which the cached cgroups are valid. 0 if the cgroups must be read.
     pub(super) fingerprint: u64,
 }
 

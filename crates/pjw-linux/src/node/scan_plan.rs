@@ -19,9 +19,10 @@ use crate::bpf::TaskScope;
 /// The processes that one scan reads, and what the task scan (a BPF program that reports the state of threads) has
 /// already reported about them.
 pub(super) struct ScanPlan {
-    /// Processes whose threads are read.
+    /// The processes whose threads the scan reads.
     pub(super) wanted: BTreeSet<Pid>,
-    /// All processes to observe, including `wanted`. The error is that of the process list.
+    /// All processes that the scan reads, including `wanted`. An error if the list of processes in `/proc` can't be
+    /// read.
     pub(super) pids: Result<BTreeSet<Pid>, Errno>,
     /// What the task scan reported.
     pub(super) pass: TaskScanResult,

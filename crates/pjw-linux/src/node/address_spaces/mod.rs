@@ -45,14 +45,14 @@ const MAX_WITNESSES: usize = 4;
 /// share one address space.
 pub(super) type Compare = fn(Pid, Pid) -> Result<Ordering, Errno>;
 
-/// Finds the processes that share an address space with another process (clone(2), `CLONE_VM`). Contains the
-/// processes that earlier scans have read. Candidates are processes whose stacks have the same start address.
+/// Finds the processes that share an address space with another process (clone(2), `CLONE_VM`). Contains the processes
+/// that earlier scans have read. Compares only candidates: processes whose stacks have the same start address.
 #[derive(Debug)]
 pub(super) struct AddressSpaces {
     processes: BTreeMap<Pid, Process>,
-    /// By the start address of the stack.
+    /// The candidates, by the start address of their stacks.
     candidates: BTreeMap<u64, Candidates>,
-    /// The users of each address space, by number.
+    /// The processes of each address space, by the number of the address space.
     users: BTreeMap<u64, BTreeSet<Pid>>,
     /// The processes to check.
     open: BTreeSet<Pid>,
@@ -64,7 +64,7 @@ pub(super) struct AddressSpaces {
     last_check: Nanos,
     /// The number of the present scan.
     scan: u64,
-    /// Whether the numbers are those of the task scan.
+    /// Whether the numbers come from the task scan (a BPF program) and not from kcmp(2).
     by_task_scan: bool,
     /// Why kcmp(2) was refused.
     refusal: Option<Errno>,

@@ -36,9 +36,10 @@ const MAX_PERIOD_OF_MASKS: u32 = 4;
 #[derive(Debug, Default)]
 pub(super) struct IdleTracker {
     processes: BTreeMap<Pid, LastUsage>,
-    /// The jobs with a cgroup, by its path.
+    /// The CPU time of each job with a cgroup, by the path of the cgroup.
     jobs: BTreeMap<String, JobUsage>,
-    /// The groups of which each process has the longest check period of the group, by address.
+    /// The groups in which every process has been idle for so long that it has the longest time between two checks. The
+    /// key is the address of the group.
     settled: BTreeMap<usize, Arc<IdleProcessGroup>>,
     /// Number of scans that listed idle processes.
     scans: u32,
@@ -86,16 +87,20 @@ enum CgroupActivity {
 /// The result of [`IdleTracker::find_idle`]: which of the checked processes ran since the last scan, and which did not.
 #[derive(Debug, Default)]
 pub(super) struct IdleCheck {
-    /// Processes to observe: they ran, are new, or have ended.
+    /// The processes that a scan must read: they ran since the last scan, are new, or have ended.
     pub(super) active: BTreeSet<Pid>,
-    /// The time until which each active process was seen idle, at the check before this one.
+    /// For each process in `active` that was idle at its check before this one: the time of that check, or of a later
+    /// check that found its whole job idle.
     pub(super) idle_until: BTreeMap<Pid, Nanos>,
-    /// Processes that did not run.
+    /// The processes that did not run since the last scan. In a full scan, also the idle processes whose check was not
+    /// due.
     pub(super) idle: Vec<Pid>,
-    /// Idle processes confined by masks only, also those whose check was not due, with the index of their group in
+    /// The idle processes that are not in a cpuset of pjw: affinity masks alone keep them on their PUs. Also contains
+    /// the processes whose check was not due. The number is the index of the process's group in
     /// [`WatchedProcesses::groups`].
     pub(super) mask_only: Vec<(Pid, usize)>,
-    /// Unassigned processes that ran or have ended. A process may also be in one of the other fields.
+    /// The unassigned processes (processes of job owners that belong to no job) that ran or have ended. A process may
+    /// also be in one of the other fields.
     pub(super) active_unassigned: BTreeSet<Pid>,
 }
 
@@ -269,8 +274,8 @@ impl IdleTracker {
         }
     }
 
-    /// Returns the time of the last check that found the process idle, for each ended process in `processes` that a
-    /// check found idle. `idle_check` is the result of the check in this scan.
+    /// Returns for each ended process in `processes` the time of the last check that found the process idle. Processes
+    /// that no check found idle are left out. `idle_check` is the result of the check in this scan.
     pub(super) fn ended_idle_until(
         &self,
         idle_check: &IdleCheck,
@@ -284,9 +289,8 @@ impl IdleTracker {
         ended.filter_map(|(&pid, _)| Some((pid, idle_until(pid)?))).collect()
     }
 
-    /// Returns the place in which the thread ids of the process `pid` are cached. The place is empty (inner `None`)
-    /// if the process has run since the threads were listed. The outer `None` means that the process was never
-    /// checked.
+    /// Returns the cache entry with the thread ids of the process `pid`. The entry is empty (inner `None`) if the
+    /// process has run since its threads were listed. The outer `None` means that the process was never checked.
     pub(super) fn cached_tids(&mut self, pid: Pid) -> Option<&mut Option<Box<[Tid]>>> {
         self.processes.get_mut(&pid).map(|known| &mut known.tids)
     }

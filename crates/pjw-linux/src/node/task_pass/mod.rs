@@ -24,7 +24,7 @@ const TASKS_PER_PROC_READ: usize = 24;
 #[derive(Debug, Default)]
 pub(super) struct TaskScanResult {
     pub(super) processes: BTreeMap<Pid, ScannedProcess>,
-    /// Number of tasks on the machine.
+    /// The number of tasks (threads) on the machine.
     pub(super) tasks: usize,
 }
 
@@ -32,21 +32,27 @@ pub(super) struct TaskScanResult {
 /// threads.
 #[derive(Debug)]
 pub(super) struct ScannedProcess {
-    /// Of the first thread.
+    /// The state of the first thread, with the values of `/proc/PID/task/TID/stat`.
     pub(super) stat: Stat,
+    /// The real user id of the process.
     pub(super) uid: Uid,
+    /// The effective affinity mask of the first thread.
     pub(super) mask: CpuSet,
-    /// Changes when the process moves to another cgroup: [`TaskRecord::cgroup_fingerprint`].
+    /// A hash of the cgroups of the process, which changes when the process moves to another cgroup:
+    /// [`TaskRecord::cgroup_fingerprint`].
     pub(super) fingerprint: u64,
-    /// The address space.
+    /// The address space of the process. `None` for a kernel thread and for a process that has exited.
     pub(super) address_space: Option<ScannedSpace>,
-    /// Number of threads. `None` if the process was not in the scope.
+    /// The number of threads. `None` if the task scan reported only the first thread, because the process is not in the
+    /// set of processes in the [`TaskScope`].
     pub(super) thread_count: Option<usize>,
-    /// Whether a thread's mask is not a subset of the planned CPU set.
+    /// Whether the affinity mask of a thread has PUs outside the planned mask. False if no mask is planned for the
+    /// process.
     pub(super) is_outside: bool,
-    /// The threads, if requested.
+    /// The threads. `None` if only their masks were compared with a planned mask, or if the process is not in the set
+    /// of processes in the [`TaskScope`].
     pub(super) threads: Option<Vec<Thread>>,
-    /// Whether the first thread was reported. Before, the facts are those of another thread.
+    /// Whether the first thread was reported. Until then, `stat` and `uid` are those of another thread.
     has_first_thread: bool,
 }
 
