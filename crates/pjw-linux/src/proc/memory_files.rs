@@ -36,7 +36,7 @@ const MAX_WAITING: usize = 24;
 pub(crate) struct EnvironAndCommandLine {
     /// The variables of the environment whose names are wanted. Empty if this user may not read them.
     pub(crate) environ: BTreeMap<String, String>,
-    /// See [`ProcDir::command_line`].
+    /// The command line, as [`ProcDir::command_line`] returns it.
     pub(crate) command_line: String,
 }
 
@@ -47,8 +47,8 @@ type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
 /// Reads the files `/proc/PID/environ` and `/proc/PID/cmdline` of processes. The content of these files lies in the
 /// memory of the process, and reading them blocks while the lock of this memory (`mmap_lock`) is held. The state of the
 /// process does not show that: another process that shares the memory (`CLONE_VM`) may hold the lock. So a separate
-/// thread reads the files of every process. If a read blocks, this thread is left to itself, and the next read starts
-/// another one.
+/// thread reads the files of every process. If a read blocks, this thread is not used again: it waits for the lock and
+/// then ends. The next read starts another thread.
 #[derive(Debug)]
 pub(crate) struct MemoryFiles {
     proc_path: PathBuf,
@@ -94,7 +94,8 @@ impl From<ReadFailure> for Errno {
     }
 }
 
-/// A thread that reads. It ends when this value is dropped and its present read is done.
+/// A thread that reads the files of the processes whose pids are sent to it. After this value is dropped, the thread
+/// completes its present read and ends.
 #[derive(Debug)]
 pub(crate) struct Reader {
     requests: Sender<Pid>,
@@ -125,12 +126,15 @@ impl MemoryFiles {
     }
 
     /// Begins to read the environment variables and the command line of a process of the user `uid`. `pid` is the id of
-    /// the process or of one of its threads. [`MemoryFiles::finish_read`] returns the contents. The thread reads
-    /// meanwhile, so the caller should do something else before.
+    /// the process or of one of its threads. [`MemoryFiles::finish_read`] returns the contents. A thread reads the
+    /// files meanwhile, so the caller should do other work before it calls `finish_read`.
     ///
     /// # Errors
-    /// `EAGAIN` if an earlier read of the process still waits, or if too many reads of other processes of the user do
-    /// (4), or of all users (24).
+    /// `EAGAIN` in these cases:
+    ///
+    /// - An earlier read of the process still waits for the lock of its memory.
+    /// - 4 reads of processes of the user wait for locks, or 24 reads of processes of all users.
+    /// - The thread can't be started.
     pub(crate) fn begin_read(&mut self, pid: Pid, uid: Uid) -> Result<BegunRead, Errno> {
         Ok(self.begin_by_thread(pid, uid)?)
     }
@@ -144,9 +148,10 @@ impl MemoryFiles {
         Ok(self.wait_for_contents(begun, None)?)
     }
 
-    /// Returns whether the lock of the memory of a process of the user `uid` is, or may be, held for longer than
-    /// `max_wait`. That is not known if too many reads of other processes of the user wait for locks, or if no thread
-    /// can be started. Waits until the lock is free, but not longer than `max_wait`.
+    /// Returns whether the lock of the memory (`mmap_lock`) of the process `pid` is possibly held for longer than
+    /// `max_wait`. `uid` is the user of the process. Waits until the lock is free, but not longer than `max_wait`. Also
+    /// true if the state of the lock is unknown, because too many other reads wait for locks, or because no thread can
+    /// be started.
     pub(crate) fn may_be_locked(&mut self, pid: Pid, uid: Uid, max_wait: Duration) -> bool {
         let contents =
             self.begin_by_thread(pid, uid).and_then(|begun| self.wait_for_contents(begun, Some(max_wait)));

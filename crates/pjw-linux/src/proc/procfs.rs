@@ -160,8 +160,9 @@ impl ProcDir {
         parse_children_ticks(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Returns whether the thread `tid` of the process `pid` is exiting: it runs in the kernel, executes no more
-    /// instructions of its program, and has no memory any more, or soon.
+    /// Returns whether the thread `tid` of the process `pid` is exiting (`PF_EXITING`). Such a thread runs in the
+    /// kernel, and executes no more instructions of its program. The kernel has released the memory of the thread, or
+    /// soon does so.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the thread has ended. `EIO` if the text is malformed.
@@ -255,10 +256,11 @@ impl ProcDir {
         self.read_until(path, |_| false)
     }
 
-    /// Reads the file at `path` into the buffer. Stops at a newline at the end of a read that does not fill the buffer,
-    /// and so saves the read(2) that returns 0. Use only for files whose whole text the kernel generates at the first
-    /// read (`single_open`, seq_file(9)). A file that does not end with a newline is read correctly too, but with that
-    /// last read(2). [`ProcDir::text`] returns the text.
+    /// Reads the file at `path` in this `/proc` directory into the buffer. [`ProcDir::text`] returns the text. Use only
+    /// for files whose whole text the kernel generates at the first read (`single_open`, seq_file(9)). The function
+    /// takes a newline as the end of the file if a read ends with it and does not fill the buffer. This saves the last
+    /// read(2), which would return 0. A file that does not end with a newline is read correctly too, but with this last
+    /// read(2).
     pub(super) fn read_single_open_file(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
         self.read_until(path, |text| text.len() < text.capacity() && text.ends_with(b"\n"))
     }

@@ -10,12 +10,13 @@ use super::procfs::parse_stat;
 use crate::sys::errno::{from_io, from_rustix};
 
 /// Sends the signal `signal` to the process `process`. If the process has ended and another process has got its pid,
-/// the other process does not receive the signal, because its start time is different. But on a kernel without pidfds
-/// (before Linux 5.3), another process can get the pid between the comparison of the start times and the signal.
+/// the other process does not receive the signal, because its start time is different. Except: on a kernel without
+/// pidfds (before Linux 5.3), another process can get the pid after the start times were compared, and then receives
+/// the signal.
 ///
 /// # Errors
-/// `ESRCH` if the process has ended. `EPERM` if this user may not send signals to the process: it belongs to another
-/// user, and this process lacks `CAP_KILL`.
+/// `ESRCH` if the process has ended. `EPERM` if the process belongs to another user, and the calling process lacks
+/// `CAP_KILL`.
 pub fn send_signal(process: ProcessId, signal: Signal) -> Result<(), Errno> {
     let number = i32::try_from(process.pid.0).map_err(|_| Errno::ESRCH)?;
     let pidfd = RustixPid::from_raw(number)
@@ -34,9 +35,9 @@ pub fn send_signal(process: ProcessId, signal: Signal) -> Result<(), Errno> {
     }
 }
 
-/// Returns whether the kernel has decided to end the process `pid`, by SIGKILL or by another signal with this effect,
-/// and the process has not ended yet. The kernel then makes SIGKILL pending (kernel/signal.c, `complete_signal`). False
-/// if there is no such process.
+/// Returns whether the process `pid` is killed but has not ended yet: whether SIGKILL is pending for the process
+/// (`SigPnd` and `ShdPnd` in `/proc/PID/status`). The kernel also makes SIGKILL pending when another signal ends the
+/// process without a core dump (kernel/signal.c, `complete_signal`). False if there is no such process.
 #[must_use]
 pub fn is_killed(pid: Pid) -> bool {
     let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
