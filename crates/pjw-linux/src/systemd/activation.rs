@@ -10,9 +10,9 @@ use rustix::fs::{Dir, Mode, OFlags, fstat, open, readlinkat};
 /// The request `SIOCUNIXFILE` of ioctl(2), from `linux/un.h`: opens the file of a Unix socket with `O_PATH`.
 const OPEN_SOCKET_FILE: u16 = 0x89e0;
 
-/// Makes a listener of the Unix socket that systemd passed to this process (socket activation). `fd` is the
-/// number of the socket's file descriptor. The listener has a duplicate of this descriptor. So `fd` stays open
-/// when the listener is dropped.
+/// Makes a listener from the Unix socket that systemd passed to this process (socket activation). `fd` is the number of
+/// the socket's file descriptor. The listener has a duplicate of this descriptor. So `fd` stays open when the listener
+/// is dropped.
 ///
 /// # Errors
 /// `InvalidInput` if `fd` is negative. The error of fcntl(2) if `fd` is not open, or if no file descriptor is
@@ -26,8 +26,9 @@ pub fn dup_listener(fd: RawFd) -> io::Result<UnixListener> {
     Ok(UnixListener::from(passed.try_clone_to_owned()?))
 }
 
-/// Returns the metadata of the file that the Unix socket `listener` is bound to, also if the file was removed. `None`
-/// if the socket has no file, before Linux 4.13, and without `CAP_NET_ADMIN`.
+/// Returns the metadata of the file to which the Unix socket `listener` is bound, even if the file was removed. `None`
+/// in each of these cases: the socket has no file, the kernel is older than Linux 4.13, or this process lacks
+/// `CAP_NET_ADMIN`.
 #[must_use]
 pub fn metadata_of_socket_file(listener: &UnixListener) -> Option<Metadata> {
     // SAFETY: the request has no argument. It accesses no memory of this process, and returns a new descriptor.
@@ -40,14 +41,15 @@ pub fn metadata_of_socket_file(listener: &UnixListener) -> Option<Metadata> {
     file.metadata().ok()
 }
 
-/// A service manager that passed a listening socket to this process. The service manager keeps the socket open as long
-/// as the socket unit is active, and closes it when the socket unit is stopped.
+/// A service manager (such as systemd) that passed a listening socket to this process. The service manager keeps the
+/// socket open as long as the socket unit (the unit that configures the socket) is active. When the socket unit is
+/// stopped, the service manager closes the socket.
 #[derive(Debug)]
 pub struct SocketManager {
-    /// The directory with the descriptors of the service manager. It stays the one of this process, also if another
+    /// The directory `/proc/PID/fd` of the service manager. This descriptor refers to the same process even if another
     /// process gets the pid.
     descriptors: OwnedFd,
-    /// The target of the links of descriptors that refer to the socket.
+    /// The target of the links in `/proc/PID/fd` that refer to the socket, such as `socket:[123]`.
     link: String,
 }
 

@@ -54,6 +54,6 @@ pub(crate) enum PropertyValue {
     Texts(Vec<String>),
     Number(u64),
     Pids(Vec<u32>),
-    /// A set of numbers as bytes, lowest bits first.
+    /// A set of numbers, such as PUs, as a bit mask. The first byte has the bits of the numbers 0 to 7.
     Set(Vec<u8>),
 }
