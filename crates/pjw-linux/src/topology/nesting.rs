@@ -23,7 +23,7 @@ pub(super) struct Object {
     pub(super) number: Option<Pu>,
     pub(super) gp_index: Option<String>,
     pub(super) cpus: Option<CpuSet>,
-    /// Including offline PUs. hwloc orders objects by this set.
+    /// The PUs of the object, including offline PUs. hwloc orders objects by this set.
     pub(super) all_cpus: Option<CpuSet>,
     pub(super) nodes: Option<CpuSet>,
     pub(super) all_nodes: Option<CpuSet>,
@@ -120,7 +120,7 @@ impl Nesting {
     /// of one of its children.
     ///
     /// # Errors
-    /// What is wrong, as text for users.
+    /// A description of the problem, as text for users.
     pub(super) fn close_object(&mut self) -> Result<(), String> {
         let Some(object) = self.open.pop() else { return Ok(()) };
         match &object.cpus {

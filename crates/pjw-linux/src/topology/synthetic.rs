@@ -35,7 +35,8 @@ pub enum SyntheticTopologyError {
         /// The number that is too large.
         number: u64,
     },
-    /// hwloc rejects the description only because its last level is not that of the PUs.
+    /// The description has no level of PUs (logical CPUs) at its end. hwloc would accept the description with `pu:1`
+    /// added at the end.
     #[error("its last level is not that of the PUs: add pu:1, or pu:2 for SMT")]
     NoPuLevel,
     /// hwloc rejects the description, for example because of an unknown level or a wrong sequence of levels.
