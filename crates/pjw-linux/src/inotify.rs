@@ -6,10 +6,12 @@ use nix::sys::inotify::{Inotify, InotifyEvent};
 /// events (`max_queued_events`, inotify(7)).
 const MAX_READS: usize = 64;
 
-/// Reads the events that `inotify` has now. `inotify` must be non-blocking (`IN_NONBLOCK`).
+/// Returns the events of `inotify` that the kernel has queued. Does not wait for events. `inotify` must be non-blocking
+/// (`IN_NONBLOCK`).
 ///
-/// If programs make events faster than the caller reads, the iterator ends nevertheless, and leaves the rest to the
-/// next call: the file descriptor then stays readable. It also ends at an error of read(2).
+/// The iterator ends after at most 64 calls of read(2), even if programs cause events faster than the caller reads. The
+/// remaining events stay queued for the next call of this function, and poll(2) still shows `inotify` as readable. The
+/// iterator also ends at an error of read(2).
 pub fn read_events(inotify: &Inotify) -> impl Iterator<Item = InotifyEvent> {
     (0..MAX_READS).map_while(|_| inotify.read_events().ok()).flatten()
 }

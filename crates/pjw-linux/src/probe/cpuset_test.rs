@@ -30,11 +30,11 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 /// whether a job can have idle priority and can be frozen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CpusetTestResult {
-    /// Whether affinity survives cpuset writes.
+    /// Whether threads keep their affinity masks when their cpuset changes.
     pub(super) affinity_persists: bool,
-    /// Whether `affinity_persists` was measured. Otherwise it follows from the kernel's version.
+    /// Whether `affinity_persists` was measured. If false, `affinity_persists` follows from the kernel's version.
     pub(super) measured: bool,
-    /// Whether a job can have idle priority. The error is the reason why not.
+    /// Whether a job can have idle priority. The error is the reason why not, as text for users.
     pub(super) idle: Result<(), String>,
     /// Whether a job can be frozen.
     pub(super) can_freeze: bool,

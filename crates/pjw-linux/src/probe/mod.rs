@@ -56,11 +56,11 @@ pub fn probe_kernel_support(own_cgroups: &OwnCgroupNames) -> KernelSupport {
     KernelSupport { can_set_all_masks, cpuset_support, descriptions }
 }
 
-/// Determines in which cgroup hierarchy this process can create cpusets, or why it can create none. Also
-/// determines whether threads keep their affinity masks when their cpuset changes, and whether a cpuset can be
-/// frozen and can have idle priority. The function tests this with temporary cpusets and a temporary process,
-/// and removes them before it returns. `own_cgroups` has the names of the cgroups in which pjwd creates the
-/// cpusets of jobs. The function creates the temporary cpusets in the same cgroups.
+/// Determines in which cgroup hierarchy this process can create cpusets, or why it can create none. Also determines
+/// whether threads keep their affinity masks when their cpuset changes, and whether the processes in a cpuset can be
+/// frozen and can have idle priority. The function tests this with temporary cpusets and a temporary process, and
+/// removes them before it returns. `own_cgroups` has the names of the cgroups in which pjwd creates the cpusets of
+/// jobs. The function creates the temporary cpusets in the same cgroups.
 #[must_use]
 pub fn probe_cpuset_support(own_cgroups: &OwnCgroupNames) -> CpusetSupport {
     cpuset_support::find_cpuset_support(own_cgroups).0
