@@ -13,7 +13,7 @@ use pjw_core::ids::{Comm, Uid};
 pub struct Scheduler {
     /// The name of the scheduler, for display, such as `Grid Engine`.
     pub name: &'static str,
-    /// The program names of its daemons.
+    /// The program names of the daemons of the scheduler.
     daemons: &'static [&'static str],
     /// The name of an environment variable whose value is a path. The path is that of the directory of the
     /// configuration files, or that of one configuration file. Empty if the scheduler has no such variable.

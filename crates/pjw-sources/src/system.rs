@@ -13,48 +13,54 @@ const MAX_CORES: u32 = 65_536;
 pub(crate) struct BatchSystem {
     /// The batch system.
     pub(crate) source: JobSource,
-    /// The program names of its launchers: the processes whose children are job processes. Cut to 15 bytes as the
-    /// kernel does.
+    /// The program names of the launchers: daemons of the batch system whose child processes belong to jobs. Each name
+    /// is cut to 15 bytes, as the kernel does.
     pub(crate) launchers: &'static [&'static str],
-    /// The variables that [`BatchSystem::environ_claim`] reads. It has no access to others.
+    /// The names of the environment variables that [`BatchSystem::environ_claim`] reads. That function can read no
+    /// other variables.
     pub(crate) variables: &'static [&'static str],
-    /// The unit of processes, beside the cgroup, that the system gives to each job alone.
+    /// Whether the batch system starts each job in a process group of its own, in a session of its own, or in neither.
     pub(crate) own: JobProcessGrouping,
-    /// Whether the warden may narrow the cpuset of a job's directory. True if the system writes that cpuset only to
-    /// grant cores.
+    /// Whether pjwd may narrow the cpuset of a job's cgroup, that is, remove PUs (logical CPUs) from it. True only if
+    /// the batch system writes this cpuset for no other purpose than to give cores to the job.
     pub(crate) narrowable: bool,
-    /// Finds the outermost directory of this system on a cgroup path.
+    /// Finds on the cgroup path of a process the outermost directory that belongs to this batch system. `None` if no
+    /// directory on the path belongs to it.
     pub(crate) find_directory: fn(&ProcessAttributes<'_>) -> Option<CgroupDirectoryRole>,
-    /// Reads the job and its core count from the environment.
+    /// Reads the job and its number of cores from the environment variables of a process. `None` if the variables name
+    /// no job.
     pub(crate) environ_claim: fn(BatchEnvironment<'_>, &LocalHost) -> Option<EnvironClaim>,
 }
 
 /// The properties of a process that [`BatchSystem::find_directory`] uses to find the job's directory on the cgroup path
 /// of the process.
 pub(crate) struct ProcessAttributes<'a> {
-    /// The directories of its cgroup path, outermost first, as far as they are trusted.
+    /// The trusted directories on the cgroup path of the process, outermost first. The directory of a user's service
+    /// manager (`user@UID.service`) and the directories below it are not trusted, because the user can create
+    /// directories there.
     pub(crate) parts: &'a [&'a str],
-    /// The name of the program.
+    /// The program name of the process.
     pub(crate) comm: &'a Comm,
-    /// The command line.
+    /// The command line of the process.
     pub(crate) command_line: &'a str,
 }
 
 /// The meaning of a directory on the cgroup path of a process. The directory belongs to a job, or the batch system uses
 /// it only for its own processes.
 pub(crate) enum CgroupDirectoryRole {
-    /// The directory of a job.
+    /// The directory belongs to a job.
     Job {
         /// The id of the job.
         job: JobId,
-        /// The index of the directory on the path, from 0.
+        /// The index of the directory on the cgroup path, counted from 0.
         depth: usize,
-        /// Whether the process belongs to the scheduler and not to the job, by better evidence than its name.
+        /// Whether the process in the directory belongs to the batch system and not to the job. True only if more than
+        /// the program name of the process shows this.
         helper: bool,
     },
-    /// A directory in which only the scheduler puts processes, and only its own.
+    /// Only the batch system puts processes into the directory, and only its own processes.
     SchedulerOnly {
-        /// The index of the directory on the path, from 0.
+        /// The index of the directory on the cgroup path, counted from 0.
         depth: usize,
     },
 }
@@ -80,11 +86,13 @@ impl CgroupDirectoryRole {
 pub(crate) struct EnvironClaim {
     /// The id of the job.
     pub(crate) job: JobId,
-    /// Another id of the same job. The cgroup may have this one in its name.
+    /// A second id of the same job. The name of the job's cgroup may contain this second id instead of `job`. `None` if
+    /// the job has only one id.
     pub(crate) alias: Option<JobId>,
-    /// The amount of cores that the job has on this node.
+    /// The number of cores or PUs (logical CPUs) that the job has on this machine. `None` if the environment does not
+    /// contain it.
     pub(crate) amount: Option<CpuRequest>,
-    /// The number of tasks of the job on this node.
+    /// The number of tasks of the job on this machine. `None` if the environment does not contain it.
     pub(crate) tasks: Option<u32>,
 }
 
@@ -153,7 +161,7 @@ impl<'a> BatchEnvironment<'a> {
 }
 
 /// Returns `text` if it is a job number: 1 to 20 digits without leading zeros. Otherwise returns `None`. Leading zeros
-/// are refused, because `7` and `07` would else be two jobs.
+/// are refused, because otherwise `7` and `07` would count as two jobs.
 pub(crate) fn job_number(text: &str) -> Option<&str> {
     let digits = !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
     (digits && !text.starts_with('0')).then_some(text)
