@@ -177,8 +177,9 @@ pub struct JobCpuset {
 /// system created the cgroup, the daemon recognises it by an extended attribute, in which the earlier run stored the
 /// cpuset.
 ///
-/// If the journal has a record of the cpuset, the daemon keeps or removes the cpuset as this record says. Otherwise,
-/// the daemon decides after the next scan of all processes. In a cgroup that pjw or systemd created:
+/// If the journal (the file from which a restarted daemon restores its state) has a record of the cpuset, the daemon
+/// keeps or removes the cpuset as this record says. Otherwise, the daemon decides after the next scan of all processes.
+/// In a cgroup that pjw or systemd created:
 ///
 /// - The cpuset is kept if its cgroup contains processes and its PUs (logical CPUs) can be granted to the job. The job
 ///   then holds these PUs again.
@@ -203,10 +204,11 @@ pub struct LeftoverCpuset {
     /// The cpuset that the earlier run wrote in the cgroup of a batch system, as it stored it in an extended
     /// attribute of the cgroup. `None` if pjw or systemd created the cgroup.
     pub scheduler_cpuset: Option<JobCpuset>,
-    /// The name of the daemon that wrote [`LeftoverCpuset::scheduler_cpuset`], if this was another daemon of pjw. The
-    /// name is the text with which the names of the cgroups of that daemon begin, such as `pjw`. It was read from the
-    /// extended attribute. Such a cpuset is neither kept nor removed: its job gets no cores while the cpuset has these
-    /// PUs. `None` if an earlier run of this daemon wrote the cpuset.
+    /// The name of the daemon that wrote [`LeftoverCpuset::scheduler_cpuset`], if this was another daemon of pjw.
+    /// `None` if an earlier run of this daemon wrote the cpuset. The name was read from the extended attribute. It is
+    /// the text with which the names of all cgroups of that daemon begin, such as `pjw`. This daemon does not change
+    /// the cpuset of another daemon. It gives the waiting job of the cpuset no cores while the cpuset has the PUs that
+    /// the other daemon wrote.
     pub other_writer: Option<String>,
 }
 
@@ -310,9 +312,9 @@ pub enum CpusetChange {
     },
 }
 
-/// The outcome of a [`CpusetAction`] (a change of a job's cpuset). The change was made (`Done`), was refused
-/// (`Refused`), continues in the background (`Delayed`), or is impossible at present because the memory of the process
-/// is locked (`ProcessLocked`), or for good because the process or the cgroup no longer exists (`Gone`).
+/// The outcome of a [`CpusetAction`] (a change of a job's cpuset, or a move of a process into or out of the cpuset).
+/// The change was made, was refused, or continues in the background. Or it was impossible: the process or the cgroup no
+/// longer exists, or the memory of the process is locked at present.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.

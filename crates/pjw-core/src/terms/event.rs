@@ -10,15 +10,17 @@ use crate::terms::job::JobId;
 pub enum EventKind {
     /// Cores were granted to a job that had no cores.
     Assigned,
-    /// At its start, the daemon detected a job cpuset of an earlier run that the journal does not contain.
-    /// The job gets the cores of this cpuset, or the cpuset is removed.
+    /// At its start, the daemon detected a job cpuset of an earlier run that is missing in the journal (the file from
+    /// which a restarted daemon restores its state). The job gets the cores of this cpuset, or the cpuset is removed.
     Recovered,
     /// The grant of a job changed: the job got more, fewer or other cores.
     Resized,
     /// A job ended, a command (`pjwctl release`) released the job, or the kernel refused to keep a new job on its
     /// cores. pjw no longer controls the threads of the job, and frees the cores that pjw had granted to the job.
     Released,
-    /// A job has left a report. The text is its verdict, or its figures.
+    /// A job ended or was released, and pjw made a report on what the job used. The text has the run time, the CPU time
+    /// and the mean number of used cores. If pjw can judge how well the job used its cores, the text begins with this
+    /// verdict in one word, such as `serial`.
     Ended,
     /// Threads of a job were restricted to the cores of the job, or threads that belong to no job were kept
     /// off the cores of jobs.
@@ -29,21 +31,21 @@ pub enum EventKind {
     /// A process belongs to no job although the user of the process has a job on this machine. Also used if a
     /// process of a job was moved out of the cpuset of the job.
     Stray,
-    /// pjw restored an affinity mask, a cpuset or the cgroup of a process after another program had changed
-    /// it. Also used if pjw gave other PUs to threads that their program had bound to PUs with too many hot
-    /// threads.
+    /// pjw restored an affinity mask, a cpuset or the cgroup of a process after another program had changed it. Also
+    /// used if pjw gave other PUs to hot threads (threads that run or wait for a PU most of the time), because their
+    /// program had bound too many of them to the same PUs. Also used if pjw gave these threads their old PUs back.
     Repaired,
     /// A command of a client to change a job was refused.
     Refused,
     /// Idle cores of a job of the class guaranteed were lent to a job of the class besteffort.
     Lent,
-    /// pjw took cores back from a job, or announced that it will take them back after `revocation_grace`.
-    /// Either a batch system granted the cores to another job, or the job had borrowed the cores and their
-    /// owner needs them.
+    /// pjw took cores back from a job, or announced that it will take them back after the time `revocation_grace`.
+    /// Either a batch system granted the cores to another job, or the job had borrowed the cores and the job that owns
+    /// them needs them.
     Revoked,
     /// A job of the class guaranteed has cores back that were lent to another job.
     Returned,
-    /// Hot threads of a job were pinned to one PU each.
+    /// Hot threads of a job (threads that run or wait for a PU most of the time) were pinned to one PU each.
     Rebalanced,
     /// PUs of the machine went online or offline.
     Hotplug,

@@ -70,13 +70,13 @@ pub enum MaskActionKind {
     /// A thread that may run outside the grant of its job (the PUs granted to the job) is restricted to the
     /// grant. The thread is new in the job, or the grant changed.
     Confine,
-    /// A thread that requested PUs outside the grant, after pjw had restricted the thread, is restricted
+    /// A thread that pjw had restricted to the grant of its job, and that then requested other PUs, is restricted
     /// again.
     Repair,
-    /// A hot thread (a thread that runs or waits for a PU most of the time) is restricted to one PU of the
-    /// grant.
+    /// A hot thread (a thread that runs or waits for a PU most of the time) is restricted to one PU of the grant of its
+    /// job.
     Pin,
-    /// A pinned thread is no longer restricted to one PU, and may use the grant again.
+    /// A pinned thread is no longer restricted to one PU, and may use all PUs of the grant of its job again.
     Float,
     /// pjw gives a hot thread other PUs of the grant than the PUs to which its program bound the thread. The
     /// reason is that too many hot threads are bound to the same PUs while other PUs of the grant are idle.

@@ -79,8 +79,8 @@ pub struct LendingPolicy {
     pub revocation_grace: Duration,
     /// The treatment of a job of the class besteffort that can borrow no core.
     pub starved: StarvedPolicy,
-    /// Whether a job of the class besteffort borrows cores also while it has no process. False in the daemon. True in a
-    /// replay, in which no process runs.
+    /// Whether a job of the class besteffort borrows cores even while it has no process. False in the daemon. True in a
+    /// simulation of recorded demand, in which no process runs.
     pub lends_to_empty_jobs: bool,
 }
 
@@ -189,8 +189,9 @@ pub struct Policy {
     pub reservation_timeout: Duration,
     /// The settings of lending: jobs of the class besteffort run on cores that other jobs leave idle.
     pub lending: LendingPolicy,
-    /// Whether waiting jobs get cores, and the loans of cores change. False while pjwd can't write its journal: each
-    /// of these changes needs a record. Not part of the configuration.
+    /// Whether pjw may give cores to waiting jobs, lend cores, and take lent cores back. Each of these changes needs a
+    /// record in the journal (the file from which a restarted daemon restores its state). So the value is false while
+    /// pjwd can't write its journal. Not part of the configuration.
     pub may_grant: bool,
 }
 

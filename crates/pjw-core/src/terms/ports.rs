@@ -19,16 +19,19 @@ pub trait MachineInterface {
     /// an error.
     fn scan(&mut self, request: &ScanRequest) -> Snapshot;
 
-    /// Reads the CPU times of these processes. A process that has ended and for which its parent has not waited yet (a
-    /// zombie) is present. A process that can't be read for another reason than that it does not exist is left out. The
-    /// times of ended children are read before the times of any process, so that no time of a process counts in both.
-    /// The default reads nothing.
+    /// Reads the CPU times of the processes with these pids, and returns them by pid. A process that does not exist is
+    /// [`Observed::Gone`]. A zombie (a process that has ended and for which its parent has not waited yet) is present.
+    /// A process that can't be read for another reason is left out.
+    ///
+    /// The result has two times for each process: its own CPU time, and the CPU time of its ended children. All times
+    /// of ended children are read first. So the time of a process that ends during the call is not counted twice. The
+    /// default implementation reads nothing, and returns an empty map.
     fn read_cpu_times(&mut self, _pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessCpuTimes>> {
         BTreeMap::new()
     }
 
     /// Reads the largest memory use of the cgroup at `path`, in bytes. `None` if the kernel does not measure it for
-    /// this cgroup, or if the cgroup does not exist. The default knows none.
+    /// this cgroup, or if the cgroup does not exist. The default implementation returns `None`.
     fn read_memory_peak(&mut self, _path: &str) -> Option<u64> {
         None
     }
@@ -39,8 +42,9 @@ pub trait MachineInterface {
     /// longer ago than [`crate::basics::ids::ProcessId::MIN_PID_REUSE_TIME`].
     fn probe_masks(&mut self, expected: &BTreeMap<Pid, ExpectedMask>) -> MaskProbeResult;
 
-    /// Reads the cgroups of these processes: their paths in the hierarchy with the cpuset controller, by pid. A process
-    /// that has exited is left out. The call may wait for a move of processes between cgroups.
+    /// Reads the cgroups of the processes in `pids`. Returns for each pid the path of the cgroup in the hierarchy with
+    /// the cpuset controller. A process that has exited is left out. The call may block while the kernel moves
+    /// processes between cgroups.
     fn read_cpuset_paths(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, String>;
 
     /// Reads the process events that the kernel has sent since the last call, without waiting. Called after
@@ -48,19 +52,19 @@ pub trait MachineInterface {
     /// were lost.
     fn read_process_events(&mut self) -> ProcessEventBatch;
 
-    /// Returns the cgroups that exist where this daemon creates cgroups for jobs, each with the facts that an
-    /// earlier run of the daemon stored in the extended attributes of the cgroup. Called only when the daemon
-    /// starts.
+    /// Returns the existing cgroups whose cpusets may have been written by an earlier run of this daemon or by another
+    /// daemon of pjw. These are the cgroups of jobs with the names in `own_cgroups`, and the cgroups of batch systems
+    /// with an extended attribute of pjw. Called only when the daemon starts.
     fn list_job_cpusets(&mut self, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset>;
 
     /// Sets the affinity mask of a thread as planned in `action`, and reads the new mask back. Returns
     /// [`MaskOutcome::Gone`] if the thread no longer exists, even if another thread has the same tid now.
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome;
 
-    /// Makes one change of a job's cpuset, as planned in `action`, and reads the new state of the cpuset.
-    /// Several changes are made in the order of the calls. Returns [`CpusetOutcome::Delayed`] if the change
-    /// is not complete after about `max_wait`. An implementation that can't make changes in the background
-    /// ignores `max_wait` and returns when the change is complete.
+    /// Makes one change of a job's cpuset, as planned in `action`, and reads the new state of the cpuset. Several
+    /// changes are made in the order of the calls. Returns [`CpusetOutcome::Delayed`] if the change is not complete
+    /// after about `max_wait`. The change then continues in the background. An implementation that can't make changes
+    /// in the background ignores `max_wait` and returns when the change is complete.
     fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome;
 
     /// Returns the changes of cpusets for which [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`]
@@ -85,14 +89,16 @@ pub trait Journal {
     /// If the records could not be written. The changes that the records describe must then not be made.
     fn append(&mut self, records: &[Record]) -> Result<(), Self::Fault>;
 
-    /// Stores the reports of jobs that end. Called before [`Journal::append`] gets the records of these ends, so that
-    /// a daemon that is killed in between loses no report. The restarted daemon finds such a job in the journal and
-    /// ends the job once more. The second report has the same id and start time ([`JobReport::started`]). The store
-    /// keeps one of the two, and a complete one before an incomplete one. The default stores nothing.
+    /// Stores the reports of jobs that end. The default implementation stores nothing.
+    ///
+    /// The caller calls this method before it writes the ends of these jobs to the journal ([`Journal::append`]). So no
+    /// report is lost if the daemon is killed between the two calls. After a restart, the journal still has such a job,
+    /// and the daemon ends the job once more, with a second report. Both reports have the same job id and start time
+    /// ([`JobReport::started`]). The store keeps only one of them, and prefers a complete report to an incomplete one.
     fn store_reports(&mut self, _reports: &[JobReport]) {}
 
-    /// Removes reports that [`Journal::store_reports`] has just stored. Called if the records of the ends could not be
-    /// written and the jobs go on. The default removes nothing.
+    /// Removes reports that [`Journal::store_reports`] has just stored. Called if the ends of the jobs could not be
+    /// written to the journal, so that the jobs go on. The default implementation removes nothing.
     fn withdraw_reports(&mut self, _reports: &[JobReport]) {}
 
     /// Returns whether the journal file is still at its path, so that a later daemon can read it. If false,

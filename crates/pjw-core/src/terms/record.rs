@@ -14,7 +14,8 @@ use crate::basics::{CpuSet, Nanos, ProcessId, ThreadId, Uid, prelude::*};
 use crate::terms::job::{Job, JobId};
 use crate::terms::{cpuset_group::JobCpuset, evidence::MembershipEvidence, usage::JobUsage};
 
-/// A journal record about the cpuset of a job. pjw writes three of the records before it makes a change:
+/// A record about the cpuset of a job, in the journal (the file from which a restarted daemon restores its state). pjw
+/// writes three of the records before it makes a change:
 ///
 /// - `Created`, before pjw creates the cpuset or changes its settings.
 /// - `Unwanted`, before pjw removes the limits of the cpuset, and then the cpuset.
@@ -28,7 +29,7 @@ pub enum CpusetRecord {
     /// pjw is about to create the cpuset or to change its settings. Contains the new settings.
     #[serde(rename = "raised")]
     Created(JobCpuset),
-    /// No job needs the cpuset any longer. pjw is about to widen and remove the cpuset.
+    /// No job needs the cpuset any longer. pjw is about to remove the limits of the cpuset, and then the cpuset.
     Unwanted {
         /// The path of the cgroup of the cpuset.
         path: String,
@@ -59,8 +60,8 @@ pub enum CpusetRecord {
     },
 }
 
-/// A process and its job: the content of the journal records [`Record::Joined`] and [`Record::Left`]. Also has facts
-/// that a restarted daemon can't read again.
+/// A process and its job: the content of the records [`Record::Joined`] and [`Record::Left`] in the journal (the file
+/// from which a restarted daemon restores its state). Also has facts that a restarted daemon can't read again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobMembership {
     /// The process.
@@ -161,18 +162,19 @@ impl UnknownOriginMasks {
     }
 }
 
-/// A journal record about affinity masks of unknown origin ([`UnknownOriginMasks`]). An earlier run of pjwd may have
-/// set these masks, but no other record says so.
+/// A record about affinity masks of unknown origin ([`UnknownOriginMasks`]), in the journal (the file from which a
+/// restarted daemon restores its state). An earlier run of pjwd may have set these masks, but no other record says so.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum UnknownMaskRecord {
     /// Records of an earlier run of the daemon were lost. A search for masks that this earlier run may have set is
     /// pending.
     RecordsLost,
-    /// A full scan began the search. A restarted daemon begins it again, with the same list.
+    /// A scan of all processes began the search. If the daemon restarts before the search is complete, it begins the
+    /// search again, with the same list.
     SearchBegun {
-        /// The processes whose membership is recorded from before the loss. The search does not read them: their masks
-        /// are recorded too.
+        /// The processes that belonged to jobs according to the journal when the search first began. The search leaves
+        /// them out, because the journal has their masks too.
         recorded: BTreeSet<ProcessId>,
     },
     /// The search is complete.
@@ -197,7 +199,7 @@ pub enum UnknownMaskRecord {
         /// The PUs of the cpuset.
         cpus: CpuSet,
     },
-    /// The job has ended, and its processes are outside of its cpuset.
+    /// The job of an earlier record `CpusetFound` has ended, and its processes have left the cpuset.
     CpusetLeft {
         /// The job.
         job: JobId,
@@ -245,27 +247,28 @@ pub enum Record {
         #[serde(default)]
         at: Option<Nanos>,
     },
-    /// The journal no longer needs the original mask of the thread. The mask was restored, or the program of
-    /// the thread requested a mask inside the grant of its job.
+    /// The journal no longer needs the original mask of the thread. Either pjw restored this mask, or the program of
+    /// the thread requested a mask inside the PUs that are granted to its job.
     #[serde(rename = "untouched")]
     MaskReleased(ThreadId),
     /// A job is about to end, or a command is about to release the job. Contains the masks that pjw set for
     /// its threads. A descendant of the job's processes that no scan has read may have inherited one of these
     /// masks.
     ReleasedMasks(ReleasedJobMasks),
-    /// No process has a mask of the last [`Record::ReleasedMasks`] of this job any longer, as a full scan has
-    /// shown.
+    /// A scan of all processes has shown that no process has any of the masks in the last record
+    /// [`Record::ReleasedMasks`] of this job.
     ReleaseSettled(JobId),
     /// A record about the cpuset of a job.
     #[serde(rename = "wall")]
     Cpuset(CpusetRecord),
     /// A record about affinity masks whose origin no other record explains.
     UnknownMasks(UnknownMaskRecord),
-    /// What a running job has used so far. Written from time to time, so that a restarted daemon knows it.
+    /// The CPU time, the memory and the cores that a running job has used so far. Written from time to time, so that a
+    /// restarted daemon can continue the sums.
     Usage {
         /// The id of the job.
         job: JobId,
-        /// What the job used.
+        /// The CPU time, the memory and the cores that the job used since its start.
         usage: Box<JobUsage>,
     },
 }

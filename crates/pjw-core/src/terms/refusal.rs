@@ -58,7 +58,8 @@ pub enum Refusal {
         /// The id of the provision that has the rule.
         other: JobId,
     },
-    /// The name of a new provision is that of a job which is no provision.
+    /// The name of a new provision (cores that are promised to a service) is the name of an existing job that is no
+    /// provision.
     #[error(
         "there is a job {job} already, which is no provision: choose another name for the provision, or: pjwctl release {job}"
     )]
@@ -75,13 +76,14 @@ pub enum Refusal {
         /// The id of the provision.
         job: JobId,
     },
-    /// The class besteffort was requested for the job of a batch system.
+    /// The class besteffort (the job only borrows idle cores) was requested for the job of a batch system.
     #[error("{job} belongs to a batch system, which gives it cores: only jobs of users can be besteffort")]
     SchedulerJobBorrows {
         /// The id of the job.
         job: JobId,
     },
-    /// A job of the class besteffort was requested with a property that only own cores can have.
+    /// A job of the class besteffort was requested with a property that such a job can't have, such as a CPU list. Such
+    /// a job has no cores of its own, and borrows whichever cores are idle.
     #[error(
         "{job} can't have {property}: a besteffort job borrows whichever cores are idle. Ask for a number of cores, or use --class normal"
     )]
@@ -100,7 +102,7 @@ pub enum Refusal {
     /// The request is for more cores or PUs than the machine has for jobs.
     #[error("{} asked for and {}", unit.were(*requested), machine_has(*usable))]
     MoreThanMachine {
-        /// What the numbers count.
+        /// Whether the numbers count cores or PUs.
         unit: CpuUnit,
         /// The requested number.
         requested: u32,
@@ -110,7 +112,7 @@ pub enum Refusal {
     /// The request is for more cores or PUs than are free now.
     #[error("{} asked for{}", unit.were(*requested), what_fits(*unit, *free, free_cpus, *held, *max_cores_in_one_l3))]
     NotEnoughCores {
-        /// What the numbers count.
+        /// Whether the numbers count cores or PUs.
         unit: CpuUnit,
         /// The requested number.
         requested: u32,
@@ -128,7 +130,7 @@ pub enum Refusal {
     /// The request is for all free cores or PUs, and there are none.
     #[error("no {} is free: have a job released first (pjwctl jobs shows who holds what)", unit.smallest())]
     NothingFree {
-        /// What was requested.
+        /// Whether cores or PUs were requested.
         unit: CpuUnit,
     },
     /// The request needs more cores than are free now. It is refused although `on_exhausted = "wait"`:
@@ -148,7 +150,7 @@ pub enum Refusal {
         /// All online PUs of the machine.
         online_cpus: CpuSet,
     },
-    /// The requested list contains housekeeping PUs.
+    /// The requested list contains housekeeping PUs (PUs that are reserved for the system).
     #[error(
         "{} kept for housekeeping: choose others, or have `housekeeping` changed in the configuration",
         cpus_with_is_are(cpus)
@@ -208,7 +210,7 @@ pub enum Refusal {
         /// The pid that the command named.
         pid: Pid,
     },
-    /// The number is the id of a thread that is not the first one of its process.
+    /// The command names a process by a pid that is the id of a thread. The thread is not the first one of its process.
     #[error(
         "{tid} is a thread of process {pid}: name the process ({pid}), all its threads belong to the job then"
     )]
@@ -239,7 +241,7 @@ pub enum Refusal {
         /// The id of the new job, which ended with its processes.
         job: JobId,
     },
-    /// The session has no process.
+    /// No process is in the session that the command names.
     #[error("no process is in session {session}: ps -o sid= -p PID shows a process's session")]
     NoSuchSession {
         /// The session id that the command named.
@@ -272,8 +274,8 @@ pub enum Refusal {
         /// The job to which the process belongs.
         job: JobId,
     },
-    /// The process that is to start a program belongs to a job, and is to start it in a new job only if it belongs to
-    /// none.
+    /// The process that is to start a program belongs to a job already. The caller requested a new job only for a
+    /// process that belongs to no job. So the program is started in the present job.
     #[error("this process ({pid}) is in {job} already, and keeps the cores of {job}")]
     StaysInJob {
         /// The pid of the process.
@@ -370,7 +372,8 @@ pub enum Refusal {
         /// The id of the job.
         job: JobId,
     },
-    /// The change could not be written to the journal, so the change was not made.
+    /// The change could not be written to the journal (the file from which a restarted daemon restores its state). So
+    /// the change was not made.
     #[error("the change can't be recorded, so it was not made: {fault}")]
     JournalFailed {
         /// The error of the write to the journal.
@@ -385,8 +388,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Returns whether an event reports the refusal. False if the caller has asked only to learn that its process is in
-    /// a job already.
+    /// Returns whether pjw reports the refusal by an event. True except for [`Refusal::StaysInJob`]. This refusal only
+    /// tells the caller that its process is in a job already.
     #[must_use]
     pub fn is_reported(&self) -> bool {
         !matches!(self, Self::StaysInJob { .. })

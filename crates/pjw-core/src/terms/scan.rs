@@ -22,9 +22,9 @@ pub struct ScanRequest {
     /// The pids of the processes whose threads the scan reads. If the scope is partial, the scan also reads
     /// the threads of all processes in the scope.
     pub pids_to_read_threads_of: BTreeSet<Pid>,
-    /// The processes in the scope of which a partial scan reads only some threads, each with the ids of these
-    /// threads. They are processes with many threads of which few are active, and the ids are those of the active
-    /// threads. The scan nevertheless reads all threads of such a process in each of these cases:
+    /// The processes of which a partial scan reads only the active threads, each with the ids of these threads. They
+    /// are processes in the scope that have many threads, of which few are active. The scan nevertheless reads all
+    /// threads of such a process in each of these cases:
     ///
     /// - An active thread has ended.
     /// - The other threads of the process used more than a few milliseconds of CPU time since the last scan.
@@ -39,9 +39,9 @@ pub struct ScanRequest {
     pub idle_watch: Arc<WatchedProcesses>,
 }
 
-/// The processes that a scan checks before it decides whether to read them: idle processes of jobs, and
-/// processes that belong to no job. A process is idle if the smoothed CPU demand of all its threads is 0. The
-/// check is cheaper than reading the process.
+/// The processes that a scan checks before it decides whether to read them: idle processes of jobs, and processes that
+/// belong to no job. A process is idle if the smoothed CPU demand of all its threads is 0. The demand of a thread is
+/// the share of time in which the thread runs or waits for a PU. The check is cheaper than reading the process.
 ///
 /// The check finds a change if the process has exited, has used CPU time since the last check, or was never checked
 /// before. For an idle process of a job, an affinity mask with a PU (logical CPU) outside
@@ -67,9 +67,9 @@ pub struct WatchedProcesses {
     pub check_all_masks: bool,
 }
 
-/// A group of idle processes of one job. A process is idle if the smoothed CPU demand of all its threads is
-/// 0. If the processes are in a cgroup of the job, a scan checks the CPU time of this cgroup, and need not
-/// check each process.
+/// A group of idle processes of one job. A process is idle if the smoothed CPU demand of all its threads is 0. The
+/// demand of a thread is the share of time in which the thread runs or waits for a PU. If the processes are in a cgroup
+/// of the job, a scan checks the CPU time of this cgroup, and need not check each process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdleProcessGroup {
     /// The path of the cgroup of the job, which contains all processes of the group. If this cgroup used no

@@ -47,15 +47,15 @@ pub struct Snapshot {
     /// read everything that was requested. A process that is missing in an incomplete snapshot may still
     /// exist. An incomplete snapshot never has the scope `Full`.
     pub incomplete_reason: Option<String>,
-    /// For processes that have ended, by pid: the time of the last check that found the process idle, in ns since boot.
-    /// A process that was never found idle
+    /// The processes that have ended, by pid, each with the time of the last check that found the process idle, in ns
+    /// since boot. A process that was never found idle
     /// ([`ScanRequest::idle_watch`](crate::terms::scan::ScanRequest::idle_watch)) is missing here.
     pub ended_idle_until: BTreeMap<Pid, Nanos>,
     /// The CPU times of processes, by pid. Empty after the scan. [`crate::usage_times::read_cpu_times`] reads the CPU
     /// times and stores them here.
     pub cpu_times: BTreeMap<Pid, ProcessCpuTimes>,
-    /// The processes of jobs whose CPU times were read before and that did not exist any more when the CPU times were
-    /// read for this snapshot. Their parents have waited for them (wait4(2)), except where nothing waits.
+    /// The processes of jobs that no longer existed when their CPU times were to be read for this snapshot. Their CPU
+    /// times had been read before. Usually, their parents have waited for them (wait4(2)).
     pub reaped: BTreeSet<Pid>,
     /// The address spaces that several processes share. `None` if the scan did not read this list. The list of the
     /// earlier scan then stays valid.
@@ -70,9 +70,9 @@ pub struct ProcessCpuTimes {
     pub start: StartTime,
     /// The CPU time that all threads of the process used since its start, including ended threads, in ns.
     pub own_ns: u64,
-    /// The CPU time of the ended children for which the process waited (wait4(2)), in ns. Includes the children
-    /// for which these had waited. The kernel reports it in clock ticks of 10 ms (`cutime` plus `cstime`,
-    /// proc_pid_stat(5)).
+    /// The CPU time of the ended children for which the process waited (wait4(2)), in ns. It includes the ended
+    /// children of these children, if the children had waited for them. The kernel reports it in clock ticks of 10 ms
+    /// (`cutime` plus `cstime`, proc_pid_stat(5)).
     pub children_ns: u64,
 }
 
@@ -137,7 +137,8 @@ pub struct Process {
     /// cpuset hierarchy if it is mounted, otherwise the v2 hierarchy. `None` if the process has no cgroup in
     /// this hierarchy.
     pub cgroup: Option<Arc<str>>,
-    /// The path of its cgroup in the v1 hierarchy `name=systemd`. `None` if there is none: `cgroup` has the unit then.
+    /// The path of the cgroup of the process in the v1 hierarchy `name=systemd`, in which systemd has its units. `None`
+    /// if the process has no cgroup there: pjw then takes the systemd unit from the path in `cgroup`.
     pub unit_cgroup: Option<Arc<str>>,
     /// The attributes of the process by which a batch system may be recognised. `None` if they are unchanged
     /// since the last scan.
@@ -145,8 +146,8 @@ pub struct Process {
     /// What `attributes` says about batch systems: the role of the process in a batch system, and the jobs that
     /// the attributes name. `None` if the attributes are unchanged since the last scan.
     pub batch_identity: Option<BatchIdentity>,
-    /// The threads of the process, including the first thread, or only the active ones. `None` if the scan did
-    /// not read the threads.
+    /// All threads of the process, or only its active threads (`has_all_threads`). `None` if the scan did not read the
+    /// threads.
     pub threads: Option<Vec<Thread>>,
     /// Whether `threads` has all threads of the process. If false, it has only the active threads that the scan
     /// request named, and nothing is known of the others.
@@ -324,7 +325,7 @@ pub struct Cgroup {
     /// The settings of the cgroup's cpuset. `None` if the hierarchy has no cpuset controller, or if the
     /// controller is not enabled in this cgroup.
     pub cpuset: Option<Cpuset>,
-    /// What the processes in the cgroup used since it was made.
+    /// The CPU time and the memory that the processes in the cgroup used since the cgroup was created.
     pub usage: CgroupUsage,
 }
 

@@ -185,11 +185,11 @@ impl<'de> Deserialize<'de> for JobId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PriorityClass {
-    /// The job has cores of its own. pjw may lend idle ones of these cores to jobs of the class `Besteffort`,
-    /// and takes them back when the job needs them. A defragmentation does not move the job to other cores.
+    /// The job has cores of its own. pjw may lend idle ones of these cores to jobs of the class `Besteffort`, and takes
+    /// them back when the job needs them. pjw does not move the job to other cores to reduce fragmentation.
     Guaranteed,
-    /// The default class. The job has cores of its own. pjw never lends these cores. A defragmentation may
-    /// move the job to other cores.
+    /// The default class. The job has cores of its own. pjw never lends these cores. pjw may move the job to other
+    /// cores to reduce fragmentation, if an administrator requests this.
     #[default]
     Normal,
     /// The job has no cores of its own. It runs on free cores and on cores that jobs of the class
@@ -273,7 +273,7 @@ pub struct JobRequest {
     /// Whether the job's cores become an isolated partition (`cpuset.cpus.partition = isolated`).
     #[serde(default)]
     pub isolated: bool,
-    /// Where new processes go if the cores are in several NUMA nodes.
+    /// The rule by which a NUMA node is chosen for each new process of a job with cores in several NUMA nodes.
     #[serde(default, skip_serializing_if = "NumaNodeRule::is_default")]
     pub within_job: NumaNodeRule,
 }
@@ -295,7 +295,7 @@ impl JobRequest {
     }
 }
 
-/// What ends a job, except a command: a command can release any job.
+/// What ends a job without a command. A command can release any job, whatever its end condition is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndCondition {
     /// The job ends when its last process has exited. This holds for jobs of batch systems, and for jobs that
@@ -306,7 +306,8 @@ pub enum EndCondition {
     /// time `reservation_timeout` of the configuration.
     #[serde(rename = "reservation")]
     Timeout,
-    /// The job is a provision: cores that are promised to a service. Only a command ends it.
+    /// The job is a provision: cores that are promised to a service. Only a command ends it, or the removal of its
+    /// entry from the configuration file.
     #[serde(rename = "provision")]
     Release,
 }

@@ -155,11 +155,15 @@ impl ProvisionRule {
         self.user.is_none() && self.cgroup.is_none() && self.unit.is_none()
     }
 
-    /// Returns whether all conditions of the rule hold for a process. `uid` is the real user id of the process,
-    /// `command_name` the name of its program as in `/proc/PID/comm`, and `cgroup` the path of its cgroup. `unit_cgroup`
-    /// is the path of its cgroup in the hierarchy in which systemd has its units. If one of the two paths is `None`
-    /// (unknown), conditions about the cgroup or the systemd unit do not hold. `only_user` is the user whose processes
-    /// alone pjwd manages: a rule without a user means this one.
+    /// Returns whether all conditions of the rule hold for a process.
+    ///
+    /// - `uid` is the real user id of the process.
+    /// - `command_name` is the name of its program, as in `/proc/PID/comm`.
+    /// - `cgroup` is the path of its cgroup. `None` if unknown: a condition about the cgroup then does not hold.
+    /// - `unit_cgroup` is the path of its cgroup in the hierarchy in which systemd has its units. `None` if unknown: a
+    ///   condition about the systemd unit then does not hold.
+    /// - `only_user` is the only user whose processes pjwd manages. `None` if pjwd manages the processes of all users.
+    ///   If the rule names no user, the process must belong to `only_user`.
     #[must_use]
     pub fn matches(
         &self,

@@ -13,11 +13,11 @@ use crate::basics::Nanos;
 /// - Normal: the number is only displayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WantedCores {
-    /// The number of cores, as it was given. It may be larger than the job may have:
-    /// [`crate::terms::job::Job::wanted_core_count`] limits it.
+    /// The number of cores, as it was reported. It may be larger than the number of cores that the job may have.
+    /// [`crate::terms::job::Job::wanted_core_count`] returns the limited number.
     #[serde(rename = "given")]
     pub count: u32,
-    /// The time at which the number was given, in ns since boot.
+    /// The time at which the number was reported, in ns since boot.
     #[serde(rename = "since")]
     pub given_at: Nanos,
 }

@@ -8,8 +8,8 @@ use crate::basics::{ProcessId, prelude::*};
 pub struct AddressSpaceList {
     /// The address spaces with at least two processes, by number.
     pub shared: Vec<SharedAddressSpace>,
-    /// Why pjw can't find out for some processes whether they share an address space, in one sentence. `None` if
-    /// nothing hinders that.
+    /// The reason why pjw can't find out for some processes whether they share an address space, in one sentence.
+    /// `None` if pjw can find this out for all processes.
     pub unread_reason: Option<String>,
 }
 
@@ -33,16 +33,16 @@ pub struct AddressSpaceUser {
     pub check: AddressSpaceCheck,
 }
 
-/// What a scan found about a process that uses the same address space as other processes: `Sharing`, or `InVfork`
-/// for a child of vfork(2). The child uses the address space of its parent only until it executes a program or
-/// exits. `NotChecked` means that the scan did not check the process.
+/// What the last scan found about a process that shares its address space with other processes. The sharing is lasting
+/// (`Sharing`), or the process may be a child of vfork(2) (`InVfork`), or the scan did not check the process
+/// (`NotChecked`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AddressSpaceCheck {
-    /// The process uses the address space, and does not use it for a vfork(2) only.
+    /// The process shares the address space, and is not a child of vfork(2).
     Sharing,
     /// The process may be a child of vfork(2) or posix_spawn(3), which uses the address space of its parent until it
     /// executes a program or exits.
     InVfork,
-    /// The scan did not check the process again.
+    /// The last scan did not check the process. What an earlier scan found still holds.
     NotChecked,
 }

@@ -50,10 +50,10 @@ impl Process {
         self.has_name_of(&OUR_PROGRAMS)
     }
 
-    /// Whether the process is part of a login, such as sshd, a login shell or a terminal multiplexer. If a
-    /// process of a login belongs to no job, pjw counts the process as unassigned, but does not report it. pjw
-    /// does report the unassigned processes that a login process started. `parent` is the parent of the process, if it
-    /// is known.
+    /// Whether the process is part of a login, such as sshd, a login shell or a terminal multiplexer. The result
+    /// follows from the command names of the process and of its parent. If a process of a login belongs to no job, pjw
+    /// counts the process as unassigned, but does not report it. pjw does report the unassigned processes that a login
+    /// process started. `parent` is the parent of the process, `None` if it is not known.
     #[must_use]
     pub fn belongs_to_login(&self, parent: Option<&Self>) -> bool {
         let is_first_shell = || {

@@ -34,15 +34,16 @@ pub struct UsageSample {
     pub wait_ns: u64,
     /// The number of cores that the job held at the end of the interval.
     pub cores: u32,
-    /// The number of online PUs (hardware threads) of these cores.
+    /// The number of online PUs (logical CPUs) that the job held at the end of the interval.
     pub pus: u32,
     /// The core time that the job held in the interval, in ns: the sum, over its cores, of the time for which the job
     /// held the core.
     pub held_ns: u64,
     /// The number of hot threads at the end of the interval. A hot thread runs or waits for a PU most of the time.
     pub hot_threads: u32,
-    /// Whether a hot thread waited because its program had bound too many: more hot threads of the job were bound to
-    /// PUs of its affinity mask than the mask has PUs.
+    /// Whether a hot thread waited for a PU because its program had bound too many hot threads to the same PUs
+    /// (sched_setaffinity(2)). Too many means that more hot threads of the job are bound to PUs of the thread's
+    /// affinity mask than the mask has PUs.
     pub has_bound_waiters: bool,
 }
 
@@ -70,7 +71,8 @@ pub struct MemoryReading {
     /// if their pages were not read.
     pub pss: Option<u64>,
     /// The sum of the resident set sizes of the job's address spaces, in bytes. A page counts once for each address
-    /// space that maps the page. `None` if a better figure is known.
+    /// space that maps the page. `None` if the measurement has the shared part of the memory (`shared`), which is a
+    /// better figure.
     pub rss: Option<u64>,
     /// The largest memory use of the job's cgroup up to now, in bytes. `None` if unknown.
     pub peak: Option<u64>,
@@ -84,14 +86,15 @@ pub struct MemoryReading {
 pub struct JobUsage {
     /// The time at which the job began, in ns since boot.
     pub began_at: Nanos,
-    /// The end of the last sample, in ns since boot. Set only in the journal, where the other values are complete up to
-    /// this time. 0 if there is no sample.
+    /// The end of the last sample ([`UsageSample`]), in ns since boot. The other values are complete up to this time.
+    /// Set only in the journal (the file from which a restarted daemon restores its state). 0 if there is no sample.
     pub read_until: Nanos,
     /// The CPU time of all processes of the job, including ended processes, in ns.
     pub cpu_ns: u64,
     /// The part of `cpu_ns` that a restarted daemon cannot read again, because the processes have ended, in ns.
     pub ended_cpu_ns: u64,
-    /// The time for which samples exist, in ns.
+    /// The total length of all samples ([`UsageSample`]), in ns. Less than the run time of the job if samples are
+    /// missing.
     pub sampled_ns: u64,
     /// The core time that the job held, in ns: the sum, over its cores, of the time for which the job held the core.
     pub held_ns: u64,
@@ -122,11 +125,12 @@ pub struct JobUsage {
     /// The sum of the times of all hot threads in `crowded_hot_ns`, in ns. An interval with n hot threads counts n
     /// times.
     pub crowded_threads_ns: u64,
-    /// The time in which runnable threads waited although PUs of the job were idle, in ns. The program had bound more
-    /// hot threads to some of the PUs than these are.
+    /// The time in which runnable threads waited although PUs of the job were idle, in ns. The cause was a binding: the
+    /// program had bound hot threads to some PUs, and there were more of these threads than of these PUs.
     pub bound_ns: u64,
     /// The time in which runnable threads waited although the job did not use all of its PUs, in ns. The program had
-    /// not bound too many threads to some of them. Other programs ran on the PUs.
+    /// not bound too many threads to the same PUs, so other programs ran on the PUs. The time in `crowded_ns` is not
+    /// included.
     pub displaced_ns: u64,
     /// The largest number of hot threads in one sample.
     pub threads_max: u32,
@@ -136,7 +140,8 @@ pub struct JobUsage {
     pub cores_max: u32,
     /// The number of PUs that the job held in the first sample with `cores_max` cores.
     pub pus_max: u32,
-    /// The number of events `repaired` of the job.
+    /// The number of events of the kind `repaired` about the job. For example, another program had changed an affinity
+    /// mask of the job, and pjw restored the mask.
     pub repairs: u32,
     /// The number of events `violation` of the job: attempts to leave its cores.
     pub violations: u32,
@@ -148,8 +153,8 @@ pub struct JobUsage {
     /// The largest sum of the proportional set sizes (PSS) of the job's processes in one measurement, in bytes. `None`
     /// if the pages of the processes were never read.
     pub largest_pss: Option<u64>,
-    /// The largest sum of the resident set sizes of the job's address spaces, in bytes, of the readings that found
-    /// neither a cgroup of the job nor the PSS. `None` if there was no such reading.
+    /// The largest sum of the resident set sizes of the job's address spaces in one measurement, in bytes
+    /// ([`MemoryReading::rss`]). `None` if no measurement has this sum.
     pub largest_rss: Option<u64>,
     /// The shared part of the job's memory. The value is the last exact one, which pjw read from the pages of the
     /// processes. If there is no exact value, it is the last estimate. `None` if pjw never measured the shared part.
@@ -267,10 +272,11 @@ pub struct JobReport {
     pub is_borrower: bool,
     /// The UTC time at which pjw detected or created the job.
     pub started: UnixMillis,
-    /// The UTC time at which the job ended or was released, or at which pjw found this.
+    /// The UTC time at which the job ended or was released. If pjw noticed the end later, the time at which pjw noticed
+    /// it.
     pub ended: UnixMillis,
-    /// The time from the beginning to the end of the job, in ns. If the job ended while pjwd was not running, the time
-    /// to the last reading.
+    /// The time from the beginning to the end of the job, in ns. If the job ended while pjwd was not running, its end
+    /// is unknown. The value is then the time from the beginning to the last measurement.
     pub wall_ns: u64,
     /// The CPU time, memory and cores that the job used.
     pub usage: JobUsage,
