@@ -85,8 +85,9 @@ type Score = ([u32; 3], Reverse<[u32; 3]>);
 /// - jobs whose placement is not [`Placement::Pack`] (close together),
 /// - jobs that share PUs with other jobs, and jobs with an offline PU.
 ///
-/// Several processes of a job may share an address space. If the hot threads of such processes fit into one L3 on
-/// the present PUs of the job, they also fit into one L3 after a move of the job. The same holds for NUMA nodes.
+/// Several processes of a job may share an address space. A move keeps the hot threads of such processes (threads that
+/// run or wait for a PU most of the time) together. If these threads fit into one L3 on the present PUs of the job,
+/// they also fit into one L3 after the move. The same holds for NUMA nodes.
 ///
 /// The plan has at most 32 moves. The plan is empty if no move is an improvement. Does not change `state`: the
 /// caller carries out the moves.

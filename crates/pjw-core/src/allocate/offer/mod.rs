@@ -26,11 +26,11 @@ mod tests;
 
 /// Chooses the PUs (logical CPUs) for `request`, a request of the job `job`, and returns these PUs as an offer. Only
 /// free PUs and the PUs that the job already holds are chosen. The PUs that the job already holds are preferred. Does
-/// not change `pool`: the caller passes the offer to [`PuPool::commit`].
+/// not change `pool` (the list of all PUs with their holders): the caller passes the offer to [`PuPool::commit`].
 ///
-/// A process that belongs to no job may have an affinity mask of unknown origin
-/// ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)). The PUs of such masks are chosen only
-/// if the other PUs do not suffice.
+/// A process that belongs to no job may have an affinity mask of unknown origin: an earlier run of pjwd may have set
+/// the mask, but no record says so ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)). The
+/// PUs of such masks are chosen only if the other PUs do not suffice.
 ///
 /// # Errors
 /// If the request can't be served. The [`Refusal`] gives the reason, such as the requested and the free number of
@@ -92,9 +92,9 @@ pub fn allocate_for_groups(
 }
 
 /// Chooses the PUs (logical CPUs) for `request` among the PUs `cpus` only, and returns these PUs as an offer. `None` if
-/// the free PUs of `cpus` can't serve the request, for example because it is for more cores, or because `cpus` has
-/// only a part of a core and the policy does not allow jobs to share a core. Does not change `pool`: the caller
-/// grants the PUs of the offer.
+/// the free PUs of `cpus` can't serve the request. For example, the request is for more cores, or `cpus` has only a
+/// part of a core and the policy does not allow jobs to share a core. Does not change `pool` (the list of all PUs with
+/// their holders): the caller grants the PUs of the offer.
 #[must_use]
 pub fn allocate_within(
     cpus: &CpuSet,
