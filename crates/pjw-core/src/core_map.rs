@@ -11,8 +11,9 @@ use crate::terms::{DaemonMode, Job, Ownership, Policy};
 pub struct CoreMap {
     /// The online PUs that the job owns. They include the PUs in `lent`.
     pub own: CpuSet,
-    /// The PUs that the job does not own and may run on at present, until pjw takes them back. They are free,
-    /// or another job owns them and leaves them idle, or they are housekeeping PUs.
+    /// The PUs that the job does not own and may run on at present, until pjw takes them back. Each of these PUs is
+    /// free, or belongs to another job that leaves the PU idle, or is a housekeeping PU (a PU that is reserved for the
+    /// system).
     pub borrowed: CpuSet,
     /// Those PUs in `borrowed` that pjw takes from the job at the time `leaving_at`.
     pub leaving: CpuSet,
@@ -38,9 +39,11 @@ impl CoreMap {
 /// Returns the core map of a job: the PUs (logical CPUs) that pjwd publishes to the programs in the job, in files
 /// below `/run/pjwd/jobs/ID`. Returns `None` if pjw does not restrict the job to PUs, for one of these reasons:
 ///
-/// - The job has no grant: it waits for cores, or pjw does not know how many cores it needs.
+/// - The job has no grant (no PUs are granted to it). It waits for cores, or pjw does not know how many cores it needs.
 /// - A command released the job.
 /// - The mode in `policy` is [`DaemonMode::Observe`]: pjw changes no affinity mask and no cpuset.
+///
+/// If the processes of the job are frozen, the core map is empty: the job has no PU on which it may run.
 #[must_use]
 pub fn core_map(state: &WardenState, policy: &Policy, job: &Job) -> Option<CoreMap> {
     let grant = job.active_grant().filter(|_| policy.mode == DaemonMode::Enforce)?;

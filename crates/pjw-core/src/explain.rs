@@ -67,8 +67,8 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
     because
 }
 
-/// Returns the PUs (logical CPUs) that the job holds at present. Empty if it has no grant, or if its processes are
-/// frozen: the grant of a frozen job has PUs that have no effect.
+/// Returns the PUs (logical CPUs) that the job holds at present. Empty if no PUs are granted to the job, or if the
+/// processes of the job are frozen. A frozen job can't run, so the PUs that are granted to it have no effect.
 #[must_use]
 pub fn held_cpus(job: &Job) -> CpuSet {
     let grant = job.grant.as_ref().filter(|grant| grant.ownership != Ownership::Frozen);

@@ -99,9 +99,9 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 ///
 /// - `state` does not contain the ancestor.
 /// - pjw is moving the ancestor to another cgroup.
-/// - The process can't have inherited its mask from the ancestor, a cpuset may restrict one of the two, and the process
-///   is not known to be in the cgroup of the ancestor. The next scan reads the mask and the cgroup of such a
-///   process.
+/// - The process can't have inherited its mask from the ancestor, and may be in another cgroup than the ancestor.
+///   Except if certainly no cpuset restricts the process or the ancestor. The next scan reads the mask and the cgroup
+///   of a process that is left out.
 ///
 /// A process in the cgroup of the ancestor is kept in the snapshot even if it can't have inherited its mask: its
 /// program requested the mask. `cpuset_paths` has the cgroup of each process that [`forked_with_unexplained_masks`]

@@ -35,8 +35,8 @@ pub struct ProcessMemory {
 pub struct JobMemory {
     /// The sum of the resident set sizes. A page that n address spaces map is counted n times.
     pub rss: u64,
-    /// The sum of the proportional set sizes: the memory that the job uses, except the parts of pages that other
-    /// programs map too.
+    /// The sum of the proportional set sizes: the memory that the job uses. If another program also maps a page, only
+    /// the job's part of this page counts.
     pub pss: u64,
     /// The sum of the unique set sizes.
     pub uss: u64,
@@ -48,7 +48,8 @@ pub struct JobMemory {
     pub swap: u64,
     /// The number of address spaces. Each process that could not be compared counts as one.
     pub address_spaces: u32,
-    /// The sum of the bytes in memory on each NUMA node, counted as in `rss`.
+    /// The sum of the bytes in memory on each NUMA node, by the kernel's number of the node. A page that n address
+    /// spaces map is counted n times. Empty if the memory on the nodes was not read.
     pub by_node: BTreeMap<u32, u64>,
 }
 

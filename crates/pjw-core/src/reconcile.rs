@@ -34,14 +34,13 @@ const RESCANS_PER_REVISION: u32 = 7;
 #[derive(Debug)]
 #[must_use = "a decision that is not carried out is lost"]
 pub struct Decision {
-    /// The records for the journal that describe the decided changes. The caller must write them before it
-    /// carries out the plan.
+    /// The records that describe the decided changes, for the journal (the file from which a restarted daemon restores
+    /// its state). The caller must write the records before it carries out the plan.
     pub records: Vec<Record>,
     /// The changes of affinity masks and cpusets that are to be made.
     pub plan: Plan,
-    /// The warnings for users: changes that pjw does not make, and states that need attention, each with the
-    /// reason and a remedy. The list is shared with the state: while no warning changes, each decision has the same
-    /// list.
+    /// The warnings for users. A warning is about a change that pjw does not make, or about a state that needs
+    /// attention, and has the reason and a remedy. While no warning changes, each decision has the same list.
     pub warnings: Arc<[Arc<Warning>]>,
     /// The events of this cycle, for `pjwctl events` and the log.
     pub events: Vec<Event>,
@@ -55,7 +54,8 @@ pub struct Decision {
     /// The jobs and processes about which this decision was made. For all other jobs and processes, the
     /// earlier decision is still valid.
     pub newly_planned: DirtySet,
-    /// The reports of the jobs that ended or were released in this cycle.
+    /// The reports of the jobs that ended or were released in this cycle. A report has the CPU time, the memory and the
+    /// cores that the job used.
     pub reports: Vec<JobReport>,
 }
 

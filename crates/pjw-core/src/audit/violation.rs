@@ -67,7 +67,7 @@ pub enum Violation {
     BorrowedFromNonLender {
         /// The job that borrows the PUs.
         job: JobId,
-        /// Those of the borrowed PUs that nobody may lend.
+        /// The borrowed PUs that are neither free nor owned by a job that may lend PUs.
         cpus: CpuSet,
     },
     /// A job has a grant that contains no PU.

@@ -9,15 +9,15 @@ use core::cmp::Reverse;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Topology, TopologyLevel};
 
-/// The hot threads of one job in one address space that several processes share (clone(2) with `CLONE_VM`). These
-/// threads form a group: if possible, pjw places them on cores of one L3 cache or of one NUMA node. If no thread is
-/// hot, the group may contain one thread of each process instead: the living thread with the lowest tid, which is
-/// usually the main thread.
+/// The hot threads (threads that run or wait for a PU most of the time) of one job in one address space that several
+/// processes share (clone(2) with `CLONE_VM`). These threads form a group: if possible, pjw places them on cores of one
+/// L3 cache or of one NUMA node. If no thread is hot, the group may contain one thread of each process instead: the
+/// living thread with the lowest tid, which is usually the main thread.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AddressSpaceThreads {
     /// The number of the address space.
     pub number: u32,
-    /// The threads.
+    /// The threads of the group, each with the PU on which it ran last and the PU to which it is pinned.
     pub threads: Vec<ThreadPlace>,
 }
 
@@ -66,7 +66,7 @@ impl AddressSpaceThreads {
 /// each thread. All of these cores are in one L3 cache, or all are in one NUMA node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GroupCores {
-    /// [`TopologyLevel::L3`] or [`TopologyLevel::NumaNode`].
+    /// Whether the cores are in one L3 cache ([`TopologyLevel::L3`]) or in one NUMA node ([`TopologyLevel::NumaNode`]).
     pub level: TopologyLevel,
     /// The PUs of the cores.
     pub cpus: CpuSet,
