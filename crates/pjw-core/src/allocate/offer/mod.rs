@@ -168,7 +168,7 @@ fn prefer_offer_near_device(device: &Device, anywhere: PuOffer, near: Option<PuO
 /// 2. PUs that the fewest other jobs hold. `other_grants` has, for each PU, the number of other jobs that hold
 ///    the PU.
 ///
-/// Does not change `pool`: the caller grants the PUs of the offer.
+/// Does not change `pool` (the list of all PUs with their holders): the caller grants the PUs of the offer.
 ///
 /// # Errors
 /// If the request can't be served even with the PUs of all other jobs. Offline PUs and housekeeping PUs (PUs

@@ -4,13 +4,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::basics::{CpuSet, Nanos, prelude::*};
 
-/// Who chose the PUs (logical CPUs) of a grant: pjw, or the batch system that started the job.
+/// Who chose the PUs (logical CPUs) of a grant, which are the PUs that a job holds: pjw, or the batch system that
+/// started the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GrantedBy {
     /// pjw chose the PUs.
     Warden,
-    /// The batch system of the job chose the PUs. pjw never widens such a grant.
+    /// The batch system of the job chose the PUs. pjw never adds PUs to such a grant.
     Scheduler,
 }
 
