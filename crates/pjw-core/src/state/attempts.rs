@@ -12,7 +12,7 @@ pub(crate) type ReportedAffinityTargets = BTreeSet<(ProcessId, Tid)>;
 /// minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ReportedAttemptCount {
-    /// When the minute began, since boot.
+    /// The beginning of the minute, in ns since boot.
     pub(crate) since: Nanos,
     /// The number of reported attempts.
     pub(crate) count: u32,

@@ -25,9 +25,10 @@ pub enum DirtyScope {
     /// Only these processes of the job:
     ///
     /// - The processes with these pids. A pid may belong to a process that has exited.
-    /// - All active processes of the job, even if their pids are not in the set. A process is active if the
-    ///   smoothed CPU demand of at least one of its threads is not 0, or if no scan has read its threads yet.
-    ///   Of an active process with many threads whose pid is not in the set, only the active threads count.
+    /// - All active processes of the job, even if their pids are not in the set. A process is active if the smoothed
+    ///   CPU demand of at least one of its threads is not 0, or if no scan has read its threads yet. If the pid of an
+    ///   active process with many threads is not in the set, the scope may contain only the active threads of the
+    ///   process.
     Processes(BTreeSet<Pid>),
 }
 
@@ -101,9 +102,9 @@ impl DirtyScope {
     /// Returns whether the scope contains all threads of the process `pid`, even if the process is idle. True for
     /// [`DirtyScope::Whole`], and for [`DirtyScope::Processes`] if the set contains the pid.
     ///
-    /// If the result is false, the scope may still contain threads of the process, if one of its threads recently ran
-    /// or waited for a PU (logical CPU). The scope then contains all threads, or only the active threads if the process
-    /// has many threads.
+    /// If the result is false, the scope contains threads of the process only if the process is active: one of its
+    /// threads recently ran or waited for a PU (logical CPU), or no scan has read its threads yet. The scope then has
+    /// all threads of the process. If the process has many threads, the scope may have only the active ones.
     #[must_use]
     pub fn contains_whole_process(&self, pid: Pid) -> bool {
         match self {

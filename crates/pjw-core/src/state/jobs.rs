@@ -128,8 +128,8 @@ impl Jobs {
         self.traces.visits.take()
     }
 
-    /// Returns the ids of the jobs that were added, changed or removed since the last call of this method, and
-    /// clears the list of these ids. The daemon's audit of the grants uses the ids: it checks these jobs again.
+    /// Returns the ids of the jobs that were added, changed or removed since the last call of this method, and clears
+    /// the list of these ids. The daemon checks these jobs again when it audits the grants (the PUs that jobs hold).
     pub fn take_changed_ids(&mut self) -> BTreeSet<JobId> {
         core::mem::take(&mut self.traces.changed)
     }
@@ -268,14 +268,14 @@ impl Jobs {
     }
 
     /// Iterates over the jobs that hold no cores: jobs that wait for cores, jobs that a command has released, and
-    /// borrowers.
+    /// borrowers (jobs of the class besteffort, which have no cores of their own).
     pub(crate) fn jobs_without_cores(&self) -> impl Iterator<Item = &Job> {
         let waiting = self.waiting.iter().filter_map(|(_, id)| self.get(id));
         waiting.chain(self.jobs_without_cores_that_do_not_wait())
     }
 
     /// Iterates over the jobs that hold no cores and do not wait for any: jobs that a command has released, and
-    /// borrowers.
+    /// borrowers (jobs of the class besteffort, which have no cores of their own).
     pub(crate) fn jobs_without_cores_that_do_not_wait(&self) -> impl Iterator<Item = &Job> {
         self.not_waiting_without_cores.iter().filter_map(|id| self.get(id))
     }
@@ -316,8 +316,8 @@ impl Jobs {
         !self.borrowers.is_empty()
     }
 
-    /// Returns, for each PU (logical CPU), the number of jobs that own the PU. Only jobs whose grant has
-    /// [`Ownership::Owned`] count. A job of the class besteffort only borrows PUs, and is not counted.
+    /// Returns, for each PU (logical CPU), the number of jobs that own the PU. A job owns the PUs that it holds if its
+    /// grant has [`Ownership::Owned`]. A job of the class besteffort only borrows PUs, and is not counted.
     #[must_use]
     pub fn owned_grants_per_pu(&self) -> &GrantCounts {
         &self.granted

@@ -32,23 +32,23 @@ pub struct Member {
     /// The evidence that the process belongs to the job, such as the cgroup that the batch system made for
     /// the job.
     pub evidence: MembershipEvidence,
-    /// The affinity mask with which the processes of the job began. It is the mask of the nearest ancestor
-    /// process that belongs to no job: the mask of the first thread of this ancestor, as the last scan before
-    /// the join of its child had read it. `None` if unknown.
+    /// The affinity mask with which the processes of the job began: the mask of the nearest ancestor process that
+    /// belongs to no job. If the threads of this ancestor have different masks, it is the mask of the first thread. pjw
+    /// takes the mask from the last scan before the child of this ancestor joined the job. `None` if unknown.
     ///
-    /// A thread of the job that had this mask before pjw changed it inherited the mask: its program did not
-    /// request it.
+    /// A thread of the job that had this mask before pjw changed it inherited the mask: its program did not request it.
     pub inherited_mask: Option<CpuSet>,
     /// The time of the first scan that read the process, in ns since boot. `None` if the process comes from a
     /// journal record that does not contain this time.
     pub first_seen: Option<Nanos>,
-    /// Whether the process was new when it joined the job: no earlier scan had read it. A new process may
-    /// have inherited an affinity mask from a thread that pjw does not know. False for a process that the
-    /// journal contains: an earlier daemon had read its masks, and the journal has a record of each mask that
-    /// pjw set.
+    /// Whether the process was new when it joined the job: no earlier scan had read it. A new process may have
+    /// inherited an affinity mask from a thread that pjw does not know. False for a process in the journal (the file
+    /// with which a restarted daemon restores its state): an earlier daemon had read its masks, and the journal has a
+    /// record of each mask that pjw set.
     pub was_new_at_join: bool,
     /// The kernel's number of the NUMA node that pjw chose for the process. pjw pins hot threads of the process to PUs
-    /// of this NUMA node while it has room. `None` if pjw chose no NUMA node. Not stored in the journal.
+    /// of this NUMA node while it has room. A thread is hot if it runs or waits for a PU most of the time. `None` if
+    /// pjw chose no NUMA node. Not stored in the journal.
     pub numa_node: Option<u32>,
     /// The threads of the process, as of the last scan that read them, by thread id.
     pub threads: BTreeMap<Tid, MemberThread>,
@@ -139,9 +139,9 @@ impl Member {
         first.is_some_and(|thread| thread.comm.as_bytes() == TASK_HOST_NAME.to_bytes())
     }
 
-    /// Iterates over the threads of the process whose original affinity mask (the mask before pjw changed it)
-    /// is in the journal. Each item is the id of a thread and the facts about its mask. pjw restores the
-    /// original masks when the job ends or a command releases it.
+    /// Iterates over the threads of the process whose original affinity mask (the mask before pjw changed it) is in the
+    /// journal (the file with which a restarted daemon restores its state). Each item is the id of a thread and the
+    /// facts about its mask. pjw restores the original masks when the job ends or a command releases it.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let entries =
             self.identified_threads().filter_map(|(id, thread)| Some((id, thread.mask_entry.as_ref()?)));

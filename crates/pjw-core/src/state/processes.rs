@@ -13,8 +13,10 @@ use crate::terms::{BatchIdentity, JobId, JobProcessGrouping, Process};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KnownProcess {
     /// The facts that the last scan of this process read. The fields `attributes`, `batch_identity` and `threads` are
-    /// always `None` here. For an orphan, `parent` is the ancestor from the fork event, if there was one, not the
-    /// parent that the scan read.
+    /// always `None` here. The field `parent` is the parent that the scan read, with one exception. If this parent
+    /// belongs to no job, but pjw has recorded that the process descends from a process of a job, `parent` is this
+    /// ancestor ([`Descendant::ancestor`](crate::state::lineage::Descendant::ancestor)). For example, process 1 may
+    /// have adopted the process after its true parent ended.
     pub process: Process,
     /// The role of the process in a batch system, and the jobs that its cgroup, its supplementary groups and
     /// its environment name.

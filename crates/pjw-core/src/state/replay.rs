@@ -8,8 +8,9 @@ use crate::state::{members::Member, pool::PuPool, warden::WardenState};
 use crate::terms::{Job, JobId, Ownership, Record};
 
 impl WardenState {
-    /// Returns the journal records from which [`WardenState::apply_record`] can restore this state. To shorten the
-    /// journal, the daemon replaces the content of the journal by these records.
+    /// Returns the journal records from which [`WardenState::apply_record`] can restore this state. The journal is the
+    /// file with which a restarted daemon restores its state. To shorten the journal, the daemon replaces the content
+    /// of the journal by these records.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         let jobs = self.jobs_unshared_first().cloned().map(Record::Job);
@@ -38,8 +39,8 @@ impl WardenState {
             .collect()
     }
 
-    /// Applies one record of the journal to the state. When the daemon starts, it calls this function for each record,
-    /// in the order of the journal.
+    /// Applies one record of the journal to the state. The journal is the file with which a restarted daemon restores
+    /// its state. When the daemon starts, it calls this function for each record, in the order of the journal.
     ///
     /// A record of a job restores the grant of the job: the PUs (logical CPUs) that the job holds. The job loses this
     /// grant in each of these cases:
@@ -49,7 +50,7 @@ impl WardenState {
     ///   other grants ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
     ///
     /// The records may name processes that have ended since the records were written. Such a process stays in the state
-    /// until the first full scan.
+    /// until the first scan of all processes.
     pub fn apply_record(&mut self, record: Record) {
         match record {
             Record::Job(mut job) => {

@@ -33,8 +33,10 @@ impl WardenState {
     /// - The processes that belong to jobs.
     /// - The processes in [`WardenState::processes_to_restore`]. Such a process has left its job, and pjw is restoring
     ///   its original affinity masks (the masks before pjw changed them).
-    /// - The processes in [`WardenState::unknown_masks`] of which a thread other than the first has a mask of unknown
-    ///   origin.
+    /// - Some processes because of [`WardenState::unknown_masks`], the masks of unknown origin (masks that an earlier
+    ///   run of the daemon may have set). These are the processes of which a thread other than the first has such a
+    ///   mask, and the processes that a search for such masks must still read. The scan also reads the cgroups of the
+    ///   latter processes.
     ///
     /// If `is_full` is false, the scan reads only the following:
     ///
@@ -44,8 +46,9 @@ impl WardenState {
     ///   scan may read only the active threads ([`ScanRequest::active_threads`]).
     /// - Those idle (not active) processes of jobs for which a check finds a change, such as used CPU time
     ///   ([`WatchedProcesses`]).
-    /// - The cgroups of the jobs that have no processes, or that have no PUs and do not wait for any, and the cgroups
-    ///   that pjw has to remove. If the cgroup of another job changes, the node reads it by itself.
+    /// - The cgroups of jobs without processes, the cgroups of jobs that hold no PUs and do not wait for any, and the
+    ///   cgroups that pjw has to remove. Any other cgroup that an earlier scan read is read again only if it has
+    ///   changed.
     #[must_use]
     pub fn scan_request(&self, is_full: bool) -> ScanRequest {
         if is_full {
@@ -169,8 +172,8 @@ impl WardenState {
     ///
     /// - The cgroups that batch systems made for jobs.
     /// - The cgroups of the cpusets that pjw made for jobs.
-    /// - The leftover cgroups. A leftover cgroup existed when the daemon started, has the name of a job's cpuset,
-    ///   and is not in the journal. It is in the list until pjw has decided whether to reuse it or to remove it.
+    /// - The leftover cgroups. A leftover cgroup is a job's cpuset that a daemon of pjw wrote before this daemon
+    ///   started ([`LeftoverCpuset`](crate::terms::LeftoverCpuset)). It is in the list until pjw has decided about it.
     #[must_use]
     pub fn job_cgroup_paths(&self) -> BTreeSet<String> {
         let own = self.cpusets.paths().chain(self.cpusets.undecided_leftover_paths());

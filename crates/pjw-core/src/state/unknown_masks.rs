@@ -47,7 +47,7 @@ struct Choice {
 /// The result of a completed search for affinity masks of unknown origin: the processes that were forked during the
 /// search and may have inherited such a mask.
 pub(crate) struct MaskSearchResult {
-    /// The processes that were forked by found processes, parents first.
+    /// The processes that were forked by the processes with masks of unknown origin, parents first.
     pub(crate) children: Vec<Pid>,
     /// The time of the scan from which the processes of the search were chosen. The search did not read a process that
     /// was first seen later.
@@ -77,9 +77,13 @@ pub struct MasksOfUnknownOrigin {
 }
 
 impl MasksOfUnknownOrigin {
-    /// Requests a search for affinity masks of unknown origin, because journal records of an earlier run of the daemon
-    /// were lost. The next full scan begins the search. A search that is already pending begins again. It keeps its
-    /// list of the processes whose masks are in the journal.
+    /// Requests a search for affinity masks of unknown origin: masks that an earlier run of the daemon may have set,
+    /// and about which no journal record says whether it did. Must be called if journal records of an earlier run were
+    /// lost. The journal is the file with which a restarted daemon restores its state. The next scan of all processes
+    /// begins the search.
+    ///
+    /// If a search is already pending, it begins again. It keeps its list of the processes whose masks are in the
+    /// journal.
     pub fn request_search(&mut self) {
         let recorded = match core::mem::take(&mut self.search) {
             Search::Done => None,
@@ -89,7 +93,8 @@ impl MasksOfUnknownOrigin {
         self.search = Search::Due { recorded };
     }
 
-    /// Returns whether a search for affinity masks of unknown origin was requested and is not complete.
+    /// Returns whether a search for affinity masks of unknown origin was requested and is not complete. An earlier run
+    /// of the daemon may have set such a mask, and no journal record says whether it did.
     #[must_use]
     pub fn is_search_pending(&self) -> bool {
         self.search != Search::Done
@@ -142,8 +147,9 @@ impl MasksOfUnknownOrigin {
         self.inherited.get(&pid).cloned()
     }
 
-    /// Removes all records of forked processes. Must be called if process events were lost: the pid in a record may now
-    /// belong to another process.
+    /// Removes what the kernel's fork events showed about masks of unknown origin: which processes may have inherited
+    /// such a mask. Must be called if process events were lost: a pid in these records may now belong to another
+    /// process.
     pub fn forget_fork_records(&mut self) {
         self.inherited.clear();
         self.forks_during_search.clear();

@@ -64,8 +64,8 @@ pub struct WardenState {
     pub cgroups: BTreeMap<String, Observed<Cgroup>>,
     /// The cpusets that pjw created or changed for jobs.
     pub cpusets: CpusetRegistry,
-    /// The affinity masks that were read from the journal, by thread. The map contains only threads that no
-    /// scan has read since the daemon started.
+    /// The affinity masks that the daemon read from the journal (the file with which a restarted daemon restores its
+    /// state), by thread. The map contains only threads that no scan has read since the daemon started.
     pub masks_from_journal: BTreeMap<ThreadId, MaskEntry>,
     /// For each job that ended or was released: the affinity masks that pjw had given to the threads of the
     /// job until then. A process that was forked during the release may have inherited one of these masks,
@@ -73,9 +73,9 @@ pub struct WardenState {
     /// such a mask. Jobs that an earlier run of the daemon released are included.
     pub released_masks: BTreeMap<JobId, ReleasedJobMasks>,
     /// The processes whose affinity masks an earlier run of the daemon may have set, where no journal record says
-    /// whether it did. Also the search for such processes, which is due after records were lost.
+    /// whether it did. Also the search for such processes, which begins after journal records were lost.
     pub unknown_masks: MasksOfUnknownOrigin,
-    /// The time of the first scan since the daemon started, in ns since boot. `None` before it.
+    /// The time of the first scan since the daemon started, in ns since boot. `None` before the first scan.
     pub(crate) first_scan_at: Option<Nanos>,
     /// The online PUs, now and in the past.
     pub(crate) online: History<CpuSet>,
@@ -83,15 +83,15 @@ pub struct WardenState {
     pub(crate) warnings: BTreeMap<JobId, Vec<Arc<Warning>>>,
     /// All warnings of the last decision.
     warning_list: WarningList,
-    /// The requests for cores that could not be served when they were looked at last.
+    /// The jobs for which the last search for cores failed, each with its request and the reason.
     pub(crate) refused_requests: BTreeMap<JobId, RefusedRequest>,
     /// The conditions under which all waiting jobs were looked at last. `None` before the first decision.
     pub(crate) served_under: Option<ServingConditions>,
     /// The descent of processes, as reported by the fork events of the kernel. It shows which processes were
     /// forked by processes of jobs.
     pub lineage: Lineage,
-    /// The jobs and processes about which pjw must decide again after the next scan, even if that scan shows
-    /// no change of them.
+    /// The jobs and processes about which pjw must decide again after the next scan, even if this scan finds them
+    /// unchanged.
     pub dirty: DirtySet,
     /// The number of partial periodic scans that pjw makes before the next full periodic scan. A periodic
     /// scan (config key `rescan_interval`) also reads processes outside jobs. A partial periodic scan reads
@@ -110,12 +110,13 @@ pub struct WardenState {
     pub login_pids_by_user: BTreeMap<Uid, BTreeSet<Pid>>,
     /// The warnings about unassigned processes, by user, as of the last change of the processes of this user.
     pub(crate) stray_warnings: BTreeMap<Uid, Arc<Warning>>,
-    /// The users of whose unassigned processes one ended or joined a job since the last decision.
+    /// The users with a process that belonged to no job, and that has ended or joined a job since the last decision.
     pub(crate) users_with_changed_strays: BTreeSet<Uid>,
-    /// The threads for which an affinity request outside the grant was reported, and whose masks were not
-    /// scanned since.
+    /// The threads for which pjw reported a sched_setaffinity(2) call for PUs outside the job, and whose masks no scan
+    /// has read since the call.
     pub(crate) reported_affinity_targets: ReportedAffinityTargets,
-    /// The number of affinity attempts of each job that were reported in the current minute.
+    /// The number of sched_setaffinity(2) calls for PUs outside the job that pjw has reported in the current minute,
+    /// for each job.
     pub(crate) attempts: BTreeMap<JobId, ReportedAttemptCount>,
     /// The time since which pjwd has received every fork event of the kernel, in ns since boot. pjwd knows
     /// the parent of each process that was forked after this time. `None` if pjwd does not receive fork
@@ -191,8 +192,8 @@ impl WardenState {
         self.jobs.get(job)?.grant.as_ref()
     }
 
-    /// Iterates over the processes of the job `job`, and the processes of the job whose original masks pjw must restore
-    /// after their release.
+    /// Iterates over the processes of the job `job`. Also iterates over the processes that have left the job and whose
+    /// original masks (the masks before pjw changed them) pjw must still restore.
     pub(crate) fn tracked_processes_of(&self, job: &JobId) -> impl Iterator<Item = &Member> {
         self.members
             .members_of_job(job)
@@ -277,9 +278,10 @@ impl WardenState {
         member.threads.get(&id.tid).filter(|thread| thread.start == id.start)?.mask_entry.as_ref()
     }
 
-    /// Iterates over the threads whose original affinity mask (the mask before pjw changed it) is in the journal, each
-    /// with its mask entry. pjw restores the original mask when the job of the thread ends or is released. Includes
-    /// threads that no scan has read since the restart of the daemon.
+    /// Iterates over the threads whose original affinity mask (the mask before pjw changed it) is in the journal (the
+    /// file with which a restarted daemon restores its state), each with its mask entry. pjw restores the original mask
+    /// when the job of the thread ends or is released. Includes threads that no scan has read since the restart of the
+    /// daemon.
     pub fn journaled_masks(&self) -> impl Iterator<Item = (ThreadId, &MaskEntry)> {
         let tracked = self.members.values().chain(self.processes_to_restore.values());
         let unread = self.masks_from_journal.iter().map(|(&thread, entry)| (thread, entry));
@@ -340,10 +342,13 @@ impl WardenState {
     }
 
     /// Adds a leftover cpuset: a cpuset that a daemon of pjw wrote for a job and that existed when this daemon started.
-    /// Has no effect if the journal has a record of the cpuset. Otherwise, records were lost, so the next full scan
-    /// begins a search for masks of unknown origin. After that scan, pjw keeps or removes the cpuset, as described at
-    /// [`LeftoverCpuset`]. If another daemon wrote the cpuset ([`LeftoverCpuset::other_writer`]), no search begins: a
-    /// missing record does not show that records were lost, because this daemon never had a record of the cpuset.
+    /// Has no effect if the journal (the file with which a restarted daemon restores its state) has a record of the
+    /// cpuset.
+    ///
+    /// If there is no record, records were lost. So the next scan of all processes begins a search for masks of unknown
+    /// origin (affinity masks that an earlier daemon may have set). After this scan, pjw keeps or removes the cpuset,
+    /// as described at [`LeftoverCpuset`]. If another daemon wrote the cpuset ([`LeftoverCpuset::other_writer`]), no
+    /// search begins, because this daemon never had a record of the cpuset.
     pub fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         if leftover.other_writer.is_none() && self.cpusets.cpuset_at(&leftover.path).is_none() {
             self.unknown_masks.request_search();
@@ -394,9 +399,10 @@ impl WardenState {
             .is_some_and(|(place, managed)| is_cgroup_within(place, &managed.job_cpuset.path))
     }
 
-    /// Returns whether `process` has left the provision `job`, or is a child of a process that has left it: the rule of
-    /// the job does not recognise the process any more. The process is not a member again because it still has the
-    /// cpuset or a mask of the job. False if `job` is not a provision.
+    /// Returns whether `process` has left the provision `job` (a job whose cores are promised to a service), or is a
+    /// child of a process that has left it. A process leaves a provision if the rule of the job does not recognise the
+    /// process any more. It may still have the cpuset or a mask of the job, but does not become a member again because
+    /// of that. False if `job` is not a provision.
     pub(crate) fn has_left_provision(&self, process: &Process, job: &JobId) -> bool {
         let is_provision = self.jobs.get(job).is_some_and(|job| job.provision.is_some());
         let is_released =

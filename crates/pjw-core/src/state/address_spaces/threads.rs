@@ -6,14 +6,17 @@ use crate::state::WardenState;
 use crate::terms::JobId;
 
 impl WardenState {
-    /// Returns groups of threads of the job `id` that use the same memory. pjw tries to keep the threads of a group
-    /// in one L3 cache or NUMA node.
+    /// Returns groups of threads of the job `id` that use the same memory. pjw tries to keep the threads of a group in
+    /// one L3 cache or NUMA node.
     ///
     /// There is one group for each address space that a process of the job shares with another process (clone(2) with
-    /// `CLONE_VM`). The group has the hot threads of the job in this address space. If no thread is hot, the group
-    /// instead has the living thread with the lowest tid of each process, because this thread may become hot soon. A
-    /// process that only owns the address space of other processes and computes nothing
-    /// ([`Member::is_task_host`](crate::state::Member::is_task_host)) contributes no such idle thread.
+    /// `CLONE_VM`). The group has the hot threads of the job in this address space. A thread is hot if it runs or waits
+    /// for a PU (logical CPU) most of the time.
+    ///
+    /// If no thread in the address space is hot, the group instead has one thread of each process: the thread with the
+    /// lowest tid that has not exited. This thread may become hot soon. A process that only owns the address space of
+    /// other processes and computes nothing ([`Member::is_task_host`](crate::state::Member::is_task_host)) is left out
+    /// here.
     #[must_use]
     pub fn address_space_threads_of(&self, id: &JobId) -> Vec<AddressSpaceThreads> {
         if self.address_spaces.groups().next().is_none() {
@@ -37,10 +40,10 @@ impl WardenState {
         hot.into_iter().chain(idle).map(|(number, threads)| AddressSpaceThreads { number, threads }).collect()
     }
 
-    /// Returns one set of PUs (logical CPUs) for each group of threads of the job `id` whose PUs are all in one L3
-    /// cache or all in one NUMA node. The threads of a group share an address space
-    /// ([`Self::address_space_threads_of`]). The set has one PU for each thread: the PU to which pjw pinned the
-    /// thread, or else the PU on which the thread ran last.
+    /// Returns sets of PUs (logical CPUs), one for each undivided group of threads of the job `id`. The threads of a
+    /// group share an address space ([`Self::address_space_threads_of`]). A group is undivided if all its threads are
+    /// in one L3 cache or in one NUMA node. The set has the PU of each thread: the PU to which pjw pinned the thread,
+    /// or else the PU on which the thread ran last.
     ///
     /// If the job must give up PUs, it keeps the PUs of these sets as long as possible
     /// ([`allocate_for_groups`](crate::allocate::allocate_for_groups)).

@@ -11,10 +11,9 @@ use crate::terms::{CpusetAction, CpusetChange, JobId};
 /// The delayed changes of cpusets: changes that the kernel or systemd has begun and has not completed. While a change
 /// is delayed, the daemon plans no other change of the same job's cpuset.
 ///
-/// The type also lists the cpusets whose PUs (logical CPUs) were set by a delayed change that has ended since the
-/// last decision of the daemon ([`Decision`](crate::reconcile::Decision)). The registry of cpusets has the time at
-/// which pjw requested such a change. The next decision replaces this time by its own time, because the kernel made
-/// the change later than pjw requested it.
+/// The type also lists the cpusets to which delayed changes have written PUs (logical CPUs) since the last decision of
+/// the daemon ([`Decision`](crate::reconcile::Decision)). pjw has recorded the time at which it requested such a write.
+/// The write took place later than the request, so the next decision replaces the recorded time by its own time.
 #[derive(Debug, Clone, Default)]
 pub struct DelayedChanges {
     /// The number of delayed changes, for each job that has any.

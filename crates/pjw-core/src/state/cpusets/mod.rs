@@ -29,10 +29,10 @@ pub struct ManagedCpuset {
     /// scan reads the PUs of a cpuset, but not `cpu.idle` and `cgroup.freeze`. If this field is false, as after a
     /// restart of the daemon or a refused write, these two settings of the cpuset are unknown.
     pub was_written: bool,
-    /// The path of the cgroup from which pjw moved the first process into the cpuset. When pjw removes the
-    /// cpuset, it moves the processes in the cpuset out. A process that was forked inside the cpuset goes to
-    /// this cgroup if the original cgroups of its ancestors are unknown. `None` if pjw moved no process into
-    /// the cpuset, or if the path is unknown.
+    /// The path of the cgroup from which pjw moved the first process into the cpuset. When pjw removes the cpuset, it
+    /// moves the processes in the cpuset out. A process that was forked inside the cpuset goes to this cgroup if pjw
+    /// does not know from which cgroups it moved the ancestors of the process. `None` if pjw moved no process into the
+    /// cpuset, or if the path is unknown.
     pub origin_cgroup: Option<String>,
     tries: u32,
     /// Whether the kernel or systemd refused the last write of the settings in `job_cpuset`. The cpuset may have these
@@ -77,9 +77,9 @@ pub struct CgroupMove {
 /// pjw: the job keeps the cpuset, or pjw removes the cpuset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LeftoverDecision {
-    /// The job.
+    /// The job for which the cpuset was made.
     pub(crate) job: JobId,
-    /// The request of the job after the recovery.
+    /// The request of the job after the decision. `None` if the job has no request.
     pub(crate) request: Option<JobRequest>,
     /// The processes that were in the cpuset.
     pub(crate) processes: Vec<ProcessId>,
@@ -155,15 +155,17 @@ impl CpusetRegistry {
         self.found.push(leftover);
     }
 
-    /// Iterates over the cgroup paths of the leftover cpusets about which pjw has not yet decided. An earlier pjwd left
-    /// such a cpuset ([`LeftoverCpuset`]), and the journal has no record of it. The next full scan decides: pjw uses
-    /// the cpuset for its job again, or removes it. The path then leaves this list.
+    /// Iterates over the cgroup paths of the leftover cpusets about which pjw has not yet decided. A leftover cpuset
+    /// ([`LeftoverCpuset`]) is a cpuset that a daemon of pjw wrote for a job before this daemon started. The next scan
+    /// of all processes decides: pjw uses the cpuset for its job again, or removes it. The path then leaves this list.
+    /// In the mode `observe`, pjw does not decide. About a cpuset of another daemon, pjw never decides.
     pub fn undecided_leftover_paths(&self) -> impl Iterator<Item = &str> {
         self.found.iter().map(|found| found.path.as_str())
     }
 
-    /// Whether pjw has still to decide about a leftover cpuset that an earlier run of this daemon left. Cpusets of
-    /// other daemons ([`LeftoverCpuset::other_writer`]) do not count: pjw leaves them as they are.
+    /// Whether there is a cpuset that an earlier run of this daemon left, and pjw has not yet decided whether to keep
+    /// or to remove it. Cpusets of other daemons ([`LeftoverCpuset::other_writer`]) do not count: pjw leaves these
+    /// cpusets as they are.
     #[must_use]
     pub fn has_undecided_leftovers(&self) -> bool {
         self.found.iter().any(|found| found.other_writer.is_none())
@@ -195,14 +197,16 @@ impl CpusetRegistry {
         self.recovered.insert(path.to_owned(), recovered);
     }
 
-    /// Removes and returns the leftover cpusets about which pjw has decided and that a warning in `pjwctl status`
-    /// names. The key of the map is the cgroup path.
+    /// Removes and returns the decisions about leftover cpusets (cpusets that an earlier run of the daemon made, and
+    /// that the journal does not contain). A warning in `pjwctl status` names these decisions. The key of the map is
+    /// the cgroup path.
     pub(crate) fn take_leftover_decisions(&mut self) -> BTreeMap<String, LeftoverDecision> {
         core::mem::take(&mut self.recovered)
     }
 
-    /// Replaces the list of the leftover cpusets that a warning in `pjwctl status` names. The key of the map is the
-    /// cgroup path.
+    /// Replaces the decisions about leftover cpusets (cpusets that an earlier run of the daemon made, and that the
+    /// journal does not contain). A warning in `pjwctl status` names these decisions. The key of the map is the cgroup
+    /// path.
     pub(crate) fn set_leftover_decisions(&mut self, recovered: BTreeMap<String, LeftoverDecision>) {
         self.recovered = recovered;
     }
@@ -214,13 +218,14 @@ impl CpusetRegistry {
         self.managed.get(self.wanted.get(job)?)
     }
 
-    /// Whether a cpuset of pjw at or above the cgroup `cgroup` may hide the true mask of a thread whose mask was read
-    /// at the time `read_at`, in ns since boot. True in each of these cases:
+    /// Whether a scan at the time `read_at` (in ns since boot) may have read only a part of the mask that was requested
+    /// for a thread, because a cpuset of pjw hides the other part. The cpuset is the cgroup `cgroup` of the thread, or
+    /// a cgroup above it. True in each of these cases:
     ///
-    /// - The cpuset was written after `read_at`.
-    /// - The cpuset is to be removed.
+    /// - pjw wrote such a cpuset after `read_at`.
+    /// - Such a cpuset is to be removed.
     /// - There is such a cpuset, and `is_cut` is true: the mask that was read lacks PUs (logical CPUs) of the original
-    ///   mask.
+    ///   mask (the mask before pjw changed it).
     pub(crate) fn may_hide_mask(&self, cgroup: &str, is_cut: bool, read_at: Nanos) -> bool {
         cgroup_and_ancestor_paths(cgroup).any(|path| {
             let is_written = self.history.get(path).is_some_and(|known| known.has_changed_since(read_at));
@@ -332,9 +337,9 @@ impl CpusetRegistry {
         self.managed.values_mut().for_each(|managed| managed.tries = 0);
     }
 
-    /// Records that `cpu.idle` and `cgroup.freeze` of each cpuset are unknown: another program, or pjwd outside of a
-    /// cycle, has changed them. The next plan of a borrower's cpuset writes them again. A borrower is a job of the
-    /// class besteffort.
+    /// Records that the settings `cpu.idle` and `cgroup.freeze` of each cpuset are unknown. Must be called if these
+    /// settings may have changed by other means than a planned change, for example by another program. pjw writes both
+    /// settings again when it next plans the cpuset of a borrower (a job of the class besteffort, which borrows cores).
     pub fn forget_unread_settings(&mut self) {
         self.managed.values_mut().for_each(|managed| managed.was_written = false);
     }
@@ -360,9 +365,9 @@ impl CpusetRegistry {
         }
     }
 
-    /// Records the outcome of `action`. `action` is a change of a cpuset that pjw has asked the kernel or systemd
-    /// to make. A refusal is recorded as by [`CpusetRegistry::record_refusal`]. A change that continues in the
-    /// background is added to [`CpusetRegistry::delayed_changes`]. Must be called for each such change.
+    /// Records the outcome of `action`, a change of a cpuset that pjw has asked the kernel or systemd to make. Must be
+    /// called for each such change. A refusal has the effect of [`CpusetRegistry::record_refusal`]. A change that is
+    /// not complete yet is added to [`CpusetRegistry::delayed_changes`].
     pub fn record_outcome(&mut self, action: &CpusetAction, outcome: &CpusetOutcome) {
         self.record_move_attempt(action, outcome);
         match outcome {
@@ -412,8 +417,9 @@ impl CpusetRegistry {
         }
     }
 
-    /// Returns the reason why a process could not be moved back from the cpuset at the cgroup path `path`. `None` if no
-    /// such move failed since the last scan of all processes.
+    /// Returns the reason why pjw could not move a process out of the cpuset at the cgroup path `path`, back to the
+    /// original cgroup of the process (the cgroup before pjw moved it). `None` if no such move failed since the last
+    /// scan of all processes.
     #[must_use]
     pub fn move_back_error(&self, path: &str) -> Option<&str> {
         let of_path =

@@ -4,7 +4,8 @@ use super::CpusetRegistry;
 use crate::terms::JobId;
 
 impl CpusetRegistry {
-    /// Whether the cpuset of the job `id` is an isolated partition, or is to become one.
+    /// Whether the cpuset of the job `id` is an isolated partition of the kernel (`cpuset.cpus.partition`), or is to
+    /// become one. False if pjw manages no cpuset for the job.
     #[must_use]
     pub fn has_isolated_partition(&self, id: &JobId) -> bool {
         self.cpuset_of(id).is_some_and(|managed| managed.job_cpuset.spec.isolated)

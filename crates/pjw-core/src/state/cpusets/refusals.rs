@@ -8,9 +8,10 @@ impl CpusetRegistry {
     /// Records that the kernel or systemd refused the change `action` of a cpuset. `reason` is the reason, as text for
     /// users. pjw tries the change again after the next scan of all processes.
     ///
-    /// There is one exception: the refused change was to move a process out of a cpuset that pjw itself created, back
-    /// to the original cgroup of the process, which may no longer exist. pjw then does not wait for a scan of all
-    /// processes, and next moves the process to the root cgroup.
+    /// There is one exception: a refused move of a process out of a cpuset that pjw itself created, back to the
+    /// original cgroup of the process (the cgroup before pjw moved it). This cgroup may no longer exist. So pjw next
+    /// moves the process to the root cgroup, without waiting for a scan of all processes. If the original cgroup is the
+    /// root cgroup, pjw tries the move again after the next scan of all processes.
     pub fn record_refusal(&mut self, action: &CpusetAction, reason: &str) {
         match &action.change {
             CpusetChange::Create { job_cpuset, .. } => {

@@ -2,8 +2,8 @@
 
 use crate::terms::{JobRequest, Refusal};
 
-/// What decides, besides a job itself, whether a waiting job gets cores. While it stays as it is, only the waiting jobs
-/// that change are looked at.
+/// The facts that decide whether a waiting job gets cores, apart from the facts about the job itself. While these facts
+/// stay the same, the daemon searches cores only for those waiting jobs that change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ServingConditions {
     /// [`PuPool::change_count`](crate::state::pool::PuPool::change_count).
@@ -25,7 +25,8 @@ pub(crate) struct RefusedRequest {
 }
 
 impl RefusedRequest {
-    /// Returns whether a search for the cores of `request` under these conditions would fail again.
+    /// Returns whether a search for the cores of `request` under `conditions` would fail again: the conditions and the
+    /// request are the same as at the failed search.
     pub(crate) fn is_valid(&self, conditions: ServingConditions, request: &JobRequest) -> bool {
         self.conditions == conditions && self.request == *request
     }

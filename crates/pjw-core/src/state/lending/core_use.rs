@@ -69,7 +69,8 @@ pub struct OwnerCpuSample<'a> {
 /// - Threads at idle priority (`cpu.idle` or `SCHED_IDLE`). All threads of borrowers (jobs that borrow cores) have idle
 ///   priority.
 /// - Threads that the kernel may run on more PUs (logical CPUs) than the owner holds. Such a thread belongs to another
-///   program. Only io_uring workers always count, because the kernel may allow them all PUs.
+///   program. This does not apply to io_uring workers: they always count, because the kernel may give an io_uring
+///   worker of the owner a mask of all PUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LentCoreSample {
     /// The PUs of the core.
@@ -84,10 +85,11 @@ pub struct LentCoreSample {
 /// The cores that an owner (a job whose idle cores may be lent) uses.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UsedCores {
-    /// The number of cores in use. A lent core that is in use comes back.
+    /// The number of cores in use. pjw takes a lent core that is in use back from the borrower.
     pub in_use: u32,
-    /// The number of cores that are too busy to be lent: those in use, and those with one PU on which the owner runs
-    /// for at least three quarters of the time. A lent core of the latter kind stays lent.
+    /// The number of cores that are too busy to be lent. All cores in use count. If the cores have one PU each, a core
+    /// also counts if the owner runs on it for at least three quarters of the time. Such a core stays lent if it is
+    /// lent already and not in use.
     pub too_busy_to_lend: u32,
     /// The PUs (logical CPUs) of those lent cores that are in use.
     pub lent_cpus: CpuSet,
@@ -178,17 +180,18 @@ impl CoreUse {
     ///
     /// The owner uses a lent core ([`OwnerCpuSample::lent`]) in each of these cases:
     ///
-    /// - Averaged over about 100 ms, the owner ran on the core for at least nine tenths of the time, or for a tenth
-    ///   of the time if cores have several PUs each.
+    /// - Averaged over about 100 ms, the owner ran on the core for at least nine tenths of the time, or for a tenth of
+    ///   the time if cores have several PUs each.
     /// - The owner ran on the core for nearly all of a measurement of at least 10 ms.
-    /// - The owner has become busy in the last 20 ms ([`CoreUse::is_idle`] was true before), and ran on the core for
-    ///   at least 1.3 ms of a measurement of less than 10 ms. In a longer measurement, the shares of the first case
-    ///   apply.
+    /// - The owner has become busy in the last 20 ms ([`CoreUse::is_idle`] was true before), and ran on the core for at
+    ///   least 1.3 ms of a measurement of less than 10 ms. In a longer measurement, the shares of the first case apply.
     ///
-    /// The CPU time on all other cores counts as if the owner used as few cores as possible. A core with one PU is too
-    /// busy to be lent from three quarters of the time on, averaged over about 100 ms. After the first 20 ms of use,
-    /// measurements of less than 10 ms are joined until they cover 10 ms. Until then, the function returns the previous
-    /// result.
+    /// The CPU time on all other cores counts as if the owner used as few cores as possible. A core with one PU is also
+    /// too busy to be lent ([`UsedCores::too_busy_to_lend`]) if the owner ran on it for at least three quarters of the
+    /// time, averaged over about 100 ms.
+    ///
+    /// After the first 20 ms of use, measurements of less than 10 ms are joined until they cover 10 ms. Until then, the
+    /// function returns the previous result.
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> UsedCores {
         let is_short = self.busy_for > WAKE_UP_TIME && sample.period < LONG_SAMPLE;
         if is_short {
@@ -308,13 +311,13 @@ impl CoreUse {
 }
 
 /// Returns the number of cores that the waiting threads of an owner (a job whose idle cores may be lent) need. A
-/// waiting thread is hot, and waits for a PU (logical CPU) for at least a tenth of the time. It needs a PU for
-/// all the time in which it runs or waits. Its CPU time alone does not show this need: a thread that shares its core
-/// with another program gets only half of the core.
+/// waiting thread is hot ([`ThreadDemand::is_hot`]), and waits for a PU (logical CPU) for at least a tenth of the time.
+/// It needs a PU for all the time in which it runs or waits. Its CPU time alone does not show this need: a thread that
+/// shares its core with another program gets only half of the core.
 ///
 /// - `threads` has the demand and the affinity mask of each thread of the owner, as of the last scan.
-/// - `count_cores` returns the number of cores of the owner that have a PU in a given set. It is called with all PUs
-///   in the masks of the waiting threads. The result is at most the number that it returns, because threads that are
+/// - `count_cores` returns the number of cores of the owner that have a PU in a given set. The function passes all PUs
+///   in the masks of the waiting threads. The returned number is an upper limit of the result, because threads that are
 ///   bound to one core do not run on other cores.
 /// - `has_smt` says whether the cores of the owner have more than one PU each.
 pub fn cores_wanted_by_waiting_threads<'a>(

@@ -58,8 +58,9 @@ pub struct OwnerLendingState {
 }
 
 impl LendingState {
-    /// Records the cores that an owner (a job whose idle cores may be lent) uses, as a measurement of its CPU time at
-    /// the time `measured_at` (in ns since boot) showed. `core_count` is the number of all cores of the owner.
+    /// Records the result `used` of a measurement: how many of its cores the owner (a job whose idle cores may be lent)
+    /// uses. `measured_at` is the time of the measurement, in ns since boot. `core_count` is the number of all cores of
+    /// the owner.
     pub fn record_use(&mut self, owner: &JobId, used: UsedCores, core_count: u32, measured_at: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
         known.sampled_since = known.sampled_since.or(Some(measured_at));
@@ -93,10 +94,11 @@ impl LendingState {
         self.owners.get(owner)
     }
 
-    /// Sets the list of borrowers that have a process whose threads with a real-time priority together use at least 1 % of a
-    /// PU (logical CPU). Such a borrower gets no lent cores: the kernel would run the real-time threads before the
-    /// threads of the owner. A borrower is a job of the class besteffort, which runs on free cores and on cores that
-    /// other jobs (owners) leave idle. The daemon calls this method after each scan of the processes of jobs.
+    /// Sets the list of the borrowers (jobs of the class besteffort, which borrow cores) with real-time load: in at
+    /// least one process of the borrower, the threads with a real-time priority together use at least 1 % of a PU
+    /// (logical CPU). pjw lends such a borrower no cores of other jobs, because the kernel would run its real-time
+    /// threads before the threads of the owner of the cores. The daemon calls this method after each scan of the
+    /// processes of jobs.
     pub fn set_realtime_borrowers(&mut self, borrowers: BTreeSet<JobId>) {
         self.realtime_borrowers = borrowers;
     }
@@ -114,8 +116,9 @@ impl LendingState {
         self.realtime_borrowers.contains(borrower)
     }
 
-    /// Returns whether the job `borrower` would slow the owners of the cores that it borrows. True if a thread of the
-    /// borrower has a real-time priority, or if a process of the borrower can't run at idle priority.
+    /// Returns whether the borrower `borrower` (a job that borrows cores) would slow down the owners of its borrowed
+    /// cores. True if a thread of the borrower has a real-time priority, or if a process of the borrower can't run at
+    /// idle priority.
     pub(crate) fn would_slow_owners(&self, borrower: &JobId) -> bool {
         self.realtime_borrowers.contains(borrower) || self.unfit_borrowers.contains(borrower)
     }

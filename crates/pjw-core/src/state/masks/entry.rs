@@ -99,11 +99,11 @@ impl MaskEntry {
     }
 
     /// Makes the entry of a thread that was created at the time `birth` and inherited the mask of its creator.
-    /// `requests` are the mask requests for the creator that may have been in force at this time. Returns
-    /// `None` if `requests` is empty.
+    /// `requests` are the mask requests for the creator that may have been in force at this time. Returns `None` if
+    /// `requests` is empty.
     ///
-    /// [`MaskEntry::journaled_since`] becomes the time of the earliest request that pjw must undo later
-    /// ([`MaskRequest::needs_restore`]), or `None` if there is no such request.
+    /// [`MaskEntry::journaled_since`] of the result is the time of the earliest request that pjw must undo later
+    /// ([`MaskRequest::needs_restore`]). It is `None` if there is no such request.
     #[must_use]
     pub fn from_inherited(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
         let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();
@@ -117,9 +117,9 @@ impl MaskEntry {
         (!candidates.is_empty()).then(|| Self::new(candidates, journaled_since, birth.earliest))
     }
 
-    /// Makes the entry of a thread from the mask request `request` in the journal, after a restart of the
-    /// daemon. The earlier daemon wrote the request to the journal before it made the request, and may have
-    /// ended between these two steps. So it is unknown whether the kernel got the request.
+    /// Makes the entry of a thread from the mask request `request` in the journal (the file with which a restarted
+    /// daemon restores its state). The earlier daemon wrote the request to the journal before it made the request, and
+    /// may have ended between these two steps. So it is unknown whether the kernel got the request.
     #[must_use]
     pub fn from_record(request: MaskRequest) -> Self {
         let since = request.requested_at;
@@ -132,12 +132,12 @@ impl MaskEntry {
         Self { journaled_since: Some(since), ..self }
     }
 
-    /// Adds another mask request from the journal for the same thread, after a restart of the daemon. It is unknown
-    /// which of the requests in the journal is the last one for the thread.
+    /// Adds another mask request for the same thread from the journal (the file with which a restarted daemon restores
+    /// its state). It is unknown which of the requests in the journal is the last one for the thread.
     ///
-    /// If `request` and the request added before it have different original masks, the program itself changed the
-    /// mask between them. The journal has no record of this change. So this function also adds a request of the
-    /// program for the original mask in `request`.
+    /// If `request` and the request added before it have different original masks, the program itself changed the mask
+    /// between them. The journal has no record of this change. So this function also adds a request of the program for
+    /// the original mask in `request`.
     pub fn add_recorded_request(&mut self, request: MaskRequest) {
         let newest = self.newest();
         if request.original_mask != newest.original_mask {
@@ -186,8 +186,8 @@ impl MaskEntry {
     }
 
     /// Whether the program of the thread requested the present mask of the thread. False if pjw requested the mask, or
-    /// if the kernel set the mask. If pjw does not know which of several requests gave the thread its mask
-    /// ([`MaskEntry::last_request_candidates`]), the result is that for the newest of them.
+    /// if the kernel set the mask. pjw does not always know which of several requests gave the thread its mask
+    /// ([`MaskEntry::last_request_candidates`]). The function then assumes that it was the newest of these requests.
     #[must_use]
     pub fn is_mask_from_program(&self) -> bool {
         self.newest().writer == MaskWriter::Program
@@ -245,9 +245,10 @@ impl MaskEntry {
         if self.is_mask_from_program() { None } else { self.newest().mask.only_pu() }
     }
 
-    /// Records that pjw is about to request `mask` for the thread at the time `now`, in ns since boot. The
-    /// caller must then write the request to the journal, and after that make the request. `original_mask` is
-    /// the mask that pjw restores when the job of the thread ends or is released.
+    /// Records that pjw is about to request `mask` for the thread at the time `now`, in ns since boot. The caller must
+    /// then write the request to the journal (the file with which a restarted daemon restores its state), and after
+    /// that make the request. `original_mask` is the mask that pjw restores when the job of the thread ends or is
+    /// released.
     pub fn add_intended_request(&mut self, mask: CpuSet, original_mask: CpuSet, now: Nanos) {
         self.journaled_since.get_or_insert(now);
         self.is_unrecorded = false;

@@ -42,21 +42,24 @@ pub struct LiftedBinding {
 }
 
 impl LiftedBinding {
-    /// Whether the lift did not help: the thread, and the threads that it left behind, still wait for a PU (logical
-    /// CPU) nearly as much as the thread before pjw lifted its binding. pjw must then restore the binding.
+    /// Whether pjw must restore the binding, because the lift did not help: the thread, and the threads that are still
+    /// bound to its former PUs, wait for a PU (logical CPU) nearly as much as the thread did before the lift.
     ///
-    /// `demand` is the present demand of the thread, and `now` the present time, in ns since boot. `waiting_of_others`
-    /// has the present shares of waiting time, in permille, of the other hot threads of the job that are still
-    /// bound to PUs of the lifted mask. The result is true if all of these conditions hold:
+    /// - `demand` is the present demand of the thread for CPU time.
+    /// - `waiting_of_others` has the present shares of waiting time, in permille, of the other hot threads of the job
+    ///   that are still bound to PUs of the lifted mask. A thread is hot if it runs or waits for a PU most of the time.
+    /// - `now` is the present time, in ns since boot.
+    ///
+    /// The result is true if all of these conditions hold:
     ///
     /// - pjw lifted the binding because too many threads were bound to the same PUs ([`LiftReason::Overload`]), and has
     ///   not restored it.
     /// - pjw lifted the binding at least 10 s and less than 20 s ago.
-    /// - Before, the thread waited for a PU for at least a tenth of the time.
-    /// - Now, the thread is hot, and its share of waiting time is at least three quarters of the earlier share.
-    /// - The mean of `waiting_of_others` is at least three quarters of that share too, or there are no such threads.
-    ///   Where these threads wait less, they have the time that the thread had on their PUs: the lift helped, and the
-    ///   thread itself waits for other programs.
+    /// - Before the lift, the thread waited for a PU for at least a tenth of the time.
+    /// - Now, the thread is hot, and its share of waiting time is at least three quarters of the share before the lift.
+    /// - The mean of `waiting_of_others` is at least three quarters of the share before the lift, or there are no such
+    ///   threads. If these threads wait less, the lift helped: they use the time that the thread had on their PUs. The
+    ///   thread itself then waits for other programs.
     #[must_use]
     pub fn must_restore_binding(
         &self,

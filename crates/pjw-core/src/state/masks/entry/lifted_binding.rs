@@ -5,11 +5,13 @@ use crate::basics::{CpuSet, prelude::*};
 use crate::state::masks::lifted::LiftedBinding;
 
 impl MaskEntry {
-    /// Returns the lifted binding of this thread, if its mask equals `mask`. A binding is an affinity mask by which a
-    /// program restricts a thread to some PUs (logical CPUs) of its job. pjw lifts a binding by another mask: all PUs
-    /// of the job, or one PU. The result includes a binding that is in force again ([`LiftedBinding::is_restored`]).
-    /// `None` if pjw lifted no such binding, if the program has requested another mask since, or if pjw has restored
-    /// the original mask of the thread.
+    /// Returns the record of the binding of this thread to exactly the PUs (logical CPUs) `mask`, if pjw lifted this
+    /// binding. A binding is an affinity mask by which a program restricts a thread to some PUs of its job. pjw lifts a
+    /// binding: pjw sets another mask that has all PUs of the job, or one PU that pjw chooses. A binding that pjw
+    /// lifted and then restored ([`LiftedBinding::is_restored`]) is returned too.
+    ///
+    /// Returns `None` if pjw did not lift this binding, if the program has requested another mask since, or if pjw has
+    /// restored the original mask of the thread (the mask before pjw changed it).
     #[must_use]
     pub fn lifted_binding(&self, mask: &CpuSet) -> Option<&LiftedBinding> {
         self.lifted.as_deref().filter(|lifted| lifted.mask == *mask)
