@@ -23,9 +23,9 @@ pub(crate) struct CycleDraft<'a> {
     pub(crate) now: Moment,
     /// The snapshot of this cycle.
     pub(crate) seen: &'a Snapshot,
-    /// Whether the snapshot lists every process of the node.
+    /// Whether the snapshot lists every process of the machine.
     pub(crate) full: bool,
-    /// Whether any process of the node may belong to another job than before.
+    /// Whether any process of the machine may belong to another job than before.
     pub(crate) recheck_all: bool,
     /// The processes that may belong to another job than before, because a job or its processes changed, even if the
     /// snapshot does not list them.
@@ -38,14 +38,14 @@ pub(crate) struct CycleDraft<'a> {
 /// of each list are in the order in which they were added.
 #[derive(Default)]
 pub(crate) struct CycleOutput {
-    /// The records for the journal.
+    /// The records for the journal (the file with which a restarted daemon restores its state).
     pub(crate) records: Vec<Record>,
     /// The events to report.
     pub(crate) events: Vec<Event>,
-    /// The changes that are not made, with the reasons. Except those of single jobs.
+    /// The warnings for users that are not stored as warnings about single jobs. Most warnings say which change pjw
+    /// does not make, and why.
     pub(crate) warnings: Vec<Arc<Warning>>,
-    /// The changes that are not made for single jobs: those that were planned, and those that waited for cores and were
-    /// visited.
+    /// The warnings for users about single jobs. A job has an entry only if this cycle has found a warning about it.
     pub(crate) job_warnings: BTreeMap<JobId, Vec<Warning>>,
     /// The reports of the jobs that ended.
     pub(crate) reports: Vec<JobReport>,

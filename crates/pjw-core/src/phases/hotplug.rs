@@ -76,8 +76,9 @@ fn report_change(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet, what: &s
     draft.out.events.push(Event::new(EventKind::Hotplug, text).with_job(id).with_cpus(lost));
 }
 
-/// Adds a warning for each job that holds fewer cores or PUs (logical CPUs) than it requested. A provision waits for
-/// the missing cores: its warning has the reason why pjw can't grant them yet, if the reason is known.
+/// Adds a warning for each job that holds fewer cores or PUs (logical CPUs) than it requested. A provision (a job whose
+/// cores are promised to a service) waits for the missing cores: its warning has the reason why pjw can't grant them
+/// yet, if the reason is known.
 pub(crate) fn warn_incomplete_grants(draft: &mut CycleDraft<'_>) {
     let jobs = draft.jobs_to_plan();
     let jobs = jobs.iter().filter_map(|id| draft.state.jobs.get(id));

@@ -115,8 +115,8 @@ fn release_pus(draft: &mut CycleDraft<'_>, id: &JobId) -> CpuSet {
     pool.release(id)
 }
 
-/// Journals the masks of the job `id`, of which all or some processes are about to be released: children that no scan
-/// has found may keep them.
+/// Writes the masks of the job `id` to the journal (the file with which a restarted daemon restores its state). Must be
+/// called before processes of the job are released, as children that no scan has found may keep these masks.
 pub(crate) fn keep_released_masks(draft: &mut CycleDraft<'_>, id: &JobId) {
     if let Some(released) = draft.state.masks_of_released_job(id, draft.now.since_boot) {
         draft.out.records.push(Record::ReleasedMasks(released.clone()));
@@ -350,9 +350,9 @@ fn cpuset_of_other_daemon<'a>(state: &'a WardenState, job: &Job) -> Option<(&'a 
     Some((path, leftover.other_writer.as_deref()?))
 }
 
-/// Whether the job, a provision, holds cores of its own, which it does not give up for shared ones. Cores that a
-/// provision has alone are worth more than shared cores, even if the shared ones are more. False if the job holds
-/// nothing, or only borrows cores, or shares its cores with other jobs.
+/// Whether the provision `job` (a job whose cores are promised to a service) holds cores that it shares with no job. It
+/// does not give up these cores for shared ones, even for more of them. False if the job holds no cores, only borrows
+/// cores, or shares its cores with other jobs.
 pub(crate) fn prefers_own_cores(job: &Job) -> bool {
     job.owned_grant().is_some_and(|grant| !grant.is_shared)
 }

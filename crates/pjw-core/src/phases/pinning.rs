@@ -32,24 +32,27 @@ pub struct HotThread {
     /// The PUs on which the thread may run. Never empty. Usually, these are all PUs that the job holds (the
     /// grant). If the program has bound the thread to some of them, these are only the PUs of this binding.
     pub mask: CpuSet,
-    /// The PU to which pjw has pinned the thread. `None` if pjw has not pinned the thread.
+    /// The PU to which pjw has pinned the thread: pjw chose this PU, and restricted the thread to it. `None` if pjw has
+    /// not pinned the thread.
     pub pinned_pu: Option<Pu>,
-    /// The NUMA node that was chosen for the process of the thread, by the kernel's number. The thread is pinned in
-    /// this NUMA node, unless that would make it share a core or a PU while others are idle. `None` if no NUMA node was
-    /// chosen.
+    /// The kernel's number of the NUMA node that pjw chose for the process of the thread. The thread is pinned in this
+    /// NUMA node. Except: if the thread would have to share a core or a PU there while others are idle, it is pinned
+    /// elsewhere. `None` if pjw chose no NUMA node.
     pub numa_node: Option<u32>,
-    /// The number of the address space, if the process of the thread shares it with another process and no NUMA node
-    /// was chosen. The threads with the same number are pinned in one L3 cache or in one NUMA node, if each of them
-    /// gets a core of its own there. `None` for all other threads.
+    /// The number of the address space, if the process of the thread shares its address space with another process. The
+    /// threads with the same number are pinned in one L3 cache or in one NUMA node, if each of them gets a core of its
+    /// own there. `None` if the process shares its address space with no other process, or if pjw chose a NUMA node for
+    /// the process.
     pub address_space: Option<u32>,
 }
 
-/// Chooses a PU (logical CPU) for each hot thread of a job. A thread is hot if it runs or waits for a PU most of the
-/// time. `grant` is the set of PUs that the job holds. The hot threads are spread over these PUs as evenly as possible.
+/// Chooses a PU (logical CPU) for each hot thread of a job, to which pjw pins (restricts) the thread. A thread is hot
+/// if it runs or waits for a PU most of the time. `grant` is the set of PUs that the job holds. The hot threads are
+/// spread over these PUs as evenly as possible.
 ///
-/// Returns the chosen PUs by thread. A thread that is missing in the result must not be pinned. For example, a
-/// thread that its program has bound to some PUs of the grant is not pinned, but counts as the load of one of
-/// these PUs. The result is empty in each of these cases:
+/// Returns the chosen PUs by thread. A thread that is missing in the result must not be pinned. For example, a thread
+/// that its program has bound to some PUs of the grant is not pinned, but counts as the load of one of these PUs. The
+/// result is empty in each of these cases:
 ///
 /// - The policy forbids pinning.
 /// - The grant has only one PU.

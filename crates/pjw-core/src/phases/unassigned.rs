@@ -29,10 +29,10 @@ fn jobs_of(state: &WardenState, user: Uid) -> impl Iterator<Item = &JobId> {
     state.jobs.jobs_of_owner(user).filter(|job| !job.was_released).map(|job| &job.id)
 }
 
-/// Finds the processes that belong to no job although their user owns a job on this machine. Returns the pids of
-/// these processes by user. A user is included only if the user id is at least `first_person_uid` of the policy. The
-/// set of a user is empty if all processes of the user belong to jobs. Kernel threads and the processes of pjw's own
-/// programs are not included.
+/// Finds the processes that belong to no job although their user owns a job on this machine. Returns the pids of these
+/// processes by user. A user is included only if the user id belongs to a person: it is at least
+/// [`Policy::first_person_uid`]. The set of a user is empty if all processes of the user belong to jobs. Kernel threads
+/// and the processes of pjw's own programs are not included.
 #[must_use]
 pub fn unassigned_pids_by_user(state: &WardenState, policy: &Policy) -> BTreeMap<Uid, BTreeSet<Pid>> {
     let people = state.jobs.owners().filter(|&owner| policy.is_person(owner));

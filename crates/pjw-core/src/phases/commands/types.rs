@@ -30,7 +30,7 @@ pub enum Command {
         caller: Caller,
     },
     /// Does the same as [`Command::Release`] for a new job on whose cores the kernel refused to keep the processes.
-    /// Sent by the daemon itself, in the cycle that made the job.
+    /// Sent by the daemon itself, right after it has tried to restrict the processes to these cores.
     Undo {
         /// The job that loses its cores.
         job: JobId,
@@ -48,7 +48,8 @@ pub enum Command {
     Want {
         /// The job that can use the cores.
         job: JobId,
-        /// The number of cores. `None` deletes the last number: the job then wants the cores of its grant.
+        /// The number of cores. `None` deletes the number of an earlier command. The job then wants all cores that it
+        /// holds. A job of the class besteffort (which borrows cores) then wants as many cores as it requested.
         cores: Option<u32>,
         /// The user that sent the command.
         caller: Caller,
@@ -76,9 +77,9 @@ pub struct AssignCommand {
     /// refused.
     pub cpu_request: Option<CpuRequest>,
     /// Whether the job requests everything that it can have when the command is carried out: what is free, and what the
-    /// job holds already. The unit says whether whole cores or PUs are counted. Replaces `cpu_request`. The number is
-    /// recorded as the request of the job: it does not grow when more cores become free. `None` if `cpu_request`
-    /// counts.
+    /// job holds already. The value says whether whole cores or PUs (logical CPUs) are counted. If it is not `None`,
+    /// `cpu_request` is ignored. The number that was found is recorded as the request of the job. So the request does
+    /// not grow when more cores become free.
     pub everything: Option<CpuUnit>,
     /// The rule by which the cores are chosen, such as close together. `None` leaves the rule of the job
     /// unchanged; for a new job it means [`Placement::Pack`].
@@ -105,13 +106,16 @@ pub struct AssignCommand {
     /// The id of a session (setsid(2)). All processes of the session and their descendants are to join the
     /// job. `None` if the command names no session.
     pub session: Option<Pid>,
-    /// Whether the command is refused if the job exists already. True for `pjwctl run` and `pjwctl spawn`, whose only
-    /// process is the caller itself.
+    /// Whether the command is refused if the job exists already. True for `pjwctl run` and `pjwctl spawn`: these
+    /// commands add only the process of `pjwctl` itself to the job.
     pub must_be_new: bool,
-    /// Whether the command is refused if one of the processes already belongs to another job. An adopted process
-    /// ([`MembershipEvidence::Adopted`](crate::terms::MembershipEvidence::Adopted)) can join in any case. If false, a
-    /// process with weak evidence, such as a child of a process of the other job, leaves the other job and joins this
-    /// job. True for `pjwctl spawn`.
+    /// Whether the command is refused if one of the processes already belongs to another job. This does not apply to an
+    /// adopted process ([`MembershipEvidence::Adopted`](crate::terms::MembershipEvidence::Adopted)): it belongs to the
+    /// other job only because its user has no other job, and can join this job in any case.
+    ///
+    /// If false, a process with weak evidence, such as a child of a process of the other job, leaves the other job and
+    /// joins this job. The command is still refused if the evidence of a process is strong, such as the cgroup of a
+    /// batch system. True for `pjwctl spawn`.
     pub keeps_members: bool,
     /// The user that is to own the job. Only an administrator may name another user. If `None`, an existing
     /// job keeps its owner. A new job is then owned by the user of the first named process, or by the
@@ -156,9 +160,10 @@ pub struct ProvisionCommand {
     pub job: JobId,
     /// The number of cores that are promised to the service.
     pub cores: u32,
-    /// The rule by which the processes of the service are recognised, and whether the provision comes from
-    /// the configuration file. A command without a rule keeps the rule that the provision has, except if it comes from
-    /// the configuration file. If the rule changes, the members that only the former rule recognised leave the job.
+    /// The rule by which the processes of the service are recognised, and whether the provision comes from the
+    /// configuration file. A command from `pjwctl` without a rule keeps the rule that the provision has. A command from
+    /// the configuration file always replaces the rule. If the rule changes, the processes that only the former rule
+    /// recognised leave the job.
     pub provision: Provision,
     /// The user that sent the command.
     pub caller: Caller,

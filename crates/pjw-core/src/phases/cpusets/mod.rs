@@ -135,8 +135,10 @@ pub enum EffectiveEnforcement {
         /// The reason why no cpuset restricts all processes of the job, as text for users.
         why: String,
     },
-    /// Not yet: a change of the job's isolated partition is delayed, so some processes of the job may be outside, or
-    /// the partition may have other PUs. The kernel refuses the PUs of a partition in the masks of threads outside.
+    /// No mechanism yet: the kernel or systemd has not completed a change of the job's isolated partition (a cpuset
+    /// with `cpuset.cpus.partition`). Until then, some processes of the job may be outside of the partition, or the
+    /// partition may have other PUs (logical CPUs) than the job. pjw can't use affinity masks meanwhile: the kernel
+    /// refuses a mask with PUs of a partition for a thread outside of the partition.
     NotYet {
         /// What is not complete, as text for users.
         why: String,

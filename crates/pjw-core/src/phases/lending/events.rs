@@ -186,7 +186,8 @@ pub(super) fn grant_event(
     event(EventKind::Resized, text)
 }
 
-/// The event for a borrower that has no process any more, and had this grant.
+/// Returns the event that the borrower `id` (a job that borrows cores) has no process any more. `before` is the grant
+/// of the job until then.
 pub(super) fn no_process_event(id: &JobId, before: &Grant) -> Event {
     let returned = match before.ownership {
         Ownership::Borrowed => format!("it gives back {}, and ", cpus_text(&before.cpus)),

@@ -46,10 +46,10 @@ struct Owner {
 /// Returns whether a decision at the time `now` (in ns since boot) would change the loans of cores: which job borrows
 /// which core, or which borrowed PUs (logical CPUs) are in the grace period before pjw takes them back. Only jobs of
 /// the class besteffort borrow cores. They borrow cores that are free or that other jobs leave idle. False while
-/// `policy` has the mode observe, in which the loans stay as they are.
+/// `policy` has the mode `observe` or grants no cores: the loans then stay as they are.
 ///
-/// The daemon calls this function after it has measured how many cores each job uses. If the result is true,
-/// the daemon makes the decision ([`crate::reconcile::reconcile`]).
+/// The daemon calls this function after it has measured how many cores each job uses. If the result is true, the daemon
+/// makes the decision ([`crate::reconcile::reconcile`]).
 #[must_use]
 pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> bool {
     if !state.jobs.has_borrowers() || policy.mode != DaemonMode::Enforce || !policy.may_grant {

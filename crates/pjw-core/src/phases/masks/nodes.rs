@@ -20,10 +20,10 @@ pub(super) struct ChosenNodes {
 }
 
 impl ChosenNodes {
-    /// Chooses a NUMA node for each process of the job `id` that has hot threads and no recorded node in `grant`.
-    /// `grant` is the set of PUs (logical CPUs) that the job holds, and `plans` has its threads. Chooses no nodes if
-    /// the job requested no rule (`--within-job`), if `grant` is in a single node, or if this cycle does not pin the
-    /// job's threads.
+    /// Chooses a NUMA node for each process of the job `id` that has hot threads (threads that run or wait for a PU
+    /// most of the time) and no recorded node in `grant`. `grant` is the set of PUs (logical CPUs) that the job holds,
+    /// and `plans` has its threads. Chooses no nodes if the job requested no rule (`--within-job`), if `grant` is in a
+    /// single node, or if this cycle does not pin the job's threads.
     pub(super) fn choose(
         draft: &CycleDraft<'_>,
         id: &JobId,

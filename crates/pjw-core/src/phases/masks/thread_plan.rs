@@ -11,19 +11,22 @@ pub(super) struct ThreadPlan<'a> {
     pub(super) member: &'a Member,
     pub(super) thread: &'a MemberThread,
     pub(super) entry: &'a MaskEntry,
-    /// The part of the grant to which the program bound the thread; the whole grant if it did not bind the thread.
+    /// The PUs of the job to which the program bound the thread. All PUs of the job if the program did not bind the
+    /// thread.
     pub(super) own: CpuSet,
-    /// Whether pjw lifted that binding in an earlier cycle, and it is not in force again.
+    /// Whether pjw lifted the binding of the thread in an earlier cycle (replaced the mask by which the program bound
+    /// the thread), and has not restored the binding.
     pub(super) was_unbound: bool,
-    /// Whether a binding that was lifted is put in force again, because the lift did not help.
+    /// Whether this cycle restores a binding that pjw had lifted, because the lift did not help.
     pub(super) is_rebound: bool,
-    /// Whether the binding was lifted, and that did not help. It is not lifted again.
+    /// Whether pjw lifted the binding of the thread earlier, and that did not help. pjw does not lift it again.
     pub(super) has_lift_failed: bool,
-    /// Whether this cycle lifts that binding, and why.
+    /// The reason why this cycle lifts the binding of the thread. `None` if this cycle does not lift it.
     pub(super) lifted: Option<LiftReason>,
     /// Whether the thread is in the cpuset of its job.
     pub(super) in_cpuset: bool,
-    /// Whether that cpuset is exactly the grant, so that a thread that requests every PU gets the grant.
+    /// Whether the thread is in the cpuset of its job, and this cpuset has exactly the PUs that the job holds. A thread
+    /// that requests every PU then gets all PUs of the job.
     pub(super) follows_cpuset: bool,
 }
 

@@ -23,10 +23,10 @@ use crate::machine::Topology;
 use crate::phases::overload::matching::ThreadPuMatching;
 use crate::phases::pinning::HotThread;
 
-/// Returns the hot threads whose binding pjw must lift. A program bound too many hot threads to the same PUs (logical
-/// CPUs), while other PUs of `grant` (the PUs of the job) are idle. `hot_threads` has all hot threads of the job,
-/// including threads without a binding. `inherited` has the processes whose threads all have the same mask inside one
-/// core.
+/// Returns the hot threads whose binding pjw must lift. A thread is hot if it runs or waits for a PU (logical CPU) most
+/// of the time. A program has bound too many hot threads to the same PUs, while other PUs of `grant` (the PUs of the
+/// job) are idle. `hot_threads` has all hot threads of the job, including threads without a binding. `inherited` has
+/// the processes whose threads all have the same mask inside one core.
 pub(crate) fn threads_to_unbind(
     topology: &Topology,
     grant: &CpuSet,

@@ -5,16 +5,17 @@ use crate::machine::{
     NumaNodeLoad, NumaNodeRule, Topology, TopologyLevel, choose_numa_node, numa_nodes_of_cpus,
 };
 
-/// A process of a job with at least one hot thread, as input for [`choose_nodes`].
+/// A process of a job with at least one hot thread, as input for [`choose_nodes`]. A thread is hot if it runs or waits
+/// for a PU (logical CPU) most of the time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HotProcess {
     pub(crate) pid: Pid,
     pub(crate) start: StartTime,
-    /// The NUMA node that was chosen for the process, by the kernel's number.
+    /// The NUMA node that was chosen for the process, by the kernel's number. `None` if none was chosen.
     pub(crate) numa_node: Option<u32>,
     /// The pids of the ancestors in the job, the parent first, each with the NUMA node that was chosen for it.
     pub(crate) ancestors: Vec<(Pid, Option<u32>)>,
-    /// The hot threads. Each has the PUs to which it is restricted; the whole grant if it is not restricted.
+    /// For each hot thread, the PUs to which it is restricted. These are all PUs of the job if it is not restricted.
     pub(crate) hot_threads: Vec<CpuSet>,
     /// The PU on which the first hot thread ran last.
     pub(crate) last_cpu: Pu,
@@ -23,8 +24,8 @@ pub(crate) struct HotProcess {
 /// Chooses a NUMA node for each of `processes` that has none, by `rule`. Returns the pids of these processes and the
 /// numbers of their nodes, in the order in which the processes started. Only nodes with PUs (logical CPUs) in `grant`
 /// (the PUs of the job) are chosen. `last` is the node that was chosen last for a process of the job. If all hot
-/// threads of a process are restricted to one node, the process gets this node. The result is empty for the default
-/// rule, and if `grant` is in a single node.
+/// threads of a process (threads that run or wait for a PU most of the time) are restricted to one node, the process
+/// gets this node. The result is empty for the default rule, and if `grant` is in a single node.
 pub(crate) fn choose_nodes(
     topology: &Topology,
     grant: &CpuSet,

@@ -10,8 +10,8 @@ const WAITING_PERMILLE: u32 = 200;
 /// With more masks than this, no mask is compared with the others: that would take too long in each sample.
 const MAX_COMPARED_MASKS: usize = 256;
 
-/// The number of hot threads of a job, and those of them that their program bound to a part of the job's PUs
-/// (logical CPUs).
+/// The number of hot threads of a job (threads that run or wait for a PU, a logical CPU, most of the time). Also the
+/// number of those hot threads that their program bound to a part of the job's PUs.
 #[derive(Debug, Default)]
 pub(super) struct HotThreads {
     /// The number of all hot threads, bound or not.
@@ -29,8 +29,9 @@ struct BoundThreads {
 }
 
 impl HotThreads {
-    /// Counts the hot threads of `job`, and by their binding those that their program bound to a part of the job's PUs.
-    /// A binding that pjw has lifted does not count. Visits only the active threads of active processes.
+    /// Counts the hot threads of `job`. The hot threads that their program bound to a part of the job's PUs are also
+    /// counted by the PUs to which they are bound. A binding that pjw has lifted does not count. Visits only the active
+    /// threads of active processes.
     pub(super) fn of_job(state: &WardenState, job: &JobId) -> Self {
         let online = state.pool.online_cpus();
         let grant = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&online)).unwrap_or_default();
@@ -57,10 +58,10 @@ impl HotThreads {
         bound.has_waiters |= waits;
     }
 
-    /// Returns whether a thread waits because of its binding: it waits for a PU, and more hot threads of the job are
-    /// bound inside its mask than the mask has PUs. Where each of them has a PU of its mask, the thread waits for
-    /// another program or for a floating thread, and without the binding it would wait too. With more than 256
-    /// different masks, only the threads with exactly the same mask are counted.
+    /// Returns whether a hot thread waits for a PU because its program bound it. This is so if more hot threads of the
+    /// job are bound to PUs of its mask than the mask has PUs. If there is a PU for each of them, the thread waits for
+    /// another program or for a thread without a binding, and would also wait without its own binding. With more than
+    /// 256 different masks, only the threads with exactly the same mask are counted.
     pub(super) fn has_bound_waiters(&self) -> bool {
         let compares = self.bound.len() <= MAX_COMPARED_MASKS;
         let mut with_waiters = self.bound.iter().filter(|(_, bound)| bound.has_waiters);

@@ -31,11 +31,13 @@ const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
 /// ([`Snapshot::cpu_times`]). Also stores the pids of the processes that have ended meanwhile ([`Snapshot::reaped`]).
 /// `read` is [`MachineInterface::read_cpu_times`]. The function calls `read` for these processes, in this order:
 ///
-/// 1. The processes that this scan concerns, and their parents.
-/// 2. If such a process has ended: its parent, if the parent belongs to no job. A parent that was read before the end
+/// 1. The processes of jobs whose threads the scan read or whose end it found, and the parents of these processes. Also
+///    each process outside of jobs from which pjw still needs the CPU time of an ended child.
+/// 2. The parent of each process that has ended, if the parent belongs to no job. A parent that was read before the end
 ///    of the child lacks the CPU time of the child.
-/// 3. If a process has ended, or has waited for a child since the process was last read: its children. The CPU time of
-///    an ended child is part of the CPU time of its parent. If a child has ended too, its own children are read next.
+/// 3. The children of each process that has ended, or that has waited for a child since the process was last read. The
+///    CPU time of an ended child is part of the CPU time of its parent. If a child has ended too, its own children are
+///    read next.
 ///
 /// [`MachineInterface::read_cpu_times`]: crate::terms::ports::MachineInterface::read_cpu_times
 pub fn read_cpu_times(
