@@ -38,7 +38,7 @@ pub struct MmapLockSamples {
     pub blocked_samples: u32,
     /// The CPU time of these threads between their first and their last sample, in clock ticks of 10 ms.
     pub cpu_ticks: u64,
-    /// The part of `cpu_ticks` in system mode.
+    /// The part of `cpu_ticks` in which the threads ran in the kernel (system time), in clock ticks of 10 ms.
     pub system_ticks: u64,
 }
 

@@ -58,12 +58,12 @@ pub struct Verdict {
     pub advice: Vec<String>,
 }
 
-/// Returns why an ended job is not judged, as a part of a sentence. `None` if the job is judged. A job is not judged in
-/// each of these cases:
+/// Returns the reason why pjw does not judge how well an ended job used its cores, as a part of a sentence for users.
+/// `None` if pjw judges the job. A job is not judged in each of these cases:
 ///
 /// - The job was a provision: its cores were promised to a service, and may be idle.
 /// - The job held no cores or used no CPU time.
-/// - The use of the cores was measured for less than 10 s ([`MIN_MEASURED_NS`]).
+/// - The job ran for less than 10 s ([`MIN_MEASURED_NS`]), or the use of its cores was measured for less than 10 s.
 #[must_use]
 pub fn why_not_judged(report: &JobReport) -> Option<&'static str> {
     let usage = &report.usage;
@@ -82,8 +82,8 @@ pub fn why_not_judged(report: &JobReport) -> Option<&'static str> {
     }
 }
 
-/// Judges how well an ended job used its cores, from the report on the job. Returns `None` for a job that is not
-/// judged: [`why_not_judged`] has the reason.
+/// Judges how well an ended job used its cores, from the report on the job. Returns `None` if the job is not judged,
+/// for example because it ran for less than 10 s. [`why_not_judged`] then returns the reason.
 #[must_use]
 pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
     let usage = &report.usage;
