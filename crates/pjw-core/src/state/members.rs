@@ -38,8 +38,8 @@ pub struct Member {
     ///
     /// A thread of the job that had this mask before pjw changed it inherited the mask: its program did not request it.
     pub inherited_mask: Option<CpuSet>,
-    /// The time of the first scan that read the process, in ns since boot. `None` if the process comes from a
-    /// journal record that does not contain this time.
+    /// The time of the first scan that read the process, in ns since boot. `None` if the process comes from a record in
+    /// the journal (the file with which a restarted daemon restores its state) that does not contain this time.
     pub first_seen: Option<Nanos>,
     /// Whether the process was new when it joined the job: no earlier scan had read it. A new process may have
     /// inherited an affinity mask from a thread that pjw does not know. False for a process in the journal (the file
@@ -55,7 +55,8 @@ pub struct Member {
 }
 
 impl Member {
-    /// Makes a member without threads from its record in the journal.
+    /// Makes a member (a process of a job) without threads from its record in the journal (the file with which a
+    /// restarted daemon restores its state).
     pub(crate) fn from_record(membership: JobMembership) -> Self {
         let JobMembership { process: id, job, evidence, inherited_mask, first_seen } = membership;
         Self {

@@ -78,8 +78,7 @@ impl WardenState {
     }
 
     /// Returns the request for a scan that reads every process of the machine, the cgroups of all jobs, and the threads
-    /// of some processes of jobs. A process that belongs to no job is read without its threads
-    /// ([`Process`](crate::terms::Process)). The scan reads the threads of these processes:
+    /// of some processes ([`Process`](crate::terms::Process)). The scan reads the threads only of these processes:
     ///
     /// - Each process in [`WardenState::processes_to_restore`]. It has left its job, and pjw is restoring its original
     ///   affinity masks (the masks before pjw changed them).
@@ -87,6 +86,8 @@ impl WardenState {
     ///   (logical CPU), or if no scan has read its threads. Any other process is idle.
     /// - Each idle process of a job for which the check of [`WatchedProcesses`] finds a change. To save time, the scan
     ///   does not read the threads of the other idle processes.
+    /// - Some processes because of [`WardenState::unknown_masks`], the same as in the result of
+    ///   [`WardenState::scan_request`].
     ///
     /// The check compares the CPU time of the process with its CPU time at the last check. A process that was never
     /// checked counts as changed. If no cpuset restricts the process, the check also reads its affinity masks: a mask

@@ -55,7 +55,8 @@ pub(crate) struct MaskSearchResult {
 }
 
 /// The processes that have affinity masks of unknown origin. An earlier run of the daemon may have set such a mask, and
-/// no journal record says whether it did. pjw leaves these masks unchanged, and names the processes in a warning.
+/// no record in the journal says whether it did. The journal is the file with which a restarted daemon restores its
+/// state. pjw leaves these masks unchanged, and names the processes in a warning.
 #[derive(Debug, Clone, Default)]
 pub struct MasksOfUnknownOrigin {
     search: Search,
@@ -94,14 +95,16 @@ impl MasksOfUnknownOrigin {
     }
 
     /// Returns whether a search for affinity masks of unknown origin was requested and is not complete. An earlier run
-    /// of the daemon may have set such a mask, and no journal record says whether it did.
+    /// of the daemon may have set such a mask, and no record in the journal (the file with which a restarted daemon
+    /// restores its state) says whether it did.
     #[must_use]
     pub fn is_search_pending(&self) -> bool {
         self.search != Search::Done
     }
 
     /// Iterates over the processes that have affinity masks of unknown origin: an earlier run of the daemon may have
-    /// set such a mask, and no journal record says whether it did.
+    /// set such a mask, and no record in the journal (the file with which a restarted daemon restores its state) says
+    /// whether it did.
     pub fn processes(&self) -> impl Iterator<Item = ProcessId> {
         self.found.keys().copied()
     }

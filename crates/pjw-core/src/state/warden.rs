@@ -42,7 +42,7 @@ pub struct WardenState {
     /// For each job whose idle cores may be lent: how many of its cores it uses. Also the borrowed PUs that pjw takes
     /// back soon.
     pub lending: LendingState,
-    /// What each running job has used so far.
+    /// The resources that each running job has used so far, such as CPU time.
     pub usage: UsageState,
     /// All processes of the machine, each as the last scan that read it found it.
     pub processes: Processes,
@@ -105,8 +105,8 @@ pub struct WardenState {
     /// The pids of the processes that belong to no job, by user. Only users that own a job on this machine
     /// are included. A user without such processes has an empty set or no entry.
     pub unassigned_pids_by_user: BTreeMap<Uid, BTreeSet<Pid>>,
-    /// Those pids in `unassigned_pids_by_user` that belong to a login itself, such as sshd or the login shell, by
-    /// user. pjw does not report these processes as unassigned.
+    /// Those pids in `unassigned_pids_by_user` that belong to a login itself, such as sshd or the login shell, by user.
+    /// pjw does not warn about these processes, although they belong to no job.
     pub login_pids_by_user: BTreeMap<Uid, BTreeSet<Pid>>,
     /// The warnings about unassigned processes, by user, as of the last change of the processes of this user.
     pub(crate) stray_warnings: BTreeMap<Uid, Arc<Warning>>,

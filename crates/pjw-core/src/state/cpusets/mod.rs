@@ -18,10 +18,10 @@ use crate::terms::{
 pub struct ManagedCpuset {
     /// The job, the path of the cgroup, and the settings of the cpuset.
     pub job_cpuset: JobCpuset,
-    /// The sets of PUs that pjw wrote to the cpuset before the last set, oldest first. The last set is in
-    /// `job_cpuset`. The cpuset may still have one of these earlier sets in two cases: the kernel refused a
-    /// later write, or the daemon recorded a later write in the journal and ended before it made the write.
-    /// The list becomes empty when a scan finds the last set in the cpuset.
+    /// The sets of PUs that pjw wrote to the cpuset before the last set, oldest first. The last set is in `job_cpuset`.
+    /// The cpuset may still have one of these earlier sets in two cases: the kernel refused a later write, or the
+    /// daemon ended before a later write. (The daemon records each write in its journal before it makes the write.) The
+    /// list becomes empty when a scan finds the last set in the cpuset.
     pub previous_cpus: Vec<CpuSet>,
     /// Whether pjw is to remove the cpuset, because no job needs the cpuset any longer.
     pub must_be_removed: bool,

@@ -16,7 +16,7 @@ impl<'a> FromIterator<&'a CpuSet> for GrantCounts {
 }
 
 impl GrantCounts {
-    /// Counts the grant of one more job: adds 1 to the number of each PU (logical CPU) in `grant`.
+    /// Adds 1 to the number of each PU (logical CPU) in `grant`. `grant` is the set of PUs that one more job holds.
     pub fn add(&mut self, grant: &CpuSet) {
         grant.iter().for_each(|pu| *self.0.entry(pu).or_default() += 1);
     }
@@ -35,7 +35,7 @@ impl GrantCounts {
         }
     }
 
-    /// Returns the PUs (logical CPUs) that at least one of the counted grants contains.
+    /// Returns the PUs (logical CPUs) that at least one of the counted jobs holds.
     #[must_use]
     pub fn cpus(&self) -> CpuSet {
         self.0.keys().copied().collect()

@@ -42,17 +42,17 @@ pub struct Descendant {
     /// does so when a scan finds that a process of a job has ended although its exit event was not read yet,
     /// and when pjw restores the original masks of a process that had no entry.
     pub forked_at: Option<Nanos>,
-    /// The mask requests that may have set the affinity mask that the process had right after its fork. The
-    /// process inherited this mask from the thread that forked it. Nearly always, the list has one request.
-    /// If the list has several, one of them set the mask, and it is unknown which one. The requests were made
+    /// The mask requests (sched_setaffinity(2)) that may have set the affinity mask that the process had right after
+    /// its fork. The process inherited this mask from the thread that forked it. Nearly always, the list has one
+    /// request. If the list has several, one of them set the mask, and it is unknown which one. The requests were made
     /// for threads of the parent or of an earlier ancestor. The list is empty if the requests are unknown.
-    /// After pjw has restored the original masks of the process, the list has the requests for its own
-    /// threads: its later children inherit one of these.
     ///
-    /// There is one exception. If a scan finds that a process of a job has ended before its exit event was
-    /// read, pjw makes a `Descendant` for the ended process itself. The list then has the requests for the
-    /// threads of the ended process. Children whose fork events are not read yet may have inherited the masks
-    /// of these threads.
+    /// After pjw has restored the original masks of the process (the masks before pjw changed them), the list has the
+    /// requests for its own threads: its later children inherit one of these.
+    ///
+    /// There is one exception. If a scan finds that a process of a job has ended before its exit event was read, pjw
+    /// makes a `Descendant` for the ended process itself. The list then has the requests for the threads of the ended
+    /// process. Children whose fork events are not read yet may have inherited the masks of these threads.
     pub inherited_mask_requests: Vec<MaskRequest>,
     /// The time at which pjw last read the affinity masks of the process `ancestor` before the fork, in ns since boot.
     /// If `inherited_mask_requests` were made for an earlier ancestor, the time for that ancestor. If the masks of the

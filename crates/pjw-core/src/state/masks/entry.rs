@@ -224,11 +224,11 @@ impl MaskEntry {
             && self.journaled_since.is_some_and(|kept| kept <= self.newest().requested_at)
     }
 
-    /// Returns the time at which a scan last read the mask, in ns since boot. If no scan has read the mask
-    /// yet, the result depends on the origin of the entry:
+    /// Returns the time at which a scan last read the mask, in ns since boot. If no scan has read the mask yet, the
+    /// result depends on the origin of the entry:
     ///
     /// - For an inherited mask, it is the earliest possible time at which the thread was created.
-    /// - For an entry from the journal, it is 0.
+    /// - For an entry from the journal (the file with which a restarted daemon restores its state), it is 0.
     #[must_use]
     pub fn last_read_at(&self) -> Nanos {
         self.read_at
@@ -268,9 +268,10 @@ impl MaskEntry {
         core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
-    /// Marks the thread as not journaled: the journal need no longer contain the original mask of the thread (the
-    /// mask before pjw changed it). Call this function in these cases: the thread has its original mask again, or its
-    /// program requested the present mask. A restarted daemon then has no mask to restore.
+    /// Marks the thread as not journaled: the journal (the file with which a restarted daemon restores its state) need
+    /// no longer contain the original mask of the thread (the mask before pjw changed it). Call this function in these
+    /// cases: the thread has its original mask again, or its program requested the present mask. A restarted daemon
+    /// then has no mask to restore.
     ///
     /// Does not write to the journal. If the journal contains a record of this thread, the caller must append the
     /// record [`MaskReleased`](crate::terms::record::Record::MaskReleased) to the journal.
