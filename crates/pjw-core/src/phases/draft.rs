@@ -96,8 +96,8 @@ impl CycleDraft<'_> {
         self.out.records.push(Record::Cpuset(record));
     }
 
-    /// Applies `change` to the job `id` in the state, and adds the changed job to the records for the journal. Does
-    /// nothing if the job does not exist.
+    /// Applies `change` to the job `id` in the state, and adds the changed job to the records for the journal (the file
+    /// with which a restarted daemon restores its state). Does nothing if the job does not exist.
     pub(crate) fn change_job(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
         if let Some(mut job) = self.state.jobs.get(id).cloned() {
             change(&mut job);
@@ -105,10 +105,10 @@ impl CycleDraft<'_> {
         }
     }
 
-    /// Stores a new or changed job in the state, and adds the job to the records for the journal. The job is planned
-    /// again in this cycle. If the job is new, the jobs of the processes that may belong to the job are determined
-    /// again. If the job is new or was released before, the record of its resource use begins now. Does nothing if the
-    /// state already contains the same job without a change.
+    /// Stores a new or changed job in the state, and adds the job to the records for the journal (the file with which a
+    /// restarted daemon restores its state). The job is planned again in this cycle. If the job is new, the jobs of the
+    /// processes that may belong to the job are determined again. If the job is new or was released before, the record
+    /// of its resource use begins now. Does nothing if the state already contains the same job without a change.
     pub(crate) fn store_job(&mut self, job: Job) {
         if self.state.jobs.get(&job.id) != Some(&job) {
             self.state.dirty.add_job(&job.id);
@@ -140,8 +140,9 @@ impl CycleDraft<'_> {
         }
     }
 
-    /// Writes to the journal the affinity masks that `actions` are about to request. For each thread, also writes the
-    /// original mask, which the thread gets back when its job is released.
+    /// Writes to the journal (the file with which a restarted daemon restores its state) the affinity masks that
+    /// `actions` are about to request. For each thread, also writes the original mask, which the thread gets back when
+    /// its job is released.
     pub(crate) fn journal_mask_requests(&mut self, actions: &[MaskAction]) {
         let now = self.now.since_boot;
         for MaskAction { thread, requested_mask, .. } in actions {
@@ -155,9 +156,10 @@ impl CycleDraft<'_> {
         }
     }
 
-    /// Writes the requested affinity mask and the original mask of a thread to the journal. Must be called before the
-    /// cpuset of the thread changes: kernels before Linux 6.2 forget the requested mask at this change, so a restarted
-    /// daemon could not read the mask. Does nothing if the journal already contains both masks.
+    /// Writes the requested affinity mask and the original mask (the mask before pjw changed it) of a thread to the
+    /// journal (the file with which a restarted daemon restores its state). Must be called before the cpuset of the
+    /// thread changes: kernels before Linux 6.2 forget the requested mask at this change, so a restarted daemon could
+    /// not read the mask. Does nothing if the journal already contains both masks.
     pub(crate) fn start_journaling(&mut self, thread: ThreadId) {
         let now = self.now.since_boot;
         if self.state.mask_mut(&thread).is_some_and(|entry| entry.mark_journaled(now)) {
@@ -165,8 +167,9 @@ impl CycleDraft<'_> {
         }
     }
 
-    /// Writes the affinity masks that were requested for a thread to the journal. Does nothing if the journal need not
-    /// contain the masks of the thread, because pjw has not changed its mask.
+    /// Writes the affinity masks that were requested for a thread to the journal (the file with which a restarted
+    /// daemon restores its state). Does nothing if the journal need not contain the masks of the thread, because pjw
+    /// has not changed its mask.
     pub(crate) fn journal_mask(&mut self, thread: ThreadId) {
         if let Some(entry) = self.state.mask_entry(&thread).filter(|entry| entry.journaled_since().is_some())
         {
@@ -174,9 +177,9 @@ impl CycleDraft<'_> {
         }
     }
 
-    /// Writes to the journal that a thread has the mask that its program requested, so that pjwd need not restore its
-    /// mask after a restart. Does nothing if the journal has no mask of the thread. Also does nothing while a cpuset
-    /// may hide the mask from a restarted daemon.
+    /// Writes to the journal (the file with which a restarted daemon restores its state) that a thread has the mask
+    /// that its program requested. A restarted pjwd then need not restore the mask of the thread. Does nothing if the
+    /// journal has no mask of the thread. Also does nothing while a cpuset may hide the mask from a restarted daemon.
     pub(crate) fn stop_journaling(&mut self, thread: ThreadId) {
         let pid = thread.process.pid;
         let known = self.state.tracked_process(pid).and_then(|member| member.threads.get(&thread.tid));

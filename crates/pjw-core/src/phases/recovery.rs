@@ -42,9 +42,10 @@ enum Fate {
     Removed(Option<String>),
 }
 
-/// Recovers each cgroup that an earlier daemon made and the journal does not name: the cgroup becomes the cpuset of a
-/// job again, or is removed. Does nothing until a full scan has read these cgroups. In mode `observe`, only drops the
-/// entries of cpusets of other daemons that have other PUs now.
+/// Recovers each cgroup that an earlier daemon made and that the journal (the file with which a restarted daemon
+/// restores its state) does not name: the cgroup becomes the cpuset of a job again, or is removed. Does nothing until a
+/// full scan has read these cgroups. In mode `observe`, only drops the entries of cpusets of other daemons that have
+/// other PUs now.
 pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
     if !draft.full {
         return;

@@ -148,36 +148,33 @@ pub enum EffectiveEnforcement {
     Nothing,
 }
 
-/// Returns the mechanism that restricts the processes of `job` to the job's cores. The first case that
-/// applies decides:
+/// Returns the mechanism that restricts the processes of `job` to the job's cores. The first case that applies decides:
 ///
 /// - The job holds no cores, or a command released it: [`EffectiveEnforcement::Nothing`].
-/// - A batch system chose the cores: [`EffectiveEnforcement::Cpuset`], because the batch system made the
-///   cpuset.
-/// - pjw runs in the mode `observe`, in which it changes no mask and no cpuset:
-///   [`EffectiveEnforcement::Nothing`].
+/// - A batch system chose the cores: [`EffectiveEnforcement::Cpuset`], because the batch system made the cpuset.
+/// - pjw runs in the mode `observe`, in which it changes no mask and no cpuset: [`EffectiveEnforcement::Nothing`].
 /// - The job has no process yet, and can have a cpuset: [`EffectiveEnforcement::Cpuset`].
 /// - The last scans found all processes of the job in the job's cpuset, and the right settings in it:
 ///   [`EffectiveEnforcement::Cpuset`].
-/// - A change of the job's isolated partition is delayed: [`EffectiveEnforcement::NotYet`].
+/// - The kernel or systemd has begun a change of the job's isolated partition (a cpuset with `cpuset.cpus.partition`),
+///   and has not completed it: [`EffectiveEnforcement::NotYet`].
 /// - Otherwise: [`EffectiveEnforcement::Affinity`].
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
     effective_enforcement_of_members(state, policy, job, state.members_of(&job.id))
 }
 
-/// Returns the mechanism that restricts `members` (some processes of `job`) to the job's cores. The first
-/// case that applies decides:
+/// Returns the mechanism that restricts `members` (some processes of `job`) to the job's cores. The first case that
+/// applies decides:
 ///
 /// - The job holds no cores, or a command released it: [`EffectiveEnforcement::Nothing`].
-/// - A batch system chose the cores: [`EffectiveEnforcement::Cpuset`], because the batch system made the
-///   cpuset.
-/// - pjw runs in the mode `observe`, in which it changes no mask and no cpuset:
-///   [`EffectiveEnforcement::Nothing`].
+/// - A batch system chose the cores: [`EffectiveEnforcement::Cpuset`], because the batch system made the cpuset.
+/// - pjw runs in the mode `observe`, in which it changes no mask and no cpuset: [`EffectiveEnforcement::Nothing`].
 /// - The job has no process yet, and can have a cpuset: [`EffectiveEnforcement::Cpuset`].
 /// - The last scans found all of `members` in the job's cpuset, and the right settings in it:
 ///   [`EffectiveEnforcement::Cpuset`].
-/// - A change of the job's isolated partition is delayed: [`EffectiveEnforcement::NotYet`].
+/// - The kernel or systemd has begun a change of the job's isolated partition (a cpuset with `cpuset.cpus.partition`),
+///   and has not completed it: [`EffectiveEnforcement::NotYet`].
 /// - Otherwise: [`EffectiveEnforcement::Affinity`].
 pub fn effective_enforcement_of_members<'a>(
     state: &WardenState,

@@ -7,8 +7,9 @@ use crate::phases::membership::{is_orphan_of_unknown_descent, processes_to_check
 use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState};
 use crate::terms::{JobId, MembershipEvidence, Record};
 
-/// Finds the children of released processes that inherited an affinity mask of pjw, and the descendants of these
-/// children. From now on, pjw keeps track of these processes, in order to restore their original masks.
+/// Finds the children of released processes (processes that have left their job) that inherited an affinity mask of
+/// pjw, and the descendants of these children. From now on, pjw keeps track of these processes, in order to restore
+/// their original masks.
 pub(crate) fn track_released_children(draft: &mut CycleDraft<'_>) {
     loop {
         let state = &*draft.state;
@@ -40,9 +41,9 @@ pub(crate) fn track_released_children(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Removes the recorded affinity masks of each released job if a full scan shows that no process has one of these
-/// masks. Waits for a later scan if fork events were lost, because a process that was forked during the scan may be
-/// unknown.
+/// Removes the recorded affinity masks of each released job (a job that ended or that a command released) if a full
+/// scan shows that no process has one of these masks. Waits for a later scan if fork events were lost, because a
+/// process that was forked during the scan may be unknown.
 pub(crate) fn forget_unused_masks(draft: &mut CycleDraft<'_>) {
     if !draft.full || draft.state.lineage.take_event_loss() {
         return;
