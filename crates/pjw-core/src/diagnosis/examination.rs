@@ -364,7 +364,7 @@ pub enum DaemonStatus {
         observes: bool,
         /// The warnings that `pjwd` reports.
         warnings: Vec<Finding>,
-        /// What `pjwd` reports about lending.
+        /// Whether `pjwd` lends the idle cores of jobs to other jobs.
         lending: LendingStatus,
     },
 }
@@ -426,8 +426,8 @@ impl ObservedJob {
         self.grant.as_ref().map(|(cpus, _)| cpus.intersection(online))
     }
 
-    /// Returns the number of hot threads of the job. A thread is hot if it ran or waited for a PU (logical CPU)
-    /// during at least half of the time between the two scans.
+    /// Returns the number of hot threads of the job. A thread is hot if it ran or waited for a PU (logical CPU) during
+    /// at least half of the time between the two scans of the machine.
     #[must_use]
     pub fn hot_thread_count(&self) -> usize {
         self.threads.iter().filter(|thread| thread.is_hot()).count()

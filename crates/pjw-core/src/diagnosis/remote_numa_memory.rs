@@ -17,12 +17,14 @@ pub struct HotProcessMemory {
     pub pid: Pid,
     /// The PU on which each hot thread ran last.
     pub last_cpus: Vec<Pu>,
-    /// The bytes in memory on each NUMA node, by the kernel's number of the node, as in `/proc/PID/numa_maps`.
+    /// The memory of the process on each NUMA node, in bytes, by the kernel's number of the node, as in
+    /// `/proc/PID/numa_maps`.
     pub by_node: BTreeMap<u32, u64>,
 }
 
 /// The remote NUMA memory of one process, for a finding of the diagnosis: its memory on NUMA nodes where none of its
-/// hot threads runs. Access to this memory has a higher latency and a lower bandwidth.
+/// hot threads runs. A thread is hot if it runs or waits for a PU (logical CPU) most of the time. Access to remote
+/// memory has a higher latency and a lower bandwidth.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteNumaMemory {
     /// The process id.
@@ -31,7 +33,7 @@ pub struct RemoteNumaMemory {
     pub hot_threads: usize,
     /// The NUMA nodes in which the hot threads ran last, by the kernel's numbers.
     pub thread_nodes: BTreeSet<u32>,
-    /// The NUMA node with most of the remote memory.
+    /// The NUMA node with most of the remote memory, by the kernel's number.
     pub memory_node: u32,
     /// The memory on NUMA nodes where no hot thread runs, in bytes.
     pub remote_bytes: u64,
@@ -40,9 +42,10 @@ pub struct RemoteNumaMemory {
 }
 
 impl RemoteNumaMemory {
-    /// Returns one sentence for users that says where the hot threads of the process run and where its memory
-    /// is. The sentence does not name the process. Example: `2 hot threads run on NUMA node 0, and 900.0 MiB
-    /// of 1000.0 MiB of the memory is elsewhere, most of it on node 1`.
+    /// Returns one sentence for users that says where the hot threads of the process (threads that run or wait for a
+    /// PU, a logical CPU, most of the time) run and where its memory is. The sentence does not name the process.
+    /// Example: `2 hot threads run on NUMA node 0, and 900.0 MiB of 1000.0 MiB of the memory is elsewhere, most of it
+    /// on node 1`.
     #[must_use]
     pub fn description(&self) -> String {
         let verb = if self.hot_threads == 1 { "runs" } else { "run" };
@@ -60,7 +63,8 @@ impl RemoteNumaMemory {
     /// Returns a text for users that says how to correct the placement of the memory. The text names two remedies:
     ///
     /// - The command `migratepages` (package numactl) moves the memory of the process from the NUMA node with most of
-    ///   the remote memory to a NUMA node of the hot threads.
+    ///   the remote memory to a NUMA node on which hot threads of the process (threads that run or wait for a PU, a
+    ///   logical CPU, most of the time) run.
     /// - The option `--within-job packed` of `pjwctl` keeps new processes on the NUMA node of their parent.
     #[must_use]
     pub fn remedy(&self) -> String {
@@ -74,9 +78,10 @@ impl RemoteNumaMemory {
 }
 
 /// Returns the processes in `processes` with much remote NUMA memory: memory on NUMA nodes where none of the hot
-/// threads of the process runs. It must be at least 64 MiB, and at least three quarters of the memory of the process.
-/// Memory on a NUMA node without PUs (logical CPUs), such as a memory expander, is ignored, because it is remote for
-/// every thread. A process without hot threads is never in the result.
+/// threads of the process (threads that run or wait for a PU, a logical CPU, most of the time) runs. This memory must
+/// be at least 64 MiB, and at least three quarters of the memory of the process. Memory on a NUMA node without PUs,
+/// such as a memory expander, is ignored, because it is remote for every thread. A process without hot threads is never
+/// in the result.
 #[must_use]
 pub fn find_remote_numa_memory(topology: &Topology, processes: &[HotProcessMemory]) -> Vec<RemoteNumaMemory> {
     processes.iter().filter_map(|process| remote_numa_memory(topology, process)).collect()
