@@ -25,7 +25,8 @@ const MIN_REPETITIONS: usize = 3;
 const MAX_DURATION: Duration = Duration::from_secs(75);
 const B_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The setting of one measurement of job B: alone, beside job A, or beside job A with pjwd.
+/// The setting of one measurement of the demo. The demo runs two jobs, A and B, and measures the run time of job B. In
+/// the setting, job B runs alone, beside job A, or beside job A with pjwd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setting {
     /// Job B runs alone.
@@ -41,24 +42,28 @@ impl Setting {
     const ALL: [Self; 3] = [Self::Alone, Self::Beside, Self::UnderWarden];
 }
 
-/// The times of job B in one setting, one for each repetition.
+/// The measured run times of job B of the demo in one setting, such as "beside job A". Each repetition of the
+/// measurement has one time.
 #[derive(Debug, Clone, Default)]
 pub struct SettingTimes {
-    /// The times, in seconds.
+    /// The run time of job B in each repetition, in seconds.
     pub seconds: Vec<f64>,
-    /// How many CPUs other programs used during each repetition.
+    /// How many CPUs other programs (neither the demo nor its jobs) used during each repetition, on average. For
+    /// example 1.7.
     pub others_cpus: Vec<f64>,
 }
 
 impl SettingTimes {
-    /// Returns the most CPUs that other programs used during a repetition.
+    /// Returns the largest number of CPUs that other programs (neither the demo nor its jobs) used during one
+    /// repetition, on average. 0 if there was no repetition.
     #[must_use]
     pub fn max_others_cpus(&self) -> f64 {
         self.others_cpus.iter().copied().fold(0.0, f64::max)
     }
 
-    /// Returns whether the median is unreliable: other programs kept the machine busy in at least half of the
-    /// repetitions.
+    /// Returns whether the measured times are unreliable, because other programs kept the machine busy in at least half
+    /// of the repetitions. In a busy repetition, other programs used at least [`BUSY_CPUS`](other_programs::BUSY_CPUS)
+    /// CPUs. False if there was no repetition.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         let busy = self.others_cpus.iter().filter(|&&others| others >= other_programs::BUSY_CPUS).count();
@@ -66,34 +71,37 @@ impl SettingTimes {
     }
 }
 
-/// The times of job B in the three settings: alone, beside job A, and beside job A with pjwd.
+/// The measured run times of job B of the demo in the three settings: alone, beside job A, and beside job A with pjwd.
 #[derive(Debug, Clone, Default)]
 pub struct ExperimentTimes {
-    /// The times of job B alone.
+    /// The run times of job B alone.
     pub alone: SettingTimes,
-    /// The times of job B beside job A, without pjwd.
+    /// The run times of job B beside job A, without pjwd.
     pub beside: SettingTimes,
-    /// The times of job B beside job A, with pjwd.
+    /// The run times of job B beside job A, with pjwd.
     pub under_warden: SettingTimes,
 }
 
-/// The medians of the times of job B, as in `target/demo/result.json`. The names are public interface.
+/// The median run times of job B of the demo in the three settings: alone, beside job A, and beside job A with pjwd.
+/// The demo writes them to `target/demo/result.json`, so the names of the fields must not change.
 #[derive(Debug, Clone, Serialize)]
 pub struct Medians {
-    /// The number of repetitions.
+    /// The number of repetitions of each measurement.
     pub repetitions: usize,
-    /// The median time of job B alone, in seconds.
+    /// The median run time of job B alone, in seconds.
     pub alone_s: f64,
-    /// The median time of job B beside job A without pjwd, in seconds.
+    /// The median run time of job B beside job A without pjwd, in seconds.
     pub beside_s: f64,
-    /// The median time of job B beside job A with pjwd, in seconds.
+    /// The median run time of job B beside job A with pjwd, in seconds.
     pub under_warden_s: f64,
-    /// The most CPUs that other programs used during a repetition.
+    /// The largest number of CPUs that other programs (neither the demo nor its jobs) used during one measurement, on
+    /// average.
     pub others_cpus: f64,
 }
 
 impl ExperimentTimes {
-    /// Returns the medians. `None` before the first repetition.
+    /// Returns the median of the measured run times of job B in each of the three settings: alone, beside job A, and
+    /// beside job A with pjwd. `None` before the first repetition.
     #[must_use]
     pub fn medians(&self) -> Option<Medians> {
         Some(Medians {
@@ -105,7 +113,8 @@ impl ExperimentTimes {
         })
     }
 
-    /// Returns the times of the three settings: alone, beside A, beside A with pjwd.
+    /// Returns the measured run times of job B in the three settings, in this order: alone, beside job A, beside job A
+    /// with pjwd.
     #[must_use]
     pub fn settings(&self) -> [&SettingTimes; 3] {
         [&self.alone, &self.beside, &self.under_warden]
@@ -120,24 +129,26 @@ impl ExperimentTimes {
     }
 }
 
-/// The experiment: the programs, the sizes of the jobs, and the interrupt.
+/// The experiment of the demo: measures the run time of a job B alone, beside a job A, and beside job A with pjwd.
+/// Contains the programs to start, the sizes of the jobs, and a flag that interrupts the experiment.
 #[derive(Debug)]
 pub struct Experiment<'a> {
-    /// The directory of the programs.
+    /// The directories of the programs that the experiment starts.
     pub programs: &'a Programs,
-    /// The sizes of the jobs.
+    /// The numbers of cores and workers of the two jobs.
     pub scale: &'a Scale,
-    /// Whether the demo was interrupted.
+    /// The flag that is set when the user interrupts the demo. The experiment then ends with an error.
     pub interrupt: &'a StopSignal,
 }
 
 impl Experiment<'_> {
-    /// Measures every setting several times, or once with [`Effort::Quick`]. The settings take turns, so that other
-    /// load on the machine affects them alike. The CPU use of other programs is measured too. `report` is called after
-    /// each repetition, with its number from 1.
+    /// Measures the run time of job B in each of three settings: alone, beside job A, and beside job A with pjwd.
+    /// Measures each setting three to five times, or once with [`Effort::Quick`]. The settings take turns, so that
+    /// other load on the machine affects them alike. Also measures how many CPUs other programs use. After each
+    /// repetition, calls `report` with its number, from 1, and with all times measured so far.
     ///
     /// # Errors
-    /// If a program fails or takes too long, or the demo was interrupted.
+    /// If a program fails or takes too long, or if the demo was interrupted.
     pub fn measure(
         &self,
         effort: Effort,
@@ -164,10 +175,10 @@ impl Experiment<'_> {
         Ok(times)
     }
 
-    /// Measures for 500 ms how many CPUs other programs use.
+    /// Measures how many CPUs of this machine other programs use on average during the next 500 ms.
     ///
     /// # Errors
-    /// If the CPU use can't be read, or the demo was interrupted.
+    /// If the CPU use can't be read, or if the demo was interrupted.
     pub fn used_by_others(&self) -> anyhow::Result<f64> {
         other_programs::measure_cpu_use(&self.scale.usable_pus, self.interrupt)
     }
@@ -201,7 +212,8 @@ impl Experiment<'_> {
         seconds.parse().with_context(|| format!("job B printed {seconds:?} instead of its time"))
     }
 
-    /// Starts job A and waits until all its workers run. The job runs until the returned value is dropped.
+    /// Starts job A of the demo, and waits until all its workers run. Job A runs until the returned value is dropped.
+    /// If `warden` is not `None`, job A is a job of this private pjwd.
     ///
     /// # Errors
     /// If the job can't be started.
@@ -209,8 +221,9 @@ impl Experiment<'_> {
         self.start_job("demo-a", warden, self.scale.a_cores, self.scale.a_workers, 0)
     }
 
-    /// Starts job B and waits until all its workers run. The job ends after `steps` steps. With 0 steps it runs until
-    /// the returned value is dropped.
+    /// Starts job B of the demo, and waits until all its workers run. The job ends after `steps` computing steps. If
+    /// `steps` is 0, the job runs until the returned value is dropped. If `warden` is not `None`, job B is a job of
+    /// this private pjwd.
     ///
     /// # Errors
     /// If the job can't be started.

@@ -15,7 +15,8 @@ use crate::{
 const MAX_SLOWDOWN: f64 = 1.05;
 const HOT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Returns the text before the first measurement: the two jobs and their sizes.
+/// Returns the text that the demo prints before the first measurement. It describes the two jobs, with their numbers of
+/// cores and workers.
 #[must_use]
 pub fn introduction(scale: &Scale) -> String {
     let Scale { core_count, b_cores, a_cores, a_workers, .. } = scale;
@@ -27,7 +28,8 @@ pub fn introduction(scale: &Scale) -> String {
     )
 }
 
-/// Returns a warning if other programs use `others` CPUs before the first measurement. `None` if the machine is idle.
+/// Returns a warning that the demo prints if other programs keep the machine busy before the first measurement.
+/// `others` is the number of CPUs that other programs use. `None` if this is less than [`BUSY_CPUS`].
 #[must_use]
 pub fn busy_warning(others: f64, scale: &Scale) -> Option<String> {
     let cpus = scale.usable_pus.len();
@@ -39,7 +41,8 @@ pub fn busy_warning(others: f64, scale: &Scale) -> Option<String> {
     })
 }
 
-/// Returns the line of a repetition, with a mark if the machine was busy.
+/// Returns the line that the demo prints after the repetition with the number `number`: the last run times of job B in
+/// `times`. The line has a mark if other programs kept the machine busy.
 #[must_use]
 pub fn repetition_line(number: usize, times: &ExperimentTimes) -> String {
     let last = |row: &SettingTimes| row.seconds.last().copied().unwrap_or_default();
@@ -55,7 +58,9 @@ pub fn repetition_line(number: usize, times: &ExperimentTimes) -> String {
     )
 }
 
-/// Returns the table of the three settings, and the verdict.
+/// Returns the table that the demo prints at its end: the run times of job B alone, beside job A, and beside job A with
+/// pjwd. The last line says whether job A made job B slower. If other programs kept the machine busy, the last line
+/// says that the times prove nothing.
 #[must_use]
 pub fn table(times: &ExperimentTimes, medians: &Medians) -> String {
     let Medians { repetitions, alone_s, beside_s, under_warden_s, .. } = medians;
@@ -117,11 +122,11 @@ fn verdict(medians: &Medians) -> String {
     }
 }
 
-/// Starts both jobs once more with pjwd, and prints what `pjwctl status` and `pjwctl explain` show. `print` prints a
-/// line.
+/// Starts both jobs of the demo once more with pjwd. Prints what `pjwctl status` and `pjwctl explain` show about the
+/// running jobs. `print_line` prints the command before its output.
 ///
 /// # Errors
-/// If a program fails, or the demo was interrupted.
+/// If a program fails, or if the demo was interrupted.
 pub fn show_live_jobs(experiment: &Experiment<'_>, print_line: impl Fn(&str)) -> anyhow::Result<()> {
     let Experiment { programs, scale, interrupt } = experiment;
     let warden = PrivateWarden::start_alone_if_possible(programs, &scale.unusable_pus, interrupt)?;

@@ -8,7 +8,8 @@
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// A barrier for a fixed number of threads.
+/// A barrier for a fixed number of threads: each thread waits at the barrier until all have arrived. A waiting thread
+/// spins, and does not sleep. After that, the barrier can be used again at once.
 #[derive(Debug)]
 pub struct SpinBarrier {
     threads: usize,
@@ -16,7 +17,7 @@ pub struct SpinBarrier {
     sense: AtomicBool,
 }
 
-/// The state of one thread at the barrier: the sense for which the thread waits next.
+/// One thread's access to a [`SpinBarrier`], with the state that this thread has there.
 #[derive(Debug)]
 pub struct BarrierWaiter<'a> {
     barrier: &'a SpinBarrier,
@@ -24,14 +25,15 @@ pub struct BarrierWaiter<'a> {
 }
 
 impl SpinBarrier {
-    /// Makes a barrier for `threads` threads, at least one.
+    /// Makes a barrier for `threads` threads. 0 counts as 1.
     #[must_use]
     pub fn new(threads: usize) -> Self {
         let threads = threads.max(1);
         Self { threads, remaining: AtomicUsize::new(threads), sense: AtomicBool::new(false) }
     }
 
-    /// Returns the state for one thread. The thread must take part in every round.
+    /// Returns the access to this barrier for one thread. Each thread needs a value of its own, and must wait in every
+    /// use of the barrier.
     #[must_use]
     pub fn waiter(&self) -> BarrierWaiter<'_> {
         BarrierWaiter { barrier: self, sense: true }
@@ -39,7 +41,7 @@ impl SpinBarrier {
 }
 
 impl BarrierWaiter<'_> {
-    /// Waits until every thread has arrived.
+    /// Waits until all threads of the barrier have called this function. The thread spins meanwhile.
     pub fn wait(&mut self) {
         let SpinBarrier { threads, remaining, sense } = self.barrier;
         // Release the writes of this thread, acquire the writes of the others.

@@ -21,10 +21,11 @@ int main(int argc, char **argv) {
 }
 ";
 
-/// Compiles a program of C. Returns its path, which is `directory/name`.
+/// Compiles the C program with the source text `source` by `cc`, with the additional options `flags`. Returns the path
+/// of the program, which is `directory/name`.
 ///
 /// # Errors
-/// If `cc` is not installed, or can't compile the program.
+/// If the source can't be written to `directory/name.c`, or if `cc` is not installed or can't compile the program.
 pub fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> anyhow::Result<PathBuf> {
     let (file, program) = (directory.join(format!("{name}.c")), directory.join(name));
     std::fs::write(&file, source).with_context(|| format!("can't write {}", file.display()))?;
@@ -37,8 +38,9 @@ pub fn compile(directory: &Path, name: &str, source: &str, flags: &[&str]) -> an
     Ok(program)
 }
 
-/// Returns the flags of `cc` for a program that uses a library of this workspace, such as `pjw_job` of the crate
-/// `pjw-job-c`. Creates symbolic links to the library in `directory`, where the program then finds the library.
+/// Returns the options of `cc` for a program that uses a library of this workspace, such as the library `pjw_job` of
+/// the crate `pjw-job-c`. Creates symbolic links to the library in `directory`, where the program then finds the
+/// library.
 ///
 /// # Errors
 /// If a link can't be created.
@@ -59,28 +61,29 @@ pub fn library_flags(directory: &Path, library: &str, crate_name: &str) -> anyho
     ])
 }
 
-/// Compiles a small dynamic program that ends at once.
+/// Compiles a small C program that is linked dynamically and ends at once. Returns its path.
 ///
 /// # Errors
-/// As [`compile`].
+/// The errors of [`compile`].
 pub fn compile_small(directory: &Path) -> anyhow::Result<PathBuf> {
     compile(directory, "small", SMALL, &[])
 }
 
-/// Compiles a program with so many MB of data in its file. Its argument is the share of the data's pages that it
-/// writes, in percent.
+/// Compiles a C program with `megabytes` MB of data in its file. The argument of the program says how many percent of
+/// the pages of this data the program writes. Returns the path of the program.
 ///
 /// # Errors
-/// As [`compile`].
+/// The errors of [`compile`].
 pub fn compile_image(directory: &Path, megabytes: u32) -> anyhow::Result<PathBuf> {
     compile(directory, "image", IMAGE, &[&format!("-DIMAGE_MB={megabytes}"), "-mcmodel=medium"])
 }
 
-/// Compiles a program that calls one function in each of `count` libraries, like Pynamic. Each library has data, and
-/// functions that call the C library.
+/// Compiles a C program with `count` shared libraries of its own. The program calls one function of each library. Each
+/// library has data, and functions that call the C library. The benchmark Pynamic has such programs. Returns the path
+/// of the program.
 ///
 /// # Errors
-/// As [`compile`].
+/// The errors of [`compile`].
 pub fn compile_with_libraries(directory: &Path, count: u32) -> anyhow::Result<PathBuf> {
     let compilers = u32::try_from(thread::available_parallelism()?.get())?;
     thread::scope(|scope| {

@@ -19,42 +19,49 @@ use pjw_spawn::farm::{Farm, ItemResult, RunningFarm};
 
 const ARGUMENT: &str = "--farm-process";
 const PAGE: usize = 4096;
-/// The data that all workers have in common, and those of each worker: 80 % are common.
+/// The size in bytes of the data that all worker processes of a measured farm need. The workers of a farm can share
+/// this data.
 pub const COMMON_BYTES: usize = 64 << 20;
 /// The size in bytes of the data that each worker loads for itself and shares with no other process.
 pub const PRIVATE_BYTES_PER_WORKER: usize = 16 << 20;
 
-/// When the workers of a farm are forked.
+/// When the workers of a farm (a group of worker processes) are forked from the master (the process that starts the
+/// farm).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ForkTime {
-    /// After the master has loaded the common data.
+    /// The workers are forked after the master has loaded the data that all workers need. The workers share this data
+    /// with the master.
     Late,
-    /// Before: each worker loads them.
+    /// The workers are forked before this data is loaded. Each worker loads the data for itself.
     Early,
 }
 
-/// The way in which the items are computed: by a farm, by a farm with a reader and a writer, or in equal parts.
+/// The way in which a bench computes a number of items: by a farm (a group of worker processes that take items from a
+/// queue), by a farm with a reader and a writer process, or in equal parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ItemWay {
-    /// A farm.
+    /// By a farm: each worker process takes the next item from a queue when it has computed an item.
     Farm,
-    /// A farm with a reader and a writer. The reader passes 64 bytes for each item.
+    /// By a farm with two additional processes. The reader process passes 64 bytes to a worker for each item. The
+    /// writer process writes the results.
     FarmWithReaderAndWriter,
     /// Each worker computes the same fixed number of items. A worker communicates only once, when all of its items are
     /// computed.
     EvenSplit,
 }
 
-/// A job: a serial part, and items that workers compute.
+/// A job that the bench `farm` measures. In its serial part, only one process computes. The items are computed by
+/// worker processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Job {
-    /// The CPU time of the serial part, in ms. Two thirds come before the items, and one third after them.
+    /// The CPU time of the serial part, in ms. Two thirds of this time are used before the items, and one third after
+    /// them.
     pub serial_ms: u32,
     /// The number of items.
     pub items: u32,
     /// The CPU time of one item.
     pub item_cpu_time: Duration,
-    /// The number of workers. 0 for a program without a farm, which computes the items itself.
+    /// The number of worker processes. 0 for a program without workers, which computes all items itself.
     pub workers: u32,
 }
 
@@ -62,7 +69,7 @@ pub struct Job {
 /// the CPU time of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReaderAndWriter {
-    /// The number of workers.
+    /// The number of worker processes, without the reader and the writer.
     pub workers: u32,
     /// The number of items.
     pub items: u32,
@@ -95,7 +102,9 @@ pub fn compute(time: Duration) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures how long a farm takes for items, in seconds, in a process of its own.
+/// Measures how long a group of `workers` worker processes takes to compute `items` items, in seconds. `way` says how
+/// the workers share the items. `item_cpu_time` is the CPU time of one item. The measurement runs in a process of its
+/// own.
 ///
 /// # Errors
 /// If the process can't be started or fails.
@@ -104,9 +113,12 @@ pub fn measure_items(way: ItemWay, workers: u32, items: u32, item_cpu_time: Dura
     answer_of(&[&["items", way.word()], &numbers.each_ref().map(String::as_str)[..]].concat())
 }
 
-/// Returns the command of a farm with a reader and a writer, as the last words of `launcher`: a command that starts
-/// another one. The farm prints how long it took, in seconds. If `cores` is not empty, worker i is bound to the entry i
-/// of the list by sched_setaffinity(2), and the reader and the writer are not bound.
+/// Returns a command that runs a farm (a group of worker processes that compute items) with a reader and a writer
+/// process. The command prints how long the farm took, in seconds. `launcher` is a command that starts another command,
+/// whose words are appended to it. Without `launcher`, the farm is started directly.
+///
+/// If `cores` is not empty, worker i is bound to the entry i of the list by sched_setaffinity(2). The reader and the
+/// writer are not bound.
 ///
 /// # Errors
 /// If the path of this program can't be read.
@@ -130,7 +142,7 @@ pub fn reader_and_writer_command(
     Ok(command)
 }
 
-/// Measures how long a job takes, in seconds, in a process of its own.
+/// Measures how long `job` takes, in seconds. The job runs in a process of its own.
 ///
 /// # Errors
 /// If the process can't be started or fails.
@@ -141,7 +153,9 @@ pub fn measure_job(job: Job) -> anyhow::Result<f64> {
     answer_of(&[&["job"], &numbers.each_ref().map(String::as_str)[..]].concat())
 }
 
-/// Measures the memory of a farm, its master included, in MB: the sum of the proportional set sizes.
+/// Measures the memory of a farm (a group of worker processes) with `workers` workers, in MiB: the sum of the
+/// proportional set sizes (PSS) of the workers and of the process that started the farm. The farm runs in a process of
+/// its own.
 ///
 /// # Errors
 /// If the process can't be started or fails.
@@ -150,7 +164,8 @@ pub fn measure_memory(fork_time: ForkTime, workers: u32) -> anyhow::Result<f64> 
     answer_of(&["memory", word, &workers.to_string()])
 }
 
-/// Measures the memory of so many programs that are started one by one, in MB. Each has the common data and its own.
+/// Measures the memory of `count` processes that are started one by one and share no data, in MiB: the sum of their
+/// proportional set sizes (PSS). Each process loads [`COMMON_BYTES`] and [`PRIVATE_BYTES_PER_WORKER`] bytes of data.
 ///
 /// # Errors
 /// If a process can't be started or fails.
@@ -194,10 +209,12 @@ fn answer_of(arguments: &[&str]) -> anyhow::Result<f64> {
     text.trim().parse().with_context(|| format!("the farm answered {text:?}"))
 }
 
-/// Runs as a process of the bench, if the arguments say so, and does not return then.
+/// Runs one measurement of a farm (a group of worker processes) and ends the process, if the arguments of this program
+/// request this. Otherwise returns at once. A farm must be started by a process with a single thread, so a bench starts
+/// its own program again for each measurement.
 ///
 /// # Errors
-/// If the process fails.
+/// If the measurement fails, or if the arguments are invalid.
 pub fn run_as_farm_process() -> anyhow::Result<()> {
     let arguments: Vec<String> = env::args().skip_while(|argument| argument != ARGUMENT).skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();

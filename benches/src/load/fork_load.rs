@@ -13,7 +13,7 @@ use anyhow::Context;
 /// The time between two batches of forks.
 const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A shell that forks at a constant rate. It is killed when this value is dropped.
+/// A load of forks on the machine: a shell that forks at a constant rate. Dropping this value kills the shell.
 #[derive(Debug)]
 pub struct ForkLoad {
     shell: Child,
@@ -24,11 +24,11 @@ pub struct ForkLoad {
 }
 
 impl ForkLoad {
-    /// Starts a shell that forks once for each line of its input, and a thread that writes `per_second` lines each
-    /// second.
+    /// Starts a shell that forks `per_second` times each second. Each new process ends at once. A thread of this
+    /// process makes the shell fork, by writing a line to its input for each fork.
     ///
     /// # Errors
-    /// If the shell can't be started.
+    /// If the shell can't be started, or if /proc/stat can't be read.
     pub fn start(per_second: u32) -> anyhow::Result<Self> {
         let mut shell = Command::new("sh")
             .args(["-c", "while read -r line; do ( : ); done"])
@@ -49,7 +49,8 @@ impl ForkLoad {
         })
     }
 
-    /// Returns how many processes and threads were created each second on the whole machine since the start.
+    /// Returns how many processes and threads were created each second on the whole machine, on average since this load
+    /// was started.
     ///
     /// # Errors
     /// If /proc/stat can't be read.

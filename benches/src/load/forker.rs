@@ -34,18 +34,19 @@ const CORRECTION_TIMEOUT: Duration = Duration::from_secs(15);
 /// The time between two checks. It is the precision of the measured times.
 const CHECK_INTERVAL: Duration = Duration::from_micros(20);
 
-/// The mask and job of a worker at its fork.
+/// In which state the forker (a process that forks workers for a measurement) is when it forks a worker. The measured
+/// time ends when the worker has the right affinity mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkerStart {
-    /// The worker inherits the right mask. The measured time is that of fork and exec.
+    /// The forker has the right mask, and the worker inherits it. The measured time is that of fork and exec.
     RightMask,
-    /// The parent has just set its own mask to all PUs, as the launchers of MPI do. The worker starts outside its
-    /// job's cores.
+    /// The forker is in a job of pjwd, and has just set its own mask to all PUs (logical CPUs), as launchers of MPI do.
+    /// So the worker starts outside the cores of the job, until pjwd sets its mask.
     OutsideJob,
-    /// The parent is a hot thread that pjwd pinned to one PU. The worker inherits the pin, and its right mask is all
-    /// PUs of the job.
+    /// The forker is in a job of pjwd. Its thread is hot (it runs most of the time), so pjwd has bound it to one PU
+    /// (logical CPU). The worker inherits this mask. Its right mask is all PUs of the job.
     OnPin,
-    /// The parent is in no job. A rule of `cgrulesengd` moves the worker.
+    /// The forker is in no job of pjwd. The daemon `cgrulesengd` moves the worker to a cgroup with the right mask.
     InNoJob,
 }
 
@@ -62,22 +63,24 @@ impl WorkerStart {
     }
 }
 
-/// The measured times of the workers of one forker.
+/// The measured times of the workers of a forker (a process that forks workers for a measurement). A time begins at the
+/// fork of a worker, and ends when the worker has the right affinity mask.
 #[derive(Debug, Clone, Default)]
 pub struct ReactionTimes {
-    /// The time from the fork to the right mask of each worker, in milliseconds. A missed worker counts as 15,000 ms.
+    /// The time from the fork of each worker until it has the right mask, in milliseconds. 15,000 ms for a worker that
+    /// never gets the right mask.
     pub ms: Vec<f64>,
-    /// The number of workers without the right mask after 15 s.
+    /// The number of workers that did not have the right mask 15 s after their fork.
     pub missed: usize,
-    /// The number of workers that had the right mask at the first check.
+    /// The number of workers that already had the right mask when their mask was checked for the first time.
     pub right_at_first_check: usize,
-    /// The time from the fork to the system call that set the mask, in milliseconds, by the kernel's clock. The
-    /// program that made the call reported it.
+    /// The times from the fork of a worker to the system call that set its mask, in milliseconds, by the kernel's
+    /// clock. They come from the program that made the system call. Empty if this program reports no times.
     pub kernel_clock_ms: Vec<f64>,
 }
 
 impl ReactionTimes {
-    /// Adds the times of other workers.
+    /// Appends the times of `others` to the times in this value, and adds up the counts.
     pub fn extend(&mut self, others: ReactionTimes) {
         self.ms.extend(others.ms);
         self.missed += others.missed;
@@ -114,9 +117,12 @@ pub struct Forker {
 }
 
 impl Forker {
-    /// Starts the process. It starts `workers` workers, each after a pause of a varying time up to `pause`. The first
-    /// worker starts when the process itself is on PUs of `right_mask`, except with [`WorkerStart::InNoJob`].
-    /// `right_mask` is also the right mask of a worker, and `worker` the path of its program.
+    /// Starts a forker. It forks `workers` workers one after the other, each after a pause of a varying length of at
+    /// most `pause`. `worker` is the path of the program of a worker. `right_mask` is the affinity mask that each
+    /// worker should get.
+    ///
+    /// The forker forks the first worker when its own mask is a subset of `right_mask`. With [`WorkerStart::InNoJob`],
+    /// it does not wait for this.
     ///
     /// # Errors
     /// If the process can't be started.
@@ -139,16 +145,16 @@ impl Forker {
         Ok(Self { program, workers })
     }
 
-    /// Returns the process id.
+    /// Returns the process id of the forker.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.program.pid()
     }
 
-    /// Waits until the process has started all workers, and returns the measured times.
+    /// Waits until the forker has forked all workers and measured their times. Returns the measured times.
     ///
     /// # Errors
-    /// If the process fails.
+    /// If the forker fails, or if `interrupt` was set.
     pub fn wait_for_times(mut self, interrupt: &StopSignal) -> anyhow::Result<ReactionTimes> {
         let mut times = ReactionTimes::default();
         for _ in 0..self.workers {
@@ -158,11 +164,12 @@ impl Forker {
     }
 }
 
-/// Runs this program as a forker and does not return, if the arguments say that it is one. Otherwise returns at once.
+/// Runs this process as a forker (a process that forks workers for a measurement) and does not return, if the arguments
+/// of this program request this. Otherwise returns at once.
 ///
 /// # Errors
-/// If an argument is wrong, the kernel sends no fork events, a worker can't be started, or the process does not get
-/// the mask that it needs.
+/// If an argument is wrong, the kernel sends no fork events, a worker can't be started, or the process does not get the
+/// affinity mask that it needs.
 pub fn run_as_forker() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
     if arguments.next().as_deref() != Some(ARGUMENT) {

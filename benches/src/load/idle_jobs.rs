@@ -3,22 +3,22 @@
 use crate::load::processes::{Activity, LoadProcesses};
 use crate::programs::{daemon::PrivateWarden, interrupt::StopSignal};
 
-/// The values of the key `enforcement` that the benches compare, each with the name of what keeps the jobs on their
-/// cores.
+/// The ways to keep jobs on their cores that the benches compare. Each entry contains the value of the configuration
+/// key `enforcement` of pjwd, and what then keeps the jobs on their cores.
 pub const ENFORCEMENTS: [(&str, &str); 2] = [("auto", "cpusets"), ("affinity", "masks")];
 
-/// Jobs of one core each, whose processes sleep. The processes end when this value is dropped.
+/// Jobs of a private pjwd with one core each, whose processes only sleep. Dropping this value kills the processes.
 #[derive(Debug, Default)]
 pub struct IdleJobs(Vec<LoadProcesses>);
 
 impl IdleJobs {
-    /// The number of processes of each job.
+    /// The number of processes of each idle job.
     pub const PROCESSES_PER_JOB: usize = 10;
 
-    /// Starts more idle jobs, until there are `jobs` of them.
+    /// Starts idle jobs until this value has `jobs` of them. The daemon `warden` grants one core to each job.
     ///
     /// # Errors
-    /// If a process can't be started, or the daemon refuses a job.
+    /// If a process can't be started, if the daemon refuses a job, or if `interrupt` was set.
     pub fn grow(
         &mut self,
         warden: &PrivateWarden,
@@ -33,7 +33,7 @@ impl IdleJobs {
         Ok(())
     }
 
-    /// The pids of the processes of all jobs.
+    /// Returns the process ids of all processes of the idle jobs.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         self.0.iter().flat_map(LoadProcesses::pids).collect()

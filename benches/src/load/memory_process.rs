@@ -24,7 +24,7 @@ const RESERVE_BYTES: u64 = 2 << 30;
 /// The most processes that share memory.
 const MAX_PROCESSES: u64 = 64;
 
-/// Processes with much memory. They are killed when this value is dropped or the bench ends.
+/// A group of processes with much resident memory. They are killed when this value is dropped or the bench ends.
 #[derive(Debug)]
 pub struct MemoryProcesses {
     _first: Program,
@@ -33,9 +33,11 @@ pub struct MemoryProcesses {
 
 impl MemoryProcesses {
     /// Starts processes whose resident set sizes (RSS) have the sum `bytes`, in pages of 4 KiB. Waits until all pages
-    /// are resident. Starts one process if `bytes` is at most the available memory minus 2 GiB. Otherwise starts
-    /// several processes. These are forks of the first process, and all share its `bytes / processes` bytes. A reading
-    /// of the memory of all processes visits a shared page once for each process that maps the page.
+    /// are resident.
+    ///
+    /// If `bytes` is at most the available memory minus 2 GiB, starts one process. Otherwise starts several: the others
+    /// are forks of the first one, and all share its `bytes / processes` bytes. A program that reads the page tables of
+    /// all processes visits a shared page once for each process.
     ///
     /// # Errors
     /// If more than 64 processes would be needed, if a process can't be started, or if the bench was interrupted.
@@ -58,14 +60,14 @@ impl MemoryProcesses {
         Ok(Self { _first: first, pids })
     }
 
-    /// Returns the process ids.
+    /// Returns the process ids of the processes of this group.
     #[must_use]
     pub fn pids(&self) -> &[u32] {
         &self.pids
     }
 }
 
-/// Returns the bytes that programs can still get: `MemAvailable` of proc_meminfo(5).
+/// Returns how many bytes of memory programs can still get without swapping: `MemAvailable` of proc_meminfo(5).
 ///
 /// # Errors
 /// If /proc/meminfo can't be read.
@@ -76,8 +78,8 @@ pub fn available_bytes() -> anyhow::Result<u64> {
     Ok(kib * 1024)
 }
 
-/// Runs this program as a process with much memory and does not return, if the arguments say so. Otherwise returns at
-/// once.
+/// Runs this process as a process with much resident memory and does not return, if the arguments of this program
+/// request this. Otherwise returns at once.
 ///
 /// # Errors
 /// If an argument is wrong, or a process can't be forked.

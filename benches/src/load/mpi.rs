@@ -12,17 +12,18 @@ use anyhow::{Context, bail};
 
 use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
-/// A launcher of MPI programs.
+/// A program that launches MPI programs, such as `mpirun` of Open MPI, with the options that the benches pass to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MpiLauncher {
-    /// The name in the table.
+    /// The name of this launcher in the table that a bench prints.
     pub name: &'static str,
     mpirun: &'static str,
     /// Arguments that make the launcher bind its ranks, if it does not bind them by default.
     bind_arguments: &'static [&'static str],
 }
 
-/// The launchers that the benches use. Open MPI binds its ranks by default, MPICH does not.
+/// The MPI launchers that the benches use. Open MPI binds its ranks to cores by default. MPICH does so only with an
+/// option.
 pub const LAUNCHERS: [MpiLauncher; 3] = [
     MpiLauncher { name: "Open MPI", mpirun: "mpirun.openmpi", bind_arguments: &[] },
     MpiLauncher { name: "MPICH", mpirun: "mpirun.mpich", bind_arguments: &[] },
@@ -34,10 +35,10 @@ pub const LAUNCHERS: [MpiLauncher; 3] = [
 ];
 
 impl MpiLauncher {
-    /// Checks whether the launcher is installed.
+    /// Checks whether this MPI launcher is installed.
     ///
     /// # Errors
-    /// If the launcher can't be run. The error is the reason for skipping it.
+    /// If the launcher can't be run. The error is the reason why a bench skips this launcher.
     pub fn check_installed(&self) -> anyhow::Result<()> {
         let output = Command::new(self.mpirun).arg("--version").output();
         let output = output.with_context(|| format!("there is no {}: make mpi", self.mpirun))?;
@@ -47,12 +48,13 @@ impl MpiLauncher {
         Ok(())
     }
 
-    /// Starts `ranks` ranks of `steps` steps each and waits until all of them run. `prefix` is the first part of the
-    /// command, which runs the launcher. Without it, the launcher is started directly. The launcher's own files go to
-    /// `temporary_dir`.
+    /// Starts an MPI program with `ranks` ranks (processes), and waits until all of them run. Each rank executes the
+    /// program `job` with one worker, and ends after `steps` computing steps. `prefix` is a command that starts another
+    /// command: it starts the launcher. Without `prefix`, the launcher is started directly. The launcher writes its own
+    /// files to `temporary_dir`.
     ///
     /// # Errors
-    /// If the launcher can't be started or a rank is not ready within 60 s.
+    /// If the launcher can't be started, or if a rank is not ready within 60 s.
     pub fn launch(
         &self,
         prefix: Option<Command>,
@@ -97,7 +99,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const DONE_TIMEOUT: Duration = Duration::from_secs(180);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A running MPI program.
+/// A running MPI program. Dropping this value ends the program and its ranks (processes).
 #[derive(Debug)]
 pub struct MpiRun {
     program: Program,
@@ -111,10 +113,11 @@ impl MpiRun {
         Ok(())
     }
 
-    /// Waits for the end of all ranks and returns the time of the slowest rank, in seconds.
+    /// Waits until all ranks (processes) of the MPI program have printed their run times. Returns the run time of the
+    /// slowest rank, in seconds.
     ///
     /// # Errors
-    /// If a rank fails or takes longer than 180 s.
+    /// If a rank fails or takes longer than 180 s, or if `interrupt` was set.
     pub fn slowest_seconds(mut self, interrupt: &StopSignal) -> anyhow::Result<f64> {
         while self.seconds.len() < self.ranks {
             let line = self.program.read_line(DONE_TIMEOUT, interrupt)?;

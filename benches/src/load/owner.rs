@@ -46,14 +46,18 @@ const BUSY_SLEEP_US: (u64, u64) = (400, 800);
 /// than the daemon needs to see that the owner is idle.
 const LONG_SLEEP_US: (u64, u64) = (30_000, 60_000);
 
-/// What an owner measures.
+/// What the owner of a lent core measures. The owner is a process that sleeps again and again, so pjwd lends its core
+/// to another process, the borrower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Measurement {
-    /// The time from the end of its sleep until it runs. With a borrower, only wake-ups on a lent core count.
+    /// The time from the end of a sleep of the owner until the owner runs. If there is a borrower, only sleeps that end
+    /// while the core is lent count.
     CycleDelay,
-    /// The same, while the owner uses most of its core.
+    /// The time from the end of a sleep of the owner until the owner runs, while the owner uses most of its core. If
+    /// there is a borrower, only sleeps that end while the core is lent count.
     BusyCycleDelay,
-    /// The time from the end of its sleep until no thread of the borrower is on its core, nor may be.
+    /// The time from the end of a sleep of the owner until the core is returned: no thread of the borrower is on the
+    /// core, and none may run there.
     Return,
 }
 
@@ -67,11 +71,14 @@ impl Measurement {
     }
 }
 
-/// Starts the owner and returns the times that it measured, in µs: at most `count`. `launcher` is the first part of the
-/// command, such as `pjwctl run`. `borrower` is the process that borrows the owner's core. `None` if there is none.
+/// Starts an owner: a process that sleeps again and again, and measures what happens when it wakes up. Returns the
+/// measured times, in µs: at most `count`. `launcher` is a command that starts another command, such as `pjwctl run`,
+/// and starts the owner. `borrower` is the process id of the process that borrows the core of the owner. `None` if
+/// there is no such process.
 ///
 /// # Errors
-/// If the owner can't be started, or its core is not lent, or does not come back, within 60 s.
+/// If the owner can't be started. If its core is not lent to the borrower within 60 s, or not returned within 60 s.
+/// Also if `interrupt` was set.
 pub fn measure_owner(
     mut launcher: Command,
     measurement: Measurement,
@@ -87,11 +94,11 @@ pub fn measure_owner(
     Ok(serde_json::from_str(&line)?)
 }
 
-/// Starts the borrower, with `threads` threads that spin, and waits until all run. `launcher` is the first part of the
-/// command.
+/// Starts a borrower: a process that borrows cores of other jobs. Its `threads` threads spin. Waits until all threads
+/// run. `launcher` is a command that starts another command, such as `pjwctl run`, and starts the borrower.
 ///
 /// # Errors
-/// If the borrower can't be started.
+/// If the borrower can't be started, or if `interrupt` was set.
 pub fn start_borrower(
     mut launcher: Command,
     threads: usize,
@@ -102,11 +109,11 @@ pub fn start_borrower(
     Program::start_until_ready("the borrower", &mut launcher, READY_TIMEOUT, interrupt)
 }
 
-/// Runs this program as an owner or a borrower and does not return, if the arguments say that it is one. Otherwise
-/// returns at once.
+/// Runs this process as the owner of a lent core, or as the process that borrows the core, and does not return, if the
+/// arguments of this program request this. Otherwise returns at once.
 ///
 /// # Errors
-/// If an argument is wrong, or the measurement fails.
+/// If an argument is wrong, or if the measurement fails.
 pub fn run_as_owner_or_borrower() -> anyhow::Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();

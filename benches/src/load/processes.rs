@@ -24,7 +24,8 @@ const ARGUMENT: &str = "--load-process";
 const STACK_BYTES: usize = 64 * 1024;
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What the threads of a load process do.
+/// What the threads of a load process do. A load process is a process that gives a measured program something to
+/// handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activity {
     /// Each thread sleeps for ever.
@@ -33,7 +34,8 @@ pub enum Activity {
     Spinning,
     /// Two threads of each process spin for ever, at the lowest priority. The others sleep.
     TwoSpinning,
-    /// Each thread wakes once in this many milliseconds and works for 20 µs. The threads wake at different times.
+    /// Each thread wakes up at a constant interval and works for 20 µs. The variant contains the interval in
+    /// milliseconds. The threads wake up at different times.
     Waking(u32),
 }
 
@@ -76,15 +78,17 @@ impl Activity {
     }
 }
 
-/// A group of load processes. They are killed when this value is dropped or the bench ends.
+/// A group of load processes, which give a measured program something to handle. They are killed when this value is
+/// dropped or the bench ends.
 #[derive(Debug)]
 pub struct LoadProcesses(Vec<Program>);
 
 impl LoadProcesses {
-    /// Starts `processes` processes with `threads` threads each, and waits until all threads run.
+    /// Starts `processes` load processes with `threads` threads each, and waits until all threads run. `activity` says
+    /// what the threads do.
     ///
     /// # Errors
-    /// If a process or thread can't be started, or the bench was interrupted.
+    /// If a process or thread can't be started, or if the bench was interrupted.
     pub fn start(
         processes: usize,
         threads: usize,
@@ -105,18 +109,18 @@ impl LoadProcesses {
         Ok(Self(started))
     }
 
-    /// Returns the process ids.
+    /// Returns the process ids of the load processes.
     #[must_use]
     pub fn pids(&self) -> Vec<u32> {
         self.0.iter().map(Program::pid).collect()
     }
 }
 
-/// Runs this program as a load process and does not return, if the arguments say that it is one. Otherwise returns at
-/// once.
+/// Runs this process as a load process, whose threads sleep, spin or wake up at an interval, and does not return, if
+/// the arguments of this program request this. Otherwise returns at once.
 ///
 /// # Errors
-/// If an argument is wrong or a thread can't be started.
+/// If an argument is wrong, or if a thread can't be started.
 pub fn run_as_load_process() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
     if arguments.next().as_deref() != Some(ARGUMENT) {

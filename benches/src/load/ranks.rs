@@ -18,19 +18,19 @@ const SOURCE: &str = include_str!("../peers/ranks.c");
 /// The way in which the ranks (parallel workers) of a program share memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharingWay {
-    /// Processes in one address space: `pjwctl spawn --share memory`.
+    /// The ranks are processes that share one address space, as `pjwctl spawn --share memory` starts them.
     Tasks,
-    /// Threads of one process.
+    /// The ranks are threads of one process.
     Threads,
-    /// Processes with memory files.
+    /// The ranks are processes that map the same files in memory.
     Processes,
 }
 
 impl SharingWay {
-    /// All ways.
+    /// All ways in which the ranks (parallel workers) of a program can share memory.
     pub const ALL: [Self; 3] = [Self::Tasks, Self::Threads, Self::Processes];
 
-    /// Returns the name of the way.
+    /// Returns the name of this way to share memory, such as `tasks`. The results of a bench contain this name.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -41,19 +41,20 @@ impl SharingWay {
     }
 }
 
-/// What a group of ranks measures.
+/// What a group of ranks (parallel workers of the program `ranks.c`) measures, how many ranks there are, and on which
+/// PUs (logical CPUs) they run.
 #[derive(Debug, Clone, Copy)]
 pub struct RankWork<'a> {
-    /// The part of the program, such as `pages`.
+    /// The name of the measurement, such as `pages` (the size of the page tables).
     pub part: &'a str,
     /// The number of ranks.
     pub count: u32,
-    /// The number that the part needs, such as a size.
+    /// A parameter of the measurement, such as a number of bytes. Its meaning depends on `part`.
     pub argument: u32,
     /// The PUs of the ranks. Rank `r` runs on the PU with the index `r % n`, where `n` is the length of the list. Ranks
     /// that are threads all run on all of these PUs. If the list is empty, the ranks are not bound.
     pub pus: &'a [Pu],
-    /// The path of a socket, for the part that exchanges messages.
+    /// The path of a Unix socket, for a measurement of messages over a socket. `None` for all other measurements.
     pub socket: Option<&'a Path>,
 }
 
@@ -66,7 +67,7 @@ pub struct RankProgram {
 }
 
 impl RankProgram {
-    /// Compiles the program in a directory.
+    /// Compiles `ranks.c` in `directory`: a C program that measures how fast ranks (parallel workers) share memory.
     ///
     /// # Errors
     /// If the program can't be compiled as a static executable.
@@ -76,16 +77,17 @@ impl RankProgram {
         Ok(Self { path, groups: AtomicU32::new(0) })
     }
 
-    /// Returns the path of the program.
+    /// Returns the path of the compiled program `ranks.c`.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Runs a group. Returns the numbers that it prints.
+    /// Starts a group of ranks (parallel workers), waits for their end, and returns the numbers that they print. `work`
+    /// says what the ranks measure, and `way` how they share memory.
     ///
     /// # Errors
-    /// If a rank did not begin, or failed.
+    /// If a rank can't be started, or if it fails.
     pub fn measure(&self, way: SharingWay, work: &RankWork<'_>) -> anyhow::Result<Vec<f64>> {
         let (mut reader, writer) = std::io::pipe()?;
         let output = Some(Arc::new(OwnedFd::from(writer)));

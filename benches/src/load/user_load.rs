@@ -24,12 +24,13 @@ const MAX_LIFE: Duration = Duration::from_secs(15 * 60);
 /// The user `nobody`.
 const USER: u32 = 65_534;
 
-/// What each process of a load does.
+/// What each process of a [`UserLoad`] does. Such a load is a group of processes of an unprivileged user that use the
+/// CPUs without a pause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum UserActivity {
-    /// It forks a child that ends at once, waits for it, and so on.
+    /// The process forks a child that ends at once, waits for the child, and repeats this without a pause.
     Forking,
-    /// It spins.
+    /// The process computes without a pause.
     Spinning,
 }
 
@@ -53,16 +54,17 @@ impl UserActivity {
     }
 }
 
-/// A running load. Its processes are killed, by their process group, when this value is dropped. If the bench is
-/// killed, they end by themselves.
+/// A group of processes of an unprivileged user that fork or compute without a pause. Dropping this value kills the
+/// processes. If the bench is killed, they end by themselves.
 #[derive(Debug)]
 pub struct UserLoad(Program);
 
 impl UserLoad {
-    /// Starts `processes` processes. If the bench is run by root, they belong to the user `nobody`.
+    /// Starts `processes` processes that do `activity` without a pause. They run as the user of the bench, or as the
+    /// user `nobody` if the bench runs as root.
     ///
     /// # Errors
-    /// If a process can't be started, or the bench was interrupted.
+    /// If a process can't be started, or if the bench was interrupted.
     pub fn start(activity: UserActivity, processes: usize, interrupt: &StopSignal) -> anyhow::Result<Self> {
         let mut command = Command::new(env::current_exe().context("can't read the path of this program")?);
         command.args([ARGUMENT, activity.argument(), &processes.to_string()]);
@@ -77,11 +79,11 @@ impl Drop for UserLoad {
     }
 }
 
-/// Runs this program as the leader of a load and does not return, if the arguments say that it is one. Otherwise
-/// returns at once.
+/// Runs this process as the leader of a group of processes that fork or compute without a pause, and does not return,
+/// if the arguments of this program request this. Otherwise returns at once.
 ///
 /// # Errors
-/// If an argument is wrong, or a process can't be started.
+/// If an argument is wrong, or if a process can't be started.
 pub fn run_as_leader() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
     if arguments.next().as_deref() != Some(ARGUMENT) {

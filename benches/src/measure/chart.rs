@@ -30,10 +30,11 @@ pub struct Chart {
 }
 
 impl Chart {
-    /// Writes `DIRECTORY/NAME.csv` and `DIRECTORY/NAME.svg`.
+    /// Writes the points of this chart to `DIRECTORY/NAME.csv`, and an image of the chart to `DIRECTORY/NAME.svg`.
+    /// DIRECTORY is `directory`, and NAME is `name`.
     ///
     /// # Errors
-    /// If the directory or a file can't be written.
+    /// If the directory can't be created, or if a file can't be written.
     pub fn write(&self, directory: &Path, name: &str) -> anyhow::Result<()> {
         fs::create_dir_all(directory).with_context(|| format!("can't make {}", directory.display()))?;
         for (extension, text) in [("csv", self.csv()), ("svg", self.svg())] {

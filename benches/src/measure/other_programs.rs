@@ -14,13 +14,14 @@ use pjw_core::cpuset::{CpuSet, Pu};
 
 use crate::programs::interrupt::StopSignal;
 
-/// The machine counts as busy if other programs use at least this many CPUs. An idle system uses less.
+/// A number of CPUs. If other programs than the bench or the demo use at least this many CPUs, the machine counts as
+/// busy, and measured times are unreliable. Other programs on an idle system use less.
 pub const BUSY_CPUS: f64 = 0.2;
 /// How long [`measure_cpu_use`] takes. The kernel counts CPU time in steps of 10 ms.
 const SAMPLE_TIME: Duration = Duration::from_millis(500);
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Measures the CPU use of other programs from [`CpuUseMeter::start`] on.
+/// Measures how many CPUs other programs use, beside this program and its children, from [`CpuUseMeter::start`] on.
 #[derive(Debug)]
 pub struct CpuUseMeter<'a> {
     cpus: &'a CpuSet,
@@ -28,7 +29,7 @@ pub struct CpuUseMeter<'a> {
 }
 
 impl<'a> CpuUseMeter<'a> {
-    /// Starts the measurement on the CPUs `cpus`.
+    /// Starts to measure how much other programs use the CPUs `cpus`.
     ///
     /// # Errors
     /// If /proc/stat or /proc/self/stat can't be read.
@@ -36,8 +37,8 @@ impl<'a> CpuUseMeter<'a> {
         Ok(Self { cpus, before: read_ticks(cpus)? })
     }
 
-    /// Returns how many CPUs other programs have used since the start, on average, for example 1.7. A child of this
-    /// program counts as another program until it has ended and was waited for.
+    /// Returns how many CPUs other programs have used on average since [`CpuUseMeter::start`], for example 1.7. A child
+    /// of this program counts as another program until it has ended and this program has waited for it.
     ///
     /// # Errors
     /// If /proc/stat or /proc/self/stat can't be read.

@@ -8,25 +8,27 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Serialize;
 
-/// A measured value and the value of a peer that was measured in the same run.
+/// A measured value of pjw, and the value of a peer for comparison. A peer is another program or method that was
+/// measured in the same run of the bench.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Figure {
     /// The name of the measured quantity.
     pub name: String,
-    /// The median of the measurements.
+    /// The measured value of pjw: the median of the measurements.
     pub value: f64,
-    /// The unit of both values.
+    /// The unit of `value` and `peer_value`.
     pub unit: String,
     /// The name of the peer: the program or method with which pjw is compared.
     pub peer: String,
-    /// The median of the peer's measurements.
+    /// The measured value of the peer: the median of the measurements.
     pub peer_value: f64,
-    /// `value / peer_value`.
+    /// The value of pjw divided by the value of the peer: `value / peer_value`.
     pub ratio: f64,
 }
 
 impl Figure {
-    /// Makes a figure and computes its ratio.
+    /// Makes a figure (a measured value of pjw and the value of a peer for comparison). The arguments are the fields of
+    /// the figure, and `ratio` is computed from them.
     #[must_use]
     pub fn new(name: &str, value: f64, unit: &str, peer: &str, peer_value: f64) -> Self {
         let ratio = value / peer_value;
@@ -34,7 +36,7 @@ impl Figure {
     }
 }
 
-/// Returns the median: the middle value, or the mean of the two middle values. `None` for an empty list.
+/// Returns the median of `values`: the middle value, or the mean of the two middle values. `None` if `values` is empty.
 #[must_use]
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
@@ -47,8 +49,9 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Returns a quantile by the nearest rank: the smallest value such that the share `share` of all values is not above
-/// it. `share` is from 0.0 to 1.0, for example 0.5 or 0.99; 1.0 gives the largest value. `None` for an empty list.
+/// Returns a quantile of `values` by the method of the nearest rank: the smallest value that is at least as large as
+/// the share `share` of all values. `share` is from 0.0 to 1.0: 0.5 stands for the median, 0.99 for the 99th
+/// percentile, and 1.0 for the largest value. `None` if `values` is empty.
 #[must_use]
 #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
@@ -58,7 +61,7 @@ pub fn quantile(values: &[f64], share: f64) -> Option<f64> {
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
-/// Rounds `value` up to a whole number from 1 to `most`.
+/// Rounds `value` up to a whole number, and limits the result to the range from 1 to `most`.
 #[must_use]
 #[expect(
     clippy::cast_possible_truncation,
@@ -69,7 +72,7 @@ pub fn ceil_count(value: f64, most: u32) -> u64 {
     value.ceil().clamp(1.0, most.into()) as u64
 }
 
-/// Prints a line and flushes the output.
+/// Prints `line` to standard output, and flushes the output.
 ///
 /// # Errors
 /// If the output can't be written.
@@ -78,7 +81,8 @@ pub fn print_line(line: &str) -> anyhow::Result<()> {
     writeln!(out, "{line}").and_then(|()| out.flush()).context("can't write to stdout")
 }
 
-/// Prints the figures as a table and writes them to `target/bench/NAME.json`.
+/// Prints the results of the bench `name` as a table, and writes them to `target/bench/NAME.json`. Each figure is a
+/// measured value of pjw and the value of a peer for comparison.
 ///
 /// # Errors
 /// If the output or the file can't be written.
@@ -95,7 +99,7 @@ pub fn publish(name: &str, figures: &[Figure]) -> anyhow::Result<()> {
     print_line(&format!("written to {}", path.display()))
 }
 
-/// Returns the directory of the results: `target/bench` of the workspace.
+/// Returns the path of the directory to which the benches write their results: `target/bench` of the workspace.
 ///
 /// # Errors
 /// If the benches are in no workspace.
@@ -104,10 +108,11 @@ pub fn target_directory() -> anyhow::Result<PathBuf> {
     Ok(root.join("target/bench"))
 }
 
-/// Writes `value` to `DIR/NAME.json` and returns the path.
+/// Writes `value` as JSON to the file `DIR/NAME.json`, and returns the path of the file. DIR is `dir`, and NAME is
+/// `name`.
 ///
 /// # Errors
-/// If the directory or the file can't be written.
+/// If the directory can't be created, or if the file can't be written.
 pub fn write_json(dir: &Path, name: &str, value: &impl Serialize) -> anyhow::Result<PathBuf> {
     let path = dir.join(format!("{name}.json"));
     let text = serde_json::to_string_pretty(value)?;

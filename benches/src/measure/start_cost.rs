@@ -13,26 +13,30 @@ const FEWEST_ROUNDS: usize = 3;
 /// The spread below which a median is known well enough.
 const SPREAD: f64 = 1.1;
 
-/// What one process of a group costs.
+/// The cost of starting one process, as the mean over a group of processes that were started together.
 #[derive(Debug, Clone, Copy)]
 pub struct StartCost {
-    /// The CPU time of the process and its share of the parent's, in us.
+    /// The CPU time of one process and of its start in the parent process, in µs.
     pub cpu_us: f64,
-    /// The processes per second, from the start of the first one to the end of the last one.
+    /// The number of processes that were started each second, from the start of the first process to the end of the
+    /// last one.
     pub rate: f64,
 }
 
 impl StartCost {
-    /// The cost of a group of `count` processes that took this CPU time and this time altogether.
+    /// Returns the cost of each process in a group of `count` processes. `cpu_us` is the CPU time of all of them and of
+    /// their parent process. `wall_us` is the time from the start of the first process to the end of the last one. Both
+    /// are in µs.
     #[must_use]
     pub fn of_group(count: u32, cpu_us: f64, wall_us: f64) -> Self {
         Self { cpu_us: cpu_us / f64::from(count), rate: f64::from(count) * 1e6 / wall_us }
     }
 
-    /// Measures `start`, which starts `count` processes as children of this program and waits for them.
+    /// Measures the cost of each process in a group of processes. `start` must start `count` processes as children of
+    /// this program, and wait for the end of each.
     ///
     /// # Errors
-    /// Those of `start`, and if the CPU time can't be read.
+    /// The errors of `start`. Also if the CPU time can't be read.
     pub fn measure(count: u32, start: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Self> {
         let (begin, before) = (Instant::now(), own_cpu_us()?);
         start()?;
@@ -40,8 +44,9 @@ impl StartCost {
         Ok(Self::of_group(count, own_cpu_us()? - before, wall.as_secs_f64() * 1e6))
     }
 
-    /// Whether another round would change the medians little: of at least three rounds, the lowest and the highest
-    /// value differ by less than a tenth, in CPU time and in rate.
+    /// Returns whether enough rounds were measured, so that another round would change the medians little. `costs` has
+    /// one element for each measured round. True if there are at least three rounds, and the largest value is less than
+    /// 1.1 times the smallest, in CPU time and in rate.
     #[must_use]
     pub fn are_settled(costs: &[Self]) -> bool {
         let spread = |field: fn(&Self) -> f64| {
@@ -53,7 +58,7 @@ impl StartCost {
             && spread(|cost| cost.rate) < SPREAD
     }
 
-    /// Returns the median CPU time and the median rate. `None` for an empty list.
+    /// Returns the median CPU time and the median rate of the measured rounds in `costs`. `None` if `costs` is empty.
     #[must_use]
     pub fn median(costs: &[Self]) -> Option<Self> {
         let of = |field: fn(&Self) -> f64| median(&costs.iter().map(field).collect::<Vec<_>>());

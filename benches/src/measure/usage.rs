@@ -8,7 +8,7 @@ use anyhow::Context;
 use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 
-/// A process whose CPU time and memory are measured.
+/// A process whose CPU time and memory a bench measures.
 #[derive(Debug)]
 pub struct ProcessUsage {
     pid: u32,
@@ -16,7 +16,7 @@ pub struct ProcessUsage {
 }
 
 impl ProcessUsage {
-    /// Opens the CPU clock of the process `pid`.
+    /// Prepares to measure the CPU time and the memory of the process `pid`.
     ///
     /// # Errors
     /// If the process has ended.
@@ -25,7 +25,7 @@ impl ProcessUsage {
         Ok(Self { pid, clock: clock.with_context(|| format!("process {pid} has no CPU clock"))? })
     }
 
-    /// Returns the CPU time that the process has used.
+    /// Returns the CPU time that the process has used since its start, with that of its ended threads.
     ///
     /// # Errors
     /// If the process has ended.
@@ -34,10 +34,10 @@ impl ProcessUsage {
         Ok(Duration::from(time))
     }
 
-    /// Returns the resident memory of the process, in MiB.
+    /// Returns the resident set size (RSS) of the process, in MiB.
     ///
     /// # Errors
-    /// If the process has ended.
+    /// If the process has ended, or has no memory of its own, as a kernel thread.
     pub fn rss_mib(&self) -> anyhow::Result<f64> {
         let path = format!("/proc/{}/status", self.pid);
         let text = fs::read_to_string(&path).with_context(|| format!("can't read {path}"))?;

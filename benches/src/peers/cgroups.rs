@@ -14,7 +14,8 @@ use pjw_linux::cgroup::CgroupMounts;
 /// How long the removal is tried: a cgroup holds an ended process until the process is waited for.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A cgroup of the bench. It is removed when this value is dropped. Its processes must have ended by then.
+/// A cgroup that a bench has created. Dropping this value removes the cgroup. All processes of the cgroup must have
+/// ended by then.
 #[derive(Debug)]
 pub struct Cgroup {
     dir: PathBuf,
@@ -22,10 +23,12 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// Makes a cgroup with the controller `controller`, for example "cpu".
+    /// Makes a cgroup with the controller `controller`, for example `cpu`. `name` becomes a part of its name. Uses
+    /// cgroup v1 if a mounted hierarchy has the controller, and otherwise cgroup v2.
     ///
     /// # Errors
-    /// If the controller is not available or the cgroup can't be made. The error is the reason for skipping the peer.
+    /// If no hierarchy has the controller, or if the cgroup can't be made. The error is the reason why a bench skips a
+    /// measurement.
     pub fn new(controller: &str, name: &str) -> anyhow::Result<Self> {
         let mounts = CgroupMounts::read();
         let has = |options: &str| options.split(',').any(|option| option == controller);
@@ -44,19 +47,21 @@ impl Cgroup {
         Ok(Self { dir, unified })
     }
 
-    /// Returns the name of the cgroup below the root of the hierarchy.
+    /// Returns the name of the cgroup. The cgroup is directly below the root of its hierarchy.
     #[must_use]
     pub fn name(&self) -> String {
         self.dir.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// Returns the name of the file with the CPU weight.
+    /// Returns the name of the file that contains the CPU weight of the cgroup: `cpu.weight` in cgroup v2, `cpu.shares`
+    /// in cgroup v1.
     #[must_use]
     pub fn weight_file(&self) -> &'static str {
         if self.unified { "cpu.weight" } else { "cpu.shares" }
     }
 
-    /// Sets the CPU weight of the cgroup in proportion to `cores`.
+    /// Sets the CPU weight of the cgroup in proportion to `cores`, the number of cores that its processes should get.
+    /// The kernel's default weight stands for one core.
     ///
     /// # Errors
     /// If the kernel refuses the value.
@@ -65,16 +70,17 @@ impl Cgroup {
         self.write(self.weight_file(), &(cores * each).min(most).to_string())
     }
 
-    /// Gives the processes of the cgroup idle priority: they run only while no other process wants the CPU (Linux
-    /// 5.15).
+    /// Gives the processes of the cgroup idle priority (`cpu.idle`): they run only while no other process wants the
+    /// CPU. Needs Linux 5.15.
     ///
     /// # Errors
-    /// If the kernel has no such file or refuses the value.
+    /// If the kernel has no file `cpu.idle`, or refuses the value.
     pub fn set_idle(&self) -> anyhow::Result<()> {
         self.write("cpu.idle", "1")
     }
 
-    /// Sets the PUs of the cgroup to `cpus`, and its memory nodes to those of its parent.
+    /// Sets the cpuset of the cgroup to the PUs (logical CPUs) `cpus`. In cgroup v1, also sets the memory nodes of the
+    /// cgroup to those of its parent.
     ///
     /// # Errors
     /// If the kernel refuses a value.
@@ -87,27 +93,27 @@ impl Cgroup {
         self.write("cpuset.cpus", &cpus.to_string())
     }
 
-    /// Moves a process into the cgroup, and back into the root of the hierarchy.
+    /// Moves the process `pid` into the cgroup, and then into the root cgroup of the hierarchy.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel refuses one of the moves.
     pub fn move_in_and_back(&self, pid: u32) -> anyhow::Result<()> {
         self.move_in(pid)?;
         self.move_back(pid)
     }
 
-    /// Moves a process into the cgroup.
+    /// Moves the process `pid` into the cgroup.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel refuses the move.
     pub fn move_in(&self, pid: u32) -> anyhow::Result<()> {
         self.write("cgroup.procs", &pid.to_string())
     }
 
-    /// Moves a process back into the root of the hierarchy.
+    /// Moves the process `pid` into the root cgroup of the hierarchy.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// If the kernel refuses the move.
     pub fn move_back(&self, pid: u32) -> anyhow::Result<()> {
         let root = self.dir.parent().context("a group has a parent")?.join("cgroup.procs");
         fs::write(&root, pid.to_string()).with_context(|| format!("can't write {}", root.display()))
@@ -118,8 +124,8 @@ impl Cgroup {
         fs::write(&path, text).with_context(|| format!("can't write {text:?} to {}", path.display()))
     }
 
-    /// Returns a command that runs a program in the cgroup from its first instruction. The caller appends the program
-    /// and its arguments.
+    /// Returns a command that runs a program in the cgroup, so that the program is in the cgroup from its first
+    /// instruction. The caller appends the program and its arguments to the command.
     #[must_use]
     pub fn run_command(&self) -> Command {
         let mut command = Command::new("sh");

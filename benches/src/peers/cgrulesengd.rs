@@ -22,7 +22,8 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 const SCRIPT: &str =
     "mount --bind \"$0/etc\" /etc && mount --bind \"$0/run\" /run && exec cgrulesengd -n -f \"$0/log\"";
 
-/// A running `cgrulesengd` with one rule and one cpuset.
+/// A running `cgrulesengd`: a daemon of libcgroup that moves new processes to cgroups by rules. It has one rule, which
+/// moves the processes of one program to one cgroup with a cpuset. Benches compare pjwd with this daemon.
 #[derive(Debug)]
 pub struct Cgrulesengd {
     daemon: Program,
@@ -33,10 +34,12 @@ pub struct Cgrulesengd {
 }
 
 impl Cgrulesengd {
-    /// Starts the daemon and waits until it has moved a first worker to the PUs `cpus`.
+    /// Starts `cgrulesengd` with one rule, which moves the processes of one program to a cgroup with the PUs (logical
+    /// CPUs) `cpus`. Waits until the daemon has moved a first process of this program.
     ///
     /// # Errors
-    /// If the program is not installed or lacks permission. The error is the reason for skipping it.
+    /// If the daemon is not installed, lacks permission or moves no process. The error is the reason why a bench skips
+    /// the measurement.
     pub fn start(cpus: &CpuSet, interrupt: &StopSignal) -> anyhow::Result<Self> {
         let installed =
             Command::new("cgrulesengd").arg("--help").stdout(Stdio::null()).stderr(Stdio::null()).status();
@@ -74,7 +77,8 @@ impl Cgrulesengd {
         })
     }
 
-    /// Returns the program that the rule moves: sleep(1) with another name.
+    /// Returns the path of the program whose processes the rule of `cgrulesengd` moves. The program is a copy of
+    /// sleep(1) with a unique name.
     #[must_use]
     pub fn worker(&self) -> &Path {
         &self.worker
@@ -97,10 +101,10 @@ impl Drop for TestWorker {
     }
 }
 
-/// Returns the path of sleep(1).
+/// Returns the path of the program sleep(1).
 ///
 /// # Errors
-/// If no directory of `PATH` has it.
+/// If no directory in `PATH` contains the program.
 pub fn find_sleep() -> anyhow::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut found = std::env::split_paths(&path).map(|dir| dir.join("sleep")).filter(|file| file.is_file());

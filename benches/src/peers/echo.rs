@@ -22,7 +22,8 @@ const READY_TIMEOUT: Duration = Duration::from_secs(20);
 const MAX_CLIENTS: usize = 16;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A running server. It is killed when this value is dropped.
+/// A running echo server: a process that answers each message on a Unix socket with the same bytes, and computes
+/// nothing. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct EchoServer {
     _program: Program,
@@ -30,10 +31,10 @@ pub struct EchoServer {
 }
 
 impl EchoServer {
-    /// Starts a server. Its replies have `reply_bytes` bytes, with the NUL byte at the end.
+    /// Starts an echo server. Each of its replies has `reply_bytes` bytes, including the NUL byte at the end.
     ///
     /// # Errors
-    /// If the server can't be started.
+    /// If the server can't be started, or if the bench was interrupted.
     pub fn start(reply_bytes: usize, interrupt: &StopSignal) -> anyhow::Result<Self> {
         let dir =
             tempfile::Builder::new().prefix("pjw-bench-").tempdir().context("no temporary directory")?;
@@ -43,14 +44,15 @@ impl EchoServer {
         Ok(Self { _program: program, dir })
     }
 
-    /// Returns the path of the server's socket.
+    /// Returns the path of the Unix socket on which the echo server listens.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir.path().join("sock")
     }
 }
 
-/// A connection that sends requests and reads replies up to their NUL byte, without parsing them.
+/// A connection to a server on a Unix socket. It sends requests and reads replies without parsing them. A reply ends
+/// with a NUL byte.
 #[derive(Debug)]
 pub struct RawClient {
     stream: UnixStream,
@@ -58,10 +60,10 @@ pub struct RawClient {
 }
 
 impl RawClient {
-    /// Connects to the server at `socket`.
+    /// Connects to the server that listens on the Unix socket at the path `socket`.
     ///
     /// # Errors
-    /// If no server listens there.
+    /// If no server listens on this socket.
     pub fn connect(socket: &Path) -> anyhow::Result<Self> {
         let stream = UnixStream::connect(socket)
             .with_context(|| format!("no server listens at {}", socket.display()))?;
@@ -69,10 +71,11 @@ impl RawClient {
         Ok(Self { stream, buffer: vec![0; 64 * 1024] })
     }
 
-    /// Sends a request, waits for the reply, and returns the length of the reply in bytes, with the NUL byte.
+    /// Sends the bytes `request` to the server and waits for the reply. Returns the length of the reply in bytes,
+    /// including the NUL byte at its end.
     ///
     /// # Errors
-    /// If the connection fails or is closed, or there is no reply within 30 s.
+    /// If the connection fails or is closed, or if no reply arrives within 30 s.
     pub fn call(&mut self, request: &[u8]) -> anyhow::Result<usize> {
         self.stream.write_all(request)?;
         let mut length = 0;
@@ -90,11 +93,11 @@ impl RawClient {
     }
 }
 
-/// Runs this program as an echo server and does not return, if the arguments say that it is one. Otherwise returns at
-/// once.
+/// Runs this process as an echo server (a server that answers each message with the same bytes) and does not return, if
+/// the arguments of this program request this. Otherwise returns at once.
 ///
 /// # Errors
-/// If an argument is wrong or the socket can't be opened.
+/// If an argument is wrong, or if the socket can't be opened.
 pub fn run_as_echo_server() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
     if arguments.next().as_deref() != Some(ARGUMENT) {

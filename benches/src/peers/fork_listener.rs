@@ -32,11 +32,11 @@ const READY_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct ForkListener(Program);
 
 impl ForkListener {
-    /// Starts a fork listener. The listener sets the mask of the process `parent` to `parent_mask`. It then sets the
-    /// mask of each child of `parent` to `child_mask`.
+    /// Starts a fork listener. The listener sets the affinity mask of the process `parent` to `parent_mask`. It then
+    /// sets the mask of each new child of `parent` to `child_mask`, as soon as it receives the fork event of the child.
     ///
     /// # Errors
-    /// If the listener can't be started, or the kernel sends no process events.
+    /// If the listener can't be started, or if the kernel sends no process events.
     pub fn start(
         parent: u32,
         parent_mask: &CpuSet,
@@ -48,8 +48,9 @@ impl ForkListener {
         Ok(Self(Program::start_until_ready("the fork listener", &mut command, READY_TIMEOUT, interrupt)?))
     }
 
-    /// Returns the reaction times of `children` children, in milliseconds: from the fork to the system call that set
-    /// the mask, by the kernel's clock.
+    /// Returns the reaction times of the fork listener for `children` children, in milliseconds. A reaction time begins
+    /// at the fork of a child, and ends with the system call that sets the mask of the child. Both are measured by the
+    /// kernel's clock.
     ///
     /// # Errors
     /// If the listener has set the mask of fewer children.
@@ -58,11 +59,11 @@ impl ForkListener {
     }
 }
 
-/// Runs this program as a fork listener and does not return, if the arguments say that it is one. Otherwise returns
-/// at once.
+/// Runs this process as a fork listener (a process that sets the mask of each new child of another process) and does
+/// not return, if the arguments of this program request this. Otherwise returns at once.
 ///
 /// # Errors
-/// If an argument is wrong, or the kernel sends no process events.
+/// If an argument is wrong, or if the kernel sends no process events.
 pub fn run_as_fork_listener() -> anyhow::Result<()> {
     let mut arguments = env::args().skip(1);
     if arguments.next().as_deref() != Some(ARGUMENT) {

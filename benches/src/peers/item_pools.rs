@@ -49,27 +49,28 @@ int main(void) {
 }
 ";
 
-/// A peer: a way to compute items on several processes.
+/// A way to compute many short items in several processes, with which benches compare a farm of the crate pjw-spawn.
 #[derive(Debug)]
 pub enum ItemPool {
     /// `multiprocessing.Pool.imap_unordered` of Python, by fork.
     PythonPool,
-    /// The module pjw_farm of Python.
+    /// The Python module `pjw_farm` of this project.
     PythonFarm,
-    /// `xargs -P WORKERS -n 1 PROGRAM`, with the directory of the program and of the list of items.
+    /// `xargs -P WORKERS -n 1 PROGRAM`: xargs starts a process of a program for each item.
     Xargs {
-        /// The program that computes one item.
+        /// The path of the program that computes one item.
         program: PathBuf,
-        /// The file with one line for each item.
+        /// The path of a file with one line for each item.
         list: PathBuf,
     },
 }
 
 impl ItemPool {
-    /// Makes the program and the list of items for xargs.
+    /// Returns the item pool [`ItemPool::Xargs`] for `items` items. Compiles the program that computes one item, and
+    /// writes the list of items, both in `directory`. `item` is the CPU time of one item.
     ///
     /// # Errors
-    /// If `cc` is missing or a file can't be written.
+    /// If `cc` is missing, or if a file can't be written.
     pub fn xargs(directory: &Path, items: u32, item: Duration) -> anyhow::Result<Self> {
         let flag = format!("-DITEM_NS={}", item.as_nanos());
         let program = compile(directory, "item", ITEM_PROGRAM, &[&flag])?;
@@ -92,10 +93,11 @@ impl ItemPool {
         }
     }
 
-    /// Measures how long the items take, in seconds. For Python, its start does not count.
+    /// Measures how long this way takes to compute `items` items in `workers` processes, in seconds. `item` is the CPU
+    /// time of one item. The start of the Python interpreter does not count.
     ///
     /// # Errors
-    /// If the program is not installed or fails.
+    /// If python3 or xargs is not installed, or fails.
     pub fn measure(&self, workers: u32, items: u32, item: Duration) -> anyhow::Result<f64> {
         match self {
             Self::PythonPool => measure_in_python(PYTHON_POOL, workers, items, item),

@@ -20,7 +20,8 @@ const SCRIPT: &str = "mount --bind \"$0/run\" /run && mount --bind \"$0/log\" /v
 /// How often the kernel scans for huge pages, for the whole machine. numad changes this setting by default.
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs";
 
-/// A running `numad`. It is ended when this value is dropped.
+/// A running `numad`: a daemon that binds large processes to NUMA nodes. Benches compare pjwd with this daemon.
+/// Dropping this value ends the daemon.
 #[derive(Debug)]
 pub struct Numad {
     pid: u32,
@@ -28,10 +29,11 @@ pub struct Numad {
 }
 
 impl Numad {
-    /// Starts numad. It scans the processes `pids` every second.
+    /// Starts the daemon `numad`, which scans the processes `pids` every second.
     ///
     /// # Errors
-    /// If the program is not installed or does not run here. The error is the reason for skipping it.
+    /// If the daemon is not installed, or does not run on this machine. The error is the reason why a bench skips the
+    /// measurement.
     pub fn start(pids: &[u32], interrupt: &StopSignal) -> anyhow::Result<Self> {
         let installed = Command::new("numad").arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).status();
         installed.context("there is no numad: make peers")?;
@@ -64,7 +66,7 @@ impl Numad {
         Ok(Self { pid, _dir: dir })
     }
 
-    /// Returns the process id.
+    /// Returns the process id of the daemon `numad`.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid

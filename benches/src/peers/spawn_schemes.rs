@@ -11,34 +11,37 @@ use crate::measure::start_cost::StartCost;
 
 const SOURCE: &str = include_str!("spawn_schemes.c");
 
-/// The program.
+/// A compiled C program that starts a group of processes by one of several schemes, such as fork or posix_spawn(3), and
+/// measures the cost. Benches compare the crate pjw-spawn with these schemes.
 #[derive(Debug)]
 pub struct SpawnSchemes(PathBuf);
 
-/// The process that starts the group.
+/// The properties of the process that starts a group of processes in a measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Parent<'a> {
-    /// The memory that it has written before, in MB.
+    /// The memory that this process has written before it starts the group, in MB.
     pub ballast_mb: usize,
-    /// Its environment, which the group inherits.
+    /// The environment variables of this process, with their values. The processes of the group inherit them.
     pub environment: &'a [(String, String)],
-    /// The PUs of the group: each process has one of them, in turns.
+    /// The PUs (logical CPUs) on which the processes of the group run. Each process is bound to one PU, in turn.
     pub pus: &'a CpuSet,
 }
 
 impl SpawnSchemes {
-    /// Compiles the program into a directory.
+    /// Compiles in `directory` the C program that starts groups of processes by several schemes.
     ///
     /// # Errors
-    /// As [`compile`].
+    /// The errors of [`compile`].
     pub fn compile(directory: &Path) -> anyhow::Result<Self> {
         compile(directory, "spawn_schemes", SOURCE, &["-pthread"]).map(Self)
     }
 
-    /// Compiles the program with libpjw_spawn.so. Started with one argument, it calls `pspawn_fork_here`.
+    /// Compiles the same C program as [`SpawnSchemes::compile`] in `directory`, linked with libpjw_spawn.so. If this
+    /// program is started with one argument, it calls `pspawn_fork_here`: it becomes a process from which further
+    /// processes are forked.
     ///
     /// # Errors
-    /// As [`compile`], and if the library can't be linked.
+    /// The errors of [`compile`]. Also if the library can't be linked.
     pub fn compile_late(directory: &Path) -> anyhow::Result<Self> {
         let library = library_flags(directory, "pjw_spawn", "pjw-spawn-c")?;
         let mut flags = vec!["-pthread", "-DWITH_FORK_HERE"];
@@ -46,16 +49,17 @@ impl SpawnSchemes {
         compile(directory, "spawn_schemes_late", SOURCE, &flags).map(Self)
     }
 
-    /// Returns the path of the program.
+    /// Returns the path of the compiled program.
     #[must_use]
     pub fn program(&self) -> &Path {
         &self.0
     }
 
-    /// Starts `count` processes of `program` by a scheme, and waits for all. `scheme` is a name that the program knows.
+    /// Starts `count` processes of `program` by the scheme `scheme`, and waits for their end. `scheme` is one of the
+    /// names that the C program knows, such as `vfork`. Returns the cost of each process.
     ///
     /// # Errors
-    /// If the program can't be started, or one process of the group has failed.
+    /// If the C program can't be started, or if a process of the group fails.
     pub fn run(
         &self,
         scheme: &str,

@@ -11,7 +11,8 @@ use crate::load::compiled::compile;
 
 const SOURCE: &str = include_str!("vfork_delay.c");
 
-/// The program, which waits for requests. It ends when this value is dropped.
+/// A running C program that starts processes by vfork(2) and exec, one at a time, and measures how long the start
+/// takes. Dropping this value ends the program.
 #[derive(Debug)]
 pub struct VforkDelay {
     requests: ChildStdin,
@@ -24,11 +25,12 @@ pub struct VforkDelay {
 struct Ended(Child);
 
 impl VforkDelay {
-    /// Compiles the program into a directory and starts it. It will start `started`, whose records have the time of the
-    /// first act.
+    /// Compiles the C program in `directory` and starts it. `started` is the path of the program that it will start.
+    /// This program must print a record that contains the time of its first instruction. `pus` contains the PUs
+    /// (logical CPUs) to which the started processes can be bound.
     ///
     /// # Errors
-    /// As [`compile`], and if the program can't be started.
+    /// The errors of [`compile`]. Also if the C program can't be started.
     pub fn start(directory: &Path, pus: &CpuSet, started: &Path) -> anyhow::Result<Self> {
         let program = compile(directory, "vfork_delay", SOURCE, &[])?;
         let pus: Vec<String> = pus.iter().map(|pu| pu.0.to_string()).collect();
@@ -40,11 +42,12 @@ impl VforkDelay {
         Ok(Self { requests, delays, _program: Ended(child) })
     }
 
-    /// Starts one process, which sets the mask of one PU after the other between vfork and exec, or no mask. Returns
-    /// the time from before vfork to the first act of the process, in us.
+    /// Starts one process by vfork(2) and exec. Returns the time from just before vfork until the program of the
+    /// process runs, in µs. If `with_mask` is true, the process binds itself to one PU (logical CPU) before exec, in
+    /// each call to the next PU. If `with_mask` is false, the process keeps its affinity mask.
     ///
     /// # Errors
-    /// If the start has failed.
+    /// If the process can't be started, or fails.
     #[expect(clippy::cast_precision_loss, reason = "a time of some seconds")]
     pub fn measure(&mut self, with_mask: bool) -> anyhow::Result<f64> {
         self.requests

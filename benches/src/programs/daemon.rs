@@ -26,7 +26,8 @@ const PROGRAMS_VARIABLE: &str = "PJW_PROGRAMS";
 /// The programs in that directory.
 const MEASURED: [&str; 2] = ["pjwd", "pjwctl"];
 
-/// The directories of the programs that a bench or the demo starts.
+/// The directories of the programs that a bench or the demo starts: one directory with `pjwd` and `pjwctl`, and one
+/// with all other programs.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// The directory of `pjwd` and `pjwctl`.
@@ -36,7 +37,8 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Makes a value for the directory that contains the running program.
+    /// Returns the directories of the programs for a program whose directory contains all other programs, such as the
+    /// demo. Both directories are the directory of the running program.
     ///
     /// # Errors
     /// If the path of the running program can't be read.
@@ -47,12 +49,13 @@ impl Programs {
     }
 
     /// Returns the directories of the programs for a bench. The programs that were built with the bench are in the
-    /// parent of the directory of the bench itself. `make bench` builds them before it runs the benches. The
-    /// environment variable `PJW_PROGRAMS` names the directory of another `pjwd` and `pjwctl`, such as those of an
-    /// earlier version.
+    /// parent of the directory of the bench itself. `make bench` builds them before it runs the benches.
+    ///
+    /// If the environment variable `PJW_PROGRAMS` is set, it contains the directory of `pjwd` and `pjwctl`. So a bench
+    /// can measure other versions of these two programs.
     ///
     /// # Errors
-    /// If `pjwd` or `pjwctl` is not there, or the path of the running program can't be read.
+    /// If `pjwd` or `pjwctl` is missing, or if the path of the running program can't be read.
     pub fn for_benches() -> anyhow::Result<Self> {
         let executable = std::env::current_exe().context("can't read the path of this program")?;
         let built = executable.ancestors().nth(2).context("this program is not below target")?.to_owned();
@@ -69,18 +72,20 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Returns the path of the directory of `pjwd` and `pjwctl`.
+    /// Returns the path of the directory that contains `pjwd` and `pjwctl`.
     #[must_use]
     pub fn directory(&self) -> &Path {
         &self.measured
     }
 
-    /// Starts the demo's job and waits until all its workers run. `launcher` is the first part of the command, such
-    /// as [`PrivateWarden::run_command`]; without it, the job is started directly. The job ends after `steps` steps.
-    /// With 0 steps it does not end.
+    /// Starts the program `pjw-demo-job`, and waits until all its workers run. The program has `workers` workers, and
+    /// ends after `steps` computing steps. If `steps` is 0, it does not end. `name` is its name in error messages.
+    ///
+    /// `launcher` is a command that starts another command, such as [`PrivateWarden::run_command`], and starts the
+    /// program. Without `launcher`, the program is started directly.
     ///
     /// # Errors
-    /// If the job can't be started or is not ready within 60 s.
+    /// If the program can't be started, or if its workers do not run within 60 s.
     pub fn start_demo_job(
         &self,
         launcher: Option<Command>,
@@ -94,7 +99,7 @@ impl Programs {
         Program::start_until_ready(name, &mut command, READY_TIMEOUT, interrupt)
     }
 
-    /// Returns the path of a program.
+    /// Returns the path of the program with the name `name`, such as `pjwctl`.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         if MEASURED.contains(&name) { self.measured.join(name) } else { self.built.join(name) }
@@ -108,21 +113,22 @@ fn directory_in_memory() -> &'static Path {
     if memory.is_dir() { memory } else { Path::new("/tmp") }
 }
 
-/// How a daemon finds new processes.
+/// How a private pjwd (a daemon that only a bench or the demo uses) finds new processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventSource {
-    /// By process events, if the kernel sends any.
+    /// By process events of the kernel. If the kernel sends none, by polling.
     ProcEvents,
     /// By polling. The daemon runs in a network namespace of its own, to which the kernel sends no process events.
-    /// This needs root and unshare(1).
+    /// Needs root and unshare(1).
     Polling,
-    /// By process events, without BPF. The daemon runs in a mount namespace of its own in which the kernel's type
-    /// information is hidden. This needs root and unshare(1).
+    /// By process events, but without BPF programs. The daemon runs in a mount namespace of its own, where the kernel's
+    /// type information (BTF) is hidden. Needs root and unshare(1).
     WithoutBpf,
 }
 
-/// A private daemon. When this value is dropped, all jobs are released, so that no cgroup of theirs is left, and the
-/// daemon is stopped. The methods of [`PrivateDaemon`] are available too.
+/// A private pjwd: a daemon that only this bench or the demo uses. Its jobs are those that this program adds, so it
+/// changes no other processes. Dropping this value releases all jobs, so that none of their cgroups is left, and then
+/// stops the daemon. This type also has the methods of [`PrivateDaemon`].
 #[derive(Debug)]
 pub struct PrivateWarden(PrivateDaemon);
 
@@ -135,18 +141,21 @@ impl Deref for PrivateWarden {
 }
 
 impl PrivateWarden {
-    /// Starts a daemon and waits until it answers. Jobs may get every core except those of `unusable_pus`.
+    /// Starts a private pjwd, and waits until it answers. It keeps jobs on their cores by affinity masks. Jobs can get
+    /// all cores, except those with a PU (logical CPU) in `unusable_pus`.
     ///
     /// # Errors
-    /// If the daemon can't be started or does not answer in time. The error has the end of its log.
+    /// If the daemon can't be started, or does not answer in time. The error contains the end of its log. Also if
+    /// `interrupt` was set.
     pub fn start(programs: &Programs, unusable_pus: &CpuSet, interrupt: &StopSignal) -> anyhow::Result<Self> {
         Self::start_with_config(programs, &default_keys(unusable_pus), EventSource::ProcEvents, interrupt)
     }
 
-    /// Starts a daemon as [`PrivateWarden::start`] does, which keeps jobs on their cores by cpusets where it can.
+    /// Starts a private pjwd as [`PrivateWarden::start`] does. Unlike there, the daemon keeps jobs on their cores by
+    /// cpusets, if cpusets are available.
     ///
     /// # Errors
-    /// As [`PrivateWarden::start`].
+    /// The errors of [`PrivateWarden::start`].
     pub fn start_with_cpusets(
         programs: &Programs,
         unusable_pus: &CpuSet,
@@ -156,11 +165,11 @@ impl PrivateWarden {
         Self::start_with_config(programs, &keys, EventSource::ProcEvents, interrupt)
     }
 
-    /// Starts a daemon as [`PrivateWarden::start`] does, and without `--beside` if no other daemon of this user runs:
-    /// its status then has no warning of another daemon.
+    /// Starts a private pjwd as [`PrivateWarden::start`] does. If no other pjwd of this user runs, starts it without
+    /// the option `--beside`. The status of the daemon then contains no warning about another daemon.
     ///
     /// # Errors
-    /// As [`PrivateWarden::start`].
+    /// The errors of [`PrivateWarden::start`].
     pub fn start_alone_if_possible(
         programs: &Programs,
         unusable_pus: &CpuSet,
@@ -178,11 +187,12 @@ impl PrivateWarden {
         }
     }
 
-    /// Starts a daemon with the keys `keys` in its configuration, and waits until it answers. Without the key
-    /// `enforcement`, jobs are kept by affinity masks.
+    /// Starts a private pjwd, and waits until it answers. `keys` contains lines for its configuration file. If `keys`
+    /// has no line for the key `enforcement`, the daemon keeps jobs on their cores by affinity masks. `source` says how
+    /// the daemon finds new processes.
     ///
     /// # Errors
-    /// As [`PrivateWarden::start`].
+    /// The errors of [`PrivateWarden::start`].
     pub fn start_with_config(
         programs: &Programs,
         keys: &str,
@@ -200,50 +210,54 @@ impl PrivateWarden {
         Ok(Self(daemon))
     }
 
-    /// Replaces the keys of the configuration and reloads it.
+    /// Replaces the configuration of the private pjwd, and makes the daemon reload it. `keys` contains lines for the
+    /// configuration file.
     ///
     /// # Errors
-    /// If the file can't be written, or the daemon does not answer or refuses the configuration.
+    /// If the file can't be written, or if the daemon does not answer or refuses the configuration.
     pub fn reconfigure(&self, keys: &str) -> anyhow::Result<()> {
         self.configure(&config_text(keys)).context("can't write the configuration of the private pjwd")?;
         Ok(self.call::<Value>("Reload", &json!({})).map(drop)?)
     }
 
-    /// Releases all jobs and restores the masks of their processes.
+    /// Makes the private pjwd release all its jobs. The affinity masks of their processes are restored.
     ///
     /// # Errors
-    /// If the daemon does not answer, or refuses.
+    /// If the daemon does not answer, or refuses the request.
     pub fn release_all(&self) -> anyhow::Result<()> {
         Ok(self.call::<Value>("ReleaseAll", &json!({})).map(drop)?)
     }
 
-    /// Assigns PUs and processes to a job. Returns when the processes are confined to the PUs.
+    /// Makes the private pjwd grant the PUs (logical CPUs) `cpus` to the job `job`, and add the processes `pids` to the
+    /// job. Returns when the processes are confined to these PUs.
     ///
     /// # Errors
-    /// If the daemon does not answer, or refuses.
+    /// If the daemon does not answer, or refuses the request.
     pub fn assign(&self, job: &str, cpus: &CpuSet, pids: &[u32]) -> anyhow::Result<()> {
         let request = json!({ "job": job, "cpus": cpus.to_string(), "pids": pids });
         Ok(self.call::<Value>("Assign", &request).map(drop)?)
     }
 
-    /// Assigns a number of cores and processes to a job, and waits until the processes are on the cores.
+    /// Makes the private pjwd grant `cores` cores to the job `job`, and add the processes `pids` to the job. Returns
+    /// when the processes are confined to these cores.
     ///
     /// # Errors
-    /// If the daemon refuses.
+    /// If the daemon does not answer, or refuses the request.
     pub fn assign_cores(&self, job: &str, cores: usize, pids: &[u32]) -> anyhow::Result<()> {
         let request = json!({ "job": job, "cores": cores, "pids": pids });
         Ok(self.call::<Value>("Assign", &request).map(drop)?)
     }
 
-    /// Releases a job, and waits until the masks of its processes are restored.
+    /// Makes the private pjwd release the job `job`. Returns when the affinity masks of its processes are restored.
+    /// `job` is the id of the job without `manual:`.
     ///
     /// # Errors
-    /// If the daemon refuses.
+    /// If the daemon does not answer, or refuses the request.
     pub fn release(&self, job: &str) -> anyhow::Result<()> {
         Ok(self.call::<Value>("Release", &json!({ "job": format!("manual:{job}") })).map(drop)?)
     }
 
-    /// Returns the daemon's status.
+    /// Returns the status of the private pjwd, as JSON.
     ///
     /// # Errors
     /// If the daemon does not answer.
@@ -251,7 +265,8 @@ impl PrivateWarden {
         Ok(self.call::<Value>("GetStatus", &json!({}))?["status"].take())
     }
 
-    /// Returns a job of the status. `None` if the status has no such job.
+    /// Returns the part of the status of the private pjwd that describes the job with the id `id`, as JSON. `None` if
+    /// there is no such job.
     ///
     /// # Errors
     /// If the daemon does not answer.
@@ -261,8 +276,9 @@ impl PrivateWarden {
         Ok(jobs.iter().find(|job| job["id"] == id).cloned())
     }
 
-    /// Returns the reaction times in the log, in milliseconds: from the fork of a process outside its job's cores, by
-    /// the kernel's clock, until the process had its mask. The log has them only with `log_level = "debug"`.
+    /// Returns the reaction times in the log of the private pjwd, in milliseconds. Each one belongs to a process that
+    /// was forked outside the cores of its job. The time begins at the fork, by the kernel's clock, and ends when pjwd
+    /// has set the mask of the process. The log contains these times only with `log_level = "debug"`.
     #[must_use]
     pub fn reaction_times_ms(&self) -> Vec<f64> {
         let log = self.log();
@@ -271,8 +287,8 @@ impl PrivateWarden {
         us.map(|us: f64| us / 1000.0).collect()
     }
 
-    /// Returns a command that runs a program in the job `job` with `cores` cores. The caller appends the program and
-    /// its arguments.
+    /// Returns a command that runs a program in the job `job` of the private pjwd, with `cores` cores (`pjwctl run`).
+    /// The caller appends the program and its arguments to the command.
     #[must_use]
     pub fn run_command(&self, job: &str, cores: usize) -> Command {
         self.pjwctl_command(&["run", "--cores", &cores.to_string(), "--job", job, "--"])

@@ -53,10 +53,10 @@ impl StopSignal {
         Ok(Self(requested))
     }
 
-    /// Checks whether the flag is set.
+    /// Checks whether the program has received SIGINT (Ctrl-C), SIGTERM or SIGHUP.
     ///
     /// # Errors
-    /// If the program has received one of the signals.
+    /// If it has received one of these signals.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.0.load(Ordering::Relaxed) {
             bail!("interrupted: every process that was started is ended, and no file is left");
@@ -64,10 +64,11 @@ impl StopSignal {
         Ok(())
     }
 
-    /// Waits until `deadline`. Checks the flag every 100 ms.
+    /// Waits until `deadline`. Ends the wait with an error, within 100 ms, if the program receives SIGINT (Ctrl-C),
+    /// SIGTERM or SIGHUP.
     ///
     /// # Errors
-    /// If the program has received one of the signals, before or during the wait.
+    /// If the program has received one of these signals, before or during the wait.
     pub fn sleep_until(&self, deadline: Instant) -> anyhow::Result<()> {
         loop {
             self.check()?;

@@ -15,7 +15,7 @@ use crate::programs::interrupt::StopSignal;
 /// The time between two checks while a function waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A child process. It is killed, by its process id, when this value is dropped.
+/// A child process of the bench or the demo, whose output is read line by line. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct Program {
     name: String,
@@ -24,8 +24,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts a program and a thread that reads its lines of output. `name` is the name of the program in error
-    /// messages.
+    /// Starts the program of `command`, and a thread that reads the lines of its output. `name` is the name of the
+    /// program in error messages.
     ///
     /// # Errors
     /// If the program can't be started.
@@ -45,10 +45,11 @@ impl Program {
         Ok(Self { name: name.into(), child, lines })
     }
 
-    /// Starts a program and waits until it prints `ready`, which must be its first line.
+    /// Starts the program of `command`, and waits until it prints the line `ready`. This must be its first line. `name`
+    /// is the name of the program in error messages.
     ///
     /// # Errors
-    /// As [`Program::start`] and [`Program::read_line`], and if the first line is another one.
+    /// The errors of [`Program::start`] and [`Program::read_line`]. Also if the first line is not `ready`.
     pub fn start_until_ready(
         name: &str,
         command: &mut Command,
@@ -63,7 +64,7 @@ impl Program {
         Ok(program)
     }
 
-    /// Returns the process id.
+    /// Returns the process id of the program.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -102,12 +103,12 @@ impl Program {
         self.lines.as_ref()?.recv_timeout(timeout).ok()
     }
 
-    /// Discards the lines that were printed so far and not read.
+    /// Discards all lines of the program's output that were printed so far and not read.
     pub fn discard_lines(&mut self) {
         self.lines.iter().for_each(|lines| lines.try_iter().for_each(drop));
     }
 
-    /// Returns the exit status of the program. `None` while it runs.
+    /// Returns the exit status of the program. `None` if the program still runs.
     ///
     /// # Errors
     /// If waitpid(2) fails.
@@ -115,7 +116,7 @@ impl Program {
         self.child.try_wait().with_context(|| format!("can't wait for {}", self.name))
     }
 
-    /// Sends the program SIGTERM and waits for its end. Kills it if it has not ended after `timeout`.
+    /// Sends SIGTERM to the program and waits for its end. If the program has not ended after `timeout`, kills it.
     pub fn terminate(&mut self, timeout: Duration) {
         let deadline = Instant::now() + timeout;
         if let (Ok(None), Ok(pid)) = (self.child.try_wait(), i32::try_from(self.child.id())) {
@@ -140,11 +141,11 @@ impl Drop for Program {
     }
 }
 
-/// Calls `poll` every 20 ms until it returns a value, and returns the value. `what` begins the error message, as in
-/// "pjwd does not answer".
+/// Calls `poll` every 20 ms until `poll` returns a value, and returns this value. `what` says what is wrong if there is
+/// no value in time, such as "pjwd does not answer". The error message begins with this text.
 ///
 /// # Errors
-/// The error of `poll`. An error if `poll` returns no value within `timeout`, or if the bench was interrupted.
+/// The errors of `poll`. Also if `poll` returns no value within `timeout`, or if the bench was interrupted.
 pub fn wait_for<T>(
     what: &str,
     timeout: Duration,

@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use pjw_core::cpuset::CpuSet;
 use pjw_spawn::{Arguments, Child, ExitStatus, Instance, Placement, SpawnContext, Stdio};
 
-/// A program, and the settings with which a group of its processes is started.
+/// A program, and the settings with which a bench starts groups of its processes by the crate pjw-spawn.
 #[derive(Debug)]
 pub struct SpawnedGroup {
     context: SpawnContext,
@@ -16,10 +16,11 @@ pub struct SpawnedGroup {
 }
 
 impl SpawnedGroup {
-    /// Makes a group for `program` with the argument `argument`. Each process is bound to one PU of `pus`, in turn.
+    /// Makes the settings for groups of processes of `program`. Each process gets the argument `argument` and the
+    /// environment variables `environment`. Each process is bound to one of the PUs (logical CPUs) in `pus`, in turn.
     ///
     /// # Errors
-    /// If the program can't be executed, or the argument can't be passed on.
+    /// If the program can't be executed, or if the path or the argument contains a NUL byte.
     pub fn new(
         program: &Path,
         argument: &str,
@@ -40,17 +41,18 @@ impl SpawnedGroup {
         Self { context: self.context.fork_from_templates(), ..self }
     }
 
-    /// Configures the group so that its processes are forked from a process of the program that has called
-    /// `pspawn_fork_here`.
+    /// Configures the group so that its processes are forked from a process that has already run a part of the program.
+    /// This process stops when it calls `pspawn_fork_here`.
     #[must_use]
     pub fn with_late_forks(self) -> Self {
         Self { context: self.context.use_fork_here_templates(), ..self }
     }
 
-    /// Starts `count` processes, and waits for each after all have begun.
+    /// Starts a group of `count` processes. When all processes have begun the program, waits for the end of each
+    /// process.
     ///
     /// # Errors
-    /// If a process did not begin, or failed.
+    /// If a process can't be started, or if its exit status is not 0.
     pub fn spawn(&self, count: u32) -> anyhow::Result<()> {
         for child in self.context.spawn_n(self.instances(count))? {
             wait(&child?)?;
@@ -58,10 +60,12 @@ impl SpawnedGroup {
         Ok(())
     }
 
-    /// Starts `count` processes, and waits for each as soon as it has begun.
+    /// Starts a group of `count` processes. Waits for the end of each process as soon as this process has begun the
+    /// program, while other processes are still being started.
     ///
     /// # Errors
-    /// If a process did not begin, or failed, or if templates were meant and are not possible.
+    /// If a process can't be started, or if its exit status is not 0. Also if the processes were to be forked from a
+    /// template (a process that has loaded the program), and no template can be made.
     pub fn start(&self, count: u32) -> anyhow::Result<()> {
         let mut batch = self.context.start(self.instances(count))?;
         for (_, child) in batch.by_ref() {

@@ -3,30 +3,32 @@
 
 use std::env;
 
-/// How much a bench measures.
+/// How much a bench measures: only enough to test the bench itself, or enough for reliable results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// A run of some seconds. Its figures mean nothing.
+    /// The bench runs for some seconds. Its results are not reliable, and only show that the bench works.
     Quick,
-    /// A run of some minutes.
+    /// The bench runs for some minutes, and its results are reliable.
     Full,
 }
 
 impl Effort {
-    /// Returns `Quick` if the arguments have `--quick` or `PJW_BENCH_QUICK` is set (not to 0), else `Full`.
+    /// Returns [`Effort::Quick`] if the arguments of this program contain `--quick`. Otherwise returns the effort that
+    /// the environment variable `PJW_BENCH_QUICK` selects ([`Effort::from_environment`]).
     #[must_use]
     pub fn from_arguments() -> Self {
         if env::args().any(|argument| argument == "--quick") { Self::Quick } else { Self::from_environment() }
     }
 
-    /// Returns `Quick` if `PJW_BENCH_QUICK` is set (not to 0), else `Full`.
+    /// Returns [`Effort::Quick`] if the environment variable `PJW_BENCH_QUICK` is set, is not empty and is not `0`.
+    /// Otherwise returns [`Effort::Full`].
     #[must_use]
     pub fn from_environment() -> Self {
         let is_quick = env::var("PJW_BENCH_QUICK").is_ok_and(|value| !value.is_empty() && value != "0");
         if is_quick { Self::Quick } else { Self::Full }
     }
 
-    /// Returns `quick` or `full`.
+    /// Returns the argument that belongs to this effort: `quick` for [`Effort::Quick`], or `full` for [`Effort::Full`].
     #[must_use]
     pub fn pick<T>(self, quick: T, full: T) -> T {
         match self {

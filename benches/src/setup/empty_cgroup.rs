@@ -9,13 +9,14 @@ use std::thread;
 
 use anyhow::Context;
 
-/// A new cgroup v2 below the cgroup of the bench. It is removed when this value is dropped: its processes have ended
-/// then.
+/// A new cgroup v2 without processes, below the cgroup of the bench. Dropping this value removes the cgroup. All its
+/// processes must have ended by then: the drop waits until the kernel counts no process in the cgroup.
 #[derive(Debug)]
 pub struct EmptyCgroup(PathBuf);
 
 impl EmptyCgroup {
-    /// Makes the cgroup. `None` if there is no hierarchy of v2, or if this user can make no directory in it.
+    /// Makes a new cgroup below the cgroup of this process. `None` if cgroup v2 is not mounted, or if this user may not
+    /// make a cgroup there.
     #[must_use]
     pub fn make() -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
@@ -27,10 +28,10 @@ impl EmptyCgroup {
         Some(Self(path.into()))
     }
 
-    /// Opens the directory of the cgroup.
+    /// Opens the directory of the cgroup, so that processes can be started in the cgroup.
     ///
     /// # Errors
-    /// If it can't be opened.
+    /// If the directory can't be opened.
     pub fn open(&self) -> anyhow::Result<OwnedFd> {
         Ok(File::open(&self.0).context("can't open the cgroup of the bench")?.into())
     }

@@ -10,25 +10,30 @@ use crate::{
     programs::daemon::Programs, programs::interrupt::StopSignal, setup::effort::Effort, setup::scale::Scale,
 };
 
-/// What a bench needs to start: how much to measure, the interrupt, the programs, and the size of the machine.
+/// What a bench needs to start: how much to measure, a flag for interruptions, the programs to start, and the size of
+/// the machine.
 #[derive(Debug)]
 pub struct Setup {
     /// How much the bench measures.
     pub effort: Effort,
-    /// Whether the bench was interrupted.
+    /// The flag that is set when the user interrupts the bench.
     pub interrupt: StopSignal,
-    /// The directory of `pjwd` and `pjwctl`.
+    /// The directories of the programs that the bench starts, such as `pjwd`.
     pub programs: Programs,
-    /// The cores and PUs that the bench may use.
+    /// The cores and PUs (logical CPUs) that the bench may use.
     pub scale: Scale,
 }
 
 impl Setup {
-    /// Prepares a bench: finds the programs and the size of the machine, and prints how many CPUs other programs use.
-    /// If the arguments say that this program is a load process or an echo server, runs as that and does not return.
+    /// Prepares a bench: finds the programs to start and the size of the machine. Also prints how many CPUs other
+    /// programs use.
+    ///
+    /// A bench starts its own program again for some helper processes: a load process, or an echo server (a server that
+    /// answers with fixed bytes). If the arguments request such a process, this function runs as this process and does
+    /// not return.
     ///
     /// # Errors
-    /// If the programs are not built, the machine has fewer than two usable cores, or the topology or the CPU use
+    /// If a program is missing, or if the machine has fewer than two usable cores. Also if the topology or the CPU use
     /// can't be read.
     pub fn prepare() -> anyhow::Result<Self> {
         processes::run_as_load_process()?;
@@ -39,10 +44,10 @@ impl Setup {
     }
 }
 
-/// Returns the cores and PUs that a bench may use, and prints how many CPUs other programs use.
+/// Returns the cores and PUs (logical CPUs) that a bench may use. Also prints how many CPUs other programs use.
 ///
 /// # Errors
-/// If the machine has fewer than two usable cores, or the topology or the CPU use can't be read.
+/// If the machine has fewer than two usable cores, or if the topology or the CPU use can't be read.
 pub fn prepare_scale(interrupt: &StopSignal) -> anyhow::Result<Scale> {
     let scale = Scale::from_this_machine()?;
     let used = other_programs::measure_cpu_use(&scale.usable_pus, interrupt)?;

@@ -6,36 +6,38 @@ use pjw_core::{cpuset::CpuSet, ids::Tid};
 use pjw_linux::sys::affinity;
 use pjw_linux::topology::{TopologySource, load_topology};
 
-/// The cores of this machine, and the size of the two jobs of the demo.
+/// The cores and PUs (logical CPUs) that a bench or the demo may use on this machine, and the sizes of the two jobs of
+/// the demo, A and B.
 #[derive(Debug, Clone)]
 pub struct Scale {
-    /// The number of cores that this program may use.
+    /// The number of cores of which this program may use all PUs.
     pub core_count: usize,
-    /// The number of cores that job B requests. It is also the number of workers of job B.
+    /// The number of cores that job B of the demo requests. Job B has one worker for each of these cores.
     pub b_cores: usize,
-    /// The number of cores that job A requests.
+    /// The number of cores that job A of the demo requests.
     pub a_cores: usize,
-    /// The number of workers of job A: four for each core.
+    /// The number of workers of job A of the demo: four for each core that it requests.
     pub a_workers: usize,
-    /// The PUs of each core of which this program may use all PUs.
+    /// The PUs of each usable core. A core is usable if this program may use all its PUs.
     pub usable_cores: Vec<CpuSet>,
-    /// The PUs that this program may use.
+    /// The PUs in the affinity mask of this program.
     pub usable_pus: CpuSet,
-    /// The other PUs of the machine, which this program may not use.
+    /// The PUs of the machine that are not in the affinity mask of this program.
     pub unusable_pus: CpuSet,
 }
 
-/// Returns the union of the PUs of `cores`.
+/// Returns all PUs (logical CPUs) of the cores in `cores`. Each element of `cores` contains the PUs of one core.
 #[must_use]
 pub fn pus_of(cores: &[CpuSet]) -> CpuSet {
     cores.iter().fold(CpuSet::new(), |all, core| all.union(core))
 }
 
 impl Scale {
-    /// Computes the sizes from the topology of this machine and the affinity mask of this program.
+    /// Finds the cores that this program may use, from the topology of this machine and the affinity mask of this
+    /// program. From their number, computes the sizes of the two jobs of the demo.
     ///
     /// # Errors
-    /// If the topology or the mask can't be read, or there are fewer than two usable cores.
+    /// If the topology or the mask can't be read, or if there are fewer than two usable cores.
     pub fn from_this_machine() -> anyhow::Result<Self> {
         let topology = load_topology(TopologySource::Live)?;
         let usable_pus = affinity::get_mask(Tid(getpid().as_raw().unsigned_abs()))
