@@ -296,9 +296,8 @@ impl SpawnBatch {
         self.forked.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the batch has returned its last result, so that no further result will follow. There is one
-    /// result for each instance (process), except for the instances that were not started because of
-    /// [`SpawnBatch::cancel`].
+    /// Returns whether the batch has returned its last result. There is one result for each instance (process). Except
+    /// after [`SpawnBatch::cancel`]: an instance that was not started has no result.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.busy_spawners == 0 && self.results.is_empty()

@@ -12,16 +12,18 @@ pub enum SpawnStep {
     /// The kernel creates the process: clone3(2). Changes of the signal mask and of resource limits belong to
     /// this step too.
     Clone,
-    /// The kernel creates the process in the cgroup of its placement: clone3(2) with `CLONE_INTO_CGROUP`.
+    /// The kernel creates the process in the cgroup that the [`Placement`](crate::Placement) of the process contains:
+    /// clone3(2) with `CLONE_INTO_CGROUP`.
     Cgroup,
-    /// The thread that starts the process sets its own affinity mask and memory policy to those of the
-    /// placement. The process inherits both.
+    /// The thread that starts the process sets its own affinity mask and memory policy to those that the process is to
+    /// have. The process inherits both.
     Mask,
-    /// The process changes its supplementary groups, its group and its user to those of the context.
+    /// The process changes its supplementary groups, its group and its user to those that the
+    /// [`SpawnContext`](crate::SpawnContext) sets.
     Credentials,
-    /// The process changes to the working directory of the context.
+    /// The process changes to the working directory that the [`SpawnContext`](crate::SpawnContext) sets.
     Directory,
-    /// The process replaces its standard streams by those of the instance.
+    /// The process replaces its standard input, output and error by those that the caller chose for it.
     Stdio,
     /// The process executes the program: execve(2).
     Exec,

@@ -12,9 +12,9 @@ use crate::template::Arguments;
 /// share are in the [`SpawnContext`](crate::SpawnContext).
 #[derive(Debug, Clone)]
 pub struct Instance {
-    /// The position of the instance in the group, counted from 0.
+    /// The position of this process in the group, counted from 0.
     pub rank: u32,
-    /// The number of instances in the group.
+    /// The number of processes in the group.
     pub size: u32,
     /// The argument list, which may contain placeholders for `rank` and `size`. Instances with the same list
     /// should share one `Arc`, which makes their start faster.

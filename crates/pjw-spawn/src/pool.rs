@@ -60,7 +60,8 @@ pub enum WorkerPoolError {
     /// A worker or a spare could not be started.
     #[error("worker {rank}: {error}")]
     Worker {
-        /// The index of the worker in the list of instances. For a spare, the number of workers.
+        /// The index of the worker in the list of instances. If a spare (a stopped process that replaces a failed
+        /// worker) could not be started, the number of workers.
         rank: usize,
         /// The reason why the worker or the spare could not be started.
         error: ForkError,

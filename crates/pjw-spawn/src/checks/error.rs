@@ -31,8 +31,8 @@ pub enum CheckError {
     /// An argument of the program is invalid. The variant contains the reason.
     #[error(transparent)]
     InvalidArgument(#[from] ArgumentError),
-    /// The placement of an instance contains no PU (logical CPU), or PUs that are not in the affinity mask of
-    /// the caller.
+    /// The [`Placement`](crate::Placement) of an instance (one of the processes to start) contains no PU (logical CPU),
+    /// or PUs that are not in the affinity mask of the caller.
     #[error(
         "instance {rank} was given the CPUs {}, and {why}; choose from {}",
         text(.cpus), text(.allowed)
@@ -47,7 +47,8 @@ pub enum CheckError {
         /// The PUs in the affinity mask of the caller.
         allowed: CpuSet,
     },
-    /// The placement of an instance prefers the memory of a NUMA node from which the caller can't have memory.
+    /// The [`Placement`](crate::Placement) of an instance (one of the processes to start) prefers the memory of a NUMA
+    /// node from which the caller can't have memory.
     #[error(
         "instance {rank} was to prefer the memory of NUMA node {node}, and {why}; choose from {}",
         text(.allowed)
@@ -70,7 +71,8 @@ pub enum CheckError {
     ProcessLimit {
         /// The number of processes that were to be started.
         wanted: u64,
-        /// The number of threads and templates that would start them, and that count in the limit too.
+        /// The number of further processes and threads that the start itself needs, such as the threads that start the
+        /// processes. They count in the limit too.
         starters: u64,
         /// The number of processes that the limit still allows.
         room: u64,
@@ -92,11 +94,11 @@ pub enum CheckError {
         /// The total number of descriptors: those for the instances, those that are open now, and a reserve
         /// of 64.
         needed: u64,
-        /// The hard limit.
+        /// The hard limit of open descriptors.
         limit: u64,
     },
-    /// The arguments and the environment of each instance are too large for execve(2). If only some instances
-    /// are too large, there is no such error: the start of these instances fails later.
+    /// The arguments and the environment of each instance (process to start) are too large for execve(2). If only some
+    /// instances are too large, this error does not occur: the start of these instances fails later.
     #[error(
         "the arguments and the environment of every instance are too large: {why} (execve(2)); make them smaller, or \
          start with an empty environment"
@@ -105,10 +107,11 @@ pub enum CheckError {
         /// The exceeded limit, with its value and the present size, as text.
         why: String,
     },
-    /// The copies of the program's files on NUMA nodes can't be made. The variant contains the reason.
+    /// The files of the program can't be copied to the NUMA nodes on which the processes are to run. The variant
+    /// contains the reason.
     #[error(transparent)]
     Replicas(#[from] ReplicaError),
-    /// The instances can't share one address space. The variant contains the reason.
+    /// The instances (processes to start) can't share one address space. The variant contains the reason.
     #[error(transparent)]
     AddressSpace(#[from] AddressSpaceError),
     /// A system call that should never fail has failed.

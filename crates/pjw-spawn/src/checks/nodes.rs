@@ -32,8 +32,9 @@ pub(super) fn check_nodes(instances: &[Instance]) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// Returns whether a placement can prefer the memory of the NUMA node `node`: the node has memory, and the calling
-/// thread may use it. `true` if the kernel does not tell.
+/// Returns whether processes that the caller starts can have `node` as their preferred NUMA node. This is possible if
+/// the node has memory, and the calling thread may use this memory. Also returns true if the kernel does not report
+/// which nodes these are.
 #[must_use]
 pub fn can_prefer_numa_node(node: u32) -> bool {
     allowed_nodes().is_none_or(|allowed| allowed.contains(Pu(node)))

@@ -11,12 +11,13 @@ use crate::own_policy::own_mask;
 /// items. The other processes of the farm keep the affinity mask of the process that started the farm.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum WorkerCpus {
-    /// Each worker has the affinity mask of the master. The kernel chooses the CPUs within this mask.
+    /// Each worker has the affinity mask of the process that started the farm. The kernel chooses the CPUs within this
+    /// mask.
     #[default]
     Inherit,
-    /// Each worker has one PU of the master's affinity mask. The first workers get the first PU of each core, the next
-    /// workers get the second PU of each core, and so on. If there are more workers than PUs, several workers share a
-    /// PU.
+    /// Each worker has one PU (logical CPU) of the affinity mask of the process that started the farm. The first
+    /// workers get the first PU of each core, the next workers get the second PU of each core, and so on. If there are
+    /// more workers than PUs, several workers share a PU.
     OnePuEach,
     /// The CPUs of each worker. Worker `i` gets the entry with the index `i % n`, where `n` is the length of the list.
     PerWorker(Vec<CpuSet>),

@@ -27,8 +27,8 @@ impl fmt::Display for IoProcess {
     }
 }
 
-/// Error: a farm can't be started, or can't continue. A farm is a master process, with worker processes that are
-/// forked from the master. The text of each error is one line.
+/// Error: a farm can't be started, or can't continue. A farm consists of the process that starts it (the master) and of
+/// worker processes, which are forked from the master and compute numbered items. The text of each error is one line.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FarmError {
     /// An option has a value that is not allowed.
@@ -50,17 +50,19 @@ pub enum FarmError {
         cpus: CpuSet,
         /// The affinity mask of the calling thread.
         allowed: CpuSet,
-        /// What is wrong with the entry.
+        /// What is wrong with the entry, as text.
         why: &'static str,
     },
-    /// The process has more than one thread. A forked process has only the thread that forks, and locks of the other
-    /// threads stay locked in it. The variant contains the number of threads.
+    /// The process that starts the farm has more than one thread. A forked worker would have only the thread that
+    /// forks, and a lock that another thread holds would stay locked in the worker for ever. The variant contains the
+    /// number of threads.
     #[error(
         "the process has {0} threads, and a forked worker would have only one of them: start the farm before the first \
          thread, or allow threads"
     )]
     MultipleThreads(u64),
-    /// The process ignores `SIGCHLD`, so the kernel does not keep how a worker ended.
+    /// The process that starts the farm ignores `SIGCHLD`. The kernel then discards the exit status of each worker, and
+    /// the farm could not read how a worker ended.
     #[error(
         "the process ignores SIGCHLD: give the signal its default action, so that the end of a worker can be read"
     )]
@@ -68,38 +70,42 @@ pub enum FarmError {
     /// A system call failed.
     #[error("{what}: {}", errno.desc())]
     SystemCall {
-        /// What could not be done.
+        /// The operation that failed, as text.
         what: &'static str,
         /// The error number of the system call.
         errno: Errno,
     },
-    /// A process of the farm can't be forked. The farm tried again for 10 s.
+    /// A process of the farm can't be forked. The farm has tried again for 10 s. The variant contains the error number
+    /// of the last attempt.
     #[error("no process can be forked: {}; {}", .0.desc(), remedy_for_fork(*.0))]
     Fork(Errno),
-    /// A worker died several times one after the other, and computed no item at these moments.
+    /// A worker and its replacements died 10 times in succession, and none of them computed an item. For example, each
+    /// of them died in the function that a worker calls before its first item.
     #[error("worker {worker} died {deaths} times without an item, at last {}", exit_phrase(end))]
     WorkerDies {
         /// The index of the worker, from 0.
         worker: u32,
-        /// The number of deaths one after the other.
+        /// The number of deaths in succession.
         deaths: u32,
-        /// How it ended the last time.
+        /// How the worker ended the last time: its exit status, or the signal that killed it.
         end: ExitStatus,
     },
-    /// The reader or the writer died several times at the same item.
+    /// The reader (the process that reads the items) or the writer (the process that writes the results) died several
+    /// times at the same item.
     #[error("the {process} died {deaths} times at item {number}, at last {}", exit_phrase(end))]
     IoProcessDies {
-        /// Which process.
+        /// The process that died: the reader or the writer.
         process: IoProcess,
         /// The number of the item.
         number: u64,
         /// The number of deaths at this item.
         deaths: u32,
-        /// How it ended the last time.
+        /// How this process ended the last time: its exit status, or the signal that killed it.
         end: ExitStatus,
     },
-    /// A worker failed at its end, after it had computed its last item: in the function for the end of a worker, or at
-    /// the flush of its streams. All results were delivered before this error.
+    /// A worker failed at its end, after it had computed its last item. It failed in the function of
+    /// [`Farm::on_worker_end`](super::Farm::on_worker_end), or while it wrote the data in the buffers of its streams.
+    /// All results were delivered before this error.
     #[error(
         "worker {worker} ended {} after its last item: all results were delivered, but what it does at its end may be \
          incomplete",
@@ -108,32 +114,35 @@ pub enum FarmError {
     EndFailed {
         /// The index of the worker, from 0.
         worker: u32,
-        /// How it ended.
+        /// How the worker ended: its exit status, or the signal that killed it.
         end: ExitStatus,
     },
-    /// The reader or the writer failed at its end, after its last item. All results were delivered before this error.
+    /// The reader (the process that reads the items) or the writer (the process that writes the results) failed at its
+    /// end, after its last item. All results were delivered before this error.
     #[error(
         "the {process} ended {} after its last item: all results were delivered, but what it does at its end may be \
          incomplete",
         exit_phrase(end)
     )]
     IoProcessEndFailed {
-        /// Which process.
+        /// The process that failed: the reader or the writer.
         process: IoProcess,
-        /// How it ended.
+        /// How this process ended: its exit status, or the signal that killed it.
         end: ExitStatus,
     },
-    /// The function of the reader or of the writer returned an error.
+    /// The function of the program that reads an item or writes a result returned an error. The reader or the writer,
+    /// two optional processes of the farm, called the function.
     #[error("the {process} failed at item {number} with code {code}")]
     IoProcessFailed {
-        /// Which process.
+        /// The process that called the function: the reader or the writer.
         process: IoProcess,
         /// The number of the item.
         number: u64,
         /// The code that the function returned.
         code: i32,
     },
-    /// An item that the reader read does not fit into the shared memory for items.
+    /// An item that the reader (the process that reads the items) has read does not fit into the shared memory for
+    /// items.
     #[error("item {number} has {size} bytes, and the shared memory for items has {limit}: raise input_bytes")]
     ItemTooLarge {
         /// The number of the item.
@@ -143,17 +152,18 @@ pub enum FarmError {
         /// The size of the shared memory in bytes.
         limit: u64,
     },
-    /// The shared memory of a worker has values that the library does not write: the program of the worker wrote there.
+    /// A worker has overwritten a part of the farm's shared memory that only the library may write. The variant
+    /// contains the index of the worker, from 0.
     #[error("worker {0} overwrote the shared memory of the farm: look for a write through a wrong pointer")]
     Overwritten(u32),
-    /// The shared memory through which the master passes results to the writer has values that the library does not
-    /// write: a process of the farm wrote there.
+    /// A process of the farm has overwritten the shared memory through which results are passed to the writer (the
+    /// process that writes the results). Only the library may write this memory.
     #[error(
         "the result of item {number} was overwritten in the shared memory of the farm on its way to the writer: look for \
          a write through a wrong pointer"
     )]
     ResultOverwritten {
-        /// The number of the item.
+        /// The number of the item whose result was overwritten.
         number: u64,
     },
 }

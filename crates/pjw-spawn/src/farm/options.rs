@@ -72,37 +72,42 @@ impl<'a> Farm<'a> {
     }
 
     /// Sets how many workers may die while they compute the same item: 1 to 1,000, by default 3. After that many
-    /// deaths, the item is given up, and its result is [`super::Outcome::Killed`]. The number also applies to the
-    /// reader, which reads the items, and to the writer, which writes the results. If one of these two dies that often
-    /// at the same item, the farm ends with [`FarmError::IoProcessDies`].
+    /// deaths, the item is given up, and its result is [`super::Outcome::Killed`].
+    ///
+    /// The number also applies to the reader process, which reads the items, and to the writer process, which writes
+    /// the results. If one of these two dies that often at the same item, the farm ends with
+    /// [`FarmError::IoProcessDies`].
     #[must_use]
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.settings.attempts = attempts;
         self
     }
 
-    /// Makes the farm return the results in the order of the item numbers. By default, results are returned in the
+    /// Makes the farm return the results in the order of the item numbers. By default, the farm returns results in the
     /// order in which they are ready. A result that is ready too early is kept in the memory of the calling process
-    /// until its turn.
+    /// until all earlier results were returned.
     #[must_use]
     pub fn in_order(mut self) -> Self {
         self.settings.is_in_order = true;
         self
     }
 
-    /// Limits how far the workers may run ahead of an item that takes long. Workers take only the first `items`
-    /// items, counted from the first item without a delivered result. The value is 1 to 16,777,216, and is rounded up
-    /// to a power of two. The default is 4,096 if the farm has a reader or returns results in order, and otherwise
-    /// 1,048,576. The default is larger if this is necessary to give each worker four chunks ([`Farm::chunk`]).
+    /// Limits how far the workers may run ahead of an item that takes long. Only `items` items may be taken, counted
+    /// from the first item whose result was not delivered yet. The value is 1 to 16,777,216, and is rounded up to a
+    /// power of two.
+    ///
+    /// The default is 4,096 if the farm has a reader process or returns results in order, and otherwise 1,048,576. The
+    /// default is larger if this is necessary to give each worker four chunks ([`Farm::chunk`]).
     #[must_use]
     pub fn window(mut self, items: u64) -> Self {
         self.settings.window = Some(items);
         self
     }
 
-    /// Sets the size in bytes of each ring buffer in shared memory. Each worker has one ring buffer for its results.
-    /// A further one contains the results for the writer ([`Farm::writer`]). The size is 4,096 to 2³⁰, and is rounded
-    /// up to a power of two. The default is 256 KiB. A result that is larger than the buffer is sent in pieces.
+    /// Sets the size in bytes of each ring buffer in shared memory through which results are passed. Each worker has
+    /// one ring buffer for its results. A farm with a writer process ([`Farm::writer`]) has a further one, which
+    /// contains the results for the writer. The size is 4,096 to 2³⁰, and is rounded up to a power of two. The default
+    /// is 256 KiB. A result that is larger than the buffer is sent in pieces.
     #[must_use]
     pub fn ring_bytes(mut self, bytes: u64) -> Self {
         self.settings.ring_bytes = bytes;
@@ -119,8 +124,8 @@ impl<'a> Farm<'a> {
         self
     }
 
-    /// Sets the CPUs on which the workers run. With the default [`WorkerCpus::Inherit`], each worker has the affinity
-    /// mask of the calling process.
+    /// Sets the CPUs on which the worker processes of the farm run. With the default [`WorkerCpus::Inherit`], each
+    /// worker has the affinity mask of the calling process.
     #[must_use]
     pub fn cpus(mut self, cpus: WorkerCpus) -> Self {
         self.settings.cpus = cpus;

@@ -6,12 +6,14 @@ use crate::child::ExitStatus;
 /// item. A farm is a group of worker processes that compute numbered work items.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkItem<'a> {
-    /// The number of the item, from 0 in the order of the source.
+    /// The number of the item, counted from 0. If a reader process reads the items, they are numbered in the order in
+    /// which it reads them.
     pub number: u64,
-    /// The bytes that the reader read for the item. Empty in a farm without a reader: there the number says what is to
-    /// be computed, for example the index in a list that the master loaded before the fork.
+    /// The bytes that the reader process read for the item. Empty in a farm without a reader. The number of the item
+    /// then says what to compute: it can be, for example, the index in a list that the program loaded before it started
+    /// the farm.
     pub bytes: &'a [u8],
-    /// The index of the worker, from 0. A worker that replaces another one has the index of the other one.
+    /// The index of the worker that computes the item, from 0. A worker that replaces another one has the same index.
     pub worker: u32,
 }
 
@@ -19,22 +21,22 @@ pub struct WorkItem<'a> {
 /// or the death of each worker that tried the item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The item was computed. The variant contains the bytes of the result. In a farm with a writer, the writer gets
-    /// these bytes, and the variant contains none for the master.
+    /// The item was computed. The variant contains the bytes of the result. In a farm with a writer process, only the
+    /// writer gets these bytes. The process that started the farm then gets an empty vector.
     Done(Vec<u8>),
-    /// The function of the worker returned an error.
+    /// The function that computes an item returned an error.
     Failed {
         /// The code that the function returned.
         code: i32,
-        /// The bytes that the function had written as result, such as a message. Like those of [`Outcome::Done`] they
-        /// are for the writer, if there is one.
+        /// The bytes that the function had written as result, such as a message. In a farm with a writer process, only
+        /// the writer gets these bytes.
         bytes: Vec<u8>,
     },
-    /// Every worker that computed the item died, as often as [`super::Farm::attempts`] allows.
+    /// Every worker that tried to compute the item died. [`super::Farm::attempts`] sets the number of attempts.
     Killed {
-        /// How many workers died.
+        /// The number of workers that died.
         attempts: u32,
-        /// How the last one ended: the signal, or the exit status.
+        /// How the last of these workers ended: its exit status, or the signal that killed it.
         end: ExitStatus,
     },
 }
@@ -62,9 +64,10 @@ impl Outcome {
 /// exactly one such value for each item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ItemResult {
-    /// The number of the item, from 0 in the order of the source.
+    /// The number of the item, counted from 0. If a reader process reads the items, they are numbered in the order in
+    /// which it reads them.
     pub number: u64,
-    /// What became of the item.
+    /// The outcome: the item was computed, the program returned an error, or every worker that tried the item died.
     pub outcome: Outcome,
 }
 
@@ -72,11 +75,13 @@ pub struct ItemResult {
 /// processes were replaced after they died. A farm is a group of worker processes that compute numbered items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FarmProgress {
-    /// The number of all items. `None` as long as the reader has not reached the end of the input.
+    /// The number of all items. `None` as long as the reader (the process that reads the items) has not reached the end
+    /// of the input.
     pub total: Option<u64>,
-    /// The number of results that the master got, or that are ready for it.
+    /// The number of results that the process that started the farm has received or can receive now. If results are
+    /// returned in order, a result that is ready too early does not count yet.
     pub delivered: u64,
-    /// How many of the delivered items failed: [`Outcome::Failed`] and [`Outcome::Killed`].
+    /// How many of the delivered results are [`Outcome::Failed`] or [`Outcome::Killed`].
     pub failed: u64,
     /// The number of workers that run now.
     pub workers: u32,

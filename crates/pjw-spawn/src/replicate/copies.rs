@@ -117,12 +117,11 @@ impl Replicas {
     }
 
     /// Checks on each NUMA node that the copies in `replicas` together need at most a quarter of the free memory.
-    /// `replicas` contains one value for each program whose files are copied. Memory that caches files counts as
-    /// free.
+    /// `replicas` contains one value for each program whose files are copied. Memory that caches files counts as free.
     ///
     /// # Errors
-    /// [`ReplicaError::NotEnoughMemory`] if the copies need more on any node. [`ReplicaError::Failed`] if the free
-    /// memory of a node can't be read.
+    /// [`ReplicaError::NotEnoughMemory`] if the copies need more than a quarter on a node. [`ReplicaError::Failed`] if
+    /// the free memory of a node can't be read.
     pub fn check_free_memory<'a>(replicas: impl IntoIterator<Item = &'a Self>) -> Result<(), ReplicaError> {
         let mut needed = BTreeMap::new();
         for program in replicas {

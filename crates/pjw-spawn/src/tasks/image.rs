@@ -55,7 +55,7 @@ pub enum ImageError {
     /// The program was compiled for another architecture than x86-64. The text is the name of this architecture.
     #[error("it is for {0}, and tasks run on x86-64 only; compile it for x86-64")]
     UnsupportedArchitecture(String),
-    /// This pjw was compiled for another architecture than x86-64.
+    /// This library was compiled for another architecture than x86-64. Tasks exist on x86-64 only.
     #[error("tasks with shared memory run on x86-64 only; start without --share memory")]
     OtherHost,
     /// The program needs the dynamic linker.
@@ -67,7 +67,7 @@ pub enum ImageError {
     /// The file is a shared library.
     #[error("it is a shared library; name a program that was linked with -static-pie")]
     Library,
-    /// The program gets rights by being executed.
+    /// The program is set-user-ID, is set-group-ID or has file capabilities. A task would not get these rights.
     #[error(
         "it is set-user-ID, set-group-ID, or has file capabilities, which tasks do not get; start without --share memory"
     )]

@@ -35,10 +35,13 @@ pub enum AddressSpaceError {
         /// What the user can do, as text.
         remedy: &'static str,
     },
-    /// The host process could not be started. This process creates the address space in which the tasks run.
+    /// The host process could not be started: the process that creates the address space in which the tasks run. The
+    /// variant contains the failed step.
     #[error("the process that owns the shared memory can't be made: {0}; {remedy}", remedy = remedy_of_host(.0.errno))]
     Host(SpawnError),
-    /// The context asks for something that tasks can't have.
+    /// The [`SpawnContext`](crate::SpawnContext) does not allow to start tasks:
+    /// [`SpawnContext::share_memory`](crate::SpawnContext::share_memory) was not called, or another user or group is
+    /// set. The variant contains the reason as text.
     #[error("tasks with shared memory can't have {0}; start them without it")]
     Unsupported(&'static str),
 }

@@ -143,14 +143,15 @@ impl<'a> RunningFarm<'a> {
         Ok(farm)
     }
 
-    /// Returns the next result of the farm. Waits for at most `timeout`, or without a limit if `timeout` is `None`.
-    /// Returns [`NextResult::TimedOut`] if no result has arrived within `timeout`. After the last result, waits in
-    /// the same way until all processes of the farm have ended, and returns [`NextResult::End`].
+    /// Returns the next result of the farm (a group of worker processes that compute numbered items). Waits for at most
+    /// `timeout`, or without a limit if `timeout` is `None`. Returns [`NextResult::TimedOut`] if no result has arrived
+    /// within `timeout`. After the last result, waits in the same way until all processes of the farm have ended, and
+    /// returns [`NextResult::End`].
     ///
     /// # Errors
-    /// - If the farm can't continue: a process can't be forked or dies again and again, or the reader or the writer
-    ///   failed. All processes of the farm are killed. The results that the master already has are returned first,
-    ///   then the error.
+    /// - If the farm can't continue: a process can't be forked or dies again and again, or the reader process or the
+    ///   writer process failed. All processes of the farm are killed. Results that have already arrived are returned
+    ///   first, then the error.
     /// - [`FarmError::EndFailed`] or [`FarmError::IoProcessEndFailed`] after the last result, if a process failed at
     ///   its end.
     ///
@@ -170,7 +171,8 @@ impl<'a> RunningFarm<'a> {
         }
     }
 
-    /// Returns the progress of the farm: how many items are done, how many failed, and how many worker processes run.
+    /// Returns the progress of the farm (a group of worker processes that compute numbered items): how many items are
+    /// done, how many failed, and how many workers run.
     #[must_use]
     pub fn progress(&self) -> FarmProgress {
         let total = self.shared.control().total.load(Ordering::SeqCst);
