@@ -29,7 +29,8 @@ pub struct Faults {
     pub delayed_change_permille: u32,
     /// Whether PUs go offline and come back during the run.
     pub has_hotplug: bool,
-    /// The probability, in permille per process and scan, that the scan can't read an existing process.
+    /// The probability, in permille, that a scan of the daemon can't read a process that exists. Each scan decides this
+    /// anew for each process.
     pub unreadable_process_permille: u32,
     /// The probability, in permille per kill point, that the daemon is killed at this point. There is a kill
     /// point before and after each append to the journal, each change of a mask and each change of a cpuset.

@@ -20,8 +20,8 @@ pub struct ScriptedMachine {
 }
 
 impl ScriptedMachine {
-    /// Makes a machine with the PUs `cpus`, on which only process 1 runs. `cpuset_support` says how cpusets
-    /// can be used.
+    /// Makes a machine with the PUs (logical CPUs) `cpus`, on which only process 1 runs. `cpuset_support` says whether
+    /// the daemon can use cpusets on this machine, and in which cgroup hierarchy (v1 or v2).
     #[must_use]
     pub fn new(cpus: &CpuSet, cpuset_support: CpusetSupport) -> Self {
         let mut world = SimMachine::new(cpus);

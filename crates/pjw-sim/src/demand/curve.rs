@@ -73,7 +73,7 @@ pub enum CurveError {
         /// The number of the line.
         line: usize,
     },
-    /// A line has a time and no other field.
+    /// A line has a time and no number of cores, so no owner (a job that owns cores) is described.
     #[error("line {line}: there is no owner: after the time, each owner has a column")]
     NoOwner {
         /// The number of the line.
@@ -97,7 +97,7 @@ pub enum CurveError {
         /// The name of both columns.
         name: String,
     },
-    /// The number after the name of an owner can't be its number of cores.
+    /// The text after the name of an owner (a job that owns cores) is not a valid number of cores.
     #[error(
         "line {line}: {owner} can't own {text:?} cores: after the colon stands a whole number from 1 to {MAX_CORES}"
     )]
@@ -149,7 +149,7 @@ pub enum CurveError {
         /// The text of the field, cut to 20 characters.
         text: String,
     },
-    /// An owner uses more cores than it owns.
+    /// An owner (a job that owns cores) uses more cores than it owns.
     #[error("line {line}: {owner} uses {text} cores and owns {owned}")]
     AboveOwned {
         /// The number of the line.

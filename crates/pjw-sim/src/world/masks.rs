@@ -8,10 +8,10 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{ProgramMaskRequest, SimMachine, SimProcess, SimThread};
 
 impl SimMachine {
-    /// Excludes the process `pid` and its descendants from one check of the simulation run: that pjw returns each
-    /// process to its original cgroup when pjw releases its job. Called when systemd moves the process for pjw, if
-    /// another program possibly moved the process since the last scan. pjw can't know then which cgroup is the original
-    /// one. Has no effect if there is no process `pid`.
+    /// Marks the original cgroup of the process `pid` and of its descendants as unknown to pjw. The simulation run then
+    /// no longer checks that pjw returns these processes to their original cgroups when it releases their job. Called
+    /// when systemd moves the process for pjw, if another program may have moved it since the last scan: pjw can't know
+    /// then which cgroup is the original one. Has no effect if there is no process `pid`.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_original_cgroup = true;
@@ -48,8 +48,9 @@ impl SimMachine {
         self.rewrite_cgroup_masks(cgroup, Some(pid));
     }
 
-    /// Stores what pjw writes to the extended attributes of a cgroup when it writes the cpuset `job_cpuset`: the user
-    /// id `owner` of the job's owner, or the cpuset itself in the cgroup of a batch system.
+    /// Simulates that pjw writes an extended attribute of the cgroup of `job_cpuset`, as it does together with the
+    /// cpuset. In a cgroup of a batch system, the attribute contains the cpuset `job_cpuset`. In a cgroup that pjw
+    /// created for a job, it contains `owner`, the user id of the job's owner.
     pub fn write_cpuset_attribute(&mut self, job_cpuset: &JobCpuset, owner: Uid) {
         let path = job_cpuset.path.clone();
         if job_cpuset.creator == CgroupCreator::Scheduler {
@@ -59,8 +60,8 @@ impl SimMachine {
         }
     }
 
-    /// Iterates over the cpusets that pjw wrote in cgroups of batch systems and that still have the PUs (logical CPUs)
-    /// that pjw wrote.
+    /// Iterates over the cpusets that pjw wrote in cgroups of batch systems. Cpusets whose PUs (logical CPUs) were
+    /// changed or removed since then are left out.
     pub fn scheduler_cpusets_in_effect(&self) -> impl Iterator<Item = &JobCpuset> {
         self.scheduler_cpusets
             .values()

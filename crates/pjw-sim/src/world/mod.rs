@@ -49,7 +49,7 @@ pub enum ProgramMaskRequest {
 /// A thread of a simulated process, with its start time, its affinity masks and its run time.
 #[derive(Debug, Clone)]
 pub struct SimThread {
-    /// The start time of the thread, in clock ticks of 10 ms since boot.
+    /// The start time of the thread, in clock ticks (10 ms each) since boot.
     pub start: StartTime,
     /// The affinity mask that was requested last for the thread, by its program, a user or pjw.
     pub requested_mask: CpuSet,
@@ -115,10 +115,10 @@ pub struct SimProcess {
     pub has_unknown_original_cgroup: bool,
     /// The environment variables of the process, with their values.
     pub environ: BTreeMap<String, String>,
-    /// The role of the process in a batch system, and the jobs whose ids are in the attributes of the process
-    /// (such as its cgroup and its environment). A simulated scan reports this value. If the value is `None`,
-    /// the scan reports only the attributes, and the daemon searches them for the ids of jobs. This search is
-    /// not a part of pjw-core. Therefore, tests of pjw-core set this field.
+    /// The role of the process in a batch system, and the jobs to which its attributes (such as its cgroup and its
+    /// environment) assign it. If this is `Some`, a simulated scan reports this value. If it is `None`, the scan
+    /// reports only the attributes, and the daemon searches them for the ids of jobs. Tests of the crate pjw-core set
+    /// this field, because this search is not a part of pjw-core.
     pub batch_identity: Option<BatchIdentity>,
     /// The id of the job to which the process really belongs, as recorded by the workload that started the
     /// process. `None` if the process belongs to no job.
@@ -157,7 +157,7 @@ impl SimProcess {
     }
 }
 
-/// An observer that measures which threads run on a simulated machine, such as a simulated BPF program. It is stored in
+/// An observer of a simulated machine that measures which threads run, such as a simulated BPF program. It is stored in
 /// [`SimMachine::observer`].
 pub trait TimeObserver: fmt::Debug + Send {
     /// Records what runs on `world` for the next `period` of the simulated time. Nothing changes on the machine during
@@ -179,7 +179,8 @@ pub struct SimMachine {
     children_ns: BTreeMap<Pid, u64>,
     /// The PUs of each cpuset, by the path of its cgroup. A cgroup without a cpuset of its own has no entry.
     pub cpusets: BTreeMap<String, CpuSet>,
-    /// The paths of the cgroups in [`SimMachine::cpusets`] whose partition type is `isolated`.
+    /// The paths of the cgroups with a cpuset ([`SimMachine::cpusets`]) whose partition type (`cpuset.cpus.partition`)
+    /// is `isolated`.
     pub isolated_partitions: BTreeSet<String>,
     /// The paths of the cgroups that pjw has frozen (`cgroup.freeze`). No thread in them runs, nor in the cgroups
     /// below them.
@@ -198,7 +199,7 @@ pub struct SimMachine {
     /// stores the user id in an extended attribute of the cgroup.
     pub cgroup_owners: BTreeMap<String, Uid>,
     /// The cpusets that pjw wrote in cgroups of batch systems, by the path of the cgroup. On the real machine, pjw
-    /// stores each in an extended attribute of the cgroup.
+    /// stores each cpuset in an extended attribute of its cgroup.
     pub scheduler_cpusets: BTreeMap<String, JobCpuset>,
     /// For each cgroup that pjw created, the path of the cgroup from which pjw moved processes into this
     /// cgroup. The path is empty if the processes came from several cgroups. On the real machine, pjw stores
@@ -209,7 +210,7 @@ pub struct SimMachine {
     pub cpuset_support: CpusetSupport,
     /// Whether the simulated kernel reports the sched_setaffinity(2) calls of programs to the daemon.
     pub reports_affinity_requests: bool,
-    /// The process events (fork, exec and exit) that the daemon has not read yet.
+    /// The process events (fork, exec and exit) that the kernel has sent and the daemon pjwd has not read yet.
     pub events: Vec<ProcessEvent>,
     /// The reports of sched_setaffinity(2) calls of programs that the simulated kernel has made and the daemon has not
     /// read yet.
@@ -217,8 +218,8 @@ pub struct SimMachine {
     /// The log of changes of processes, masks and cpusets, one line of text for each change. `None` if no log
     /// is written.
     pub log: Option<Vec<String>>,
-    /// What sees the threads run whenever the simulated time advances, whatever advances it. `None` if nothing does. A
-    /// clone of the world has the same observer.
+    /// The observer that is told which threads run, whenever the simulated time advances. `None` if there is no
+    /// observer. A clone of this machine has the same observer.
     pub observer: Option<Arc<Mutex<dyn TimeObserver>>>,
     /// The PUs on which the kernel runs threads.
     active: CpuSet,

@@ -40,7 +40,8 @@ const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
 pub struct DemandReplayOptions {
     /// The housekeeping PUs, which are reserved for the system. No job gets one of these PUs.
     pub housekeeping_cpus: CpuSet,
-    /// The settings of lending. If lending is disabled, the besteffort job still uses the free cores.
+    /// The settings of lending: whether and when jobs lend the cores that they do not use. If lending is disabled, the
+    /// besteffort job (the additional job without cores of its own) still uses the free cores.
     pub lending: LendingPolicy,
 }
 
@@ -89,7 +90,7 @@ pub struct JobRefused {
     pub job: String,
     /// The number of cores that the curve gives to the job.
     pub cores: u32,
-    /// The sum of the cores that the curve gives to its owners (jobs that own cores).
+    /// The sum of the cores that the curve gives to all of its jobs.
     pub requested_cores: u64,
     /// The number of whole cores that jobs can have on the machine.
     pub usable_cores: u32,
