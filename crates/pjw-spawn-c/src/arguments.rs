@@ -101,8 +101,9 @@ impl StringLists {
         self.0.is_empty()
     }
 
-    /// Returns the names and the values of the variables, if this value contains one environment for all processes.
-    /// `None` also if an element of it has not the form `NAME=value`.
+    /// Returns the names and the values of the environment variables, if this value contains one environment for all
+    /// processes. `None` if it contains no environment or several environments. Also `None` if a string in the
+    /// environment does not have the form `NAME=value`.
     pub(crate) fn one_of_assignments(&self) -> Option<Vec<(&OsStr, &OsStr)>> {
         let [list] = &self.0[..] else { return None };
         list.iter().map(assignment).collect()

@@ -15,11 +15,12 @@ use crate::failure::{Failure, store_failure_message};
 pub(crate) struct StartArguments {
     /// The number of processes.
     pub(crate) count: c_uint,
-    /// One argument list for all, or one for each.
+    /// The arguments: one list for all processes, or one list for each process.
     pub(crate) arguments: StringLists,
     /// None for the environment of the context, one for all, or one for each.
     pub(crate) environments: StringLists,
-    /// Process i has mask i modulo their number. Without masks, all run on the CPUs of the calling thread.
+    /// The affinity masks. Process i has the mask with the index `i % n`, where `n` is the number of masks. If there
+    /// are no masks, all processes run on the CPUs of the calling thread.
     pub(crate) masks: Vec<CpuSet>,
 }
 
