@@ -55,18 +55,21 @@ pub(crate) struct CloneArguments {
 /// such as its standard streams and its affinity mask.
 pub(crate) struct StartParameters<'a> {
     pub(crate) program: *const c_char,
-    /// The arguments and the environment, each ended by a null pointer.
+    /// The argument list of the program, which ends with a null pointer.
     pub(crate) arguments: *const *const c_char,
+    /// The environment of the program, as a list that ends with a null pointer.
     pub(crate) environment: *const *const c_char,
     pub(crate) settings: &'a ProcessSettings<'a>,
-    /// The descriptors of the streams 0 to 2. -1 for the stream of the caller.
+    /// The descriptors that become standard input, output and error. -1 for the stream of the caller.
     pub(crate) streams: [RawFd; 3],
-    /// The directory of the cgroup in which the process is born.
+    /// The directory of the cgroup in which the kernel creates the process. `None` for the cgroup of the caller.
     pub(crate) cgroup: Option<RawFd>,
-    /// The mask and the memory policy that the process takes. `None` for those of the calling thread.
+    /// The affinity mask that the process sets for itself. `None` to keep the mask of the calling thread.
     pub(crate) mask: Option<&'a CpuSet>,
+    /// The memory policy that the process sets for itself. `None` to keep the policy of the calling thread.
     pub(crate) memory_policy: Option<&'a MemoryPolicy>,
-    /// The process is a template.
+    /// The additional parameters of a template: a process that loads its program, stops, and is then forked.
+    /// `None` if the process is no template.
     pub(crate) template: Option<TemplateStart>,
 }
 
@@ -75,23 +78,25 @@ pub(crate) struct StartParameters<'a> {
 /// the template.
 #[derive(Clone, Copy)]
 pub(crate) struct TemplateStart {
-    /// The end of the channel, which the program keeps.
+    /// The descriptor of the socket by which the template receives messages. The template keeps it open.
     pub(crate) channel: RawFd,
-    /// Whether the calling thread traces the process, which then stops after execve(2).
+    /// Whether the calling thread traces the process by ptrace(2). If so, the process stops after execve(2).
     pub(crate) is_traced: bool,
 }
 
 /// The parameters that are the same for all processes which one spawner thread starts, such as the working directory
 /// and the credentials.
 pub(crate) struct ProcessSettings<'a> {
-    /// The working directory, or null for that of the caller.
+    /// The path of the working directory. Null for the working directory of the caller.
     pub(crate) directory: *const c_char,
     pub(crate) credentials: Option<&'a Credentials>,
-    /// The process id of the caller if the process ends with its spawner thread, or 0.
+    /// The process id of the calling process, if the kernel is to kill the new process when the calling thread ends.
+    /// Otherwise 0.
     pub(crate) launcher: c_int,
-    /// The signals that the program begins with blocked.
+    /// The signals that are blocked when the program begins.
     pub(crate) blocked_signals: KernelSignals,
-    /// `RLIMIT_NOFILE`, if the caller has raised its own.
+    /// The limit of open descriptors (`RLIMIT_NOFILE`) that the process sets for itself. `None` if the calling process
+    /// has not raised its own limit, so that the process inherits the right one.
     pub(crate) descriptor_limit: Option<libc::rlimit64>,
 }
 

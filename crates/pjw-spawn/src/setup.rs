@@ -22,15 +22,17 @@ pub(crate) struct Setup {
     pub(crate) credentials: Option<Credentials>,
     /// The working directory. `None` for that of the caller.
     pub(crate) directory: Option<CString>,
-    /// Whether the kernel kills an instance when its spawner thread ends.
+    /// Whether the kernel kills an instance when its spawner thread (the thread that started it) ends.
     pub(crate) ends_with_launcher: bool,
     /// Whether each instance gets `PJW_RANK`, `PJW_SIZE` and `PJW_CPUS`.
     pub(crate) has_rank_variables: bool,
-    /// Of which templates instances are forks, where the program can have one. `None` if each executes the program.
+    /// The kind of template from which instances are forked. An instance executes the program instead if the program
+    /// can't have a template. `None` if every instance executes the program.
     pub(crate) templates: Option<TemplateStopPoint>,
-    /// The program that instances share one address space for. `None` if each has an address space of its own.
+    /// The program, if the instances share one address space. `None` if each instance has an address space of its own.
     pub(crate) image: Option<Arc<TaskProgram>>,
-    /// The copies of the files of the program, for the instances of placements with a NUMA node.
+    /// The copies of the program's files on NUMA nodes, which are used by the instances with a preferred NUMA node.
+    /// `None` if there are no copies.
     pub(crate) replicas: Option<Arc<Replicas>>,
     /// The signals that are blocked at the beginning of the program.
     pub(crate) blocked_signals: KernelSignals,
@@ -42,9 +44,9 @@ pub(crate) struct Setup {
 /// forked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TemplateStopPoint {
-    /// Where the program is linked, before `main`.
+    /// The template stops before `main`, when its program is linked with its libraries.
     Linked,
-    /// Where the program calls `fork_here`.
+    /// The template stops when its program calls `fork_here`.
     Late,
 }
 

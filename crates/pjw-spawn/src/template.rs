@@ -17,9 +17,9 @@ pub struct Arguments {
 /// (processes).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Argument {
-    /// The same for every instance.
+    /// A string that is the same for all instances.
     Fixed(CString),
-    /// Made of these pieces for each instance.
+    /// The parts from which the text for each instance is made.
     PerInstance(Vec<Piece>),
 }
 

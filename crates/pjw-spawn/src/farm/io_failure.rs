@@ -15,8 +15,8 @@ pub(crate) enum IoFailureReason {
     FunctionFailed { number: u64, code: i32 },
     /// The item `number` has `size` bytes, and does not fit into the shared memory for items.
     ItemTooLarge { number: u64, size: u64 },
-    /// The writer has read a message that the master did not write. The message does not say reliably which result it
-    /// had: the master knows that.
+    /// The writer process has read a message that the master process did not write. The message may name a wrong
+    /// result. The master knows which result it has sent.
     InvalidMessage,
 }
 

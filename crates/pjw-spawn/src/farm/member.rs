@@ -16,11 +16,12 @@ pub(crate) enum ProcessRole {
 #[derive(Debug, Default)]
 pub(crate) struct FarmProcess {
     pub(crate) child: Option<Child>,
-    /// Whether a process is to run in this place.
+    /// Whether the farm needs a process with this role now.
     pub(crate) is_wanted: bool,
-    /// The deaths one after the other: of a worker those without an item, of the others those between two items.
+    /// The number of deaths in succession. For a worker, deaths between which no item was computed. For the reader or
+    /// the writer, deaths at the same item.
     pub(crate) deaths: u32,
-    /// How many items the reader or the writer had done when it died last.
+    /// The number of items that the reader or the writer had completed when it died last.
     pub(crate) died_at: u64,
 }
 

@@ -25,27 +25,29 @@ unsafe trait Shareable {}
 pub(crate) struct FarmControl {
     /// The number of all items, or [`UNKNOWN_TOTAL`].
     pub(crate) total: AtomicU64,
-    /// The lowest position that is not free yet. Only the master writes it.
+    /// The number of the first item in the window (the range of items that the shared memory describes now). The
+    /// results of all items before it were delivered. Only the master process writes this number.
     pub(crate) lowest: AtomicU64,
-    /// The bytes of the items below `lowest`, since the beginning. Only the master writes it.
+    /// The total size in bytes of the items before `lowest`. Only the master process writes this number.
     pub(crate) freed_bytes: AtomicU64,
-    /// The position from which workers search for an item. All items before it are taken.
+    /// The number of the item at which workers begin to search for an item to compute. All items before it have been
+    /// taken.
     pub(crate) next: CacheLine<AtomicU64>,
-    /// There are items for workers, or there will be no more.
+    /// The condition for which idle workers wait: there is an item to compute, or there will be no further item.
     pub(crate) items: CacheLine<FutexCondition>,
-    /// There is room for another item, for the reader.
+    /// The condition for which the reader process waits: there is room for another item.
     pub(crate) room: FutexCondition,
-    /// 1 while the master sleeps.
+    /// 1 while the master process sleeps, and otherwise 0.
     pub(crate) is_master_sleeping: CacheLine<AtomicU32>,
     /// The number of items that the reader has published. It may be one too small if the reader was killed.
     pub(crate) filled: AtomicU64,
-    /// Why the reader can't go on.
+    /// The reason why the reader process can't continue.
     pub(crate) reader_failure: IoFailure,
-    /// Why the writer can't go on.
+    /// The reason why the writer process can't continue.
     pub(crate) writer_failure: IoFailure,
     /// The number of results that the writer has written since the start of the farm.
     pub(crate) written: AtomicU64,
-    /// The words of the way to the writer.
+    /// The variables of the ring buffer that transfers results from the master process to the writer process.
     pub(crate) to_writer: RingControl,
 }
 
@@ -60,13 +62,14 @@ pub(crate) struct CacheLine<T>(pub(crate) T);
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct RingControl {
-    /// The bytes that were put in since the beginning.
+    /// The total number of bytes that were written into the ring buffer.
     pub(crate) head: AtomicU64,
-    /// The bytes that were taken out since the beginning.
+    /// The total number of bytes that were read from the ring buffer.
     pub(crate) tail: CacheLine<AtomicU64>,
-    /// There is room, for the process that puts in.
+    /// The condition for which the sending process waits: there is room in the ring buffer.
     pub(crate) room: FutexCondition,
-    /// There is something, for the writer. The master is woken by its eventfd.
+    /// The condition for which the writer process waits: the ring buffer contains data. The master process does not use
+    /// it, because an eventfd wakes this process.
     pub(crate) filled: FutexCondition,
 }
 
@@ -75,11 +78,11 @@ pub(crate) struct RingControl {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(crate) struct WorkerControl {
-    /// The position of the item that the worker computes, and 1. 0 for none.
+    /// The number of the item that the worker computes now, plus 1. 0 if it computes no item.
     pub(crate) running: AtomicU64,
-    /// 1 when the worker found that no item is left.
+    /// 1 if the worker has found that no item is left, and otherwise 0.
     pub(crate) is_finished: AtomicU32,
-    /// The words of the way to the master.
+    /// The variables of the ring buffer that transfers results from this worker to the master process.
     pub(crate) results: RingControl,
 }
 
@@ -105,11 +108,12 @@ unsafe impl Shareable for AtomicU64 {}
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MemorySizes {
     pub(crate) workers: usize,
-    /// The number of positions in the window, a power of two.
+    /// The number of items that the shared memory describes at the same time (the window). It is a power of two.
     pub(crate) window: usize,
-    /// The bytes of a ring, a power of two.
+    /// The size of each ring buffer in bytes, a power of two.
     pub(crate) ring: usize,
-    /// The bytes for items, or 0 without a reader.
+    /// The size in bytes of the memory for the items that the reader process has read. 0 if the farm has no reader
+    /// process.
     pub(crate) input: usize,
     pub(crate) has_writer: bool,
 }

@@ -90,11 +90,12 @@ impl PartialResult {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RingReadOutcome {
     Nothing,
-    /// A piece that is not the last one.
+    /// A piece of a result, which is not the last piece.
     Piece,
-    /// A whole result: its position and what it is.
+    /// The last piece of a result, so the result is complete. The variant contains the number of the item and its
+    /// outcome.
     Result(u64, Outcome),
-    /// The ring has values that this module does not write.
+    /// The ring buffer contains data that the library does not write.
     Invalid,
 }
 

@@ -24,15 +24,15 @@ const OWNER_SHIFT: u32 = 4;
 /// The status of an item in the queue of a farm, from not yet read to delivered to the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ItemStatus {
-    /// The reader has not filled it.
+    /// The reader process has not read the item yet.
     Free = 0,
-    /// It can be taken.
+    /// The item can be taken by a worker.
     Ready = 1,
     /// A worker has taken it.
     Claimed = 2,
-    /// The master has the result.
+    /// The master process has received the result of the item.
     Returned = 3,
-    /// The result was delivered.
+    /// The result of the item was delivered to the program.
     Delivered = 4,
 }
 
@@ -72,11 +72,11 @@ impl ItemState {
 /// The result of the attempt of a worker to take an item from the queue ([`ItemQueue::take_next_item`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TakenItem {
-    /// The worker has taken the item at this position.
+    /// The worker has taken an item. The variant contains the number of the item.
     Item(u64),
     /// No item can be taken now.
     NothingYet,
-    /// No item will ever be there again.
+    /// No item can be taken now or later.
     End,
 }
 

@@ -56,22 +56,23 @@ pub(super) struct HostParameters {
     pub(super) file: RawFd,
     pub(super) socket: RawFd,
     pub(super) buffer: *const u8,
-    /// How many tasks may live at a time.
+    /// The maximum number of tasks that exist at the same time.
     pub(super) capacity: usize,
     /// The number of ranks.
     pub(super) size: u32,
-    /// The process that the host ends with, or 0.
+    /// The process id of the process whose end also ends the host. 0 if there is no such process.
     pub(super) launcher: i32,
     pub(super) heap_begin: u64,
-    /// The highest descriptor that may be open.
+    /// The highest number of a file descriptor that may be open.
     pub(super) highest_descriptor: RawFd,
     pub(super) auxiliary: AuxiliaryVector,
-    /// Whether a core dump of one task would end all tasks: Linux before 5.16.
+    /// Whether the core dump of one task would end all tasks. True on Linux before 5.16.
     pub(super) must_not_dump: bool,
     /// Whether the kernel gives huge pages to stacks (`MAP_STACK`) unless madvise(2) forbids it: Linux before 6.7. A
     /// huge page at the end of the stack would take 2 MiB for each task.
     pub(super) stacks_need_advice: bool,
-    /// Whether what ended tasks have mapped themselves is unmapped when no task lives. Otherwise it goes with the host.
+    /// Whether the host unmaps the memory that ended tasks have mapped themselves, whenever no task exists. If false,
+    /// this memory is freed at the end of the host.
     pub(super) frees_leftovers: bool,
     pub(super) nonce: u64,
 }

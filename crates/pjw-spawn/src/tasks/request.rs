@@ -34,19 +34,20 @@ pub(super) struct RequestHeader {
     pub(super) rank: u32,
     pub(super) argument_count: usize,
     pub(super) variable_count: usize,
-    /// The 64-bit words of the mask. 0 for the mask of the host.
+    /// The size of the affinity mask in 64-bit words. 0 if the task has the mask of the host.
     pub(super) mask_words: usize,
     pub(super) policy: Option<MemoryPolicy>,
-    /// Which streams come with the message.
+    /// Which of the standard streams (input, output, error) are sent with the message as descriptors.
     pub(super) streams: [bool; 3],
     pub(super) has_cgroup: bool,
-    /// The process that the task ends with, or 0.
+    /// The process id of the process whose end also ends the task. 0 if there is no such process.
     pub(super) launcher: i32,
     pub(super) blocked_signals: KernelSignals,
     pub(super) descriptor_limit: Option<(u64, u64)>,
-    /// The bytes of the working directory with its NUL byte. 0 for that of the host.
+    /// The size of the path of the working directory in bytes, with its NUL byte. 0 if the task has the working
+    /// directory of the host.
     pub(super) directory_bytes: usize,
-    /// The bytes of the arguments, the variables and the path of the program.
+    /// The size of the arguments, the variables and the path of the program in bytes.
     pub(super) string_bytes: usize,
     /// The name of the task in /proc/PID/comm, with NUL bytes at the end.
     pub(super) name: [u8; 16],
@@ -177,13 +178,12 @@ impl Request {
 /// is sent with the answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// The process, or 0. It ends by itself if there is an errno too.
+    /// The process id of the task. 0 if no process was made. If `errno` is not 0, the process ends by itself.
     pub(super) pid: u32,
     pub(super) step: u32,
     /// 0 if the task has begun its program.
     pub(super) errno: i32,
-    /// Whether the pidfd of the process comes with the message. Those of several answers are in the order of the
-    /// answers.
+    /// Whether the pidfd of the task is sent with the message. The pidfds in a message are in the order of the answers.
     pub(super) has_pidfd: bool,
     /// In the first answer: the address of the directory of the space.
     pub(super) directory: u64,

@@ -70,14 +70,14 @@ pub struct AddressSpace {
 /// The parameters of a new address space for tasks (processes that share their memory), such as the maximum number of
 /// tasks that run at the same time, and the number of ranks.
 pub(crate) struct SpaceParameters {
-    /// The most tasks that live at a time.
+    /// The maximum number of tasks that exist at the same time.
     pub(crate) capacity: usize,
     /// The number of ranks.
     pub(crate) size: u32,
-    /// Whether tasks may be started for as long as the address space is there. What tasks have left is then unmapped
-    /// whenever none lives.
+    /// Whether further tasks may be started as long as the address space exists. If true, memory that ended tasks have
+    /// left is unmapped whenever no task exists.
     pub(crate) is_lasting: bool,
-    /// Whether no other thread has the table of descriptors of the calling thread.
+    /// Whether the calling thread has a table of file descriptors that no other thread uses.
     pub(crate) has_own_table: bool,
 }
 

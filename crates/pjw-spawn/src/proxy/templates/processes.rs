@@ -30,13 +30,14 @@ pub(super) fn open_child(pid: i32) -> Result<Child, ForkError> {
     if child.is_own_or_ended() { Ok(child) } else { Err(ForkError::Ended) }
 }
 
-/// Returns the PUs that are online. Empty if the kernel does not tell.
+/// Returns the PUs (logical CPUs) that are online. Empty if the kernel does not report them.
 pub(super) fn online_cpus() -> CpuSet {
     let text = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     text.trim().parse().unwrap_or_default()
 }
 
-/// Whether a process has the streams 0 to 2. Without one, a received descriptor could take its number.
+/// Returns whether the process `pid` has standard input, output and error open. If one is closed, a descriptor that the
+/// process receives could get its number.
 pub(super) fn has_streams(pid: Pid) -> bool {
     (0..3).all(|number| fs::symlink_metadata(format!("/proc/{}/fd/{number}", pid.0)).is_ok())
 }

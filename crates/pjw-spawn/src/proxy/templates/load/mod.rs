@@ -40,17 +40,18 @@ const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
 pub(super) struct LoadedTemplate {
     pub(super) child: Child,
     pub(super) channel: Channel,
-    /// The number of the channel in the template.
+    /// The number of the descriptor by which the template receives messages, as the template uses it.
     pub(super) descriptor: u64,
     pub(super) block: TemplateBlock,
     pub(super) stack: EntryStack,
-    /// The arguments that the kernel has put before the given ones, for a script with `#!`.
+    /// For a script that begins with `#!`, the arguments that the kernel has inserted before the given arguments. Empty
+    /// for other programs.
     pub(super) interpreter: Vec<Vec<u8>>,
-    /// `None` if this kernel does not tell it.
+    /// The addresses that `/proc` shows for the template. `None` if the kernel does not report them.
     pub(super) memory_map: Option<MemoryMap>,
     /// Where the C library keeps the thread id. `None` if it has not been asked for it yet, as in a static program.
     pub(super) thread_id: Option<u64>,
-    /// The head and the length of the robust list.
+    /// The address and the length of the list of robust futexes, get_robust_list(2).
     pub(super) robust_list: (u64, u64),
 }
 

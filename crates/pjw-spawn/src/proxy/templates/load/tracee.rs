@@ -35,11 +35,11 @@ pub(in crate::proxy::templates) enum StopReason {
 /// Error: a traced process has ended, or can't be traced any longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::proxy::templates) enum TraceError {
-    /// It has ended with this status.
+    /// The process has exited. The variant contains the exit status.
     Exited(i32),
-    /// A signal has ended it.
+    /// A signal has killed the process. The variant contains the number of the signal.
     Killed(i32),
-    /// A call of ptrace(2), or an access to its memory, has failed.
+    /// A call of ptrace(2) or an access to the memory of the process has failed.
     Failed(Errno),
 }
 

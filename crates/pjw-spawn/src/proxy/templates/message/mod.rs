@@ -47,11 +47,13 @@ struct List {
 pub(super) struct CommonSetup {
     /// Where the C library keeps the thread id.
     pub(super) thread_id: Option<u64>,
-    /// The head and the length of the robust list, which a fork forgets.
+    /// The address and the length of the list of robust futexes, set_robust_list(2). A forked process does not inherit
+    /// it.
     pub(super) robust_list: (u64, u64),
-    /// The number of the channel in the template.
+    /// The number of the descriptor by which the template receives messages.
     pub(super) channel: u64,
-    /// The process id of the launcher, if the instance is to end with it.
+    /// The process id of the process that started the template, if the kernel is to kill the instance at its end.
+    /// Otherwise `None`.
     pub(super) launcher: Option<u64>,
 }
 
@@ -59,11 +61,12 @@ pub(super) struct CommonSetup {
 /// its program begins. This type contains the parameters of one instance.
 #[derive(Debug, Default)]
 pub(super) struct InstanceSetup {
-    /// The bytes of its mask, unless the process inherits it.
+    /// The affinity mask of the instance. `None` if the instance inherits the right mask.
     pub(super) mask: Option<Vec<u8>>,
-    /// The bytes of the set of its preferred NUMA node, and the length of the set in bits.
+    /// The set with the preferred NUMA node of the instance, and the length of the set in bits. `None` if the instance
+    /// inherits the memory policy.
     pub(super) nodes: Option<(Vec<u8>, u64)>,
-    /// The streams, each with the descriptor that it gets.
+    /// The standard streams that the instance does not inherit: the number of each stream, and its new descriptor.
     pub(super) streams: Vec<(u64, RawFd)>,
     /// The bytes of the map for `PR_SET_MM_MAP`, unless the process has inherited it.
     pub(super) memory_map: Option<Vec<u8>>,
