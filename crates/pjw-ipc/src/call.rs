@@ -20,14 +20,14 @@ pub enum Call {
     ListJobs,
     /// Returns one job, with one page of the processes that belong to the job.
     GetJob(GetJob),
-    /// Reads the memory of a job: what its processes have and what they share.
+    /// Measures the memory use of a job: how much memory its processes have, and how much of it they share.
     GetMemory(GetMemory),
     /// Grants cores to a job, and adds processes to the job. Creates the job if it does not exist.
     Assign(Assign),
     /// Releases a job: its cores become free. Its threads get back the affinity masks that they would have
     /// without pjw.
     Release(JobParameter),
-    /// Sets the number of cores that a job wants at present.
+    /// Sets the number of cores that a job can use at present.
     Want(Want),
     /// Promises cores to a service: the daemon keeps these cores for the service, also when the service does not run.
     Provision(Provision),
@@ -83,17 +83,18 @@ parameters! {
     GetMemory {
         /// The id of the job, such as `slurm:7`.
         job: String,
-        /// Whether only counters are read, and the shared part is estimated from them. If false, the kernel walks the
-        /// pages of all processes, which takes 20 to 35 us per MiB.
+        /// Whether pjwd only reads counters of the kernel, and estimates the shared memory. If false or `None`, the
+        /// kernel walks the pages of all processes, which takes 20 to 35 us per MiB.
         estimate: Option<bool>,
-        /// Whether the memory on each NUMA node is read too. The kernel then walks all pages once more.
+        /// Whether the memory on each NUMA node is measured too. If true, the kernel walks all pages once more.
         nodes: Option<bool>,
     }
-    /// The parameters of the method `Assign`, which grants cores to a job and adds processes to the job.
+    /// The parameters of the method `Assign`, which grants cores to a job and adds processes to the job. A value that
+    /// is `None` is not requested: an existing job keeps its value, and a new job has the default.
     Assign {
         /// The id of the job, such as `slurm:7`.
         job: String,
-        /// The requested number of cores, or of PUs (see `smt`). Excludes `cpus`.
+        /// The requested number of cores, or of PUs (logical CPUs): see `smt`. Excludes `cpus`.
         cores: Option<u32>,
         /// Whether everything that the job can have now is requested: what is free, and what the job holds already.
         /// Excludes `cores` and `cpus`.
@@ -106,7 +107,8 @@ parameters! {
         session: Option<u32>,
         /// The placement of the cores: `pack` (close together) or `spread` (evenly over the machine).
         policy: Option<String>,
-        /// The priority class of the job: `guaranteed`, `normal` or `besteffort`.
+        /// The priority class of the job: `guaranteed` (cores of its own, and idle ones may be lent), `normal` (cores
+        /// of its own, which are never lent) or `besteffort` (it borrows its cores).
         class: Option<String>,
         /// The unit of `cores` and `all_cores`: `whole` for cores (the default), `pus` for PUs.
         smt: Option<String>,
@@ -116,8 +118,8 @@ parameters! {
         bind_memory: Option<bool>,
         /// Whether the job's cores become an isolated cpuset partition.
         isolated: Option<bool>,
-        /// The rule by which a NUMA node is chosen for each new process of the job: `default`, `rr`, `ll`, `fill` or
-        /// `packed`.
+        /// The rule by which a NUMA node is chosen for each new process of the job: `default` (none is chosen), `rr`
+        /// (in turn), `ll` (least loaded), `fill` (one node after the other) or `packed` (that of the parent process).
         within_job: Option<String>,
         /// Whether the job must be new. If true, the call is refused if the job exists already.
         fresh: Option<bool>,
@@ -132,11 +134,11 @@ parameters! {
         /// The id of the job, such as `slurm:7`.
         job: String,
     }
-    /// The parameters of the method `Want`, which sets the number of cores that a job can use at present.
+    /// The parameters of the method `Want`, which tells the daemon how many cores a job can use at present.
     Want {
         /// The id of the job, such as `slurm:7`.
         job: String,
-        /// The number of cores that the job can use at present. `None` if it wants what it was granted.
+        /// The number of cores that the job can use at present. `None` if the job wants all cores that it was granted.
         cores: Option<u32>,
     }
     /// The parameters of the method `Provision`, which makes the daemon keep a number of cores for a service, such as
@@ -146,7 +148,8 @@ parameters! {
         job: String,
         /// The number of cores that are promised to the service.
         cores: u32,
-        /// The rule by which its processes are recognised, such as `unit=nginx.service`. `None` for no rule.
+        /// The rule by which the processes of the service are recognised, such as `unit=nginx.service`. With `None`, an
+        /// existing rule stays, and a new service has no rule.
         rule: Option<String>,
     }
     /// The parameters of the method `ExplainPid`, which explains why a process belongs to its job and has its
@@ -154,8 +157,7 @@ parameters! {
     ExplainPid {
         /// The pid of the process.
         pid: u32,
-        /// The last tid on the previous page of threads, after which the page starts. `None` for the first
-        /// page.
+        /// The last tid on the previous page of threads, after which the page starts. `None` for the first page.
         after_tid: Option<u32>,
     }
     /// The parameters of the method `GetReports`, which returns the reports of jobs that have ended.
@@ -350,7 +352,7 @@ pub enum CallError {
     MethodNotFound(String),
     /// A parameter is missing, unknown, or of the wrong type. The text is the name of the parameter.
     InvalidParameter(String),
-    /// The method sends a series of replies, but the client did not set `more` in the call.
+    /// The method sends a series of replies, but the client did not set the Varlink flag `more` in the call.
     ExpectedMore,
 }
 

@@ -33,7 +33,7 @@ pub enum ConnectError {
         /// The path of the daemon's socket to which the client tried to connect.
         path: PathBuf,
     },
-    /// The path of the daemon's socket is that of a file of another kind.
+    /// The file at the path of the daemon's socket is not a socket.
     #[error("{path} is not a socket, and pjwd listens on a socket: give its path with --socket or PJW_SOCKET", path = path.display())]
     NotASocket {
         /// The path to which the client tried to connect.
@@ -364,10 +364,13 @@ pub fn lock_dir(uid: u32) -> PathBuf {
     PathBuf::from(dir)
 }
 
-/// Returns the directory of a second lock file of the daemon of the user `uid`: `/tmp/pjwd-UID-lock`, or `None` for
-/// root. `/run/user/UID` appears with the first login of the user and vanishes with the last logout. So [`lock_dir`] is
-/// another directory before and after, and only this one is the same for all daemons of the user. Equal to [`lock_dir`]
-/// if `/run/user/UID` does not exist.
+/// Returns the directory of a second lock file of the daemon of the user `uid`: `/tmp/pjwd-UID-lock`. Returns `None`
+/// for root.
+///
+/// The result of [`lock_dir`] depends on whether `/run/user/UID` exists. This directory appears with the first login of
+/// the user and vanishes with the last logout. So a daemon that starts before the login and a daemon that starts after
+/// the login have different directories from [`lock_dir`]. The directory from this function is the same for both. It
+/// equals the one from [`lock_dir`] if `/run/user/UID` does not exist.
 #[must_use]
 pub fn lasting_lock_dir(uid: u32) -> Option<PathBuf> {
     (uid != 0).then(|| PathBuf::from(format!("/tmp/pjwd-{uid}-lock")))

@@ -6,11 +6,13 @@ use serde::{Deserialize, Serialize};
 /// owners) do not use. The field names are part of the public JSON format.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Lending {
-    /// The reason why such cores are not lent on this machine, as text for users. Empty if they are lent.
+    /// The reason why pjwd lends no cores on this machine, as text for users. Empty if pjwd lends cores.
     pub why_not: String,
-    /// How the daemon learns that an owner needs a lent core: `reported` (a BPF program reports the owner's wake-up),
-    /// `sampled` (the daemon samples the CPU time of the owner), or `unknown` (the daemon has not tried to load the BPF
-    /// program, because no job could borrow a core yet).
+    /// How the daemon detects that an owner needs a lent core:
+    ///
+    /// - `reported`: a BPF program reports that a thread of the owner runs on the lent core.
+    /// - `sampled`: the daemon regularly reads the CPU time of the owner.
+    /// - `unknown`: the daemon has not tried to load the BPF program yet, because no job could borrow a core.
     pub demand: String,
     /// The reason why `demand` is `sampled`, as text for users. Empty otherwise.
     pub why_sampled: String,

@@ -12,7 +12,7 @@ pub struct Report {
     pub owner: u32,
     /// The CPUs that the job held last, as a CPU list such as `0-3,8`. Empty if it never held any.
     pub cpus: String,
-    /// The largest number of cores that the job held.
+    /// The largest number of cores that the job held at one time.
     pub cores: u32,
     /// The time at which pjw detected or created the job, in the format of RFC 3339, in UTC.
     pub started: String,
@@ -33,7 +33,7 @@ pub struct Report {
     pub cpus_held_mean: Thousandths,
     /// The mean number of CPUs that the job used.
     pub cores_used_mean: Thousandths,
-    /// The number of CPUs that the job exceeded for at most 5 % of the time.
+    /// The 95th percentile of the number of CPUs that the job used: it used more CPUs for at most 5 % of the time.
     pub cores_used_p95: Thousandths,
     /// The time for which the job used each number of CPUs, in ascending order of the numbers. At most 18 entries.
     /// Empty in a report of an older version of pjwd.
@@ -54,9 +54,10 @@ pub struct Report {
     /// The length of the longest serial phase, in seconds. 0 in a report of an older version of pjwd.
     #[serde(default)]
     pub serial_longest_s: Thousandths,
-    /// The number of repairs by pjw, such as of masks and cpusets.
+    /// The number of repairs by pjw. Most repairs restore an affinity mask, a cpuset or the cgroup of a process that
+    /// another program had changed. A few give other CPUs to threads that their program had bound to overloaded CPUs.
     pub repairs: u32,
-    /// The number of attempts to leave the cores of the job.
+    /// The number of attempts by programs of the job to leave the cores of the job.
     pub violations: u32,
     /// The largest memory use of the job, in bytes. `None` if the memory use was not measured. `memory_peak_source`
     /// names the method.
@@ -81,8 +82,17 @@ pub struct Report {
     /// sizes. `cgroup`: an estimate, as a share of the anonymous memory. `None` if `shared_permille` is `None`.
     #[serde(default)]
     pub shared_source: Option<String>,
-    /// The verdict: `serial`, `oversubscribed`, `bound`, `waiting` or `fine`. `None` for a job that was too
-    /// short to judge, that held no cores, or that was a provision.
+    /// The verdict (how well the job used its cores):
+    ///
+    /// - `serial`: fewer threads ran than the job had cores.
+    /// - `oversubscribed`: more threads wanted to run than the job had CPUs.
+    /// - `bound`: threads waited although cores of the job were idle, because their program had bound them to other
+    ///   cores.
+    /// - `waiting`: the threads waited for something other than a core, or for other programs on the cores of the job.
+    /// - `fine`: the job used its cores.
+    ///
+    /// `None` if pjw gave no verdict. Examples are a job that ran for less than 10 s, a job that held no cores, and a
+    /// provision (cores that pjw keeps for a service, which may be idle).
     pub verdict: Option<String>,
     /// The reason why `verdict` is `None`, as a part of a sentence. `None` if the report has a verdict, or if an older
     /// version of pjwd made the report.

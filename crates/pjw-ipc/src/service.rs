@@ -76,8 +76,8 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Returns whether the client belongs to root or to the user of this process. Such a client is an administrator, and
-    /// the limits for users do not apply to it.
+    /// Returns whether the client runs as root or as the user of this process (the server). If true, the client is an
+    /// administrator, and the limits for users do not apply to this client.
     #[must_use]
     pub fn is_of_root_or_own_user(self) -> bool {
         self.uid == 0 || self.uid == geteuid().as_raw()
@@ -98,7 +98,10 @@ pub enum Replies {
 /// The part of a server that computes the replies to the calls of clients. The server handles the connections and the
 /// protocol, and passes each call to an implementation of this trait.
 pub trait Service: 'static {
-    /// Computes the result of the method call `call` from the client `peer`. `more` is true if the client
-    /// accepts several replies to this call. An error is sent to the client as the reply.
+    /// Computes the result of the method call `call` from the client `peer`. `more` is true if the client accepts
+    /// several replies to this call.
+    ///
+    /// # Errors
+    /// If the call is refused or fails. The server sends the error to the client as the reply.
     fn call(&self, peer: Peer, call: Call, more: bool) -> impl Future<Output = Result<Replies, CallError>>;
 }

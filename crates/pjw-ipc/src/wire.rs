@@ -38,10 +38,9 @@ wire! {
         /// How the daemon detects new processes: `netlink` (the kernel reports process events) or `polling`
         /// (of `/proc`).
         discovery: String,
-        /// The host name, the PUs, and the numbers of cores, packages, NUMA nodes and L3 caches of the
-        /// machine.
+        /// The host name, the PUs, and the numbers of cores, packages, NUMA nodes and L3 caches of the machine.
         node: Node,
-        /// The housekeeping PUs, the free PUs, and the PUs that are granted to jobs.
+        /// The PUs that are reserved for the system, the free PUs, and the PUs that are granted to jobs.
         pool: Pool,
         /// The largest requests for cores that the free cores can serve now.
         fits: Fits,
@@ -51,12 +50,12 @@ wire! {
         warnings: Vec<Warning>,
         /// All cores of the machine, in hwloc's logical order.
         cores: Vec<Core>,
-        /// The directory with the files of each job, in a directory named as the job, such as `/run/pjwd/jobs`.
+        /// The directory, such as `/run/pjwd/jobs`, that has a subdirectory with files for each job.
         #[serde(default)] job_files: String,
         /// The environment variables that tell a program the size of its job, each as `NAME=cores` or `NAME=pus`.
         /// `None` if the daemon is older than this field.
         #[serde(default)] variables: Option<Vec<String>>,
-        /// How cores are lent. `None` if the daemon is older than this field.
+        /// Whether and how pjwd lends idle cores to other jobs. `None` if the daemon is older than this field.
         #[serde(default)] lending: Option<Lending>,
     }
     /// The machine: its host name, its PUs, and the numbers of its cores, packages, NUMA nodes and L3 caches.
@@ -83,7 +82,7 @@ wire! {
         free: String,
         /// The PUs that are granted to jobs.
         allocated: String,
-        /// Those of the granted PUs that other jobs borrow from their owners.
+        /// The lent PUs: those PUs in `allocated` that a job leaves idle, and that pjwd lends to another job.
         lent: String,
     }
     /// The sizes, in whole cores, of the largest requests that the free cores can serve now: inside one L3 cache, one
@@ -110,8 +109,7 @@ wire! {
         /// hwloc's logical index of the L3 cache that contains the core. `None` if unknown.
         l3: Option<u32>,
     }
-    /// A job on this machine: its request, the PUs that are granted to it, and counts of its processes and
-    /// threads.
+    /// A job on this machine: its request, the PUs that are granted to it, and counts of its processes and threads.
     Job {
         /// The id of the job, in the form `SOURCE:NAME`, such as `slurm:4711`.
         id: String,
@@ -122,8 +120,8 @@ wire! {
         /// The state of the job:
         ///
         /// - `running`: it holds PUs and has processes.
-        /// - `reserved`: it holds PUs and has no process.
-        /// - `waiting`: it waits for cores. A job of the class besteffort is frozen meanwhile, if `starved` says so.
+        /// - `reserved`: it has no process. It holds PUs, or (class besteffort) gets PUs when it has a process.
+        /// - `waiting`: it waits for cores. The key `starved` says whether a besteffort job is frozen meanwhile.
         /// - `observed`: the number of cores that it needs is unknown.
         /// - `released`: a command took its PUs back, although its batch system still runs the job.
         state: String,
@@ -151,8 +149,7 @@ wire! {
         hot: u32,
         /// The number of threads of the job that pjwd has pinned to one PU.
         pinned: u32,
-        /// The number of threads of the job whose effective affinity mask contains PUs that are not granted
-        /// to the job.
+        /// The number of threads of the job whose effective affinity mask contains PUs that are not granted to the job.
         violations: u32,
         /// The number of the owner's processes that belong to no job, plus the number of processes of the job
         /// outside the cgroup that the batch system made for the job.
@@ -163,14 +160,14 @@ wire! {
         borrowed: String,
         /// Those of the PUs in `cpus` that other jobs borrow from this job.
         lent: String,
-        /// The rule by which the processes of a provision are recognised. Empty if it has no rule. `None` if the job is
-        /// not a provision.
+        /// The rule by which the processes are recognised, if the job is a provision (cores that pjwd keeps for a
+        /// service). Empty for a provision without a rule. `None` if the job is not a provision.
         provision: Option<String>,
-        /// The number of cores that the job can use at present, as its owner or a program in it said. At most what
-        /// the job may have. `None` if it wants what it was granted.
+        /// The number of cores that the job can use at present, as a user or a program of the job told pjwd. At most
+        /// the number that the job may have. `None` if nothing was told: the job wants the cores that it was granted.
         wants: Option<u32>,
-        /// The rule by which a NUMA node is chosen for each new process of the job: `rr`, `ll`, `fill` or `packed`.
-        /// `None` if no rule was requested.
+        /// The rule by which a NUMA node is chosen for each new process of the job: `rr` (in turn), `ll` (least
+        /// loaded), `fill` (one after the other) or `packed` (that of the parent). `None` if no rule was requested.
         #[serde(default)] within_job: Option<String>,
     }
     /// A lasting condition that needs the attention of an administrator.
@@ -200,9 +197,9 @@ wire! {
         /// - `cgroup`: the process is in the cgroup of the job, or has the group id that Grid Engine gave to the job.
         /// - `parent`: the parent of the process belongs to the job.
         /// - `session`: the session or process group belongs to the job.
-        /// - `provision`: the rule of a provision matches the process.
+        /// - `provision`: the process matches the rule of a provision (cores that pjwd keeps for a service).
         /// - `environment`: a variable in the environment names the job.
-        /// - `adopted`: its user has exactly one job, and the option `adopt_strays` is on.
+        /// - `adopted`: the user of the process has exactly one job, and the option `adopt_strays` is on.
         evidence: String,
         /// The threads of the process.
         threads: Vec<Thread>,
@@ -234,9 +231,9 @@ wire! {
         page_tables: u64,
         /// The memory that is swapped out.
         swap: u64,
-        /// The largest amount that the job used: of its memory cgroup, or of all readings without one.
+        /// The largest memory use so far: of the job's own memory cgroup, or else of all readings. `None` if unknown.
         peak: Option<u64>,
-        /// The memory that the job can still get: what its memory cgroup or the machine has left.
+        /// The memory that the job can still get: what its cgroup or the machine has left, whichever is less.
         available: u64,
         /// The number of address spaces. Processes that share one are counted once in all sums. A process that could
         /// not be compared with others counts as one.
@@ -245,40 +242,40 @@ wire! {
         by_node: BTreeMap<String, u64>,
         /// The processes with the most memory, at most 1,000, ascending by pid.
         processes: Vec<ProcessMemory>,
-        /// The number of further processes. The sums include them.
+        /// The number of processes that are not in `processes`. The sums include their memory.
         more_processes: u32,
         /// The number of processes that ended during the reading.
         gone: u32,
-        /// The processes whose memory could not be read. The sums do not include them.
+        /// The processes whose memory could not be read. The sums do not include their memory.
         denied: Vec<MemoryDenied>,
         /// The latest readings of this job, oldest first.
         history: Vec<MemorySample>,
-        /// A prediction that the memory will not suffice, and what to do. `None` if it suffices.
+        /// The warning that the job will probably run out of memory, and the remedy. `None` if this is not predicted.
         warning: Option<Warning>,
-        /// The processes most of whose memory is on NUMA nodes where none of their hot threads runs. Empty if the
-        /// memory on each NUMA node was not requested, or if the daemon is older than this field.
+        /// The processes with most of their memory on NUMA nodes where none of their hot (mostly running) threads runs.
+        /// Empty if the memory on each NUMA node was not requested, or if the daemon is older than this field.
         #[serde(default)] far: Vec<FarMemory>,
         /// The address spaces whose threads wait for one another to map memory. Empty with the source `cgroup`.
         #[serde(default)] map_lock_waits: Vec<MapLockWaits>,
     }
     /// An address space whose active threads wait for one another to map memory (mmap(2), munmap(2), page faults).
     MapLockWaits {
-        /// The processes with these threads, ascending by pid. They share the address space.
+        /// The pids of the processes that share this address space and have active threads, ascending.
         pids: Vec<u32>,
-        /// The number of active threads.
+        /// The number of threads that were active: running, waiting for a PU, or in uninterruptible sleep.
         threads: u32,
         /// The diagnosis, in one sentence.
         text: String,
         /// What the user can do.
         remedy: String,
     }
-    /// A process most of whose memory is on NUMA nodes where none of its hot threads runs.
+    /// A process with most of its memory on NUMA nodes where none of its hot threads runs (hot: mostly running).
     FarMemory {
         /// The process id.
         pid: u32,
-        /// The number of its hot threads.
+        /// The number of hot threads of the process: threads that run or wait for a PU most of the time.
         busy_threads: u32,
-        /// The NUMA nodes in which these threads ran last.
+        /// The NUMA nodes in which the hot threads ran last, by the kernel's numbers.
         thread_nodes: Vec<u32>,
         /// The NUMA node with most of the far memory.
         memory_node: u32,
@@ -373,15 +370,17 @@ wire! {
     }
     /// A change of an affinity mask or a cpuset that the daemon would make next.
     Action {
-        /// The kind of change. Changes of a mask: `confine`, `repair`, `pin`, `float`, `unbind`, `keep-off`
-        /// or `restore`. Changes of a cpuset: `raise` (create), `admit` (move a process in), `return` (move a
-        /// process back), `open` (remove the limit) or `raze` (remove).
+        /// The kind of change. Changes of a mask: `confine` (to the PUs of the job), `repair` (confine again), `pin`
+        /// (to one PU), `float` (end a pin), `unbind` (from PUs with too many running threads), `rebind` (end an
+        /// unbind), `override` (replace the program's mask), `keep-off` (keep off the PUs of jobs) or `restore` (the
+        /// original mask). Changes of a cpuset: `raise` (create, or change its PUs), `admit` (move a process in),
+        /// `return` (move a process back), `open` (remove the limit) or `raze` (remove).
         action: String,
         /// The id of the job.
         job: String,
-        /// The process id.
+        /// The process id. 0 for a change of a cpuset that moves no process.
         pid: u32,
-        /// The thread id.
+        /// The thread id. For a change of a cpuset, the same number as `pid`.
         tid: u32,
         /// The effective mask of the thread before the change. For a change of a cpuset, a cgroup path: of
         /// the cpuset, or of the cgroup that the process leaves.
@@ -426,14 +425,13 @@ wire! {
         #[serde(default)] dies: u32,
         /// The number of NUMA nodes with PUs: each is the nearest NUMA node of at least one PU.
         numa_nodes: u32,
-        /// The number of NUMA nodes without PUs, such as CXL memory: none of them is the nearest NUMA node of
-        /// a PU.
+        /// The number of NUMA nodes without PUs, such as CXL memory: none of them is the nearest NUMA node of a PU.
         #[serde(default)] memory_nodes: u32,
         /// The number of L3 caches.
         l3: u32,
         /// The number of physical cores.
         cores: u32,
-        /// The number of PUs.
+        /// The number of PUs (logical CPUs).
         pus: u32,
         /// The numbers of PUs per core that occur on this machine, each number once: `[1, 2]` if some cores
         /// have one PU and others two.
@@ -462,8 +460,7 @@ wire! {
         kind: String,
         /// The number that identifies the part among the parts of its kind.
         number: u32,
-        /// The PUs of the part, in the kernel's list format. For a NUMA node without PUs, the PUs near its
-        /// memory.
+        /// The PUs of the part, in the kernel's list format. For a NUMA node without PUs, the PUs near its memory.
         cpus: String,
         /// The local memory of a NUMA node, in bytes. 0 for a part of another kind.
         memory_bytes: u64,
