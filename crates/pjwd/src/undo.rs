@@ -48,8 +48,9 @@ pub struct ReleaseSummary {
     /// Sentences for the user, for example about records that could not be used or processes whose masks may
     /// be wrong.
     pub remarks: Vec<String>,
-    /// Whether all changes of the earlier pjwd were undone. True if the records of the earlier pjwd were found, and no
-    /// mask of unknown origin is left.
+    /// Whether all changes of the earlier pjwd were undone. False if neither records nor cpusets of the earlier pjwd
+    /// were found. Also false if a process may still have an affinity mask from the earlier pjwd, or if not all
+    /// processes could be searched for such masks.
     pub is_complete: bool,
 }
 

@@ -141,9 +141,8 @@ pub struct Settings {
     /// user that exceeds this number is refused. 0 means that only administrators may assign cores. The jobs that a
     /// batch system starts for the user are counted, but never refused.
     pub user_max_cores: u32,
-    /// `reservation_timeout`: the longest time that a reservation keeps its cores without a process. A
-    /// reservation is a job that was created before its processes. After this time, the job ends and its
-    /// cores are free.
+    /// `reservation_timeout`: the longest time that a reservation keeps its cores without a process. A reservation is a
+    /// job that was created before its processes. After this time, the job ends and its cores are free.
     pub reservation_timeout: Duration,
     /// `report_keep`: the maximum number of reports of ended jobs that are kept. The oldest is dropped first. 0 if
     /// no job leaves a report.
@@ -180,16 +179,16 @@ pub struct Settings {
     pub provisions: Vec<ProvisionSettings>,
     /// `run.variables`: the environment variables that tell a program in a job how many cores or PUs it has.
     pub cpu_count_variables: Vec<CpuCountVariable>,
-    /// `memory.…`: when the memory of jobs is read without a request.
+    /// `memory.…`: how often pjwd measures the memory use of jobs without a request of a client, and how much CPU time
+    /// this may take.
     pub memory: MemorySettings,
     /// `metrics.…`: the file and the addresses at which metrics are published.
     pub metrics: MetricsSettings,
     /// `sources.NAME.enabled`: the batch systems whose jobs pjwd detects. `NAME` is the name of a batch
     /// system.
     pub enabled_sources: BTreeSet<JobSource>,
-    /// `sources.NAME.cores`: for each batch system, the number of cores that a job of this batch system gets
-    /// if the number that it needs is unknown. Without an entry for its batch system, such a job gets no
-    /// cores.
+    /// `sources.NAME.cores`: for each batch system, the number of cores for a job that does not say how many cores it
+    /// needs. If its batch system has no entry here, this job gets no cores.
     pub source_cores: BTreeMap<JobSource, u32>,
 }
 

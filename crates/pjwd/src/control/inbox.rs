@@ -26,7 +26,7 @@ pub enum EventLoopMessage {
         /// executed the command.
         reply: oneshot::Sender<Result<Reply, Refusal>>,
     },
-    /// Answer a query about details of the loop's state.
+    /// Answer a query about details that only the event loop has.
     Query {
         /// The query: which details the client requests.
         query: Query,
@@ -42,13 +42,14 @@ pub enum EventLoopMessage {
     /// At least one file of the daemon was removed. If a file of the journal is missing, write the journal
     /// again. (The journal has the records of the changes that pjwd makes.)
     CheckJournal,
-    /// The memory of a job was read.
+    /// The memory use of a job was measured.
     MemoryWasRead {
         /// The id of the job.
         job: JobId,
-        /// When the job began, as the status shows it. A later job may have the same id.
+        /// The start time of the job, as the text in the status. It distinguishes the job from a later job with the
+        /// same id.
         since: String,
-        /// What the reading found.
+        /// The result of the measurement.
         figures: MemoryReading,
     },
     /// The present warnings of another part of the daemon. They replace all earlier warnings of the same part.

@@ -45,8 +45,8 @@ pub fn make_default_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
 }
 
 /// Creates the directory `dir` for the state files of the daemon of the user `uid`, with its missing parent
-/// directories, and logs that. An existing directory is kept. Then checks that no other user can replace files in
-/// `dir`.
+/// directories. Logs the creation of `dir`. An existing directory is kept. Then checks that no other user can replace
+/// files in `dir`.
 ///
 /// # Errors
 /// If the directory can't be created, or another user can replace files in it.
@@ -67,7 +67,8 @@ pub fn is_missing(dir: &Path) -> bool {
         && std::fs::symlink_metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Logs that a directory which the user named was created: the path may be a mistake.
+/// Logs that pjwd created the directory `dir`. The user chose its path, and can see from the log whether the path is a
+/// mistake.
 pub fn log_new_directory(dir: &Path) {
     info!(directory = %dir.display(), "the directory was missing; it was made");
 }

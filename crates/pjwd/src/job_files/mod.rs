@@ -45,8 +45,8 @@ pub struct JobFilesContent {
     /// The core map of the job: its CPUs, as the daemon publishes them in the files `cpus`, `coremap.json`
     /// and `coremap`.
     pub core_map: CoreMap,
-    /// The last number of cores that a program or a command gave as the number that the job wants. It can be larger
-    /// than the number that the job may have. `None` if no number was given: the job wants the cores that it was
+    /// The number of cores that the job wants, as a program or a command last told the daemon. It can be larger than
+    /// the number that the job may have. `None` if nobody told a number: the job then wants the cores that it was
     /// granted.
     pub wanted: Option<u32>,
 }
@@ -63,8 +63,9 @@ pub struct WantedCoresUpdate {
     pub cores: Option<u32>,
 }
 
-/// The files in `STATE_DIR/jobs/ID`, one directory for each job. pjwd writes the cores of the job to them. The job's
-/// programs write the number of cores that the job wants to the file `want`.
+/// The files of all jobs: one directory `STATE_DIR/jobs/ID` for each job, where STATE_DIR is the state directory of the
+/// daemon and ID is the id of the job. pjwd writes the cores of the job to files there. The programs of the job write
+/// the number of cores that the job wants to the file `want`.
 #[derive(Debug)]
 pub struct JobFiles {
     /// The directory `STATE_DIR/jobs`.
@@ -265,9 +266,10 @@ impl JobFiles {
         self.jobs.get_mut(id).map(|job| job.write_files(id, &mut self.root, &mut self.watch))
     }
 
-    /// Gives back the space of each file `want` that takes more than a number needs. Must be called when the file
-    /// system is full: a program of one job may have filled it by this file, and the other jobs and the journal need
-    /// the space. Reads the size of the file `want` of every job.
+    /// Frees the disk space of each file `want` that is larger than a number of cores can be. Programs write the number
+    /// of cores that their job wants into this file. Must be called when the file system is full. A program of one job
+    /// may have filled the file system with this file, and the other jobs and the journal (the records of pjwd's
+    /// changes) need the space. Reads the size of the file `want` of every job.
     pub fn give_back_space_of_want_files(&mut self) {
         for job in self.jobs.values_mut() {
             if let Some(directory) = &job.directory {

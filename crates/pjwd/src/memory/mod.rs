@@ -14,8 +14,8 @@ use std::time::Duration;
 /// request of a client, and how much CPU time these measurements can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemorySettings {
-    /// `memory.sample`: the time between two readings of a job. `None` if only the small estimates for the reports are
-    /// read without a request.
+    /// `memory.sample`: the time between two measurements of the memory use of a job. `None` if pjwd makes no such
+    /// measurements. It then only makes the cheap estimates for the reports of ended jobs.
     pub sample_interval: Option<Duration>,
     /// `memory.budget_permille`: the share of the CPU time of one PU (logical CPU) that these measurements may use, in
     /// permille.

@@ -119,7 +119,8 @@ pub struct MemoryReader {
     measure: Measure,
     check_interval: Duration,
     blocked_at: fn(&Progress) -> Option<(Pid, u64)>,
-    /// The turns of the callers. A caller requests a reading only in its turn.
+    /// The queue of the callers that wait for this reader. A caller must have a turn from this queue before it calls
+    /// [`MemoryReader::request_reading`].
     pub turns: TurnQueue,
 }
 
@@ -146,11 +147,15 @@ impl MemoryReader {
     /// of processes, the thread stops before the next process. The result is then [`ReadingError::Abandoned`].
     ///
     /// # Errors
-    /// The future returns [`ReadingError::NoThread`] if the background thread can't be started or has ended.
-    /// [`ReadingError::Blocked`] if the thread waited for at least 5 s for the lock of a process: later readings leave
-    /// out this process, and all others of the job that are blocked, until the lock is released.
-    /// [`ReadingError::TooManyBlocked`] if 8 readings wait for locks, or if those of this owner's jobs are as many as
-    /// may still be added. Otherwise, the errors of [`measure_job_memory`].
+    /// The future returns one of these errors:
+    ///
+    /// - [`ReadingError::NoThread`] if the background thread can't be started or has ended.
+    /// - [`ReadingError::Blocked`] if the thread waited for at least 5 s for the memory lock of a process
+    ///   (`mmap_lock`). Later measurements leave out this process until the lock is released.
+    /// - [`ReadingError::TooManyBlocked`] if too many threads already wait for such locks. At most 8 threads may wait.
+    ///   If `n` of them wait for processes of the jobs of `owner`, at least `n + 1` places must be free, so that other
+    ///   users get places too.
+    /// - The errors of [`measure_job_memory`].
     pub fn request_reading(
         &self,
         owner: u32,

@@ -118,6 +118,8 @@ impl MemoryRecords {
     /// Stores `reading`, a measurement of the memory use of the job `job`, and returns it as an `Arc`. Also updates the
     /// prediction of a memory shortage:
     ///
+    /// - The prediction needs the private memory of the workers. A worker is a process of the job with much memory that
+    ///   no other process maps.
     /// - A reading of the kind [`ReadingKind::Estimate`] is less exact than one that read the pages of the processes.
     ///   So an estimate changes the prediction only if the last reading of pages with workers is at least five minutes
     ///   old.
@@ -234,9 +236,11 @@ impl MemoryRecords {
     }
 
     /// Removes the prediction of a memory shortage for the job `job`, if the newest stored measurement of the private
-    /// memory of its workers is more than 20 minutes old. [`MemoryRecords::add`] does this itself. So call this
-    /// function only after a measurement of the kind [`ReadingKind::Counters`], which is not stored. `now` is the
-    /// current time in ns since boot.
+    /// memory of its workers is more than 20 minutes old. A worker is a process of the job with much memory that no
+    /// other process maps. `now` is the current time in ns since boot.
+    ///
+    /// [`MemoryRecords::add`] does the same. So this function is needed only after a measurement of the kind
+    /// [`ReadingKind::Counters`], which is not stored.
     pub fn remove_outdated_shortage_prediction(&mut self, job: &JobId, now: Nanos) {
         if let Some(record) = self.jobs.get_mut(job) {
             record.remove_outdated_shortage_prediction(now);

@@ -240,7 +240,7 @@ impl EventLoop {
     }
 
     /// Waits for messages, process events and timers, and handles them. Blocks the calling thread until a
-    /// [`EventLoopMessage::Stop`] arrives. Returns whether there are records of changes that are still to be undone.
+    /// [`EventLoopMessage::Stop`] arrives. Returns whether pjwd leaves changes, such as the affinity masks of jobs.
     pub fn run(&mut self) -> bool {
         loop {
             let cpu_before = clock::own_thread_cpu_time();

@@ -22,7 +22,7 @@ use tracing::{debug, warn};
 /// The shortest time between two checks whether the event loop still has its mask.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The affinity masks of the threads of this daemon.
+/// The affinity masks of the threads of this daemon. [`DaemonMask::update_masks`] sets them.
 #[derive(Debug)]
 pub struct DaemonMask {
     binding: Binding,
@@ -44,8 +44,10 @@ struct Binding {
 }
 
 impl DaemonMask {
-    /// Records the mask with which pjwd was started, and binds this thread to the PUs in `housekeeping`, if there are
-    /// any. Must be called before the daemon starts other threads: they inherit the mask. A failure is logged.
+    /// Records the affinity mask with which pjwd was started. Then binds this thread to the PUs in `housekeeping`
+    /// (logical CPUs that are reserved for the system). If `housekeeping` is empty, the mask stays. Must be called
+    /// before the daemon starts other threads, because these inherit the mask. If the thread can't be bound, logs the
+    /// error.
     #[must_use]
     pub fn bind_at_start(housekeeping: &CpuSet) -> Self {
         let start_mask = narrow_start_mask();
@@ -65,18 +67,22 @@ impl DaemonMask {
         }
     }
 
-    /// Sets the affinity masks of the daemon's threads, if the PUs on which they should run have changed. With
-    /// housekeeping PUs, these are the housekeeping PUs. Otherwise, if a thread has the real-time priority, these are
-    /// the free PUs in the daemon's start mask. In all other cases, and if no such PU is free, it is the start mask.
+    /// Sets the affinity masks of the daemon's threads, if the PUs (logical CPUs) on which the threads should run have
+    /// changed. The first case that applies determines these PUs:
+    ///
+    /// 1. The online housekeeping PUs (reserved for the system), if there are any.
+    /// 2. The free PUs in the start mask, if a thread of the daemon has the real-time priority and such a PU is free.
+    ///    The start mask is the affinity mask with which pjwd was started.
+    /// 3. The start mask.
     ///
     /// `pool` has the housekeeping PUs and the PUs that jobs hold. `threads_without_priority` contains the threads that
     /// have lost the real-time priority because they exceeded a limit
-    /// ([`RealtimePriority::lowered_threads`](super::realtime::RealtimePriority::lowered_threads)). Without
-    /// housekeeping PUs, these threads get the start mask. It is `None` if no thread has the real-time priority.
+    /// ([`RealtimePriority::lowered_threads`](super::realtime::RealtimePriority::lowered_threads)). In the second case,
+    /// these threads get the start mask. `threads_without_priority` is `None` if no thread has the real-time priority.
     ///
     /// Must be called before each sleep of the event loop. `now` is the current time. If nothing has changed, makes at
-    /// most one system call per second: while the threads are bound, it checks that the mask of the event loop was not
-    /// reset.
+    /// most one system call per second: while the threads are bound, this call checks that no other program changed the
+    /// mask of the event loop.
     pub fn update_masks(
         &mut self,
         pool: &PuPool,

@@ -102,24 +102,28 @@ enum Monitor {
     Loaded(Box<dyn LentCpuMonitorInterface>),
 }
 
-/// The interface of a monitor that reports when a job runs on PUs that it lends to other jobs. [`OwnerCpuSampler`] uses
-/// the monitor to decide when a job needs its lent PUs back. The daemon uses [`LentCpuMonitor`] (a BPF program). Tests
-/// with a simulated machine have an implementation of their own.
+/// A monitor of the lent PUs: PUs (logical CPUs) that a job, the owner, lends to another job. The monitor reports a
+/// lent PU when a thread of the owner runs on it. [`OwnerCpuSampler`] uses the monitor to decide when an owner needs
+/// its lent PUs back. The daemon uses [`LentCpuMonitor`] (a BPF program). Tests with a simulated machine have an
+/// implementation of their own.
 pub trait LentCpuMonitorInterface: std::fmt::Debug + Send {
-    /// Sets the lent PUs. The value for each PU says how many PUs its owner has ([`LentCpuMonitor::set_lent_pus`]).
+    /// Sets the lent PUs: the PUs that a job (the owner) lends to another job. The value for each PU is the number of
+    /// all PUs of the owner ([`LentCpuMonitor::set_lent_pus`]).
     ///
     /// # Errors
     /// If the PUs can't be monitored.
     fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable>;
 
-    /// Returns the lent PUs, as passed to the last call of [`LentCpuMonitorInterface::set_lent_pus`].
+    /// Returns `lent` of the last call of [`LentCpuMonitorInterface::set_lent_pus`]: the PUs that jobs lend to other
+    /// jobs. The value for each PU is the number of all PUs of the lending job.
     fn lent_pus(&self) -> &BTreeMap<Pu, u32>;
 
-    /// Returns the file descriptor that poll(2) shows as readable when a PU is reported. `None` if the monitor has no
-    /// file descriptor, as on a simulated machine.
+    /// Returns the file descriptor that poll(2) shows as readable when the monitor has reported a PU. `None` if the
+    /// monitor has no file descriptor, as on a simulated machine.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Returns the PUs that were reported since the last call ([`LentCpuMonitor::take_reported_pus`]).
+    /// Returns the lent PUs on which threads of the owner (the lending job) ran, as reported since the last call of
+    /// this function ([`LentCpuMonitor::take_reported_pus`]).
     fn take_reported_pus(&mut self) -> CpuSet;
 
     /// Lets the monitor report each PU in `cpus` once more ([`LentCpuMonitor::report_again`]).
@@ -128,7 +132,7 @@ pub trait LentCpuMonitorInterface: std::fmt::Debug + Send {
     /// If the PUs can't be monitored.
     fn report_again(&mut self, cpus: &CpuSet) -> Result<(), LentCpuMonitorUnavailable>;
 
-    /// Returns how long the owner has run on each lent PU ([`LentCpuMonitor::owner_run_times`]).
+    /// Returns how long the owner (the lending job) has run on each lent PU ([`LentCpuMonitor::owner_run_times`]).
     fn owner_run_times(&self) -> Vec<OwnerRunTime>;
 }
 

@@ -153,8 +153,8 @@ impl RealtimePriority {
     }
 
     /// Takes the real-time priority from each thread that has used up its budget of CPU time. Each second adds 300 ms
-    /// to the budget. Gives the real-time priority back to each thread whose budget has at least 25 ms. `now` is the
-    /// current time.
+    /// to the budget of each thread. Gives the real-time priority back to each thread whose budget has at least 25 ms
+    /// again. `now` is the current time.
     ///
     /// A thread that ran for 50 ms without sleeping has already lost the real-time priority: the kernel sent SIGXCPU,
     /// and the signal handler set SCHED_OTHER. The kernel also raised `RLIMIT_RTTIME`, and this function sets the

@@ -19,8 +19,8 @@ use crate::metrics::counters::CycleCause;
 /// cause cycles, but are not stored here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DueScans {
-    /// Whether the scan of the processes of jobs is due. It reads no others. The configuration key `interval` is the
-    /// time between two such scans.
+    /// Whether the scan of the processes of jobs is due. This scan reads no other processes. The configuration key
+    /// `interval` is the time between two such scans.
     pub job_processes_scan_due: bool,
     /// Whether the scan is due that also reads processes that belong to no job. Of these, it reads each process that
     /// is new, and each process that has used CPU time since the last such scan. It also reads the processes of jobs.

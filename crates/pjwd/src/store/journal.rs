@@ -220,8 +220,8 @@ impl FileJournal {
 }
 
 /// Locks the journal (the files in which pjwd records its changes) in the state directory `dir`, so that no daemon can
-/// use it. Does not write to the journal. If another process holds the lock, waits up to 5 s, but only up to 0.5 s if
-/// it is known to run. Returns `None` if there is no journal.
+/// use it. Does not write to the journal. If another process holds the lock, waits for the end of that process: up to
+/// 0.5 s if the process is known to run, and up to 5 s otherwise. Returns `None` if there is no journal.
 ///
 /// # Errors
 /// If a daemon uses the journal ([`JournalError::is_in_use`]). If the journal can't be opened.
@@ -233,7 +233,7 @@ pub fn lock_existing_journal(dir: &Path) -> Result<Option<Flock<File>>, JournalE
 }
 
 /// Returns the pid of the running pjwd that uses the journal (the files in which pjwd records its changes) in the
-/// directory `dir`. `None` if there is none, or if it is unknown.
+/// directory `dir`. `None` if no pjwd uses this journal, or if the pid is unknown.
 #[must_use]
 pub fn pid_of_user(dir: &Path) -> Option<u32> {
     let opened = directories::open_own_file(&dir.join(LINES), OpenOptions::new().read(true));

@@ -203,22 +203,24 @@ fn of_holder(holder: &Option<Box<LockHolder>>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
-/// The directories of the lock files of a user.
+/// The directories of the lock files of a user. pjwd locks these files, so that no second pjwd of the user can start.
 #[derive(Debug, Clone, Default)]
 pub struct LockDirectories {
     /// The directory of the lock file without which pjwd does not start. pjwd creates the directory if it is missing.
     pub usual: PathBuf,
-    /// A directory that is the same before a login, while the user is logged in, and after a logout. `None` if `usual`
-    /// is such a directory. pjwd creates the directory and a lock file in it. pjwd starts also if it can't, because
-    /// another user may have made the directory.
+    /// A directory whose path does not depend on whether the user is logged in. `None` for root: then `usual` is such a
+    /// directory. pjwd creates the directory and a lock file in it. If this fails, pjwd starts nevertheless, because
+    /// another user may have created the directory.
     pub lasting: Option<PathBuf>,
-    /// The directories in which earlier versions of pjwd had their lock files. pjwd creates nothing there.
+    /// The directories in which earlier versions of pjwd had their lock files. pjwd creates nothing in these
+    /// directories.
     pub former: Vec<PathBuf>,
 }
 
 impl LockDirectories {
-    /// Returns the directories of the user `uid`. The result depends only on the user and on whether `/run/user/UID`
-    /// exists, and not on `$XDG_RUNTIME_DIR`: all daemons of a user must lock the same file.
+    /// Returns the directories of the lock files of the user `uid`. The result depends only on the user and on whether
+    /// `/run/user/UID` exists. It does not depend on `$XDG_RUNTIME_DIR`, because all daemons of a user must lock the
+    /// same file.
     #[must_use]
     pub fn of_user(uid: u32) -> Self {
         Self { usual: lock_dir(uid), lasting: lasting_lock_dir(uid), former: vec![runtime_dir(uid, None)] }

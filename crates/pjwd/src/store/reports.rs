@@ -84,9 +84,9 @@ impl ReportStore {
     /// Stores the report of a job that has ended. If the store then has too many reports, drops the oldest ones. Does
     /// nothing if the maximum number of reports is 0.
     ///
-    /// A daemon that was killed when it had stored a report may not have recorded the end of the job. The next daemon
-    /// then reports the job again, with the same id and start time. The store keeps the complete one of the two
-    /// reports, or the one that was stored first if none is complete.
+    /// A daemon can be killed after it stored a report and before it recorded the end of the job. The next daemon then
+    /// reports the job again, with the same id and start time. The store keeps only one of the two reports: the
+    /// complete one, or the first one if none is complete.
     ///
     /// The report is appended to the file. If this fails, for example because the disk is full, drops the older half
     /// of the reports (by size). Then overwrites the file from its start with the remaining reports, which needs no

@@ -182,10 +182,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.events_read.still_dropping = still_dropping;
     }
 
-    /// Reads the affinity masks of new processes: those that processes of jobs forked since the last scan. Decides
-    /// for each new process whether its scan is urgent. The scan can wait for a few milliseconds if the affinity mask
-    /// is the set of online PUs that the job holds, or if the process was forked into the cpuset of the job.
-    /// Otherwise, the scan is urgent. Must be called after process events were read, unless a cycle follows at once.
+    /// Reads the affinity masks of new processes: those that processes of jobs forked since the last scan. Decides for
+    /// each new process whether its scan is urgent. The scan can wait for a few milliseconds if the affinity mask is
+    /// the set of online PUs that the job holds, or if the process was forked into the cpuset of the job. Otherwise,
+    /// the scan is urgent. Must be called after process events were read, unless a cycle follows at once.
     pub fn check_masks_of_new_forks(&mut self) {
         defer_scans_of_expected_masks(&mut self.node, &mut self.state);
     }

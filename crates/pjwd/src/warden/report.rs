@@ -65,7 +65,7 @@ pub struct CycleReport {
     /// Whether work is left because the cycle reached its maximum number of rounds. The next cycle then
     /// continues.
     pub has_unfinished_work: bool,
-    /// For each thread, the number of writes of its affinity mask in this cycle.
+    /// For each thread, the number of times that pjwd wrote its affinity mask in this cycle.
     pub mask_writes: BTreeMap<ThreadId, u32>,
 }
 

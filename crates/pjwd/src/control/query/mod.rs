@@ -29,16 +29,17 @@ pub enum Query {
     },
     /// The processes that belong to the job with this id.
     MemberProcesses(JobId),
-    /// The processes of a job with much memory on NUMA nodes where no hot thread of the process runs.
+    /// The processes of a job with most of their memory on NUMA nodes where none of their hot threads runs. A thread is
+    /// hot if it runs or waits for a PU (logical CPU) most of the time.
     RemoteNumaMemory {
         /// The id of the job.
         job: JobId,
-        /// The bytes in memory on each NUMA node, for each process that was read.
+        /// For each process whose memory was measured: the bytes on each NUMA node, by the kernel's number of the node.
         by_node: BTreeMap<Pid, BTreeMap<u32, u64>>,
     },
     /// The reasons why the job with this id holds its CPUs.
     JobReasons(JobId),
-    /// The reasons why a process belongs to its job or to none, and the reasons for the affinity masks of its
+    /// The reasons why a process belongs to its job or to no job, and the reasons for the affinity masks of its
     /// threads.
     ProcessReasons {
         /// The pid of the process.
@@ -87,16 +88,17 @@ pub struct PageCursor {
 /// The answer of the event loop to a [`Query`] of the control server.
 #[derive(Debug)]
 pub enum QueryAnswer {
-    /// A page of the processes of a job, and the position after which the next page begins. The position is
-    /// `None` if no page follows. The outer `Option` is `None` if the requested job does not exist.
+    /// A page of the processes of a job, and the position after which the next page begins. The position is `None` if
+    /// no page follows. The outer `Option` is `None` if the requested job does not exist.
     Members(Option<(Vec<MemberDetails>, Option<PageCursor>)>),
     /// The processes that belong to a job, ascending by pid. `None` if the requested job does not exist.
     MemberProcesses(Option<Vec<JobProcess>>),
-    /// The processes of a job with much memory on NUMA nodes where none of their hot threads runs, ascending by pid.
+    /// The processes of a job with most of their memory on NUMA nodes where none of their hot threads runs, ascending
+    /// by pid. A thread is hot if it runs or waits for a PU most of the time.
     RemoteNumaMemory(Vec<RemoteNumaMemory>),
     /// The reasons why a job holds its CPUs. `None` if the requested job does not exist.
     JobReasons(Option<ExplainJobReply>),
-    /// The reasons why a process belongs to its job or to none, and one page of its threads.
+    /// The reasons why a process belongs to its job or to no job, and one page of the threads of the process.
     ProcessReasons(ProcessExplanation),
     /// The reports of jobs that have ended, the newest first.
     Reports(Vec<Arc<Report>>),
@@ -214,11 +216,11 @@ pub fn member_processes(state: &WardenState, id: &JobId) -> QueryAnswer {
     QueryAnswer::MemberProcesses(state.jobs.contains_key(id).then(processes))
 }
 
-/// Finds the processes of the job `id` with remote NUMA memory: most of the memory of such a process is on other NUMA
-/// nodes than those on which its hot threads ran last. `state` is the state of the daemon, which contains the
-/// processes of the jobs. `memory_by_node` has the bytes on each NUMA node, for each process whose memory was read. The
-/// result is a [`QueryAnswer::RemoteNumaMemory`]. The list in the answer is empty if there is no such process, or if
-/// the job does not exist.
+/// Finds the processes of the job `id` with remote NUMA memory: most of the memory of such a process is on NUMA nodes
+/// where none of its hot threads ran last. A thread is hot if it runs or waits for a PU (logical CPU) most of the time.
+/// `state` is the state of the daemon, which contains the processes of the jobs. `memory_by_node` has the bytes on each
+/// NUMA node, for each process whose memory was measured. The result is a [`QueryAnswer::RemoteNumaMemory`]. The list
+/// in the answer is empty if there is no such process, or if the job does not exist.
 #[must_use]
 pub fn processes_with_remote_numa_memory(
     state: &WardenState,

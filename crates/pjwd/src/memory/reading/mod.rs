@@ -32,14 +32,18 @@ use self::spaces::{LiveProcess, number_address_spaces};
 /// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReadingKind {
-    /// By the kernel's counters of the processes alone. As a request: the best method that takes little CPU time. The
-    /// reading is then an estimate if the job has a memory cgroup of its own, or else by pages if the job is small.
+    /// In a result: the kernel's counters of each process alone were read.
+    ///
+    /// In a request: the best method that takes little CPU time. This is [`ReadingKind::Estimate`] if an estimate is
+    /// possible. Otherwise it is [`ReadingKind::Pages`] for a job with at most 256 MiB of resident memory, and the
+    /// counters of each process for a larger job.
     Counters,
-    /// By the kernel's counters. The shared part is estimated from the job's memory cgroup.
+    /// The kernel's counters of each process and of the job's memory cgroup. The share of the memory that several
+    /// processes use together is estimated from both.
     Estimate,
-    /// By the pages of each process.
+    /// A walk over the pages of each process.
     Pages,
-    /// By the pages of each process, with the NUMA node of each page.
+    /// A walk over the pages of each process, which also finds the NUMA node of each page.
     PagesByNode,
 }
 
@@ -94,8 +98,8 @@ pub struct JobMemoryReading {
     /// The memory that the job can still use, in bytes. This is the smaller of two amounts: the memory that is
     /// available on the machine, and the memory that the kernel can still charge to the cgroup of the job.
     pub available: u64,
-    /// The private memory of the worker processes of the job, read from their pages or estimated from the counters.
-    /// `None` if this memory is unknown.
+    /// The private memory (memory that no other process maps) of the workers, measured from their pages or estimated
+    /// from counters. A worker is a process of the job with much private memory. `None` if this memory is unknown.
     pub workers: Option<WorkerMemory>,
     /// The address spaces whose threads wait for one another to map and unmap memory. `None` if the threads were not
     /// observed: always in an estimate.
@@ -109,7 +113,8 @@ pub struct JobMemoryReading {
 /// The reason why pjwd could not measure the memory use of a job.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadingError {
-    /// There is no estimate for a job whose memory is charged to a cgroup of other processes.
+    /// The memory of the job can't be estimated, because the kernel charged most of the memory of its largest process
+    /// to another cgroup.
     #[error(
         "no estimate, because one of its processes has {process_bytes} bytes of anonymous memory, and {charged_bytes} are \
          charged to its cgroup: the rest is charged to another cgroup, in which the memory was used first"
@@ -120,32 +125,32 @@ pub enum ReadingError {
         /// The anonymous memory that is charged to the job's cgroup, in bytes.
         charged_bytes: u64,
     },
-    /// There is no estimate for a job without a memory cgroup of its own.
+    /// The memory of the job can't be estimated, because the job has no memory cgroup of its own.
     #[error("no estimate, because the job has no memory cgroup of its own")]
     NoOwnCgroup,
     /// `/proc` can't be opened.
     #[error("/proc can't be opened: {0}; mount it with: mount -t proc proc /proc")]
     ProcUnavailable(Errno),
-    /// The reading thread has ended, or can't be started.
+    /// The thread that measures memory has ended, or can't be started. The text is the reason.
     #[error("the thread that reads memory can't be started: {0}; check the limit on the number of processes")]
     NoThread(String),
-    /// The thread waited too long for the lock of the memory of a process.
+    /// The measuring thread waited for at least 5 s for the memory lock of a process (`mmap_lock`).
     #[error(
         "process {pid} has had its memory locked for at least 5 s, as while it waits for a file system that does not respond. \
          As root: cat /proc/{pid}/task/*/stack says for what. Readings leave this process out until then: try again"
     )]
     Blocked {
-        /// The process.
+        /// The pid of the process whose memory is locked.
         pid: Pid,
     },
-    /// Too many readings wait for the locks of processes.
+    /// Too many measuring threads already wait for the memory locks of processes.
     #[error(
         "{} readings wait for processes whose memory is locked, as while they wait for a file system that does not respond: \
          as root, cat /proc/PID/task/*/stack of {} says for what",
         .pids.len(), .pids.iter().map(Pid::to_string).collect::<Vec<_>>().join(", ")
     )]
     TooManyBlocked {
-        /// The processes.
+        /// The pids of the processes whose memory is locked.
         pids: Vec<Pid>,
     },
     /// The measurement was stopped, because the client that requested it has closed its connection.

@@ -7,11 +7,12 @@ use pjw_core::ids::Pid;
 /// closure without parameters that returns bool implements this trait: it returns whether the result of the reading is
 /// still wanted.
 pub trait ReadingProgress {
-    /// Returns whether the result is still wanted. If not, the reading stops with `ReadingError::Abandoned`.
+    /// Returns whether the result of the reading is still wanted. If not, the reading stops with
+    /// `ReadingError::Abandoned`.
     fn is_wanted(&self) -> bool;
 
-    /// Returns whether an earlier reading still waits for the lock of the memory of the process `pid`. Such a process
-    /// is left out and listed in `JobMemoryReading::denied`.
+    /// Returns whether an earlier reading still waits for the memory lock (`mmap_lock`) of the process `pid`. If true,
+    /// this reading leaves out the process, and lists it in `JobMemoryReading::denied`.
     fn is_mmap_lock_awaited(&self, pid: Pid) -> bool;
 
     /// Called before the pages of the process `pid` are read.

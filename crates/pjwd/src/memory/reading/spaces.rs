@@ -14,12 +14,12 @@ use pjw_core::ids::{Pid, ProcessId};
 /// processes with the same address space, and the number of its threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct JobProcess {
-    /// The process.
+    /// The pid and the start time of the process.
     pub id: ProcessId,
     /// The number of the group of processes with which the process shares its address space, as the scans of the daemon
     /// found it. `None` if the scans did not find that the process shares its address space.
     pub group: Option<u32>,
-    /// The number of its threads, as the last scan found it.
+    /// The number of threads of the process, as the last scan found it.
     pub threads: usize,
 }
 

@@ -33,7 +33,8 @@ pub struct RecoveredJournal {
     /// writes a line completely before it makes the changes that the line records. So the changes of an
     /// incomplete line were never made.
     pub has_lost_records: bool,
-    /// Whether a file of the journal had content that could be read, of this boot or of an earlier one.
+    /// Whether at least one file of the journal had readable content. The content may be of this boot or of an earlier
+    /// boot.
     pub is_found: bool,
 }
 

@@ -54,7 +54,7 @@ pub struct LoopStatus {
     /// The longest time that a recent cycle (scan, decision and changes) waited after it was due. `None` if
     /// no cycle of the last 5 s waited for more than 250 ms.
     pub lateness: Option<Duration>,
-    /// How pjwd detects that an owner needs its lent cores back.
+    /// How pjwd detects that an owner (a job that lends cores) needs its lent cores back.
     pub demand_detection: OwnerDemandDetection,
 }
 
