@@ -8,17 +8,19 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_linux::cgroup::CgroupMounts;
 use pjw_linux::cgroup::CpusetMount;
 
-/// The reason why the tests can't use cpusets here.
+/// The reason why the tests can't use cpusets on this machine, as a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoCpusets(pub String);
 
 /// The number of cgroups that this program has made to find out whether it may. Tests run side by side.
 static PROBES: AtomicU32 = AtomicU32::new(0);
 
-/// Returns the cpuset hierarchy in which a daemon makes the cgroups of its jobs.
+/// Returns the cpuset hierarchy: the mounted cgroup hierarchy with the controller cpuset, in which a daemon makes the
+/// cgroups of its jobs. Checks that this process may make cgroups in the hierarchy.
 ///
 /// # Errors
-/// The reason why there is none, as a sentence for the report of a skipped test.
+/// If there is no such hierarchy, or if this process may not use it. The error has the reason, as a sentence for the
+/// report of a skipped test.
 pub fn find_hierarchy() -> Result<CpusetMount, NoCpusets> {
     let unavailable = |why: &str| Err(NoCpusets(why.to_owned()));
     if !Uid::effective().is_root() {
@@ -42,8 +44,8 @@ pub fn find_hierarchy() -> Result<CpusetMount, NoCpusets> {
     }
 }
 
-/// Returns the cgroup of a process in the cpuset hierarchy, as in `/proc/PID/cgroup`. `None` if the process has
-/// ended.
+/// Returns the path of the cgroup of the process `pid` in the cpuset hierarchy, as in `/proc/PID/cgroup`. `None` if the
+/// process has ended.
 #[must_use]
 pub fn cgroup_of_process(pid: u32) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
@@ -58,7 +60,8 @@ pub fn cgroup_of_process(pid: u32) -> Option<String> {
     legacy.or_else(unified).map(|(_, path)| path.clone())
 }
 
-/// Returns the directories of the remaining cgroups of jobs, of any warden, whose names end with `tag`.
+/// Returns the directories of the cgroups that daemons made for jobs, that still exist, and whose names end with `tag`.
+/// [`Daemon::tag`](crate::daemon::Daemon::tag) is the end of the names for one daemon.
 #[must_use]
 pub fn remaining_cgroups(tag: &str) -> Vec<PathBuf> {
     let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return Vec::new() };

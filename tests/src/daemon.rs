@@ -29,18 +29,19 @@ const RELEASE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Only one daemon runs at a time: a second one would find the processes of the first one's jobs.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// How the daemon of a test keeps its jobs on their cores. A promise that holds for both ways is tested with both.
+/// How the daemon of a test keeps its jobs on their cores: the value of the configuration key `enforcement`. A test for
+/// both ways runs once with each value of [`Enforcement::available`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enforcement {
-    /// By affinity masks, also where cpusets are available.
+    /// By affinity masks only, also if cpusets are available.
     Affinity,
     /// By cpusets.
     Cpuset,
 }
 
 impl Enforcement {
-    /// Returns the ways that this machine supports. Without cpusets that is `Affinity` only, and the skipped part is
-    /// reported.
+    /// Returns the ways that this machine supports. If cpusets can't be used here, returns only
+    /// [`Enforcement::Affinity`], and reports that the part with cpusets is skipped.
     #[must_use]
     pub fn available() -> Vec<Self> {
         match cpusets::find_hierarchy() {
@@ -64,7 +65,8 @@ impl Enforcement {
 /// The number of daemons that this program has started.
 static STARTED: AtomicU32 = AtomicU32::new(0);
 
-/// A private daemon of a test. The methods of [`PrivateDaemon`] are available too.
+/// The daemon of a test: a pjwd with a socket and a state directory of its own. Only one such daemon exists in a test
+/// program at a time. The methods of [`PrivateDaemon`] are available too.
 #[derive(Debug)]
 pub struct Daemon {
     daemon: PrivateDaemon,
@@ -92,7 +94,8 @@ impl Daemon {
         daemon
     }
 
-    /// Starts a daemon by `launcher`, a program with arguments that keeps the process id.
+    /// Starts a daemon through `launcher`: a program with its arguments, which must execute the daemon in its own
+    /// process (execve(2)). Waits until the daemon answers.
     #[must_use]
     pub fn start_by(launcher: &[&str]) -> Self {
         let mut daemon = Self::new("");
@@ -100,9 +103,9 @@ impl Daemon {
         daemon
     }
 
-    /// Prepares a daemon with the configuration `config` that keeps its jobs by `enforcement`, and waits until no other
-    /// daemon of this program exists. [`Daemon::spawn`] starts it. Before, a test reads the state that is to be
-    /// restored.
+    /// Makes a daemon with the configuration `config`, which keeps jobs on their cores by `enforcement`. The daemon is
+    /// not started: [`Daemon::spawn`] starts it. So a test can first read the state that the daemon must later restore.
+    /// Waits until no other [`Daemon`] of this test program exists.
     #[must_use]
     pub fn prepare_with(enforcement: Enforcement, config: &str) -> Self {
         Self::new(&format!("{}{config}", enforcement.config_line()))
@@ -115,7 +118,7 @@ impl Daemon {
         Self { daemon, tag, _lock: lock }
     }
 
-    /// Starts a daemon with the configuration `config` that keeps its jobs by `enforcement`.
+    /// Starts a daemon with the configuration `config`, which keeps jobs on their cores by `enforcement`.
     #[must_use]
     pub fn start_with(enforcement: Enforcement, config: &str) -> Self {
         let mut daemon = Self::prepare_with(enforcement, config);
@@ -123,8 +126,8 @@ impl Daemon {
         daemon
     }
 
-    /// Starts a daemon that does not run beside another one, and so takes the lock of this user, or of the machine for
-    /// root. `None`, with a report, if another daemon holds the lock.
+    /// Starts a daemon without the option `--beside`. So the daemon takes the lock that prevents a second daemon of
+    /// this user. If another daemon holds the lock, reports that this part of the test is skipped, and returns `None`.
     #[must_use]
     pub fn start_alone(enforcement: Enforcement, config: &str) -> Option<Self> {
         let mut daemon = Self::prepare_with(enforcement, config);
@@ -140,32 +143,38 @@ impl Daemon {
         }
     }
 
-    /// Replaces the configuration file. The new configuration is in force after a reload or a start.
+    /// Replaces the configuration file of the daemon by `config`. The daemon uses the new configuration after a reload
+    /// or its next start.
     pub fn configure(&self, config: &str) {
         self.daemon.configure(config).expect("a writable directory");
     }
 
-    /// Returns the id of a job of this daemon: the name with the tag of the daemon. The id of a batch system's job,
-    /// such as `slurm:4`, is returned unchanged.
+    /// Returns the id of a job of this daemon. If `job` is a name, such as `a`, returns this name with the tag of the
+    /// daemon at its end ([`Daemon::tag`]). If `job` is the id of a batch system's job, such as `slurm:4`, returns
+    /// `job` unchanged.
     #[must_use]
     pub fn job_id(&self, job: &str) -> String {
         let name = job.strip_prefix("manual:").unwrap_or(job);
         if name.contains(':') { job.to_owned() } else { format!("manual:{name}.{}", self.tag) }
     }
 
-    /// Starts the daemon again after [`Daemon::kill`] or [`Daemon::stop`].
+    /// Starts the daemon, for the first time or again after [`Daemon::kill`] or [`Daemon::stop`]. Waits until the
+    /// daemon answers.
     pub fn spawn(&mut self) {
         self.spawn_by(&[]);
     }
 
-    /// Starts the daemon again by `launcher`, a program with arguments that keeps the process id.
+    /// Starts the daemon again through `launcher`: a program with its arguments, which must execute the daemon in its
+    /// own process (execve(2)). Empty for no launcher. Must be called after [`Daemon::kill`] or [`Daemon::stop`], or
+    /// for a daemon that was not started yet.
     pub fn spawn_by(&mut self, launcher: &[&str]) {
         if let Err(error) = self.daemon.start(launcher, || Ok::<(), io::Error>(())) {
             panic!("{error}");
         }
     }
 
-    /// Returns the end of the names of the daemon's jobs and of their cgroups.
+    /// Returns the tag of this daemon: the text with which the names of its jobs and of their cgroups end. No other
+    /// daemon has the same tag.
     #[must_use]
     pub fn tag(&self) -> &str {
         &self.tag
@@ -195,8 +204,8 @@ impl Daemon {
         self.daemon.stop(STOP_TIMEOUT);
     }
 
-    /// Calls `act` while the daemon is stopped (SIGSTOP), and lets the daemon go on. So the daemon sees all changes of
-    /// `act` at once.
+    /// Stops the daemon (SIGSTOP), calls `act`, and then lets the daemon continue (SIGCONT). So the daemon sees all
+    /// changes that `act` made at once.
     pub fn while_stopped<T>(&self, act: impl FnOnce() -> T) -> T {
         self.signal(Signal::SIGSTOP);
         let _stopped = Stopped(self);
@@ -211,14 +220,15 @@ impl Daemon {
         serde_json::from_value(reply["status"].take()).expect("the status can be parsed")
     }
 
-    /// Returns a job of the status. `None` if the status has no such job.
+    /// Returns the job with the name `id` from the status of the daemon. [`Daemon::job_id`] adds the tag of the daemon
+    /// to the name. `None` if the status has no such job.
     #[must_use]
     pub fn job(&self, id: &str) -> Option<wire::Job> {
         let id = self.job_id(id);
         self.status().jobs.into_iter().find(|job| job.id == id)
     }
 
-    /// Assigns cores and processes to a job, and returns the PUs.
+    /// Assigns `cores` cores and the processes `pids` to a job. Returns the PUs (logical CPUs) of the job.
     ///
     /// # Errors
     /// The text of the refusal.

@@ -25,7 +25,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The number of lines of the log in an error.
 const LOG_LINES: usize = 10;
 
-/// A private daemon. When this value is dropped, the daemon is killed and its directory removed.
+/// A pjwd with a temporary directory of its own, which contains its configuration, socket, state and log. It can run
+/// beside other daemons. When this value is dropped, the daemon is killed, and the directory is removed.
 #[derive(Debug)]
 pub struct PrivateDaemon {
     programs: PathBuf,
@@ -48,7 +49,7 @@ impl PrivateDaemon {
     /// Makes a daemon as [`PrivateDaemon::new`] does, with its temporary directory in `parent`.
     ///
     /// # Errors
-    /// As [`PrivateDaemon::new`].
+    /// The errors of [`PrivateDaemon::new`].
     pub fn new_in(parent: &Path, programs: &Path, config: &str) -> io::Result<Self> {
         let dir = tempfile::Builder::new().prefix("pjw-private-").tempdir_in(parent)?;
         let daemon = Self { programs: programs.to_owned(), child: None, dir, beside: true };
@@ -56,7 +57,8 @@ impl PrivateDaemon {
         Ok(daemon)
     }
 
-    /// Replaces the configuration file. The new configuration is in force after a reload or a start.
+    /// Replaces the configuration file of the daemon by `config`. The daemon uses the new configuration after a reload
+    /// or its next start.
     ///
     /// # Errors
     /// If the file can't be written.
@@ -64,18 +66,20 @@ impl PrivateDaemon {
         fs::write(self.dir().join("pjwd.toml"), config)
     }
 
-    /// The daemon runs without `--beside` when it is started next. It is refused if another daemon of the user runs.
+    /// Makes all later starts of the daemon run without the option `--beside`. Such a start fails if another daemon of
+    /// the user runs.
     pub fn refuse_to_run_beside(&mut self) {
         self.beside = false;
     }
 
-    /// Starts the daemon and waits until it answers. `launcher` is a program with arguments that starts the daemon,
-    /// such as `unshare --net --`. It must keep the process id. Empty for no launcher. While the function waits, it
-    /// calls `check` every 5 ms. An error of `check` ends the wait.
+    /// Starts the daemon and waits until it answers. `launcher` is a program with its arguments that starts the daemon,
+    /// such as `unshare --net --`. The launcher must execute the daemon in its own process (execve(2)). `launcher` is
+    /// empty if the daemon is started directly. While the function waits, it calls `check` every 5 ms. An error of
+    /// `check` ends the wait.
     ///
     /// # Errors
-    /// If the daemon can't be started, ends, or does not answer within 150 s. The error has the last 10 lines of the
-    /// log. The error of `check`.
+    /// If the daemon can't be started, ends, or does not answer within 150 s. The error then contains the last 10 lines
+    /// of the log. If `check` returns an error: this error.
     pub fn start<E: From<io::Error>>(
         &mut self,
         launcher: &[&str],
@@ -129,13 +133,15 @@ impl PrivateDaemon {
         command
     }
 
-    /// Returns the command that restores what the daemon changed, after the end of the daemon.
+    /// Returns the command that undoes the changes of the daemon (`pjwd --release-all`). The command must run after the
+    /// end of the daemon.
     #[must_use]
     pub fn release_all_command(&self) -> Command {
         self.command_after_end("--release-all")
     }
 
-    /// Returns the command that thaws the jobs that the daemon froze, after the end of the daemon.
+    /// Returns the command that thaws the jobs that the daemon froze (`pjwd --thaw`). The command must run after the
+    /// end of the daemon.
     #[must_use]
     pub fn thaw_command(&self) -> Command {
         self.command_after_end("--thaw")
@@ -156,7 +162,7 @@ impl PrivateDaemon {
         Ok(OwnCgroupNames::for_additional_daemon(self.state_dir().canonicalize()?.as_os_str().as_bytes()))
     }
 
-    /// Returns the command of `pjwctl` for this daemon.
+    /// Returns the command that runs `pjwctl` with `arguments` and with the socket of this daemon.
     #[must_use]
     pub fn pjwctl_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.programs.join("pjwctl"));
@@ -164,19 +170,19 @@ impl PrivateDaemon {
         command
     }
 
-    /// Returns the directory of the daemon.
+    /// Returns the temporary directory of the daemon.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// Returns the path of the socket.
+    /// Returns the path of the control socket of the daemon.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.dir().join("pjwd.sock")
     }
 
-    /// Returns the directory of the journal.
+    /// Returns the state directory of the daemon, which contains the journal (the records of its changes).
     #[must_use]
     pub fn state_dir(&self) -> PathBuf {
         self.dir().join("state")
@@ -188,7 +194,7 @@ impl PrivateDaemon {
         fs::read_to_string(self.dir().join("log")).unwrap_or_default()
     }
 
-    /// Whether the daemon was started and neither stopped nor killed since.
+    /// Returns whether the daemon was started, and was neither stopped nor killed since then.
     #[must_use]
     pub fn is_started(&self) -> bool {
         self.child.is_some()

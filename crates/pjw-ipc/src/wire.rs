@@ -164,7 +164,8 @@ wire! {
         /// service). Empty for a provision without a rule. `None` if the job is not a provision.
         provision: Option<String>,
         /// The number of cores that the job can use at present, as a user or a program of the job told pjwd. At most
-        /// the number that the job may have. `None` if nothing was told: the job wants the cores that it was granted.
+        /// the number that the job may have. `None` if no number was given: the job wants the cores that it was
+        /// granted.
         wants: Option<u32>,
         /// The rule by which a NUMA node is chosen for each new process of the job: `rr` (in turn), `ll` (least
         /// loaded), `fill` (one after the other) or `packed` (that of the parent). `None` if no rule was requested.

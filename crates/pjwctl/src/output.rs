@@ -46,8 +46,9 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     })
 }
 
-/// Writes all of `bytes` to `descriptor`, without a buffer. If the descriptor does not block (`O_NONBLOCK`), waits
-/// until it takes more: another program that has the same pipe or terminal may have set this.
+/// Writes all of `bytes` to `descriptor`, without a buffer. If the descriptor is full, waits until it accepts more
+/// bytes. This also works if the descriptor does not block: another program that uses the same pipe or terminal may
+/// have set `O_NONBLOCK`.
 ///
 /// # Errors
 /// The first error of write(2) or poll(2) other than `EAGAIN` and `EINTR`. A part of the bytes may be written then.
@@ -112,7 +113,8 @@ pub fn print_error(message: &str) {
     let _ = write_all_waiting(io::stderr().as_fd(), error_line(message).as_bytes());
 }
 
-/// Returns the line that [`print_error`] prints for `message`, with its end.
+/// Returns the line that [`print_error`] prints for `message`: with `pjwctl: ` at its start and a line break at its
+/// end.
 #[must_use]
 pub fn error_line(message: &str) -> String {
     format!("pjwctl: {}\n", one_line(message))

@@ -14,16 +14,17 @@ use super::{Terminal, style, text::count_with_noun};
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
 /// The result of `pjwctl simulate --demand`: how well the machine is used without and with the lending of idle cores.
-/// The command replays a file with the numbers of cores that some jobs use over time, once without lending and once
-/// with lending. These jobs are called owners, because they own cores, and lend the cores that they do not use. A
-/// core hour is one core for one hour. `--json` prints this type as JSON.
+/// The command replays a file, the curve, with the numbers of cores that some jobs use over time. It replays the curve
+/// once without lending and once with lending. The jobs in the curve are called owners, because they own cores, and
+/// lend the cores that they do not use. One more job, the besteffort job, uses all free and lent cores. A core hour is
+/// one core for one hour. `--json` prints this type as JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct LendingSimulationResult {
-    /// The results of the owners, in the order of the columns in the file with the curve.
+    /// The results of the owners, in the order of the columns of the curve.
     pub owners: Vec<OwnerSummary>,
     /// The number of cores of the machine that jobs can use: all except the cores that are reserved for the system.
     pub usable: u32,
-    /// The time from the first line of the curve to the last, in seconds.
+    /// The time from the first line of the curve to the last line, in seconds.
     pub duration_s: f64,
     /// The settings of lending in the replay with lending.
     pub lending: LendingSettings,
@@ -38,7 +39,7 @@ pub struct LendingSimulationResult {
     /// The number of times that a lent core was taken back. Two cores that are taken back at the same time count as
     /// two.
     pub revocations: u64,
-    /// The revocations divided by the number of cores of all owners and by the hours of the curve.
+    /// `revocations`, divided by the number of cores of all owners and by the duration of the curve in hours.
     pub revocations_per_core_hour: f64,
 }
 
@@ -52,13 +53,13 @@ pub struct OwnerSummary {
     pub cores: u32,
     /// The mean number of cores that the job used.
     pub mean_cores_used: f64,
-    /// The core hours for which cores of the owner were lent.
+    /// The core hours for which cores of the owner were lent. A core hour is one core for one hour.
     pub lent_core_hours: f64,
     /// The number of times that a core of the owner was lent.
     pub loans: u64,
     /// The number of times that a lent core of the owner was taken back.
     pub revocations: u64,
-    /// The revocations divided by the number of its cores and by the hours of the curve.
+    /// `revocations`, divided by the number of cores of the owner and by the duration of the replay in hours.
     pub revocations_per_core_hour: f64,
 }
 
@@ -83,7 +84,7 @@ pub struct UtilisationSummary {
     /// The utilisation of the machine, from 0 to 1: the core time that the owners and the besteffort job used, divided
     /// by the core time of all usable cores. Core time is a number of cores multiplied by a time.
     pub utilisation: f64,
-    /// The core hours that the besteffort job used.
+    /// The core hours that the besteffort job used. A core hour is one core for one hour.
     pub besteffort_core_hours: f64,
 }
 

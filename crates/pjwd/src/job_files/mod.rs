@@ -45,9 +45,9 @@ pub struct JobFilesContent {
     /// The core map of the job: its CPUs, as the daemon publishes them in the files `cpus`, `coremap.json`
     /// and `coremap`.
     pub core_map: CoreMap,
-    /// The number of cores that the job wants, as a program or a command last told the daemon. It can be larger than
-    /// the number that the job may have. `None` if nobody told a number: the job then wants the cores that it was
-    /// granted.
+    /// The number of cores that the job wants, as a program or a command last told the daemon. This number can be
+    /// larger than the number of cores that the job may have. `None` if no number was given: the job then wants the
+    /// cores that it was granted.
     pub wanted: Option<u32>,
 }
 

@@ -32,13 +32,13 @@ pub fn job_symbol(position: usize) -> char {
 /// it is switched off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
-    /// The job at this index in the list of jobs, counted from 0.
+    /// One job holds the core or the PU. The number is the index of the job in the list of jobs, counted from 0.
     Job(usize),
     /// Several jobs hold the core or the PU.
     SeveralJobs,
-    /// A job that leaves the core idle holds it, and another job borrows it at present.
+    /// A job holds the core or the PU but leaves it idle, and another job borrows it at present.
     Lent,
-    /// The system: the PU is reserved, and no job gets it.
+    /// The PU is reserved for the system, and no job gets it.
     Housekeeping,
     /// The PU is free.
     Free,
@@ -62,8 +62,8 @@ impl Holder {
     }
 
     /// Returns the name of this holder of a core for texts: the id of a job, `several jobs`, `housekeeping` (reserved
-    /// for the system), `free`, `lent` or `offline`. `jobs` must be the list of jobs from which the [`PuHolders`]
-    /// were computed.
+    /// for the system), `free`, `lent` (one job holds the core, and another job borrows it) or `offline`. `jobs` must
+    /// be the list of jobs from which the [`PuHolders`] were computed.
     #[must_use]
     pub fn name(self, jobs: &[Job]) -> String {
         match self {
@@ -123,8 +123,9 @@ impl PuHolders {
         Self { by_pu, lent }
     }
 
-    /// Groups the lent PUs (logical CPUs) in `pus` by their owner and their borrower. Returns a map from these two
-    /// jobs, as indexes in the list of jobs, to their PUs.
+    /// Groups the lent PUs (logical CPUs) in `pus`. A lent PU has an owner (the job that holds it and leaves it idle)
+    /// and a borrower (the job that uses it at present). The key of the returned map is the pair of owner and borrower,
+    /// as indexes in the list of jobs. The value is the set of PUs that the owner lends to the borrower.
     #[must_use]
     pub fn lent_pus_by_jobs(&self, pus: &CpuSet) -> BTreeMap<(usize, usize), CpuSet> {
         let mut among: BTreeMap<(usize, usize), CpuSet> = BTreeMap::new();

@@ -102,8 +102,8 @@ fn job_cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
     ]
 }
 
-/// Returns the line that `pjwctl assign` prints for a job: the id of the job and its CPUs. If the job still waits for
-/// cores, the line is only the id.
+/// Returns the line that `pjwctl assign` prints for a job: the id of the job and its CPUs. If the job holds no CPUs,
+/// because it still waits for cores, the line is only the id.
 #[must_use]
 pub fn assigned_job_line(job: &Job) -> String {
     let line = format!(
@@ -114,7 +114,8 @@ pub fn assigned_job_line(job: &Job) -> String {
     line.trim_end().to_owned() + "\n"
 }
 
-/// Returns the message that `pjwctl assign` prints if the kernel takes long to make the isolated partition of the job.
+/// Returns the message that `pjwctl assign` prints if the kernel has not yet completed the isolated partition of the
+/// job. An isolated partition is a cpuset on whose PUs (logical CPUs) the kernel balances no load.
 #[must_use]
 pub fn unfinished_partition_message(job: &Job) -> String {
     let id = text::escape_control_characters(&job.id);
@@ -124,8 +125,9 @@ pub fn unfinished_partition_message(job: &Job) -> String {
     )
 }
 
-/// Returns the message that `pjwctl assign` prints if `pjwd` no longer replies, for the reason `error`, while the
-/// kernel makes the isolated partition of the job.
+/// Returns the message that `pjwctl assign` prints if `pjwd` no longer replies while the kernel makes the isolated
+/// partition of the job. An isolated partition is a cpuset on whose PUs (logical CPUs) the kernel balances no load.
+/// `error` is the reason why `pjwd` does not reply.
 #[must_use]
 pub fn unknown_partition_message(job: &Job, error: &str) -> String {
     let id = text::escape_control_characters(&job.id);
@@ -174,7 +176,8 @@ fn no_borrowed_cores_message(job: &Job) -> String {
     format!("{id} can borrow no core at present: {meanwhile}; pjwctl release {id} lets them run without pjwd")
 }
 
-/// Returns the text of `pjwctl provision --list`: a line for each provision in `jobs`, or `no provisions`.
+/// Returns the text of `pjwctl provision --list`: a line for each of the `jobs`, or `no provisions` if there are none.
+/// All `jobs` must be provisions: jobs that hold the cores that pjwd keeps for a service.
 #[must_use]
 pub fn provisions_text(jobs: &[Job]) -> String {
     if jobs.is_empty() { "no provisions\n".to_owned() } else { jobs.iter().map(provision_line).collect() }

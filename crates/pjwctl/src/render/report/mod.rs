@@ -17,8 +17,10 @@ const HEADINGS: [&str; 9] =
 /// The minimum width of an id, also on a terminal that is too narrow.
 const MIN_ID_WIDTH: usize = 8;
 
-/// Returns the text of `pjwctl report JOB` about a job that has ended: the verdict on how the job used its cores, the
-/// advice, and the measured values. `names` contains the name of the user that owned the job.
+/// Returns the text of `pjwctl report JOB` about a job that has ended: the verdict, the advice, and the measured
+/// values. The verdict is one word that says how well the job used its cores, such as `serial` ([`Report::verdict`]).
+/// The advice says what was wrong and what the user can do ([`Report::advice`]). `names` contains the name of the user
+/// that owned the job.
 #[must_use]
 pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String {
     let escaped = text::escape_control_characters;
@@ -166,8 +168,9 @@ pub fn reports_text(reports: &[Report], names: &UserNames, now: Timestamp, term:
     table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
-/// Returns the line that `pjwctl hook` prints when a job of a batch system has ended. It contains how much CPU time
-/// the job used, the verdict on how it used its cores, and the first advice.
+/// Returns the line that `pjwctl hook` prints when a job of a batch system has ended. The line contains the CPU time of
+/// the job, the verdict (one word that says how well the job used its cores, such as `serial`), and the first sentence
+/// of advice to the user.
 #[must_use]
 pub fn report_line(report: &Report) -> String {
     let verdict = report.verdict.as_deref().map(|word| format!("{word}, ")).unwrap_or_default();

@@ -27,11 +27,12 @@ pub struct JobDetails {
     pub members: Vec<Member>,
     /// The latest events of the job, oldest first.
     pub history: Vec<Arc<Event>>,
-    /// The memory of the job. `None` if it was not requested and can't be estimated.
+    /// The memory use of the job: as measured with the option `--memory`, or an estimate without this option. `None` if
+    /// the memory use can't be estimated, or if the job has no processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<Memory>,
-    /// The reason why the memory can't be estimated, for the text. `None` if there is an estimate, or if none was
-    /// requested.
+    /// The reason why the memory use can't be estimated. Only the text contains this reason, and not the JSON. `None`
+    /// if `memory` has a value, or if the job has no processes.
     #[serde(skip)]
     pub no_memory_reason: Option<String>,
 }
