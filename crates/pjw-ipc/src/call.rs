@@ -24,8 +24,7 @@ pub enum Call {
     GetMemory(GetMemory),
     /// Grants cores to a job, and adds processes to the job. Creates the job if it does not exist.
     Assign(Assign),
-    /// Releases a job: its cores become free. Its threads get back the affinity masks that they would have
-    /// without pjw.
+    /// Releases a job: its cores become free. Its threads get back the affinity masks that they would have without pjw.
     Release(JobParameter),
     /// Sets the number of cores that a job can use at present.
     Want(Want),
@@ -123,8 +122,9 @@ parameters! {
         within_job: Option<String>,
         /// Whether the job must be new. If true, the call is refused if the job exists already.
         fresh: Option<bool>,
-        /// Whether processes that belong to another job stay there. If true, the call is refused if one of `pids`
-        /// belongs to another job by any evidence, except by adoption (the configuration key `adopt_strays`).
+        /// Whether the call is refused if one of the processes belongs to another job by any evidence, except by
+        /// adoption (the configuration key `adopt_strays`). If false or `None`, the call is refused only if a command
+        /// or the cgroup of a batch system assigned the process to the other job.
         keep_members: Option<bool>,
         /// The user id of the job's owner. Only an administrator may name another user than the caller.
         owner: Option<u32>,

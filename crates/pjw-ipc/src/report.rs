@@ -20,7 +20,7 @@ pub struct Report {
     pub ended: String,
     /// The time from the beginning to the end of the job, in seconds.
     pub wall_s: Thousandths,
-    /// The CPU time of all processes of the job, including those that have ended, in seconds.
+    /// The CPU time of all processes of the job, including ended processes, in seconds.
     pub cpu_s: Thousandths,
     /// The time for which runnable threads waited while cores of their own job idled, summed over the threads, in
     /// seconds.

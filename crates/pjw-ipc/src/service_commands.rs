@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Returns whether this machine was booted with systemd as its service manager. The check is that of sd_booted(3).
+/// Returns whether this machine was booted with systemd as its service manager. Makes the same check as sd_booted(3).
 #[must_use]
 pub fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()

@@ -19,7 +19,7 @@ const ROWS: usize = 10;
 /// type as JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct SimulationResult {
-    /// The number of jobs that were replayed: those that were started, and those that were refused.
+    /// The number of jobs that were replayed: the started jobs and the refused jobs.
     pub jobs: u32,
     /// The number of jobs that got cores.
     pub started: usize,
@@ -42,7 +42,7 @@ pub struct SimulationResult {
     /// cores multiplied by a time. If the log counts PUs (logical CPUs), PUs are counted instead of cores. 0 if no job
     /// was started.
     pub utilisation: f64,
-    /// The mean number of packages on which a started job has cores.
+    /// The mean number of packages (sockets) on which a started job has cores.
     pub mean_packages: f64,
     /// The mean number of NUMA nodes on which a started job has cores.
     pub mean_numa_nodes: f64,

@@ -137,8 +137,8 @@ pub struct Settings {
     /// `admin_groups`: the groups whose members are administrators of pjwd, by name or number.
     pub admin_groups: Vec<String>,
     /// `user_max_cores`: the maximum number of cores for a user who is not an administrator, summed over all jobs of
-    /// the user. Cores for which a job waits count too, and those that a besteffort job may borrow. A request of the
-    /// user that exceeds this number is refused. 0 means that only administrators may assign cores. The jobs that a
+    /// the user. Cores for which a job waits count too. Cores that a besteffort job may borrow also count. A request of
+    /// the user that exceeds this number is refused. 0 means that only administrators may assign cores. The jobs that a
     /// batch system starts for the user are counted, but never refused.
     pub user_max_cores: u32,
     /// `reservation_timeout`: the longest time that a reservation keeps its cores without a process. A reservation is a

@@ -88,8 +88,9 @@ impl EstimateSchedule {
 
 impl ControlService {
     /// Estimates the memory use of each job at intervals, from counters of the kernel. The first estimate of a job is
-    /// made about ten seconds after a thread of the job became hot. Later estimates are made once a minute, or every
-    /// 16 minutes while no thread of the job is hot.
+    /// made about ten seconds after a thread of the job became hot. A thread is hot if it runs or waits for a PU
+    /// (logical CPU) most of the time. Later estimates are made once a minute, or every 16 minutes while no thread of
+    /// the job is hot.
     ///
     /// Stores the results for the report on the job. Sends a warning to the event loop if the memory of a job will
     /// probably run out. Pauses after each job, so that the estimates use at most the configured share of one PU

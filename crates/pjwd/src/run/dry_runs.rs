@@ -45,9 +45,9 @@ impl<T> DryRunQueue<T> {
         self.waiters.push(Waiter { answer: answer_sender, fresh: is_new_required });
     }
 
-    /// Sends one result of a dry run to all waiting clients, and empties the queue. Does nothing if no client waits.
-    /// Reuses the last result if it is less than one second old and no client requires a new result. Otherwise calls
-    /// `dry_run` for a new result. `now` returns the current time.
+    /// Sends one result of a dry run (a computation of changes without making them) to all waiting clients, and empties
+    /// the queue. Does nothing if no client waits. Reuses the last result if it is less than one second old and no
+    /// client requires a new result. Otherwise calls `dry_run` for a new result. `now` returns the current time.
     pub fn answer_all(&mut self, now: impl Fn() -> Instant, dry_run: impl FnOnce() -> T) {
         // Drop calls of clients that have disconnected.
         self.waiters.retain(|waiter| !waiter.answer.is_closed());

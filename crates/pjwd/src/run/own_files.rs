@@ -48,9 +48,9 @@ pub enum SocketFile {
     CreatedByDaemon(BoundSocket),
     /// The service manager created the socket and passed it to the daemon.
     Passed(PassedSocket),
-    /// Another program removed the socket that the service manager had passed, and the daemon created a socket at its
-    /// path. The service manager does not know the new socket. The second value is `None` if it is unknown whether the
-    /// service manager has the old socket open.
+    /// Another program removed the socket that the service manager had passed, and the daemon created a new socket at
+    /// the same path. The service manager does not know the new socket. The second value is the service manager, which
+    /// shows whether the old socket is still open. It is `None` if this can't be known.
     Replaced(BoundSocket, Option<SocketManager>),
 }
 
@@ -98,8 +98,8 @@ pub struct PassedSocket {
 }
 
 impl PassedSocket {
-    /// Reads which file is at `path`, the path of the socket `listener` that the service manager passed to the daemon.
-    /// `None` if the socket has no path. Also reads which users may connect.
+    /// Reads which file is at `path`, and which users may connect to the socket `listener`. The service manager passed
+    /// `listener` to the daemon. `path` is the path of this socket, or `None` if the socket has no path.
     #[must_use]
     pub fn new(path: Option<PathBuf>, listener: &UnixListener) -> Self {
         // A killed daemon leaves the file of a socket by which it replaced the one of the service manager.

@@ -128,9 +128,10 @@ fn truncated(text: &str) -> String {
     format!("{}…", &text[..end])
 }
 
-/// Converts the result of a dry run to the reply to a client's call `Plan`. `plan` has the changes of affinity masks
-/// and cpusets that the next cycle (scan, decision and changes) of the daemon would make. Each of the `plan_warnings`
-/// describes a change that is needed but not planned, or a state that needs attention.
+/// Converts the result of a dry run (a computation of changes without making them) to the reply to a client's call
+/// `Plan`. `plan` has the changes of affinity masks and cpusets that the next cycle (scan, decision and changes) of the
+/// daemon would make. Each of the `plan_warnings` describes a change that is needed but not planned, or a state that
+/// needs attention.
 #[must_use]
 pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Arc<Warning>]) -> PlanReply {
     let cpusets = plan.cpuset_actions.iter().map(cpuset_action_to_wire);

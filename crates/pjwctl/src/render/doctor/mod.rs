@@ -57,7 +57,7 @@ pub struct DoctorJob {
     pub id: String,
     /// The user id of the user that owns the job.
     pub owner: u32,
-    /// The requested number of cores; `null` if unknown.
+    /// The number of cores that the job requested. `None` (`null` in the JSON) if this number is unknown.
     pub requested_cores: Option<u32>,
     /// The PUs (logical CPUs) that the job holds, as a CPU list. Empty if it holds none.
     pub cpus: String,
