@@ -114,8 +114,8 @@ pub trait LentCpuMonitorInterface: std::fmt::Debug + Send {
     /// If the PUs can't be monitored.
     fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<(), LentCpuMonitorUnavailable>;
 
-    /// Returns `lent` of the last call of [`LentCpuMonitorInterface::set_lent_pus`]: the PUs that jobs lend to other
-    /// jobs. The value for each PU is the number of all PUs of the lending job.
+    /// Returns the lent PUs that were passed to the last call of [`LentCpuMonitorInterface::set_lent_pus`]: PUs that a
+    /// job (the owner) lends to another job. The value for each PU is the number of all PUs of the owner.
     fn lent_pus(&self) -> &BTreeMap<Pu, u32>;
 
     /// Returns the file descriptor that poll(2) shows as readable when the monitor has reported a PU. `None` if the

@@ -376,8 +376,8 @@ impl DaemonLock {
         self.write_holder()
     }
 
-    /// Records in the lock file that this process is a daemon that is stopping. It holds the lock until its event loop
-    /// has ended. A daemon that starts meanwhile waits for that ([`DaemonLock::acquire`]).
+    /// Records in the lock file that this process is a daemon that is stopping. The process keeps the lock until its
+    /// event loop has ended. A second daemon that starts before then waits for the lock ([`DaemonLock::acquire`]).
     ///
     /// # Errors
     /// If the lock file can't be written.
