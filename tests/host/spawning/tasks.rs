@@ -1,6 +1,8 @@
 //! `pjwctl spawn --share memory`: instances in one address space, with all that instances of a group have.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -261,11 +263,19 @@ fn a_program_inherits_no_address_of_other_tasks() {
 #[test]
 fn what_cannot_share_memory_starts_nothing_and_one_line_says_why() {
     let Some((dynamic, _dynamic_dir)) = program(&["-pie", "-fPIE"]) else { return };
-    for (line, program, why) in [
-        ("-n 2", &dynamic, "it is linked dynamically; link it with -static-pie"),
-        ("-n 2", &PathBuf::from("/bin/true"), "it is linked dynamically"),
+    let Some((fixed, _fixed_dir)) = program(&["-static", "-no-pie"]) else { return };
+    let Some((foreign, _foreign_dir)) = program(&["-static-pie"]) else { return };
+    let file = std::fs::File::options().write(true).open(&foreign).unwrap();
+    // The field e_machine of the ELF header, elf(5): 183 is EM_AARCH64.
+    file.write_at(&[183, 0], 18).unwrap();
+    drop(file);
+    for (program, why) in [
+        (&dynamic, "it is linked dynamically; link it with -static-pie"),
+        (&PathBuf::from("/bin/true"), "it is linked dynamically"),
+        (&fixed, "it is static, and not position-independent; link it with -static-pie"),
+        (&foreign, "it is for aarch64, and tasks run on x86-64 only; compile it for x86-64"),
     ] {
-        let output = shared(line, program, &[]);
+        let output = shared("-n 2", program, &[]);
         let error = text(&output.stderr);
         assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
         assert!(error.starts_with("pjwctl: nothing was started: ") && error.contains(why), "{error}");
@@ -275,6 +285,62 @@ fn what_cannot_share_memory_starts_nothing_and_one_line_says_why() {
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "the program does not matter: {error}");
     assert!(error.contains("leave --proxy out") && output.stdout.is_empty(), "{error}");
+}
+
+/// Rank 0 lives until all others have ended, each in a way of its own. It computes, allocates and starts a thread then.
+const ENDS: &str = r#"
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+static char *made;
+static void *thread(void *size) { made = malloc((size_t)size); memset(made, 1, (size_t)size); return made; }
+int main(int argc, char **argv) {
+    struct rlimit none = {0, 0};
+    setrlimit(RLIMIT_CORE, &none);
+    switch (atoi(getenv("PJW_RANK"))) {
+    case 1: return 3;
+    case 2: execl("/bin/sh", "sh", "-c", "exit 4", NULL); abort();
+    case 3: *(volatile int *)(argc - 1) = 0; abort();
+    case 4: kill(getpid(), SIGKILL);
+    }
+    char line[8];
+    alarm(120);
+    if (fgets(line, sizeof line, stdin) == NULL) return 1;
+    pthread_t other;
+    if (pthread_create(&other, NULL, thread, (void *)(size_t)(4 << 20)) != 0) return 2;
+    pthread_join(other, NULL);
+    printf("alive %d\n", made[(4 << 20) - 1]);
+    return argv[1] == NULL ? 0 : 5;
+}
+"#;
+
+#[test]
+fn exit_exec_a_fault_and_a_kill_of_one_task_leave_the_others_running() {
+    let Some((program, _dir)) = compile(ENDS, &["-static-pie", "-pthread"]) else { return };
+    let mut command = Command::new(program_path("pjwctl"));
+    command.args(["spawn", "--local", "-n", "5", "--share", "memory", "--json", "--"]).arg(&program);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut launcher = command.spawn().unwrap();
+    // pjwctl prints a line at the end of each of the others.
+    let mut errors = BufReader::new(launcher.stderr.take().unwrap()).lines();
+    let ended: Vec<String> = errors.by_ref().take(4).map(Result::unwrap).collect();
+    assert!(
+        (1..5).all(|rank| ended.iter().any(|line| line.contains(&format!("instance {rank} ")))),
+        "{ended:?}"
+    );
+    launcher.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    let output = launcher.wait_with_output().unwrap();
+    assert!(text(&output.stdout).contains("alive 1"), "{output:?}");
+    let report = report(&output);
+    let ends = report["instances"].as_array().unwrap().iter();
+    let ends: Vec<(Option<u64>, Option<u64>)> =
+        ends.map(|one| (one["exit"].as_u64(), one["signal"].as_u64())).collect();
+    assert_eq!(ends, [(Some(0), None), (Some(3), None), (Some(4), None), (None, Some(11)), (None, Some(9))]);
 }
 
 #[test]
