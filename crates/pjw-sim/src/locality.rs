@@ -57,7 +57,8 @@ pub struct LocalityCounts {
 }
 
 impl PuLocations {
-    /// Determines the location of each PU (logical CPU) of the machine with the topology `topology`.
+    /// Determines the core, the L3 cache, the NUMA node and the package of each PU (logical CPU) of the machine with
+    /// the topology `topology`.
     #[must_use]
     pub fn from_topology(topology: &Topology) -> Self {
         let length = topology.cpus().last().map_or(0, |last| last.0 as usize + 1);

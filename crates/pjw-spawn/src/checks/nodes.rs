@@ -34,7 +34,7 @@ pub(super) fn check_nodes(instances: &[Instance]) -> Result<(), CheckError> {
 
 /// Returns whether processes that the caller starts can have `node` as their preferred NUMA node. This is possible if
 /// the node has memory, and the calling thread may use this memory. Also returns true if the kernel does not report
-/// which nodes these are.
+/// the nodes whose memory the thread may use.
 #[must_use]
 pub fn can_prefer_numa_node(node: u32) -> bool {
     allowed_nodes().is_none_or(|allowed| allowed.contains(Pu(node)))

@@ -96,8 +96,9 @@ impl<'a> Farm<'a> {
     /// from the first item whose result was not delivered yet. The value is 1 to 16,777,216, and is rounded up to a
     /// power of two.
     ///
-    /// The default is 4,096 if the farm has a reader process or returns results in order, and otherwise 1,048,576. The
-    /// default is larger if this is necessary to give each worker four chunks ([`Farm::chunk`]).
+    /// The default is 4,096 if results are returned in order, or if the farm has a reader (a process that reads the
+    /// input for the workers). Otherwise the default is 1,048,576. The default is at least four chunks for each
+    /// worker. A chunk is the number of items that a worker takes at once ([`Farm::chunk`]).
     #[must_use]
     pub fn window(mut self, items: u64) -> Self {
         self.settings.window = Some(items);

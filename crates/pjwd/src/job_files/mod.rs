@@ -355,10 +355,10 @@ impl JobFiles {
         }
     }
 
-    /// Reads the file `want` of each job with a changed file. A program writes the number of cores that its job wants
-    /// into this file. Returns the numbers that differ from those that the daemon already knew. Also recreates
-    /// missing files of these jobs. Returns an empty list, without reading, if no reading is due at the time `now`
-    /// ([`JobFiles::next_read_at`]).
+    /// Reads the file `want` of each job whose directory has a changed file. A program writes the number of cores that
+    /// its job wants into this file. Returns the numbers that differ from those that the daemon already knew. Also
+    /// recreates missing files of these jobs. Returns an empty list, without reading, if no reading is due at the time
+    /// `now` ([`JobFiles::next_read_at`]).
     pub fn take_wanted_cores_updates(&mut self, now: Instant) -> Vec<WantedCoresUpdate> {
         if self.due.is_none_or(|due| due > now) {
             return Vec::new();

@@ -31,8 +31,9 @@ const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
 /// ([`Snapshot::cpu_times`]). Also stores the pids of the processes that have ended meanwhile ([`Snapshot::reaped`]).
 /// `read` is [`MachineInterface::read_cpu_times`]. The function calls `read` for these processes, in this order:
 ///
-/// 1. The processes of jobs whose threads the scan read or whose end it found, and the parents of these processes. Also
-///    each process outside of jobs from which pjw still needs the CPU time of an ended child.
+/// 1. Each process of a job if the scan read the threads of this process, or found that it has ended. Also the parent
+///    of this process. Also each process outside of jobs that had a child in a job, if the child has ended and its CPU
+///    time is not counted yet.
 /// 2. The parent of each process that has ended, if the parent belongs to no job. A parent that was read before the end
 ///    of the child lacks the CPU time of the child.
 /// 3. The children of each process that has ended, or that has waited for a child since the process was last read. The
