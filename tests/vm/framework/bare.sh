@@ -57,12 +57,10 @@ build_initramfs() {
 # set_machine WORD: sets `machine` to the command line of QEMU. WORD is passed to the init of the guest.
 set_machine() {
     command -v qemu-system-x86_64 >/dev/null || die "no qemu-system-x86_64: apt-get install qemu-system-x86"
-    local cpu=$CPU
-    [ -z "${KERNEL:-}" ] || cpu=$CPU_OF_NEW_KERNEL
     machine=(
         qemu-system-x86_64
         -machine "q35,smbus=off,sata=off,usb=off,vmport=off,hpet=off" -accel tcg,thread=multi
-        -cpu "$cpu" -smp 16,sockets=2,cores=4,threads=2 -m 1024
+        -cpu "$CPU" -smp 16,sockets=2,cores=4,threads=2 -m 1024
         -object memory-backend-ram,id=m0,size=512M -object memory-backend-ram,id=m1,size=512M
         -numa node,nodeid=0,cpus=0-7,memdev=m0 -numa node,nodeid=1,cpus=8-15,memdev=m1
         -numa dist,src=0,dst=1,val=21

@@ -97,7 +97,7 @@ class Machine:
         return [
             QEMU, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-machine", "q35,smbus=off,sata=off,usb=off,vmport=off,hpet=off", "-accel", self.accelerator,
-            "-cpu", emulated("CPU_OF_NEW_KERNEL" if os.environ.get("KERNEL") else "CPU"),
+            "-cpu", emulated("CPU"),
             "-smp", f"{self.cpus},sockets=2,cores={self.cpus // 4},threads=2", "-m", str(2 * MEMORY_OF_NODE >> 20),
             *nodes, "-numa", "dist,src=0,dst=1,val=21",
             "-drive", f"if=none,id=disk,file={self.place}/disk.qcow2,format=qcow2,cache=unsafe",

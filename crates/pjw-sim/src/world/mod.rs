@@ -218,7 +218,7 @@ pub struct SimMachine {
     /// The log of changes of processes, masks and cpusets, one line of text for each change. `None` if no log
     /// is written.
     pub log: Option<Vec<String>>,
-    /// The observer that is told which threads run, whenever the simulated time advances. `None` if there is no
+    /// The observer that receives which threads run, whenever the simulated time advances. `None` if there is no
     /// observer. A clone of this machine has the same observer.
     pub observer: Option<Arc<Mutex<dyn TimeObserver>>>,
     /// The PUs on which the kernel runs threads.

@@ -87,7 +87,7 @@ pub struct LockHolder {
     /// The last journal that an earlier process made. `None` as soon as this process has made its own.
     #[serde(default)]
     earlier_journal: Option<JournalPlace>,
-    /// Whether the process is a daemon that ends soon, because it was told to. It still thaws the frozen jobs.
+    /// Whether the process is a daemon that ends soon, because it received a signal to stop. It still thaws the frozen jobs.
     #[serde(default)]
     is_stopping: bool,
 }

@@ -73,9 +73,9 @@ scancel "$job"
 eventually "the cancelled job is no longer in the status" has_no_job "slurm:$job"
 eventually "the cores of the commands are free" is_free 4-15
 
-# The interval of cycles. A thread may be outside its cores for this time. It is long, because the machine may stand still for seconds.
-interval=30
-printf '%s\n' 'enforcement = "affinity"' 'user_max_cores = 4' "interval = \"${interval}s\"" 'rescan_interval = "60s"' >/etc/pjw/pjwd.toml
+# The interval of cycles. A thread may be outside its cores for this time.
+interval=5
+printf '%s\n' 'enforcement = "affinity"' 'user_max_cores = 4' "interval = \"${interval}s\"" >/etc/pjw/pjwd.toml
 check "pjwctl reload accepts enforcement by masks" pjwctl reload
 start_pair 800
 for each in ompi800:8005 mpich800:8006; do

@@ -151,8 +151,8 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
     // for.
     let used_most = usage.levels.upper_quantile(50, u64::from(usage.pus_max) * 1000);
     let rounded_up = |permille: u64| permille.saturating_sub(TOLERATED_PERMILLE).div_ceil(1000).max(1);
-    let needed =
-        if rounded_up(used_most) < held { rounded_up(used_most) } else { rounded_up(mean).min(held) };
+    let needed = rounded_up(used_most);
+    let needed = if needed < held { needed } else { rounded_up(mean).min(held) };
     let used = format!("Of {} {} were used", cores(held), Tenths(mean));
     let option = option_for_cores(&report.id, needed, usage);
     if usage.serial_ns == 0 || usage.serial_ns >= usage.sampled_ns / 10 * 9 {
