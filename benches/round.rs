@@ -122,6 +122,7 @@ impl MadeUpMachine {
             incomplete_reason: None,
             ended_idle_until: BTreeMap::new(),
             cpu_times: BTreeMap::new(),
+            cpu_times_read_until: None,
             reaped: BTreeSet::new(),
             address_spaces: None,
         }

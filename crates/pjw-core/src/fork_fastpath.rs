@@ -138,6 +138,7 @@ pub fn snapshot_of_mismatches(
         incomplete_reason: None,
         ended_idle_until: BTreeMap::new(),
         cpu_times: BTreeMap::new(),
+        cpu_times_read_until: None,
         reaped: BTreeSet::new(),
         address_spaces: None,
     }

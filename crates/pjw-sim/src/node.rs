@@ -159,8 +159,7 @@ impl SimMachineInterface {
         if self.faults.occurs(self.faults.change_between_steps_permille) {
             self.workload.borrow_mut().step(&mut self.world.borrow_mut());
         }
-        let may_finish = !self.delayed.is_empty() && !self.are_changes_held;
-        if may_finish && !self.faults.occurs(HOLD_PERMILLE) {
+        if !self.delayed.is_empty() && !self.are_changes_held && !self.faults.occurs(HOLD_PERMILLE) {
             self.finish_next_cpuset_change();
         }
     }
@@ -390,6 +389,7 @@ impl MachineInterface for SimMachineInterface {
             incomplete_reason,
             ended_idle_until,
             cpu_times: BTreeMap::new(),
+            cpu_times_read_until: None,
             reaped: BTreeSet::new(),
             address_spaces: None,
         }

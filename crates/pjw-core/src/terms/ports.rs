@@ -2,7 +2,7 @@
 
 use core::{error::Error, time::Duration};
 
-use crate::basics::{Pid, prelude::*};
+use crate::basics::{Nanos, Pid, prelude::*};
 use crate::terms::cpuset_group::{CpusetAction, CpusetOutcome, LeftoverCpuset};
 use crate::terms::own_cgroups::OwnCgroupNames;
 use crate::terms::plan::{MaskAction, MaskOutcome};
@@ -28,6 +28,12 @@ pub trait MachineInterface {
     /// default implementation reads nothing, and returns an empty map.
     fn read_cpu_times(&mut self, _pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessCpuTimes>> {
         BTreeMap::new()
+    }
+
+    /// Returns the present time, in ns since boot, from the clock of [`Snapshot::taken_at`]. The default implementation
+    /// returns `None`: the time does not pass while the machine is read.
+    fn time_since_boot(&self) -> Option<Nanos> {
+        None
     }
 
     /// Reads the largest memory use of the cgroup at `path`, in bytes. `None` if the kernel does not measure it for

@@ -6,10 +6,9 @@
 //! which job a process belongs.
 
 mod address_space;
+mod login;
 
 use alloc::sync::Arc;
-
-mod login;
 
 use crate::basics::{
     CgroupId, Comm, CpuSet, Moment, Nanos, Pid, ProcessId, Pu, StartTime, Tid, Uid, is_cgroup_within,
@@ -54,6 +53,8 @@ pub struct Snapshot {
     /// The CPU times of processes, by pid. Empty after the scan. [`crate::usage_times::read_cpu_times`] reads the CPU
     /// times and stores them here.
     pub cpu_times: BTreeMap<Pid, ProcessCpuTimes>,
+    /// The time at which all `cpu_times` had been read, in ns since boot. `None` if they were not read for this scan.
+    pub cpu_times_read_until: Option<Nanos>,
     /// The processes of jobs that no longer existed when their CPU times were to be read for this snapshot. Their CPU
     /// times had been read before. Usually, their parents have waited for them (wait4(2)).
     pub reaped: BTreeSet<Pid>,

@@ -8,11 +8,13 @@ use pjw_core::ports::MachineInterface;
 use pjw_core::record::Record;
 use pjw_core::snapshot::{Observed, ProcessEvent};
 use pjw_core::state::WardenState;
+use pjw_core::time::Nanos;
 use pjw_core::usage::JobReport;
-use pjw_core::usage_times::{cgroups_of_ending_jobs, read_cpu_times};
+use pjw_core::usage_times::{cgroups_with_peaks_to_read, read_cpu_times};
 
 use crate::machine::{Machine, SECOND, in_cgroup, job, machine};
 
+mod slow_scans;
 mod sums_of_parents;
 
 /// Seconds in which these threads run, each followed by the regular scan of the processes of jobs.
@@ -332,27 +334,54 @@ fn a_daemon_that_is_restarted_before_the_first_record_learns_the_time_from_the_p
     assert!(report.incomplete_reason.is_some());
 }
 
-#[test]
-fn the_cgroups_of_a_job_are_read_once_more_when_its_last_process_is_gone() {
+/// A machine with a job of a batch system that has a cgroup and the processes 20 and 21.
+fn with_job_in_cgroup() -> Machine {
     let mut machine = machine();
     machine.advance(5 * SECOND);
     for pid in [20, 21] {
         in_cgroup(machine.spawn(pid, 1, 1001), "slurm:7", "/slurm/job_7", Some(CpuRequest::Cores(2)));
     }
     machine.settle();
+    machine
+}
+
+#[test]
+fn the_cgroups_of_a_job_are_read_once_more_when_its_last_process_is_gone() {
+    let mut machine = with_job_in_cgroup();
+    let now = Nanos(machine.now());
+    machine.state.usage.note_memory_peak(&job("slurm:7"), None, now);
     machine.exit(20);
     let snapshot = machine.scan_only(&[20]);
-    assert_eq!(cgroups_of_ending_jobs(&machine.state, &snapshot), [], "process 21 lives");
+    assert_eq!(cgroups_with_peaks_to_read(&machine.state, &snapshot), [], "process 21 lives");
     machine.exit(21);
     let expected = (job("slurm:7"), "/slurm/job_7".to_owned());
     for snapshot in [machine.scan(), machine.scan_only(&[20, 21])] {
-        assert!(cgroups_of_ending_jobs(&machine.state, &snapshot).contains(&expected));
+        assert!(cgroups_with_peaks_to_read(&machine.state, &snapshot).contains(&expected));
     }
     let snapshot = machine.scan_only(&[21]);
-    assert_eq!(cgroups_of_ending_jobs(&machine.state, &snapshot), [], "of process 20 nothing is known");
-    machine.state.usage.note_memory_peak(&job("slurm:7"), Some(5));
-    machine.state.usage.note_memory_peak(&job("slurm:7"), None);
+    let to_read = cgroups_with_peaks_to_read(&machine.state, &snapshot);
+    assert_eq!(to_read, [], "of process 20 nothing is known");
+    machine.state.usage.note_memory_peak(&job("slurm:7"), Some(5), now);
+    machine.state.usage.note_memory_peak(&job("slurm:7"), None, now);
     machine.settle();
     machine.release("slurm:7").ok();
     assert_eq!(machine.reports.remove(0).usage.memory_peak, Some(5));
+}
+
+#[test]
+fn the_peak_of_memory_is_read_when_a_process_ends_and_the_job_goes_on_but_once_a_second() {
+    let mut machine = with_job_in_cgroup();
+    let of_job = (job("slurm:7"), "/slurm/job_7".to_owned());
+    machine.exit(20);
+    let snapshot = machine.scan_only(&[20]);
+    assert!(cgroups_with_peaks_to_read(&machine.state, &snapshot).contains(&of_job));
+    machine.state.usage.note_memory_peak(&of_job.0, Some(5), snapshot.taken_at.since_boot);
+    machine.advance(SECOND / 2);
+    let snapshot = machine.scan_only(&[20]);
+    assert_eq!(cgroups_with_peaks_to_read(&machine.state, &snapshot), [], "half a second later");
+    machine.advance(SECOND / 2);
+    let snapshot = machine.scan_only(&[20]);
+    assert!(cgroups_with_peaks_to_read(&machine.state, &snapshot).contains(&of_job), "a second later");
+    let snapshot = machine.scan_only(&[21]);
+    assert_eq!(cgroups_with_peaks_to_read(&machine.state, &snapshot), [], "process 21 lives");
 }

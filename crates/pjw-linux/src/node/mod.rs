@@ -19,7 +19,9 @@ use pjw_core::snapshot::{
     AffinityRequest, Cgroup, ExpectedMask, ForkMaskMismatch, MaskProbeResult, Observed, Process,
     ProcessCpuTimes, ProcessEvent, ProcessEventBatch, Snapshot,
 };
-use pjw_core::{cpuset::CpuSet, ports::MachineInterface, state::masks::old_kernels::HOTPLUG_DELAY};
+use pjw_core::{
+    cpuset::CpuSet, ports::MachineInterface, state::masks::old_kernels::HOTPLUG_DELAY, time::Nanos,
+};
 
 use tracing::warn;
 
@@ -38,6 +40,7 @@ mod cpuset_changer;
 mod idle;
 mod mask_write;
 mod move_guard;
+mod online_masks;
 mod process_cache;
 mod scan_plan;
 mod task_pass;
@@ -45,6 +48,7 @@ mod task_pass;
 use cpuset_changer::CpusetChanger;
 use idle::IdleTracker;
 use mask_write::{refusal_reason, set_mask, set_mask_or_inherit};
+use online_masks::cut_masks;
 use process_cache::{ProcessCache, is_ended_or_unreadable};
 use task_pass::TaskScanResult;
 
@@ -327,21 +331,6 @@ impl LinuxMachine {
     }
 }
 
-/// Intersects all masks in `seen` with `within`. Except a mask without a PU in `within`, which the kernel will change.
-fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
-    let cut = |mask: &mut CpuSet| {
-        let left = mask.intersection(within);
-        if !left.is_empty() {
-            *mask = left;
-        }
-    };
-    for process in seen.values_mut() {
-        let Observed::Present(process) = process else { continue };
-        process.first_thread_mask.iter_mut().for_each(cut);
-        process.threads.iter_mut().flatten().for_each(|thread| cut(&mut thread.effective_mask));
-    }
-}
-
 impl MachineInterface for LinuxMachine {
     fn scan(&mut self, scan_request: &ScanRequest) -> Snapshot {
         let taken_at = clock::now();
@@ -409,6 +398,7 @@ impl MachineInterface for LinuxMachine {
             affinity_requests,
             incomplete_reason: incomplete.map(|errno| errno.desc().to_owned()),
             cpu_times: BTreeMap::new(),
+            cpu_times_read_until: None,
             reaped: BTreeSet::new(),
             address_spaces: Some(self.read_address_spaces(taken_at.since_boot)),
         }
@@ -416,6 +406,10 @@ impl MachineInterface for LinuxMachine {
 
     fn read_cpu_times(&mut self, pids: &BTreeSet<Pid>) -> BTreeMap<Pid, Observed<ProcessCpuTimes>> {
         self.cache.read_cpu_times(pids)
+    }
+
+    fn time_since_boot(&self) -> Option<Nanos> {
+        Some(clock::now().since_boot)
     }
 
     fn read_memory_peak(&mut self, path: &str) -> Option<u64> {

@@ -2,22 +2,36 @@
 # cpuset of the job, and the report of the job with its peak and its shared part.
 . /cases/functions
 
-# A parent with 120 MiB forks three workers with 8 MiB of their own each. They end when /tmp/go exists.
+# A parent with 120 MiB forks three workers with 8 MiB of their own each. When /tmp/go exists, each worker writes to 80 MiB of the memory
+# that it shares with its parent, and so gets a copy. The workers end when all have written: all processes together have 384 MiB then. The
+# parent ends a second later.
 cat >/tmp/farm.py <<'END'
-import os, time
+import glob, os, time
 def make(mebibytes):
     block = bytearray(mebibytes << 20)
     for at in range(0, len(block), 4096):
         block[at] = 1
     return block
 common = make(120)
+is_worker = False
 for _ in range(3):
     if os.fork() == 0:
         own = make(8)
         open(f"/tmp/ready.{os.getpid()}", "w")
+        is_worker = True
         break
 while not os.path.exists("/tmp/go"):
     time.sleep(0.1)
+if is_worker:
+    for at in range(0, 80 << 20, 4096):
+        common[at] = 2
+    open(f"/tmp/wrote.{os.getpid()}", "w")
+while len(glob.glob("/tmp/wrote.*")) < 3:
+    time.sleep(0.1)
+if not is_worker:
+    for _ in range(3):
+        os.wait()
+    time.sleep(1)
 END
 workers_are_ready() { [ "$(ls /tmp/ready.* 2>/dev/null | wc -l)" = 3 ]; }
 # json_value FILE KEY...: prints a value of a JSON file.
@@ -49,9 +63,12 @@ check "pjwctl show without --memory succeeds" read_memory
 check "the source of the estimate is the cgroup of the job" [ "$(json_value /tmp/memory memory source)" = cgroup ]
 estimated=$(json_value /tmp/memory memory shared_permille)
 check "the estimated shared part differs from the reading by at most 50 permille" is_at_least 50 "$((estimated > shared ? estimated - shared : shared - estimated))"
-check "the estimate has the peak of memory" is_at_least "$(json_value /tmp/memory memory peak)" $((120 << 20))
+peak=$(json_value /tmp/memory memory peak)
+check "the estimate has the peak of memory" is_at_least "$peak" $((120 << 20))
+check "the peak is less than what the workers write at their end" is_at_least $((300 << 20)) "$peak"
 
 touch /tmp/go
 eventually "the ended job has a report" has_report
 check "the report has the peak of memory" is_at_least "$(json_value /tmp/report memory_peak)" $((120 << 20))
+check "the peak in the report has what all workers wrote at their end" is_at_least "$(json_value /tmp/report memory_peak)" $((360 << 20))
 check "the report has the shared part that was read last" [ "$(json_value /tmp/report shared_permille):$(json_value /tmp/report shared_source)" = "$shared:smaps" ]

@@ -90,6 +90,7 @@ fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process
         incomplete_reason: None,
         ended_idle_until: BTreeMap::new(),
         cpu_times: BTreeMap::new(),
+        cpu_times_read_until: None,
         reaped: BTreeSet::new(),
         address_spaces: None,
     }

@@ -13,7 +13,7 @@ use crate::state::usage::{RunningJobUsage, is_same_start};
 use crate::state::{Member, WardenState};
 use crate::terms::{
     DaemonMode, EventKind, Job, JobId, JobReport, JobUsage, Observed, Ownership, Process, ProcessCpuTimes,
-    Record, ScanScope, Snapshot, UsageSample,
+    Record, ScanScope, Snapshot, UsageSample, is_short_scan,
 };
 
 /// With the default scan interval of 1 s, a scan notices within this time, in ns, that an idle process runs again. Idle
@@ -24,6 +24,9 @@ const MIN_SAMPLE_NS: u64 = 500_000_000;
 /// In a sample that is longer than this, in ns, the time in which the job is known to have been idle is a sample of its
 /// own.
 const LONG_SAMPLE_NS: u64 = 3_000_000_000;
+/// A sample does not end at up to this number of scans that take too long. It ends at the next scan: on some machines
+/// each scan takes long. With the default scan interval of 1 s, the sample then is about as long as [`LONG_SAMPLE_NS`].
+const MAX_SLOW_SCANS: u32 = 2;
 /// The time between two records of a job's usage in the journal, in ns.
 const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
 
@@ -125,11 +128,15 @@ fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid
     core::iter::once(member.id.pid).chain(parent)
 }
 
-/// Returns the cgroups of the jobs whose last process has ended, as the scan `snapshot` found. Each item is a job
-/// and the path of one cgroup of the job. The caller must read the peak memory use of these cgroups before the
-/// next decision. This decision may end the jobs, and then reports their peak memory use.
+/// Returns the cgroups whose peak memory use the caller must read before the next decision, which may end their jobs
+/// and then reports the peaks. Each item is a job and the path of one cgroup of the job. The jobs are:
+///
+/// - Each job whose last process has ended, as the scan `snapshot` found.
+/// - Each job of which any process has ended, if the peak of the job was not read within the last second. Forked
+///   workers often write to their shared memory when they end, all at once. When the last process has ended, systemd
+///   may remove the cgroup before it is read.
 #[must_use]
-pub fn cgroups_of_ending_jobs(state: &WardenState, snapshot: &Snapshot) -> Vec<(JobId, String)> {
+pub fn cgroups_with_peaks_to_read(state: &WardenState, snapshot: &Snapshot) -> Vec<(JobId, String)> {
     let is_gone = |member: &Member| match snapshot.processes.get(&member.id.pid) {
         Some(Observed::Present(process)) => process.id != member.id,
         Some(_) => true,
@@ -139,8 +146,11 @@ pub fn cgroups_of_ending_jobs(state: &WardenState, snapshot: &Snapshot) -> Vec<(
     let all = (snapshot.scope == ScanScope::Full).then(|| state.members.values());
     let gone = seen.chain(all.into_iter().flatten()).filter(|member| is_gone(member));
     let jobs: BTreeSet<&JobId> = gone.map(|member| &member.job).collect();
-    let ending = jobs.into_iter().filter(|job| state.members_of(job).all(is_gone));
-    ending.flat_map(|job| state.cgroups_of(job).map(move |path| (job.clone(), path))).collect()
+    let now = snapshot.taken_at.since_boot;
+    let to_read = jobs.into_iter().filter(|job| {
+        state.usage.is_memory_peak_due(job, now) || state.members_of(job).all(is_gone)
+    });
+    to_read.flat_map(|job| state.cgroups_of(job).map(move |path| (job.clone(), path))).collect()
 }
 
 /// Adds the CPU times that this cycle read to the usage of the jobs, and ends the usage samples that are long enough. A
@@ -151,11 +161,49 @@ pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
     let mut jobs_read = record_process_cpu_times(draft);
     record_cgroup_usage(draft, &mut jobs_read);
     for job in jobs_read {
-        end_sample(draft, &job, MIN_SAMPLE_NS);
+        if may_end_sample(draft, &job) {
+            end_sample(draft, &job, MIN_SAMPLE_NS);
+        }
         if may_record {
             journal_usage(draft, &job);
         }
     }
+}
+
+/// Returns whether the present sample of `job` may end with the scan of this cycle. All of its CPU time must have been
+/// read at about the time of the scan. Otherwise, the sample would have too little or too much CPU time, and the next
+/// sample the opposite. So the sample goes on in each of these cases:
+///
+/// - The scan did not read all processes of the job that ran lately, for example a scan of one process that was just
+///   forked.
+/// - The scan took too long, and this is not the third such scan in the sample.
+fn may_end_sample(draft: &mut CycleDraft<'_>, job: &JobId) -> bool {
+    let Some(read_until) = draft.seen.cpu_times_read_until else { return false };
+    if !has_read_active_processes(draft, job) {
+        return false;
+    }
+    let now = draft.now.since_boot;
+    let Some(open) = draft.state.usage.usage_of_job_mut(job) else { return false };
+    let sample_ns = now.0.saturating_sub(open.sample_began_at.0);
+    let is_short = is_short_scan(read_until.0.saturating_sub(now.0), sample_ns);
+    if sample_ns < MIN_SAMPLE_NS || is_short || open.slow_scans >= MAX_SLOW_SCANS {
+        return true;
+    }
+    open.slow_scans += 1;
+    false
+}
+
+/// Returns whether the scan of this cycle read each active process of `job`, or found that it has ended. A process
+/// whose threads no scan has read is new, and its CPU time until now is that of a moment.
+fn has_read_active_processes(draft: &CycleDraft<'_>, job: &JobId) -> bool {
+    let members = &draft.state.members;
+    let is_read = |pid: &Pid| match draft.seen.processes.get(pid) {
+        Some(Observed::Present(process)) => process.threads.is_some(),
+        Some(Observed::Gone) => true,
+        None => draft.full,
+    };
+    let is_new = |pid: &Pid| members.get(pid).is_some_and(|member| member.threads.is_empty());
+    members.active_pids_of(job).all(|pid| is_read(&pid) || is_new(&pid))
 }
 
 /// Records the CPU times that this cycle read for the processes of jobs, and the processes that have ended. Returns the
@@ -307,7 +355,7 @@ fn end_sample_when_idle(state: &mut WardenState, job: &JobId, idle_until: Option
     if let Some(open) = state.usage.usage_of_job_mut(job) {
         let held_ns = core::mem::take(&mut open.sample_held_ns);
         open.usage.add_sample(&UsageSample { length_ns, cores, pus, held_ns, ..UsageSample::default() });
-        open.sample_began_at = until;
+        (open.sample_began_at, open.slow_scans) = (until, 0);
     }
 }
 
@@ -351,6 +399,7 @@ fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
             UsageSample { length_ns, cpu_ns, wait_ns, cores, pus, held_ns, hot_threads, has_bound_waiters };
         open.usage.add_sample(&sample);
         (open.sample_began_at, open.sample_cpu_ns, open.sample_wait_ns) = (now, 0, 0);
+        open.slow_scans = 0;
         open.cpus = cpus.unwrap_or_else(|| core::mem::take(&mut open.cpus));
     }
 }

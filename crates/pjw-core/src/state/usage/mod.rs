@@ -26,6 +26,10 @@ use table::ProcessTable;
 /// The scan that last read a process, and the end of the process, are known to about this time, in ns.
 const UNREAD_MARGIN_NS: u64 = 500_000_000;
 
+/// While processes of a job end and the job goes on, the peak memory use of its cgroup is read at most once in this
+/// time, in ns.
+const MEMORY_PEAK_INTERVAL_NS: u64 = 1_000_000_000;
+
 /// The CPU usage of all running jobs, and the CPU times of processes from which this usage is computed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UsageState {
@@ -58,10 +62,15 @@ pub(crate) struct RunningJobUsage {
     pub(crate) sample_wait_ns: u64,
     /// The number of cores that the job held in this sample until `held_until`, times the time, in ns.
     pub(crate) sample_held_ns: u64,
+    /// The number of scans at which this sample did not end, because the scan took too long.
+    pub(crate) slow_scans: u32,
     /// The time until which `sample_held_ns` counts, in ns since boot.
     pub(crate) held_until: Nanos,
     /// The last time at which the usage was written to the journal, in ns since boot.
     pub(crate) recorded_at: Nanos,
+    /// The time at which the peak memory use of the job's cgroup was last read because a process had ended, in ns since
+    /// boot.
+    memory_peak_read_at: Nanos,
     /// The PUs that the job held at the last sample.
     pub(crate) cpus: CpuSet,
     /// The CPU time of the job's cgroup at its first and last reading, in ns.
@@ -237,11 +246,20 @@ impl UsageState {
         usage.shared = shared.filter(|shared| !shared.is_estimate || !is_exact).or(usage.shared);
     }
 
-    /// Stores the peak memory use of a cgroup of the job, in bytes, for the report on the job. The report has
-    /// the largest of all stored peaks. Has no effect if `peak_bytes` is `None` (unknown) or if the job has
-    /// already ended.
-    pub fn note_memory_peak(&mut self, job: &JobId, peak_bytes: Option<u64>) {
+    /// Returns whether the peak memory use of the job `job` must be read at the time `now`, in ns since boot, because a
+    /// process of the job has ended. False if it was read for this reason within the last second, or if pjw records no
+    /// usage of the job.
+    pub(crate) fn is_memory_peak_due(&self, job: &JobId, now: Nanos) -> bool {
+        let open = self.jobs.get(job);
+        open.is_some_and(|open| now.0.saturating_sub(open.memory_peak_read_at.0) >= MEMORY_PEAK_INTERVAL_NS)
+    }
+
+    /// Stores the peak memory use of a cgroup of the job, in bytes, for the report on the job. It was read at the time
+    /// `now`, in ns since boot, because a process of the job had ended. The report has the largest of all stored peaks.
+    /// `None` as `peak_bytes` means unknown, and changes no peak. Has no effect if the job has already ended.
+    pub fn note_memory_peak(&mut self, job: &JobId, peak_bytes: Option<u64>, now: Nanos) {
         if let Some(open) = self.jobs.get_mut(job) {
+            open.memory_peak_read_at = now;
             open.usage.memory_peak = open.usage.memory_peak.max(peak_bytes);
         }
     }

@@ -22,6 +22,20 @@ const MAX_LEVEL_STEPS: u64 = 16;
 /// down.
 const STRANDED_PERMILLE: u64 = 100;
 
+/// The largest share of a sample ([`UsageSample`]) that the scan at its end may take: one part in this number, which
+/// is 5 %. A sample ends at the time at which the scan began, and the CPU times are read at the end of the scan. If the
+/// scan takes longer, for example because the machine stands still, the sample has too much CPU time, and the next
+/// sample too little.
+const MAX_SCAN_SHARE: u64 = 20;
+
+/// Returns whether a scan of the length `scan_ns`, in ns, is short enough to end a sample of the length `sample_ns`, in
+/// ns: it takes at most 5 % of that length. `scan_ns` is the time from the beginning of the scan until all CPU times
+/// were read.
+#[must_use]
+pub fn is_short_scan(scan_ns: u64, sample_ns: u64) -> bool {
+    scan_ns <= sample_ns / MAX_SCAN_SHARE
+}
+
 /// The use that a job made of its cores in one interval between two scans of its processes: the CPU time, the time for
 /// which threads waited for a PU (logical CPU), and the number of hot threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

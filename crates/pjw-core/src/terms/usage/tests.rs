@@ -26,6 +26,14 @@ fn usage_of(samples: impl IntoIterator<Item = UsageSample>) -> JobUsage {
 }
 
 #[test]
+fn a_scan_may_take_a_twentieth_of_the_sample_that_it_ends() {
+    let short = [(0, 0), (SECOND / 20, SECOND), (SECOND / 10, 2 * SECOND)];
+    assert!(short.into_iter().all(|(scan_ns, sample_ns)| is_short_scan(scan_ns, sample_ns)));
+    let long = [(1, 0), (SECOND / 20 + 1, SECOND), (SECOND, SECOND)];
+    assert!(!long.into_iter().any(|(scan_ns, sample_ns)| is_short_scan(scan_ns, sample_ns)));
+}
+
+#[test]
 fn waiting_counts_only_beside_idle_pus_of_the_job() {
     let usage = usage_of([second(3850, 1500, 8)]);
     assert_eq!((usage.stranded_ns, usage.displaced_ns, usage.crowded_ns), (SECOND * 15 / 100, 0, SECOND));

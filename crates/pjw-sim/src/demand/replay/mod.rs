@@ -225,6 +225,7 @@ impl Machine {
             incomplete_reason: None,
             ended_idle_until: BTreeMap::new(),
             cpu_times: BTreeMap::new(),
+            cpu_times_read_until: None,
             reaped: BTreeSet::new(),
             address_spaces: None,
         };

@@ -1,0 +1,22 @@
+//! Removes PUs (logical CPUs) that went offline from masks that a scan read.
+
+use std::collections::BTreeMap;
+
+use pjw_core::cpuset::CpuSet;
+use pjw_core::ids::Pid;
+use pjw_core::snapshot::{Observed, Process};
+
+/// Intersects all masks in `seen` with `within`. Except a mask without a PU in `within`, which the kernel will change.
+pub(super) fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
+    let cut = |mask: &mut CpuSet| {
+        let left = mask.intersection(within);
+        if !left.is_empty() {
+            *mask = left;
+        }
+    };
+    for process in seen.values_mut() {
+        let Observed::Present(process) = process else { continue };
+        process.first_thread_mask.iter_mut().for_each(cut);
+        process.threads.iter_mut().flatten().for_each(|thread| cut(&mut thread.effective_mask));
+    }
+}
