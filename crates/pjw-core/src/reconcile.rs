@@ -93,6 +93,7 @@ pub fn reconcile(
     let replies = serve::execute_commands(&mut draft, commands);
     membership::update_members(&mut draft);
     membership::released::track_released_children(&mut draft);
+    membership::released::mark_provisions_with_left_children(&mut draft);
     jobs::apply_scheduler_cpusets(&mut draft);
     jobs::serve_waiting_jobs(&mut draft);
     lending::update_loans(&mut draft);

@@ -1,5 +1,6 @@
 //! Provisions: cores that are reserved for a service, whether it runs or not.
 
+mod children_left_behind;
 mod waiting_leavers;
 
 use pjw_core::command::{AssignCommand, Caller, Command, ProvisionCommand, Reply};

@@ -1,7 +1,7 @@
 //! The children of released processes. A child that was born before the mask of its parent was restored has the mask
 //! that pjw set for the parent. It is tracked until its original mask is restored.
 
-use crate::basics::{BirthTime, ProcessId, prelude::*};
+use crate::basics::{BirthTime, Pid, ProcessId, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::phases::membership::{is_orphan_of_unknown_descent, processes_to_check, update_threads_of};
 use crate::state::{KnownProcess, MaskEntry, MaskRequest, Member, WardenState};
@@ -39,6 +39,23 @@ pub(crate) fn track_released_children(draft: &mut CycleDraft<'_>) {
             update_threads_of(draft, pid);
         }
     }
+}
+
+/// Adds each provision (a job whose cores are promised to a service) to the dirty set, if a new process in its cpuset
+/// has left it: the parent left, and forked this process before pjw moved the parent out of the cpuset. This cycle then
+/// plans to move the process back too. Otherwise, it would run on the cores of the provision until a rescan plans
+/// everything.
+pub(crate) fn mark_provisions_with_left_children(draft: &mut CycleDraft<'_>) {
+    let state = &*draft.state;
+    let left_job = |known: &KnownProcess| {
+        let process = &known.process;
+        let is_new_without_job = known.was_read_once && !state.members.contains_key(&process.id.pid);
+        let cgroup = process.cgroup.as_deref().filter(|_| is_new_without_job)?;
+        let job = &state.cpusets.enclosing_cpuset(cgroup)?.job_cpuset.job;
+        state.has_left_provision(process, job).then(|| (job.clone(), process.id.pid))
+    };
+    let left: Vec<(JobId, Pid)> = processes_to_check(draft).filter_map(left_job).collect();
+    left.into_iter().for_each(|(job, pid)| draft.state.dirty.add(&job, pid));
 }
 
 /// Removes the recorded affinity masks of each released job (a job that ended or that a command released) if a full
