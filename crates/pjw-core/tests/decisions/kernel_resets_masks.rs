@@ -186,24 +186,34 @@ fn a_binding_that_a_thread_requested_shortly_before_hotplug_is_restored() {
     assert_eq!(masks(&m)[1], "0,2");
 }
 
-/// Process 9 bound itself to PU 1 and is in the cpuset of job a. It was assigned to job b, which waits for cores. Its
-/// mask is restored, and no longer in the journal.
-fn waiting_in_the_cpuset_of_another_job() -> Machine {
+/// A machine with cpusets, on which a job waits if there are not enough free cores.
+fn machine_where_jobs_wait() -> Machine {
     let cpuset_support = CpusetSupport {
         hierarchy: CpusetHierarchy::Legacy,
         affinity_persists: false,
         ..CpusetSupport::default()
     };
     let policy = Policy { cpuset_support, exhaustion_policy: ExhaustionPolicy::Wait, ..Policy::default() };
-    let mut m = machine_with(regular_topology(2, 1, 1, 4, 1), policy);
-    m.spawn(7, 1, 0);
+    machine_with(regular_topology(2, 1, 1, 4, 1), policy)
+}
+
+/// Process 9 has bound itself to PU 1 and is in the cpuset of job a. It was assigned to job b, which waits for cores.
+/// It stays in the cpuset, because the cgroup from which it came is unknown. Its mask is restored, and not in the
+/// journal.
+fn waiting_in_the_cpuset_of_another_job() -> Machine {
+    let mut m = machine_where_jobs_wait();
+    m.spawn(7, 1, 0).cgroup = JOB_CPUSET.into();
     m.spawn(9, 7, 0);
-    m.bind(9, 9, "1");
     m.assign("a", 4, &[7]).unwrap();
+    m.bind(9, 9, "1");
+    m.settle();
+    // Job b waits also after the end of job a.
+    m.assign("rest", 1, &[]).unwrap();
     m.assign("b", 8, &[9]).unwrap();
     m.settle();
     assert_eq!((m.member(9), m.effective_mask(9, 9)), ("manual:b by Registered".into(), "1".into()));
     assert_eq!(m.process(9).cgroup, JOB_CPUSET);
+    assert!(m.warnings().contains(&"not-moved-back"), "{:?}", m.warnings());
     assert!(m.journaled_threads().iter().all(|thread| thread.tid != Tid(9)));
     m
 }
@@ -235,7 +245,12 @@ fn a_process_of_another_job_in_a_changed_cpuset_gets_its_mask_back_after_a_resta
 
 #[test]
 fn a_mask_that_was_requested_shortly_before_the_move_into_a_cpuset_is_restored_by_a_release() {
-    let mut m = waiting_in_the_cpuset_of_another_job();
+    let mut m = machine_where_jobs_wait();
+    m.spawn(7, 1, 0);
+    m.spawn(9, 7, 0);
+    m.bind(9, 9, "1");
+    m.assign("a", 4, &[7]).unwrap();
+    m.assign("b", 8, &[9]).unwrap();
     m.release("a").unwrap();
     m.release("b").unwrap();
     m.policy.enforcement = EnforcementMethod::Affinity;

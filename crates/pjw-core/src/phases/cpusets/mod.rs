@@ -435,10 +435,8 @@ fn record_move(draft: &mut CycleDraft<'_>, process: ProcessId, from: &str, to: &
 ///
 /// - Out of the cpusets of borrowers, in which they were born. There, they run at idle priority, and are frozen with
 ///   the borrower.
-/// - Out of the cpusets of provisions that they have left, because the cores are promised to the provision. The job
-///   `id` has no cpuset into which they could be moved. Adds a warning for those that can't be moved back.
-///
-/// Members in the cpusets of other jobs stay there until the job `id` gets cores.
+/// - Out of the cpusets of other jobs that they have left, because the cores belong to these jobs. The job `id` has no
+///   cpuset into which they could be moved. Adds a warning for those that can't be moved back.
 fn return_members_from_other_cpusets(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
@@ -448,10 +446,13 @@ fn return_members_from_other_cpusets(
     if state.jobs.get(id).is_none_or(|job| job.grant.is_some() || job.was_released) {
         return;
     }
-    let must_leave =
-        |job_cpuset: &JobCpuset| job_cpuset.spec.idle || keeps_unchanged_cpuset(state, policy, job_cpuset);
-    let mut inside = members_in_other_cpusets(state, id);
-    inside.retain(|(_, job_cpuset, _)| must_leave(job_cpuset));
+    let mut inside = members_in_other_cpusets(state, policy, id);
+    // Thousands of members may be in one cpuset.
+    let mut kept: BTreeMap<String, bool> = BTreeMap::new();
+    inside.retain(|(_, job_cpuset, _)| {
+        let is_kept = || keeps_unchanged_cpuset(state, policy, job_cpuset);
+        job_cpuset.spec.idle || *kept.entry(job_cpuset.path.clone()).or_insert_with(is_kept)
+    });
     warnings::report_members_not_moved_back(draft, id, &inside);
     for (process, JobCpuset { job, path, .. }, to) in inside {
         let Some(to) = to else { continue };

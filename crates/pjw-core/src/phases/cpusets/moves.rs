@@ -2,8 +2,11 @@
 
 use crate::basics::{Pid, ProcessId, is_cgroup_within, prelude::*};
 use crate::phases::draft::CycleDraft;
-use crate::state::{Member, WardenState};
-use crate::terms::{CpusetHierarchy, JobCpuset, JobId, JobIdAttribute, MembershipEvidence, Policy, Process};
+use crate::state::{KnownProcess, Member, WardenState};
+use crate::terms::{
+    CgroupCreator, CpusetHierarchy, JobCpuset, JobId, JobIdAttribute, JobReference, MembershipEvidence,
+    Policy, Process,
+};
 
 /// The prefixes of the names of scopes that contain processes which users started: logins, systemd-run(1), terminals
 /// and desktops.
@@ -45,21 +48,31 @@ pub(crate) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Membe
     if let Some(why) = state.cpusets.move_error(member.id) {
         return Some(why.to_owned());
     }
-    let (pid, hierarchy) = (member.id.pid, &policy.cpuset_support.hierarchy);
+    let pid = member.id.pid;
     let known = state.processes.get(&pid)?;
     let cgroup = known.process.cgroup.as_deref()?;
     let job = state.jobs.get(&member.job)?;
-    let by_cgroup = known.batch_identity.job_references.iter().find(|reference| {
-        matches!(reference.kind, JobIdAttribute::Cgroup(_))
-            && (reference.job != member.job || *hierarchy != CpusetHierarchy::Legacy)
-    });
-    if let Some(reference) = by_cgroup {
+    if let Some(reference) = tracking_cgroup(known, member, policy) {
         return Some(format!("process {pid} is in a cgroup by which {} tracks it", reference.job.source()));
     }
     // An adopted process was not started for the job: it may be a user's service manager.
     let was_launched = job.started_by_pjwctl_run && member.evidence != MembershipEvidence::Adopted;
     (!was_launched && !is_free_to_leave(cgroup, policy))
         .then(|| format!("process {pid} stays in {cgroup}, by which a service or a container tracks it"))
+}
+
+/// Returns the job whose batch system tracks the process `known` by its cgroup, if a move to another cpuset would take
+/// the process out of that cgroup. `member` is the same process as a member of its job. In cgroup v1, a batch system
+/// tracks the processes of its own job in another hierarchy than the cpusets.
+fn tracking_cgroup<'a>(
+    known: &'a KnownProcess,
+    member: &Member,
+    policy: &Policy,
+) -> Option<&'a JobReference> {
+    let is_legacy = policy.cpuset_support.hierarchy == CpusetHierarchy::Legacy;
+    known.batch_identity.job_references.iter().find(|reference| {
+        matches!(reference.kind, JobIdAttribute::Cgroup(_)) && (reference.job != member.job || !is_legacy)
+    })
 }
 
 /// Whether processes may be moved out of this cgroup without an effect on another program. True for the root, the
@@ -150,22 +163,28 @@ pub(super) fn processes_that_left(
     inside.filter(|(process, _)| has_left(process.pid)).collect()
 }
 
-/// Returns the processes of the job `id` that are in the cpuset of another job, if this other job is a borrower or a
-/// provision. Each item is the process, this cpuset, and the path of the original cgroup, to which the process can be
-/// moved back. The path is `None` in the same cases as in the result of [`processes_with_origin`]. Leaves out processes
-/// in the cpuset of a provision whose threads were not read yet: a kernel before Linux 6.2 replaces their masks at a
-/// move.
+/// Returns the processes of the job `id` that are in the cpuset of another job, and must leave it because the job `id`
+/// holds no cores. Each item is the process, this cpuset, and the path of the original cgroup, to which the process can
+/// be moved back. The path is `None` in the same cases as in the result of [`processes_with_origin`]. Leaves out these
+/// processes, except in the cpuset of a borrower:
+///
+/// - A process in the cgroup of a batch system, or one that a batch system tracks by its cgroup. The batch system moves
+///   such a process itself.
+/// - A process whose threads were not read yet: a kernel before Linux 6.2 replaces their masks at a move.
 pub(super) fn members_in_other_cpusets(
     state: &WardenState,
+    policy: &Policy,
     id: &JobId,
 ) -> Vec<(ProcessId, JobCpuset, Option<String>)> {
     let cpusets = &state.cpusets;
-    let is_provision = |job: &JobId| state.jobs.get(job).is_some_and(|job| job.provision.is_some());
     let to_leave = |member: &Member| {
-        let cgroup = state.process(member.id.pid)?.cgroup.as_deref()?;
-        let job_cpuset = &cpusets.enclosing_cpuset(cgroup)?.job_cpuset;
-        let is_of_provision = is_provision(&job_cpuset.job) && !member.threads.is_empty();
-        if job_cpuset.job == *id || !(job_cpuset.spec.idle || is_of_provision) {
+        let known = state.processes.get(&member.id.pid)?;
+        let job_cpuset = &cpusets.enclosing_cpuset(known.process.cgroup.as_deref()?)?.job_cpuset;
+        let may_leave = job_cpuset.spec.idle
+            || (job_cpuset.creator != CgroupCreator::Scheduler
+                && !member.threads.is_empty()
+                && tracking_cgroup(known, member, policy).is_none());
+        if job_cpuset.job == *id || !may_leave {
             return None;
         }
         let is_movable =

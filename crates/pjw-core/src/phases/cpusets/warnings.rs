@@ -82,7 +82,7 @@ pub(super) fn report_processes_not_moved_back(
     warn(draft, &job_cpuset.job, NOT_MOVED_BACK, text, remedy);
 }
 
-/// Adds warnings for users about those members of the job `id` that have left provisions, are still in the cpusets of
+/// Adds warnings for users about those members of the job `id` that have left other jobs, are still in the cpusets of
 /// these, and can't be moved back to their original cgroups. The job `id` holds no cores, so it has no cpuset into
 /// which they could be moved. `inside` has the members in the cpusets of other jobs, each with this cpuset and its
 /// original cgroup. Those in the cpusets of borrowers are not reported. A process that is being moved does not count.

@@ -1,4 +1,5 @@
-//! A process leaves a provision and joins a job that waits for cores. It does not stay in the cpuset of the provision.
+//! A process leaves a provision or another job, and joins a job that waits for cores. It does not stay in the cpuset of
+//! the former job.
 
 use std::time::Duration;
 
@@ -82,6 +83,32 @@ fn a_process_that_a_command_moves_from_a_provision_to_a_job_that_waits_returns_t
             restart(&mut m, 2);
             m.settle();
         }
+    }
+}
+
+#[test]
+fn a_process_that_a_command_moves_from_a_job_to_one_that_waits_returns_to_its_cgroup() {
+    for affinity_persists in [false, true] {
+        let mut m = machine_with_cpusets(affinity_persists);
+        m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
+        spawn_in_session(&m, 10, "shell");
+        spawn_in_session(&m, 11, "batch");
+        m.bind(11, 11, "2-5");
+        m.assign("a", 2, &[10, 11]).unwrap();
+        let inside = cgroup_of(&m, 11);
+        assert_ne!(inside, SESSION);
+        m.assign("b", 8, &[11]).unwrap();
+        for _ in 0..2 {
+            assert_eq!([m.member(11), m.grant("b")], ["manual:b by Registered", "-"]);
+            assert_eq!([10, 11].map(|pid| cgroup_of(&m, pid)), [inside.as_str(), SESSION]);
+            assert_eq!([10, 11].map(|pid| m.effective_mask(pid, pid)), ["0-1", "2-5"]);
+            assert!(!m.warnings().contains(&"not-moved-back"), "{:?}", m.warnings());
+            m.advance(SECOND);
+            m.settle();
+        }
+        m.release("a").unwrap();
+        assert_eq!([m.grant("b"), m.effective_mask(11, 11)], ["0-7", "2-5"]);
+        assert!(cgroup_of(&m, 11).starts_with("/pjw/"), "{}", cgroup_of(&m, 11));
     }
 }
 
