@@ -7,7 +7,7 @@
 //!
 //! The layers, lowest first. Each layer imports only the layers below it:
 //!
-//! - `basics`: CPU sets, process and thread ids, times, text helpers.
+//! - `basics`: CPU sets, process and thread ids, times, the cgroups of a process, text helpers.
 //! - `machine`: the topology, its devices, the housekeeping rule, the parts of a group of processes.
 //! - `terms`: plain data types of the decisions, from [`job::Job`] to [`plan::Plan`].
 //! - [`state`]: the data kept between two cycles.
@@ -43,7 +43,7 @@ mod terms;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-pub use basics::{cpuset, ids, text, time};
+pub use basics::{cpuset, ids, process_cgroups, text, time};
 pub use machine::{
     address_space_threads, cpu_count_variables, devices, housekeeping, parts, topology, within_job,
 };

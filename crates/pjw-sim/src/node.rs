@@ -23,7 +23,7 @@ use crate::{faults::Faults, workload::Workload};
 
 mod cgroups;
 
-use cgroups::{cgroup_file_lines, read_cgroup};
+use cgroups::{process_cgroups, read_cgroup};
 
 /// A partial scan checks the masks of one in this number of idle processes.
 const MASK_CHECK_INTERVAL: u32 = 4;
@@ -172,7 +172,7 @@ fn read_process(world: &mut SimMachine, pid: Pid, with_threads: bool) -> Option<
     let attributes_changed = std::mem::replace(&mut found.attributes_changed, false);
     let process = &world.processes[&pid];
     let attributes = attributes_changed.then(|| BatchAttributes {
-        cgroups: cgroup_file_lines(process, &world.cpuset_support.hierarchy),
+        cgroups: process_cgroups(process, &world.cpuset_support.hierarchy),
         environ: process.environ.clone(),
         supplementary_groups: Vec::new(),
         command_line: process.comm.to_string(),

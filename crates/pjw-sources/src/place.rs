@@ -9,17 +9,16 @@
 //! `user@<uid>.service`, can also choose names. On nodes where users may start such things, the owner of the
 //! directory would have to be checked too.
 
-use pjw_core::ids::Uid;
+use pjw_core::{ids::Uid, process_cgroups::ProcessCgroups};
 
 /// Returns the cgroup paths of a process in the order in which pjw searches them for a job. The path in the v2
 /// hierarchy comes first, then the path in the v1 hierarchy of the cpuset controller, then the paths in the other v1
-/// hierarchies that batch systems use. `lines` has the lines of `/proc/PID/cgroup`, each as a list of controllers and
-/// a path.
-pub(crate) fn paths_by_priority(lines: &[(String, String)]) -> impl Iterator<Item = &str> {
+/// hierarchies that batch systems use.
+pub(crate) fn paths_by_priority(cgroups: &ProcessCgroups) -> impl Iterator<Item = &str> {
     const ORDER: [&str; 7] = ["", "cpuset", "name=systemd", "freezer", "memory", "cpu", "cpuacct"];
     ORDER.into_iter().flat_map(move |wanted| {
         let has = move |controllers: &str| controllers.split(',').any(|controller| controller == wanted);
-        lines.iter().filter(move |(controllers, _)| has(controllers)).map(|(_, path)| path.as_str())
+        cgroups.lines.iter().filter(move |(controllers, _)| has(controllers)).map(|(_, path)| path.as_str())
     })
 }
 
@@ -87,7 +86,8 @@ mod tests {
         let lines =
             [("cpuacct,cpu", "/e"), ("memory", "/d"), ("cpuset", "/b"), ("name=systemd", "/c"), ("", "/a")];
         let lines = lines.map(|(controllers, path)| (controllers.to_owned(), path.to_owned()));
-        let order: Vec<&str> = paths_by_priority(&lines).collect();
+        let cgroups = ProcessCgroups { lines: lines.into() };
+        let order: Vec<&str> = paths_by_priority(&cgroups).collect();
         assert_eq!(order, ["/a", "/b", "/c", "/d", "/e", "/e"]);
     }
 }

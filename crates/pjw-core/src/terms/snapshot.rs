@@ -11,8 +11,8 @@ mod login;
 use alloc::sync::Arc;
 
 use crate::basics::{
-    CgroupId, Comm, CpuSet, Moment, Nanos, Pid, ProcessId, Pu, StartTime, Tid, Uid, is_cgroup_within,
-    prelude::*,
+    CgroupId, Comm, CpuSet, Moment, Nanos, Pid, ProcessCgroups, ProcessId, Pu, StartTime, Tid, Uid,
+    is_cgroup_within, prelude::*,
 };
 use crate::terms::job::{CpuRequest, JobId, JobSource};
 use crate::terms::scan::ScanScope;
@@ -189,9 +189,8 @@ pub struct Thread {
 /// environment, supplementary groups and command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BatchAttributes {
-    /// The lines of `/proc/PID/cgroup`, each as a pair: the list of controllers as text, and the path of the
-    /// cgroup. The list of controllers is empty for the v2 hierarchy.
-    pub cgroups: Vec<(String, String)>,
+    /// The cgroups of the process in all hierarchies.
+    pub cgroups: ProcessCgroups,
     /// The environment variables by which jobs are recognised, with their values. Empty if the environment
     /// can't be read.
     pub environ: BTreeMap<String, String>,
@@ -200,19 +199,6 @@ pub struct BatchAttributes {
     pub supplementary_groups: Vec<u32>,
     /// The first 256 bytes of the command line, with spaces between the arguments.
     pub command_line: String,
-}
-
-impl BatchAttributes {
-    /// Returns the path of the cgroup of the process in the hierarchy that has the cpuset controller. This is a
-    /// cgroup v1 hierarchy if a v1 hierarchy has the cpuset controller, otherwise the cgroup v2 hierarchy.
-    /// Returns `None` if the process has no cgroup in this hierarchy.
-    #[must_use]
-    pub fn cpuset_path(&self) -> Option<&str> {
-        let has = |controllers: &str| controllers.split(',').any(|controller| controller == "cpuset");
-        let legacy = self.cgroups.iter().find(|(controllers, _)| has(controllers));
-        let line = legacy.or_else(|| self.cgroups.iter().find(|(controllers, _)| controllers.is_empty()));
-        line.map(|(_, path)| path.as_str())
-    }
 }
 
 /// What the attributes of a process (such as its cgroups and its environment) say about batch systems: the

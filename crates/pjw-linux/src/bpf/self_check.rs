@@ -176,8 +176,7 @@ fn own_cgroup_inode(proc: &mut ProcDir, us: Pid) -> Result<Option<u64>, Errno> {
         Err(Errno::ENOENT) => return Ok(None),
         Err(errno) => return Err(errno),
     };
-    let path = cgroups.into_iter().find_map(|(controllers, path)| controllers.is_empty().then_some(path));
-    let Some(path) = path.filter(|path| !path.contains("..")) else { return Ok(None) };
+    let Some(path) = cgroups.v2_path().filter(|path| !path.contains("..")) else { return Ok(None) };
     Ok(fs::metadata(mount.join(path.trim_start_matches('/'))).map(|directory| directory.ino()).ok())
 }
 

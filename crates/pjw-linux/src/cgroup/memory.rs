@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use nix::errno::Errno;
-use pjw_core::ids::Pid;
+use pjw_core::{ids::Pid, process_cgroups::ProcessCgroups};
 
 use super::hierarchy::CgroupDir;
 use super::mounts::CgroupMounts;
@@ -52,12 +52,8 @@ impl MemoryControllerMount {
     /// all cgroups of the process, as [`ProcDir::cgroups`](crate::proc::procfs::ProcDir::cgroups) returns them.
     /// `None` if the process has no cgroup in this hierarchy.
     #[must_use]
-    pub fn memory_cgroup_path<'l>(&self, process_cgroups: &'l [(String, String)]) -> Option<&'l str> {
-        let is_here = |controllers: &str| match self.is_unified {
-            true => controllers.is_empty(),
-            false => controllers.split(',').any(|controller| controller == "memory"),
-        };
-        process_cgroups.iter().find(|(controllers, _)| is_here(controllers)).map(|(_, path)| path.as_str())
+    pub fn memory_cgroup_path<'c>(&self, process_cgroups: &'c ProcessCgroups) -> Option<&'c str> {
+        if self.is_unified { process_cgroups.v2_path() } else { process_cgroups.v1_path("memory") }
     }
 
     /// Returns the cgroup at `path` in the hierarchy with the memory controller. `path` is relative to the root
@@ -214,9 +210,11 @@ mod tests {
     fn the_path_of_a_process_is_that_of_the_hierarchy_with_the_memory_controller() {
         let dir = tempfile::tempdir().unwrap();
         let line = |controllers: &str, path: &str| (controllers.to_owned(), path.to_owned());
-        let lines = [line("cpu,memory", "/v1"), line("memoryless", "/x"), line("", "/v2")];
-        assert_eq!(mount(false, &dir).memory_cgroup_path(&lines), Some("/v1"));
-        assert_eq!(mount(true, &dir).memory_cgroup_path(&lines), Some("/v2"));
-        assert_eq!(mount(false, &dir).memory_cgroup_path(&lines[1..]), None);
+        let lines = vec![line("cpu,memory", "/v1"), line("memoryless", "/x"), line("", "/v2")];
+        let mut cgroups = ProcessCgroups { lines };
+        assert_eq!(mount(false, &dir).memory_cgroup_path(&cgroups), Some("/v1"));
+        assert_eq!(mount(true, &dir).memory_cgroup_path(&cgroups), Some("/v2"));
+        cgroups.lines.remove(0);
+        assert_eq!(mount(false, &dir).memory_cgroup_path(&cgroups), None);
     }
 }

@@ -51,7 +51,7 @@ impl PopulatedCgroupCache {
 /// the root cgroup.
 fn is_at(pid: u32, path: &str) -> bool {
     let lines = read_short_file(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default();
-    parse_cgroups(&lines).iter().any(|(_, place)| is_cgroup_within(place, path))
+    parse_cgroups(&lines).lines.iter().any(|(_, place)| is_cgroup_within(place, path))
 }
 
 enum Populated {

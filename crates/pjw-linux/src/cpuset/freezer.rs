@@ -10,10 +10,10 @@ use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{Pid, ProcessId, is_cgroup_within};
 use pjw_core::own_cgroups::OwnCgroupNames;
+use pjw_core::process_cgroups::ProcessCgroups;
 
 use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
-use super::moving::ProcessCgroups;
 use super::{moving, twins};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;
@@ -87,7 +87,7 @@ fn move_processes_in(context: &mut CpusetContext<'_>, group: &CgroupDir, twin: &
     for _ in 0..twins::MAX_PASSES {
         let mut is_complete = true;
         for pid in group.processes() {
-            match cgroup_of(context.proc, pid) {
+            match freezer_cgroup(context.proc, pid) {
                 None => {}
                 Some(here) if is_cgroup_within(&here, &twin.path) => {}
                 Some(here) if is_free(&here) => {
@@ -120,9 +120,8 @@ fn move_in(twin: &CgroupDir, pid: Pid) -> Result<()> {
     }
 }
 
-fn cgroup_of(proc: &mut ProcDir, pid: Pid) -> Option<String> {
-    let cgroups = proc.cgroups(pid).ok()?;
-    cgroups.into_iter().find(|(names, _)| names.split(',').any(|name| name == FREEZER)).map(|(_, path)| path)
+fn freezer_cgroup(proc: &mut ProcDir, pid: Pid) -> Option<String> {
+    proc.cgroups(pid).ok()?.v1_path(FREEZER).map(str::to_owned)
 }
 
 /// Thaws the processes in the cgroup `group` of a job. pjw must have created the cgroup. In cgroup v1, pjw freezes a

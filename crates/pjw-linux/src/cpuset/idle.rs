@@ -11,10 +11,10 @@ use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{Pid, ProcessId, StartTime, Tid, is_cgroup_within};
 use pjw_core::own_cgroups::OwnCgroupNames;
+use pjw_core::process_cgroups::ProcessCgroups;
 
 use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
-use super::moving::ProcessCgroups;
 use super::{marks, moving, own, twins};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;

@@ -24,7 +24,6 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 
 use bounds::KnownCpusets;
 use context::{Result, changed_cpuset, done_outcome, refused_outcome};
-use moving::ProcessCgroups;
 
 pub(crate) use context::CpusetContext;
 pub use freezer::{thaw_jobs, thaw_killed_processes};
@@ -93,7 +92,7 @@ fn move_in(
     to: &str,
 ) -> Result<CpusetOutcome> {
     let has_entered = idle::enter_idle_cgroup(context, process, to)?;
-    let cgroups = ProcessCgroups::read(context.proc, process);
+    let cgroups = moving::process_cgroups(context.proc, process);
     let moved = match &cgroups {
         Some(cgroups) => moving::move_between(context, process, cgroups, from, to),
         None => Err(CpusetOutcome::Gone),
@@ -117,7 +116,7 @@ fn move_back(
     from: &str,
     to: &str,
 ) -> Result<CpusetOutcome> {
-    let cgroups = ProcessCgroups::read(context.proc, process).ok_or(CpusetOutcome::Gone)?;
+    let cgroups = moving::process_cgroups(context.proc, process).ok_or(CpusetOutcome::Gone)?;
     freezer::leave_freezer_cgroup(context, process, &cgroups)?;
     let moved = moving::move_between(context, process, &cgroups, from, to)?;
     idle::leave_outdated_idle_cgroup(context, process, &cgroups, to)?;

@@ -3,35 +3,18 @@
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{ProcessId, Tid, is_cgroup_within};
-use pjw_core::snapshot::BatchAttributes;
+use pjw_core::process_cgroups::ProcessCgroups;
 
 use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
 use crate::{cgroup::CgroupDir, proc::procfs::ProcDir};
 
-/// The cgroups of one process in all hierarchies, as `/proc/PID/cgroup` lists them.
-pub(super) struct ProcessCgroups(BatchAttributes);
-
-impl ProcessCgroups {
-    /// Reads the cgroups of `process`. `None` if the process has ended, even if another process now has its pid.
-    pub(super) fn read(proc: &mut ProcDir, process: ProcessId) -> Option<Self> {
-        let is_alive = is_alive(proc, process);
-        let cgroups = proc.cgroups(process.pid).ok().filter(|_| is_alive)?;
-        Some(Self(BatchAttributes { cgroups, ..BatchAttributes::default() }))
+/// Reads the cgroups of `process`. `None` if the process has ended, even if another process now has its pid.
+pub(super) fn process_cgroups(proc: &mut ProcDir, process: ProcessId) -> Option<ProcessCgroups> {
+    if !is_alive(proc, process) {
+        return None;
     }
-
-    /// Returns the path of the cgroup in the hierarchy with the cpuset controller. `None` if there is no such
-    /// hierarchy.
-    pub(super) fn cpuset_path(&self) -> Option<&str> {
-        self.0.cpuset_path()
-    }
-
-    /// Returns the path of the cgroup in the v1 hierarchy with the controller `controller`. `None` if there is no such
-    /// hierarchy.
-    pub(super) fn v1_path(&self, controller: &str) -> Option<&str> {
-        let has = |controllers: &str| controllers.split(',').any(|listed| listed == controller);
-        self.0.cgroups.iter().find(|(controllers, _)| has(controllers)).map(|(_, path)| path.as_str())
-    }
+    proc.cgroups(process.pid).ok()
 }
 
 /// Moves `process`, which is in the cgroups `cgroups`, with all its threads to the cgroup at the path `to`. The process
@@ -87,7 +70,7 @@ fn explain_refusal(proc: &mut ProcDir, process: ProcessId, to: &CgroupDir, errno
 /// Returns the path of the cgroup of `process` in the hierarchy with the cpuset controller. `None` if the process has
 /// ended, even if another process now has its pid.
 pub(super) fn process_cpuset_path(proc: &mut ProcDir, process: ProcessId) -> Option<String> {
-    ProcessCgroups::read(proc, process)?.cpuset_path().map(str::to_owned)
+    process_cgroups(proc, process)?.cpuset_path().map(str::to_owned)
 }
 
 /// Returns the path of the cgroup of `process` in the v1 hierarchy with the controller `controller`. `None` if there
@@ -97,7 +80,7 @@ pub(super) fn process_cgroup_path(
     process: ProcessId,
     controller: &str,
 ) -> Option<String> {
-    ProcessCgroups::read(proc, process)?.v1_path(controller).map(str::to_owned)
+    process_cgroups(proc, process)?.v1_path(controller).map(str::to_owned)
 }
 
 fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {

@@ -10,7 +10,6 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::bounds::KnownCpusets;
 use super::context::{CpusetContext, Result, refused_outcome};
-use super::moving::ProcessCgroups;
 use super::{bounds, freezer, idle, marks, moving, own, unrelated_threads};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
@@ -87,7 +86,7 @@ pub(super) fn create_or_update_scope(
             Some(files) => restore_scope(context, unit, group, &files),
             // An empty scope ends by itself.
             None => initial.iter().for_each(|(process, original_cgroup)| {
-                if let Some(cgroups) = ProcessCgroups::read(context.proc, *process) {
+                if let Some(cgroups) = moving::process_cgroups(context.proc, *process) {
                     let _ = moving::move_between(context, *process, &cgroups, &group.path, original_cgroup);
                 }
             }),

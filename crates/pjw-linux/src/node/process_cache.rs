@@ -12,6 +12,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use pjw_core::cpuset::Pu;
 use pjw_core::ids::{Comm, Pid, ProcessId, StartTime, Tid, Uid};
+use pjw_core::process_cgroups::ProcessCgroups;
 use pjw_core::snapshot::{BatchAttributes, Process, Thread};
 
 use super::address_spaces::AddressSpaces;
@@ -86,7 +87,7 @@ enum ChangedAttributes {
     /// They did, or may have.
     Of {
         program: Option<Program>,
-        cgroups: Vec<(String, String)>,
+        cgroups: ProcessCgroups,
         status: Status,
         begun: Result<BegunRead, Errno>,
     },
@@ -396,9 +397,8 @@ impl ProcessCache {
             BatchAttributes { cgroups, environ, supplementary_groups: status.groups, command_line };
         known.uid = Uid(status.uid);
         known.program = program;
-        known.cgroup = attributes.cpuset_path().map(Arc::from);
-        let of_systemd = attributes.cgroups.iter().find(|(controllers, _)| controllers == "name=systemd");
-        known.unit_cgroup = of_systemd.map(|(_, path)| Arc::from(path.as_str()));
+        known.cgroup = attributes.cgroups.cpuset_path().map(Arc::from);
+        known.unit_cgroup = attributes.cgroups.v1_path("name=systemd").map(Arc::from);
         known.attributes = attributes.clone();
         Ok(Some(attributes))
     }

@@ -111,7 +111,7 @@ fn attributes_are_reported_once_and_contain_only_wanted_variables() {
     };
     let observed = see_until(&mut node, idle_process.pid(), "the attributes of sleep", has_attributes);
     let attributes = observed.attributes.unwrap();
-    let unit_lines = attributes.cgroups.iter().filter(|(controllers, _)| controllers == "name=systemd");
+    let unit_lines = attributes.cgroups.lines.iter().filter(|(controllers, _)| controllers == "name=systemd");
     let unit_cgroup = unit_lines.map(|(_, path)| path.as_str()).next();
     assert_eq!(observed.unit_cgroup.as_deref(), unit_cgroup, "only cgroup v1 has such a hierarchy");
     assert_eq!(attributes.environ, BTreeMap::from([("SLURM_JOB_ID".to_owned(), "77".to_owned())]));

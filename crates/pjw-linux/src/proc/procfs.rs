@@ -11,7 +11,7 @@ use std::path::Path;
 
 use nix::errno::Errno;
 use pjw_core::ids::{Comm, Pid, StartTime, Tid};
-use pjw_core::{cpuset::Pu, snapshot::BatchAttributes};
+use pjw_core::{cpuset::Pu, process_cgroups::ProcessCgroups};
 use rustix::fs::{Mode, OFlags, RawDir, openat};
 
 use crate::sys::errno::from_rustix;
@@ -192,13 +192,12 @@ impl ProcDir {
         parse_status(&self.buffer).ok_or(Errno::EIO)
     }
 
-    /// Reads the cgroups of the process `pid` from `/proc/PID/cgroup`. Returns a pair (controllers, path) for
-    /// each hierarchy. `controllers` is the list of the hierarchy's controllers, separated by commas, or empty
-    /// for v2. `path` is the path of the process's cgroup, relative to the root of the hierarchy.
+    /// Reads the cgroups of the process `pid` from `/proc/PID/cgroup`. Each path is relative to the root of its
+    /// hierarchy.
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the process has ended.
-    pub fn cgroups(&mut self, pid: Pid) -> Result<Vec<(String, String)>, Errno> {
+    pub fn cgroups(&mut self, pid: Pid) -> Result<ProcessCgroups, Errno> {
         self.read_single_open_file(format_args!("{pid}/cgroup"))?;
         Ok(parse_cgroups(&self.buffer))
     }
@@ -206,8 +205,7 @@ impl ProcDir {
     /// Returns the path of the cgroup of process `pid` in the hierarchy with the cpuset controller. `None` if the
     /// process has ended.
     pub(crate) fn cpuset_path(&mut self, pid: Pid) -> Option<String> {
-        let attributes = BatchAttributes { cgroups: self.cgroups(pid).ok()?, ..BatchAttributes::default() };
-        attributes.cpuset_path().map(str::to_owned)
+        self.cgroups(pid).ok()?.cpuset_path().map(str::to_owned)
     }
 
     /// Reads from `/proc/PID/environ` the environment variables of the process `pid` whose names are in
@@ -370,17 +368,16 @@ pub fn parse_status(status_text: &[u8]) -> Option<Status> {
     Some(Status { uid, groups: groups.collect() })
 }
 
-/// Parses `cgroup_text`, the content of `/proc/PID/cgroup` (cgroups(7)). Returns a pair (controllers, path) for
-/// each hierarchy. `controllers` is the list of the hierarchy's controllers, separated by commas, or empty for
-/// v2. `path` is the path of the process's cgroup. Malformed lines are skipped.
+/// Parses `cgroup_text`, the content of `/proc/PID/cgroup` (cgroups(7)). Returns the cgroups of the process. Malformed
+/// lines are skipped.
 #[must_use]
-pub fn parse_cgroups(cgroup_text: &[u8]) -> Vec<(String, String)> {
+pub fn parse_cgroups(cgroup_text: &[u8]) -> ProcessCgroups {
     let text = String::from_utf8_lossy(cgroup_text);
     let line = |line: &str| {
         let mut parts = line.splitn(3, ':').skip(1);
         Some((parts.next()?.to_owned(), parts.next()?.to_owned()))
     };
-    text.lines().filter_map(line).collect()
+    ProcessCgroups { lines: text.lines().filter_map(line).collect() }
 }
 
 /// Parses `environ_text`, the content of `/proc/PID/environ`: entries `NAME=value`, each with a zero byte at

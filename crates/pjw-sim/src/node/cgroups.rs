@@ -4,6 +4,7 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::CpusetHierarchy;
 use pjw_core::ids::CgroupId;
 use pjw_core::own_cgroups::OwnCgroupNames;
+use pjw_core::process_cgroups::ProcessCgroups;
 use pjw_core::snapshot::{Cgroup, CgroupUsage, Cpuset, Observed};
 
 use crate::world::{SimMachine, SimProcess};
@@ -40,16 +41,16 @@ pub(super) fn read_cgroup(world: &SimMachine, path: &str) -> Observed<Cgroup> {
     })
 }
 
-/// Returns the lines of the simulated file `/proc/PID/cgroup` of `process`. Each line consists of the names of the
-/// cgroup controllers and the path of a cgroup. If `hierarchy` is cgroup v1, the line of the controller `cpuset` has
-/// the present cgroup, and the line of the controller `freezer` has the original cgroup: pjw moves processes only for
-/// `cpuset`.
-pub(super) fn cgroup_file_lines(process: &SimProcess, hierarchy: &CpusetHierarchy) -> Vec<(String, String)> {
+/// Returns the cgroups of `process`, as in the simulated file `/proc/PID/cgroup`. If `hierarchy` is cgroup v1, the line
+/// of the controller `cpuset` has the present cgroup, and the line of the controller `freezer` has the original cgroup:
+/// pjw moves processes only for `cpuset`.
+pub(super) fn process_cgroups(process: &SimProcess, hierarchy: &CpusetHierarchy) -> ProcessCgroups {
     let line = |controllers: &str, path: &String| (controllers.to_owned(), path.clone());
-    match hierarchy {
+    let lines = match hierarchy {
         CpusetHierarchy::Legacy => {
             vec![line("cpuset", &process.cgroup), line("freezer", &process.original_cgroup)]
         }
         _ => vec![line("", &process.cgroup)],
-    }
+    };
+    ProcessCgroups { lines }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use pjw_core::ids::{Comm, Uid};
 use pjw_core::job::JobSource;
+use pjw_core::process_cgroups::ProcessCgroups;
 use pjw_core::snapshot::{BatchAttributes, JobIdAttribute};
 use pjw_sources::{LocalHost, counts, hostlist, job_variable_names, recognise_jobs};
 use proptest::prelude::*;
@@ -135,7 +136,8 @@ fn attributes(trusted_cgroups: bool) -> impl Strategy<Value = BatchAttributes> {
     });
     let (lines, variables) =
         (prop::collection::vec(line, 0..4), prop::collection::btree_map(name, text(), 0..8));
-    (lines, variables, any::<Vec<u32>>(), text()).prop_map(|(cgroups, environ, groups, command_line)| {
+    (lines, variables, any::<Vec<u32>>(), text()).prop_map(|(lines, environ, groups, command_line)| {
+        let cgroups = ProcessCgroups { lines };
         BatchAttributes { cgroups, environ, supplementary_groups: groups, command_line }
     })
 }
@@ -158,7 +160,7 @@ proptest! {
         for (at, claim) in claims.iter().enumerate() {
             if let JobIdAttribute::Cgroup(path) = &claim.kind {
                 prop_assert_eq!(at, 0);
-                prop_assert!(attributes.cgroups.iter().any(|(_, cgroup_path)| is_at_or_below(cgroup_path, path)), "{}", path);
+                prop_assert!(attributes.cgroups.lines.iter().any(|(_, cgroup_path)| is_at_or_below(cgroup_path, path)), "{}", path);
             }
         }
         let kinds: BTreeSet<_> = claims

@@ -24,7 +24,7 @@ impl TestProcess {
 
     /// Adds a line of /proc/PID/cgroup.
     pub(crate) fn on_line(mut self, controllers: &str, path: &str) -> Self {
-        self.attributes.cgroups.push((controllers.to_owned(), path.to_owned()));
+        self.attributes.cgroups.lines.push((controllers.to_owned(), path.to_owned()));
         self
     }
 

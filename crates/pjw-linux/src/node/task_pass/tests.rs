@@ -133,7 +133,7 @@ fn node_with_trusted_fingerprint(test_process: &TestProcess) -> Option<LinuxMach
 
 /// Clears the cached cgroups, as if they had been read in another cgroup with the same fingerprint.
 fn misremember(node: &mut LinuxMachine, test_process: &TestProcess) {
-    node.cache.processes.get_mut(&test_process.pid()).unwrap().attributes.cgroups.clear();
+    node.cache.processes.get_mut(&test_process.pid()).unwrap().attributes.cgroups.lines.clear();
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_move_in_any_hierarchy_gives_new_attributes() {
     for cgroup in &cgroups {
         assert!(attributes().is_none() && attributes().is_none());
         test_process.move_to(cgroup);
-        let cgroups = attributes().expect("the process moved").cgroups;
+        let cgroups = attributes().expect("the process moved").cgroups.lines;
         let name = format!("/{}", cgroup.path().file_name().unwrap().to_str().unwrap());
         assert!(cgroups.iter().any(|(_, path)| path.ends_with(&name)), "{name} in {cgroups:?}");
     }

@@ -50,7 +50,7 @@ fn only_wanted_variables_are_kept_and_the_first_of_a_name_counts() {
 
 #[test]
 fn a_cgroup_path_may_contain_colons() {
-    let lines = parse_cgroups(b"4:memory:/a:b\n1:name=systemd:/x\n0::/y\nnonsense\n");
+    let ProcessCgroups { lines } = parse_cgroups(b"4:memory:/a:b\n1:name=systemd:/x\n0::/y\nnonsense\n");
     let lines: Vec<_> = lines.iter().map(|(c, p)| (c.as_str(), p.as_str())).collect();
     assert_eq!(lines, [("memory", "/a:b"), ("name=systemd", "/x"), ("", "/y")]);
 }

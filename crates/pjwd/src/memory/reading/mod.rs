@@ -463,10 +463,10 @@ fn job_cgroup(proc: &mut ProcDir, processes: &[LiveProcess]) -> Option<JobCgroup
     let mut paths = BTreeSet::new();
     for &LiveProcess { id: process, thread, .. } in processes {
         // A thread that has exited is in the root of cgroup v1.
-        if let Some(Ok(lines)) = thread.map(|thread| proc.cgroups(thread))
+        if let Some(Ok(cgroups)) = thread.map(|thread| proc.cgroups(thread))
             && is_alive(proc, process)
         {
-            paths.extend(mount.memory_cgroup_path(&lines).map(str::to_owned));
+            paths.extend(mount.memory_cgroup_path(&cgroups).map(str::to_owned));
         }
     }
     let cgroup = mount.cgroup(&common_cgroup(paths.iter().map(String::as_str))?)?;
