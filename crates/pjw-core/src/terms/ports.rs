@@ -67,15 +67,16 @@ pub trait MachineInterface {
     /// [`MaskOutcome::Gone`] if the thread no longer exists, even if another thread has the same tid now.
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome;
 
-    /// Makes one change of a job's cpuset, as planned in `action`, and reads the new state of the cpuset. Several
-    /// changes are made in the order of the calls. Returns [`CpusetOutcome::Delayed`] if the change is not complete
-    /// after about `max_wait`. The change then continues in the background. An implementation that can't make changes
-    /// in the background ignores `max_wait` and returns when the change is complete.
-    fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome;
+    /// Makes changes of the cpusets of jobs, as planned in `actions`, and reads the new state of each cpuset. The
+    /// changes are made one after another in this order. A change is also made if an earlier one was refused. Returns
+    /// one outcome for each action, in the same order. The outcome is [`CpusetOutcome::Delayed`] for each change that
+    /// is not complete after about `max_wait`. These changes then continue in the background. An implementation that
+    /// can't make changes in the background ignores `max_wait` and returns when all changes are complete.
+    fn change_cpusets(&mut self, actions: &[CpusetAction], max_wait: Duration) -> Vec<CpusetOutcome>;
 
-    /// Returns the changes of cpusets for which [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`]
-    /// and that are complete. Each change is returned once, with its outcome. The changes are in the order of
-    /// the calls of [`MachineInterface::change_cpuset`].
+    /// Returns the changes of cpusets for which [`MachineInterface::change_cpusets`] returned
+    /// [`CpusetOutcome::Delayed`] and that are complete. Each change is returned once, with its outcome. The changes
+    /// are in the order in which they were requested.
     fn take_finished_cpuset_changes(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
         Vec::new()
     }

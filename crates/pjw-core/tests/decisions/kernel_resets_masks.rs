@@ -279,9 +279,10 @@ fn a_thread_that_was_created_before_the_kernel_reset_the_mask_of_its_creator_get
     m.advance(SECOND);
     let resize = Command::Assign(assign_of("a", Some(CpuRequest::Cores(3))));
     let decision = m.decide(&snapshot, &[resize]);
-    for action in &decision.plan.cpuset_actions {
-        let outcome = m.node.change_cpuset(action, Duration::MAX);
-        m.state.cpusets.record_outcome(action, &outcome);
+    let actions = &decision.plan.cpuset_actions;
+    let outcomes = m.node.change_cpusets(actions, Duration::MAX);
+    for (action, outcome) in actions.iter().zip(&outcomes) {
+        m.state.cpusets.record_outcome(action, outcome);
     }
     m.settle();
     m.release("a").unwrap();

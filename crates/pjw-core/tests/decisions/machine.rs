@@ -3,6 +3,7 @@
 use std::cell::RefMut;
 use std::collections::BTreeSet;
 use std::ops::Deref;
+use std::slice::from_ref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -265,7 +266,7 @@ impl Machine {
             let outcome = if is_write && self.refused_jobs.contains(&action.job) {
                 CpusetOutcome::Refused { reason: "refused by the test".to_owned() }
             } else {
-                self.node.change_cpuset(action, Duration::MAX)
+                self.node.change_cpusets(from_ref(action), Duration::MAX).remove(0)
             };
             self.state.cpusets.record_outcome(action, &outcome);
             outcomes.push((action.clone(), outcome));

@@ -32,9 +32,10 @@ fn a_child_that_was_born_in_the_cpuset_returns_to_the_original_cgroup_of_its_par
     let decision = m.decide(&snapshot, &[Command::Release { job: job("a"), caller: ROOT }]);
     m.spawn(9, 8, 0);
     m.exit(7);
-    for action in &decision.plan.cpuset_actions {
-        let outcome = m.node.change_cpuset(action, Duration::MAX);
-        m.state.cpusets.record_outcome(action, &outcome);
+    let actions = &decision.plan.cpuset_actions;
+    let outcomes = m.node.change_cpusets(actions, Duration::MAX);
+    for (action, outcome) in actions.iter().zip(&outcomes) {
+        m.state.cpusets.record_outcome(action, outcome);
     }
     m.settle();
     assert_eq!([6, 8, 9].map(|pid| m.process(pid).cgroup.clone()), ["/", session, session]);

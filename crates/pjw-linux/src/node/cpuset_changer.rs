@@ -4,7 +4,7 @@
 //! (`cgroup_threadgroup_rwsem`, kernel/cgroup/cgroup.c). A process that was preempted in the middle of a fork must get
 //! a CPU first. Beside very many processes that fork, that takes hundreds of milliseconds, and the priority of the
 //! caller does not matter. With a thread, the caller waits for a limited time, and learns the outcome of a longer
-//! change later.
+//! change later. The thread gets all changes of a plan in one request, and wakes the caller once.
 
 use std::collections::VecDeque;
 use std::io;
@@ -55,7 +55,8 @@ struct ChangeContext {
 
 /// What a change thread is to do.
 enum Request {
-    Change(CpusetAction, CpusetMount),
+    /// Make these changes one after another.
+    Change(Vec<CpusetAction>, CpusetMount),
     /// Restore masks after these cgroups were removed.
     Restore(Vec<String>, CpusetMount),
 }
@@ -64,9 +65,15 @@ enum Request {
 #[derive(Debug)]
 struct ChangeThread {
     requests: Sender<Request>,
+    /// The outcomes of changes, in the order of the requests. The calling thread never sleeps until one comes, so that
+    /// none wakes it.
     outcomes: Receiver<(CpusetAction, CpusetOutcome)>,
+    /// A message after the last outcome of each [`Request::Change`]. It wakes the calling thread.
+    completed_requests: Receiver<()>,
     /// The number of changes whose outcomes were not received.
     open_changes: usize,
+    /// The number of requests for whose end no message was received.
+    open_requests: usize,
     /// The outcomes of delayed changes.
     finished: VecDeque<(CpusetAction, CpusetOutcome)>,
     completion: Arc<CompletionEvent>,
@@ -116,13 +123,15 @@ impl ChangeContext {
         completion.is_partition_ending.store(self.unrelated_threads.is_partition_ending(), Ordering::SeqCst);
     }
 
-    /// Carries out the requests in `requests` one after another, and sends the outcome of each change to `outcomes`.
-    /// After a change, also writes the event of `completion`, except while the calling thread waits for the outcome.
-    /// Returns when the calling thread has dropped its ends of the channels.
+    /// Carries out the requests in `requests` one after another. Sends the outcome of each change to `outcomes`, and a
+    /// message to `completed` after the last change of a request. After a change, also writes the event of
+    /// `completion`, except while the calling thread waits for the outcome. Returns when the calling thread has dropped
+    /// its ends of the channels.
     fn serve_requests(
         &mut self,
         requests: &Receiver<Request>,
         outcomes: &Sender<(CpusetAction, CpusetOutcome)>,
+        completed: &Sender<()>,
         completion: &CompletionEvent,
     ) {
         for request in requests {
@@ -131,15 +140,20 @@ impl ChangeContext {
                     self.restore_masks(&removed, &hierarchy);
                     self.publish_partition_end(completion);
                 }
-                Request::Change(action, hierarchy) => {
-                    let outcome = self.change(&action, &hierarchy);
-                    self.publish_partition_end(completion);
-                    if outcomes.send((action, outcome)).is_err() {
-                        return;
+                Request::Change(actions, hierarchy) => {
+                    for action in actions {
+                        let outcome = self.change(&action, &hierarchy);
+                        self.publish_partition_end(completion);
+                        if outcomes.send((action, outcome)).is_err() {
+                            return;
+                        }
+                        if !completion.is_awaited.load(Ordering::SeqCst) {
+                            // Writing fails only if the counter is full. Then the fd is readable anyway.
+                            let _ = completion.event.write(1);
+                        }
                     }
-                    if !completion.is_awaited.load(Ordering::SeqCst) {
-                        // Writing fails only if the counter is full. Then the fd is readable anyway.
-                        let _ = completion.event.write(1);
+                    if completed.send(()).is_err() {
+                        return;
                     }
                 }
             }
@@ -175,31 +189,41 @@ impl CpusetChanger {
         });
         let (requests, incoming) = channel();
         let (outgoing, outcomes) = channel();
+        let (completed, completed_requests) = channel();
         let (sender, tid) = channel();
         let of_thread = Arc::clone(&completion);
         std::thread::Builder::new().name("cpusets".to_owned()).spawn(move || {
             // Can't fail: the calling thread keeps the receiver until it has the thread id.
             let _ = sender.send(own_thread());
-            context.serve_requests(&incoming, &outgoing, &of_thread);
+            context.serve_requests(&incoming, &outgoing, &completed, &of_thread);
         })?;
         let tid = tid.recv().map_err(io::Error::other)?;
-        let finished = VecDeque::new();
-        self.worker =
-            Worker::Thread(ChangeThread { requests, outcomes, open_changes: 0, finished, completion });
+        self.worker = Worker::Thread(ChangeThread {
+            requests,
+            outcomes,
+            completed_requests,
+            open_changes: 0,
+            open_requests: 0,
+            finished: VecDeque::new(),
+            completion,
+        });
         Ok(tid)
     }
 
-    /// Makes the cpuset change `action` in `hierarchy`, and returns its outcome. If a separate thread makes the
-    /// changes, waits at most `max_wait`. If the change is not complete then, returns [`CpusetOutcome::Delayed`].
+    /// Makes the cpuset changes `actions` in `hierarchy` one after another, and returns the outcome of each. If a
+    /// separate thread makes the changes, waits at most `max_wait` for all of them. The outcome of a change that is not
+    /// complete then is [`CpusetOutcome::Delayed`].
     pub(super) fn change(
         &mut self,
-        action: &CpusetAction,
+        actions: &[CpusetAction],
         hierarchy: &CpusetMount,
         max_wait: Duration,
-    ) -> CpusetOutcome {
+    ) -> Vec<CpusetOutcome> {
         match &mut self.worker {
-            Worker::Caller(context) => context.change(action, hierarchy),
-            Worker::Thread(thread) => thread.change(action, hierarchy, max_wait),
+            Worker::Caller(context) => {
+                actions.iter().map(|action| context.change(action, hierarchy)).collect()
+            }
+            Worker::Thread(thread) => thread.change(actions, hierarchy, max_wait),
         }
     }
 
@@ -263,73 +287,69 @@ impl CpusetChanger {
 }
 
 impl ChangeThread {
-    /// Lets the thread make the change `action`, and waits for the outcome, but not longer than `max_wait`. Returns
-    /// [`CpusetOutcome::Delayed`] if the change is not complete then, and [`CpusetOutcome::Refused`] if the thread has
-    /// ended.
+    /// Lets the thread make the changes `actions` after all changes that were sent before, and waits for the outcomes,
+    /// but not longer than `max_wait`. Returns the outcome of each change: [`CpusetOutcome::Delayed`] if the change is
+    /// not complete then, and [`CpusetOutcome::Refused`] if the thread has ended before it.
     fn change(
         &mut self,
-        action: &CpusetAction,
+        actions: &[CpusetAction],
         hierarchy: &CpusetMount,
         max_wait: Duration,
-    ) -> CpusetOutcome {
-        self.completion.is_awaited.store(true, Ordering::SeqCst);
-        let outcome = self
-            .send_change(action, hierarchy)
-            .and_then(|()| self.wait_for_last_change(Instant::now().checked_add(max_wait)));
-        self.completion.is_awaited.store(false, Ordering::SeqCst);
-        let outcome = match outcome {
-            // The wait can end just before the thread sends the outcome. The thread then sees `is_awaited`, and writes
-            // no event. So the outcome must be received here.
-            Ok(CpusetOutcome::Delayed) => self.wait_for_last_change(Some(Instant::now())),
-            outcome => outcome,
+    ) -> Vec<CpusetOutcome> {
+        let deadline = Instant::now().checked_add(max_wait);
+        let ended = CpusetOutcome::Refused {
+            reason: "the thread that changes cpusets has ended: restart pjwd".to_owned(),
         };
+        // Before the request: the thread may make the changes at once.
+        self.completion.is_awaited.store(true, Ordering::SeqCst);
+        if self.requests.send(Request::Change(actions.to_vec(), hierarchy.clone())).is_err() {
+            return vec![ended; actions.len()];
+        }
+        self.open_changes += actions.len();
+        self.open_requests += 1;
+        let waited = self.wait_for_requests(deadline);
+        self.completion.is_awaited.store(false, Ordering::SeqCst);
+        // The wait can end just before the thread sends an outcome. The thread then sees `is_awaited`, and writes no
+        // event. So the outcomes are received after `is_awaited` was reset.
+        let mut outcomes = Vec::with_capacity(actions.len());
+        for (action, outcome) in self.outcomes.try_iter() {
+            self.open_changes -= 1;
+            if self.open_changes < actions.len() {
+                outcomes.push(outcome);
+            } else {
+                self.finished.push_back((action, outcome));
+            }
+        }
         if !self.finished.is_empty() {
             // The outcomes of earlier changes came during the wait, for which the thread wrote no event. Writing fails
             // only if the counter is full. Then the descriptor is readable anyway.
             let _ = self.completion.event.write(1);
         }
-        outcome.unwrap_or_else(|ThreadEnded| CpusetOutcome::Refused {
-            reason: "the thread that changes cpusets has ended: restart pjwd".to_owned(),
-        })
+        outcomes.resize(actions.len(), if waited.is_ok() { CpusetOutcome::Delayed } else { ended });
+        outcomes
     }
 
-    /// Sends a change to the thread, which makes it after all changes that were sent before.
-    fn send_change(&mut self, action: &CpusetAction, hierarchy: &CpusetMount) -> Result<(), ThreadEnded> {
-        let request = Request::Change(action.clone(), hierarchy.clone());
-        self.requests.send(request).map_err(|_| ThreadEnded)?;
-        self.open_changes += 1;
-        Ok(())
-    }
-
-    /// Waits for the outcome of the change that was sent last, and returns it. Returns [`CpusetOutcome::Delayed`] if
-    /// `deadline` passes before. Without a deadline, waits for as long as the change takes. Adds the outcomes of
-    /// earlier changes to `finished`.
+    /// Waits until the thread has made all changes that were sent, or until `deadline`. Without a deadline, waits for as
+    /// long as the changes take.
     ///
     /// # Errors
-    /// If the thread has ended.
-    fn wait_for_last_change(&mut self, deadline: Option<Instant>) -> Result<CpusetOutcome, ThreadEnded> {
-        loop {
-            match self.outcomes.recv_timeout(time_left(deadline)) {
-                Ok((action, outcome)) => {
-                    self.open_changes -= 1;
-                    if self.open_changes == 0 {
-                        return Ok(outcome);
-                    }
-                    self.finished.push_back((action, outcome));
-                }
-                Err(RecvTimeoutError::Timeout) => return Ok(CpusetOutcome::Delayed),
+    /// If the thread has ended before it has made all changes.
+    fn wait_for_requests(&mut self, deadline: Option<Instant>) -> Result<(), ThreadEnded> {
+        while self.open_requests > 0 {
+            match self.completed_requests.recv_timeout(time_left(deadline)) {
+                Ok(()) => self.open_requests -= 1,
+                Err(RecvTimeoutError::Timeout) => break,
                 Err(RecvTimeoutError::Disconnected) => return Err(ThreadEnded),
             }
         }
+        Ok(())
     }
 
     fn wait_until_complete(&mut self, deadline: Option<Instant>) -> bool {
-        while self.open_changes > 0 {
-            let Ok(outcome) = self.outcomes.recv_timeout(time_left(deadline)) else { return false };
-            self.open_changes -= 1;
-            self.finished.push_back(outcome);
-        }
-        true
+        // If the thread has ended, some changes stay open.
+        let _ = self.wait_for_requests(deadline);
+        self.receive_outcomes();
+        self.open_changes == 0
     }
 
     fn receive_finished(&mut self) {
@@ -338,6 +358,11 @@ impl ChangeThread {
         }
         // The completion is reset first. An outcome after this line sets it again.
         let _ = self.completion.event.read();
+        self.receive_outcomes();
+    }
+
+    /// Adds the outcomes that the thread has sent to `finished`.
+    fn receive_outcomes(&mut self) {
         for outcome in self.outcomes.try_iter() {
             self.open_changes -= 1;
             self.finished.push_back(outcome);

@@ -195,9 +195,9 @@ impl LinuxMachine {
     }
 
     /// Starts a thread that makes all later changes of cpusets. Returns the id of the thread. With the thread,
-    /// [`MachineInterface::change_cpuset`] waits for a change no longer than its parameter `max_wait` says. If
-    /// the change is not complete then, the result is [`CpusetOutcome::Delayed`]. Without the thread,
-    /// [`MachineInterface::change_cpuset`] always waits until the change is complete.
+    /// [`MachineInterface::change_cpusets`] waits for the changes no longer than its parameter `max_wait` says. If
+    /// a change is not complete then, its outcome is [`CpusetOutcome::Delayed`]. Without the thread,
+    /// [`MachineInterface::change_cpusets`] always waits until all changes are complete.
     ///
     /// # Errors
     /// If the thread can't be started, `/proc` can't be opened, or no file descriptor is left.
@@ -206,7 +206,7 @@ impl LinuxMachine {
     }
 
     /// Returns a file descriptor that poll(2) shows as readable when a delayed change of a cpuset is complete.
-    /// A change is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for the
+    /// A change is delayed if [`MachineInterface::change_cpusets`] returned [`CpusetOutcome::Delayed`] for the
     /// change. `None` if no change was delayed, or if [`MachineInterface::take_finished_cpuset_changes`] has
     /// already returned the outcome of each delayed change.
     #[must_use]
@@ -215,14 +215,14 @@ impl LinuxMachine {
     }
 
     /// Returns whether [`MachineInterface::take_finished_cpuset_changes`] would now return the outcome of a
-    /// delayed change of a cpuset. A change is delayed if [`MachineInterface::change_cpuset`] returned
+    /// delayed change of a cpuset. A change is delayed if [`MachineInterface::change_cpusets`] returned
     /// [`CpusetOutcome::Delayed`] for the change.
     pub fn has_finished_cpuset_changes(&mut self) -> bool {
         self.cpuset_changer.has_finished()
     }
 
     /// Waits at most `max_wait` until all delayed changes of cpusets are complete, and returns whether they are
-    /// complete. A change is delayed if [`MachineInterface::change_cpuset`] returned [`CpusetOutcome::Delayed`] for it.
+    /// complete. A change is delayed if [`MachineInterface::change_cpusets`] returned [`CpusetOutcome::Delayed`] for it.
     pub fn wait_for_cpuset_changes(&mut self, max_wait: Duration) -> bool {
         self.cpuset_changer.wait_until_complete(max_wait)
     }
@@ -480,13 +480,12 @@ impl MachineInterface for LinuxMachine {
         self.cpuset_changer.take_finished()
     }
 
-    fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome {
+    fn change_cpusets(&mut self, actions: &[CpusetAction], max_wait: Duration) -> Vec<CpusetOutcome> {
         let Some(hierarchy) = CpusetMount::from_mounts(&self.mounts) else {
-            return CpusetOutcome::Refused {
-                reason: "no cgroup hierarchy with cpusets is mounted".to_owned(),
-            };
+            let reason = "no cgroup hierarchy with cpusets is mounted".to_owned();
+            return vec![CpusetOutcome::Refused { reason }; actions.len()];
         };
-        self.cpuset_changer.change(action, &hierarchy, max_wait)
+        self.cpuset_changer.change(actions, &hierarchy, max_wait)
     }
 }
 

@@ -56,27 +56,29 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         }
     }
 
-    /// Makes the planned changes of cpusets in `actions`. Returns each change with its result. A change that is not
-    /// complete at the time limit of the cycle continues in the background, and a later cycle records its result.
+    /// Makes the planned changes of cpusets in `actions`, in this order. Returns each change with its result. A change
+    /// that is not complete at the time limit of the cycle continues in the background, and a later cycle records its
+    /// result.
     pub(super) fn apply_cpuset_changes(
         &mut self,
         actions: Vec<CpusetAction>,
     ) -> Vec<(CpusetAction, CpusetOutcome)> {
+        if actions.is_empty() {
+            return Vec::new();
+        }
         if actions.iter().any(freezes) {
             self.ensure_thaw_watcher_running();
         }
-        let mut outcomes = Vec::with_capacity(actions.len());
-        for action in actions {
-            let begun = Instant::now();
-            let outcome = self.node.change_cpuset(&action, self.cpuset_time_left);
-            self.cpuset_time_left = self.cpuset_time_left.saturating_sub(begun.elapsed());
-            if outcome == CpusetOutcome::Delayed {
-                self.log_delay(&action);
+        let begun = Instant::now();
+        let outcomes = self.node.change_cpusets(&actions, self.cpuset_time_left);
+        self.cpuset_time_left = self.cpuset_time_left.saturating_sub(begun.elapsed());
+        for (action, outcome) in actions.iter().zip(&outcomes) {
+            if *outcome == CpusetOutcome::Delayed {
+                self.log_delay(action);
             }
-            self.state.cpusets.record_outcome(&action, &outcome);
-            outcomes.push((action, outcome));
+            self.state.cpusets.record_outcome(action, outcome);
         }
-        outcomes
+        actions.into_iter().zip(outcomes).collect()
     }
 
     /// Logs that the change `action` is delayed. Does nothing if another change for the job is delayed already.

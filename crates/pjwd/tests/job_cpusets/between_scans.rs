@@ -61,8 +61,8 @@ impl<F: FnMut(usize)> ports::MachineInterface for InterleavedNode<F> {
         self.node.change_mask(action)
     }
 
-    fn change_cpuset(&mut self, action: &CpusetAction, max_wait: Duration) -> CpusetOutcome {
-        self.node.change_cpuset(action, max_wait)
+    fn change_cpusets(&mut self, actions: &[CpusetAction], max_wait: Duration) -> Vec<CpusetOutcome> {
+        self.node.change_cpusets(actions, max_wait)
     }
 }
 

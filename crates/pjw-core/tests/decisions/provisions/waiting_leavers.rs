@@ -123,9 +123,10 @@ fn a_child_that_is_born_before_its_parent_returns_to_its_cgroup_follows_the_pare
         m.spawn(12, 11, 33);
         assert_ne!(cgroup_of(&m, 12), SESSION);
         let decision = m.decide(&snapshot, &[narrow_web()]);
-        for action in &decision.plan.cpuset_actions {
-            let outcome = m.node.change_cpuset(action, Duration::MAX);
-            m.state.cpusets.record_outcome(action, &outcome);
+        let actions = &decision.plan.cpuset_actions;
+        let outcomes = m.node.change_cpusets(actions, Duration::MAX);
+        for (action, outcome) in actions.iter().zip(&outcomes) {
+            m.state.cpusets.record_outcome(action, outcome);
         }
         decision.plan.mask_actions.iter().for_each(|action| m.carry_out(action));
         assert_eq!(cgroup_of(&m, 11), SESSION);
