@@ -6,22 +6,18 @@
 . /cases/functions
 
 hooks=/usr/share/pjw/hooks/slurm
-# measure_standstill FILE: until SIGTERM, adds up by how many milliseconds waits of 100 ms took too long, and writes the sum to FILE then.
+# measure_standstill: until the end of standard input, to which nothing is written, adds up by how many milliseconds waits of 100 ms
+# took too long. Prints the sum. The status of read is greater than 128 after a timeout.
 cat >/tmp/standstill <<'END'
 measure_standstill() {
-    local total=0 last=${EPOCHREALTIME/./} now
-    add_wait() {
-        now=${EPOCHREALTIME/./}
+    local total=0 last=${EPOCHREALTIME/./} now status=142
+    while [ "$status" -gt 128 ]; do
+        read -r -t 0.1
+        status=$? now=${EPOCHREALTIME/./}
         [ $((now - last)) -lt 300000 ] || total=$((total + now - last - 100000))
         last=$now
-    }
-    trap 'add_wait; echo $((total / 1000)) >"$1"; exit' TERM
-    # Nothing is ever written to this pipe.
-    exec 9<> <(:)
-    while :; do
-        read -r -t 0.1 -u 9
-        add_wait
     done
+    echo $((total / 1000))
 }
 END
 wrap_hook() {
@@ -31,13 +27,13 @@ wrap_hook() {
 taskset -pc 15 \$\$ >/dev/null
 first=\$EPOCHREALTIME
 /bin/sh -c '/usr/bin/pjwctl --version; :' >/dev/null
-measure_standstill /tmp/$1.stood >/dev/null 2>&1 &
+exec 9> >(measure_standstill >/tmp/$1.stood 2>/dev/null)
 standstill=\$!
 begin=\$EPOCHREALTIME
-$hooks/$1.sh 2>/tmp/$1.output
+$hooks/$1.sh 2>/tmp/$1.output 9>&-
 code=\$?
 end=\$EPOCHREALTIME
-kill \$standstill
+exec 9>&-
 wait \$standstill
 cat /tmp/$1.output >&2
 echo "\$code \$(( (\${end/./} - \${begin/./}) / 1000 )) \$(( (\${begin/./} - \${first/./}) / 1000 )) \$(wc -l </tmp/$1.output) \$(cat /tmp/$1.stood || echo 0)" >/tmp/$1.took
