@@ -214,7 +214,7 @@ impl<'a> Allocator<'a> {
         }
         if held_units >= n {
             let (kind, same_kind) = fastest_sufficient_kind(held, n);
-            let (first, others) = split_at_groups(self.groups, same_kind, n);
+            let (first, others) = split_at_groups(self.groups, same_kind, n, self.unit);
             let left = n.saturating_sub(total_units(&first));
             let more = match spread {
                 true => self.add_evenly(&first, &others, n),

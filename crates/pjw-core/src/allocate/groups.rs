@@ -2,17 +2,19 @@
 
 use core::cmp::Reverse;
 
-use crate::allocate::tree::{FreeCore, take_cores, total_units};
+use crate::allocate::tree::{AllocationUnit, FreeCore, take_cores, total_units};
 use crate::basics::{CpuSet, prelude::*};
 
 /// Divides `held`, the cores that a job holds, into two lists. The first list has the cores that the job keeps for its
-/// `groups`, with at most `n` units (cores or PUs). The second list has all other cores. A group is a set of PUs
-/// (logical CPUs) on which threads with a common address space run. Keeps whole groups, the largest first. If no whole
-/// group fits into `n` units, keeps a part of the largest group.
+/// `groups`. The second list has all other cores. A group is a set of PUs (logical CPUs) on which threads with a common
+/// address space run. Keeps whole groups, the largest first, as long as the first list has no core that is not needed
+/// for a request for `n` units (cores or PUs). If no whole group fits, keeps a part of the largest group. `unit` is the
+/// way in which the units are counted and given out.
 pub(super) fn split_at_groups<'s>(
     groups: &[CpuSet],
     held: Vec<&'s FreeCore>,
     n: u32,
+    unit: AllocationUnit,
 ) -> (Vec<&'s FreeCore>, Vec<&'s FreeCore>) {
     let mut in_order: Vec<&CpuSet> = groups.iter().collect();
     in_order.sort_by_key(|group| (Reverse(group.len()), group.first()));
@@ -22,8 +24,9 @@ pub(super) fn split_at_groups<'s>(
     for group in &in_order {
         let (own, rest): (Vec<&FreeCore>, Vec<_>) =
             others.iter().copied().partition(|free_core| is_of(free_core, group));
-        if total_units(&first).saturating_add(total_units(&own)) <= n {
-            first.extend(own);
+        let kept = [first.as_slice(), own.as_slice()].concat();
+        if fits(&kept, n, unit) {
+            first = kept;
             others = rest;
         }
     }
@@ -34,4 +37,15 @@ pub(super) fn split_at_groups<'s>(
         others.retain(|other| !first.iter().any(|taken| taken.position == other.position));
     }
     (first, others)
+}
+
+/// Whether a request for `n` units (cores or PUs) needs all of `free_cores`. A request for PUs that gets whole cores may
+/// get more PUs than it asks for: 7 PUs are 4 cores of 2 PUs.
+fn fits(free_cores: &[&FreeCore], n: u32, unit: AllocationUnit) -> bool {
+    let surplus = total_units(free_cores).saturating_sub(n);
+    let smallest = free_cores.iter().map(|free_core| free_core.size).min().unwrap_or(0);
+    match unit {
+        AllocationUnit::Core | AllocationUnit::AnyPu => surplus == 0,
+        AllocationUnit::Pu => surplus < smallest.max(1),
+    }
 }

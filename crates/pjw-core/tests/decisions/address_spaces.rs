@@ -2,11 +2,13 @@
 //! resized or moved.
 
 use pjw_core::command::Command;
+use pjw_core::cpuset::CpuSet;
 use pjw_core::explain::{explain_job, explain_process};
 use pjw_core::ids::{Comm, Pid, TASK_HOST_NAME};
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::Policy;
-use pjw_core::topology::Topology;
+use pjw_core::topology::{Topology, TopologyLevel};
+use proptest::prelude::*;
 
 use crate::machine::{Machine, ROOT, assign_of, cpu_set, job, machine_with, regular_topology};
 
@@ -114,6 +116,52 @@ fn a_job_that_shrinks_keeps_each_of_two_groups_in_one_node() {
         assert!(is_in(&machine, &group, "0-3") || is_in(&machine, &group, "4-7"), "{group:?}");
     }
     assert!(have_pus_of_their_own(&machine, &pids));
+}
+
+/// The smallest level at which one domain, an L3 cache or a NUMA node, has all PUs of these processes.
+fn common_level(machine: &Machine, pids: &[u32]) -> Option<TopologyLevel> {
+    let has_all = |cpus: &CpuSet| {
+        pids.iter().all(|&pid| cpu_set(&machine.effective_mask(pid, pid)).is_subset(cpus))
+    };
+    let topology = &machine.state.topology;
+    let mut levels = [TopologyLevel::L3, TopologyLevel::NumaNode].into_iter();
+    levels.find(|&level| topology.domains(level).any(|domain| has_all(&domain.cpus)))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 50, ..ProptestConfig::default() })]
+    #[test]
+    fn no_resize_divides_a_group_of_a_job_that_has_a_core_for_each_process(
+        pids in Just((10..22).collect::<Vec<u32>>()).prop_shuffle(),
+        sizes in proptest::collection::vec(2_usize..5, 1..3),
+        others in 0_usize..5,
+        resizes in proptest::collection::vec(0_u32..12, 1..4),
+    ) {
+        let mut groups: Vec<&[u32]> = Vec::new();
+        let mut rest = pids.as_slice();
+        for size in sizes {
+            let (group, left) = rest.split_at(size);
+            groups.push(group);
+            rest = left;
+        }
+        let mut busy = pids[..pids.len() - rest.len() + others.min(rest.len())].to_vec();
+        busy.sort_unstable();
+        let least = u32::try_from(busy.len()).unwrap();
+        // Two NUMA nodes of two L3 caches of three cores. The job has a core for each process at any time.
+        let mut machine = busy_job(regular_topology(2, 1, 2, 3, 1), 12, &busy, &groups);
+        for more in resizes {
+            let before: Vec<Option<TopologyLevel>> =
+                groups.iter().map(|group| common_level(&machine, group)).collect();
+            machine.assign("a", (least + more).min(12), &[]).unwrap();
+            run_for_seconds(&mut machine, 6, &busy);
+            let grant = machine.grant("a");
+            for (group, before) in groups.iter().zip(before) {
+                let after = common_level(&machine, group);
+                let stays = before.is_none_or(|before| after.is_some_and(|after| after <= before));
+                prop_assert!(stays, "{group:?}: {before:?}, then {after:?} on {grant}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -242,7 +242,68 @@ fn some_of(topology: &Topology, taken: &[bool]) -> CpuSet {
     cores.filter(|(_, taken)| **taken).flat_map(|(core, _)| core.pus.iter().collect::<Vec<_>>()).collect()
 }
 
+/// The number of cores of which `cpus` has at least one PU.
+fn core_count(topology: &Topology, cpus: &CpuSet) -> usize {
+    topology.cores().iter().filter(|core| core.pus.intersects(cpus)).count()
+}
+
+/// The job 1 holds the PUs `held`, and gets the cores of this request instead. `groups` are PUs that it holds.
+fn resize(topology: &Topology, held: &CpuSet, groups: &[CpuSet], request: &JobRequest) -> Option<CpuSet> {
+    let mut bench = Bench::new(topology.clone(), "");
+    bench.pool.grant_available(&numbered_job(1), held);
+    let offer =
+        allocate_for_groups(&numbered_job(1), request, &bench.pool, topology, &bench.policy, groups).ok()?;
+    Some(offer.cpus)
+}
+
+#[test]
+fn two_groups_fit_into_a_request_for_an_odd_number_of_pus() {
+    // Two NUMA nodes of four cores of two PUs. Core 0 has the PUs 0 and 8.
+    let topology = regular_topology(2, 1, 1, 4, 2);
+    let groups: [CpuSet; 2] = ["0-1", "4-5"].map(|list| list.parse().unwrap());
+    let request = JobRequest { cpu_request: CpuRequest::Pus(7), ..JobRequest::with_core_count(1) };
+    let cpus = resize(&topology, topology.cpus(), &groups, &request).unwrap();
+    assert_eq!(cpus.to_string(), "0-1,4-5,8-9,12-13");
+}
+
 proptest! {
+    #[test]
+    fn a_resize_divides_a_group_only_if_there_is_no_room_for_it_beside_the_groups_that_stay_whole(
+        (topology, counts_pus) in prop_oneof![(regular(), any::<bool>()), (irregular(true), Just(false))],
+        held in proptest::collection::vec(any::<bool>(), 24),
+        cores_of_groups in proptest::collection::vec(
+            (any::<proptest::sample::Index>(), proptest::collection::vec(any::<bool>(), 24)), 1..4,
+        ),
+        amount in 1u32..24,
+        placement in prop_oneof![Just(Placement::Pack), Just(Placement::Spread)],
+    ) {
+        let topology = alike(&topology);
+        let held = some_of(&topology, &held);
+        let levels = [TopologyLevel::L3, TopologyLevel::NumaNode].into_iter();
+        let domains: Vec<&CpuSet> =
+            levels.flat_map(|level| topology.domains(level)).map(|domain| &domain.cpus).collect();
+        if domains.is_empty() {
+            return Ok(());
+        }
+        // Some cores that the job holds in one L3 cache or NUMA node.
+        let group = |(domain, cores): &(proptest::sample::Index, Vec<bool>)| {
+            some_of(&topology, cores).intersection(&held).intersection(domain.get(&domains))
+        };
+        let groups: Vec<CpuSet> =
+            cores_of_groups.iter().map(group).filter(|group| !group.is_empty()).collect();
+        let cpu_request = if counts_pus { CpuRequest::Pus(amount) } else { CpuRequest::Cores(amount) };
+        let request = JobRequest { cpu_request, placement, ..JobRequest::with_core_count(1) };
+        let Some(cpus) = resize(&topology, &held, &groups, &request) else { return Ok(()) };
+        let pus_per_unit = if counts_pus { topology.cores()[0].pus.len() } else { 1 };
+        let cores = (amount as usize).div_ceil(pus_per_unit);
+        let (whole, divided): (Vec<&CpuSet>, Vec<&CpuSet>) =
+            groups.iter().partition(|group| group.is_subset(&cpus));
+        for group in divided {
+            let needed: CpuSet = whole.iter().copied().chain([group]).flat_map(CpuSet::iter).collect();
+            prop_assert!(core_count(&topology, &needed) > cores, "{group} of {groups:?} is not in {cpus}");
+        }
+    }
+
     #[test]
     fn grants_are_disjoint_exact_whole_stable_and_given_back(
         topology in any_machine(),
