@@ -218,7 +218,7 @@ fn map(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
         let work = RankWork { part: "map", count, argument, pus: &bench.pus, socket: None };
         let (values, _) = bench.medians(bench.effort.pick(1, 5), &work)?;
         lines.iter_mut().zip(values).for_each(|((_, points), value)| points.push((f64::from(count), value)));
-        figures.extend(beside(&format!("mmap and munmap of 64 KiB, {count} ranks"), "us", values));
+        figures.extend(beside(&format!("mmap, first use and munmap of 64 KiB, {count} ranks"), "us", values));
     }
     write_chart("tasks-map", "mmap, first use and munmap of 64 KiB", "ranks", "us", lines.into())?;
     Ok(figures)

@@ -18,14 +18,36 @@ fn a_c_program_starts_processes_by_each_function_of_the_header() {
 
 #[test]
 fn a_cpp_program_can_combine_flags() {
+    let source = "#include <pjw_spawn.h>\n\
+                  int main() { return pspawn_v(0, 0, 0, 1, 0, 0, PSPAWN_ARGV_EACH | PSPAWN_ENVP_EACH, 0); }\n";
+    check_cpp_program(source);
+}
+
+#[test]
+fn a_cpp_program_can_use_each_function_of_the_header_for_tasks() {
+    let source = r#"
+        #include <pjw_tasks.h>
+        int main() {
+            size_t bytes = 0;
+            if (pjw_tasks_init() != 0) return 1;
+            double *own = static_cast<double *>(pjw_tasks_alloc("own", sizeof(double)));
+            if (pjw_tasks_shared() && pjw_tasks_publish("value", own, sizeof *own) != 0) return 1;
+            const void *found = pjw_tasks_find("own", &bytes, PJW_TASKS_FOREVER);
+            if (pjw_tasks_barrier(PJW_TASKS_FOREVER) != 0) return 1;
+            return found == own && pjw_tasks_rank() < pjw_tasks_size() ? 0 : 1;
+        }
+    "#;
+    check_cpp_program(source);
+}
+
+/// Checks that a program of C++ is valid, without compiling it.
+fn check_cpp_program(source: &str) {
     let mut compiler = Command::new("c++");
     compiler.args(["-fsyntax-only", "-Wall", "-Wextra", "-Werror", "-x", "c++", "-"]);
     compiler.arg("-I").arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("include"));
     let Ok(mut compiler) = compiler.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn() else {
         return println!("skipped: there is no c++");
     };
-    let source = "#include <pjw_spawn.h>\n\
-                  int main() { return pspawn_v(0, 0, 0, 1, 0, 0, PSPAWN_ARGV_EACH | PSPAWN_ENVP_EACH, 0); }\n";
     compiler.stdin.take().unwrap().write_all(source.as_bytes()).unwrap();
     let output = compiler.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

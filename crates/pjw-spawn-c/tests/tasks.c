@@ -141,10 +141,24 @@ static void miss_a_barrier(int rank, int size) {
     CHECK(pjw_tasks_barrier(LIMIT_MS) == 0);
 }
 
+/* Publishes names until there is no room for one more. */
+static void use_all_names(void) {
+    char name[PJW_TASKS_NAME_MAX];
+    int count, error = 0;
+    for (count = 0; error == 0 && count <= PJW_TASKS_NAMES_; count++) {
+        name_of(name, "one of many", count);
+        if (pjw_tasks_publish(name, &count, sizeof count) != 0) error = errno;
+    }
+    CHECK(error == ENOSPC);
+}
+
 /* The last rank ends, and the others learn it from the barrier instead of waiting for ever. */
 static void outlive(int rank, int size) {
     CHECK(pjw_tasks_barrier(LIMIT_MS) == 0);
-    if (rank == size - 1) exit(0);
+    if (rank == size - 1) {
+        if (pjw_tasks_shared()) use_all_names();
+        exit(0);
+    }
     CHECK(pjw_tasks_barrier(PJW_TASKS_FOREVER) == -1 && errno == EOWNERDEAD);
 }
 

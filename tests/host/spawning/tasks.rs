@@ -120,18 +120,24 @@ fn each_command_gives_its_instances_a_group_name_of_their_own() {
 }
 
 #[test]
-fn the_stencil_runs_unchanged_with_and_without_shared_memory() {
+fn the_stencil_runs_unchanged_with_and_without_shared_memory_and_its_sum_does_not_depend_on_the_ranks() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/pjw-spawn-c");
     let source = std::fs::read_to_string(crates.join("examples/stencil.c")).unwrap();
     let include = format!("-I{}", crates.join("include").display());
     let Some((stencil, _dir)) = compile(&source, &["-O2", "-static-pie", &include]) else { return };
-    let [shared, alone] = ["--share memory", ""].map(|share| {
-        let output = local(&format!("{share} -n 4 --"), &[stencil.to_str().unwrap(), "64", "100"]);
+    let sum = |share: &str, ranks: u32, steps: &str| {
+        let output = local(&format!("{share} -n {ranks} --"), &[stencil.to_str().unwrap(), "64", steps]);
         assert_eq!(output.status.code(), Some(0), "{output:?}");
         text(&output.stdout)
-    });
-    assert!(shared.starts_with("sum "), "{shared}");
-    assert_eq!(shared, alone);
+    };
+    let expected = sum("", 1, "100");
+    assert!(expected.starts_with("sum ") && expected.lines().count() == 1, "{expected}");
+    assert_ne!(expected, sum("", 1, "10"), "the steps change the sum");
+    for (share, ranks) in
+        [("--share memory", 1), ("", 4), ("--share memory", 4), ("", 7), ("--share memory", 7)]
+    {
+        assert_eq!(sum(share, ranks, "100"), expected, "{share} -n {ranks}");
+    }
 }
 
 #[test]

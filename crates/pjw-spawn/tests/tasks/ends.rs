@@ -1,6 +1,8 @@
 //! How tasks end, and what they leave.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
+use std::process::Command;
 
 use nix::poll::{PollFd, PollFlags};
 use pjw_core::ids::Pid;
@@ -25,6 +27,62 @@ fn a_thousand_tasks_one_after_the_other_leave_no_mapping() {
     wait_until(|| maps(space.host_pid()) == before, "the mappings of the host are those from before");
     let name = program.path.to_str().unwrap();
     assert!(!maps(Pid(std::process::id())).contains(name), "this process has never mapped the program");
+}
+
+/// What the process of the next test prints when it has compared its mappings.
+const COMPARED: &str = "the mappings were compared";
+
+#[test]
+fn a_thousand_tasks_leave_no_mapping_in_the_process_that_starts_them() {
+    if task_program().is_none() {
+        return;
+    }
+    // Other tests map and unmap memory of this process at the same time.
+    let mut other = Command::new(std::env::current_exe().unwrap());
+    other.args(["--exact", "ends::a_thousand_tasks_of_a_process_of_their_own", "--ignored", "--nocapture"]);
+    let output = other.output().unwrap();
+    let is_compared = String::from_utf8_lossy(&output.stdout).contains(COMPARED);
+    assert!(output.status.success() && is_compared, "{output:?}");
+}
+
+#[test]
+#[ignore = "a part of a_thousand_tasks_leave_no_mapping_in_the_process_that_starts_them"]
+fn a_thousand_tasks_of_a_process_of_their_own() {
+    let Some(program) = task_program() else { return };
+    let start_and_wait = |count: u32| {
+        let mut space = AddressSpace::create(&context(&program), 2, count).unwrap();
+        for rank in 0..count {
+            let child = space.start(&instance(&program, rank, count, &["exit", "0"])).unwrap();
+            assert_eq!(child.wait(), Ok(ExitStatus::Code(0)), "rank {rank}");
+        }
+    };
+    let own_maps = || maps(Pid(std::process::id()));
+    // The allocator of memory keeps what the first ones need.
+    start_and_wait(50);
+    let before = own_maps();
+    start_and_wait(MANY);
+    let after = own_maps();
+    assert_eq!(mapped_files(&after), mapped_files(&before));
+    let more_mappings = after.lines().count().saturating_sub(before.lines().count());
+    assert!(more_mappings < 10, "{more_mappings} more: {before}\n{after}");
+    // Neighbouring mappings may count as one. One page of each task would be 4 MB.
+    let more_bytes = mapped_bytes(&after).saturating_sub(mapped_bytes(&before));
+    assert!(more_bytes < u64::from(MANY) * 4096, "{more_bytes} bytes more: {before}\n{after}");
+    println!("\n{COMPARED}");
+}
+
+/// The files that are mapped, from the text of /proc/PID/maps.
+fn mapped_files(maps: &str) -> BTreeSet<&str> {
+    maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..])).collect()
+}
+
+/// The size of all mappings.
+fn mapped_bytes(maps: &str) -> u64 {
+    let size = |line: &str| {
+        let (begin, end) = line.split_whitespace().next()?.split_once('-')?;
+        Some(u64::from_str_radix(end, 16).ok()? - u64::from_str_radix(begin, 16).ok()?)
+    };
+    maps.lines().filter_map(size).sum()
 }
 
 #[test]
