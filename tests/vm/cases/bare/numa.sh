@@ -1,5 +1,6 @@
 # A job has cores on both NUMA nodes. Each new process goes to a core of its own, on the node that --within-job gives. A process
-# whose memory is on the other node is reported. Processes that share an address space are placed on one node.
+# whose memory is on the other node is reported. Processes that share an address space are placed on one node, and stay there
+# when their job is resized.
 . /cases/functions
 
 answers() { pjwctl status --json >/dev/null 2>&1; }
@@ -84,6 +85,27 @@ eventually "the job of the tasks holds all cores" holds manual:together
 eventually "the other process is pinned" is_pinned manual:together 1
 : >/tmp/begin
 eventually "four tasks in one address space are pinned on one node" tasks_are_on_one_node $started
+
+# The tasks and the other process have a core each also with five cores. So the job has to keep the four cores of the tasks.
+if [ "$node0" = 4 ]; then node_of_tasks=0-7; else node_of_tasks=8-15; fi
+stay() {
+    tasks_are_on_one_node "$1" || return 1
+    if [ "$node0" = 4 ]; then [ $node_of_tasks = 0-7 ]; else [ $node_of_tasks = 8-15 ]; fi
+}
+has_cores() { [ "$(each_cpu "$(cpus "$1")" | wc -l)" = $(($2 * 2)) ]; }
+resize_tasks() { # CORES
+    check "the job of the tasks is resized to $1 cores" pjwctl assign together --cores "$1"
+    eventually "the job of the tasks has $1 cores" has_cores manual:together "$1"
+    check "of $1 cores the job has all cores of the node of the tasks" within $node_of_tasks "$(cpus manual:together)"
+    eventually "with $1 cores the tasks are pinned on the same node" stay $started
+}
+resize_tasks 5
+# Another job takes two of the cores that became free. The job of the tasks grows on the others.
+check "another job gets two cores beside the tasks" pjwctl assign neighbour --cores 2
+resize_tasks 6
+check "the job beside the tasks is released" pjwctl release neighbour
+resize_tasks 8
+resize_tasks 5
 end together
 rm -f /tmp/begin
 
