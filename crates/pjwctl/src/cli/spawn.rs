@@ -51,7 +51,7 @@ pub struct SpawnArgs {
     )]
     pub instances: Option<u32>,
     /// The number of cores of the job, or all: everything that is free [default: one for each instance; with
-    /// --local: all cores of pjwctl's affinity mask]
+    /// --local, and in the job of a batch system: all cores of pjwctl's affinity mask]
     #[arg(long, value_name = "M|all", value_parser = core_count)]
     pub cores: Option<CoreCountArg>,
     /// The unit of --cores, and of its default [default: whole]

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
+use anyhow::bail;
 use pjw_core::cpu_count_variables::CpuCountVariable;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
@@ -20,9 +21,21 @@ use crate::commands::run;
 /// The calling thread, as sched_setaffinity(2) has it.
 const THIS_THREAD: Tid = Tid(0);
 
+/// Where the CPUs of a [`Grant`] come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CpuOrigin {
+    /// With `--local`: the affinity mask of this process.
+    AffinityMask,
+    /// The job of a batch system that this process belongs to. The batch system chose the cores.
+    BatchSystem,
+    /// A job of a user's command, for which pjwd chose the cores.
+    Warden,
+}
+
 /// The cores on which `pjwctl spawn` starts its instances (processes), and the job that holds these cores.
 pub(super) struct Grant {
     pub(super) cpus: CpuSet,
+    pub(super) origin: CpuOrigin,
     /// The job, if a daemon knows one.
     pub(super) job: Option<String>,
     /// The directory with the core map of the job, if it is known.
@@ -43,6 +56,10 @@ impl Grant {
     /// - with `--local`,
     /// - if this process belongs to a job of a batch system, and the option `--job` was not given,
     /// - if this process belongs to another job, and neither `--job` nor an option about cores was given.
+    ///
+    /// # Errors
+    /// If pjwd can't be reached, or refuses the job. If this process belongs to a job of a batch system, and an option
+    /// was given that only a job of pjwd can have.
     pub(super) fn obtain(
         warden: &DaemonAddress,
         request: &SpawnArgs,
@@ -53,6 +70,7 @@ impl Grant {
             let cpu_count_variables = CpuCountVariable::defaults();
             return Ok(Self {
                 cpus: own_mask()?,
+                origin: CpuOrigin::AffinityMask,
                 job: None,
                 directory: None,
                 cpu_count_variables,
@@ -68,7 +86,12 @@ impl Grant {
             Err(fault) => return Err(fault.into()),
         };
         match own_job(&mut client, pid) {
-            Some(job) if may_use(&job, request) => Self::of_own_job(&mut client, job),
+            Some(job) if may_use(&job, request) => {
+                if is_schedulers(&job) {
+                    check_batch_system_options(&job, request)?;
+                }
+                Self::of_own_job(&mut client, job)
+            }
             // The options say which cores a job of their own is to have.
             Some(_) if assign.keep_members.is_some() => {
                 let assign = Assign { keep_members: None, ..assign };
@@ -113,7 +136,8 @@ impl Grant {
         match granted.and_then(|cpus| take_whole_grant(&cpus, &id).map(|()| cpus)) {
             Ok(cpus) => {
                 let (directory, cpu_count_variables) = surroundings(&mut client, &id);
-                Ok(Self { cpus, job: Some(id), directory, cpu_count_variables, client: Some(client) })
+                let origin = CpuOrigin::Warden;
+                Ok(Self { cpus, origin, job: Some(id), directory, cpu_count_variables, client: Some(client) })
             }
             Err(error) => {
                 run::release(&mut client, &id);
@@ -125,7 +149,8 @@ impl Grant {
     /// The cores of the job that this process belongs to.
     fn of_own_job(client: &mut Client, job: String) -> anyhow::Result<Self> {
         let (directory, cpu_count_variables) = surroundings(client, &job);
-        Ok(Self { cpus: own_mask()?, job: Some(job), directory, cpu_count_variables, client: None })
+        let origin = if is_schedulers(&job) { CpuOrigin::BatchSystem } else { CpuOrigin::Warden };
+        Ok(Self { cpus: own_mask()?, origin, job: Some(job), directory, cpu_count_variables, client: None })
     }
 
     /// Releases the job, so that its cores become free. Has no effect if [`Grant::obtain`] made no job.
@@ -145,8 +170,21 @@ fn may_use(id: &str, request: &SpawnArgs) -> bool {
     request.job.is_none() && (is_schedulers(id) || !has_core_options)
 }
 
-/// Whether the job is one of a batch system. A command in such a job may have options about cores that are for a
-/// machine without the batch system.
+/// Checks the options for instances on the cores of `id`, the job of a batch system that this process belongs to.
+/// `--cores` needs no check here: the parts are then cut from the first cores of the job.
+///
+/// # Errors
+/// If an option was given that only a job of pjwd can have.
+fn check_batch_system_options(id: &str, request: &SpawnArgs) -> anyhow::Result<()> {
+    let given = [("--class", request.class.is_some()), ("--smt", request.cores_unit.is_some())];
+    let Some((option, _)) = given.into_iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
+    bail!(
+        "{option} has no effect in {id}, whose cores the batch system has chosen: leave {option} out, or submit the \
+         job with an option of the batch system"
+    )
+}
+
+/// Whether the job is one of a batch system. No second job is made for a process of such a job.
 fn is_schedulers(id: &str) -> bool {
     !id.starts_with("manual:")
 }
@@ -181,4 +219,34 @@ fn take_whole_grant(cpus: &CpuSet, job: &str) -> anyhow::Result<()> {
 fn own_mask() -> anyhow::Result<CpuSet> {
     affinity::get_mask(Tid(std::process::id()))
         .map_err(|errno| anyhow::anyhow!("the affinity mask of this process can't be read: {}", errno.desc()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+    use crate::cli::{Cli, CliCommand};
+
+    fn request(options: &str) -> SpawnArgs {
+        let line = format!("pjwctl spawn -n 2 {options} -- program");
+        let Ok(cli) = Cli::parse_args(line.split_whitespace().map(OsString::from)) else { panic!("{line}") };
+        let CliCommand::Spawn(request) = cli.command else { panic!("not spawn") };
+        request
+    }
+
+    #[test]
+    fn options_that_only_a_job_of_pjwd_can_have_are_refused_in_a_job_of_a_batch_system() {
+        let check = |options: &str| check_batch_system_options("slurm:7", &request(options));
+        for (option, value) in [("--class", "normal"), ("--smt", "pus")] {
+            let refusal = check(&format!("{option} {value} --cores 1")).unwrap_err().to_string();
+            let expected = format!(
+                "{option} has no effect in slurm:7, whose cores the batch system has chosen: leave {option} out"
+            );
+            assert!(refusal.starts_with(&expected), "{refusal}");
+        }
+        for options in ["", "--cores 1", "--cores all", "--within-job rr", "--map core"] {
+            check(options).unwrap();
+        }
+    }
 }

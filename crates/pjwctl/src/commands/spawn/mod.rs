@@ -42,7 +42,7 @@ use super::run::{NOT_EXECUTABLE, NOT_FOUND};
 use crate::cli::{CoreCountArg, ProxyArg, ShareArg, SpawnArgs};
 use crate::output;
 use commands::RankedCommand;
-use grant::Grant;
+use grant::{CpuOrigin, Grant};
 use group::{InstanceGroup, Program, StartFailure};
 use labels::LabelledPipes;
 use mode::StartMode;
@@ -115,7 +115,7 @@ fn start_group(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(I
     let topology = topology::load_topology(TopologySource::Live)?;
     let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
     let grant = Grant::obtain(warden, request, size, &name)?;
-    let started = placements(&topology, &grant.cpus, request, size).and_then(|placements| {
+    let started = placements(&topology, &grant.cpus, grant.origin, request, size).and_then(|placements| {
         let used = &placements[..placements.len().min(size as usize)];
         let has_templates = request.proxy != ProxyArg::Never;
         let sizes = SizeVariables::new(&topology, used, &grant.cpu_count_variables, has_templates);
@@ -262,18 +262,21 @@ fn group_name() -> String {
 }
 
 /// Divides the CPUs `granted` into parts according to the option `--map`, and returns the placement of each part: its
-/// CPUs and the NUMA node for its memory. `size` is the number of instances. If there are more instances than parts,
-/// the instances use the parts in turns.
+/// CPUs and the NUMA node for its memory. `origin` says where the CPUs come from. If they were not requested from pjwd
+/// by the option `--cores`, the parts are cut from as many of the first cores as this option says. `size` is the number
+/// of instances. If there are more instances than parts, the instances use the parts in turns.
 ///
 /// # Errors
-/// If a part of the map is not inside `granted`, or if there are fewer cores than `--local --cores` needs.
+/// If a part of the map is not inside `granted`, or if `granted` has fewer cores than `--cores` says.
 fn placements(
     topology: &Topology,
     granted: &CpuSet,
+    origin: CpuOrigin,
     request: &SpawnArgs,
     size: u32,
 ) -> anyhow::Result<Vec<Arc<Placement>>> {
-    let cpus = match request.cores.and_then(CoreCountArg::core_count).filter(|_| request.local) {
+    let cores = request.cores.and_then(CoreCountArg::core_count);
+    let cpus = match cores.filter(|_| origin != CpuOrigin::Warden) {
         None => granted.clone(),
         Some(cores) => first_cores(topology, granted, cores)?,
     };
@@ -286,9 +289,10 @@ fn placements(
     let parts = divide(topology, &cpus, &map, size);
     let parts = sort_parts(topology, parts, request.within_job.map(Into::into).unwrap_or_default());
     if let Some(part) = parts.iter().find(|part| !part.is_subset(granted)) {
-        let more = match request.local {
-            true => "widen the affinity mask of this process (taskset)",
-            false => "request more with --cores",
+        let more = match origin {
+            CpuOrigin::AffinityMask => "widen the affinity mask of this process (taskset)",
+            CpuOrigin::BatchSystem => "request more from the batch system",
+            CpuOrigin::Warden => "request more with --cores",
         };
         bail!("the part {part} of the map is not inside the CPUs {granted}: choose from these, or {more}");
     }
@@ -300,7 +304,8 @@ fn placements(
     Ok(parts.into_iter().map(placement).collect())
 }
 
-/// Returns the PUs (logical CPUs) of the first `cores` cores in the affinity mask `mask`, for `--local --cores`.
+/// Returns the PUs (logical CPUs) of the first `cores` cores in `mask`, the affinity mask of this process. Used for
+/// `--cores` with `--local`, and in a job of a batch system.
 ///
 /// # Errors
 /// If `cores` is 0 or more than the cores in `mask`.
@@ -386,14 +391,21 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, CliCommand};
 
-    /// The parts of the instances of `pjwctl spawn` with these options, on all of two NUMA nodes of four cores.
+    /// The parts of the instances of `pjwctl spawn` with these options, on all of two NUMA nodes of four cores. Without
+    /// `--local`, pjwd has granted the CPUs.
     fn parts(options: &str, granted: &str) -> anyhow::Result<Vec<CpuSet>> {
+        let is_local = options.contains("--local");
+        let origin = if is_local { CpuOrigin::AffinityMask } else { CpuOrigin::Warden };
+        parts_from(origin, options, granted)
+    }
+
+    fn parts_from(origin: CpuOrigin, options: &str, granted: &str) -> anyhow::Result<Vec<CpuSet>> {
         let line = format!("pjwctl spawn {options} -- program");
         let Ok(cli) = Cli::parse_args(line.split_whitespace().map(OsString::from)) else { panic!("{line}") };
         let CliCommand::Spawn(request) = cli.command else { panic!("not spawn") };
         let topology = two_nodes();
         let size = request.instances.unwrap();
-        let placements = placements(&topology, &granted.parse().unwrap(), &request, size)?;
+        let placements = placements(&topology, &granted.parse().unwrap(), origin, &request, size)?;
         Ok(placements.iter().take(size as usize).map(|placement| placement.cpus.clone().unwrap()).collect())
     }
 
@@ -435,5 +447,21 @@ mod tests {
         assert_eq!(refusal("-n 2 --map 0;7"), format!("{begin}request more with --cores"));
         let local = "widen the affinity mask of this process (taskset)";
         assert_eq!(refusal("-n 2 --local --map 0;7"), format!("{begin}{local}"));
+        let refused = parts_from(CpuOrigin::BatchSystem, "-n 2 --map 0;7", "0-1").unwrap_err();
+        assert_eq!(refused.to_string(), format!("{begin}request more from the batch system"));
+    }
+
+    #[test]
+    fn in_a_job_of_a_batch_system_the_parts_are_cut_from_as_many_cores_as_requested() {
+        let parts = |options: &str| {
+            let parts = parts_from(CpuOrigin::BatchSystem, options, "2-7")?;
+            Ok::<Vec<String>, anyhow::Error>(parts.iter().map(ToString::to_string).collect())
+        };
+        assert_eq!(parts("-n 2 --cores 4").unwrap(), ["2-3", "4-5"]);
+        for options in ["-n 2", "-n 2 --cores all"] {
+            assert_eq!(parts(options).unwrap(), ["2-4", "5-7"], "{options}");
+        }
+        let refusal = parts("-n 2 --cores 7").unwrap_err().to_string();
+        assert!(refusal.contains("7 cores were asked for") && refusal.contains("from 1 to 6"), "{refusal}");
     }
 }
