@@ -58,8 +58,8 @@ pjw_job_t *pjw_job_open(const char *directory);
 /* Frees a job. NULL is allowed. */
 void pjw_job_close(pjw_job_t *job);
 
-/* Writes the cores that the job has now into *cores. Makes no system call if there is a core map. Returns 0, or -1 with
- * errno. */
+/* Writes the cores that the job has now into *cores. Makes no system call if there is a core map. If pjwd does not complete
+ * a write of the core map within 100 ms, the cores are those that this pjw_job_t read last. Returns 0, or -1 with errno. */
 int pjw_job_cores(pjw_job_t *job, pjw_cores_t *cores);
 
 /* Writes one of the sets of CPUs that the job has now into `set`, which has `size` bytes. Returns the number of CPUs in the

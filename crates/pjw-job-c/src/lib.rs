@@ -97,8 +97,9 @@ pub unsafe extern "C" fn pjw_job_close(job: *mut PjwJob) {
     }
 }
 
-/// Writes into `cores` how many cores and CPUs the job has now. Returns 0. Returns -1 and sets `errno` to `EINVAL` if
-/// `job` or `cores` is NULL.
+/// Writes into `cores` how many cores and CPUs the job has now. If pjwd does not complete a write of the core map
+/// within 100 ms, these are the cores that `job` read last. Returns 0. Returns -1 and sets `errno` to `EINVAL` if `job`
+/// or `cores` is NULL.
 ///
 /// # Safety
 /// `job` must be NULL or from [`pjw_job_open`]. `cores` must be NULL or have room for a `pjw_cores_t`.

@@ -26,7 +26,7 @@ pub enum CoresSource {
     /// the job.
     CoreMap,
     /// The affinity mask of the calling thread. It is used if pjwd publishes no CPUs for the job, or if they
-    /// can't be read.
+    /// can't be read and were never read before.
     AffinityMask,
 }
 
@@ -133,6 +133,8 @@ pub struct Job {
     /// The core map (the file `coremap`, in which pjwd publishes the CPUs of the job), as it was opened last. `None` if
     /// there is no such file.
     page: RwLock<Option<Arc<CoreMapReader>>>,
+    /// The content of the core map that was read last. `None` if there was no core map at the last reading.
+    last_content: RwLock<Option<CoreMapContent>>,
 }
 
 impl Job {
@@ -153,7 +155,7 @@ impl Job {
     }
 
     fn of_directory(directory: Option<PathBuf>) -> Self {
-        let job = Self { directory, page: RwLock::new(None) };
+        let job = Self { directory, page: RwLock::new(None), last_content: RwLock::new(None) };
         job.open_page();
         job
     }
@@ -168,6 +170,10 @@ impl Job {
     /// Returns the cores that the job has now. The cores come from the core map: the file `coremap` in which pjwd
     /// publishes the CPUs of the job. The file stays mapped into memory, so further calls usually make no system
     /// call. If there is no core map, the cores are those in the affinity mask of the calling thread.
+    ///
+    /// If a write of pjwd is not complete after 100 ms, the cores are those that were read last: pjwd was killed during
+    /// the write, or the machine stood still, and the job goes on. If there was no reading before, the cores are those
+    /// in the affinity mask.
     #[must_use]
     pub fn cores(&self) -> Cores {
         self.read().map_or_else(Cores::from_affinity_mask, |(_, content)| Cores::from_core_map(content))
@@ -205,7 +211,10 @@ impl Job {
             match self.read() {
                 Some((_, content)) if content.epoch != epoch => return Some(Cores::from_core_map(content)),
                 Some((page, _)) => match page.wait_for_change(epoch, left) {
-                    Ok(Some(content)) if content.is_live => return Some(Cores::from_core_map(content)),
+                    Ok(Some(content)) if content.is_live => {
+                        self.set_last_content(Some(&content));
+                        return Some(Cores::from_core_map(content));
+                    }
                     Ok(None) => return None,
                     // The job has ended, or its directory was made again: look once more.
                     Ok(Some(_)) => continue,
@@ -264,16 +273,36 @@ impl Job {
         self.page.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The live core map with its content. Opens the core map again if it is no longer live. `None` if there is none.
+    /// Returns a core map with its content. Opens the core map again if it is no longer live or is unfinished. If it is
+    /// still unfinished then, returns the content that was read last. The mask of the calling thread could be narrower,
+    /// because the program may have bound the thread. `None` if there is no live core map, or if it is unfinished and
+    /// was not read before.
     fn read(&self) -> Option<(Arc<CoreMapReader>, CoreMapContent)> {
-        let live = |page: Arc<CoreMapReader>| match page.read() {
-            Ok(content) if content.is_live => Some((page, content)),
-            Ok(_)
-            | Err(
-                CoreMapError::Unfinished | CoreMapError::OpenFailed { .. } | CoreMapError::Unknown { .. },
-            ) => None,
-        };
-        self.page().and_then(live).or_else(|| self.open_page().and_then(live))
+        let if_live = |content: CoreMapContent| content.is_live.then_some(content);
+        let mut page = self.page();
+        let mut content = page.as_ref().and_then(|page| page.read().ok()).and_then(if_live);
+        if content.is_none() {
+            page = self.open_page();
+            content = match page.as_ref().map(|page| page.read()) {
+                Some(Ok(content)) => if_live(content),
+                Some(Err(CoreMapError::Unfinished)) => self.last_content(),
+                None | Some(Err(CoreMapError::OpenFailed { .. } | CoreMapError::Unknown { .. })) => None,
+            };
+        }
+        self.set_last_content(content.as_ref());
+        page.zip(content)
+    }
+
+    fn last_content(&self) -> Option<CoreMapContent> {
+        self.last_content.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Keeps `content` for a later reading that finds the core map unfinished.
+    fn set_last_content(&self, content: Option<&CoreMapContent>) {
+        let is_equal = self.last_content.read().unwrap_or_else(PoisonError::into_inner).as_ref() == content;
+        if !is_equal {
+            *self.last_content.write().unwrap_or_else(PoisonError::into_inner) = content.cloned();
+        }
     }
 
     fn open_page(&self) -> Option<Arc<CoreMapReader>> {

@@ -22,7 +22,7 @@ use crate::layout::{
 /// How often a reader tries again at once while the daemon writes. A write takes some microseconds.
 const SPINS: u32 = 200;
 /// How long a reader tries in all. If a daemon is killed while it writes, the core map is unfinished until the next
-/// daemon writes it.
+/// daemon writes it. A daemon whose machine stands still during the write leaves it unfinished for as long.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Error: a program can't read the core map of its job. The core map is the file `coremap` in which pjwd publishes
@@ -47,7 +47,7 @@ pub enum CoreMapError {
         path: PathBuf,
     },
     /// pjwd was in the middle of a write of the core map for 100 ms. This happens if pjwd was killed during the write,
-    /// and no pjwd has written the core map since.
+    /// and no pjwd has written the core map since. It also happens if the machine stands still during the write.
     #[error("the core map is unfinished: pjwd was killed while it wrote; start pjwd again")]
     Unfinished,
 }
@@ -87,7 +87,8 @@ impl CoreMapReader {
     ///
     /// # Errors
     /// [`CoreMapError::Unfinished`] if a write of pjwd is still not complete after 100 ms. This happens if pjwd was
-    /// killed during the write.
+    /// killed during the write, or if the machine stands still. The last content that was read is then still the best
+    /// that is known: `Job::cores` returns it.
     pub fn read(&self) -> Result<CoreMapContent, CoreMapError> {
         self.read_complete().map(|(content, _)| content)
     }

@@ -173,6 +173,42 @@ fn a_page_that_a_killed_writer_left_unfinished_is_finished_by_the_next_one() {
     assert_eq!(reader.read().unwrap(), content(5), "the mapping of the reader is still the page");
 }
 
+/// Sets the sequence counter of the page. An odd number says that a write is not complete.
+fn set_sequence(directory: &Directory, sequence: u32) {
+    let file = OpenOptions::new().write(true).open(directory.page()).unwrap();
+    file.write_all_at(&sequence.to_ne_bytes(), 16).unwrap();
+}
+
+#[test]
+fn a_program_keeps_the_cores_that_it_read_last_while_the_page_is_unfinished() {
+    let directory = Directory::new();
+    let first = directory.create(&content(4));
+    let job = Job::in_directory(directory.path());
+    assert_eq!(job.cores().epoch, 4);
+    set_sequence(&directory, 1);
+    let cores = job.cores();
+    assert_eq!((cores.epoch, cores.source, cores.own), (4, CoresSource::CoreMap, content(4).own));
+    assert!(job.has_cpu(Pu(204)) && !job.has_cpu(Pu(205)));
+    assert_eq!(job.wait_for_change(4, Some(Duration::from_millis(1))), None, "nothing has changed");
+    let without_reading = Job::in_directory(directory.path());
+    assert_eq!(without_reading.cores().source, CoresSource::AffinityMask);
+    set_sequence(&directory, 2);
+    // The new page is unfinished too, so that no reading tells that the old one has ended.
+    let second = directory.create(&content(5));
+    set_sequence(&directory, 1);
+    first.mark_not_live().unwrap();
+    assert_eq!(job.cores().epoch, 4);
+    std::fs::remove_file(directory.page()).unwrap();
+    assert_eq!(job.cores().source, CoresSource::AffinityMask, "the job has ended");
+    drop(second);
+    let mut third = directory.create(&content(6));
+    assert_eq!(job.wait_for_change(4, None).unwrap().epoch, 6);
+    third.write(&content(7)).unwrap();
+    assert_eq!(job.wait_for_change(6, None).unwrap().epoch, 7);
+    set_sequence(&directory, 1);
+    assert_eq!(job.cores().epoch, 7, "the content after the last change was read");
+}
+
 #[test]
 fn a_truncated_page_is_an_error_of_the_writer_and_does_not_end_its_process() {
     let directory = Directory::new();
