@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ use rustix::mount::{
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use thiserror::Error;
 
-use crate::tasks::descriptors::unshare_descriptor_table;
+use crate::tasks::descriptors::{close_descriptor_range, unshare_descriptor_table};
 
 /// Where the tmpfs is attached while its files are mounted: no program lies below. Only the calling thread sees it
 /// there.
@@ -33,6 +33,8 @@ const ATTACHED_AT: &str = "/proc";
 const BYTES_PER_FILE: u64 = 4096;
 /// The copies take at most this part of the free memory of a node: a quarter.
 const PARTS_OF_FREE: u64 = 4;
+/// The first descriptor after those of the standard streams.
+const FIRST_AFTER_STREAMS: RawFd = 3;
 
 /// The files of a program, and the NUMA nodes to which they are copied. Processes of the program on these nodes then
 /// read the files from local memory. `Display` shows the memory of the copies, such as `2 x 20 MB` for two NUMA
@@ -177,11 +179,14 @@ impl Replicas {
 
     /// Copies the files into the directory `to`. A thread with its own table of descriptors writes the copies.
     /// Otherwise each process that another thread forks meanwhile would have a copy open for writing too, and the
-    /// kernel executes no file that is open for writing (`ETXTBSY`, execve(2)).
+    /// kernel executes no file that is open for writing (`ETXTBSY`, execve(2)). The new table begins with copies of all
+    /// descriptors of the process. The thread closes these copies: a pipe or socket that the process closes meanwhile
+    /// would stay open.
     fn copy_files(&self, to: BorrowedFd<'_>) -> Result<(), ReplicaError> {
         let root = Path::new("/");
         let copy_all = || -> Result<(), ReplicaError> {
             unshare_descriptor_table().map_err(failed(root, "unshare"))?;
+            close_other_descriptors(to.as_raw_fd());
             self.files.iter().enumerate().try_for_each(|(number, (path, _))| copy(path, to, number))
         };
         thread::scope(|scope| {
@@ -210,6 +215,17 @@ impl Replicas {
 impl fmt::Display for Replicas {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} x {} MB", self.nodes.len(), megabytes(self.bytes_per_node()))
+    }
+}
+
+/// Closes all descriptors in the calling thread's own table except `kept` and the standard streams, to which a panic
+/// would write. A descriptor that can't be closed is closed when the thread ends.
+fn close_other_descriptors(kept: RawFd) {
+    for (first, last) in [(0, kept - 1), (kept + 1, RawFd::MAX)] {
+        let first = first.max(FIRST_AFTER_STREAMS);
+        if first <= last {
+            let _ = close_descriptor_range(first, last);
+        }
     }
 }
 
@@ -267,7 +283,40 @@ fn free_bytes(meminfo: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use nix::poll::{PollFd, PollFlags, poll};
+    use nix::unistd::mkfifo;
+
     use super::*;
+
+    #[test]
+    fn the_end_of_a_pipe_that_the_caller_closes_while_files_are_copied_is_seen_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let (source, copies) = (directory.path().join("source"), directory.path().join("copies"));
+        mkfifo(&source, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        fs::create_dir(&copies).unwrap();
+        let to = File::open(&copies).unwrap();
+        let replicas = Replicas { files: vec![(source.clone(), 0)], nodes: BTreeSet::from([0]) };
+        let (reader, writer) = std::io::pipe().unwrap();
+        thread::scope(|scope| {
+            let copying = scope.spawn(|| replicas.copy_files(to.as_fd()));
+            // This succeeds when the thread opens the source. The copying goes on until this end is closed.
+            let feed = loop {
+                match File::options().write(true).custom_flags(libc::O_NONBLOCK).open(&source) {
+                    Ok(feed) => break feed,
+                    Err(error) => assert!(!copying.is_finished(), "the source was not opened: {error}"),
+                }
+                thread::yield_now();
+            };
+            drop(writer);
+            let mut ready = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut ready, 60_000_u16), Ok(1), "the pipe is still open");
+            assert!(!copying.is_finished());
+            drop(feed);
+            assert_eq!(copying.join().unwrap(), Ok(()));
+        });
+    }
 
     #[test]
     fn only_files_that_are_there_are_copied() {

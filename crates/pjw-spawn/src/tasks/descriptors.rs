@@ -13,12 +13,12 @@ pub(crate) fn unshare_descriptor_table() -> Result<(), Errno> {
     Errno::result(unsafe { libc::unshare(libc::CLONE_FILES) }).map(drop)
 }
 
-/// Closes all file descriptors of the calling process from `first` to `last`. Kernels before Linux 5.9 have no
-/// close_range(2): the descriptors are then closed one by one. Returns an error number. A task calls this before its
-/// program begins: nothing here allocates or writes `errno`.
+/// Closes all file descriptors of the calling thread from `first` to `last`. No other thread may use the same table of
+/// descriptors. Kernels before Linux 5.9 have no close_range(2): the descriptors are then closed one by one. Returns an
+/// error number. A task calls this before its program begins: nothing here allocates or writes `errno`.
 pub(crate) fn close_descriptor_range(first: RawFd, last: RawFd) -> Result<(), i32> {
     let arguments = [first.into(), last.into(), 0, 0, 0];
-    // SAFETY: the table of descriptors is that of the calling process alone.
+    // SAFETY: the table of descriptors is that of the calling thread alone.
     let closed = unsafe { bare::raw_syscall(libc::SYS_close_range, arguments) };
     if closed != Err(libc::ENOSYS) {
         return closed.map(drop);
