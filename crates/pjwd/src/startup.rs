@@ -161,7 +161,7 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let mut undone = undo::release_all(&state_dir, options.beside)?;
     let boot_id = clock::boot_id()?;
     let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(&boot_id)).map(Path::to_owned);
-    let is_here = earlier.as_deref().is_some_and(|earlier| is_same_directory(earlier, &state_dir));
+    let is_here = earlier.as_deref().is_some_and(|earlier| directories::are_same(earlier, &state_dir));
     if let Some(lock) = lock.as_mut().filter(|_| is_here && undone.is_complete) {
         lock.forget_journal().context("can't write the lock file")?;
     }
@@ -179,15 +179,15 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
 }
 
 /// Takes the lock by which one daemon serves this machine, or this user. `None` if the daemon is to run beside another.
+/// Then waits for the end of a daemon in the same state directory, which may be stopping and still has its socket.
 fn take_lock(options: &DaemonOptions, holder: LockHolder) -> anyhow::Result<Option<DaemonLock>> {
+    if options.beside {
+        // The journal is opened later. An error is reported then.
+        let _ = journal::lock_existing_journal(&state_dir_of(options));
+        return Ok(None);
+    }
     let dirs = LockDirectories::of_user(Uid::effective().as_raw());
-    Ok((!options.beside).then(|| DaemonLock::acquire(&dirs, holder)).transpose()?)
-}
-
-/// Returns whether two paths lead to the same directory, also by symbolic links.
-fn is_same_directory(one: &Path, other: &Path) -> bool {
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    real(one) == real(other)
+    Ok(Some(DaemonLock::acquire(&dirs, holder)?))
 }
 
 /// Reads the configuration file at `path`, and makes the policy for this machine from it. The error lists all problems.
@@ -295,7 +295,7 @@ fn open_journal(
             ));
         }
         Some(directory)
-            if !is_same_directory(&directory, state_dir) && journal::has_records(&directory, boot_id) =>
+            if !directories::are_same(&directory, state_dir) && journal::has_records(&directory, boot_id) =>
         {
             let user = journal::pid_of_user(&directory);
             // A daemon that uses the directory knows the records.

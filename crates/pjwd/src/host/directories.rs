@@ -67,6 +67,13 @@ pub fn is_missing(dir: &Path) -> bool {
         && std::fs::symlink_metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
+/// Returns whether the paths `one` and `other` lead to the same directory, also by symbolic links.
+#[must_use]
+pub fn are_same(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    real(one) == real(other)
+}
+
 /// Logs that pjwd created the directory `dir`. The user chose its path, and can see from the log whether the path is a
 /// mistake.
 pub fn log_new_directory(dir: &Path) {

@@ -23,7 +23,7 @@ use pjw_linux::systemd::activation::{SocketManager, metadata_of_socket_file};
 use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::control::inbox::{EventLoopMessage, MessageSender, WarningOrigin};
 use crate::host::inode::inode_of;
@@ -148,8 +148,8 @@ impl WatchedFiles {
     }
 
     /// Watches the files of the daemon and has removed files recreated, until the value in `stop` becomes true. Then
-    /// records in the lock file that the daemon is stopping, and returns `self`, from which the caller gets the lock
-    /// ([`WatchedFiles::into_lock`]). Must run inside a tokio runtime.
+    /// records in the lock file and in the state directory that the daemon is stopping, and returns `self`, from which
+    /// the caller gets the lock ([`WatchedFiles::into_lock`]). Must run inside a tokio runtime.
     ///
     /// - The lock file and the socket: this function recreates them, and sends each new socket to `listeners`. If
     ///   this fails, a warning ([`EventLoopMessage::Warnings`]) is sent to the event loop through `outbox`.
@@ -177,9 +177,7 @@ impl WatchedFiles {
             let removal = spawn_blocking(move || watch.wait_for_removal(CHECK_INTERVAL));
             let is_removed = tokio::select! {
                 _ = stop.wait_for(|stop| *stop) => {
-                    if let Some(Err(error)) = self.lock.as_mut().map(DaemonLock::record_stop) {
-                        warn!(%error, "the lock file can't be written");
-                    }
+                    self.record_stop();
                     return self;
                 }
                 // A wait that could not be made has seen no removal.
@@ -189,6 +187,17 @@ impl WatchedFiles {
                 sleep(SETTLE_TIME).await;
                 let _ = outbox.send(EventLoopMessage::CheckJournal);
             }
+        }
+    }
+
+    /// Tells a daemon that starts now that this one is stopping. With `--beside` there is no lock file, and the other
+    /// daemon looks at the state directory.
+    fn record_stop(&mut self) {
+        if let Some(Err(error)) = self.lock.as_mut().map(DaemonLock::record_stop) {
+            warn!(%error, "the lock file can't be written");
+        }
+        if let Err(error) = journal::mark_as_stopping(&self.state_dir) {
+            debug!(%error, "the state directory can't be locked");
         }
     }
 

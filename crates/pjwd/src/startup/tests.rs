@@ -75,8 +75,9 @@ fn a_journal_that_is_gone_after_a_stop_is_missed_only_if_the_stop_left_something
 }
 
 #[test]
-fn a_daemon_that_stops_says_so_in_its_lock_file_before_it_releases_the_lock() {
+fn a_daemon_that_stops_says_so_in_its_lock_file_and_state_directory_before_it_releases_the_lock() {
     let places = Places(tempfile::tempdir().unwrap());
+    std::fs::create_dir(places.path("one")).unwrap();
     let holder = LockHolder::for_this_process(Some(&places.path("s")), &places.path("one"));
     let lock = DaemonLock::acquire(&lock_directory(places.path("lock")), holder).unwrap();
     let written = || std::fs::read_to_string(places.path("lock/warden.lock")).unwrap();
@@ -91,6 +92,9 @@ fn a_daemon_that_stops_says_so_in_its_lock_file_before_it_releases_the_lock() {
     // The watch of the files goes on for some seconds.
     runtime.shutdown_background();
     assert!(written().contains("\"is_stopping\":true"), "{}", written());
+    let state_dir = std::fs::File::open(places.path("one")).unwrap();
+    let relocked = nix::fcntl::Flock::lock(state_dir, nix::fcntl::FlockArg::LockExclusiveNonblock);
+    assert!(relocked.is_err(), "the directory is locked, also by a daemon that runs beside another");
     assert!(own_files.into_lock().is_some());
 }
 

@@ -17,7 +17,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
-use nix::fcntl::{FallocateFlags, Flock, fallocate};
+use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
 use nix::unistd::Uid;
 use pjw_core::ports::Journal;
 use pjw_core::record::{Record, UnknownMaskRecord};
@@ -221,7 +221,8 @@ impl FileJournal {
 
 /// Locks the journal (the files in which pjwd records its changes) in the state directory `dir`, so that no daemon can
 /// use it. Does not write to the journal. If another process holds the lock, waits for the end of that process: up to
-/// 0.5 s if the process is known to run, and up to 5 s otherwise. Returns `None` if there is no journal.
+/// 0.5 s if the process is known to run and not to be stopping, and up to 5 s otherwise. Returns `None` if there is no
+/// journal.
 ///
 /// # Errors
 /// If a daemon uses the journal ([`JournalError::is_in_use`]). If the journal can't be opened.
@@ -240,9 +241,26 @@ pub fn pid_of_user(dir: &Path) -> Option<u32> {
     opened.ok().as_ref().and_then(running_holder)
 }
 
+/// Tells each pjwd that starts in the state directory `dir` that this pjwd, which uses the journal there, is stopping:
+/// locks the directory (flock(2), shared). The other pjwd then waits for the journal for up to 5 s instead of 0.5 s.
+/// The lock lasts until this process ends, because the event loop uses the journal until then.
+///
+/// # Errors
+/// If the directory can't be opened, or if another program has locked it exclusively.
+pub fn mark_as_stopping(dir: &Path) -> io::Result<()> {
+    let locked = Flock::lock(File::open(dir)?, FlockArg::LockSharedNonblock).map_err(|(_, errno)| errno)?;
+    std::mem::forget(locked);
+    Ok(())
+}
+
+/// Returns whether the process `pid`, which uses the journal in `dir`, is stopping: it has called [`mark_as_stopping`].
+fn is_stopping(dir: &Path, pid: u32) -> bool {
+    File::open(dir).is_ok_and(|dir| running_holder(&dir) == Some(pid))
+}
+
 /// Opens and locks `journal.jsonl` in `dir`, and makes this file if it is missing. Returns the path and the locked
 /// file. If another process holds the lock, waits until that process has ended: for up to 5 s, or for up to 0.5 s if it
-/// is known that the process runs and is not ending. Fails if the process still holds the lock after the wait, or if
+/// is known that the process runs and is not stopping. Fails if the process still holds the lock after the wait, or if
 /// the file can't be opened.
 fn open_and_lock_jsonl(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
     let path = dir.join(LINES);
@@ -259,7 +277,7 @@ fn open_and_lock_jsonl(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalErro
         let file = directories::open_own_file(&path, &mut options)
             .map_err(|error| JournalError::new("open", &path, &error))?;
         let again = file.try_clone().map_err(|error| JournalError::new("open", &path, &error))?;
-        let is_alive = |file: &File| running_holder(file).is_some();
+        let is_alive = |file: &File| running_holder(file).is_some_and(|pid| !is_stopping(dir, pid));
         let locked = lock(file, is_alive).map_err(|errno| match errno {
             Errno::EAGAIN => {
                 let by = running_holder(&again).map(|pid| format!(" by process {pid}")).unwrap_or_default();

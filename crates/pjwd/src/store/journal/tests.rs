@@ -284,6 +284,16 @@ fn a_second_daemon_on_the_same_directory_is_refused() {
 }
 
 #[test]
+fn a_daemon_that_is_stopping_does_not_count_as_one_that_runs_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (_journal, own) = (reopen(dir.path()), std::process::id());
+    assert!(!is_stopping(dir.path(), own));
+    mark_as_stopping(dir.path()).unwrap();
+    assert!(is_stopping(dir.path(), own) && !is_stopping(dir.path(), own + 1));
+    assert_eq!(pid_of_user(dir.path()), Some(own), "it still uses the journal");
+}
+
+#[test]
 fn a_failed_rewrite_keeps_the_old_records() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("state.json.new")).unwrap();
