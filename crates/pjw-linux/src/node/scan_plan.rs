@@ -146,7 +146,7 @@ impl LinuxMachine {
             self.cache.address_spaces.record_task_scan(&pass, at);
         }
         let ProcessCache { address_spaces, proc, .. } = &mut self.cache;
-        address_spaces.compare_candidates(at, |parent| proc.may_wait_in_vfork(parent));
+        address_spaces.compare_candidates(at, |parent| proc.vfork_wait(parent));
         address_spaces.shared_address_spaces(at)
     }
 }

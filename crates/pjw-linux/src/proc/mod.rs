@@ -9,4 +9,4 @@ pub mod procfs;
 pub(crate) mod short_file;
 pub mod signal;
 pub mod thread_group;
-mod vfork;
+pub(crate) mod vfork;

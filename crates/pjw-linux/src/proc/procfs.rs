@@ -250,7 +250,9 @@ impl ProcDir {
         &self.buffer
     }
 
-    fn read(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
+    /// Reads the file at `path` in this `/proc` directory into the buffer, up to its end or to [`MAX_ENVIRON_BYTES`].
+    /// [`ProcDir::text`] returns the text.
+    pub(super) fn read(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
         self.read_until(path, |_| false)
     }
 

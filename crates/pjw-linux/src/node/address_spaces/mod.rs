@@ -24,10 +24,9 @@ use pjw_core::time::Nanos;
 
 use super::task_pass::{ScannedSpace, TaskScanResult};
 use crate::proc::procfs::Stat;
-use crate::sys::errno::is_gone;
 
-/// The time between two checks by kcmp, at least.
-const CHECK_INTERVAL: Nanos = Nanos(50_000_000);
+mod by_kcmp;
+
 /// The time between two runs of the task scan only for candidates, at least: a run iterates over all tasks of the
 /// machine.
 const PASS_INTERVAL: Nanos = Nanos(400_000_000);
@@ -35,11 +34,6 @@ const PASS_INTERVAL: Nanos = Nanos(400_000_000);
 /// moment when a process is created and the moment when the kernel marks it as a child of vfork, only microseconds
 /// pass.
 const SETTLED_AFTER: Nanos = Nanos(100_000_000);
-/// The most calls of kcmp(2) in one scan: about 1.3 ms. The other candidates follow in the next scan.
-const MAX_CALLS: u64 = 1000;
-/// The maximum number of other users of an address space with which two processes are compared, to find out which of
-/// the two has left the address space.
-const MAX_WITNESSES: usize = 4;
 
 /// A function that compares the address spaces of two processes, as kcmp(2) does. `Equal` means that the processes
 /// share one address space.
@@ -277,169 +271,6 @@ impl AddressSpaces {
         }
         // A process that is not reported has exited, or is hidden from BPF programs.
         self.open.retain(|pid| pass.processes.contains_key(pid));
-    }
-
-    /// If the task scan (a BPF program) is not available, compares the processes that possibly share an address space
-    /// by kcmp(2). Makes about 1000 comparisons per call at most. `at` is the present time. `waits_in_vfork` must
-    /// return whether a process may be waiting for a child in vfork(2).
-    pub(super) fn compare_candidates(&mut self, at: Nanos, mut waits_in_vfork: impl FnMut(Pid) -> bool) {
-        let is_due = at.0.saturating_sub(self.last_check.0) >= CHECK_INTERVAL.0;
-        if self.by_task_scan || !is_due || self.open.is_empty() || self.refusal == Some(Errno::ENOSYS) {
-            return;
-        }
-        self.last_check = at;
-        let last_call = self.calls + MAX_CALLS;
-        let mut found = BTreeSet::new();
-        for pid in self.open.clone() {
-            if self.calls >= last_call {
-                return;
-            }
-            if self.is_unknown(pid) {
-                self.find_space(pid);
-                found.insert(pid);
-            }
-        }
-        let mut waits: BTreeMap<Pid, bool> = BTreeMap::new();
-        for pid in self.open.clone() {
-            if self.calls >= last_call {
-                return;
-            }
-            let mut waits_in_vfork = |parent| *waits.entry(parent).or_insert_with(|| waits_in_vfork(parent));
-            if self.is_shared(pid) {
-                self.check_again(pid, &mut waits_in_vfork);
-            } else if !found.contains(&pid) {
-                self.search_for_others(pid);
-            }
-        }
-    }
-
-    fn is_unknown(&self, pid: Pid) -> bool {
-        self.processes.get(&pid).is_some_and(|process| process.space.is_none())
-    }
-
-    fn is_shared(&self, pid: Pid) -> bool {
-        let space = self.processes.get(&pid).and_then(|process| process.space);
-        space.is_some_and(|space| self.shared.contains(&space))
-    }
-
-    /// Finds and records the number of the address space of the process `pid`: the number of an address space with the
-    /// same start address of the stack, or a new number. kcmp(2) compares the process with users of these address
-    /// spaces. They are in the order of kcmp(2), so they are searched by bisection.
-    fn find_space(&mut self, pid: Pid) {
-        let Some(stack) = self.processes.get(&pid).map(|process| process.stack) else { return };
-        let (mut low, mut high) = (0, usize::MAX);
-        let number = loop {
-            let ordered = self.candidates.get(&stack).map(|candidates| candidates.ordered.as_slice());
-            let ordered = ordered.unwrap_or_default();
-            high = high.min(ordered.len());
-            if low >= high {
-                break None;
-            }
-            let middle = low + (high - low) / 2;
-            let space = ordered[middle];
-            let Some(&other) = self.users.get(&space).and_then(BTreeSet::first) else { return };
-            match self.call(other, pid) {
-                Ok(Ordering::Equal) => break Some(space),
-                Ok(Ordering::Less) => low = middle + 1,
-                Ok(Ordering::Greater) => high = middle,
-                Err(errno) => return self.handle_kcmp_error(&[pid, other], errno),
-            }
-        };
-        let number = number.unwrap_or_else(|| {
-            self.last_number += 1;
-            let candidates = self.candidates.entry(stack).or_default();
-            candidates.ordered.insert(low, self.last_number);
-            self.last_number
-        });
-        self.set_address_space(pid, number);
-    }
-
-    /// Checks by kcmp(2) whether the process `pid` still shares its address space, and whether it is a child of
-    /// vfork(2). Records the result. Marks processes that have left the space for a check.
-    fn check_again(&mut self, pid: Pid, waits_in_vfork: &mut impl FnMut(Pid) -> bool) {
-        let Some(process) = self.processes.get(&pid).copied() else { return };
-        let users = process.space.and_then(|space| self.users.get(&space));
-        let Some(&other) = users.and_then(|users| users.iter().find(|&&user| user != pid)) else { return };
-        let parent_shares = users.is_some_and(|users| users.contains(&process.parent));
-        match self.call(other, pid) {
-            Ok(Ordering::Equal) => {
-                let is_in_vfork = !process.is_settled && parent_shares && waits_in_vfork(process.parent);
-                if let Some(process) = self.processes.get_mut(&pid) {
-                    process.check = (self.scan, check_by_vfork(is_in_vfork));
-                }
-            }
-            Ok(_) => {
-                for left in self.users_that_left(pid, other) {
-                    self.clear_address_space(left);
-                    self.open.insert(left);
-                }
-            }
-            Err(errno) => self.handle_kcmp_error(&[pid, other], errno),
-        }
-    }
-
-    /// Returns which of two users of an address space have left it. kcmp(2) says that the two no longer share one, so
-    /// at least one of them has executed a program or is ending. A process that shares with a third user has stayed.
-    /// Both are returned if no third user shares with one of them.
-    fn users_that_left(&mut self, pid: Pid, other: Pid) -> Vec<Pid> {
-        let space = self.processes.get(&pid).and_then(|process| process.space);
-        let users = space.and_then(|space| self.users.get(&space)).cloned().unwrap_or_default();
-        let witnesses = users.into_iter().filter(|user| ![pid, other].contains(user));
-        for witness in witnesses.take(MAX_WITNESSES) {
-            for (stayed, left) in [(other, pid), (pid, other)] {
-                if self.call(witness, stayed) == Ok(Ordering::Equal) {
-                    return vec![left];
-                }
-            }
-        }
-        vec![pid, other]
-    }
-
-    /// Searches once more for processes that share the address space of `pid`, which was found to share with none.
-    fn search_for_others(&mut self, pid: Pid) {
-        let Some(process) = self.processes.get_mut(&pid) else { return };
-        if !std::mem::replace(&mut process.was_alone, true) {
-            self.clear_address_space(pid);
-            self.find_space(pid);
-        }
-        if !self.is_shared(pid) && !self.is_unknown(pid) {
-            self.open.remove(&pid);
-        }
-    }
-
-    /// Compares the address spaces of two processes, and counts the call.
-    fn call(&mut self, one: Pid, other: Pid) -> Result<Ordering, Errno> {
-        self.calls += 1;
-        (self.compare)(one, other)
-    }
-
-    /// Handles `errno`, the error of a comparison of `pids` by kcmp(2). Removes those of `pids` that have ended.
-    /// Excludes those that may not be compared from further comparisons.
-    fn handle_kcmp_error(&mut self, pids: &[Pid], errno: Errno) {
-        if errno == Errno::ENOSYS {
-            self.record_refusal(pids.first().copied(), errno);
-        }
-        for &pid in pids {
-            match self.call(pid, pid) {
-                Ok(_) => {}
-                Err(errno) if is_gone(errno) => self.remove_process(pid),
-                Err(errno) => self.record_refusal(Some(pid), errno),
-            }
-        }
-    }
-
-    /// Records that kcmp(2) was refused with `errno`. The process `pid` is not compared again.
-    fn record_refusal(&mut self, pid: Option<Pid>, errno: Errno) {
-        self.refusal = Some(errno);
-        self.list = None;
-        let Some(pid) = pid else { return };
-        self.clear_address_space(pid);
-        self.open.remove(&pid);
-        if let Some(candidates) =
-            self.processes.get(&pid).and_then(|process| self.candidates.get_mut(&process.stack))
-        {
-            candidates.unknown.remove(&pid);
-        }
     }
 
     /// Returns the address spaces that several processes share, each with its processes. `at` is the time at which

@@ -1,12 +1,22 @@
-//! Which processes are compared, and what is found. The kernel's answers are simulated.
+//! Which processes are compared, and what is found. The kernel's answers are simulated, except in a test with two
+//! thousand processes.
 
 use std::cell::RefCell;
+use std::fs::File;
 use std::num::NonZeroU64;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 
 use pjw_core::cpuset::Pu;
-use pjw_core::ids::{Comm, StartTime};
+use pjw_core::ids::{Comm, StartTime, Tid};
+use pjw_core::ports::MachineInterface;
+use pjw_core::scan::{ScanRequest, ScanScope};
 
+use super::by_kcmp::MAX_CALLS;
 use super::*;
+use crate::node::LinuxMachine;
+use crate::proc::vfork::VforkWait;
+use crate::tests::until_true;
 
 thread_local! {
     /// The address space of each simulated process.
@@ -49,20 +59,31 @@ fn at(second: u64) -> Nanos {
 
 /// A scan of these processes (pid, parent, stack) in the second `second`.
 fn scan(spaces: &mut AddressSpaces, second: u64, processes: &[(u32, u32, u64)]) -> Vec<Vec<(u32, char)>> {
-    scan_with(spaces, second, processes, |_| false)
+    scan_with(spaces, second, processes, |_| VforkWait::NotWaiting)
 }
 
 fn scan_with(
     spaces: &mut AddressSpaces,
     second: u64,
     processes: &[(u32, u32, u64)],
-    waits_in_vfork: impl FnMut(Pid) -> bool,
+    vfork_wait: impl FnMut(Pid) -> VforkWait,
 ) -> Vec<Vec<(u32, char)>> {
     for &(pid, parent, stack) in processes {
         spaces.record_process(Pid(pid), &stat(pid, parent, stack), None);
     }
-    spaces.compare_candidates(at(second), waits_in_vfork);
+    spaces.compare_candidates(at(second), vfork_wait);
     show(&spaces.shared_address_spaces(at(second)))
+}
+
+/// The process `parent` waits in vfork(2) for its child `child`. No other process waits.
+fn waits_for(parent: u32, child: u32) -> impl FnMut(Pid) -> VforkWait {
+    move |pid| {
+        if pid == Pid(parent) {
+            VforkWait::ForChildren(BTreeSet::from([Pid(child)]))
+        } else {
+            VforkWait::NotWaiting
+        }
+    }
 }
 
 fn show(list: &AddressSpaceList) -> Vec<Vec<(u32, char)>> {
@@ -91,6 +112,84 @@ fn ten_thousand_ordinary_processes_cost_no_call_of_kcmp() {
         assert!(scan(&mut spaces, second, &processes).is_empty());
     }
     assert_eq!(spaces.calls, 0);
+}
+
+/// Processes that end when this value is dropped.
+struct Running(Vec<Child>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+        }
+        for child in &mut self.0 {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Starts `count` processes of a program without libc, each of which waits for a signal. Returns when all of them
+/// execute this program. Makes the program in the directory `dir`. `None` if this machine has no C compiler or allows
+/// fewer processes.
+fn start_processes(dir: &Path, count: u32) -> Option<Running> {
+    let program = dir.join("first_act");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pjw-spawn/tests/programs/first_act.c");
+    let flags = ["-O1", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-o"];
+    let Ok(built) = Command::new("cc").args(flags).arg(&program).arg(source).status() else {
+        println!("skipped: there is no C compiler");
+        return None;
+    };
+    assert!(built.success());
+    let records = File::options().append(true).create(true).open(dir.join("records")).unwrap();
+    let mut running = Running(Vec::new());
+    for _ in 0..count {
+        let mut command = Command::new(&program);
+        command.arg("wait").stdin(Stdio::null()).stdout(records.try_clone().unwrap());
+        match command.spawn() {
+            Ok(child) => running.0.push(child),
+            Err(error) => {
+                println!("skipped: {count} processes can't run here: {error}");
+                return None;
+            }
+        }
+    }
+    // Each process writes a record of 32 bytes first.
+    let length = u64::from(count) * 32;
+    until_true("all processes execute the program", || records.metadata().unwrap().len() == length);
+    Some(running)
+}
+
+#[test]
+fn two_thousand_real_processes_cost_no_call_of_kcmp() {
+    let dir = tempfile::tempdir().unwrap();
+    let Some(running) = start_processes(dir.path(), 2000) else { return };
+    let mut machine = LinuxMachine::new(BTreeSet::new()).unwrap();
+    // The addresses are random. By chance, two processes may have the same one, and would be compared. Only one of them
+    // is read.
+    let mut by_stack = BTreeMap::new();
+    for child in &running.0 {
+        let pid = Pid(child.id());
+        let stat = machine.cache.proc.thread_stat(pid, Tid(pid.0)).unwrap();
+        by_stack.insert(stat.readable_stack_start(), pid);
+    }
+    if by_stack.len() < 1900 {
+        println!("skipped: the addresses of stacks are not random, or this user may not read them");
+        return;
+    }
+    let pids: BTreeSet<Pid> = by_stack.into_values().collect();
+    let scan_request = ScanRequest {
+        scope: ScanScope::Partial(pids.clone()),
+        pids_to_read_threads_of: BTreeSet::new(),
+        active_threads: BTreeMap::new(),
+        cgroups: BTreeSet::new(),
+        idle_watch: Arc::default(),
+    };
+    for _ in 0..3 {
+        let snapshot = machine.scan(&scan_request);
+        assert!(pids.iter().all(|pid| snapshot.processes[pid].present().is_some()));
+    }
+    let spaces = &machine.cache.address_spaces;
+    assert_eq!((spaces.processes.len(), spaces.calls), (pids.len(), 0));
 }
 
 #[test]
@@ -148,7 +247,7 @@ fn a_child_of_vfork_is_marked_until_it_executes_a_program() {
     let both = [(1, 9, 0x7ff0), (2, 1, 0x7ff0)];
     (1..=2).for_each(|pid| set_space(pid, Some(7)));
     for second in 1..5 {
-        let found = scan_with(&mut spaces, second, &both, |parent| parent == Pid(1));
+        let found = scan_with(&mut spaces, second, &both, waits_for(1, 2));
         assert_eq!(found, [[(1, 's'), (2, 'v')]]);
     }
     set_space(2, Some(8));
@@ -163,8 +262,41 @@ fn siblings_that_were_not_in_vfork_stay_in_the_group_while_their_parent_forks() 
     scan(&mut spaces, 1, &group);
     scan(&mut spaces, 2, &group);
     let more = [group.as_slice(), &[(4, 1, 0x7ff0)]].concat();
-    let found = scan_with(&mut spaces, 3, &more, |parent| parent == Pid(1));
+    let found = scan_with(&mut spaces, 3, &more, |_| VforkWait::ForUnknownChild);
     assert_eq!(found, [[(1, 's'), (2, 's'), (3, 's'), (4, 'v')]]);
+}
+
+#[test]
+fn a_group_whose_creator_waits_in_vfork_at_each_look_is_found_at_the_first_look() {
+    let mut spaces = AddressSpaces::new(compare);
+    let group = [(1, 9, 0x7ff0), (2, 1, 0x7ff0), (3, 1, 0x7ff0)];
+    (1..=3).for_each(|pid| set_space(pid, Some(7)));
+    for child in 11..=14 {
+        set_space(child, Some(7));
+        let all = [group.as_slice(), &[(child, 1, 0x7ff0)]].concat();
+        let found = scan_with(&mut spaces, child.into(), &all, waits_for(1, child));
+        assert_eq!(found, [[(1, 's'), (2, 's'), (3, 's'), (child, 'v')]]);
+        // The child ends, and the creator makes the next one.
+        set_space(child, None);
+        spaces.remove_process(Pid(child));
+    }
+    // The scan has listed the processes before the creator made the child 15.
+    let found = scan_with(&mut AddressSpaces::new(compare), 1, &group, waits_for(1, 15));
+    assert_eq!(found, [sharing(1..=3)]);
+}
+
+#[test]
+fn a_child_of_vfork_stays_one_while_its_parent_waits_though_the_kernel_lists_another_child_last() {
+    let mut spaces = AddressSpaces::new(compare);
+    let all = [(1, 9, 0x7ff0), (2, 1, 0x7ff0), (3, 1, 0x7ff0)];
+    (1..=3).for_each(|pid| set_space(pid, Some(7)));
+    let found = scan_with(&mut spaces, 1, &all, waits_for(1, 2));
+    assert_eq!(found, [[(1, 's'), (2, 'v'), (3, 's')]]);
+    // Another thread of the parent, which had made process 3, has exited.
+    for second in 2..5 {
+        let found = scan_with(&mut spaces, second, &all, waits_for(1, 3));
+        assert_eq!(found[0][1], (2, 'v'));
+    }
 }
 
 #[test]
@@ -173,7 +305,7 @@ fn a_child_of_vfork_that_executes_a_program_during_a_scan_takes_nobody_out_of_th
     let all = [(1, 9, 0x7ff0), (2, 1, 0x7ff0), (3, 1, 0x7ff0), (4, 3, 0x7ff0)];
     (1..=4).for_each(|pid| set_space(pid, Some(7)));
     for second in 1..4 {
-        let found = scan_with(&mut spaces, second, &all, |parent| parent == Pid(3));
+        let found = scan_with(&mut spaces, second, &all, waits_for(3, 4));
         assert_eq!(found, [[(1, 's'), (2, 's'), (3, 's'), (4, 'v')]]);
     }
     // After the scan has read its stack.
@@ -257,7 +389,7 @@ fn the_numbers_of_the_task_scan_need_no_call() {
             spaces.record_process(Pid(pid), &stat(pid, 1, 0x7ff0), scanned(number, is_in_vfork));
         }
         assert!(spaces.pids_to_scan(at(second)).is_empty());
-        spaces.compare_candidates(at(second), |_| true);
+        spaces.compare_candidates(at(second), |_| VforkWait::ForUnknownChild);
         assert_eq!(show(&spaces.shared_address_spaces(at(second))), [[(1, 's'), (2, 's'), (3, 'v')]]);
     }
     assert_eq!(spaces.calls, 0);

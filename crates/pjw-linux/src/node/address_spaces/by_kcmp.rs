@@ -1,0 +1,218 @@
+//! Compares the address spaces of processes by kcmp(2). Replaces the task scan (a BPF program) where the task scan is
+//! not available.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
+
+use nix::errno::Errno;
+use pjw_core::ids::Pid;
+use pjw_core::snapshot::AddressSpaceCheck;
+use pjw_core::time::Nanos;
+
+use super::{AddressSpaces, check_by_vfork};
+use crate::proc::vfork::VforkWait;
+use crate::sys::errno::is_gone;
+
+/// The time between two checks by kcmp, at least.
+const CHECK_INTERVAL: Nanos = Nanos(50_000_000);
+/// The most calls of kcmp(2) in one scan: about 1.3 ms. The other candidates follow in the next scan.
+pub(super) const MAX_CALLS: u64 = 1000;
+/// The maximum number of other users of an address space with which two processes are compared, to find out which of
+/// the two has left the address space.
+const MAX_WITNESSES: usize = 4;
+
+impl AddressSpaces {
+    /// If the task scan (a BPF program) is not available, compares the processes that possibly share an address space
+    /// by kcmp(2). Makes about 1000 comparisons per call at most. `at` is the present time. `vfork_wait` must return
+    /// for which children the threads of a process may be waiting in vfork(2).
+    pub(in crate::node) fn compare_candidates(
+        &mut self,
+        at: Nanos,
+        mut vfork_wait: impl FnMut(Pid) -> VforkWait,
+    ) {
+        let is_due = at.0.saturating_sub(self.last_check.0) >= CHECK_INTERVAL.0;
+        if self.by_task_scan || !is_due || self.open.is_empty() || self.refusal == Some(Errno::ENOSYS) {
+            return;
+        }
+        self.last_check = at;
+        let last_call = self.calls + MAX_CALLS;
+        let mut found = BTreeSet::new();
+        for pid in self.open.clone() {
+            if self.calls >= last_call {
+                return;
+            }
+            if self.is_unknown(pid) {
+                self.find_space(pid);
+                found.insert(pid);
+            }
+        }
+        let mut waits: BTreeMap<Pid, VforkWait> = BTreeMap::new();
+        for pid in self.open.clone() {
+            if self.calls >= last_call {
+                return;
+            }
+            if self.is_shared(pid) {
+                // Before kcmp(2) is called: for a child of vfork that still shares the address space then, the parent
+                // was waiting now.
+                let is_in_vfork = self.possible_vfork_parent(pid).is_some_and(|parent| {
+                    let wait = waits.entry(parent).or_insert_with(|| vfork_wait(parent));
+                    self.may_be_in_vfork(pid, wait)
+                });
+                self.check_again(pid, is_in_vfork);
+            } else if !found.contains(&pid) {
+                self.search_for_others(pid);
+            }
+        }
+    }
+
+    fn is_unknown(&self, pid: Pid) -> bool {
+        self.processes.get(&pid).is_some_and(|process| process.space.is_none())
+    }
+
+    fn is_shared(&self, pid: Pid) -> bool {
+        let space = self.processes.get(&pid).and_then(|process| process.space);
+        space.is_some_and(|space| self.shared.contains(&space))
+    }
+
+    /// Finds and records the number of the address space of the process `pid`: the number of an address space with the
+    /// same start address of the stack, or a new number. kcmp(2) compares the process with users of these address
+    /// spaces. They are in the order of kcmp(2), so they are searched by bisection.
+    fn find_space(&mut self, pid: Pid) {
+        let Some(stack) = self.processes.get(&pid).map(|process| process.stack) else { return };
+        let (mut low, mut high) = (0, usize::MAX);
+        let number = loop {
+            let ordered = self.candidates.get(&stack).map(|candidates| candidates.ordered.as_slice());
+            let ordered = ordered.unwrap_or_default();
+            high = high.min(ordered.len());
+            if low >= high {
+                break None;
+            }
+            let middle = low + (high - low) / 2;
+            let space = ordered[middle];
+            let Some(&other) = self.users.get(&space).and_then(BTreeSet::first) else { return };
+            match self.call(other, pid) {
+                Ok(Ordering::Equal) => break Some(space),
+                Ok(Ordering::Less) => low = middle + 1,
+                Ok(Ordering::Greater) => high = middle,
+                Err(errno) => return self.handle_kcmp_error(&[pid, other], errno),
+            }
+        };
+        let number = number.unwrap_or_else(|| {
+            self.last_number += 1;
+            let candidates = self.candidates.entry(stack).or_default();
+            candidates.ordered.insert(low, self.last_number);
+            self.last_number
+        });
+        self.set_address_space(pid, number);
+    }
+
+    /// Returns the parent of the process `pid`, if `pid` may be its child by vfork(2): the parent shares the address
+    /// space, and earlier checks have not excluded it.
+    fn possible_vfork_parent(&self, pid: Pid) -> Option<Pid> {
+        let process = self.processes.get(&pid).filter(|process| !process.is_settled)?;
+        let users = self.users.get(&process.space?)?;
+        users.contains(&process.parent).then_some(process.parent)
+    }
+
+    /// Returns whether the process `pid` may be a child of vfork(2). `wait` says for which children the threads of its
+    /// parent may be waiting.
+    fn may_be_in_vfork(&self, pid: Pid, wait: &VforkWait) -> bool {
+        match wait {
+            VforkWait::NotWaiting => false,
+            VforkWait::ForUnknownChild => true,
+            // The waiting thread may get the children of another thread that exits, so that its child by vfork is no
+            // longer the last one. So a child of vfork stays one while its parent waits.
+            VforkWait::ForChildren(children) => {
+                let last = self.processes.get(&pid).map(|process| process.check.1);
+                children.contains(&pid) || last == Some(AddressSpaceCheck::InVfork)
+            }
+        }
+    }
+
+    /// Checks by kcmp(2) whether the process `pid` still shares its address space, and records the result.
+    /// `is_in_vfork` says whether the process may be a child of vfork(2). Marks processes that have left the space for
+    /// a check.
+    fn check_again(&mut self, pid: Pid, is_in_vfork: bool) {
+        let Some(process) = self.processes.get(&pid).copied() else { return };
+        let users = process.space.and_then(|space| self.users.get(&space));
+        let Some(&other) = users.and_then(|users| users.iter().find(|&&user| user != pid)) else { return };
+        match self.call(other, pid) {
+            Ok(Ordering::Equal) => {
+                if let Some(process) = self.processes.get_mut(&pid) {
+                    process.check = (self.scan, check_by_vfork(is_in_vfork));
+                }
+            }
+            Ok(_) => {
+                for left in self.users_that_left(pid, other) {
+                    self.clear_address_space(left);
+                    self.open.insert(left);
+                }
+            }
+            Err(errno) => self.handle_kcmp_error(&[pid, other], errno),
+        }
+    }
+
+    /// Returns which of two users of an address space have left it. kcmp(2) says that the two no longer share one, so
+    /// at least one of them has executed a program or is ending. A process that shares with a third user has stayed.
+    /// Both are returned if no third user shares with one of them.
+    fn users_that_left(&mut self, pid: Pid, other: Pid) -> Vec<Pid> {
+        let space = self.processes.get(&pid).and_then(|process| process.space);
+        let users = space.and_then(|space| self.users.get(&space)).cloned().unwrap_or_default();
+        let witnesses = users.into_iter().filter(|user| ![pid, other].contains(user));
+        for witness in witnesses.take(MAX_WITNESSES) {
+            for (stayed, left) in [(other, pid), (pid, other)] {
+                if self.call(witness, stayed) == Ok(Ordering::Equal) {
+                    return vec![left];
+                }
+            }
+        }
+        vec![pid, other]
+    }
+
+    /// Searches once more for processes that share the address space of `pid`, which was found to share with none.
+    fn search_for_others(&mut self, pid: Pid) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        if !std::mem::replace(&mut process.was_alone, true) {
+            self.clear_address_space(pid);
+            self.find_space(pid);
+        }
+        if !self.is_shared(pid) && !self.is_unknown(pid) {
+            self.open.remove(&pid);
+        }
+    }
+
+    /// Compares the address spaces of two processes, and counts the call.
+    fn call(&mut self, one: Pid, other: Pid) -> Result<Ordering, Errno> {
+        self.calls += 1;
+        (self.compare)(one, other)
+    }
+
+    /// Handles `errno`, the error of a comparison of `pids` by kcmp(2). Removes those of `pids` that have ended.
+    /// Excludes those that may not be compared from further comparisons.
+    fn handle_kcmp_error(&mut self, pids: &[Pid], errno: Errno) {
+        if errno == Errno::ENOSYS {
+            self.record_refusal(pids.first().copied(), errno);
+        }
+        for &pid in pids {
+            match self.call(pid, pid) {
+                Ok(_) => {}
+                Err(errno) if is_gone(errno) => self.remove_process(pid),
+                Err(errno) => self.record_refusal(Some(pid), errno),
+            }
+        }
+    }
+
+    /// Records that kcmp(2) was refused with `errno`. The process `pid` is not compared again.
+    fn record_refusal(&mut self, pid: Option<Pid>, errno: Errno) {
+        self.refusal = Some(errno);
+        self.list = None;
+        let Some(pid) = pid else { return };
+        self.clear_address_space(pid);
+        self.open.remove(&pid);
+        if let Some(candidates) =
+            self.processes.get(&pid).and_then(|process| self.candidates.get_mut(&process.stack))
+        {
+            candidates.unknown.remove(&pid);
+        }
+    }
+}
