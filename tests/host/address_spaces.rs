@@ -3,42 +3,49 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
+use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use pjw_tests::daemon::Daemon;
-use pjw_tests::waiting::wait_until;
+use pjw_tests::skipping::skip;
+use pjw_tests::waiting::{wait_for, wait_until};
 use serde_json::Value;
 
+use crate::metrics::{free_address, sample_value, scrape};
 use crate::processes::{is_ended, is_installed, kill_process};
 
-/// A program with six roles. It prints the pids of its processes.
+/// A program with eight roles. It prints the pids of its processes.
 ///
 /// - `tasks`: four more processes in its address space.
 /// - `vforking-tasks`: the same, and the last of them starts processes as `slow-vfork` does.
 /// - `workers`: four forked workers.
 /// - `threads`: eight threads.
-/// - `vfork`: about 100 processes a second by vfork and exec. It writes their number to the file of its second
-///   argument.
+/// - `vfork`: 125 processes a second on average by vfork and exec. It writes their number, and for how many ms it has
+///   started processes, to the file of its second argument.
 /// - `slow-vfork`: one process after the other by vfork, each of which executes its program when the test has opened
 ///   the FIFO of the third argument.
+/// - `posix-spawn`: one process by posix_spawn, which executes its program when the test has opened the FIFO.
+/// - `spawning-tasks`: as `tasks`. Then the first process, which has made the others, does the same as `posix-spawn`.
 const PROGRAM: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static const char *fifo;
@@ -55,6 +62,20 @@ static void vfork_slowly(void) {
         waitpid(pid, NULL, 0);
     }
 }
+static void spawn_slowly(void) {
+    posix_spawn_file_actions_t actions;
+    char *arguments[] = {"true", NULL};
+    pid_t pid;
+    posix_spawn_file_actions_init(&actions);
+    // The child opens the FIFO before it executes the program. Until then, posix_spawn does not return.
+    posix_spawn_file_actions_addopen(&actions, 0, fifo, O_RDONLY, 0);
+    if (posix_spawn(&pid, "/bin/true", &actions, NULL, arguments, environ) == 0) waitpid(pid, NULL, 0);
+}
+static long long now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
 static int task(void *vforks) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (vforks != NULL) vfork_slowly();
@@ -67,8 +88,8 @@ int main(int argc, char **argv) {
     fifo = argc > 3 ? argv[3] : "";
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     printf("%d", getpid());
-    int vforks = !strcmp(role, "vforking-tasks");
-    for (int i = 0; i < 4 && (vforks || !strcmp(role, "tasks")); i++) {
+    int vforks = !strcmp(role, "vforking-tasks"), spawns = !strcmp(role, "spawning-tasks");
+    for (int i = 0; i < 4 && (vforks || spawns || !strcmp(role, "tasks")); i++) {
         char *stack = malloc(1 << 16);
         printf(" %d", clone(task, stack + (1 << 16), CLONE_VM | SIGCHLD, vforks && i == 3 ? &vforks : NULL));
     }
@@ -85,15 +106,19 @@ int main(int argc, char **argv) {
     printf("\n");
     fflush(stdout);
     int file = argc > 3 ? open(argv[2], O_WRONLY | O_CREAT | O_TRUNC, 0600) : -1;
-    for (int count = 1; !strcmp(role, "vfork"); count++) {
+    long long begun = now_ms();
+    for (long long count = 1; !strcmp(role, "vfork"); count++) {
         int pid = vfork();
         if (pid == 0) { execl("/bin/true", "true", NULL); _exit(1); }
         waitpid(pid, NULL, 0);
-        char text[16];
-        if (pwrite(file, text, (size_t)sprintf(text, "%d", count), 0) < 0) return 1;
-        usleep(8000);
+        long long elapsed = now_ms() - begun;
+        char text[64];
+        if (pwrite(file, text, (size_t)sprintf(text, "%lld %lld\n", count, elapsed), 0) < 0) return 1;
+        // After a delay, the next processes follow at once.
+        if (count * 8 > elapsed) usleep((useconds_t)(count * 8 - elapsed) * 1000);
     }
     if (!strcmp(role, "slow-vfork")) vfork_slowly();
+    if (spawns || !strcmp(role, "posix-spawn")) spawn_slowly();
     for (;;) pause();
 }
 "#;
@@ -102,6 +127,7 @@ int main(int argc, char **argv) {
 struct Program {
     child: Child,
     pids: Vec<u32>,
+    fifo: PathBuf,
 }
 
 impl Program {
@@ -111,12 +137,15 @@ impl Program {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        Self { child, pids: line.split_whitespace().map(|pid| pid.parse().unwrap()).collect() }
+        let pids = line.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+        Self { child, pids, fifo: fifo_of_vforks(path) }
     }
 }
 
 impl Drop for Program {
     fn drop(&mut self) {
+        // A child of posix_spawn would wait at the FIFO after the end of its parent, too.
+        let _ = open_fifo(&self.fifo);
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -127,7 +156,14 @@ fn count_of_vforks(path: &Path) -> PathBuf {
     path.with_extension("vforks")
 }
 
-/// The FIFO that holds up the children of the role `slow-vfork`.
+/// Whether the role `vfork` has started 200 processes, and at least 100 in each second on average.
+fn has_vfork_rate(path: &Path) -> bool {
+    let text = fs::read_to_string(count_of_vforks(path)).unwrap_or_default();
+    let numbers: Option<Vec<u64>> = text.split_whitespace().map(|number| number.parse().ok()).collect();
+    matches!(numbers.as_deref(), Some(&[count, ms]) if count >= 200 && count * 1000 >= ms * 100)
+}
+
+/// The FIFO that holds up the children of the roles `slow-vfork`, `posix-spawn` and `spawning-tasks`.
 fn fifo_of_vforks(path: &Path) -> PathBuf {
     path.with_extension("fifo")
 }
@@ -149,6 +185,38 @@ fn program() -> Option<(tempfile::TempDir, PathBuf)> {
 const CONFIG: &str = "interval = \"200ms\"\nrescan_interval = \"400ms\"";
 /// The interval of the configuration.
 const INTERVAL: Duration = Duration::from_millis(200);
+/// The time between two looks of the daemon, at least. The daemon checks which processes share an address space in each
+/// scan that begins more than 400 ms after the last check (`PASS_INTERVAL` of pjw-linux). So between two scans that
+/// begin this long after one another, there is a check that is later than the check of the first scan by an interval.
+const LOOK_INTERVAL: Duration = Duration::from_millis(700);
+
+/// Starts a daemon, with these lines before the rest of its configuration. Returns the address of its metrics, too.
+fn start_daemon(lines: &str) -> (Daemon, SocketAddr) {
+    let address = free_address();
+    (Daemon::start(&format!("{lines}{CONFIG}\n[metrics]\nlisten = [\"{address}\"]\n")), address)
+}
+
+/// The number of timed scans of the daemon. `None` if the daemon does not answer.
+fn timed_scans(metrics: SocketAddr) -> Option<f64> {
+    let text = scrape(metrics)?;
+    let count = |cause: &str| sample_value(&text, &format!("pjw_cycles_total{{cause=\"{cause}\"}}"));
+    Some(count("timer")? + count("full")?)
+}
+
+/// Waits until the daemon has looked for shared address spaces once more: until a scan has ended that began
+/// [`LOOK_INTERVAL`] after this call, at least. Calls `check` again and again until then.
+fn while_daemon_looks(metrics: SocketAddr, mut check: impl FnMut()) {
+    let begun = Instant::now();
+    let mut before = None;
+    wait_until("the daemon has scanned", || {
+        check();
+        if begun.elapsed() < LOOK_INTERVAL {
+            return false;
+        }
+        // The first of these scans may have begun before, and the metrics may lack one more that has ended.
+        timed_scans(metrics).is_some_and(|count| count >= *before.get_or_insert(count) + 3.0)
+    });
+}
 
 /// The processes of a job, each with the number of the address space that it shares, as `show` has them.
 fn members(daemon: &Daemon, job: &str) -> BTreeMap<u32, Option<u64>> {
@@ -176,7 +244,12 @@ fn groups_of(members: &BTreeMap<u32, Option<u64>>) -> Vec<BTreeSet<u32>> {
     groups
 }
 
-fn recognises_groups_and_nothing_else(daemon: &Daemon) {
+/// Whether each of these groups is a part of one of the groups `wholes`.
+fn are_parts(groups: &[BTreeSet<u32>], wholes: &[BTreeSet<u32>]) -> bool {
+    groups.iter().all(|group| wholes.iter().any(|whole| group.is_subset(whole)))
+}
+
+fn recognises_groups_and_nothing_else(daemon: &Daemon, metrics: SocketAddr) {
     let Some((_dir, path)) = program() else { return };
     let (one, two) = (Program::start(&path, "tasks"), Program::start(&path, "vforking-tasks"));
     let others = ["workers", "threads", "vfork", "slow-vfork"].map(|role| Program::start(&path, role));
@@ -187,12 +260,13 @@ fn recognises_groups_and_nothing_else(daemon: &Daemon) {
     let mut expected: Vec<BTreeSet<u32>> =
         [&one, &two].map(|program| program.pids.iter().copied().collect()).into();
     expected.sort();
-    wait_until("both groups are recognised", || {
-        let found = groups(daemon, "mixed");
-        let is_part = |group: &BTreeSet<u32>| expected.iter().any(|whole| group.is_subset(whole));
-        assert!(found.iter().all(is_part), "{found:?} are no groups of {expected:?}");
-        found == expected
-    });
+    for _ in 0..2 {
+        while_daemon_looks(metrics, || {
+            let found = groups(daemon, "mixed");
+            assert!(are_parts(&found, &expected), "{found:?} are no groups of {expected:?}");
+        });
+    }
+    assert_eq!(groups(daemon, "mixed"), expected, "both groups are recognised after two looks");
     nothing_changes_while_vforks_go_on(daemon, &path, &expected, &[two.pids[4], others[3].pids[0]]);
     let text = daemon.pjwctl(&["show", &daemon.job_id("mixed")]);
     let text = String::from_utf8_lossy(&text.stdout).into_owned();
@@ -208,10 +282,10 @@ fn recognises_groups_and_nothing_else(daemon: &Daemon) {
     wait_until("the group has ended", || groups(daemon, "mixed").len() == 1);
 }
 
-/// Nothing is missed or invented while at least 200 vforks go on, and until each of the two parents of slow vforks has
-/// had two children, one after the other, that were in six answers of the daemon in a row. Five intervals are between
-/// these answers, and a process that shares an address space is in a group after two looks of a rescan, which are two
-/// intervals apart.
+/// Nothing is missed or invented while at least 200 vforks go on, at least 100 a second, and until each of the two
+/// parents of slow vforks has had two children, one after the other, that were in six answers of the daemon in a row.
+/// Five intervals are between these answers, and a process that shares an address space is in a group after two looks
+/// of a rescan, which are two intervals apart.
 fn nothing_changes_while_vforks_go_on(
     daemon: &Daemon,
     program: &Path,
@@ -243,19 +317,21 @@ fn nothing_changes_while_vforks_go_on(
             let_children_go_on(program);
             return false;
         }
-        let vforks = fs::read_to_string(count_of_vforks(program)).unwrap_or_default();
-        are_seen && vforks.parse::<u32>().is_ok_and(|count| count >= 200)
+        are_seen && has_vfork_rate(program)
     });
 }
 
 /// Lets the children go on that wait at the FIFO. A child that is not there yet waits for the next call.
 fn let_children_go_on(program: &Path) {
-    // With O_NONBLOCK and without a reader, open(2) fails with ENXIO and does not wait: fifo(7).
-    let mut writer = File::options();
-    let opened = writer.write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(fifo_of_vforks(program));
-    if let Err(error) = opened {
+    if let Err(error) = open_fifo(&fifo_of_vforks(program)) {
         assert_eq!(error.raw_os_error(), Some(Errno::ENXIO as i32), "{error}");
     }
+}
+
+/// Opens a FIFO for writing. With `O_NONBLOCK` and without a reader, open(2) fails with `ENXIO` and does not wait:
+/// fifo(7).
+fn open_fifo(path: &Path) -> io::Result<File> {
+    File::options().write(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)
 }
 
 /// The parent of a process, or `None` if the process has ended.
@@ -264,14 +340,64 @@ fn parent_of(pid: u32) -> Option<u32> {
     text.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// The child of the first process of `program` that is none of its tasks.
+fn held_child(program: &Program) -> Option<u32> {
+    let entries = fs::read_dir("/proc").unwrap().flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.find(|pid| !program.pids.contains(pid) && parent_of(*pid) == Some(program.pids[0]))
+}
+
+/// A child of posix_spawn that has not executed its program is in no group at any look. The tasks of its parent are in
+/// one after two looks.
+fn a_held_child_is_in_no_group(daemon: &Daemon, metrics: SocketAddr) {
+    if !Path::new("/proc/thread-self/children").exists() {
+        return skip("this kernel does not list the children of a thread (CONFIG_PROC_CHILDREN)");
+    }
+    let Some((_dir, path)) = program() else { return };
+    let (alone, tasks) = (Program::start(&path, "posix-spawn"), Program::start(&path, "spawning-tasks"));
+    let held = [&alone, &tasks].map(|program| wait_for("posix_spawn has begun", || held_child(program)));
+    let all: Vec<u32> = [alone.pids.as_slice(), &tasks.pids, &held].concat();
+    assert_eq!(all.len(), 8);
+    daemon.assign("held", 1, &all).unwrap();
+    let expected = [tasks.pids.iter().copied().collect::<BTreeSet<u32>>()];
+    for look in 1..=8 {
+        while_daemon_looks(metrics, || {
+            let members = members(daemon, "held");
+            assert!(held.iter().all(|pid| members.contains_key(pid)), "{members:?}");
+            let found = groups_of(&members);
+            assert!(are_parts(&found, &expected), "look {look}: {found:?}, but only {expected:?} is a group");
+        });
+        assert!(look < 2 || groups(daemon, "held") == expected, "{expected:?} is recognised after two looks");
+    }
+    // Until the end, both children were held.
+    for (pid, parent) in held.into_iter().zip([&alone, &tasks]) {
+        assert_eq!(parent_of(pid), Some(parent.pids[0]));
+        assert_eq!(fs::read_link(format!("/proc/{pid}/exe")).unwrap(), path.canonicalize().unwrap());
+    }
+}
+
 #[test]
 fn groups_of_tasks_are_recognised_beside_workers_threads_and_vforks() {
-    recognises_groups_and_nothing_else(&Daemon::start(CONFIG));
+    let (daemon, metrics) = start_daemon("");
+    recognises_groups_and_nothing_else(&daemon, metrics);
 }
 
 #[test]
 fn groups_of_tasks_are_recognised_without_bpf() {
-    recognises_groups_and_nothing_else(&Daemon::start(&format!("scan = \"proc\"\n{CONFIG}")));
+    let (daemon, metrics) = start_daemon("scan = \"proc\"\n");
+    recognises_groups_and_nothing_else(&daemon, metrics);
+}
+
+#[test]
+fn a_child_that_posix_spawn_holds_is_in_no_group() {
+    let (daemon, metrics) = start_daemon("");
+    a_held_child_is_in_no_group(&daemon, metrics);
+}
+
+#[test]
+fn a_child_that_posix_spawn_holds_is_in_no_group_without_bpf() {
+    let (daemon, metrics) = start_daemon("scan = \"proc\"\n");
+    a_held_child_is_in_no_group(&daemon, metrics);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use pjw_tests::waiting::{wait_for, wait_until};
 use crate::processes::{Shell, has_two_cores};
 
 /// Returns a free address. If another program takes the address before the daemon does, the daemon tries again.
-fn free_address() -> SocketAddr {
+pub fn free_address() -> SocketAddr {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap()
 }
 
@@ -29,15 +29,15 @@ fn send_request(address: SocketAddr, request: &str) -> Option<String> {
     Some(text)
 }
 
-/// Returns the text of the metrics, by HTTP.
-fn scrape(address: SocketAddr) -> Option<String> {
+/// Returns the text of the metrics, by HTTP. `None` if no daemon answers.
+pub fn scrape(address: SocketAddr) -> Option<String> {
     let response = send_request(address, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")?;
     let body = response.strip_prefix("HTTP/1.1 200 OK\r\n")?.split_once("\r\n\r\n")?.1;
     Some(body.to_owned())
 }
 
-/// Returns the value of a sample.
-fn sample_value(text: &str, sample: &str) -> Option<f64> {
+/// Returns the value of a sample. `None` if the text does not have the sample.
+pub fn sample_value(text: &str, sample: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
 }
 
