@@ -49,10 +49,10 @@ struct AuditedGrant {
 }
 
 impl GrantAudit {
-    /// Checks all jobs and all PUs (logical CPUs) in `state` against the invariants of pjw. The check compares the PUs
-    /// that each job holds (the grant of the job) with the pool, which has the holder of each PU.
-    /// [`GrantAudit::violations`] returns the violations that were found. `policy` says whether the PUs of one core may
-    /// belong to two jobs (`share_smt`).
+    /// Checks all jobs and all PUs (logical CPUs) in `state` against the invariants of pjw, such as that no PU has two
+    /// holders. The check compares the PUs that each job holds (the grant of the job) with the pool, which has the
+    /// holder of each PU. [`GrantAudit::violations`] returns the violations that were found. `policy` says whether the
+    /// PUs of one core may belong to two jobs (`share_smt`).
     ///
     /// The audit does not follow later changes by itself. After a change of jobs, grants or the pool, the caller must
     /// call [`GrantAudit::update`] with the changed jobs. After a change of `policy` or of the topology in `state`, the

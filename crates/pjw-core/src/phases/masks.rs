@@ -138,8 +138,10 @@ fn members_to_plan<'a>(draft: &'a CycleDraft<'_>, id: &JobId) -> Option<Vec<&'a 
 }
 
 /// Returns the threads of `members` (processes of a job) as input for the choice of their masks. `grant` has the PUs of
-/// the job. Threads without a mask entry are left out. Of a process of which only the active threads must be planned,
-/// the other threads are left out too, except if the job has an isolated partition: there, all threads are pinned.
+/// the job. Threads that have exited and threads without a mask entry are left out. If only the active threads of a
+/// process must be planned ([`crate::state::members::Members::active_threads_to_plan`]), its other threads are left out
+/// too. Except: if the job has an isolated partition, inactive threads are not left out, because all threads are
+/// pinned. Also decides for which threads a binding that pjw had lifted is restored.
 fn thread_plans<'a>(
     draft: &'a CycleDraft<'_>,
     grant: &CpuSet,
@@ -305,10 +307,11 @@ fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
     HotThread { thread, last_cpu, mask, pinned_pu, numa_node: None, address_space: None }
 }
 
-/// Returns the kind of the change of a thread's mask to `target`, and the reason as text for users. `pin` is the PU to
-/// which the change pins the thread, `None` if it does not. `grant` has the PUs of `job`. `is_lifted` says that
-/// `target` is the whole grant, and that the kernel may store a narrower mask of pjw for the thread, without effect in
-/// the cpuset. The first case that applies decides.
+/// Returns the kind of the planned change of a thread's mask to `target`, and the reason for the change as text for
+/// users. `plan` describes the thread. `pin` is the PU to which the change pins the thread. `None` if the change pins
+/// the thread to no PU. `grant` has the PUs of `job`. `is_lifted` is true if `target` equals `grant`, and the kernel
+/// may store an earlier mask of pjw without some PUs of `grant`, which has no effect in the cpuset of the job. If
+/// several kinds fit, the first one in the function counts.
 fn kind_and_reason(
     plan: &ThreadPlan<'_>,
     pin: Option<Pu>,

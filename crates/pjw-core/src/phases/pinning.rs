@@ -263,10 +263,18 @@ impl<'a> PuLoad<'a> {
         matching.free_pus().len()
     }
 
-    /// Returns the PU of the grant with the fewest threads. Of several such PUs, returns the one on the core with the
-    /// fewest threads. After that, the NUMA node that was chosen for the process and the cores `group_cpus` of the
-    /// address space decide, then the present pin, the last PU of the thread, and its NUMA node. `None` if the grant
-    /// has no PU.
+    /// Returns the PU of the grant to which `hot_thread` should be pinned: the PU with the fewest threads. If several
+    /// PUs have the fewest threads, the first of these rules that distinguishes them decides:
+    ///
+    /// 1. A PU on the core with the fewest threads.
+    /// 2. A PU in the NUMA node that was chosen for the process, and in `group_cpus`: the PUs of the cores that were
+    ///    chosen for all threads in the address space of the process. A missing choice excludes no PU.
+    /// 3. The PU to which the thread is pinned now.
+    /// 4. The PU on which the thread ran last.
+    /// 5. A PU in the NUMA node of that last PU.
+    /// 6. The first PU in `self.order`.
+    ///
+    /// `None` if the grant has no PU.
     fn best_pu_for(&self, hot_thread: &HotThread, group_cpus: Option<&CpuSet>) -> Option<Pu> {
         let node_cpus =
             self.topology.domain_of(TopologyLevel::NumaNode, hot_thread.last_cpu).map(|node| &node.cpus);

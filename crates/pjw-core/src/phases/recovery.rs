@@ -62,7 +62,7 @@ pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
             }
             Some(Observed::Present(cgroup)) => match &found.scheduler_cpuset {
                 Some(job_cpuset) => recover_scheduler_cpuset(draft, job_cpuset, cgroup),
-                None => candidates.extend(read_candidate(draft, found, cgroup)),
+                None => candidates.extend(recovery_candidate(draft, found, cgroup)),
             },
         }
     }
@@ -102,9 +102,11 @@ fn recover_scheduler_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, 
     draft.out.events.push(Event::new(EventKind::Recovered, text).with_job(job));
 }
 
-/// Returns the cgroup `found` as a candidate for recovery: its job, the settings of its cpuset, and the processes in
-/// it. `None` if pjw can't use cpusets, or if the path of the cgroup contains no job id.
-fn read_candidate(draft: &CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Option<Candidate> {
+/// Returns a cgroup that an earlier daemon made for a job as a candidate for recovery: the job whose id the path of the
+/// cgroup contains, the settings of the cpuset, and the processes in the cgroup. `found` has the path of the cgroup.
+/// `cgroup` has the settings as the scan read them. `None` if pjw can't use cpusets on this machine, or if the path is
+/// not one at which pjw makes the cgroups of jobs.
+fn recovery_candidate(draft: &CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) -> Option<Candidate> {
     let creator = match draft.policy.cpuset_support.hierarchy {
         CpusetHierarchy::Unavailable { .. } => return None,
         CpusetHierarchy::Systemd => CgroupCreator::Systemd,

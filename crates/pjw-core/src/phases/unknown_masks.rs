@@ -298,10 +298,10 @@ fn mask_of_orphan(state: &WardenState, known: &KnownProcess, mask: &CpuSet) -> O
     found.flat_map(|(_, found)| found.masks()).find(|found| is_same(&online, found, mask)).cloned()
 }
 
-/// Records the masks that new orphans of root may have inherited from a job of root ([`may_inherit_from_root`]).
+/// Records the masks that new orphans of root may have inherited from a job of root ([`may_have_mask_of_root_job`]).
 fn record_masks_of_root_orphans(draft: &mut CycleDraft<'_>) {
     let scanned = draft.scanned_pids().filter_map(|pid| draft.state.processes.get(&pid));
-    let orphans = scanned.filter(|known| may_inherit_from_root(draft.state, known));
+    let orphans = scanned.filter(|known| may_have_mask_of_root_job(draft.state, known));
     let orphans: Vec<(Pid, Option<CpuSet>)> =
         orphans.map(|known| (known.process.id.pid, known.process.first_thread_mask.clone())).collect();
     for (pid, first_thread) in orphans {
@@ -421,10 +421,17 @@ fn kept_masks(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownOriginM
     left
 }
 
-/// Whether the process `known` is a new orphan of root with a mask that pjw set for a job of root, so that it may have
-/// inherited the mask. An orphan of another user with such a mask becomes a member of the job. But daemons of root also
-/// set masks themselves, so an orphan of root only appears in a warning.
-fn may_inherit_from_root(state: &WardenState, known: &KnownProcess) -> bool {
+/// Whether the process `known` may have inherited its affinity mask from a process of a job of root. All of these
+/// conditions must hold:
+///
+/// - The process is a process of root, no kernel thread, and tracked for no job. Only one scan has read it.
+/// - pjw does not know which process forked it ([`is_orphan_of_unknown_descent`]).
+/// - Its mask does not contain all online PUs. pjw granted or requested the mask for a job of root, or set the mask in
+///   a released job that had processes of root.
+///
+/// Such a process of another user becomes a member of the job. But daemons of root also set masks themselves, so a
+/// process of root only appears in a warning.
+fn may_have_mask_of_root_job(state: &WardenState, known: &KnownProcess) -> bool {
     let process = &known.process;
     if process.uid != Uid::ROOT
         || process.is_kernel_thread

@@ -145,7 +145,7 @@ impl Jobs {
 
     /// Adds a job, or replaces the job with the same id.
     pub fn insert(&mut self, job: Job) {
-        let before = self.remove_uncounted(&job.id);
+        let before = self.remove_without_version_change(&job.id);
         self.insert_new(job, before.as_ref().and_then(owned_cpus));
     }
 
@@ -192,14 +192,15 @@ impl Jobs {
 
     /// Removes the job with this id and returns it. `None` if there is no job with this id.
     pub fn remove(&mut self, id: &JobId) -> Option<Job> {
-        let job = self.remove_uncounted(id)?;
+        let job = self.remove_without_version_change(id)?;
         self.owned_grants_version += u64::from(owned_cpus(&job).is_some());
         Some(job)
     }
 
     /// Removes the job with this id from the jobs and from all indexes, and returns it. `None` if there is no job with
-    /// this id. Unlike [`Jobs::remove`], does not change the version of the owned grants: the caller does so.
-    fn remove_uncounted(&mut self, id: &JobId) -> Option<Job> {
+    /// this id. Unlike [`Jobs::remove`], does not increase `owned_grants_version`: the number of changes of the PUs
+    /// that jobs own. The caller must increase this number, unless the caller inserts a job that owns the same PUs.
+    fn remove_without_version_change(&mut self, id: &JobId) -> Option<Job> {
         let job = self.jobs.remove(id)?;
         self.traces.changed.insert(id.clone());
         self.change_count += 1;
@@ -235,7 +236,7 @@ impl Jobs {
     /// Calls `change` with the job, so that `change` can modify it. Does nothing if there is no job with this
     /// id.
     pub fn update(&mut self, id: &JobId, change: impl FnOnce(&mut Job)) {
-        if let Some(mut job) = self.remove_uncounted(id) {
+        if let Some(mut job) = self.remove_without_version_change(id) {
             let before = owned_cpus(&job).cloned();
             change(&mut job);
             self.insert_new(job, before.as_ref());

@@ -36,7 +36,8 @@ pub struct Member {
     /// belongs to no job. If the threads of this ancestor have different masks, it is the mask of the first thread. pjw
     /// takes the mask from the last scan before the child of this ancestor joined the job. `None` if unknown.
     ///
-    /// A thread of the job that had this mask before pjw changed it inherited the mask: its program did not request it.
+    /// pjw compares this mask with the original mask of each thread of the process (the mask before pjw changed it). If
+    /// both are equal, the thread inherited its original mask, and no program has bound the thread to these PUs.
     pub inherited_mask: Option<CpuSet>,
     /// The time of the first scan that read the process, in ns since boot. `None` if the process comes from a record in
     /// the journal (the file with which a restarted daemon restores its state) that does not contain this time.

@@ -268,18 +268,18 @@ pub struct JobReference {
     pub tasks: Option<u32>,
 }
 
-/// The attribute of a process that contains the id of a job: a cgroup or an environment variable. The cgroup is the
-/// more trusted attribute, and comes first.
+/// The attribute of a process that contains the id of a job: a cgroup or an environment variable. pjw trusts the cgroup
+/// more than the environment variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum JobIdAttribute {
     /// The cgroup that the batch system made for the job, with the path of this cgroup. The process is
     /// in this cgroup or in a cgroup below it, such as the cgroup of a job step.
     Cgroup(String),
-    /// An environment variable. It is the least trusted kind, because any user can set an environment
-    /// variable.
+    /// An environment variable of the process. pjw trusts an environment variable less than a cgroup, because any user
+    /// can set environment variables.
     Environment {
-        /// Whether the batch system creates a process group or a session of its own for each job. All
-        /// processes in this process group or session belong to the job.
+        /// Whether the batch system that sets the variable starts each job in a process group of its own, in a session
+        /// of its own, or in neither. All processes in such a process group or session belong to the job.
         process_scope: JobProcessGrouping,
     },
 }

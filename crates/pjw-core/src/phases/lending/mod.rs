@@ -108,7 +108,8 @@ pub(crate) fn reason_not_to_borrow(state: &WardenState, policy: &Policy) -> Opti
 
 /// Decides which cores each borrower (a job of the class besteffort) gets, and changes the grants of the borrowers. The
 /// cores are free cores, and cores that guaranteed jobs leave idle. A second call in the same cycle changes nothing.
-/// The loans stay as they are while the policy grants no cores.
+/// The grants of the borrowers stay unchanged if the mode is not `enforce`, or while pjwd can't write its journal
+/// ([`Policy::may_grant`]).
 pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     // An owner without cores is not sampled, so what it used before says nothing about its use of the next ones.

@@ -97,7 +97,7 @@ impl AddressSpaceGroups {
             };
             let updated = space.users.iter().filter_map(|user| {
                 is_final &= user.check == AddressSpaceCheck::Sharing;
-                after_check(user, space.number, known(user), at, interval)
+                updated_sharing_record(user, space.number, known(user), at, interval)
             });
             let mut users: Vec<SharingProcess> = updated.collect();
             is_final &= users.iter().all(|user| user.is_confirmed);
@@ -146,10 +146,13 @@ impl AddressSpaceGroups {
     }
 }
 
-/// Returns the record of the process `user`, which a scan at the time `at` checked for a shared use of the address
-/// space with the number `space`. `known` is the earlier record. The sharing is confirmed if two scans at least 7/8 of
-/// `interval` apart found it. `None` if the process may be in vfork(2), or if no scan has found the sharing yet.
-fn after_check(
+/// Returns the new record of a process that may share its address space with other processes. A scan checked this at
+/// the time `at`. `user` is the process with the result of the check, and `space` is the number of the address space.
+/// `known` is the record from earlier scans. `None` if there is no such record. The sharing counts as confirmed if two
+/// scans found it, of which one began at least 7/8 of `interval` after the other.
+///
+/// Returns `None` if the process may be a child of vfork(2), or if no scan has found the sharing yet.
+fn updated_sharing_record(
     user: &AddressSpaceUser,
     space: u64,
     known: Option<&SharingProcess>,

@@ -50,10 +50,13 @@ impl Process {
         self.has_name_of(&OUR_PROGRAMS)
     }
 
-    /// Whether the process is part of a login, such as sshd, a login shell or a terminal multiplexer. The result
-    /// follows from the command names of the process and of its parent. If a process of a login belongs to no job, pjw
-    /// counts the process as unassigned, but does not report it. pjw does report the unassigned processes that a login
-    /// process started. `parent` is the parent of the process, `None` if it is not known.
+    /// Whether the process is a part of a login, such as sshd, sudo, a login shell or a terminal multiplexer. The
+    /// command name of the process decides. A shell is a part of a login only if it leads its session, or if its parent
+    /// has the name of a program that starts login shells, such as sshd. `parent` is the parent of the process. `None`
+    /// if the parent is not known.
+    ///
+    /// An unassigned process (a process in no job, of a user with a job) is counted in any case. pjw reports the
+    /// process only if the process is not a part of a login.
     #[must_use]
     pub fn belongs_to_login(&self, parent: Option<&Self>) -> bool {
         let is_first_shell = || {

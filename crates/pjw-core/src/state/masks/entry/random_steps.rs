@@ -59,7 +59,10 @@ impl Kernel {
         if left.is_empty() { self.online.clone() } else { left }
     }
 
-    /// Applies `step` to the model and to the mask entry. Fails if the reading shows a false entry.
+    /// Applies `step` to the simulated kernel. If pjw makes the step, also records the step in the mask entry. A
+    /// request that the kernel refuses changes nothing. In the step [`Step::Read`], a scan reads the mask of the
+    /// thread. This step fails if the entry does not predict the mask, or if the request that was really made is not
+    /// among its candidates. All other steps succeed.
     fn apply_step(&mut self, step: Step) -> Result<(), TestCaseError> {
         self.now += 1;
         let now = Nanos(self.now);
