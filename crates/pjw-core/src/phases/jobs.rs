@@ -35,9 +35,9 @@ pub(crate) fn end_finished_jobs(draft: &mut CycleDraft<'_>) {
 }
 
 /// Returns the reason why `job` has ended, as text for users. `None` if the job has not ended. The job has had no
-/// process since `empty_since`. `None` if the job has a process: such a job has ended only if the batch system removed
-/// the cgroup of the job (docs/adr/0005). A job without a process has also ended if this cgroup is empty, if the end
-/// condition of the job is fulfilled, or if the job is a reservation that was released.
+/// process since `empty_since`. If `empty_since` is `None`, the job has a process, and has ended only if the batch
+/// system removed the job's cgroup (docs/adr/0005). A job without a process has also ended if this cgroup is empty, if
+/// the end condition of the job is fulfilled, or if the job is a reservation that was released.
 fn end_reason(job: &Job, empty_since: Option<Nanos>, draft: &CycleDraft<'_>) -> Option<&'static str> {
     let cgroup = job.cgroup.as_ref().and_then(|path| draft.seen.cgroups.get(path));
     let empty_ns = empty_since.map(|since| draft.now.since_boot.0.saturating_sub(since.0));
