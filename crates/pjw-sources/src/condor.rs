@@ -22,11 +22,11 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     variables: &["_CONDOR_SLOT"],
     own: JobProcessGrouping::Neither,
     narrowable: false,
-    find_directory,
+    find_directory_role,
     environ_claim,
 };
 
-fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
+fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let at = process.parts.iter().position(|part| *part == "htcondor")?;
     let directory = process.parts.get(at + 1)?;
     Some(CgroupDirectoryRole::job_directory(JobId::new(JobSource::Condor, slot_of(directory)?).ok()?, at + 1))

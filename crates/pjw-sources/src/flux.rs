@@ -23,11 +23,11 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     variables: &["FLUX_JOB_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"],
     own: JobProcessGrouping::Neither,
     narrowable: false,
-    find_directory,
+    find_directory_role,
     environ_claim,
 };
 
-fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
+fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let manager = process.parts.iter().position(|part| service_manager_user(part).is_some())?;
     process.parts.iter().enumerate().skip(manager + 1).find_map(|(depth, part)| {
         let (rank, id) = part.strip_prefix("imp-shell-")?.strip_suffix(".service")?.split_once('-')?;

@@ -170,7 +170,7 @@ fn find_outermost_directory(
         };
         let (source, place) = systems
             .iter()
-            .filter_map(|system| Some((system.source, (system.find_directory)(&process)?)))
+            .filter_map(|system| Some((system.source, (system.find_directory_role)(&process)?)))
             .min_by_key(|(source, place)| (place.depth(), *source))?;
         let directory = path.path_to_directory(place.depth());
         Some((source, place, directory))

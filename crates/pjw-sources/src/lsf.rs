@@ -24,13 +24,13 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     variables: &["LSB_JOBID", "LSB_JOBINDEX", "LSB_MCPU_HOSTS", "LSB_HOSTS"],
     own: JobProcessGrouping::ProcessGroup,
     narrowable: false,
-    find_directory,
+    find_directory_role,
     environ_claim,
 };
 
 /// Returns the role of the outermost directory of LSF on the cgroup path of `process`, with the job id from the name of
 /// the directory. `None` if there is no such directory.
-fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
+fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     (0..process.parts.len()).find_map(|at| {
         let [top, _cluster, directory] = process.parts.get(at..at + 3)? else { return None };
         let name = directory.strip_prefix("job.").filter(|_| *top == "lsf")?;

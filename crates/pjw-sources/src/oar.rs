@@ -18,11 +18,11 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     variables: &["OAR_JOB_ID", "OAR_JOBID"],
     own: JobProcessGrouping::Neither,
     narrowable: false,
-    find_directory,
+    find_directory_role,
     environ_claim,
 };
 
-fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
+fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     (0..process.parts.len()).find_map(|at| {
         let [top, directory] = process.parts.get(at..at + 2)? else { return None };
         let (user, id) = directory.rsplit_once('_').filter(|_| *top == "oar")?;

@@ -24,11 +24,11 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     variables: &["PBS_JOBID", "PBS_NUM_PPN", "PBS_NUM_NODES", "PBS_NP"],
     own: JobProcessGrouping::Session,
     narrowable: false,
-    find_directory,
+    find_directory_role,
     environ_claim,
 };
 
-fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
+fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let depth = match (parts[at], parts.get(at + 1)) {

@@ -32,13 +32,14 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     variables: &["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"],
     own: JobProcessGrouping::Session,
     narrowable: false,
-    find_directory,
+    find_directory_role,
     environ_claim,
 };
 
-/// Returns the role of the outermost directory of Grid Engine on the cgroup path of `process`, with the job id from the
-/// name of the directory. `None` if there is no such directory.
-fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
+/// Returns the role of the directory on the cgroup path of `process` that Grid Engine made for a job: a job directory,
+/// with the job id from the name of the directory. If several directories on the path have such a name, the outermost
+/// one counts. `None` if there is no such directory.
+fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let unit = parts[at].strip_suffix(".scope").or_else(|| parts[at].strip_suffix(".service"));

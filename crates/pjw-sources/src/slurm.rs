@@ -48,7 +48,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     ],
     own: JobProcessGrouping::Neither,
     narrowable: true,
-    find_directory,
+    find_directory_role,
     environ_claim,
 };
 
@@ -58,7 +58,7 @@ const PLACEHOLDER: &str = "sleep 100000000";
 /// Returns the role of the outermost directory of Slurm on the cgroup path of `process`, with the job id from the name
 /// of the directory. `None` if there is no such directory. A directory in which Slurm keeps only its own processes has
 /// no job. The placeholder process of the step `extern` counts as a process of Slurm.
-fn find_directory(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
+fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
         let below = |n: usize| parts.get(at + n).copied();

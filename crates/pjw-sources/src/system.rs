@@ -24,16 +24,17 @@ pub(crate) struct BatchSystem {
     /// Whether pjwd may narrow the cpuset of a job's cgroup, that is, remove PUs (logical CPUs) from it. True only if
     /// the batch system writes this cpuset for no other purpose than to give cores to the job.
     pub(crate) narrowable: bool,
-    /// Finds on the cgroup path of a process the outermost directory that belongs to this batch system. `None` if no
-    /// directory on the path belongs to it.
-    pub(crate) find_directory: fn(&ProcessAttributes<'_>) -> Option<CgroupDirectoryRole>,
+    /// Returns the role of the outermost directory on the cgroup path of a process that belongs to this batch system:
+    /// the directory belongs to a job, or contains only processes of the batch system. `None` if no directory on the
+    /// path belongs to the batch system.
+    pub(crate) find_directory_role: fn(&ProcessAttributes<'_>) -> Option<CgroupDirectoryRole>,
     /// Reads the job and its number of cores from the environment variables of a process. `None` if the variables name
     /// no job.
     pub(crate) environ_claim: fn(BatchEnvironment<'_>, &LocalHost) -> Option<EnvironClaim>,
 }
 
-/// The properties of a process that [`BatchSystem::find_directory`] uses to find the job's directory on the cgroup path
-/// of the process.
+/// The properties of a process that [`BatchSystem::find_directory_role`] uses to find the job's directory on the cgroup
+/// path of the process.
 pub(crate) struct ProcessAttributes<'a> {
     /// The trusted directories on the cgroup path of the process, outermost first. The directory of a user's service
     /// manager (`user@UID.service`) and the directories below it are not trusted, because the user can create
