@@ -71,8 +71,9 @@ impl<'a> Farm<'a> {
         self
     }
 
-    /// Sets how many workers may die while they compute the same item: 1 to 1,000, by default 3. After that many
-    /// deaths, the item is given up, and its result is [`super::Outcome::Killed`].
+    /// Sets how many workers may die while they compute the same item: 1 to 1,000, by default 3. With any other number,
+    /// the start of the farm fails. After that many deaths, the item is given up, and its result is
+    /// [`super::Outcome::Killed`].
     ///
     /// The number also applies to the reader process, which reads the items, and to the writer process, which writes
     /// the results. If one of these two dies that often at the same item, the farm ends with
@@ -93,8 +94,8 @@ impl<'a> Farm<'a> {
     }
 
     /// Limits how far the workers may run ahead of an item that takes long. Only `items` items may be taken, counted
-    /// from the first item whose result was not delivered yet. The value is 1 to 16,777,216, and is rounded up to a
-    /// power of two.
+    /// from the first item whose result was not delivered yet. The number is 1 to 16,777,216, and is rounded up to a
+    /// power of two. With any other number, the start of the farm fails.
     ///
     /// The default is 4,096 if results are returned in order, or if the farm has a reader (a process that reads the
     /// input for the workers). Otherwise the default is 1,048,576. The default is at least four chunks for each
@@ -107,8 +108,9 @@ impl<'a> Farm<'a> {
 
     /// Sets the size in bytes of each ring buffer in shared memory through which results are passed. Each worker has
     /// one ring buffer for its results. A farm with a writer process ([`Farm::writer`]) has a further one, which
-    /// contains the results for the writer. The size is 4,096 to 2³⁰, and is rounded up to a power of two. The default
-    /// is 256 KiB. A result that is larger than the buffer is sent in pieces.
+    /// contains the results for the writer. The size is 4,096 to 2³⁰, and is rounded up to a power of two. With any
+    /// other size, the start of the farm fails. The default is 256 KiB. A result that is larger than the buffer is sent
+    /// in pieces.
     #[must_use]
     pub fn ring_bytes(mut self, bytes: u64) -> Self {
         self.settings.ring_bytes = bytes;
@@ -117,8 +119,8 @@ impl<'a> Farm<'a> {
 
     /// Sets the size in bytes of the shared memory for items that the reader has read and that have no result yet.
     /// All workers share this memory. An item that is larger than this memory ends the farm with
-    /// [`FarmError::ItemTooLarge`]. The size is 4,096 to 2⁴⁰. The default is 16 MiB. Has no effect in a farm without
-    /// a reader.
+    /// [`FarmError::ItemTooLarge`]. The size is 4,096 to 2⁴⁰. With any other size, the start of the farm fails, even
+    /// without a reader. The default is 16 MiB. Has no other effect in a farm without a reader.
     #[must_use]
     pub fn input_bytes(mut self, bytes: u64) -> Self {
         self.settings.input_bytes = bytes;

@@ -73,9 +73,9 @@ impl<'f> Worker<'f, '_> {
     }
 
     /// Computes the item with the number `position` by the function of the program, and writes the result into the ring
-    /// buffer of this worker. Waits while the ring buffer is full, and wakes the master. `result` is memory that all
-    /// items use, one after the other. Until the whole result is written, the shared memory shows that this worker
-    /// computes the item.
+    /// buffer of this worker. Waits while the ring buffer is full. Wakes the master (the process that started the farm)
+    /// after each piece of the result. `result` is memory that all items use, one after the other. Until the whole
+    /// result is written, the shared memory shows that this worker computes the item.
     fn compute_item(&mut self, position: u64, result: &mut Vec<u8>) {
         let own = &self.shared.worker_controls()[self.index as usize];
         own.running.store(position + 1, Ordering::SeqCst);

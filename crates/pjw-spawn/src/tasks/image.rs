@@ -251,10 +251,12 @@ fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
     bytes.iter().skip(at).take(length).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// Reads the layout of the program from its ELF headers.
+/// Reads the properties that are needed to map a program into memory from the ELF headers in `file`, the file of the
+/// program.
 ///
 /// # Errors
-/// If the program can't run as a task.
+/// If the program can't run as a task (a process that shares its address space with others), or if `file` can't be
+/// read.
 fn read_layout(file: &File) -> Result<ProgramLayout, ImageError> {
     let mut headers = HeaderReader { file, bytes: Vec::new(), offset: 0 };
     let begin: [u8; 4] = headers.read(0)?;

@@ -55,8 +55,9 @@ impl Outcome {
 }
 
 impl<'a> Host<'a> {
-    /// Starts the tasks for all requests that have arrived, at most [`MAX_PENDING_REQUESTS`], and answers the requests.
-    /// Returns false if no further request can arrive, or if the answers could not be sent.
+    /// Starts one task (a process in the address space of the host) for each request that has arrived, at most
+    /// [`MAX_PENDING_REQUESTS`], and answers the requests. A failed start is answered with the error. Returns false if
+    /// no further request can arrive, or if the answers could not be sent.
     pub(super) fn start_requested_tasks(&mut self) -> bool {
         let mut outcomes = [const { Outcome::NONE }; MAX_PENDING_REQUESTS];
         let mut count = 0;
@@ -85,9 +86,10 @@ impl<'a> Host<'a> {
         self.answer_requests(outcomes) && may_get_more
     }
 
-    /// Receives the next request and the descriptors that were passed with it. Does not wait: `None` if no request has
-    /// arrived. Fails if no more requests can come. The descriptors get numbers from `first_own` on. A descriptor is
-    /// missing if that fails.
+    /// Receives the next request to start a task, and the file descriptors that were passed with the request. Does not
+    /// wait: `None` if no request has arrived. Fails if no more requests can come. Gives each descriptor a number of at
+    /// least [`Host::first_own`], because tasks use the lower numbers. A descriptor for which no such number is free is
+    /// `None` in the result.
     fn receive_request(&self) -> Result<Option<(Request, Passed)>, NoMoreRequests> {
         let mut offset = [0_u8; size_of::<usize>()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];

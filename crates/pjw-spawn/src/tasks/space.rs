@@ -306,9 +306,9 @@ impl AddressSpace {
     }
 
     /// Returns the next answer of the host (the process that owns the address space), with the pidfd of the started
-    /// task. If all received answers have been returned, waits for the next message of the host. The pidfd is `None` if
-    /// the answer contains no pidfd, or if this process can't have another open descriptor. Fails with `ESRCH` if the
-    /// host has ended.
+    /// task (a process in this address space). If all received answers have been returned, waits for the next message
+    /// of the host. The pidfd is `None` if the answer contains no pidfd, or if this process can't have another open
+    /// descriptor. Fails with `ESRCH` if the host has ended.
     fn receive_answer(&mut self) -> Result<(Answer, Option<OwnedFd>), Errno> {
         if let Some(answer) = self.arrived.pop_front() {
             return Ok(answer);

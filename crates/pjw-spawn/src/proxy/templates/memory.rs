@@ -22,8 +22,11 @@ pub(super) fn write(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), F
     changes.chunks(MAX_PIECES).try_for_each(|pieces| write_pieces(process, pieces))
 }
 
-/// Writes `changes`, at most [`MAX_PIECES`], into the memory of `process` by one call of process_vm_writev(2). The
-/// errors are those of `write`.
+/// Writes `changes` into the memory of the stopped process `process` by one call of process_vm_writev(2). Each change
+/// is an address and the bytes that are written there. `changes` must have at most [`MAX_PIECES`] elements.
+///
+/// # Errors
+/// The errors of [`write()`].
 fn write_pieces(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), ForkError> {
     let local: Vec<IoSlice<'_>> = changes.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
     let remote = |(address, bytes): &(u64, Vec<u8>)| RemoteIoVec {

@@ -118,9 +118,9 @@ impl TemplateMessage {
         self.template.set_memory_map(bytes_of(map).to_vec());
     }
 
-    /// Adds the fork of an instance (a process of the program) to the message. `block` is the memory of the template
-    /// for messages. `start` has the parameters that all instances have in common, and `own` the parameters of this
-    /// instance.
+    /// Adds the fork of an instance (a process of the program) to the message. `block` is the memory in which the
+    /// template receives messages. `start` has the parameters that all instances have in common, and `own` the
+    /// parameters of this instance.
     pub(super) fn add_instance(&mut self, block: TemplateBlock, start: &CommonSetup, own: InstanceSetup) {
         self.add_fork(block, start);
         // The template keeps no end of an instance's pipe.
@@ -138,9 +138,10 @@ impl TemplateMessage {
         self.instances.push(calls);
     }
 
-    /// Adds an operation to the message: the template forks a spare. A spare is a process that waits for messages of
-    /// its own before it becomes an instance. `channel` is the descriptor of the spare's socket for these messages.
-    /// `block` is the memory of the template for messages. `start` has the parameters of all forked processes.
+    /// Adds an operation to the message: the template forks a spare. A spare is a process that waits for a message to
+    /// itself ([`TemplateMessage::make_message_to_spare`]), which turns the spare into an instance. `channel` is the
+    /// descriptor of the socket by which the spare receives this message. `block` is the memory in which the template
+    /// receives messages. `start` has the parameters that all instances have in common.
     pub(super) fn add_spare(&mut self, block: TemplateBlock, start: &CommonSetup, channel: RawFd) {
         self.add_fork(block, start);
         let received = block.descriptor_address(self.descriptors.len() as u64);
@@ -158,8 +159,8 @@ impl TemplateMessage {
     }
 
     /// Makes this a message to a spare. A spare is a stopped process that this message turns into an instance: it then
-    /// begins its program. `block` is the memory of the spare for messages. `start` has the parameters of all
-    /// instances, and `own` those of this instance. A spare sends no reply.
+    /// begins its program. `block` is the memory in which the spare receives messages. `start` has the parameters of
+    /// all instances, and `own` those of this instance. A spare sends no reply.
     pub(super) fn make_message_to_spare(
         &mut self,
         block: TemplateBlock,
