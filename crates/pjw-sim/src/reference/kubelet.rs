@@ -70,7 +70,7 @@ impl Taker {
         let size = self.all.iter().filter(|cell| inside(cell)).count();
         let free = self.free.iter().filter(|cell| inside(cell)).count();
         if free == size && self.needed >= size {
-            self.take_cells(inside, size);
+            self.take_free_cells(inside, size);
         }
     }
 
@@ -96,7 +96,7 @@ impl Taker {
         let whole = self.whole_cores();
         let open = |cell: &Cell| cell.location.l3 == l3 && whole.contains(&cell.location.core);
         if self.free.iter().filter(|cell| open(cell)).count() >= self.needed {
-            self.take_cells(open, self.needed);
+            self.take_free_cells(open, self.needed);
         }
     }
 
@@ -110,7 +110,7 @@ impl Taker {
     /// Takes single cells, from cores in use first.
     fn remaining(&mut self) {
         for core in self.cores() {
-            self.take_cells(|cell| cell.location.core == core, self.needed);
+            self.take_free_cells(|cell| cell.location.core == core, self.needed);
         }
     }
 
@@ -160,12 +160,14 @@ impl Taker {
         }
     }
 
-    /// Takes up to `most` free cells for which `which` returns true, but not more than are still needed.
-    fn take_cells(&mut self, which: impl Fn(&Cell) -> bool, most: usize) {
-        let mut left = most.min(self.needed);
+    /// Takes free cells (cores or single PUs) for the request: moves them from `free` to `taken`, and subtracts their
+    /// number from `needed`. Takes only cells for which `is_eligible` returns true: the first `max_count` of them, but
+    /// not more than are still needed.
+    fn take_free_cells(&mut self, is_eligible: impl Fn(&Cell) -> bool, max_count: usize) {
+        let mut left = max_count.min(self.needed);
         let (mut kept, mut taken) = (Vec::new(), Vec::new());
         for cell in self.free.drain(..) {
-            if left > 0 && which(&cell) {
+            if left > 0 && is_eligible(&cell) {
                 left -= 1;
                 taken.push(cell);
             } else {

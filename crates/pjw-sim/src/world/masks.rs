@@ -24,7 +24,7 @@ impl SimMachine {
     /// Moves the process `pid` to the cgroup at the path `cgroup`, as a program other than pjw would. This cgroup
     /// becomes the original cgroup of the process. pjw must return a process to its original cgroup when pjw releases
     /// the job of the process. On a simulated kernel before Linux 6.2, the move also replaces the affinity mask of each
-    /// thread of the process.
+    /// thread of the process by all PUs (logical CPUs) that the cgroup allows.
     pub fn move_process(&mut self, pid: Pid, cgroup: &str) {
         let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
