@@ -271,11 +271,11 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     wait_for_loop(loop_handle, served?)
 }
 
-/// Opens the journal in `state_dir`. Returns the journal, the records of the boot `boot_id` in it, and warnings for the
-/// status. The lock file `lock` names the directory of the journal of an earlier daemon. If this journal was removed,
-/// marks the returned records as incomplete. If another directory has this journal with records, returns a warning, and
-/// marks the records as incomplete unless a running pjwd uses that directory. Names the new journal in the lock file,
-/// unless a loss of records could not be recorded.
+/// Opens the journal in `state_dir`. Returns the journal, its records of the boot `boot_id`, and warnings for the
+/// status. `lock` names the directory with the journal of an earlier daemon. If the files of that journal were removed,
+/// marks the records as incomplete. If that directory is not `state_dir` and has records, returns a warning, and marks
+/// the records as incomplete unless a running pjwd uses that directory. Then names `state_dir` in `lock` instead.
+/// Except: if records were lost and the new journal can't record the loss, `lock` still names that directory.
 fn open_journal(
     state_dir: &Path,
     boot_id: &str,

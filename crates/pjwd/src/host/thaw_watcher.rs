@@ -103,9 +103,9 @@ impl ThawWatcher {
         }
     }
 
-    /// Starts the process of the thaw watcher, and returns a receiver for the process or the error. Starts the process
-    /// in a thread of its own, because the caller of execve(2) waits until the new process has got a PU. Fails if the
-    /// thread can't be started.
+    /// Starts the thaw watcher: a process that thaws the frozen jobs if pjwd is killed. Returns a receiver, which gets
+    /// the process, or the error if the start fails. A new thread starts the process, because the starting thread must
+    /// wait until the new process has got a PU (logical CPU). Fails if this thread can't be started.
     fn start(&self) -> io::Result<Receiver<io::Result<Child>>> {
         let mut command = Command::new(OWN_PROGRAM);
         command.arg0("pjwd").arg("--thaw-after-end").args(self.is_second_pjwd.then_some("--beside"));

@@ -266,10 +266,13 @@ impl JobFiles {
         self.jobs.get_mut(id).map(|job| job.write_files(id, &mut self.root, &mut self.watch))
     }
 
-    /// Frees the disk space of each file `want` that is larger than a number of cores can be. Programs write the number
-    /// of cores that their job wants into this file. Must be called when the file system is full. A program of one job
-    /// may have filled the file system with this file, and the other jobs and the journal (the records of pjwd's
-    /// changes) need the space. Reads the size of the file `want` of every job.
+    /// Frees the disk space that the files `want` of the jobs take needlessly. A program writes the number of cores
+    /// that its job wants into this file, so the file never needs more than 4096 bytes. A longer file is emptied, and
+    /// its content counts as ignored. A shorter file loses the space that is reserved behind its end (fallocate(2)).
+    /// Only a regular file that belongs to the owner of the job is changed.
+    ///
+    /// Must be called when the file system is full: a program may have filled it with the file `want`, and the other
+    /// jobs and the journal (the records of pjwd's changes) need the space.
     pub fn give_back_space_of_want_files(&mut self) {
         for job in self.jobs.values_mut() {
             if let Some(directory) = &job.directory {

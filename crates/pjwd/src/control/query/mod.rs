@@ -203,7 +203,7 @@ pub fn members_page(
 
 /// Returns the processes that belong to the job `id`, for a measurement of their memory. If several processes share
 /// one address space, the result has the same group number for each of them, so that this memory is counted once.
-/// `state` is the state of the daemon, which contains the jobs and their processes. The result is an
+/// `state` is the state of the daemon, which contains the jobs and their processes. The result is a
 /// [`QueryAnswer::MemberProcesses`], which contains `None` if the job does not exist.
 #[must_use]
 pub fn member_processes(state: &WardenState, id: &JobId) -> QueryAnswer {
@@ -237,7 +237,7 @@ pub fn processes_with_remote_numa_memory(
 }
 
 /// Returns the reasons why the job `id` holds its CPUs, or why it holds none. `state` is the state of the daemon,
-/// which contains the jobs and their CPUs. `policy` is the policy in force (the configured rules). The result is an
+/// which contains the jobs and their CPUs. `policy` is the policy in force (the configured rules). The result is a
 /// [`QueryAnswer::JobReasons`], which contains `None` if the job does not exist.
 #[must_use]
 pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> QueryAnswer {

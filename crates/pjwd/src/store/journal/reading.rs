@@ -107,9 +107,13 @@ pub fn has_records(dir: &Path, boot_id: &str) -> bool {
     has_state || !lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).all(is_empty_batch)
 }
 
-/// Reads `state.json` in the directory `dir`, and stores its records in `recovered` if they are of the boot `boot_id`.
-/// A file that can't be used is recorded in `recovered` as a loss of records. Returns which batches `journal.jsonl`
-/// must have after this file.
+/// Reads `state.json` in the directory `dir`, and stores its records in `recovered` if the file is of the boot
+/// `boot_id`. Returns the number of the last batch (a line of `journal.jsonl`) whose records the file includes, and
+/// whether `journal.jsonl` must contain this batch or a later one. Returns the number 0 and false if the file is
+/// missing, is of another boot, or can't be used.
+///
+/// A file that can't be read, can't be parsed, or has another schema is recorded in `recovered` as a loss of records.
+/// Unless the file can't be read, it is also renamed to `state.json.unreadable`.
 pub(super) fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJournal) -> Expected {
     let path = dir.join(STATE);
     let mut text = Vec::new();
