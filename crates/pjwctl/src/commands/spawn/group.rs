@@ -299,9 +299,12 @@ impl InstanceGroup {
         Ok(())
     }
 
-    /// Handles the results of started instances that the batch with the index `index` has now. Drops the batch if it is
-    /// finished, because it holds the writing ends of labelled output. When all batches are finished, sends the
-    /// deferred signals. After an error, keeps the batch, because its instances must be killed.
+    /// Records the results that the batch with the index `index` has now: started instances, and failed starts. If the
+    /// batch is finished, adds its totals to the group, and drops the batch, because the batch holds the writing ends
+    /// of the pipes for labelled output. After the last batch, sends the signals that were deferred during the start.
+    /// Does nothing if the batch was dropped before.
+    ///
+    /// Fails if a started instance can't be watched. Keeps the batch then, because its instances must be killed.
     fn collect_results(&mut self, index: usize) -> anyhow::Result<()> {
         let Some((mut batch, ranks)) = self.batches.get_mut(index).and_then(Option::take) else {
             return Ok(());
@@ -335,9 +338,10 @@ impl InstanceGroup {
         Ok(())
     }
 
-    /// Records the result of the start of the instance with the rank `rank`. `index` is the index of its batch. Prints
-    /// a message if the start failed. Otherwise watches the instance for its end, and sends it the signal that ended
-    /// the start, if there was one.
+    /// Records the result of the start of the instance with the rank `rank`. `index` is the index of its batch. If the
+    /// start failed, prints a message. Otherwise adds the instance to the epoll set, in which pjwctl waits for its end.
+    /// If a signal to pjwctl has cancelled the start of the remaining instances, sends this signal to the instance too.
+    /// Fails if the epoll set does not accept the instance.
     fn record_start_result(
         &mut self,
         index: usize,

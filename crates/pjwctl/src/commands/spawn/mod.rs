@@ -262,12 +262,13 @@ fn group_name() -> String {
 }
 
 /// Divides the CPUs `granted` into parts according to the option `--map`, and returns the placement of each part: its
-/// CPUs and the NUMA node for its memory. `origin` says where the CPUs come from. If they were not requested from pjwd
-/// by the option `--cores`, the parts are cut from as many of the first cores as this option says. `size` is the number
-/// of instances. If there are more instances than parts, the instances use the parts in turns.
+/// CPUs and the NUMA node for its memory. `origin` says where the CPUs come from. If pjwd did not choose them for
+/// `--cores N` (with `--local`, or in a batch job), only the first N cores in `granted` are divided. `size` is the
+/// number of instances. If there are more instances than parts, the instances use the parts in turns.
 ///
 /// # Errors
-/// If a part of the map is not inside `granted`, or if `granted` has fewer cores than `--cores` says.
+/// If a part of the map is not inside `granted`. If only the first N cores are divided, also if N is 0 or more than the
+/// cores in `granted`.
 fn placements(
     topology: &Topology,
     granted: &CpuSet,
