@@ -269,7 +269,7 @@ impl CgroupDir {
     }
 
     /// Reads the effective NUMA nodes of this cgroup: the NUMA nodes whose memory the kernel allows processes
-    /// of the cgroup to use.
+    /// of the cgroup to use. The elements of the returned set are the kernel's numbers of these nodes, not PUs.
     ///
     /// # Errors
     /// The error of open(2) or read(2). `EIO` if the file is malformed.
