@@ -162,7 +162,7 @@ pub struct ProcessExplanation {
 /// Returns one page of the processes of `job`, ascending by pid, with their threads. `state` is the state of the
 /// daemon, which contains the jobs and their processes. `after` is the position at which the previous page ended, or
 /// `None` for the first page. The page has at most `limit` processes and [`MAX_THREADS_PER_PAGE`] threads. The result
-/// is an [`QueryAnswer::Members`], which contains `None` if the job does not exist.
+/// is a [`QueryAnswer::Members`], which contains `None` if the job does not exist.
 #[must_use]
 pub fn members_page(
     state: &WardenState,
@@ -251,7 +251,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, id: &JobId) -> QueryAns
 
 /// Returns the reasons why the process `pid` belongs to its job or to no job, and one page of its threads with the
 /// reasons for their affinity masks. `state` is the state of the daemon, which contains the jobs and the processes.
-/// `policy` is the policy in force (the configured rules). The result is an [`QueryAnswer::ProcessReasons`]. If there
+/// `policy` is the policy in force (the configured rules). The result is a [`QueryAnswer::ProcessReasons`]. If there
 /// is no such process, [`ProcessExplanation::process_exists`] is false.
 ///
 /// The page has at most [`MAX_THREADS_PER_PAGE`] threads. `after` is the last thread of the previous page, or `None`
