@@ -287,7 +287,7 @@ proptest! {
         }
         // Some cores that the job holds in one L3 cache or NUMA node.
         let group = |(domain, cores): &(proptest::sample::Index, Vec<bool>)| {
-            some_of(&topology, cores).intersection(&held).intersection(domain.get(&domains))
+            some_of(&topology, cores).intersection(&held).intersection(domains[domain.index(domains.len())])
         };
         let groups: Vec<CpuSet> =
             cores_of_groups.iter().map(group).filter(|group| !group.is_empty()).collect();
