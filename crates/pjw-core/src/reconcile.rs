@@ -95,7 +95,7 @@ pub fn reconcile(
     membership::released::track_released_children(&mut draft);
     membership::released::mark_provisions_with_left_children(&mut draft);
     jobs::apply_scheduler_cpusets(&mut draft);
-    jobs::serve_waiting_jobs(&mut draft);
+    jobs::waiting::serve_waiting_jobs(&mut draft);
     lending::update_loans(&mut draft);
     unassigned::report_unassigned_processes(&mut draft);
     hotplug::warn_incomplete_grants(&mut draft);

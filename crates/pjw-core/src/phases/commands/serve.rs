@@ -3,14 +3,14 @@
 use crate::allocate::defrag::{self, DefragPlan};
 use crate::allocate::{PuOffer, request_for_all_available};
 use crate::basics::{Pid, Uid, prelude::*};
-use crate::machine::{Device, Topology};
+use crate::phases::commands::request::{build_job_request, check_borrower, why_not_wait};
 use crate::phases::commands::types::{AssignCommand, Caller, Command, ProvisionCommand, Reply};
 use crate::phases::{draft::CycleDraft, jobs, lending, membership, membership::add_member};
 use crate::state::Member;
 use crate::terms::{
     BatchRole, CpuRequest, DaemonMode, EndCondition, Event, EventKind, ExhaustionPolicy, GrantedBy, Job,
-    JobId, JobRequest, JobSource, MembershipEvidence, Ownership, Placement, PriorityClass, Provision,
-    ProvisionRule, Refusal, WantedCores,
+    JobId, JobRequest, JobSource, MembershipEvidence, Ownership, PriorityClass, Provision, ProvisionRule,
+    Refusal, WantedCores,
 };
 
 /// Carries out `commands` in order. Returns one result for each command: the reply, or the reason for a refusal.
@@ -342,48 +342,6 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
     }
 }
 
-/// Makes the job's request from `args`. An option that is not in `args` has its value from the request of `existing`.
-fn build_job_request(
-    topology: &Topology,
-    existing: Option<&Job>,
-    args: &AssignCommand,
-) -> Result<JobRequest, Refusal> {
-    let before = existing.and_then(|job| job.request.clone());
-    let amount =
-        args.cpu_request.clone().or_else(|| before.as_ref().map(|request| request.cpu_request.clone()));
-    let cpu_request = amount.ok_or_else(|| Refusal::NoCpuRequest { job: args.job.clone() })?;
-    let before = before.unwrap_or_else(|| JobRequest::with_core_count(0));
-    let is_explicit = matches!(cpu_request, CpuRequest::Exactly(_));
-    // An earlier list of PUs says nothing about the placement of a number of cores.
-    let mut named = args.placement.into_iter().chain([before.placement]);
-    let named = named.find(|placement| *placement != Placement::Explicit);
-    let near_device = match args.near_device.as_deref() {
-        None => before.near_device,
-        Some("") => None,
-        Some(name) => Some(find_device_name(topology, name)?),
-    };
-    Ok(JobRequest {
-        cpu_request,
-        placement: if is_explicit { Placement::Explicit } else { named.unwrap_or_default() },
-        class: args.class.unwrap_or(before.class),
-        near_device,
-        bind_memory: args.bind_memory.unwrap_or(before.bind_memory),
-        isolated: args.isolated.unwrap_or(before.isolated),
-        within_job: args.within_job.unwrap_or(before.within_job),
-    })
-}
-
-/// Returns `name` if the machine has a device with this name.
-fn find_device_name(topology: &Topology, name: &str) -> Result<String, Refusal> {
-    if topology.device_by_name(name).is_some() {
-        return Ok(name.to_owned());
-    }
-    let name_of = |device: &Device| device.names.first().unwrap_or(&device.pci_address).clone();
-    let known: Vec<String> = topology.details().devices.iter().map(name_of).collect();
-    let known = if known.is_empty() { "none that hwloc knows".to_owned() } else { known.join(", ") };
-    Err(Refusal::NoSuchDevice { device: name.to_owned(), known })
-}
-
 /// Returns the job's owner: the user in `args`, else the present owner, the user of the first process, or the caller.
 fn owner_after_assign(
     draft: &CycleDraft<'_>,
@@ -441,36 +399,6 @@ fn offer_for_assign(
         }
         offer => offer.map(Some),
     }
-}
-
-/// Refuses a request with a property that a job with borrowed cores can't have, such as an isolated partition.
-fn check_borrower(id: &JobId, request: &JobRequest) -> Result<(), Refusal> {
-    if id.source().is_batch_system() {
-        return Err(Refusal::SchedulerJobBorrows { job: id.clone() });
-    }
-    let properties = [
-        (matches!(request.cpu_request, CpuRequest::Exactly(_)), "a CPU list"),
-        (request.isolated, "an isolated partition"),
-        (request.near_device.is_some(), "a device"),
-        (request.bind_memory, "bound memory"),
-        (!request.within_job.is_default(), "a rule for its NUMA nodes (--within-job)"),
-    ];
-    match properties.into_iter().find(|(is_requested, _)| *is_requested) {
-        Some((_, property)) => Err(Refusal::BorrowerWithProperty { job: id.clone(), property }),
-        None if request.cpu_request.requests_no_cpus() => Err(Refusal::ZeroCores),
-        None => Ok(()),
-    }
-}
-
-/// Returns the reason why a request does not wait for cores although the configuration lets requests wait.
-fn why_not_wait(has_cores: bool, must_be_new: bool) -> Option<&'static str> {
-    // The command of `pjwctl run` would start without cores.
-    if must_be_new {
-        return Some("run does not wait for cores, also with on_exhausted = \"wait\": try again later");
-    }
-    has_cores.then_some(
-        "a job that has cores keeps them and does not wait for others, also with on_exhausted = \"wait\": try again later",
-    )
 }
 
 /// Refuses `request` for the job `id` if the jobs of `owner` would then have more cores than a user may have. A core of

@@ -1,0 +1,213 @@
+//! The jobs that wait for cores: which of them get cores in this cycle, and the warnings about the others.
+
+use crate::allocate::offer::allocate_within;
+use crate::basics::{UnixMillis, prelude::*};
+use crate::phases::draft::{CycleDraft, warn};
+use crate::phases::jobs::{find_offer, grant_offer, has_fewer_than_requested, prefers_own_cores};
+use crate::state::jobs::waiting::{RefusedRequest, ServingConditions};
+use crate::state::jobs::waits_for_cores;
+use crate::state::{PuOffer, WardenState};
+use crate::terms::{
+    CgroupCreator, CpuRequest, CpusetSpec, ExhaustionPolicy, Job, JobCpuset, JobId, JobRequest, Policy,
+    Refusal,
+};
+
+/// Grants cores to the jobs that wait for cores, the oldest job first, and to the provisions that hold fewer cores than
+/// were promised. Adds a warning for each job without cores whose request can't be served. First sets the missing
+/// requests of discovered jobs. A request that was refused is not checked again until the request or the
+/// [`ServingConditions`] have changed. Until then, only the waiting jobs that have changed are visited. If everything
+/// must be planned again, all waiting jobs are visited.
+pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
+    set_missing_requests(draft);
+    // A change of the policy or of the topology makes everything dirty.
+    let recheck_all = draft.state.dirty.contains_everything();
+    let conditions = serving_conditions(draft.state, draft.policy);
+    let mut visits_all = recheck_all || draft.state.served_under != Some(conditions);
+    let mut earlier = take_refused_requests(draft.state, visits_all);
+    let mut queue = queue_for_cores(draft.state, visits_all);
+    while let Some(place) = queue.pop_first() {
+        serve_waiting_job(draft, &place.1, recheck_all, &mut earlier);
+        if !visits_all && serving_conditions(draft.state, draft.policy) != conditions {
+            // The job got cores. So what was known of the jobs after it is not valid any more.
+            visits_all = true;
+            queue = queue_for_cores(draft.state, true);
+            queue.retain(|later| *later > place);
+        }
+    }
+    // If a job got cores, the jobs before it were visited under other conditions: the next round visits all again.
+    draft.state.served_under = Some(conditions);
+}
+
+/// Returns the facts on which it depends whether a waiting or refused request can be served now.
+fn serving_conditions(state: &WardenState, policy: &Policy) -> ServingConditions {
+    let may_share = policy.exhaustion_policy == ExhaustionPolicy::Share;
+    ServingConditions {
+        pool_version: state.pool.change_count(),
+        owned_grants_version: may_share.then(|| state.jobs.owned_grants_version()),
+        may_grant: policy.may_grant,
+    }
+}
+
+/// Takes the earlier refusals of the requests that are about to be visited: all of them, or those of the changed jobs.
+fn take_refused_requests(state: &mut WardenState, all: bool) -> BTreeMap<JobId, RefusedRequest> {
+    if all {
+        return core::mem::take(&mut state.refused_requests);
+    }
+    let WardenState { dirty, refused_requests, .. } = state;
+    dirty.dirty_jobs().filter_map(|(id, _)| refused_requests.remove_entry(id)).collect()
+}
+
+/// The jobs that wait for cores, and the provisions that wait for more cores, in the order in which they are served.
+/// Each item is the time at which the job was detected, and its id. If `all` is false, only the jobs that have changed.
+fn queue_for_cores(state: &WardenState, all: bool) -> BTreeSet<(UnixMillis, JobId)> {
+    let is_short = |job: &Job| job.provision.is_some() && has_fewer_than_requested(&state.topology, job);
+    let place = |job: &Job| (job.detected_at, job.id.clone());
+    if all {
+        let short = state.jobs.provisions().filter(|job| is_short(job)).map(place);
+        return state.jobs.waiting_jobs().cloned().chain(short).collect();
+    }
+    let changed = state.dirty.dirty_jobs().filter_map(|(id, _)| state.jobs.get(id));
+    changed.filter(|job| waits_for_cores(job) || is_short(job)).map(place).collect()
+}
+
+/// Grants cores to the job `id`, which waits for cores, if its request can be served now. If not, adds a warning unless
+/// the job holds cores, and stores the refusal of the allocator in the state. Removes the earlier refusal of the job
+/// from `earlier`. If this refusal is still valid, the request is refused again without a new search for cores.
+/// `recheck` says that no earlier refusal is valid any more.
+fn serve_waiting_job(
+    draft: &mut CycleDraft<'_>,
+    id: &JobId,
+    recheck: bool,
+    earlier: &mut BTreeMap<JobId, RefusedRequest>,
+) {
+    let Some(job) = draft.state.jobs.get(id).cloned() else { return };
+    let before = earlier.remove(id).or_else(|| draft.state.refused_requests.remove(id));
+    let Some(request) = &job.request else {
+        let source = id.source();
+        let why = format!("{source} does not say how many cores {id} has: it is watched, not confined");
+        let remedy = format!("pjwctl assign {id} --cores N, or set cores under [sources.{source}]");
+        warn(draft, id, "unknown-count", why, remedy);
+        return;
+    };
+    if is_service_prevented(draft, &job) {
+        return;
+    }
+    if let Some(offer) = offer_of_own_cpuset(draft.state, draft.policy, id, request) {
+        grant_offer(draft, id, &offer, false);
+        return;
+    }
+    let conditions = serving_conditions(draft.state, draft.policy);
+    let known = before.as_ref().filter(|known| !recheck && known.is_valid(conditions, request));
+    let offer = match known {
+        Some(known) => Err(known.refusal.clone()),
+        None => find_offer(draft.state, draft.policy, id, request),
+    };
+    match offer {
+        Ok((_, true)) if prefers_own_cores(&job) => {}
+        Ok((offer, shared)) => grant_offer(draft, id, &offer, shared),
+        Err(refusal) => {
+            if job.grant.is_none() {
+                warn_unserved(draft, id, &refusal);
+            } else if before.is_none_or(|before| before.refusal != refusal) {
+                // The warning names the refusal.
+                draft.state.dirty.add_job(id);
+            }
+            let refused = RefusedRequest { conditions, request: request.clone(), refusal };
+            draft.state.refused_requests.insert(id.clone(), refused);
+        }
+    }
+}
+
+/// Returns whether the waiting job `job` can get no cores, even if enough cores are free: the journal can't record a
+/// grant, or another pjwd wrote the cpuset of the job's cgroup. Adds a warning with the cause, unless the job holds
+/// cores.
+fn is_service_prevented(draft: &mut CycleDraft<'_>, job: &Job) -> bool {
+    let id = &job.id;
+    let (why, remedy) = if !draft.policy.may_grant {
+        let why = format!("{id} waits for cores: a grant of cores can't be recorded");
+        (why, "free space for the journal of pjwd; it is served by itself then".to_owned())
+    } else if let Some((path, writer)) = cpuset_of_other_daemon(draft.state, job) {
+        let why = format!("{id} gets no cores: another pjwd, {writer}, wrote the cpuset of {path}");
+        let remedy = format!(
+            "stop the other pjwd, which widens the cpuset, or run pjwctl assign {id} --cores N once N cores are free"
+        );
+        (why, remedy)
+    } else {
+        return false;
+    };
+    if job.grant.is_none() {
+        warn(draft, id, "unserved", why, remedy);
+    }
+    true
+}
+
+/// Returns the path of the job's cgroup and the name of the other daemon that wrote the cpuset of this cgroup. `None`
+/// if no other daemon wrote it, or if this daemon manages it.
+fn cpuset_of_other_daemon<'a>(state: &'a WardenState, job: &Job) -> Option<(&'a str, &'a str)> {
+    let cgroup = state.cgroups.get(job.cgroup.as_ref()?)?.present()?;
+    let path = cgroup.id.path.as_str();
+    if state.cpusets.cpuset_at(path).is_some() {
+        return None;
+    }
+    let leftover = state.cpusets.leftover_for_scheduler(path, cgroup.cpuset.as_ref()?)?;
+    Some((path, leftover.other_writer.as_deref()?))
+}
+
+/// Returns an offer of PUs (logical CPUs) for `request` from the cpuset that pjw wrote in the scheduler's cgroup of the
+/// job `id`: all PUs of the cpuset, or fewer if the job requests fewer now. `None` if there is no such cpuset, if not
+/// all of its PUs are free and online, or if they do not suffice for the request and the policy. A job without cores
+/// has such a cpuset if its record was lost. In observe mode, the cpuset is then still recorded as a leftover.
+fn offer_of_own_cpuset(
+    state: &WardenState,
+    policy: &Policy,
+    id: &JobId,
+    request: &JobRequest,
+) -> Option<PuOffer> {
+    let recorded = state.cpusets.cpuset_of(id).map(|managed| &managed.job_cpuset);
+    let own = recorded.or_else(|| state.cpusets.leftover_scheduler_cpuset_of(id));
+    let JobCpuset { path, spec: CpusetSpec { cpus, .. }, .. } =
+        own.filter(|own| own.creator == CgroupCreator::Scheduler)?;
+    if !cpus.is_subset(&state.pool.free_cpus().intersection(&state.pool.online_cpus())) {
+        return None;
+    }
+    let offer = allocate_within(cpus, id, request, &state.pool, &state.topology, policy)?;
+    let reasons = vec![format!("the cpuset of {path} has these CPUs")];
+    Some(PuOffer { reasons, second_best: String::new(), ..offer })
+}
+
+/// Adds the warning that the job `id` waits for cores, for the reason `refusal`.
+fn warn_unserved(draft: &mut CycleDraft<'_>, id: &JobId, refusal: &Refusal) {
+    let has_members = draft.state.members_of(id).next().is_some();
+    let situation = if has_members { "runs unconfined" } else { "waits for cores" };
+    let remedy = match refusal {
+        Refusal::NotEnoughCores { .. } | Refusal::HeldByOtherJob { .. } => {
+            "it is served by itself as soon as enough cores come free".to_owned()
+        }
+        _ => format!("no job's end helps: pjwctl assign {id} --cores N asks for something else"),
+    };
+    warn(draft, id, "unserved", format!("{id} {situation}: {refusal}"), remedy);
+}
+
+/// Sets the request of each discovered job that has none: the number of cores that the scheduler's variables give, else
+/// the number that the configuration gives for the source. Does nothing for a job of which neither number is known.
+fn set_missing_requests(draft: &mut CycleDraft<'_>) {
+    let jobs = draft.jobs_to_plan();
+    let unknown = jobs.iter().filter_map(|id| draft.state.jobs.get(id)).filter(|job| job.request.is_none());
+    let unknown: Vec<Job> = unknown.cloned().collect();
+    for job in unknown {
+        let named = draft.state.members_of(&job.id).find_map(|member| {
+            let references = &draft.state.processes.get(&member.id.pid)?.batch_identity.job_references;
+            references
+                .iter()
+                .filter(|reference| reference.job == job.id)
+                .find_map(|reference| reference.cpu_request.clone())
+        });
+        let default = draft.policy.source_cores.get(&job.id.source()).map(|&cores| CpuRequest::Cores(cores));
+        if let Some(cpu_request) = named.or(default) {
+            draft.store_job(Job {
+                request: Some(JobRequest { cpu_request, ..JobRequest::with_core_count(1) }),
+                ..job
+            });
+        }
+    }
+}
