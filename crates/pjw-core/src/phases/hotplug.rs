@@ -53,17 +53,17 @@ fn replace_lost_cores_of_job(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuS
     match offer.filter(|offer| kept.is_subset(&offer.cpus)) {
         Some(offer) => {
             let replacements = offer.cpus.difference(&kept);
-            report_change(draft, id, lost, &format!("{} in their place", cpus_text(&replacements)));
+            report_offline_pus(draft, id, lost, &format!("{} in their place", cpus_text(&replacements)));
             jobs::grant_offer(draft, id, &offer, false);
         }
         None if kept.is_empty() => {
             let what = "nothing is left of its cores and no others are free: it waits for some";
-            report_change(draft, id, lost, what);
+            report_offline_pus(draft, id, lost, what);
             draft.store_job(Job { grant: None, ..job });
         }
         None => {
             let what = format!("no others are free: it goes on with {}", cpus_text(&kept));
-            report_change(draft, id, lost, &what);
+            report_offline_pus(draft, id, lost, &what);
             let reasons = vec![format!("{} went offline, and no others were free", cpus_text(lost))];
             let granted_at = draft.now.since_boot;
             draft.store_job(Job { grant: Some(Grant { cpus: kept, reasons, granted_at, ..grant }), ..job });
@@ -71,7 +71,7 @@ fn replace_lost_cores_of_job(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuS
     }
 }
 
-fn report_change(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
+fn report_offline_pus(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet, what: &str) {
     let text = format!("{} went offline under the job; {what}", cpus_text(lost));
     draft.out.events.push(Event::new(EventKind::Hotplug, text).with_job(id).with_cpus(lost));
 }

@@ -207,7 +207,7 @@ fn common_cpuset_path<'a>(
         return Err(why);
     }
     let cgroup = state.cgroups.get(&path).and_then(Observed::present);
-    if !cgroup.and_then(|cgroup| cgroup.cpuset.as_ref()).is_some_and(|cpuset| fits(&spec, cpuset)) {
+    if !cgroup.and_then(|cgroup| cgroup.cpuset.as_ref()).is_some_and(|cpuset| matches_spec(&spec, cpuset)) {
         return Err(format!("{path} is not set up yet"));
     }
     match outside.first() {
@@ -218,7 +218,7 @@ fn common_cpuset_path<'a>(
 
 /// Whether a cpuset has the specified PUs, NUMA nodes and partition type. The effective PUs may be fewer, because the
 /// kernel leaves out offline PUs.
-fn fits(spec: &CpusetSpec, cpuset: &Cpuset) -> bool {
+fn matches_spec(spec: &CpusetSpec, cpuset: &Cpuset) -> bool {
     cpuset.cpus == spec.cpus
         && cpuset.effective_cpus.is_subset(&spec.cpus)
         && spec.mems.as_ref().is_none_or(|mems| *mems == cpuset.mems)
@@ -243,7 +243,7 @@ fn plan_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut
     }
     let cpuset = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref());
     let is_same = recorded.is_some_and(|known| known.was_last_written_with(job_cpuset));
-    let is_up_to_date = is_same && cpuset.is_some_and(|cpuset| fits(spec, cpuset));
+    let is_up_to_date = is_same && cpuset.is_some_and(|cpuset| matches_spec(spec, cpuset));
     let members = if is_up_to_date {
         state.members.members_to_plan(&state.dirty, job)
     } else {

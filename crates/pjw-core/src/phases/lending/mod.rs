@@ -5,25 +5,25 @@
 //! the decision: it reads the state and changes nothing. `update_loans` carries it out: it changes the grants of the
 //! borrowers and the entries of borrowers in the pool, and reports each change.
 
+mod borrowed_grant;
 mod events;
 mod permission;
 
-use crate::basics::{CpuSet, Nanos, Pu, cpus_text, cpus_with_is_are, prelude::*};
+use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::machine::Topology;
 use crate::phases::cpusets::moves::why_unmovable;
-use crate::phases::draft::{CycleDraft, warn};
-use crate::phases::lending::permission::may_borrow;
-use crate::phases::usage;
+use crate::phases::draft::CycleDraft;
+use crate::phases::lending::{borrowed_grant::set_borrowed_grant, permission::may_borrow};
 use crate::state::lending::OwnerLendingState;
 use crate::state::{Member, WardenState};
 use crate::terms::{
     CpusetHierarchy, DaemonMode, EnforcementMethod, Grant, GrantedBy, IdlePrioritySupport, Job, JobId,
-    Ownership, Policy, PriorityClass, StarvedPolicy,
+    Policy, PriorityClass,
 };
 
 /// The decision about all borrowers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-struct Lending {
+struct LoanDecision {
     /// The PUs that each borrower is to have. A borrower that gets none has an empty set.
     shares: BTreeMap<JobId, CpuSet>,
     /// Those of these PUs that are to be taken back, with the end of their grace period.
@@ -94,7 +94,7 @@ pub fn reason_not_to_lend(policy: &Policy) -> Option<String> {
 pub(crate) fn reason_not_to_borrow(state: &WardenState, policy: &Policy) -> Option<&'static str> {
     let borrowers = state.jobs.borrowers().filter(|job| !job.was_released);
     let mut borrowers: Vec<Borrower<'_>> = borrowers.map(|job| Borrower::new(state, policy, job)).collect();
-    borrowers.retain(|borrower| borrower.most > 0);
+    borrowers.retain(|borrower| borrower.max_count > 0);
     if borrowers.is_empty() {
         return Some("no job of the class besteffort has a process");
     }
@@ -102,7 +102,7 @@ pub(crate) fn reason_not_to_borrow(state: &WardenState, policy: &Policy) -> Opti
     if borrowers.is_empty() {
         return Some("each job of the class besteffort would slow it down (pjwctl explain JOB says why)");
     }
-    let is_satisfied = |borrower: &Borrower<'_>| borrower.cores.len() >= borrower.most;
+    let is_satisfied = |borrower: &Borrower<'_>| !borrower.can_use_more();
     borrowers.iter().all(is_satisfied).then_some("each job of the class besteffort has as many as it wants")
 }
 
@@ -132,7 +132,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let now = draft.now.since_boot;
     let unfit = unfit_borrowers(draft.state, draft.policy);
     draft.state.lending.set_unfit_borrowers(unfit);
-    let Lending { shares, leaving, unwanted } = decide_loans(draft.state, draft.policy, now);
+    let LoanDecision { shares, leaving, unwanted } = decide_loans(draft.state, draft.policy, now);
     events::report_loan_changes(draft, &shares, &leaving, &unwanted);
     // A PU may pass from one borrower to another: all leave before any gets one.
     for id in shares.keys() {
@@ -147,7 +147,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
 }
 
 /// Decides which cores each borrower gets, and which lent cores must be returned. Changes nothing.
-fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
+fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecision {
     let online = state.pool.online_cpus();
     let mut borrowers: Vec<Borrower<'_>> = state
         .jobs
@@ -185,11 +185,11 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     {
         borrower.cores.push(spare.remove(0));
     }
-    let may_get = |borrower: &Borrower<'_>| may_get_lent(state, borrower);
+    let may_get = |borrower: &Borrower<'_>| may_get_lent_core(state, borrower);
     while owners.iter().any(|owner| !owner.lendable.is_empty())
         && let Some(borrower) = borrower_with_fewest_cores(&mut borrowers, may_get)
     {
-        borrower.cores.extend(next_lent(&mut owners));
+        borrower.cores.extend(lend_next_core(&mut owners));
     }
     balance_cores(&mut borrowers, may_get);
     let shares = borrowers.into_iter().map(|borrower| {
@@ -198,7 +198,7 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> Lending {
     });
     let shares: BTreeMap<JobId, CpuSet> = shares.collect();
     let unwanted = shares.values().fold(left, |left, cpus| left.difference(cpus));
-    Lending { shares, leaving, unwanted }
+    LoanDecision { shares, leaving, unwanted }
 }
 
 /// Makes the lent cores that their borrower has left lendable again, so that other borrowers can get them: in each
@@ -222,7 +222,7 @@ fn offer_left_cores(owners: &mut [Owner], borrowers: &[Borrower<'_>]) -> CpuSet 
 struct Borrower<'a> {
     id: &'a JobId,
     /// The number of cores that it can use: none while it has no process.
-    most: usize,
+    max_count: usize,
     cores: Vec<Core>,
     /// The cores that it has until the end of a grace period.
     leaving: Vec<Core>,
@@ -238,15 +238,19 @@ impl<'a> Borrower<'a> {
         // A job that is frozen because it wants no core could not ask for one again. A job without a process would
         // keep from others what it can't use.
         let wanted = job.wanted_core_count(topology).unwrap_or(requested).max(1) as usize;
-        let most = if may_borrow(state, policy, &job.id) { wanted } else { 0 };
+        let max_count = if may_borrow(state, policy, &job.id) { wanted } else { 0 };
         let cores = whole_cores(topology, &state.pool.borrowed_by(&job.id), &state.pool.online_cpus());
         Self {
             id: &job.id,
-            most,
-            cores: cores.into_iter().take(most).collect(),
+            max_count,
+            cores: cores.into_iter().take(max_count).collect(),
             leaving: Vec::new(),
             would_slow_owners: state.lending.would_slow_owners(&job.id),
         }
+    }
+
+    fn can_use_more(&self) -> bool {
+        self.cores.len() < self.max_count
     }
 }
 
@@ -276,7 +280,7 @@ fn whole_cores(topology: &Topology, cpus: &CpuSet, online: &CpuSet) -> Vec<Core>
 /// Whether the core belongs to a job that lends cores.
 fn is_lent_by_owner(state: &WardenState, core: &Core) -> bool {
     let holders = core.iter().filter_map(|pu| state.pool.holder(pu)?.job());
-    holders.filter_map(|id| state.jobs.get(id)).any(|job| may_lend(job).is_some())
+    holders.filter_map(|id| state.jobs.get(id)).any(|job| lendable_grant(job).is_some())
 }
 
 /// Whether the return of the core is announced to its borrower: a grace period runs.
@@ -285,7 +289,7 @@ fn is_announced(state: &WardenState, core: &Core) -> bool {
 }
 
 /// The grant of a job whose cores may be lent: pjw chose them, and they are no isolated partition.
-fn may_lend(job: &Job) -> Option<&Grant> {
+fn lendable_grant(job: &Job) -> Option<&Grant> {
     let is_partition = job.request.as_ref().is_some_and(|request| request.isolated);
     let grant =
         job.active_grant().filter(|grant| grant.granted_by == GrantedBy::Warden && !grant.is_shared)?;
@@ -296,7 +300,7 @@ fn may_lend(job: &Job) -> Option<&Grant> {
 /// empty if pjw lends no cores at present. `None` if the cores of this job may not be lent. `now` is the present time,
 /// in ns since boot.
 fn lending_owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<Owner> {
-    let grant = may_lend(job)?;
+    let grant = lendable_grant(job)?;
     // Threads of a job that shares a core count as the owner's use of the core, if they are bound to it. The core would
     // be lent and taken back without end.
     let own = grant.cpus.difference(&state.jobs.shared_cpus());
@@ -363,14 +367,13 @@ fn borrower_with_fewest_cores<'b, 'a>(
     borrowers: &'b mut [Borrower<'a>],
     may_get: impl Fn(&Borrower<'a>) -> bool,
 ) -> Option<&'b mut Borrower<'a>> {
-    let hungry =
-        borrowers.iter_mut().filter(|borrower| borrower.cores.len() < borrower.most && may_get(borrower));
+    let hungry = borrowers.iter_mut().filter(|borrower| borrower.can_use_more() && may_get(borrower));
     hungry.min_by_key(|borrower| borrower.cores.len())
 }
 
 /// Whether a borrower may get a core of an owner: its processes run at idle priority, in its cpuset. They also do from
 /// the moment at which it gets its first core.
-fn may_get_lent(state: &WardenState, borrower: &Borrower<'_>) -> bool {
+fn may_get_lent_core(state: &WardenState, borrower: &Borrower<'_>) -> bool {
     let is_first = borrower.cores.is_empty();
     !borrower.would_slow_owners
         && (is_first || state.members_of(borrower.id).all(|member| state.is_in_job_cpuset(member)))
@@ -378,7 +381,7 @@ fn may_get_lent(state: &WardenState, borrower: &Borrower<'_>) -> bool {
 
 /// Chooses the next core to lend, and marks it as lent. It comes from the owner of which the smallest share is lent.
 /// `None` if no owner has a core to lend.
-fn next_lent(owners: &mut [Owner]) -> Option<Core> {
+fn lend_next_core(owners: &mut [Owner]) -> Option<Core> {
     let share = |owner: &&mut Owner| (owner.lent.len() * 1000) / (owner.core_count.max(1) as usize);
     let owner = owners.iter_mut().filter(|owner| !owner.lendable.is_empty()).min_by_key(share)?;
     let core = owner.lendable.remove(0);
@@ -391,7 +394,7 @@ fn next_lent(owners: &mut [Owner]) -> Option<Core> {
 fn balance_cores(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bool) {
     loop {
         let rich = (0..borrowers.len()).max_by_key(|&index| borrowers[index].cores.len());
-        let is_hungry = |borrower: &Borrower<'_>| borrower.cores.len() < borrower.most && may_get(borrower);
+        let is_hungry = |borrower: &Borrower<'_>| borrower.can_use_more() && may_get(borrower);
         let hungry = (0..borrowers.len()).filter(|&index| is_hungry(&borrowers[index]));
         let poor = hungry.min_by_key(|&index| borrowers[index].cores.len());
         let Some((rich, poor)) = rich.zip(poor) else { return };
@@ -402,83 +405,4 @@ fn balance_cores(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>)
             borrowers[poor].cores.push(core);
         }
     }
-}
-
-/// Gives the borrower `id` a grant of the PUs `borrowed`, and adds an event. If `borrowed` is empty, the job gets the
-/// grant of [`starved_grant`]. If there is no such grant, the job gets none, and a warning is added. A borrower without
-/// a process has no grant. Does nothing if the job already has this grant.
-fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet) {
-    let Some(job) = draft.state.jobs.get(id).cloned() else { return };
-    if !may_borrow(draft.state, draft.policy, id) {
-        if let Some(grant) = &job.grant {
-            draft.out.events.push(events::no_process_event(id, grant));
-            draft.store_job(Job { grant: None, ..job });
-        }
-        return;
-    }
-    let (ownership, cpus, reason) = if borrowed.is_empty() {
-        match starved_grant(draft.state, draft.policy, &job) {
-            Some(starved) => starved,
-            None => {
-                let why = format!(
-                    "{id} can borrow no core and runs unconfined: there are no housekeeping PUs, and it can't be frozen"
-                );
-                let remedy = "set housekeeping; the job gets cores as soon as some are free or left idle";
-                warn(draft, id, "unserved", why, remedy);
-                draft.store_job(Job { grant: None, ..job });
-                return;
-            }
-        }
-    } else {
-        let lent = borrowed.intersection(&draft.state.pool.lent_cpus());
-        let free = borrowed.difference(&lent);
-        let owners = lent.iter().filter_map(|pu| draft.state.pool.holder(pu)?.job());
-        let owners: BTreeSet<&JobId> = owners.collect();
-        let by_owners = match (lent.len(), owners.len()) {
-            (1, _) => "left idle by its owner",
-            (_, 1) => "left idle by their owner",
-            _ => "left idle by their owners",
-        };
-        let texts = [(&free, "free"), (&lent, by_owners)];
-        let texts = texts.iter().filter(|(cpus, _)| !cpus.is_empty());
-        let texts: Vec<String> =
-            texts.map(|(cpus, what)| format!("{} {what}", cpus_with_is_are(cpus))).collect();
-        (Ownership::Borrowed, borrowed.clone(), format!("it borrows cores: {}", texts.join(", ")))
-    };
-    if job.grant.as_ref().is_some_and(|grant| grant.ownership == ownership && grant.cpus == cpus) {
-        return;
-    }
-    draft.out.events.extend(events::grant_event(draft.state, &job, ownership, &cpus, &reason));
-    usage::end_sample_if_frozen_changes(draft, id, ownership);
-    let grant = Grant {
-        cpus,
-        granted_by: GrantedBy::Warden,
-        is_shared: false,
-        may_split_cores: false,
-        granted_at: draft.now.since_boot,
-        reasons: vec![reason],
-        second_best: String::new(),
-        ownership,
-    };
-    draft.store_job(Job { grant: Some(grant), ..job });
-}
-
-/// Returns the grant of a borrower that can borrow no core: the ownership, the PUs, and the reason as text for users.
-/// The policy says whether the job is frozen or shares the housekeeping PUs. If one of them is impossible, the other
-/// applies. `None` if both are: there are no housekeeping PUs, and the job can't be frozen.
-fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Ownership, CpuSet, String)> {
-    let has_cpuset = policy.enforcement != EnforcementMethod::Affinity
-        && !matches!(policy.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })
-        && state.cpusets.cpuset_error(&job.id).is_none();
-    let can_freeze = has_cpuset && policy.cpuset_support.can_freeze;
-    let is_to_freeze = policy.lending.starved == StarvedPolicy::Freeze && can_freeze;
-    let shared = state.pool.housekeeping_cpus().intersection(&state.pool.online_cpus());
-    if !is_to_freeze && !shared.is_empty() {
-        let reason = format!("no core can be borrowed: it shares the housekeeping {}", cpus_text(&shared));
-        return Some((Ownership::Squeezed, shared, reason));
-    }
-    // The job keeps its last PUs while it is frozen: they have no effect.
-    let last = job.grant.as_ref().map_or_else(|| state.pool.online_cpus(), |grant| grant.cpus.clone());
-    let reason = "no core can be borrowed: it is frozen until there is one".to_owned();
-    can_freeze.then_some((Ownership::Frozen, last, reason))
 }
