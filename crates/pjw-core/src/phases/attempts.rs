@@ -39,10 +39,13 @@ struct AffinityAttempt<'a> {
     thread: Option<(ProcessId, Tid)>,
 }
 
-/// Reports each process in the cpuset of its job that requested PUs (logical CPUs) outside of the job with
-/// sched_setaffinity(2). Adds one event for each such process, but at most 32 events for each job in a minute. Must be
-/// called before this cycle removes ended processes from the state. Returns all these processes, also those without an
-/// event, and the threads whose masks may have changed because of such a call in this cycle or in an earlier cycle.
+/// Reports attempts to leave a job: a process in the cpuset of its job called sched_setaffinity(2) for PUs (logical
+/// CPUs) outside of the job. Adds one event for each such process, but at most 32 events for each job in a minute. Must
+/// be called before this cycle removes ended processes from the state. The result has:
+///
+/// - The processes with an attempt in this cycle, also those without an event.
+/// - The threads whose masks may have changed because of an attempt in this cycle. Also those of an earlier cycle, if
+///   the process was not scanned between the two cycles.
 pub(crate) fn report_affinity_violations(draft: &mut CycleDraft<'_>) -> ReportedAttempts {
     let requests = &draft.seen.affinity_requests;
     if requests.is_empty() && draft.state.reported_affinity_targets.is_empty() {
@@ -73,10 +76,14 @@ pub(crate) fn report_affinity_violations(draft: &mut CycleDraft<'_>) -> Reported
     reported
 }
 
-/// Counts an event about an attempt of `job`, and returns the text to append to the event. The text is empty, except
-/// for the last event of a minute: it then says that further attempts are not reported. `None` if this minute already
-/// had [`MAX_PER_MINUTE`] events about the job: no event must be added. Also forgets the counts of jobs that have
-/// ended.
+/// Returns the text to append to the event about the next attempt of `job`, and counts this event. At most
+/// [`MAX_PER_MINUTE`] events about a job are added in a minute, which begins with the first of them:
+///
+/// - For the last event of a minute, the text says that further attempts are not reported.
+/// - For the events before it, the text is empty.
+/// - `None` for an event after it: no event must be added.
+///
+/// Also forgets the counts of jobs that have ended.
 fn rate_limit_suffix(draft: &mut CycleDraft<'_>, job: &JobId) -> Option<&'static str> {
     let now = draft.now.since_boot;
     let jobs = &draft.state.jobs;
@@ -96,10 +103,14 @@ fn rate_limit_suffix(draft: &mut CycleDraft<'_>, job: &JobId) -> Option<&'static
     }
 }
 
-/// Returns the call `request` of sched_setaffinity(2) as an attempt to leave the job of the caller. `None` if the
-/// caller is no member of a job with cores, if the call came before the grant, or if the caller is outside the cpuset
-/// of its job. Also `None` if all requested online PUs are in the grant, or if the call was for a process outside of
-/// the job.
+/// Returns the call `request` of sched_setaffinity(2) as an attempt to leave the job of the caller. `None` if it is no
+/// such attempt:
+///
+/// - The caller belongs to no job, the job was released, or the job holds no online PU.
+/// - The call came before the job got its cores.
+/// - The caller is outside the cpuset of its job.
+/// - All online PUs that were requested belong to the job.
+/// - The call was for a process outside of the job.
 fn affinity_attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Option<AffinityAttempt<'a>> {
     let member = calling_member(state, request)?;
     let job = state.jobs.get(&member.job).filter(|job| !job.was_released)?;
@@ -114,9 +125,9 @@ fn affinity_attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Op
     (is_outside && !of_others).then_some(AffinityAttempt { request, job, grant, requested, thread })
 }
 
-/// Returns the member that made the call `request`. If pjw does not know the calling process, because the process
-/// started and exited between two scans, its ancestor according to the fork event counts instead, or else its parent.
-/// `None` if this process is no member, or started after the call.
+/// Returns the member (a process of a job) that made the call `request`. A process that started and exited between two
+/// scans is unknown to pjw. For such a caller, the result is the ancestor that its fork event named, or its parent if
+/// there was no fork event. `None` if this process is no member, or started after the call.
 fn calling_member<'a>(state: &'a WardenState, request: &AffinityRequest) -> Option<&'a Member> {
     let member = |pid: Pid| {
         state.members.get(&pid).filter(|member| member.id.start.earliest_time() <= request.called_at)
@@ -140,7 +151,8 @@ fn is_outside_job(state: &WardenState, target: Tid, job: &JobId) -> bool {
     state.processes.contains_key(&pid) && state.members.get(&pid).is_none_or(|member| member.job != *job)
 }
 
-/// Returns the thread whose mask the call would change, if the thread belongs to the job.
+/// Returns the thread whose mask the call `request` would change, with its process. `member` is the process that made
+/// the call. `None` if no scan has found this thread in the job of `member`.
 fn target_thread(
     state: &WardenState,
     request: &AffinityRequest,

@@ -17,8 +17,9 @@ pub(crate) fn update_address_spaces(draft: &mut CycleDraft<'_>) {
     draft.state.mark_jobs_dirty(&changed);
 }
 
-/// Adds a warning for each job of which a process shares its address space with a process of another job. Also adds a
-/// warning if pjw can't find out which processes share an address space.
+/// Adds a warning for each job of which a process shares its address space with a process of another job. Checks only
+/// the jobs that this cycle plans: the warnings of the others stay as they are. Also adds a warning if pjw can't find
+/// out which processes share an address space.
 pub(crate) fn warn_shared_address_spaces(draft: &mut CycleDraft<'_>) {
     if let Some(reason) = draft.state.address_spaces.unknown_sharing_reason() {
         let remedy = "allow pjwd to call kcmp(2): run it as root or with CAP_SYS_PTRACE, on a kernel with CONFIG_KCMP, \
