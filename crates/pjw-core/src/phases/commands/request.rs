@@ -5,7 +5,11 @@ use crate::machine::{Device, Topology};
 use crate::phases::commands::types::AssignCommand;
 use crate::terms::{CpuRequest, Job, JobId, JobRequest, Placement, Refusal};
 
-/// Makes the job's request from `args`. An option that is not in `args` has its value from the request of `existing`.
+/// Makes the request of a job from the command `args`. A setting that is `None` in `args` is taken from the request of
+/// `existing`, the job before the command. If there was no request, the setting has its default. A list of PUs (logical
+/// CPUs) always has the placement [`Placement::Explicit`], and a number of cores never has it. Refused if `args` names
+/// a device that the machine does not have. Also refused if neither `args` nor `existing` has a number of cores or a
+/// list of PUs.
 pub(super) fn build_job_request(
     topology: &Topology,
     existing: Option<&Job>,
@@ -36,7 +40,7 @@ pub(super) fn build_job_request(
     })
 }
 
-/// Returns `name` if the machine has a device with this name.
+/// Returns `name` if the machine has a device with this name. The refusal names the devices of the machine.
 fn find_device_name(topology: &Topology, name: &str) -> Result<String, Refusal> {
     if topology.device_by_name(name).is_some() {
         return Ok(name.to_owned());
@@ -47,7 +51,9 @@ fn find_device_name(topology: &Topology, name: &str) -> Result<String, Refusal> 
     Err(Refusal::NoSuchDevice { device: name.to_owned(), known })
 }
 
-/// Refuses a request with a property that a job with borrowed cores can't have, such as an isolated partition.
+/// Refuses `request` if the job `id` can't be a borrower (a job that runs on borrowed cores) with it. Refused are a job
+/// of a batch system, a request for no cores, and a property that borrowed cores can't have, such as an isolated
+/// partition.
 pub(super) fn check_borrower(id: &JobId, request: &JobRequest) -> Result<(), Refusal> {
     if id.source().is_batch_system() {
         return Err(Refusal::SchedulerJobBorrows { job: id.clone() });
@@ -66,7 +72,9 @@ pub(super) fn check_borrower(id: &JobId, request: &JobRequest) -> Result<(), Ref
     }
 }
 
-/// Returns the reason why a request does not wait for cores although the configuration lets requests wait.
+/// Returns the reason why a job does not wait for cores although the configuration lets jobs wait. The reason is a text
+/// for users. `None` if the job waits. `has_cores` says whether the job holds cores already. `must_be_new` is true for
+/// `pjwctl run` and `pjwctl spawn`.
 pub(super) fn why_not_wait(has_cores: bool, must_be_new: bool) -> Option<&'static str> {
     // The command of `pjwctl run` would start without cores.
     if must_be_new {

@@ -21,7 +21,8 @@ pub(crate) fn execute_commands(
     commands.iter().map(|command| execute_command(draft, command)).collect()
 }
 
-/// Carries out `command`. If a command to assign or release a job is refused, adds an event about the refusal.
+/// Carries out `command`. If it is refused, returns the reason. The refusal of a command to assign or release a job is
+/// also reported by an event, except for [`Refusal::StaysInJob`].
 fn execute_command(draft: &mut CycleDraft<'_>, command: &Command) -> Result<Reply, Refusal> {
     let served = match command {
         Command::Assign(args) => assign(draft, args).map(Box::new).map(Reply::Assigned),
@@ -54,7 +55,8 @@ fn release(draft: &mut CycleDraft<'_>, id: &JobId, caller: &Caller) -> Result<Ve
     Ok(vec![id.clone()])
 }
 
-/// Releases all jobs that the caller may release, also jobs that the released processes then join. Returns the ids.
+/// Releases all jobs that the caller may release, and returns their ids. The processes of a released job may then join
+/// a job that is found only now: this job is released too. Refused in observe mode.
 fn release_all(draft: &mut CycleDraft<'_>, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
     require_enforce_mode(draft)?;
     let mut released = Vec::new();
@@ -73,8 +75,13 @@ fn release_all(draft: &mut CycleDraft<'_>, caller: &Caller) -> Result<Vec<JobId>
     }
 }
 
-/// Stores the number of cores that the job wants, and returns the job. `None` deletes the number. A number above the
-/// limit is stored unchanged, because the limit may grow. Refused for a job without a request.
+/// Stores the number of cores that the job `id` can use at present, and returns the job. If `cores` is `None`, deletes
+/// the stored number. A number above [`Job::max_wanted_cores`] is stored unchanged, because this limit may grow.
+/// Refused in each of these cases:
+///
+/// - pjw is in observe mode.
+/// - The job is unknown, or the caller is neither its owner nor an administrator.
+/// - The job has no request and holds no cores.
 fn want(draft: &mut CycleDraft<'_>, id: &JobId, cores: Option<u32>, caller: &Caller) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     let job = draft.state.jobs.get(id).ok_or_else(|| Refusal::NoSuchJob { job: id.clone() })?;
@@ -91,7 +98,8 @@ fn want(draft: &mut CycleDraft<'_>, id: &JobId, cores: Option<u32>, caller: &Cal
     Ok(job)
 }
 
-/// Moves jobs to other cores to reduce fragmentation. Only administrators may do this: jobs of all users may move.
+/// Moves jobs to other cores to reduce fragmentation, and returns the moves. Refused in observe mode. Only
+/// administrators may do this, because jobs of all users may move.
 fn defragment(draft: &mut CycleDraft<'_>, caller: Caller) -> Result<DefragPlan, Refusal> {
     require_enforce_mode(draft)?;
     if !caller.is_admin {
@@ -118,8 +126,8 @@ fn check_may_change(job: &Job, caller: &Caller) -> Result<(), Refusal> {
     Err(Refusal::JobNotOwned { job: job.id.clone(), owner: job.owner })
 }
 
-/// Checks that the caller may release the job or change its request. The owner of a provision may not: an administrator
-/// has promised the cores.
+/// Checks that the caller may release the job or change its request. The owner of the job and administrators may do
+/// this. For a provision (a job whose cores an administrator has promised to a service), only administrators may.
 fn check_may_change_request(job: &Job, caller: &Caller) -> Result<(), Refusal> {
     check_may_change(job, caller)?;
     if job.provision.is_none() || caller.is_admin {
@@ -128,8 +136,13 @@ fn check_may_change_request(job: &Job, caller: &Caller) -> Result<(), Refusal> {
     Err(Refusal::ProvisionOfAdmin { job: job.id.clone() })
 }
 
-/// Carries out an assign command: makes a new job or changes an existing one, grants the cores, and adds the processes.
-/// Returns the job. Changes nothing if the command is refused.
+/// Carries out an assign command: makes or changes a job, grants its cores, and adds its processes. Returns the job. If
+/// the command is refused, it changes nothing. The command grants no cores in these cases:
+///
+/// - The job has all cores of its request, and the request does not change. Or a batch system chose its cores.
+/// - Too few cores are free, and the setting `on_exhausted` lets the job wait for cores.
+/// - The job is a borrower (a job of the class besteffort): it borrows free cores, and cores that other jobs leave
+///   idle.
 fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     let existing = draft.state.jobs.get(&args.job).cloned();
@@ -189,7 +202,10 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
 }
 
-/// Returns `args` with the number of all available cores or PUs, if `args` requests everything. `None` if it does not.
+/// Replaces a request for everything ([`AssignCommand::everything`]) by a number of cores or PUs (logical CPUs).
+/// Returns the changed command, or `None` if `args` does not request everything. The number is that of the free cores
+/// or PUs, and those that the job holds. For a borrower (a job of the class besteffort), it is that of all cores with
+/// an online PU that is not reserved for the system. Refused if the number is 0.
 fn replace_everything_by_cores(
     draft: &CycleDraft<'_>,
     args: &AssignCommand,
@@ -216,7 +232,15 @@ fn replace_everything_by_cores(
 }
 
 /// Makes or changes a provision (a job whose cores are promised to a service), and returns the job. Processes that run
-/// already join later in this cycle. If the rule changes, the members that only the former rule recognised leave.
+/// already join later in this cycle. A provision may have a rule that recognises the processes of the service. If the
+/// rule changes, the members that only the former rule recognised leave. Refused in each of these cases:
+///
+/// - pjw is in observe mode, or the caller is no administrator.
+/// - The name is that of a job of a batch system, or of an existing job that is no provision.
+/// - Another provision has the same rule.
+/// - The cores can't be granted, for example because too few are free. If too few are free, a provision from the
+///   configuration file is not refused, nor is one that only gets another rule. It keeps the cores that it has, and
+///   waits for the others.
 fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     if !args.caller.is_admin {
@@ -273,8 +297,9 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
 }
 
-/// The provision of a command. A command of a user without a rule changes the number of cores and keeps the rule. The
-/// configuration is complete: an entry without a rule has none.
+/// Returns the provision (the promise of cores to a service) of the command `args`, with its rule. The rule says which
+/// processes belong to the service. `existing` is the job before the command. A command of a user that has no rule
+/// keeps the rule of this job. An entry of the configuration file that has no rule removes it.
 fn provision_with_rule(existing: Option<&Job>, args: &ProvisionCommand) -> Provision {
     let known = existing.and_then(|job| job.provision.as_ref()).and_then(|known| known.rule.as_ref());
     let kept = known.filter(|_| !args.provision.from_config);
@@ -282,16 +307,18 @@ fn provision_with_rule(existing: Option<&Job>, args: &ProvisionCommand) -> Provi
     Provision { rule, ..args.provision.clone() }
 }
 
-/// The user who owns a provision: the user of its rule, or the user of the command. A command without a rule leaves an
-/// existing provision to its owner.
+/// Returns the user who owns the provision (a job whose cores are promised to a service) after the command `args`: the
+/// user that `rule` names, or else the caller. A command of a user that has no rule does not change the owner of
+/// `existing`, the job before the command.
 fn owner_of_provision(existing: Option<&Job>, rule: Option<&ProvisionRule>, args: &ProvisionCommand) -> Uid {
     let keeps_owner = args.provision.rule.is_none() && !args.provision.from_config;
     let kept = existing.filter(|_| keeps_owner).map(|job| job.owner);
     kept.or_else(|| rule.and_then(|rule| rule.user)).unwrap_or(args.caller.uid)
 }
 
-/// Returns the processes that the command names, and those of the session that it names. If one of them may not join
-/// the job, the whole command is refused.
+/// Returns the processes that are to join the job: those that the command `args` names, and those of the session that
+/// it names. Processes of pjwd in the session are left out, unless it has no others. Refused if the session has no
+/// process, or if one of the processes may not join the job.
 fn new_members(draft: &CycleDraft<'_>, args: &AssignCommand) -> Result<BTreeSet<Pid>, Refusal> {
     let mut pids: BTreeSet<Pid> = args.pids.iter().copied().collect();
     if let Some(session) = args.session {
@@ -309,7 +336,14 @@ fn new_members(draft: &CycleDraft<'_>, args: &AssignCommand) -> Result<BTreeSet<
     Ok(pids)
 }
 
-/// Checks that the process `pid` may become a member of the job that `args` names.
+/// Checks that the process `pid` may become a member of the job that `args` names. Refused in each of these cases:
+///
+/// - The process is unknown, a kernel thread, process 1, or a process of pjwd or of a scheduler.
+/// - It belongs to another user, and the caller is no administrator.
+/// - It belongs to another user than the only one whose processes pjwd manages.
+/// - It is in another job because of a scheduler's cgroup or a command.
+/// - It is in another job, and the command takes no processes from other jobs ([`AssignCommand::keeps_members`]). This
+///   does not apply to an adopted process, which is in the other job only because its user has no further job.
 fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Result<(), Refusal> {
     let known = draft.state.processes.get(&pid).ok_or(Refusal::NoSuchProcess { pid })?;
     let process = &known.process;
@@ -342,7 +376,9 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
     }
 }
 
-/// Returns the job's owner: the user in `args`, else the present owner, the user of the first process, or the caller.
+/// Returns the user who owns the job after the command `args`. This is the first of these users that is known: the user
+/// in `args`, the owner of `existing` (the job before the command), the user of the first process in `new_members`, the
+/// caller.
 fn owner_after_assign(
     draft: &CycleDraft<'_>,
     existing: Option<&Job>,
@@ -354,8 +390,20 @@ fn owner_after_assign(
     owner.or(first.map(|process| process.uid)).unwrap_or(args.caller.uid)
 }
 
-/// Returns the PUs to grant to the job for `request`, and whether other jobs may also hold some of them. `None` if the
-/// job keeps the cores that it has, waits for cores, or borrows cores. `existing` is the job before the command.
+/// Returns the PUs (logical CPUs) to grant to the job for `request`, and whether other jobs may also hold some of them.
+/// `existing` is the job before the command, and `owner` is its owner after the command. `None` if no PUs are granted
+/// now:
+///
+/// - The job is a borrower (a job of the class besteffort): it borrows cores later in this cycle.
+/// - The job has all cores of an unchanged request, or a batch system chose its cores.
+/// - Too few cores are free, and the setting `on_exhausted` lets the job wait for cores.
+///
+/// Refused in each of these cases:
+///
+/// - The request can't be served, and the job can't wait.
+/// - The caller is no administrator, and the owner would have more cores than a user may have.
+/// - A batch system chose the cores of the job, and the command requests others.
+/// - The job can't be a borrower with this request.
 fn offer_for_assign(
     draft: &CycleDraft<'_>,
     existing: Option<&Job>,
@@ -401,9 +449,12 @@ fn offer_for_assign(
     }
 }
 
-/// Refuses `request` for the job `id` if the jobs of `owner` would then have more cores than a user may have. A core of
-/// which a job holds only some PUs counts too. A waiting job and a borrower count with the cores that they request,
-/// because borrowed cores change all the time.
+/// Refuses `request` for the job `id` if the jobs of `owner` would then have more cores than a user may have. If this
+/// limit is 0, only administrators may request cores. These cores count for each job of the owner:
+///
+/// - Each core of which the job holds at least one PU (logical CPU).
+/// - For a job that waits for cores, the cores that it requests. Also for a borrower (a job of the class besteffort),
+///   because borrowed cores change all the time.
 fn check_user_limit(
     draft: &CycleDraft<'_>,
     id: &JobId,
