@@ -35,7 +35,8 @@ use crate::terms::{
 };
 
 /// Plans changes of cpusets, so that the cpuset of each job contains exactly the PUs (logical CPUs) that the job holds.
-/// Also plans the removal of the cpusets that no job needs.
+/// Also plans the removal of the cpusets that no job needs. Adds warnings about jobs that can't have the cpuset that
+/// was requested for them. The cpusets of jobs that need no planning in this cycle stay as they are.
 pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
     if draft.full {
         let refused = draft.state.cpusets.jobs_with_refused_cpusets();
@@ -85,8 +86,8 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
     changes
 }
 
-/// The cpusets that may be no longer needed: those of dirty jobs, also of jobs that ended, and those whose removal is
-/// pending.
+/// Returns the cgroup paths of the cpusets that may be no longer needed: those of jobs that changed or ended, and those
+/// whose removal is pending. Returns the paths of all cpusets if everything must be planned again.
 fn paths_to_plan(state: &WardenState) -> Vec<String> {
     if state.dirty.contains_everything() {
         return state.cpusets.paths().map(str::to_owned).collect();
@@ -96,8 +97,13 @@ fn paths_to_plan(state: &WardenState) -> Vec<String> {
     dirty.chain(state.cpusets.paths_to_remove()).map(str::to_owned).collect()
 }
 
-/// The cgroup of a cpuset that keeps its job on the grant although the cpuset can't be changed now, because systemd
-/// does not respond or a scan failed. Such a cpuset is not removed.
+/// Returns the cgroup path of the present cpuset of the job `id`, if this cpuset keeps the job on its grant. Such a
+/// cpuset is not removed, although pjw can't change it now because systemd does not respond or a scan failed. `None` in
+/// each of these cases:
+///
+/// - The job holds no online PU, or has no cpuset that a scan has read.
+/// - The cpuset allows PUs that the job does not hold.
+/// - The configuration demands masks instead of cpusets.
 fn cpuset_in_effect(state: &WardenState, policy: &Policy, id: &JobId) -> Option<String> {
     let grant = state.jobs.get(id)?.online_granted_cpus(&state.pool.online_cpus())?;
     let path = &state.cpusets.cpuset_of(id)?.job_cpuset.path;
@@ -216,8 +222,9 @@ fn common_cpuset_path<'a>(
     }
 }
 
-/// Whether a cpuset has the specified PUs, NUMA nodes and partition type. The effective PUs may be fewer, because the
-/// kernel leaves out offline PUs.
+/// Whether a cpuset has the PUs, the NUMA nodes and the partition type that `spec` says. The effective PUs may be
+/// fewer, because the kernel leaves out offline PUs. The other settings in `spec` are not compared, because a scan does
+/// not read them.
 fn matches_spec(spec: &CpusetSpec, cpuset: &Cpuset) -> bool {
     cpuset.cpus == spec.cpus
         && cpuset.effective_cpus.is_subset(&spec.cpus)
@@ -225,9 +232,15 @@ fn matches_spec(spec: &CpusetSpec, cpuset: &Cpuset) -> bool {
         && cpuset.isolated == spec.isolated
 }
 
-/// Plans the creation or the change of the cpuset `job_cpuset` of a job, and the moves of the job's processes into it.
-/// Adds the changes to `changes`, and journals them. If a scan of the cgroup or of a process is missing, the job is
-/// added to the waiting jobs instead.
+/// Plans the creation or the change of the cpuset `job_cpuset` of a job, and moves the job's processes into it. Adds
+/// the changes to `changes`, and writes them to the journal (the file with which a restarted daemon restores its
+/// state). If the cpuset is as it should be, only the moves are planned. Special cases:
+///
+/// - If no scan has read the cgroup of a known cpuset or the threads of a process yet, plans nothing. The job is then
+///   added to the waiting jobs, whose masks are planned after the next scan.
+/// - In the cgroup of a batch system, plans no moves: the batch system moves its processes itself.
+/// - Plans nothing if the cgroup does not exist, and a batch system must create it or no process would be moved into
+///   it.
 fn plan_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut PendingCpusetChanges) {
     let state = &*draft.state;
     let JobCpuset { job, path, spec, creator } = job_cpuset;
@@ -299,7 +312,8 @@ fn plan_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut
     }
 }
 
-/// The reason for writing a cpuset. `found` is the present content of a cpuset that another program changed.
+/// Returns the reason why pjw writes the cpuset `job_cpuset`, as text for users. `found` is the present content of the
+/// cpuset if another program changed it. It is `None` if pjw writes new settings.
 fn write_reason(job_cpuset: &JobCpuset, found: Option<&Cpuset>) -> String {
     let JobCpuset { job, path, spec: CpusetSpec { cpus, .. }, .. } = job_cpuset;
     let cpus = cpus_text(cpus);
@@ -310,8 +324,9 @@ fn write_reason(job_cpuset: &JobCpuset, found: Option<&Cpuset>) -> String {
     }
 }
 
-/// Records that a process is about to be moved from the cgroup `from` into the cpuset at `to`. Returns the cgroup that
-/// the process goes back to.
+/// Writes to the journal that a process is about to be moved from the cgroup `from` into the cpuset at `to`. Returns
+/// the cgroup to which the process goes back later. This is usually `from`. If `from` is in another cpuset of pjw, it
+/// is the cgroup from which the process came into that cpuset, if that is known.
 fn record_move(draft: &mut CycleDraft<'_>, process: ProcessId, from: &str, to: &str) -> String {
     // The original cgroup of a process in another cpuset of pjw is the cgroup before that move.
     let other = draft.state.cpusets.enclosing_cpuset(from);
@@ -321,13 +336,14 @@ fn record_move(draft: &mut CycleDraft<'_>, process: ProcessId, from: &str, to: &
     cgroup
 }
 
-/// Plans to move the members of the job `id`, which holds no cores, out of the cpusets of other jobs, back to their
-/// original cgroups:
+/// Plans to move the processes of the job `id` out of the cpusets of other jobs, back to their original cgroups. Does
+/// nothing if the job holds cores or was released. The processes leave these cpusets:
 ///
-/// - Out of the cpusets of borrowers, in which they were born. There, they run at idle priority, and are frozen with
-///   the borrower.
-/// - Out of the cpusets of other jobs that they have left, because the cores belong to these jobs. The job `id` has no
-///   cpuset into which they could be moved. Adds a warning for those that can't be moved back.
+/// - The cpusets of borrowers (jobs that borrow cores), in which the processes were born. There, they run at idle
+///   priority, and are frozen with the borrower.
+/// - The cpusets of other jobs that the processes have left, because the cores belong to these jobs. Adds a warning
+///   about the processes that can't be moved back. Leaves out a cpuset that is to be removed, or of which a change is
+///   delayed.
 fn return_members_from_other_cpusets(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
@@ -361,9 +377,10 @@ fn keeps_unchanged_cpuset(state: &WardenState, policy: &Policy, job_cpuset: &Job
     is_kept && !state.cpusets.delayed_changes.has_change_for(&job_cpuset.job)
 }
 
-/// Plans to move the processes `left`, which have left the job of `job_cpuset`, back to their original cgroups, and
-/// adds the moves to `changes`. The job keeps its cpuset. Leaves out the processes without a known cgroup. Does nothing
-/// in the cgroup of a batch system, which moves its processes itself.
+/// Plans to move processes that have left the job of `job_cpuset` back to their original cgroups. Adds the moves to
+/// `changes`. The job keeps its cpuset. `left` has the processes, each with its original cgroup. This is `None` if the
+/// process can't be moved back: the process is then left out. Does nothing in the cgroup of a batch system, which moves
+/// its processes itself.
 fn return_processes_that_left(
     draft: &mut CycleDraft<'_>,
     job_cpuset: &JobCpuset,

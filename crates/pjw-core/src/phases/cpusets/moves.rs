@@ -61,9 +61,10 @@ pub(crate) fn why_unmovable(state: &WardenState, policy: &Policy, member: &Membe
         .then(|| format!("process {pid} stays in {cgroup}, by which a service or a container tracks it"))
 }
 
-/// Returns the job whose batch system tracks the process `known` by its cgroup, if a move to another cpuset would take
-/// the process out of that cgroup. `member` is the same process as a member of its job. In cgroup v1, a batch system
-/// tracks the processes of its own job in another hierarchy than the cpusets.
+/// Returns the job whose batch system tracks the process `known` by its cgroup, so that pjw must not move the process
+/// to another cpuset. `member` is the same process as a member of its job. `None` if no batch system tracks the process
+/// by its cgroup. In cgroup v1, also `None` if only the batch system of its own job does: it uses another hierarchy
+/// than that of the cpusets.
 fn tracking_cgroup<'a>(
     known: &'a KnownProcess,
     member: &Member,
@@ -75,8 +76,12 @@ fn tracking_cgroup<'a>(
     })
 }
 
-/// Whether processes may be moved out of this cgroup without an effect on another program. True for the root, the
-/// scopes of logins and of commands that users started there, and pjw's own cpusets.
+/// Whether processes may be moved out of the cgroup at the path `cgroup` without an effect on another program. True for
+/// these cgroups:
+///
+/// - The root, and the cpusets of pjw.
+/// - The scopes of logins, and of programs that users started in terminals, on desktops or by systemd-run(1).
+/// - On cgroup v2 without systemd, each cgroup that is not in a service or a scope.
 fn is_free_to_leave(cgroup: &str, policy: &Policy) -> bool {
     let is_own = policy.own_cgroups.is_own_path(cgroup);
     let scope = cgroup.rsplit('/').next().and_then(|name| name.strip_suffix(".scope"));
@@ -88,7 +93,8 @@ fn is_free_to_leave(cgroup: &str, policy: &Policy) -> bool {
 }
 
 /// Returns those of `members` (processes of a job) that were forked in the cgroup of `job_cpuset`, each with its
-/// original cgroup: the cgroup from which pjw moved the nearest ancestor into the cpuset.
+/// original cgroup. This is the cgroup from which pjw moved the nearest ancestor into the cpuset (see
+/// [`original_cgroup`]). Leaves out the processes whose original cgroup is unknown or already recorded.
 pub(super) fn members_forked_inside(
     draft: &CycleDraft<'_>,
     job_cpuset: &JobCpuset,

@@ -8,7 +8,7 @@ use crate::terms::{
     Observed, Ownership, Policy, own_cgroups::CgroupPlace,
 };
 
-/// The place of a job's cpuset.
+/// The cpuset that a job is to have, or the reason why it gets none.
 pub(super) enum CpusetPlacement {
     /// The job gets this cpuset.
     At(JobCpuset),
@@ -20,7 +20,8 @@ pub(super) enum CpusetPlacement {
     Impossible(String),
 }
 
-/// Returns the cpuset that the job `id` is to have, with its path and settings, or the reason why it gets none.
+/// Returns the cpuset that the job `id` is to have, with its path and settings, or the reason why it gets none. The
+/// result is [`CpusetPlacement::Unneeded`] for a job that is unknown or was released.
 pub(super) fn placement_of(state: &WardenState, policy: &Policy, id: &JobId) -> CpusetPlacement {
     let Some(job) = state.jobs.get(id).filter(|job| !job.was_released) else {
         return CpusetPlacement::Unneeded;
@@ -91,8 +92,8 @@ fn creator_and_path(
     }
 }
 
-/// Whether the cores of the job become an isolated partition. Where the hierarchy has no partitions, the job gets an
-/// ordinary cpuset, with a warning.
+/// Whether the cores of the job become an isolated partition (`cpuset.cpus.partition`). False if the hierarchy of
+/// cgroups has no partitions: the job then gets an ordinary cpuset, with a warning.
 fn gets_partition(policy: &Policy, job: &Job) -> bool {
     let is_requested = job.request.as_ref().is_some_and(|request| request.isolated);
     is_requested && policy.cpuset_support.hierarchy.has_partitions()

@@ -15,9 +15,11 @@ pub(crate) struct PendingCpusetChanges {
     pub(crate) waiting_jobs: BTreeSet<JobId>,
 }
 
-/// Writes the requested affinity masks of threads to the journal. Must be called before a change of the cpuset of `job`
-/// at `path`, because the kernel may change these masks together with the cpuset. The threads are those of `job` and of
-/// all processes in the cpuset.
+/// Writes affinity masks that were requested for threads to the journal (the file with which a restarted daemon
+/// restores its state). Must be called before a change of the cpuset of `job` at the cgroup path `path`, because the
+/// kernel may change these masks together with the cpuset. The threads are those of `job`, and of all other tracked
+/// processes in the cpuset. Leaves out a thread whose original mask has every PU of the machine, unless the journal
+/// already has a mask of this thread.
 pub(super) fn journal_requested_masks(draft: &mut CycleDraft<'_>, job: &JobId, path: &str) {
     let machine = draft.state.topology.cpus();
     // The journal may have an earlier request of a thread that has every PU now.

@@ -8,10 +8,15 @@ use crate::phases::cpusets::planned::{
 use crate::phases::draft::CycleDraft;
 use crate::terms::{CgroupCreator, CpusetChange, CpusetRecord, Observed};
 
-/// Plans the removal of the cpuset at `path`, which no job needs: removes its limits, moves its processes back to their
-/// original cgroups, and removes its cgroup. Adds these changes to `changes`. If a scheduler made the cgroup, only the
-/// limits are removed. Does nothing if no scan has read the cpuset, or while another change for its job is delayed. If
-/// the cgroup is gone, only records its removal.
+/// Plans the removal of the cpuset at the cgroup path `path`, which no job needs. Adds these changes to `changes`:
+///
+/// 1. The limits of the cpuset are removed.
+/// 2. Its processes are moved back to their original cgroups, if these are known.
+/// 3. Its cgroup is removed, if no process will be left in it.
+///
+/// If a batch system made the cgroup, only the limits are removed, and only if pjw wrote them. If the cgroup is gone,
+/// only records that. Does nothing if no scan has read the cpuset, or while another change for its job is delayed. A
+/// change that the kernel or systemd refused is tried again after the next scan of all processes.
 pub(super) fn plan_cpuset_removal(
     draft: &mut CycleDraft<'_>,
     path: &str,

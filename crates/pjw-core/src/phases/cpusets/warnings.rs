@@ -82,10 +82,11 @@ pub(super) fn report_processes_not_moved_back(
     warn(draft, &job_cpuset.job, NOT_MOVED_BACK, text, remedy);
 }
 
-/// Adds warnings for users about those members of the job `id` that have left other jobs, are still in the cpusets of
-/// these, and can't be moved back to their original cgroups. The job `id` holds no cores, so it has no cpuset into
-/// which they could be moved. `inside` has the members in the cpusets of other jobs, each with this cpuset and its
-/// original cgroup. Those in the cpusets of borrowers are not reported. A process that is being moved does not count.
+/// Adds a warning for users for each cpuset of another job in which processes of the job `id` must stay. The processes
+/// have left the other job, and can't be moved back to their original cgroups. The job `id` holds no cores, so it has
+/// no cpuset into which they could be moved. `inside` has the processes of the job in cpusets of other jobs. Each item
+/// is the process, this cpuset, and the original cgroup, which is `None` if the process can't be moved back. Cpusets of
+/// borrowers (jobs that borrow cores) are not reported. A process that pjw is still moving does not count.
 pub(super) fn report_members_not_moved_back(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
