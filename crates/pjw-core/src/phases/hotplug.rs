@@ -38,8 +38,9 @@ fn lost_cpus(topology: &Topology, grant: &Grant, online: &CpuSet) -> CpuSet {
     offline.iter().filter(|pu| !still_runs(pu)).collect()
 }
 
-/// Gives the job `id` other cores for its offline PUs `lost`. If no other cores are free, the job keeps its remaining
-/// cores, or waits for cores if none remain. Adds an event.
+/// Gives the job `id` other cores for its offline PUs `lost`, and adds an event. The job keeps its remaining cores. If
+/// no other cores are free, it goes on with the remaining cores, or waits for cores if none remain. A job that shares
+/// its cores with other jobs gets no other cores.
 fn replace_lost_cores_of_job(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     let Some(grant) = job.grant.clone() else { return };

@@ -33,10 +33,15 @@ pub(crate) fn end_finished_jobs(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Returns the reason why `job` has ended, as text for users. `None` if the job has not ended. The job has had no
-/// process since `empty_since`. If `empty_since` is `None`, the job has a process, and has ended only if the batch
-/// system removed the job's cgroup (docs/adr/0005). A job without a process has also ended if this cgroup is empty, if
-/// the end condition of the job is fulfilled, or if the job is a reservation that was released.
+/// Returns the reason why `job` has ended, as text for users. `None` if the job has not ended. `empty_since` is the
+/// time, in ns since boot, since which the job has had no process. It is `None` if the job has a process. Such a job
+/// has ended only if this scan found that the batch system has removed the job's cgroup. A job without a process has
+/// ended in each of these cases (docs/adr/0005):
+///
+/// - This scan found the cgroup of the job removed or empty.
+/// - The job ends with its last process ([`EndCondition::LastProcessExit`]).
+/// - The job is a reservation (it was made before it had processes). It has had no process for longer than the setting
+///   `reservation_timeout`, or a command has released it.
 fn end_reason(job: &Job, empty_since: Option<Nanos>, draft: &CycleDraft<'_>) -> Option<&'static str> {
     let cgroup = job.cgroup.as_ref().and_then(|path| draft.seen.cgroups.get(path));
     let empty_ns = empty_since.map(|since| draft.now.since_boot.0.saturating_sub(since.0));
@@ -103,7 +108,8 @@ pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     report_released(draft, id, why, &cpus);
 }
 
-/// Takes from the job the PUs that it holds and borrows. Returns those that it held.
+/// Takes from the job `id` all PUs (logical CPUs) that it holds or borrows. Returns the PUs that it held. The borrowed
+/// PUs of other jobs are recorded, so that another job can borrow them in this cycle.
 fn release_pus(draft: &mut CycleDraft<'_>, id: &JobId) -> CpuSet {
     let (pool, lending) = (&mut draft.state.pool, &mut draft.state.lending);
     for pu in pool.borrowed_by(id).iter() {
@@ -163,9 +169,14 @@ pub(crate) fn apply_scheduler_cpusets(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Returns the PUs that the scheduler grants to `job` by the cpuset of the job's cgroup. `None` if a grant of the
-/// scheduler with exactly these PUs is known, or if this scan did not read the cgroup. Also `None` if the cpuset has no
-/// PU, all PUs of the machine or all online PUs, or if a daemon of pjw wrote the cpuset.
+/// Returns the PUs (logical CPUs) that the batch system grants to `job` by the cpuset of the job's cgroup. `None` if
+/// this scan has found no new grant:
+///
+/// - This scan did not read the cgroup, or found no cpuset that limits it.
+/// - A grant of the batch system with exactly these PUs is known.
+/// - The cpuset has no PU, all PUs of the machine, or all online PUs.
+/// - This daemon wrote the cpuset. If an earlier run of it or another pjwd wrote the cpuset, the PUs count as a grant
+///   only if the batch system has granted other PUs before.
 fn new_scheduler_cpus(draft: &CycleDraft<'_>, job: &Job) -> Option<CpuSet> {
     let cgroup = draft.seen.cgroups.get(job.cgroup.as_ref()?)?.present()?;
     let (path, cpusets) = (&cgroup.id.path, &draft.state.cpusets);
@@ -187,9 +198,9 @@ fn new_scheduler_cpus(draft: &CycleDraft<'_>, job: &Job) -> Option<CpuSet> {
     (!is_ours && !is_leftover && !is_known && !has_all && !cpus.is_empty()).then_some(cpus)
 }
 
-/// Takes all cores back from each job that holds some of `cpus` by a grant of pjw and does not share its cores. A
-/// scheduler has granted `cpus` to the job `winner`. The other jobs wait for cores, and can get new ones in this cycle.
-/// Adds an event for each of them.
+/// Takes the cores back from other jobs that hold some of `cpus`. A batch system has granted `cpus` to the job
+/// `winner`. Such a job loses all its cores, and can get other ones in this cycle. It keeps them if a batch system
+/// chose them, or if it shares its cores with other jobs. Adds an event for each job that loses its cores.
 fn revoke_for_scheduler(draft: &mut CycleDraft<'_>, winner: &JobId, cpus: &CpuSet) {
     let loses = |job: &&Job| {
         let grant = job.grant_chosen_by(GrantedBy::Warden).filter(|_| job.id != *winner);
@@ -276,7 +287,8 @@ pub(crate) fn grant_offer(draft: &mut CycleDraft<'_>, id: &JobId, offer: &PuOffe
     set_grant(draft, id, grant);
 }
 
-/// Stores `grant` as the grant of the job. Adds an event if the PUs of the job have changed.
+/// Stores `grant` (the PUs that a job holds) as the grant of the job `id`. Adds an event if the PUs of the job have
+/// changed. Does nothing if the job does not exist.
 fn set_grant(draft: &mut CycleDraft<'_>, id: &JobId, grant: Grant) {
     let Some(job) = draft.state.jobs.get(id) else { return };
     let event = match &job.grant {

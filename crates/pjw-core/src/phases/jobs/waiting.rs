@@ -12,11 +12,18 @@ use crate::terms::{
     Refusal,
 };
 
-/// Grants cores to the jobs that wait for cores, the oldest job first, and to the provisions that hold fewer cores than
-/// were promised. Adds a warning for each job without cores whose request can't be served. First sets the missing
-/// requests of discovered jobs. A request that was refused is not checked again until the request or the
-/// [`ServingConditions`] have changed. Until then, only the waiting jobs that have changed are visited. If everything
-/// must be planned again, all waiting jobs are visited.
+/// Grants cores to the jobs that wait for cores, the oldest job first. Provisions (jobs whose cores are promised to a
+/// service) that hold fewer cores than promised wait in the same queue. Adds a warning for each job without cores whose
+/// request can't be served. First sets the missing requests of discovered jobs.
+///
+/// Hundreds of jobs may wait, so only those are visited that may get cores now:
+///
+/// - The jobs in the queue that have changed. If one of them gets cores, all jobs after it are visited too.
+/// - All jobs in the queue, if the [`ServingConditions`] (such as which cores are free) have changed since the last
+///   cycle, or if everything must be planned again.
+///
+/// A request that was refused is checked again only if the request or the conditions have changed, or if everything
+/// must be planned again.
 pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     set_missing_requests(draft);
     // A change of the policy or of the topology makes everything dirty.
@@ -38,7 +45,7 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     draft.state.served_under = Some(conditions);
 }
 
-/// Returns the facts on which it depends whether a waiting or refused request can be served now.
+/// Returns the facts that decide whether a waiting request can be served now, apart from the request itself.
 fn serving_conditions(state: &WardenState, policy: &Policy) -> ServingConditions {
     let may_share = policy.exhaustion_policy == ExhaustionPolicy::Share;
     ServingConditions {
@@ -48,7 +55,8 @@ fn serving_conditions(state: &WardenState, policy: &Policy) -> ServingConditions
     }
 }
 
-/// Takes the earlier refusals of the requests that are about to be visited: all of them, or those of the changed jobs.
+/// Removes refusals of earlier cycles from the state, and returns them. If `all` is true, these are the refusals of all
+/// jobs, otherwise only those of the jobs that have changed.
 fn take_refused_requests(state: &mut WardenState, all: bool) -> BTreeMap<JobId, RefusedRequest> {
     if all {
         return core::mem::take(&mut state.refused_requests);
@@ -57,8 +65,9 @@ fn take_refused_requests(state: &mut WardenState, all: bool) -> BTreeMap<JobId, 
     dirty.dirty_jobs().filter_map(|(id, _)| refused_requests.remove_entry(id)).collect()
 }
 
-/// The jobs that wait for cores, and the provisions that wait for more cores, in the order in which they are served.
-/// Each item is the time at which the job was detected, and its id. If `all` is false, only the jobs that have changed.
+/// Returns the jobs that wait for cores, in the order in which they are served. Includes provisions (jobs whose cores
+/// are promised to a service) that hold fewer cores than promised. Each item is the time at which the job was detected,
+/// and its id. If `all` is false, returns only the jobs that have changed.
 fn queue_for_cores(state: &WardenState, all: bool) -> BTreeSet<(UnixMillis, JobId)> {
     let is_short = |job: &Job| job.provision.is_some() && has_fewer_than_requested(&state.topology, job);
     let place = |job: &Job| (job.detected_at, job.id.clone());
@@ -70,10 +79,12 @@ fn queue_for_cores(state: &WardenState, all: bool) -> BTreeSet<(UnixMillis, JobI
     changed.filter(|job| waits_for_cores(job) || is_short(job)).map(place).collect()
 }
 
-/// Grants cores to the job `id`, which waits for cores, if its request can be served now. If not, adds a warning unless
-/// the job holds cores, and stores the refusal of the allocator in the state. Removes the earlier refusal of the job
-/// from `earlier`. If this refusal is still valid, the request is refused again without a new search for cores.
-/// `recheck` says that no earlier refusal is valid any more.
+/// Grants cores to the waiting job `id`, if its request can be served now. If not, stores the refusal in the state, and
+/// adds a warning unless the job holds some cores. Stores no refusal if the job has no request, or if
+/// [`is_service_prevented`] is true.
+///
+/// `earlier` has the refusals of earlier cycles. The refusal of this job is removed from it. If this refusal is still
+/// valid, the request is refused again without a search for cores. If `recheck` is true, no earlier refusal is valid.
 fn serve_waiting_job(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
@@ -153,10 +164,13 @@ fn cpuset_of_other_daemon<'a>(state: &'a WardenState, job: &Job) -> Option<(&'a 
     Some((path, leftover.other_writer.as_deref()?))
 }
 
-/// Returns an offer of PUs (logical CPUs) for `request` from the cpuset that pjw wrote in the scheduler's cgroup of the
-/// job `id`: all PUs of the cpuset, or fewer if the job requests fewer now. `None` if there is no such cpuset, if not
-/// all of its PUs are free and online, or if they do not suffice for the request and the policy. A job without cores
-/// has such a cpuset if its record was lost. In observe mode, the cpuset is then still recorded as a leftover.
+/// Returns an offer of PUs (logical CPUs) from the cpuset that pjw wrote in the batch system's cgroup of the job `id`.
+/// A job without cores has such a cpuset if the record of its grant was lost. The job then gets the same PUs again, or
+/// some of them if `request` is for fewer. `None` in each of these cases:
+///
+/// - There is no such cpuset. A cpuset that an earlier run of the daemon left counts too.
+/// - One of its PUs is offline or not free.
+/// - Its PUs do not suffice for the request, or the policy does not allow the choice.
 fn offer_of_own_cpuset(
     state: &WardenState,
     policy: &Policy,
@@ -188,8 +202,9 @@ fn warn_unserved(draft: &mut CycleDraft<'_>, id: &JobId, refusal: &Refusal) {
     warn(draft, id, "unserved", format!("{id} {situation}: {refusal}"), remedy);
 }
 
-/// Sets the request of each discovered job that has none: the number of cores that the scheduler's variables give, else
-/// the number that the configuration gives for the source. Does nothing for a job of which neither number is known.
+/// Sets the request of each discovered job (a job that pjw found by its processes or its cgroup) that has none. The
+/// request is the number of cores that the scheduler's variables give, or else the number that the configuration gives
+/// for the batch system. Does nothing for a job of which neither number is known.
 fn set_missing_requests(draft: &mut CycleDraft<'_>) {
     let jobs = draft.jobs_to_plan();
     let unknown = jobs.iter().filter_map(|id| draft.state.jobs.get(id)).filter(|job| job.request.is_none());
