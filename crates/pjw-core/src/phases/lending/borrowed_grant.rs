@@ -9,9 +9,12 @@ use crate::terms::{
     CpusetHierarchy, EnforcementMethod, Grant, GrantedBy, Job, JobId, Ownership, Policy, StarvedPolicy,
 };
 
-/// Gives the borrower `id` a grant of the PUs `borrowed`, and adds an event. If `borrowed` is empty, the job gets the
-/// grant of [`starved_grant`]. If there is no such grant, the job gets none, and a warning is added. A borrower without
-/// a process has no grant. Does nothing if the job already has this grant.
+/// Gives the borrower `id` (a job of the class besteffort) a grant of the PUs `borrowed`, and adds an event. Does
+/// nothing if the job already has this grant. Special cases:
+///
+/// - If `borrowed` is empty, the job gets the grant of [`starved_grant`]. If that is `None`, the job gets no grant, and
+///   a warning is added.
+/// - A borrower that may not borrow, because it has no process, gets no grant.
 pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowed: &CpuSet) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     if !may_borrow(draft.state, draft.policy, id) {
@@ -69,8 +72,9 @@ pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowe
 }
 
 /// Returns the grant of a borrower that can borrow no core: the ownership, the PUs, and the reason as text for users.
-/// The policy says whether the job is frozen or shares the housekeeping PUs. If one of them is impossible, the other
-/// applies. `None` if both are: there are no housekeeping PUs, and the job can't be frozen.
+/// The policy says whether the job is frozen, or shares the housekeeping PUs (which are reserved for the system). If
+/// one of the two is impossible, the other applies. `None` if both are impossible: there are no housekeeping PUs, and
+/// the job can't be frozen.
 fn starved_grant(state: &WardenState, policy: &Policy, job: &Job) -> Option<(Ownership, CpuSet, String)> {
     let has_cpuset = policy.enforcement != EnforcementMethod::Affinity
         && !matches!(policy.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. })

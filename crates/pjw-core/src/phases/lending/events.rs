@@ -7,10 +7,13 @@ use crate::state::WardenState;
 use crate::terms::{Event, EventKind, Grant, Job, JobId, Ownership};
 
 /// Adds the events about the loans that change: PUs that are lent, that go back to their owners, that another borrower
-/// gets, or whose return is announced or cancelled. Also records when each owner lent cores and took cores back.
-/// `shares` has the PUs that each borrower gets, and `leaving` those that come back at the end of a grace period. The
-/// PUs in `unwanted` come back although their owner does not need them. Must be called before the pool has the new
-/// loans.
+/// gets, or whose return is announced or cancelled. Also records when each owner (a job that lends cores) lent cores
+/// and took cores back. Must be called before the pool has the new loans. The parameters are the decision about the
+/// loans:
+///
+/// - `shares` has the PUs that each borrower (a job that borrows cores) is to have.
+/// - `leaving` has those of these PUs that come back later, each with the end of its grace period.
+/// - `unwanted` has the PUs that come back although their owner does not need them.
 pub(super) fn report_loan_changes(
     draft: &mut CycleDraft<'_>,
     shares: &BTreeMap<JobId, CpuSet>,
@@ -47,7 +50,8 @@ pub(super) fn report_loan_changes(
     record_loan_times(draft, &moves, &lent_after);
 }
 
-/// Reports the PUs that were about to be taken back from the borrower `id`, and stay lent to it.
+/// Adds an event for each owner of the PUs `kept`, which were about to be taken back from the borrower `id` and stay
+/// lent.
 fn report_kept_pus(draft: &mut CycleDraft<'_>, id: &JobId, kept: &CpuSet) {
     for (owner, cpus) in by_owner(draft.state, kept) {
         let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
@@ -109,7 +113,7 @@ struct CoreMoves {
     kept: CpuSet,
 }
 
-/// The PUs of owners that are lent after this decision.
+/// Returns the PUs that are lent if each borrower has its PUs in `shares`. Free PUs are borrowed but not lent.
 fn lent_cpus(state: &WardenState, shares: &BTreeMap<JobId, CpuSet>) -> CpuSet {
     let borrowed = union(shares.values().cloned());
     union(by_owner(state, &borrowed).into_values())
@@ -119,9 +123,13 @@ fn union(sets: impl Iterator<Item = CpuSet>) -> CpuSet {
     sets.fold(CpuSet::new(), |all, cpus| all.union(&cpus))
 }
 
-/// Records for each owner of PUs in `moves` that cores were lent or taken back now. If cores were about to be taken
-/// back and stay lent, both are recorded. `lent_after` has all PUs that are lent after the decision. The active
-/// processes of these owners are planned again.
+/// Records for each owner of PUs in `moves` that cores were lent or taken back now. `lent_after` has all PUs that are
+/// lent after the decision. The active processes of these owners are planned again. Special cases:
+///
+/// - If cores were about to be taken back and stay lent, a return and a loan are recorded.
+/// - If cores were both lent and taken back, only the loan is recorded.
+/// - If cores came back only because no borrower can use them, and no core of the owner is lent any more, the time of
+///   the last loan is forgotten. The cores can then be lent again at once.
 fn record_loan_times(draft: &mut CycleDraft<'_>, moves: &CoreMoves, lent_after: &CpuSet) {
     let (now, lend_after) = (draft.now.since_boot, draft.policy.lending.lend_after);
     let owners = |cpus: &CpuSet| by_owner(draft.state, cpus).into_keys().collect::<BTreeSet<JobId>>();
@@ -146,7 +154,7 @@ fn record_loan_times(draft: &mut CycleDraft<'_>, moves: &CoreMoves, lent_after: 
     }
 }
 
-/// These PUs by the job that owns them. Free PUs are left out.
+/// Returns the PUs in `cpus` by the job that holds them. Leaves out the PUs that no job holds.
 fn by_owner(state: &WardenState, cpus: &CpuSet) -> BTreeMap<JobId, CpuSet> {
     let mut owners: BTreeMap<JobId, CpuSet> = BTreeMap::new();
     for pu in cpus.iter() {
@@ -157,10 +165,10 @@ fn by_owner(state: &WardenState, cpus: &CpuSet) -> BTreeMap<JobId, CpuSet> {
     owners
 }
 
-/// Returns the event that the grant of `job` changes to the PUs `cpus`, which the job then holds as `ownership` says.
-/// The job is a borrower: it has no cores of its own. `reason` is a text for users. `None` if the ownership stays the
-/// same, and if each PU that the grant gains or loses is owned by another job: other events report these loans and
-/// returns. A frozen job counts as a job without PUs.
+/// Returns the event about a new grant of the borrower `job` (a job that has no cores of its own). The grant has the
+/// PUs `cpus`, which the job holds as `ownership` says. A frozen job counts as a job without PUs. `reason` is a text
+/// for users. `None` if other events report the change: the ownership stays the same, and each PU that the grant gains
+/// or loses belongs to another job.
 pub(super) fn grant_event(
     state: &WardenState,
     job: &Job,

@@ -21,23 +21,28 @@ use crate::terms::{
     Policy, PriorityClass,
 };
 
-/// The decision about all borrowers.
+/// The decision about all borrowers (jobs of the class besteffort, which run on free cores and on lent cores).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct LoanDecision {
     /// The PUs that each borrower is to have. A borrower that gets none has an empty set.
     shares: BTreeMap<JobId, CpuSet>,
-    /// Those of these PUs that are to be taken back, with the end of their grace period.
+    /// The PUs in `shares` that their borrower must return later, each with the end of its grace period, in ns since
+    /// boot.
     leaving: BTreeMap<Pu, Nanos>,
-    /// The PUs that were lent, that their owners do not need, and that no borrower wants any more.
+    /// The lent PUs that go back to their owners although the owners do not need them, because no borrower can use
+    /// them.
     unwanted: CpuSet,
 }
 
 /// A core of an owner or a free core, as the set of its online PUs.
 type Core = CpuSet;
 
-/// An owner, with its cores that are lent or may be lent.
+/// An owner (a job of the class guaranteed, whose idle cores pjw may lend), with the result of the decision about its
+/// cores.
 struct Owner {
+    /// The number of its cores that could be lent at all: whole cores that it shares with no other job.
     core_count: u32,
+    /// The cores that may stay lent, and those that the decision lends in addition.
     lent: Vec<Core>,
     /// The cores that may be lent in addition, best first.
     lendable: Vec<Core>,
@@ -146,7 +151,13 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     draft.state.lending.set_pus_to_return(leaving);
 }
 
-/// Decides which cores each borrower gets, and which lent cores must be returned. Changes nothing.
+/// Decides which cores each borrower gets, and which lent cores must be returned. Changes nothing. `now` is the present
+/// time, in ns since boot. The rules:
+///
+/// - A borrower keeps the cores that are still free, or that their owner may still lend. A core that the owner needs
+///   stays with the borrower until the end of a grace period.
+/// - The borrower with the fewest cores gets the next core. Free cores are given before cores of owners.
+/// - At the end, cores are moved between borrowers until they have nearly the same number.
 fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecision {
     let online = state.pool.online_cpus();
     let mut borrowers: Vec<Borrower<'_>> = state
@@ -201,9 +212,9 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
     LoanDecision { shares, leaving, unwanted }
 }
 
-/// Makes the lent cores that their borrower has left lendable again, so that other borrowers can get them: in each
-/// owner, moves these cores from `lent` to the front of `lendable`. The borrower ended, has no process, wants fewer
-/// cores, or would slow down the owners. Returns the PUs of these cores.
+/// Offers lent cores that no borrower uses any more to other borrowers. In each owner, moves these cores from `lent` to
+/// the front of `lendable`. Returns the PUs of these cores. The borrower of such a core ended, has no process, wants
+/// fewer cores, or would slow down the owners.
 fn offer_left_cores(owners: &mut [Owner], borrowers: &[Borrower<'_>]) -> CpuSet {
     let mut all_left = CpuSet::new();
     let held = borrowers.iter().flat_map(|borrower| borrower.cores.iter().chain(&borrower.leaving));
@@ -218,15 +229,16 @@ fn offer_left_cores(owners: &mut [Owner], borrowers: &[Borrower<'_>]) -> CpuSet 
     all_left
 }
 
-/// A borrower, with the cores that it has and is to have.
+/// A borrower (a job of the class besteffort, which runs on free cores and on lent cores) while the decision is made.
 struct Borrower<'a> {
     id: &'a JobId,
-    /// The number of cores that it can use: none while it has no process.
+    /// The largest number of cores that it can use. Zero while it has no process.
     max_count: usize,
+    /// The cores that it is to have. At the beginning, those that it has now.
     cores: Vec<Core>,
-    /// The cores that it has until the end of a grace period.
+    /// The cores that it has only until the end of a grace period. They are not in `cores`.
     leaving: Vec<Core>,
-    /// Whether a process of it would run before the threads of an owner, or beside them.
+    /// Whether it would slow down the owners of lent cores. It then gets no lent cores.
     would_slow_owners: bool,
 }
 
@@ -254,8 +266,10 @@ impl<'a> Borrower<'a> {
     }
 }
 
-/// The borrowers with a process that the idle priority of their cpuset does not hold back: the kernel or systemd
-/// refused the cpuset, or a process must stay in another cgroup. Empty where nothing is lent.
+/// Returns the borrowers of which a process can't run at idle priority, so that it would slow down the owner of a lent
+/// core. The cpuset of a borrower gives its processes this priority. It does not if the kernel or systemd refused the
+/// cpuset, or if a process can't be moved into the cpuset. Empty if pjw lends no cores, or if there is no job whose
+/// cores it could lend.
 fn unfit_borrowers(state: &WardenState, policy: &Policy) -> BTreeSet<JobId> {
     if reason_not_to_lend(policy).is_some() || state.jobs.guaranteed_jobs().next().is_none() {
         return BTreeSet::new();
@@ -267,7 +281,8 @@ fn unfit_borrowers(state: &WardenState, policy: &Policy) -> BTreeSet<JobId> {
     state.jobs.borrowers().map(|job| job.id.clone()).filter(is_unfit).collect()
 }
 
-/// The cores all of whose online PUs are in `cpus`. Visits no other cores: each owner asks for its own.
+/// Returns the cores of which all online PUs are in `cpus`, each as the set of its online PUs. `online` has the online
+/// PUs of the machine.
 fn whole_cores(topology: &Topology, cpus: &CpuSet, online: &CpuSet) -> Vec<Core> {
     let usable = cpus.intersection(online);
     let is_whole = |core: &Core| {
@@ -277,7 +292,7 @@ fn whole_cores(topology: &Topology, cpus: &CpuSet, online: &CpuSet) -> Vec<Core>
     topology.split_by_core(&usable).filter(is_whole).collect()
 }
 
-/// Whether the core belongs to a job that lends cores.
+/// Whether the core belongs to a job whose cores may be lent.
 fn is_lent_by_owner(state: &WardenState, core: &Core) -> bool {
     let holders = core.iter().filter_map(|pu| state.pool.holder(pu)?.job());
     holders.filter_map(|id| state.jobs.get(id)).any(|job| lendable_grant(job).is_some())
@@ -288,7 +303,8 @@ fn is_announced(state: &WardenState, core: &Core) -> bool {
     core.iter().any(|pu| state.lending.grace_period_end(pu).is_some())
 }
 
-/// The grant of a job whose cores may be lent: pjw chose them, and they are no isolated partition.
+/// Returns the grant of a job whose cores may be lent. Such a job is of the class guaranteed. pjw chose its cores,
+/// which it shares with no other job and which are no isolated partition. `None` for any other job.
 fn lendable_grant(job: &Job) -> Option<&Grant> {
     let is_partition = job.request.as_ref().is_some_and(|request| request.isolated);
     let grant =
@@ -298,7 +314,7 @@ fn lendable_grant(job: &Job) -> Option<&Grant> {
 
 /// Returns the job `job` as an owner: its cores that stay lent, and those that may be lent in addition. Both lists are
 /// empty if pjw lends no cores at present. `None` if the cores of this job may not be lent. `now` is the present time,
-/// in ns since boot.
+/// in ns since boot. Lent cores that the owner needs are in neither list.
 fn lending_owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) -> Option<Owner> {
     let grant = lendable_grant(job)?;
     // Threads of a job that shares a core count as the owner's use of the core, if they are bound to it. The core would
@@ -354,7 +370,7 @@ fn lending_owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) ->
     Some(Owner { core_count, lent, lendable: idle })
 }
 
-/// The PUs to which hot threads of a job are pinned.
+/// Returns the PUs to which pjw has pinned threads of the job: such a thread may run on this one PU only.
 fn pinned_pus(state: &WardenState, job: &JobId) -> CpuSet {
     let pins = state
         .members_of(job)
@@ -371,16 +387,17 @@ fn borrower_with_fewest_cores<'b, 'a>(
     hungry.min_by_key(|borrower| borrower.cores.len())
 }
 
-/// Whether a borrower may get a core of an owner: its processes run at idle priority, in its cpuset. They also do from
-/// the moment at which it gets its first core.
+/// Returns whether a borrower may get a core of an owner. All its processes must be in its cpuset, in which they run at
+/// idle priority. A borrower without cores may get one, because pjw moves its processes into the cpuset when it gets
+/// its first core. False if the borrower would slow down the owners.
 fn may_get_lent_core(state: &WardenState, borrower: &Borrower<'_>) -> bool {
     let is_first = borrower.cores.is_empty();
     !borrower.would_slow_owners
         && (is_first || state.members_of(borrower.id).all(|member| state.is_in_job_cpuset(member)))
 }
 
-/// Chooses the next core to lend, and marks it as lent. It comes from the owner of which the smallest share is lent.
-/// `None` if no owner has a core to lend.
+/// Chooses the next core to lend, and moves it from the lendable cores of its owner to the lent ones. The owner is that
+/// of which the smallest share of cores is lent. `None` if no owner has a core to lend.
 fn lend_next_core(owners: &mut [Owner]) -> Option<Core> {
     let share = |owner: &&mut Owner| (owner.lent.len() * 1000) / (owner.core_count.max(1) as usize);
     let owner = owners.iter_mut().filter(|owner| !owner.lendable.is_empty()).min_by_key(share)?;
