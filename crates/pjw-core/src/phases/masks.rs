@@ -8,9 +8,12 @@
 //! whole grant are pinned to one PU.
 
 mod nodes;
+mod restores;
 mod thread_plan;
 
 use self::nodes::ChosenNodes;
+pub(crate) use self::restores::plan_mask_restores;
+use self::restores::restore_masks_of_job;
 use self::thread_plan::ThreadPlan;
 use crate::basics::{CpuSet, Nanos, ProcessId, Pu, ThreadId, cpus_text, prelude::*};
 use crate::phases::overload::threads_to_unbind;
@@ -22,9 +25,12 @@ use crate::terms::{
     BindingPolicy, Event, EventKind, Job, JobId, MaskAction, MaskActionKind, OversubscriptionPolicy, Policy,
 };
 
-/// Plans the changes of the affinity masks of jobs. Leaves out the jobs in `waiting_jobs`, because changes of their
-/// cpusets are not complete. `reported` has the calls of sched_setaffinity(2) for PUs (logical CPUs) outside of a job.
-/// This cycle has already reported these calls, so the masks that they set are not reported again.
+/// Plans the changes of the affinity masks of the jobs that have changed ([`CycleDraft::jobs_to_plan`]).
+///
+/// - `waiting_jobs` are the jobs with a change of their cpuset that is not complete. Such a job gets no change while it
+///   holds cores.
+/// - `reported` has the calls of sched_setaffinity(2) for PUs (logical CPUs) outside of a job that this cycle has
+///   already reported. The masks that these calls set are not reported again.
 pub(crate) fn plan_masks(
     draft: &mut CycleDraft<'_>,
     waiting_jobs: &BTreeSet<JobId>,
@@ -34,10 +40,15 @@ pub(crate) fn plan_masks(
     jobs.flat_map(|id| plan_masks_of_job(draft, &id, waiting_jobs.contains(&id), &mut reported)).collect()
 }
 
-/// Sorts changes of affinity masks. The first thread of a process is restricted before its other threads, and gets
-/// every online PU (logical CPU) or its original mask after them. So a pjwd that is killed between two of these changes
-/// leaves no narrow mask at another thread alone. A later daemon without the journal looks only at the masks of first
-/// threads. `online` is the set of online PUs.
+/// Sorts changes of affinity masks so that a pjwd that is killed between two of them leaves no mask that a later pjwd
+/// can't find. A later pjwd without the journal looks only at the masks of first threads (the threads that began their
+/// processes). So no other thread may have a narrow mask while the first thread has every PU (logical CPU) in `online`,
+/// the online PUs. A change widens a mask if it restores the original mask, or if it gives the thread every online PU.
+/// The order is:
+///
+/// - First, the changes that restrict a first thread that has every online PU now, and those that widen masks of other
+///   threads.
+/// - Then all other changes. Changes of the same group keep their order.
 pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -> Vec<MaskAction> {
     actions.sort_by_key(|action| {
         let is_first = action.thread.is_first_thread();
@@ -50,11 +61,15 @@ pub(crate) fn sort_mask_actions(mut actions: Vec<MaskAction>, online: &CpuSet) -
     actions
 }
 
-/// Plans the changes of the affinity masks of the threads of the job `id`, adds them to the records for the journal
-/// (pjwd's files), and returns them. If the job holds no cores, the changes restore the original masks. If the job
-/// holds cores and `waits_for_cpuset` is true, plans no change, because a change of the job's cpuset is not complete.
-/// Also records the NUMA nodes of processes. Adds an event for each process of which a thread left the PUs of the job,
-/// unless this cycle has already reported the process or the call that changed the mask (`reported`).
+/// Plans the changes of the affinity masks of the threads of the job `id`, and returns them.
+///
+/// - If the job holds no cores, the changes restore the original masks (the masks before pjw changed them).
+/// - If the job holds cores, the changes restrict its threads to these cores, and pin some threads to one PU (logical
+///   CPU). No change is planned if `waits_for_cpuset` is true: then a change of the job's cpuset is not complete.
+///
+/// Writes the changes to the journal (the file with which a restarted daemon restores its state), and records the NUMA
+/// nodes of processes. Adds an event for each process of which a thread left the PUs of the job. `reported` has the
+/// processes and threads for which this cycle has already added an event: they get no second one.
 fn plan_masks_of_job(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
@@ -75,7 +90,7 @@ fn plan_masks_of_job(
     match draft.policy.bindings {
         BindingPolicy::Respect => {}
         BindingPolicy::Repair => lift_overloaded_bindings(draft.state, &mut plans, &grant),
-        BindingPolicy::Override => lift_all(&mut plans, &grant),
+        BindingPolicy::Override => lift_all_bindings(&mut plans, &grant),
     }
     if draft.state.jobs.get(id).is_some_and(Job::is_borrower) {
         // The owner waits for the threads that run.
@@ -121,9 +136,12 @@ fn plan_masks_of_job(
     actions
 }
 
-/// Returns the members of the job `id` whose affinity masks may have to change now. `None` if there are none, or if a
-/// change of the job's isolated partition is delayed. While another change of the job's cpuset is delayed, the members
-/// in the cpuset are left out.
+/// Returns the members (processes) of the job `id` whose affinity masks may have to change now. `None` if nothing of
+/// the job has to be planned.
+///
+/// A change of the job's cpuset is delayed if it was begun in an earlier cycle and is not complete. Until then, the
+/// members in the cpuset are left out. If the job has an isolated partition (a cpuset that has its PUs for itself), the
+/// result is `None`.
 fn members_to_plan<'a>(draft: &'a CycleDraft<'_>, id: &JobId) -> Option<Vec<&'a Member>> {
     let mut concerned = draft.state.members.members_to_plan(&draft.state.dirty, id)?;
     if draft.state.cpusets.is_partition_delayed(id) {
@@ -138,10 +156,14 @@ fn members_to_plan<'a>(draft: &'a CycleDraft<'_>, id: &JobId) -> Option<Vec<&'a 
 }
 
 /// Returns the threads of `members` (processes of a job) as input for the choice of their masks. `grant` has the PUs of
-/// the job. Threads that have exited and threads without a mask entry are left out. If only the active threads of a
-/// process must be planned ([`crate::state::members::Members::active_threads_to_plan`]), its other threads are left out
-/// too. Except: if the job has an isolated partition, inactive threads are not left out, because all threads are
-/// pinned. Also decides for which threads a binding that pjw had lifted is restored.
+/// the job. Also decides for which threads a binding (a mask of the program) that pjw had lifted is restored. These
+/// threads are left out:
+///
+/// - Threads that have exited.
+/// - Threads without a mask entry (what pjw knows about the mask of a thread).
+/// - Inactive threads, if only the active threads of their process must be planned
+///   ([`crate::state::members::Members::active_threads_to_plan`]). But if the job has an isolated partition
+///   (`has_isolated_partition`), inactive threads stay in the result, because all threads are pinned.
 fn thread_plans<'a>(
     draft: &'a CycleDraft<'_>,
     grant: &CpuSet,
@@ -185,9 +207,9 @@ fn thread_plans<'a>(
     plans
 }
 
-/// Marks the threads that were not helped when pjw lifted their binding: they wait for a PU nearly as much as before
-/// ([`LiftedBinding::must_restore_binding`]). The binding of such a thread is put in force again, and is not lifted a
-/// second time.
+/// Marks the threads that were not helped when pjw lifted their binding: replaced the mask by which the program bound
+/// the thread. Such a thread waits for a PU nearly as much as before ([`LiftedBinding::must_restore_binding`]). Its
+/// binding is put in force again, and is not lifted a second time. `now` is the present time, in ns since boot.
 fn mark_failed_lifts(plans: &mut [ThreadPlan<'_>], now: Nanos) {
     let is_failed = |plan: &ThreadPlan<'_>| {
         let lifted = plan.entry.lifted_binding(&plan.own).filter(|_| plan.was_unbound);
@@ -207,8 +229,11 @@ fn mark_failed_lifts(plans: &mut [ThreadPlan<'_>], now: Nanos) {
     }
 }
 
-/// Marks the hot threads whose bindings are lifted now, because too many hot threads are bound to the same PUs. A
-/// thread that may run outside of `grant` is not marked: the thread is restricted to `grant` first.
+/// Marks the threads whose bindings are lifted now, because their program bound too many hot threads to the same PUs. A
+/// thread is hot if it runs or waits for a PU most of the time. Two kinds of threads are not marked:
+///
+/// - A thread that may run outside of `grant`, the PUs of the job. It is restricted to `grant` first.
+/// - A thread that an earlier lift of its binding did not help.
 fn lift_overloaded_bindings(state: &WardenState, plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
     let hot = plans.iter().filter(|plan| plan.thread.demand.is_hot);
     let hot_threads: Vec<HotThread> = hot.map(|plan| hot_thread(plan, grant)).collect();
@@ -226,7 +251,7 @@ fn lift_overloaded_bindings(state: &WardenState, plans: &mut [ThreadPlan<'_>], g
 ///
 /// - All its threads have the same binding.
 /// - The binding has PUs (logical CPUs) of a single core.
-/// - The process has more hot threads than the binding has PUs.
+/// - The process has more hot threads (threads that run or wait for a PU most of the time) than the binding has PUs.
 ///
 /// A binding to several cores is assumed to be intended. A process with a thread whose mask was not yet read is left
 /// out.
@@ -253,8 +278,9 @@ fn processes_bound_to_one_core(
     hot.into_keys().collect()
 }
 
-/// Lifts every binding that is still in force. A thread outside of the grant is confined first.
-fn lift_all(plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
+/// Marks all threads that their program bound to a part of `grant`, the PUs of the job: their bindings are lifted now.
+/// A thread that may run outside of `grant` is not marked, because it is restricted to `grant` first.
+fn lift_all_bindings(plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
     for plan in plans {
         let is_bound = plan.own != *grant && !plan.was_unbound;
         let is_inside = plan.thread.effective_mask.is_subset(grant);
@@ -262,10 +288,15 @@ fn lift_all(plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
     }
 }
 
-/// Chooses the PU to which each thread of a job is pinned. Threads of a borrower are not pinned, because its PUs change
-/// often. In an isolated partition, all threads in the cpuset are pinned, because the kernel does not balance load
-/// there. Otherwise only hot threads can be pinned. PUs that are not lent are used if there are enough for all these
-/// threads.
+/// Chooses the PU to which each thread of the job `id` is pinned (restricted by pjw). A thread that is missing in the
+/// result is not pinned, for example a thread that its program bound to some PUs. `grant` has the PUs of the job, and
+/// `plans` has its threads.
+///
+/// - Only hot threads (threads that run or wait for a PU most of the time) are pinned.
+/// - In an isolated partition (a cpuset in which the kernel does not balance load), all threads in the cpuset are
+///   pinned instead.
+/// - Threads of a borrower (a job that runs on free and lent cores) are not pinned, because its PUs change often.
+/// - PUs that are lent to a borrower are used only if the other PUs are too few for these threads.
 fn choose_pins_of_job(
     draft: &CycleDraft<'_>,
     id: &JobId,
@@ -300,7 +331,7 @@ fn choose_pins_of_job(
     choose_pins(&draft.state.topology, kept, &threads, pin_all.as_ref().unwrap_or(draft.policy))
 }
 
-/// A thread as input for [`choose_pins`] and [`threads_to_unbind`], without a NUMA node and an address space.
+/// Returns a thread as input for [`choose_pins`] and [`threads_to_unbind`], without a NUMA node and an address space.
 fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
     let (thread, last_cpu) = (plan.id, plan.thread.last_cpu);
     let (mask, pinned_pu) = (plan.mask_without_pin(grant).clone(), plan.pinned_pu(grant));
@@ -308,10 +339,12 @@ fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
 }
 
 /// Returns the kind of the planned change of a thread's mask to `target`, and the reason for the change as text for
-/// users. `plan` describes the thread. `pin` is the PU to which the change pins the thread. `None` if the change pins
-/// the thread to no PU. `grant` has the PUs of `job`. `is_lifted` is true if `target` equals `grant`, and the kernel
-/// may store an earlier mask of pjw without some PUs of `grant`, which has no effect in the cpuset of the job. If
-/// several kinds fit, the first one in the function counts.
+/// users. If several kinds fit, the first one in the function counts.
+///
+/// - `pin` is the PU to which the change pins the thread. `None` if it pins the thread to no PU.
+/// - `grant` has the PUs of `job`.
+/// - `is_lifted` is true if `target` equals `grant`, and the thread may have an earlier mask of pjw without some PUs of
+///   `grant`. This mask has no effect in the cpuset of the job.
 fn kind_and_reason(
     plan: &ThreadPlan<'_>,
     pin: Option<Pu>,
@@ -370,10 +403,12 @@ fn kind_and_reason(
     }
 }
 
-/// Adds one event for each process of which a thread has replaced the mask of pjw by a mask with PUs outside of `grant`
-/// or by the mask of all PUs, and adds the process to `reported`. `actions` has the changes that repair these masks. No
-/// event is added for a process in `reported`. Also none if the mask is inside `grant` and `reported` has the thread:
-/// the violation was reported when the thread requested the mask.
+/// Adds one event for each process of which a thread left the PUs of its job: the program replaced the mask of pjw by a
+/// mask with PUs outside of `grant` (the PUs of `job`), or by the mask of all PUs. `actions` has the changes that
+/// repair these masks. The processes are added to `reported`. No event is added in these cases:
+///
+/// - `reported` already has the process.
+/// - `reported` already has the thread, and its mask is inside `grant`: the call that requested the mask was reported.
 fn report_violations(
     draft: &mut CycleDraft<'_>,
     job: &JobId,
@@ -402,87 +437,4 @@ fn report_violations(
             draft.out.events.push(event);
         }
     }
-}
-
-/// Returns the changes that restore the original masks of the threads of the job `id`, after they were added to the
-/// records for the journal. The job holds no cores, so its threads must not stay on the cores of other jobs. Their
-/// processes stay members. After a full scan, also records for the journal which threads have their original masks.
-fn restore_masks_of_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Vec<MaskAction> {
-    let Some(members) = draft.state.members.members_to_plan(&draft.state.dirty, id) else {
-        return Vec::new();
-    };
-    let (actions, done): (Vec<_>, Vec<_>) =
-        members.into_iter().map(|member| mask_restore_actions(draft.state, member)).unzip();
-    let (actions, done) = (actions.concat(), done.concat());
-    // Only after a full scan: see `plan_mask_restores`.
-    if draft.full {
-        done.into_iter().for_each(|thread| draft.stop_journaling(thread));
-    }
-    draft.journal_mask_requests(&actions);
-    actions
-}
-
-/// Returns the actions that restore the original masks of a process's threads, and the threads that need no action: the
-/// mask need not be restored, the kernel refuses the original mask, or the original mask has no online PU.
-fn mask_restore_actions(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<ThreadId>) {
-    let online = state.pool.online_cpus();
-    let mut actions = Vec::new();
-    let mut done = Vec::new();
-    for (id, known) in member.living_threads() {
-        let Some(entry) = &known.mask_entry else { continue };
-        let target = entry.original_mask().clone();
-        // A mask without an online PU can't be requested.
-        if entry.needs_no_restore() || !target.intersects(&online) {
-            done.push(id);
-            continue;
-        }
-        let why = format!("{} has no cores of its own: back to {target}", member.job);
-        let kind = MaskActionKind::Restore;
-        actions.push(MaskAction::with_exact_mask(kind, &member.job, id, &known.effective_mask, target, why));
-    }
-    (actions, done)
-}
-
-/// Plans the changes of affinity masks that give the threads of released processes their original masks back. Leaves
-/// out processes that are kept off the cores of jobs. pjw keeps track of a process with restored masks until a full
-/// scan, because an unknown child may still have a mask that pjw had set for its parent. pjw also keeps track of the
-/// process while it is in a cpuset of pjw, because kernels before Linux 6.2 replace the mask when the process leaves
-/// the cpuset.
-pub(crate) fn plan_mask_restores(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> {
-    draft.state.record_ongoing_restores(draft.now.since_boot);
-    let mut actions = Vec::new();
-    let mut restored: Vec<ProcessId> = Vec::new();
-    let released = draft
-        .state
-        .processes_to_restore
-        .values()
-        .filter(|member| !draft.state.pids_kept_off_job_cpus.contains(&member.id.pid));
-    for member in released {
-        let (restores, _) = mask_restore_actions(draft.state, member);
-        let is_hidden = |thread| draft.state.may_cpuset_hide_mask(member.id.pid, thread);
-        let is_unread =
-            member.threads.values().all(|thread| thread.mask_entry.is_none() && thread.is_alive());
-        let cgroup = draft.state.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
-        let is_in_cpuset =
-            cgroup.is_some_and(|cgroup| draft.state.cpusets.enclosing_cpuset(cgroup).is_some());
-        let is_hidden = is_in_cpuset || member.threads.values().any(is_hidden);
-        if restores.is_empty() && !is_unread && !is_hidden {
-            restored.push(member.id);
-        }
-        actions.extend(restores);
-    }
-    draft.journal_mask_requests(&actions);
-    if !draft.full {
-        return actions;
-    }
-    for process in restored {
-        let Some(member) = draft.state.processes_to_restore.get(&process.pid) else { continue };
-        let kept: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
-        kept.into_iter().for_each(|thread| draft.stop_journaling(thread));
-        if let Some(member) = draft.state.processes_to_restore.remove(&process.pid) {
-            let is_settled = !draft.state.released_masks.contains_key(&member.job);
-            draft.state.lineage.record_masks_restored(&member, is_settled);
-        }
-    }
-    actions
 }

@@ -82,10 +82,15 @@ impl ChosenNodes {
         chosen.or(member.numa_node).filter(|_| self.has_rule)
     }
 
-    /// Returns the NUMA nodes to record, each as a pid and the number of the node on which the process runs from now
-    /// on. This is the chosen node, or another node if the chosen node was full. `pins` has the PU (logical CPU) of
-    /// each pinned thread. The result lacks a process if no hot thread of the process is restricted to one node by a
-    /// pin or by its program.
+    /// Returns the NUMA nodes to record for the processes for which this cycle chose a node. Each item is a pid and the
+    /// number of the node on which the process runs from now on. This is the chosen node, or another node if the chosen
+    /// node was full.
+    ///
+    /// - `grant` has the PUs (logical CPUs) of the job, and `plans` has its threads.
+    /// - `pins` has the PU of each pinned thread.
+    ///
+    /// The result lacks a process if none of its hot threads (threads that run or wait for a PU most of the time) is
+    /// restricted to one node, by a pin or by its program.
     pub(super) fn nodes_to_record(
         &self,
         topology: &Topology,
@@ -112,7 +117,7 @@ impl ChosenNodes {
     }
 }
 
-/// Whether [`super::choose_pins_of_job`] pins the hot threads of a job.
+/// Whether [`super::choose_pins_of_job`] pins the hot threads `hot` of the job `id`, which holds the PUs `grant`.
 fn is_pinned(draft: &CycleDraft<'_>, id: &JobId, grant: &CpuSet, hot: &[&ThreadPlan<'_>]) -> bool {
     let floats = draft.policy.oversubscription == OversubscriptionPolicy::Float && hot.len() > grant.len();
     let is_borrower = draft.state.jobs.get(id).is_some_and(Job::is_borrower);

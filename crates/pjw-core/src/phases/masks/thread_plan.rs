@@ -73,9 +73,10 @@ impl ThreadPlan<'_> {
         if is_everything { machine.clone() } else { mask.clone() }
     }
 
-    /// Returns whether the kernel may store a mask that pjw requested for the thread, and that has no effect at present
-    /// because the cpuset restricts the thread to `grant`. In another cgroup, the mask would have an effect. Children
-    /// of the process inherit the mask.
+    /// Returns whether pjw requested a mask without some PUs of `grant` (the PUs of the job), and the cpuset of the
+    /// thread has exactly the PUs of `grant`. If the thread may run on all of `grant` nevertheless, this mask has no
+    /// effect at present. But the kernel stores the mask: it would have an effect in another cgroup, and children of
+    /// the process inherit it. False if the program requested the last mask, or if the last mask is not known.
     pub(super) fn may_hide_requested_mask(&self, grant: &CpuSet) -> bool {
         let requested = self.entry.requested_mask().filter(|_| !self.entry.is_mask_from_program());
         self.follows_cpuset && requested.is_some_and(|requested| !grant.is_subset(requested))
