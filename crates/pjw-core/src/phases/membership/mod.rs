@@ -36,7 +36,7 @@ fn update_by_evidence(draft: &mut CycleDraft<'_>, may_adopt: bool) -> bool {
         processes_to_check(draft).map(|known| in_start_order(&known.process)).collect();
     while let Some((_, pid)) = pending.pop_first() {
         let Some(known) = draft.state.processes.get(&pid) else { continue };
-        let Some(found) = evidence_for(draft, known, &mut lookups, may_adopt) else { continue };
+        let Some(found) = job_with_evidence(draft, known, &mut lookups, may_adopt) else { continue };
         lookups.owners.forget_changed(known);
         join_job(draft, pid, &found);
         let processes = &draft.state.processes;
@@ -63,21 +63,23 @@ fn processes_to_check<'a>(draft: &'a CycleDraft<'_>) -> Box<dyn Iterator<Item = 
     Box::new(pids.into_iter().filter_map(|pid| processes.get(&pid)))
 }
 
-/// What was looked up for other processes in the same pass.
+/// The results of look-ups in one call of [`update_by_evidence`]. They are kept because many processes need the same
+/// results.
 #[derive(Default)]
 struct Lookups {
     owners: GroupingOwners,
     launchers: Launchers,
 }
 
-/// The launchers of batch systems among each looked-up process and its ancestors, with their users. A chain of
-/// thousands of nested processes is walked once in a pass.
+/// The launchers of batch systems among a process and its ancestors, each with its user, by the pid of the process. A
+/// launcher is a daemon whose children are processes of jobs, such as slurmstepd. The entries are kept, so that a chain
+/// of thousands of nested processes is walked only once.
 #[derive(Default)]
 struct Launchers(BTreeMap<Pid, Vec<(JobSource, Uid)>>);
 
 impl Launchers {
-    /// Returns the launchers of batch systems among the ancestors of `process`, each with its user. Stores the result
-    /// for each ancestor, so that no ancestor is visited twice in a pass.
+    /// Returns the launchers of batch systems (daemons such as slurmstepd) among the ancestors of `process`, each with
+    /// its user. Stores the result for each ancestor, so that no ancestor is visited twice.
     fn of_ancestors(&mut self, state: &WardenState, process: &Process) -> Vec<(JobSource, Uid)> {
         let mut unknown: Vec<&KnownProcess> = Vec::new();
         let mut found = Vec::new();
@@ -109,8 +111,8 @@ impl Launchers {
     }
 }
 
-/// The jobs to which sessions and process groups belong as a whole. Each is looked up once, and again after a process
-/// joined that may change the answer: a session may have thousands of processes.
+/// The jobs to which all processes of a session or process group belong. A session may have thousands of processes. So
+/// each job is looked up once, and again only after a process has joined a job that may change the answer.
 #[derive(Default)]
 struct GroupingOwners {
     /// By the kind and the id of the session or process group: the job whose source says so. `None` if there is none.
@@ -120,7 +122,8 @@ struct GroupingOwners {
 }
 
 impl GroupingOwners {
-    /// Forgets what changes because the process `known` becomes a member of a job.
+    /// Removes the stored answers that may change because the process `known` becomes a member of a job: those for its
+    /// session, and for its process group.
     fn forget_changed(&mut self, known: &KnownProcess) {
         let Process { session, process_group: group, .. } = known.process;
         if known.batch_identity.jobs_with_own_grouping().next().is_some() {
@@ -135,14 +138,20 @@ impl GroupingOwners {
 struct FoundJob {
     job: JobId,
     evidence: MembershipEvidence,
+    /// The attribute of the process that names the job, such as its cgroup. `None` if other evidence decided.
     reference: Option<JobReference>,
 }
 
-/// Returns the job to which a process is to belong now, with the strongest evidence. `None` if its membership stays as
-/// it is. Always `None` for kernel threads, process 1, processes of pjwd, and the helpers of the job's scheduler.
-/// `lookups` keeps the results of look-ups for other processes. `may_adopt` says whether a process without other
-/// evidence can join the only job of its user.
-fn evidence_for(
+/// Returns the job to which a process is to belong now, with the strongest evidence. A process without a job may join
+/// any job. A member of a job changes only if the batch system's cgroup of the process names a job, and if its present
+/// evidence is weaker.
+///
+/// - `lookups` keeps the results of look-ups for other processes.
+/// - `may_adopt` says whether a process without other evidence can join the only job of its user.
+///
+/// `None` if the membership of the process stays as it is. Always `None` for kernel threads, process 1, processes of
+/// pjwd, and the helpers of the job's batch system.
+fn job_with_evidence(
     draft: &CycleDraft<'_>,
     known: &KnownProcess,
     lookups: &mut Lookups,
@@ -192,10 +201,16 @@ fn evidence_for(
     (!is_helper(state, known, &found.job)).then_some(found)
 }
 
-/// Returns the job to which a process belongs because of its ancestors, its cgroup, its mask or its session, with this
-/// evidence. If several jobs are possible, the first of these decides: the ancestor that the fork event named, the
-/// cpuset in which the process is, the parent, the inherited mask, and the session or process group. `None` if none of
-/// them names a job.
+/// Returns the job to which a process belongs because of its relation to other processes, with this evidence. The first
+/// of these that names a job decides:
+///
+/// 1. The ancestor that the fork event of the process named.
+/// 2. The cpuset of pjw in which the process is.
+/// 3. The parent.
+/// 4. The inherited affinity mask.
+/// 5. The session or process group.
+///
+/// `None` if none of them names a job. `owners` keeps the results of look-ups for other processes.
 fn job_by_relation(
     state: &WardenState,
     known: &KnownProcess,
@@ -217,7 +232,11 @@ fn parent_of<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Member
 }
 
 /// Returns the job of the ancestor that the fork event of the process named, with the evidence of a child of this
-/// ancestor. `None` if there is no such event, if the ancestor was no member, or if its job has ended.
+/// ancestor. This is the job to which the ancestor belongs now. If the ancestor is no member any more, it is the former
+/// job of the ancestor. `None` in each of these cases:
+///
+/// - There is no such event, or the ancestor was no member.
+/// - The ancestor is no member any more, and its job has ended.
 fn job_by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a JobId, MembershipEvidence)> {
     let descendant =
         state.lineage.descendant(process.id.pid).filter(|descendant| descendant.was_ancestor_member)?;
@@ -228,10 +247,13 @@ fn job_by_descent<'a>(state: &'a WardenState, process: &Process) -> Option<(&'a 
     }
 }
 
-/// Returns the job in whose own cpuset cgroup the process is: pjw moved the process or one of its ancestors there.
-/// `None` if the process shares the cgroup with its parent, or if pjw had moved the parent there and the parent belongs
-/// to another job now: then the parent is the evidence. Also `None` if the process has left a provision, or if the
-/// cpuset is about to be removed.
+/// Returns the job for which pjw made the cpuset cgroup in which the process is. pjw moved the process or one of its
+/// ancestors there. `None` if there is no such job. Also `None` in each of these cases:
+///
+/// - The parent is a member of a job and is in the same cgroup. Then the parent is the evidence.
+/// - The parent belongs to another job now, but pjw had moved it into this cgroup. Then the parent is the evidence too.
+/// - The process has left a provision (a job whose cores are promised to a service).
+/// - The cpuset is about to be removed.
 fn job_by_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a JobId> {
     let managed = state.cpusets.enclosing_cpuset(process.cgroup.as_deref()?)?;
     let cpuset = &managed.job_cpuset;
@@ -246,12 +268,15 @@ fn job_by_cpuset<'a>(state: &'a WardenState, process: &Process) -> Option<&'a Jo
     (is_own && !is_by_parent && !has_left && state.jobs.contains_key(&cpuset.job)).then_some(&cpuset.job)
 }
 
-/// Returns the job of an orphan by its affinity mask. Used if no fork event names the ancestors of the
-/// orphan. The mask must lie in the grant of a job of the same user: the orphan then inherited the mask from
-/// the job, or requested it. This finds a daemonised grandchild whose parent was forked and exited between
-/// two scans. Processes of root are not considered, because daemons of root request masks themselves. Also
-/// not considered are processes that started before the first process of the job, or that an earlier scan
-/// found.
+/// Returns the job of an orphan by its affinity mask, if no fork event names the ancestors of the orphan. The mask must
+/// lie in the grant (the cores) of a job of the same user. The orphan then inherited the mask from the job, or
+/// requested it. A grant counts only if pjw chose it, if it is not shared, and if it lacks an online PU. This finds a
+/// daemonised grandchild whose parent was forked and exited between two scans. Always `None` for these processes:
+///
+/// - Processes of root, because daemons of root request masks themselves.
+/// - Processes that started before the first process of the job.
+/// - Processes that an earlier scan has read.
+/// - Processes that have left a provision (a job whose cores are promised to a service).
 fn job_by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a JobId> {
     let process = &known.process;
     let may_inherit =
@@ -281,7 +306,8 @@ pub(crate) fn is_orphan_of_unknown_descent(state: &WardenState, known: &KnownPro
     is_orphan && !state.has_known_descent(process.id.pid, process.id.start.earliest_time())
 }
 
-/// Returns the first job with a provision whose rule matches the process.
+/// Returns the first job with a provision (a promise of cores to a service) whose rule matches the process. `None` if
+/// there is none.
 fn job_by_provision<'a>(state: &'a WardenState, policy: &Policy, process: &Process) -> Option<&'a JobId> {
     let is_recognised = |job: &&Job| {
         let rule = job.provision.as_ref().and_then(|provision| provision.rule.as_ref());
@@ -290,10 +316,10 @@ fn job_by_provision<'a>(state: &'a WardenState, policy: &Policy, process: &Proce
     state.jobs.provisions().find(is_recognised).map(|job| &job.id)
 }
 
-/// Returns whether `rule` matches a process. The rule belongs to a provision, and recognises the processes of a
-/// service. A rule that names only a program matches no process of an ordinary user, because any user can give a
-/// program any name. The only exception is a pjwd that manages the processes of a single user. For a process in a
-/// cpuset of pjw, its original cgroup counts.
+/// Returns whether `rule` matches a process. The rule belongs to a provision (a promise of cores to a service), and
+/// recognises the processes of the service. A rule that names only a program matches no process of an ordinary user,
+/// because any user can give a program any name. The only exception is a pjwd that manages the processes of a single
+/// user. For a process that pjw moved into a cpuset, its original cgroup counts.
 pub(crate) fn matches_rule(
     state: &WardenState,
     policy: &Policy,
@@ -307,9 +333,14 @@ pub(crate) fn matches_rule(
     is_trusted && rule.matches(process.uid, process.comm, cgroup, unit_cgroup, policy.only_managed_user)
 }
 
-/// Returns the job that the environment of the process `known` names, if the name can be relied on. For a known job,
-/// this is so if the job belongs to the user of the process. For an unknown job, the process must descend from the job
-/// launcher of the batch system. `enabled` says whether jobs of a source are detected.
+/// Returns the reference to the job that the environment of the process `known` names, if the name can be relied on.
+/// `None` if there is no such job.
+///
+/// - If pjw knows the job, the process must belong to the job's user.
+/// - If pjw does not know the job, the process must descend from the job launcher of the batch system, and must not be
+///   a process of root.
+///
+/// `enabled` says whether jobs of a source are detected. `launchers` keeps the results of look-ups for other processes.
 fn job_by_environment<'a>(
     state: &WardenState,
     known: &'a KnownProcess,
@@ -346,22 +377,24 @@ pub(crate) fn ancestors<'a>(
     })
 }
 
-/// Whether the process is a scheduler's own helper. A user's process that only has a helper's name is not.
+/// Whether the process is a helper of a batch system, and so does not belong to the job `job`. A process of the job's
+/// user, if this is not root, only has the name of a helper.
 fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
     let helper = matches!(known.batch_identity.role, BatchRole::Helper(_) | BatchRole::Launcher(_));
     let owner = state.jobs.get(job).map_or(known.process.uid, |job| job.owner);
     helper && (known.process.uid == Uid::ROOT || known.process.uid != owner)
 }
 
-/// Returns the job to which the session or the process group of a process belongs as a whole. The reason is the source
-/// of the job, or `assign --session`. `None` if no member of such a job is in this session or group now: as long as
-/// there is one, the kernel can't use the number of the session or group again. `owners` keeps the results of look-ups
-/// for other processes.
+/// Returns the job to which all processes of the session or process group of a process belong. Such a job is known from
+/// the batch system, or was registered by `assign --session`. `None` if there is no such job, or if none of its members
+/// is in this session or group now. Without such a member, the kernel may have used the number of the session or group
+/// again. `owners` keeps the results of look-ups for other processes.
 fn job_by_session(state: &WardenState, process: &Process, owners: &mut GroupingOwners) -> Option<JobId> {
     let Process { session, process_group: group, .. } = *process;
     let GroupingOwners { by_source, by_registration } = owners;
     let mut owned = |unit: JobProcessGrouping, leader: Pid| {
-        by_source.entry((unit, leader)).or_insert_with(|| owner_of(state, unit, leader).cloned()).clone()
+        let job = || job_of_grouping(state, unit, leader).cloned();
+        by_source.entry((unit, leader)).or_insert_with(job).clone()
     };
     let is_inside =
         |member: &Member| state.process(member.id.pid).is_some_and(|known| known.session == session);
@@ -372,9 +405,10 @@ fn job_by_session(state: &WardenState, process: &Process, owners: &mut GroupingO
         .or_else(|| owned(JobProcessGrouping::ProcessGroup, group))
 }
 
-/// The job of a member in the session or process group `leader` whose own attributes say that this session or group
-/// (`unit`) belongs to its job as a whole.
-fn owner_of(state: &WardenState, unit: JobProcessGrouping, leader: Pid) -> Option<&JobId> {
+/// Returns the job to which all processes of the session or process group with the leader `leader` belong. The batch
+/// system's environment variables of a member say so. `unit` says whether it is a session or a process group. `None` if
+/// no member has such variables of its own job.
+fn job_of_grouping(state: &WardenState, unit: JobProcessGrouping, leader: Pid) -> Option<&JobId> {
     let marked = state.processes.pids_in_session_or_group(unit, leader);
     let mut members = marked.filter_map(|pid| Some((state.processes.get(&pid)?, state.members.get(&pid)?)));
     let names_its_job = |(known, member): &(&KnownProcess, &Member)| {
@@ -383,8 +417,12 @@ fn owner_of(state: &WardenState, unit: JobProcessGrouping, leader: Pid) -> Optio
     members.find(names_its_job).map(|(_, member)| &member.job)
 }
 
-/// Makes the process `pid` a member of the job `found`. Creates the job if it is not known. Also stores in the job its
-/// cgroup and its owner, if the process shows them for the first time.
+/// Makes the process `pid` a member of the job `found`. Creates the job if it is not known. Also completes the job:
+///
+/// - If the batch system's cgroup of the process names the job, and the job has no cgroup yet, this cgroup becomes its
+///   cgroup.
+/// - If an attribute of the process names the job, and the job belongs to root, the user of the process becomes its
+///   owner.
 fn join_job(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let owner = known.process.uid;
@@ -401,9 +439,9 @@ fn join_job(draft: &mut CycleDraft<'_>, pid: Pid, found: &FoundJob) {
     add_member(draft, pid, &found.job, found.evidence);
 }
 
-/// Makes the process `pid` a member of `job`, instead of its former job, and adds the membership to the records for the
-/// journal. `evidence` says why the process belongs to the job. The jobs of its children are determined again. If this
-/// scan did not read the threads of the process, the next scan reads them. Does nothing if the process is unknown.
+/// Makes the process `pid` a member of `job`, instead of its former job, and writes the membership to the journal.
+/// `evidence` says why the process belongs to the job. The jobs of its children are determined again in this cycle. If
+/// this scan did not read the threads of the process, the next scan reads them. Does nothing if the process is unknown.
 pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evidence: MembershipEvidence) {
     let Some(known) = draft.state.processes.get(&pid) else { return };
     let id = known.process.id;
@@ -447,7 +485,8 @@ fn update_threads_of(draft: &mut CycleDraft<'_>, pid: Pid) {
     }
 }
 
-/// The mask with which the job began: the affinity mask of the nearest ancestor of `process` that is outside the job.
+/// Returns the affinity mask with which the job of `process` began. This is the mask of the nearest ancestor that
+/// belongs to no job, as a scan read it. `None` if it is unknown.
 fn inherited_mask(state: &WardenState, process: &Process) -> Option<CpuSet> {
     match parent_of(state, process) {
         Some(parent) => parent.inherited_mask.clone(),

@@ -41,10 +41,10 @@ pub(crate) fn track_released_children(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Adds each provision (a job whose cores are promised to a service) to the dirty set, if a new process in its cpuset
-/// has left it: the parent left, and forked this process before pjw moved the parent out of the cpuset. This cycle then
-/// plans to move the process back too. Otherwise, it would run on the cores of the provision until a rescan plans
-/// everything.
+/// Plans a provision (a job whose cores are promised to a service) again, if a new process in its cpuset does not
+/// belong to it. The parent of such a process had left the provision. It forked the process before pjw moved the parent
+/// out of the cpuset. This cycle then plans to move the process out too. Otherwise, the process would run on the cores
+/// of the provision until the next scan of all processes.
 pub(crate) fn mark_provisions_with_left_children(draft: &mut CycleDraft<'_>) {
     let state = &*draft.state;
     let left_job = |known: &KnownProcess| {
@@ -58,9 +58,9 @@ pub(crate) fn mark_provisions_with_left_children(draft: &mut CycleDraft<'_>) {
     left.into_iter().for_each(|(job, pid)| draft.state.dirty.add(&job, pid));
 }
 
-/// Removes the recorded affinity masks of each released job (a job that ended or that a command released) if a full
-/// scan shows that no process has one of these masks. Waits for a later scan if fork events were lost, because a
-/// process that was forked during the scan may be unknown.
+/// Removes the recorded affinity masks of each released job (a job that ended or that a command released) that no
+/// process can have any more. Does nothing after a scan of some processes only. Also does nothing if fork events were
+/// lost, because a process that was forked during the scan may be unknown: a later scan decides.
 pub(crate) fn forget_unused_masks(draft: &mut CycleDraft<'_>) {
     if !draft.full || draft.state.lineage.take_event_loss() {
         return;
@@ -72,7 +72,8 @@ pub(crate) fn forget_unused_masks(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Returns the record, still without threads, of the process `known`: a child of a process of the released job `job`.
+/// Makes the record of the process `known`, still without threads. The process is a child of a process of the released
+/// job `job`.
 fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
     let (job, evidence, first_seen) = (job.clone(), MembershipEvidence::Parent, Some(known.first_seen));
     Member {
@@ -87,10 +88,13 @@ fn released_member(id: ProcessId, job: &JobId, known: &KnownProcess) -> Member {
     }
 }
 
-/// Returns the released job from whose processes the process `known` may have inherited an affinity mask, and the mask
-/// requests of which one may have been inherited. These are the requests that its fork event names, else those of its
-/// parent. If pjw had set exactly the mask of the process in this job, the request for this mask comes first. `None` if
-/// the process can't have inherited a mask of a released job.
+/// Returns the mask requests (calls of sched_setaffinity(2)) of a released job of which one may have set the mask that
+/// the process `known` inherited. The result is the released job, and its requests in this order:
+///
+/// - The request by which pjw had set exactly the present mask of the process in this job, if there is one.
+/// - The requests that the fork event of the process names. If there are none, those of its parent.
+///
+/// `None` if the process can't have inherited a mask of a released job.
 fn inherited_requests<'a>(
     state: &'a WardenState,
     known: &'a KnownProcess,

@@ -8,10 +8,15 @@ use crate::phases::membership::{matches_rule, parent_of};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, MembershipEvidence, Policy, Process, ProvisionRule, Record};
 
-/// Applies the new rule `rule` of the provision `job`. Removes the members that `former_rule` recognised and that do
-/// not belong to the job any more. The processes that `rule` recognises are checked again in this cycle. Must be called
-/// before the job is stored with its new rule: then a daemon that is killed between the two records finds the former
-/// rule in the journal, and applies the new rule again.
+/// Applies the new rule `rule` of the provision `job` (a promise of cores to a service). A rule recognises the
+/// processes of the service. `None` means that there is no rule.
+///
+/// - Removes the members that `former_rule` recognised and that do not belong to the job any more
+///   ([`leaving_members`]).
+/// - The processes that `rule` recognises are checked again in this cycle.
+///
+/// Must be called before the job is stored with its new rule. If the daemon is then killed between the two records, the
+/// next daemon finds the former rule in the journal, and applies the new rule again.
 pub(crate) fn apply_rule(
     draft: &mut CycleDraft<'_>,
     job: &JobId,
@@ -31,14 +36,15 @@ pub(crate) fn apply_rule(
     remove_members(draft, job, &leaving);
 }
 
-/// Returns the members that leave the provision `job` because `rule` replaces `former_rule`. A member stays in each of
-/// these cases:
+/// Returns the members that leave the provision `job` (a promise of cores to a service) because `rule` replaces
+/// `former_rule`. A member stays in each of these cases:
 ///
 /// - `rule` recognises the member.
 /// - A command, a session or a batch system made the process a member.
 /// - The process is a child of a member that stays.
 /// - No rule made the process a member, its parent is no member, and `former_rule` does not recognise the process. Its
 ///   ancestors have ended, and it is unknown why they were members.
+/// - The process itself is unknown: no scan has read it.
 fn leaving_members(
     state: &WardenState,
     policy: &Policy,
