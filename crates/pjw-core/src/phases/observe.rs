@@ -18,8 +18,11 @@ use crate::terms::{
 const MAX_LATE_WAIT_NS: u64 = 3_000_000_000;
 
 /// Stores in the state the processes, the cgroups and the online PUs (logical CPUs) that the scan of this cycle read.
-/// After a full scan, removes the cgroups that are not needed any more. For each thread that an affinity request of
-/// this scan names, requests a scan of all threads of its process.
+/// After a full scan, removes the cgroups that are not needed any more.
+///
+/// An affinity request (a call of sched_setaffinity(2)) may change a thread that this scan did not read. So for each
+/// affinity request in the scan, asks for a scan of all threads of the caller's process, and of the process that the
+/// call names.
 pub(crate) fn update_state(draft: &mut CycleDraft<'_>) {
     let snapshot = draft.seen;
     draft.state.first_scan_at.get_or_insert(snapshot.taken_at.since_boot);
@@ -45,8 +48,10 @@ pub(crate) fn update_state(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Stores in the state the cgroups that the scan read. If the cgroup of a cpuset of pjw has changed, its job is planned
-/// again. If the cpuset of a job's own cgroup has changed while the job waits for cores, the job is planned again too.
+/// Stores in the state the cgroups that the scan read. A job is planned again in each of these cases:
+///
+/// - A cgroup that has the job's cpuset from pjw has changed.
+/// - The cpuset of the cgroup that the batch system made for the job has changed, and the job waits for cores.
 fn update_cgroups(draft: &mut CycleDraft<'_>) {
     let (state, seen) = (&mut *draft.state, draft.seen);
     let cpuset_of = |cgroup: &Observed<Cgroup>| cgroup.present().and_then(|cgroup| cgroup.cpuset.clone());
@@ -95,7 +100,9 @@ pub(crate) fn remove_ended_processes(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Removes recorded masks of threads whose process is not tracked: they are not restored.
+/// Removes the recorded masks of threads that pjw will not restore, because the process of the thread belongs to no job
+/// and was not released from one. The masks are those that the journal (the file with which a restarted daemon restores
+/// its state) had at the start. Writes the removal to the journal.
 fn forget_unread_masks(draft: &mut CycleDraft<'_>) {
     let state = &*draft.state;
     let is_tracked =
@@ -129,7 +136,8 @@ fn update_online_pus(draft: &mut CycleDraft<'_>, online: &CpuSet) {
 }
 
 /// Stores the facts that the scan read about a process and its threads. If another process had the pid before, first
-/// removes the facts about that process.
+/// removes the facts about that process. If the process is a member of a job, and the scan found something new about
+/// it, the masks of the job's processes are planned again in this cycle.
 fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     let pid = process.id.pid;
     let state = &mut draft.state;
@@ -189,9 +197,10 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     update_threads(draft, process);
 }
 
-/// Records the present cgroup of `process` as its original cgroup, if another program moved the process while pjw's
-/// move into a cpuset was not complete. pjw's move still takes place, because systemd moves a process out of any
-/// cgroup. Does nothing if pjw is not moving the process, or if the process is in a cpuset of pjw.
+/// Records the present cgroup of `process` as its original cgroup: the cgroup to which pjw returns the process when its
+/// job is released. This is necessary if another program moved the process while pjw's own move into a cpuset was not
+/// complete. pjw's move still takes place, because systemd moves a process out of any cgroup. Does nothing if pjw is
+/// not moving the process, or if the process is in a cpuset of pjw.
 fn correct_original_cgroup(draft: &mut CycleDraft<'_>, process: &Process) {
     let cpusets = &draft.state.cpusets;
     let Some(cgroup) = process.cgroup.as_deref().filter(|_| cpusets.delayed_changes.is_moving(process.id))
@@ -207,8 +216,11 @@ fn correct_original_cgroup(draft: &mut CycleDraft<'_>, process: &Process) {
     draft.record_cpuset(CpusetRecord::Moved { process: process.id, from, to });
 }
 
-/// Returns whether `process`, which a scan read without its threads, is the same as in the state. False for a process
-/// that only one scan has read before.
+/// Returns whether the state already has all that the scan read about `process`. False in each of these cases:
+///
+/// - The scan read the threads of the process.
+/// - Only one earlier scan has read the process, or none.
+/// - A fact differs, such as the cgroup, the session or the mask of the first thread.
 fn is_unchanged(state: &WardenState, process: &Process) -> bool {
     let Some(known) = state.processes.get(&process.id.pid).filter(|known| !known.was_read_once) else {
         return false;
@@ -255,9 +267,10 @@ fn parent_at_birth(state: &WardenState, process: &Process) -> Pid {
     descendant.map_or(process.parent, |descendant| descendant.ancestor)
 }
 
-/// Returns whether the process `id` is the known process with the same pid, whose start time was only estimated from
-/// its fork event. If so, corrects the start time of the member and of its threads, and adds the corrected membership
-/// and masks to the records for the journal.
+/// Corrects the start time of a process that the state only knows from its fork event: the state then has an estimate.
+/// `id` has the start time that the scan read. Also corrects the start times of its threads, and writes the corrected
+/// membership and masks to the journal. Returns whether `id` is the process that the state knows by this pid. If not,
+/// or if the state knows no process with this pid, changes nothing and returns false.
 fn correct_start_time(draft: &mut CycleDraft<'_>, id: ProcessId) -> bool {
     let state = &mut draft.state;
     let known = state.processes.get(&id.pid).map(|known| known.process.id);
@@ -321,9 +334,12 @@ pub(crate) fn update_threads(draft: &mut CycleDraft<'_>, seen: &Process) {
 }
 
 /// Updates the threads in `list`, which belong to `process`, in the state. The scan read only these threads, because
-/// the other threads were not active. Does nothing if the process belongs to no job. If the state does not have one of
-/// the threads, the next scan reads all threads of the process. If one of the threads is no longer active, the masks of
-/// the process are planned once more, because the thread may be pinned.
+/// the other threads were not active: they neither ran nor waited for a PU. Does nothing if the process belongs to no
+/// job.
+///
+/// - If the state does not have one of the threads, the next scan reads all threads of the process.
+/// - If one of the threads is no longer active, the masks of the process are planned once more. The thread may be
+///   pinned (restricted to one PU), and gets all PUs of its job again.
 fn update_active_threads(draft: &mut CycleDraft<'_>, process: ProcessId, list: &[Thread]) {
     let (pid, now) = (process.pid, draft.now.since_boot);
     let Some(mut threads) = draft.state.members.take_threads(pid) else { return };
@@ -352,10 +368,14 @@ fn add_wait_of(draft: &mut CycleDraft<'_>, pid: Pid) {
     usage.add_pending_wait(members.get(&pid).map(|member| &member.job));
 }
 
-/// Returns the new entry of a thread in the state, after a scan has read the thread. `known` is the old entry, if there
-/// is one. `limits_changed_at` is the time at which the limits of the mask last changed. Until `idle_until`, the thread
-/// is known to have been idle. Also adds the time for which the thread has waited for a PU since the last scan to the
-/// waiting time that is not yet assigned to a job.
+/// Returns the new record of a thread for the state, after a scan has read `thread`, a thread of the process `process`.
+/// Also adds the time for which the thread has waited for a PU since the last scan to `pending_wait_ns`: the caller
+/// adds this sum to the usage of the job.
+///
+/// - `known` is the old record. `None` if there is none.
+/// - `limits_changed_at` is the time (in ns since boot) at which the online PUs or the cpuset of the thread last
+///   changed. `None` if they never changed.
+/// - `idle_until` is the time (in ns since boot) until which the thread is known to have been idle. `None` if unknown.
 fn updated_thread(
     draft: &mut CycleDraft<'_>,
     process: ProcessId,
@@ -387,8 +407,10 @@ fn updated_thread(
     MemberThread { start, comm, state, last_cpu, effective_mask, demand, mask_entry }
 }
 
-/// The time for which a thread that is read for the first time has waited, in ns, as it counts for the present sample
-/// of its job. A thread that is older than its job may have waited before the job began: its time does not count.
+/// Returns the time for which a thread that is read for the first time has waited for a PU, in ns, as it counts for the
+/// present usage sample (time interval) of its job. At most the time since the sample began counts, or
+/// [`MAX_LATE_WAIT_NS`] if this is longer. The result is 0 if the process belongs to no job. It is also 0 if the thread
+/// is older than its job, because the thread may have waited before the job began.
 fn first_wait_ns(draft: &CycleDraft<'_>, pid: Pid, thread: &Thread) -> u64 {
     let state = &*draft.state;
     let job = state.members.get(&pid).map(|member| &member.job);
@@ -397,9 +419,9 @@ fn first_wait_ns(draft: &CycleDraft<'_>, pid: Pid, thread: &Thread) -> u64 {
     thread.wait_ns.min(draft.now.since_boot.0.saturating_sub(began_at.0).max(MAX_LATE_WAIT_NS))
 }
 
-/// Returns `entry`, the mask entry of a thread of the process `pid`, after a scan has read the effective mask `seen` of
-/// the thread. On kernels before Linux 6.2, also corrects the entry if the kernel or the program was wrongly recorded
-/// as the writer of the mask.
+/// Returns `entry` after a scan has read the effective mask `seen` of its thread. The entry has what pjw knows about
+/// the affinity mask of a thread of the process `pid`. On kernels before Linux 6.2, also corrects who set the mask, if
+/// the entry wrongly names the program instead of the kernel. Such a kernel widens masks itself.
 fn updated_mask_entry(draft: &CycleDraft<'_>, mut entry: MaskEntry, seen: &CpuSet, pid: Pid) -> MaskEntry {
     let (state, now) = (&*draft.state, draft.now.since_boot);
     let persists = draft.policy.cpuset_support.affinity_persists;
@@ -416,7 +438,9 @@ fn updated_mask_entry(draft: &CycleDraft<'_>, mut entry: MaskEntry, seen: &CpuSe
     entry
 }
 
-/// Whether a thread in the cpuset of a process has PUs that `mask` does not have, as this scan saw them.
+/// Whether this scan found a thread with PUs outside of `mask` in the same cpuset of pjw as the process `pid`. The
+/// cpuset then has more PUs than `mask`, so the kernel did not reset a mask to the whole cpuset: the program set
+/// `mask`. False if the process is in no cpuset of pjw.
 fn is_exceeded_in_cpuset(draft: &CycleDraft<'_>, pid: Pid, mask: &CpuSet) -> bool {
     let cgroup = draft.state.process(pid).and_then(|process| process.cgroup.as_deref());
     let Some(managed) = cgroup.and_then(|cgroup| draft.state.cpusets.enclosing_cpuset(cgroup)) else {
@@ -441,9 +465,10 @@ pub(crate) fn add_missing_mask_entries(draft: &mut CycleDraft<'_>, id: &JobId) {
     pids.into_iter().for_each(|pid| make_missing_mask_entries(draft, pid, &[]));
 }
 
-/// Makes the mask entries that threads of the process `pid` lack, and adds them to the records for the journal if
-/// necessary. Makes no entry yet if no scan has read the cpuset around the thread. `ended` has the threads of the
-/// process that have ended since the last scan: one of them may have created a thread.
+/// Makes the mask entries (what pjw knows about the mask of a thread) that threads of the process `pid` lack. Makes no
+/// entry yet if no scan has read the cpuset around the thread. Writes the entry of a thread that inherited a mask of
+/// pjw to the journal. `ended` has the threads of the process that have ended since the last scan: one of them may have
+/// created a thread.
 fn make_missing_mask_entries(draft: &mut CycleDraft<'_>, pid: Pid, ended: &[MemberThread]) {
     let persists = draft.policy.cpuset_support.affinity_persists;
     let now: Nanos = draft.now.since_boot;
