@@ -83,22 +83,25 @@ impl HotThread {
     }
 }
 
-/// The pins that are chosen so far, and the room for more.
+/// The pins that are chosen so far, and how many more threads each PU and each core may get. A pin is the PU to which
+/// pjw restricts a thread.
 struct Placing {
     room: Room,
     /// The room on cores. `None` if threads are balanced by PU only.
     core_room: Option<Room>,
     pins: BTreeMap<ThreadId, Pu>,
-    /// The cores on which a thread of a group is pinned, of those that are chosen for the group. Each is for one
-    /// thread.
+    /// The cores that have the pin of a thread of a group (the threads that share an address space). Only the cores that
+    /// were chosen for groups are listed. Each of them is for one thread.
     used_by_groups: BTreeSet<usize>,
 }
 
-/// The PUs of a grant, with the number of hot threads on each PU.
+/// The PUs of a grant (the PUs of a job), with the number of hot threads on each PU and on each core. A thread is hot
+/// if it runs or waits for a PU most of the time.
 struct PuLoad<'a> {
     topology: &'a Topology,
     /// The PUs, one of every core before the second of any core.
     order: Vec<Pu>,
+    /// The number of the core of each PU. The cores are numbered from 0 in the order of their first PUs.
     core: BTreeMap<Pu, usize>,
     threads_on_pu: BTreeMap<Pu, usize>,
     threads_on_core: BTreeMap<usize, usize>,
@@ -130,9 +133,13 @@ impl<'a> PuLoad<'a> {
         }
     }
 
-    /// Returns the PU to which each floating thread is pinned: each thread whose mask is `grant`. First counts each
-    /// bound thread (every other thread) on a PU of its mask. A pin that is still balanced stays. Groups of threads
-    /// that share an address space are placed before the other threads.
+    /// Chooses the PU to which each floating thread is pinned. A thread is floating if its mask is `grant`, and bound
+    /// otherwise: its program restricted it to a part of `grant`. Returns the PUs by thread, without the bound threads.
+    ///
+    /// - Each bound thread is first counted on a PU of its mask.
+    /// - A pin that is still balanced stays.
+    /// - Groups (the threads that share an address space) are placed near each other, before the threads without a pin
+    ///   that can stay. If the job has more hot threads than cores, groups are ignored.
     fn pin_floating_threads(mut self, grant: &CpuSet, hot_threads: &[HotThread]) -> BTreeMap<ThreadId, Pu> {
         let is_bound = |hot_thread: &&HotThread| hot_thread.mask != *grant;
         let (mut bound, mut floating): (Vec<&HotThread>, Vec<_>) = hot_threads.iter().partition(is_bound);
@@ -165,9 +172,12 @@ impl<'a> PuLoad<'a> {
         placing.pins
     }
 
-    /// Adds to `placing` the present pins of `hot_threads` that can stay. A pin can stay if its PU and its core may
-    /// have one more thread. If `cores` has cores for the address space of the thread, its pin must also be on one of
-    /// these cores, on which no other such thread is pinned. Returns the threads without a pin that can stay.
+    /// Adds to `placing` the present pins of `hot_threads` that can stay. Returns the threads without a pin that can
+    /// stay. A pin can stay if its PU and its core may have one more thread. If `cores` has cores for the address space
+    /// of a thread, two more conditions must hold:
+    ///
+    /// - The pin is on one of these cores.
+    /// - No other thread of an address space in `cores` is pinned on this core.
     fn keep_pins<'t>(
         &mut self,
         placing: &mut Placing,
@@ -222,8 +232,10 @@ impl<'a> PuLoad<'a> {
         placing.pins.insert(hot_thread.thread, pu);
     }
 
-    /// Returns for each address space the cores of its threads: one core for each thread, all in one L3 cache or one
-    /// NUMA node. An address space is left out if no cache and no node has enough cores.
+    /// Chooses cores for each group: the threads in `grouped` that share an address space. A group gets one core for
+    /// each of its threads, all in one L3 cache or one NUMA node. These are cores without a counted thread, or the
+    /// cores to which the group is pinned already. Returns the cores by the number of the address space. A group is
+    /// left out if no cache and no node has enough such cores, or if another group got one of its present cores.
     fn group_cores(&self, grouped: &[&HotThread]) -> BTreeMap<u32, GroupCores> {
         let mut groups: BTreeMap<u32, AddressSpaceThreads> = BTreeMap::new();
         for hot_thread in grouped {
@@ -246,9 +258,14 @@ impl<'a> PuLoad<'a> {
         choose_group_cores(self.topology, &free, &groups)
     }
 
-    /// Counts each thread of `bound` on one PU of its mask. As many of these threads as possible get a PU for
-    /// themselves. Each other one is counted on the PU of its mask with the fewest threads. The present pins have no
-    /// influence, so they stay when nothing else changes. Returns the number of PUs without a bound thread.
+    /// Counts each thread of `bound` on one PU of its mask. These are the threads that their program bound to a part of
+    /// `grant`: they are not pinned, but use PUs.
+    ///
+    /// - As many of them as possible get a PU for themselves.
+    /// - Each other one is counted on the PU of its mask with the fewest threads.
+    ///
+    /// The present pins have no influence, so they stay when nothing else changes. Returns the number of PUs without a
+    /// bound thread.
     fn count_bound_threads(&mut self, grant: &CpuSet, bound: &[&HotThread]) -> usize {
         let mut matching = ThreadPuMatching::new(self.topology, grant);
         let without_pu: Vec<&HotThread> =

@@ -76,9 +76,10 @@ impl<'a> ThreadPuMatching<'a> {
         true
     }
 
-    /// Searches a chain of threads of which each can get the PU of the next thread, and the last one can get a free PU.
-    /// The chain begins with the new thread, which has the index `new` and the mask `mask`. Returns the free PU, and
-    /// for each visited PU the index of the thread that would get this PU. `None` if there is no such chain.
+    /// Searches a chain of threads that ends at a free PU: each thread can get the PU of the next thread, and the last
+    /// one can get the free PU. The chain begins with the new thread, which has the index `new` and the mask `mask`.
+    /// Returns the free PU, and for each visited PU the index of the thread that would get this PU. `None` if there is
+    /// no such chain. The visited PUs are then saturated: later searches leave them out.
     fn find_path(&mut self, mask: &CpuSet, new: usize) -> Option<(Pu, BTreeMap<Pu, usize>)> {
         let mut wanted_by = BTreeMap::new();
         let mut unvisited = self.pus.difference(&self.saturated);
@@ -96,8 +97,9 @@ impl<'a> ThreadPuMatching<'a> {
         None
     }
 
-    /// Assigns the PU `free` to the thread that would get it according to `wanted_by`, the former PU of this thread to
-    /// the next thread, and so on up to the new thread, which had no PU.
+    /// Moves each thread of a chain to the PU of the next thread, so that the new thread gets a PU. `wanted_by` has the
+    /// thread that would get each PU. The PU `free` goes to the last thread of the chain, the former PU of this thread
+    /// to the thread before, and so on.
     fn assign_along_path(&mut self, free: Pu, wanted_by: &BTreeMap<Pu, usize>) {
         self.free.remove(free);
         self.on_idle_cores = self.on_idle_cores.difference(&self.topology.core_cpus(free));

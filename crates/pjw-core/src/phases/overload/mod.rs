@@ -23,10 +23,13 @@ use crate::machine::Topology;
 use crate::phases::overload::matching::ThreadPuMatching;
 use crate::phases::pinning::HotThread;
 
-/// Returns the hot threads whose binding pjw must lift. A thread is hot if it runs or waits for a PU (logical CPU) most
-/// of the time. A program has bound too many hot threads to the same PUs, while other PUs of `grant` (the PUs of the
-/// job) are idle. `hot_threads` has all hot threads of the job, including threads without a binding. `inherited` has
-/// the processes whose threads all have the same mask inside one core.
+/// Returns the threads whose binding (the mask by which the program restricted the thread) pjw must lift. These are hot
+/// threads: threads that run or wait for a PU (logical CPU) most of the time. A program bound too many hot threads to
+/// the same PUs, while other PUs of the job are idle. Returns an empty set if no binding must be lifted.
+///
+/// - `grant` has the PUs of the job.
+/// - `hot_threads` has all hot threads of the job, including threads without a binding.
+/// - `inherited` has the processes whose threads all have the same mask inside one core.
 pub(crate) fn threads_to_unbind(
     topology: &Topology,
     grant: &CpuSet,
@@ -52,10 +55,12 @@ pub(crate) fn threads_to_unbind(
     }
 }
 
-/// Returns the threads to move to other PUs, and not more than there are idle PUs and cores for them. `bound` has the
-/// bound threads, in the order in which they get a PU. `floating` is the number of hot threads without a binding,
-/// which need PUs too. If a process is in `spread`, each of its threads gets a core for itself before two of them share
-/// a core.
+/// Returns the bound threads to move to other PUs: those without a PU for themselves, and those that share a core
+/// ([`threads_on_shared_cores`]). Not more threads are moved than there are idle PUs or idle cores for them.
+///
+/// - `bound` has the hot threads with a mask smaller than `grant`, in the order in which they get a PU.
+/// - `floating` is the number of hot threads without such a mask. They need PUs too.
+/// - `spread` has the processes of which each thread gets a core for itself before two of them share a core.
 fn threads_to_move(
     topology: &Topology,
     grant: &CpuSet,
@@ -74,9 +79,10 @@ fn threads_to_move(
     overloaded
 }
 
-/// Returns the threads of `bound` that would get a PU for themselves if their process ran alone on `grant`. Also
-/// returns all threads of `bound` whose process is in `all_counted`. `bound` has the hot threads with a mask smaller
-/// than `grant`.
+/// Returns the threads of `bound` (hot threads with a mask smaller than `grant`) for which other processes may be the
+/// reason that they share a PU. These are the threads that would get a PU for themselves if their process ran alone on
+/// `grant`. Threads that share a PU with their own process anyway are left out. But if their process is in
+/// `all_counted`, all its threads are in the result.
 fn threads_with_pu_in_own_process<'a>(
     topology: &'a Topology,
     grant: &'a CpuSet,
@@ -98,8 +104,9 @@ fn threads_with_pu_in_own_process<'a>(
     bound.iter().copied().filter(has_pu).collect()
 }
 
-/// Returns the threads that are bound to a whole core to which an earlier thread in `bound` is bound too. A thread of
-/// the same process as the first thread of the core is left out, unless its process is in `spread`.
+/// Returns the threads that are bound to a whole core to which an earlier thread in `bound` is bound too. Only the PUs
+/// in `grant` count as the core. Two threads of one process may share a core: a thread of the same process as the first
+/// thread of the core is left out, unless its process is in `spread`.
 fn threads_on_shared_cores(
     topology: &Topology,
     grant: &CpuSet,

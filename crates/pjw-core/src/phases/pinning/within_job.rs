@@ -21,11 +21,15 @@ pub(crate) struct HotProcess {
     pub(crate) last_cpu: Pu,
 }
 
-/// Chooses a NUMA node for each of `processes` that has none, by `rule`. Returns the pids of these processes and the
-/// numbers of their nodes, in the order in which the processes started. Only nodes with PUs (logical CPUs) in `grant`
-/// (the PUs of the job) are chosen. `last` is the node that was chosen last for a process of the job. If all hot
-/// threads of a process (threads that run or wait for a PU most of the time) are restricted to one node, the process
-/// gets this node. The result is empty for the default rule, and if `grant` is in a single node.
+/// Chooses a NUMA node for each of `processes` that has no NUMA node of the job yet, by `rule`. Returns the pids of
+/// these processes and the numbers of their nodes, in the order in which the processes started.
+///
+/// - `grant` has the PUs (logical CPUs) of the job. Only nodes with PUs in `grant` are chosen.
+/// - `last` is the node that was chosen last for a process of the job. `None` if none was chosen yet.
+/// - If all hot threads of a process (threads that run or wait for a PU most of the time) are restricted to one node,
+///   the process gets this node, whatever the rule is.
+///
+/// The result is empty for the default rule, and if `grant` is in a single node.
 pub(crate) fn choose_nodes(
     topology: &Topology,
     grant: &CpuSet,
@@ -62,7 +66,8 @@ pub(crate) fn choose_nodes(
     chosen
 }
 
-/// Counts the hot threads of a process where they are restricted to, and the others in the node of the process.
+/// Adds the hot threads of `process` to the load of the NUMA nodes in `nodes`. A thread that is restricted to one node
+/// counts there. Each other thread counts in `node`, the node of the process, or nowhere if that is `None`.
 fn count_threads(topology: &Topology, nodes: &mut [NumaNodeLoad], process: &HotProcess, node: Option<u32>) {
     for mask in &process.hot_threads {
         let number = node_containing(topology, mask).or(node);
@@ -70,7 +75,8 @@ fn count_threads(topology: &Topology, nodes: &mut [NumaNodeLoad], process: &HotP
     }
 }
 
-/// The NUMA node to which all hot threads of a process are restricted.
+/// Returns the number of the NUMA node to which all hot threads of a process are restricted. `None` if a thread may run
+/// on several nodes, or if the threads are restricted to different nodes.
 fn own_node(topology: &Topology, process: &HotProcess) -> Option<u32> {
     let mut nodes = process.hot_threads.iter().map(|mask| node_containing(topology, mask));
     let first = nodes.next()??;
