@@ -34,18 +34,21 @@ struct Candidate {
     processes: Vec<(ProcessId, Uid)>,
 }
 
-/// The decision about a cpuset that was found without a record.
-enum Fate {
-    /// Its job holds these PUs.
+/// The decision about a cpuset that an earlier daemon made for a job and that the journal does not name.
+enum RecoveryDecision {
+    /// The job of the cpuset gets these PUs.
     Kept(CpuSet),
-    /// It is removed. The reason, if processes lose their cores.
+    /// The cpuset is removed. The text says why its processes lose their cores. `None` if no process loses cores.
     Removed(Option<String>),
 }
 
-/// Recovers each cgroup that an earlier daemon made and that the journal (the file with which a restarted daemon
-/// restores its state) does not name: the cgroup becomes the cpuset of a job again, or is removed. Does nothing until a
-/// full scan has read these cgroups. In mode `observe`, only drops the entries of cpusets of other daemons that have
-/// other PUs now.
+/// Decides about each cpuset that an earlier daemon made and that the journal does not name. The journal is the file
+/// with which a restarted daemon restores its state. The cpuset becomes the cpuset of a job again, or is removed.
+/// Special cases:
+///
+/// - Nothing is done until a full scan has read these cgroups.
+/// - A cpuset of another daemon of pjw is left as it is. Its entry is dropped if the cpuset has other PUs now.
+/// - In mode `observe`, nothing else is decided: all other entries stay for a later cycle.
 pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
     if !draft.full {
         return;
@@ -73,8 +76,8 @@ pub(crate) fn recover_cpusets(draft: &mut CycleDraft<'_>) {
     candidates.iter().for_each(|candidate| recover_candidate(draft, candidate));
 }
 
-/// Keeps the entry of a cpuset that another daemon wrote in the batch system's cgroup `cgroup`. Drops the entry if the
-/// cpuset has other PUs now.
+/// Keeps the entry `found` of a cpuset that another daemon of pjw wrote in the batch system's cgroup `cgroup`. Drops
+/// the entry if the cpuset has other PUs now.
 fn keep_cpuset_of_other_daemon(draft: &mut CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cgroup) {
     let written = found.scheduler_cpuset.as_ref().map(|written| &written.spec.cpus);
     if written.is_some() && written == cgroup.cpuset.as_ref().map(|cpuset| &cpuset.cpus) {
@@ -83,9 +86,11 @@ fn keep_cpuset_of_other_daemon(draft: &mut CycleDraft<'_>, found: LeftoverCpuset
 }
 
 /// Records that pjw manages `job_cpuset`, which an earlier daemon wrote in the cgroup `cgroup` of a batch system, and
-/// adds an event. After that, the phase `jobs` gives the job the same PUs, or the phase `cpusets` removes the limits.
-/// Does nothing if the batch system has written other PUs since, or if the cpuset counts as a grant of the batch system
-/// already.
+/// adds an event. Later phases of this cycle then give the job the same PUs, or remove the cpuset. Does nothing in each
+/// of these cases:
+///
+/// - The batch system has written other PUs since.
+/// - The cpuset already counts as a grant of the batch system: its PUs are the cores of the job.
 fn recover_scheduler_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, cgroup: &Cgroup) {
     let JobCpuset { job, path, spec, .. } = job_cpuset;
     let known = draft.state.jobs.get(job).and_then(|job| job.grant_chosen_by(GrantedBy::Scheduler));
@@ -134,9 +139,10 @@ fn recovery_candidate(draft: &CycleDraft<'_>, found: LeftoverCpuset, cgroup: &Cg
     Some(Candidate { found, job_cpuset, place, cgroup: cgroup.clone(), processes })
 }
 
-/// Records the cpuset of `candidate`, a cgroup that an earlier daemon made for a job and that the journal does not
-/// name. Then gives the cpuset to the job again, or marks the cpuset for removal, as [`decide_fate`] decides. Adds an
-/// event about the decision. Does nothing if pjw already manages a cpuset at this path.
+/// Recovers the cpuset of `candidate`: a cgroup that an earlier daemon made for a job and that the journal (the file
+/// with which a restarted daemon restores its state) does not name. First records that pjw manages the cpuset. Then
+/// gives the cpuset to the job again, or marks it for removal, as [`decide_recovery`] decides. Adds an event about the
+/// decision. Does nothing if pjw already manages a cpuset at this path.
 fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
     let JobCpuset { job, path, .. } = &candidate.job_cpuset;
     if draft.state.cpusets.cpuset_at(path).is_some() {
@@ -144,7 +150,7 @@ fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
     }
     // The job itself may be recorded: its class and options are then known.
     let is_recorded = draft.state.jobs.get(job).is_some_and(|job| job.grant.is_some());
-    let fate = decide_fate(draft.state, candidate);
+    let decision = decide_recovery(draft.state, candidate);
     draft.record_cpuset(CpusetRecord::Created(candidate.job_cpuset.clone()));
     // systemd manages the root of its hierarchy: without another place, the processes stay in their scope, which is
     // widened.
@@ -153,8 +159,8 @@ fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
         draft.record_cpuset(CpusetRecord::Origin { path: path.clone(), from });
     }
     let processes = candidate.processes.iter().map(|(process, _)| *process).collect();
-    let (text, cpus, removal_reason) = match fate {
-        Fate::Kept(cpus) => {
+    let (text, cpus, removal_reason) = match decision {
+        RecoveryDecision::Kept(cpus) => {
             store_job_of_cpuset(draft, candidate, &cpus);
             if !draft.state.topology.cpus().is_subset(&cpus) {
                 let found = UnknownMaskRecord::CpusetFound { job: job.clone(), cpus: cpus.clone() };
@@ -162,7 +168,7 @@ fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
             }
             (format!("found in {path} without a record; it keeps {}", cpus_text(&cpus)), Some(cpus), None)
         }
-        Fate::Removed(why) => {
+        RecoveryDecision::Removed(why) => {
             draft.record_cpuset(CpusetRecord::Unwanted { path: path.clone() });
             let because = why.clone().unwrap_or_else(|| "no process needs it".to_owned());
             (format!("{path} was found without a record and is removed: {because}"), None, why)
@@ -180,30 +186,34 @@ fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
 }
 
 /// Decides whether the cpuset of `candidate` becomes the cpuset of its job again, and with which PUs. Changes nothing.
-/// The cpuset is removed if it has no processes. If the job already has a grant, the job keeps the PUs of this grant.
-/// Otherwise, the cpuset is removed if it does not restrict its processes and has no recorded owner. Except for a job
-/// of the class besteffort, the cpuset is also removed if the machine lacks some of its PUs, or if another job holds
-/// some of them.
-fn decide_fate(state: &WardenState, candidate: &Candidate) -> Fate {
+/// The first of these rules that applies decides:
+///
+/// 1. A cpuset without processes is removed.
+/// 2. If the job has a grant (PUs that it holds), the job gets the PUs of this grant.
+/// 3. A cpuset without a recorded owner that does not restrict its processes is removed.
+/// 4. A job of the class besteffort (a job that borrows idle cores) gets the cpuset.
+/// 5. The cpuset is removed if the machine lacks some of its PUs, or if another job holds some of them.
+/// 6. Otherwise, the job gets the cpuset.
+fn decide_recovery(state: &WardenState, candidate: &Candidate) -> RecoveryDecision {
     let Candidate { found, job_cpuset: JobCpuset { job, path, .. }, cgroup, processes, .. } = candidate;
     let Some(cpuset) = cgroup.cpuset.as_ref().filter(|_| !processes.is_empty()) else {
-        return Fate::Removed(None);
+        return RecoveryDecision::Removed(None);
     };
     // Another record of the job may have been lost with the record of its cpuset.
     let held = state.jobs.get(job).and_then(|job| job.grant.as_ref());
     if let Some(grant) = held {
-        return Fate::Kept(grant.cpus.clone());
+        return RecoveryDecision::Kept(grant.cpus.clone());
     }
     if found.owner.is_none() && allows_every_pu(state, cgroup) {
-        return Fate::Removed(None);
+        return RecoveryDecision::Removed(None);
     }
     if candidate.place == CgroupPlace::Besteffort {
-        return Fate::Kept(cpuset.effective_cpus.clone());
+        return RecoveryDecision::Kept(cpuset.effective_cpus.clone());
     }
     let cpus = &cpuset.effective_cpus;
     let unknown = cpus.difference(state.topology.cpus());
     if cpus.is_empty() || !unknown.is_empty() {
-        return Fate::Removed(Some(format!(
+        return RecoveryDecision::Removed(Some(format!(
             "{path} has {}, which this machine does not have",
             cpus_text(&unknown)
         )));
@@ -214,15 +224,16 @@ fn decide_fate(state: &WardenState, candidate: &Candidate) -> Fate {
     });
     match holder {
         Some(holder) => {
-            Fate::Removed(Some(format!("{path} has {}, and {holder} holds some of them", cpus_text(cpus))))
+            let why = format!("{path} has {}, and {holder} holds some of them", cpus_text(cpus));
+            RecoveryDecision::Removed(Some(why))
         }
-        None => Fate::Kept(cpus.clone()),
+        None => RecoveryDecision::Kept(cpus.clone()),
     }
 }
 
-/// Stores the job of `candidate` in the state, with `cpus` as its grant. If the job has no request, it gets a request
-/// for these PUs. Does nothing if the job is known and has a grant. A job of the class besteffort gets no grant here:
-/// the phase `lending` lends cores to the job.
+/// Stores the job of `candidate` in the state, with the PUs `cpus` as its grant (the PUs that it holds). If the job has
+/// no request, it gets a request for these PUs. Does nothing if the job is known and has a grant. A job of the class
+/// besteffort gets no grant here: it borrows cores, and the phase `lending` chooses them.
 fn store_job_of_cpuset(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: &CpuSet) {
     let Candidate { found, job_cpuset: JobCpuset { job: id, path, spec, .. }, place, processes, .. } =
         candidate;
@@ -284,8 +295,9 @@ pub(crate) fn warn_recovered_cpusets(draft: &mut CycleDraft<'_>) {
     state.cpusets.set_leftover_decisions(recovered);
 }
 
-/// Returns the warning that processes lost their cores because pjw removes the cpuset that was found. `why` is the
-/// reason. Removes the processes from `cpuset` that have ended or belong to a job again. `None` if none is left.
+/// Returns the warning that processes lost their cores because pjw removes the cpuset `cpuset`, which was found without
+/// a record. `why` is the reason for the removal. Before that, drops from `cpuset` the processes that have ended or
+/// belong to a job again. `None` if no process is left.
 fn lost_cores_warning(state: &WardenState, cpuset: &mut LeftoverDecision, why: &str) -> Option<Warning> {
     let is_outside = |process: &ProcessId| {
         let lives = state.process(process.pid).is_some_and(|known| known.id == *process);
@@ -303,8 +315,8 @@ fn lost_cores_warning(state: &WardenState, cpuset: &mut LeftoverDecision, why: &
     Some(Warning { job: Some(job.clone()), ..Warning::new("recovered", text, remedy) })
 }
 
-/// Returns the warning that the job keeps the cpuset that was found at `path`, but with default options. `None` if the
-/// job has ended or has got another request since.
+/// Returns the warning that the job keeps its cpuset, but has default options: the cpuset was found at `path` without a
+/// record of the job. `None` if the job has ended or has got another request since.
 fn kept_cores_warning(state: &WardenState, path: &str, cpuset: &LeftoverDecision) -> Option<Warning> {
     let id = &cpuset.job;
     state.jobs.get(id).filter(|job| job.request == cpuset.request)?;

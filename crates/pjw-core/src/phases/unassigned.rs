@@ -55,9 +55,13 @@ fn is_user_process_without_job(state: &WardenState, policy: &Policy, process: &P
         && !process.has_pjw_program_name()
 }
 
-/// Updates in the state the unassigned processes of each user (processes in no job, of users with jobs). Checks the
-/// scanned processes and those that a changed job concerns, or all processes if all must be checked again. Returns the
-/// users whose unassigned processes may have changed.
+/// Updates in the state the unassigned processes of each user (processes in no job, of users with jobs). Also updates
+/// which of them are part of a login. Returns the users whose unassigned processes may have changed. Checks these
+/// processes:
+///
+/// - Those that the scan of this cycle read.
+/// - Those that may belong to another job, because a job changed.
+/// - All processes, if each may belong to another job than before.
 fn update_unassigned_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<Uid> {
     let former_owners = draft.state.jobs.take_former_owners();
     let mut changed = core::mem::take(&mut draft.state.users_with_changed_strays);
@@ -115,9 +119,12 @@ fn is_unassigned(draft: &CycleDraft<'_>, process: &Process) -> bool {
         && state.jobs.jobs_of_owner(process.uid).next().is_some()
 }
 
-/// Finds the unassigned processes (processes in no job, of users with jobs), and adds warnings about them. Also decides
-/// which unassigned processes must not run on the cores of jobs. pjw keeps track of these processes, as it does of
-/// released processes, in order to restore their original affinity masks later.
+/// Finds the unassigned processes (processes in no job, of users with jobs), and adds warnings about them.
+///
+/// Also decides which unassigned processes are kept off the cores of jobs: those of users with several jobs, if the
+/// setting `adopt_strays` is on. If jobs hold every online core, no process is kept off, and a warning is added. pjw
+/// keeps track of the processes that it keeps off, as it does of released processes, in order to restore their original
+/// affinity masks later.
 pub(crate) fn report_unassigned_processes(draft: &mut CycleDraft<'_>) {
     let changed = update_unassigned_processes(draft);
     update_unassigned_warnings(draft.state, &changed);
@@ -165,8 +172,9 @@ fn cpus_outside_jobs(state: &WardenState) -> CpuSet {
     state.pool.online_cpus().difference(&state.jobs.owned_grants_per_pu().cpus())
 }
 
-/// Returns the changes of affinity masks that keep unassigned processes off the cores of all jobs. Unassigned processes
-/// are processes in no job. Only processes of users with several jobs are concerned.
+/// Returns the changes of affinity masks that keep unassigned processes (processes in no job) off the cores of all
+/// jobs. Only those processes are concerned for which [`report_unassigned_processes`] has decided so. Writes the
+/// changes to the journal (the file with which a restarted daemon restores its state).
 pub(crate) fn restrict_unassigned(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> {
     let state = &*draft.state;
     if state.pids_kept_off_job_cpus.is_empty() {
