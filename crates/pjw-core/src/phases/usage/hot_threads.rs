@@ -29,9 +29,10 @@ struct BoundThreads {
 }
 
 impl HotThreads {
-    /// Counts the hot threads of `job`. The hot threads that their program bound to a part of the job's PUs are also
-    /// counted by the PUs to which they are bound. A binding that pjw has lifted does not count. Visits only the active
-    /// threads of active processes.
+    /// Counts the hot threads of `job` (threads that run or wait for a PU, a logical CPU, most of the time). Counts
+    /// separately, by the PUs of the binding, the hot threads that their program bound to a part of the job's PUs. A
+    /// binding that pjw has lifted (replaced by another mask) does not count as a binding. Visits only the active
+    /// threads of active processes, which recently ran or waited. The result is 0 if the job is unknown.
     pub(super) fn of_job(state: &WardenState, job: &JobId) -> Self {
         let online = state.pool.online_cpus();
         let grant = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&online)).unwrap_or_default();
@@ -58,10 +59,11 @@ impl HotThreads {
         bound.has_waiters |= waits;
     }
 
-    /// Returns whether a hot thread waits for a PU because its program bound it. This is so if more hot threads of the
-    /// job are bound to PUs of its mask than the mask has PUs. If there is a PU for each of them, the thread waits for
-    /// another program or for a thread without a binding, and would also wait without its own binding. With more than
-    /// 256 different masks, only the threads with exactly the same mask are counted.
+    /// Returns whether a hot thread waits for a PU because its program bound it. This is so if a thread waits, and more
+    /// hot threads of the job are bound to PUs of its mask than the mask has PUs. Otherwise, each of these threads
+    /// could have a PU: a thread that waits then waits for another program or for a thread without a binding.
+    ///
+    /// With more than 256 different masks, only the threads with exactly the same mask are counted.
     pub(super) fn has_bound_waiters(&self) -> bool {
         let compares = self.bound.len() <= MAX_COMPARED_MASKS;
         let mut with_waiters = self.bound.iter().filter(|(_, bound)| bound.has_waiters);

@@ -24,8 +24,9 @@ const MIN_SAMPLE_NS: u64 = 500_000_000;
 /// In a sample that is longer than this, in ns, the time in which the job is known to have been idle is a sample of its
 /// own.
 const LONG_SAMPLE_NS: u64 = 3_000_000_000;
-/// A sample does not end at up to this number of scans that take too long. It ends at the next scan: on some machines
-/// each scan takes long. With the default scan interval of 1 s, the sample then is about as long as [`LONG_SAMPLE_NS`].
+/// The number of scans in one sample that take too long and so do not end the sample. The next scan ends the sample in
+/// any case, because on some machines each scan takes long. With the default scan interval of 1 s, the sample then is
+/// about as long as [`LONG_SAMPLE_NS`].
 const MAX_SLOW_SCANS: u32 = 2;
 /// The time between two records of a job's usage in the journal, in ns.
 const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
@@ -154,9 +155,9 @@ pub fn cgroups_with_peaks_to_read(state: &WardenState, snapshot: &Snapshot) -> V
 }
 
 /// Adds the CPU times that this cycle read to the usage of the jobs, and ends the usage samples that are long enough. A
-/// sample is the CPU use of a job during a time interval. `may_record` says whether the usage may be written to the
-/// journal. This must be false in a cycle with commands: the journal then has reserved space only for the records of
-/// the commands.
+/// sample is the resource use of a job during a time interval. `may_record` says whether the usage may be written to
+/// the journal (the file with which a restarted daemon restores its state). This must be false in a cycle with
+/// commands: the journal then has reserved space only for the records of the commands.
 pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
     let mut jobs_read = record_process_cpu_times(draft);
     record_cgroup_usage(draft, &mut jobs_read);
@@ -170,13 +171,15 @@ pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
     }
 }
 
-/// Returns whether the present sample of `job` may end with the scan of this cycle. All of its CPU time must have been
-/// read at about the time of the scan. Otherwise, the sample would have too little or too much CPU time, and the next
-/// sample the opposite. So the sample goes on in each of these cases:
+/// Returns whether the present usage sample of `job` (its resource use since a time) may end with the scan of this
+/// cycle. All of its CPU time must have been read at about the time of the scan. Otherwise, the sample would have too
+/// little or too much CPU time, and the next sample the opposite. So the sample goes on in each of these cases:
 ///
 /// - The scan did not read all processes of the job that ran lately, for example a scan of one process that was just
 ///   forked.
-/// - The scan took too long, and this is not the third such scan in the sample.
+/// - The scan took too long, and fewer than [`MAX_SLOW_SCANS`] earlier scans of this sample did. The function counts
+///   such scans. A sample shorter than [`MIN_SAMPLE_NS`] is excepted, because the caller does not end it.
+/// - pjw records no usage of the job, or this cycle read no CPU times.
 fn may_end_sample(draft: &mut CycleDraft<'_>, job: &JobId) -> bool {
     let Some(read_until) = draft.seen.cpu_times_read_until else { return false };
     if !has_read_active_processes(draft, job) {
@@ -193,8 +196,9 @@ fn may_end_sample(draft: &mut CycleDraft<'_>, job: &JobId) -> bool {
     false
 }
 
-/// Returns whether the scan of this cycle read each active process of `job`, or found that it has ended. A process
-/// whose threads no scan has read is new, and its CPU time until now is that of a moment.
+/// Returns whether the scan of this cycle read each active process of `job` (a process that recently ran or waited for
+/// a PU), or found that it has ended. A new process, whose threads no scan has read yet, need not be read: it has used
+/// hardly any CPU time.
 fn has_read_active_processes(draft: &CycleDraft<'_>, job: &JobId) -> bool {
     let members = &draft.state.members;
     let is_read = |pid: &Pid| match draft.seen.processes.get(pid) {
@@ -206,8 +210,8 @@ fn has_read_active_processes(draft: &CycleDraft<'_>, job: &JobId) -> bool {
     members.active_pids_of(job).all(|pid| is_read(&pid) || is_new(&pid))
 }
 
-/// Records the CPU times that this cycle read for the processes of jobs, and the processes that have ended. Returns the
-/// jobs of all these processes.
+/// Records the CPU times that this cycle read for the processes of jobs and for their parents, and the processes that
+/// have ended. Returns the jobs of which a process was read or has ended.
 fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     let (snapshot, full, now) = (draft.seen, draft.full, draft.now.since_boot);
     let state = &mut *draft.state;
@@ -244,7 +248,7 @@ fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     }
     let (mut read, mut pids_read) = (BTreeSet::new(), Vec::new());
     for (process, job) in living {
-        begin_after_restart(state, &job, draft.now);
+        begin_usage_after_restart(state, &job, draft.now);
         let times = snapshot.cpu_times.get(&process.id.pid);
         if let Some(times) = times.filter(|times| is_same_start(times.start, process.id.start)) {
             state.usage.record_process_times(&job, process.id, process.parent, times, now);
@@ -273,9 +277,10 @@ fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
     jobs_read
 }
 
-/// Begins the usage of a running job of which no earlier daemon recorded a usage. The usage counts from the beginning
-/// of the job, as far as its processes still show it. Does nothing for a released job, which is reported already.
-fn begin_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
+/// Begins to record the usage of the job `id` if nothing is recorded of it. This is so if the job was found after a
+/// restart, and no earlier daemon recorded its usage. The usage counts from the beginning of the job, as far as its
+/// processes still show it. Does nothing for a released job, which is reported already.
+fn begin_usage_after_restart(state: &mut WardenState, id: &JobId, now: Moment) {
     let Some(job) = state.jobs.get(id).filter(|job| !job.was_released) else { return };
     if state.usage.usage_of_job(id).is_none() {
         let age_ns = millis_between(job.detected_at, now.wall_clock).saturating_mul(1_000_000);
@@ -307,8 +312,9 @@ fn record_cpu_times_of_parents_outside_jobs(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Records the CPU time and the memory use of the cgroups that the scan read, for the jobs of these cgroups. Adds these
-/// jobs to `jobs_read`.
+/// Records the CPU time and the memory use of the cgroups that the scan read, for the jobs of these cgroups: the
+/// cgroups that pjw or a batch system made for a job. Adds these jobs to `jobs_read`. Leaves out jobs without recorded
+/// usage.
 fn record_cgroup_usage(draft: &mut CycleDraft<'_>, jobs_read: &mut BTreeSet<JobId>) {
     let seen = draft.seen;
     let state = &mut *draft.state;
@@ -330,8 +336,9 @@ fn record_cgroup_usage(draft: &mut CycleDraft<'_>, jobs_read: &mut BTreeSet<JobI
     }
 }
 
-/// Records how many tasks of a batch system's job run on this machine, as the environment of its process `pid` says.
-/// Does nothing if the number is known.
+/// Records how many tasks (processes that the batch system starts) the job `id` has on this machine. An attribute of
+/// its process `pid` has the number, such as an environment variable. Does nothing if the number is already recorded,
+/// if the process does not have it, or if the job is of no batch system.
 fn record_task_count(state: &mut WardenState, id: &JobId, pid: Pid) {
     let WardenState { usage, processes, .. } = state;
     let open =
@@ -342,8 +349,10 @@ fn record_task_count(state: &mut WardenState, id: &JobId, pid: Pid) {
         references.filter(|reference| reference.job == *id).find_map(|reference| reference.tasks);
 }
 
-/// Ends the usage sample of `job` at the time `idle_until`, if the sample is then at least [`LONG_SAMPLE_NS`] long. A
-/// process of the job was idle until this time, and runs again now. Does nothing if `idle_until` is `None`.
+/// Ends the usage sample of `job` (its resource use since a time) at the time `idle_until`, in ns since boot. A process
+/// of the job was idle until this time, and runs again now. The ended sample has no CPU time: what was read since its
+/// beginning counts in the next sample. Does nothing if `idle_until` is `None`, or if the ended sample would be shorter
+/// than [`LONG_SAMPLE_NS`].
 fn end_sample_when_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
     let (Some(until), Some(open)) = (idle_until, state.usage.usage_of_job(job)) else { return };
     let length_ns = until.0.saturating_sub(open.sample_began_at.0);
@@ -359,9 +368,9 @@ fn end_sample_when_idle(state: &mut WardenState, job: &JobId, idle_until: Option
     }
 }
 
-/// Ends the usage sample (the resource use during a time interval) of a job if the change of its grant to `ownership`
-/// freezes or unfreezes the job. Must be called before the change. A frozen job holds no cores, so a sample must not
-/// include both states.
+/// Ends the usage sample of a job (its resource use since a time) if the change of its grant to `ownership` freezes or
+/// unfreezes the job. A job that can borrow no cores is frozen: its processes are stopped. A frozen job holds no cores,
+/// so a sample must not include both states. Must be called before the change. Does nothing if the job has no grant.
 pub(crate) fn end_sample_if_frozen_changes(draft: &mut CycleDraft<'_>, job: &JobId, ownership: Ownership) {
     let Some(before) = draft.state.grant_of(job).map(|grant| grant.ownership) else { return };
     if (before == Ownership::Frozen) != (ownership == Ownership::Frozen) {
@@ -404,8 +413,9 @@ fn end_sample(draft: &mut CycleDraft<'_>, job: &JobId, min_ns: u64) {
     }
 }
 
-/// Writes the usage of a job to the journal, if the last record is old enough: [`RECORD_INTERVAL_NS`], or longer on a
-/// machine with many jobs.
+/// Writes the usage of a job to the journal (the file with which a restarted daemon restores its state), if the last
+/// record is at least [`RECORD_INTERVAL_NS`] old. On a machine with 100 jobs or more, the interval is longer. Does
+/// nothing if no usage of the job is recorded.
 fn journal_usage(draft: &mut CycleDraft<'_>, job: &JobId) {
     let now = draft.now.since_boot;
     // The records of very many jobs would make the journal grow fast.
