@@ -90,7 +90,7 @@ struct Placing {
     /// The room on cores. `None` if threads are balanced by PU only.
     core_room: Option<Room>,
     pins: BTreeMap<ThreadId, Pu>,
-    /// The cores that have the pin of a thread of a group (the threads that share an address space). Only the cores that
+    /// The cores that have the pin of a thread of a group (the threads that share an address space). Only cores that
     /// were chosen for groups are listed. Each of them is for one thread.
     used_by_groups: BTreeSet<usize>,
 }

@@ -1,20 +1,19 @@
 //! Masks that an earlier daemon may have set, and that no record explains. They are kept, and named in a warning with
 //! the command that widens them: the program itself may have chosen such a mask.
 
+mod warning;
+
 use alloc::sync::Arc;
 
+pub(super) use self::warning::pids_text;
+use self::warning::unknown_masks_warning;
 use crate::basics::{CpuSet, Pid, ProcessId, Uid, cgroup_and_ancestor_paths, prelude::*};
 use crate::phases::draft::CycleDraft;
 use crate::phases::membership::is_orphan_of_unknown_descent;
 use crate::state::{KnownProcess, MaskEntry, MaskWriter, Member, WardenState};
 use crate::terms::{
-    GrantedBy, JobId, Observed, Policy, Process, Record, UnknownMaskRecord, UnknownOriginMasks, Warning,
+    GrantedBy, JobId, Observed, Policy, Process, Record, UnknownMaskRecord, UnknownOriginMasks,
 };
-
-/// The largest number of processes that a warning about a job names.
-const MAX_NAMED: usize = 8;
-/// The largest number of processes whose masks one warning names. The next ones are named when these have other masks.
-const MAX_NAMED_MASKS: usize = 4096;
 
 /// Begins a search for affinity masks of unknown origin: masks that an earlier daemon may have set, and that no journal
 /// record explains. Does nothing unless a search was requested and the scan is full. Must be called before the jobs of
@@ -22,7 +21,7 @@ const MAX_NAMED_MASKS: usize = 4096;
 /// restart, must also be called before cores are granted.
 pub(crate) fn begin_unknown_mask_search(draft: &mut CycleDraft<'_>) {
     if draft.state.unknown_masks.is_list_changed() {
-        avoid_cpus_of_found(draft.state);
+        avoid_cpus_of_unknown_masks(draft.state);
     }
     if draft.full {
         let WardenState { unknown_masks, members, processes_to_restore, .. } = &mut *draft.state;
@@ -44,7 +43,7 @@ pub(crate) fn report_unknown_masks(draft: &mut CycleDraft<'_>) {
     let is_changed = draft.state.unknown_masks.take_list_change();
     // A process that joins or leaves a job has a record.
     if is_changed || draft.full || !draft.out.records.is_empty() {
-        avoid_cpus_of_found(draft.state);
+        avoid_cpus_of_unknown_masks(draft.state);
     }
     if is_changed {
         let pids: Vec<Pid> = draft.state.unknown_masks.processes().map(|process| process.pid).collect();
@@ -79,10 +78,16 @@ fn record_unknown_origin_masks(draft: &mut CycleDraft<'_>, pid: Pid, mut masks: 
     }
 }
 
-/// Continues the search for masks of unknown origin. A full scan begins the search: after this scan, chooses the
-/// processes whose masks must be read. The next scans read their threads and the cpusets around them: after each scan,
-/// records the masks that no cpuset and no journal record explains. When all these processes are read, checks the
-/// processes that were born meanwhile, and ends the search.
+/// Continues the search for masks of unknown origin: masks that an earlier run of pjwd may have set, and that no
+/// journal record explains. The search takes several scans:
+///
+/// - After the full scan that begins the search, chooses the processes whose masks must be read.
+/// - The next scans read the threads of these processes and the cpusets around them. After each scan, records the masks
+///   that no cpuset and no journal record explains.
+/// - When all these processes are read, checks the processes that were born meanwhile, and ends the search.
+///
+/// Processes that several full scans could not read are no longer waited for: only the masks of their first threads are
+/// recorded. Does nothing if no search is in progress.
 fn continue_search(draft: &mut CycleDraft<'_>) {
     if draft.full && draft.state.unknown_masks.needs_processes_to_read() {
         let known = draft.state.processes.values();
@@ -115,8 +120,11 @@ fn continue_search(draft: &mut CycleDraft<'_>) {
     draft.state.cgroups.retain(|path, _| of_jobs.contains(path));
 }
 
-/// Records the mask of the first thread of the process `pid`, whose other threads can't be read, as a mask of unknown
-/// origin. Does nothing if the mask has all online PUs, or if the process belongs to a job or to a released job.
+/// Records the mask of the first thread of the process `pid` as a mask of unknown origin: an earlier run of pjwd may
+/// have set it. The other threads of the process can't be read. Does nothing in each of these cases:
+///
+/// - The mask has all online PUs.
+/// - The process belongs to a job or to a released job.
 fn record_first_thread_mask(draft: &mut CycleDraft<'_>, pid: Pid) {
     let online = draft.state.pool.online_cpus();
     let process = draft.state.process(pid).filter(|_| draft.state.tracked_process(pid).is_none());
@@ -126,10 +134,13 @@ fn record_first_thread_mask(draft: &mut CycleDraft<'_>, pid: Pid) {
     record_unknown_origin_masks(draft, pid, masks);
 }
 
-/// Returns whether the search must read the threads of the process `known`. True for a process of a job or of a
-/// released job, if the journal had no record of this membership. True for any other process if the mask of its first
-/// thread lacks an online PU. Its other threads do not count, because programs bind their threads themselves. False for
-/// processes of the kernel, of pjwd, and of users that this pjwd does not manage, and for process 1.
+/// Returns whether the search for masks that an earlier run of pjwd may have set must read the threads of the process
+/// `known`.
+///
+/// - True for a process of a job or of a released job, if the journal had no record of this membership.
+/// - True for any other process if the mask of its first thread lacks an online PU. Its other threads do not count,
+///   because programs bind their threads themselves.
+/// - False for process 1, and for processes of the kernel, of pjwd, and of users that this pjwd does not manage.
 fn must_be_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> bool {
     let process = &known.process;
     let pid = process.id.pid;
@@ -145,8 +156,9 @@ fn must_be_read(state: &WardenState, policy: &Policy, known: &KnownProcess) -> b
     process.first_thread_mask.as_ref().is_some_and(|mask| !online.is_subset(mask))
 }
 
-/// Returns the masks of process `pid` that no journal record explains. Empty if there are none, if the process is
-/// unknown, or if a cpuset of its scheduler restricts it. `None` if its threads have not been read yet.
+/// Returns the masks of the process `pid` that no journal record explains: an earlier run of pjwd may have set them.
+/// Empty if there are none, if the process is unknown, or if a cpuset of its batch system restricts it. `None` if its
+/// threads have not been read yet.
 fn find_unknown_origin_masks(draft: &CycleDraft<'_>, pid: Pid) -> Option<UnknownOriginMasks> {
     let state = &*draft.state;
     let Some(known) = state.processes.get(&pid) else { return Some(UnknownOriginMasks::default()) };
@@ -179,7 +191,7 @@ fn find_unknown_origin_masks(draft: &CycleDraft<'_>, pid: Pid) -> Option<Unknown
     Some(UnknownOriginMasks { first_thread, other_threads })
 }
 
-/// The PUs that the nearest cpuset around a process allows. `None` if no cpuset was read.
+/// Returns the PUs that the nearest cpuset at or above the cgroup of a process allows. `None` if no cpuset was read.
 fn cpus_around<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a CpuSet> {
     cgroup_and_ancestor_paths(known.process.cgroup.as_deref()?).find_map(|path| {
         let cgroup = state.cgroups.get(path)?.present()?;
@@ -188,8 +200,9 @@ fn cpus_around<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a C
     })
 }
 
-/// Whether a release of the thread puts a mask back that no record explains: the first reading found it, and it lacks
-/// an online PU. After a restart, the journal has the mask without the request that the first reading found.
+/// Whether no record explains the original mask of a thread: the mask that a release of its job puts back. This is so
+/// if the mask lacks an online PU, and the first reading of the thread found it. After a restart, `entry` may have the
+/// mask without such a request of the program: then no record explains the mask either.
 fn has_unknown_original(online: &CpuSet, entry: &MaskEntry) -> bool {
     let original = entry.original_mask();
     let mut found = entry.known_requests().filter(|request| request.is_of_program_before_first_reading());
@@ -198,8 +211,9 @@ fn has_unknown_original(online: &CpuSet, entry: &MaskEntry) -> bool {
             || found.any(|request| request.mask == *original))
 }
 
-/// Whether a recorded process of the same job had this mask before the job. The member may be its child, and has
-/// inherited it.
+/// Whether the mask `original` is explained by the journal: another process of the same job, which the journal names,
+/// has the same original mask (the mask before pjw changed it). `member` may be a child of that process, and has
+/// inherited the mask.
 fn is_recorded_original(state: &WardenState, member: &Member, original: &CpuSet) -> bool {
     let recorded = state.members_of(&member.job).filter(|other| state.unknown_masks.is_recorded(other.id));
     recorded
@@ -234,7 +248,8 @@ fn collect_masks(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>
     mask
 }
 
-/// Records the inherited masks of the scanned processes that descend from processes with masks of unknown origin.
+/// Records the masks that the scanned processes may have inherited from processes with masks of unknown origin (masks
+/// that an earlier run of pjwd may have set).
 fn record_masks_of_descendants(draft: &mut CycleDraft<'_>) {
     if draft.state.unknown_masks.has_nothing_to_find() {
         return;
@@ -243,10 +258,13 @@ fn record_masks_of_descendants(draft: &mut CycleDraft<'_>) {
     scanned.into_iter().for_each(|pid| record_inherited_masks(draft, pid, false));
 }
 
-/// Records the masks of the process `pid` that equal masks of unknown origin that the process may have inherited. Does
-/// nothing if masks of the process are recorded already. Also does nothing for a process outside of all jobs that an
-/// earlier scan read, because the process may have requested such a mask itself. Except if `was_searched` is true: then
-/// the search has found the parent of the process later.
+/// Records the masks of unknown origin (masks that an earlier run of pjwd may have set) that the process `pid` may have
+/// inherited: its masks that equal such a mask of its ancestor. Does nothing in each of these cases:
+///
+/// - Such masks of the process are recorded already.
+/// - The process belongs to no job and was not released from one, and an earlier scan has read it: it may have
+///   requested the mask itself. But if `was_searched` is true, its mask is recorded: a completed search has found its
+///   parent only now.
 fn record_inherited_masks(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bool) {
     let state = &*draft.state;
     let Some(known) = state.processes.get(&pid) else { return };
@@ -282,9 +300,9 @@ fn record_inherited_masks(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bo
     record_unknown_origin_masks(draft, pid, mask);
 }
 
-/// Returns the recorded mask of unknown origin that the process `known` may have inherited as its mask `mask`: an equal
-/// mask of an older process of the same user. `None` if there is none, or if the process is no orphan of unknown
-/// descent.
+/// Returns the recorded mask of unknown origin (a mask that an earlier run of pjwd may have set) that the process
+/// `known` may have inherited as its mask `mask`. It is an equal mask of an older process of the same user. `None` if
+/// there is no such mask, or if `known` is no orphan whose true parent is unknown ([`is_orphan_of_unknown_descent`]).
 fn mask_of_orphan(state: &WardenState, known: &KnownProcess, mask: &CpuSet) -> Option<CpuSet> {
     if !is_orphan_of_unknown_descent(state, known) {
         return None;
@@ -298,7 +316,8 @@ fn mask_of_orphan(state: &WardenState, known: &KnownProcess, mask: &CpuSet) -> O
     found.flat_map(|(_, found)| found.masks()).find(|found| is_same(&online, found, mask)).cloned()
 }
 
-/// Records the masks that new orphans of root may have inherited from a job of root ([`may_have_mask_of_root_job`]).
+/// Records the masks of new orphans of root that an earlier run of pjwd, or this one, may have set: the orphans may
+/// have inherited them from a job of root ([`may_have_mask_of_root_job`]).
 fn record_masks_of_root_orphans(draft: &mut CycleDraft<'_>) {
     let scanned = draft.scanned_pids().filter_map(|pid| draft.state.processes.get(&pid));
     let orphans = scanned.filter(|known| may_have_mask_of_root_job(draft.state, known));
@@ -310,10 +329,13 @@ fn record_masks_of_root_orphans(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Records masks of unknown origin of processes that have left a cpuset that was found without a record. The earlier
-/// daemon that made the cpuset may also have set masks with the same PUs. In the cpuset, a thread with such a mask
-/// looks like a thread without a mask. After a process has left the cpuset, a mask with these PUs is recorded. Also
-/// writes to the journal that a cpuset is left, when its job has ended and pjw tracks none of its processes.
+/// Records masks that became visible when a process left a cpuset that was found without a journal record. The earlier
+/// run of pjwd that made the cpuset may also have set masks with the same PUs. Inside the cpuset, a thread with such a
+/// mask looks like a thread without a mask. After a process has left the cpuset and pjw has restored its masks, each
+/// mask with exactly these PUs is recorded as a mask of unknown origin.
+///
+/// When the job of such a cpuset has ended and pjw tracks none of its processes, also writes to the journal that the
+/// cpuset is left.
 fn record_hidden_masks(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     if state.unknown_masks.found_cpusets().is_empty()
@@ -355,8 +377,9 @@ fn record_hidden_masks(draft: &mut CycleDraft<'_>) {
     left.into_iter().for_each(|job| apply_and_journal(draft, UnknownMaskRecord::CpusetLeft { job }));
 }
 
-/// Removes recorded masks of unknown origin that are not valid any more: masks that were changed, and masks of
-/// processes that have ended. Visits only the processes that the scan covers. Writes the changes to the journal.
+/// Removes recorded masks of unknown origin (masks that an earlier run of pjwd may have set) that are not valid any
+/// more: the mask was changed, or the process has ended. Visits only the processes that the scan covers. Writes the
+/// changes to the journal.
 fn update_recorded_masks(draft: &mut CycleDraft<'_>) {
     let found = draft.state.unknown_masks.masks_by_process().iter();
     let found = found.filter(|(process, _)| draft.full || draft.seen.processes.contains_key(&process.pid));
@@ -378,21 +401,26 @@ fn update_recorded_masks(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Lets the allocator choose the PUs of the processes last that are outside of all jobs: nothing keeps these processes
-/// off a job.
-fn avoid_cpus_of_found(state: &mut WardenState) {
+/// Makes the allocator choose the PUs of recorded masks of unknown origin last, if the process with the mask belongs to
+/// no job. Nothing keeps such a process off the cores of a job.
+fn avoid_cpus_of_unknown_masks(state: &mut WardenState) {
     let found = state.unknown_masks.masks_by_process().iter();
     let outside = found.filter(|(process, _)| state.tracked_process(process.pid).is_none());
     let cpus = outside.flat_map(|(_, mask)| mask.masks()).fold(CpuSet::new(), |all, mask| all.union(mask));
     state.pool.set_avoided(cpus);
 }
 
-/// Returns those of the recorded masks `noted` that the process `process` still has, or that its release restores.
-/// Empty if the process has ended. Masks of threads that the scan did not read are returned unchanged.
-fn kept_masks(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownOriginMasks) -> UnknownOriginMasks {
+/// Returns those of the masks of unknown origin `recorded` that the process `process` still has. For a process of a
+/// job, returns those that a release of the job restores. Empty if the process has ended. Masks of threads that the
+/// scan did not read are returned unchanged.
+fn kept_masks(
+    draft: &CycleDraft<'_>,
+    process: ProcessId,
+    recorded: &UnknownOriginMasks,
+) -> UnknownOriginMasks {
     let state = &*draft.state;
     let Some(known) = state.process(process.pid) else {
-        return if draft.full { UnknownOriginMasks::default() } else { noted.clone() };
+        return if draft.full { UnknownOriginMasks::default() } else { recorded.clone() };
     };
     if known.id != process {
         return UnknownOriginMasks::default();
@@ -400,7 +428,7 @@ fn kept_masks(draft: &CycleDraft<'_>, process: ProcessId, noted: &UnknownOriginM
     let online = state.pool.online_cpus();
     let is_in =
         |present: Option<&CpuSet>, mask: &CpuSet| present.is_some_and(|other| is_same(&online, other, mask));
-    let mut left = noted.clone();
+    let mut left = recorded.clone();
     if let Some(member) = state.tracked_process(process.pid) {
         if has_unread_threads(member) {
             return left;
@@ -459,38 +487,4 @@ fn may_have_mask_of_root_job(state: &WardenState, known: &KnownProcess) -> bool 
         })
     };
     is_orphan_of_unknown_descent(state, known) && (has_mask_of_job() || state.has_released_mask(process))
-}
-
-/// Returns the warning that an earlier daemon may have set the masks of the processes `pids`. `None` if `pids` is
-/// empty.
-fn unknown_masks_warning(state: &WardenState, pids: &[Pid]) -> Option<Warning> {
-    let (first, all) = (pids.first()?, state.topology.cpus());
-    let text = format!(
-        "the masks of some processes may be those that an earlier pjwd set, and are kept: {}",
-        first_pids_text(pids, MAX_NAMED_MASKS)
-    );
-    let remedy = if pids.len() == 1 {
-        format!("taskset -pac {all} {first} widens the mask of a process that did not choose it")
-    } else {
-        let listed: Vec<String> = pids.iter().take(MAX_NAMED_MASKS).map(ToString::to_string).collect();
-        format!(
-            "for pid in {}; do taskset -pac {all} $pid; done widens the masks of processes that did not choose them",
-            listed.join(" ")
-        )
-    };
-    Some(Warning::new("unknown-masks", text, remedy))
-}
-
-/// Formats process ids for a sentence: at most eight pids, and the number of the other pids (`... and 5 more`).
-pub(super) fn pids_text(pids: &[Pid]) -> String {
-    first_pids_text(pids, MAX_NAMED)
-}
-
-/// Returns the first `most` pids as text, and the number of the other pids.
-fn first_pids_text(pids: &[Pid], most: usize) -> String {
-    let named: Vec<String> = pids.iter().take(most).map(ToString::to_string).collect();
-    match pids.len().saturating_sub(most) {
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
-    }
 }
