@@ -87,9 +87,12 @@ pub(super) struct Hole {
 }
 
 impl<'a> Allocator<'a> {
-    /// Makes the allocator for one request of a job. The job can get a core if all online PUs (logical CPUs) of the
-    /// core are in `available`. If single PUs are given out, the job can also get a part of a core. The PUs in
-    /// `present`, which the job already holds, are preferred.
+    /// Makes the allocator for one request of a job.
+    ///
+    /// - `unit` says whether the request counts cores or PUs (logical CPUs), and whether single PUs are given out.
+    /// - `available` has the PUs that the job may get. A core is available if all its online PUs are in `available`.
+    ///   If single PUs are given out, a part of a core is available too.
+    /// - `present` has the PUs that are preferred, such as the PUs that the job already holds.
     pub(super) fn new(
         topology: &'a Topology,
         unit: AllocationUnit,
@@ -164,9 +167,10 @@ impl<'a> Allocator<'a> {
         (self.amount_of(others()), cpus)
     }
 
-    /// Returns the number of cores to allocate for a request for `units` cores or PUs (logical CPUs): the smallest
-    /// number of available cores that have `units` units. If all available cores have fewer units, each missing core
-    /// counts as a core of the largest size on the machine. If single PUs are given out, returns `units`.
+    /// Returns how many cores a request for `units` units needs. A unit is a core or a PU (logical CPU), as the
+    /// request counts. The available cores with the most units are counted first. If all available cores have too few
+    /// units, each missing core is assumed to be as large as the largest core of the machine. If single PUs are given
+    /// out, returns `units`.
     pub(super) fn needed_amount(&self, units: u32) -> u32 {
         let largest = match self.unit {
             AllocationUnit::AnyPu => return units,
@@ -180,9 +184,9 @@ impl<'a> Allocator<'a> {
         count_to_cover(sizes, units).saturating_add(missing)
     }
 
-    /// Returns the number of available cores in the domain of `level` (L3 cache, NUMA node or package) with the most
-    /// available cores. Counts PUs (logical CPUs) instead if single PUs are given out. If the machine lacks `level`,
-    /// uses the next larger level.
+    /// Returns the largest number of available cores in one domain (L3 cache, NUMA node or package) of the level
+    /// `level`. Counts PUs (logical CPUs) instead if single PUs are given out. If the machine lacks `level`, uses the
+    /// next larger level. If the machine lacks all larger levels too, returns the number on the whole machine.
     pub(super) fn largest_in_one_domain(&self, level: TopologyLevel) -> u32 {
         let larger = [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package]
             .into_iter()
@@ -194,10 +198,15 @@ impl<'a> Allocator<'a> {
         holes.map(|(_, hole)| self.amount_of(hole.into_iter())).max().unwrap_or(0)
     }
 
-    /// Chooses at least `n` units for the job: whole cores, or exactly `n` PUs (logical CPUs) if single PUs are given
-    /// out. Prefers the PUs that the job holds, and PUs near these. If the job holds nothing, chooses the best fit. If
-    /// `spread` is true, spreads the units evenly over the machine. Returns `None` if fewer than `n` units are
-    /// available.
+    /// Chooses PUs (logical CPUs) for the job. The request is for `n` units: cores, or PUs if the request counts PUs.
+    ///
+    /// - The choice has whole cores, and so may have more than `n` PUs. If single PUs are given out, it has exactly
+    ///   `n` PUs.
+    /// - The PUs that the job holds are preferred. New PUs are near the held ones.
+    /// - If the job holds nothing, the choice is the best fit ([`Allocator::best_fit`]).
+    /// - If `spread` is true, the PUs are spread evenly over the machine instead.
+    ///
+    /// Returns `None` if fewer than `n` units are available.
     pub(super) fn choose(&self, n: u32, spread: bool) -> Option<PuChoice> {
         let (held, others): (Vec<&FreeCore>, Vec<&FreeCore>) =
             self.free_cores.iter().partition(|free_core| free_core.held);
@@ -244,10 +253,11 @@ impl<'a> Allocator<'a> {
         Some(self.trim_to_request(chain(held, added), n, reason, kind))
     }
 
-    /// Returns the choice of the cores in `chosen`, without cores that `n` units do not need. The first cores of the
-    /// list are dropped first. Except cores that the job holds already: these are dropped only if `reason` is
-    /// [`ChoiceReason::Shrunk`]. If single PUs (logical CPUs) are given out, all PUs after the first `n` are dropped
-    /// too. `kind` is the only kind of core that was considered, `None` if there were several.
+    /// Makes the choice from the cores in `chosen`, without the cores that a request for `n` units does not need. A
+    /// unit is a core or a PU (logical CPU). Cores at the beginning of the list are dropped first. Cores that the job
+    /// already holds are dropped only if `reason` is [`ChoiceReason::Shrunk`]. If single PUs are given out, all PUs
+    /// after the first `n` are dropped too. `kind` is the only kind of core (CPU core type) that was considered.
+    /// `None` if all kinds were considered.
     fn trim_to_request(
         &self,
         mut chosen: Vec<&FreeCore>,
@@ -272,9 +282,10 @@ impl<'a> Allocator<'a> {
         PuChoice { cpus: pus.into_iter().collect(), reason, kind: kind.filter(|_| several) }
     }
 
-    /// Chooses `n` units from the smallest domain (L3 cache, NUMA node or package) that has enough available units, and
-    /// in the same way from the smaller domains inside. If no domain has enough, chooses the fewest domains. Returns
-    /// the chosen cores, and the trace from which the choice is explained to users.
+    /// Chooses `n` units (cores or logical CPUs) of `free_cores` by best fit: from the smallest domain that has
+    /// enough. A domain is an L3 cache, a NUMA node or a package. Inside the chosen domain, chooses as few smaller
+    /// domains as possible. If no domain has `n` units, chooses as few domains as possible. Returns the chosen cores,
+    /// and the trace (the domains that were considered), from which pjw explains the choice to users.
     fn best_fit<'s>(&self, free_cores: &[&'s FreeCore], n: u32) -> (Vec<&'s FreeCore>, FitTrace) {
         let sizes: SmallVec<[BTreeMap<CoreGroup, u32>; 3]> =
             (0..self.levels.len()).map(|depth| units_by_group(free_cores, depth)).collect();
@@ -333,9 +344,13 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// Returns the choice of `n` units from one of the core sets `candidates` that uses the fewest domains. Among
-    /// equally good choices, the one from the first set is returned. `None` if no choice uses fewer domains than
-    /// `chosen`. No choice can cost less than `bound` ([`lower_bound`]), so the exact search is rarely needed.
+    /// Returns a choice of `n` units (cores or logical CPUs) that lies in fewer domains than the cores `chosen`. A
+    /// domain is an L3 cache, a NUMA node or a package. Returns `None` if there is no such choice.
+    ///
+    /// - `candidates` has sets of cores. The choice takes all units from one set. Each set has at least `n` units. If
+    ///   several sets have an equally good choice, the first of these sets is used.
+    /// - `bound` is a lower limit for the cost of all choices ([`lower_bound`]). The search ends when a choice has
+    ///   this cost. So most calls need no search.
     fn with_fewer_domains<'s>(
         &self,
         candidates: &[Vec<&'s FreeCore>],
@@ -360,9 +375,11 @@ impl<'a> Allocator<'a> {
         best.map(|shares| shares.iter().flat_map(divide).collect())
     }
 
-    /// Updates `trace` after the cores `chosen` replaced the first choice. The smallest domain that contains all of
-    /// `chosen` becomes the chosen hole of the trace (`None` if no domain does), and the earlier one becomes the
-    /// second-best. Has no effect if both are the same. `sizes` has the available units of each domain, by level.
+    /// Updates `trace`, from which pjw explains the choice to users, after the cores `chosen` replaced the first
+    /// choice. The smallest domain (L3 cache, NUMA node or package) that contains all of `chosen` becomes the chosen
+    /// domain. If no domain contains all of them, there is no chosen domain. The former chosen domain becomes the
+    /// second-best one. Has no effect if the chosen domain stays the same. `sizes` has the available units of each
+    /// domain, by level.
     fn update_trace(&self, trace: &mut FitTrace, chosen: &[&FreeCore], sizes: &[BTreeMap<CoreGroup, u32>]) {
         let around = |depth: usize| {
             let group = chosen.first()?.groups[depth];
@@ -376,10 +393,11 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// Chooses `n` units from as few domains as possible of the level with the index `depth`, and of each smaller
-    /// level. The next domain is the smallest one that has all missing units, else the largest one. Among equally large
-    /// domains, the one nearest to the previous domain is chosen. Returns all of `free_cores` if these have fewer than
-    /// `n` units.
+    /// Chooses `n` units (cores or logical CPUs) from as few domains as possible. The domains are those of the level
+    /// with the index `depth`, such as NUMA nodes. Inside each domain, chooses from the next smaller level in the
+    /// same way. The next domain is the smallest one that has all missing units. If no domain has all missing units,
+    /// the next domain is the largest one. Among equally large domains, the one nearest to the previous domain is
+    /// chosen. Returns all of `free_cores` if these have fewer than `n` units.
     fn choose_from_domains<'s>(
         &self,
         free_cores: &[&'s FreeCore],
@@ -414,9 +432,10 @@ impl<'a> Allocator<'a> {
         chosen
     }
 
-    /// Chooses `n` units from `others` as near as possible to the cores `held`: first in the same domains of the
-    /// smallest level, such as L3 caches, then in the same domains of the larger levels, then anywhere. Returns only
-    /// the new cores.
+    /// Chooses `n` units (cores or logical CPUs) from `others` as near as possible to the cores `held`. First chooses
+    /// in the domains of the smallest level that contain cores of `held`, such as L3 caches. Then chooses in such
+    /// domains of the larger levels, then anywhere. Returns only the new cores. Returns all of `others` if these have
+    /// fewer than `n` units.
     fn add_nearest<'s>(
         &self,
         held: &[&FreeCore],

@@ -80,11 +80,15 @@ pub(super) fn fewest_domains<'s>(
     Some((all.frontier[at].cost, shares))
 }
 
-/// Returns the part of the machine that contains `free_cores`, with its frontier for up to `n` units (cores or logical
-/// CPUs). A solution is a choice of domains: it provides units, and its cost is the weighted number of the domains. The
-/// frontier has the solutions that no other solution beats in both cost and units. The part is divided into the domains
-/// of the level with the index `depth` in `Topology::levels`. Each of these is divided into the domains of the next
-/// smaller level, and so on. `level_count` is the number of levels.
+/// Builds the tree of the domains that contain `free_cores`, and finds the best choices of domains. A domain is a
+/// package, a NUMA node or an L3 cache.
+///
+/// - A solution is a choice of domains. It provides units (cores or logical CPUs), at most `n`. Its cost is the
+///   weighted number of its domains.
+/// - The frontier of each part has the solutions that no other solution beats in both cost and units.
+/// - `depth` is the index in `Topology::levels` of the level into whose domains the cores are divided first. The next
+///   smaller levels follow.
+/// - `level_count` is the number of levels.
 fn build_part<'s>(free_cores: Vec<&'s FreeCore>, depth: usize, level_count: usize, n: u32) -> Part<'s> {
     if depth + 1 >= level_count {
         let frontier = smallest_level_frontier(&free_cores, depth, level_count, n);
@@ -102,10 +106,14 @@ fn build_part<'s>(free_cores: Vec<&'s FreeCore>, depth: usize, level_count: usiz
     Part { depth, inside: Contents::Parts(parts), frontier }
 }
 
-/// Returns the frontier (the solutions that no other solution beats in both cost and units) of a part of the machine
-/// that is divided only into domains of the smallest level, which has the index `depth`. Solution `i` takes the first
-/// `i` groups: first the groups of cores that are in no domain and cost nothing, then the domains with the most free
-/// units. The frontier ends at the first solution with `n` units.
+/// Returns the frontier of a part of the machine that is divided only into domains of the smallest level. The
+/// frontier has the solutions (choices of domains) that no other solution beats in both cost and units (cores or
+/// logical CPUs).
+///
+/// - Solution `i` uses the first `i` groups of cores. Cores that are in no domain come first, because they cost
+///   nothing. Then the domains follow, those with the most free units first.
+/// - `depth` is the index of the smallest level, and `level_count` the number of levels.
+/// - The frontier ends at the first solution with `n` units.
 fn smallest_level_frontier(
     free_cores: &[&FreeCore],
     depth: usize,
@@ -130,9 +138,10 @@ fn smallest_level_frontier(
     frontier
 }
 
-/// Returns the frontier of two parts of the machine together, from the frontiers `one` and `other` of the parts. Each
-/// solution combines a solution of `one` with a solution of `other`, and counts at most `n` units. Solutions that
-/// another one beats in both cost and units are left out, except the solution without units.
+/// Returns the frontier of two parts of the machine together. `one` and `other` are the frontiers of the parts. A
+/// frontier has the solutions (choices of domains) that no other solution beats in both cost and units (cores or
+/// logical CPUs). Each solution of the result combines a solution of `one` with a solution of `other`, and counts at
+/// most `n` units. The result also has the solution without units.
 fn combine_frontiers(one: &[Solution], other: &[Solution], n: u32) -> Vec<Solution> {
     let max_units = |frontier: &[Solution]| frontier.last().map_or(0, |solution| solution.units);
     let length = max_units(one).saturating_add(max_units(other)).min(n) as usize + 1;
@@ -159,8 +168,9 @@ fn combine_frontiers(one: &[Solution], other: &[Solution], n: u32) -> Vec<Soluti
 }
 
 impl<'s> Part<'s> {
-    /// Adds to `shares` the cores of each domain that the solution with the index `at` uses, with the number of units
-    /// to choose from them. Adds nothing for a solution without units.
+    /// Adds to `shares` the cores from which the units of a solution are to be chosen, with the number of these
+    /// units. A solution is a choice of domains. `at` is the index of the solution in `frontier`. Adds nothing for a
+    /// solution without units.
     fn add_shares(&self, at: usize, shares: &mut Vec<CoreShare<'s>>) {
         match &self.inside {
             _ if self.frontier[at].units == 0 => {}

@@ -5,11 +5,14 @@ use core::cmp::Reverse;
 use crate::allocate::tree::{AllocationUnit, FreeCore, take_cores, total_units};
 use crate::basics::{CpuSet, prelude::*};
 
-/// Divides `held`, the cores that a job holds, into two lists. The first list has the cores that the job keeps for its
-/// `groups`. The second list has all other cores. A group is a set of PUs (logical CPUs) on which threads with a common
-/// address space run. Keeps whole groups, the largest first, as long as the first list has no core that is not needed
-/// for a request for `n` units (cores or PUs). If no whole group fits, keeps a part of the largest group. `unit` is the
-/// way in which the units are counted and given out.
+/// Divides `held`, the cores that a job holds, when the job is to hold fewer. The first list of the result has the
+/// cores that the job keeps for its `groups`. The second list has all other cores. A group is a set of PUs (logical
+/// CPUs) on which threads with a common address space run.
+///
+/// - The job requests `n` units (cores or PUs). `unit` says how units are counted and given out.
+/// - Whole groups are kept, the largest first. A group is not kept if the first list then had more cores than `n`
+///   units need.
+/// - If no whole group can be kept, a part of the largest group is kept.
 pub(super) fn split_at_groups<'s>(
     groups: &[CpuSet],
     held: Vec<&'s FreeCore>,

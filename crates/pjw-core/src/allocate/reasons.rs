@@ -60,9 +60,10 @@ struct ReasonText<'a> {
 }
 
 impl ReasonText<'_> {
-    /// Returns the reasons for a choice by best fit. The first reason names the chosen domain, or the domains of the
-    /// chosen PUs `cpus` if no single domain has enough. The others name each level without a domain that has enough,
-    /// and the largest available one.
+    /// Returns the reasons for a choice by best fit, as texts for users. The first reason names the chosen domain (L3
+    /// cache, NUMA node or package). If no single domain has enough units, the first reason names the domains of
+    /// `cpus`, the chosen PUs. Each further reason names a level without a sufficient domain, and the largest domain
+    /// of this level.
     fn best_fit_reasons(&self, trace: &FitTrace, cpus: &CpuSet) -> Vec<String> {
         let first = match trace.chosen {
             Some(hole) => self.hole_text(hole),
@@ -91,8 +92,8 @@ impl ReasonText<'_> {
         format!("{units} free {noun}{}", if units == 1 { "" } else { "s" })
     }
 
-    /// Returns the name of the domain of `hole`. If the cores are in no domain of the level, returns a description of
-    /// the part of the next larger domain in which they are.
+    /// Returns the name of the domain (L3 cache, NUMA node or package) in which the free cores `hole` are. If the
+    /// cores are in no domain of the level, the result names the next larger domain: `the part of X outside any L3`.
     fn hole_name(&self, hole: Hole) -> String {
         match hole.group {
             CoreGroup::Domain(place) => {
@@ -123,9 +124,9 @@ impl ReasonText<'_> {
         }
     }
 
-    /// Returns the names of the domains that the PUs are in, for the smallest level with at most [`MAX_LISTED`] such
-    /// domains. If each level has more, returns the number of these domains at the largest level. Returns `the machine`
-    /// if the PUs are in no domain.
+    /// Returns the names of the domains (L3 caches, NUMA nodes or packages) that contain the PUs `cpus`. Uses the
+    /// smallest level at which there are at most [`MAX_LISTED`] such domains. If each level has more, returns the
+    /// number of these domains at the largest level. Returns `the machine` if the PUs are in no domain.
     fn domains_text(&self, cpus: &CpuSet) -> String {
         let domains_at = |level: TopologyLevel| {
             let mut places: Vec<u32> =

@@ -119,8 +119,8 @@ fn runs<'a, 's>(free_cores: &'a [&'s FreeCore], depth: usize) -> impl Iterator<I
     free_cores.chunk_by(move |one, other| one.groups[depth] == other.groups[depth])
 }
 
-/// Returns the number of cores that a job would use only in part if it got `n` PUs (logical CPUs) of `hole`. `hole` has
-/// the available cores of one domain. The job would get whole cores first.
+/// Returns how many cores a job would use only in part if it got `n` PUs (logical CPUs) of `hole`. `hole` has the
+/// available cores of one domain (L3 cache, NUMA node or package). The job would get whole cores first.
 pub(super) fn count_split_cores(hole: &[&FreeCore], n: u32) -> u32 {
     let (mut wholes, mut parts) = (Vec::new(), Vec::new());
     for free_core in hole {
@@ -151,10 +151,13 @@ pub(super) fn count_to_cover(sizes: impl IntoIterator<Item = u32>, n: u32) -> u3
     sizes.into_iter().take_while(is_needed).fold(0, |count, _| count + 1)
 }
 
-/// Chooses cores with at least `n` units (cores or logical CPUs) from `free_cores`. Takes the cores that are available
-/// as a whole ([`FreeCore::whole`]) before the others, and in each of these two groups follows hwloc's order of the
-/// cores, in which neighbouring cores follow each other. Skips a core that has more units than are still missing. If
-/// units are missing at the end, adds the smallest skipped core.
+/// Chooses cores with at least `n` units (cores or logical CPUs) from `free_cores`.
+///
+/// - Cores that are available as a whole ([`FreeCore::whole`]) come before the others. Otherwise, the cores follow
+///   each other in hwloc's order, in which neighbouring cores are next to each other.
+/// - A core that has more units than are still missing is skipped. If units are missing at the end, the smallest
+///   skipped core is added.
+/// - If all cores together have fewer than `n` units, all of them are chosen.
 pub(super) fn take_cores<'s>(free_cores: &[&'s FreeCore], n: u32) -> Vec<&'s FreeCore> {
     let mut sorted = free_cores.to_vec();
     sorted.sort_by_key(|free_core| (!free_core.whole, free_core.position));
@@ -178,9 +181,9 @@ pub(super) fn take_cores<'s>(free_cores: &[&'s FreeCore], n: u32) -> Vec<&'s Fre
     chosen
 }
 
-/// Returns another choice of `n` PUs (logical CPUs) from the same domains as `chosen`, if the other choice uses fewer
-/// cores only in part. Otherwise, returns `chosen`. `free_cores` has all available cores, and `n` is the number of
-/// requested PUs.
+/// Replaces `chosen` by a choice that has fewer partly used cores, if there is one. The other choice has `n` PUs
+/// (logical CPUs) from the same domains (L3 caches, NUMA nodes and packages) as `chosen`. Otherwise, returns
+/// `chosen`. `free_cores` has all available cores, and `n` is the number of requested PUs.
 pub(super) fn with_fewest_split_cores<'s>(
     free_cores: &[&'s FreeCore],
     chosen: Vec<&'s FreeCore>,

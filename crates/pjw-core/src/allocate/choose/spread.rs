@@ -7,8 +7,10 @@ use crate::allocate::tree::{CoreGroup, FreeCore, cores_by_group, count_to_cover,
 use crate::basics::prelude::*;
 
 impl Allocator<'_> {
-    /// Chooses cores of `others` such that `held` and the new cores together have at least `n` units, with equal
-    /// numbers of cores in each domain of each level as far as possible. Returns only the new cores.
+    /// Chooses new cores of `others`, spread evenly over the machine. The cores `held` and the new cores together
+    /// have at least `n` units (cores or logical CPUs). Each domain of a level, such as each NUMA node, then has the
+    /// same number of cores as far as possible. Returns only the new cores. Returns all of `others` if these are too
+    /// few.
     pub(super) fn add_evenly<'s>(
         &self,
         held: &[&FreeCore],
@@ -23,9 +25,9 @@ impl Allocator<'_> {
         self.distribute_evenly(held, others, needed as usize, 0)
     }
 
-    /// Chooses `count` cores of `others` such that `held` and the new cores are divided evenly among the domains of the
-    /// level with the index `depth`, and then among the domains of each smaller level. Returns all of `others` if these
-    /// are fewer than `count`.
+    /// Chooses `count` cores of `others`, divided evenly among the domains of a level, such as NUMA nodes. The number
+    /// of cores in a domain includes the cores of `held`. `depth` is the index of the level. The cores of each domain
+    /// are divided evenly among its smaller domains too. Returns all of `others` if these are fewer than `count`.
     fn distribute_evenly<'s>(
         &self,
         held: &[&FreeCore],

@@ -17,7 +17,8 @@ use crate::machine::{AddressSpaceThreads, Topology, TopologyLevel, keeps_groups_
 use crate::state::{PuOffer, PuPool, WardenState};
 use crate::terms::{CpuRequest, GrantedBy, Job, JobId, JobRequest, Placement, Policy, PriorityClass};
 
-/// The maximum number of jobs considered: the jobs in the most domains, then the smallest jobs.
+/// The maximum number of jobs that a plan considers. The jobs in the most domains (packages, NUMA nodes and L3s) come
+/// first. Among equal ones, the smallest jobs come first.
 const MAX_JOBS: usize = 64;
 
 /// The maximum number of moves. Each step tries every job, so this limits the time of the search.
@@ -70,8 +71,9 @@ pub(crate) struct DefragStep {
     why: String,
 }
 
-/// The score of a state; smaller is better. First the number of domains of each level that jobs use, then the
-/// largest holes.
+/// The score of the grants of all jobs. A smaller score is better. The first part is the number of domains (packages,
+/// NUMA nodes and L3s) that jobs use. The second part is the size of the largest hole (the free cores of one domain)
+/// at each of these levels.
 type Score = ([u32; 3], Reverse<[u32; 3]>);
 
 /// Plans a defragmentation: finds moves of jobs to other cores. After the moves, the jobs lie on fewer packages,
@@ -98,7 +100,7 @@ pub fn plan_defrag(state: &WardenState, policy: &Policy) -> DefragPlan {
     while steps.len() < MAX_STEPS
         && let Some((job, candidate)) = search.best_move()
     {
-        steps.push(search.apply(job, candidate));
+        steps.push(search.record_move(job, candidate));
     }
     DefragPlan {
         moves: search.moves(&steps),
@@ -151,7 +153,8 @@ struct CandidateMove {
     score: Score,
 }
 
-/// The pool after the steps so far, and the jobs that may be moved.
+/// The state of the search for moves: the pool (the list of all PUs with their holders) after the steps so far, and
+/// the jobs that may be moved.
 struct Search<'a> {
     topology: &'a Topology,
     policy: &'a Policy,
@@ -161,8 +164,9 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// Makes the search with the present pool and the jobs that may be moved: at most [`MAX_JOBS`], those in the most
-    /// domains first, then the smallest jobs. Computes the score of the present state.
+    /// Makes the search, with the present pool (the list of all PUs with their holders) and its score. Includes at
+    /// most [`MAX_JOBS`] of the jobs that may be moved. The jobs in the most domains (packages, NUMA nodes and L3s)
+    /// come first. Among equal ones, the smallest jobs come first.
     fn new(state: &'a WardenState, policy: &'a Policy) -> Self {
         let topology = &state.topology;
         let mut jobs: Vec<Movable<'a>> =
@@ -188,9 +192,12 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Returns the move of `job` to the cores that it would get as a new job. `None` if the move does not improve the
-    /// score, if the new cores have another kind or number of PUs (logical CPUs), or if the move would separate a group
-    /// of threads with a common address space.
+    /// Returns the move of `job` to the cores that it would get as a new job. Returns `None` in each of these cases:
+    ///
+    /// - The move does not improve the score.
+    /// - The new cores are of other kinds (CPU core types), or have another number of PUs (logical CPUs).
+    /// - The move would separate threads with a common address space.
+    /// - The request of the job can't be served.
     fn improving_move(&self, job: &Movable<'_>) -> Option<CandidateMove> {
         let mut pool = self.pool.clone();
         pool.release(job.id);
@@ -209,9 +216,11 @@ impl<'a> Search<'a> {
         (score < self.score).then_some(CandidateMove { offer, pool, score })
     }
 
-    fn apply(&mut self, job: usize, candidate: CandidateMove) -> DefragStep {
+    /// Records the move `candidate` in this search, for the job with the index `job` in `jobs`. Returns the move as a
+    /// step of the plan.
+    fn record_move(&mut self, job: usize, candidate: CandidateMove) -> DefragStep {
         let CandidateMove { mut offer, pool, score } = candidate;
-        let why = self.why(&self.jobs[job].current, &offer.cpus, &score);
+        let why = self.improvement_text(&self.jobs[job].current, &offer.cpus, &score);
         let job = &mut self.jobs[job];
         offer
             .reasons
@@ -221,7 +230,9 @@ impl<'a> Search<'a> {
         DefragStep { job: job.id.clone(), offer, why }
     }
 
-    fn why(&self, from: &CpuSet, to: &CpuSet, after: &Score) -> String {
+    /// Returns a text for users that says what a move of a job from the PUs `from` to the PUs `to` improves. `after`
+    /// is the score after the move.
+    fn improvement_text(&self, from: &CpuSet, to: &CpuSet, after: &Score) -> String {
         fewer_domains_text(self.topology, from, to).unwrap_or_else(|| {
             let (before, after) = (self.score.1.0, after.1.0);
             let grown = LEVELS.into_iter().zip(before.into_iter().zip(after));
@@ -276,8 +287,8 @@ fn largest_holes(pool: &PuPool, topology: &Topology) -> [u32; 3] {
     [package, numa_node, l3]
 }
 
-/// Counts the cores for each kind of core and number of PUs. Two sets with equal counts are equally good for
-/// a job.
+/// Counts the cores of each sort that have PUs in `cpus`. The key is the kind of the core (CPU core type) and the
+/// number of its PUs in `cpus`. Two sets of PUs with equal counts are equally good for a job.
 fn core_composition(topology: &Topology, cpus: &CpuSet) -> BTreeMap<(u32, usize), u32> {
     let mut counts = BTreeMap::new();
     for (core, pus) in topology.cores().iter().zip(topology.pus_by_core()) {

@@ -141,8 +141,8 @@ fn available_to(job: &JobId, pool: &PuPool, topology: &Topology, policy: &Policy
     available.difference(&cores_with_offline_holder(job, pool, topology))
 }
 
-/// Returns `near`, the offer of cores near `device`, or else the offer `anywhere`. Adds a reason to the offer: it says
-/// whether the cores are near the device.
+/// Returns the offer `near` of cores near `device`. Returns the offer `anywhere` if `near` is `None`. Adds a reason
+/// to the returned offer: it says whether the cores are near the device.
 fn prefer_offer_near_device(device: &Device, anywhere: PuOffer, near: Option<PuOffer>) -> PuOffer {
     let name = device.names.first().unwrap_or(&device.pci_address);
     let local = cpus_text(&device.local_cpus);
@@ -202,6 +202,7 @@ pub fn allocate_shared(
     Ok(offer)
 }
 
+/// Chooses the PUs for `request` as [`make_offer_for_groups`] does, for a job without groups.
 fn make_offer(
     request: &JobRequest,
     present: &CpuSet,
@@ -213,10 +214,14 @@ fn make_offer(
     make_offer_for_groups(request, (present, &[]), available, pool, topology, policy)
 }
 
-/// Chooses the PUs for `request` among the PUs `available`, and returns these PUs as an offer. `present` has the PUs
-/// that the job holds. `groups` has the groups of PUs that the job keeps first if it gets fewer PUs than it holds.
-/// Returns the refusal if the request is for no cores, for more cores than are available, or for listed PUs that the
-/// job can't get.
+/// Chooses the PUs for `request` among the PUs `available`, and returns these PUs as an offer.
+///
+/// - `present` has the PUs that are preferred, such as the PUs that the job holds.
+/// - `groups` has sets of PUs on which threads with a common address space run. If the job gets fewer PUs than it
+///   holds, it keeps these sets first.
+///
+/// Returns a refusal if the request is for no cores or for more cores than are available. Also returns a refusal if
+/// the request lists PUs and the job can't get one of them.
 fn make_offer_for_groups(
     request: &JobRequest,
     (present, groups): (&CpuSet, &[CpuSet]),
@@ -254,8 +259,8 @@ fn make_offer_for_groups(
     Ok(PuOffer { cpus: choice.cpus, reasons, second_best, pool_change_count })
 }
 
-/// Returns all PUs of the cores that have an offline PU of another job than `job`. When the offline PU comes online,
-/// the core belongs to the other job again.
+/// Returns all PUs of the cores that have an offline PU of another job than `job`. pjw does not grant these PUs,
+/// because the other job uses the whole core again when the offline PU comes online.
 fn cores_with_offline_holder(job: &JobId, pool: &PuPool, topology: &Topology) -> CpuSet {
     let online = pool.online_cpus();
     if topology.cpus().is_subset(&online) {
@@ -270,9 +275,9 @@ fn cores_with_offline_holder(job: &JobId, pool: &PuPool, topology: &Topology) ->
         .collect()
 }
 
-/// Returns the refusal of a request for `units` units of the kind `unit`: more than the machine has for jobs, or more
-/// than are free now. `usable` is the allocator for all PUs that jobs may have, and `available` the allocator for the
-/// PUs that this job can get now.
+/// Returns the refusal of a request for `units` units (cores or PUs). The refusal says that the request is larger
+/// than the machine, or larger than the number of free units. `unit` is the unit that the refusal counts. `usable` is
+/// the allocator for all PUs that jobs may have. `available` is the allocator for the PUs that this job can get now.
 fn not_enough_refusal(
     unit: CpuUnit,
     units: u32,
@@ -294,9 +299,13 @@ fn not_enough_refusal(
     }
 }
 
-/// Checks that the job can get exactly the PUs in `cpus`, which the user listed. `available` has the PUs that are free
-/// or that the job holds. Returns the refusal if the list is empty, if a PU is offline, reserved for the system or held
-/// by another job, or if the list divides a core although the policy does not allow this.
+/// Checks that the job can get exactly the PUs in `cpus`, which the user listed. `available` has the PUs that are
+/// free or that the job holds. Returns a refusal in each of these cases:
+///
+/// - The list is empty.
+/// - A PU is offline, or is reserved for the system.
+/// - Another job holds a PU.
+/// - The list has only some online PUs of a core, and the policy does not allow to divide cores (`share_smt`).
 fn check_listed_pus(
     cpus: &CpuSet,
     available: &CpuSet,
