@@ -86,9 +86,9 @@ fn grant_text(job: &Job, grant: &Grant) -> String {
     }
 }
 
-/// Returns the sentence about the frozen processes of a borrower, a job that has no cores of its own and can borrow
-/// none now. The sentence says why the processes are frozen, and when they run again. In the mode `observe`, the
-/// sentence says that they are not frozen.
+/// Returns the sentence about the frozen processes of a borrower that has no core now. A borrower is a job that has
+/// no cores of its own and uses free cores and cores that other jobs leave idle. The sentence says why the processes
+/// are frozen, and when they run again. In the mode `observe`, the sentence says that they are not frozen.
 fn frozen_text(policy: &Policy) -> String {
     if policy.mode == DaemonMode::Observe {
         return "its processes are not frozen now: pjwd only watches".to_owned();
@@ -112,8 +112,9 @@ fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
     Some(format!("it wants {wanted} of at most {limit} cores at present{more}"))
 }
 
-/// Returns the sentence about the rule (`--within-job`) by which a new process of `job` gets a NUMA node, or about the
-/// reason why the rule has no effect. `None` if the job requested no rule, or has no active grant.
+/// Returns the sentence about the rule `--within-job`, by which a new process of `job` gets a NUMA node. If the rule
+/// has no effect, the sentence gives the reason. Returns `None` if the job requested no rule, or if no cores are
+/// granted to the job.
 fn within_job_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<String> {
     let rule = job.request.as_ref()?.within_job;
     if rule == NumaNodeRule::Default {
@@ -139,9 +140,14 @@ fn provision_text(job: &Job) -> Option<String> {
     Some(format!("{by} promised these cores to it, with or without processes{}", rule.unwrap_or_default()))
 }
 
-/// Returns the sentence about lending: which cores `job` lends to which borrowers, why a job of the class guaranteed
-/// lends none, or why a job of the class besteffort can borrow no core that another job leaves idle. `None` in all
-/// other cases.
+/// Returns the sentence about the lending of idle cores. Jobs of the class guaranteed lend the cores that they leave
+/// idle to borrowers (jobs of the class besteffort). The sentence says:
+///
+/// - for a job that lends cores: which cores it lends to which borrowers,
+/// - for another job of the class guaranteed: why it lends none,
+/// - for a borrower that can't get lent cores: why it can't.
+///
+/// Returns `None` for all other jobs.
 fn lending_text(state: &WardenState, policy: &Policy, job: &Job) -> Option<String> {
     let lent = state.pool.lent_by(&job.id);
     if !lent.is_empty() {
@@ -271,8 +277,9 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
     because
 }
 
-/// Returns the sentence about the other processes that share the address space of `member`. `None` if there are none. A
-/// process that only owns the address space of tasks ([`Member::is_task_host`]) does not count as one of the others.
+/// Returns the sentence about the other processes that share the address space of `member`. Returns `None` if there
+/// are none. A process that only owns the address space and does no work of the job ([`Member::is_task_host`]) is not
+/// counted among the others.
 fn address_space_text(state: &WardenState, member: &Member) -> Option<String> {
     let group = state.address_spaces.group_of(member.id)?;
     let is_host = |pid: &Pid| state.members.get(pid).is_some_and(Member::is_task_host);

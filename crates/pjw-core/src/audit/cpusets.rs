@@ -8,9 +8,12 @@ use crate::terms::{
     CgroupCreator, CpusetAction, CpusetChange, GrantedBy, Job, JobCpuset, JobId, Plan, Policy,
 };
 
-/// Checks the planned changes of cpusets. Returns a violation for each change that gives a job PUs (logical CPUs)
-/// outside its grant, moves a process that is not a member of the job, or changes a cpuset that belongs to another job
-/// or to no job.
+/// Checks the planned changes of cpusets. Returns a violation for each change that pjw must not make:
+///
+/// - A change gives a job no PUs (logical CPUs), or PUs outside its grant (the PUs that the job holds).
+/// - A change moves a process that is not a member of the job, or a process of the system.
+/// - A change concerns a cpuset that is not registered for the job, or creates a cpuset twice.
+/// - A change removes a cpuset that the job still needs.
 pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = Vec::new();
     let mut created: BTreeSet<&str> = BTreeSet::new();
@@ -51,9 +54,9 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
     found
 }
 
-/// Checks the planned creation of the cpuset `job_cpuset` for the job `job`. Returns a violation if the cpuset has no
-/// PUs or PUs outside the job's grant. Returns another violation if the cpuset is not registered for the job, or if its
-/// path is not one at which such cpusets are created.
+/// Checks the planned creation of the cpuset `job_cpuset` for the job `job`. Returns one violation if the cpuset has
+/// no PUs, or has PUs outside the job's grant (the PUs that the job holds). Returns another violation if the cpuset
+/// is not registered for the job, or if pjw does not create cpusets of such jobs at this path.
 fn check_creation(
     state: &WardenState,
     policy: &Policy,

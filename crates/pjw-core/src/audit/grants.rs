@@ -112,8 +112,9 @@ impl GrantAudit {
         self.of_machine.iter().chain(self.of_pus.values()).chain(&self.of_borrowers).chain(of_jobs)
     }
 
-    /// Replaces the stored holders of PUs by the present holders in the pool. Returns the PUs that have another holder
-    /// now, and the PUs of the jobs in `concerned`. Then adds to `concerned` the jobs that lost a PU.
+    /// Reads the present holder of each PU from the pool (the list of all PUs with their holders), and stores the
+    /// holders. `concerned` has the jobs to check. Returns the PUs that these jobs hold, and the PUs that have
+    /// another holder than before. Adds to `concerned` the jobs that lost a PU.
     fn read_pool(&mut self, state: &WardenState, concerned: &mut BTreeSet<JobId>) -> CpuSet {
         let mut changed_pus = CpuSet::new();
         let holders = state.pool.holders();
@@ -153,8 +154,8 @@ impl GrantAudit {
         changed_pus
     }
 
-    /// Replaces the stored grant of the job `id`, and updates the stored owners of its PUs. Returns the PUs of the
-    /// former and of the present grant. A job that was removed has no present grant.
+    /// Reads the present grant of the job `id` (the PUs that the job holds), and stores it with the owners of its
+    /// PUs. Returns the PUs of the former and of the present grant. A job that was removed has no present grant.
     fn read_grant(&mut self, state: &WardenState, id: &JobId) -> CpuSet {
         let before = self.grants.remove(id).unwrap_or_default();
         if !before.shared {
@@ -182,8 +183,10 @@ impl GrantAudit {
         changed_pus
     }
 
-    /// Checks that the pool has an entry for each PU of the machine and no other, and that the job of each holder and
-    /// of each borrower exists. Replaces the stored violations. Holders are checked only for the PUs in `changed_pus`.
+    /// Checks the entries of the pool (the list of all PUs with their holders), and replaces the stored violations.
+    /// The pool must have an entry for each PU of the machine and no other entry. Each job that holds a PU must
+    /// exist. Holders are checked only for the PUs in `changed_pus`. Each borrower (a job that uses a core that
+    /// another job leaves idle) must exist too.
     fn check_pus(&mut self, state: &WardenState, changed_pus: &CpuSet) {
         let entries: CpuSet = self.holders.iter().map(|&(pu, _)| pu).collect();
         let cpus = entries.difference(&self.machine).union(&self.machine.difference(&entries));
@@ -200,10 +203,16 @@ impl GrantAudit {
         self.of_borrowers = unknown.map(violation).collect();
     }
 
-    /// Returns the violations of the grant of `job`, which must not be empty. Except if the grant is shared, it must
-    /// have the same PUs as the pool has for the job, and no other job may own one of them. If pjw chose the PUs, none
-    /// of them may be a housekeeping PU, and no core may be split between jobs unless `policy` or the grant allows
-    /// this. A job without a grant must hold no PUs. The grant of a borrower is checked by [`check_borrowed_grant`].
+    /// Returns the violations of the grant of `job` (the PUs that the job holds). The rules are:
+    ///
+    /// - A job without a grant holds no PUs in the pool (the list of all PUs with their holders).
+    /// - A grant is not empty.
+    /// - Except if several jobs may share the grant, the pool has the same PUs for the job, and no other job owns
+    ///   one.
+    /// - If pjw chose the PUs, none of them is a housekeeping PU (reserved for the system).
+    /// - If pjw chose the PUs, no core is split between jobs. Except if `policy` or the grant allows this.
+    /// - The grant of a borrower (a job that uses free cores and cores that other jobs leave idle) has the rules of
+    ///   [`check_borrowed_grant`].
     fn check_job(&self, state: &WardenState, job: &Job, policy: &Policy) -> Vec<Violation> {
         let id = &job.id;
         let held = self.held.get(id).cloned().unwrap_or_default();
@@ -245,8 +254,9 @@ impl GrantAudit {
         found
     }
 
-    /// Returns a violation for the first core that has PUs of `job` (`cpus`) and PUs of another job. `None` if there is
-    /// no such core. Another job counts only if pjw chose its PUs, and the job may neither share PUs nor split cores.
+    /// Returns a violation for the first core that has PUs of `job` and PUs of another job. `cpus` has the PUs of
+    /// `job`. Returns `None` if there is no such core. The other job counts only if pjw chose its PUs, and if it may
+    /// neither share PUs nor have a part of a core.
     fn split_core_violation(&self, state: &WardenState, job: &JobId, cpus: &CpuSet) -> Option<Violation> {
         cpus.iter().find_map(|pu| {
             let core = self.cores.get(pu.0 as usize)?;
@@ -284,9 +294,12 @@ impl GrantAudit {
     }
 }
 
-/// Returns the violations of `grant`, the grant of a job that owns no PUs and may borrow some. The pool must have the
-/// job as the borrower of exactly the borrowed PUs. These must be free or owned by a job that lends, and must be whole
-/// cores. `held` has the PUs that the job owns in the pool, and must be empty.
+/// Returns the violations of `grant`, the grant of a job that owns no PUs and may borrow some. The rules are:
+///
+/// - In the pool (the list of all PUs with their holders), the job is the borrower of exactly the borrowed PUs.
+/// - The borrowed PUs are free, or belong to a job that lends them ([`is_lender`]).
+/// - The borrowed PUs are whole cores. This is not checked while a borrowed PU is offline.
+/// - `held`, the PUs that the job owns in the pool, is empty.
 fn check_borrowed_grant(state: &WardenState, job: &Job, grant: &Grant, held: CpuSet) -> Vec<Violation> {
     let mut found = Vec::new();
     if !held.is_empty() {

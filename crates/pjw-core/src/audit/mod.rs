@@ -86,9 +86,13 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
     found
 }
 
-/// Returns the problems of `action`, which restricts a thread of a member process to the grant of its job. The thread
-/// must belong to the job. The new mask must not be empty, must lie inside the grant, and must have one PU if the
-/// action pins the thread. Except in a cpuset, the action must change the mask. The journal must contain the new mask.
+/// Returns the problems of `action`, which restricts a thread to the grant of its job (the PUs that the job holds).
+/// The rules are:
+///
+/// - The thread belongs to a process of the job.
+/// - The new mask is not empty and lies inside the grant. It has one PU if the action pins the thread.
+/// - The action changes the mask. Except for a process in a cpuset, whose mask may not be visible.
+/// - The journal (the file from which a restarted daemon restores its state) contains the new mask.
 fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<MaskActionProblem> {
     let MaskAction { kind, job, thread, current_mask, target_mask, .. } = action;
     let mut found = Vec::new();
@@ -122,10 +126,13 @@ fn check_journal(state: &WardenState, action: &MaskAction) -> Option<MaskActionP
     (!is_journaled).then_some(MaskActionProblem::NotJournaled)
 }
 
-/// Returns the problems of `action`, which keeps a process that belongs to no job off the PUs in `granted`. The new
-/// mask must not be empty, and must lie outside all grants. The process must be no member of a job, and must be
-/// registered for a later restore of its masks. The action must change the mask, and the journal must contain the new
-/// mask.
+/// Returns the problems of `action`, which keeps a process that belongs to no job off the PUs in `granted`. The rules
+/// are:
+///
+/// - The process is no member of a job, and is registered for a later restore of its masks.
+/// - The new mask is not empty, and contains no PU that a job holds.
+/// - The action changes the mask.
+/// - The journal (the file from which a restarted daemon restores its state) contains the new mask.
 fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) -> Vec<MaskActionProblem> {
     let MaskAction { thread: ThreadId { process, .. }, current_mask, target_mask, .. } = action;
     let mut found = Vec::new();
@@ -152,9 +159,12 @@ fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) ->
     found
 }
 
-/// Returns a problem if `action`, which restores the affinity mask of a thread, sets an empty mask or another mask than
-/// the original one, or if the process is not released. `None` if the action is right. The mask may equal the present
-/// effective mask: while PUs are offline, two masks that differ only in these PUs have the same effective mask.
+/// Returns a problem if `action`, which restores the affinity mask of a thread, is wrong. The new mask must be the
+/// original mask of the thread, and must not be empty. The process must be released: its job holds no cores, or the
+/// process has left the job. Returns `None` if the action is right.
+///
+/// The new mask may equal the present effective mask. While PUs are offline, two masks that differ only in these PUs
+/// have the same effective mask.
 fn check_restore(state: &WardenState, action: &MaskAction) -> Option<MaskActionProblem> {
     let MaskAction { job, thread, target_mask, .. } = action;
     let original = state.mask_entry(thread).map(MaskEntry::original_mask);

@@ -15,8 +15,8 @@ pub(super) const OUTSIDE_GRANT_CODE: &str = "outside";
 /// on the same PUs, jobs with more hot threads than PUs, and threads that may run outside of the PUs of their job. A
 /// thread is hot if it ran or waited for a PU for most of the time between the two scans.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    let stacks = stacks(input);
-    let overlaps = overlaps(input).into_iter().filter(|overlap| {
+    let stacks = stacked_thread_findings(input);
+    let overlaps = overlap_findings(input).into_iter().filter(|overlap| {
         !stacks.iter().any(|stack| overlap.cpus.is_subset(&stack.cpus) && overlap.jobs.is_subset(&stack.jobs))
     });
     let overlaps = overlaps.collect();
@@ -54,7 +54,7 @@ pub(super) fn is_unbound(input: &DiagnosisInput, job: &ObservedJob) -> bool {
 
 /// Returns a finding for each group of jobs that may use the same PUs. Ignores jobs that are not restricted to certain
 /// PUs ([`is_unbound`]).
-fn overlaps(input: &DiagnosisInput) -> Vec<Finding> {
+fn overlap_findings(input: &DiagnosisInput) -> Vec<Finding> {
     let bound = input.jobs.iter().filter(|job| !is_unbound(input, job)).map(|job| {
         let held = job.held_cpus(&input.online).unwrap_or_default();
         (job, held.union(&job.allowed_cpus(&input.online)))
@@ -201,10 +201,13 @@ fn hot_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
     (used, bound)
 }
 
-/// Returns the findings about hot threads that are bound to too few PUs. There is one for each mask with fewer PUs than
-/// threads, if other PUs are idle. There is also one for each core to which hot threads of several processes are bound,
-/// if another core is idle. A typical cause are two `mpirun` that both bind from CPU 0.
-fn stacks(input: &DiagnosisInput) -> Vec<Finding> {
+/// Returns the findings about hot threads that are bound to too few PUs. A thread is hot if it ran or waited for a PU
+/// for most of the time between the two scans. A typical cause are two `mpirun` that both bind from CPU 0. There are
+/// two kinds:
+///
+/// - Several threads have the same mask, the mask has fewer PUs than threads, and other PUs are idle.
+/// - Threads of several processes are bound to the same core, and another core is idle.
+fn stacked_thread_findings(input: &DiagnosisInput) -> Vec<Finding> {
     let (used, bound) = hot_threads(input);
     let mut by_mask: BTreeMap<&CpuSet, Stack<'_>> = BTreeMap::new();
     for thread in &bound {
@@ -225,9 +228,9 @@ fn stacks(input: &DiagnosisInput) -> Vec<Finding> {
     of_masks.chain(on_cores).collect()
 }
 
-/// Returns each core with several PUs to which threads of several processes in `bound` are bound, with these threads.
-/// At least one of the threads must be bound to all PUs of the core: a launcher that binds a rank to a core reserves
-/// the core for this rank.
+/// Returns the cores to which hot threads of several processes are bound, with these threads. Only cores with several
+/// online PUs are in the result. At least one of the threads must be bound to all online PUs of the core. In this
+/// case, a launcher such as `mpirun` has reserved the whole core for one process. `bound` has all bound hot threads.
 fn shared_cores<'a>(
     input: &'a DiagnosisInput,
     bound: &[BoundThread<'a>],
@@ -277,9 +280,10 @@ fn stack_finding(
         .with_cpus(cpus)
 }
 
-/// Returns the remedy for `stack`, hot threads that are bound to the same PUs while the PUs `idle` are idle. If pjwd
-/// enforces and the jobs hold idle PUs, pjwd itself spreads threads of several processes, and threads of one process
-/// that all inherited a mask inside one core. pjwd keeps the masks that a program chose for its own threads.
+/// Returns the remedy for `stack`, hot threads that are bound to the same PUs while the PUs `idle` are idle. The
+/// remedy depends on whether pjwd itself will spread the threads. This is the case if pjwd enforces, and if each
+/// thread belongs to a job that holds idle PUs. But if all threads belong to one process, pjwd spreads them only if
+/// they inherited a mask inside one core: masks that a program chose for its own threads are kept.
 fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
     let has_warden = matches!(input.warden, DaemonStatus::Responsive { observes: false, .. });
     let mut jobs = input.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));

@@ -101,9 +101,9 @@ fn enforcement_text(input: &DiagnosisInput) -> String {
     format!("{by_root}{masks}{sure}{by_whom}")
 }
 
-/// Returns the fact about lending: why the cores that guaranteed jobs leave idle can't be lent, or how fast an owner
-/// gets a lent core back. The report of a running daemon is used if there is one. Otherwise, the fact is derived from
-/// the features of the machine.
+/// Returns the fact about lending. Jobs of the class guaranteed lend the cores that they leave idle. The fact says
+/// why such cores can't be lent, or how fast an owner gets a lent core back. Uses the report of the running daemon.
+/// If there is no report, derives the fact from the features of the machine.
 fn lending_text(input: &DiagnosisInput) -> String {
     let reported = match &input.warden {
         DaemonStatus::Responsive { lending, .. } => lending.clone(),

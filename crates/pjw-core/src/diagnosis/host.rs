@@ -115,8 +115,12 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     add_boot_parameter_findings(input, findings);
 }
 
-/// Returns the finding that pjwd does not answer, is of another version than `pjwctl`, does not run, or changes
-/// nothing. On a machine without jobs, the last two are not reported. `None` if there is nothing to report.
+/// Returns the finding about the state of pjwd: the first of these cases that applies. `None` if no case applies.
+///
+/// - pjwd does not run. Not reported on a machine without jobs.
+/// - pjwd does not answer.
+/// - pjwd is of another version than `pjwctl`.
+/// - pjwd changes nothing (mode `observe`). Not reported on a machine without jobs.
 fn daemon_finding(input: &DiagnosisInput) -> Option<Finding> {
     match &input.warden {
         DaemonStatus::Absent(_) if !input.jobs.is_empty() => {
@@ -235,8 +239,11 @@ fn add_kernel_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Adds findings about PUs that are isolated at boot (`isolcpus=`), about automatic NUMA balancing if jobs run on a
-/// machine with several NUMA nodes, and about PUs with different frequency governors.
+/// Adds a finding for each of these settings of the kernel that can slow down jobs:
+///
+/// - PUs are isolated at boot (`isolcpus=`).
+/// - Automatic NUMA balancing is on, and the machine has several NUMA nodes and at least one job.
+/// - PUs have different frequency governors.
 fn add_boot_parameter_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let host = &input.host;
     let isolated = host.isolated_cpus.intersection(&input.online);

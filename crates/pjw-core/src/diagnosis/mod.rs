@@ -33,7 +33,7 @@ pub fn diagnose(input: &DiagnosisInput) -> Vec<Finding> {
     neighbours::add_findings(input, &mut findings);
     host::add_findings(input, &mut findings);
     add_daemon_warnings(input, &mut findings);
-    report_once(&mut findings);
+    remove_repeated_findings(&mut findings);
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
@@ -53,9 +53,9 @@ fn add_daemon_warnings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Removes the finding that a process is outside of its cgroup if there is a finding that it is outside of
-/// its CPUs.
-fn report_once(findings: &mut Vec<Finding>) {
+/// Removes the finding that processes are outside of their cgroup if another finding covers them. The other finding
+/// says that the same processes of the same jobs may run outside of their PUs.
+fn remove_repeated_findings(findings: &mut Vec<Finding>) {
     let outside: Vec<Finding> =
         findings.iter().filter(|finding| finding.code == contention::OUTSIDE_GRANT_CODE).cloned().collect();
     let is_reported = |finding: &Finding| {

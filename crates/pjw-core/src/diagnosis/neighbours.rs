@@ -34,6 +34,8 @@ struct JobPus<'a> {
 }
 
 impl<'a> JobPus<'a> {
+    /// Collects the PUs of all jobs that are restricted to certain PUs: the PUs that the job holds. For a job that
+    /// holds none, the PUs on which its threads may run. All other online PUs remain for the system.
     fn new(input: &'a DiagnosisInput) -> Self {
         let mut cpus = CpuSet::new();
         let mut jobs = BTreeSet::new();

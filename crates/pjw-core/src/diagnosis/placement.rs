@@ -153,9 +153,9 @@ fn jobs_kept_by_masks(input: &DiagnosisInput) -> Option<Finding> {
     Some(Finding::note("no-wall", text, remedy).with_jobs(open))
 }
 
-/// Returns the finding that `job`, which is restricted to the PUs `own`, has only some online PUs of a core. `None` if
-/// there is no such core, or if a job with a smaller id has other PUs of such a core: that job reports it. `places` has
-/// the jobs on each PU.
+/// Returns the finding that `job` has only some of the online PUs of a core. The job is restricted to the PUs `own`.
+/// `places` has the jobs on each PU. Returns `None` if there is no such core. Also returns `None` if a job with a
+/// smaller id has other PUs of such a core, because the finding about that job already names `job`.
 fn half_cores(
     input: &DiagnosisInput,
     places: &Places<'_>,
@@ -193,8 +193,9 @@ fn half_cores(
     Some(finding.with_jobs(group.into_iter().chain([id])).with_cpus(&siblings))
 }
 
-/// Returns the finding that `job`, which is restricted to the PUs `own`, lies on several NUMA nodes though one node has
-/// as many PUs. `None` otherwise. The finding is an advice if such a node has room for the job now, else a note.
+/// Returns the finding that `job` lies on several NUMA nodes though it would fit into one. The job is restricted to
+/// the PUs `own`. Returns `None` if the job lies on one NUMA node, or if no NUMA node has as many PUs as `own`. The
+/// finding is an advice if such a NUMA node has room for the job now. Otherwise, the finding is a note.
 fn job_on_several_nodes(places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Finding> {
     let nodes = &places.nodes;
     let on: Vec<u32> =

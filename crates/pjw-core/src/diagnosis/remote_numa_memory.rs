@@ -87,8 +87,9 @@ pub fn find_remote_numa_memory(topology: &Topology, processes: &[HotProcessMemor
     processes.iter().filter_map(|process| remote_numa_memory(topology, process)).collect()
 }
 
-/// Returns the remote NUMA memory of `process`. `None` if the process is not in the result of
-/// [`find_remote_numa_memory`], which has the conditions, or if the NUMA node of a hot thread is unknown.
+/// Returns the memory of `process` on NUMA nodes where none of its hot threads runs. Returns `None` if this is not
+/// much ([`find_remote_numa_memory`] has the limits), or if the process has no hot threads. Also returns `None` if
+/// the NUMA node of a hot thread is unknown.
 fn remote_numa_memory(topology: &Topology, process: &HotProcessMemory) -> Option<RemoteNumaMemory> {
     let with_pus = |node: &u32| {
         topology

@@ -123,10 +123,14 @@ pub fn choose_group_cores(
     chosen
 }
 
-/// Chooses cores in one L3 cache or one NUMA node for `group`, a group of threads that share an address space. `free`
-/// has the cores that it may get, each with all its PUs (logical CPUs). `placed_on` has the present cores of the group
-/// if they are in one L3 cache or NUMA node already. Returns `None` if no L3 cache and no NUMA node has enough free
-/// cores.
+/// Chooses cores in one L3 cache for `group`, a group of threads that share an address space. If no L3 cache has
+/// enough free cores, chooses cores in one NUMA node.
+///
+/// - `free` has the cores that the group may get, each with all its PUs (logical CPUs).
+/// - `placed_on` has the present cores of the group, if they are in one L3 cache or NUMA node already. The group
+///   keeps these cores if an L3 cache contains them, or if no L3 cache has enough free cores.
+///
+/// A group that keeps no cores gets `None` if no L3 cache and no NUMA node has enough free cores.
 fn choose_cores(
     topology: &Topology,
     free: &[&CpuSet],

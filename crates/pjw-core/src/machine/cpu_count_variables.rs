@@ -238,8 +238,9 @@ pub fn cpu_count_environment(
 }
 
 /// Returns the variables in `values` (names and values) that the user has not set. Appends the variable
-/// `PJW_VARIABLES`, which lists them, except if the list is empty and the program did not inherit this variable.
-/// `inherited` is as for [`cpu_count_environment`].
+/// `PJW_VARIABLES`, which lists them. Except if the list is empty and the program did not inherit `PJW_VARIABLES`.
+/// `inherited` returns the value of a variable in the environment that the program inherits, and `None` if the
+/// variable is not set.
 #[must_use]
 fn with_record(
     values: impl IntoIterator<Item = (String, String)>,

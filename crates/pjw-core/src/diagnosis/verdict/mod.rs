@@ -21,7 +21,7 @@ const SLOWED_PERMILLE: u64 = 200;
 /// A condition that describes a job as a whole counts if it lasted for at least this share of the time, in permille.
 const MOST_PERMILLE: u64 = 500;
 
-/// So much of a core, in permille, is no reason to ask for one core more.
+/// The share of a core, in permille, that is ignored when a number of needed cores is rounded up.
 const TOLERATED_PERMILLE: u64 = 100;
 
 /// The verdict of pjw on how well an ended job used its cores: `Fine`, or the main problem of the job.
@@ -195,6 +195,8 @@ fn oversubscribed_advice(report: &JobReport) -> String {
     )
 }
 
+/// Returns the advice for a job whose threads waited beside idle cores of the job, because their program or its
+/// launcher had bound them to other cores.
 fn bound_advice(report: &JobReport) -> String {
     let usage = &report.usage;
     format!(
@@ -206,9 +208,9 @@ fn bound_advice(report: &JobReport) -> String {
     )
 }
 
-/// Returns the options by which a user keeps the system that started the job from binding a task to fewer CPUs than its
-/// threads need. The text is the begin of a list of options. Empty if the system has no such option for the user: PBS,
-/// OAR and HTCondor bind a job to all its CPUs, if they bind it at all.
+/// Returns the options with which a task gets enough CPUs for its threads, or is not bound at all. A task is a
+/// process that the batch system starts for the job. The text is the beginning of a list of options for the system
+/// that started the job. Empty if a user of this system has no such option.
 fn launcher_options(job: &JobId, usage: &JobUsage) -> String {
     let tasks = usage.tasks.map_or(1, u64::from).max(1);
     let (pus_per_task, cores_per_task) =
@@ -267,8 +269,8 @@ fn waiting_advice(report: &JobReport) -> Vec<String> {
     vec![format!("{slept}.{ask}")]
 }
 
-/// Returns the option by which a user requests `needed` cores from the system that started the job. `None` if the job
-/// held no more cores than that, or if no option of the system leads to fewer cores.
+/// Returns the option by which a user requests `needed` cores from the system that started the job. Returns `None` if
+/// the job held `needed` or fewer cores, or if no option of the system leads to fewer cores.
 fn option_for_cores(job: &JobId, needed: u64, usage: &JobUsage) -> Option<String> {
     if needed >= u64::from(usage.cores_max) {
         return None;
@@ -287,7 +289,8 @@ fn option_for_cores(job: &JobId, needed: u64, usage: &JobUsage) -> Option<String
     }
 }
 
-/// The option by which a user asks the system that started the job for `needed` cores, if the job held fewer.
+/// Returns the option by which a user requests `needed` cores from the system that started the job. Returns `None` if
+/// the job held `needed` or more cores.
 fn option_for_more_cores(job: &JobId, needed: u64, usage: &JobUsage) -> Option<String> {
     if needed <= u64::from(usage.cores_max) {
         return None;
@@ -327,10 +330,14 @@ fn option_per_task(per_task: &str, needed: u64, tasks: Option<u32>) -> String {
     format!("`{per_task}={}`{of_tasks}", needed.div_ceil(tasks))
 }
 
-/// Returns the option that requests fewer CPUs than `held` from a system that counts CPUs for each task: fewer CPUs for
-/// each task, else fewer tasks. `None` if neither is possible. `per_task` is the name of the option for the CPUs of a
-/// task, and `of_tasks` the name of the one for the number of tasks on a node. `needed` and `held` count the CPUs of
-/// all tasks on this node. `tasks` is the number of these tasks, if it is known.
+/// Returns the option that requests fewer CPUs from a batch system that counts CPUs for each task. A task is a
+/// process that the batch system starts for the job. If possible, the option requests fewer CPUs for each task.
+/// Otherwise, it requests fewer tasks. Returns `None` if neither is possible.
+///
+/// - `per_task` is the name of the option for the CPUs of a task.
+/// - `of_tasks` is the name of the option for the number of tasks on a node.
+/// - `needed` and `held` are the needed and the held number of CPUs of all tasks on this node.
+/// - `tasks` is the number of the tasks on this node. If it is unknown, the user is to divide `needed` by the number.
 fn option_for_tasks(
     [per_task, of_tasks]: [&str; 2],
     needed: u64,

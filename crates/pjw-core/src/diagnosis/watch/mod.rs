@@ -186,6 +186,8 @@ impl ScanPair<'_> {
     }
 }
 
+/// Returns the first thread of `process` with its affinity mask, for a process whose threads no scan read. The thread
+/// counts as idle, because its CPU use is unknown. The result is empty if the mask is unknown too.
 fn first_thread(process: &Process) -> Vec<ObservedThread> {
     let thread = process.first_thread_mask.as_ref().map(|mask| ObservedThread {
         pid: process.id.pid,

@@ -96,6 +96,8 @@ impl TopologyDomain {
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Topology(Arc<Machine>);
 
+/// The content of a [`Topology`]: the domains (packages, NUMA nodes and L3 caches), cores and PUs of a machine, with
+/// indexes.
 #[derive(Clone, PartialEq, Eq)]
 struct Machine {
     /// Packages, NUMA nodes and L3s, sorted by level and then in hwloc's order. NUMA nodes with memory only
@@ -446,9 +448,10 @@ impl Topology {
     }
 }
 
-/// Returns the levels that have PUs, largest domains first. The size of a level is the size of the domain of
-/// each PU, summed over all PUs. A PU in no domain of a level counts with the next larger level, so nested
-/// levels always come out in order.
+/// Returns the levels that have PUs, the level with the largest domains first. `domains` has all domains (packages,
+/// NUMA nodes and L3 caches), and `index` the position of each PU. To compare two levels, each PU is counted with the
+/// size of its domain, and these sizes are summed. A PU in no domain of a level is counted with its domain of the
+/// next larger level. So a level that lies inside another one always comes after it.
 fn sort_levels_by_size(domains: &[TopologyDomain], index: &[PuPosition]) -> Vec<TopologyLevel> {
     let mut sizes = vec![0u64; domains.len()];
     let mut around = vec![index.len() as u64; index.len()];
