@@ -133,9 +133,9 @@ pub fn reconcile(
     Decision { records, plan, warnings, events, replies, next_scan, newly_planned: planned, reports }
 }
 
-/// Marks what a full rescan plans in addition to the processes that ran. Jobs without cores are planned as a whole,
-/// because only a rescan ends the restoring of their masks. If `periodic_scans_until_full` is 0, everything is planned,
-/// in case a change was missed.
+/// Marks the jobs and processes that the decision after a full scan plans, in addition to the processes that ran.
+/// These are the jobs without cores: only a full scan ends the restoring of the masks of their processes. If
+/// `periodic_scans_until_full` is 0, all jobs and processes are planned, in case a change was missed.
 fn mark_dirty_by_rescan(state: &mut WardenState) {
     let Some(left) = state.periodic_scans_until_full.checked_sub(1) else {
         state.periodic_scans_until_full = RESCANS_PER_REVISION;
@@ -146,8 +146,8 @@ fn mark_dirty_by_rescan(state: &mut WardenState) {
     state.jobs.jobs_without_cores().for_each(|job| state.dirty.add_job(&job.id));
 }
 
-/// The jobs and processes that the plan changes: the next round plans them again, until the plan has no change for
-/// them. The jobs in `waiting_jobs` wait for their cpusets.
+/// Returns the jobs and processes that the next decision plans again: those that `plan` changes, until a plan has no
+/// change for them. Also the jobs in `waiting_jobs`, which wait for their cpusets.
 fn still_dirty(plan: &Plan, waiting_jobs: &BTreeSet<JobId>) -> DirtySet {
     let mut dirty = DirtySet::default();
     waiting_jobs.iter().for_each(|job| dirty.add_job(job));

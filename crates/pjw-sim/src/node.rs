@@ -104,8 +104,8 @@ impl SimMachineInterface {
         }
     }
 
-    /// Makes one change of a cpuset. At random, the change is delayed or refused, or the daemon is killed before or
-    /// after it.
+    /// Makes the change `action` of a cpuset, and returns its outcome. At random, the change is delayed or refused,
+    /// or the daemon is killed before or after it. If earlier changes are still delayed, this change is delayed too.
     fn change_one_cpuset(&mut self, action: &CpusetAction) -> CpusetOutcome {
         self.faults.maybe_kill_daemon();
         self.pass_time();
@@ -124,9 +124,16 @@ impl SimMachineInterface {
         outcome
     }
 
-    /// Returns the processes in `watch` that ran or ended since the last scan, or have a mask outside of the expected
-    /// PUs, each with the last time at which a scan saw it idle. Also returns the processes that are still idle. `at`
-    /// is the time of the scan, in ns since boot. A full scan (`full`) checks all masks, other scans only some.
+    /// Checks which of the processes in `watch` are still idle. The second set of the result has these processes. The
+    /// first list has all others, each with the last time at which a scan saw it idle (`None` if there is no such
+    /// time). A process is no longer idle in each of these cases:
+    ///
+    /// - It ran or ended since the last scan, or was not checked before.
+    /// - PUs went online or offline since the last scan.
+    /// - A thread has a mask outside of the expected PUs. A full scan (`full`) checks all masks, other scans only
+    ///   some.
+    ///
+    /// `at` is the time of the scan, in ns since boot.
     fn check_idle(
         &mut self,
         watch: &WatchedProcesses,
@@ -229,9 +236,11 @@ fn read_process(world: &mut SimMachine, pid: Pid, with_threads: bool) -> Option<
     })
 }
 
-/// Removes all threads from `process` that are not in `active`, if no thread in `active` has ended and no other thread
-/// ran since the last such scan. `others` has the CPU time of the other threads at that scan.
-fn keep_active(process: &mut Process, active: &BTreeSet<Tid>, others: &mut BTreeMap<Pid, u64>) {
+/// Removes all threads from `process` except the active ones in `active`, as a scan that reads only these. Removes
+/// none if an active thread has ended, or if another thread ran since the last such scan. `others` has the CPU time
+/// of these other threads at that scan, in ns, by process. It gets the present time, or loses the entry if no thread
+/// is removed.
+fn keep_active_threads_only(process: &mut Process, active: &BTreeSet<Tid>, others: &mut BTreeMap<Pid, u64>) {
     let known = others.remove(&process.id.pid);
     let Some(threads) = &mut process.threads else { return };
     let other_threads = threads.iter().filter(|thread| !active.contains(&thread.tid));
@@ -276,7 +285,7 @@ impl MachineInterface for SimMachineInterface {
             if let Some(process) = &mut process {
                 process.idle_until = active.get(&pid).copied().flatten();
                 match request.active_threads.get(&pid).filter(|_| !is_full) {
-                    Some(active) => keep_active(process, active, &mut self.other_threads_ns),
+                    Some(active) => keep_active_threads_only(process, active, &mut self.other_threads_ns),
                     None => drop(self.other_threads_ns.remove(&pid)),
                 }
             }

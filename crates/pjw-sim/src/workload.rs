@@ -111,7 +111,7 @@ impl Workload {
         }
     }
 
-    /// A program requests a mask: every PU, one PU, or a random set.
+    /// A thread of the process `pid` requests a mask: every PU, one PU, or a random set of PUs.
     fn request_random_mask(&mut self, world: &mut SimMachine, pid: Pid) {
         let tid = self.random_thread(world, pid);
         let count = pu_count(world);
@@ -133,7 +133,8 @@ impl Workload {
         }
     }
 
-    /// Starts a job of the batch system Slurm: creates its daemon, a cgroup, a task, and at random a cpuset.
+    /// Starts a job of the batch system Slurm: its process `slurmstepd`, and one task (a process of the job), each in
+    /// a cgroup. At random, the cgroup of the job has a cpuset.
     fn start_slurm_job(&mut self, world: &mut SimMachine) {
         let id = self.next_job;
         self.next_job += 1;

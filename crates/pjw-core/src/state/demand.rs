@@ -23,6 +23,7 @@ pub struct ThreadDemand {
     last: Option<Reading>,
 }
 
+/// One reading of the CPU time of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Reading {
     /// The time for which the thread has run or waited for a PU since its start, in ns.

@@ -47,7 +47,8 @@ pub struct Jobs {
     traces: Traces,
 }
 
-/// What was done with the jobs. It says nothing about the jobs, so all values are equal.
+/// A record of the changes and reads of the collection of jobs. It is not part of the content of the collection: two
+/// collections with the same jobs are equal, and so all values of this type are equal.
 #[derive(Debug, Clone, Default)]
 struct Traces {
     /// How many jobs were read.
@@ -149,8 +150,9 @@ impl Jobs {
         self.insert_new(job, before.as_ref().and_then(owned_cpus));
     }
 
-    /// Adds `job`, which must not be in the collection, to the jobs and to all indexes. `owned_before` has the PUs that
-    /// the job owned until now: the version of the owned grants grows if the job owns other PUs.
+    /// Adds `job`, which must not be in the collection, to the jobs and to all indexes. `owned_before` has the PUs
+    /// that the job owned until now. If the job now owns other PUs, increases `owned_grants_version`: the number of
+    /// changes of the PUs that jobs own.
     fn insert_new(&mut self, job: Job, owned_before: Option<&CpuSet>) {
         let id = job.id.clone();
         if owned_cpus(&job) != owned_before {

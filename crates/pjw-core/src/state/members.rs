@@ -338,9 +338,10 @@ impl Members {
         self.set_threads(pid, threads, is_active);
     }
 
-    /// Puts the threads of the process `pid` back into its record, after a scan read only the active threads. A thread
-    /// is active if it recently ran or waited for a PU (logical CPU).
+    /// Puts the threads of the process `pid` back into its record, after a scan read only the active threads. A
+    /// thread is active if it recently ran or waited for a PU (logical CPU).
     ///
+    /// - `threads` has all threads of the process.
     /// - `is_complete` says whether the scan found all active threads. If not, the next scan reads all threads.
     /// - `at` is the time of the scan, in ns since boot.
     ///
@@ -424,8 +425,9 @@ impl Members {
         core::mem::take(&mut self.unread)
     }
 
-    /// Replaces the threads of the process `pid`, and records whether the process has active threads. If the latter has
-    /// changed, the job counts as changed. Has no effect if the process is not a member.
+    /// Replaces the threads of the process `pid`. `is_active` says whether the process is active: one of its threads
+    /// recently ran or waited for a PU, or no scan has read its threads. If the process was not active before and is
+    /// now, or the reverse, its job counts as changed. Has no effect if the process belongs to no job.
     fn set_threads(&mut self, pid: Pid, threads: BTreeMap<Tid, MemberThread>, is_active: bool) {
         let Some(member) = self.members.get_mut(&pid) else { return };
         member.threads = threads;

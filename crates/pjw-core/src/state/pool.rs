@@ -243,7 +243,7 @@ impl PuPool {
         }
         let new = offer.cpus.difference(&self.pus_of(job));
         self.borrowers.retain(|pu, _| !new.contains(*pu));
-        self.give(job, &offer.cpus);
+        self.set_held_pus(job, &offer.cpus);
         Ok(())
     }
 
@@ -255,7 +255,7 @@ impl PuPool {
     /// PUs that a batch system chose.
     pub fn grant_available(&mut self, job: &JobId, cpus: &CpuSet) -> CpuSet {
         let granted = cpus.intersection(&self.available_to(job));
-        self.give(job, &granted);
+        self.set_held_pus(job, &granted);
         cpus.difference(&granted)
     }
 
@@ -307,13 +307,13 @@ impl PuPool {
     pub fn release(&mut self, job: &JobId) -> CpuSet {
         self.set_borrowed(job, &CpuSet::new());
         let held = self.pus_of(job);
-        self.give(job, &CpuSet::new());
+        self.set_held_pus(job, &CpuSet::new());
         held
     }
 
-    /// Makes `cpus` the PUs that the job holds. PUs that it held before become free, or housekeeping PUs if they are
-    /// reserved.
-    fn give(&mut self, job: &JobId, cpus: &CpuSet) {
+    /// Makes `cpus` the PUs that the job `job` holds, whoever held them before. PUs that are not in `cpus` and that
+    /// the job held become free, or housekeeping PUs if they are reserved for the system.
+    fn set_held_pus(&mut self, job: &JobId, cpus: &CpuSet) {
         let place = self.find_or_add_holder(job);
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
             if entry.is_some() && cpus.contains(pu) {
@@ -334,8 +334,8 @@ impl PuPool {
         self.holders.iter().position(|holder| matches!(holder, PuHolder::Job(held) if held == job))
     }
 
-    /// Returns the index of `job` in `holders`. A job that is not there is added: it replaces a holder without PUs, or
-    /// is appended.
+    /// Returns the index of `job` in `holders`, the list of the holders of PUs. If the job is not in the list, adds
+    /// it first: in place of a job that holds no PUs, or at the end.
     fn find_or_add_holder(&mut self, job: &JobId) -> usize {
         if let Some(place) = self.place_of(job) {
             return place;

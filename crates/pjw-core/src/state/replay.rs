@@ -109,10 +109,10 @@ impl WardenState {
         }
     }
 
-    /// Enters the grant of `job` in the pool, or frees the PUs of a job without a grant. PUs that the machine lacks now
-    /// are left out, because they may come back. Returns `false` if the grant is no longer valid: the machine has none
-    /// of its PUs, or another job holds one of them. A grant that is shared or borrowed stays valid if another job
-    /// holds one of its PUs.
+    /// Enters the grant of `job` in the pool (the list of all PUs with their holders). Frees the PUs of a job without
+    /// a grant. PUs that the machine lacks at present are left out, and remain in the grant. Returns `false` if the
+    /// grant is no longer valid. This is the case if the machine has none of its PUs. It is also the case if another
+    /// job holds one of its PUs, except if the grant is shared or borrowed.
     fn enter_grant_in_pool(&mut self, job: &Job) -> bool {
         let Some(grant) = &job.grant else {
             self.pool.release(&job.id);
@@ -164,8 +164,9 @@ impl WardenState {
     }
 }
 
-/// Returns the journal records for the mask entry `entry` of the thread `thread`. There is one record for each
-/// candidate for the last mask request ([`MaskEntry::last_request_candidates`]) for which `is_wanted` is true.
+/// Returns the journal records from which a restarted daemon restores `entry`, the mask entry of the thread `thread`.
+/// The entry may have several requests of which one is the last ([`MaskEntry::last_request_candidates`]). There is
+/// one record for each of these requests for which `is_wanted` is true.
 pub(crate) fn mask_records(
     thread: ThreadId,
     entry: &MaskEntry,

@@ -21,7 +21,8 @@ use crate::basics::{Pid, cgroup_and_ancestor_paths, prelude::*};
 use crate::state::{members::Member, warden::WardenState};
 use crate::terms::{IdleProcessGroup, JobId, ScanRequest, ScanScope, WatchedProcesses};
 
-/// One rescan of this number is full.
+/// The number of successive periodic scans (config key `rescan_interval`) that together read every cgroup of a job.
+/// One of them is full.
 const RESCANS_PER_FULL_PLAN: u32 = 8;
 
 impl WardenState {
@@ -151,7 +152,7 @@ impl WardenState {
     /// PU (logical CPU). To save time, most scans do not read the threads of idle processes.
     pub(crate) fn update_idle_groups<'a>(&mut self, jobs: impl IntoIterator<Item = &'a JobId>) {
         for job in jobs {
-            let groups = self.find_idle_of(job);
+            let groups = self.group_idle_members(job);
             if groups.is_empty() {
                 self.idle_groups.remove(job);
             } else {
@@ -213,9 +214,10 @@ impl WardenState {
         of_dirty.chain(to_remove).filter(|path| is_unread(&path.as_str())).collect()
     }
 
-    /// Returns the idle members of `job`, in groups. The members of a group have two facts in common: whether the
-    /// process is in the cgroup of the job, and whether masks alone keep the process on the grant.
-    fn find_idle_of(&self, job: &JobId) -> Vec<Arc<IdleProcessGroup>> {
+    /// Returns the idle processes of `job`, in groups. A process is idle if none of its threads recently ran or
+    /// waited for a PU. All processes of a group are in the cgroup of the job, or none is. All are kept on the grant
+    /// (the PUs that the job holds) by affinity masks alone, or none is.
+    fn group_idle_members(&self, job: &JobId) -> Vec<Arc<IdleProcessGroup>> {
         let mut groups: BTreeMap<(bool, bool), Vec<Pid>> = BTreeMap::new();
         let cgroup = self.job_cgroup(job);
         for member in self.members.idle_members_of(job) {

@@ -219,9 +219,15 @@ impl WardenState {
         self.mask_limits(pid, Nanos(u64::MAX), true)
     }
 
-    /// Returns whether a cpuset of pjw may hide the original mask of the thread `thread` of the process `pid`. True if
-    /// pjw is moving the process, if the cpuset excludes PUs (logical CPUs) of the original mask or is to be removed,
-    /// or if pjw wrote the cpuset after a scan read the mask.
+    /// Returns whether a cpuset of pjw may hide the original mask (the mask before pjw changed it) of the thread
+    /// `thread` of the process `pid`. True in each of these cases:
+    ///
+    /// - pjw is moving the process into or out of a cpuset.
+    /// - The process is in a cpuset of pjw that lacks PUs (logical CPUs) of the original mask, or that is to be
+    ///   removed.
+    /// - pjw wrote the cpuset of the process after a scan read the mask.
+    ///
+    /// False if the thread has no mask entry, or if the cgroup of the process is unknown.
     pub(crate) fn may_cpuset_hide_mask(&self, pid: Pid, thread: &MemberThread) -> bool {
         let cgroup = self.process(pid).and_then(|process| process.cgroup.as_deref());
         let (Some(entry), Some(cgroup)) = (&thread.mask_entry, cgroup) else { return false };
@@ -399,10 +405,10 @@ impl WardenState {
             .is_some_and(|(place, managed)| is_cgroup_within(place, &managed.job_cpuset.path))
     }
 
-    /// Returns whether `process` has left the provision `job` (a job whose cores are promised to a service), or is a
-    /// child of a process that has left it. A process leaves a provision if the rule of the job does not recognise the
-    /// process any more. It may still have the cpuset or a mask of the job, but does not become a member again because
-    /// of that. False if `job` is not a provision.
+    /// Returns whether `process` has left the provision `job` (a job whose cores are promised to a service). Also
+    /// true for a child of a process that has left it. A process leaves a provision when the rule of the job no
+    /// longer recognises the process. The process may still have the cpuset or a mask of the job, which does not make
+    /// it a member again. False if `job` is not a provision.
     pub(crate) fn has_left_provision(&self, process: &Process, job: &JobId) -> bool {
         let is_provision = self.jobs.get(job).is_some_and(|job| job.provision.is_some());
         let is_released =
@@ -452,9 +458,10 @@ impl WardenState {
         }
     }
 
-    /// Removes the process `pid`, which has ended according to a scan. Its exit event, and the fork events of its last
-    /// children, may still be unread. If pjw receives all process events, the record from which the children inherit is
-    /// kept until the exit event.
+    /// Removes the process `pid`, which has ended according to a scan, from all lists of processes in this state. The
+    /// fork events of its last children, and its exit event, may still be unread. So if pjw receives all process
+    /// events, a record of the process is kept until its exit event: from this record, pjw knows what these children
+    /// inherited.
     pub(crate) fn remove_ended_process(&mut self, pid: Pid) {
         self.lineage.scan_queue.forget_exiting(pid);
         if self.fork_events_complete_since.is_some()

@@ -110,7 +110,11 @@ pub enum Refusal {
         usable: u32,
     },
     /// The request is for more cores or PUs than are free now.
-    #[error("{} asked for{}", unit.were(*requested), what_fits(*unit, *free, free_cpus, *held, *max_cores_in_one_l3))]
+    #[error(
+        "{} asked for{}",
+        unit.were(*requested),
+        fitting_requests_text(*unit, *free, free_cpus, *held, *max_cores_in_one_l3)
+    )]
     NotEnoughCores {
         /// Whether the numbers count cores or PUs.
         unit: CpuUnit,
@@ -355,7 +359,7 @@ pub enum Refusal {
     #[error(
         "{} asked for, which makes {total} for you, besteffort jobs included, and the limit is {limit}: {}, or ask an administrator to raise \
          user_max_cores",
-        CpuUnit::Core.were(*requested), within_limit(*requested, *total, *limit)
+        CpuUnit::Core.were(*requested), limit_remedy(*requested, *total, *limit)
     )]
     UserLimitExceeded {
         /// The number of requested cores.
@@ -404,9 +408,19 @@ fn machine_has(usable: u32) -> String {
     format!("this machine has {usable} for jobs: ask for at most {usable}")
 }
 
-/// Returns the end of the sentence that a request is refused: how many units are free, and which requests would fit.
-/// `held` is the number of units that the job itself holds.
-fn what_fits(unit: CpuUnit, free: u32, free_cpus: &CpuSet, held: u32, max_cores_in_one_l3: u32) -> String {
+/// Returns the end of the sentence that a request is refused: how many units (cores or PUs) are free, and which
+/// requests can be served now.
+///
+/// - `free` is the number of free units, and `free_cpus` has the PUs of these units.
+/// - `held` is the number of units that the job itself holds.
+/// - `max_cores_in_one_l3` is the size of the largest request that one L3 cache can serve.
+fn fitting_requests_text(
+    unit: CpuUnit,
+    free: u32,
+    free_cpus: &CpuSet,
+    held: u32,
+    max_cores_in_one_l3: u32,
+) -> String {
     const JOBS: &str = "(pjwctl jobs shows who holds what)";
     let is = |n: u32| if n == 1 { "1 is".to_owned() } else { format!("{n} are") };
     let (largest, smallest) = (free.saturating_add(held), unit.smallest());
@@ -446,9 +460,9 @@ fn how_to_leave(job: &JobId) -> String {
     )
 }
 
-/// Returns what a user can do who has reached the limit of cores per user. `total` is the number of cores that the user
-/// would have with the request.
-fn within_limit(requested: u32, total: u32, limit: u32) -> String {
+/// Returns the remedy for a user whose request exceeds the limit of cores for each user. `requested` is the number of
+/// requested cores. `total` is the number of cores that the user would have with the request. `limit` is the limit.
+fn limit_remedy(requested: u32, total: u32, limit: u32) -> String {
     let elsewhere = total.saturating_sub(requested);
     match limit.saturating_sub(elsewhere) {
         0 => "release a job of yours first".to_owned(),

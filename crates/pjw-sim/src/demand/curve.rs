@@ -307,7 +307,8 @@ fn parse_point(line: &Line<'_>, columns: &[Column]) -> Result<DemandPoint, Curve
     Ok(DemandPoint { time, cores_used: used.collect::<Result<_, _>>()? })
 }
 
-/// The owners of the columns. An owner whose number of cores the file does not say owns as many as it uses at most.
+/// Returns the owners of the columns, with the numbers of cores that they own. If the file does not say how many
+/// cores an owner owns, the owner owns as many whole cores as it uses at most.
 fn owners(columns: &[Column], points: &[DemandPoint]) -> Vec<CurveOwner> {
     let most_used = |index: usize| {
         let most = points.iter().map(|point| point.cores_used[index]).fold(0.0, f64::max);

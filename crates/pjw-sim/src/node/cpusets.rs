@@ -5,7 +5,9 @@ use pjw_core::ids::{Pid, ProcessId, Uid, is_cgroup_within};
 
 use crate::world::SimMachine;
 
-/// Writes the cpuset `job_cpuset`. If systemd is to make its cgroup, first moves the processes `initial` there.
+/// Creates or changes the cpuset `job_cpuset`, and returns the outcome. If systemd is to make its cgroup, first moves
+/// the processes `initial` there. Fails if all of these have ended, if the cgroup of a batch system is gone, or if
+/// the cgroup has no cpuset controller. `owner` is the owner of the job.
 fn create_cpuset(
     world: &mut SimMachine,
     job_cpuset: &JobCpuset,
@@ -48,9 +50,9 @@ fn create_cpuset(
     CpusetOutcome::Done { effective: Some(world.effective_cpus(path)) }
 }
 
-/// Marks the processes whose masks the delayed `change` may affect. Until the change is complete, the daemon can't know
-/// whether a mask that it reads was requested by the program, or is what the cpuset leaves of an earlier request.
-/// Before Linux 6.2, the mask may also be the whole cpuset.
+/// Marks the processes whose masks the delayed `change` may affect: until the change is complete, the daemon can't
+/// know who set a mask that it reads. The program may have requested the mask. The mask may also be what the cpuset
+/// leaves of an earlier request, or before Linux 6.2 the whole cpuset.
 pub(super) fn mark_affected_processes(world: &mut SimMachine, change: &CpusetChange) {
     let (written, moved) = match change {
         CpusetChange::Create { job_cpuset, initial_processes, .. } => {

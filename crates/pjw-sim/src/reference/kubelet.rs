@@ -37,16 +37,17 @@ pub(super) fn choose_cells(
     let l3s = count(TopologyLevel::L3);
     let average_l3 = all.len().checked_div(l3s).unwrap_or(0);
     let mut taker = Taker { all, free, outer, inner, taken: Vec::new(), needed: n as usize };
-    taker.full_domains(&[outer]);
-    taker.full_domains(&[outer, inner]);
+    taker.take_full_domains(&[outer]);
+    taker.take_full_domains(&[outer, inner]);
     if by_l3 && l3s > 0 {
         taker.take_l3s(average_l3);
     }
-    taker.full_cores();
-    taker.remaining();
+    taker.take_full_cores();
+    taker.take_remaining();
     taker.taken
 }
 
+/// The state of one allocation: the cells (cores or PUs) of the machine, and those that were taken so far.
 struct Taker {
     all: Vec<Cell>,
     free: Vec<Cell>,
@@ -58,9 +59,9 @@ struct Taker {
 
 impl Taker {
     /// Takes free domains of the last of these levels, as long as the request is as large as one.
-    fn full_domains(&mut self, levels: &[TopologyLevel]) {
+    fn take_full_domains(&mut self, levels: &[TopologyLevel]) {
         let Some(&level) = levels.last() else { return };
-        for domain in self.order(levels).into_iter().filter(Option::is_some) {
+        for domain in self.ordered_domains(levels).into_iter().filter(Option::is_some) {
             self.take_whole(|cell| cell.location.domain_index(level) == domain);
         }
     }
@@ -74,25 +75,26 @@ impl Taker {
         }
     }
 
-    /// Takes whole free L3 caches as long as at least `average` cells are needed, the average number of cells of an L3.
-    /// Then takes the remaining cells from the first L3 that has enough.
+    /// Takes whole free L3 caches as long as at least `average` cells are needed. `average` is the average number of
+    /// cells in an L3 cache. Takes the remaining cells from the first L3 cache that has enough whole free cores.
+    /// Takes no remaining cells if none has enough.
     fn take_l3s(&mut self, average: usize) {
         let levels = [self.outer, self.inner, TopologyLevel::L3];
-        for l3 in self.order(&levels) {
+        for l3 in self.ordered_domains(&levels) {
             if self.needed >= average {
-                self.full_domains(&levels);
+                self.take_full_domains(&levels);
             }
             if self.needed == 0 {
                 return;
             }
             if l3.is_some() {
-                self.part_of(l3);
+                self.take_part_of_l3(l3);
             }
         }
     }
 
     /// Takes the rest from whole cores of this L3, if it has enough. Of the last core it takes only the needed cells.
-    fn part_of(&mut self, l3: Domain) {
+    fn take_part_of_l3(&mut self, l3: Domain) {
         let whole = self.whole_cores();
         let open = |cell: &Cell| cell.location.l3 == l3 && whole.contains(&cell.location.core);
         if self.free.iter().filter(|cell| open(cell)).count() >= self.needed {
@@ -101,14 +103,14 @@ impl Taker {
     }
 
     /// Takes whole cores, as long as the request is as large as one.
-    fn full_cores(&mut self) {
+    fn take_full_cores(&mut self) {
         for core in self.cores() {
             self.take_whole(|cell| cell.location.core == core);
         }
     }
 
     /// Takes single cells, from cores in use first.
-    fn remaining(&mut self) {
+    fn take_remaining(&mut self) {
         for core in self.cores() {
             self.take_free_cells(|cell| cell.location.core == core, self.needed);
         }
@@ -125,9 +127,10 @@ impl Taker {
             cell.location.domain_index(self.outer) == outer && cell.location.domain_index(self.inner) == inner
         };
         let inside = |pair| fewest_first(&self.free, |cell| is_in(cell, pair), &place);
-        self.pairs().into_iter().flat_map(inside).collect()
+        self.domain_pairs().into_iter().flat_map(inside).collect()
     }
 
+    /// Returns the numbers of the cores of which all cells (PUs, or the core itself) are free.
     fn whole_cores(&self) -> BTreeSet<u32> {
         let mut missing: BTreeMap<u32, isize> = BTreeMap::new();
         for cell in &self.all {
@@ -139,7 +142,9 @@ impl Taker {
         missing.into_iter().filter(|&(_, missing)| missing == 0).map(|(core, _)| core).collect()
     }
 
-    fn pairs(&self) -> Vec<(Domain, Domain)> {
+    /// Returns the pairs of an outer domain and an inner domain that have free cells, in the order in which cells are
+    /// taken. The two levels are those of NUMA nodes and packages.
+    fn domain_pairs(&self) -> Vec<(Domain, Domain)> {
         let outers = fewest_first(&self.free, |_| true, |cell| cell.location.domain_index(self.outer));
         let inners = |outer: Domain| {
             let inside = move |cell: &Cell| cell.location.domain_index(self.outer) == outer;
@@ -151,10 +156,10 @@ impl Taker {
     }
 
     /// The domains of the last of these levels, ordered by all levels: outer, inner, L3.
-    fn order(&self, levels: &[TopologyLevel]) -> Vec<Domain> {
+    fn ordered_domains(&self, levels: &[TopologyLevel]) -> Vec<Domain> {
         match levels {
             [outer] => fewest_first(&self.free, |_| true, |cell| cell.location.domain_index(*outer)),
-            [_, _] => self.pairs().into_iter().map(|(_, inner)| inner).collect(),
+            [_, _] => self.domain_pairs().into_iter().map(|(_, inner)| inner).collect(),
             [_, _, level, ..] => self.in_pairs(|cell| cell.location.domain_index(*level)),
             [] => Vec::new(),
         }
@@ -180,8 +185,9 @@ impl Taker {
     }
 }
 
-/// Returns the domains or cores (`place`) of those cells in `free` for which `inside` returns true. The order is by the
-/// number of these cells, the fewest first, then by the number of the domain or core.
+/// Returns the places of the cells in `free` for which `inside` returns true. `place` returns the place of a cell: a
+/// domain or a core. The place with the fewest such cells comes first. Places with equally many cells are in the
+/// order of their numbers.
 fn fewest_first<K: Ord + Copy>(
     free: &[Cell],
     inside: impl Fn(&Cell) -> bool,

@@ -133,7 +133,7 @@ pub fn replay(
 ) -> ReplayResult {
     let mut machine = Machine::new(topology, options);
     let usable_processors = machine.free_units();
-    let mut instants = instants(log).peekable();
+    let mut instants = sample_times(log).peekable();
     let mut ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     let (mut started_jobs, mut free_cores_samples) = (Vec::<StartedJob>::new(), Vec::new());
     let mut refused_count = 0;
@@ -155,7 +155,7 @@ pub fn replay(
             holders_before: &machine.pool,
             cpus: choice.as_ref().map(|choice| &choice.cpus),
         });
-        let Some(choice) = choice.filter(|choice| machine.give(number, choice)) else {
+        let Some(choice) = choice.filter(|choice| machine.commit_choice(number, choice)) else {
             refused_count += 1;
             continue;
         };
@@ -176,8 +176,9 @@ pub fn replay(
     }
 }
 
-/// The times of the samples: evenly from the first submission to the last.
-fn instants(log: &JobLog) -> impl Iterator<Item = u64> + use<> {
+/// Returns the times at which the free cores are sampled, in s: evenly from the first submission of a job to the
+/// last.
+fn sample_times(log: &JobLog) -> impl Iterator<Item = u64> + use<> {
     let first = log.jobs.first().map_or(0, |job| job.submit_s);
     let span = log.jobs.last().map_or(0, |job| job.submit_s) - first;
     let steps = u64::from(MAX_FREE_CORES_SAMPLES - 1).min(span);
@@ -188,12 +189,13 @@ fn instants(log: &JobLog) -> impl Iterator<Item = u64> + use<> {
     (0..=steps).map(at)
 }
 
-/// A choice: the offer of the allocator, or the cores of a reference policy without an offer.
+/// The PUs that were chosen for a job. The allocator of pjw also makes an offer, a reference policy does not.
 struct Choice {
     cpus: CpuSet,
     offer: Option<PuOffer>,
 }
 
+/// The simulated machine of the replay, with the PUs that each job holds.
 struct Machine<'r> {
     topology: &'r Topology,
     locality: PuLocations,
@@ -221,8 +223,9 @@ impl<'r> Machine<'r> {
         }
     }
 
-    /// Chooses `n` processors for the job with the index `number` in the log, by the allocator or by the reference
-    /// policy of the options. Does not change the pool. `None` if too few processors are free.
+    /// Chooses `n` processors for the job with the index `number` in the log. Uses the allocator of pjw or a
+    /// reference policy (an algorithm for comparison), as the options say. Does not change the pool (the list of all
+    /// PUs with their holders). Returns `None` if too few processors are free.
     fn choose_processors(&self, number: usize, n: u32) -> Option<Choice> {
         match self.options.chooser {
             CoreChooser::Allocator(placement) => {
@@ -243,7 +246,7 @@ impl<'r> Machine<'r> {
     }
 
     /// Commits a choice to the pool. Returns whether all of it was free.
-    fn give(&mut self, number: usize, choice: &Choice) -> bool {
+    fn commit_choice(&mut self, number: usize, choice: &Choice) -> bool {
         let Some(job) = id(number) else { return false };
         match &choice.offer {
             Some(offer) => self.pool.commit(&job, offer).is_ok(),

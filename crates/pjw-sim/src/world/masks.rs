@@ -171,8 +171,9 @@ impl SimMachine {
         if mask.is_empty() { effective } else { mask }
     }
 
-    /// Sets the requested mask of a thread. Returns whether the kernel accepts it: it refuses a mask without any PU
-    /// that the thread may use.
+    /// Sets the requested mask of the thread `tid` of the process `pid`, and returns the thread. Returns `None` and
+    /// changes nothing if the kernel would refuse the mask: it contains no PU that the thread may use. Also returns
+    /// `None` if there is no such thread.
     fn set_requested(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> Option<&mut SimThread> {
         let possible = self.effective_cpus(&self.processes.get(&pid)?.cgroup);
         let possible = possible.intersection(&self.active);

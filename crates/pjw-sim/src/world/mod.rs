@@ -316,7 +316,9 @@ impl SimMachine {
         self.next_number = id;
     }
 
-    fn take_number(&mut self) -> u32 {
+    /// Returns the id for a new process or thread: the next free number, which begins at 1 again after the largest
+    /// one. If no number is free, returns a number above the largest one.
+    fn take_next_id(&mut self) -> u32 {
         let is_free = |number: &u32| {
             !self.processes.contains_key(&Pid(*number))
                 && !self.processes.values().any(|process| process.threads.contains_key(&Tid(*number)))
@@ -359,7 +361,7 @@ impl SimMachine {
     pub fn fork(&mut self, parent: Pid, creator: Tid, uid: Uid) -> Pid {
         let exists = self.processes.get(&parent).is_some_and(|found| found.threads.contains_key(&creator));
         let (parent, creator) = if exists { (parent, creator) } else { (Pid(1), Tid(1)) };
-        let pid = Pid(self.take_number());
+        let pid = Pid(self.take_next_id());
         let start = self.start_time(pid.0);
         let template = &self.processes[&parent];
         let thread = template.threads[&creator].started(start);
@@ -385,7 +387,7 @@ impl SimMachine {
     /// new thread inherits the affinity mask of `creator`. No thread is started if the process does not exist or has
     /// no thread `creator`.
     pub fn clone_thread(&mut self, pid: Pid, creator: Tid) {
-        let tid = Tid(self.take_number());
+        let tid = Tid(self.take_next_id());
         let start = self.start_time(tid.0);
         if let Some(process) = self.processes.get_mut(&pid)
             && let Some(creator) = process.threads.get(&creator)

@@ -30,6 +30,7 @@ pub struct AddressSpaceGroups {
     last_group: u32,
 }
 
+/// A process that shares its address space with other processes, according to scans.
 #[derive(Debug, Clone, Copy)]
 struct SharingProcess {
     id: ProcessId,
@@ -72,10 +73,11 @@ impl AddressSpaceGroups {
         self.last.as_ref()?.0.unread_reason.as_deref()
     }
 
-    /// Updates the groups from `list`, the processes that a scan found to share an address space. The scan began at the
-    /// time `at`, in ns since boot. `interval` is the configured time between two scans: a process joins a group when
-    /// two scans at least 7/8 of `interval` apart have found the process in `list`. Returns the pids of the processes
-    /// whose group changed, including those that are in no group now.
+    /// Updates the groups of processes that share an address space. `list` has the processes that a scan found to
+    /// share one. The scan began at the time `at`, in ns since boot. A process joins a group when two scans have
+    /// found the process in their lists, and the second scan began at least 7/8 of `interval` after the first.
+    /// `interval` is the configured time between two scans. Returns the pids of the processes whose group changed,
+    /// including those that are in no group now.
     pub(crate) fn update(
         &mut self,
         list: &Arc<AddressSpaceList>,
@@ -146,10 +148,14 @@ impl AddressSpaceGroups {
     }
 }
 
-/// Returns the new record of a process that may share its address space with other processes. A scan checked this at
-/// the time `at`. `user` is the process with the result of the check, and `space` is the number of the address space.
-/// `known` is the record from earlier scans. `None` if there is no such record. The sharing counts as confirmed if two
-/// scans found it, of which one began at least 7/8 of `interval` after the other.
+/// Returns the new record of a process that may share its address space with other processes. The sharing is
+/// confirmed if two scans have found it, and the second scan began at least 7/8 of `interval` after the first.
+///
+/// - `user` is the process, with the result of the check that this scan made.
+/// - `space` is the number of the address space.
+/// - `known` is the record from earlier scans, `None` if there is none.
+/// - `at` is the time at which this scan began, in ns since boot.
+/// - `interval` is the configured time between two scans.
 ///
 /// Returns `None` if the process may be a child of vfork(2), or if no scan has found the sharing yet.
 fn updated_sharing_record(

@@ -81,7 +81,8 @@ impl CpusetRegistry {
         }
     }
 
-    /// Removes the histories of cpusets that were removed and that have not changed for long.
+    /// Removes the histories (the PUs at each time) of those removed cpusets that have not changed for
+    /// [`HISTORY_AFTER_REMOVAL`]. `at` is the present time, in ns since boot.
     fn forget_histories(&mut self, at: Nanos) {
         let kept_from = Nanos(at.0.saturating_sub(HISTORY_AFTER_REMOVAL.0));
         let Self { history, removed, .. } = self;
@@ -107,9 +108,10 @@ impl CpusetRegistry {
         }
     }
 
-    /// Registers `job_cpuset` as the cpuset that its job is to have. If the registry already has a cpuset with this
-    /// path, its former PUs and its origin cgroup are kept. After more than [`MAX_TRIES`] writes without a full scan,
-    /// records the reason for users that another program overwrites the cpuset.
+    /// Registers `job_cpuset` as the cpuset that its job is to have. If a cpuset with this path is registered
+    /// already, two facts about it are kept: its former PUs, and the cgroup from which its processes came. Counts the
+    /// writes of the cpuset. After more than [`MAX_TRIES`] writes without a full scan, another program probably
+    /// overwrites the cpuset. This reason is then recorded for users.
     fn record_created(&mut self, job_cpuset: &JobCpuset) {
         let known = self.managed.remove(&job_cpuset.path);
         let (mut previous, origin_cgroup, tries) = known.as_ref().map_or((Vec::new(), None, 0), |known| {

@@ -37,11 +37,17 @@ impl CpusetRegistry {
         }
     }
 
-    /// Updates the list of the processes that are not in the cpuset of their job, after `action` had the outcome
-    /// `outcome`. Adds each initial process of a new cpuset until a scan finds the process there: systemd moves these
-    /// processes and leaves out a locked one without a message. Adds a process whose first move was not done, and one
-    /// that was moved back. Removes a process that was moved. Must be called before a delayed change that has ended
-    /// leaves the list of the delayed changes.
+    /// Updates the list of the processes that are not in the cpuset of their job. `action` is a change of a cpuset,
+    /// and `outcome` is its outcome. The list changes as follows:
+    ///
+    /// - A new cpuset: adds its initial processes, until a scan finds them there. systemd moves these processes, and
+    ///   does not report a process that it could not move.
+    /// - A move into the cpuset: removes the process if the move was done. Otherwise adds the process, if the move
+    ///   was not a repair.
+    /// - A move back out of the cpuset that was done: adds the process.
+    ///
+    /// If the change was delayed (it ended after the daemon had gone on), must be called before the change is removed
+    /// from the list of delayed changes.
     pub(super) fn record_move_attempt(&mut self, action: &CpusetAction, outcome: &CpusetOutcome) {
         let is_done = matches!(outcome, CpusetOutcome::Done { .. });
         match &action.change {

@@ -14,34 +14,38 @@ use crate::state::demand::ThreadDemand;
 
 /// The time over which the use is averaged.
 const AVERAGING_TIME: Duration = Duration::from_millis(100);
-/// A shorter sample can't tell a demand that lasts from one that does not.
+/// The minimum length of a long sample. In a shorter sample, the owner may have run by chance only.
 const LONG_SAMPLE: Duration = Duration::from_millis(10);
-/// An owner that used nearly nothing for this time is idle, also if it was busy shortly before.
+/// An owner that used less than [`IDLE`] for this time is idle, even if the average over [`AVERAGING_TIME`] is
+/// higher.
 const QUIET_TIME: Duration = Duration::from_millis(50);
 /// For this time after an idle owner has begun to work, short samples count: several of its threads may wake up one
 /// after the other.
 const WAKE_UP_TIME: Duration = Duration::from_millis(20);
 
-/// The time of the short samples that are judged together where the kernel's figures may be behind by a tick, mostly 4
-/// ms.
+/// The time of the short samples that are judged together. The kernel's figures may be behind by one timer tick,
+/// which is mostly 4 ms.
 const RECENT_TIME: Duration = Duration::from_millis(5);
 
 /// A use of cores. 1,000,000 is one core that is used all the time.
 type Millionths = u64;
 
 const ONE_CORE: Millionths = 1_000_000;
-/// An owner that uses less is idle.
+/// An owner that uses less than this in total is idle.
 const IDLE: Millionths = ONE_CORE / 10;
+/// A core with one PU is in use if the owner uses this part of it.
 const IN_USE_WITH_ONE_PU: Millionths = ONE_CORE * 9 / 10;
+/// A core with several PUs is in use if the owner uses this part of it.
 const IN_USE_WITH_SEVERAL_PUS: Millionths = ONE_CORE / 10;
+/// A core with one PU is too busy to be lent if the owner uses this part of it.
 const TOO_BUSY_WITH_ONE_PU: Millionths = ONE_CORE * 3 / 4;
 /// An owner that wakes up uses a lent core if it has run there for this time in a sample of 2 ms. The kernel may give
 /// the borrower its turn after a slice of the owner: 1.4 ms on 2 or 3 CPUs, more on others (`base_slice_ns`,
 /// kernel/sched/fair.c).
 const SETTLED: Duration = Duration::from_micros(1300);
-/// An owner that wakes up uses as many of its other cores as this part of a short sample shows.
+/// An owner that wakes up uses one of its other cores if a short sample shows this part of the core.
 const IN_USE_FOR_SHORT: Millionths = ONE_CORE * 3 / 4;
-/// A core that is used for this part of a long sample is in use, whatever the average is.
+/// A core is in use if a long sample shows this part of it, whatever the average is.
 const SATURATED: Millionths = ONE_CORE * 99 / 100;
 
 /// A thread that waits for less than this share of the time does not compete with other programs.
@@ -116,7 +120,7 @@ pub struct CoreUse {
     verdict: UsedCores,
 }
 
-/// Samples that are judged together as one.
+/// Short samples that are added up until they are long enough to be judged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Held {
     span: Span,
@@ -294,9 +298,10 @@ impl CoreUse {
         }
     }
 
-    /// The number of cores that short samples of the CPU time of processes show, of an owner that wakes up: the last
-    /// ones that cover [`RECENT_TIME`]. Several samples, because the CPU time of a running thread may be behind by a
-    /// tick of the kernel. The times of lent cores that are measured one by one are exact.
+    /// Returns the number of cores that the owner used according to the last short samples, including `sample`. Uses
+    /// as many samples as cover [`RECENT_TIME`], because the kernel may update the CPU time of a running thread only
+    /// at each timer tick. A core counts as used if the owner ran on it for the part `in_use` of this time, or for
+    /// [`SETTLED`]. Called if no core is lent: the CPU times of lent cores are exact.
     fn cores_in_short_samples(&mut self, sample: Span, in_use: Millionths) -> u32 {
         self.recent.push(sample);
         while self.recent[1..].iter().map(|span| span.period).sum::<Duration>() >= RECENT_TIME {

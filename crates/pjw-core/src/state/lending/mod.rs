@@ -13,9 +13,10 @@ mod core_use;
 
 pub use core_use::{CoreUse, LentCoreSample, OwnerCpuSample, UsedCores, cores_wanted_by_waiting_threads};
 
-/// How often `lend_after` is doubled at most, however often cores came back.
+/// The largest number of times that `lend_after` is doubled. This setting is the time for which a core must be idle
+/// before pjw lends it.
 const MAX_DOUBLINGS: u32 = 2;
-/// A loan that is younger than this many times `lend_after` is short.
+/// A loan is short if pjw takes the core back before this many times `lend_after` have passed.
 const SHORT_LOAN: u32 = 4;
 
 /// The facts on which pjw decides which cores it lends. pjw lends the idle cores of jobs of the class guaranteed (the
@@ -110,8 +111,8 @@ impl LendingState {
         self.unfit_borrowers = borrowers;
     }
 
-    /// Returns whether the job `borrower` gets no lent cores because of threads with a real-time priority, as of the last
-    /// scan of the processes of jobs.
+    /// Returns whether the job `borrower` gets no lent cores because of threads with a real-time priority, as of the
+    /// last scan of the processes of jobs.
     pub(crate) fn is_realtime_borrower(&self, borrower: &JobId) -> bool {
         self.realtime_borrowers.contains(borrower)
     }
@@ -152,10 +153,11 @@ impl LendingState {
         self.owners.entry(owner.clone()).or_default().lent_at = Some(now);
     }
 
-    /// Records that pjw took back lent cores of the job `owner` at the time `now`, in ns since boot. If the last loan
-    /// (of any core of the owner) was less than four times `lend_after` ago or is not known (after a restart), a core
-    /// of the owner must be idle for twice as long before pjw lends it again. `lend_after` is the configured time for
-    /// which a core must be idle.
+    /// Records that pjw took back lent cores of the job `owner` at the time `now`, in ns since boot. After a short
+    /// loan, a core of the owner must be idle for twice as long as before until pjw lends it again, so that cores do
+    /// not go back and forth. `lend_after` is the configured time for which a core must be idle. A loan is short if
+    /// pjw last lent a core of the owner less than four times `lend_after` ago. A loan also counts as short if pjw
+    /// does not know when it last lent a core of the owner, such as after a restart of the daemon.
     pub(crate) fn record_return(&mut self, owner: &JobId, lend_after: Duration, now: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
         // A return after a long loan is a change of the demand, not one that comes and goes.

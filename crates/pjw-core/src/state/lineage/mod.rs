@@ -147,9 +147,10 @@ impl Lineage {
         is_full
     }
 
-    /// Records that the thread `creator` of the process `parent` forked `child` at the time `at`. `tracked` is the
-    /// parent, if pjw sets or restores its affinity masks, and whether it belongs to a job. Returns `false` if there is
-    /// no room for another record.
+    /// Records that a process forked `child` at the time `at`, in ns since boot. `parent` is the process, and
+    /// `creator` is its thread that called fork(2). `tracked` is `Some` if pjw sets or restores the affinity masks of
+    /// the parent. It then has the parent, and whether the parent belongs to a job. Returns `false` if the child was
+    /// not recorded, because the list of records is full.
     fn record_fork(
         &mut self,
         tracked: Option<(&Member, bool)>,
@@ -187,10 +188,14 @@ impl Lineage {
         true
     }
 
-    /// Records for the new process `child`, unless it is a recorded descendant of a job's process, whether all its
-    /// ancestors are known. They are known if those of `parent` are. The scan of a process comes before its last fork
-    /// events are read, so a parent that no scan and no event named was born before the events were complete: its
-    /// ancestors are unknown. Except process 1: it has no ancestor.
+    /// Records whether all ancestors of the new process `child` are known. Does nothing if `child` is recorded as a
+    /// descendant of a job's process. The ancestors of `child` are known in each of these cases:
+    ///
+    /// - `parent` is process 1, which has no ancestor.
+    /// - A scan has read `parent` (`is_scanned`), and its ancestors are not recorded as unknown.
+    /// - A fork event reported the birth of `parent`, and its ancestors are known.
+    ///
+    /// In all other cases, pjw may have missed the birth of `parent` or of an earlier ancestor.
     fn record_descent(&mut self, parent: Pid, child: Pid, is_scanned: impl Fn(Pid) -> bool) {
         self.outside.remove(&child);
         self.of_unknown_descent.remove(&child);

@@ -73,7 +73,8 @@ pub struct MaskEntry {
 }
 
 impl MaskEntry {
-    /// Makes an entry with the requests `candidates`, one of which is the last request. All other facts are unknown.
+    /// Makes an entry for a thread. `candidates` has the requests that may be the last one for the thread, and must
+    /// not be empty. All facts without a parameter are unknown.
     fn new(candidates: SmallVec<[MaskRequest; 1]>, journaled_since: Option<Nanos>, read_at: Nanos) -> Self {
         Self {
             candidates,
@@ -144,9 +145,9 @@ impl MaskEntry {
             // The program requested this original mask before, and the journal has no record of that.
             let (mask, requested_at) = (request.original_mask.clone(), newest.requested_at);
             let writer = MaskWriter::Program;
-            self.add(MaskRequest { original_mask: mask.clone(), mask, writer, requested_at });
+            self.add_newest(MaskRequest { original_mask: mask.clone(), mask, writer, requested_at });
         }
-        self.add(request);
+        self.add_newest(request);
         let excess = self.candidates.len().saturating_sub(EARLIER_REQUESTS);
         self.candidates.drain(..excess);
     }
@@ -253,7 +254,7 @@ impl MaskEntry {
         self.journaled_since.get_or_insert(now);
         self.is_unrecorded = false;
         self.refused_within = None;
-        self.add(MaskRequest { mask, original_mask, writer: MaskWriter::Warden, requested_at: now });
+        self.add_newest(MaskRequest { mask, original_mask, writer: MaskWriter::Warden, requested_at: now });
     }
 
     /// Marks the thread as journaled: the journal must now contain the original mask of the thread (the mask before
@@ -279,9 +280,11 @@ impl MaskEntry {
         self.journaled_since = None;
     }
 
-    /// Adds the newest candidate. An equal candidate stays in the list, so that `cancel_intended_request`
-    /// does not remove both. Of the other equal ones the last stays, with the time of the first: a child may be as old.
-    fn add(&mut self, request: MaskRequest) {
+    /// Adds `request` to the candidates (the requests that may be the last one for the thread), as the newest. Of
+    /// equal candidates, only the last stays. If pjw made them, it gets the time of the first: a child may have
+    /// inherited that one. A candidate that is equal to `request` stays, so that `cancel_intended_request` does not
+    /// remove both.
+    fn add_newest(&mut self, request: MaskRequest) {
         let known = core::mem::take(&mut self.candidates);
         let is_last = |index: usize| known.iter().skip(index + 1).all(|later| !is_same(later, &known[index]));
         let first_time = |last: &MaskRequest| {
@@ -442,10 +445,11 @@ impl MaskEntry {
         self.is_writer_certain = true;
     }
 
-    /// Corrects mask requests that this entry attributes to the program although the kernel set the masks. `is_kernels`
-    /// returns whether the kernel may have set a given mask that a scan first read at a given time (in ns since boot).
-    /// `machine` has every PU (logical CPU) of the machine. When the job is released, pjw then restores the mask of the
-    /// program's last own request.
+    /// Corrects mask requests that this entry attributes to the program although the kernel set the masks. When the
+    /// job is released, pjw then restores the mask of the program's last own request. `is_kernels` returns whether
+    /// the kernel may have set a given mask that a scan first read at a given time (in ns since boot). `machine` has
+    /// every PU (logical CPU) of the machine. Does nothing if it is certain that the program requested the present
+    /// mask.
     pub(crate) fn attribute_to_kernel(
         &mut self,
         machine: &CpuSet,

@@ -5,7 +5,8 @@ use core::time::Duration;
 use crate::basics::{CpuSet, Nanos};
 use crate::state::demand::ThreadDemand;
 
-/// The time after which a lift is judged: the smoothed demand then has no reading from before the lift.
+/// The time after a lift at which pjw judges whether the lift helped. By then, the smoothed demand of the thread no
+/// longer contains readings from before the lift.
 const TRIAL: Duration = Duration::from_secs(10);
 /// The smallest share of waiting time before the lift, in permille, for which a lift is judged. A thread that waited
 /// less may have been moved to a core of its own, which the waiting time does not show.

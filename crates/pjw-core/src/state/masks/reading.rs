@@ -120,7 +120,8 @@ impl WardenState {
         })
     }
 
-    /// Returns the first mask entry of the thread `tid` of the process `member`.
+    /// Makes the first mask entry of the thread `tid` of the process `member`. The entry has the requests
+    /// (sched_setaffinity(2)) that may have set the present mask, and the mask that pjw restores later.
     ///
     /// - `ended` has the threads of the process that have ended since the last scan. One of them may have created the
     ///   thread.
@@ -190,9 +191,11 @@ impl WardenState {
         Some(inherited.unwrap_or_else(|| MaskEntry::from_first_reading(seen, &limits, now)))
     }
 
-    /// The requests with one of which a process began. If no fork event names them: those of the parent's threads that
-    /// a child inherits if it is born in the interval `birth`. Except requests of the program that are older than the
-    /// first reading: the child may be even older.
+    /// Returns the mask requests from one of which the process `member` inherited its mask. If a fork event has told
+    /// these requests, returns them. Otherwise, returns the requests for the threads of the parent that were in force
+    /// in the interval `birth`, in which the process began. Leaves out requests of the program that are older than
+    /// the first reading of the parent, because the child may be even older. Empty if pjw neither sets nor restores
+    /// the masks of the parent.
     fn parents_requests(&self, member: &Member, birth: BirthTime) -> Vec<MaskRequest> {
         let known =
             self.lineage.descendant(member.id.pid).filter(|known| !known.inherited_mask_requests.is_empty());
@@ -205,12 +208,19 @@ impl WardenState {
         requests.filter(|request| !request.is_of_program_before_first_reading()).cloned().collect()
     }
 
-    /// Returns the mask requests that a thread of `member` may have inherited from another process of the same job, if
-    /// no fork event named its creator. These are the requests of pjw and of the kernel for the threads of such
-    /// processes at the time `birth`, and the grant, if the job had it then. For the first thread (`is_first`), also a
-    /// request from a released job. Empty for the first thread of a registered process, which may have had such a mask
-    /// before, and for the first thread of a process whose descent is known. Empty for a process that was not new when
-    /// it joined: it may have got such a mask from a release.
+    /// Returns the mask requests that a thread of `member` may have inherited from another process of the same job.
+    /// Used if no fork event named the creator of the thread. `birth` is the interval in which the thread began. The
+    /// result has:
+    ///
+    /// - the grant of the job (the PUs that the job holds), if the job had it then,
+    /// - for the first thread of the process (`is_first`): a request of a released job that explains the mask,
+    /// - the requests of pjw and of the kernel that were in force for threads of the other processes.
+    ///
+    /// The result is empty in each of these cases:
+    ///
+    /// - The process was not new when it joined the job: a release of another job may have given it such a mask.
+    /// - `is_first` is true and the process was registered by a command: it may have had such a mask before.
+    /// - `is_first` is true and fork events have told from which process it descends.
     fn requests_of_job(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
         // A child of a process whose masks were unread at the fork has a known descent, but no known requests. Unless
         // that process turned out to have no mask of pjw.

@@ -99,8 +99,9 @@ impl WardenState {
         })
     }
 
-    /// Sets the time of the last pending restore to `now` (in ns since boot) for each released job of which pjw is
-    /// still restoring the original masks of processes. Also for each released job for which no such time is known.
+    /// Records for released jobs that restores of original masks are not complete at the time `now`, in ns since
+    /// boot. Sets the time of the last pending restore to `now` for each released job whose processes pjw is still
+    /// restoring. Also sets the time for a released job for which none is known.
     pub(crate) fn record_ongoing_restores(&mut self, now: Nanos) {
         for released in self.released_masks.values_mut() {
             let mut processes_to_restore = self.processes_to_restore.values();

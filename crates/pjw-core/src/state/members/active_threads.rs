@@ -10,10 +10,11 @@ use crate::basics::{Nanos, Tid, prelude::*};
 /// The minimum number of threads of a process for which a scan may read only the active threads. A thread is active if
 /// it recently ran or waited for a PU (logical CPU). If a process has fewer threads, every scan reads all of them.
 pub const MIN_THREADS_FOR_PARTIAL_READING: usize = 256;
-/// The smallest number of threads for each active thread with which only the active threads are read. With fewer
-/// threads for each active thread, all threads are read.
+/// A scan may read only the active threads of a process if the process has at least this many threads for each active
+/// one.
 const MIN_THREADS_PER_ACTIVE: usize = 16;
-/// After each this many readings of all threads with the same active threads, fewer scans read all threads.
+/// The number of successive readings of all threads with the same active threads, after which such readings become
+/// half as frequent ([`MAX_SCANS_PER_FULL_READING`] is the limit).
 const READINGS_PER_STEP: u32 = 4;
 /// At least every fourth scan of a process reads all threads of the process. If the process has many threads, the scans
 /// in between (at most three) may read only the active threads. A thread is active if it recently ran or waited for a

@@ -23,7 +23,7 @@ pub(crate) use processes::is_same_start;
 use processes::{ExitTimes, LateTime, MAX_ROUNDING_NS, OutsideParent, may_have_started_after};
 use table::ProcessTable;
 
-/// The scan that last read a process, and the end of the process, are known to about this time, in ns.
+/// The possible error, in ns, of the known time between the last reading of a process and its end.
 const UNREAD_MARGIN_NS: u64 = 500_000_000;
 
 /// While processes of a job end and the job goes on, the peak memory use of its cgroup is read at most once in this
@@ -367,12 +367,12 @@ impl UsageState {
                 open.add_cpu(process.total_ns());
             }
             let before = self.processes.insert(id.pid, process);
-            self.note_parent(id.pid, before.map(|process| process.parent), parent);
+            self.record_parent(id.pid, before.map(|process| process.parent), parent);
             return;
         };
         let before = core::mem::replace(&mut known.parent, parent);
         open.add_cpu(known.read(times, now));
-        self.note_parent(id.pid, Some(before), parent);
+        self.record_parent(id.pid, Some(before), parent);
     }
 
     /// Stores in the record of the process `pid` of a job the CPU time that the parent of the process has got so far
@@ -385,8 +385,9 @@ impl UsageState {
         }
     }
 
-    /// Lists a child under its parent, and no longer under the parent that it had before.
-    fn note_parent(&mut self, child: Pid, before: Option<Pid>, parent: Pid) {
+    /// Records that `parent` is the parent of the process `child`. `before` is the parent that was recorded earlier,
+    /// `None` if there was none: `child` is removed from its children.
+    fn record_parent(&mut self, child: Pid, before: Option<Pid>, parent: Pid) {
         if before == Some(parent) {
             return;
         }
@@ -397,10 +398,15 @@ impl UsageState {
         }
     }
 
-    /// Records that a scan found that the process `pid` of a job has ended. `times` are its last CPU times, if the
-    /// process is still a zombie. The kernel adds these times to the parent when the parent waits for the process
-    /// (wait4(2)). `idle_until` is the time until which the process was certainly idle, `None` if it was not idle.
-    /// `now` is the present time. Both are in ns since boot.
+    /// Records that a scan found that the process `pid` of a job has ended.
+    ///
+    /// - `times` are its last CPU times, if the process is still a zombie. The kernel adds these times to the parent
+    ///   when the parent waits for the process (wait4(2)).
+    /// - `idle_until` is the last time at which a scan saw that the process had not run, in ns since boot. `None` if
+    ///   there is no such time.
+    /// - `now` is the present time, in ns since boot.
+    ///
+    /// Has no effect if pjw has not read the process as a process of a job.
     pub(crate) fn record_process_end(
         &mut self,
         pid: Pid,
@@ -435,9 +441,9 @@ impl UsageState {
     /// jobs. `now` is the present time, in ns since boot.
     ///
     /// If a child has ended and its last CPU times are unknown, the CPU times of the parent show the missing CPU time
-    /// of the child. The missing time is added to the job of the child, unless the PUs of the job could not run that
-    /// much since the child was last read or certainly idle: it then comes from other children. `usable_pus` returns
-    /// the number of PUs on which the processes of a job can run now.
+    /// of the child. This time is added to the job of the child. Except if it is more than the PUs of the job could
+    /// run since pjw last read the child or saw it idle: then it comes from other children. `usable_pus` returns the
+    /// number of PUs on which the processes of a job can run now.
     pub(crate) fn record_outside_parent_times(
         &mut self,
         pid: Pid,

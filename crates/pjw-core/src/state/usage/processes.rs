@@ -139,7 +139,7 @@ pub(super) struct LateTime {
 /// The maximum rounding error, in ns, of the growth of a CPU time that is the sum of user time and system time. The
 /// kernel reports each of the two in ticks of 10 ms, rounded down.
 pub(super) const MAX_ROUNDING_NS: i64 = 20_000_000;
-/// The end of a child is known at the latest this long after it, in ns: the daemon may be behind on a busy machine.
+/// The longest time, in ns, after which the end of a child is found: the daemon may be behind on a busy machine.
 const MARK_INTERVAL_NS: u64 = 2_000_000_000;
 
 impl OutsideParent {
@@ -172,8 +172,8 @@ impl OutsideParent {
     /// Records that the child `child` of the parent has ended.
     ///
     /// - `is_unread` is true if the last CPU times of the child are unknown.
-    /// - `idle_until` is the time until which the child was certainly idle, in ns since boot. `None` if it was not
-    ///   idle.
+    /// - `idle_until` is the last time at which a scan saw that the child had not run, in ns since boot. `None` if
+    ///   there is no such time.
     pub(super) fn end_child(&mut self, child: ProcessUsage, is_unread: bool, idle_until: Option<Nanos>) {
         let pending_ns = self.ended.as_ref().map(|ended| ended.before_ns);
         let unread_since = child.read_at.max(idle_until.unwrap_or_default());
@@ -228,8 +228,10 @@ impl OutsideParent {
         }
     }
 
-    /// Stores the CPU times `times` of the parent, as read at the time `now` (in ns since boot). If they show the
-    /// missing CPU time of an ended child whose last CPU times are unknown, returns this time.
+    /// Stores the CPU times `times` of the parent, as read at the time `now` (in ns since boot). A child may have
+    /// ended whose last CPU times are unknown. When the parent has waited for this child (wait4(2)), the times of the
+    /// parent contain the missing CPU time of the child. The function then returns the missing time. Returns `None`
+    /// if no such time was found, or if no job can get it.
     pub(super) fn read(&mut self, times: &ProcessCpuTimes, now: Nanos) -> Option<LateTime> {
         self.children_ns = self.children_ns.max(times.children_ns);
         let other_ns = self.other_children_ns();

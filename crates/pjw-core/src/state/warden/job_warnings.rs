@@ -15,7 +15,8 @@ impl WardenState {
         self.warning_list.update(strays, others, of_jobs)
     }
 
-    /// Replaces the warning about the unassigned processes of the user `user`. `None` if there is none now.
+    /// Replaces the warning about the processes of the user `user` that belong to no job. If `warning` is `None`,
+    /// removes the warning.
     pub(crate) fn set_stray_warning(&mut self, user: Uid, warning: Option<Warning>) {
         if self.stray_warnings.get(&user).map(|known| &**known) == warning.as_ref() {
             return;
@@ -33,9 +34,13 @@ impl WardenState {
         self.warnings.iter().filter(move |(_, known)| known.iter().any(has_code)).map(|(id, _)| id.clone())
     }
 
-    /// Replaces the warnings about jobs by `new`, the warnings of this decision. A job in `planned` has only these. For
-    /// any other job, a new warning replaces the earlier one with the same code, and the job keeps the others. Must be
-    /// called while [`WardenState::dirty`] still names the jobs that this decision removed.
+    /// Replaces the warnings about jobs by `new`, the warnings of this decision of the daemon.
+    ///
+    /// - A job in `planned` (the jobs about which this decision was made) keeps no earlier warning.
+    /// - For any other job, a new warning replaces the earlier one with the same code. The job keeps its other
+    ///   warnings.
+    ///
+    /// Must be called while [`WardenState::dirty`] still has the jobs that this decision removed.
     pub(crate) fn update_job_warnings(
         &mut self,
         planned: &BTreeSet<JobId>,

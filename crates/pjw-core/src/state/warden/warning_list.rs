@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use crate::basics::prelude::*;
 use crate::terms::Warning;
 
-/// The warnings of the last decision.
+/// The list of all warnings of the last decision of the daemon.
 #[derive(Debug, Clone, Default)]
 pub(super) struct WarningList {
     all: Arc<[Arc<Warning>]>,
@@ -21,9 +21,12 @@ impl WarningList {
         self.is_outdated = true;
     }
 
-    /// Returns the list of all warnings: `strays` about the unassigned processes of users, `others`, and `of_jobs`. If
-    /// `others` are the same as in the last call, and [`WarningList::mark_outdated`] was not called since, returns the
-    /// same list.
+    /// Returns the list of all warnings. Makes a new list only if `others` differs from the last call, or if
+    /// [`WarningList::mark_outdated`] was called since. Otherwise, returns the same list as in the last call.
+    ///
+    /// - `strays` has the warnings about the processes of users that belong to no job.
+    /// - `of_jobs` has the warnings about jobs.
+    /// - `others` has all other warnings.
     pub(super) fn update<'a>(
         &mut self,
         strays: impl Iterator<Item = &'a Arc<Warning>>,

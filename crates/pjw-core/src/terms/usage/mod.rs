@@ -252,9 +252,9 @@ impl JobUsage {
     }
 }
 
-/// Returns whether clearly more threads wanted to run in a sample than the job had PUs. `cpu_ns` is the CPU time in the
-/// sample that the PUs of the job can have given, and `is_slowed` says whether threads waited beside idle PUs of the
-/// job.
+/// Returns whether clearly more threads wanted to run than the job had PUs, in the time of `sample`. `cpu_ns` is the
+/// CPU time in the sample, but at most the time that the PUs of the job can give. `is_slowed` says whether threads
+/// waited beside idle PUs of the job.
 fn is_crowded(sample: &UsageSample, cpu_ns: u64, is_slowed: bool) -> bool {
     let UsageSample { length_ns, wait_ns, pus, hot_threads, .. } = *sample;
     let capacity_ns = u64::from(pus).saturating_mul(length_ns);

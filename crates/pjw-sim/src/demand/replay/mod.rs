@@ -28,9 +28,11 @@ use super::curve::{CurveOwner, DemandCurve, DemandPoint};
 
 /// The time between two decisions about lending: the daemon's interval while a core is lent.
 const STEP: Duration = Duration::from_millis(10);
-/// The length of a sample of a demand that lasts: the average over 100 ms is then that of the sample.
+/// The length of the sample by which the daemon gets to know a demand. The sample is much longer than the 100 ms over
+/// which the daemon averages, so that the average is the demand.
 const LASTING: Duration = Duration::from_secs(100);
-/// The source of the job that wants every core. So it can have the name of an owner.
+/// The source of the besteffort job, which wants every core. No owner has this source, so the names of owners can't
+/// clash with the name of this job.
 const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
 
 /// The options of a replay of a curve of CPU demand: the PUs (logical CPUs) that are reserved for the system, and the
@@ -247,9 +249,9 @@ impl Machine {
         would_change_loans(&self.state, &self.policy, nanos(now))
     }
 
-    /// Returns the first time after `now` and before `end`, in steps of [`STEP`], at which cores are to be lent or
-    /// taken back. `None` if there is no such time. While the demand stays the same, what is due at one time is due at
-    /// each later time. So the time is searched by bisection.
+    /// Returns the first time after `now` and before `end`, in steps of [`STEP`], at which the daemon would lend
+    /// cores or take them back. Returns `None` if there is no such time. The demand must not change in this interval:
+    /// a change of loans that is due at one time is then due at each later time. So the time is found by bisection.
     fn next_decision(&self, now: Duration, end: Duration) -> Option<Duration> {
         let is_due = |steps: u32| self.would_change_loans(now + STEP * steps);
         let steps = (end - now).as_nanos().saturating_sub(1) / STEP.as_nanos();
@@ -279,9 +281,10 @@ impl Machine {
         }
     }
 
-    /// Adds to `result` the core time of `period`, in which nothing changes. For each owner, adds the time of the cores
-    /// that are lent, and of the cores that it uses according to `point`. For the besteffort job, adds the time of the
-    /// free cores, and of the lent cores that the owners do not use.
+    /// Adds to `result` the core time of the time `period`, in which nothing changes. Core time is a number of cores
+    /// multiplied by a time. For each owner, adds the time of its lent cores, and of the cores that it uses according
+    /// to `point`. For the besteffort job, adds the time of the free cores, and of the lent cores that the owners do
+    /// not use.
     fn add_core_time(&self, point: &DemandPoint, period: Duration, result: &mut DemandReplayResult) {
         let seconds = period.as_secs_f64();
         let free = self.state.topology.whole_core_count(&self.state.pool.free_cpus());
