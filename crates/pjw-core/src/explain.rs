@@ -75,6 +75,8 @@ pub fn held_cpus(job: &Job) -> CpuSet {
     grant.map(|grant| grant.cpus.clone()).unwrap_or_default()
 }
 
+/// Returns the sentence about the PUs in `grant`, the grant of `job`: whether the job owns or borrows them, and who
+/// granted them.
 fn grant_text(job: &Job, grant: &Grant) -> String {
     let (id, cpus) = (&job.id, cpus_text(&grant.cpus));
     match (grant.ownership, grant.granted_by) {
@@ -386,8 +388,9 @@ pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &Mem
     format!("{wants} and floats over {}{moved}{lifted}", cpus_text(target))
 }
 
-/// Returns the end of a sentence about a thread whose own binding pjw lifted: why pjw lifted the binding, or that pjw
-/// restored the binding because other CPUs did not help.
+/// Returns the end of a sentence about a thread whose own binding pjw lifted: pjw let the thread run on other PUs of
+/// the job than those to which the program had bound it. The text says why pjw lifted the binding. If pjw restored
+/// the binding, because other PUs did not help, the text says so.
 fn lifted_text(binding: &LiftedBinding) -> String {
     let own = cpus_text(&binding.mask);
     match binding.reason {

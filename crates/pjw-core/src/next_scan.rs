@@ -11,8 +11,9 @@ use crate::terms::{CpusetAction, CpusetChange, CpusetOutcome, Plan, Record, Scan
 ///
 /// - the processes of jobs whose threads are not known yet,
 /// - the processes whose threads, masks or cgroups `plan` changes, to verify the change and to find new children,
-/// - the cgroups of jobs that no scan has read yet,
-/// - the processes whose affinity masks may be of unknown origin, if pjw searches for such processes.
+/// - the cgroups that `plan` changes, and the cgroups of jobs that no scan has read yet,
+/// - the processes whose affinity masks an earlier run of the daemon may have set, if pjw searches for such
+///   processes.
 ///
 /// `full` says whether this cycle has read every process. `records` has the journal records of this cycle.
 pub(crate) fn next_scan(

@@ -192,8 +192,9 @@ impl SimMachineInterface {
     }
 }
 
-/// Returns the process `pid` as a scan reads it, with its threads if `with_threads` is true, and with its attributes if
-/// they changed since the last reading. `None` if the process has ended.
+/// Returns the process `pid` as a scan reads it. The result has the threads if `with_threads` is true. It has the
+/// attributes (cgroups, environment and command line) if they changed since the last reading. Returns `None` if the
+/// process has ended.
 fn read_process(world: &mut SimMachine, pid: Pid, with_threads: bool) -> Option<Process> {
     let found = world.processes.get_mut(&pid)?;
     let attributes_changed = std::mem::replace(&mut found.attributes_changed, false);

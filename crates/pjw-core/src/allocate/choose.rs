@@ -184,9 +184,10 @@ impl<'a> Allocator<'a> {
         count_to_cover(sizes, units).saturating_add(missing)
     }
 
-    /// Returns the largest number of available cores in one domain (L3 cache, NUMA node or package) of the level
-    /// `level`. Counts PUs (logical CPUs) instead if single PUs are given out. If the machine lacks `level`, uses the
-    /// next larger level. If the machine lacks all larger levels too, returns the number on the whole machine.
+    /// Returns the largest number of available cores in one domain of the level `level`. A domain is an L3 cache, a
+    /// NUMA node or a package. Counts PUs (logical CPUs) instead if single PUs are given out. If the machine lacks
+    /// `level`, uses the next larger level. If the machine lacks all larger levels too, returns the number on the
+    /// whole machine.
     pub(super) fn largest_in_one_domain(&self, level: TopologyLevel) -> u32 {
         let larger = [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package]
             .into_iter()
@@ -253,11 +254,14 @@ impl<'a> Allocator<'a> {
         Some(self.trim_to_request(chain(held, added), n, reason, kind))
     }
 
-    /// Makes the choice from the cores in `chosen`, without the cores that a request for `n` units does not need. A
-    /// unit is a core or a PU (logical CPU). Cores at the beginning of the list are dropped first. Cores that the job
-    /// already holds are dropped only if `reason` is [`ChoiceReason::Shrunk`]. If single PUs are given out, all PUs
-    /// after the first `n` are dropped too. `kind` is the only kind of core (CPU core type) that was considered.
-    /// `None` if all kinds were considered.
+    /// Makes the choice from the cores in `chosen`, and drops the cores that are not needed. The request is for `n`
+    /// units (cores or logical CPUs).
+    ///
+    /// - Cores at the beginning of the list are dropped first.
+    /// - Cores that the job already holds are dropped only if `reason` is [`ChoiceReason::Shrunk`].
+    /// - If single PUs are given out, all PUs after the first `n` are dropped too.
+    ///
+    /// `kind` is the only kind of core (CPU core type) that was considered. `None` if all kinds were considered.
     fn trim_to_request(
         &self,
         mut chosen: Vec<&FreeCore>,

@@ -168,9 +168,9 @@ fn combine_frontiers(one: &[Solution], other: &[Solution], n: u32) -> Vec<Soluti
 }
 
 impl<'s> Part<'s> {
-    /// Adds to `shares` the cores from which the units of a solution are to be chosen, with the number of these
-    /// units. A solution is a choice of domains. `at` is the index of the solution in `frontier`. Adds nothing for a
-    /// solution without units.
+    /// Adds to `shares` the cores of the domains in a solution (a choice of domains). Each share has the number of
+    /// units (cores or logical CPUs) that are to be chosen from its cores. `at` is the index of the solution in
+    /// `frontier`. Adds nothing for a solution without units.
     fn add_shares(&self, at: usize, shares: &mut Vec<CoreShare<'s>>) {
         match &self.inside {
             _ if self.frontier[at].units == 0 => {}

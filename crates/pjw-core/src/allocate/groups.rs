@@ -42,8 +42,8 @@ pub(super) fn split_at_groups<'s>(
     (first, others)
 }
 
-/// Whether a request for `n` units (cores or PUs) needs all of `free_cores`. A request for PUs that gets whole cores may
-/// get more PUs than it asks for: 7 PUs are 4 cores of 2 PUs.
+/// Whether a request for `n` units (cores or PUs) needs all of `free_cores`. A request for PUs that gets whole cores
+/// may get more PUs than it asks for: 7 PUs are 4 cores of 2 PUs.
 fn fits(free_cores: &[&FreeCore], n: u32, unit: AllocationUnit) -> bool {
     let surplus = total_units(free_cores).saturating_sub(n);
     let smallest = free_cores.iter().map(|free_core| free_core.size).min().unwrap_or(0);

@@ -27,9 +27,9 @@ pub(super) fn prefer_core_kind(
     }
 }
 
-/// Chooses the cores of the fastest kind (CPU core type) in `free_cores` that has `n` units (cores or logical CPUs).
-/// Returns the kind and its cores. If no kind has `n` units, returns `None` and all cores. One kind is better, because
-/// a job on cores of two kinds runs at the speed of the slower kind.
+/// Chooses the cores of the fastest kind (CPU core type) that has enough cores in `free_cores`. The kind must have
+/// `n` units (cores or logical CPUs). Returns the kind and its cores. If no kind has `n` units, returns `None` and
+/// all cores. One kind is better, because a job on cores of two kinds runs at the speed of the slower kind.
 pub(super) fn fastest_sufficient_kind(free_cores: Vec<&FreeCore>, n: u32) -> (Option<u32>, Vec<&FreeCore>) {
     let mut units: BTreeMap<u32, u32> = BTreeMap::new();
     for free_core in &free_cores {

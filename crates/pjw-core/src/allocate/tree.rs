@@ -10,8 +10,7 @@ use crate::machine::Topology;
 /// The PUs (logical CPUs) of one core that are available for a request.
 pub(super) type CorePus = SmallVec<[Pu; 4]>;
 
-/// The way in which the allocator counts and gives out PUs (logical CPUs): counts cores and gives out whole cores,
-/// counts PUs and gives out whole cores, or counts PUs and gives out single PUs.
+/// The way in which the allocator counts and gives out PUs (logical CPUs).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AllocationUnit {
     /// Whole cores with any number of PUs.
@@ -119,8 +118,8 @@ fn runs<'a, 's>(free_cores: &'a [&'s FreeCore], depth: usize) -> impl Iterator<I
     free_cores.chunk_by(move |one, other| one.groups[depth] == other.groups[depth])
 }
 
-/// Returns how many cores a job would use only in part if it got `n` PUs (logical CPUs) of `hole`. `hole` has the
-/// available cores of one domain (L3 cache, NUMA node or package). The job would get whole cores first.
+/// Returns how many cores a job would use only in part. The job would get `n` PUs (logical CPUs) of `hole`, whole
+/// cores first. `hole` has the available cores of one domain (L3 cache, NUMA node or package).
 pub(super) fn count_split_cores(hole: &[&FreeCore], n: u32) -> u32 {
     let (mut wholes, mut parts) = (Vec::new(), Vec::new());
     for free_core in hole {

@@ -116,7 +116,8 @@ fn check_process_is_movable(
     is_system_process.then(|| Violation::ProcessNotMovable { job: action.job.clone(), process })
 }
 
-/// Returns a violation for each process that `action` moves into a cpuset and that is not a member of the job `job`.
+/// Returns a violation for each process that `action` moves into a cpuset and that is not a member of its job.
+/// `action` is a change of a cpuset of the job `job`.
 fn check_moved_are_members(state: &WardenState, job: &JobId, action: &CpusetAction) -> Vec<Violation> {
     let processes = match &action.change {
         CpusetChange::Create { initial_processes, .. } => initial_processes.clone(),

@@ -112,7 +112,7 @@ impl GrantAudit {
         self.of_machine.iter().chain(self.of_pus.values()).chain(&self.of_borrowers).chain(of_jobs)
     }
 
-    /// Reads the present holder of each PU from the pool (the list of all PUs with their holders), and stores the
+    /// Stores the present holder of each PU. The pool (the list of all PUs with their holders) has the present
     /// holders. `concerned` has the jobs to check. Returns the PUs that these jobs hold, and the PUs that have
     /// another holder than before. Adds to `concerned` the jobs that lost a PU.
     fn read_pool(&mut self, state: &WardenState, concerned: &mut BTreeSet<JobId>) -> CpuSet {
@@ -154,8 +154,8 @@ impl GrantAudit {
         changed_pus
     }
 
-    /// Reads the present grant of the job `id` (the PUs that the job holds), and stores it with the owners of its
-    /// PUs. Returns the PUs of the former and of the present grant. A job that was removed has no present grant.
+    /// Stores the present grant of the job `id` (the PUs that the job holds), and the owners of its PUs. Returns the
+    /// PUs of the former and of the present grant. A job that was removed has no present grant.
     fn read_grant(&mut self, state: &WardenState, id: &JobId) -> CpuSet {
         let before = self.grants.remove(id).unwrap_or_default();
         if !before.shared {
@@ -183,10 +183,11 @@ impl GrantAudit {
         changed_pus
     }
 
-    /// Checks the entries of the pool (the list of all PUs with their holders), and replaces the stored violations.
-    /// The pool must have an entry for each PU of the machine and no other entry. Each job that holds a PU must
-    /// exist. Holders are checked only for the PUs in `changed_pus`. Each borrower (a job that uses a core that
-    /// another job leaves idle) must exist too.
+    /// Checks the pool (the list of all PUs with their holders), and replaces the stored violations.
+    ///
+    /// - The pool must have an entry for each PU of the machine and no other entry.
+    /// - Each job that holds a PU must exist. This is checked only for the PUs in `changed_pus`.
+    /// - Each borrower (a job that uses a core that another job leaves idle) must exist.
     fn check_pus(&mut self, state: &WardenState, changed_pus: &CpuSet) {
         let entries: CpuSet = self.holders.iter().map(|&(pu, _)| pu).collect();
         let cpus = entries.difference(&self.machine).union(&self.machine.difference(&entries));

@@ -86,8 +86,8 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
     found
 }
 
-/// Returns the problems of `action`, which restricts a thread to the grant of its job (the PUs that the job holds).
-/// The rules are:
+/// Returns the problems of `action`, which restricts a thread to the grant of its job. The grant has the PUs that the
+/// job holds. The rules are:
 ///
 /// - The thread belongs to a process of the job.
 /// - The new mask is not empty and lies inside the grant. It has one PU if the action pins the thread.

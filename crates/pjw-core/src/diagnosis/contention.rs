@@ -181,8 +181,9 @@ struct BoundThread<'a> {
     mask: CpuSet,
 }
 
-/// Returns the PUs on which hot threads ran last, and the hot threads that are bound to some of the online PUs. A
-/// thread that may run on all PUs of its job does not count as bound.
+/// Returns the PUs on which hot threads ran last, and the hot threads that are bound. A thread is hot if it ran or
+/// waited for a PU for most of the time between the two scans. A thread is bound if it may run only on some of the
+/// online PUs. Except if it may run on all PUs of its job.
 fn hot_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
     let mut used = CpuSet::new();
     let mut bound = Vec::new();
@@ -256,8 +257,9 @@ fn idle_cores(input: &DiagnosisInput, used: &CpuSet) -> CpuSet {
     cores.fold(CpuSet::new(), |idle, core| idle.union(&core.pus)).intersection(&input.online)
 }
 
-/// Returns the finding that the hot threads in `stack` are bound to the same PUs, while the PUs `idle` are idle. `on`
-/// and `cpus` are the PUs to which the threads are bound, as text and as a set.
+/// Returns the finding that hot threads are bound to the same PUs while other PUs are idle. `stack` has these
+/// threads, and `idle` has the idle PUs. `on` and `cpus` are the PUs to which the threads are bound, as text and as a
+/// set.
 fn stack_finding(
     input: &DiagnosisInput,
     (on, cpus): (&str, &CpuSet),
@@ -280,10 +282,12 @@ fn stack_finding(
         .with_cpus(cpus)
 }
 
-/// Returns the remedy for `stack`, hot threads that are bound to the same PUs while the PUs `idle` are idle. The
-/// remedy depends on whether pjwd itself will spread the threads. This is the case if pjwd enforces, and if each
-/// thread belongs to a job that holds idle PUs. But if all threads belong to one process, pjwd spreads them only if
-/// they inherited a mask inside one core: masks that a program chose for its own threads are kept.
+/// Returns the remedy for hot threads that are bound to the same PUs while other PUs are idle. `stack` has these
+/// threads, and `idle` has the idle PUs. The remedy depends on whether pjwd itself will spread the threads:
+///
+/// - pjwd spreads threads if it enforces, and if each thread belongs to a job that holds idle PUs.
+/// - If all threads belong to one process, pjwd spreads them only if they inherited a mask inside one core. Masks
+///   that a program chose for its own threads are kept.
 fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
     let has_warden = matches!(input.warden, DaemonStatus::Responsive { observes: false, .. });
     let mut jobs = input.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));

@@ -40,8 +40,8 @@ struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    /// Collects the PUs of each job that is restricted to some PUs, the jobs on each of these PUs, and the online PUs
-    /// of each NUMA node.
+    /// Collects the PUs of each job that is restricted to some PUs. Also collects the jobs on each of these PUs, and
+    /// the online PUs of each NUMA node.
     fn new(input: &'a DiagnosisInput) -> Self {
         let kept: Vec<_> =
             input.jobs.iter().filter_map(|job| Some((job, restricting_cpus(input, job)?))).collect();
@@ -71,8 +71,8 @@ fn restricting_cpus(input: &DiagnosisInput, job: &ObservedJob) -> Option<CpuSet>
     })
 }
 
-/// Returns the finding about jobs for which neither a request nor a grant says how many cores they should have. `None`
-/// if there are no such jobs.
+/// Returns the finding about jobs of which it is unknown how many cores they should have. Such a job has neither a
+/// request nor a grant. `None` if there are no such jobs.
 fn jobs_with_unknown_core_count(input: &DiagnosisInput) -> Option<Finding> {
     let jobs = input.job_ids(|job| job.requested.is_none() && job.grant.is_none());
     let first = jobs.first()?;
@@ -107,9 +107,9 @@ fn processes_outside_cgroup(job: &ObservedJob) -> Option<Finding> {
     Some(finding.with_jobs([&job.id]).with_pids(job.pids_outside_cgroup.iter().copied()))
 }
 
-/// Returns the finding about jobs whose cgroup, which a batch system made, has no cpuset because the cpuset controller
-/// is not enabled for it. `None` if there are no such jobs. The finding is a problem if this batch system is configured
-/// to use cpusets, else a note.
+/// Returns the finding about jobs whose cgroup, which a batch system made, has no cpuset. The cpuset controller is
+/// not enabled for such a cgroup. `None` if there are no such jobs. The finding is a problem if this batch system is
+/// configured to use cpusets, else a note.
 fn jobs_without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
     let bare = input.job_ids(|job| job.has_cpuset_controller == Some(false));
     let first = bare.first()?;

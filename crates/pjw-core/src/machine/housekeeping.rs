@@ -177,8 +177,8 @@ fn whole_cores(cpus: &CpuSet, topology: &Topology) -> Result<CpuSet, Housekeepin
     Ok(cpus.clone())
 }
 
-/// Returns the PUs of the first `cores` cores of each domain of the level `level`, or of all its cores if a domain has
-/// fewer. Returns an error if the machine has no such level.
+/// Returns the PUs of the first `cores` cores of each domain of the level `level`, such as each NUMA node. If a
+/// domain has fewer cores, returns all PUs of this domain. Returns an error if the machine has no such level.
 fn first_cores_of_each(
     cores: u32,
     level: TopologyLevel,

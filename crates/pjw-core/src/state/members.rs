@@ -56,8 +56,8 @@ pub struct Member {
 }
 
 impl Member {
-    /// Makes a member (a process of a job) without threads from its record in the journal (the file with which a
-    /// restarted daemon restores its state).
+    /// Makes a member (a process of a job) without threads from its record in the journal. The journal is the file
+    /// with which a restarted daemon restores its state.
     pub(crate) fn from_record(membership: JobMembership) -> Self {
         let JobMembership { process: id, job, evidence, inherited_mask, first_seen } = membership;
         Self {
@@ -120,8 +120,8 @@ impl Member {
         self.identified_threads().filter(|(_, thread)| thread.is_alive())
     }
 
-    /// Iterates over those threads in `tids` that have not exited, or over all threads that have not exited if `tids`
-    /// is `None`. Each item is the id of a thread and the facts about it.
+    /// Iterates over those threads in `tids` that have not exited. If `tids` is `None`, iterates over all threads
+    /// that have not exited. Each item is the id of a thread and the facts about it.
     pub(crate) fn living_threads_in(
         &self,
         tids: Option<&BTreeSet<Tid>>,

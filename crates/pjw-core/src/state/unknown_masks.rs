@@ -109,8 +109,9 @@ impl MasksOfUnknownOrigin {
         self.found.keys().copied()
     }
 
-    /// Updates the records of forked processes from the process events `events` of the kernel. A process that is forked
-    /// by a process with a mask of unknown origin may have inherited the mask.
+    /// Updates the records of forked processes from the process events `events` of the kernel. A child may have
+    /// inherited a mask of unknown origin (a mask that an earlier run of the daemon may have set) from its parent.
+    /// Does nothing if there are no such masks and no search for them.
     pub(crate) fn apply_events(&mut self, events: &[ProcessEvent]) {
         if self.found.is_empty() && self.inherited.is_empty() && !self.is_search_pending() {
             return;
@@ -158,9 +159,11 @@ impl MasksOfUnknownOrigin {
         self.forks_during_search.clear();
     }
 
-    /// Begins the search for affinity masks of unknown origin, if a search was requested. `members` returns the
-    /// processes that belong to jobs according to the journal. Returns the journal record about the begin of the
-    /// search. `None` if no search was requested, or if an earlier run of the daemon has already written this record.
+    /// Begins the search for affinity masks of unknown origin, if a search was requested. An earlier run of the
+    /// daemon may have set such masks. `members` returns the processes that belong to jobs according to the journal
+    /// (the file from which a restarted daemon restores its state). Returns the journal record about the beginning of
+    /// the search. Returns `None` if no search was requested, or if an earlier run of the daemon has already written
+    /// this record.
     pub(crate) fn begin_search(
         &mut self,
         members: impl FnOnce() -> BTreeSet<ProcessId>,
@@ -226,8 +229,9 @@ impl MasksOfUnknownOrigin {
         unread.into_iter().flatten().copied()
     }
 
-    /// Ends the search for affinity masks of unknown origin if scans have read all processes that it must read. Returns
-    /// the result of the search. `None` if the search does not end, or if no search is in progress.
+    /// Ends the search for affinity masks of unknown origin if scans have read all processes that it must read. An
+    /// earlier run of the daemon may have set such masks. Returns the result of the search. Returns `None` if the
+    /// search does not end, or if no search is in progress.
     pub(crate) fn end_search_if_complete(&mut self) -> Option<MaskSearchResult> {
         let chosen_at = match &self.search {
             Search::Running { choice: Some(choice), .. } if choice.unread.is_empty() => choice.chosen_at,
@@ -289,8 +293,9 @@ impl MasksOfUnknownOrigin {
         with_others.map(|(process, _)| process.pid)
     }
 
-    /// Changes the list of masks and the state of the search as the journal record `record` says. Called when pjw
-    /// writes the record, and when a restarted daemon reads it.
+    /// Changes the list of masks of unknown origin, and the state of the search for them, as `record` says. The
+    /// record is in the journal (the file from which a restarted daemon restores its state). Called when pjw writes
+    /// the record, and when a restarted daemon reads it.
     pub(crate) fn apply_record(&mut self, record: UnknownMaskRecord) {
         self.is_list_changed |=
             matches!(record, UnknownMaskRecord::Found { .. } | UnknownMaskRecord::Settled { .. });

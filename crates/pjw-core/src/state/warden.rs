@@ -219,8 +219,8 @@ impl WardenState {
         self.mask_limits(pid, Nanos(u64::MAX), true)
     }
 
-    /// Returns whether a cpuset of pjw may hide the original mask (the mask before pjw changed it) of the thread
-    /// `thread` of the process `pid`. True in each of these cases:
+    /// Returns whether a cpuset of pjw may hide the original mask of the thread `thread` of the process `pid`. The
+    /// original mask is the mask before pjw changed it. True in each of these cases:
     ///
     /// - pjw is moving the process into or out of a cpuset.
     /// - The process is in a cpuset of pjw that lacks PUs (logical CPUs) of the original mask, or that is to be
@@ -312,8 +312,8 @@ impl WardenState {
         ended.iter().for_each(|id| drop(self.masks_from_journal.remove(id)));
     }
 
-    /// Returns the thread `id`, so that the caller can change its facts. `None` if pjw neither sets nor restores masks
-    /// of its process.
+    /// Returns the thread `id`, so that the caller can change what is known about it. Returns `None` if there is no
+    /// such thread, or if pjw neither sets nor restores the affinity masks of its process.
     pub(crate) fn thread_mut(&mut self, id: &ThreadId) -> Option<&mut MemberThread> {
         let pid = id.process.pid;
         let is_member = self.members.get(&pid).is_some_and(|member| member.id == id.process);

@@ -188,11 +188,14 @@ impl CgroupPlace {
     const ALL: [Self; 3] = [Self::Usual, Self::Partition, Self::Besteffort];
 }
 
-/// Returns the part of a unit name or directory name that stands for a job. A manual job is named by its id
-/// alone. Characters that systemd does not allow in a unit name are escaped as systemd-escape(1) does: `\xNN`, with the
-/// byte as two hexadecimal digits. The first byte is escaped too if the kernel has, or may have, a file of this name in
-/// every cgroup ([`is_cgroup_file`]). Nothing else makes a backslash, so replacing each `\xNN` by its byte gives the id
-/// back.
+/// Returns the part of a unit name or directory name that stands for the job `job`. This is the id of the job. A
+/// manual job (a job of `pjwctl`) is named without its source.
+///
+/// - Characters that systemd does not allow in a unit name are escaped as systemd-escape(1) does: `\xNN`, with the
+///   byte as two hexadecimal digits.
+/// - The first byte is also escaped if the kernel may have a file with this name in a cgroup ([`is_cgroup_file`]).
+///
+/// A backslash occurs only in such escapes, so the id can be restored from the name.
 fn directory_name(job: &JobId) -> String {
     let by_hand = job.source() == JobSource::Manual;
     let text = if by_hand { job.name().to_owned() } else { job.to_string() };
@@ -230,8 +233,8 @@ fn job_of_directory_name(name: &str) -> Option<JobId> {
     (directory_name(&job) == name).then_some(job)
 }
 
-/// Returns whether the kernel may have a file with the name `name` in a cgroup directory, so that no directory can have
-/// this name. Such a file is a v1 core file without a prefix, or its name begins with a controller and a dot
+/// Returns whether the kernel may have a file with the name `name` in a cgroup directory. No cgroup can have such a
+/// name. The name is one of the v1 core files without a prefix, or begins with a controller and a dot
 /// (`cgroup1_base_files` and `cgroup_file_name` in kernel/cgroup, Linux 6.18).
 fn is_cgroup_file(name: &str) -> bool {
     const CORE_FILES: [&str; 3] = ["tasks", "notify_on_release", "release_agent"];

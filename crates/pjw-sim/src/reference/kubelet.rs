@@ -142,8 +142,8 @@ impl Taker {
         missing.into_iter().filter(|&(_, missing)| missing == 0).map(|(core, _)| core).collect()
     }
 
-    /// Returns the pairs of an outer domain and an inner domain that have free cells, in the order in which cells are
-    /// taken. The two levels are those of NUMA nodes and packages.
+    /// Returns the pairs of an outer domain and an inner domain that have free cells. The pairs are in the order in
+    /// which cells are taken. The two levels are those of NUMA nodes and packages.
     fn domain_pairs(&self) -> Vec<(Domain, Domain)> {
         let outers = fewest_first(&self.free, |_| true, |cell| cell.location.domain_index(self.outer));
         let inners = |outer: Domain| {

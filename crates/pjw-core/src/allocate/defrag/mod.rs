@@ -230,8 +230,8 @@ impl<'a> Search<'a> {
         DefragStep { job: job.id.clone(), offer, why }
     }
 
-    /// Returns a text for users that says what a move of a job from the PUs `from` to the PUs `to` improves. `after`
-    /// is the score after the move.
+    /// Returns a text for users that says what a move of a job improves. The job moves from the PUs `from` to the PUs
+    /// `to`. `after` is the score after the move.
     fn improvement_text(&self, from: &CpuSet, to: &CpuSet, after: &Score) -> String {
         fewer_domains_text(self.topology, from, to).unwrap_or_else(|| {
             let (before, after) = (self.score.1.0, after.1.0);
@@ -243,8 +243,8 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Returns one move for each job in `steps`, from its first to its last cores, in the order of the last steps of
-    /// the jobs. Leaves out a job that ends on the cores on which it began.
+    /// Returns one move for each job in `steps`, from its first to its last cores. The moves are in the order of the
+    /// last steps of the jobs. Leaves out a job that ends on the cores on which it began.
     fn moves(&self, steps: &[DefragStep]) -> Vec<JobMove> {
         let last_of_its_job =
             |index: usize| steps[index + 1..].iter().all(|later| later.job != steps[index].job);

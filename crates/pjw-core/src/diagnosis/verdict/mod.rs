@@ -195,8 +195,8 @@ fn oversubscribed_advice(report: &JobReport) -> String {
     )
 }
 
-/// Returns the advice for a job whose threads waited beside idle cores of the job, because their program or its
-/// launcher had bound them to other cores.
+/// Returns the advice for a job whose threads waited although cores of the job were idle. The program, or its
+/// launcher, had bound these threads to other cores.
 fn bound_advice(report: &JobReport) -> String {
     let usage = &report.usage;
     format!(

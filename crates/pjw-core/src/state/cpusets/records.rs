@@ -14,9 +14,9 @@ const MAX_TRIES: u32 = 4;
 const HISTORY_AFTER_REMOVAL: Nanos = Nanos(60_000_000_000);
 
 impl CpusetRegistry {
-    /// Changes the registry of cpusets as the record `record` of the journal (the file with which a restarted daemon
-    /// restores its state) says. Called when pjw writes the record, and when a restarted daemon reads it. `machine` has
-    /// every PU (logical CPU) of the machine. `at` is the time of the call, in ns since boot.
+    /// Changes the registry of cpusets as the record `record` says. The record is in the journal (the file with which
+    /// a restarted daemon restores its state). Called when pjw writes the record, and when a restarted daemon reads
+    /// it. `machine` has every PU (logical CPU) of the machine. `at` is the time of the call, in ns since boot.
     pub(crate) fn apply_record(&mut self, record: &CpusetRecord, machine: &CpuSet, at: Nanos) {
         match record {
             CpusetRecord::Created(job_cpuset) => {

@@ -61,9 +61,13 @@ pub struct Descendant {
 }
 
 impl Descendant {
-    /// Makes the record of a child of `ancestor`. `is_ancestor_member` is true if `ancestor` belongs to its job, and
-    /// false if pjw is restoring its original masks. `forked_at` is the time of the fork event, in ns since boot.
-    /// `requests` are the requests from which the child inherited its affinity mask.
+    /// Makes the record of a child of `ancestor`.
+    ///
+    /// - `is_ancestor_member` is true if `ancestor` belongs to its job. It is false if `ancestor` has left the job,
+    ///   and pjw is restoring its original masks (the masks before pjw changed them).
+    /// - `forked_at` is the time of the fork event, in ns since boot. `None` if there was no event.
+    /// - `requests` are the mask requests (sched_setaffinity(2)) from one of which the child inherited its affinity
+    ///   mask.
     fn from_ancestor(
         ancestor: &Member,
         is_ancestor_member: bool,
@@ -237,8 +241,8 @@ impl Lineage {
         self.of_unknown_descent.iter().copied()
     }
 
-    /// Updates the records after the exit event of the process `pid`. If pjw sets or restores the masks of the process
-    /// (`is_tracked`), the process is recorded as exited until a scan finds it gone.
+    /// Updates the records after the exit event of the process `pid`. `is_tracked` is true if pjw sets or restores
+    /// the affinity masks of the process. Such a process is recorded as exited until a scan finds that it has ended.
     fn record_exit(&mut self, pid: Pid, is_tracked: bool) {
         self.outside.remove(&pid);
         self.of_unknown_descent.remove(&pid);

@@ -17,9 +17,10 @@ use crate::terms::{MembershipEvidence, Observed};
 type CpusetList<'a> = SmallVec<[&'a CpuSet; 2]>;
 
 impl WardenState {
-    /// Returns the PUs (logical CPUs) to which the kernel has limited the affinity masks of the process `pid` since the
-    /// time `read_at` (in ns since boot): the PUs that are online and in the cpuset of the process. `persists` is false
-    /// for kernels before Linux 6.2, which do not keep the requested mask when these PUs change.
+    /// Returns the PUs (logical CPUs) to which the kernel has limited the affinity masks of the process `pid`. These
+    /// are the PUs that are online and in the cpuset of the process. The result has all such sets since the time
+    /// `read_at` (in ns since boot). `persists` is false for kernels before Linux 6.2, which do not keep the
+    /// requested mask when these PUs change.
     pub(crate) fn mask_limits(&self, pid: Pid, read_at: Nanos, persists: bool) -> MaskLimits {
         let known = self.processes.get(&pid);
         let moved =
@@ -57,8 +58,9 @@ impl WardenState {
         MaskLimits { possible_cpus, machine_cpus: machine, may_have_changed, kernel_may_have_reset_mask }
     }
 
-    /// Returns the PUs (logical CPUs) to which the kernel has limited the affinity masks of the new process `pid` since
-    /// its birth: the PUs that are online and in its cpuset.
+    /// Returns the PUs (logical CPUs) to which the kernel has limited the affinity masks of the new process `pid`.
+    /// These are the PUs that are online and in its cpuset. The result has all such sets since the birth of the
+    /// process.
     ///
     /// - `new` is the record of the fork, if the process descends from a process of a job.
     /// - `at` is the time of the birth, in ns since boot.
@@ -90,9 +92,9 @@ impl WardenState {
         written.chain(moved_at).chain(self.online.changed_at()).max()
     }
 
-    /// Returns the PUs that the nearest cpuset around the cgroup `cgroup` allowed since the time `read_at` (in ns since
-    /// boot). The first set is the present one. Also returns whether pjw changed the cpuset since then. If no cpuset
-    /// around the cgroup is known, returns all PUs of the machine.
+    /// Returns the PUs that the nearest cpuset at or above the cgroup `cgroup` allowed. The result has all such sets
+    /// since the time `read_at` (in ns since boot). Also returns whether pjw changed the cpuset since then. If no
+    /// cpuset is known, returns all PUs of the machine.
     fn cpusets_around(&self, cgroup: &str, read_at: Nanos) -> (CpusetList<'_>, bool) {
         for path in cgroup_and_ancestor_paths(cgroup) {
             let written = self.cpusets.cpu_history(path);

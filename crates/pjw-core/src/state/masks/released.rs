@@ -12,9 +12,9 @@ use crate::state::warden::WardenState;
 use crate::terms::{JobId, JobMembership, MembershipEvidence, Process, ReleasedJobMask, ReleasedJobMasks};
 
 impl WardenState {
-    /// Returns the affinity masks that pjw set for processes of the job `job`, which is released at the time `now` (in
-    /// ns since boot). Includes the masks of an earlier release of the job, if processes may still have them. `None` if
-    /// there are no such masks.
+    /// Returns the affinity masks that pjw set for processes of the job `job`. The job is released at the time `now`
+    /// (in ns since boot). Includes the masks of an earlier release of the job, if processes may still have them.
+    /// `None` if there are no such masks.
     pub(crate) fn masks_of_released_job(&self, job: &JobId, now: Nanos) -> Option<ReleasedJobMasks> {
         let earlier = self.released_masks.get(job).cloned();
         let new = || ReleasedJobMasks::new(job.clone(), now);
@@ -44,9 +44,9 @@ impl WardenState {
         (!released.masks.is_empty()).then_some(released)
     }
 
-    /// Returns the released job from which `process` probably inherited its affinity mask, and the request by which pjw
-    /// had set the mask. `job` restricts the result to this job. A released job matches if pjw had set exactly this
-    /// mask in the job, and the job had processes of the same user.
+    /// Returns the released job from which `process` probably inherited its affinity mask. Also returns the request
+    /// by which pjw had set the mask. A released job matches if pjw had set exactly this mask in the job, and the job
+    /// had processes of the same user. If `job` is `Some`, only this job can match.
     ///
     /// Returns `None` if no released job matches, or if the matching requests have different original masks. Always
     /// `None` for processes of root, because daemons of root set affinity masks themselves.
@@ -71,10 +71,14 @@ impl WardenState {
         self.released_requests_of(process).next().is_some()
     }
 
-    /// Iterates over the mask requests of released jobs from which `process` may have its affinity mask. The request
-    /// leads to exactly this mask, the released job had processes of the same user, and pjw set masks in this job
-    /// before the process started. Each item is the released job and the request. Yields nothing if the mask contains
-    /// all online PUs (logical CPUs).
+    /// Iterates over the mask requests of released jobs that may have set the affinity mask of `process`. Each item
+    /// is the released job and the request. A request is included if all of these conditions hold:
+    ///
+    /// - The request leads to exactly the mask of the first thread of the process.
+    /// - The released job had processes of the same user.
+    /// - pjw set masks in this job before the process started.
+    ///
+    /// Yields nothing if the mask contains all online PUs (logical CPUs).
     fn released_requests_of<'a>(
         &'a self,
         process: &'a Process,
@@ -99,9 +103,9 @@ impl WardenState {
         })
     }
 
-    /// Records for released jobs that restores of original masks are not complete at the time `now`, in ns since
-    /// boot. Sets the time of the last pending restore to `now` for each released job whose processes pjw is still
-    /// restoring. Also sets the time for a released job for which none is known.
+    /// Records which released jobs have pending restores of original masks at the time `now`, in ns since boot. Sets
+    /// the time of the last pending restore to `now` for each released job whose processes pjw is still restoring.
+    /// Also sets the time for a released job for which none is known.
     pub(crate) fn record_ongoing_restores(&mut self, now: Nanos) {
         for released in self.released_masks.values_mut() {
             let mut processes_to_restore = self.processes_to_restore.values();
@@ -138,8 +142,8 @@ impl WardenState {
         old.map(|released| &released.job).filter(|job| !is_unfinished(job)).cloned().collect()
     }
 
-    /// Iterates over the processes of released jobs that have their original masks again, but whose children may still
-    /// have a mask that pjw set for the job.
+    /// Iterates over processes of released jobs whose children may still have a mask that pjw set for the job. The
+    /// processes themselves have their original masks again.
     pub(crate) fn restored_potential_parents(&self) -> impl Iterator<Item = JobMembership> {
         let restored = self.lineage.descendants().filter(|(pid, descendant)| {
             self.released_masks.contains_key(&descendant.job) && self.tracked_process(*pid).is_none()

@@ -301,10 +301,10 @@ impl UsageState {
         self.children.get(&parent).into_iter().flatten().copied()
     }
 
-    /// Iterates over the pids of those children of the process `parent` for which `parent` may have waited (wait4(2))
-    /// since pjw last read `parent`. `times` are the present CPU times of `parent`. The kernel adds the CPU time of a
-    /// child to the parent's sum for ended children when the parent waits for the child. So a child is left out if its
-    /// CPU time is larger than the growth of this sum.
+    /// Iterates over the pids of the children of `parent` for which `parent` may have waited (wait4(2)) since the
+    /// last reading. `times` are the present CPU times of `parent`. The kernel adds the CPU time of a child to the
+    /// parent's sum for ended children when the parent waits for the child. So a child is left out if its CPU time is
+    /// larger than the growth of this sum.
     pub(crate) fn children_possibly_waited_for(
         &self,
         parent: Pid,
@@ -339,9 +339,9 @@ impl UsageState {
         self.processes.get(pid).is_some_and(|known| !is_same_start(times.start, known.start))
     }
 
-    /// Stores the CPU times `times` of the living process `id` of the job `job`, as read at the time `now` (in ns since
-    /// boot). Adds the CPU time since the last reading to the usage of the job. `parent` is the present parent of the
-    /// process.
+    /// Stores the CPU times `times` of the living process `id` of the job `job`. `now` is the time at which they were
+    /// read, in ns since boot. Adds the CPU time since the last reading to the usage of the job. `parent` is the
+    /// present parent of the process. Has no effect if pjw records no usage of the job.
     pub(crate) fn record_process_times(
         &mut self,
         job: &JobId,

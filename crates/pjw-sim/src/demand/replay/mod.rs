@@ -249,9 +249,10 @@ impl Machine {
         would_change_loans(&self.state, &self.policy, nanos(now))
     }
 
-    /// Returns the first time after `now` and before `end`, in steps of [`STEP`], at which the daemon would lend
-    /// cores or take them back. Returns `None` if there is no such time. The demand must not change in this interval:
-    /// a change of loans that is due at one time is then due at each later time. So the time is found by bisection.
+    /// Returns the first time at which the daemon would lend cores or take them back. The time is after `now` and
+    /// before `end`, in steps of [`STEP`]. Returns `None` if there is no such time. The demand must not change in
+    /// this interval: a change of loans that is due at one time is then due at each later time. So the time is found
+    /// by bisection.
     fn next_decision(&self, now: Duration, end: Duration) -> Option<Duration> {
         let is_due = |steps: u32| self.would_change_loans(now + STEP * steps);
         let steps = (end - now).as_nanos().saturating_sub(1) / STEP.as_nanos();
