@@ -16,19 +16,24 @@ use super::record::{parse_comm, u32_at, u64_at};
 use super::task::DrainedRequests;
 use crate::sys::affinity;
 
-/// The kernel function, and the name of the program.
+/// The kernel function whose calls the BPF program reports.
 const FUNCTION: &str = "sched_setaffinity";
+/// The name of the BPF program in the object file.
 const PROGRAM: &str = "asked";
-/// `max_entries` of the ring buffer. A machine with larger pages rounds it up; then more than one drain may
-/// be needed.
+/// The size of the ring buffer that is requested (`max_entries`), in bytes. On a machine with larger pages, the
+/// kernel makes it larger. Then one call of [`AffinityMonitor::drain_requests`] may leave records in it.
 const RING_BYTES: usize = 65_536;
-/// Size of the kernel's header before each record of the ring buffer.
+/// The size of the header that the kernel puts before each record of the ring buffer, in bytes.
 const RING_HEADER_BYTES: usize = 8;
 /// `offsetof(struct ask, mask)`.
 const HEADER_BYTES: usize = 48;
 
-/// `struct listening` of `tasks.bpf.c`: the process whose calls are excluded; whether, for the check, only
-/// its calls are reported; bytes of a mask; number of lost records.
+/// The settings and the loss count of the BPF program: `struct listening` of `tasks.bpf.c`. Its values are, by index:
+///
+/// - 0: The pid of this process. Its calls are not reported.
+/// - 1: 1 during the check after loading, in which only the calls of this process are reported. Otherwise 0.
+/// - 2: The size of an affinity mask, in bytes.
+/// - 3: The number of calls that were not reported because the ring buffer was full.
 type MonitorValue = [u64; 4];
 
 /// A BPF program in the kernel that reports the calls of sched_setaffinity(2) by other processes: the caller,

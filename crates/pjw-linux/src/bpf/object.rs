@@ -21,8 +21,9 @@ const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
 /// Attempts to load a program, as in libbpf.
 const LOAD_ATTEMPTS: usize = 5;
-/// The number of words at the beginning and at the end of a long error that are kept.
+/// The number of words that are kept at the beginning of a long error.
 const FIRST_WORDS: usize = 12;
+/// The number of words that are kept at the end of a long error.
 const LAST_WORDS: usize = 60;
 
 /// The facts about the running kernel that pjw needs to load its BPF programs: the type information of the kernel

@@ -14,15 +14,19 @@ pub(super) const MASK_BYTES: usize = 1024;
 /// `offsetof(struct record, mask)`.
 const HEADER_BYTES: usize = 120;
 
+/// Bit of the field `flags` of `struct record` in `tasks.bpf.c`: the task is a kernel thread.
 const IS_KERNEL_THREAD: u32 = 1;
+/// Bit of the same field: the record has the time for which the task waited for a PU.
 const HAS_WAIT: u32 = 2;
+/// Bit of the same field: the task belongs to a child of vfork(2).
 const IN_VFORK: u32 = 4;
 
-/// State letters in /proc by the highest set bit: `task_state_array` in `fs/proc/array.c`.
+/// The letters of the thread states in `/proc` (`task_state_array` in `fs/proc/array.c`). The index is the number of
+/// the highest bit that is set in the state, counted from 1. Index 0: no bit is set.
 const LETTERS: [char; 9] = ['R', 'S', 'D', 'T', 't', 'X', 'Z', 'P', 'I'];
 /// `TASK_REPORT` of `include/linux/sched.h`.
 const REPORTED: u32 = 0x7f;
-/// `TASK_IDLE`: uninterruptible without load.
+/// `TASK_IDLE`: an uninterruptible sleep that does not count as load.
 const IDLE: u32 = 0x402;
 /// `TASK_RTLOCK_WAIT` (5.16) and `TASK_FROZEN` (6.1), shown as uninterruptible. Unused before.
 const SHOWN_AS_UNINTERRUPTIBLE: u32 = 0x1000 | 0x8000;
@@ -68,7 +72,7 @@ fn parse_task(header: &[u8; HEADER_BYTES]) -> TaskRecord<'static> {
         pid: Pid(u32_at(header, 8)),
         stat: Stat {
             comm: parse_comm(&header[104..]),
-            state: letter(u32_at(header, 24), u32_at(header, 28)),
+            state: state_letter(u32_at(header, 24), u32_at(header, 28)),
             parent: Pid(u32_at(header, 12)),
             process_group: Pid(u32_at(header, 20)),
             session: Pid(u32_at(header, 16)),
@@ -101,8 +105,10 @@ pub(super) fn decode_mask(mask: &[u8], online: &[u64], words: &mut Vec<u64>) {
     }
 }
 
-/// The state letter, as `task_state_index` in `include/linux/sched.h` computes it.
-fn letter(state: u32, exit_state: u32) -> char {
+/// Returns the letter that `/proc` shows for a thread state, as `task_state_index` in `include/linux/sched.h`
+/// computes it. `state` and `exit_state` are the fields of the kernel's `task_struct`. Returns `?` for an unknown
+/// state.
+fn state_letter(state: u32, exit_state: u32) -> char {
     let shown = if state & SHOWN_AS_UNINTERRUPTIBLE != 0 {
         0x2
     } else if state & IDLE == IDLE {
@@ -199,7 +205,7 @@ mod tests {
             (0x1000, 0x0, 'D'), // waits for a lock, PREEMPT_RT
         ];
         for (state, exit_state, expected) in states {
-            assert_eq!(letter(state, exit_state), expected, "{state:#x} {exit_state:#x}");
+            assert_eq!(state_letter(state, exit_state), expected, "{state:#x} {exit_state:#x}");
         }
     }
 

@@ -16,11 +16,16 @@ use super::task::{MAX_SCANNED_PROCESSES, TaskRecord, TaskScanSummary, TaskScope}
 use super::{record, self_check};
 use crate::sys::online::OnlinePuReader;
 
-/// In bytes. Twice the kernel's buffer for an iterator.
+/// The size of the buffer for records, in bytes. Twice the size of the kernel's buffer for an iterator.
 const BUFFER_BYTES: usize = 65_536;
 
-/// `struct pass` of `tasks.bpf.c`: mode; bytes of a mask; number of reported tasks; number of skipped tasks;
-/// two keys.
+/// The settings and the counts of one task scan: `struct pass` of `tasks.bpf.c`. Its values are, by index:
+///
+/// - 0: 1 if only the threads of the watched processes are reported. 0 if the first thread of every other process is
+///   reported too.
+/// - 1: The size of an affinity mask, in bytes.
+/// - 2, 3: The number of reported tasks, and of skipped tasks.
+/// - 4, 5: Two random keys, from which the numbers of address spaces are computed.
 type PassValue = [u64; 6];
 
 /// The task scan: a BPF program that iterates over the threads of the machine, and reports their state as
@@ -175,7 +180,7 @@ fn iterator(program: &mut Ebpf) -> Result<&mut Iter, ProgramError> {
     program.program_mut("scan").ok_or(ProgramError::UnexpectedProgramType)?.try_into()
 }
 
-/// The set of watched processes in the kernel's map, with a copy.
+/// The processes of which the task scan reports all threads: the BPF map with their pids, and a copy of this map.
 #[derive(Debug)]
 struct Watched {
     map: HashMap<MapData, u32, u32>,
@@ -187,8 +192,8 @@ impl Watched {
         Self { map, pids: BTreeSet::new() }
     }
 
-    /// Makes the BPF map contain exactly the pids in `processes`: the processes of which the next scan reports the
-    /// threads. Writes only the entries that differ.
+    /// Sets the processes of which the next scan reports all threads: makes the BPF map contain exactly the pids in
+    /// `processes`. Writes only the entries that differ.
     ///
     /// # Errors
     /// If there are more than [`MAX_SCANNED_PROCESSES`] pids, or if the kernel refuses a change of the map.

@@ -19,15 +19,16 @@ use super::task::{TaskRecord, TaskScanSummary, TaskScope};
 use crate::proc::procfs::{ProcDir, SchedStat, Stat};
 use crate::{cgroup::CgroupMounts, sys::affinity};
 
-/// The function that a pass calls for each task.
+/// The function that a task scan calls with the record of each reported thread.
 type Each<'a> = &'a mut dyn FnMut(TaskRecord<'_>);
-/// The result of a pass.
+/// The result of a task scan.
 type Passed = Result<TaskScanSummary, TaskScanError>;
 
-/// Between two reads the thread may move to another PU, or get another name. That does not happen every time.
+/// The maximum number of comparisons. Between the two readings of one comparison, the thread may move to another PU
+/// or get another name. That does not happen every time.
 const ATTEMPTS: usize = 5;
 
-/// Facts about the calling thread, from /proc and the system calls.
+/// What `/proc` and system calls say about the calling thread.
 struct Facts {
     tid: Tid,
     process: Pid,
@@ -36,7 +37,7 @@ struct Facts {
     allowed: CpuSet,
     uid: Uid,
     effective_uid: Uid,
-    /// `None` if the v2 hierarchy is not mounted.
+    /// The inode of the process's cgroup in the v2 hierarchy. `None` if [`own_cgroup_inode`] finds none.
     cgroup: Option<u64>,
 }
 

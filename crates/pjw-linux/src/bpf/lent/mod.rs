@@ -22,15 +22,23 @@ type Result<T, E = LentCpuMonitorUnavailable> = std::result::Result<T, E>;
 
 /// Compiled from `lent.bpf.c` by `make bpf`. A test compares the checksums of both files.
 const OBJECT: &[u8] = aya::include_bytes_aligned!("lent.bpf.o");
-/// The tracepoint, and the name of the program.
+/// The tracepoint of the kernel to which the BPF program is attached.
 const TRACEPOINT: &str = "sched_switch";
+/// The name of the BPF program in the object file.
 const PROGRAM: &str = "switched";
 /// How often the thread of the check sleeps and runs again.
 const CHECK_ROUNDS: usize = 50;
+/// How long the thread of the check sleeps each time.
 const CHECK_SLEEP: Duration = Duration::from_micros(100);
 
-/// `struct seen` of `lent.bpf.c`: the time of the arming; since when an owner's thread runs; for how long such
-/// threads ran before; whether the PU is reported; whether the kernel has idle priority.
+/// What the BPF program has measured on one PU while the PU was lent: `struct seen` of `lent.bpf.c`. Times are in ns
+/// of `CLOCK_MONOTONIC`. The values are, by index:
+///
+/// - 0: The time from which the run time of the owner counts. The other values belong to this time.
+/// - 1: Since when a thread of the owner runs. 0 if none runs.
+/// - 2: How long threads of the owner ran before, in ns.
+/// - 3: 1 if the program has reported the PU, otherwise 0.
+/// - 4: 1 if the kernel has idle priority of cgroups (`cpu.idle`), otherwise 0.
 type Seen = [u64; 5];
 
 /// A BPF program in the kernel that watches the lent PUs. A lent PU is a PU (logical CPU) that a job, the owner,
@@ -237,8 +245,9 @@ impl LentCpuMonitor {
         self.orders.set(0, u64::from(process), 0).map_err(|error| refusal_error("configuring", &error).into())
     }
 
-    /// Tests the BPF program: sets one PU as lent for the time of the test, and lets a thread of this process run and
-    /// sleep repeatedly on this PU. The program must report the PU, and measure the run time of the thread.
+    /// Tests the BPF program with a thread of this process. For the time of the test, one PU (logical CPU) counts as
+    /// lent, so that the program watches this PU. The thread runs and sleeps repeatedly on the PU. The program must
+    /// report the PU, and measure the run time of the thread.
     ///
     /// # Errors
     /// If the program does not report the PU or measures no run time, if a step of the test fails, or if the kernel has
