@@ -148,8 +148,16 @@ impl CgroupMounts {
     }
 }
 
-/// Returns the effective PUs of the cgroup `group`, if its cpuset limits its PUs. `hierarchy` is the hierarchy with the
-/// cpuset controller. `known` is the cpuset in this hierarchy at the path of the cgroup, as far as it could be read.
+/// Returns the PUs (logical CPUs) of the cgroup `group`, if its own cpuset restricts its processes to some PUs. In
+/// cgroup v2, these are the PUs that the kernel grants. In cgroup v1, these are the configured PUs. `None` in each of
+/// these cases:
+///
+/// - The cgroup has no cpuset, or the cpuset can't be read.
+/// - No PUs are configured for the cgroup.
+/// - In cgroup v1, the configured PUs are those of the root cgroup.
+///
+/// `hierarchy` is the hierarchy with the cpuset controller. `known` is the cpuset at the path of the cgroup in this
+/// hierarchy. If `known` is `None`, or if `group` is in another hierarchy, the files of `group` are read.
 fn restricted_cpus(
     hierarchy: Option<&CpusetMount>,
     group: &CgroupDir,

@@ -11,7 +11,7 @@ use pjw_core::{ids::Pid, process_cgroups::ProcessCgroups};
 use super::hierarchy::CgroupDir;
 use super::mounts::CgroupMounts;
 
-/// v1 shows this value, rounded down to a page, if there is no limit.
+/// A v1 limit of at least this many bytes counts as no limit. For a cgroup without a limit, v1 shows almost 2^63.
 const NO_V1_LIMIT: u64 = 1 << 62;
 
 /// The mounted cgroup hierarchy, v1 or v2, that has the memory controller.
@@ -124,7 +124,9 @@ impl CgroupDir {
         Some(limit).filter(|limit| self.is_unified() || *limit < NO_V1_LIMIT)
     }
 
-    /// What the limit of this cgroup alone leaves. `None` if it has none.
+    /// Returns how many bytes of memory are left until this cgroup reaches its own limit. Inactive pages of files
+    /// count as free. The limits of the cgroups above are not considered. `None` if this cgroup has no limit, or if
+    /// the limit or the memory use can't be read.
     fn left_below_limit(&self) -> Option<u64> {
         let (current, inactive) = match self.is_unified() {
             true => ("memory.current", "inactive_file"),

@@ -10,7 +10,8 @@ use crate::proc::procfs::parse_cgroups;
 use crate::proc::short_file::read_short_file;
 use crate::sys::errno::{from_io, is_gone};
 
-/// A larger v1 directory tree counts as populated and is not searched to its end.
+/// The maximum number of directories that are searched in a v1 cgroup. A cgroup with more directories counts as
+/// populated.
 const MAX_DIRECTORIES: usize = 256;
 
 /// A cache with which pjwd checks quickly whether a v1 cgroup is populated, that is, contains a process. For
@@ -54,11 +55,14 @@ fn is_at(pid: u32, path: &str) -> bool {
     parse_cgroups(&lines).lines.iter().any(|(_, place)| is_cgroup_within(place, path))
 }
 
+/// Whether a process is in a cgroup or in a cgroup below it.
 enum Populated {
+    /// The process with this pid is there.
     By(u32),
     /// There are too many directories, or one can't be read. Counts as populated, so that a read error does
     /// not end a job.
     Unknown,
+    /// No process is there.
     No,
 }
 
