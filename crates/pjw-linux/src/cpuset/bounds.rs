@@ -8,21 +8,30 @@ use super::context::{Result, refused_outcome};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::{errno::is_gone, online};
 
+/// The file of a v2 cgroup with the type of its cpuset partition.
 const PARTITION: &str = "cpuset.cpus.partition";
 
 /// The cpusets that were read or written a moment ago, so that they need not be read again.
 #[derive(Debug, Default)]
 pub(super) struct KnownCpusets {
-    /// That of the cgroup itself. `None` if it must be read.
+    /// The cpuset of the cgroup itself. `None` if it must be read.
     pub(super) own: Option<CpusetConfig>,
-    /// That of its parent. `None` if it must be read.
+    /// The cpuset of the parent of the cgroup. `None` if it must be read.
     pub(super) parent: Option<CpusetConfig>,
 }
 
-/// Sets the PUs (logical CPUs), the NUMA nodes and the partition type of the cgroup `group`, as `spec` says. Returns
-/// the PUs that the kernel grants. Settings that are already right are not written, because older kernels reset the
-/// affinity masks of all threads in the cgroup at each write. If `spec` has no NUMA nodes, `keep_mems` says whether
-/// the cgroup keeps its present nodes or gets all nodes. `known` has the settings that need not be read.
+/// Sets the cpuset of the cgroup `group` to the PUs (logical CPUs), the NUMA nodes and the partition type in `spec`.
+/// Returns the PUs that the kernel grants. `known` has the cpusets that need not be read.
+///
+/// - Values that are already right are not written: at each write, older kernels reset the affinity masks of all
+///   threads in the cgroup.
+/// - If `spec` has no NUMA nodes, a v1 cgroup gets all nodes of its parent.
+/// - If `spec` has no NUMA nodes, a v2 cgroup keeps its present nodes if `keep_mems` is true. If not, it gets all
+///   nodes.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the cgroup does not exist. [`CpusetOutcome::Refused`] if the kernel refuses a value, or
+/// grants no PU or PUs that `spec` does not request. The same for nodes if `spec` has nodes.
 pub(super) fn write_cpuset(
     group: &CgroupDir,
     spec: &CpusetSpec,
@@ -50,10 +59,14 @@ pub(super) fn write_cpuset(
     check_effective(group, spec)
 }
 
-/// Returns the PUs and the NUMA nodes that [`write_cpuset`] must write to the cgroup `group` for `spec`. In cgroup v2,
-/// these are the values of `spec`, and no nodes if `spec` has none. In v1, the kernel accepts only PUs and nodes of the
-/// parent cgroup, so others are left out. If `spec` has no nodes, the result then has all nodes of the parent. `parent`
-/// is the cpuset of the parent, or `None` if it must be read.
+/// Returns the PUs and the NUMA nodes that [`write_cpuset`] must write to the cgroup `group`. In cgroup v2, these are
+/// the values of `spec`: without nodes in `spec`, the nodes are `None`. In cgroup v1, the kernel refuses PUs and
+/// nodes that the parent does not have:
+///
+/// - The result contains only PUs and nodes of `spec` that the parent also has.
+/// - If `spec` has no nodes, the result has all nodes of the parent.
+///
+/// `parent` is the cpuset of the parent, or `None` if it must be read.
 ///
 /// # Errors
 /// If in v1 no PU or no node is left, or if the values of the parent can't be read.
@@ -95,10 +108,13 @@ fn write_list(group: &CgroupDir, file: &str, now: &CpuSet, to: &CpuSet) -> Resul
     group.write_file(file, &to.to_string()).map_err(errno_to_outcome(group, &format!("get {file} {to}")))
 }
 
-/// Removes a limit of the cgroup `group`. `file` is `cpuset.cpus` or `cpuset.mems`. In cgroup v2, writes an empty
-/// value. If the kernel refuses the empty value, as while processes are in the cgroup (`ENOSPC`), writes all possible
-/// PUs, or all NUMA nodes of the parent. In v1, the file can't be empty: writes the value of the parent, unless it is
-/// `now`, the present value.
+/// Removes a limit of the cgroup `group`. `file` is `cpuset.cpus` or `cpuset.mems`, and `now` is its present value.
+///
+/// - In cgroup v2, writes an empty value. The kernel may refuse the empty value, for example while processes are in
+///   the cgroup (`ENOSPC`). Then the new value is all possible PUs, or all NUMA nodes of the parent.
+/// - In cgroup v1, the file can't be empty. The new value is that of the parent.
+///
+/// If the new value is `now`, nothing is written.
 fn clear_limit(group: &CgroupDir, file: &str, now: &CpuSet) -> Result<(), Errno> {
     if group.is_unified() && group.write_file(file, "").is_ok() {
         return Ok(());
@@ -149,9 +165,12 @@ pub(super) fn isolate(group: &CgroupDir) -> Result<()> {
     }
 }
 
-/// Checks the PUs (logical CPUs) that the kernel grants the cgroup `group`: they must be at least one PU, and only
-/// PUs that `spec` requests. If `spec` requests NUMA nodes, checks the granted NUMA nodes in the same way. Returns
-/// the granted PUs.
+/// Checks what the kernel grants the cgroup `group`, and returns the granted PUs (logical CPUs). At least one PU must
+/// be granted, and only PUs that `spec` requests. If `spec` requests NUMA nodes, the same must hold for the granted
+/// nodes.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the cgroup does not exist. [`CpusetOutcome::Refused`] if the check fails.
 pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<CpuSet> {
     let cpus = group.effective_cpus().map_err(errno_to_outcome(group, "be read"))?;
     let holds =
@@ -176,9 +195,12 @@ pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<Cp
     Ok(cpus)
 }
 
-/// Removes the limits of a cpuset: the cgroup `group` gets all PUs (logical CPUs) of its parent, and is no partition
-/// afterwards. Unless `keep_mems` is true, the cgroup also gets all NUMA nodes. Returns the PUs that the kernel
-/// grants.
+/// Removes the limits of the cpuset of the cgroup `group`, and returns the PUs (logical CPUs) that the kernel grants
+/// then. The cgroup gets all PUs of its parent, and is no partition afterwards. If `keep_mems` is false, the cgroup
+/// also gets all NUMA nodes.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the cgroup does not exist. [`CpusetOutcome::Refused`] if the kernel refuses a step.
 pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet> {
     let now = group.read_cpuset().map_err(errno_to_outcome(group, "be read"))?;
     end_partition(group, &now)?;
@@ -193,8 +215,8 @@ pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet
 }
 
 /// Restores the configuration `before` of the cgroup `group`, after a change of its cpuset has failed. If the cgroup
-/// has only some of the earlier PUs (logical CPUs) now, it keeps only these: [`cpus_to_restore`]. If the kernel refuses
-/// a value, logs a warning.
+/// has only some of the earlier PUs (logical CPUs) now, it keeps only these ([`cpus_to_restore`]). Does nothing if
+/// the present configuration can't be read. If the kernel refuses a value, logs a warning.
 pub(super) fn restore_cpuset(group: &CgroupDir, before: &CpusetConfig) {
     let Ok(now) = group.read_cpuset() else { return };
     let cpus = cpus_to_restore(group, before, &now);

@@ -19,8 +19,11 @@ use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;
 use crate::proc::signal::is_killed;
 
+/// The file of a v2 cgroup that freezes its processes.
 const FREEZE: &str = "cgroup.freeze";
+/// The file of a v1 cgroup with the freezer controller that freezes its processes.
 const STATE: &str = "freezer.state";
+/// The name of the v1 controller that freezes cgroups.
 const FREEZER: &str = "freezer";
 
 /// Freezes the processes in the cgroup `group` of a job if `frozen` is true, and thaws them if it is false. pjw must
@@ -57,6 +60,11 @@ fn freeze(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
     frozen
 }
 
+/// Returns the twin of `group`, the v1 cgroup of a job: the cgroup at the same path in the hierarchy with the freezer
+/// controller. The twin need not exist.
+///
+/// # Errors
+/// If pjwd freezes no jobs at this path, or if no v1 hierarchy with the freezer controller is mounted.
 fn twin_of(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<CgroupDir> {
     if twins::besteffort_job_path(&group.path).as_ref() != Some(&group.path) {
         return Err(refused_outcome(format!("the cgroup {} is not in a place for frozen jobs", group.path)));
@@ -124,9 +132,12 @@ fn freezer_cgroup(proc: &mut ProcDir, pid: Pid) -> Option<String> {
     proc.cgroups(pid).ok()?.v1_path(FREEZER).map(str::to_owned)
 }
 
-/// Thaws the processes in the cgroup `group` of a job. pjw must have created the cgroup. In cgroup v1, pjw freezes a
-/// job by a twin: a cgroup at the same path in the hierarchy with the freezer controller. Then this function also
-/// moves the processes to the root of that hierarchy and removes the twin.
+/// Thaws the processes in `group`, a cgroup that pjw created for a job. Does nothing if the job is not frozen. In
+/// cgroup v1, the processes of a frozen job are also in a twin: a cgroup at the same path in the hierarchy with the
+/// freezer controller. This function moves them from the twin to the root of that hierarchy, and removes the twin.
+///
+/// # Errors
+/// If the kernel refuses a step.
 pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     if group.is_unified() {
         return match group.read_file(FREEZE).as_deref() {
@@ -190,10 +201,16 @@ pub fn thaw_killed_processes(processes: impl Iterator<Item = ProcessId>) -> Vec<
     killed.into_iter().filter(is_thawed).collect()
 }
 
-/// Must be called after `process` was moved into the cgroup at `to` in the v1 hierarchy with the cpuset controller.
-/// Moves the process also in the v1 hierarchy with the freezer controller. Afterwards, the process is frozen exactly if
-/// the job of the cgroup `to` is frozen. Except: if another program has put the process into a cgroup of the freezer,
-/// the process stays there. `cgroups` are the cgroups of the process, as read before the move.
+/// Freezes or thaws `process` after its move to another job, so that the process is frozen exactly if that job is
+/// frozen. Must be called after `process` was moved into the cgroup at `to` in the v1 hierarchy with the cpuset
+/// controller. In cgroup v1, a frozen job has a twin: a cgroup at the same path in the hierarchy with the freezer
+/// controller.
+///
+/// - If there is a twin at the path `to`, moves the process into the twin.
+/// - If not, moves the process out of the twin of its earlier job ([`leave_freezer_cgroup`]).
+/// - If another program has put the process into a cgroup of the freezer, the process stays there.
+///
+/// `cgroups` are the cgroups of the process, as read before the move.
 pub(super) fn update_freezer_cgroup(
     context: &mut CpusetContext<'_>,
     process: ProcessId,
@@ -212,8 +229,8 @@ pub(super) fn update_freezer_cgroup(
 
 /// Thaws `process` if it is in the frozen cgroup of a job in the v1 hierarchy with the freezer controller: moves the
 /// process to the root cgroup of this hierarchy. Has no effect if another program has put the process into a cgroup
-/// of this hierarchy. `cgroups` are the cgroups of the process as read a moment ago: only pjwd puts a process into such
-/// a cgroup, and makes one change at a time.
+/// of this hierarchy. `cgroups` are the cgroups of the process, as read a moment ago. They still hold, because only
+/// pjwd puts a process into the frozen cgroup of a job, and pjwd makes one change at a time.
 pub(super) fn leave_freezer_cgroup(
     context: &mut CpusetContext<'_>,
     process: ProcessId,

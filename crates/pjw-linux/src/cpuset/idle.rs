@@ -23,6 +23,7 @@ use crate::systemd::{IDLE_WEIGHT, MIN_WEIGHT, SystemdError};
 /// The name of the file in the directory of a cgroup that gives the cgroup idle priority: the processes then run only
 /// when no process of its sibling cgroups runs. The file exists on Linux 5.15 and later.
 pub(super) const CPU_IDLE_FILE: &str = "cpu.idle";
+/// The name of the controller that gives cgroups idle priority.
 const CPU: &str = "cpu";
 /// The extended attribute of a twin for the processes that came from another cgroup than the first process: a line
 /// "PID START PATH" for each of them.
@@ -30,6 +31,7 @@ const ORIGINS: &str = "pjw.origins";
 
 /// Maximum time until a request to systemd shows in the cgroup hierarchy.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// The time between two checks whether a request to systemd shows in the cgroup hierarchy.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Gives the cgroup `group` idle priority among its sibling cgroups: writes 1 to its file `cpu.idle`.
@@ -37,7 +39,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// # Errors
 /// If the file does not exist, the kernel refuses the write, or the file does not contain 1 afterwards.
 pub(super) fn set_idle(group: &CgroupDir) -> Result<()> {
-    let now = group.read_file(CPU_IDLE_FILE).map_err(|errno| no_idle(group, errno))?;
+    let now = group.read_file(CPU_IDLE_FILE).map_err(|errno| idle_error_to_outcome(group, errno))?;
     if now == "1" {
         return Ok(());
     }
@@ -48,11 +50,13 @@ pub(super) fn set_idle(group: &CgroupDir) -> Result<()> {
             "the cgroup {} can't get idle priority: {CPU_IDLE_FILE} stays {now}",
             group.path
         ))),
-        Err(errno) => Err(no_idle(group, errno)),
+        Err(errno) => Err(idle_error_to_outcome(group, errno)),
     }
 }
 
-fn no_idle(group: &CgroupDir, errno: Errno) -> CpusetOutcome {
+/// Converts `errno`, the error of the file `cpu.idle` of the cgroup `group`, to the outcome of the whole change. If
+/// the cgroup exists without this file, the outcome says what is missing.
+fn idle_error_to_outcome(group: &CgroupDir, errno: Errno) -> CpusetOutcome {
     if errno == Errno::ENOENT && group.exists() {
         refused_outcome(format!(
             "the cgroup {} can't get idle priority: it has no {CPU_IDLE_FILE}, which needs Linux 5.15 and the cpu controller",
@@ -63,9 +67,16 @@ fn no_idle(group: &CgroupDir, errno: Errno) -> CpusetOutcome {
     }
 }
 
-/// Gives the jobs of the class besteffort idle priority. `group` is the cgroup of such a job, and must exist. In
-/// cgroup v2, its parent gets idle priority. In v1, this function creates a twin, which is a cgroup at the same path
-/// in the hierarchy with the cpu controller. Then the parent of the twin gets idle priority.
+/// Gives idle priority to a job of the class `besteffort`: its processes run only when no process of a sibling cgroup
+/// runs. `group` is the cgroup of the job, and must exist.
+///
+/// - In cgroup v2, the parent of `group` gets idle priority.
+/// - In cgroup v1, this function creates a twin: a cgroup at the same path in the hierarchy with the cpu controller.
+///   The parent of the twin gets idle priority.
+///
+/// # Errors
+/// If pjwd gives no idle priority at this path, if there is no hierarchy with the cpu controller, or if the kernel
+/// refuses a step.
 pub(super) fn ensure_idle_priority(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
     if twins::besteffort_job_path(&group.path).as_ref() != Some(&group.path) {
         return Err(refused_outcome(format!(
@@ -104,8 +115,11 @@ pub fn has_lost_idle_priority(own_cgroups: &OwnCgroupNames) -> bool {
     above.iter().filter_map(group).any(|group| group.read_file(CPU_IDLE_FILE).is_ok_and(|now| now != "1"))
 }
 
-/// Starts `slice`, the systemd slice that contains the scopes of besteffort jobs, and gives its cgroup idle priority.
-/// Has no effect if the cgroup already has idle priority.
+/// Starts `slice`, a systemd slice, and gives its cgroup idle priority. The slice contains the scopes (systemd units
+/// with a cgroup) of jobs of the class `besteffort`. Has no effect if the cgroup already has idle priority.
+///
+/// # Errors
+/// If systemd can't start the slice, or if the kernel refuses idle priority.
 pub(super) fn ensure_slice(context: &mut CpusetContext<'_>, slice: &str) -> Result<()> {
     let group = context.cgroup(&format!("/{slice}"))?;
     let is_idle = || group.read_file(CPU_IDLE_FILE).is_ok_and(|now| now == "1");
@@ -153,10 +167,13 @@ fn twin_of(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
     twin.filter(CgroupDir::exists)
 }
 
-/// Moves `process` into the twin of the cgroup at `to`. The twin is a cgroup at the same path in the v1 hierarchy
-/// with the cpu controller, and gives the process idle priority. Also records the present cgroup of the process in
-/// this hierarchy, so that the process can be moved back later. Returns whether the process was moved: false if there
-/// is no twin, or if the process is already in the twin.
+/// Gives `process` idle priority in cgroup v1: moves it into the twin of the cgroup at `to`. The twin is a cgroup at
+/// the same path in the hierarchy with the cpu controller. Also records the present cgroup of the process in this
+/// hierarchy, so that the process can be moved back later. Returns whether the process was moved: false if there is
+/// no twin, or if the process is already in the twin.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the process has ended. [`CpusetOutcome::Refused`] if the kernel refuses the move.
 pub(super) fn enter_idle_cgroup(
     context: &mut CpusetContext<'_>,
     process: ProcessId,
@@ -183,11 +200,13 @@ pub(super) fn enter_idle_cgroup(
     }
 }
 
-/// Must be called after `process` was moved into the cgroup at `to` in the hierarchy with the cpuset controller. With
-/// cgroup v1, the idle priority comes from a cgroup with the same path in the hierarchy with the cpu controller. If
-/// there is no such cgroup for `to`, moves `process` out of the idle cgroup in which `process` may still be. `cgroups`
-/// are the cgroups of the process as read before the move: only pjwd puts a process into an idle cgroup, and makes one
-/// change at a time.
+/// Takes the idle priority of its earlier job from `process`, after a move to a cgroup without idle priority. Must be
+/// called after `process` was moved into the cgroup at `to` in the hierarchy with the cpuset controller. In cgroup
+/// v1, idle priority comes from an idle cgroup: a cgroup at the same path in the hierarchy with the cpu controller.
+/// If there is no idle cgroup for `to`, moves `process` out of the idle cgroup in which it may still be.
+///
+/// `cgroups` are the cgroups of the process, as read before the move. They still hold, because only pjwd puts a
+/// process into an idle cgroup, and pjwd makes one change at a time.
 pub(super) fn leave_outdated_idle_cgroup(
     context: &mut CpusetContext<'_>,
     process: ProcessId,

@@ -7,11 +7,15 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use super::{marks, twins};
 use crate::cgroup::{CgroupDir, CpusetMount};
 
-/// Lists the existing cgroups that pjwd or systemd created for jobs, sorted by path. `own_cgroups` has the names of the
-/// cgroups in which this pjwd creates the cpusets of jobs. In v1, a job can also have a twin: a cgroup at the same path
-/// in the hierarchy of another controller. Twins whose cpuset no longer exists are also listed. The cgroup of a batch
-/// system is also listed if its cpuset has the PUs (logical CPUs) that a pjwd wrote. If another pjwd wrote the cpuset,
-/// the entry names this other pjwd ([`LeftoverCpuset::other_writer`]).
+/// Lists the existing cgroups of jobs that pjwd or systemd created, or whose cpuset a pjwd wrote. The list is sorted
+/// by path. `own_cgroups` has the names of the cgroups in which this pjwd creates the cpusets of jobs. The list
+/// contains:
+///
+/// - The cgroups of jobs with these names.
+/// - The twins whose cpuset no longer exists. In v1, a job can have a twin: a cgroup at the same path in the
+///   hierarchy of another controller.
+/// - The cgroups of batch systems whose cpuset still has the PUs (logical CPUs) that a pjwd wrote. If another pjwd
+///   wrote the cpuset, the entry names this other pjwd ([`LeftoverCpuset::other_writer`]).
 pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
     let above = [
         own_cgroups.directory_path(),

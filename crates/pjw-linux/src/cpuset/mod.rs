@@ -33,6 +33,7 @@ pub(crate) use unrelated_threads::UnrelatedThreads;
 
 use crate::cgroup::CgroupDir;
 
+/// The maximum number of attempts to create a cgroup, if its parent disappears meanwhile.
 const MAX_ATTEMPTS: usize = 3;
 
 /// Makes the cpuset change `change`, and returns its outcome. On a kernel before Linux 6.2, the change can reset the
@@ -81,10 +82,18 @@ fn record_origin(context: &CpusetContext<'_>, from: &str, to: &str) -> Result<()
     Ok(())
 }
 
-/// Moves `process` from the cgroup at `from`, or from a cgroup below it, to the cgroup at `to`, which is the cpuset of
-/// a job. In cgroup v1, also moves the process in the hierarchies with the cpu and the freezer controller. There, the
-/// process gets idle priority before it can use the PUs of the job, if the job has idle priority. It is frozen exactly
-/// if the job is frozen. If the move to `to` fails, the process loses the idle priority again.
+/// Moves `process` into the cgroup at `to`, which is the cpuset of a job. Before, the process must be in the cgroup
+/// at `from` or in a cgroup below it. In cgroup v1, also moves the process in the hierarchies with the cpu and the
+/// freezer controller:
+///
+/// - If the job has idle priority, the process gets it first, before it can use the PUs (logical CPUs) of the job. If
+///   the move to `to` then fails, the process loses the idle priority again.
+/// - After the move, the process is frozen exactly if the job is frozen.
+/// - If the job does not have idle priority, the process loses that of its earlier job.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the process has ended or is in another cgroup. [`CpusetOutcome::Refused`] if the kernel
+/// refuses a step.
 fn move_in(
     context: &mut CpusetContext<'_>,
     process: ProcessId,
@@ -108,8 +117,13 @@ fn move_in(
     moved
 }
 
-/// Moves a process out of a cpuset. It is thawed first: after a crash, a process that has left the cpuset is never
-/// frozen.
+/// Moves `process` out of a cpuset: from the cgroup at `from`, or from a cgroup below it, to the cgroup at `to`.
+/// Thaws the process before the move. So a process that has left the cpuset is never frozen, even if pjwd crashes
+/// between the steps. After the move, takes the idle priority of the job from the process.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the process has ended or is in another cgroup. [`CpusetOutcome::Refused`] if the kernel
+/// refuses a step.
 fn move_back(
     context: &mut CpusetContext<'_>,
     process: ProcessId,
@@ -123,10 +137,17 @@ fn move_back(
     Ok(moved)
 }
 
-/// Creates the cpuset `job_cpuset`, or gives an existing one the settings of `job_cpuset`. The cgroup of a batch system
-/// is never created. Returns the PUs (logical CPUs) that the kernel grants. `owner` is the user of the job. If systemd
-/// creates a scope for the job, it moves `initial_processes` into the scope. Otherwise, they are ignored. If a step
-/// fails, removes a new cgroup, and restores the settings of an existing one.
+/// Creates the cpuset `job_cpuset`, or gives an existing one the settings of `job_cpuset`. Returns the PUs (logical
+/// CPUs) that the kernel grants. `owner` is the user of the job.
+///
+/// - If systemd creates a scope (a unit with a cgroup) for the job, systemd moves `initial_processes` into the scope.
+///   In all other cases, `initial_processes` is ignored.
+/// - The cgroup of a batch system is never created.
+/// - If a step fails, removes a new cgroup, and restores the settings of an existing one.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the cgroup of a batch system does not exist, or if all initial processes of a new scope
+/// have ended. [`CpusetOutcome::Refused`] if the kernel or systemd refuses a step.
 fn create_or_update_cpuset(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
@@ -178,8 +199,8 @@ fn create_or_update_cpuset(
     created
 }
 
-/// Gives the attribute of the scheduler's cgroup `group` its earlier value `before`, after the write of `job_cpuset` has
-/// failed. Except if the cgroup still has the PUs of `job_cpuset`: then pjw wrote them.
+/// Gives the attribute of the scheduler's cgroup `group` its earlier value `before`, after the write of `job_cpuset`
+/// has failed. Except if the cgroup still has the PUs of `job_cpuset`: then pjw wrote them.
 fn restore_attribute(group: &CgroupDir, job_cpuset: &JobCpuset, before: Option<&str>) {
     if group.read_cpuset().is_ok_and(|now| now.cpus != job_cpuset.spec.cpus) {
         marks::restore_scheduler_cpuset(group, before);
@@ -232,9 +253,13 @@ fn create_own_cpuset(
     }
 }
 
-/// Removes the limits of the cpuset, so that its processes can use all PUs that its parent allows. The cgroup stays.
-/// Thaws the job, except in the cgroup of a batch system, where pjw freezes no job. Returns the PUs that the kernel
-/// grants afterwards.
+/// Removes the limits of the cpuset `job_cpuset`, so that its processes can use all PUs (logical CPUs) of its parent.
+/// The cgroup stays. Returns the PUs that the kernel grants afterwards. Also thaws the job. The cgroup of a batch
+/// system is not thawed, because pjw freezes no job there.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the cgroup does not exist. [`CpusetOutcome::Refused`] if the kernel or systemd refuses
+/// a step.
 fn remove_cpuset_limits(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Result<CpuSet> {
     let group = context.job_cgroup(job_cpuset)?;
     if !group.exists() {

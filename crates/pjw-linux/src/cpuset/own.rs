@@ -24,13 +24,14 @@ use crate::cgroup::{CgroupDir, CpusetConfig, CpusetMount, SUBTREE_CONTROL};
 /// `CAP_SYS_ADMIN`.
 const ENABLED_MARKS: [&str; 2] = ["user.pjw.switched-on", "trusted.pjw.switched-on"];
 
-/// The controllers that the warden enables.
+/// The name of the controller that limits the PUs and NUMA nodes of cgroups.
 const CPUSET: &str = "cpuset";
+/// The name of the controller that gives cgroups idle priority.
 const CPU: &str = "cpu";
 
-/// Creates the cgroup `job_cpuset`, in which pjwd confines a job, and the cgroups above it. In v2, also enables the
-/// cpuset controller in these cgroups. Succeeds if the cgroup already exists. Returns what is known of the cpusets
-/// afterwards.
+/// Creates the cgroup `job_cpuset`, in which pjwd confines a job, and the cgroups above it. Succeeds if the cgroup
+/// already exists. In cgroup v2, also enables the cpuset controller in these cgroups. Returns the cpusets of the
+/// cgroup and of its parent, as far as they are known without reading them again.
 ///
 /// # Errors
 /// If the path of the cgroup is not one that pjwd uses for jobs, or if the kernel refuses a step.
@@ -89,8 +90,12 @@ pub(super) fn find_top_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -
     (!name.is_empty() && !name.contains('/')).then(|| hierarchy.cgroup(&directory))?
 }
 
-/// Gives the warden's directory all CPUs and nodes of the root cgroup, and returns them. In v1 this is needed after
-/// each hotplug: v1 removes an offline CPU for good.
+/// Gives the v1 cgroup `base` all PUs (logical CPUs) and NUMA nodes of the root cgroup, and returns them. `base` is a
+/// cgroup in which pjwd creates the cgroups of jobs. This is needed after each hotplug: v1 removes an offline PU for
+/// good.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if `base` does not exist. [`CpusetOutcome::Refused`] if the kernel refuses a value.
 fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<CpusetConfig> {
     let top = hierarchy.root().read_cpuset().map_err(errno_to_outcome(&hierarchy.root(), "be read"))?;
     let now = base.read_cpuset().map_err(errno_to_outcome(base, "be read"))?;
@@ -115,7 +120,11 @@ pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
 }
 
 /// Enables `controller` for the children of the v2 cgroup `group`, if it is not enabled yet. If `mark_on` is a
-/// cgroup, writes an extended attribute of this cgroup, which records that pjw enabled the controller.
+/// cgroup, writes an extended attribute of this cgroup before, which records that pjw enabled the controller.
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if `group` does not exist. [`CpusetOutcome::Refused`] if the kernel refuses the
+/// controller.
 pub(super) fn enable_controller(
     group: &CgroupDir,
     controller: &str,
@@ -151,9 +160,10 @@ fn mark(base: &CgroupDir) {
     }
 }
 
-/// Must be called after the cpuset of a job was removed. `base` is the top cgroup of this pjwd, such as `/pjw`. If no
-/// other job has a cpuset, removes this cgroup. In cgroup v2, also disables the cpuset controller again if pjw
-/// enabled it and no other program uses it.
+/// Removes `base`, the top cgroup of this pjwd such as `/pjw`, if no job has a cpuset any more. Must be called after
+/// the cpuset of a job was removed. Before, removes the cgroup of the jobs at idle priority if it is also unused. In
+/// cgroup v2, also disables the cpuset controller again, if pjw enabled it and no other program uses it. If another
+/// pjwd still has its top cgroup, the controller stays enabled: the other pjwd disables it later.
 pub(super) fn remove_unused_directory(hierarchy: &CpusetMount, base: &CgroupDir) {
     if let Some(own_cgroups) = OwnCgroupNames::from_cgroup_path(&base.path) {
         let besteffort = hierarchy.cgroup(&own_cgroups.besteffort_directory_path());

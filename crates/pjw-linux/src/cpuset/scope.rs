@@ -17,6 +17,7 @@ use crate::systemd::{SystemdError, TransientScope};
 
 /// Maximum time until a request to systemd shows in the cgroup hierarchy.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// The time between two checks whether a request to systemd shows in the cgroup hierarchy.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Creates the systemd scope of a job, or changes the cpuset of the scope if it exists. A scope is a systemd unit
@@ -129,9 +130,10 @@ fn unit_and_slice(group: &CgroupDir) -> Result<(&str, String)> {
     found.ok_or_else(|| refused_outcome(format!("the cgroup {} is no scope of pjwd", group.path)))
 }
 
-/// Enables the cpuset controller for the scope with the cgroup `group`, if another program has disabled the controller
-/// in a cgroup above. systemd does not notice that, because every scope of pjwd requests the controller. `slice` is the
-/// name of the scope's slice. Has no effect if the controller is enabled, or if the parent cgroup does not exist yet.
+/// Enables the cpuset controller for `group`, the cgroup of a scope (a systemd unit with a cgroup), if it is disabled
+/// in a cgroup above. Another program can disable it there, and systemd does not notice that. `slice` is the name of
+/// the scope's slice. Does nothing if the controller is enabled. If the parent cgroup does not exist yet, only checks
+/// the configuration of systemd.
 ///
 /// # Errors
 /// If systemd is configured to disable the controller (`DisableControllers=`), or if systemd or the kernel refuses a
@@ -155,11 +157,19 @@ fn enable_controller_above(context: &mut CpusetContext<'_>, group: &CgroupDir, s
     Ok(())
 }
 
-/// Requests from systemd that an existing scope gets the PUs and the NUMA nodes of `job_cpuset`. If the PUs change and
-/// the cpuset is not to be isolated, also writes them to the cgroup `group` at once, because systemd does so some
-/// milliseconds after its reply. Without NUMA nodes in `job_cpuset`, the scope gets all possible nodes. `unit` is the
-/// name of the scope's unit, and `now` is the present configuration of the cgroup. If systemd refuses, restores the
-/// earlier PUs of the cgroup, and marks the scope ([`marks::mark_systemd_outdated`]).
+/// Gives an existing scope (a systemd unit with a cgroup) the PUs and the NUMA nodes of `job_cpuset`. `unit` is the
+/// name of the scope's unit, `group` is its cgroup, and `now` is the present configuration of the cgroup.
+///
+/// - Requests the values from systemd. systemd writes them some milliseconds after its reply.
+/// - If the PUs change and the cpuset is not to be isolated, first writes the cpuset to the cgroup itself. So the
+///   processes leave the other PUs at once.
+/// - If `job_cpuset` has no NUMA nodes, the scope gets all possible nodes.
+/// - If systemd refuses, restores the earlier PUs of the cgroup. Also marks the scope, because systemd possibly has
+///   other PUs for it than the cgroup ([`marks::mark_systemd_outdated`]).
+///
+/// # Errors
+/// [`CpusetOutcome::Gone`] if the unit does not exist. [`CpusetOutcome::Refused`] if systemd or the kernel refuses a
+/// step.
 fn update_scope(
     context: &mut CpusetContext<'_>,
     job_cpuset: &JobCpuset,
@@ -222,9 +232,12 @@ fn request_cpuset(
     }
 }
 
-/// Waits up to 2 s until the cgroup `group` of a scope has the cpuset of `job_cpuset`, because systemd replies before
-/// the change is complete. If the scope is new (`is_new`), also waits until all living processes in `initial_processes`
-/// are in the cgroup. Then isolates the cpuset if `job_cpuset` says so, and returns the PUs that the kernel grants.
+/// Waits until the cgroup `group` of a scope (a systemd unit with a cgroup) has the PUs and nodes of `job_cpuset`,
+/// but at most 2 s: systemd replies before its change is complete. Then isolates the cpuset if `job_cpuset` says so,
+/// and returns the PUs that the kernel grants.
+///
+/// If the scope is new (`is_new`), also waits until all living processes in `initial_processes` are in the cgroup.
+/// The text with each of these processes is the path of its earlier cgroup, which is not used here.
 ///
 /// # Errors
 /// [`CpusetOutcome::Gone`] if the scope is new and all its initial processes have ended. [`CpusetOutcome::Refused`] if

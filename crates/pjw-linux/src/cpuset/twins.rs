@@ -18,6 +18,7 @@ use crate::cgroup::{CgroupDir, CpusetMount};
 /// The maximum number of passes in which all processes are moved out of a cgroup. Each pass lists the processes and
 /// moves them. A process that is forked during a pass is moved in the next pass.
 pub(super) const MAX_PASSES: usize = 64;
+/// The maximum number of attempts to create a cgroup, if its parent disappears meanwhile.
 const MAX_ATTEMPTS: usize = 3;
 
 /// If the cgroup at `path` is the cgroup of a besteffort job or lies below such a cgroup, returns the path of the

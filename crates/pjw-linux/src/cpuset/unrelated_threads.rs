@@ -26,9 +26,10 @@ type EffectiveCpus = BTreeMap<String, CpuSet>;
 /// reset such masks when pjw changes a cpuset. The masks are recorded before a change and restored afterwards.
 #[derive(Debug)]
 pub(crate) struct UnrelatedThreads {
+    /// Whether the kernel keeps the affinity mask of a thread when a cpuset changes. If true, nothing is recorded.
     affinity_persists: bool,
-    /// Threads whose masks have PUs of a partition. The masks are restored when the partition ends while this pjwd
-    /// runs.
+    /// Threads whose masks must be restored later, because their masks have PUs of a partition (a cpuset whose PUs no
+    /// other cgroup may use). The masks are restored when the partition ends while this pjwd runs.
     pending: Vec<RecordedThreadMask>,
     /// The PUs of each partition, by the path of its cgroup. A restarted pjwd does not know the earlier partitions
     /// until they end.
@@ -42,7 +43,8 @@ pub(crate) struct UnrelatedThreads {
 struct EndedPartition {
     path: String,
     cpus: CpuSet,
-    /// Until when the kernel may still change masks. Later, as long as it has not given back the PUs.
+    /// Until when the kernel may still change masks. The time is moved on as long as the kernel has not given back
+    /// the PUs of the partition.
     until: Instant,
 }
 
@@ -66,11 +68,15 @@ pub(super) struct RecordedThreadMask {
     pub(super) is_displaced: bool,
 }
 
-/// Returns whether the cpuset change `change` can change cgroups that pjwd does not manage. In cgroup v2, this is so if
-/// the cpuset is or becomes a partition. It is also so if the change enables the cpuset controller at the root, or
-/// removes the last cpuset below its parent, because the controller may then be disabled. Always false in v1, for the
-/// move of a process, and for the cgroup of a batch system.
-fn affects_unrelated(context: &CpusetContext<'_>, change: &CpusetChange) -> bool {
+/// Returns whether the cpuset change `change` can change cgroups that pjwd does not manage. In cgroup v2, true in
+/// each of these cases:
+///
+/// - The cpuset is or becomes a partition, whose PUs no other cgroup may use.
+/// - The change creates the cpuset while the cpuset controller is disabled at the root. The change then enables it.
+/// - The change removes the last cpuset below its parent. The controller may then be disabled.
+///
+/// Always false in cgroup v1, for the move of a process, and for the cgroup of a batch system.
+fn affects_unrelated_cgroups(context: &CpusetContext<'_>, change: &CpusetChange) -> bool {
     let changed = changed_cpuset(change).filter(|changed| changed.creator != CgroupCreator::Scheduler);
     let Some(job_cpuset) = changed else { return false };
     let Some(group) = context.hierarchy.cgroup(&job_cpuset.path) else { return false };
@@ -105,7 +111,7 @@ impl UnrelatedThreads {
         context: &mut CpusetContext<'_>,
         change: &CpusetChange,
     ) -> Vec<RecordedThreadMask> {
-        if self.affinity_persists || !affects_unrelated(context, change) {
+        if self.affinity_persists || !affects_unrelated_cgroups(context, change) {
             return Vec::new();
         }
         let Some(job_cpuset) = changed_cpuset(change) else { return Vec::new() };
@@ -174,9 +180,14 @@ impl UnrelatedThreads {
         self.restore_reset_masks(context, pending, &paths);
     }
 
-    /// Restores the affinity masks of the threads in `bound` if the kernel has reset them. `paths` are the paths of the
-    /// cpusets that were changed. Threads in these cpusets are skipped, because pjwd plans their masks. So are threads
-    /// whose masks another program has changed. Records the threads whose masks must be restored again later.
+    /// Restores the affinity masks of the threads in `bound` that the kernel has reset. `paths` are the paths of the
+    /// cpusets that were changed. These threads are skipped:
+    ///
+    /// - Threads that have ended.
+    /// - Threads in the changed cpusets, because pjwd plans their masks.
+    /// - Threads whose masks another program has changed.
+    ///
+    /// Also records the threads whose masks must be restored again later.
     pub(super) fn restore_reset_masks(
         &mut self,
         context: &mut CpusetContext<'_>,
@@ -215,8 +226,8 @@ impl UnrelatedThreads {
     }
 
     /// Returns the user threads on this machine whose affinity masks differ from the effective CPUs of their cgroups.
-    /// Except threads that may use all online CPUs, and threads that can't be read. Also returns the threads whose
-    /// masks are still to be restored after an earlier change, and removes their records.
+    /// Leaves out threads that may use all online CPUs, and threads that can't be read. Also returns the threads
+    /// whose masks are still to be restored after an earlier change, and removes their records.
     fn find_threads_with_own_mask(&mut self, context: &mut CpusetContext<'_>) -> Vec<RecordedThreadMask> {
         let online = online_mask();
         let partitions = self.partitions();
