@@ -43,7 +43,7 @@ enum Worker {
     Thread(ChangeThread),
 }
 
-/// What the changes need.
+/// What is needed to make changes of cpusets. Used by the thread that makes the changes.
 #[derive(Debug)]
 struct ChangeContext {
     proc: ProcDir,
@@ -53,28 +53,28 @@ struct ChangeContext {
     own_cgroups: OwnCgroupNames,
 }
 
-/// What a change thread is to do.
+/// A message to the thread that makes the changes.
 enum Request {
-    /// Make these changes one after another.
+    /// Make these changes in this hierarchy, one after another.
     Change(Vec<CpusetAction>, CpusetMount),
-    /// Restore masks after these cgroups were removed.
+    /// Restore the affinity masks that the kernel has reset because the cgroups at these paths were removed.
     Restore(Vec<String>, CpusetMount),
 }
 
-/// The thread that carries out changes, as the calling thread sees it.
+/// The thread that makes the changes, as the calling thread sees it.
 #[derive(Debug)]
 struct ChangeThread {
     requests: Sender<Request>,
-    /// The outcomes of changes, in the order of the requests. The calling thread never sleeps until one comes, so that
-    /// none wakes it.
+    /// The outcomes of changes, in the order of the requests. The calling thread does not sleep on this channel, so
+    /// that the outcome of a single change does not wake it.
     outcomes: Receiver<(CpusetAction, CpusetOutcome)>,
-    /// A message after the last outcome of each [`Request::Change`]. It wakes the calling thread.
+    /// A message after the last outcome of each [`Request::Change`]. This message wakes the calling thread.
     completed_requests: Receiver<()>,
     /// The number of changes whose outcomes were not received.
     open_changes: usize,
     /// The number of requests for whose end no message was received.
     open_requests: usize,
-    /// The outcomes of delayed changes.
+    /// The outcomes of delayed changes: changes that were not complete when the calling thread stopped waiting.
     finished: VecDeque<(CpusetAction, CpusetOutcome)>,
     completion: Arc<CompletionEvent>,
 }
@@ -101,6 +101,8 @@ impl ChangeContext {
         })
     }
 
+    /// Makes one change of a cpuset, and returns its outcome. Leaves out processes whose memory is locked, because
+    /// their move would stop all forks of the machine.
     fn change(&mut self, action: &CpusetAction, hierarchy: &CpusetMount) -> CpusetOutcome {
         let Self { proc, systemd, unrelated_threads, move_guard, own_cgroups } = self;
         match move_guard.without_locked_processes(proc, hierarchy, action) {
@@ -287,9 +289,11 @@ impl CpusetChanger {
 }
 
 impl ChangeThread {
-    /// Lets the thread make the changes `actions` after all changes that were sent before, and waits for the outcomes,
-    /// but not longer than `max_wait`. Returns the outcome of each change: [`CpusetOutcome::Delayed`] if the change is
-    /// not complete then, and [`CpusetOutcome::Refused`] if the thread has ended before it.
+    /// Lets the thread make the changes `actions`, and waits for their outcomes, at most for `max_wait`. The thread
+    /// first makes the changes that were sent before. Returns the outcome of each change:
+    ///
+    /// - [`CpusetOutcome::Delayed`] if the change is not complete when the time has passed.
+    /// - [`CpusetOutcome::Refused`] if the thread ended before it made the change.
     fn change(
         &mut self,
         actions: &[CpusetAction],
@@ -329,8 +333,8 @@ impl ChangeThread {
         outcomes
     }
 
-    /// Waits until the thread has made all changes that were sent, or until `deadline`. Without a deadline, waits for as
-    /// long as the changes take.
+    /// Waits until the thread has made all changes that were sent, or until `deadline`. Without a deadline, waits for
+    /// as long as the changes take.
     ///
     /// # Errors
     /// If the thread has ended before it has made all changes.

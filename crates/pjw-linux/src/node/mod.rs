@@ -164,7 +164,8 @@ impl LinuxMachine {
         self.affinity_monitor = affinity_monitor;
     }
 
-    /// Returns the affinity requests since the last scan. Logs a warning when a loss of requests begins.
+    /// Returns the affinity requests since the last scan: the calls of sched_setaffinity(2) by other programs. Logs a
+    /// warning if requests were lost, but not if others were already lost in the last 60 s.
     fn drain_affinity_requests(&mut self) -> Vec<AffinityRequest> {
         let DrainedRequests { requests, lost_count } =
             self.affinity_monitor.as_mut().map(AffinityMonitor::drain_requests).unwrap_or_default();
@@ -222,14 +223,16 @@ impl LinuxMachine {
     }
 
     /// Waits at most `max_wait` until all delayed changes of cpusets are complete, and returns whether they are
-    /// complete. A change is delayed if [`MachineInterface::change_cpusets`] returned [`CpusetOutcome::Delayed`] for it.
+    /// complete. A change is delayed if [`MachineInterface::change_cpusets`] returned [`CpusetOutcome::Delayed`] for
+    /// it.
     pub fn wait_for_cpuset_changes(&mut self, max_wait: Duration) -> bool {
         self.cpuset_changer.wait_until_complete(max_wait)
     }
 
-    /// Runs the task scan (a BPF program) as [`TaskScanResult::from_scan`] does. Returns an empty result if the task
-    /// scan is not available. If it fails, also logs a warning and switches it off.
-    fn run_pass<'a>(
+    /// Runs the task scan (a BPF program that reports the state of threads) for the processes in `scope`. `within` is
+    /// explained at [`TaskScanResult::from_scan`]. Returns an empty result if the task scan is not available. If the
+    /// task scan fails, logs a warning, switches it off, and returns an empty result.
+    fn run_task_scan<'a>(
         &mut self,
         scope: TaskScope<'_>,
         within: impl Fn(Pid) -> Option<&'a CpuSet>,
@@ -248,7 +251,8 @@ impl LinuxMachine {
         }
     }
 
-    /// Reads the online PUs. After a change, no process counts as idle for a while: the kernel may be changing masks.
+    /// Reads the online PUs. For a while after they have changed, no process counts as idle, because the kernel may
+    /// be changing affinity masks.
     fn update_online(&mut self) {
         let online = self.online_list.as_mut().and_then(|list| list.read().ok());
         if let Some(online) = online.filter(|online| !online.is_empty() && **online != self.online) {
@@ -261,8 +265,9 @@ impl LinuxMachine {
         }
     }
 
-    /// Reads the online PUs again, after masks were read. If PUs went offline, removes them from the masks in `seen`,
-    /// so that the kernel's fallback masks are not reported. PUs that came online are used from the next scan on.
+    /// Reads the online PUs again, after the masks in `seen` were read. If PUs went offline meanwhile, removes them
+    /// from these masks. So the fallback masks that the kernel gives threads without an online PU are not reported.
+    /// PUs that came online are used from the next scan on.
     fn narrow_masks_to_online(&mut self, seen: &mut BTreeMap<Pid, Observed<Process>>) {
         let before = std::mem::take(&mut self.online);
         let now = self.online_list.as_mut().and_then(|list| list.read().ok());
@@ -276,8 +281,9 @@ impl LinuxMachine {
         self.online = left;
     }
 
-    /// Returns the processes of which a partial scan reads only the active threads. Leaves out processes of which all
-    /// threads must be read. Empty for a full scan, and for some time after the online PUs have changed.
+    /// Reads the processes of which a partial scan needs only the active threads, and returns them. Leaves out a
+    /// process if all its threads must be read. Empty for a full scan, and for some time after the online PUs have
+    /// changed.
     fn observe_active_threads(&mut self, scan_request: &ScanRequest) -> BTreeMap<Pid, Observed<Process>> {
         let ScanScope::Partial(scope) = &scan_request.scope else { return BTreeMap::new() };
         // The kernel may be changing the masks of all threads.

@@ -41,12 +41,13 @@ impl MoveGuard {
         Self { checks_v1: !affinity_persists, memory_files: MemoryFiles::new(BTreeSet::new()) }
     }
 
-    /// Returns the cpuset change of `action`. If the change creates a cpuset, leaves out the initial processes whose
-    /// memory is locked. Waits at most 1 s for each process until its lock is released.
+    /// Returns the cpuset change of `action`, unless it would move a process whose memory is locked (`mmap_lock`).
+    /// Such a move would stop all forks of the machine. Waits at most 1 s for each process until its lock is
+    /// released. If the change creates a cpuset, leaves out the initial processes whose memory is locked.
     ///
     /// # Errors
-    /// [`CpusetOutcome::ProcessLocked`] if the memory of the process that the change moves is locked. The same error if
-    /// the memory of each initial process is locked.
+    /// [`CpusetOutcome::ProcessLocked`] if the memory of the process that the change moves is locked. The same error
+    /// if the memory of each initial process is locked.
     pub(super) fn without_locked_processes<'a>(
         &mut self,
         proc: &mut ProcDir,

@@ -6,7 +6,8 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 use pjw_core::snapshot::{Observed, Process};
 
-/// Intersects all masks in `seen` with `within`. Except a mask without a PU in `within`, which the kernel will change.
+/// Removes the PUs outside `within` from all affinity masks in `seen`. A mask without a PU in `within` stays the
+/// same, because the kernel will change it.
 pub(super) fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
     let cut = |mask: &mut CpuSet| {
         let left = mask.intersection(within);

@@ -29,8 +29,8 @@ const MAX_LISTINGS: usize = 4;
 /// its cgroups is unchanged.
 pub(super) const FINGERPRINT_SCANS: u32 = 7;
 
-/// All threads of a process are read if those that are not active used more CPU time than this since the last scan, in
-/// ns.
+/// A limit for the CPU time of the threads that a scan does not read, in ns. If they used more since the last scan,
+/// all threads of the process are read.
 const NOTICED_NS: u64 = 5_000_000;
 
 /// What earlier scans have read about a process, such as its cgroups and its environment variables. A scan reads
@@ -60,7 +60,8 @@ pub(super) struct CachedProcess {
     pub(super) fingerprint: u64,
 }
 
-/// Identifies an exec without an event: a new name, or another stack address.
+/// Identifies the program of a process. A new name or another stack address shows that the process has executed a
+/// program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Program {
     comm: Comm,
@@ -78,13 +79,14 @@ struct ThreadFacts {
     ran: SchedStat,
 }
 
-/// The attributes of a process that changed since the last scan, while they are read.
+/// The attributes of a process (such as its cgroups and environment variables) that changed since the last scan,
+/// while they are read.
 enum ChangedAttributes {
-    /// They did not change.
+    /// The attributes did not change.
     None,
-    /// A kernel thread has none, and was not reported yet.
+    /// A kernel thread has no attributes. This kernel thread was not reported before.
     OfKernelThread,
-    /// They did, or may have.
+    /// The attributes changed, or may have changed.
     Of {
         program: Option<Program>,
         cgroups: ProcessCgroups,
@@ -247,7 +249,8 @@ impl ProcessCache {
         self.address_spaces.retain(is_there);
     }
 
-    /// Adds the process `id` to the cache, without facts. Replaces an earlier process with the same pid.
+    /// Adds the process `id` to the cache. Nothing is known about the process yet. Replaces an earlier process with
+    /// the same pid.
     fn insert(&mut self, id: ProcessId) {
         let known = CachedProcess {
             id,
@@ -309,12 +312,14 @@ impl ProcessCache {
         others.map(|tid| Pid(tid.0)).next().ok_or(Errno::ESRCH)
     }
 
-    /// Checks whether the attributes of the process may have changed since the last scan, and starts to read them.
+    /// Starts to read the attributes of the process `pid` (such as its cgroups and environment variables), if they
+    /// may have changed since the last scan. Returns [`ChangedAttributes::None`] if not.
     /// [`ProcessCache::finish_attribute_read`] completes the read.
     ///
-    /// - `representative` is a living thread: the first one, or another if the first has ended.
-    /// - `fingerprint` is the hash of the process's cgroups from the task scan; 0 if unknown.
-    /// - `first`: the process was not known before this scan.
+    /// - `representative` is a living thread of the process: the first one, or another if the first has ended.
+    /// - `stat` has the values of the process's first thread.
+    /// - `fingerprint` is the hash of the process's cgroups from the task scan (a BPF program); 0 if unknown.
+    /// - `first` says whether the process was not known before this scan.
     ///
     /// # Errors
     /// `ESRCH` if the process or `representative` has ended, or if the process is not in the cache. Otherwise the error
@@ -456,6 +461,9 @@ impl ProcessCache {
     /// Reads the thread `tid` of the process `pid` in `/proc`, and its affinity mask. `before` has the facts from an
     /// earlier scan, which are used again if the thread has not run since. Returns the thread, and its facts for the
     /// next scan.
+    ///
+    /// # Errors
+    /// `ESRCH` if the thread has ended. Otherwise the error of reading `/proc` or the affinity mask.
     fn read_thread(
         &mut self,
         pid: Pid,

@@ -29,10 +29,11 @@ pub(super) struct ScanPlan {
 }
 
 impl LinuxMachine {
-    /// Marks each process in `planned` as active in `idle_check` if the mask of one of its threads has PUs outside the
-    /// planned mask. `planned` has idle processes that only affinity masks keep on their PUs, each with its planned
-    /// mask. Removes the marked processes from `pass`, the result of the task scan, so that their threads are read in
-    /// `/proc`.
+    /// Marks idle processes as active in `idle_check` if one of their affinity masks has other PUs than planned.
+    /// `planned` has the idle processes that only affinity masks keep on their PUs, each with the mask that pjw has
+    /// planned for it. A process is marked if the mask of one of its threads has PUs outside the planned mask. Marked
+    /// processes are removed from `pass`, the result of the task scan (a BPF program), so that their threads are read
+    /// in `/proc`.
     fn mark_active_if_mask_differs(
         &mut self,
         idle_check: &mut IdleCheck,
@@ -54,11 +55,12 @@ impl LinuxMachine {
         }
     }
 
-    /// Determines which processes the scan for `scan_request` reads, and runs the task scan (a BPF program) if it is
+    /// Determines which processes the scan for `scan_request` reads. Runs the task scan (a BPF program) if it is
     /// faster than `/proc`. A partial scan leaves out the processes in `observed`, which were already read.
-    /// `idle_check` has the idle processes, which did not run since the last scan. The threads of idle processes are
-    /// not read. But if a checked affinity mask of an idle process is not as planned, this function marks the process
-    /// as active in `idle_check`, and the scan reads it.
+    ///
+    /// `idle_check` has the idle processes, which did not run since the last scan. Their threads are not read. But if
+    /// a checked affinity mask of an idle process is not as planned, this function marks the process as active in
+    /// `idle_check`, and the scan reads it.
     pub(super) fn plan_scan(
         &mut self,
         scan_request: &ScanRequest,
@@ -98,33 +100,36 @@ impl LinuxMachine {
         let pass = if !is_task_scan_faster(pids.iter().map(threads).sum::<usize>() + unassigned, self.tasks) {
             TaskScanResult::default()
         } else if unassigned == 0 {
-            self.run_pass(TaskScope::ThreadsOf(&pids), |_| None)
+            self.run_task_scan(TaskScope::ThreadsOf(&pids), |_| None)
         } else {
             // For unassigned processes the first thread suffices.
-            self.run_pass(TaskScope::AllProcessesAndThreadsOf(&pids), |_| None)
+            self.run_task_scan(TaskScope::AllProcessesAndThreadsOf(&pids), |_| None)
         };
         let all = pids.union(&idle_check.active_unassigned).copied().collect();
         ScanPlan { wanted: pids, pids: Ok(all), pass }
     }
 
-    /// Plans a full scan: of all processes, with the threads of the processes that `scan_request` names and that are
-    /// not idle. Runs the task scan (a BPF program) if it is available. Also checks the masks of the idle processes
-    /// that are in no cpuset of pjw, and marks those with a wrong mask as active in `idle_check`.
+    /// Plans a full scan, which reads all processes. Of the processes in [`ScanRequest::pids_to_read_threads_of`], it
+    /// also reads the threads, except those of idle processes. Runs the task scan (a BPF program) if it is available.
+    /// Also checks the masks of the idle processes that are in no cpuset of pjw, and marks those with a wrong mask as
+    /// active in `idle_check`.
     fn plan_full(&mut self, scan_request: &ScanRequest, idle_check: &mut IdleCheck) -> ScanPlan {
         let planned = idle_check.planned_masks(&scan_request.idle_watch);
         let idle = idle_check.idle_pids();
         let with_threads: BTreeSet<Pid> =
             scan_request.pids_to_read_threads_of.difference(&idle).chain(planned.keys()).copied().collect();
-        let mut pass = self
-            .run_pass(TaskScope::AllProcessesAndThreadsOf(&with_threads), |pid| planned.get(&pid).copied());
+        let scope = TaskScope::AllProcessesAndThreadsOf(&with_threads);
+        let mut pass = self.run_task_scan(scope, |pid| planned.get(&pid).copied());
         self.mark_active_if_mask_differs(idle_check, &planned, &mut pass);
         let wanted =
             scan_request.pids_to_read_threads_of.difference(&idle_check.idle_pids()).copied().collect();
         ScanPlan { wanted, pids: self.all_pids(&pass), pass }
     }
 
-    /// All process ids: those in the pass and those already known, or those in `/proc`. A security module may
-    /// hide processes from BPF programs. The first scan finds these in `/proc`, and later scans know them.
+    /// Returns the ids of all processes of the machine. If `pass`, the result of the task scan (a BPF program), is
+    /// empty, they are listed in `/proc`. If not, they are the processes in `pass` and those known from earlier
+    /// scans. A security module may hide processes from BPF programs: the first scan also lists `/proc` and finds
+    /// these, and later scans know them.
     fn all_pids(&mut self, pass: &TaskScanResult) -> Result<BTreeSet<Pid>, Errno> {
         if pass.processes.is_empty() {
             return self.cache.proc.pids().map(|pids| pids.into_iter().collect());
@@ -142,7 +147,7 @@ impl LinuxMachine {
     pub(super) fn read_address_spaces(&mut self, at: Nanos) -> Arc<AddressSpaceList> {
         let pids = self.cache.address_spaces.pids_to_scan(at);
         if !pids.is_empty() {
-            let pass = self.run_pass(TaskScope::ThreadsOf(&pids), |_| None);
+            let pass = self.run_task_scan(TaskScope::ThreadsOf(&pids), |_| None);
             self.cache.address_spaces.record_task_scan(&pass, at);
         }
         let ProcessCache { address_spaces, proc, .. } = &mut self.cache;

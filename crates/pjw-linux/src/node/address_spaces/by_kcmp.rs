@@ -13,18 +13,25 @@ use super::{AddressSpaces, check_by_vfork};
 use crate::proc::vfork::VforkWait;
 use crate::sys::errno::is_gone;
 
-/// The time between two checks by kcmp, at least.
+/// The minimum time between two checks by kcmp(2).
 const CHECK_INTERVAL: Nanos = Nanos(50_000_000);
-/// The most calls of kcmp(2) in one scan: about 1.3 ms. The other candidates follow in the next scan.
+/// The maximum number of calls of kcmp(2) in one scan: about 1.3 ms. The processes that are not compared then follow
+/// in the next scan.
 pub(super) const MAX_CALLS: u64 = 1000;
 /// The maximum number of other users of an address space with which two processes are compared, to find out which of
 /// the two has left the address space.
 const MAX_WITNESSES: usize = 4;
 
 impl AddressSpaces {
-    /// If the task scan (a BPF program) is not available, compares the processes that possibly share an address space
-    /// by kcmp(2). Makes about 1000 comparisons per call at most. `at` is the present time. `vfork_wait` must return
-    /// for which children the threads of a process may be waiting in vfork(2).
+    /// Compares by kcmp(2) the processes that possibly share an address space: processes whose stacks have the same
+    /// start address. Makes about 1000 comparisons per call at most. Does nothing in each of these cases:
+    ///
+    /// - The task scan (a BPF program) reports the address spaces.
+    /// - No process is marked for a check.
+    /// - The last check was less than 50 ms before `at`, the present time.
+    /// - The kernel does not have kcmp(2).
+    ///
+    /// `vfork_wait` must return for which children the threads of a process may be waiting in vfork(2).
     pub(in crate::node) fn compare_candidates(
         &mut self,
         at: Nanos,
@@ -58,7 +65,7 @@ impl AddressSpaces {
                     let wait = waits.entry(parent).or_insert_with(|| vfork_wait(parent));
                     self.may_be_in_vfork(pid, wait)
                 });
-                self.check_again(pid, is_in_vfork);
+                self.recheck_sharing(pid, is_in_vfork);
             } else if !found.contains(&pid) {
                 self.search_for_others(pid);
             }
@@ -74,9 +81,10 @@ impl AddressSpaces {
         space.is_some_and(|space| self.shared.contains(&space))
     }
 
-    /// Finds and records the number of the address space of the process `pid`: the number of an address space with the
-    /// same start address of the stack, or a new number. kcmp(2) compares the process with users of these address
-    /// spaces. They are in the order of kcmp(2), so they are searched by bisection.
+    /// Finds the address space of the process `pid` by kcmp(2), and records its number. Compares the process only
+    /// with processes whose stacks have the same start address. The known address spaces are stored in the order of
+    /// kcmp(2), so a bisection finds the right one. If there is none, the address space gets a new number. If kcmp(2)
+    /// fails, records no number.
     fn find_space(&mut self, pid: Pid) {
         let Some(stack) = self.processes.get(&pid).map(|process| process.stack) else { return };
         let (mut low, mut high) = (0, usize::MAX);
@@ -129,10 +137,11 @@ impl AddressSpaces {
         }
     }
 
-    /// Checks by kcmp(2) whether the process `pid` still shares its address space, and records the result.
-    /// `is_in_vfork` says whether the process may be a child of vfork(2). Marks processes that have left the space for
-    /// a check.
-    fn check_again(&mut self, pid: Pid, is_in_vfork: bool) {
+    /// Checks by kcmp(2) whether the process `pid` still shares its address space with another process, and records
+    /// the result. `is_in_vfork` says whether the process may be a child of vfork(2). If the two processes no longer
+    /// share, marks each process that has left the address space for a new search. Does nothing if no other process
+    /// uses the address space.
+    fn recheck_sharing(&mut self, pid: Pid, is_in_vfork: bool) {
         let Some(process) = self.processes.get(&pid).copied() else { return };
         let users = process.space.and_then(|space| self.users.get(&space));
         let Some(&other) = users.and_then(|users| users.iter().find(|&&user| user != pid)) else { return };
@@ -152,9 +161,10 @@ impl AddressSpaces {
         }
     }
 
-    /// Returns which of two users of an address space have left it. kcmp(2) says that the two no longer share one, so
-    /// at least one of them has executed a program or is ending. A process that shares with a third user has stayed.
-    /// Both are returned if no third user shares with one of them.
+    /// Returns which of the processes `pid` and `other` have left the address space that both used. kcmp(2) says that
+    /// they no longer share one, so at least one of them has executed a program or is ending. If one of them still
+    /// shares with a third user of the address space, only the other one is returned. If no third user shows that,
+    /// both are returned. Compares with at most [`MAX_WITNESSES`] third users.
     fn users_that_left(&mut self, pid: Pid, other: Pid) -> Vec<Pid> {
         let space = self.processes.get(&pid).and_then(|process| process.space);
         let users = space.and_then(|space| self.users.get(&space)).cloned().unwrap_or_default();
@@ -169,7 +179,8 @@ impl AddressSpaces {
         vec![pid, other]
     }
 
-    /// Searches once more for processes that share the address space of `pid`, which was found to share with none.
+    /// Searches once more for processes that share the address space of the process `pid`. An earlier search has
+    /// found none. If this search finds none either, the process is not checked any more.
     fn search_for_others(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         if !std::mem::replace(&mut process.was_alone, true) {
@@ -187,8 +198,10 @@ impl AddressSpaces {
         (self.compare)(one, other)
     }
 
-    /// Handles `errno`, the error of a comparison of `pids` by kcmp(2). Removes those of `pids` that have ended.
-    /// Excludes those that may not be compared from further comparisons.
+    /// Handles `errno`, the error of a comparison of the processes `pids` by kcmp(2). Compares each of them with
+    /// itself to find out which one caused the error. Removes a process that has ended. A process that this user may
+    /// not compare is not compared again. If the kernel does not have kcmp(2) (`ENOSYS`), no process is compared
+    /// again.
     fn handle_kcmp_error(&mut self, pids: &[Pid], errno: Errno) {
         if errno == Errno::ENOSYS {
             self.record_refusal(pids.first().copied(), errno);
@@ -202,7 +215,8 @@ impl AddressSpaces {
         }
     }
 
-    /// Records that kcmp(2) was refused with `errno`. The process `pid` is not compared again.
+    /// Records that kcmp(2) was refused with `errno`. The process `pid` is not compared again. With `None`, only the
+    /// error is recorded.
     fn record_refusal(&mut self, pid: Option<Pid>, errno: Errno) {
         self.refusal = Some(errno);
         self.list = None;

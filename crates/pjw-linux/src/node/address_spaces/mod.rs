@@ -27,8 +27,8 @@ use crate::proc::procfs::Stat;
 
 mod by_kcmp;
 
-/// The time between two runs of the task scan only for candidates, at least: a run iterates over all tasks of the
-/// machine.
+/// The minimum time between two task scans (runs of a BPF program) that are made only for processes which possibly
+/// share an address space. Each run iterates over all tasks of the machine.
 const PASS_INTERVAL: Nanos = Nanos(400_000_000);
 /// After two checks this far apart in which a process was not in vfork(2), it is no child of vfork. Between the
 /// moment when a process is created and the moment when the kernel marks it as a child of vfork, only microseconds
@@ -48,7 +48,7 @@ pub(super) struct AddressSpaces {
     candidates: BTreeMap<u64, Candidates>,
     /// The processes of each address space, by the number of the address space.
     users: BTreeMap<u64, BTreeSet<Pid>>,
-    /// The processes to check.
+    /// The processes that the next scans must check.
     open: BTreeSet<Pid>,
     /// The numbers of the address spaces with several users.
     shared: BTreeSet<u64>,
@@ -152,7 +152,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Adds the process `id`, whose address space is unknown, and marks its candidates for a check.
+    /// Adds the process `id`, whose address space is unknown. `stat` has the values of its first thread. Other
+    /// processes possibly share its address space if their stacks have the same start address. Marks the process and
+    /// those of the others whose address spaces are unknown for a check.
     fn add_process(&mut self, id: ProcessId, stat: &Stat) {
         let process = Process {
             id,
@@ -193,7 +195,8 @@ impl AddressSpaces {
         }
     }
 
-    /// Records the number of the address space of `pid`. If other processes use it too, all of them are checked again.
+    /// Records that the process `pid` uses the address space with the number `number`. If other processes use it too,
+    /// all its users are marked for a check.
     fn set_address_space(&mut self, pid: Pid, number: u64) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         (process.space, process.shared_since, process.is_settled) = (Some(number), None, false);
@@ -308,7 +311,13 @@ impl AddressSpaces {
 }
 
 impl Process {
-    /// Returns the result of the check in the scan `scan`, which began at `at`. Records whether checks must go on.
+    /// Returns the result of this process's check in the scan with the number `scan`, which began at `at`. Also
+    /// records whether the process is settled: it shares its address space and is no child of vfork(2), so that no
+    /// more checks are necessary. This is so after two checks at least 0.1 s apart have found that, if no check
+    /// between them has found the process in vfork(2).
+    ///
+    /// - For a settled process, the result is [`AddressSpaceCheck::Sharing`] in every scan.
+    /// - For another process, it is [`AddressSpaceCheck::NotChecked`] if this scan has not checked the process.
     fn record_check(&mut self, scan: u64, at: Nanos) -> AddressSpaceCheck {
         let check = if self.check.0 == scan { self.check.1 } else { AddressSpaceCheck::NotChecked };
         match check {

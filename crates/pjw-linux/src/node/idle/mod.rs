@@ -23,12 +23,14 @@ use crate::sys::{affinity, clock::process_cpu_time_ns};
 /// Maximum number of masks of idle processes that a regular scan reads. At least the masks of one process are
 /// read.
 const MASKS_PER_SCAN: usize = 256;
-/// After each this many checks without activity, the check period grows.
+/// The number of consecutive checks without activity after which the check period grows. The check period of a
+/// process or job is the number of scans from one check to the next.
 const CHECKS_PER_STEP: u32 = 8;
-/// Maximum check period, in scans that list the process. Where the cgroup of its job is checked first, activity is
-/// noticed within two periods, else within one: after 32 or 16 s with a scan interval of 1 s.
+/// The maximum check period, in scans. With a scan interval of 1 s, activity of a process is noticed after 16 s at
+/// the latest. It is noticed after 32 s at the latest if the cgroup of its job is checked first.
 const MAX_PERIOD: u32 = 16;
-/// The same for processes confined by masks only, which may leave their cores when they run: 4 s at the latest.
+/// The maximum check period, in scans, of processes that only affinity masks keep on their PUs. Such a process may
+/// leave its PUs when it runs. With a scan interval of 1 s, its activity is noticed after 4 s at the latest.
 const MAX_PERIOD_OF_MASKS: u32 = 4;
 
 /// Finds out which processes have not run since the last scan, so that a scan need not read them. Contains the CPU
@@ -38,8 +40,8 @@ pub(super) struct IdleTracker {
     processes: BTreeMap<Pid, LastUsage>,
     /// The CPU time of each job with a cgroup, by the path of the cgroup.
     jobs: BTreeMap<String, JobUsage>,
-    /// The groups in which every process has been idle for so long that it has the longest time between two checks. The
-    /// key is the address of the group.
+    /// The groups of processes in which every process has the maximum check period, because it has been idle for so
+    /// long. The key is the address of the group.
     settled: BTreeMap<usize, Arc<IdleProcessGroup>>,
     /// Number of scans that listed idle processes.
     scans: u32,
@@ -51,6 +53,7 @@ pub(super) struct IdleTracker {
 #[derive(Debug, Default)]
 struct LastUsage {
     cpu_time: u64,
+    /// The time of the last check, if that check found the process idle.
     idle_until: Option<Nanos>,
     /// Number of consecutive checks without activity.
     idle_checks: u32,
@@ -64,8 +67,10 @@ struct LastUsage {
 struct JobUsage {
     /// The open files of the cgroup. `None` if it has no such files.
     counters: Option<CgroupCounters>,
+    /// The CPU time in microseconds, and the number of tasks. `None` if they could not be read.
     usage: Option<(u64, u64)>,
     activity: CgroupActivity,
+    /// The time of the last check, if that check found the job idle.
     idle_until: Option<Nanos>,
     idle_checks: u32,
     /// The number of scans after which the next check is due.
@@ -125,10 +130,15 @@ fn planned_mask(idle_watch: &WatchedProcesses, group: usize) -> Option<&CpuSet> 
 }
 
 impl IdleTracker {
-    /// Finds out which processes in `idle_watch` ran since the last scan, by their CPU times. `unified` is the mount
-    /// point of cgroup v2, and `at` is the time at which this scan began. Processes that have been idle for long are
-    /// checked less often. If the CPU time of a job's cgroup is unchanged, its processes are not checked one by one,
-    /// unless `full` is true.
+    /// Finds out by CPU times which processes in `idle_watch` ran since the last scan. `unified` is the mount point
+    /// of cgroup v2, and `at` is the time at which this scan began. Not every process is checked in each scan:
+    ///
+    /// - A process that has been idle for long is checked less often.
+    /// - The processes of a job are not checked one by one while the CPU time of the job's cgroup stays the same.
+    ///   They are all checked once when the CPU time stops growing.
+    ///
+    /// `full` says whether this is a full scan. In a full scan, the result also lists the processes that were not
+    /// checked: they count as idle.
     pub(super) fn find_idle(
         &mut self,
         idle_watch: &WatchedProcesses,
@@ -187,10 +197,14 @@ impl IdleTracker {
         idle_check
     }
 
-    /// Returns the activity of the job with the cgroup at `path`, and the time of the last check before this one if the
-    /// job was idle then. Reads the CPU time of the cgroup only if a check is due, or if affinity masks alone confine a
-    /// process of the job. A check is due less often the longer the job is idle. A new job counts as active. `root` is
-    /// the mount point of cgroup v2. `groups` begins with the groups of the job.
+    /// Returns the activity of the job with the cgroup at `path`, by the CPU time of this cgroup. A new job counts as
+    /// active. Also returns the time of the last check before this one, if that check found the job idle.
+    ///
+    /// - The CPU time is read if a check is due. The longer the job is idle, the less often a check is due.
+    /// - The CPU time is read at each scan if affinity masks alone keep a process of the job on its PUs.
+    ///
+    /// `root` is the mount point of cgroup v2, and `at` is the time of this scan. `groups` begins with the groups of
+    /// idle processes of the job.
     fn check_job(
         &mut self,
         root: &Path,
@@ -204,16 +218,19 @@ impl IdleTracker {
         if let Some(known) = self.jobs.get_mut(path) {
             let since = known.idle_until;
             if has_reached(scans, known.next_check) || (has_mask_only && known.counters.is_some()) {
-                known.check(root, path, at, scans);
+                known.update_activity(root, path, at, scans);
             }
             return (Some(known.activity), since);
         }
         let mut new = JobUsage::default();
-        new.check(root, path, at, scans);
+        new.update_activity(root, path, at, scans);
         self.jobs.insert(path.to_owned(), new);
         (Some(CgroupActivity::Active), None)
     }
 
+    /// Checks whether the process `pid` ran since its last check, and records the result in `check`. Returns whether
+    /// the process is idle: it did not run. `at` is the time of this scan. `since` is the time of the last check that
+    /// found the job of the process idle, or `None`.
     fn check_process(&mut self, pid: Pid, at: Nanos, since: Option<Nanos>, check: &mut IdleCheck) -> bool {
         let (was_idle, idle_until) = self.check_idle(pid, at);
         if was_idle {
@@ -295,11 +312,14 @@ impl IdleTracker {
         self.processes.get_mut(&pid).map(|known| &mut known.tids)
     }
 
-    /// Checks the affinity masks of idle processes that are not in a cpuset of pjw. If a mask of a process has PUs
-    /// (logical CPUs) outside its planned mask, marks the process as active in `idle_check`. Checks all these processes
-    /// if [`WatchedProcesses::check_all_masks`] is true. Otherwise checks the next ones, up to about 256 threads.
-    /// `masks` is called with a process, its planned mask and its cached thread ids. It must return the number of read
-    /// masks, and whether one of them has PUs outside the planned mask.
+    /// Checks the affinity masks of idle processes that are not in a cpuset of pjw. If a mask has PUs (logical CPUs)
+    /// outside the planned mask of its process, marks the process as active in `idle_check`.
+    ///
+    /// - Checks all these processes if [`WatchedProcesses::check_all_masks`] is true.
+    /// - If not, continues after the last checked process, and stops when about 256 masks were read.
+    ///
+    /// `masks` is called with a process, its planned mask and its cached thread ids. It must return the number of
+    /// read masks, and whether one of them has PUs outside the planned mask.
     pub(super) fn sample_masks(
         &mut self,
         idle_check: &mut IdleCheck,
@@ -345,10 +365,10 @@ impl IdleTracker {
 }
 
 impl JobUsage {
-    /// Reads the counters of the job's cgroup at `path`, sets the activity of the job by comparison with the last
-    /// check, and plans the next check. `root` is the mount point of cgroup v2, `at` is the time of this scan, and
-    /// `scans` is the number of scans until now.
-    fn check(&mut self, root: &Path, path: &str, at: Nanos, scans: u32) {
+    /// Updates the activity of this job by comparison with the last check, and plans the next check. Reads the
+    /// counters of the job's cgroup at `path`. `root` is the mount point of cgroup v2, `at` is the time of this scan,
+    /// and `scans` is the number of scans until now.
+    fn update_activity(&mut self, root: &Path, path: &str, at: Nanos, scans: u32) {
         let usage = self.read_counters(root, path);
         let was_idle = usage.is_some() && usage == self.usage;
         self.idle_checks = if was_idle { self.idle_checks.saturating_add(1) } else { 0 };

@@ -13,10 +13,10 @@ use pjw_core::{cpuset::CpuSet, snapshot::Thread};
 use crate::bpf::{TaskRecord, TaskScan, TaskScanError, TaskScope};
 use crate::proc::procfs::Stat;
 
-/// For fewer threads, reading `/proc` is faster than a pass.
+/// For fewer threads, reading `/proc` is faster than a task scan.
 const MIN_THREADS: usize = 32;
-/// A pass iterates over all tasks of the machine. Skipping this many tasks costs as much as reading one
-/// thread in `/proc`.
+/// The number of tasks that a task scan can skip in the time in which one thread is read in `/proc`. A task scan
+/// iterates over all tasks of the machine.
 const TASKS_PER_PROC_READ: usize = 24;
 
 /// What one task scan reported about processes. A task scan is a run of the BPF program that reports the state of
@@ -118,8 +118,9 @@ impl TaskScanResult {
 }
 
 impl ScannedProcess {
-    /// Makes a value for the process of the thread `task`, which is the first reported one, without counting this
-    /// thread. `is_in_scope` says whether threads are counted. `threads` is `None` if no threads are stored.
+    /// Makes a value for the process of the thread `task`, the first thread of this process that was reported. Does
+    /// not add the thread itself ([`ScannedProcess::add_thread`]). `is_in_scope` says whether the threads of the
+    /// process are counted. `threads` is the empty list of its threads, or `None` if the threads are not stored.
     fn new(task: &TaskRecord<'_>, is_in_scope: bool, threads: Option<Vec<Thread>>) -> Self {
         Self {
             stat: task.stat,
