@@ -65,7 +65,7 @@ pub fn read_host_facts(online: &CpuSet) -> HostFacts {
         autogroup_enabled: is_enabled("/proc/sys/kernel/sched_autogroup_enabled"),
         preemption_model: preemption_model(),
         smt_state: trimmed_text("/sys/devices/system/cpu/smt/control").unwrap_or_default(),
-        cpufreq_governors: governors(online),
+        cpufreq_governors: read_governors(online),
         has_systemd: systemd::is_running(),
         in_container: false,
         hides_processes: !Path::new("/proc/1/stat").exists(),
@@ -80,7 +80,9 @@ fn preemption_model() -> Option<String> {
     Some(rest.split_once(')')?.0.to_owned())
 }
 
-fn governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
+/// Returns the PUs (logical CPUs) in `online` by the name of their CPU frequency governor. Leaves out PUs without a
+/// governor.
+fn read_governors(online: &CpuSet) -> BTreeMap<String, CpuSet> {
     let mut governors: BTreeMap<String, CpuSet> = BTreeMap::new();
     for pu in online.iter() {
         let governor = trimmed_text(&format!("/sys/devices/system/cpu/cpu{pu}/cpufreq/scaling_governor"));
@@ -186,6 +188,8 @@ fn find_hierarchy(mounts: &CgroupMounts, is_root: bool, mount_lines: &str, syste
     kind
 }
 
+/// Returns whether the last mount at `mount_point` in `mount_lines`, the kernel's list of mounts, is read-only. False
+/// if nothing is mounted there.
 fn is_read_only(mount_lines: &str, mount_point: &Path) -> bool {
     let mut read_only = false;
     for (target, _, options) in mount_fields(mount_lines) {

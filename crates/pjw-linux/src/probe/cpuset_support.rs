@@ -100,6 +100,8 @@ pub(crate) fn has_freezer(mount: &CpusetMount) -> bool {
     }
 }
 
+/// Returns a sentence for users about how pjwd confines jobs to their cores: by which kind of cpusets, or by affinity
+/// masks. `own_cgroups` has the names of the cgroups in which pjwd creates cpusets.
 fn describe_cpusets(hierarchy: &CpusetHierarchy, own_cgroups: &OwnCgroupNames) -> String {
     let (directory, slice) = (own_cgroups.directory_path(), own_cgroups.slice_name());
     let how = match hierarchy {
@@ -120,6 +122,8 @@ fn describe_masks(affinity_persists: bool, measured: bool) -> String {
     }
 }
 
+/// Returns a sentence for users about whether jobs of the class `besteffort` can run at idle priority, and whether
+/// they can be frozen (`can_freeze`).
 fn describe_idle_priority(idle_priority: &IdlePrioritySupport, can_freeze: bool) -> String {
     let freezing = if can_freeze { "can" } else { "can't" };
     match idle_priority {

@@ -22,12 +22,14 @@ use crate::sys::realtime;
 
 /// How long a caller waits for the files of one process, if the thread that reads them has a real-time priority.
 const TIMEOUT: Duration = Duration::from_millis(10);
-/// The same if the thread has none. On a busy machine, it waits for a CPU first.
+/// How long a caller waits if this thread has no real-time priority. On a busy machine, the thread waits for a CPU
+/// first.
 const TIMEOUT_WITHOUT_PRIORITY: Duration = Duration::from_millis(100);
 /// The largest number of threads that wait for locks of processes of one user. If this number is reached, no further
 /// process of this user is tried.
 const MAX_WAITING_OF_USER: usize = 4;
-/// The same of all users. pjwd has two such readers, and its unit allows 128 threads (`TasksMax`).
+/// The largest number of threads that wait for locks of processes of all users together. pjwd has two values of
+/// [`MemoryFiles`], and its unit allows 128 threads (`TasksMax`).
 const MAX_WAITING: usize = 24;
 
 /// The environment variables and the command line of one process, from the files `/proc/PID/environ` and
@@ -42,6 +44,7 @@ pub(crate) struct EnvironAndCommandLine {
 
 /// What was read from the files of one process, or the error of the read.
 pub(crate) type Contents = Result<EnvironAndCommandLine, Errno>;
+/// A function that reads the files of one process, and of its environment only the variables with the given names.
 type ReadFiles = fn(&mut ProcDir, Pid, &BTreeSet<&'static str>) -> Contents;
 
 /// Reads the files `/proc/PID/environ` and `/proc/PID/cmdline` of processes. The content of these files lies in the
@@ -162,8 +165,8 @@ impl MemoryFiles {
     /// [`MemoryFiles::wait_for_contents`] returns the contents.
     ///
     /// # Errors
-    /// [`ReadFailure::Locked`] if an earlier read of the process still waits for the lock, or if too many reads wait
-    /// already. [`ReadFailure::NoThread`] if the thread can't be started or has ended.
+    /// [`ReadFailure::Locked`] if an earlier read of the process still waits for the lock of its memory, or if too
+    /// many reads wait for such locks already. [`ReadFailure::NoThread`] if the thread can't be started or has ended.
     fn begin_by_thread(&mut self, pid: Pid, uid: Uid) -> Result<BegunRead, ReadFailure> {
         self.waiting.retain(|waiting| matches!(waiting.contents.try_recv(), Err(TryRecvError::Empty)));
         let of_user = self.waiting.iter().filter(|waiting| waiting.uid == uid).count();
@@ -182,9 +185,9 @@ impl MemoryFiles {
         Ok(BegunRead::ByThread { reader, pid, uid })
     }
 
-    /// Waits until the read `begun` is complete, and returns the contents. Waits not longer than `max_wait`, or without
-    /// `max_wait`, not longer than the time limit of the thread. If the time passes, the thread is left waiting for the
-    /// lock, and is not used again.
+    /// Waits until the read `begun` is complete, and returns the contents. Waits at most `max_wait`. Without
+    /// `max_wait`, waits at most the time limit of the thread ([`Reader::timeout`]). If the time passes, the memory
+    /// of the process is locked: the thread is left waiting for the lock, and is not used again.
     ///
     /// # Errors
     /// [`ReadFailure::Locked`] if the time passes. [`ReadFailure::NoThread`] if the thread has ended.

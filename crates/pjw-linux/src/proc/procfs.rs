@@ -265,9 +265,11 @@ impl ProcDir {
         self.read_until(path, |text| text.len() < text.capacity() && text.ends_with(b"\n"))
     }
 
-    /// Reads the file at `path` in this `/proc` directory into the buffer. Stops at the end of the file, when
-    /// `is_whole` returns true for the text that was read until then, or when the text is longer than
-    /// [`MAX_ENVIRON_BYTES`].
+    /// Reads the file at `path` in this `/proc` directory into the buffer. The read ends at the first of these:
+    ///
+    /// - The end of the file.
+    /// - `is_whole` returns true for the text that was read until then.
+    /// - The text is longer than [`MAX_ENVIRON_BYTES`].
     fn read_until(&mut self, path: Arguments<'_>, is_whole: impl Fn(&Vec<u8>) -> bool) -> Result<(), Errno> {
         let file = self.open_at(path, OFlags::empty())?;
         self.buffer.clear();

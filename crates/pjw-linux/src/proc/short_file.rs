@@ -10,14 +10,16 @@ use crate::sys::errno::{from_io, from_rustix};
 
 /// The size of the buffer for one read(2), in bytes.
 const READ_BYTES: usize = 4096;
-/// If a read(2) with a buffer of [`READ_BYTES`] returns fewer bytes than these, and whole lines, then it has reached
-/// the end. Of a list, such as `cgroup.procs`, the kernel returns as many lines as fit into a page (`seq_read_iter`,
-/// fs/seq_file.c, Linux 6.18), and a line of a list is much shorter than half a page. The text of every other file is
-/// one entry, which the kernel returns as a whole.
+/// The number of bytes that tells whether one read(2) has returned a whole file. If a read with a buffer of
+/// [`READ_BYTES`] returns fewer bytes, and whole lines, it has reached the end of the file:
+///
+/// - Of a list, such as `cgroup.procs`, the kernel returns as many lines as fit into a page (`seq_read_iter`,
+///   fs/seq_file.c, Linux 6.18). A line of a list is much shorter than half a page.
+/// - The text of every other file is one entry, which the kernel returns as a whole.
 const WHOLE_BYTES: usize = READ_BYTES / 2;
 
-/// Reads the file at `path`, of `/proc` or of a cgroup, to its end. A short text takes one read(2), which saves the one
-/// that returns 0 and the calls that ask for the length of the file.
+/// Reads the file at `path`, of `/proc` or of a cgroup, to its end. For a short text, calls read(2) only once. This
+/// saves a second read(2), which would return 0, and the calls that ask for the length of the file.
 ///
 /// # Errors
 /// The error of open(2) or read(2).

@@ -38,12 +38,13 @@ pub(crate) struct OnlinePuReader {
     set: CpuSet,
 }
 
-/// The last result. It holds while the masks of the reference threads are unchanged.
+/// The online PUs on which the kernel does not schedule threads, as last computed. Stays valid while the masks of the
+/// reference threads ([`REFERENCE_THREADS`]) are unchanged.
 #[derive(Debug, Default)]
 struct NotScheduled {
-    /// Listed PUs that are in no reference thread's mask.
+    /// The listed PUs that are not in the mask of any reference thread.
     unknown: CpuSet,
-    /// The inactive PUs among them.
+    /// Those of the PUs in `unknown` on which the kernel does not schedule threads.
     known: CpuSet,
 }
 
@@ -75,7 +76,7 @@ impl OnlinePuReader {
             self.text.clear();
             self.text.extend_from_slice(text);
         }
-        let not_scheduled = self.not_scheduled.update(&self.listed);
+        let not_scheduled = self.not_scheduled.find_unscheduled(&self.listed);
         self.set = if not_scheduled.is_empty() {
             self.listed.clone()
         } else {
@@ -100,10 +101,10 @@ pub(crate) fn read_online_pus() -> io::Result<CpuSet> {
 }
 
 impl NotScheduled {
-    /// Returns the PUs in `listed` on which the kernel does not schedule threads now, as far as the affinity masks of
-    /// the reference threads ([`REFERENCE_THREADS`]) show. Stores the result, and computes it again only if these masks
-    /// have changed.
-    fn update(&mut self, listed: &CpuSet) -> &CpuSet {
+    /// Returns the PUs in `listed` on which the kernel does not schedule threads now. Computes them from the affinity
+    /// masks of the reference threads ([`REFERENCE_THREADS`]). Stores the result, and computes it again only if these
+    /// masks have changed.
+    fn find_unscheduled(&mut self, listed: &CpuSet) -> &CpuSet {
         let mut unknown = listed.clone();
         for (reference, _) in REFERENCE_THREADS {
             unknown = unknown.difference(&affinity::get_mask(reference).unwrap_or_default());

@@ -68,7 +68,7 @@ pub(super) fn call_systemd(address: &Address, request: &MethodCall, within: Dura
     connection.call(&CallDestination { to: name, path, interface, method }, body)
 }
 
-/// A connection with a deadline.
+/// A connection to a Unix socket of systemd that is used until a deadline.
 struct Connection<'a> {
     stream: UnixStream,
     socket: &'a Path,
@@ -153,7 +153,7 @@ impl<'a> Connection<'a> {
         while !bytes.is_empty() {
             let left = self.left()?;
             let sent = self.stream.set_write_timeout(Some(left)).and_then(|()| self.stream.write(bytes));
-            bytes = &bytes[self.progress(sent)?..];
+            bytes = &bytes[self.transferred_bytes(sent)?..];
         }
         Ok(())
     }
@@ -172,12 +172,17 @@ impl<'a> Connection<'a> {
             if matches!(read, Ok(0)) {
                 return Err(self.broken("the peer closed the connection"));
             }
-            got += self.progress(read)?;
+            got += self.transferred_bytes(read)?;
         }
         Ok(())
     }
 
-    fn progress(&self, result: std::io::Result<usize>) -> Result<usize, SystemdError> {
+    /// Returns how many bytes a call of read(2) or write(2) with the result `result` has transferred. 0 if a signal
+    /// interrupted the call.
+    ///
+    /// # Errors
+    /// [`SystemdError::NoReply`] if the time has passed. [`SystemdError::Unreachable`] if the connection fails.
+    fn transferred_bytes(&self, result: std::io::Result<usize>) -> Result<usize, SystemdError> {
         match result {
             Ok(length) => Ok(length),
             Err(fault) if fault.kind() == ErrorKind::Interrupted => self.left().map(|_| 0),

@@ -201,10 +201,12 @@ impl SystemdClient {
         answer
     }
 
-    /// Sends `request` to the addresses of systemd one after another until one replies, and returns this reply. Each
-    /// address gets an equal share of the remaining time. The first address may have processed the request without a
-    /// reply in time. At the second address, the same request then has no further effect, or fails because the unit
-    /// already exists. In the latter case, returns success.
+    /// Sends `request` to systemd at its addresses one after another until one replies, and returns this reply. Each
+    /// address gets an equal share of the remaining time.
+    ///
+    /// If an address does not reply in time, systemd may have processed the request nevertheless. At the next
+    /// address, the same request then has no further effect, or fails because the unit already exists. This failure
+    /// counts as success.
     ///
     /// # Errors
     /// [`SystemdError::NoReply`] if an address did not reply in time, and otherwise why the last one can't be reached.

@@ -5,6 +5,7 @@
 
 use super::request::{Property, PropertyValue, Reply, SystemdError};
 
+/// Types of messages.
 const CALL: u8 = 1;
 const REPLY: u8 = 2;
 const ERROR: u8 = 3;
@@ -248,7 +249,7 @@ fn systemd_error(name: &str, text: String) -> SystemdError {
     }
 }
 
-/// Parser of a received message, in the sender's byte order. `None` for malformed data.
+/// Parser of a received message, in the byte order of the sender. Its functions return `None` for malformed data.
 struct Reader<'a> {
     bytes: &'a [u8],
     is_little: bool,

@@ -19,7 +19,7 @@ pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
     let mut devices: Vec<_> =
         on_bus.filter_map(|object| Some((Some(identity(object)), card(object)?))).collect();
     for object in hwloc.objects_with_type(ObjectType::OSDevice) {
-        let Some(class) = class_of_name(object) else { continue };
+        let Some(class) = class_of_os_device(object) else { continue };
         let name = object.name().map(trimmed_text).filter(|name| !name.is_empty());
         let card = card_of(object);
         let known = card.and_then(|card| devices.iter_mut().find(|(own, _)| *own == Some(identity(card))));
@@ -91,7 +91,9 @@ fn class_on_bus(class: u16) -> Option<DeviceClass> {
     }
 }
 
-fn class_of_name(object: &TopologyObject) -> Option<DeviceClass> {
+/// Returns the class of `object`, if it is a device of the operating system, such as a network interface. `None` if
+/// it is not, or if pjw does not use devices of its type.
+fn class_of_os_device(object: &TopologyObject) -> Option<DeviceClass> {
     let Some(ObjectAttributes::OSDevice(attributes)) = object.attributes() else { return None };
     match attributes.device_type() {
         OSDeviceType::Storage => Some(DeviceClass::Storage),

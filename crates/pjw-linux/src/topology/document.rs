@@ -40,12 +40,16 @@ fn line_of(text: &str, at: usize) -> usize {
     1 + text.as_bytes()[..at.min(text.len())].iter().filter(|&&byte| byte == b'\n').count()
 }
 
+/// Reads and checks a topology document in the XML format of hwloc. Contains the text and the position in it.
 struct Reader<'a> {
     text: &'a str,
+    /// The position: the offset in `text` of the next byte, in bytes.
     at: usize,
     /// The open elements, each with the offset of its start tag.
     open: Vec<(&'a str, usize)>,
+    /// The number of PUs until now.
     pus: u32,
+    /// Whether the first element has begun.
     seen_root: bool,
     nesting: Nesting,
 }

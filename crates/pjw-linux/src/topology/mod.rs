@@ -135,12 +135,16 @@ fn why_rejected(text: &str) -> SyntheticTopologyError {
 }
 
 fn from_file(path: &Path) -> Result<Hwloc, TopologyFileError> {
-    let text = text_of(path)?;
+    let text = read_text(path)?;
     document::check_topology_xml(&text)?;
     from_xml(&text).map_err(|_| TopologyFileError::RejectedByHwloc)
 }
 
-fn text_of(path: &Path) -> Result<String, TopologyFileError> {
+/// Reads the text of the topology file at `path`.
+///
+/// # Errors
+/// If the file can't be read, is empty, is larger than 256 MiB, or is not UTF-8.
+fn read_text(path: &Path) -> Result<String, TopologyFileError> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.is_empty() {

@@ -20,6 +20,7 @@ pub(super) const NETLINK_HEADER: usize = 16;
 pub(super) const CONNECTOR_HEADER: usize = 20;
 /// Bytes of the fields `what`, `cpu` and `timestamp_ns`.
 const EVENT_HEADER: usize = 16;
+/// Numbers of the events in `what` (linux/cn_proc.h).
 const FORK: u32 = 0x1;
 const EXEC: u32 = 0x2;
 const SID: u32 = 0x80;
@@ -38,11 +39,13 @@ impl SequenceNumbers {
     /// subscription carries a number of its PU, too, or names no PU.
     fn check_message(&mut self, connector: &[u8], body: &[u8]) -> Option<bool> {
         let (pu, number) = (word(body, 4)?, word(connector, 8)?);
-        Some(self.check(pu, number))
+        Some(self.record_number(pu, number))
     }
 
-    /// Records the number of a PU's message. Returns whether messages before it are missing.
-    fn check(&mut self, pu: u32, number: u32) -> bool {
+    /// Records the sequence number `number` of a message of the PU `pu`. Returns whether earlier messages of this PU
+    /// were lost: `number` does not follow the one before. False for the first message of a PU, and for an invalid
+    /// PU.
+    fn record_number(&mut self, pu: u32, number: u32) -> bool {
         let place = usize::try_from(pu).unwrap_or(usize::MAX);
         if place >= MAX_PUS {
             return false;

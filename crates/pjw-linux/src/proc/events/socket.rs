@@ -64,7 +64,7 @@ impl ProcEventSocket {
             net::socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, connector).map_err(fault)?;
         net::bind(&socket, &SocketAddrNetlink::new(0, CN_IDX_PROC)).map_err(fault)?;
         enlarge(&socket);
-        net::send(&socket, &subscription(), SendFlags::empty()).map_err(fault)?;
+        net::send(&socket, &subscription_message(), SendFlags::empty()).map_err(fault)?;
         let mut kernel = Self {
             socket,
             buffer: vec![0; 64 * 1024],
@@ -174,7 +174,7 @@ fn enlarge(socket: &OwnedFd) {
 }
 
 /// Returns the netlink message that requests process events from the kernel.
-fn subscription() -> Vec<u8> {
+fn subscription_message() -> Vec<u8> {
     let mut message = Vec::with_capacity(NETLINK_HEADER + CONNECTOR_HEADER + 4);
     let total = u32::try_from(NETLINK_HEADER + CONNECTOR_HEADER + 4).unwrap_or_default();
     message.extend(total.to_ne_bytes());
