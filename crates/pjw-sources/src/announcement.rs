@@ -57,8 +57,11 @@ fn uid(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> {
     number.map(|uid| JobOwner::Uid(Uid(uid))).ok_or_else(|| HookInputError::invalid_user(variable, text))
 }
 
-/// A user name or a user id.
-fn user(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> {
+/// Parses `text`, a user name or a user id. `variable` names the source of the text in the error.
+///
+/// # Errors
+/// If `text` is neither.
+fn parse_owner(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let name = |byte: u8| byte.is_ascii_graphic() && !b":/".contains(&byte);
     if digits {
@@ -119,7 +122,7 @@ pub fn from_lsf(environment: &BatchAttributes, host: &LocalHost) -> Result<JobAn
     let environ = BatchEnvironment::with_variables(VARIABLES, environment);
     let owner = environ
         .first_set_variable(["LSB_JOB_EXECUSER", "LSFUSER"])
-        .and_then(|(variable, text)| user(variable, text));
+        .and_then(|(variable, text)| parse_owner(variable, text));
     let cpu_request = amount(lsf::slot_count(environ, host), CpuRequest::Cores);
     Ok(JobAnnouncement { job: lsf::job_id(environ)?, alias: None, owner, cpu_request })
 }
@@ -162,6 +165,12 @@ pub fn from_torque(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError
     pbs_job(arguments, amount(pbs::processors_per_node(limits, hosts), CpuRequest::Cores))
 }
 
+/// Makes the announcement of a PBS job from the arguments of a hook: the first is the job id, the second is the user.
+/// `cpu_request` is what the job requests on this machine.
+///
+/// # Errors
+/// If the job id is missing or invalid. A missing or invalid user is an error only in the field `owner` of the
+/// result.
 fn pbs_job(
     arguments: &[&str],
     cpu_request: Result<CpuRequest, HookInputError>,
@@ -170,7 +179,8 @@ fn pbs_job(
     const USER: &str = "the second argument";
     let id = arguments.first().filter(|id| !id.is_empty()).ok_or(HookInputError::Missing(ID))?;
     let job = pbs::parse_job_id(id).ok_or_else(|| HookInputError::invalid_job_id(ID, id))?;
-    let owner = arguments.get(1).ok_or(HookInputError::Missing(USER)).and_then(|name| user(USER, name));
+    let owner =
+        arguments.get(1).ok_or(HookInputError::Missing(USER)).and_then(|name| parse_owner(USER, name));
     Ok(JobAnnouncement { job, alias: None, owner, cpu_request })
 }
 
@@ -217,7 +227,7 @@ pub fn from_sge(
             .and_then(|count| Ok(count.min(sge::slots_on_all_hosts(environ)?))),
         None => sge::slot_count(environ),
     };
-    let owner = owner.ok_or(HookInputError::Missing(OWNER)).and_then(|name| user(OWNER, name));
+    let owner = owner.ok_or(HookInputError::Missing(OWNER)).and_then(|name| parse_owner(OWNER, name));
     Ok(JobAnnouncement {
         job: sge::job_id(environ)?,
         alias: None,
@@ -254,7 +264,7 @@ pub fn from_condor(
     let owner = condor::string_attribute(job_ad, "Owner").ok_or(HookInputError::Missing(OWNER));
     let count = condor::slot_core_count(machine_ad)
         .unwrap_or(Err(HookInputError::CountNotProvided(JobSource::Condor)));
-    let owner = owner.and_then(|name| user(OWNER, name));
+    let owner = owner.and_then(|name| parse_owner(OWNER, name));
     Ok(JobAnnouncement { job, alias, owner, cpu_request: amount(count, CpuRequest::Cores) })
 }
 

@@ -195,16 +195,18 @@ fn range(text: &str) -> Option<Range> {
     (range.low <= range.high).then_some(range)
 }
 
-/// Which of two host names has no domain. Only the names without domain are then compared.
+/// Which of two compared host names have no domain. If one has none, the domain of the other is ignored.
 #[derive(Clone, Copy)]
 struct Short {
+    /// Whether the names that the entry of the list stands for have no domain.
     entry: bool,
+    /// Whether the searched name has no domain.
     name: bool,
 }
 
-/// Returns the index of `name` among the names that `pieces` stand for, in the order of the list and counted from 0.
-/// `None` if `name` is not one of them. `short` says which of the names have no domain: these match a name with any
-/// domain.
+/// Returns the index of `name` among the names that `pieces`, the pieces of an entry of the list, stand for. The
+/// index is counted from 0, in the order of the list. `None` if `name` is not one of them. `short` says which of the
+/// names have no domain: such a name also matches the same name with any domain.
 fn index_of_name(pieces: &[Piece<'_>], name: &str, short: Short) -> Option<u64> {
     let Some((piece, rest)) = pieces.split_first() else {
         return (name.is_empty() || short.entry && name.starts_with('.')).then_some(0);
@@ -229,8 +231,9 @@ fn index_of_name(pieces: &[Piece<'_>], name: &str, short: Short) -> Option<u64> 
     }
 }
 
-/// Returns the index of the number `number` among the numbers in `ranges`, counted from 0. `None` if the number is not
-/// in them, or is not written with as many digits as there.
+/// Returns the index of the number `number` among the numbers in `ranges`, counted from 0. `None` if the number is
+/// not in the ranges. Also `None` if it does not have the leading zeros of the range: `[01-10]` contains `05`, but
+/// neither `5` nor `005`.
 fn index_in_ranges(ranges: &[Range], number: &str) -> Option<u64> {
     let value: u64 = number.parse().ok()?;
     let mut before = 0;

@@ -152,9 +152,12 @@ pub fn recognise_jobs(
     BatchIdentity { role, job_references: claims }
 }
 
-/// Returns the outermost cgroup directory of a process that one of `systems` recognises: the batch system, the role of
-/// the directory, and its path. Searches the cgroup paths in `attributes` in the order of [`place::paths_by_priority`],
-/// and uses the first path with such a directory. `None` if no path has one. `comm` is the program name of the process.
+/// Returns the outermost cgroup directory of a process that one of `systems` recognises. The result has the batch
+/// system, the role of the directory, and its path. The role says whether the directory belongs to a job or contains
+/// only processes of the batch system. `comm` is the program name of the process.
+///
+/// Searches the cgroup paths in `attributes` in the order of [`place::paths_by_priority`], and uses the first path
+/// with such a directory. `None` if no path has one.
 fn find_outermost_directory(
     systems: &[&BatchSystem],
     comm: &Comm,

@@ -28,8 +28,8 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     environ_claim,
 };
 
-/// Returns the role of the outermost directory of LSF on the cgroup path of `process`, with the job id from the name of
-/// the directory. `None` if there is no such directory.
+/// Returns the role of the outermost job directory of LSF on the cgroup path of `process`. The role says to which job
+/// the directory belongs: the name of the directory contains the job id. `None` if there is no such directory.
 fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     (0..process.parts.len()).find_map(|at| {
         let [top, _cluster, directory] = process.parts.get(at..at + 3)? else { return None };

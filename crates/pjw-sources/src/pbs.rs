@@ -28,6 +28,8 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     environ_claim,
 };
 
+/// Returns the role of the outermost job directory of PBS on the cgroup path of `process`. The role says to which job
+/// the directory belongs: the name of the directory is the job id. `None` if there is no such directory.
 fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {

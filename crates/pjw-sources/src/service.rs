@@ -154,8 +154,9 @@ impl Scheduler {
     }
 }
 
-/// The last value of a key in lines `KEY=VALUE` or `KEY VALUE`. Keys are not case-sensitive; comments begin with `#`.
-fn value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+/// Returns the value of `key` in `text`, which has lines `KEY=VALUE` or `KEY VALUE`. If the key occurs several times,
+/// the last line counts. Keys are not case-sensitive, and comments begin with `#`. `None` if no line has the key.
+fn find_value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let of_line = |line: &'a str| {
         let line = line.split('#').next()?.trim();
         let end = line.find(|c: char| c == '=' || c.is_whitespace())?;
@@ -174,10 +175,10 @@ fn is_yes(value: Option<&str>) -> bool {
 /// Returns how Slurm binds jobs to cores, and what this means for pjwd, as text for users. `text` has the contents of
 /// `slurm.conf` and `cgroup.conf`, see slurm.conf(5) and cgroup.conf(5). Without settings, nothing is bound.
 fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
-    let plugins = value(text, "TaskPlugin").unwrap_or_default().to_ascii_lowercase();
+    let plugins = find_value(text, "TaskPlugin").unwrap_or_default().to_ascii_lowercase();
     let has = |plugin: &str| plugins.split(',').any(|part| part.trim().trim_start_matches("task/") == plugin);
-    let includes = value(text, "Include").is_some();
-    match (is_yes(value(text, "ConstrainCores")), has("cgroup"), has("affinity")) {
+    let includes = find_value(text, "Include").is_some();
+    match (is_yes(find_value(text, "ConstrainCores")), has("cgroup"), has("affinity")) {
         (true, true, _) => (
             JobBinding::Cpusets,
             "it constrains cores (ConstrainCores=yes): its cpuset is the grant, pjwd only balances inside",
@@ -202,8 +203,8 @@ fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
 /// Returns how LSF binds jobs to cores, and what this means for pjwd, as text for users. `text` is the content of
 /// `lsf.conf`, see lsf.conf(5).
 fn lsf_binding(text: &str) -> (JobBinding, &'static str) {
-    let enforces = value(text, "LSB_RESOURCE_ENFORCE").is_some_and(|what| what.contains("cpu"));
-    let binds = value(text, "LSF_BIND_JOB").or_else(|| value(text, "LSB_BIND_JOB"));
+    let enforces = find_value(text, "LSB_RESOURCE_ENFORCE").is_some_and(|what| what.contains("cpu"));
+    let binds = find_value(text, "LSF_BIND_JOB").or_else(|| find_value(text, "LSB_BIND_JOB"));
     match (enforces, binds.is_some_and(|how| !how.eq_ignore_ascii_case("none") && !how.is_empty())) {
         (true, _) => (
             JobBinding::Cpusets,
@@ -234,7 +235,7 @@ fn pbs_binding(text: &str) -> (JobBinding, &'static str) {
 /// the binding is unknown: where the configuration is not a file (bootstrap(5), `spooling_method`), as in Debian, only
 /// Grid Engine itself knows it.
 fn grid_engine_binding(text: &str) -> (JobBinding, &'static str) {
-    let Some(parameters) = value(text, "execd_params").map(str::to_ascii_lowercase) else {
+    let Some(parameters) = find_value(text, "execd_params").map(str::to_ascii_lowercase) else {
         return (
             JobBinding::Unknown,
             "how it binds jobs is not known (its configuration is in no file that can be read; qconf -sconf shows it): \
@@ -262,7 +263,7 @@ fn grid_engine_binding(text: &str) -> (JobBinding, &'static str) {
 /// Returns how HTCondor binds jobs to cores, and what this means for pjwd, as text for users. `text` is its
 /// configuration: the setting `ASSIGN_CPU_AFFINITY` matters.
 fn condor_binding(text: &str) -> (JobBinding, &'static str) {
-    if is_yes(value(text, "ASSIGN_CPU_AFFINITY")) {
+    if is_yes(find_value(text, "ASSIGN_CPU_AFFINITY")) {
         (
             JobBinding::Masks,
             "it binds each slot by a mask (ASSIGN_CPU_AFFINITY), without regard to caches and NUMA nodes: pjwd grants cores and \

@@ -36,9 +36,9 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     environ_claim,
 };
 
-/// Returns the role of the directory on the cgroup path of `process` that Grid Engine made for a job: a job directory,
-/// with the job id from the name of the directory. If several directories on the path have such a name, the outermost
-/// one counts. `None` if there is no such directory.
+/// Returns the role of the outermost job directory of Grid Engine on the cgroup path of `process`. The role says to
+/// which job the directory belongs: the name of the directory contains the job id. `None` if there is no such
+/// directory.
 fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {

@@ -55,9 +55,12 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
 /// The command line of the placeholder process of the step `extern`.
 const PLACEHOLDER: &str = "sleep 100000000";
 
-/// Returns the role of the outermost directory of Slurm on the cgroup path of `process`, with the job id from the name
-/// of the directory. `None` if there is no such directory. A directory in which Slurm keeps only its own processes has
-/// no job. The placeholder process of the step `extern` counts as a process of Slurm.
+/// Returns the role of the outermost directory of Slurm on the cgroup path of `process`. The role says whether the
+/// directory belongs to a job, and to which one: the name of a job's directory contains the job id. A directory in
+/// which Slurm keeps only its own processes belongs to no job. `None` if there is no directory of Slurm.
+///
+/// The role also says whether the process belongs to Slurm and not to the job. This is so for the placeholder process
+/// of the step `extern`, in which Slurm collects processes that were not started by a job step.
 fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let parts = process.parts;
     (0..parts.len()).find_map(|at| {
@@ -99,6 +102,9 @@ fn sluid(text: &str) -> Option<&str> {
     (digits.len() == 13 && digits.bytes().all(crockford)).then_some(text)
 }
 
+/// Reads the job and its number of PUs (logical CPUs) from the environment of a process. `host` is this machine.
+/// `None` if the environment names no valid job, or if the process belongs to Slurm's prolog or epilog, which run for
+/// a job but not in the job.
 fn environ_claim(environ: BatchEnvironment<'_>, host: &LocalHost) -> Option<EnvironClaim> {
     // The node's prolog and epilog run for the job, not in the job.
     if let Some("prolog_slurmd" | "epilog_slurmd") = environ.get("SLURM_SCRIPT_CONTEXT") {
