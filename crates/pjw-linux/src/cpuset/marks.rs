@@ -126,11 +126,11 @@ pub(super) fn unmark_systemd_outdated(group: &CgroupDir) {
     remove_attribute(&group.dir, OUTDATED_ATTRIBUTE);
 }
 
-/// Writes the PUs and the job of `job_cpuset`, and the text that identifies this daemon
-/// ([`OwnCgroupNames::name_prefix`]), to the extended attribute [`CPUSET_ATTRIBUTE`] of the scheduler's cgroup
-/// `group`. Must be called before the cpuset itself is written. `own_cgroups` has the names of this daemon's cgroups.
-/// Returns the earlier value of the attribute, for [`restore_scheduler_cpuset`], or `None` if the cgroup had no such
-/// attribute.
+/// Records in the cgroup `group` of a batch system which cpuset this daemon is about to write there. Must be called
+/// before the cpuset itself is written. Writes the extended attribute [`CPUSET_ATTRIBUTE`]: the PUs and the job of
+/// `job_cpuset`, and the text that identifies this daemon ([`OwnCgroupNames::name_prefix`]). `own_cgroups` has the
+/// names of this daemon's cgroups. Returns the earlier value of the attribute, for [`restore_scheduler_cpuset`], or
+/// `None` if the cgroup had no such attribute.
 pub(super) fn write_scheduler_cpuset(
     group: &CgroupDir,
     job_cpuset: &JobCpuset,
@@ -159,9 +159,12 @@ pub(super) fn remove_scheduler_cpuset(group: &CgroupDir) {
     remove_attribute(&group.dir, CPUSET_ATTRIBUTE);
 }
 
-/// Returns the cpuset that a daemon of pjw wrote in the scheduler's cgroup `group`, and the text that identifies the
-/// daemon ([`OwnCgroupNames::name_prefix`]). `None` if no daemon wrote one, if the cpuset has other PUs now, or if
-/// the cgroup belongs to another user, who could write the attribute.
+/// Returns the cpuset that a daemon of pjw wrote in the cgroup `group` of a batch system, and the text that
+/// identifies the daemon ([`OwnCgroupNames::name_prefix`]). `None` in each of these cases:
+///
+/// - No daemon of pjw wrote a cpuset there.
+/// - The cpuset has other PUs now.
+/// - The cgroup belongs to another user, who could write the attribute.
 pub(super) fn read_scheduler_cpuset(group: &CgroupDir) -> Option<(JobCpuset, String)> {
     if !has_attribute(&group.dir, CPUSET_ATTRIBUTE) {
         return None;

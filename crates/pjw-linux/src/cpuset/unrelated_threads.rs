@@ -254,9 +254,10 @@ impl UnrelatedThreads {
         bound
     }
 
-    /// Removes the records of the threads whose masks are still to be restored, and returns them. A thread is left out
-    /// if it has ended, or if another program has changed its mask: the mask is neither the one after the last restore,
-    /// nor one to which the kernel resets. `cache` has the effective CPUs of cgroups that were already read.
+    /// Removes the records of the threads whose masks are still to be restored, and returns them. A thread is left
+    /// out if it has ended, or if another program has changed its mask. Another program has done so if the mask is
+    /// neither the one after the last restore, nor one to which the kernel resets masks. `cache` has the effective
+    /// CPUs of cgroups that were already read.
     fn take_pending_threads(
         &mut self,
         context: &mut CpusetContext<'_>,
