@@ -243,9 +243,12 @@ fn not_a_file() -> io::Error {
     io::Error::other("it is not a regular file: remove it")
 }
 
-/// Locks the lock file beside the socket at `path`, and makes this file if it is missing. Fails if another process
-/// holds the lock, or if this file can't be used. The error has the pid of the process that listens at `path`, if it is
-/// known.
+/// Locks the lock file of the socket at `path`, so that only one daemon uses the socket. The lock file is
+/// `PATH.lock`. Makes this file if it is missing.
+///
+/// # Errors
+/// If another process holds the lock. The error has the pid of the process that listens at `path`, if this pid is
+/// known. If the lock file can't be used, for example because it is not a regular file.
 fn lock_socket(path: &Path) -> Result<Flock<File>, BindError> {
     let beside = lock_path(path);
     let mut options = OpenOptions::new();

@@ -150,8 +150,9 @@ impl Client {
         Ok(Self { stream, buffer: Vec::new(), timeout, deadline: None })
     }
 
-    /// Lets the next read or write wait until the deadline of the call at most. A daemon that sends a byte now and then
-    /// does not extend the time.
+    /// Limits the time of the next read or write on the socket to the time until the deadline of the call. Must be
+    /// called before each of them: then a daemon that sends a byte now and then does not extend the time. Without a
+    /// deadline, the next read or write waits without a limit. Fails if the deadline has passed.
     fn limit_wait(&self) -> Result<(), ClientError> {
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         if left.is_some_and(|left| left.is_zero()) {
@@ -206,8 +207,9 @@ impl Client {
         self.receive_all(&mut on_reply)
     }
 
-    /// Receives the replies of a stream, and calls `on_reply` with each of them. Returns after the last reply, or when
-    /// `on_reply` returns false.
+    /// Receives the replies of a stream (a series of replies to one call), and calls `on_reply` with each reply.
+    /// Leaves out an empty reply, which only ends the stream. Returns after the last reply, or when `on_reply`
+    /// returns false. Fails if the connection breaks, if the daemon refuses the call, or if a reply can't be parsed.
     fn receive_all<T: DeserializeOwned>(
         &mut self,
         on_reply: &mut impl FnMut(T) -> bool,
@@ -254,6 +256,8 @@ impl Client {
         Ok(())
     }
 
+    /// Returns the error for a call that could not be sent because of `error`. If the server has rejected the
+    /// connection and sent the reason, the result is this reason.
     fn not_sent(&mut self, error: io::Error) -> ClientError {
         match error.kind() {
             // A server that rejects a connection sends the reason before it closes the connection.
@@ -316,6 +320,7 @@ impl Client {
     }
 }
 
+/// Returns the error for a call that the server answered with the Varlink error `error` and its `parameters`.
 fn refused(error: &str, parameters: &Value) -> ClientError {
     let text = |key: &str| parameters.get(key).and_then(Value::as_str);
     let message = match (text("message"), text("parameter")) {

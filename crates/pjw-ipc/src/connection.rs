@@ -118,17 +118,22 @@ pub(crate) async fn serve_connection<S: Service>(
     }
 }
 
-/// A reply to send: of our own interface, or of the interface `org.varlink.service`. Or none, because the client has
-/// hung up.
+/// The result of a call: a reply of pjw's own interface, or a reply of the interface `org.varlink.service`. Or no
+/// reply, because the client has hung up.
 enum Outgoing {
     Plain(Map<String, Value>),
     Own(Replies),
     Abandoned(io::Error),
 }
 
-/// Computes the reply to `request` of the client `peer`. `service` answers the calls of pjw's own interface. If the
-/// client hangs up first, drops the call and returns [`Outgoing::Abandoned`]. Oneway calls, and calls that a hang-up
-/// does not abandon, are carried out in any case. The error is the reply to the client.
+/// Computes the reply to `request` of the client `peer`. `service` answers the calls of pjw's own interface.
+///
+/// If the client hangs up while `service` works, stops the work and returns [`Outgoing::Abandoned`]. Two kinds of
+/// calls are completed nevertheless: oneway calls (calls for which the client expects no reply), and calls for which
+/// `is_abandoned_on_disconnect` returns false.
+///
+/// # Errors
+/// The error that is the reply to the client, for example for an unknown method.
 async fn answer_request<S: Service>(
     service: &S,
     peer: Peer,
@@ -186,8 +191,12 @@ fn description(Described { interface }: Described) -> Result<Map<String, Value>,
     Ok(Map::from_iter([("description".to_owned(), Value::from(text))]))
 }
 
-/// Sends replies as they arrive. The stream ends at once if the client hangs up, also if the client has sent further
-/// calls in the meantime. Those calls are read, and answered after the stream.
+/// Sends the replies of a stream (a series of replies to one call) as they arrive in `replies`. Returns after the
+/// last reply, or when the server stops (`stop` becomes true). Further calls that the client sends meanwhile are read
+/// now, and answered after the stream.
+///
+/// # Errors
+/// If the client hangs up, or if a reply can't be sent.
 async fn stream_replies(
     mut replies: mpsc::Receiver<Reply>,
     reader: &mut Reader,
@@ -225,7 +234,7 @@ async fn stream_replies(
     }
 }
 
-/// The receiving side, with the bytes that were read after the last request.
+/// The receiving side of a connection, with the bytes that were read after the last request.
 struct Reader {
     reader: OwnedReadHalf,
     buffer: Vec<u8>,
@@ -235,8 +244,9 @@ struct Reader {
 }
 
 impl Reader {
-    /// Returns the next request without its zero byte. `None` if the client sends no more, or was idle for too long.
-    /// Fails if the request is too long or takes too long to arrive, or if the connection breaks.
+    /// Returns the next request, without the zero byte that ends it. `None` if the client has closed its sending
+    /// side, or if it sent nothing for the time `idle_timeout`. Fails if the request is too long or takes too long to
+    /// arrive, or if the connection breaks.
     async fn next_request(&mut self) -> io::Result<Option<Box<[u8]>>> {
         let mut searched = 0;
         let mut complete_by = None;
@@ -272,8 +282,8 @@ impl Reader {
     }
 
     /// Waits until the client has hung up or the connection breaks, and returns the reason. A client that closed only
-    /// its sending side, as a pipe of a shell does, still reads, and has not hung up. Bytes that arrive in the meantime
-    /// are kept for later, up to the size of one request.
+    /// its sending side, as a pipe of a shell does, still reads, and has not hung up. Bytes that arrive in the
+    /// meantime are kept for later. When more than one request of the maximum size is kept, no more bytes are read.
     async fn wait_for_hang_up(&mut self) -> io::Error {
         loop {
             if !self.ended && self.buffer.len() <= self.limits.max_request_bytes {
@@ -297,7 +307,7 @@ impl Reader {
     }
 }
 
-/// The sending side.
+/// The sending side of a connection.
 struct Writer {
     writer: OwnedWriteHalf,
     uid: u32,
@@ -306,9 +316,14 @@ struct Writer {
 }
 
 impl Writer {
-    /// Sends a reply with `parameters`. `continues` says whether more replies to the same call follow. If too many
-    /// bytes of unsent replies wait already, sends an error instead, and fails if more replies were to follow. Also
-    /// fails if the reply is dropped while it waits, or if the connection breaks.
+    /// Sends a reply with `parameters`. `continues` says whether more replies to the same call follow.
+    ///
+    /// If too many bytes of unsent replies wait already, sends the error `Busy` instead of the reply. The function
+    /// then fails if more replies were to follow, which ends the connection.
+    ///
+    /// # Errors
+    /// If the reply is dropped while it waits, to make space for replies to other users. If the client does not read
+    /// the reply in time, or if the connection breaks.
     async fn send_reply<P: Serialize>(&mut self, parameters: P, continues: bool) -> io::Result<()> {
         let bytes = message(&Response { parameters: &parameters, continues, error: None })?;
         // The message contains the parameters: free their memory while the message waits.

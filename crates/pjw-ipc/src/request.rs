@@ -58,11 +58,11 @@ pub(crate) struct Described {
 }
 
 impl Request {
-    /// Parses the JSON text of a request. An unknown method or a wrong parameter is no error of this function:
+    /// Parses the JSON text of a request. For an unknown method or a wrong parameter, the function does not fail:
     /// [`Request::content`] then has the error for the client.
     ///
     /// # Errors
-    /// A syntax error if the bytes are not JSON, a data error if they are not a call.
+    /// A syntax error if the bytes are not JSON. A data error if they are JSON, but not a call.
     fn parse(bytes: &[u8]) -> Result<Self, serde_json::Error> {
         let request: Value = serde_json::from_slice(bytes)?;
         // Serde would accept a list as an object without names.
@@ -92,12 +92,13 @@ impl RequestParser {
         Self { turn: Semaphore::new(1) }
     }
 
-    /// Parses a request. A large one is parsed on another thread, after the large requests that wait already. Those of
-    /// an administrator do not wait for others.
+    /// Parses a request. A request of more than [`MAX_BYTES_PARSED_AT_ONCE`] bytes is large: another thread parses
+    /// it, while the server goes on with other clients. Large requests of users are parsed one after the other. A
+    /// large request of an administrator (`is_administrator`) is parsed at once.
     ///
     /// # Errors
-    /// The outer error: the other thread has ended without a result. The inner one: a syntax error if the bytes are not
-    /// JSON, a data error if they are not a call.
+    /// The outer error if the other thread has ended without a result. The inner error is a syntax error if the bytes
+    /// are not JSON, and a data error if they are JSON, but not a call.
     pub(crate) async fn parse(
         &self,
         bytes: Box<[u8]>,

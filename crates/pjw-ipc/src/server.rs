@@ -49,8 +49,12 @@ impl Connections {
     }
 
     /// Returns a slot for a new connection of the user `uid`. The connection counts until the slot is dropped. `None`
-    /// if there are too many connections, of this user or in total. The share of one user is limited, and some slots
-    /// are reserved, except for root and the user of the server.
+    /// if there are too many connections of this user, or too many in total.
+    ///
+    /// - Users other than root and the user of the server can't get the last slots, which are reserved
+    ///   (`reserved_connections`). One such user can have at most `max_connections_per_user` connections, and at most
+    ///   as many as there are free slots.
+    /// - Root and the user of the server can get all slots.
     fn take_slot(self: &Rc<Self>, uid: u32, limits: &ServerLimits) -> Option<Slot> {
         let mine = self.all.borrow().get(&uid).copied().unwrap_or(0);
         let is_administrator = uid == 0 || uid == self.own_uid;
@@ -169,7 +173,8 @@ fn registered(listener: StdListener) -> std::io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-/// Rejects the connections in the queue of a server that stops.
+/// Accepts the connections that wait at `listener`, and rejects each with an error, because the server stops. Never
+/// returns.
 async fn reject_all(listener: &UnixListener) {
     loop {
         match listener.accept().await {

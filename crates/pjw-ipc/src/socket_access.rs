@@ -31,12 +31,12 @@ impl SocketAccess {
         Self { mode: file.mode() & 0o777, owner: Some((file.uid(), file.gid())) }
     }
 
-    /// Creates a socket file at `path` with this mode, owner and group, and listens on the socket. No other user can
-    /// connect before the file has them, because the socket listens only then.
+    /// Creates a socket file at `path` with this mode, owner and group, and listens on the socket. Listening begins
+    /// only when the file has its mode, owner and group, so no other user can connect before.
     ///
     /// # Errors
-    /// If a file exists at `path`, or if this process may not create the file or give it this owner. Then no new file
-    /// is left.
+    /// If a file exists at `path`. If this process may not create the file, or may not give it this mode, owner and
+    /// group: the function then leaves no file behind.
     pub(crate) fn listen_at(&self, path: &Path) -> io::Result<UnixListener> {
         let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
         bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;

@@ -18,6 +18,7 @@ pub(crate) struct ReplyBudget {
     waiting: RefCell<Waiting>,
 }
 
+/// The replies that the server has not sent yet, of all connections.
 #[derive(Debug, Default)]
 struct Waiting {
     /// The replies in the order of their arrival.
@@ -46,9 +47,10 @@ impl ReplyBudget {
         Rc::new(Self { most, waiting: RefCell::default() })
     }
 
-    /// Reserves `bytes` bytes for a new reply to the user `uid`. As long as the unsent replies and the new reply
-    /// together exceed the limit, drops the oldest reply to the user with the most bytes. If this user is `uid` itself,
-    /// returns `None`: the new reply must then not be sent.
+    /// Reserves space for a new reply of `bytes` bytes to the user `uid`. If the unsent replies and the new reply
+    /// together exceed the limit, drops unsent replies until they do not: each time the oldest reply to the user
+    /// whose replies have the most bytes. If this user is `uid` itself, returns `None` instead, and the new reply
+    /// must not be sent.
     pub(crate) fn reserve(self: &Rc<Self>, uid: u32, bytes: usize) -> Option<ReservedBytes> {
         let mut waiting = self.waiting.borrow_mut();
         while let Some(heaviest) = waiting.user_to_give_way(uid, bytes, self.most) {
