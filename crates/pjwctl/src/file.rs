@@ -16,20 +16,20 @@ pub fn write_atomically(path: &Path, content: &str) -> anyhow::Result<()> {
     // A symbolic link stays a link: its target is replaced.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let written = match fs::metadata(&target) {
-        Ok(what) if !what.is_file() => straight(&target, content),
-        _ => beside(&target, content),
+        Ok(what) if !what.is_file() => write_directly(&target, content),
+        _ => replace_file(&target, content),
     };
     written.map_err(|error| {
         anyhow!("can't write {}: {error}; name a file in a directory that you may write to", path.display())
     })
 }
 
-fn straight(path: &Path, text: &str) -> io::Result<()> {
+fn write_directly(path: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
 
 /// Writes to a temporary file beside the target and renames it after its data are on the disk.
-fn beside(path: &Path, text: &str) -> io::Result<()> {
+fn replace_file(path: &Path, text: &str) -> io::Result<()> {
     let draft = draft_of(path)?;
     let mut file = OpenOptions::new().write(true).create_new(true).open(&draft)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());

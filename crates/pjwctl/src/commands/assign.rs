@@ -52,9 +52,12 @@ fn is_unconfined(job: &Job) -> bool {
     !job.cpus.is_empty() && job.enforcement == "none"
 }
 
-/// Waits until the kernel has made the isolated partition of the job `job`, and returns the job as it is then. Returns
-/// at once if the daemon only watches. If the partition is not complete after [`MAX_TIME_FOR_PARTITION`], or if the
-/// daemon does not answer, prints a message: the job has its cores nevertheless.
+/// Waits until the kernel has made the isolated partition of the job `job` (a cpuset whose cores are only for this
+/// job, without load balancing of the kernel). Returns the job as it is after the wait.
+///
+/// Does not wait if the daemon only watches (mode `observe`). Prints a message and stops waiting if the partition is
+/// not complete after [`MAX_TIME_FOR_PARTITION`], or if the daemon does not answer. The job has its cores in any
+/// case.
 ///
 /// # Errors
 /// If the job ended or was released meanwhile.

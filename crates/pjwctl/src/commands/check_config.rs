@@ -20,7 +20,7 @@ const MAX_ERRORS: usize = 20;
 /// Runs `pjwctl check-config`: starts `pjwd --check-config` to check the configuration file `file`, and returns the
 /// exit code of `pjwd`.
 pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
-    look(file).map_err(|error| anyhow!("{}: {}", file.display(), unreadable(&error)))?;
+    check_readable(file).map_err(|error| anyhow!("{}: {}", file.display(), unreadable_file_text(&error)))?;
     let mut pjwd = daemon_program::pjwd_command()?;
     pjwd.arg("--check-config").arg(daemon_program::option_argument("--config", file.as_os_str()));
     let program = Path::new(pjwd.get_program()).display().to_string();
@@ -32,8 +32,9 @@ pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
     Ok(if said.status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Whether the file can be read. A pipe is not opened, because it can be read only once.
-fn look(file: &Path) -> io::Result<()> {
+/// Checks that the file `file` exists, can be opened and is no directory. A pipe is not opened, because it can be
+/// read only once.
+fn check_readable(file: &Path) -> io::Result<()> {
     let what = file.metadata()?;
     if what.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
@@ -41,7 +42,9 @@ fn look(file: &Path) -> io::Result<()> {
     if what.is_file() { File::open(file).map(drop) } else { Ok(()) }
 }
 
-fn unreadable(error: &io::Error) -> String {
+/// Returns a text with the reason why the configuration file can't be read, and with a remedy. `error` is the error
+/// of the kernel.
+fn unreadable_file_text(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => "there is no such file: check the path".to_owned(),
         ErrorKind::IsADirectory => "this is a directory: give the path of a file".to_owned(),
@@ -52,8 +55,8 @@ fn unreadable(error: &io::Error) -> String {
     }
 }
 
-/// Returns the first `most` errors in `said`, the error output of `pjwd --check-config`, without the prefix `pjwd: `.
-/// If there are more errors, a last line has their number.
+/// Returns the first `most` errors in `said`, the error output of `pjwd --check-config`. An error can have several
+/// lines. Leaves out the prefix `pjwd: `. If there are more errors, the last line says how many.
 fn first_errors(said: &str, most: usize) -> String {
     let said = said.strip_prefix("pjwd: ").unwrap_or(said);
     // An error begins at the start of a line. Its further lines are indented.

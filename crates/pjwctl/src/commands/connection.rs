@@ -58,8 +58,10 @@ impl DaemonAddress {
     }
 }
 
-/// The warning that the system's daemon answers instead of the user's own, which is not running now. The two do not
-/// know each other's jobs.
+/// Returns a warning if the daemon of the system answers although the user `uid` has a daemon of their own, which
+/// does not run now. The two daemons do not know each other's jobs. `path` is the socket that answers, and `own` the
+/// directory of the user's daemon. `None` if `path` is in `own`, or if `own` does not exist or belongs to another
+/// user.
 fn another_answers(path: &Path, own: &Path, uid: u32) -> Option<String> {
     let was_there = own.symlink_metadata().is_ok_and(|dir| dir.is_dir() && dir.uid() == uid);
     (was_there && !path.starts_with(own)).then(|| {

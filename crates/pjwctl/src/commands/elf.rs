@@ -21,8 +21,8 @@ const DT_STRSZ: usize = 10;
 const DT_RPATH: usize = 15;
 const DT_RUNPATH: usize = 29;
 
-/// The parts of an ELF file that the dynamic linker needs: the names of the required libraries, and the directories in
-/// which the libraries are searched. Also contains the path of the dynamic linker itself.
+/// The parts of an ELF file that the dynamic linker needs: the names of the required libraries, and the directories
+/// in which the libraries are searched. Also contains the path of the dynamic linker itself.
 #[derive(Debug, Default)]
 pub(super) struct DynamicSection {
     /// The path of the dynamic linker. Programs name one, libraries don't.

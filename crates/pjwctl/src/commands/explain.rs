@@ -25,7 +25,7 @@ pub(super) fn run(warden: &DaemonAddress, subject: &str, json: JsonArg) -> anyho
         )
     })?;
     let mut client = warden.connect()?;
-    match read(&mut client, pid) {
+    match read_explanation(&mut client, pid) {
         Ok(reasons) => output::print_reply(json, &reasons, render::explain::process_reasons_text),
         Err(fault) => Err(match job_of_that_name(&mut client, subject) {
             Some(job) => anyhow!("{fault}; there is a job of that name: pjwctl explain {job}"),
@@ -40,8 +40,9 @@ fn job_of_that_name(client: &mut Client, number: &str) -> Option<String> {
     client.call::<ExplainJobReply>("ExplainJob", &JobParameter { job }).ok().map(|reasons| reasons.job)
 }
 
-/// Reads all pages, because a process may have very many threads.
-fn read(client: &mut Client, pid: u32) -> Result<ExplainPidReply, ClientError> {
+/// Requests from the daemon why the process `pid` has its CPUs, with all its threads. The daemon sends the threads in
+/// pages, because a process may have very many.
+fn read_explanation(client: &mut Client, pid: u32) -> Result<ExplainPidReply, ClientError> {
     let mut request = ExplainPid { pid, after_tid: None };
     let mut reasons: ExplainPidReply = client.call("ExplainPid", &request)?;
     while let Some(next) = reasons.last_tid.take().filter(|&next| request.after_tid != Some(next)) {

@@ -13,9 +13,10 @@ const HEAD_BYTES: u64 = 256;
 /// The most scripts that the kernel takes as interpreters of each other: exec_binprm() in fs/exec.c, Linux 6.18.
 const MAX_SCRIPTS: usize = 5;
 
-/// Checks whether the interpreter of the program in the file `program` is missing. The interpreter is named in the
-/// first line of a script, and may be a script itself. That of an ELF file is the dynamic linker. Returns an error text
-/// with the remedy. `None` if no interpreter is missing, or if a file can't be read.
+/// Returns an error text with a remedy if the interpreter of the program in the file `program` is missing. The
+/// interpreter of a script is named in its first line, and may be a script itself, whose interpreter is then checked
+/// too. The interpreter of an ELF file is its dynamic linker. `None` if no interpreter is missing, or if a file can't
+/// be read.
 pub(super) fn missing_interpreter_text(program: &Path) -> Option<String> {
     let mut file = program.to_owned();
     for _ in 0..MAX_SCRIPTS {

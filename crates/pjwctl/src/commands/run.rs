@@ -49,8 +49,8 @@ pub(super) const NOT_FOUND: u8 = 127;
 pub(super) const NOT_EXECUTABLE: u8 = 126;
 
 /// Runs `pjwctl run`: makes a job of this process, waits until the job holds cores, and executes the command in
-/// `request`. The command replaces this process. Returns only if the command was not executed. The job is released
-/// then.
+/// `request`. The command replaces this process. The function returns only if the command was not executed. If the
+/// job was already made, it is then released.
 pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<ExitCode> {
     let Some((program, arguments)) = request.command.split_first() else { bail!("no command was given") };
     if program.is_empty() {
@@ -114,10 +114,9 @@ pub(super) fn report_exec_failure(program: &OsStr, error: &io::Error) -> ExitCod
     ExitCode::from(code)
 }
 
-/// Returns the exit code of a shell and an error text for the command `program`, which could not be executed because of
-/// `error`. Searches the program in `PATH` again, because `error` alone does not show whether the program exists. For
-/// example, execvp(3) fails with `EACCES` if a directory in `PATH` may not be searched, and with `ENOENT` if an
-/// interpreter is missing.
+/// Returns the exit code and an error text for the command `program`, which could not be executed because of `error`.
+/// The exit code is the one that a shell gives. Searches the program in `PATH` again, because `error` alone does not
+/// show whether the program exists: execvp(3) also fails with `ENOENT` if an interpreter is missing.
 fn exec_failure(program: &OsStr, error: &io::Error) -> (u8, String) {
     match find_program(program) {
         Err(CheckError::NotExecutable { why, .. }) => (NOT_EXECUTABLE, why),
@@ -134,12 +133,17 @@ fn exec_failure(program: &OsStr, error: &io::Error) -> (u8, String) {
 }
 
 /// Waits until the job `job` of this process holds cores, and returns its PUs (logical CPUs). Only two kinds of jobs
-/// have to wait. The daemon freezes this process while a job of the class besteffort can borrow no core. If the job
-/// asks for an isolated partition (`is_isolated`), this process runs elsewhere until the kernel has moved it into the
-/// partition. If the connection `client` breaks, replaces `client` by a new connection.
+/// have to wait:
+///
+/// - A job of the class `besteffort` runs on cores that it borrows. While it can borrow no core, the daemon freezes
+///   this process.
+/// - A job with an isolated partition (`is_isolated`): this process runs elsewhere until the kernel has moved it into
+///   the partition (a cpuset whose cores are only for this job). The wait ends after [`MAX_TIME_FOR_PARTITION`].
+///
+/// If the connection `client` breaks, replaces `client` by a new connection.
 ///
 /// # Errors
-/// If the job gets no cores, or if this process can also run on other PUs.
+/// If the job is released meanwhile, or if this process can also run on other PUs.
 pub(super) fn wait_for_cores(
     warden: &DaemonAddress,
     client: &mut Client,
@@ -175,8 +179,8 @@ pub(super) fn wait_for_cores(
     }
 }
 
-/// If the user asked for an isolated partition or for bound memory, and pjwd warns that the job `job` has no such
-/// partition or no cpuset, prints the warnings. The job has its cores nevertheless.
+/// Prints pjwd's warnings that the job `job` has no isolated partition, or no cpuset for the memory. Prints nothing
+/// if `request` asks for neither, or if the status can't be read. The job has its cores in any case.
 pub(super) fn print_missing_cpuset(client: &mut Client, job: &str, request: &CoreArgs) {
     if request.isolated != Some(true) && request.bind_memory != Some(true) {
         return;
@@ -189,12 +193,12 @@ pub(super) fn print_missing_cpuset(client: &mut Client, job: &str, request: &Cor
     }
 }
 
-/// Connects to pjwd again, for the job `job`, which still waits for cores. While no pjwd runs, tries again for
-/// [`MAX_TIME_WITHOUT_DAEMON`], and prints the first error. The job is not registered again, because a restarted pjwd
-/// still knows the job.
+/// Connects to pjwd again, for the job `job`, which still waits for cores. If no connection can be made, prints the
+/// first error, and tries again for [`MAX_TIME_WITHOUT_DAEMON`]. The job is not registered again, because a restarted
+/// pjwd still knows the job.
 ///
 /// # Errors
-/// The last error, if no pjwd runs in this time.
+/// The last error, if no connection could be made in this time.
 fn connect_again(warden: &DaemonAddress, job: &Job) -> anyhow::Result<Client> {
     let begin = Instant::now();
     let mut is_reported = false;
@@ -242,9 +246,9 @@ fn outside(cpus: &CpuSet) -> anyhow::Result<Option<CpuSet>> {
     Ok(masks.into_iter().find(|mask| mask.is_empty() || !mask.is_subset(cpus)))
 }
 
-/// The affinity masks of all threads of this process. This program has one thread, or two under a small limit of the
-/// stack. `Cpus_allowed_list` is not used: for a thread without a restriction it contains PUs that are offline, and no
-/// grant does.
+/// Returns the affinity masks of all threads of this process: one thread, or two if the limit of the stack is small.
+/// Does not read `Cpus_allowed_list` in /proc: for a thread without a restriction, that list also contains offline
+/// PUs (logical CPUs), which no job is granted.
 fn own_masks() -> io::Result<Vec<CpuSet>> {
     let mut masks = Vec::new();
     for tid in affinity::own_threads()? {

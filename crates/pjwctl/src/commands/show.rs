@@ -74,8 +74,8 @@ fn read_memory(client: &mut Client, job: &str, request: &ShowArgs) -> Result<Mem
     call_for_field(client, "GetMemory", &parameters, "memory")
 }
 
-/// Runs `work` and returns its result. If `work` takes longer than `timeout`, calls `print_notice` once in another
-/// thread while `work` continues.
+/// Runs `work` and returns its result. If `work` takes longer than `timeout`, another thread calls `print_notice`
+/// once, while `work` continues.
 fn run_with_delayed_notice<T>(
     timeout: Duration,
     print_notice: impl FnOnce() + Send,
@@ -95,8 +95,8 @@ fn run_with_delayed_notice<T>(
 }
 
 /// Requests the properties of the job with the id `job`, its processes and its latest events. The daemon sends the
-/// processes in several replies. Processes can start and end between two replies, so the number of processes in the
-/// first reply can differ from the length of the list.
+/// processes in several replies. Processes can start and end between two replies. For this reason, the list of
+/// processes can be longer or shorter than the number of processes in the properties of the job.
 pub(super) fn read_job_details(client: &mut Client, job: String) -> Result<JobDetails, ClientError> {
     let mut request = GetJob { job, ..GetJob::default() };
     let GetJobReply { job, mut members, history, mut last_pid, mut last_tid } =

@@ -101,8 +101,8 @@ fn chooser(what: &cli::SimulateArgs) -> CoreChooser {
 }
 
 /// Reads the file `path`, or standard input if `path` is `-`. Returns the name of the file for messages, and its
-/// content. For error messages, `kind` is the kind of the file, such as `log`, and `remedy` the advice for a line that
-/// is too long.
+/// content. The last two parameters are for error messages: `kind` is the kind of the file, such as `log`, and
+/// `remedy` is the advice if a line is too long.
 fn read_input(path: &Path, kind: &str, remedy: &str) -> anyhow::Result<(String, Vec<u8>)> {
     let (name, read) = if path == Path::new("-") {
         ("standard input".to_owned(), read_limited(&mut io::stdin().lock(), remedy))
@@ -122,11 +122,11 @@ fn read_input(path: &Path, kind: &str, remedy: &str) -> anyhow::Result<(String, 
     Ok((name, bytes))
 }
 
-/// Reads all bytes of `from`. Limits the memory use if `from` is a device or a pipe without an end.
+/// Reads all bytes of `from`. Bounds the memory use, because `from` may be a device or a pipe without an end.
 ///
 /// # Errors
-/// If a line is longer than [`MAX_LINE_BYTES`], or if the text is longer than [`MAX_LOG_BYTES`]. `remedy` is the advice
-/// in the error about a line.
+/// If a line is longer than [`MAX_LINE_BYTES`]: this error contains the advice `remedy`. If the text is longer than
+/// [`MAX_LOG_BYTES`], or can't be read.
 fn read_limited(from: &mut dyn Read, remedy: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     loop {

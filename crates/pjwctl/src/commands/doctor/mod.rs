@@ -46,7 +46,7 @@ fn collect_diagnosis_input(warden: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     let topology = load_topology(TopologySource::Live)?;
     let mut scanner = JobScanner::new(topology.clone())
         .context("can't read /proc, which the diagnosis needs: mount it (mount -t proc proc /proc)")?;
-    let first = scanner.first();
+    let first = scanner.scan_processes();
     let runs =
         first.processes.values().filter_map(Observed::present).any(|process| {
             process.comm == Comm::from("pjwd") && [Uid::ROOT, viewer()].contains(&process.uid)

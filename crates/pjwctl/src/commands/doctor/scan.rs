@@ -81,7 +81,7 @@ impl JobScanner {
     }
 
     /// Makes the first scan, which reads all processes of the machine, but not their threads.
-    pub(super) fn first(&mut self) -> Snapshot {
+    pub(super) fn scan_processes(&mut self) -> Snapshot {
         let processes = scan::ScanRequest {
             scope: ScanScope::Full,
             pids_to_read_threads_of: BTreeSet::new(),
@@ -92,9 +92,12 @@ impl JobScanner {
         self.observe(&processes)
     }
 
-    /// Finds the jobs and their processes, and then scans the processes of the jobs twice, one second apart. `first` is
-    /// the result of [`JobScanner::first`]. `records` contains the jobs and processes that a running daemon reported.
-    /// `housekeeping` contains the PUs (logical CPUs) that are reserved for the system.
+    /// Finds the jobs and their processes, and then scans all processes of the jobs twice, one second apart. Two
+    /// scans show which threads run and how many interrupts arrive.
+    ///
+    /// - `first` is the first scan, which [`JobScanner::scan_processes`] returned.
+    /// - `records` contains the jobs and processes that a running daemon reported.
+    /// - `housekeeping` contains the PUs (logical CPUs) that are reserved for the system.
     pub(super) fn scan_jobs_twice(
         &mut self,
         first: &Snapshot,
@@ -135,6 +138,8 @@ impl JobScanner {
         ScanResults { before, after, interrupts }
     }
 
+    /// Makes one scan of the processes in `look`, and adds to each process the jobs of batch systems that its cgroup
+    /// and its environment variables name.
     fn observe(&mut self, look: &scan::ScanRequest) -> Snapshot {
         let mut snapshot = self.node.scan(look);
         for seen in snapshot.processes.values_mut() {
@@ -190,9 +195,9 @@ fn read_configuration_in(service: &Scheduler, directory: &Path) -> Option<String
     Some(text)
 }
 
-/// Returns the text of the file `file` in `directory`. If `file` ends with `/`, returns the texts of at most
-/// [`MAX_FILES`] files in this directory. Files that can't be read are left out. `None` if the file or the directory
-/// can't be read.
+/// Returns the text of the file `file` in `directory`, or of all files in a subdirectory. `file` means a subdirectory
+/// if it ends with `/`. The result is then the texts of at most [`MAX_FILES`] files in it, and files that can't be
+/// read are left out. `None` if the file or the subdirectory can't be read.
 fn read_file_or_directory(directory: &Path, file: &str) -> Option<String> {
     let path = directory.join(file);
     if !file.ends_with('/') {

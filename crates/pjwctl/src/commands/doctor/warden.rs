@@ -47,9 +47,12 @@ impl DaemonState {
     }
 }
 
-/// Requests the state of the daemon. `runs` says whether a process `pjwd` was found. If `runs` is false and the option
-/// `--socket` was not given, the result says that no daemon runs. If the daemon does not reply within 5 s, the result
-/// says that the daemon hangs.
+/// Requests the state of the daemon. `runs` says whether a process `pjwd` was found.
+///
+/// - If `runs` is false and the option `--socket` was not given, or if nobody listens on the socket, the result says
+///   that no daemon runs.
+/// - If the connection or the call fails for another reason, for example because the daemon does not reply within
+///   [`TIMEOUT`], the result says that the daemon does not respond.
 pub(super) fn read_daemon_state(warden: &DaemonAddress, runs: bool) -> DaemonState {
     if !runs && warden.socket_option().is_none() {
         return DaemonState::none(absent());
@@ -127,7 +130,7 @@ fn job_from_wire(id: &JobId, job: &wire::Job) -> Job {
     known
 }
 
-/// Makes the record that a process is a member of the job `job`, from the description of the process that pjwd
+/// Makes the record that a process belongs to the job `job`. `member` is the description of the process that pjwd
 /// returned.
 fn membership_record(job: &JobId, member: &wire::Member) -> Record {
     let evidence = match member.evidence.as_str() {

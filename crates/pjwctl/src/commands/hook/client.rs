@@ -61,10 +61,12 @@ impl HookClient {
     }
 
     /// Calls the method `method` of the daemon with the parameters `request`, and returns the field `field` of the
-    /// reply. While the daemon is busy, repeats the call until shortly before the deadline.
+    /// reply. If the daemon answers that it is busy, repeats the call every [`RETRY_DELAY`], until shortly before the
+    /// deadline of the hook.
     ///
     /// # Errors
-    /// The outer error if no connection can be made. The inner error if the call fails.
+    /// The outer error if no connection can be made. The inner error if the daemon refuses the call (also if it is
+    /// still busy at the end), if no reply arrives, or if the reply can't be parsed.
     fn call<T: DeserializeOwned>(
         &self,
         method: &str,
@@ -154,7 +156,8 @@ impl HookClient {
     /// job was released.
     ///
     /// # Errors
-    /// If the job still has no cores at the deadline.
+    /// If the job still has no cores at the deadline of the hook. If pjwd does not know how many cores the job has
+    /// (state `observed`). If the status of the daemon can't be read.
     pub(super) fn wait_for_grant(
         &self,
         announcement: &JobAnnouncement,
@@ -177,11 +180,14 @@ impl HookClient {
     }
 
     /// Waits until the job in `announcement` holds cores, and until this process can run only on these cores. Returns
-    /// the status of the daemon and the job. At the deadline, prints a warning and returns them although the process
-    /// can run on other cores too. Returns `None` if pjwd does not keep the job on its cores.
+    /// the status of the daemon and the job. Returns `None` if pjwd does not keep the job on its cores, as
+    /// [`HookClient::wait_for_grant`] does.
+    ///
+    /// At the deadline, the job may have its cores while this process can still run on others. The function then
+    /// prints a warning, and returns the status and the job all the same.
     ///
     /// # Errors
-    /// If the job still has no cores at the deadline.
+    /// The errors of [`HookClient::wait_for_grant`].
     pub(super) fn wait_until_confined(
         &self,
         announcement: &JobAnnouncement,

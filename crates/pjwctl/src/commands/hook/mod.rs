@@ -36,9 +36,11 @@ use crate::output;
 use context::{HookInput, JobVariables, is_root};
 
 /// Runs `pjwctl hook`, which a batch system calls at the start and at the end of a job. `socket` is the path of the
-/// daemon's socket, if the command line contains a path. If the hook fails, prints the error, and returns the exit code
-/// 0, or 1 with `--strict`. A job starter executes the command of the job in any case. Then the function returns only
-/// if the command can't be executed.
+/// daemon's socket, if the command line contains a path.
+///
+/// - If the hook fails, prints the error, and returns the exit code 1 with `--strict`, or 0 without.
+/// - A job starter (a hook that starts the command of the job) executes this command also after a failure. The
+///   function then returns only if the command can't be executed.
 pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<ExitCode> {
     let (kind, strict, timeout) = (request.kind, request.strict, request.timeout);
     let until = Instant::now() + timeout;
@@ -111,11 +113,11 @@ fn report_failure(kind: HookKind, is_strict: bool, error: &str, hint: &str) -> E
     if is_strict { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
-/// Runs `work` in a new thread, and returns its result.
+/// Runs `work` in a new thread, and returns its result. Waits for at most `timeout`.
 ///
 /// # Errors
-/// The error of `work`. Also if no thread can be started, or if `work` takes longer than `timeout`. In the last case,
-/// `work` continues until this process ends or executes another program.
+/// The error of `work`. Also if no thread can be started, or if `work` takes longer than `timeout`. After this time,
+/// `work` still continues until this process ends or executes another program.
 fn run_with_timeout<T: Send + 'static>(
     timeout: Duration,
     work: impl FnOnce() -> anyhow::Result<T> + Send + 'static,

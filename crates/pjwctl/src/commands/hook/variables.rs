@@ -96,10 +96,13 @@ struct TaskShare {
     places: Option<&'static str>,
 }
 
-/// Returns how many threads and PUs (logical CPUs) one Slurm task is to use. `grant` contains the PUs of the job,
-/// `mask` is the affinity mask of the task (`None` if unknown), and `cores` contains all cores of the machine. If
-/// `mask` contains only a part of `grant`, Slurm has bound the task, and the task uses this part alone. Otherwise the
-/// PUs are divided among the tasks as `task` says.
+/// Returns how many threads and PUs (logical CPUs) one Slurm task (a process of a job step) is to use. `grant`
+/// contains the PUs of the job, `mask` is the affinity mask of the task (`None` if unknown), and `cores` contains all
+/// cores of the machine.
+///
+/// If `mask` contains only some of the PUs in `grant`, Slurm has bound the task, and the task uses only these.
+/// Otherwise all tasks share the PUs of the job: `task` says how many tasks there are, and how many CPUs each has
+/// requested.
 fn task_share(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: SlurmTaskCpus) -> TaskShare {
     // A mask narrower than the grant is the task's own, set by the scheduler.
     let own = mask.map(|mask| mask.intersection(grant)).filter(|own| !own.is_empty() && own != grant);

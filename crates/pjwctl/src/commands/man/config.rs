@@ -18,14 +18,14 @@ pub(super) fn page() -> Page {
     text += &roff::escape_roff(description);
     text.push('\n');
     text += &roff::section("KEYS");
-    text += &blocks.map(block).collect::<String>();
+    text += &blocks.map(block_text).collect::<String>();
     text += &roff::see_also("pjwd.toml");
     Page { name: "pjwd.toml".into(), section: 5, text }
 }
 
-/// A block of the file between blank lines: a description, which may end with an example of a table, then the keys with
-/// their defaults.
-fn block(block: &str) -> String {
+/// Returns the text of the manual page for `block`, a block of the configuration file between blank lines. A block
+/// has a description, which may end with an example of a table, and then the keys with their defaults.
+fn block_text(block: &str) -> String {
     let keys: Vec<&str> = block.lines().filter_map(key).collect();
     let text = prose(block);
     let (description, example) = text.split_at(text.find("[[").unwrap_or(text.len()));

@@ -29,8 +29,10 @@ pub(super) fn after_exec<'a>(contexts: impl Iterator<Item = &'a SpawnContext>) -
     library_path_advice(contexts.map(|context| (context, false)))
 }
 
-/// Returns the advice about each program that starts slowly because of `LD_LIBRARY_PATH`. The bool in `contexts` says
-/// whether the instances of this context could be forked from a template.
+/// Returns a text of advice about each program that starts slowly because of `LD_LIBRARY_PATH`. A program counts as
+/// slow if each start tries to open at least [`MANY_MISSED_OPENS`] files that do not exist. `contexts` has a context
+/// (the settings for the start of a program) for each program. The bool says whether instances of the program could
+/// be forked from a template (a process that has loaded the program).
 fn library_path_advice<'a>(contexts: impl Iterator<Item = (&'a SpawnContext, bool)>) -> Vec<String> {
     let Some(library_path) = std::env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty()) else {
         return Vec::new();

@@ -63,12 +63,13 @@ fn read_file(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Returns the commands in `text`, the text of a file of commands, each with the ranks of its instances. `instances` is
-/// the number of instances. If `instances` is `None`, the highest rank in the file determines the number. Commands
-/// without instances are left out.
+/// Returns the commands in `text`, the content of a file of commands. Each command has the ranks of the instances
+/// that execute it. `instances` is the number of instances. If `instances` is `None`, the highest rank in the file
+/// determines this number. A command with `*` instead of ranks gets all ranks that no other command has. It is left
+/// out if there are none.
 ///
 /// # Errors
-/// If the text is malformed, or if the ranks below the number of instances do not have exactly one command each.
+/// If the text is malformed. If a rank has no command or two commands, or is not below the number of instances.
 fn parse_commands(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand>> {
     let mut commands = Vec::new();
     let mut taken = BTreeSet::new();
@@ -138,8 +139,8 @@ fn parse_ranks(text: &str) -> anyhow::Result<Vec<u32>> {
     }
 }
 
-/// Returns the lines of `text`, each with its number, from 1. A line that ends with a backslash is joined with the next
-/// line. The number is then that of the first of the joined lines.
+/// Returns the lines of `text`, each with its number, counted from 1. A line that ends with a backslash is joined
+/// with the next line. The joined line has the number of its first part.
 fn logical_lines(text: &str) -> Vec<(usize, String)> {
     let mut lines: Vec<(usize, String)> = Vec::new();
     let mut continues = false;
@@ -154,8 +155,8 @@ fn logical_lines(text: &str) -> Vec<(usize, String)> {
     lines
 }
 
-/// Splits a line into words at white space. White space inside quotes does not split. A `#` at the beginning of a word
-/// begins a comment, which extends to the end of the line.
+/// Splits a line into words at white space, except inside quotes (`'` or `"`). A `#` at the beginning of a word
+/// begins a comment, which extends to the end of the line. Fails if a quote is not closed.
 fn split_into_words(line: &str) -> anyhow::Result<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

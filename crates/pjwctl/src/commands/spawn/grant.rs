@@ -108,9 +108,9 @@ impl Grant {
         }
     }
 
-    /// Returns the request for a new job that contains this process, which has the pid `pid`. If the command line in
-    /// `request` has no name for the job, the name is made from `program` and `pid`. If it has no number of cores, the
-    /// job gets `size` cores.
+    /// Returns the request for a new job that contains this process, which has the pid `pid`. `request` has the
+    /// command line options. Without a job name there, the name is made from `program` and `pid`. Without a number of
+    /// cores there, the job gets `size` cores.
     fn job_request(request: &SpawnArgs, size: u32, program: &OsStr, pid: u32) -> anyhow::Result<Assign> {
         let name = request.job.clone().unwrap_or_else(|| run::default_job_name(program, pid));
         Ok(Assign {

@@ -132,8 +132,8 @@ impl InstanceGroup {
         }
     }
 
-    /// Begins to start the instances of one program in the background, and adds them to the group. If this fails after
-    /// the start has begun, the group contains the instances, so that they can be killed.
+    /// Begins to start the instances of one program in the background, and adds them to the group. If the start has
+    /// begun and the function then fails, the group contains the instances, so that the caller can kill them.
     fn start_program(&mut self, Program { context, instances }: Program) -> anyhow::Result<()> {
         for instance in &instances {
             if let Some(state) = self.states.get_mut(instance.rank as usize) {
@@ -206,7 +206,8 @@ impl InstanceGroup {
         Ok(())
     }
 
-    /// Waits for events. Returns their number, and whether there is output to print.
+    /// Waits for events, and stores them in `events`. Returns their number, and whether there is output of instances
+    /// to print.
     fn wait_for_events(&self, events: &mut [EpollEvent]) -> nix::Result<(usize, bool)> {
         let mut waits: Vec<PollFd<'_>> = self.labels.waits().collect();
         if waits.is_empty() {
@@ -219,9 +220,10 @@ impl InstanceGroup {
         Ok((self.epoll.wait(events, EpollTimeout::ZERO)?, has_output))
     }
 
-    /// Prints the rest of the instances' output, the number of failures that were not printed, and, after a signal, the
-    /// number of instances that were not started. Unblocks signals first, so that a signal can end pjwctl while
-    /// standard output or standard error blocks. If a signal ended instances, a blocked stream is given up after 1 s.
+    /// Prints the rest of the instances' output, then the number of failures that were not printed. After a signal,
+    /// also prints the number of instances that were not started. First unblocks the signals, so that a signal can
+    /// end pjwctl while standard output or standard error blocks. If a signal ended the start or instances, a stream
+    /// that accepts no text for 1 s is given up.
     pub(super) fn print_remaining_output(&mut self) {
         self.read_signals();
         self.signals.unblock();
@@ -418,8 +420,9 @@ impl InstanceGroup {
         }
     }
 
-    /// Sends a signal that pjwctl received to the instances. During the start, a signal that ends programs also cancels
-    /// the start of the remaining instances. Any other signal is deferred until all instances have begun.
+    /// Handles `signal`, which pjwctl received. After the start, sends it to the instances. During the start, an
+    /// ending signal (such as SIGTERM) cancels the start of the remaining instances, and is sent to those that have
+    /// begun. Any other signal is deferred until all instances have begun.
     fn forward_signal(&mut self, signal: ReceivedSignal) {
         self.has_ending_signal |= signal.is_ending;
         let mut batches = self.batches.iter().flatten().peekable();

@@ -46,8 +46,9 @@ impl InstanceState {
         matches!(self.exit, Some(ExitStatus::Signal(_)))
     }
 
-    /// Returns whether a failed brk(2) is a possible reason for the end of this instance: within 1 s after its start,
-    /// the instance ended with the exit code 127, or by `SIGABRT` or `SIGSEGV`.
+    /// Returns whether this instance may have ended because brk(2) failed, which a task (an instance with `--share
+    /// memory`) can't use. True if the instance ended within 1 s after its start, with the exit code 127 or by
+    /// `SIGABRT` or `SIGSEGV`.
     pub(super) fn may_have_missed_brk(&self) -> bool {
         let is_such_an_end = match self.exit {
             Some(ExitStatus::Code(code)) => code == i32::from(NOT_FOUND),
@@ -80,8 +81,8 @@ impl InstanceState {
     }
 }
 
-/// Returns what the user can do if an instance of the program in the file `program` failed to start with `error`: a
-/// clause that begins with `; `. Empty if the text of `error` has a remedy already.
+/// Returns what the user can do after an instance of the program in the file `program` failed to start with `error`.
+/// The text is a clause that begins with `; `. Empty if the text of `error` already names a remedy.
 pub(super) fn start_failure_remedy(error: SpawnError, program: &Path) -> String {
     let remedy = match (error.step, error.errno) {
         // The text has it.

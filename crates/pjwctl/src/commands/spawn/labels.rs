@@ -44,7 +44,7 @@ struct Labelled {
     line: LineBuffer,
 }
 
-/// The beginning of a line whose end has not been read.
+/// The beginning of a line whose line break has not been read.
 #[derive(Default)]
 struct LineBuffer(Vec<u8>);
 
@@ -56,8 +56,9 @@ impl Default for LabelledPipes {
 }
 
 impl LabelledPipes {
-    /// Makes two pipes for the standard output and the standard error of the instance with the rank `rank`. Returns the
-    /// writing ends of the pipes.
+    /// Makes two pipes for the standard output and the standard error of the instance with the rank `rank`. Returns
+    /// the writing ends of the pipes, for the instance. The reading ends are added to the pipes that
+    /// [`LabelledPipes::forward_output`] reads.
     pub(super) fn add(&mut self, rank: u32) -> anyhow::Result<Stdio> {
         let set = match self.readable.take() {
             Some(set) => set,
@@ -85,8 +86,9 @@ impl LabelledPipes {
         stalled.chain(set.map(|set| PollFd::new(set.0.as_fd(), PollFlags::POLLIN)))
     }
 
-    /// Prints as much of the pending text as standard output and standard error accept without waiting. If both accept
-    /// everything, then reads the available output of the instances, and prints it with the ranks. Reads from at most
+    /// Prints the pending text and new output of the instances, as much as possible without waiting. First prints the
+    /// text that standard output and standard error have not taken before. If both then have taken everything, reads
+    /// the available output of the instances, and prints each line with the rank of the instance. Reads from at most
     /// [`MAX_PIPES`] pipes, and at most 64 KiB from each.
     pub(super) fn forward_output(&mut self) {
         self.print();
@@ -115,7 +117,8 @@ impl LabelledPipes {
     }
 
     /// Prints the output that is available in all pipes, closes the pipes, and waits until everything is printed. If
-    /// standard output or standard error accepts no text for the time `timeout`, the rest of its text is dropped.
+    /// standard output or standard error accepts no text for the time `timeout`, drops the rest of the text for that
+    /// stream.
     pub(super) fn finish(&mut self, timeout: PollTimeout) {
         for (_, mut labelled) in std::mem::take(&mut self.pipes) {
             // What an instance left in the background may write for ever.
@@ -147,8 +150,9 @@ impl LabelledPipes {
         self.streams.iter().any(OutputStream::is_stalled)
     }
 
-    /// Reads once from the pipe with the number `number`, and prints the lines whose end is known. Closes the pipe if
-    /// it has reached its end, or if the reader of the output has closed its own pipe.
+    /// Reads once from the pipe with the number `number`, and prints the lines that are complete. Closes the pipe if
+    /// no process can write to it any more, if it can't be read, or if nobody reads the stream of pjwctl to which the
+    /// lines go.
     fn read_pipe(&mut self, number: u64) {
         let Some(mut labelled) = self.pipes.remove(&number) else { return };
         let available = self.read_available_output(&mut labelled);
@@ -202,8 +206,9 @@ impl LabelledPipes {
         }
     }
 
-    /// Prints all pending text, and waits until standard output and standard error have accepted it. If one of them
-    /// accepts no text for the time `timeout`, drops the rest of its text, and reports this on standard error.
+    /// Prints all pending text, and waits until standard output and standard error have accepted it. If one of the
+    /// two accepts no text for the time `timeout`, drops the rest of the text for this stream, and reports the loss
+    /// on standard error.
     pub(super) fn print_all(&mut self, timeout: PollTimeout) {
         self.print();
         while let Some(index) = self.streams.iter().position(OutputStream::is_stalled) {
@@ -262,8 +267,9 @@ fn capacity(pipe: &File) -> usize {
 }
 
 impl LineBuffer {
-    /// Appends `bytes` to the line whose end is not known yet. Calls `print` for each line that is then complete,
-    /// without the line break. A line of more than [`MAX_LINE`] bytes is divided.
+    /// Appends `bytes`, which were read from a pipe. Calls `print` with each line that is then complete, without its
+    /// line break. The beginning of an incomplete line is kept for the next call. A line of more than [`MAX_LINE`]
+    /// bytes is printed in pieces of this length.
     fn add(&mut self, bytes: &[u8], mut print: impl FnMut(&[u8])) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             let (mut rest, is_whole) = piece.strip_suffix(b"\n").map_or((piece, false), |line| (line, true));

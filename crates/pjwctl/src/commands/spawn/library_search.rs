@@ -18,9 +18,10 @@ const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 const CACHE_HEAD: usize = 48;
 const CACHE_ENTRY: usize = 24;
 
-/// Returns how many files the dynamic linker tries to open although they do not exist, when `program` starts. Counts
-/// only files in the directories of `library_path`, which is the value of `LD_LIBRARY_PATH`. A directory that does not
-/// exist counts as one file. Returns 0 for a static program, and for a program that can't be read.
+/// Returns how many files that do not exist the dynamic linker tries to open when `program` starts. Many such files
+/// make the start slow. Counts only files in the directories of `library_path`, which is the value of
+/// `LD_LIBRARY_PATH`. A directory that does not exist counts as one file. Returns 0 for a static program, and for a
+/// program that can't be read.
 pub(super) fn missing_file_opens(program: &Path, library_path: &OsStr) -> usize {
     let Some(first) = DynamicSection::read(program) else { return 0 };
     let Some(linker) = &first.linker else { return 0 };
@@ -65,7 +66,8 @@ fn directories(library_path: &OsStr) -> Vec<PathBuf> {
     directories
 }
 
-/// Returns the first of `paths` that is a file, and the number of paths before it that are none.
+/// Returns the first path in `paths` at which there is a file, `None` if there is none. Also returns the number of
+/// paths before it.
 fn first_file(paths: impl Iterator<Item = PathBuf>) -> (usize, Option<PathBuf>) {
     let mut missed = 0;
     for path in paths {

@@ -76,7 +76,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result
             });
         }
     };
-    match finish(group, &grant, request) {
+    match finish_group(group, &grant, request) {
         Err(error) if !output::is_closed_pipe(&error) => {
             output::print_error(&error.to_string());
             Ok(ExitCode::FAILURE)
@@ -146,7 +146,7 @@ fn start_group(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(I
 }
 
 /// Waits for the instances, and prints the result.
-fn finish(mut group: InstanceGroup, grant: &Grant, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
+fn finish_group(mut group: InstanceGroup, grant: &Grant, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     let mode = match wait_for_instances(&mut group, request) {
         Ok(mode) => mode,
         Err(error) => {
