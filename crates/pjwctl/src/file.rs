@@ -28,7 +28,8 @@ fn write_directly(path: &Path, text: &str) -> io::Result<()> {
     OpenOptions::new().write(true).open(path)?.write_all(text.as_bytes())
 }
 
-/// Writes to a temporary file beside the target and renames it after its data are on the disk.
+/// Writes `text` to a temporary file beside `path`, and renames this file to `path` after its data are on the disk.
+/// After an error, removes the temporary file.
 fn replace_file(path: &Path, text: &str) -> io::Result<()> {
     let draft = draft_of(path)?;
     let mut file = OpenOptions::new().write(true).create_new(true).open(&draft)?;

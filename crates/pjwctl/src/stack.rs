@@ -23,9 +23,9 @@ pub(crate) fn with_enough_stack(work: fn() -> ExitCode) -> ExitCode {
     if usize::try_from(limit).unwrap_or(usize::MAX) >= STACK_BYTES { work() } else { run_in_new_thread(work) }
 }
 
-/// Runs `work` in a new thread with a stack of [`STACK_BYTES`] bytes, and returns its result. The new thread has the
-/// signal mask and the parent death signal of this thread, which blocks all signals meanwhile. If no thread can be
-/// created, runs `work` in this thread. A panic of `work` continues in this thread.
+/// Runs `work` in a new thread with a stack of [`STACK_BYTES`] bytes, and returns its result. The new thread gets the
+/// signal mask and the parent death signal (prctl(2)) of this thread. While `work` runs, this thread blocks all
+/// signals. If no thread can be created, runs `work` in this thread. A panic of `work` continues in this thread.
 fn run_in_new_thread(work: fn() -> ExitCode) -> ExitCode {
     // A signal that the thread blocks, to read it from a descriptor, must not come to this thread instead.
     let Ok(mask) = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return work() };

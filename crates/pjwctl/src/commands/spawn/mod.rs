@@ -145,7 +145,8 @@ fn start_group(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(I
     }
 }
 
-/// Waits for the instances, and prints the result.
+/// Waits for the instances in `group`, and prints the result. Returns the exit code of `pjwctl spawn`. If the wait
+/// fails, kills the instances.
 fn finish_group(mut group: InstanceGroup, grant: &Grant, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
     let mode = match wait_for_instances(&mut group, request) {
         Ok(mode) => mode,
@@ -158,8 +159,9 @@ fn finish_group(mut group: InstanceGroup, grant: &Grant, request: &SpawnArgs) ->
     Ok(group.exit_code())
 }
 
-/// Waits until all instances have begun, and prints how they were started. Then waits until they have ended, except
-/// with `--async`. Prints the rest of their output. Returns how the instances were started.
+/// Waits until all instances have begun, and prints how they were started if this is not what the options say. Then
+/// waits until they have ended, except with `--async`. Prints the rest of their output. Returns how the instances
+/// were started.
 fn wait_for_instances(group: &mut InstanceGroup, request: &SpawnArgs) -> anyhow::Result<StartMode> {
     group.wait_until_begun()?;
     let mode = StartMode::from_request(request, group.template_use());
@@ -175,7 +177,8 @@ fn wait_for_instances(group: &mut InstanceGroup, request: &SpawnArgs) -> anyhow:
     Ok(mode)
 }
 
-/// Lets the instances be forks of loaded programs, as requested.
+/// Makes the contexts of `programs` fork their instances from templates (processes that have loaded the program), as
+/// the option `--proxy` says. Changes nothing for `--proxy never`.
 fn with_templates(programs: Vec<Program>, proxy: ProxyArg) -> Vec<Program> {
     let template: fn(SpawnContext) -> SpawnContext = match proxy {
         ProxyArg::Never => return programs,
@@ -194,13 +197,13 @@ fn check_programs(programs: &[Program]) -> Result<(), CheckError> {
     check_process_limits(instances, starters)
 }
 
-/// Checks for `--proxy always` that instances of each program can be forked from a template (a process that has loaded
-/// the program): loads one template of each program, and ends it. Skips a program with a single instance, which is
-/// executed instead of forked.
+/// Checks for `--proxy always` that instances of each program can be forked from a template (a process that has
+/// loaded the program). To check this, loads one template of each program, and ends it. Skips a program with a single
+/// instance, which is executed instead of forked.
 ///
 /// # Errors
-/// If a template can't be loaded. Also if all programs were skipped because the parts of the cores have different
-/// sizes.
+/// If a template can't be loaded. If each program has a single instance, because the parts of the cores have
+/// different sizes, and instances on parts of different sizes can't have the same template.
 fn check_templates(programs: &[Program], sizes: &SizeVariables) -> anyhow::Result<()> {
     let mut has_templates = false;
     for program in programs {
@@ -240,8 +243,9 @@ fn prepare(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<Prepar
     }
 }
 
-/// Finds the program of `command`, and parses the arguments. Returns them with a context that has the settings of the
-/// command line `request`: whether the instances end with pjwctl and whether they share memory.
+/// Finds the program of `command`, and parses its arguments. Returns both with a new context (the settings for the
+/// start of the program). The context says whether the instances end with pjwctl, and whether they share memory, as
+/// the options in `request` say. Fails if there is no such program, or if the arguments can't be parsed.
 fn prepare_program(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<Prepared> {
     let context = SpawnContext::new(&command.program)?.add_rank_variables();
     let context = if request.in_background { context } else { context.kill_when_launcher_ends() };
@@ -261,14 +265,16 @@ fn group_name() -> String {
     format!("{}.{}", std::process::id(), since_boot.as_nanos())
 }
 
-/// Divides the CPUs `granted` into parts according to the option `--map`, and returns the placement of each part: its
-/// CPUs and the NUMA node for its memory. `origin` says where the CPUs come from. If pjwd did not choose them for
-/// `--cores N` (with `--local`, or in a batch job), only the first N cores in `granted` are divided. `size` is the
-/// number of instances. If there are more instances than parts, the instances use the parts in turns.
+/// Divides the CPUs `granted` into parts as the option `--map` says, and returns the placement of each part: its CPUs
+/// and the NUMA node for its memory. `size` is the number of instances. If there are more instances than parts, the
+/// instances use the parts in turns.
+///
+/// `origin` says who chose the CPUs. If pjwd chose them, `--cores N` already had its effect. Otherwise (with
+/// `--local`, or in a job of a batch system), only the first N cores in `granted` are divided.
 ///
 /// # Errors
-/// If a part of the map is not inside `granted`. If only the first N cores are divided, also if N is 0 or more than the
-/// cores in `granted`.
+/// If a part of the map is not inside `granted`. If only the first N cores are divided, also if N is 0 or more than
+/// the number of cores in `granted`.
 fn placements(
     topology: &Topology,
     granted: &CpuSet,
@@ -323,9 +329,11 @@ fn first_cores(topology: &Topology, mask: &CpuSet, cores: u32) -> anyhow::Result
     Ok(all[..wanted].iter().fold(CpuSet::new(), |cpus, core| cpus.union(core)))
 }
 
-/// Divides the instances of each program into groups on parts of the same size, if they will be forked from templates:
-/// the variables with the size of the part must be set when a template is loaded. Each group has a context with its
-/// variables. Otherwise, each program stays one group. `parts` is the number of parts.
+/// Divides the instances of each program into groups, if they will be forked from templates (processes that have
+/// loaded the program). All instances of a group run on parts of the same size. The reason is that the environment
+/// variables with the size, such as `OMP_NUM_THREADS`, must be set when the template is loaded. Each group has a
+/// context (the settings for the start) with its variables. Without templates, each program stays one group. `parts`
+/// is the number of parts.
 fn divide_by_part_size(programs: Vec<Prepared>, sizes: &SizeVariables, parts: usize) -> Vec<Prepared> {
     let mut divided = Vec::new();
     for (context, command, arguments) in programs {
@@ -339,9 +347,10 @@ fn divide_by_part_size(programs: Vec<Prepared>, sizes: &SizeVariables, parts: us
     divided
 }
 
-/// Makes the instances of `programs`: their ranks, variables, placements and streams. `size` is the number of instances
-/// of all programs. Also sets the variables with the job of `grant` in the context of each program. If `labels` is
-/// `Some`, makes the pipes for labelled output.
+/// Makes the instances of `programs`, each with its rank, variables, placement and output. `size` is the number of
+/// instances of all programs. Also sets the environment variables `PJW_JOB` and `PJW_JOB_DIR`, with the job of
+/// `grant`, for all instances. If `labels` is `Some`, the instances write to new pipes in `labels`, so that their
+/// output gets labels.
 fn add_instances(
     programs: Vec<Prepared>,
     size: u32,

@@ -96,9 +96,9 @@ impl StartMode {
         }
     }
 
-    /// Returns how the instances were started and the reason, as text for the user. `proxy` is the value of the option
-    /// `--proxy`. `None` if no instance has begun, or if the user chose this way with an option and all instances were
-    /// started in this way.
+    /// Returns a text for the user that says how the instances were started, and why. `proxy` is the value of the
+    /// option `--proxy`. `None` if there is nothing to say: no instance has begun, or the user chose this way with an
+    /// option and all instances were started in this way.
     pub(super) fn start_mode_text(&self, proxy: ProxyArg) -> Option<String> {
         match (self, proxy) {
             (Self::Never | Self::NoneBegun | Self::Shared, _) => None,

@@ -10,9 +10,9 @@ use pjw_spawn::replicate::Replicas;
 use super::group::Program;
 use crate::output;
 
-/// Returns `programs` changed so that each NUMA node gets its own copies (replicas) of the program files and libraries,
-/// when the instances are started. Prints how much memory the copies will use. On a machine with a single NUMA node,
-/// prints a message and returns `programs` unchanged.
+/// Gives each NUMA node its own copies (replicas) of the files of `programs`: of the programs and their libraries.
+/// Returns the changed programs. The copies are made when the instances are started. Prints how much memory they will
+/// use. On a machine with a single NUMA node, prints a message and returns `programs` unchanged.
 ///
 /// # Errors
 /// If the files of a program can't be found, or if the copies do not fit into the free memory.
@@ -38,12 +38,12 @@ pub(super) fn with_replicas(topology: &Topology, programs: Vec<Program>) -> anyh
     Ok(given.collect())
 }
 
-/// Makes the replicas (copies for each NUMA node) of the files of `program`. Loads the program once to find its
-/// libraries. Without replicas if no instance has all its CPUs on one NUMA node. Prints a message if some instances
-/// can't use replicas.
+/// Determines which files of `program` need replicas (copies for each NUMA node), and on which NUMA nodes. Loads the
+/// program once to find its libraries. Returns the program, with `None` if no instance has all its CPUs on one NUMA
+/// node. Prints a message if some instances can't use replicas.
 ///
 /// # Errors
-/// If the program can't be loaded as a template, or if its files can't be read.
+/// If the program can't be loaded, or if its files can't be read.
 fn with_own_replicas(program: Program) -> anyhow::Result<(Program, Option<Replicas>)> {
     let instances = &program.instances;
     let nodes: BTreeSet<u32> =

@@ -40,9 +40,11 @@ pub(super) struct ReceivedSignal {
 }
 
 impl SignalReader {
-    /// Blocks the signals in this thread, so that pjwctl can read them from a file descriptor. Threads that this thread
-    /// starts later also block them. The signals of job control, `SIGCHLD` and `SIGPIPE` are not blocked, and `SIGHUP`,
-    /// `SIGINT` and `SIGQUIT` only if they are not ignored.
+    /// Blocks the signals in this thread, so that pjwctl can read them from a file descriptor. Threads that this
+    /// thread starts later also block them. These signals are not blocked:
+    ///
+    /// - the signals of job control, such as `SIGTSTP`, and `SIGCHLD` and `SIGPIPE`,
+    /// - those of `SIGHUP`, `SIGINT` and `SIGQUIT` that are ignored.
     pub(super) fn block_signals() -> anyhow::Result<Self> {
         let mut signals = SigSet::all();
         OWN.iter().for_each(|signal| signals.remove(*signal));

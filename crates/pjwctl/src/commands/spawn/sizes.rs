@@ -27,10 +27,13 @@ pub(super) struct SizeVariables {
 }
 
 impl SizeVariables {
-    /// Computes the environment variables for the instances on each part of the cores, from the numbers of cores and
-    /// PUs (logical CPUs) of the part. `placements` contains the parts into which `pjwctl spawn` divides the cores of
-    /// the job, and `variables` the definitions of the variables. `has_templates` says whether instances are forked
-    /// from templates (processes that have loaded the program).
+    /// Computes the environment variables with the size for the instances on each part of the cores. The size of a
+    /// part is its number of cores and its number of PUs (logical CPUs).
+    ///
+    /// - `placements` contains the parts into which `pjwctl spawn` divides the cores of the job.
+    /// - `variables` contains the definitions of the variables.
+    /// - `has_templates` says whether instances are forked from templates (processes that have loaded the program).
+    ///   The variables must then be the same for all instances of a template.
     pub(super) fn new(
         topology: &Topology,
         placements: &[Arc<Placement>],
@@ -56,10 +59,14 @@ impl SizeVariables {
         Self { of_parts, are_common: are_equal || has_templates }
     }
 
-    /// Divides `ranks`, the ranks of the instances of one program, into groups. For each group, returns the index of a
-    /// part of the cores, and the ranks. `parts` is the number of parts. If instances are forked from templates
-    /// (processes that have loaded the program), all instances of a group have the variables of this part, because
-    /// libraries read the variables when the template is loaded. Otherwise, returns one group with all ranks.
+    /// Divides `ranks`, the ranks of the instances of one program, into groups that can be started with the same
+    /// context (the settings for the start). Returns the ranks of each group, and the index of a part of the cores.
+    /// The group is started with the variables of this part. `parts` is the number of parts.
+    ///
+    /// If instances are forked from templates (processes that have loaded the program), all parts of a group have the
+    /// same size, because libraries read the variables when the template is loaded. The same holds if the parts of
+    /// all instances have the same size. Otherwise, returns one group with all ranks, and each instance gets its own
+    /// variables.
     pub(super) fn divide_into_groups(&self, ranks: Vec<u32>, parts: usize) -> Vec<(usize, Vec<u32>)> {
         if !self.are_common {
             return vec![(0, ranks)];

@@ -69,11 +69,12 @@ impl OutputStream {
         self.printed < self.text.len()
     }
 
-    /// Writes as much of the text as the stream accepts without waiting. Each write ends with a complete line, so that
-    /// lines of several writers are not mixed. Except for a line that is longer than [`MAX_WRITE`] bytes.
+    /// Writes as much of the text as the stream accepts without waiting. Each write ends with a complete line, so
+    /// that lines of several writers are not mixed. Only a line of more than [`MAX_WRITE`] bytes is written in
+    /// pieces.
     ///
     /// # Errors
-    /// The first error of write(2) or poll(2). The stream is then closed or failed, and its text is dropped.
+    /// The first error of write(2) or poll(2). All text of the stream is then dropped, also text that is added later.
     pub(super) fn print(&mut self) -> io::Result<()> {
         let result = self.print_lines();
         if let Err(error) = &result {
@@ -95,7 +96,7 @@ impl OutputStream {
     }
 
     /// Writes the text in pieces of at most [`MAX_WRITE`] bytes, and counts the written bytes in `printed`. Returns
-    /// when everything is written, or when the stream accepts no more.
+    /// when everything is written, or when the stream accepts no more text without waiting.
     fn print_lines(&mut self) -> io::Result<()> {
         while self.is_stalled() && takes_text(self.descriptor(), PollTimeout::ZERO)? {
             let rest = &self.text[self.printed..];
@@ -127,8 +128,8 @@ fn open_terminal_again(stream: BorrowedFd<'_>) -> Option<OwnedFd> {
     rustix::fs::open(path, flags, Mode::empty()).ok()
 }
 
-/// Waits until a write to `descriptor` would not wait, at most for `timeout`. Returns whether this is so. An error of
-/// the stream counts as such a write too.
+/// Waits until `descriptor` accepts text, at most for the time `timeout`. Returns false if this time has passed. Also
+/// returns true if the next write would fail at once, for example because the reader has closed the pipe.
 pub(super) fn takes_text(descriptor: BorrowedFd<'_>, timeout: PollTimeout) -> io::Result<bool> {
     let mut room = [PollFd::new(descriptor, PollFlags::POLLOUT)];
     loop {
