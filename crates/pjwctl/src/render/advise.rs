@@ -117,10 +117,12 @@ fn share(permille: u32) -> f64 {
     f64::from(permille) / 1000.0
 }
 
-/// Returns a sentence of advice about a farm with the costs `costs`. Without `items`, the sentence has the number of
-/// items from which the farm uses 90 % of its core time. With `items`, the sentence has the share of the core time that
-/// the farm uses for this number of items. If this is less than 90 %, the sentence also has better numbers of items and
-/// of workers.
+/// Returns a sentence of advice about a farm with the costs `costs`. A farm is a group of worker processes that
+/// compute many items.
+///
+/// - Without `items`, the sentence says how many items the farm needs, so that 90 % of its core time is used.
+/// - With `items`, the sentence says which share of its core time the farm uses for this number of items. Below 90 %,
+///   the sentence also proposes other numbers of items and of workers.
 fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     let workers = count_with_noun(costs.workers, "worker", "workers");
     let enough = costs.min_items_for_efficiency(GOOD);

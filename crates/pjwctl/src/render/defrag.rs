@@ -32,7 +32,7 @@ pub fn defrag_text(reply: &DefragReply, stage: DefragStage, term: Terminal) -> S
     moves_text(reply, term) + "\n" + &wrap_text(&largest_requests_text(reply, stage), term.width, "", "  ")
 }
 
-/// Returns a table with one row for each job that moves.
+/// Returns a table with one row for each job that moves: its CPUs before and after the move, and the reason.
 fn moves_text(reply: &DefragReply, term: Terminal) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Dynamic);
@@ -57,9 +57,9 @@ fn moves_text(reply: &DefragReply, term: Terminal) -> String {
     table.lines().enumerate().map(line).collect()
 }
 
-/// Returns a text with the largest number of cores that a new job can get in one L3 cache, before and after the moves.
-/// Has the numbers for one NUMA node and one package too, if the moves change them. `stage` says whether the moves are
-/// planned or done.
+/// Returns a text with the largest number of cores that a new job can get in one L3 cache, before and after the
+/// moves. If the moves change this number for one NUMA node or for one package, the text has these numbers too.
+/// `stage` says whether the moves are planned or done.
 fn largest_requests_text(reply: &DefragReply, stage: DefragStage) -> String {
     let (before, after) = (&reply.largest_requests_before, &reply.largest_requests_after);
     let levels = [

@@ -50,7 +50,9 @@ fn because(sentences: &[String], term: Terminal) -> String {
     sentences.iter().map(|sentence| wrap_text(sentence, term.width, "- ", "  ")).collect()
 }
 
-/// Returns the reasons for the affinity masks of `threads`. Threads with the same reason are listed together.
+/// Returns the reasons for the affinity masks of `threads` as a list. Threads with the same reason are one entry: a
+/// single thread with its id, several threads as their number and the first id. Threads without a reason are left
+/// out.
 fn reasons_of_threads(threads: &[Thread], term: Terminal) -> String {
     let mut by_reason: BTreeMap<&str, Vec<u32>> = BTreeMap::new();
     for thread in threads.iter().filter(|thread| !thread.because.is_empty()) {

@@ -25,12 +25,13 @@ pub fn plan_text(plan: &PlanReply, term: Terminal) -> String {
 
 fn action(action: &Action, term: Terminal) -> String {
     let job = if action.job.is_empty() { String::new() } else { format!("{}: ", action.job) };
-    let what = escape_control_characters(&format!("{job}{}", change(action)));
+    let what = escape_control_characters(&format!("{job}{}", change_text(action)));
     wrap_text(&what, term.width, "", "  ") + &wrap_text(&action.why, term.width, "    ", "    ")
 }
 
-/// The change in plain words. A daemon of a later version may have a kind of change that this program does not know.
-fn change(action: &Action) -> String {
+/// Returns a sentence about the planned change `action`, of a cpuset or of an affinity mask. A daemon of a later
+/// version may have a kind of change that this program does not know: the sentence then has the name of the kind.
+fn change_text(action: &Action) -> String {
     let Action { pid, from, to, .. } = action;
     match action.action.as_str() {
         "raise" => format!("create the cpuset {from} with {}, or change it", cpus_phrase(to, usize::MAX)),
@@ -42,7 +43,8 @@ fn change(action: &Action) -> String {
     }
 }
 
-/// Returns the text about a planned change of an affinity mask. `kind` is the kind of the change.
+/// Returns a sentence about a planned change of a thread's affinity mask. `kind` is the kind of the change in the
+/// protocol, such as `confine`.
 fn mask_change_text(kind: &str, action: &Action) -> String {
     let thread = format!("thread {} of process {}", action.tid, action.pid);
     let (from, to) = (cpus_phrase(&action.from, usize::MAX), cpus_phrase(&action.to, usize::MAX));

@@ -177,8 +177,8 @@ pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
         + &sample_table(&result.fragmentation)
 }
 
-/// Returns a table with at most [`ROWS`] of the samples `all`: the first, the last, and samples at equal distances
-/// between them.
+/// Returns a table of the samples in `all`, with at most [`ROWS`] rows. If there are more samples, the table has the
+/// first, the last, and samples at equal distances between the two.
 fn sample_table(all: &[FragmentationSample]) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);

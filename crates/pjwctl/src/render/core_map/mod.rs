@@ -207,7 +207,8 @@ pub fn core_map_text(cores: &[Core], holders: &PuHolders, term: Terminal) -> Str
     map
 }
 
-/// Groups the cores into the rows of the map. A new row begins where the package or the NUMA node changes.
+/// Groups the cores into the rows of the map. A new row begins where the package or the NUMA node of a core differs
+/// from that of the core before.
 fn rows_of_cores(cores: &[Core]) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     let mut before: Option<&Core> = None;
@@ -239,8 +240,9 @@ fn row_label(core: &Core) -> String {
     }
 }
 
-/// Draws a row as lines of at most `width_left` characters, one character for each core. A line is broken between two
-/// L3 caches if possible, else between two blocks of cores.
+/// Draws a row of the map as lines of at most `width_left` columns, with one character for each core. If the row is
+/// too long for one line, the line breaks are between two L3 caches if possible, else between two blocks of [`BLOCK`]
+/// cores.
 fn row_lines(row: &Row, holders: &PuHolders, width_left: usize, term: Terminal) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();

@@ -98,7 +98,7 @@ impl DiagramBox {
         let mut devices: Vec<&Device> = topology.devices.iter().collect();
         let mut machine = DiagramBox::new(BoxKind::Machine, String::new(), "the machine".to_owned());
         builder.add_parts(&mut machine, &topology.tree, &[], &mut devices);
-        machine.sections.extend(strip(devices.into_iter().map(device)));
+        machine.sections.extend(strip(devices.into_iter().map(device_box)));
         if !topology.offline.is_empty() {
             let offline = format!("offline or hidden: CPUs {}", shorten_cpu_list(&topology.offline, 40));
             let hint = format!("offline or hidden: CPUs {}", escape_control_characters(&topology.offline));
@@ -163,7 +163,7 @@ impl DiagramBox {
                 );
             }
             _ => {
-                let (line, corner_radius) = self.line();
+                let (line, corner_radius) = self.border();
                 svg.rect(at, size, &self.fill_style, line, corner_radius);
                 let right = at.0 + size.0 - metrics.padding - 1;
                 let base = at.1 + metrics.header - (metrics.header - metrics.text).div_ceil(2) - 1;
@@ -188,7 +188,8 @@ impl DiagramBox {
         self.sections.iter().map(|section| section.frames.len()).sum()
     }
 
-    fn line(&self) -> (&'static str, u32) {
+    /// Returns the SVG attributes of the border of this box, and the radius of its corners in pixels.
+    fn border(&self) -> (&'static str, u32) {
         match self.kind {
             BoxKind::Package => (r##"stroke="#455a64" stroke-width="2""##, 0),
             BoxKind::Die => (r##"stroke="#78909c" stroke-dasharray="6 3""##, 0),
@@ -201,8 +202,9 @@ impl DiagramBox {
 }
 
 impl Builder<'_> {
-    /// Adds the boxes of `parts` to the box `boxes`. Moves each device of `devices` that belongs to one of the parts
-    /// into the box of this part. `path` has the names of the parts that enclose `parts`.
+    /// Adds boxes for `parts` (parts of the machine, such as packages or cores) to the box `boxes`. `path` has the
+    /// names of the parts that enclose `parts`. `devices` has the devices that have no box yet: each that belongs to
+    /// one of the parts gets a box inside the box of this part, and is removed from `devices`.
     fn add_parts(
         &self,
         boxes: &mut DiagramBox,
@@ -233,8 +235,10 @@ impl Builder<'_> {
         boxes.sections.extend(strip(memory));
     }
 
-    /// Makes the box of a package, die, NUMA node or cache, with the boxes of its parts. Moves the devices that belong
-    /// to this part and to none of its parts from `devices` into the box. `path` has the names of the enclosing parts.
+    /// Makes the box of a package, die, NUMA node or cache, with the boxes of its inner parts. `path` has the names
+    /// of the enclosing parts. `devices` has the devices that have no box yet. A device that belongs to this part,
+    /// but to none of its inner parts, gets a box directly in the new box. All devices that got a box are removed
+    /// from `devices`. The box of a cache gets no devices of its own.
     fn domain_box(&self, part: &Domain, path: &[String], devices: &mut Vec<&Device>) -> DiagramBox {
         let kind = match part.kind.as_str() {
             "package" => BoxKind::Package,
@@ -264,7 +268,7 @@ impl Builder<'_> {
             };
             let here: Vec<&Device> = devices.iter().copied().filter(|device| is_here(device)).collect();
             devices.retain(|device| !is_here(device));
-            boxes.sections.extend(strip(here.into_iter().map(device)));
+            boxes.sections.extend(strip(here.into_iter().map(device_box)));
         }
         boxes
     }
@@ -337,7 +341,8 @@ fn memory_node_box(part: &Domain) -> DiagramBox {
     DiagramBox::new(BoxKind::Memory, format!("{}{size}, memory alone", domain_name(part)), hint)
 }
 
-fn device(device: &Device) -> DiagramBox {
+/// Makes the box of a device, such as a GPU.
+fn device_box(device: &Device) -> DiagramBox {
     let parts = [
         device_class_and_names(device),
         escape_control_characters(&device.address),

@@ -50,8 +50,9 @@ pub(super) fn arrange(boxes: &mut DiagramBox) {
     boxes.height = bottom - gap + metrics.padding;
 }
 
-/// Arranges the boxes of `section` in rows and columns, with `gap` pixels between them. Returns the width of the grid,
-/// in pixels.
+/// Places the boxes of `section` in rows and columns, with `gap` pixels between them. If `section` has no fixed
+/// number of columns, chooses the number for which the grid is most like a page. Makes all boxes of a column equally
+/// wide, and all boxes of a row equally high. Returns the width of the grid, in pixels.
 fn arrange_in_grid(section: &mut BoxGroup, gap: u32) -> u32 {
     let n = section.frames.len();
     let sizes: Vec<(u32, u32)> = section.frames.iter().map(|boxes| (boxes.width, boxes.height)).collect();
@@ -59,7 +60,7 @@ fn arrange_in_grid(section: &mut BoxGroup, gap: u32) -> u32 {
     let least = section.columns.map_or(1, |_| most);
     let best = (least..=most).min_by_key(|&columns| (shape_cost(&sizes, columns, gap), columns));
     let columns = best.unwrap_or(1);
-    let (widths, heights) = tracks(&sizes, columns);
+    let (widths, heights) = track_sizes(&sizes, columns);
     for (at, boxes) in section.frames.iter_mut().enumerate() {
         let (column, row) = (at % columns, at / columns);
         boxes.x = widths[..column].iter().sum::<u32>() + count_to_u32(column) * gap;
@@ -70,8 +71,9 @@ fn arrange_in_grid(section: &mut BoxGroup, gap: u32) -> u32 {
     widths.iter().sum::<u32>() + count_to_u32(widths.len().saturating_sub(1)) * gap
 }
 
-/// Makes the arranged section `section` wider by `extra` pixels. A single box and PUs become wider, other boxes are
-/// centred.
+/// Makes the section `section`, whose boxes were placed before, wider by `extra` pixels. If its number of columns is
+/// fixed (the PUs of a core), all boxes become wider. Otherwise, a single box becomes wider, and several boxes keep
+/// their size and are centred.
 fn add_width(section: &mut BoxGroup, extra: u32) {
     match (section.columns, section.frames.as_mut_slice()) {
         (Some(columns), cells) => {
@@ -92,9 +94,9 @@ fn widen(boxes: &mut DiagramBox, extra: u32) {
     boxes.sections.iter_mut().filter(|section| !section.flows).for_each(|section| add_width(section, extra));
 }
 
-/// Returns the widths of the columns and the heights of the rows, in pixels, if boxes of `sizes` (width, height) are
-/// placed in `columns` columns.
-fn tracks(sizes: &[(u32, u32)], columns: usize) -> (Vec<u32>, Vec<u32>) {
+/// Returns the widths of the columns and the heights of the rows of a grid, in pixels. `sizes` has the width and the
+/// height of each box. The boxes fill the grid row by row, in `columns` columns.
+fn track_sizes(sizes: &[(u32, u32)], columns: usize) -> (Vec<u32>, Vec<u32>) {
     let mut widths = vec![0; columns];
     let mut heights = vec![0; sizes.len().div_ceil(columns)];
     for (at, &(width, height)) in sizes.iter().enumerate() {
@@ -108,7 +110,7 @@ fn tracks(sizes: &[(u32, u32)], columns: usize) -> (Vec<u32>, Vec<u32>) {
 /// Returns a number that says how much the shape of a grid differs from that of a page: 1000 for the same shape, and
 /// more for any other. Empty cells of the grid add to it.
 fn shape_cost(sizes: &[(u32, u32)], columns: usize, gap: u32) -> u64 {
-    let (widths, heights) = tracks(sizes, columns);
+    let (widths, heights) = track_sizes(sizes, columns);
     let length = |tracks: &[u32]| u64::from(tracks.iter().sum::<u32>() + gap * count_to_u32(tracks.len()));
     let (wide, high) = (length(&widths) * u64::from(PAGE.1), length(&heights) * u64::from(PAGE.0));
     let (places, taken) = ((widths.len() * heights.len()) as u64, sizes.len() as u64);
@@ -117,8 +119,9 @@ fn shape_cost(sizes: &[(u32, u32)], columns: usize, gap: u32) -> u64 {
     (0..8).fold(ratio, |shape_cost, _| shape_cost * places / taken.max(1))
 }
 
-/// Places the boxes of `section` one after the other, in as many rows as needed. `width` is the maximum width of a row,
-/// and `gap` the distance between boxes, in pixels.
+/// Places the boxes of `section` one after the other, in as many rows as needed. `width` is the maximum width of a
+/// row, and `gap` the distance between boxes, in pixels. A section with `stretch` has one box in each row, which
+/// becomes at least `width` pixels wide.
 fn arrange_in_rows(section: &mut BoxGroup, width: u32, gap: u32) {
     let (mut x, mut y, mut line) = (0, 0, 0);
     for boxes in &mut section.frames {

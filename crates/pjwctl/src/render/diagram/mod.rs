@@ -64,7 +64,9 @@ pub fn svg_drawing(title: &str, topology: &Topology, status: Option<&Status>) ->
     svg.finish()
 }
 
-/// The lines of text above the drawing.
+/// Returns the lines of text above the drawing: the numbers of parts of the machine, the largest requests that a new
+/// job can make now (if known), and an explanation of the numbers in the boxes. `width` is the width of the drawing
+/// in pixels.
 fn lines_above(topology: &Topology, status: Option<&Status>, width: u32) -> Vec<String> {
     let columns = (width * 100 / (TEXT * 62)) as usize;
     let mut lines = vec![counts(topology)];

@@ -57,9 +57,9 @@ impl FillStyle {
     }
 }
 
-/// Returns the fill of the job with the index `n` in the list of jobs. The first jobs have the colours in [`COLOURS`],
-/// the next ones lighter colours, and the next ones darker colours. Then the colours repeat. The text is white on a
-/// dark fill.
+/// Returns the fill of the job with the index `n` in the list of jobs. The first jobs have the colours in
+/// [`COLOURS`], the next jobs the same colours but lighter, and the jobs after these the same colours but darker.
+/// Then the colours repeat. The text is white on a dark fill, and dark otherwise.
 fn fill_style_of_job(n: usize) -> FillStyle {
     let base = COLOURS[n % COLOURS.len()];
     let [r, g, b] = match n / COLOURS.len() % 3 {

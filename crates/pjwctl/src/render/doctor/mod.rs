@@ -127,7 +127,7 @@ impl DoctorReport {
     }
 }
 
-/// Returns the data of the table row of a job.
+/// Returns the data of a job for the table of jobs, from the results of the diagnosis.
 fn job_row(input: &DiagnosisInput, job: &ObservedJob) -> DoctorJob {
     let allowed_cpus = job.threads.iter().fold(pjw_core::cpuset::CpuSet::new(), |cpus, thread| {
         cpus.union(&thread.effective_mask.intersection(&input.online))
@@ -165,11 +165,12 @@ pub fn report_text(report: &DoctorReport, names: &UserNames, show_all: bool, ter
     if !report.jobs.is_empty() {
         parts.push(jobs_table(&report.jobs, names, show_all, term));
     }
-    parts.push(facts(&report.facts, show_all, term));
+    parts.push(facts_text(&report.facts, show_all, term));
     parts.join("\n")
 }
 
-/// Returns the summary of the findings by severity.
+/// Returns the first line of the text: the numbers of problems, pieces of advice and notes. `all` says whether the
+/// option `--all` was given. If it was not, the line says that the option shows the notes.
 fn summary_text(report: &DoctorReport, all: bool, term: Terminal) -> String {
     let of = |severity: Severity| {
         let with = report.findings.iter().filter(|finding| finding.severity == severity.name());
@@ -200,8 +201,8 @@ fn summary_text(report: &DoctorReport, all: bool, term: Terminal) -> String {
     format!("{title} {}\n", text.join(", "))
 }
 
-/// Returns the text of a finding: its severity in the left margin, its text beside it, and its remedy below, if it has
-/// one.
+/// Returns the text of a finding: its severity in the left margin, and its text beside it. The remedy, if there is
+/// one, follows on further lines.
 fn finding_text(finding: &DoctorFinding, term: Terminal) -> String {
     let lead = format!("{:<MARGIN$}", finding.severity);
     let style = match finding.severity {
@@ -223,7 +224,9 @@ fn finding_text(finding: &DoctorFinding, term: Terminal) -> String {
     )
 }
 
-fn facts(facts: &[DoctorFact], all: bool, term: Terminal) -> String {
+/// Returns the text of the facts about the machine, each with its code in the left margin. Without `all`, facts that
+/// are details are left out.
+fn facts_text(facts: &[DoctorFact], all: bool, term: Terminal) -> String {
     let shown = facts.iter().filter(|fact| all || !fact.is_detail);
     let blank = " ".repeat(FACT_MARGIN);
     let line = |fact: &DoctorFact| {

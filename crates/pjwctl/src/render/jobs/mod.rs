@@ -66,8 +66,8 @@ pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Termina
     rows.chain(class_lines(jobs)).collect()
 }
 
-/// A line for each job that is not of the class normal: its letter in the core map, its class, and what it lends or
-/// borrows.
+/// Returns a line for each job whose class is not `normal`. The line has the letter of the job in the core map, its
+/// class, and the CPUs that it lends or borrows.
 fn class_lines(jobs: &[Job]) -> impl Iterator<Item = String> {
     let with_class = jobs.iter().enumerate().filter(|(_, job)| job.class != "normal");
     with_class.map(|(n, job)| {

@@ -84,7 +84,8 @@ fn no_verdict_text(report: &Report) -> String {
     format!("none: {}", text::escape_control_characters(report.no_verdict.as_deref().unwrap_or(usual)))
 }
 
-/// For how long the job used how many CPUs. Leaves out what is less than a hundredth of the time.
+/// Returns for how long the job used how many CPUs, as in `1 CPU for 5 s, 4 CPUs for 60 s`. Leaves out numbers of
+/// CPUs that the job used for less than a hundredth of the time.
 fn levels_text(report: &Report) -> String {
     let all: u64 = report.use_levels.iter().map(|level| level.seconds.0).sum();
     let levels = report.use_levels.iter().filter(|level| level.seconds.0 * 100 >= all);
@@ -96,7 +97,8 @@ fn levels_text(report: &Report) -> String {
     texts.fold(first, |list, text| list + ", " + &text)
 }
 
-/// The largest memory use of the job, `bytes`, with how it was measured, and the limit.
+/// Returns the largest memory use of the job, how it was measured, and the limit of the job's cgroup if there is one.
+/// `bytes` is the largest memory use.
 fn memory_text(report: &Report, bytes: u64) -> String {
     let mebibytes = bytes.div_ceil(1 << 20);
     let peak = match report.memory_peak_source.as_deref() {
@@ -186,8 +188,8 @@ pub fn report_line(report: &Report) -> String {
     text::escape_control_characters(&line) + "\n"
 }
 
-/// Returns how much the job used of the CPU time that its cores could give, as in `, 19 % of 1920 s on 4 cores`. Empty
-/// for a job that held no cores.
+/// Returns which share of the CPU time of its cores the job used, as in `, 19 % of 1920 s on 4 cores`. The time is
+/// the run time of the job. Empty for a job that held no cores.
 fn share_of_held_time_text(report: &Report) -> String {
     // In millionths of a second.
     let held = u128::from(report.wall_s.0) * u128::from(jobstats::held_pus(report).0);

@@ -10,8 +10,9 @@ use super::super::{Terminal, style};
 /// The most rows of processes, and of earlier readings.
 const MAX_ROWS: usize = 40;
 
-/// Returns a text about the memory of a job: the sums over its processes, warnings, a table of the processes, and a
-/// table of earlier measurements. If the memory was only estimated from the cgroup, there is no table of processes.
+/// Returns a text about the memory of a job. The text has the sums over its processes, then warnings, a table of the
+/// processes, and a table of earlier measurements. The table of processes is left out if the memory was only
+/// estimated from the counters of the job's cgroup.
 pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
     let is_estimate = memory.source == "cgroup";
     let title = if is_estimate { "memory, estimated from its cgroup" } else { "memory" };
@@ -44,7 +45,8 @@ pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
 }
 
 /// Returns the lines about the memory use of the whole job. `is_estimate` says whether the memory was only estimated
-/// from the cgroup of the job. The lines then have no PSS and no USS.
+/// from the counters of the job's cgroup. Then no pages were looked at, so the lines have no PSS (with a share of
+/// each shared page) and no USS (pages that one process alone maps).
 fn memory_sum_lines(memory: &Memory, is_estimate: bool) -> Vec<String> {
     let shared = percent_text(memory.shared_permille);
     let processes =
@@ -82,8 +84,8 @@ fn memory_sum_lines(memory: &Memory, is_estimate: bool) -> Vec<String> {
     [Some(used), Some(rest), nodes, shared, unknown, gone, Some(cost)].into_iter().flatten().collect()
 }
 
-/// Returns a text with the number of processes that share the address space of another process of the job. `None` if
-/// there is no such process.
+/// Returns a sentence with the number of processes that share the address space of another process of the job. `None`
+/// if there are no such processes.
 fn shared_spaces(memory: &Memory) -> Option<String> {
     let processes =
         u64::try_from(memory.processes.len()).unwrap_or(u64::MAX) + u64::from(memory.more_processes);
@@ -97,7 +99,8 @@ fn shared_spaces(memory: &Memory) -> Option<String> {
     })
 }
 
-/// That it is unknown which processes share an address space, if it is.
+/// Returns a sentence with the number of processes of which it is unknown whether they share an address space. `None`
+/// if there are no such processes, or if the job has only one process.
 fn unknown_spaces(memory: &Memory) -> Option<String> {
     let unknown = memory.processes.iter().filter(|process| process.address_space.is_none()).count();
     // A single process shares with none.
@@ -174,7 +177,7 @@ fn processes_table(memory: &Memory, term: Terminal) -> String {
     lines
 }
 
-/// Returns a table with the last [`MAX_ROWS`] measurements of the memory of a job, oldest first.
+/// Returns a table with the last [`MAX_ROWS`] measurements of the memory of a job, the oldest first.
 fn history_table(memory: &Memory, term: Terminal) -> String {
     let heading = "  read at                          RSS         PSS  shared  processes";
     let mut lines = style::apply_style(heading, style::SECONDARY, term) + "\n";
@@ -194,7 +197,7 @@ fn history_table(memory: &Memory, term: Terminal) -> String {
     lines
 }
 
-/// An amount of memory with one decimal: `1.2 GiB`.
+/// Returns an amount of memory in bytes as text, with one decimal from 1 KiB on, such as `1.2 GiB`.
 fn bytes(amount: u64) -> String {
     let units = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.into_iter().find(|(size, _)| amount >= *size) {

@@ -61,7 +61,8 @@ pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal)
     parts.join("\n")
 }
 
-/// Returns the first lines about a job: its request, its CPUs, its owner and its state.
+/// Returns the first lines about a job: its state, class and owner, its request and its CPUs, and the numbers of its
+/// processes and threads.
 fn job_header(job: &Job, names: &UserNames, term: Terminal) -> String {
     let requested = if job.requested_cores == 0 {
         "number of cores unknown".to_owned()
@@ -118,9 +119,10 @@ fn job_header(job: &Job, names: &UserNames, term: Terminal) -> String {
         + &wrap_text(&threads, term.width, "  ", "  ")
 }
 
-/// Returns a line for each address space that several processes in `members` share, or that one of them shares with a
-/// process outside of the job. If the address space belongs to a host of tasks (`--share memory`), the line also has
-/// the process id of this host.
+/// Returns a line for each address space that several processes share. `members` are the processes of the job. A
+/// process that shares an address space only with a process outside of the job gets a line too. If the address space
+/// belongs to a task host (the process that owns the address space of `--share memory`), the line has the process id
+/// of this host.
 fn shared_address_spaces(members: &[Member], term: Terminal) -> String {
     let mut pids: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
     let mut hosts: BTreeMap<u32, u32> = BTreeMap::new();

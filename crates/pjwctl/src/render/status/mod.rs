@@ -84,8 +84,8 @@ fn slow_lending(status: &Status) -> Option<String> {
     })
 }
 
-/// Returns a line with the meanings of the symbols in the core map, except for the letters of jobs. Only symbols that
-/// occur in the map are listed. Empty if none occurs.
+/// Returns a line with the meanings of the symbols in the core map, such as the one for free cores. The letters of
+/// jobs are left out. Only symbols that occur in the map are listed. Empty if none of them occurs.
 fn legend(status: &Status, holders: &PuHolders, term: Terminal) -> String {
     let signs = [
         (Holder::Free, "free"),
@@ -109,7 +109,8 @@ fn legend(status: &Status, holders: &PuHolders, term: Terminal) -> String {
     if entries.is_empty() { String::new() } else { entries.join("   ") + "\n" }
 }
 
-/// Returns the text of a warning, with the job that it is about and the remedies.
+/// Returns the text of a warning and its remedies. If the text does not name the job that the warning is about, the
+/// id of the job comes first.
 fn warning_text(warning: &Warning, term: Terminal) -> String {
     let style = if is_alarming(warning) { style::FAILURE } else { style::WARNING };
     // A text that names its job does not need the id once more.

@@ -65,9 +65,9 @@ pub(super) fn part_counts_text(topology: &Topology) -> String {
     parts.join(", ")
 }
 
-/// Returns a sentence with the largest numbers of cores that a new job can get now: in one L3 cache, in one NUMA node,
-/// in one package and on the whole machine. If `topology` has no L3 caches, for example, the sentence does not mention
-/// them.
+/// Returns a sentence with the largest numbers of cores that a new job can get now: in one L3 cache, in one NUMA
+/// node, in one package and on the whole machine. A level that the machine does not have, such as L3 caches, is left
+/// out.
 pub(super) fn largest_requests_sentence(topology: &Topology, fits: &Fits) -> String {
     let levels = [
         (topology.l3, fits.l3, "one L3"),
@@ -100,7 +100,7 @@ pub(super) fn device_class_and_names(device: &Device) -> String {
     escape_control_characters(&format!("{} {names}", device.class))
 }
 
-/// Returns `bytes` as text in the unit KiB, MiB, GiB or TiB. `bytes` is a size of memory in bytes.
+/// Returns `bytes` as text in the unit KiB, MiB, GiB or TiB, such as `1.5 GiB`. `bytes` is a size of memory in bytes.
 pub(super) fn memory_size_text(bytes: u64) -> String {
     let (unit, name) = [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB")]
         .into_iter()
@@ -124,8 +124,8 @@ struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Divides `parts` into groups of parts that are drawn alike, in the order of the first part of each group. Cores
-    /// are left out.
+    /// Divides `parts` (parts of the machine, such as packages) into groups that are each drawn as one line, because
+    /// their parts are drawn alike. The groups have the order of their first parts. Cores are left out.
     fn group_equal_parts<'d>(&self, parts: impl Iterator<Item = &'d Domain>) -> Vec<Vec<&'d Domain>> {
         let mut groups: Vec<(String, Vec<&Domain>)> = Vec::new();
         for part in parts.filter(|part| part.kind != "core") {
@@ -138,9 +138,9 @@ impl<'a> Tree<'a> {
         groups.into_iter().map(|(_, group)| group).collect()
     }
 
-    /// Returns a text that is the same for parts that are drawn alike. The text has the kind of the part, its cores,
-    /// devices and inner parts, and the number of PUs (logical CPUs) of each holder. It does not have the number of the
-    /// part, its list of PUs, or its memory size.
+    /// Returns a text that is the same for all parts of the machine that are drawn alike. The text has the kind of
+    /// the part, its cores, devices and inner parts, and the number of PUs (logical CPUs) of each holder (such as a
+    /// job). It does not have the number of the part, its list of PUs, or its memory size.
     fn drawing_key(&self, part: &Domain) -> String {
         let set = cpus(part);
         let mut key = format!("{} {} {}", part.kind, part.children.is_empty(), set.len());
@@ -157,8 +157,9 @@ impl<'a> Tree<'a> {
         key
     }
 
-    /// Appends a line for each group of parts to `self.lines`, and below it the lines of the inner parts. The lines
-    /// `more` come before the first group. `indent` is the beginning of each line.
+    /// Appends a line for each group of parts to `self.lines`, and below each line the lines of the inner parts.
+    /// `indent` is the beginning of each line. `more` has lines of the same level that come before the first group,
+    /// such as those of devices.
     fn draw_groups(&mut self, groups: &[Vec<&Domain>], indent: &str, more: &[String]) {
         let lines = groups.len() + more.len();
         let branch = |n: usize| if n + 1 == lines { ("└─ ", "   ") } else { ("├─ ", "│  ") };
@@ -191,8 +192,8 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// Returns the parts inside the parts of `group`, as groups of parts that are drawn alike. Cores are left out. The
-    /// parts of `group` must be drawn alike.
+    /// Returns the parts inside the parts of `group`, divided into groups of parts that are drawn alike. Cores are
+    /// left out. All parts of `group` must be drawn alike: then they have equal inner parts.
     fn group_inner_parts<'d>(&self, group: &[&'d Domain]) -> Vec<Vec<&'d Domain>> {
         let mut all: Vec<Vec<&Domain>> = Vec::new();
         for part in group {
@@ -249,8 +250,9 @@ impl<'a> Tree<'a> {
         vec![format!("{}{colon}{}", self.core_counts_text(&cores), held.join(", "))]
     }
 
-    /// Returns a text for each holder of PUs of the parts in `group`, and the width of the text in columns. The text
-    /// has the name of the holder and the list of its PUs.
+    /// Returns a text for each holder (such as a job) of PUs (logical CPUs) in the parts of `group`: the name of the
+    /// holder and the list of its PUs. Lent PUs have a text for each pair of owner and borrower. Also returns the
+    /// width of each text in columns.
     fn holder_texts(&self, group: &[&Domain]) -> Vec<(String, usize)> {
         let jobs = self.holders.as_ref().map(|(_, status)| status.jobs.as_slice()).unwrap_or_default();
         let describe = |holder: Holder, pus: &CpuSet, lent_to: &str| {
@@ -300,7 +302,8 @@ impl<'a> Tree<'a> {
         self.take_devices(|device| hangs(device, &set) && !hangs_on_any(device, &part.children))
     }
 
-    /// One line for these devices, which are then not drawn again.
+    /// Returns one line with those devices that have not been drawn yet and for which `is_here` returns true. Marks
+    /// these devices as drawn. Returns no line if there are none.
     fn take_devices(&mut self, is_here: impl Fn(&Device) -> bool) -> Vec<String> {
         let here: Vec<String> = self
             .devices
