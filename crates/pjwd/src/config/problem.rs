@@ -131,9 +131,9 @@ impl FilePosition {
 }
 
 impl Quote {
-    /// Returns the part of `line` that an error message shows, with the place of the carets below this part. The carets
-    /// mark `width` characters of `line`, beginning with the character at the index `column`. A long line is cut so
-    /// that this character is shown.
+    /// Returns the part of `line` that an error message shows, and where the carets (`^`) stand below this part. The
+    /// carets mark `width` characters of `line`, from the character with the index `column` on. If `line` is longer
+    /// than [`QUOTED_LINE`] characters, it is cut so that the character at `column` is shown.
     fn from_line(line: &str, column: usize, width: usize) -> Self {
         let length = line.chars().count();
         let skipped = if length > QUOTED_LINE { column.saturating_sub(BEFORE_CARET) } else { 0 };
@@ -177,8 +177,8 @@ pub(super) fn closest_word<'a>(wrong: &str, known: impl IntoIterator<Item = &'a 
     near.filter(|(slips, word)| *slips <= (length.min(word.len()) / 3).max(1)).min().map(|(_, word)| word)
 }
 
-/// Returns the edit distance of `a` and `b` (optimal string alignment distance): inserting, removing or changing one
-/// character costs one, and so does exchanging two neighbours.
+/// Returns the edit distance of `a` and `b`: the smallest number of single changes that make `b` of `a`. A change
+/// inserts, removes or replaces one character, or exchanges two neighbours (optimal string alignment distance).
 fn edit_distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];

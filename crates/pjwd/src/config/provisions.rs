@@ -47,9 +47,9 @@ impl ProvisionSettings {
     }
 }
 
-/// Parses `value`, the tables `[[provision]]` of the configuration file. `max_cores` is the maximum number of cores of
-/// one provision. `has_syntax_errors` says whether the file has syntax errors. A key that seems to be missing may then
-/// be one that was not understood, so it is not reported.
+/// Parses `value`, the tables `[[provision]]` of the configuration file. `max_cores` is the maximum number of cores
+/// of one provision. `has_syntax_errors` says whether the file has syntax errors. If it has, missing keys are not
+/// reported, because the parser may only have failed to understand them.
 ///
 /// # Errors
 /// All mistakes in the tables, each with its key and its position.
@@ -83,7 +83,7 @@ pub(super) fn parse_provisions(
         if let KeyState::Valid(rule, _) = &draft.rule {
             known_rules.push((rule.clone(), draft.shown_name()));
         }
-        provisions.extend(draft.finish());
+        provisions.extend(draft.into_settings());
     }
     if mistakes.is_empty() { Ok(provisions) } else { Err(mistakes) }
 }
@@ -112,8 +112,8 @@ struct ProvisionDraft {
 }
 
 impl ProvisionDraft {
-    /// Parses the keys of `table`, one table `[[provision]]`. `max_cores` is the maximum number of cores. Stores wrong
-    /// values and unknown keys as mistakes in the returned draft. Does not check whether keys are missing.
+    /// Parses the keys of `table`, one table `[[provision]]`. `max_cores` is the maximum number of cores. Stores
+    /// wrong values and unknown keys as mistakes in the returned draft. Does not check whether keys are missing.
     fn parse(table: &DeTable<'_>, max_cores: u32) -> Self {
         let (job, cores, rule) = (KeyState::Missing, KeyState::Missing, KeyState::Missing);
         let mut draft = Self { job, cores, rule, mistakes: Vec::new() };
@@ -148,7 +148,8 @@ impl ProvisionDraft {
         }
     }
 
-    /// The mistakes that the table has no name, or no number of cores.
+    /// Returns the mistakes that the table lacks the key `name` or `cores`. `table` has the name for the messages.
+    /// Empty if the table has both keys, even with wrong values.
     fn missing_keys(&self, table: &DeTable<'_>) -> impl Iterator<Item = ValueError> + use<> {
         let name = table.get("name").and_then(|value| value.get_ref().as_str()).map(quote_and_cut);
         let name = name.unwrap_or_else(|| "a provision".to_owned());
@@ -179,8 +180,9 @@ impl ProvisionDraft {
         Some(ValueError::with_message(text).at_span(span.clone()).in_key(full_key("match")))
     }
 
-    /// The provision. `None` if a key that it needs is missing or wrong.
-    fn finish(self) -> Option<ProvisionSettings> {
+    /// Returns the provision. `None` if the name or the number of cores is missing or wrong. A wrong rule is left
+    /// out.
+    fn into_settings(self) -> Option<ProvisionSettings> {
         let (KeyState::Valid(job, _), KeyState::Valid(cores, _)) = (self.job, self.cores) else {
             return None;
         };

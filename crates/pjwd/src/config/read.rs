@@ -92,10 +92,10 @@ pub(super) fn parse_settings(
         let place = reader.span_of(keys::HOUSEKEEPING_KEY).map(|span| FilePosition::from_span(text, span));
         return Ok((reader.settings, place));
     }
-    Err(reader.problems(errors.len()))
+    Err(reader.into_errors(errors.len()))
 }
 
-/// A problem that is not yet formatted.
+/// A mistake in the configuration file that is not formatted yet.
 struct Finding {
     span: Range<usize>,
     key: Option<String>,
@@ -146,8 +146,12 @@ impl Reader<'_> {
         }
     }
 
-    /// Records a mistake if the rescan interval is shorter than the scan interval, or if the threshold for cold threads
-    /// is not below the threshold for hot threads. Does not check two keys if one of them already has a mistake.
+    /// Records the mistakes of pairs of keys, whose values are allowed alone, but not together:
+    ///
+    /// - The rescan interval is shorter than the scan interval.
+    /// - The threshold for cold threads is not below the threshold for hot threads.
+    ///
+    /// Leaves out a pair if one of its keys already has a mistake.
     fn check_combinations(&mut self) {
         let Settings {
             scan_interval,
@@ -159,18 +163,19 @@ impl Reader<'_> {
         if rescan_interval < scan_interval {
             let (one, other) = (show_duration(&scan_interval), show_duration(&rescan_interval));
             let text = format!("rescan_interval ({other}) must not be shorter than interval ({one})");
-            self.note_either(keys::RESCAN_INTERVAL_KEY, keys::SCAN_INTERVAL_KEY, text);
+            self.record_pair_mistake(keys::RESCAN_INTERVAL_KEY, keys::SCAN_INTERVAL_KEY, text);
         }
         if cold_permille >= hot_permille {
             let text = format!(
                 "balance.cold_permille ({cold_permille}) must be below balance.hot_permille ({hot_permille})"
             );
-            self.note_either(keys::COLD_PERMILLE_KEY, keys::HOT_PERMILLE_KEY, text);
+            self.record_pair_mistake(keys::COLD_PERMILLE_KEY, keys::HOT_PERMILLE_KEY, text);
         }
     }
 
-    /// Reports a problem of two keys at the first of them that is in the file. The other key then has its default.
-    fn note_either(&mut self, first: &str, second: &str, text: String) {
+    /// Records the mistake `text` of two keys, at the first of the two that is in the file (the other may have its
+    /// default). Does nothing if one of the keys already has a mistake.
+    fn record_pair_mistake(&mut self, first: &str, second: &str, text: String) {
         let is_wrong = |name| self.found.iter().any(|found| found.key.as_deref() == Some(name));
         if is_wrong(first) || is_wrong(second) {
             return;
@@ -199,11 +204,14 @@ impl Reader<'_> {
         self.found.push(Finding { span, key: Some(key.to_owned()), text, sure });
     }
 
-    /// Returns the mistakes as errors, in the order of the file. `syntax` is the number of syntax errors, which come
-    /// first in `found`. Leaves out other mistakes on the line of a syntax error. After the first syntax error, also
-    /// leaves out mistakes that are certain only if the table of the key is known. Returns at most [`PROBLEMS_MAX`]
-    /// errors, and one more that says how many are omitted.
-    fn problems(mut self, syntax: usize) -> Vec<ConfigError> {
+    /// Returns the recorded mistakes as errors, in the order of the file. `syntax` is the number of syntax errors,
+    /// which are the first elements of `found`. Returns at most [`PROBLEMS_MAX`] errors, and one more that says how
+    /// many are omitted. Mistakes that are probably only consequences of a syntax error are left out:
+    ///
+    /// - other mistakes on the line of a syntax error,
+    /// - mistakes after the first syntax error that depend on the table of the key, such as an unknown key: the table
+    ///   may have been misread.
+    fn into_errors(mut self, syntax: usize) -> Vec<ConfigError> {
         let place = |found: &Finding| FilePosition::from_span(self.text, found.span.clone());
         let broken: Vec<usize> =
             self.found[..syntax].iter().take(PROBLEMS_MAX).map(|found| place(found).line()).collect();
@@ -240,9 +248,9 @@ fn is_table(name: &str) -> bool {
     ConfigKey::all().any(|key| key.name().starts_with(&prefix))
 }
 
-/// Returns the message that the key `name` is unknown. The message suggests a similar key of the same table, or else a
-/// key of the same name in another table. Without such a key, the message lists the keys of the table. `prefix` is the
-/// name of the table and a dot, or empty for the top level, whose keys are not listed.
+/// Returns the message that the key `name` is unknown. `prefix` is the name of the key's table and a dot, or empty
+/// for the top level. The message suggests a similar key of the same table, or else a key of the same name in another
+/// table. If there is none, the message lists the keys of the table, except for the top level.
 fn unknown_key_message(prefix: &str, name: &str) -> String {
     let here = |key: &ConfigKey| key.name().strip_prefix(prefix).map(str::to_owned);
     let siblings: Vec<String> = ConfigKey::all().filter_map(|key| here(&key)).collect();

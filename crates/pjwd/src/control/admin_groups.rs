@@ -15,9 +15,14 @@ use super::settings::ControlSettings;
 /// The time after which groups that do not exist are looked up again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Sends the event loop a warning through `outbox` for each group of `admin_groups` that does not exist. The event loop
-/// logs a warning once. Looks the groups up at the start of the daemon, after each reload of the configuration, which
-/// sends new `settings`, and each minute while there is a warning. Returns when the event loop has ended.
+/// Sends the event loop a warning through `outbox` for each group of `admin_groups` that does not exist. Returns when
+/// the event loop has ended. The groups are looked up:
+///
+/// - at the start of the daemon,
+/// - after each reload of the configuration, which changes `settings`,
+/// - each minute while there is a warning.
+///
+/// A message is sent only if the warnings have changed.
 pub(super) async fn watch_admin_groups(
     mut settings: watch::Receiver<ControlSettings>,
     outbox: MessageSender,
@@ -44,7 +49,8 @@ pub(super) async fn watch_admin_groups(
     }
 }
 
-/// A warning for each group that does not exist. A group is not reported if the name service fails: it may be late.
+/// Returns a warning for each name in `groups` that is no group. There is no warning for a number. There is also none
+/// if the name service fails, because the service may only be late.
 fn unknown_group_warnings(groups: &[String]) -> Vec<Warning> {
     let is_unknown = |group: &&String| {
         group.parse::<u32>().is_err() && matches!(Group::from_name(group.as_str()), Ok(None))

@@ -23,7 +23,7 @@ pub(super) fn assign_command(
     Ok(AssignCommand {
         job: id,
         cpu_request: requested_cpus(&request)?,
-        everything: everything(&request)?,
+        everything: unit_of_all_cores(&request)?,
         placement: request.policy.as_deref().map(placement).transpose()?,
         class: request.class.as_deref().map(class).transpose()?,
         near_device: request.near.map(device).transpose()?,
@@ -64,8 +64,12 @@ fn requested_cpus(request: &call::Assign) -> Result<Option<CpuRequest>, CallErro
     }
 }
 
-/// The unit in which everything that is free is requested, if it is requested.
-fn everything(request: &call::Assign) -> Result<Option<CpuUnit>, CallError> {
+/// Returns the unit (core or PU) in which `request` asks for everything that is free. `None` if it does not ask for
+/// this.
+///
+/// # Errors
+/// If `request` also has a number of cores or a list of CPUs. The error is the reply to the client.
+fn unit_of_all_cores(request: &call::Assign) -> Result<Option<CpuUnit>, CallError> {
     if !request.all_cores.unwrap_or(false) {
         return Ok(None);
     }

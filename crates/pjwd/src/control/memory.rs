@@ -65,9 +65,9 @@ struct JobRecorder {
 }
 
 impl JobRecorder {
-    /// Returns `reading`. If the job has not ended, also reports the reading to the event loop, and stores the reading.
-    /// A reading without resident memory is not reported, and a reading of counters only is not stored.
-    fn record(&self, reading: JobMemoryReading) -> Arc<JobMemoryReading> {
+    /// Stores `reading` and reports it to the event loop, unless the job has ended. Returns the reading. A reading
+    /// without resident memory is not reported, and a reading of counters alone is not stored.
+    fn record_reading(&self, reading: JobMemoryReading) -> Arc<JobMemoryReading> {
         let status = self.status.borrow();
         forget_ended_jobs(&self.records, &status);
         let name = self.id.to_string();
@@ -231,7 +231,7 @@ impl ControlService {
         // A task of its own: the turn lasts until the thread is free, also if the caller hangs up.
         let recorded = spawn_local(async move {
             let _held = (turn, kept);
-            reading.await.map(|reading| recorder.record(reading))
+            reading.await.map(|reading| recorder.record_reading(reading))
         });
         let result = recorded.await;
         drop(caller);
@@ -370,11 +370,11 @@ impl ControlService {
     }
 }
 
-/// Runs `work` with the present memory settings, and returns when `work` ends. If these settings change before, drops
+/// Runs `work` with the present memory settings, and returns when `work` ends. If these settings change before, stops
 /// `work` and returns at once.
 ///
 /// # Errors
-/// If the event loop has ended, which sends the settings.
+/// If the event loop, which sends the settings, has ended.
 async fn run_until_settings_change(
     settings: &mut watch::Receiver<ControlSettings>,
     work: impl AsyncFnOnce(MemorySettings),

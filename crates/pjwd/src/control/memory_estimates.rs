@@ -34,6 +34,7 @@ struct EstimateSchedule {
     jobs: BTreeMap<String, JobSchedule>,
 }
 
+/// When one job is estimated next, and why.
 #[derive(Debug)]
 struct JobSchedule {
     /// When the job began, as the status shows it. A later job may have the same id.
@@ -47,9 +48,14 @@ struct JobSchedule {
 }
 
 impl EstimateSchedule {
-    /// Returns the ids of those `jobs` whose memory must be estimated now, and plans the next estimate of each. `jobs`
-    /// are all jobs of the status. A job with hot threads, or for which `is_warned` returns true, is estimated more
-    /// often than other jobs. Forgets the jobs that have ended or have no processes.
+    /// Returns the ids of those `jobs` whose memory must be estimated now, and plans the next estimate of each.
+    /// `jobs` are all jobs of the status. `is_warned` says whether a job has a warning about its memory.
+    ///
+    /// - A job with such a warning, or with a hot thread (one that runs or waits for a PU most of the time) since the
+    ///   last estimate, is estimated each [`INTERVAL`]. The first estimate is due [`FIRST_AGE`] after the thread was
+    ///   seen.
+    /// - Any other job is estimated each [`MAX_INTERVAL`].
+    /// - Jobs that have ended or have no processes are removed from the schedule.
     fn take_due(
         &mut self,
         jobs: &[Arc<wire::Job>],

@@ -110,8 +110,8 @@ impl ControlService {
         watch_admin_groups(self.settings.clone(), self.outbox.clone()).await;
     }
 
-    /// Returns the user of the client `peer` at the other end of a connection, and whether this user is an
-    /// administrator.
+    /// Returns the user of the client `peer`, and whether this user is an administrator: root, the user of the
+    /// daemon, or a member of one of the configured groups.
     pub(super) async fn caller(&self, peer: Peer) -> Caller {
         let uid = Uid(peer.uid);
         if peer.is_of_root_or_own_user() {
@@ -126,9 +126,9 @@ impl ControlService {
         Caller { uid, is_admin: looked_up.unwrap_or(false) }
     }
 
-    /// Executes `command` in the event loop, and returns the reply. Answers clear cases without the event loop
-    /// ([`admission`]). If the caller is no administrator, a refusal that concerns a job is also recorded as an event,
-    /// unless [`Refusal::is_reported`] returns false.
+    /// Executes `command` in the event loop, and returns the reply. Does not bother the event loop if the answer is
+    /// clear from the published status ([`admission`]). If the caller is no administrator and the command is refused,
+    /// also records an event about the job, unless [`Refusal::is_reported`] returns false.
     ///
     /// # Errors
     /// If the command is refused, if its caller has sent too many commands, or if the event loop has ended.
@@ -177,7 +177,8 @@ impl ControlService {
         })
     }
 
-    /// Sends a message with a channel for the answer to the event loop, and waits for the answer.
+    /// Sends a message to the event loop, and waits for the answer. `message` makes the message from the sender
+    /// through which the event loop answers. Fails if the event loop has ended.
     async fn call_loop<T>(
         &self,
         message: impl FnOnce(oneshot::Sender<T>) -> EventLoopMessage,
@@ -194,8 +195,8 @@ impl ControlService {
         self.call_loop(|answer| EventLoopMessage::Query { query, answer }).await
     }
 
-    /// Answers the call `Assign` of the client `peer`: assigns cores and processes to a job, and returns the job. Fails
-    /// if the command is refused, or if the job has already ended when the reply is made.
+    /// Answers the call `Assign` of the client `peer`: assigns cores and processes to a job, and returns the job.
+    /// Fails if the command is refused. Also fails if the job has ended between the assignment and the reply.
     async fn assign(&self, peer: Peer, request: call::Assign) -> Result<Reply, CallError> {
         let caller = self.caller(peer).await;
         let id = parse_job_id_argument(&request.job)?;
@@ -251,8 +252,9 @@ impl ControlService {
         found.ok_or_else(|| CallError::Refused(Refusal::NoSuchJob { job: id.clone() }.to_string()))
     }
 
-    /// Answers the call `GetJob`: returns the job and one page of its member processes with their threads. The first
-    /// page also has the events of the job. Fails if there is no such job.
+    /// Answers the call `GetJob`: returns the job, and one page of its processes with their threads. The first page
+    /// also has the events of the job. The page begins after the process and the thread that `request` names. Fails
+    /// if there is no such job.
     async fn job_detail(&self, request: call::GetJob) -> Result<Reply, CallError> {
         let id = parse_job_id_argument(&request.job)?;
         let job = self.published_job(&id)?;
@@ -312,8 +314,9 @@ impl ControlService {
         drop(ended);
     }
 
-    /// Returns the reports of ended jobs, or of the single job that `request` names. If this job has not ended, waits
-    /// up to [`END_WAIT`] for its end. If it has no report then, refuses the call with the reason.
+    /// Returns the reports of ended jobs. If `request` names a job, returns only the reports of this job, and first
+    /// waits up to [`END_WAIT`] for its end. Fails if a named job then has no report, because it has not ended or
+    /// because none is kept.
     async fn find_reports(&self, request: call::GetReports) -> Result<Reply, CallError> {
         if request.last == Some(0) {
             return Err(CallError::Refused("0 reports were asked for: ask for at least 1".to_owned()));

@@ -102,9 +102,9 @@ fn real_path(path: &Path) -> PathBuf {
     if missing.as_os_str().is_empty() { real } else { real.join(missing) }
 }
 
-/// Checks that the directory `dir` and all its parents belong to the user `uid`, to root or to the owner of `/`, and
-/// that no other user can rename entries in them. A directory that all users may write needs the sticky bit, as /tmp
-/// has. The error names the first directory that is not safe.
+/// Checks that only trusted users can replace files in the directory `dir`. For `dir` and all its parents, the owner
+/// must be the user `uid`, root or the owner of `/`. A directory that all users may write must have the sticky bit,
+/// as /tmp has, so that nobody can rename files of others. The error names the first directory that is not safe.
 fn check_owners_and_modes(dir: &Path, uid: u32) -> anyhow::Result<()> {
     let metadata = |path: &Path| {
         std::fs::metadata(path).with_context(|| {

@@ -75,7 +75,7 @@ impl Logging {
             to_journal: Arc::default(),
             to_text: Arc::default(),
         };
-        logging.route(settings.log_format);
+        logging.set_outputs(settings.log_format);
         let journal = journal.ok().map(|layer| {
             layer.with_syslog_identifier("pjwd".to_owned()).with_field_prefix(Some("PJW".to_owned()))
         });
@@ -93,7 +93,7 @@ impl Logging {
     /// Applies the log level and the log format in `settings`, after the configuration was read again. If the
     /// environment variable `PJW_LOG` has a level, the level does not change.
     pub fn apply_settings(&self, settings: &Settings) {
-        self.route(settings.log_format);
+        self.set_outputs(settings.log_format);
         self.warn_if_no_journal(settings.log_format);
         if self.overridden {
             return;
@@ -103,7 +103,9 @@ impl Logging {
         }
     }
 
-    fn route(&self, format: LogFormat) {
+    /// Switches the outputs of the log as `format` says: either the journal or text on standard error. A system
+    /// without a journal gets text.
+    fn set_outputs(&self, format: LogFormat) {
         let to_journal = self.journal
             && match format {
                 LogFormat::Auto => stderr_is_the_journal(),

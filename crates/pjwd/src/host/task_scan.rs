@@ -6,9 +6,10 @@ use tracing::info;
 
 use crate::config::ScanInterface;
 
-/// Loads the BPF programs for `node`, the interface to the machine, if `scan` allows BPF and the kernel accepts the
-/// programs. One program reads many threads at once, the other reports affinity requests. Without the first program,
-/// `node` reads threads in /proc. Logs which programs are used, and why the others are not.
+/// Loads the two BPF programs for `node`, the interface to the machine, if the setting `scan` allows BPF. One program
+/// reads many threads at once. The other reports affinity requests (calls of sched_setaffinity(2)). A program that
+/// the kernel does not accept is left out. Without the first program, `node` reads threads in /proc. Logs which
+/// programs are used, and why the others are not.
 pub(crate) fn load_bpf_programs(scan: ScanInterface, node: &mut LinuxMachine) {
     let (scan, affinity_requests) = match scan {
         ScanInterface::Proc => {

@@ -124,6 +124,9 @@ impl ThawWatcher {
         Ok(started)
     }
 
+    /// Waits for at most `timeout` for the result of the start of the watcher, which arrives through `started`.
+    /// Stores the process if the start was successful, and the failure if it was not. If there is no result yet, a
+    /// later call waits again. `now` is the current time.
     fn note_start(&mut self, started: Receiver<io::Result<Child>>, timeout: Duration, now: Instant) {
         match started.recv_timeout(timeout) {
             Ok(Ok(child)) => self.process = WatcherProcess::Running(ManuallyDrop::new(child)),

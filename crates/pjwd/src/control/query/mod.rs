@@ -270,8 +270,9 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid, after: Op
     })
 }
 
-/// Returns one page of the threads of `member`: at most `most` threads, in the order of their ids. The page begins
-/// after the thread `after`, or with the first thread. Also returns the last thread of the page if more threads follow.
+/// Returns one page of the threads of `member` (a process of a job), in the order of their ids. The page has at most
+/// `most` threads. It begins after the thread `after`, or with the first thread if `after` is `None`. Also returns
+/// the last thread of the page if more threads follow, as `after` for the next page.
 fn threads_page(
     state: &WardenState,
     member: &Member,
