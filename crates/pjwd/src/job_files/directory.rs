@@ -201,12 +201,12 @@ impl JobDirectory {
         self.is_in_place() && names.iter().all(|name| is_file(&self.path.join(name)))
     }
 
-    /// Writes `core_map` (the CPUs of the job) into the files `cpus`, `coremap.json` and `coremap`. Does nothing if all
-    /// three files exist and contain this core map already. Writes `coremap` last, because a change of this file wakes
-    /// the waiting programs: they then find the two other files already changed.
+    /// Writes `core_map` (the CPUs of the job) into the files `cpus`, `coremap.json` and `coremap`. Does nothing if
+    /// all three files exist and contain this core map already. Writes `coremap` last: a change of this file wakes
+    /// the waiting programs, which must then find the two other files already changed.
     ///
     /// # Errors
-    /// If a file can't be written.
+    /// If a file can't be written. A full file system does not prevent the change of an existing file `coremap`.
     pub(super) fn write_core_map(&mut self, core_map: &CoreMap) -> Result<(), FileFault> {
         let page_path = self.path.join(CORE_MAP_FILE_NAME);
         let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
@@ -246,6 +246,7 @@ impl JobDirectory {
         Ok(())
     }
 
+    /// Writes `content` into the files `cpus` and `coremap.json`.
     fn write_texts(&self, content: &CoreMapContent) -> Result<(), FileFault> {
         let (cpus_path, json_path) = (self.path.join(CPUS_FILE_NAME), self.path.join(JSON_FILE_NAME));
         self.replace(&cpus_path, format!("{}\n", content.cpus()).as_bytes())?;
@@ -254,12 +255,13 @@ impl JobDirectory {
         self.replace(&json_path, json.as_bytes())
     }
 
-    /// Creates the empty file `want` with the mode 0600 for the user `owner`, unless the file exists. Replaces a file
-    /// that belongs to another user, has a second name (hard link), or is not a regular file. Returns true if the file
-    /// existed already and was not replaced.
+    /// Creates the empty file `want` of the job, with the mode 0600 for the user `owner`. If this file exists already
+    /// and belongs to `owner`, leaves it as it is and returns true. In its place, a file of another user, a file with
+    /// a second name (hard link), or anything else that is not a regular file is replaced. The function then returns
+    /// false, as for a new file.
     ///
     /// # Errors
-    /// If the file can't be created.
+    /// If the file can't be created, or can't be given to `owner`.
     pub(super) fn create_want_file(&self, owner: Uid) -> Result<bool, FileFault> {
         let path = self.want_path();
         if let Ok(metadata) = std::fs::symlink_metadata(&path) {
@@ -276,7 +278,8 @@ impl JobDirectory {
         Ok(false)
     }
 
-    /// Makes an empty file under the temporary name. What an interrupted daemon left there is removed.
+    /// Makes an empty file under the temporary name, from which it is then renamed. Removes a file or directory with
+    /// this name before, which an interrupted daemon may have left.
     fn make_temporary(&self) -> io::Result<File> {
         let make = || OpenOptions::new().write(true).create_new(true).mode(WANT_MODE).open(&self.temporary);
         match make() {
@@ -331,8 +334,8 @@ pub fn remove_files_of_all_jobs(state_dir: &Path) {
     remove(&jobs);
 }
 
-/// Removes a file, a link, or a directory of a job with its files. A page in it ends first. What can't be removed
-/// stays.
+/// Removes a file, a link, or the directory of a job with its files. For a directory, also writes into the memory of
+/// the file `coremap` that its content is outdated, and wakes the waiting programs. What can't be removed stays.
 fn remove(path: &Path) {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return };
     if !metadata.is_dir() {
@@ -344,7 +347,8 @@ fn remove(path: &Path) {
     let _ = page.map(CoreMapWriter::mark_not_live);
 }
 
-/// Returns the content of the file `coremap` that shows `core_map`. `epoch` is the number of this content.
+/// Returns `core_map` (the CPUs of a job) as content of the file `coremap`. `epoch` is the number of this content,
+/// which grows with each change.
 fn page_content(core_map: &CoreMap, epoch: u64) -> CoreMapContent {
     CoreMapContent {
         epoch,
@@ -372,9 +376,9 @@ fn epoch_of(path: &Path) -> u64 {
     text.and_then(|text| serde_json::from_str(&text).ok()).map_or(0, |file: CoreMapFile| file.epoch)
 }
 
-/// Makes the directory `path` with mode 0755, and returns true. If this user already owns a directory at `path`, only
-/// sets its mode and returns false. Anything else at `path` is removed before, such as a link or the directory of
-/// another user.
+/// Makes the directory `path` with the mode 0755, and returns true. If this user already owns a directory at `path`,
+/// only sets its mode and returns false. Something else at `path`, such as a link or the directory of another user,
+/// is removed first.
 fn make_directory(path: &Path) -> Result<bool, FileFault> {
     let make = || DirBuilder::new().mode(DIRECTORY_MODE).create(path);
     let is_own =

@@ -97,9 +97,14 @@ struct PublishedJob {
 }
 
 impl PublishedJob {
-    /// Writes the files of this job, whose id is `id`, into its directory below `root`, and watches them with `watch`.
-    /// Makes missing directories. If an earlier daemon left the file `want`, does not write this file and returns true:
-    /// the caller must read the file. Fails if a directory or one of the files can't be made or written.
+    /// Writes the files of this job, whose id is `id`, into its directory below `root`, and watches them with
+    /// `watch`. Makes missing directories.
+    ///
+    /// Returns true if the caller must read the file `want` (the number of cores that the job wants): an earlier
+    /// daemon left this file, and a program may have written it since. The function then does not write the file.
+    ///
+    /// # Errors
+    /// If a directory or one of the files can't be made or written.
     fn write_files(
         &mut self,
         id: &JobId,
@@ -138,8 +143,8 @@ impl PublishedJob {
         map_written.map(|()| is_to_be_read)
     }
 
-    /// Returns the warnings about the files of this job, whose id is `id`: that a file can't be written, and that the
-    /// content of the file `want` is ignored.
+    /// Returns the warnings about the files of this job, whose id is `id`. There is a warning if a file can't be
+    /// written, and one if the content of the file `want` (the number of cores that the job wants) is ignored.
     fn warnings(&self, id: &JobId) -> Vec<Warning> {
         let unpublished = self.fault.as_ref().map(|fault| {
             let why = format!("programs in {id} get no core map: {fault}");
@@ -205,14 +210,14 @@ impl JobFiles {
     /// If a file can't be written, the failure is logged, and [`JobFiles::warnings`] returns a warning about the job.
     /// Later calls of this function and of [`JobFiles::take_wanted_cores_updates`] try again.
     pub fn publish(&mut self, id: &JobId, content: Option<JobFilesContent>) {
-        let Some(content) = content else { return self.remove(id) };
+        let Some(content) = content else { return self.remove_job(id) };
         let before = self.jobs.get(id);
         if before.is_some_and(|job| job.content == content && job.fault.is_none()) {
             return;
         }
         let is_other_owner = before.is_some_and(|job| job.content.owner != content.owner);
         if is_other_owner {
-            self.remove(id);
+            self.remove_job(id);
         }
         let job = self.jobs.entry(id.clone()).or_insert_with(|| PublishedJob {
             content: content.clone(),
@@ -227,9 +232,10 @@ impl JobFiles {
         }
     }
 
-    /// Writes the files of the job `id`. If the file system is full, gives back the space of the files `want` of all
-    /// jobs, and tries again. Logs a failure, and stores it for a warning about the job. Returns whether the file
-    /// `want` of the job must be read, because an earlier daemon left it. Returns false after a failure.
+    /// Writes the files of the job `id`. If the file system is full, frees the space that the files `want` of all
+    /// jobs take needlessly, and tries again. Logs a failure, and stores it for a warning about the job. Returns true
+    /// if the caller must read the file `want` of the job, because an earlier daemon left it. Returns false after a
+    /// failure, or if there is no such job.
     fn write_job_files(&mut self, id: &JobId) -> bool {
         let mut written = self.try_write(id);
         for _ in 0..ATTEMPTS_WITHOUT_SPACE {
@@ -291,7 +297,8 @@ impl JobFiles {
         }
     }
 
-    fn remove(&mut self, id: &JobId) {
+    /// Removes the job `id` with its files, its watch and its warnings.
+    fn remove_job(&mut self, id: &JobId) {
         self.changed.remove(id);
         self.warnings.remove(id);
         if let Some(job) = self.jobs.remove(id) {
@@ -392,7 +399,8 @@ impl JobFiles {
         written
     }
 
-    /// Writes the files of the job `id` again if one of them is gone or could not be written. Otherwise does nothing.
+    /// Writes all files of the job `id` again if one of them is missing, or if the last write has failed. Otherwise
+    /// does nothing.
     fn rewrite_if_incomplete(&mut self, id: &JobId) {
         let is_whole = |job: &PublishedJob| {
             let directory = job.directory.as_ref();

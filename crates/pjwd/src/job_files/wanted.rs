@@ -57,10 +57,14 @@ impl WantedFile {
         self.fault.as_deref()
     }
 
-    /// Reads the file `want` of a job at `path`, and returns the number of wanted cores if it has changed. Ignores the
-    /// content if it is not a number, or if the file is not a regular file, belongs to another user than `owner`, or
-    /// has a second name (hard link). Also empties a file of more than 4096 bytes, and gives back space that is
-    /// reserved behind its end, because the file takes memory.
+    /// Reads the file `want` of a job at `path`, and returns the number of wanted cores if it has changed. Keeps the
+    /// last number, and stores the reason, in these cases:
+    ///
+    /// - The content is not a number.
+    /// - The file is not a regular file of the user `owner`, or has a second name (hard link).
+    ///
+    /// Also reduces the disk space that the file takes: empties a file of more than 4096 bytes, and gives back space
+    /// that a program has reserved behind the end.
     pub(super) fn read(&mut self, path: &Path, owner: Uid) -> WantedFileReading {
         let number = read_text(path, owner).and_then(|text| parse(&text));
         let is_empty = number == Ok(None);
@@ -97,8 +101,9 @@ impl WantedFile {
         }
     }
 
-    /// Writes the number of cores `wanted` into the file `want` at `path`. `None` empties the file. Does nothing if the
-    /// file is known to contain this number. If `was_there` is false, the file is new and empty.
+    /// Writes the number of cores `wanted` into the file `want` at `path`. `None` empties the file. `was_there` says
+    /// whether the file existed before; otherwise it is new and empty. Does nothing if the file already has this
+    /// number, as far as is known.
     pub(super) fn write_number(
         &mut self,
         path: &Path,
@@ -144,9 +149,9 @@ fn takes_much_space(metadata: &Metadata, owner: Uid) -> bool {
     is_of_owner && (metadata.len() > MAX_FILE_BYTES || has_reserve)
 }
 
-/// Reduces the space that `file` takes: empties a file of more than 4096 bytes, and gives back the space that is
-/// reserved behind the end of a shorter file. Returns whether the file was emptied. Does nothing if `file` is not a
-/// regular file of the user `owner`.
+/// Reduces the disk space that `file` takes. Empties a file of more than 4096 bytes, and returns true. Otherwise
+/// gives back the space that is reserved behind the end of the file, and returns false. Does nothing if `file` is not
+/// a regular file of the user `owner`.
 fn shrink_opened(file: &File, owner: Uid) -> io::Result<bool> {
     // Another file may have been put in the place of the one that was checked.
     let metadata = file.metadata()?;
@@ -169,8 +174,11 @@ fn shrink_opened(file: &File, owner: Uid) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Returns the text of the file `want` at `path`. Fails if the file can't be read, is not a regular file of the user
-/// `owner`, has a second name (hard link), is too long for a number, or is not UTF-8. The error is the reason as text.
+/// Returns the text of the file `want` at `path`. The error is the reason as text.
+///
+/// # Errors
+/// If the file can't be read, is not a regular file of the user `owner`, or has a second name (hard link). If it is
+/// longer than a number can be, or is not UTF-8.
 fn read_text(path: &Path, owner: Uid) -> Result<String, String> {
     let file = options().read(true).open(path).map_err(|error| error.to_string())?;
     let metadata = file.metadata().map_err(|error| error.to_string())?;

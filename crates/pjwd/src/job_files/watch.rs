@@ -77,9 +77,9 @@ impl FileWatch {
         self.inotify.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns the changes of the files of jobs that the kernel has reported since the last call of this function, each
-    /// once. Does not block. If programs write faster than this function reads, it leaves the rest to the next call:
-    /// the file descriptor then stays readable.
+    /// Returns the changes of the files of jobs that the kernel has reported since the last call, each once. Does not
+    /// wait for changes. If programs write faster than this function reads, the next call returns the rest: the file
+    /// descriptor of the watches stays readable until then.
     pub(super) fn read_changes(&self) -> Vec<FileChange> {
         let Some(inotify) = &self.inotify else { return Vec::new() };
         let (mut changed, mut has_lost_events) = (BTreeSet::new(), false);

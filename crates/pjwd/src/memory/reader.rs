@@ -194,7 +194,8 @@ impl MemoryReader {
         }
     }
 
-    /// Sends the request to the thread, and returns the thread.
+    /// Sends `request` to the memory reader thread, and returns the progress of the thread. Starts the thread first
+    /// if it does not run.
     fn send(&self, request: ReadRequest) -> Result<Arc<Progress>, ReadingError> {
         let present = &mut self.threads.borrow_mut().present;
         let (sender, thread) = match present.take() {
@@ -208,6 +209,7 @@ impl MemoryReader {
     }
 }
 
+/// Starts the memory reader thread. Returns the sender for its requests, and its progress.
 fn start_thread(measure: Measure) -> Result<(Sender<ReadRequest>, Arc<Progress>), ReadingError> {
     let (sender, requests) = mpsc::channel();
     let progress = Arc::new(Progress::default());
@@ -218,9 +220,10 @@ fn start_thread(measure: Measure) -> Result<(Sender<ReadRequest>, Arc<Progress>)
     Ok((sender, progress))
 }
 
-/// Runs in the memory reader thread until the sender of `requests` is dropped. Makes the readings in `requests` by the
-/// function `measure`, one after the other, and replies to each request. A request whose caller no longer waits gets an
-/// error. Stores the id of this thread in `thread`. Gives this thread a low CPU priority.
+/// Runs in the memory reader thread until the sender of `requests` is dropped. Measures the memory for each request
+/// by the function `measure`, one request after the other, and replies with the reading. If nobody waits for the
+/// reading any more, replies with an error instead. First gives this thread a low CPU priority, and stores its id in
+/// `thread`.
 fn serve_requests(requests: &Receiver<ReadRequest>, thread: &Progress, measure: Measure) {
     // Without the low priority the readings are as right, and other programs have a little less.
     let _ = set_own_nice_value_and_slice(NICE, SLICE);

@@ -58,10 +58,12 @@ struct JobRecord {
 }
 
 impl JobRecord {
-    /// Stores `workers`, a measurement of the memory that each worker has for itself. Then predicts again whether the
-    /// memory of the job will run out, from this and earlier measurements of the same kind. An estimate does not
-    /// replace the prediction if the last reading of pages is younger than [`MAX_PREDICTION_AGE`]. `available` is the
-    /// memory that is still available, in bytes.
+    /// Stores `workers`, a measurement of the memory that each worker (an address space of the job) has for itself.
+    /// Then predicts again whether the memory of the job will run out, from this and earlier measurements of the same
+    /// kind. `available` is the memory that is still available, in bytes.
+    ///
+    /// An estimate is less exact than a reading of pages. So it does not change the prediction if the last reading of
+    /// pages is younger than [`MAX_PREDICTION_AGE`].
     fn update_shortage_prediction(&mut self, workers: WorkerMemory, kind: ReadingKind, available: u64) {
         let is_estimate = kind == ReadingKind::Estimate;
         let is_known = self.workers.back().is_some_and(|pages| {

@@ -72,8 +72,9 @@ impl TurnQueue {
 }
 
 impl Queue {
-    /// Adds a waiting call of `requester`, and returns the receiver through which the call gets its turn. Fails if
-    /// `max_waiting_calls` calls of `requester` already wait. The limit is not checked for the first call.
+    /// Adds a waiting call of `requester` (a user or pjwd itself), and returns the receiver through which the call
+    /// gets its turn. Fails if `max_waiting_calls` calls of `requester` already wait. The first waiting call of a
+    /// requester is accepted in any case, even with the limit 0.
     fn add(
         &mut self,
         requester: TurnRequester,
@@ -92,8 +93,9 @@ impl Queue {
         Ok(receiver)
     }
 
-    /// Removes the call that gets the next turn from the queue, and returns its sender. The requesters take turns.
-    /// Calls whose future was dropped are removed too. `None` if no call waits.
+    /// Removes the call that gets the next turn from the queue, and returns its sender. The requesters get turns one
+    /// after the other, whatever number of calls each has. Calls that are no longer waited for are removed too.
+    /// `None` if no call waits.
     fn pop_next_call(&mut self) -> Option<oneshot::Sender<Turn>> {
         while let Some((requester, mut calls)) = self.waiting.pop_front() {
             calls.retain(|call| !call.is_closed());

@@ -8,15 +8,14 @@ use pjw_linux::proc::procfs::ProcDir;
 use super::progress::ReadingProgress;
 use super::spaces::LiveProcess;
 
-/// Returns the processes in `processes` whose memory can't be read now, because another thread holds the lock of their
-/// address space (`mmap_lock`). Empty if no earlier reading waits for the lock of one of them. Otherwise the result
-/// contains:
+/// Returns the processes whose memory can't be read now, because another thread holds the lock of their address space
+/// (`mmap_lock`): reading would block. `processes` are the processes of the job. `spaces` has the number of the
+/// address space of each of them, `None` if unknown. `progress` knows the earlier readings that still wait. If none
+/// waits for one of the processes, the result is empty. Otherwise it contains:
 ///
 /// 1. The processes for whose `mmap_lock` an earlier reading waits.
 /// 2. The processes with a thread in uninterruptible sleep (state `D`), which probably wait for the same file system.
-/// 3. The processes that share an address space with one of these.
-///
-/// `spaces` has the number of the address space of each process in `processes`, `None` if unknown.
+/// 3. The processes that share an address space with a process of 1 or 2.
 pub(super) fn find_processes_with_held_mmap_lock(
     proc: &mut ProcDir,
     processes: &[LiveProcess],

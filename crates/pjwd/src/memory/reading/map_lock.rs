@@ -40,9 +40,10 @@ struct SampledThread {
     last: Option<ThreadActivity>,
 }
 
-/// Observes the threads of `processes` for up to a few seconds, and returns the address spaces whose threads wait for
-/// one another to map or unmap memory. `spaces` has the number of the address space of each process, or `None` if the
-/// number is unknown. If [`ReadingProgress::is_wanted`] returns false, ends early and returns what was found so far.
+/// Observes the threads of `processes` for up to a few seconds, to find threads that wait for one another to map or
+/// unmap memory. Returns the address spaces with such threads. `spaces` has the number of the address space of each
+/// process, `None` if unknown. If [`ReadingProgress::is_wanted`] returns false, ends early and returns what was found
+/// so far.
 pub(super) fn find_map_lock_waits(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
@@ -69,9 +70,9 @@ pub(super) fn find_map_lock_waits(
     by_space.values().filter_map(MmapLockSamples::finding).collect()
 }
 
-/// Returns the threads of those address spaces that have more than one thread, but at most [`MAX_THREADS`] threads.
-/// `spaces` has the number of the address space of each process. A process with the number `None` counts as an address
-/// space of its own.
+/// Returns the threads to observe: those of all address spaces with more than one thread, but at most
+/// [`MAX_THREADS`]. `spaces` has the number of the address space of each process. A process with the number `None`
+/// counts as an address space of its own.
 fn threads_to_sample(
     proc: &mut ProcDir,
     processes: &[LiveProcess],

@@ -232,8 +232,8 @@ pub fn measure_job_memory(
     Ok(reading)
 }
 
-/// Returns `process` with the thread whose memory is read and the start address of its stack. `None` if the process has
-/// ended, also if another process has its pid.
+/// Returns `process` with two facts for the reading: the thread by which its memory is read (`None` for a zombie),
+/// and the start address of its stack. `None` if the process has ended, also if another process has its pid now.
 fn live_process(proc: &mut ProcDir, process: JobProcess) -> Option<LiveProcess> {
     let JobProcess { id, group, threads } = process;
     // The file of the first thread: that of the process takes time for each thread.
@@ -256,9 +256,9 @@ fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {
 }
 
 /// Reads the memory of `processes` (`/proc/PID/smaps_rollup`), and adds it to `reading`. Reads an address space that
-/// several processes share only once. Does not read a process whose memory map is locked, because the read would block.
+/// several processes share only once. Leaves out a process whose memory map is locked, because the read would block.
 /// If `watches_threads` is true, also finds threads that wait for one another to map or unmap memory. Fails if nobody
-/// waits for the reading any more.
+/// waits for the reading any more ([`ReadingProgress::is_wanted`]).
 fn read_pages(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
@@ -322,10 +322,14 @@ fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMe
     Ok(ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space: None, by_node })
 }
 
-/// Adds the memory of `processes` to `reading` by a method that takes little CPU time, and sets the kind of `reading`
-/// to this method. First reads the memory counters of the processes. If the job has a memory cgroup of its own, also
-/// estimates the shared memory from the counters of `cgroup`. If this is not possible, reads the pages of a job with at
-/// most [`MAX_SMALL_JOB`] bytes. Fails if nobody waits for the reading any more.
+/// Measures the memory of `processes` by a method that takes little CPU time. Adds the memory to `reading`, and sets
+/// the kind of `reading` to the method. First reads the memory counters of the processes. Then tries these methods
+/// for the memory that processes share:
+///
+/// - If the job has a memory cgroup of its own, estimates from the counters of `cgroup`.
+/// - Otherwise, or if that fails, reads the pages of a job with at most [`MAX_SMALL_JOB`] bytes.
+///
+/// Fails if nobody waits for the reading any more.
 fn read_cheaply(
     proc: &mut ProcDir,
     processes: &[LiveProcess],
@@ -349,8 +353,8 @@ fn read_cheaply(
     Ok(())
 }
 
-/// Reads the memory counters of `processes`, and adds each process to `reading`: its memory, or that it has ended or
-/// can't be read. Returns the anonymous memory of each address space, in bytes.
+/// Reads the memory counters of `processes`, and adds each process to `reading`: with its memory, as ended, or as one
+/// that can't be read. Returns the anonymous memory of each address space that was read, in bytes.
 fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut JobMemoryReading) -> Vec<u64> {
     let spaces = number_address_spaces(processes, compare_address_spaces);
     let mut counted: BTreeSet<u32> = BTreeSet::new();
@@ -455,9 +459,9 @@ fn why_blocked(pid: Pid) -> String {
     )
 }
 
-/// Returns the deepest memory cgroup that contains all `processes`. The cgroup counts as the job's own if it contains
-/// only these processes and their children, and its memory use can be read. `None` if the cgroup is the root, or if the
-/// cgroups can't be read.
+/// Returns the deepest memory cgroup that contains all `processes` of the job. The result also says whether it is the
+/// job's own: it contains only these processes and their children, and its memory use can be read. `None` if the
+/// deepest one is the root, or if the cgroups can't be read.
 fn job_cgroup(proc: &mut ProcDir, processes: &[LiveProcess]) -> Option<JobCgroup> {
     let mount = MemoryControllerMount::from_mounts(&CgroupMounts::read())?;
     let mut paths = BTreeSet::new();

@@ -44,8 +44,9 @@ pub(super) struct LiveProcess {
 }
 
 /// Returns a number for each of the `processes`, in the same order. Processes with the same number share an address
-/// space. `compare` compares the address spaces of two processes by kcmp(2). `None` for a process whose address space
-/// can't be compared, for example because the kernel refuses kcmp(2).
+/// space. `compare` compares the address spaces of two processes by kcmp(2). A process whose stack begins at another
+/// address than those of all others shares with none of them, and is not compared. The number is `None` if the
+/// address space can't be compared, for example because the kernel refuses kcmp(2).
 pub(super) fn number_address_spaces(
     processes: &[LiveProcess],
     compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno> + Copy,
@@ -76,10 +77,12 @@ pub(super) fn number_address_spaces(
     (0..).zip(processes).map(|(unused, process)| number(unused, process)).collect()
 }
 
-/// Returns the number of the address space of the process `pid`. `known` has one process of each known address space
-/// with the number of this space, in the order of kcmp(2), which `compare` calls. If no known process has the address
-/// space of `pid`, adds `pid` to `known` with the number `unused`. Removes processes that have ended from `known`.
-/// `None` if `pid` can't be compared, for example because it has ended.
+/// Returns the number of the address space of the process `pid`. `None` if `pid` can't be compared, for example
+/// because it has ended.
+///
+/// `known` has one process for each known address space, with the number of this space. It is sorted in the order of
+/// kcmp(2), which `compare` calls. If the address space of `pid` is new, its number is `unused`, and `pid` is added
+/// to `known`. Processes in `known` that have ended are removed.
 fn number_address_space(
     known: &mut Vec<(Pid, u32)>,
     pid: Pid,
