@@ -41,7 +41,8 @@ pub struct JobMetrics {
 }
 
 impl JobMetrics {
-    /// Returns the metrics of a job from its description in the status. `core_of` has the index of the core of each PU.
+    /// Returns the metrics of a job from its description in the status. `demand` is the CPU demand of the job.
+    /// `core_of` has the index of the core of each PU (logical CPU), to count the cores of the job.
     fn from_job(job: &wire::Job, demand: CpuDemand, core_of: &BTreeMap<Pu, usize>) -> Self {
         let cpus = cpus(&job.cpus);
         let cores: BTreeSet<usize> = cpus.iter().filter_map(|pu| core_of.get(&pu).copied()).collect();
@@ -59,6 +60,8 @@ impl JobMetrics {
         }
     }
 
+    /// Adds all numbers of `other` to those of this job, so that the result has the sums of several jobs. Keeps the
+    /// id.
     fn add(&mut self, other: &Self) {
         self.cores += other.cores;
         self.pus += other.pus;

@@ -83,7 +83,8 @@ impl SampleWriter<'_> {
         self.append_sample("_count", [], histogram.count);
     }
 
-    /// Appends one sample of the family as a line: the name with `suffix`, the labels and the value.
+    /// Appends one sample of the metric family as a line: the name of the family with `suffix`, the labels (name and
+    /// value) and `value`.
     fn append_sample<'l>(
         &mut self,
         suffix: &str,

@@ -106,8 +106,8 @@ struct Listeners {
 }
 
 impl Listeners {
-    /// Listens on exactly the addresses in `wanted`: closes the other listeners, and opens the missing ones. Listeners
-    /// that stay keep their connections.
+    /// Makes the HTTP endpoint listen on exactly the addresses in `wanted`. Closes the listeners of other addresses,
+    /// and opens the missing ones in the background. The other listeners and their connections stay.
     fn set_addresses(&mut self, wanted: &[SocketAddr]) {
         self.open.retain(|address, task| {
             let stays = wanted.contains(address);
@@ -129,7 +129,8 @@ impl Listeners {
     }
 }
 
-/// Listens at `address`. If the address can't be used yet, tries again until it can. Logs the first failure.
+/// Returns a listener at `address`. If the address can't be used yet, tries again each [`LISTEN_RETRY`] until it can
+/// be used. Logs the first failure.
 async fn bind_until_success(address: SocketAddr) -> TcpListener {
     let mut failing = false;
     loop {
@@ -185,8 +186,8 @@ impl TextFileWriter {
         }
     }
 
-    /// Sets the path of the file, or none for no file. If the path changes, removes the file at the old path, and logs
-    /// a failure of that. The next write is due at once.
+    /// Sets the path of the file, `None` for no file. If the path changes, removes the file at the old path. If this
+    /// file can't be removed, logs the failure. The next write is due at once in any case.
     async fn set_path(&mut self, path: Option<&Path>) {
         self.next = Instant::now();
         if self.path.as_deref() == path {

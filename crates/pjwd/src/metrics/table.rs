@@ -144,6 +144,8 @@ fn by_label<'l, V: Display>(to: &mut SampleWriter<'_>, samples: impl IntoIterato
     samples.into_iter().for_each(|(label, value)| to.write_labelled(&[label], value));
 }
 
+/// Writes one sample for each kind of change and each outcome. `counts` has the numbers in the order of `kinds` and
+/// of [`CHANGE_OUTCOME_NAMES`].
 fn by_outcome<const N: usize>(
     to: &mut SampleWriter<'_>,
     kinds: [&'static str; N],

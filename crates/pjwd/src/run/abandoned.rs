@@ -9,9 +9,11 @@ use pjw_core::event::{Event, EventKind};
 use pjw_core::refusal::Refusal;
 use tracing::{debug, info};
 
-/// Returns the event that `command` was not carried out because its client has closed the connection. `None` for a
-/// command of a user who is not an administrator, because users could fill the event history. Also `None` for a command
-/// that concerns no single job.
+/// Returns the event that `command` was not carried out, because its client closed the connection before pjwd began
+/// with it. `None` in these cases:
+///
+/// - The caller is no administrator: such callers could fill the event history.
+/// - The command does not concern a single job.
 pub(super) fn dropped_command_event(command: &Command) -> Option<Event> {
     let text = "not carried out: the caller hung up before pjwd began with the request";
     match command {
@@ -29,8 +31,9 @@ pub(super) fn dropped_command_event(command: &Command) -> Option<Event> {
     }
 }
 
-/// Logs that a command was carried out although its client closed the connection before the answer. `result` is the
-/// result of the command. Logs only commands that assigned processes to a job, because the new job continues to exist.
+/// Logs that a command assigned cores or processes to a job, although its client closed the connection before the
+/// answer. The job continues to exist. `result` is the result of the command. Logs nothing for other commands and for
+/// refusals.
 pub(super) fn log_unanswered_assignment(result: &Result<Reply, Refusal>) {
     if let Ok(Reply::Assigned(job)) = result {
         info!(

@@ -309,8 +309,8 @@ impl EventLoop {
         }
     }
 
-    /// The time at which pending events are due. Where no new process has a wrong mask, events are delayed, and all
-    /// events wait while the CPU budget is overdrawn. `None` without pending events.
+    /// Returns the time at which pending events must be handled, `None` without pending events. Events are delayed if
+    /// no new process has a wrong mask. All events wait while the CPU budget is overdrawn.
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
         let of_processes = self.warden.state().lineage.scan_queue.urgency().map(|urgency| match urgency {
@@ -323,8 +323,8 @@ impl EventLoop {
         Some(due.max(now + self.budget.wait_time(now)))
     }
 
-    /// First enforces the limits of the real-time priority and updates the affinity masks of the daemon's threads. Then
-    /// sleeps until a message, an event or a timer is due. Returns whether cgroups or files of jobs may have changed.
+    /// Sleeps until a message, an event or a timer is due. Before, enforces the limits of the real-time priority, and
+    /// updates the affinity masks of the daemon's threads. Returns whether cgroups or files of jobs may have changed.
     fn wait_for_work(&mut self) -> Readable {
         let now = Instant::now();
         self.realtime.enforce_limits(now);
@@ -445,9 +445,9 @@ impl EventLoop {
         LoopStatus { has_process_events: self.has_process_events, lateness, demand_detection }
     }
 
-    /// Sets the times of the next scan and of the next rescan, after a cycle. `was_timer` says whether the cycle was
-    /// the regular one, `was_rescan` whether it scanned the processes without a job, `has_unfinished_work` whether it
-    /// has left work for the next one.
+    /// Sets the times of the next scan and the next rescan after a cycle. `was_timer` says whether the cycle was a
+    /// periodic scan, `was_rescan` whether it also scanned the processes without a job. `has_unfinished_work` says
+    /// whether the cycle has left work: the next scan then follows after [`CONTINUE_DELAY`].
     fn plan_next_scans(
         &mut self,
         now: Instant,
@@ -466,7 +466,7 @@ impl EventLoop {
         }
     }
 
-    /// Makes the journal shorter if it has become long. If `is_rescan` is true, also makes removed files again.
+    /// Rewrites the journal if it has become long. If `is_rescan` is true, also makes its removed files again.
     fn maintain_journal(&mut self, is_rescan: bool) {
         if is_rescan {
             self.warden.journal_mut().reports.restore_removed_file();
@@ -480,8 +480,8 @@ impl EventLoop {
         }
     }
 
-    /// Answers the pending commands, writes the journal, thaws the frozen jobs and publishes the stop. Jobs keep their
-    /// cores and masks. Returns whether there are records of changes that are still to be undone.
+    /// Refuses the commands `pending`, writes the journal, thaws the frozen jobs and publishes the stop. Jobs keep
+    /// their cores and masks. Returns true if the journal has records of changes that are still to be undone.
     fn stop(&mut self, pending: PendingCommands) -> bool {
         for (_, reply) in pending {
             let _ = reply.send(Err(Refusal::Stopping));

@@ -217,8 +217,9 @@ impl WatchedFiles {
         paths
     }
 
-    /// Makes the lock file and the socket again if they were removed. Sends a new listener to `listeners`. Returns a
-    /// warning for each file that can't be made, and a warning if systemd does not know the socket.
+    /// Makes the lock file and the socket again if they were removed. Sends the listener of a new socket to
+    /// `listeners`. Returns a warning for each file that can't be made, and one if systemd does not know the new
+    /// socket.
     fn check_files(&mut self, listeners: &mpsc::UnboundedSender<UnixListener>) -> Vec<Warning> {
         let mut warnings = Vec::new();
         match self.lock.as_mut().map(DaemonLock::reacquire_if_removed) {
@@ -234,8 +235,9 @@ impl WatchedFiles {
         warnings
     }
 
-    /// Makes the socket again if it was removed, except by a stop of its unit. Sends the new listener to `listeners`.
-    /// Returns a warning if clients can't connect, or if systemd does not know the socket.
+    /// Makes the socket again if it was removed, and sends the new listener to `listeners`. If a stop of the socket
+    /// unit of systemd removed the socket, does not make it again. Returns a warning if clients can't connect, or if
+    /// systemd does not know the new socket.
     fn check_socket(&mut self, listeners: &mpsc::UnboundedSender<UnixListener>) -> Option<Warning> {
         let remedy = match &self.socket {
             SocketFile::CreatedByDaemon(_) => {
@@ -274,8 +276,8 @@ impl WatchedFiles {
         Some(Warning::new("socket-removed", why, remedy))
     }
 
-    /// Makes the removed socket again, with the same permissions. Returns the new listener. `None` if the socket was
-    /// not removed.
+    /// Makes the socket again with the same permissions if it was removed, and returns the new listener. Returns
+    /// `None` if a socket that systemd passed was not removed.
     fn restore_socket(&mut self) -> Result<Option<UnixListener>, BindError> {
         match &mut self.socket {
             SocketFile::CreatedByDaemon(socket) | SocketFile::Replaced(socket, _) => {
@@ -320,8 +322,9 @@ impl DirectoryWatch {
         Self { inotify, names }
     }
 
-    /// Blocks the thread until one of the files, or a directory of them, is removed or renamed. Returns false if
-    /// `timeout` has passed before.
+    /// Blocks the thread until one of the files, or the directory of one, is removed or renamed. Also returns true if
+    /// events were lost, because one of them may have been such a removal. Returns false if `timeout` has passed
+    /// before.
     fn wait_for_removal(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         loop {

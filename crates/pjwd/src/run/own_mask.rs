@@ -122,10 +122,15 @@ impl DaemonMask {
         }
     }
 
-    /// Returns the PUs to which the daemon's threads are to be bound: the online housekeeping PUs. Without such PUs,
-    /// returns the free PUs in the start mask, and exempts the threads in `threads_without_priority`. Returns no PUs if
-    /// no such PU is free, if all online PUs are, or if `threads_without_priority` is `None`, that is, if no thread has
-    /// the real-time priority.
+    /// Returns the PUs to which the daemon's threads are to be bound, and the threads that are exempt from it. The
+    /// start mask is the affinity mask with which the daemon was started. The first of these cases that applies
+    /// decides:
+    ///
+    /// 1. There are online housekeeping PUs (reserved for the system): all threads are bound to these.
+    /// 2. No thread has the real-time priority (`threads_without_priority` is `None`): no thread is bound.
+    /// 3. Otherwise, the threads are bound to the free PUs in the start mask, so that they do not run before jobs.
+    ///    The threads in `threads_without_priority` are exempt. No thread is bound if no such PU is free, or if all
+    ///    online PUs are.
     fn wanted_binding(&self, pool: &PuPool, threads_without_priority: Option<BTreeSet<Tid>>) -> Binding {
         let online = pool.online_cpus();
         let housekeeping = pool.housekeeping_cpus().intersection(&online);
@@ -141,8 +146,8 @@ impl DaemonMask {
         Binding { cpus: Some(usable), exempt }
     }
 
-    /// Whether the event loop is no longer bound: before Linux 6.2, a change of the daemon's cpuset resets masks. Looks
-    /// once a second.
+    /// Returns whether the event loop is no longer bound: before Linux 6.2, a change of the daemon's cpuset resets
+    /// masks. Reads the mask at most once a second, and returns false in between. `now` is the current time.
     fn is_lost(&mut self, now: Instant) -> bool {
         if self.binding.cpus.is_none() {
             return false;
@@ -155,8 +160,9 @@ impl DaemonMask {
     }
 }
 
-/// Returns the affinity mask of this thread. `None` if the mask has all PUs that the cpuset of the daemon allows, or if
-/// this can't be found out. Starts a thread that requests all PUs: its mask then has those that the cpuset allows.
+/// Returns the affinity mask of this thread if it is narrower than the cpuset of the daemon allows. `None` if it is
+/// not, or if this can't be found out. To find it out, starts a thread that requests all PUs: its mask then has all
+/// PUs that the cpuset allows.
 fn narrow_start_mask() -> Option<CpuSet> {
     let thread = std::thread::Builder::new();
     let widest = thread.spawn(|| {

@@ -337,10 +337,10 @@ impl OwnerCpuSampler {
         !reported.is_empty()
     }
 
-    /// Lets the monitor report again those lent PUs of idle owners on which no thread of the owner runs. The monitor
-    /// does not report the other PUs again: they are sampled anyway, and each report would cost the owner CPU time.
-    /// With very many threads, does so only when the least time between two samples has passed, because two samples
-    /// follow each report. Returns whether a thread of an idle owner still runs on a PU that was reported.
+    /// Lets the monitor report again the lent PUs of idle owners on which no thread of the owner runs. PUs on which
+    /// one still runs are not reported again: they are sampled anyway, and each report would cost the owner CPU time.
+    /// Waits at least the least time between two samples after the last report, because two samples follow each
+    /// report. Returns whether a thread of an idle owner still runs on a PU that was reported.
     fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> bool {
         let is_due = self.reported_at.is_none_or(|at| now >= at + self.least_interval());
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
@@ -370,8 +370,8 @@ impl OwnerCpuSampler {
         self.measured_since.clear();
     }
 
-    /// Returns for each lent PU how long threads of its owner have run there since the last call. Empty if the monitor
-    /// is not loaded. Stores the present run times for the next call.
+    /// Returns for each lent PU how long threads of its owner (the job that lends it) have run there since the last
+    /// call. Empty if the monitor is not loaded. Stores the present run times for the next call.
     fn run_times_since_last(&mut self) -> BTreeMap<Pu, OwnerRunTime> {
         let Monitor::Loaded(monitor) = &self.monitor else { return BTreeMap::new() };
         if monitor.lent_pus().is_empty() {
@@ -392,9 +392,12 @@ impl OwnerCpuSampler {
         since_last
     }
 
-    /// Measures the CPU time of all owners, and records in `state` how many cores each owner uses. Does nothing if the
-    /// last measurement was less than [`MIN_PERIOD`] ago. Returns whether an idle owner that lends a core has used CPU
-    /// time since then and no monitor reports this. `cpu_time_of` returns the CPU time of a process since its start.
+    /// Measures the CPU time of all owners (jobs whose idle cores can be lent), and records in `state` how many cores
+    /// each owner uses. Does nothing if the last measurement was less than [`MIN_PERIOD`] ago. `cpu_time_of` returns
+    /// the CPU time of a process since its start.
+    ///
+    /// Returns true if an idle owner that lends a core has used CPU time since the last measurement, and the monitor
+    /// can't be used to report this.
     fn sample(
         &mut self,
         state: &mut WardenState,
@@ -446,10 +449,10 @@ impl OwnerCpuSampler {
         shows_demand
     }
 
-    /// Returns one sample for each core that an owner lends and that the BPF monitor of lent PUs measures. The owner is
-    /// a job, and `grant` has its PUs. `run_times` has the CPU time that the owner used on each lent PU since the last
-    /// sample. The new samples end at `now` and cover `period`, or only the time since the monitor began to measure the
-    /// core.
+    /// Returns one sample for each core that an owner (a job) lends and that the BPF monitor measures. `grant` has
+    /// the PUs of the owner. `run_times` has the CPU time that the owner used on each lent PU since the last sample.
+    /// The samples end at `now` and cover `period`. For a core that the monitor began to measure later, they cover
+    /// only the time since then.
     fn lent_core_samples(
         &self,
         state: &WardenState,

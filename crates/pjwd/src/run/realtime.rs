@@ -114,8 +114,9 @@ impl RealtimePriority {
         }
     }
 
-    /// Sets `RLIMIT_RTTIME` and gives all threads `SCHED_RR`. After an error, each thread has the policy that it had
-    /// before the call. The error is a text for the log.
+    /// Gives all threads the real-time policy `SCHED_RR`, after setting `RLIMIT_RTTIME` (the longest run without a
+    /// sleep). Fails if a thread was started with a policy of its own, or if the kernel refuses. Each thread then has
+    /// the policy that it had before. The error is a text for the log.
     fn try_raise_all(&mut self) -> Result<(), String> {
         if let Some(thread) =
             self.threads.iter().find(|thread| scheduling_policy(thread.tid) != Ok(SchedulingPolicy::Normal))

@@ -135,8 +135,8 @@ fn reject(stream: &TcpStream) {
 }
 
 /// Answers one HTTP request on `stream` with the metrics text of `source`, or with an error status. Then closes the
-/// sending side, and reads up to [`MAX_DRAINED_BYTES`] bytes that the client still sends: unread bytes would reset the
-/// connection. Fails if the connection breaks.
+/// sending side, and drops up to [`MAX_DRAINED_BYTES`] bytes that the client still sends, because unread bytes would
+/// reset the connection. Does nothing if the client sends no request. Fails if the connection breaks.
 async fn handle_connection<T: MetricsSource>(
     mut stream: TcpStream,
     source: &T,
@@ -193,6 +193,7 @@ struct Request {
     with_body: bool,
 }
 
+/// The result of parsing the request head that has arrived so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Parsed {
     /// The request head is incomplete.
@@ -278,8 +279,8 @@ fn path_of(target: &str) -> &str {
     path.split('?').next().unwrap_or(path)
 }
 
-/// Returns whether `field`, the value of an Accept field, allows OpenMetrics in version 1.0.0 or in any version. An
-/// offer with the weight 0 does not count.
+/// Returns whether the client accepts the OpenMetrics format, in version 1.0.0 or in any version. `field` is the
+/// value of an Accept field. An offer with the weight 0 (`q=0`) does not count.
 fn accepts_openmetrics(field: &str) -> bool {
     field.split(',').any(|offer| {
         let mut parts = offer.split(';').map(str::trim);
@@ -317,7 +318,7 @@ impl Response {
         Self { status, content_type: "text/plain; charset=utf-8", field, body: format!("{body}\n").into() }
     }
 
-    /// Returns the response as bytes. Leaves out the body if `with_body` is false, as for `HEAD`.
+    /// Returns the whole response as bytes. Leaves out the body if `with_body` is false, as for the method `HEAD`.
     fn head_and_body(&self, with_body: bool) -> Vec<u8> {
         let Self { status, content_type, field, body } = self;
         let length = body.len();

@@ -66,9 +66,12 @@ impl EventLoop {
         end.filter(|_| self.warden.policy().may_grant)
     }
 
-    /// Returns the warnings about borrowers that gave threads a real-time priority. The kernel runs such threads before
-    /// the threads of the owner, whatever the cgroup is. Real-time threads of a process that together use nearly no CPU
-    /// time do not count. Except in a frozen job that already has the warning: frozen threads use no CPU time.
+    /// Returns the warnings about borrowers with real-time threads. A borrower is a job of the class `besteffort`,
+    /// which runs on cores that other jobs (the owners) lend. The kernel runs real-time threads before the threads of
+    /// the owner, whatever the cgroup is.
+    ///
+    /// Real-time threads of a process that together use nearly no CPU time do not count. But a frozen job that has
+    /// the warning keeps it while it has any real-time thread, because frozen threads use no CPU time.
     fn realtime_borrower_warnings(&self) -> Vec<Warning> {
         let state = self.warden.state();
         let has_realtime_thread = |member: &Member, only_active: bool| {
@@ -94,13 +97,19 @@ impl EventLoop {
         state.jobs.borrowers().filter_map(warning_of).collect()
     }
 
-    /// Must be called after each cycle (scan, decision and changes). Tells the BPF monitor which PUs (logical CPUs) are
-    /// lent now. Sends the configured signal to the borrowers (jobs on lent cores) that lose cores according to
-    /// `events`, the events of the cycle.
+    /// Does the work of lending that follows each cycle (scan, decision and changes). Must be called after each
+    /// cycle.
     ///
-    /// `scanned_jobs` says whether the cycle scanned the processes of jobs. If true, also finds the borrowers with a
-    /// real-time priority. If a job is then frozen, also starts the thaw watcher (the process that thaws frozen jobs if
-    /// pjwd is killed), unless it runs already. Thaws the job instead in the mode observe.
+    /// - Tells the BPF monitor of lent cores which PUs (logical CPUs) are lent now.
+    /// - Sends the configured signal to the borrowers (jobs on lent cores) that lose cores according to `events`, the
+    ///   events of the cycle.
+    ///
+    /// `scanned_jobs` says whether the cycle scanned the processes of jobs. If it did, also finds the borrowers with
+    /// a real-time priority. If a job is frozen then, what follows depends on the mode:
+    ///
+    /// - In the mode `observe`, thaws the frozen jobs.
+    /// - Otherwise, starts the thaw watcher (the process that thaws frozen jobs if pjwd is killed) unless it runs
+    ///   already, and thaws processes that were killed.
     pub(super) fn update_lending_after_cycle(&mut self, events: &[Event], scanned_jobs: bool) {
         if scanned_jobs {
             let warnings = self.realtime_borrower_warnings();
@@ -126,9 +135,11 @@ impl EventLoop {
     }
 
     /// Checks whether another program, such as systemctl, has ended the idle priority of the jobs of the class
-    /// besteffort. If so, the next plan sets this priority again: the owner of a lent core would get half of its time.
-    /// Must be called before each cycle. Does nothing if there are no such jobs, in the mode observe, or if `is_rescan`
-    /// is false, that is, if the cycle does not scan the processes without a job.
+    /// `besteffort`. Without this priority, such a job would use half of the time of a lent core. If the priority is
+    /// lost, the next decision sets it again. Must be called before each cycle.
+    ///
+    /// Does nothing without such jobs, in the mode `observe`, or if `is_rescan` is false (the cycle does not scan the
+    /// processes without a job).
     pub(super) fn restore_lost_idle_priority(&mut self, is_rescan: bool) {
         let policy = self.warden.policy();
         let may_be_lost =
@@ -161,9 +172,10 @@ impl EventLoop {
         self.thaw_frozen_jobs(MAX_WAIT_TO_THAW, "while no daemon runs")
     }
 
-    /// Thaws the frozen jobs, because no cycle would: pjwd stops, or has the mode observe. First waits for the delayed
-    /// changes of cpusets, at most for `max_wait`, because one of them may freeze a job. Returns whether these changes
-    /// are complete. A job that can't be thawed is logged as one that stays frozen, with `when`.
+    /// Thaws the frozen jobs when no cycle will thaw them, because pjwd stops or has the mode `observe`. First waits
+    /// for the delayed changes of cpusets, at most for `max_wait`, because one of these changes may freeze a job.
+    /// Returns whether these changes are complete. If a job can't be thawed, logs that it stays frozen. `when` is the
+    /// end of this text.
     fn thaw_frozen_jobs(&mut self, max_wait: Duration, when: &str) -> bool {
         let are_complete = self.warden.machine_interface_mut().wait_for_cpuset_changes(max_wait);
         for fault in thaw_jobs(&self.warden.policy().own_cgroups) {
@@ -172,8 +184,9 @@ impl EventLoop {
         are_complete
     }
 
-    /// Thaws the processes of frozen jobs that were killed, so that they end. Reads at most [`MAX_FROZEN_READ`]
-    /// processes, and goes on with the others at the next call. Does nothing in cgroup v2, where the kernel ends them.
+    /// Thaws those processes of frozen jobs that were killed, so that they can end. Reads at most [`MAX_FROZEN_READ`]
+    /// processes, and continues with the others at the next call. Does nothing in cgroup v2, where the kernel ends
+    /// killed processes even if they are frozen.
     fn thaw_killed_processes(&mut self) {
         let (state, policy) = (self.warden.state(), self.warden.policy());
         if policy.cpuset_support.hierarchy != CpusetHierarchy::Legacy {
@@ -191,9 +204,9 @@ impl EventLoop {
         }
     }
 
-    /// Sends the configured signal to the processes of the borrowers that lose cores according to `events`. Stores a
-    /// warning about each borrower with a process that pjwd may not signal. Without a configured signal, only removes
-    /// these warnings.
+    /// Sends the configured signal to the processes of the borrowers (jobs on lent cores) that lose cores according
+    /// to `events`. If pjwd may not send the signal to a process, stores a warning about its job. If no signal is
+    /// configured, only removes these warnings.
     fn send_revocation_signal(&mut self, events: &[Event]) {
         let state = self.warden.state();
         let warnings = &mut self.borrower_records.unsignalled;
@@ -223,9 +236,10 @@ impl EventLoop {
     }
 }
 
-/// Returns whether a process has real-time threads that together use at least [`MIN_REALTIME_DEMAND_PERMILLE`] of a PU.
-/// If `only_active` is false, returns whether the process has any real-time thread. `threads` has the demand of each
-/// thread, in permille of a PU. `is_realtime` is called for few threads only, because it is a system call.
+/// Returns whether a process has real-time threads that together use at least [`MIN_REALTIME_DEMAND_PERMILLE`] of a
+/// PU. If `only_active` is false, any real-time thread is enough, whatever CPU time it uses. `threads` has the
+/// threads of the process with their CPU demands, in permille of a PU. `is_realtime` is called for few threads only,
+/// because it is a system call.
 fn has_realtime_threads(
     threads: impl Iterator<Item = (Tid, u32)> + Clone,
     only_active: bool,

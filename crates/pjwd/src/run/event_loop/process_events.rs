@@ -26,9 +26,9 @@ impl EventLoop {
         self.record_events_read(waited_since);
     }
 
-    /// Counts the process events (fork, exec, exit) that were read since the last call, and records since when they
-    /// have waited for a scan. If events were lost, schedules a scan of all processes. `waited_since` is the time since
-    /// which pjwd had put off the reading of events, or `None` if events were read without delay.
+    /// Records the process events (fork, exec, exit) that were read since the last call: their number, and the time
+    /// since which they have waited for a scan. If events were lost, schedules a scan of all processes.
+    /// `waited_since` is the time since which pjwd had put off the reading of events, `None` if it was not put off.
     pub(super) fn record_events_read(&mut self, waited_since: Option<Instant>) {
         let EventCount { count, events_lost, still_dropping } = self.warden.take_event_count();
         self.meter.count_process_events(count, events_lost);
@@ -57,8 +57,9 @@ impl EventLoop {
         self.warden.set_fork_events_complete_since(now);
     }
 
-    /// Schedules a full scan after lost events, at most one per interval. If events are lost all the time, more full
-    /// scans would lose even more events. The start of such an episode is published as an event.
+    /// Schedules a full scan after process events were lost. If events were already lost less than one scan interval
+    /// ago, the scan follows only after the interval, because more scans would lose even more events. Publishes an
+    /// event if no events were lost for [`OVERRUN_EPISODE_INTERVALS`] intervals before.
     fn schedule_scan_after_overrun(&mut self) {
         let now = Instant::now();
         let interval = self.config.scan_interval();

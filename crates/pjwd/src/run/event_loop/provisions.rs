@@ -13,8 +13,8 @@ use crate::config::ProvisionSettings;
 /// The administrator that wrote the configuration.
 const ADMINISTRATOR: Caller = Caller { uid: Uid::ROOT, is_admin: true };
 
-/// Returns those provisions in `before` that one of the `commands` creates again without a change. `before` has the
-/// provisions of the configuration before a reload. A provision is a number of cores that pjwd keeps for a service.
+/// Returns those provisions in `before` that one of the `commands` makes again without a change. A provision is a
+/// number of cores that pjwd keeps for a service. `before` has the provisions of the configuration before a reload.
 pub(super) fn unchanged_provisions(
     commands: &[Command],
     before: &[ProvisionSettings],
@@ -83,10 +83,14 @@ impl EventLoop {
         removed.chain(missing).collect()
     }
 
-    /// Returns a sentence about the provision `id`, which a reload of the configuration was to make: that pjwd refused
-    /// the provision, that it waits for cores, or that it was made again. `unchanged` has the provisions whose tables
-    /// did not change. `None` for a provision that was made from a new table. A provision is a number of cores that
-    /// pjwd keeps for a service.
+    /// Returns a sentence about the provision `id`, which a reload of the configuration was to make. A provision is a
+    /// number of cores that pjwd keeps for a service. The sentence says one of these:
+    ///
+    /// - pjwd refused the provision, or the provision waits for cores.
+    /// - The provision was made again, although its table did not change. `unchanged` has the provisions whose tables
+    ///   did not change.
+    ///
+    /// `None` if the provision has its cores, and was made from a new or changed table.
     pub(super) fn describe_made_provision(
         &self,
         id: &JobId,
@@ -108,9 +112,10 @@ impl EventLoop {
         is_unchanged.then(|| format!("provision [{text}] was missing or changed, and is made again"))
     }
 
-    /// Stores a warning for each refused provision of the configuration, and drops the warnings about provisions that
-    /// are no longer refused. `own` has the commands that pjwd itself made, with their results. A provision is a number
-    /// of cores that pjwd keeps for a service.
+    /// Updates the warnings about refused provisions of the configuration. A provision is a number of cores that pjwd
+    /// keeps for a service. `own` has the commands that pjwd itself made, with their results. Stores a warning for
+    /// each refused provision. Removes the warnings about provisions that are no longer refused or no longer
+    /// configured, and all in the mode `observe`.
     pub(super) fn update_provision_warnings<'a>(
         &mut self,
         own: impl Iterator<Item = (&'a Command, &'a Result<Reply, Refusal>)>,

@@ -6,9 +6,9 @@ use pjw_core::command::{AssignCommand, Command, Reply};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::{job::JobId, refusal::Refusal};
 
-/// Returns the refused commands of users who are not administrators: for each command the id of the job, and the
-/// message of the refusal. `results` has the result of each command in `commands`. Contains only commands that assign
-/// processes to a job or release a job.
+/// Returns the refused commands of users who are not administrators. Each has the id of the job and the message of
+/// the refusal. `results` has the result of each command in `commands`. Only commands that assign cores or processes
+/// to a job, or that release a job, are contained.
 pub(super) fn user_refusals(
     commands: &[Command],
     results: &[Result<Reply, Refusal>],

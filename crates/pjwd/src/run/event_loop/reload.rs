@@ -71,9 +71,9 @@ impl EventLoop {
         }
     }
 
-    /// Reads the topology of the machine again if PUs (logical CPUs) are online that the known topology does not have.
-    /// Jobs can get the PUs that only the new topology has. PUs that the new topology also lacks, for example because
-    /// they are outside the cpuset of pjwd, do not cause a second attempt.
+    /// Makes PUs (logical CPUs) usable that came online and that the known topology does not have. For this, reads
+    /// the topology of the machine again. Does so only once for the same PUs: some may stay unknown, for example
+    /// because they are outside the cpuset of pjwd.
     pub(super) fn add_new_pus(&mut self) {
         let unknown = self.warden.pus_missing_in_topology();
         if unknown.is_subset(&self.unresolved_pus) {

@@ -8,9 +8,9 @@ use pjw_core::plan::Warning;
 use super::EventLoop;
 
 impl EventLoop {
-    /// Returns `plan_warnings`, the warnings of a decision, with those of the event loop and of other threads of pjwd.
-    /// The latter concern the files of pjwd and of jobs, the configuration, the memory of jobs, borrowed cores, and
-    /// frozen jobs. While there are none, the list is not copied.
+    /// Returns `plan_warnings`, the warnings of a decision, together with the warnings of the event loop and of other
+    /// threads of pjwd. These concern the files of pjwd and of jobs, the configuration, the memory of jobs, borrowed
+    /// cores, and frozen jobs. If there are no such warnings, returns the same list without a copy.
     pub(super) fn with_event_loop_warnings(&self, plan_warnings: Arc<[Arc<Warning>]>) -> Arc<[Arc<Warning>]> {
         let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
         let sent = self.sent_warnings.values().flatten();
