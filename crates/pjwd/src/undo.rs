@@ -132,8 +132,8 @@ fn remove_journal_files(state_dir: &Path) -> std::io::Result<()> {
     JOURNAL_FILE_NAMES.iter().try_for_each(|name| directories::remove_file_if_exists(&state_dir.join(name)))
 }
 
-/// Returns the summary of a release for which `state_dir` has no records and no job has a cpuset. Changes nothing.
-/// Searches for processes whose affinity masks an earlier pjwd may have set, and adds a remark about each. The release
+/// Searches for processes whose affinity masks an earlier pjwd may have set, if nothing is recorded in `state_dir`
+/// and no job has a cpuset. Changes nothing. Returns a summary with a remark about each such process. The release
 /// never counts as complete, because another daemon may have its records elsewhere.
 fn find_unrecorded_masks(state_dir: &Path, node: LinuxMachine) -> anyhow::Result<ReleaseSummary> {
     let policy = Policy { only_managed_user: only_user(Uid::effective().is_root()), ..policy() };
@@ -166,9 +166,9 @@ fn host() -> pjw_sources::LocalHost {
     pjw_sources::LocalHost { name: clock::hostname(), flux_user: None }
 }
 
-/// Releases all jobs of `warden`. Runs cycles until no recorded mask and no cpuset is left, but at most [`MAX_CYCLES`]
-/// cycles. Adds the released jobs to `undone`, and a remark about each cpuset whose cgroup still exists. `has_events`
-/// says whether the kernel reports forks.
+/// Releases all jobs of `warden`. For this, runs cycles until no recorded mask and no cpuset is left, but at most
+/// [`MAX_CYCLES`]. Adds the released jobs to `undone`. Also adds a remark about each cpuset whose cgroup still
+/// exists, because processes are left in it. `has_events` says whether the kernel reports forks.
 ///
 /// # Errors
 /// If the release is refused, if an affinity mask is not restored, or if a cpuset still restricts its processes.
@@ -224,7 +224,8 @@ fn release_all_jobs<J: Journal>(
     Ok(())
 }
 
-/// Runs cycles that change nothing.
+/// Runs `cycles` cycles in the mode `observe`, which change nothing. `has_events` says whether the kernel reports
+/// forks.
 fn observe<J: Journal>(warden: &mut Warden<LinuxMachine, J>, cycles: usize, has_events: bool) {
     let enforcing = warden.policy().clone();
     warden.set_policy(Policy { mode: DaemonMode::Observe, ..enforcing.clone() });
@@ -245,9 +246,9 @@ fn find_processes<J: Journal>(warden: &mut Warden<LinuxMachine, J>, has_events: 
     }
 }
 
-/// Adds a remark to `undone` for each process whose mask an earlier pjwd may have set, with the `taskset` command that
-/// widens the mask. Also adds a remark if the search for such processes is not complete. Sets `is_complete` of
-/// `undone`: true if there is no such process and the search is complete.
+/// Adds a remark to `undone` for each process whose mask an earlier pjwd may have set. The remark has the `taskset`
+/// command that widens the mask. Also adds a remark if the search for such processes is not complete. Sets
+/// `is_complete` of `undone` to true if there is no such process and the search is complete, and to false otherwise.
 fn add_unknown_mask_remarks(state: &WardenState, undone: &mut ReleaseSummary) {
     let pids: BTreeSet<Pid> = state.unknown_masks.processes().map(|process| process.pid).collect();
     let is_search_pending = state.unknown_masks.is_search_pending();
@@ -266,10 +267,11 @@ fn add_unknown_mask_remarks(state: &WardenState, undone: &mut ReleaseSummary) {
     }
 }
 
-/// Runs one cycle (scan, decision and changes) that scans all processes and executes `commands`. Returns the report of
-/// the cycle. If the kernel dropped process events, sets the time since which the fork events are complete: the present
-/// time, or none if the kernel still drops events. `has_events` says whether the kernel reports forks. If not, the time
-/// is also none.
+/// Runs one cycle (scan, decision and changes) that scans all processes and executes `commands`. Returns the report
+/// of the cycle.
+///
+/// If the kernel dropped process events, also records since when all forks are known: since now, or not at all if the
+/// kernel still drops events or reports no forks (`has_events` is false).
 fn run_cycle<J: Journal>(
     warden: &mut Warden<LinuxMachine, J>,
     commands: &[Command],
@@ -305,7 +307,7 @@ impl Journal for NoJournal {
     }
 }
 
-/// The paths of cpuset cgroups that are still narrower than the online CPUs.
+/// Returns the paths of the cgroups whose cpuset still restricts its processes: it does not have all online CPUs.
 fn narrow_cpusets(state: &WardenState) -> impl Iterator<Item = &str> {
     let online = state.pool.online_cpus();
     state.cpusets.paths().filter(move |path| {

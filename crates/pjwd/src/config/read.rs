@@ -104,6 +104,7 @@ struct Finding {
     sure: bool,
 }
 
+/// The settings and mistakes that were found in a configuration file so far.
 struct Reader<'t> {
     path: &'t Path,
     text: &'t str,

@@ -49,6 +49,7 @@ pub struct ThawWatcher {
     retry_at: Option<Instant>,
 }
 
+/// The state of the process of the thaw watcher.
 #[derive(Debug)]
 enum WatcherProcess {
     None,

@@ -40,6 +40,7 @@ pub struct TurnQueue(Rc<RefCell<Queue>>);
 #[derive(Debug)]
 pub struct Turn(Rc<RefCell<Queue>>);
 
+/// The calls that wait for their turn.
 #[derive(Debug, Default)]
 struct Queue {
     is_taken: bool,

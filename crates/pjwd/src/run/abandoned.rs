@@ -13,7 +13,7 @@ use tracing::{debug, info};
 /// with it. `None` in these cases:
 ///
 /// - The caller is no administrator: such callers could fill the event history.
-/// - The command does not concern a single job.
+/// - The command is not one of `Assign`, `Release` and `Want`.
 pub(super) fn dropped_command_event(command: &Command) -> Option<Event> {
     let text = "not carried out: the caller hung up before pjwd began with the request";
     match command {

@@ -128,9 +128,9 @@ impl DaemonMask {
     ///
     /// 1. There are online housekeeping PUs (reserved for the system): all threads are bound to these.
     /// 2. No thread has the real-time priority (`threads_without_priority` is `None`): no thread is bound.
-    /// 3. Otherwise, the threads are bound to the free PUs in the start mask, so that they do not run before jobs.
-    ///    The threads in `threads_without_priority` are exempt. No thread is bound if no such PU is free, or if all
-    ///    online PUs are.
+    /// 3. Otherwise, the threads are bound to the free PUs in the start mask, because a real-time thread would take
+    ///    time from a job. The threads in `threads_without_priority` are exempt. No thread is bound if no such PU is
+    ///    free, or if all online PUs are.
     fn wanted_binding(&self, pool: &PuPool, threads_without_priority: Option<BTreeSet<Tid>>) -> Binding {
         let online = pool.online_cpus();
         let housekeeping = pool.housekeeping_cpus().intersection(&online);

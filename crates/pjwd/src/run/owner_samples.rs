@@ -81,12 +81,14 @@ pub struct OwnerCpuSampler {
     measured_since: BTreeMap<Pu, Instant>,
 }
 
+/// The measurements of one owner.
 #[derive(Debug, Default)]
 struct Owner {
     sampler: CpuTimeSampler,
     core_use: CoreUse,
 }
 
+/// The state of the BPF monitor of lent PUs.
 #[derive(Debug, Default)]
 enum Monitor {
     /// It was not needed yet.

@@ -151,8 +151,8 @@ impl FileJournal {
         self.length > REWRITE_BYTES
     }
 
-    /// Appends `records`, which may be empty, to `journal.jsonl` as one batch. After a failed write, removes the
-    /// partial line.
+    /// Appends `records`, which may be empty, to `journal.jsonl` as one batch (a line of this file). After a failed
+    /// write, removes the incomplete line.
     fn append_batch(&mut self, records: &[Record]) -> Result<(), JournalError> {
         let (boot_id, records) = (Cow::from(&self.boot_id), Cow::from(records));
         let batch = Batch { boot_id, number: self.last + 1, records };
@@ -175,8 +175,8 @@ impl FileJournal {
         }
     }
 
-    /// Puts a file with one batch without records in the place of `journal.jsonl`. A daemon that is killed meanwhile
-    /// leaves the old file or the new one.
+    /// Replaces `journal.jsonl` by a new file with one batch (line) that has no records. The new file is renamed to
+    /// its place: if the daemon is killed meanwhile, the old file or the new one is there.
     fn replace_jsonl(&mut self) -> io::Result<()> {
         let fresh = self.dir.join("journal.jsonl.new");
         directories::remove_file_if_exists(&fresh)?;
@@ -202,8 +202,9 @@ impl FileJournal {
         self.dir.join(LINES)
     }
 
-    /// Makes the state directory again if it was removed. Opens and locks `journal.jsonl` in it, and makes this file if
-    /// it is missing. The journal then no longer uses the old file, which has no name any more.
+    /// Makes the state directory again if it was removed. Then opens and locks `journal.jsonl` in it, and makes this
+    /// file if it is missing. From then on the journal uses this file, instead of the removed one that was still
+    /// open.
     fn recreate_jsonl(&mut self) -> Result<(), JournalError> {
         let unusable = |error: anyhow::Error| JournalError {
             operation: "make",
@@ -259,9 +260,11 @@ fn is_stopping(dir: &Path, pid: u32) -> bool {
 }
 
 /// Opens and locks `journal.jsonl` in `dir`, and makes this file if it is missing. Returns the path and the locked
-/// file. If another process holds the lock, waits until that process has ended: for up to 5 s, or for up to 0.5 s if it
-/// is known that the process runs and is not stopping. Fails if the process still holds the lock after the wait, or if
-/// the file can't be opened.
+/// file. If another process holds the lock, waits until that process has ended: up to 0.5 s if it is known to run and
+/// not to be stopping, and up to 5 s otherwise.
+///
+/// # Errors
+/// If the process still holds the lock after the wait, or if the file can't be opened.
 fn open_and_lock_jsonl(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
     let path = dir.join(LINES);
     let refused = |why: String, is_in_use| JournalError {

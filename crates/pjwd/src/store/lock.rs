@@ -254,7 +254,7 @@ impl LastingFile {
         Ok(Self { path, file })
     }
 
-    /// Locks the file again if it was removed or could not be used. Returns whether it was removed.
+    /// Locks the file again if it was removed, or if it could not be used before. Returns true if it was removed.
     ///
     /// # Errors
     /// If another pjwd holds the lock. If the file was removed and can't be made again.
@@ -427,7 +427,9 @@ impl DaemonLock {
         Ok(lasting? || is_usual_new)
     }
 
-    /// Returns whether the file in [`LockDirectories::usual`] was removed and made again.
+    /// Makes and locks the file in [`LockDirectories::usual`] again if it was removed, and returns true. Returns
+    /// false if it is in place, or if its directory is gone (after a logout) and the file in
+    /// [`LockDirectories::lasting`] is locked.
     fn relock_usual_file_if_removed(&mut self) -> Result<bool, LockError> {
         // After the last logout there is no /run/user/UID, and the other file is enough.
         let has_lasting_file = self.lasting.as_ref().is_some_and(|lasting| lasting.file.is_some());
@@ -440,9 +442,10 @@ impl DaemonLock {
     }
 }
 
-/// Locks the lock file at `path`, and writes `holder` into it. If `holder` has no journal yet, keeps the entry of the
-/// file about an earlier journal. So if this process ends before it makes a journal, the next process still finds the
-/// earlier one. Fails if another process holds the lock, or if the file can't be used.
+/// Locks the lock file at `path`, and writes `holder` (the facts about this process) into it. If `holder` has no
+/// journal yet, it keeps the entry of the file about an earlier journal: if this process ends before it makes a
+/// journal, the next one still finds the earlier one. Fails if another process holds the lock, or if the file can't
+/// be used.
 fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockError> {
     let unusable = |why: String, remedy| LockError::Unusable { path: path.to_owned(), why, remedy };
     let uid = Uid::effective().as_raw();

@@ -161,9 +161,11 @@ impl ReportStore {
         self.file.as_ref().is_some_and(|file| is_file_at_path(&self.path(), file))
     }
 
-    /// Keeps `report`, whose line in the file has `bytes` bytes. If a report on the same run of the job is kept
-    /// already, replaces that one if it is incomplete and `report` is complete. Otherwise drops `report` and returns
-    /// false. Drops the oldest reports if there are too many.
+    /// Keeps `report`, the report on a run of a job, whose line in the file has `bytes` bytes. Drops the oldest
+    /// reports if there are too many. If a report on the same run is kept already:
+    ///
+    /// - An incomplete report is replaced by a complete one.
+    /// - Otherwise, `report` is dropped, and the function returns false.
     fn keep_report(&mut self, report: Report, bytes: u64) -> bool {
         if let Some(known) = self.kept.iter().position(|(known, _)| is_same_run(known, &report)) {
             let is_incomplete = self.kept.get(known).is_some_and(|(known, _)| known.incomplete.is_some());
@@ -200,7 +202,8 @@ impl ReportStore {
         }
     }
 
-    /// Opens the file, and keeps the reports in it. Returns the line numbers, from 1, of the lines that are no reports.
+    /// Opens the file, and keeps the reports in it. Returns the numbers of the lines that are no reports, counted
+    /// from 1. Empty lines do not count as such.
     fn read_file(&mut self) -> io::Result<Vec<usize>> {
         let mut text = Vec::new();
         let file = self.open_file()?;
@@ -238,7 +241,8 @@ impl ReportStore {
         Ok(())
     }
 
-    /// Makes the directory and the file again, after another program removed them.
+    /// Makes the directory and the file again, after another program removed them, and writes the kept reports into
+    /// the file. If this fails, logs it once.
     fn make_again(&mut self) {
         let made = directories::make_state_directory(&self.dir, Uid::effective().as_raw());
         let opened = made.map_err(io::Error::other).and_then(|()| self.open_file());
@@ -277,8 +281,9 @@ impl ReportStore {
         Ok(())
     }
 
-    /// Drops the oldest reports until the others fit into the space that the file has, writes these over the content of
-    /// the file, and fills the rest with empty lines. Does nothing if the file is not open.
+    /// Writes as many of the kept reports as possible into the space that the file already has, because there is no
+    /// free space for a new file. Drops the oldest reports that do not fit. Fills the rest of the file with empty
+    /// lines. Does nothing if the file is not open.
     fn shrink(&mut self) {
         let Some(size) = self.file.as_ref().and_then(|file| file.metadata().ok()).map(|meta| meta.len())
         else {

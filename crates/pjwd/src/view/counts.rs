@@ -67,8 +67,9 @@ struct CountedJob {
 }
 
 impl JobCounts {
-    /// Counts the processes and threads again of those jobs that `dirty` names, because they may have changed. `state`
-    /// has the jobs and their processes.
+    /// Counts the processes and threads again of those jobs that `dirty` names, because they may have changed. If
+    /// only the active threads of a process were scanned, only these are counted again. `state` has the jobs and
+    /// their processes.
     pub(crate) fn update(&mut self, state: &WardenState, dirty: &DirtySet) {
         if dirty.contains_everything() {
             *self = Self::default();
@@ -116,8 +117,8 @@ impl JobCounts {
         known.sum.change(counts, u32::saturating_add, u64::saturating_add);
     }
 
-    /// Counts the active threads of the process `pid` again, because the scan read only these. Returns false if all
-    /// threads of the process must be counted, for example because other threads have become active.
+    /// Counts the active threads (those that a scan reads each time) of the process `pid` again. Returns false if all
+    /// threads of the process must be counted instead, for example because other threads have become active.
     fn update_active_threads(&mut self, state: &WardenState, pid: Pid) -> bool {
         let Some(member) = state.members.get(&pid) else { return false };
         let Some(active) = state.members.active_threads_of(pid) else { return false };
@@ -155,6 +156,8 @@ impl JobCounts {
 }
 
 impl ProcessCounts {
+    /// Changes each number by the same number in `by`. `how` and `how64` are the operation, such as a saturating
+    /// addition.
     fn change(&mut self, by: Self, how: fn(u32, u32) -> u32, how64: fn(u64, u64) -> u64) {
         self.processes = how(self.processes, by.processes);
         self.threads = how(self.threads, by.threads);

@@ -48,10 +48,13 @@ pub(super) struct ViewChanges {
 }
 
 impl JobViews {
-    /// Computes the descriptions and warnings of the jobs in `dirty` again, because these jobs may have changed. A
-    /// change of one job can also concern other jobs: if a provision has changed, the descriptions of all provisions
-    /// are computed again. `state` has the jobs, and `policy` the configured rules. Returns which warnings have begun
-    /// or ended.
+    /// Computes the descriptions and warnings of the jobs in `dirty` again, because these jobs may have changed.
+    /// `state` has the jobs, and `policy` the configured rules. Returns which warnings have begun or ended. Jobs that
+    /// the change of another job concerns are computed again too:
+    ///
+    /// - all provisions (jobs whose cores are promised to a service), if a provision has changed,
+    /// - the jobs of a user whose number of unassigned processes has changed,
+    /// - all jobs, if the set of PUs that several jobs hold has changed.
     pub(super) fn update(&mut self, state: &WardenState, policy: &Policy, dirty: &DirtySet) -> ViewChanges {
         self.counts.update(state, dirty);
         let shared = state.jobs.shared_cpus();

@@ -116,7 +116,7 @@ pub fn event_to_wire(event: &Event) -> wire::Event {
     }
 }
 
-/// A text of at most [`MAX_TEXT_BYTES`]. Event texts may repeat input of users, which can be long.
+/// Returns `text`, cut to at most [`MAX_TEXT_BYTES`]. Event texts may repeat input of users, which can be long.
 fn truncated(text: &str) -> String {
     if text.len() <= MAX_TEXT_BYTES {
         return text.to_owned();

@@ -76,9 +76,10 @@ impl ConvertedWarnings {
     }
 }
 
-/// Returns the warnings about the rule of the provision `job`, by which pjwd recognises the processes of a service:
-/// that the rule matches no process, or that a process also matches the rule of another provision. Empty if the job is
-/// no provision or has no rule. A provision is a number of cores that pjwd keeps for a service.
+/// Returns the warnings about the rule of the provision `job`. A provision is a job whose cores are promised to a
+/// service, and by the rule pjwd recognises the processes of the service. There is a warning if the rule matches no
+/// process, and one if a process also matches the rule of another provision. Empty if the job is no provision or has
+/// no rule.
 pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
     let ambiguous = ambiguous_rule_warning(state, policy, job).map(|text| {
@@ -91,9 +92,13 @@ pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> 
     ambiguous.into_iter().chain(unmatched).collect()
 }
 
-/// Returns the warnings about the cores and threads of `job`: that other jobs hold the same PUs (logical CPUs), that
-/// PUs of the job are reserved for the system, that the job has more hot threads than PUs, or that it is frozen.
-/// `counts` has the numbers of the job's processes and threads.
+/// Returns the warnings about the cores and threads of `job`. `counts` has the numbers of the job's processes and
+/// threads. There is a warning for each of these facts:
+///
+/// - Other jobs hold the same PUs (logical CPUs).
+/// - PUs of the job are reserved for the system.
+/// - The job has more hot threads (which run most of the time) than PUs.
+/// - The job is frozen.
 pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: ProcessCounts) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
     let overlap = overlap(job)

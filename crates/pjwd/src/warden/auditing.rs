@@ -9,9 +9,9 @@ use pjw_core::ports::{Journal, MachineInterface};
 use super::cycle::Warden;
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
-    /// Checks the changes that are planned in `plan`, and the PUs (logical CPUs) that each job holds, for errors of pjw
-    /// itself. Returns the plan without the changes for the jobs with an error. The affinity masks and cpusets of these
-    /// jobs stay as they are.
+    /// Returns `plan` without the changes for jobs in which pjw itself has made an error. Checks the planned changes,
+    /// and the PUs (logical CPUs) that each job holds. The affinity masks and cpusets of a job with an error stay as
+    /// they are. If an error concerns no single job, all changes are left out.
     pub(super) fn without_unsound_actions(&mut self, plan: Plan) -> Plan {
         self.ongoing_failures.audit_violations.clear();
         self.audit_grants();
@@ -39,8 +39,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         Plan { cpuset_actions, mask_actions: kept }
     }
 
-    /// Checks the grants of the jobs that changed, and those that a change of the pool concerns. Stores the result in
-    /// `audited_grants`. If there is no earlier result, checks all grants.
+    /// Checks the grants (the PUs that a job holds) of the jobs that changed, and those that a change of the pool
+    /// concerns. The pool has the holder of each PU. Stores the result in `audited_grants`. If there is no earlier
+    /// result, checks all grants.
     fn audit_grants(&mut self) {
         let changed = self.state.jobs.take_changed_ids();
         let version = self.state.pool.change_count();

@@ -35,9 +35,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.cpuset_time_left = if is_release_all { MAX_WAIT_OF_RELEASE_ALL } else { MAX_WAIT };
     }
 
-    /// Takes the changes of cpusets that began in an earlier cycle and have been completed or refused since then.
-    /// Records their results in the state, and adds the results to `report`. Adds the cgroups and the processes that
-    /// these changes concern to the scan `request`.
+    /// Records the results of changes of cpusets that began in an earlier cycle and have been completed or refused
+    /// since then. The results go into the state and into `report`. The cgroups and processes that these changes
+    /// concern are added to the scan `request`.
     pub(super) fn record_finished_cpuset_changes(
         &mut self,
         request: &mut ScanRequest,
@@ -81,7 +81,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         actions.into_iter().zip(outcomes).collect()
     }
 
-    /// Logs that the change `action` is delayed. Does nothing if another change for the job is delayed already.
+    /// Logs that the change `action` of a cpuset is delayed. Logs nothing if another change for the same job is
+    /// delayed already.
     fn log_delay(&self, action: &CpusetAction) {
         let (job, cpusets) = (&action.job, &self.state.cpusets);
         if cpusets.delayed_changes.has_change_for(job) {

@@ -311,9 +311,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         report
     }
 
-    /// Returns the scan of processes that were forked while `commands` confined or released their parents: no snapshot
-    /// has these processes yet. `None` if there are none. A scan of all processes if the descendants are not known.
-    /// First reads the pending process events.
+    /// Returns the scan of the processes that were forked while `commands` changed their parents. Their parents were
+    /// confined or released, and no scan has read the new processes yet. `None` if there are none. Returns a scan of
+    /// all processes if it is not known which were forked. First reads the pending process events.
     fn forked_process_scan(&mut self, commands: &[Command]) -> Option<ScanRequest> {
         self.read_process_events();
         let request = command_scan_request(&mut self.state, commands);
@@ -331,9 +331,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         })
     }
 
-    /// Confines processes that were forked outside of their job's cores, and adds the results to `report`. This step
-    /// comes before the scan, because the scan takes longer. Does nothing while the journal can't be written. Returns
-    /// the error if the journal can't be written now.
+    /// Confines processes that were forked outside of their job's cores, before the scan of the cycle, which takes
+    /// longer. Adds the results to `report`. Does nothing if an earlier write of the journal has failed. Returns the
+    /// error if the journal can't be written now, `None` otherwise.
     fn confine_forks(&mut self, report: &mut CycleReport) -> Option<String> {
         if self.ongoing_failures.journal_error.is_some() {
             return None;

@@ -60,8 +60,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Stores `reports`, the reports of the jobs that end by a decision. Then writes `records`, the records of the
-    /// decision, to the journal. `is_rolled_back` says whether a failed write undoes the decision. If true and the
-    /// write fails, removes the reports again, because the jobs have not ended then.
+    /// decision, to the journal. `is_rolled_back` says whether the caller undoes the decision if the write fails. The
+    /// function then removes the reports again, because the jobs have not ended.
     ///
     /// # Errors
     /// If the journal can't be written.
@@ -96,10 +96,13 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         Ok(())
     }
 
-    /// Returns a copy of the state before the `commands` are executed. If the records of the commands can't be written,
-    /// the copy replaces the state. `None` if no copy is needed: there are no commands of clients, all commands release
-    /// jobs after an earlier write has failed, or the journal has reserved enough disk space for their records. Space
-    /// is reserved only if the commands concern few threads.
+    /// Returns a copy of the state before the `commands` are executed. If the records of the commands can't be
+    /// written, the caller puts this copy in the place of the state. `None` if no copy is needed, in these cases:
+    ///
+    /// - There are no commands of clients.
+    /// - All commands release jobs, and an earlier write has failed: nobody gets the freed cores then.
+    /// - The journal has reserved enough disk space for the records of the commands, so that the write can't fail for
+    ///   lack of space. Space is reserved only if the commands concern few threads.
     pub(super) fn prepare_rollback(&mut self, commands: &[Command]) -> Option<WardenState> {
         // The client learns that the job was not made. So the job ends in any case, as one whose last process has
         // exited.
@@ -135,8 +138,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         (!is_reserved).then(|| self.state.clone())
     }
 
-    /// Returns those actions of `plan` that put back masks and processes, after the records of a decision could not be
-    /// written to the journal for the reason `fault`. These need no record. The other actions are planned again.
+    /// Returns those actions of `plan` that put back masks and processes, which need no record. Used after the
+    /// records of a decision could not be written to the journal for the reason `fault`. The other actions are left
+    /// out, and are planned again by a later cycle.
     pub(super) fn without_unrecorded_actions(&mut self, plan: Plan, fault: &J::Fault) -> Plan {
         let Plan { mut cpuset_actions, mask_actions } = plan;
         cpuset_actions.retain(puts_back);
@@ -149,9 +153,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         Plan { cpuset_actions, mask_actions }
     }
 
-    /// Drops the changes of a decision after its records could not be written to the journal for the reason `fault`.
-    /// The changes in `plan` are not made, and `report` gets a refusal of each of the `commands`. The next cycle writes
-    /// the whole state to the journal. Always returns `None`: no further scan is needed.
+    /// Leaves out the changes of a decision, because its records could not be written to the journal for the reason
+    /// `fault`. The changes in `plan` are not made, and `report` gets a refusal for each of the `commands`. The next
+    /// cycle writes the whole state to the journal. Always returns `None`: no further scan is needed.
     pub(super) fn undo_unrecorded_decision(
         &mut self,
         fault: &J::Fault,
@@ -166,10 +170,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         None
     }
 
-    /// Decides again from `snapshot` after the records of a decision could not be written to the journal for the reason
-    /// `fault`. `before` is the state before the decision, and replaces the present state. Only those of the `commands`
-    /// are carried out that release jobs, and nobody gets the freed cores. `report` gets a refusal of each other
-    /// command. Returns the next scan if there is more to do.
+    /// Decides again from `snapshot`, because the records of a decision could not be written to the journal for the
+    /// reason `fault`. First replaces the present state by `before`, the state before the decision. Then carries out
+    /// only those of the `commands` that release jobs, and gives the freed cores to nobody. `report` gets a refusal
+    /// for each other command. Returns the next scan if there is more to do.
     pub(super) fn decide_on_releases(
         &mut self,
         fault: &J::Fault,

@@ -123,10 +123,9 @@ impl CycleReport {
         self.plan_warnings = release.plan_warnings;
     }
 
-    /// Counts for each thread how often its affinity mask was changed in this cycle. `outcomes` are the mask changes of
-    /// the last round with their results. Returns whether another round (scan, decision and changes) is useful: false
-    /// if the last round changed no mask, or changed only masks of threads that have reached the limit of three
-    /// changes.
+    /// Counts for each thread how often its affinity mask was changed in this cycle. `outcomes` are the mask changes
+    /// of the last round (scan, decision and changes) with their results. Returns true if another round is useful:
+    /// the last round changed the mask of a thread that has had fewer than [`MAX_MASK_WRITES`] changes.
     pub(super) fn count_mask_changes(&mut self, outcomes: &[(MaskAction, MaskOutcome)]) -> bool {
         let mut progress = false;
         for (action, _) in outcomes.iter().filter(|(_, outcome)| matches!(outcome, MaskOutcome::Done { .. }))
@@ -138,8 +137,8 @@ impl CycleReport {
         progress
     }
 
-    /// Replaces the replies to some of the `commands` by refusals. A command is refused if it made a new job for
-    /// processes that have all ended, because the job has then ended too. `state` has the present jobs and processes.
+    /// Replaces the replies to some of the `commands` by refusals: to each command that made a new job for processes
+    /// that have all ended. The job has then ended too. `state` has the present jobs and processes.
     pub(super) fn refuse_ended_jobs(&mut self, commands: &[Command], state: &WardenState) {
         for (command, reply) in commands.iter().zip(&mut self.replies) {
             let (Command::Assign(assign), Ok(Reply::Assigned(job))) = (command, &*reply) else { continue };

@@ -46,9 +46,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         report.has_unfinished_work |= next.is_some();
     }
 
-    /// Returns the new jobs for which the kernel refused all masks: for each, the user who assigned processes to the
-    /// job, and an error of the kernel. A job is new if it is not in `known`. `commands` are the commands of the cycle,
-    /// and `report` has their replies. A job is listed once, however many commands assigned processes to it.
+    /// Returns the new jobs for which the kernel refused all masks. Each has the user who assigned processes to the
+    /// job, and an error of the kernel. A job is new if it is not in `known`. `commands` are the commands of the
+    /// cycle, and `report` has their replies.
     fn find_unenforceable_jobs(
         &self,
         commands: &[Command],
@@ -70,7 +70,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 }
 
-/// Returns an error of the kernel if it refused every change of an affinity mask for the job `job`.
+/// Returns an error of the kernel if it refused every change of an affinity mask for the job `job`. `None` if it made
+/// a change, or if there was none.
 fn error_of_all_masks(report: &CycleReport, job: &JobId) -> Option<String> {
     let mut error = None;
     for (_, outcome) in report.mask_outcomes.iter().filter(|(action, _)| action.job == *job) {

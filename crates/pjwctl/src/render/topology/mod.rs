@@ -114,6 +114,7 @@ pub(super) fn memory_size_text(bytes: u64) -> String {
     }
 }
 
+/// The drawing of the machine as a tree of lines, under construction.
 struct Tree<'a> {
     lines: String,
     kinds: &'a [CoreKind],

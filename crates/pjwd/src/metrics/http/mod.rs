@@ -295,6 +295,7 @@ fn accepts_openmetrics(field: &str) -> bool {
     })
 }
 
+/// An HTTP response.
 struct Response {
     status: &'static str,
     content_type: &'static str,

@@ -107,7 +107,7 @@ impl EventLoop {
     /// `scanned_jobs` says whether the cycle scanned the processes of jobs. If it did, also finds the borrowers with
     /// a real-time priority. If a job is frozen then, what follows depends on the mode:
     ///
-    /// - In the mode `observe`, thaws the frozen jobs.
+    /// - In the mode `observe`, thaws the frozen jobs, once after a change to this mode.
     /// - Otherwise, starts the thaw watcher (the process that thaws frozen jobs if pjwd is killed) unless it runs
     ///   already, and thaws processes that were killed.
     pub(super) fn update_lending_after_cycle(&mut self, events: &[Event], scanned_jobs: bool) {

@@ -146,6 +146,8 @@ pub(super) fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJou
     Expected::default()
 }
 
+/// Renames the file `path`, which can't be used, to `state.json.unreadable`. Records in `recovered` that records were
+/// lost, with a remark. `why` is the part of the remark after the path.
 fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) {
     recovered.has_lost_records = true;
     let aside = path.with_extension("json.unreadable");
@@ -156,10 +158,14 @@ fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) {
     recovered.remarks.push(format!("{} {why}; {kept}, starting from what is running", path.display()));
 }
 
-/// Reads the batches in `lines`, the file `journal.jsonl` in `dir`, and adds the records that `state.json` does not
-/// include to `recovered`. `expected` says which batches must be there: if one is missing, records count as lost. Cuts
-/// the file after the last complete batch, and saves the cut lines, except an incomplete last line. Returns the new
-/// length of the file in bytes, and the number of the last batch.
+/// Reads the batches (lines with records) in `lines`, the file `journal.jsonl` in `dir`. Adds to `recovered` the
+/// records of the boot `boot_id` that `state.json` does not include. Returns the new length of the file in bytes, and
+/// the number of the last batch.
+///
+/// - `expected` has the last batch that `state.json` includes, and says whether the file must have this batch or a
+///   later one. If a batch is missing, records count as lost.
+/// - A line that can't be parsed and everything after it are cut off. The cut lines are saved in a file of their own,
+///   and records count as lost. Only an incomplete last line, which a killed daemon leaves, is not saved and no loss.
 pub(super) fn read_batches(
     lines: &File,
     dir: &Path,
@@ -208,9 +214,10 @@ pub(super) fn read_batches(
     Ok((length, last))
 }
 
-/// Saves `rest`, lines of the journal that can't be parsed, in a file of their own in `dir`. Another version may have
-/// written them, and an administrator may need their masks. Returns a remark for the log. `None` if `rest` is only an
-/// incomplete last line, which begins like a batch and is not saved.
+/// Saves `rest`, the lines of the journal that can't be parsed, in the file `journal.jsonl.unreadable` in `dir`.
+/// Another version of pjwd may have written them, and an administrator may need their affinity masks. Returns a
+/// remark for the log, also if the file can't be written. Returns `None` and saves nothing if `rest` is only an
+/// incomplete last line that begins like a batch.
 fn save_unreadable_lines(dir: &Path, rest: &[u8]) -> Option<String> {
     let has_begin_of_batch = rest.iter().zip(BEGIN_OF_BATCH).all(|(byte, expected)| byte == expected);
     if !rest.contains(&b'\n') && has_begin_of_batch {

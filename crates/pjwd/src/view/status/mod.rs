@@ -279,8 +279,9 @@ impl StatusPublisher {
         self.fits.as_ref().map(|(_, fits)| fits.clone()).unwrap_or_default()
     }
 
-    /// Publishes an event about an unassigned process of each user, unless the user already had such a process at the
-    /// last call. `plan_warnings` are the warnings of the cycle, which name the unassigned processes.
+    /// Publishes an event for each user with an unassigned process: a process that belongs to no job, although its
+    /// user has a job. There is no event if the user already had such a process at the last call. `plan_warnings` are
+    /// the warnings of the cycle, which name the unassigned processes.
     fn report_unassigned(&mut self, state: &WardenState, plan_warnings: &[Arc<Warning>]) {
         let mut users = BTreeSet::new();
         let mut news = Vec::new();
@@ -299,6 +300,7 @@ impl StatusPublisher {
         self.publish_events(news);
     }
 
+    /// Logs which of the `warnings` have begun since the last call, and which warnings have ended.
     fn log_changes(&mut self, warnings: &[Arc<wire::Warning>]) {
         let key = |warning: &wire::Warning| (warning.code.clone(), warning.job.clone());
         let now: BTreeSet<_> = warnings.iter().map(|warning| key(warning)).collect();
@@ -327,8 +329,8 @@ fn lending(policy: &Policy, demand_detection: &OwnerDemandDetection) -> wire::Le
     wire::Lending { why_not, demand: demand.to_owned(), why_sampled }
 }
 
-/// Returns what clients get to know of the machine: its name, its CPUs, and the numbers of cores, packages, NUMA nodes
-/// and L3 caches. Parts without CPUs do not count.
+/// Returns the description of the machine for clients: its name, its CPUs, and the numbers of cores, packages, NUMA
+/// nodes and L3 caches. Parts without CPUs do not count.
 fn node_to_wire(hostname: &str, topology: &Topology) -> wire::Node {
     let inhabited =
         |level| saturating_u32(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());

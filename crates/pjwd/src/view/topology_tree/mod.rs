@@ -76,7 +76,8 @@ pub fn add_free_core_counts(
     topology
 }
 
-/// Sets the number of free cores of a part and its children. A core is free if all its online PUs are free.
+/// Sets the number of free cores of a part and its children, and returns the number for the part. A core is free if
+/// it has an online PU and all its online PUs are in `free`. `running` has the online PUs.
 fn set_free_cores(part: &mut wire::Domain, free: &CpuSet, running: &CpuSet) -> u32 {
     let cores = if part.kind == "core" {
         let here = part.cpus.parse::<CpuSet>().unwrap_or_default().intersection(running);
@@ -88,8 +89,8 @@ fn set_free_cores(part: &mut wire::Domain, free: &CpuSet, running: &CpuSet) -> u
     cores
 }
 
-/// Returns the parts of the machine that have cores, such as packages and caches: one list per level, largest level
-/// first.
+/// Returns the parts of the machine that have PUs, such as packages and caches. The result has one list for each
+/// level, the level with the largest parts first.
 fn parts_by_level(topology: &Topology) -> Vec<Vec<Part>> {
     let mut levels: Vec<Vec<Part>> = Vec::new();
     for &level in topology.levels() {
@@ -141,8 +142,9 @@ fn subtrees(topology: &Topology, cpus: &CpuSet, levels: &[&[Part]]) -> Vec<wire:
     found
 }
 
-/// Inserts `node`, a NUMA node without PUs, into `tree`. Its place is in the smallest part that contains all PUs near
-/// the node, behind the last child with such PUs.
+/// Inserts `node`, a NUMA node without PUs of its own, into `tree`. The node becomes a child of the smallest part
+/// that contains all PUs near it. There, it follows the last child that has such PUs. If no part contains all of
+/// them, it is inserted at the top level.
 fn insert_memory_node(node: &Part, tree: &mut Vec<wire::Domain>) {
     let cpus = |part: &wire::Domain| part.cpus.parse::<CpuSet>().unwrap_or_default();
     let around = |part: &wire::Domain| {
