@@ -350,8 +350,8 @@ impl Cli {
     }
 }
 
-/// Replaces clap's error for a negative number, such as `--cores -1`. clap takes `-1` for an option and proposes `--
-/// -1`, which is wrong here. Returns every other error as it is. `words` is the command line.
+/// Replaces clap's error for a negative number, such as `--cores -1`. clap takes the number for an option, and
+/// proposes `-- -1`, which is wrong here. Returns every other error as it is. `words` is the command line.
 fn explain_negative_number(error: clap::Error, words: &[OsString]) -> clap::Error {
     let is_negative_number = |text: &str| {
         text.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))

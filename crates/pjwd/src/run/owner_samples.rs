@@ -339,10 +339,11 @@ impl OwnerCpuSampler {
         !reported.is_empty()
     }
 
-    /// Lets the monitor report again the lent PUs of idle owners on which no thread of the owner runs. PUs on which
-    /// one still runs are not reported again: they are sampled anyway, and each report would cost the owner CPU time.
-    /// Waits at least the least time between two samples after the last report, because two samples follow each
-    /// report. Returns whether a thread of an idle owner still runs on a PU that was reported.
+    /// Lets the monitor report again the lent PUs of idle owners (jobs that lend them) on which no thread of the
+    /// owner runs. The others are not reported again: they are sampled anyway, and each report would cost the owner
+    /// CPU time. With very many threads, does so only when the least time between two samples has passed since the
+    /// last report, because two samples follow each report. Returns whether a thread of an idle owner still runs on a
+    /// PU that was reported.
     fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> bool {
         let is_due = self.reported_at.is_none_or(|at| now >= at + self.least_interval());
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };

@@ -69,7 +69,8 @@ fn read_file(path: &Path) -> anyhow::Result<String> {
 /// out if there are none.
 ///
 /// # Errors
-/// If the text is malformed. If a rank has no command or two commands, or is not below the number of instances.
+/// If the text is malformed. If a rank has no command or two commands, or is not below the number of instances. If a
+/// command has `*` and `instances` is `None`.
 fn parse_commands(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand>> {
     let mut commands = Vec::new();
     let mut taken = BTreeSet::new();

@@ -46,8 +46,8 @@ impl InstanceState {
         matches!(self.exit, Some(ExitStatus::Signal(_)))
     }
 
-    /// Returns whether this instance may have ended because brk(2) failed, which a task (an instance with `--share
-    /// memory`) can't use. True if the instance ended within 1 s after its start, with the exit code 127 or by
+    /// Returns whether this instance may have ended because brk(2) failed. A task (an instance with `--share memory`)
+    /// can't use brk(2). True if the instance ended within 1 s after its start, with the exit code 127 or by
     /// `SIGABRT` or `SIGSEGV`.
     pub(super) fn may_have_missed_brk(&self) -> bool {
         let is_such_an_end = match self.exit {
