@@ -109,7 +109,7 @@ pub unsafe extern "C" fn pjw_job_cores(job: *mut PjwJob, cores: *mut PjwCores) -
         // SAFETY: the caller gives NULL or a job.
         let job = unsafe { job_of(job) }?;
         // SAFETY: the caller gives NULL or the room.
-        unsafe { put(cores, PjwCores::from(&job.cores())) }
+        unsafe { write_cores(cores, PjwCores::from(&job.cores())) }
     })
 }
 
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn pjw_job_cpus(
         if set.is_null() {
             return Err(Failure::invalid("the set is NULL"));
         }
-        let bytes = bytes_of(&cpus, size)?;
+        let bytes = cpu_set_bytes(&cpus, size)?;
         // SAFETY: the caller gives room for `size` bytes, which is as many as there are.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), set.cast(), size) };
         Ok(c_int::try_from(cpus.len()).unwrap_or(c_int::MAX))
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn pjw_job_wait(
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         let Some(changed) = job.wait_for_change(epoch, timeout) else { return Ok(0) };
         // SAFETY: the caller gives the room.
-        unsafe { put(cores, PjwCores::from(&changed)) }?;
+        unsafe { write_cores(cores, PjwCores::from(&changed)) }?;
         Ok(1)
     })
 }
@@ -252,11 +252,11 @@ unsafe fn job_of<'a>(job: *mut PjwJob) -> Result<&'a Job, Failure> {
     unsafe { job.as_ref() }.map(|job| &job.0).ok_or_else(|| Failure::invalid("the job is NULL"))
 }
 
-/// Writes the cores for the caller.
+/// Writes `cores` to `place`, and returns 0. Fails with `EINVAL` if `place` is NULL.
 ///
 /// # Safety
 /// `place` must be NULL or have room for the value.
-unsafe fn put(place: *mut PjwCores, cores: PjwCores) -> Result<c_int, Failure> {
+unsafe fn write_cores(place: *mut PjwCores, cores: PjwCores) -> Result<c_int, Failure> {
     if place.is_null() {
         return Err(Failure::invalid("the pointer for the cores is NULL"));
     }
@@ -265,8 +265,12 @@ unsafe fn put(place: *mut PjwCores, cores: PjwCores) -> Result<c_int, Failure> {
     Ok(0)
 }
 
-/// The bytes of a `cpu_set_t` of this size, which is an array of `unsigned long`.
-fn bytes_of(cpus: &CpuSet, size: usize) -> Result<Vec<u8>, Failure> {
+/// Returns `cpus` as the content of a `cpu_set_t` of `size` bytes: an array of `unsigned long` with one bit for each
+/// CPU.
+///
+/// # Errors
+/// `ERANGE` if `size` bytes have no bit for a CPU in `cpus`.
+fn cpu_set_bytes(cpus: &CpuSet, size: usize) -> Result<Vec<u8>, Failure> {
     if cpus.last().is_some_and(|last| last.0 as usize >= size.saturating_mul(8)) {
         return Err(Failure {
             errno: libc::ERANGE,

@@ -36,7 +36,8 @@ pub fn find_job_directory() -> Option<PathBuf> {
     find_directory(|name| env::var_os(name))
 }
 
-/// Finds the directory as [`find_job_directory`] does. `variable` returns the value of an environment variable.
+/// Finds the directory of the job by the rules of [`find_job_directory`]. `variable` returns the value of the
+/// environment variable with the given name, or `None` if this variable is not set.
 fn find_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     // SAFETY: the call has no arguments and can't fail.
     let user = unsafe { libc::geteuid() };

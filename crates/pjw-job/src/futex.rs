@@ -4,7 +4,8 @@ use std::io;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Adds 1 to a word.
+/// The operation for `FUTEX_WAKE_OP` (futex(2)) that adds 1 to the second word: `FUTEX_OP_ADD` from bit 28 on, and
+/// its argument 1 from bit 12 on.
 const ADD_ONE: libc::c_int = (1 << 28) | (1 << 12);
 
 /// Waits by futex(2) as long as the number at `word` is `value`, until a writer wakes the readers or the time `timeout`

@@ -258,6 +258,11 @@ impl Job {
         self.write_want("\n")
     }
 
+    /// Writes `text` into the file `want` in the directory of the job, in place of the earlier content. By this file,
+    /// a program tells pjwd how many cores the job wants.
+    ///
+    /// # Errors
+    /// The errors of [`Job::set_wanted_cores`].
     fn write_want(&self, text: &str) -> Result<(), WantError> {
         let path = self.directory.as_ref().ok_or(WantError::NoJob)?.join(WANTED_CORES_FILE_NAME);
         let mut options = OpenOptions::new();
@@ -273,10 +278,16 @@ impl Job {
         self.page.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns a core map with its content. Opens the core map again if it is no longer live or is unfinished. If it is
-    /// still unfinished then, returns the content that was read last. The mask of the calling thread could be narrower,
-    /// because the program may have bound the thread. `None` if there is no live core map, or if it is unfinished and
-    /// was not read before.
+    /// Reads the core map (the file `coremap`, in which pjwd publishes the CPUs of the job). Returns the core map and
+    /// its content.
+    ///
+    /// - Maps the file again in three cases: no file is mapped yet, pjwd no longer keeps the mapped file up to date,
+    ///   or a write of pjwd is still not complete after 100 ms.
+    /// - If the write is not complete in the new mapping either, returns the content that was read last. This content
+    ///   is better than the affinity mask of the calling thread, because the program may have bound the thread to
+    ///   fewer CPUs.
+    /// - `None` if there is no file that pjwd keeps up to date. Also `None` if the write is not complete, and no
+    ///   content was read before.
     fn read(&self) -> Option<(Arc<CoreMapReader>, CoreMapContent)> {
         let if_live = |content: CoreMapContent| content.is_live.then_some(content);
         let mut page = self.page();

@@ -68,6 +68,7 @@ pub const LIVE_FLAG: u32 = 1;
 /// directory lists all CPUs.
 pub const TRUNCATED_FLAG: u32 = 2;
 
+// The offsets of further fields, in bytes from the start of the core map. The table above lists the fields.
 const LEAVING_AT_OFFSET: usize = 32;
 const FLAGS_OFFSET: usize = 40;
 const WORDS_OFFSET: usize = 44;

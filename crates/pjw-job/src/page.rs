@@ -19,10 +19,11 @@ use crate::layout::{
     cpu_set_word_ranges, has_known_header,
 };
 
-/// How often a reader tries again at once while the daemon writes. A write takes some microseconds.
+/// How many times a reader tries again without giving up its CPU, while pjwd writes. A write takes some microseconds.
 const SPINS: u32 = 200;
-/// How long a reader tries in all. If a daemon is killed while it writes, the core map is unfinished until the next
-/// daemon writes it. A daemon whose machine stands still during the write leaves it unfinished for as long.
+/// How long a reader then tries, before it returns [`CoreMapError::Unfinished`]. A write can stay incomplete for
+/// longer: if pjwd was killed during the write, until the next pjwd writes the core map, or while the machine stands
+/// still.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Error: a program can't read the core map of its job. The core map is the file `coremap` in which pjwd publishes
