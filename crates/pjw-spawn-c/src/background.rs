@@ -13,15 +13,21 @@ use spawn::{Child, Instance, SpawnBatch, SpawnContext, SpawnError};
 
 use crate::failure::Failure;
 
+/// The result for each process of a group: the process that has begun its program, or the reason why it could not
+/// start.
 type Results = Vec<Result<Child, SpawnError>>;
 
+/// A group of processes whose start the C program does not wait for.
 struct Background {
-    /// Closed when the group is collected, so that its number is not given to another group before.
+    /// The descriptor that the C program has. It is closed when the group is collected. Before that, the kernel can't
+    /// give its number to another group.
     event: Arc<EventFd>,
+    /// The thread that waits for the results.
     thread: JoinHandle<Results>,
 }
 
-/// The groups that were not collected.
+/// The groups that were started and not collected yet ([`collect`]). The key is the descriptor that [`start`]
+/// returned. `None` before the first group.
 static GROUPS: Mutex<Option<HashMap<RawFd, Background>>> = Mutex::new(None);
 
 /// Starts the processes `instances` of the program in `context`, and does not wait until they have begun the program.

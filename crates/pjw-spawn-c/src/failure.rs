@@ -48,6 +48,7 @@ impl From<CheckError> for Failure {
 }
 
 thread_local! {
+    /// The message about the last failure in this thread, which [`last_failure_message`] returns.
     static LAST: RefCell<CString> = RefCell::default();
 }
 

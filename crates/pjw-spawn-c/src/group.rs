@@ -59,7 +59,8 @@ impl StartArguments {
     }
 }
 
-/// A list has one element for all ranks, one for each, or some that take turns. It must not be empty.
+/// Returns the element of `list` for the process with the number `rank`. If `list` has fewer elements than there are
+/// processes, the processes use the elements in turns. `list` must not be empty.
 fn of_rank<T>(list: &[T], rank: c_uint) -> &T {
     &list[rank as usize % list.len()]
 }

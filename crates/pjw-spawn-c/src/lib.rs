@@ -33,7 +33,7 @@ pub struct PspawnContext {
     private: *mut c_void,
 }
 
-/// What a context of C holds.
+/// The value to which [`PspawnContext::private`] points: a program, and the CPUs on which its processes run.
 struct ContextOnCpu {
     context: SpawnContext,
     /// `None` for the CPUs of the calling thread.
@@ -280,9 +280,12 @@ fn read_core(core: c_int) -> Result<CpuSet, Failure> {
     Ok(CpuSet::from_iter([pu]))
 }
 
-/// Converts the C arguments that [`pspawn_v`] and [`ipspawn`] have in common: into a context for the program, and into
-/// the arguments, the environments and the CPUs of the processes. Fails if `flags` has an unknown bit, if `filename` or
-/// `argv` is NULL, if an argument list is empty, or if the program can't be executed.
+/// Converts the C arguments that [`pspawn_v`] and [`ipspawn`] have in common. Returns a context for the program
+/// `filename`, and the arguments, environments and CPUs of the processes.
+///
+/// # Errors
+/// - `EINVAL` if `flags` has an unknown bit, if `filename` or `argv` is NULL, or if a list of arguments is empty.
+/// - The error of [`SpawnContext::new`] if the program can't be executed.
 ///
 /// # Safety
 /// As [`pspawn_v`].
@@ -294,8 +297,11 @@ unsafe fn read_start_arguments(
     masks: Vec<CpuSet>,
     flags: c_int,
 ) -> Result<(SpawnContext, StartArguments), Failure> {
+    /// `argv` has one list of arguments for each process, and not one list for all.
     const ARGV_EACH: c_int = 1;
+    /// `envp` has one environment for each process, and not one environment for all.
     const ENVP_EACH: c_int = 2;
+    /// The processes are forked from a process of the program that has called `fork_here`.
     const FORK_LATE: c_int = 4;
     if flags & !(ARGV_EACH | ENVP_EACH | FORK_LATE) != 0 {
         return Err(Failure::invalid(format!("the flags {flags:#x} have an unknown bit")));

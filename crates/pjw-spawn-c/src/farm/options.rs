@@ -9,11 +9,17 @@ use spawn::farm::{Farm, RunningFarm, WorkItem, WorkerCpus};
 use super::types::{PjwFarmBytes, PjwFarmItem, PjwFarmOptions, PjwFarmResult, ReadFunction, WorkFunction};
 use crate::failure::Failure;
 
+/// `PJW_FARM_IN_ORDER`: the results come in the order of the item numbers.
 const IN_ORDER: i32 = 1;
+/// `PJW_FARM_ONE_PU_EACH`: each worker is bound to one CPU of the caller's affinity mask.
 const ONE_PU_EACH: i32 = 2;
+/// `PJW_FARM_ALLOW_THREADS`: the calling process may have more than one thread.
 const ALLOW_THREADS: i32 = 4;
 
-/// Starts a farm (a group of worker processes that compute items) with the options that a C program passed.
+/// Starts a farm (a group of worker processes that compute items) with the options that a C program passed. Fails
+/// with `EINVAL` if `options` or its field `work` is NULL, if its field `size` is wrong, or if `items` is not 0
+/// although a reader process reads the items. Also fails if another option is invalid, or if the processes can't be
+/// started.
 ///
 /// # Safety
 /// The requirements of [`super::pjw_farm_start`].
@@ -77,10 +83,11 @@ unsafe fn farm_from_options(options: &PjwFarmOptions) -> Result<Farm<'static>, F
     Ok(set_functions(farm.cpus(cpus), options))
 }
 
-/// Returns the CPUs of the workers: the lists in `options.cpus`, or the default that the flags choose.
+/// Returns the CPUs of the workers. If `options.cpus` is NULL, the flag `PJW_FARM_ONE_PU_EACH` decides: with it, each
+/// worker has one CPU, and without it, each worker has the CPUs of the caller.
 ///
 /// # Errors
-/// If `options.cpus` is no list of CPU lists, or is given together with `PJW_FARM_ONE_PU_EACH`.
+/// If `options.cpus` is no list of CPU lists separated by `;`, or is given together with `PJW_FARM_ONE_PU_EACH`.
 ///
 /// # Safety
 /// `options.cpus` must be NULL or a C string.
@@ -100,7 +107,7 @@ unsafe fn worker_cpus(options: &PjwFarmOptions) -> Result<WorkerCpus, Failure> {
     Ok(WorkerCpus::PerWorker(lists.collect::<Result<_, _>>()?))
 }
 
-/// Sets the optional functions of the program in `options`, such as `write`, as the functions of the farm.
+/// Returns `farm` with the optional functions in `options`, such as `write`. Functions that are NULL are left out.
 fn set_functions(mut farm: Farm<'static>, options: &PjwFarmOptions) -> Farm<'static> {
     let data = options.data;
     if let Some(start) = options.worker_start {
