@@ -83,8 +83,9 @@ unsafe fn farm_from_options(options: &PjwFarmOptions) -> Result<Farm<'static>, F
     Ok(set_functions(farm.cpus(cpus), options))
 }
 
-/// Returns the CPUs of the workers. If `options.cpus` is NULL, the flag `PJW_FARM_ONE_PU_EACH` decides: with it, each
-/// worker has one CPU, and without it, each worker has the CPUs of the caller.
+/// Returns the CPUs of the workers: the lists in `options.cpus`. If `options.cpus` is NULL, the flag
+/// `PJW_FARM_ONE_PU_EACH` decides: with it, each worker has one CPU, and without it, each worker has the CPUs of the
+/// caller.
 ///
 /// # Errors
 /// If `options.cpus` is no list of CPU lists separated by `;`, or is given together with `PJW_FARM_ONE_PU_EACH`.
