@@ -43,9 +43,12 @@ pub fn find_program(program: &OsStr) -> Result<PathBuf, CheckError> {
 
 /// Why a file can't be executed.
 enum WhyNot {
+    /// There is no file at the path.
     Missing,
-    /// A directory above it may not be searched, so it is unknown whether there is the file.
+    /// A directory above it may not be searched, so it is unknown whether there is the file. The variant contains the
+    /// text for the user.
     Hidden(String),
+    /// Another reason, as a text for the user.
     Because(String),
 }
 

@@ -27,9 +27,10 @@ const LIFTING_CAPABILITIES: u64 = CAP_SYS_ADMIN | CAP_SYS_RESOURCE;
 /// The inode number of the initial user namespace: `USER_NS_INIT_INO` in linux/nsfs.h. The same since Linux 3.8.
 const INITIAL_USER_NAMESPACE: u64 = 0xEFFF_FFFD;
 
-/// A limit with the number of processes for which it has room.
+/// A limit on the number of processes.
 #[derive(Debug)]
 struct Limit {
+    /// The number of further processes that the limit allows now.
     room: u64,
     name: String,
     remedy: String,
@@ -39,6 +40,7 @@ struct Limit {
 #[derive(Debug, PartialEq, Eq)]
 struct PidsCgroup {
     directory: PathBuf,
+    /// Whether the pids controller is of version 1 of cgroups.
     is_v1: bool,
 }
 
@@ -69,11 +71,15 @@ pub(super) fn check_limits_of_user(instances: usize, starters: usize) -> Result<
     check_limits_of_caller(wanted, starters, wanted + starters)
 }
 
-/// Checks the limits of the system and of two users on the number of processes: of the user with the id `uid`, which
-/// the instances take, and of the caller's user. If both are the same user, the checks are those of
-/// [`check_limits_of_user`]. Of the starters, `templates` are templates, which take the user `uid` too. The other
-/// starters are spawner threads of the caller's user. For each of them, this user needs room for the thread and for one
-/// process that has not taken the user `uid` yet.
+/// Checks the limits of the system and of users on the number of processes, if the instances change to the user
+/// `uid`. `starters` threads and processes start the instances. Of these, `templates` are templates: processes from
+/// which instances are forked, and which also change to this user. The others are spawner threads of the caller's
+/// user.
+///
+/// - The user `uid` needs room for all instances and templates.
+/// - The caller's user needs room for two processes for each spawner thread: the thread, and a process that has not
+///   changed its user yet.
+/// - If `uid` is the caller's user, the checks are those of [`check_limits_of_user`].
 pub(super) fn check_limits_of_users(
     uid: u32,
     instances: usize,
@@ -88,20 +94,20 @@ pub(super) fn check_limits_of_users(
     check_limits_of_caller(wanted, starters, 2 * starters.saturating_sub(templates))
 }
 
-/// The user of the caller needs room for `needed` processes.
+/// Checks the limits of the system, and whether the caller's user has room for `needed` processes.
 fn check_limits_of_caller(wanted: u64, starters: u64, needed: u64) -> Result<(), CheckError> {
     let all_threads = all_threads();
     check_limits(wanted, starters, wanted + starters, system_limits(all_threads))?;
     check_limits(wanted, starters, needed, user_limit(needed, all_threads))
 }
 
-/// Checks the limits on the number of processes (`pids.max`) of the cgroups in which the instances and the starters are
-/// to start, and of all cgroups above these. Of the starters, `templates` are templates. A cgroup whose directory the
-/// caller doesn't see is not checked.
+/// Checks the limits `pids.max` of the cgroups in which the instances and the starters start, and of all cgroups
+/// above. Of the `starters` threads and processes that start instances, `templates` are templates: processes from
+/// which instances are forked. A cgroup whose directory the caller doesn't see is not checked.
 ///
-/// Since Linux 5.7, a process that clone3(2) makes in another cgroup of version 2 (`CLONE_INTO_CGROUP`) counts in this
-/// cgroup, and not in the caller's: `pids_can_fork` in kernel/cgroup/pids.c. If the pids controller is of version 1, it
-/// counts in the caller's.
+/// Since Linux 5.7, a process that clone3(2) makes in another cgroup of version 2 (`CLONE_INTO_CGROUP`) counts in
+/// that cgroup only: `pids_can_fork` in kernel/cgroup/pids.c. With a pids controller of version 1, it counts in the
+/// caller's cgroup.
 pub(super) fn check_cgroups(
     instances: &[Instance],
     starters: usize,
@@ -140,7 +146,8 @@ pub(super) fn check_cgroups(
     check_demands(&cgroup_demands(own.map(|own| (own.directory, demand)).into_iter().chain(placed)))
 }
 
-/// Returns the demand in each directory: those of the cgroups in `demands`, and all above them.
+/// Adds up the processes that are to be started in or below each cgroup. `demands` has the cgroups in which processes
+/// start, by directory. The result also has all directories above them.
 fn cgroup_demands(demands: impl IntoIterator<Item = (PathBuf, Demand)>) -> BTreeMap<PathBuf, Demand> {
     let mut sums: BTreeMap<PathBuf, Demand> = BTreeMap::new();
     for (directory, demand) in demands {
@@ -212,6 +219,8 @@ fn all_threads() -> Option<u64> {
     text.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()
 }
 
+/// Returns the limits `kernel.pid_max` and `kernel.threads-max`, without a limit that can't be read. `all_threads` is
+/// the number of threads of the system, and counts as 0 if it is unknown.
 fn system_limits(all_threads: Option<u64>) -> Vec<Limit> {
     let limit = |file: &str| {
         let most = number_in(Path::new("/proc/sys/kernel").join(file).as_path())?;
@@ -238,10 +247,13 @@ fn check_other_user(uid: u32, wanted: u64, templates: u64) -> Result<(), CheckEr
     check_limits(wanted, templates, needed, limit)
 }
 
-/// Returns the limit `RLIMIT_NPROC` of the calling process for threads of the real user `uid`, with the number of
-/// further threads for which it has room: setrlimit(2). `None` if the limit can't be read, or does not hold for this
-/// user. Also `None` if the limit has room for `needed` threads beside all threads of the system, `all_threads`.
-/// `capabilities` returns the capabilities that may lift the limit, and is called only if the limit could be too low.
+/// Returns the limit `RLIMIT_NPROC` (setrlimit(2)) of the calling process for threads of the real user `uid`. `None`
+/// if no check is needed:
+///
+/// - The limit has room for `needed` threads even if all threads of the system, `all_threads`, belong to this user.
+/// - The limit does not hold for this user: [`is_unlimited`]. For this case, `capabilities` returns the capabilities
+///   of the process for which the kernel checks the limit. In the first case, `capabilities` is not called.
+/// - The limit can't be read.
 ///
 /// Since Linux 5.14, a user namespace has another limit: the `RLIMIT_NPROC` that its creator had when creating the
 /// namespace. This limit holds for all processes of the creator in the namespace: `is_rlimit_overlimit` in
@@ -270,12 +282,13 @@ fn limit_of_user(
     })
 }
 
-/// Returns whether `RLIMIT_NPROC` does not hold, as far as is known, for a process of the user `uid` with
-/// `capabilities` in the user namespace `namespace`. `uid_map` returns the text of `/proc/self/uid_map`.
+/// Returns whether `RLIMIT_NPROC` does not hold for a process with the user `uid` and `capabilities`. The process is
+/// in the user namespace `namespace`, or in the initial one if this is `None`. `uid_map` returns the text of
+/// `/proc/self/uid_map`. Also returns `true` if this text does not say which user of the initial namespace `uid` is.
 ///
-/// The limit never holds for root of the initial user namespace (`INIT_USER`), whatever its namespace. Capabilities of
-/// another namespace than the initial one lift nothing: `copy_process` in kernel/fork.c, and `flag_nproc_exceeded` in
-/// kernel/sys.c, of Linux 6.18.
+/// The limit never holds for root of the initial user namespace (`INIT_USER`), whatever its namespace. Capabilities
+/// of another namespace than the initial one lift nothing: `copy_process` in kernel/fork.c, and `flag_nproc_exceeded`
+/// in kernel/sys.c, of Linux 6.18.
 fn is_unlimited(
     uid: Uid,
     namespace: Option<u64>,
@@ -321,10 +334,11 @@ fn effective_capabilities() -> u64 {
     field(&status, "CapEff:").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0)
 }
 
-/// Returns the number of threads of the real user `uid` that are listed in /proc. Counts only the processes in the user
-/// namespace `namespace`, unless this is the initial one or is unknown. Since Linux 5.14, only these processes count
-/// for the limit in the namespace. Before, processes of the same user in the namespaces above count too: the result is
-/// then too low, and the kernel may refuse a process later. Returns 0 if /proc can't be read.
+/// Counts the threads of the real user `uid` in the user namespace `namespace`. Counts those in all namespaces if
+/// this is the initial namespace or unknown. Returns 0 if /proc can't be read.
+///
+/// Since Linux 5.14, only the threads in the namespace count for its limit. Before, those in the namespaces above
+/// count too. The result is then too low, and the kernel may refuse a process later.
 fn threads_of_user(uid: u32, namespace: Option<u64>) -> u64 {
     let Ok(processes) = fs::read_dir("/proc") else { return 0 };
     let is_process =
@@ -350,7 +364,7 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()
 }
 
-/// The limit `pids.max` of a cgroup.
+/// Returns the limit `pids.max` of the cgroup with the directory `cgroup`. `None` if it is `max` or can't be read.
 fn pids_limit(cgroup: &Path) -> Option<Limit> {
     let file = cgroup.join("pids.max");
     let most = number_in(&file)?;
@@ -368,10 +382,10 @@ fn own_pids_cgroup() -> Option<PidsCgroup> {
     pids_cgroup(&cgroups, &mounts)
 }
 
-/// Returns the cgroup of a process in the hierarchy with the pids controller. `cgroups` is the text of
-/// /proc/PID/cgroup, and `mounts` the text of /proc/PID/mountinfo: cgroups(7) and proc(5). Without a pids controller of
-/// version 1, returns the cgroup in the hierarchy of version 2. `None` if there is neither, or if no mount contains the
-/// directory of the cgroup.
+/// Finds the cgroup whose `pids.max` limits a process: its cgroup in the hierarchy of version 1 with the pids
+/// controller, or otherwise its cgroup in the hierarchy of version 2. `cgroups` is the text of /proc/PID/cgroup, and
+/// `mounts` is that of /proc/PID/mountinfo: cgroups(7) and proc(5). `None` if there is neither cgroup, or if no mount
+/// contains its directory.
 fn pids_cgroup(cgroups: &str, mounts: &str) -> Option<PidsCgroup> {
     let path_of = |is_wanted: &dyn Fn(&str, &str) -> bool| {
         cgroups.lines().find_map(|line| {

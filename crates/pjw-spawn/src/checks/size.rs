@@ -16,7 +16,8 @@ const MAX_STRING: usize = 128 * 1024;
 /// The lower and the upper limit of all strings and pointers: `ARG_MAX`, and 3/4 of the usual stack (`_STK_LIM`).
 const MIN_TOTAL: u64 = 128 * 1024;
 const MAX_TOTAL: u64 = 6 * 1024 * 1024;
-/// The most bytes of a number, and of the list of PUs in a variable, with a NUL byte.
+/// The number of bytes that are counted for the value of a rank variable, with its NUL byte. A number has at most 10
+/// digits. A list of CPUs can be longer.
 const NUMBER: usize = 11;
 
 /// The size of some strings: the longest one, and all of them with their pointers.
@@ -31,7 +32,7 @@ struct Size {
 /// limits are those of bprm_stack_limits() in fs/exec.c, Linux 6.18.
 pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), CheckError> {
     let max_total = max_total();
-    let mut shared = strings(&setup.environment);
+    let mut shared = size_of_strings(&setup.environment);
     shared.add(setup.program.as_bytes_with_nul().len());
     if setup.has_rank_variables {
         RANK_VARIABLES.iter().for_each(|name| shared.add(name.len() + 1 + NUMBER));
@@ -41,10 +42,10 @@ pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), C
     for instance in instances {
         let of_arguments = match last {
             Some((arguments, size)) if Arc::ptr_eq(arguments, &instance.arguments) => size,
-            _ => arguments(&instance.arguments),
+            _ => size_of_arguments(&instance.arguments),
         };
         last = Some((&instance.arguments, of_arguments));
-        let size = shared.with(of_arguments).with(strings(&instance.variables));
+        let size = shared.with(of_arguments).with(size_of_strings(&instance.variables));
         if size.longest <= MAX_STRING && size.total as u64 <= max_total {
             return Ok(());
         }
@@ -62,14 +63,16 @@ fn max_total() -> u64 {
     (stack / 4).clamp(MIN_TOTAL, MAX_TOTAL)
 }
 
-fn strings(strings: &[CString]) -> Size {
+/// Returns the size of a list of strings, with their NUL bytes and pointers.
+fn size_of_strings(strings: &[CString]) -> Size {
     let mut size = Size::default();
     strings.iter().for_each(|string| size.add(string.as_bytes_with_nul().len()));
     size
 }
 
-/// The size of an argument list. The numbers in it have at most 10 digits, and are taken as one.
-fn arguments(arguments: &Arguments) -> Size {
+/// Returns the least size of an argument list. A placeholder stands for a number of up to 10 digits, and counts as
+/// one digit.
+fn size_of_arguments(arguments: &Arguments) -> Size {
     let piece = |piece: &Piece| if let Piece::Literal(literal) = piece { literal.len() } else { 1 };
     let mut size = Size::default();
     for argument in &arguments.list {
