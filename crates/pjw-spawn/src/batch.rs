@@ -30,10 +30,11 @@ use crate::tasks::room::AddressSpaceError;
 use crate::tasks::space::{AddressSpace, SpaceParameters, end_host};
 use crate::work::SpawnerWork;
 
-/// The stack of a spawner thread.
+/// The size of the stack of a spawner thread (a thread that starts instances), in bytes.
 const THREAD_STACK_BYTES: usize = 256 * 1024;
-/// The fewest instances for which another spawner loads another template. A template costs as much as three instances
-/// that are started by exec.
+/// The number of instances for each template (a process from which instances are forked). Each spawner thread loads a
+/// template of its own, so fewer instances get fewer spawner threads. A template costs as much as the start of three
+/// instances by exec.
 const INSTANCES_OF_A_TEMPLATE: usize = 8;
 
 /// A group of processes (instances) of one program that are being started. [`SpawnContext::start`] returns a batch.
@@ -221,9 +222,10 @@ fn indexes_by_node(instances: &[Instance]) -> BTreeMap<Option<u32>, Vec<usize>> 
     shares
 }
 
-/// Makes the address space for the instances with the indexes `indexes`. `None` if the instances are no tasks.
-/// `has_own_table` says whether the calling thread is the only one that uses its table of file descriptors.
-fn space_of(
+/// Makes the address space in which the instances with the indexes `indexes` run as tasks (processes that share one
+/// address space). `None` if the instances are no tasks. `has_own_table` says whether the calling thread is the only
+/// one that uses its table of file descriptors.
+fn make_address_space(
     setup: &Arc<Setup>,
     indexes: &[usize],
     instances: &[Instance],
@@ -312,9 +314,12 @@ impl SpawnBatch {
         self.start_period
     }
 
-    /// Returns the next result of the batch. If no result was read before, reads one packet of results from the socket.
-    /// If `wait` is true, waits for this packet. `None` if all spawner threads have sent their last results and all
-    /// results were returned, or if `wait` is false and no packet has arrived.
+    /// Returns the next result of the batch. If all results that were read have been returned, reads one packet of
+    /// results from the socket. If `wait` is true, waits for this packet.
+    ///
+    /// `None` in two cases:
+    /// - All spawner threads have sent their last results, and all results were returned.
+    /// - `wait` is false, and no packet has arrived.
     fn next_result(&mut self, wait: bool) -> Option<InstanceResult> {
         loop {
             if let Some(result) = self.results.pop_front() {
@@ -342,13 +347,18 @@ impl SpawnBatch {
         self.start_period = Some((begin.min(first), end.max(last)));
     }
 
-    /// Starts a spawner thread, which starts the instances with the indexes `indexes` and sends their results to the
-    /// batch. If `entry` is given, the thread first enters its mount namespace, and ends without any result if this
-    /// fails. If the instances end with their launcher, the thread continues until `context` is dropped.
+    /// Starts a spawner thread: it starts the instances with the indexes `indexes`, and sends the results to the
+    /// batch.
     ///
-    /// The returned receiver gets at most one message: `Ok` if the thread has the address space that it needs for
-    /// tasks, or needs none. After an error, the thread ends without any result. If the thread can't be created, there
-    /// is no message, and each of the instances gets this error as its result.
+    /// - If `entry` is given, the thread first enters the mount namespace for its NUMA node. If this fails, the
+    ///   thread ends without any result.
+    /// - If the instances are tasks (processes that share one address space), the thread then makes their address
+    ///   space. If this fails, the thread ends without any result.
+    /// - If the instances must end with their launcher, the thread lives until `context` is dropped.
+    /// - If the thread can't be created, each of the instances gets this error as its result.
+    ///
+    /// The returned receiver gets one message before the first start: `Ok`, or the error of the address space. It
+    /// gets no message if the thread can't be created or can't enter the mount namespace.
     fn start_spawner(
         &mut self,
         context: &SpawnContext,
@@ -373,7 +383,7 @@ impl SpawnBatch {
             }
             // The descriptors of the space must be in no other table: the host ends when they are closed.
             let has_own_table = unshare_descriptor_table().is_ok();
-            let space = match space_of(&setup, &indexes, &instances, has_own_table).transpose() {
+            let space = match make_address_space(&setup, &indexes, &instances, has_own_table).transpose() {
                 Ok(space) => space,
                 Err(error) => {
                     let _ = report.send(Err(error));

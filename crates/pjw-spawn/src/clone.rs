@@ -100,7 +100,8 @@ pub(crate) struct ProcessSettings<'a> {
     pub(crate) descriptor_limit: Option<libc::rlimit64>,
 }
 
-/// The failed step of the process, in the memory that it shares with the caller.
+/// The step that failed in the new process, and the errno of this step. The value lies in memory that the process
+/// shares with the caller.
 #[derive(Default)]
 struct Failure {
     /// The number of the step plus 1. 0 for none.
@@ -112,13 +113,13 @@ struct Failure {
 /// points to data in this memory. The function ends the process.
 pub(crate) type ChildFunction = extern "C" fn(*const ()) -> !;
 
-/// What the process gets through the memory that it shares with the caller.
+/// The data that the caller and the new process share until the process executes its program.
 struct Shared<'a> {
     start: &'a StartParameters<'a>,
     failure: Failure,
-    /// The process id that a traced process has in its own PID namespace. The process writes it.
+    /// The process id that the new process has in its own PID namespace. Only a traced process writes it.
     own_pid: AtomicI32,
-    /// Whether the process has the signal handlers of the caller.
+    /// Whether the new process has inherited the signal handlers of the caller, and so must remove them.
     has_handlers: bool,
 }
 
@@ -309,9 +310,10 @@ unsafe fn call_and_run(_: c_long, _: [i64; 3], _: *const (), _: ChildFunction) -
     -i64::from(libc::ENOSYS)
 }
 
-/// Prepares the new process, and executes its program. `shared` points to a [`Shared`]. If a step fails, stores the
-/// step and its errno there, and ends the process. Runs in the new process, which shares the memory of the caller, so
-/// this function must not allocate, lock or unwind.
+/// Prepares the new process, and executes its program. Runs in the new process. `shared` points to a [`Shared`].
+///
+/// - If a step fails, stores the step and its errno in `shared`, and ends the process.
+/// - The process shares the memory of the caller, so this function must not allocate, lock or unwind.
 extern "C" fn run_child(shared: *const ()) -> ! {
     // SAFETY: `start` passes a `Shared`, which outlives the use.
     let shared = unsafe { &*shared.cast::<Shared<'_>>() };
@@ -411,10 +413,10 @@ pub(crate) fn set_standard_streams(mut streams: [RawFd; 3]) -> Result<(), Failed
     Ok(())
 }
 
-/// Removes the ambient capabilities of the calling process. Then sets its supplementary groups, its group and its user
-/// to those in `credentials`, in this order: after the user is set, the process may not change the others. Uses bare
-/// system calls, because the C library's functions would change all threads that it knows. Returns the failed step on
-/// error.
+/// Removes the ambient capabilities of the calling process, and then gives it the groups and the user in
+/// `credentials`. The order is: supplementary groups, group, user. After the change of the user, the process may not
+/// change the others. Uses bare system calls, because the functions of the C library would change all threads that it
+/// knows.
 fn set_own_credentials(credentials: &Credentials) -> Result<(), FailedStep> {
     let (uid, gid, groups) = (credentials.uid, credentials.gid, &credentials.groups);
     // A change of the user alone removes the ambient capabilities only if the caller was root: capabilities(7). The
@@ -448,7 +450,9 @@ pub(crate) fn request_parent_death_signal(launcher: c_int) -> Result<(), FailedS
     Ok(())
 }
 
-/// Keeps the channel over execve(2), and lets the calling thread trace the process.
+/// Prepares the calling process to become a template (a process from which further processes are forked). Keeps the
+/// descriptor for messages, `template.channel`, open over execve(2). If `template.is_traced` is true, requests that
+/// the thread which created this process traces it.
 fn become_template(template: TemplateStart) -> Result<(), FailedStep> {
     // SAFETY: changes descriptors of the process only, whose table is its own.
     checked(SpawnStep::Stdio, unsafe { libc::fcntl(template.channel, libc::F_SETFD, 0) }.into())?;

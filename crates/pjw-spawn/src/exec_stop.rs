@@ -4,12 +4,16 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 use crate::bare;
 
-/// Waits until the process `pid`, which the calling thread traces, has executed its program or has ended. Passes on the
-/// signals that stop the process before. Takes neither the stop after execve(2) nor the end of the process from the
-/// kernel. `own_pid` is the process id that the process has in its own PID namespace. The process may write `own_pid`
-/// until it requests the trace.
+/// Waits until the traced process `pid` has executed its program (execve(2)) or has ended. The calling thread must be
+/// its tracer.
 ///
-/// The process has the `errno` of the calling thread until then, so these are bare system calls.
+/// - If a signal stops the process before, delivers the signal and lets the process continue.
+/// - The stop after execve(2), or the end of the process, can still be waited for by waitid(2).
+/// - `own_pid` is the process id of the process in its own PID namespace. The process writes this number before it
+///   requests the trace.
+///
+/// Makes bare system calls, which do not change `errno`: the process shares the `errno` of the calling thread until
+/// its execve(2).
 pub(crate) fn continue_until_exec(pid: i64, own_pid: &AtomicI32) {
     while let Some(signal) = wait_for_stop(pid) {
         if signal == libc::SIGTRAP && is_exec_stop(pid, own_pid.load(Relaxed)) {

@@ -15,7 +15,8 @@ use crate::instance::Instance;
 use crate::proxy::{ForkError, SpareProcess, Template, TemplateError};
 use crate::signals::child_status_is_discarded;
 
-/// The pidfd of a spare, and its channel.
+/// The number of descriptors that the pool keeps open for each spare (a stopped process that replaces a failed
+/// worker): the pidfd of the spare, and the socket for messages to it.
 const DESCRIPTORS_OF_SPARE: usize = 2;
 
 /// A group of worker processes, and of spares that replace failed workers. A spare is a process of the same program
@@ -40,12 +41,13 @@ pub struct WorkerPool {
     epoll: Epoll,
 }
 
+/// One worker of the pool, and the process that does its work now.
 #[derive(Debug)]
 struct Worker {
     instance: Instance,
     /// `None` after it has ended and was not replaced.
     child: Option<Child>,
-    /// Whether it has failed and its replacement too, so that the replacement is to be tried again.
+    /// Whether the worker has failed and could not be replaced. The replacement is tried again later.
     is_missing: bool,
 }
 
@@ -270,7 +272,8 @@ impl WorkerPool {
         Ok(Some(EndedWorker { index, exit: exit?, replacement }))
     }
 
-    /// Waits for the end of a worker. Returns its index.
+    /// Waits until the process of a worker has ended, and returns the index of this worker. `None` if no process has
+    /// ended within `timeout`. Does not take the exit status of the process.
     fn next_ended(&self, timeout: EpollTimeout) -> Result<Option<usize>, Errno> {
         let mut events = [EpollEvent::empty()];
         loop {
@@ -283,8 +286,8 @@ impl WorkerPool {
         }
     }
 
-    /// Replaces each worker whose replacement has failed earlier, and makes the spares that are missing. Continues
-    /// after an error. Returns the first error.
+    /// Tries again to replace each failed worker that could not be replaced before. Then makes the missing spares
+    /// (stopped processes that replace failed workers). Continues after an error, and returns the first error.
     fn restore_missing(&mut self) -> Result<(), ForkError> {
         let mut first = Ok(());
         for index in 0..self.workers.len() {
@@ -297,8 +300,9 @@ impl WorkerPool {
         first.and(refilled)
     }
 
-    /// Starts a new process for the worker `index`: from a spare, which is a process that was forked in advance, or by
-    /// a fork if there is no spare. If this fails, the worker stays marked as missing.
+    /// Starts a new process for the worker with the index `index`. Uses a spare, which is a process that was forked
+    /// in advance and is stopped. Forks a process if there is no spare, or if the spare was killed. After an error,
+    /// the worker stays marked as missing, and has no process.
     fn replace_worker(&mut self, index: usize) -> Result<(), ForkError> {
         self.workers[index].is_missing = true;
         let child = match self.spares.pop_front() {

@@ -15,7 +15,7 @@ const FIRST_REAL_TIME_SIGNAL: i32 = 32;
 /// Blocks every signal for the calling thread, except those that the C library uses itself. Returns the signals that
 /// were blocked before.
 pub(crate) fn block_all_signals() -> KernelSignals {
-    change(libc::SIG_BLOCK, Some(!library_signals()))
+    change_blocked_signals(libc::SIG_BLOCK, Some(!library_signals()))
 }
 
 /// The real-time signals that the C library keeps for itself, nptl(7). setuid(3) and similar functions send one to each
@@ -26,16 +26,18 @@ fn library_signals() -> KernelSignals {
 
 /// Sets the blocked signals of the calling thread to exactly `signals`.
 pub(crate) fn set_blocked_signals(signals: KernelSignals) {
-    change(libc::SIG_SETMASK, Some(signals));
+    change_blocked_signals(libc::SIG_SETMASK, Some(signals));
 }
 
 /// Returns the signals that the calling thread has blocked.
 pub(crate) fn blocked_signals() -> KernelSignals {
-    change(libc::SIG_BLOCK, None)
+    change_blocked_signals(libc::SIG_BLOCK, None)
 }
 
-/// rt_sigprocmask(2) can fail only for an invalid pointer or size.
-fn change(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
+/// Changes the set of signals that the calling thread has blocked, by rt_sigprocmask(2). Returns the set before the
+/// change. `how` says what happens with `signals`, for example `SIG_BLOCK`. If `signals` is `None`, changes nothing.
+/// Can't fail: the system call fails only for an invalid pointer or size.
+fn change_blocked_signals(how: i32, signals: Option<KernelSignals>) -> KernelSignals {
     let new = signals.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let mut old: KernelSignals = 0;
     // SAFETY: `new` is null or points to a set of the given size, `old` to room for one. Both outlive the call.

@@ -35,8 +35,8 @@ pub(crate) struct Spawner<'a> {
     current: Option<Arc<Placement>>,
 }
 
-/// The mask and the memory policy that the thread inherited from the caller. They apply to each placement without its
-/// own.
+/// The affinity mask and the memory policy that the spawner thread inherited from the caller. An instance whose
+/// placement has no CPUs gets this mask. An instance whose placement has no NUMA node gets this policy.
 struct Inherited {
     mask: CpuSet,
     memory_policy: Option<MemoryPolicy>,
@@ -125,13 +125,14 @@ impl<'a> Spawner<'a> {
     /// of the instance, so that the process inherits them. Returns when the process has begun its program or has
     /// failed.
     pub(crate) fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
-        self.enter(&instance.placement)?;
+        self.apply_placement(&instance.placement)?;
         let start = start_parameters(self.program, &self.settings, &mut self.layout, instance);
         clone::clone_and_exec(&start, &mut self.stack)
     }
 
-    /// Gives the calling thread the mask and the memory policy of a placement.
-    fn enter(&mut self, placement: &Arc<Placement>) -> Result<(), SpawnError> {
+    /// Gives the calling thread the affinity mask and the memory policy for the placement `placement`. Does nothing
+    /// if this is the placement of the last instance. A failure has the step [`SpawnStep::Mask`].
+    fn apply_placement(&mut self, placement: &Arc<Placement>) -> Result<(), SpawnError> {
         if self.current.as_ref().is_some_and(|current| Arc::ptr_eq(current, placement)) {
             return Ok(());
         }
@@ -141,9 +142,11 @@ impl<'a> Spawner<'a> {
         Ok(())
     }
 
-    /// Sets the affinity mask and the memory policy of the calling thread to those of `placement`. For a placement
-    /// without CPUs or without a NUMA node, uses the mask or the policy that the thread has inherited. Does nothing if
-    /// the placement has neither, and the thread still has the inherited ones.
+    /// Sets the affinity mask and the memory policy of the calling thread to those of `placement`.
+    ///
+    /// - If the placement has no CPUs, sets the mask that the thread has inherited.
+    /// - If the placement has no preferred NUMA node, sets the memory policy that the thread has inherited.
+    /// - If the placement has neither, and the thread still has what it inherited, makes no system call.
     fn set_policies(&mut self, placement: &Placement) -> Result<(), Errno> {
         if placement.cpus.is_none() && placement.preferred_numa_node.is_none() && self.inherited.is_in_force {
             return Ok(());

@@ -2,8 +2,8 @@
 
 use nix::errno::Errno;
 
-/// Lets the kernel answer the system call `call` of the calling thread, and of the threads and processes that it
-/// starts, with `errno`: seccomp(2).
+/// Makes the system call with the number `call` fail with `errno`, by a filter of seccomp(2). The filter applies to
+/// the calling thread, and to the threads and processes that this thread starts. It can't be removed.
 pub(crate) fn refuse_call(call: libc::c_long, errno: Errno) {
     let statement =
         |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap(), jt, jf, k };

@@ -23,15 +23,20 @@ use crate::tasks::descriptors::close_descriptor_range;
 use crate::tasks::request::MAX_PENDING_REQUESTS;
 use crate::tasks::space::AddressSpace;
 
-/// The work of one spawner thread, which is a thread that starts processes: the instances to start, and the state that
-/// the thread shares with the batch.
+/// The work of one spawner thread, which is a thread that starts processes: the instances to start, and the state
+/// that the thread shares with the batch ([`crate::SpawnBatch`]).
 pub(crate) struct SpawnerWork {
     pub(crate) setup: Arc<Setup>,
+    /// All instances of the batch.
     pub(crate) instances: Arc<[Instance]>,
+    /// The indexes of the instances that this thread starts.
     pub(crate) indexes: Vec<usize>,
     pub(crate) is_cancelled: Arc<AtomicBool>,
+    /// Receives the reason why no template could be loaded.
     pub(crate) refusal: Arc<OnceLock<TemplateError>>,
+    /// Counts the instances that were forked from a template.
     pub(crate) forked: Arc<AtomicUsize>,
+    /// Receives the reason why an instance could not be forked from the template.
     pub(crate) mismatch: Arc<OnceLock<ForkError>>,
     /// The address space, if the instances are tasks.
     pub(crate) space: Option<AddressSpace>,
@@ -54,7 +59,7 @@ impl SpawnerWork {
             }
             Ok(mut spawner) => match self.load_template() {
                 Some(template) => self.fork_all(template, &mut spawner, socket, &mut packet),
-                None => self.start_all(&mut spawner, socket, &mut packet),
+                None => self.exec_all(&mut spawner, socket, &mut packet),
             },
             Err(errno) => {
                 let error = SpawnError { step: SpawnStep::Mask, errno };
@@ -74,10 +79,12 @@ impl SpawnerWork {
         host
     }
 
-    /// Loads the template from which the instances are forked. `None` if the context uses no templates, the batch has
-    /// fewer than two instances, or the program can have no template. In the last case, stores the reason for the
-    /// batch. If all instances have CPUs, first sets the affinity mask of the calling thread to these CPUs, and leaves
-    /// this mask set.
+    /// Loads the template, which is a process from which the instances of this thread are forked. If all of these
+    /// instances have CPUs, first sets the affinity mask of the calling thread to these CPUs, and leaves this mask
+    /// set.
+    ///
+    /// `None` if the context uses no templates, if the batch has fewer than two instances, or if the template can't
+    /// be loaded. In the last case, stores the reason in `refusal`.
     fn load_template(&self) -> Option<Template> {
         let first = self.instances.get(*self.indexes.first()?)?;
         if self.setup.templates.is_none() || self.instances.len() < 2 {
@@ -99,10 +106,12 @@ impl SpawnerWork {
         }
     }
 
-    /// Starts the instances as forks of `template`. An instance that this template can't make is started by `spawner`,
-    /// which executes the program. If the start of an instance itself fails, its result is this error. Adds the results
-    /// to `packet`, and sends the packet to `socket` whenever it is full. Starts no more instances after the batch was
-    /// cancelled.
+    /// Starts the instances as forks of `template`, and sends the results to `socket`.
+    ///
+    /// - If an instance can't be forked from this template, `spawner` starts the instance by exec.
+    /// - If the start of an instance itself fails, this error is its result.
+    /// - After the batch was cancelled, starts no more instances.
+    /// - Sends `packet` whenever it is full. The last results stay in `packet`, and the caller must send them.
     fn fork_all(
         &self,
         mut template: Template,
@@ -133,9 +142,13 @@ impl SpawnerWork {
         });
     }
 
-    /// Starts the instances as tasks in the address space `space`. Adds the results to `packet`, and sends the packet
-    /// to `socket` whenever it is full. Starts no more instances after the batch was cancelled. If the tasks must end
-    /// together with the calling thread, returns the process id of their host, which the caller must then end.
+    /// Starts the instances as tasks (processes that share one address space) in `space`, and sends the results to
+    /// `socket`.
+    ///
+    /// - After the batch was cancelled, starts no more instances.
+    /// - Sends `packet` whenever it is full. The last results stay in `packet`, and the caller must send them.
+    /// - Returns the process id of the host (the process that owns the address space) if the tasks must end together
+    ///   with the calling thread. The caller must then end the host. Otherwise returns `None`.
     fn start_tasks(&self, mut space: AddressSpace, socket: RawFd, packet: &mut ResultPacket) -> Option<Pid> {
         let setup = Arc::clone(&self.setup);
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
@@ -171,7 +184,11 @@ impl SpawnerWork {
         space.leave_host()
     }
 
-    fn start_all(&self, spawner: &mut Spawner<'_>, socket: RawFd, packet: &mut ResultPacket) {
+    /// Starts the instances one after the other by exec, and sends the results to `socket`.
+    ///
+    /// - After the batch was cancelled, starts no more instances.
+    /// - Sends `packet` whenever it is full. The last results stay in `packet`, and the caller must send them.
+    fn exec_all(&self, spawner: &mut Spawner<'_>, socket: RawFd, packet: &mut ResultPacket) {
         for &index in &self.indexes {
             if self.is_cancelled.load(Ordering::Relaxed) {
                 break;

@@ -26,12 +26,12 @@ use thiserror::Error;
 
 use crate::tasks::descriptors::{close_descriptor_range, unshare_descriptor_table};
 
-/// Where the tmpfs is attached while its files are mounted: no program lies below. Only the calling thread sees it
-/// there.
+/// The directory at which the tmpfs with the copies is attached, while each copy is mounted over its original. No
+/// file of a program lies below this directory. Only the calling thread sees the tmpfs there.
 const ATTACHED_AT: &str = "/proc";
-/// What a tmpfs needs beside the pages of its files, for each file.
+/// The memory in bytes that a tmpfs needs for each file, beside the pages of the file.
 const BYTES_PER_FILE: u64 = 4096;
-/// The copies take at most this part of the free memory of a node: a quarter.
+/// The copies on a NUMA node take at most the free memory of the node divided by this number.
 const PARTS_OF_FREE: u64 = 4;
 /// The first descriptor after those of the standard streams.
 const FIRST_AFTER_STREAMS: RawFd = 3;
@@ -177,11 +177,14 @@ impl Replicas {
         unmount(attached, UnmountFlags::DETACH).map_err(failed(attached, "umount"))
     }
 
-    /// Copies the files into the directory `to`. A thread with its own table of descriptors writes the copies.
-    /// Otherwise each process that another thread forks meanwhile would have a copy open for writing too, and the
-    /// kernel executes no file that is open for writing (`ETXTBSY`, execve(2)). The new table begins with copies of all
-    /// descriptors of the process. The thread closes these copies: a pipe or socket that the process closes meanwhile
-    /// would stay open.
+    /// Copies the files into the directory `to`. A new thread with a table of descriptors of its own writes the
+    /// copies.
+    ///
+    /// The table must be the thread's own because of execve(2), which fails with `ETXTBSY` for a file that is open
+    /// for writing. In a common table, a process that another thread forks meanwhile would inherit the open copy.
+    ///
+    /// At its start, the table of the new thread has all descriptors of this process. The thread closes them,
+    /// except `to` and the standard streams. Otherwise a pipe that this process closes meanwhile would stay open.
     fn copy_files(&self, to: BorrowedFd<'_>) -> Result<(), ReplicaError> {
         let root = Path::new("/");
         let copy_all = || -> Result<(), ReplicaError> {
@@ -233,7 +236,8 @@ fn megabytes(bytes: u64) -> u64 {
     bytes.div_ceil(1_000_000)
 }
 
-/// Copies a file into a directory, under a number as its name.
+/// Copies the file at `path` into the directory `to`. The name of the copy is `number`. The copy has the permission
+/// bits of the file, but nobody may write to it.
 fn copy(path: &Path, to: BorrowedFd<'_>, number: usize) -> Result<(), ReplicaError> {
     let of_io = |step| move |error: io::Error| failed(path, step)(error);
     let mut from = File::open(path).map_err(of_io("open"))?;
@@ -254,7 +258,8 @@ fn failed<E: Into<io::Error>>(path: &Path, step: &'static str) -> impl Fn(E) -> 
     }
 }
 
-/// Returns the paths of the files in the text of `/proc/PID/maps`: lines with an inode, whose file was not removed.
+/// Returns the paths of the files that a process has mapped. `maps` is the text of `/proc/PID/maps`. Leaves out
+/// memory without a file, and files that were removed.
 fn mapped_files(maps: &str) -> BTreeSet<&str> {
     let path = |line: &'_ str| {
         let mut rest = line;
