@@ -20,8 +20,9 @@ pub(crate) struct ResultQueue {
     out_of_order: BTreeMap<u64, Outcome>,
     /// The number of the next result, if they come in order.
     next_in_order: u64,
-    /// Results for the writer, and the bytes of the first one that are in the ring.
+    /// Results that are not yet, or not completely, in the ring buffer to the writer.
     outgoing: VecDeque<ItemResult>,
+    /// The bytes of the first result in `outgoing` that were already written into the ring buffer.
     sent_bytes: usize,
     /// Results that are in the ring or with the writer. They are kept until it has written them.
     unwritten: VecDeque<ItemResult>,
@@ -88,6 +89,7 @@ impl ResultQueue {
         true
     }
 
+    /// Passes a result on: to the writer process if the farm has one, or else to the program.
     fn emit(&mut self, shared: &SharedMemory, result: ItemResult) {
         if self.has_writer {
             self.outgoing.push_back(result);
@@ -144,6 +146,7 @@ impl ResultQueue {
         }
     }
 
+    /// Makes a result ready for the program, and records its item as delivered.
     fn deliver(&mut self, shared: &SharedMemory, result: ItemResult) {
         self.progress.delivered += 1;
         self.progress.failed += u64::from(!matches!(result.outcome, Outcome::Done(_)));
@@ -152,10 +155,12 @@ impl ResultQueue {
         self.advance_window(shared);
     }
 
-    /// Advances the window of the queue past all delivered items at its beginning. The state word of each of these
-    /// items becomes the state word of a later item, if the farm has such an item. The bytes of the delivered items
-    /// become free for further items. If a later item got a state word, wakes the reader, or the workers if the farm
-    /// has no reader.
+    /// Moves the window past the delivered items at its beginning. The window is the range of items whose state is in
+    /// the shared memory. There, each item has a state word with its number and its status.
+    ///
+    /// - The bytes of the items that leave the window become free for further items.
+    /// - The state word of each such item goes to the item that enters the window, if the farm has one.
+    /// - If an item has entered the window, wakes the reader. A farm without a reader wakes the workers.
     fn advance_window(&self, shared: &SharedMemory) {
         let (window, control) = (ItemQueue(shared), shared.control());
         let total = control.total.load(Ordering::SeqCst);

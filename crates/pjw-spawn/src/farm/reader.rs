@@ -44,7 +44,8 @@ impl Reader<'_> {
         0
     }
 
-    /// The number of the first item that no reader has published.
+    /// Returns the number of the first item that no reader has put into the shared memory. A killed reader may have
+    /// put in one item more than it has counted.
     fn first_unpublished(&self) -> u64 {
         let window = ItemQueue(self.shared);
         let mut number = self.shared.control().filled.load(Ordering::SeqCst);
@@ -62,6 +63,8 @@ impl Reader<'_> {
         &item_locations[usize::try_from(number).unwrap_or(usize::MAX) & (item_locations.len() - 1)]
     }
 
+    /// Waits until there is room for the item `number`. Then puts its bytes into the shared memory, and makes the
+    /// item ready for the workers.
     fn publish(&self, number: u64, bytes: &[u8]) {
         let start = self.shared.control().room.wait_until(|| self.input_position(number, bytes.len()));
         // SAFETY: no item that is still needed lies there, and no other process writes items.
@@ -72,9 +75,11 @@ impl Reader<'_> {
         ItemQueue(self.shared).store_item_state(ItemState::new(number, ItemStatus::Ready));
     }
 
-    /// Returns the position in the ring buffer for items at which the `length` bytes of the item `number` can be
-    /// written in one piece. `None` if there is not enough free space yet, or if the state word of the item still
-    /// belongs to an earlier item.
+    /// Returns the position in the ring buffer for items at which the item `number` can be written. Its `length`
+    /// bytes must lie there in one piece. `None` in two cases:
+    ///
+    /// - There is not enough free space yet.
+    /// - The state of an earlier item is still at the place for the state of this item in the shared memory.
     fn input_position(&self, number: u64, length: usize) -> Option<u64> {
         if ItemQueue(self.shared).item_state(number) != ItemState::new(number, ItemStatus::Free) {
             return None;

@@ -10,7 +10,9 @@ use super::memory::{RingControl, RingMemory};
 use super::result::Outcome;
 use crate::child::ExitStatus;
 
+/// The size in bytes of the header before each piece of a result: a [`ResultHeader`], and the length of the piece.
 const HEAD_BYTES: usize = 32;
+/// Values of [`ResultHeader::kind`].
 const DONE: u32 = 0;
 const FAILED: u32 = 1;
 const KILLED_BY_SIGNAL: u32 = 2;
@@ -51,6 +53,7 @@ impl ResultHeader {
         Self { position, kind: FAILED, code, attempts: 0 }
     }
 
+    /// Returns the outcome of the item, with the bytes `bytes` of the result. `None` if the header is invalid.
     fn outcome(self, bytes: Vec<u8>) -> Option<Outcome> {
         let (code, attempts) = (self.code, self.attempts);
         Some(match self.kind {
@@ -62,6 +65,8 @@ impl ResultHeader {
         })
     }
 
+    /// Returns the header of a piece with `length` bytes, as it is in the ring buffer. `is_last` says whether this is
+    /// the last piece of the result.
     fn to_bytes(self, length: usize, is_last: bool) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         bytes[..8].copy_from_slice(&self.position.to_ne_bytes());
@@ -108,8 +113,10 @@ pub(crate) struct ResultRing<'a> {
 
 impl ResultRing<'_> {
     /// Writes one piece of a result into the ring buffer: the header `label`, and as many of `bytes` as fit now.
-    /// Returns how many of `bytes` were written, and whether this was the last piece. Writes nothing and returns `None`
-    /// if the free space is too small: it must hold all of `bytes`, or at least a quarter of the ring buffer.
+    /// Returns how many of `bytes` were written, and whether this was the last piece.
+    ///
+    /// Returns `None`, and writes nothing, if there is too little free space: neither for all of `bytes` nor for a
+    /// quarter of the ring buffer.
     pub(crate) fn write_piece(&self, label: ResultHeader, bytes: &[u8]) -> Option<(usize, bool)> {
         let capacity = self.bytes.len();
         let head = self.control.head.load(Ordering::SeqCst);

@@ -5,9 +5,11 @@ use super::error::FarmError;
 use super::window::{MAX_ITEMS, MAX_WORKERS};
 
 const MIB: u64 = 1 << 20;
-/// The window of a farm whose results have no order, and are not read from a file: so large that one long item does not
-/// keep the others waiting.
+/// The usual window (the number of items that can be in work at the same time) of a farm whose number of items is
+/// known, and whose results have no order. The window is so large that one long item does not keep the others
+/// waiting.
 const UNORDERED_WINDOW: u64 = 1 << 20;
+/// The usual window of any other farm, and the limit of the option `chunk`.
 const WINDOW: u64 = 4096;
 
 /// The options of a farm, such as the number of workers and the sizes of the buffers.

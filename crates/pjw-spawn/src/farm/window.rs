@@ -18,7 +18,9 @@ pub(crate) const MAX_ITEMS: u64 = 1 << 43;
 /// ([`ItemState`]).
 pub(crate) const MAX_WORKERS: u32 = 1 << 14;
 
+/// The first bit of the item number in a state word ([`ItemState`]).
 const POSITION_SHIFT: u32 = 20;
+/// The first bit of the worker index in a state word. The status is in the bits below.
 const OWNER_SHIFT: u32 = 4;
 
 /// The status of an item in the queue of a farm, from not yet read to delivered to the program.
@@ -137,13 +139,14 @@ impl<'a> ItemQueue<'a> {
         }
     }
 
-    /// Returns the numbers of the items that the worker with the index `owner` has taken, and whose results the master
-    /// has not received. The numbers are in ascending order.
+    /// Returns the numbers of the items that the worker with the index `owner` has taken, and whose results the
+    /// master has not received. The numbers are in ascending order. The process of this worker must have ended, or be
+    /// the caller.
     ///
-    /// The field `next` of the shared memory says where the search for an item begins. A worker may have been killed
-    /// after it took an item and before it advanced `next`. So this function also looks at items after `next`, one for
-    /// each worker, and then advances `next` past the items found. Otherwise the number of items to look at would grow
-    /// with each worker that dies.
+    /// Also moves the place where workers begin to search for an item (`next` in the shared memory) past the items
+    /// found. A worker that was killed may have taken one item and not moved `next`. So the search here ends behind
+    /// `next`, by one item for each worker. If `next` were not moved, the number of such items would grow with each
+    /// worker that dies.
     pub(crate) fn claimed_items(self, owner: u32) -> Vec<u64> {
         let control = self.0.control();
         let lowest = control.lowest.load(Ordering::SeqCst);

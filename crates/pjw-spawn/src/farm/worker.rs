@@ -46,8 +46,9 @@ impl<'f> Worker<'f, '_> {
         0
     }
 
-    /// Takes one or more items from the queue, and appends their numbers to `taken`. Waits until there is a first item,
-    /// and not for the others. Returns `false` if there are no more items.
+    /// Takes items from the queue, and appends their numbers to `taken`. Waits for the first item. Then takes further
+    /// items without waiting, up to the number that [`Worker::chunk_limit`] returns. Returns `false` if there are no
+    /// more items.
     fn take_items(&self, window: ItemQueue<'_>, taken: &mut Vec<u64>) -> bool {
         let found = || match window.take_next_item(self.index) {
             TakenItem::NothingYet => None,
@@ -62,7 +63,8 @@ impl<'f> Worker<'f, '_> {
         true
     }
 
-    /// How many items a worker takes at once: the chunk, and near the end less, so that all workers end together.
+    /// Returns how many items a worker takes at once if the first one has the number `first`. This is the option
+    /// `chunk`, and fewer near the last item, so that all workers end at about the same time.
     fn chunk_limit(&self, first: u64) -> u64 {
         match self.shared.control().total.load(Ordering::SeqCst) {
             UNKNOWN_TOTAL => self.chunk,
@@ -72,10 +74,12 @@ impl<'f> Worker<'f, '_> {
         }
     }
 
-    /// Computes the item with the number `position` by the function of the program, and writes the result into the ring
-    /// buffer of this worker. Waits while the ring buffer is full. Wakes the master (the process that started the farm)
-    /// after each piece of the result. `result` is memory that all items use, one after the other. Until the whole
-    /// result is written, the shared memory shows that this worker computes the item.
+    /// Computes the item with the number `position`, and writes the result into the ring buffer of this worker. Waits
+    /// while the ring buffer is full. Wakes the master (the process that started the farm) after each piece of the
+    /// result.
+    ///
+    /// `result` is a buffer that is used for all items, one after the other. Until the whole result is written, the
+    /// shared memory shows that this worker computes the item.
     fn compute_item(&mut self, position: u64, result: &mut Vec<u8>) {
         let own = &self.shared.worker_controls()[self.index as usize];
         own.running.store(position + 1, Ordering::SeqCst);

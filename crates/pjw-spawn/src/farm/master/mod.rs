@@ -28,7 +28,7 @@ use crate::child::Child;
 
 /// How long the master waits between two attempts to fork a process.
 const FORK_PAUSE: Duration = Duration::from_millis(50);
-/// How long a process that died may stay unseen while results come.
+/// The longest time between two looks for processes that have died, while results come without a pause.
 const LONGEST_UNSEEN: Duration = Duration::from_millis(10);
 /// The most results that are taken from one worker before the others have their turn.
 const RESULTS_IN_TURN: usize = 256;
@@ -205,10 +205,13 @@ impl<'a> RunningFarm<'a> {
         Some(self.writer.child.as_ref()?.pid)
     }
 
-    /// Returns the next result of the farm, or [`NextResult::TimedOut`] if there is none until `deadline`. Waits
-    /// without a limit if `deadline` is `None`. During the wait, passes results on to the writer and replaces processes
-    /// that have died. After the last result, makes the processes of the farm end, and returns [`NextResult::End`] when
-    /// all have ended. If one of them failed at its end, returns this error once before.
+    /// Returns the next result of the farm. Waits for a result until `deadline`, or without a limit if `deadline` is
+    /// `None`. During the wait, passes results on to the writer and replaces processes that have died.
+    ///
+    /// - Returns [`NextResult::TimedOut`] if there is no result until `deadline`.
+    /// - After the last result, lets the processes of the farm end. When all have ended, returns [`NextResult::End`].
+    /// - If a process ended with an error after the last result, one call returns this error before
+    ///   [`NextResult::End`].
     fn next_until(&mut self, deadline: Option<Instant>) -> Result<NextResult, FarmError> {
         let mut has_looked = false;
         loop {
@@ -228,7 +231,7 @@ impl<'a> RunningFarm<'a> {
             }
             // A writer that died has to be replaced first: the new one calls the function for the end.
             if Some(self.delivery.progress.delivered) == self.progress().total && !self.writer.is_missing() {
-                self.begin_end();
+                self.let_processes_end();
                 if self.children().next().is_none() {
                     self.has_ended = true;
                     self.failure = self.end_failure.take();
@@ -321,8 +324,9 @@ impl<'a> RunningFarm<'a> {
         Ok(news)
     }
 
-    /// Waits until a process of the farm wakes the master, a process of the farm ends, or a signal is handled, but not
-    /// longer than `timeout`, rounded up to milliseconds. Handles the end of each process that has ended.
+    /// Waits for an event, but not longer than `timeout`, rounded up to milliseconds. An event is one of these: a
+    /// process of the farm wakes the master, a process of the farm ends, or a signal is handled. Handles the end of
+    /// each process that has ended.
     fn wait_for_event(&mut self, timeout: Duration) -> Result<(), FarmError> {
         // Rounded up: a shorter sleep would be repeated.
         let milliseconds = u16::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
@@ -346,9 +350,10 @@ impl<'a> RunningFarm<'a> {
         Ok(())
     }
 
-    /// Makes the processes of the farm end. Must be called after all results were delivered. Does nothing after the
+    /// Lets the processes of the farm end, after all results were delivered. Tells the writer that there are no more
+    /// results, and wakes the workers that wait for an item. Does not wait for the processes. Does nothing after the
     /// first call.
-    fn begin_end(&mut self) {
+    fn let_processes_end(&mut self) {
         if self.is_ending {
             return;
         }

@@ -20,7 +20,8 @@ use crate::farm::worker::Worker;
 use crate::farm::writer;
 use crate::own_policy::set_own_mask;
 
-/// A worker that dies so often one after the other without an item has a fault that has nothing to do with items.
+/// If so many processes of a worker die one after the other without computing an item, the farm ends with an error.
+/// The cause has nothing to do with items then.
 const MOST_IDLE_DEATHS: u32 = 10;
 /// For how long the master tries again to fork a process.
 const FORK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -82,8 +83,8 @@ impl RunningFarm<'_> {
         Ok(())
     }
 
-    /// Stores an error for a process that has ended with `end` after its work, unless this is the exit status 0. Only
-    /// the first of these errors is kept. The farm returns it after all results.
+    /// Stores the error of a process that had no work left and has ended with `end`. An exit status of 0 is no error.
+    /// Only the first error is kept, and the farm returns it after all results.
     fn store_end_failure(&mut self, role: ProcessRole, end: ExitStatus) {
         if end == ExitStatus::Code(0) {
             return;
@@ -142,8 +143,11 @@ impl RunningFarm<'_> {
         Ok(!unfinished.is_empty() || !ItemQueue(&self.shared).is_exhausted())
     }
 
-    /// Handles the end of the reader. Returns whether a new reader is needed. This is not so if all items have been
-    /// read.
+    /// Handles the end of the reader. Returns whether a new reader is needed: `false` if all items have been read.
+    ///
+    /// # Errors
+    /// - The reason that the reader has stored: [`FarmError::IoProcessFailed`] or [`FarmError::ItemTooLarge`].
+    /// - [`FarmError::IoProcessDies`] if too many readers have died at the same item.
     fn handle_reader_end(&mut self, end: ExitStatus) -> Result<bool, FarmError> {
         self.check_io_failure(IoProcess::Reader)?;
         let control = self.shared.control();
@@ -155,8 +159,12 @@ impl RunningFarm<'_> {
         self.count_death(ProcessRole::Reader, number, number, end)
     }
 
-    /// Handles the end of the writer: results that it has not written are sent again later. Returns whether a new
-    /// writer is needed.
+    /// Handles the end of the writer: results that it has not written are sent again later. Returns `true`, because a
+    /// new writer is needed.
+    ///
+    /// # Errors
+    /// - The reason that the writer has stored: [`FarmError::IoProcessFailed`] or [`FarmError::ResultOverwritten`].
+    /// - [`FarmError::IoProcessDies`] if too many writers have died at the same result.
     fn handle_writer_end(&mut self, end: ExitStatus) -> Result<bool, FarmError> {
         self.delivery.requeue_unwritten(&self.shared);
         self.check_io_failure(IoProcess::Writer)?;
@@ -165,8 +173,8 @@ impl RunningFarm<'_> {
         self.count_death(ProcessRole::Writer, written, number, end)
     }
 
-    /// Fails if the reader or the writer, which has ended, has stored a reason for its end in the shared memory. The
-    /// error contains this reason. For the writer, `ResultQueue::requeue_unwritten` must be called before, because the
+    /// Returns an error if the reader or the writer has stored the reason for its end in the shared memory. The
+    /// process must have ended. For the writer, `ResultQueue::requeue_unwritten` must be called before, because the
     /// error may contain the number of the first item whose result was not written.
     fn check_io_failure(&self, process: IoProcess) -> Result<(), FarmError> {
         let control = self.shared.control();
@@ -188,9 +196,9 @@ impl RunningFarm<'_> {
         })
     }
 
-    /// Counts a death of the reader or the writer, as `role` says. `done` is the number of items that this process and
-    /// those before it have read or written. The count begins again if this number has changed since the last death.
-    /// Returns `true`: a new process is needed.
+    /// Counts a death of the reader or the writer, as `role` says. `done` is the number of items that the processes
+    /// with this role have read or written. If this number has changed since the last death, the count begins again
+    /// at 1. Returns `true`, because a new process is needed. `end` says how the process ended.
     ///
     /// # Errors
     /// [`FarmError::IoProcessDies`] with the item `number` if the count has reached the permitted number of attempts.
@@ -233,20 +241,22 @@ impl RunningFarm<'_> {
     /// fork(2), and returns this error.
     pub(super) fn fork_missing_processes(&mut self) -> Result<(), Errno> {
         if self.reader.is_missing() {
-            self.fork(ProcessRole::Reader)?;
+            self.fork_process(ProcessRole::Reader)?;
         }
         if self.writer.is_missing() {
-            self.fork(ProcessRole::Writer)?;
+            self.fork_process(ProcessRole::Writer)?;
         }
         for index in 0..self.workers.len() {
             if self.workers[index].is_missing() {
-                self.fork(ProcessRole::Worker(index))?;
+                self.fork_process(ProcessRole::Worker(index))?;
             }
         }
         Ok(())
     }
 
-    fn fork(&mut self, role: ProcessRole) -> Result<(), Errno> {
+    /// Forks a process with the role `role`. The new process does the work of this role and exits, so it does not
+    /// return. The master keeps the new process, and gets an event when it ends.
+    fn fork_process(&mut self, role: ProcessRole) -> Result<(), Errno> {
         match fork(&mut self.functions.fork)? {
             ForkResult::Master(child) => {
                 let event = EpollEvent::new(EpollFlags::EPOLLIN, self.event_number(role));
