@@ -30,7 +30,7 @@ impl Environment {
     /// The process must have only one thread.
     pub(super) unsafe fn size() -> u64 {
         // SAFETY: guaranteed by the caller.
-        ((unsafe { count() } + ROOM + 1) * size_of::<*const c_char>()) as u64
+        ((unsafe { count_variables() } + ROOM + 1) * size_of::<*const c_char>()) as u64
     }
 
     /// Copies the list of environment variables to the memory at `address`, and sets `environ` to the copy.
@@ -43,7 +43,7 @@ impl Environment {
             ptr::with_exposed_provenance_mut::<*const c_char>(usize::try_from(address).unwrap_or_default());
         // SAFETY: guaranteed by the caller. The memory behind the variables is zero, so that the list ends there.
         unsafe {
-            let count = count();
+            let count = count_variables();
             if count > 0 {
                 ptr::copy_nonoverlapping(environ, list, count);
             }
@@ -79,9 +79,11 @@ impl Environment {
     }
 }
 
+/// Returns the number of environment variables of this process.
+///
 /// # Safety
-/// The process has one thread.
-unsafe fn count() -> usize {
+/// The process must have only one thread.
+unsafe fn count_variables() -> usize {
     let mut count = 0;
     // SAFETY: the environment is null, or a list that ends with a null pointer.
     unsafe {

@@ -32,9 +32,9 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
     if threads != 1 {
         return Err(ForkHereError::MultipleThreads(threads));
     }
-    let code = map(CODE_SIZE)?;
-    let block = TemplateBlock(map(BLOCK_SIZE)?);
-    let pointers = map(POINTERS_SIZE as u64)?;
+    let code = map_memory(CODE_SIZE)?;
+    let block = TemplateBlock(map_memory(BLOCK_SIZE)?);
+    let pointers = map_memory(POINTERS_SIZE as u64)?;
     let slots = StubData {
         channel: channel.cast_unsigned().into(),
         header: block.header_address(),
@@ -46,8 +46,8 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
     write(block.header_address(), &block.initial_bytes());
     keep_reply(block)?;
     // SAFETY: the process has one thread.
-    let environment = map(unsafe { Environment::size() })?;
-    let place = place(block, pointers);
+    let environment = map_memory(unsafe { Environment::size() })?;
+    let place = template_addresses(block, pointers);
     let length = size_of::<TemplateAddresses>();
     // SAFETY: the kernel reads the place, which has that length. The page of code is prepared above, and the launcher
     // writes the pointers before an instance begins. The process has one thread.
@@ -66,8 +66,8 @@ pub fn fork_here() -> Result<Option<InstanceParameters>, ForkHereError> {
     }
 }
 
-/// Maps memory that can be read and written.
-fn map(size: u64) -> Result<u64, ForkHereError> {
+/// Maps `size` bytes of memory that can be read and written. Returns the address.
+fn map_memory(size: u64) -> Result<u64, ForkHereError> {
     let size = usize::try_from(size).unwrap_or(0);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: the kernel chooses an address where nothing is mapped.
@@ -87,14 +87,16 @@ fn keep_reply(block: TemplateBlock) -> Result<(), ForkHereError> {
     Errno::result(kept).map(drop).map_err(failed)
 }
 
-/// Writes into memory of [`map`].
+/// Writes `bytes` to the address `at` in memory from [`map_memory`].
 fn write(at: u64, bytes: &[u8]) {
     let at = ptr::with_exposed_provenance_mut::<u8>(usize::try_from(at).unwrap_or(0));
     // SAFETY: the callers have mapped more bytes there, and nothing else refers to them.
     unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at, bytes.len()) };
 }
 
-fn place(block: TemplateBlock, pointers: u64) -> TemplateAddresses {
+/// Returns the addresses in the memory of this process that its launcher (the process that started it) needs.
+/// `pointers` is the address of the memory for pointers to arguments and variables.
+fn template_addresses(block: TemplateBlock, pointers: u64) -> TemplateAddresses {
     let mut place = TemplateAddresses { block: block.0, pointers, ..TemplateAddresses::default() };
     let (head, length) = (&raw mut place.robust_list, &raw mut place.robust_list_length);
     // SAFETY: each call writes one number of 64 bits into a field. sbrk(0) changes nothing.
@@ -106,9 +108,11 @@ fn place(block: TemplateBlock, pointers: u64) -> TemplateAddresses {
     place
 }
 
-/// Makes the calling process a template, which waits for messages: runs the code of [`stub`] in the page at the address
-/// `code`. Never returns in the template, and returns in each instance that is forked from it. First stores in this
-/// page the registers with which an instance continues, and makes the page executable and no longer writable.
+/// Makes the calling process a template, which waits for messages and forks instances. Returns in each instance, and
+/// never in the template. Runs the code of [`stub`] in the page at the address `code`.
+///
+/// First stores the registers with which an instance continues in this page. Then makes the page executable and no
+/// longer writable.
 ///
 /// # Safety
 /// The page must contain the `StubData` and the code behind it, and must be writable.

@@ -58,7 +58,7 @@ pub struct Template {
     layout: ExecArrays,
     setup: Arc<Setup>,
     pub(super) start: CommonSetup,
-    /// `None` if the program has begun.
+    /// The fixed properties of the template. `None` if the template has stopped in `fork_here`.
     shape: Option<TemplateProperties>,
     /// The strings of the last instance, which are still in the memory of the template.
     pub(super) image: PlacedStrings,
@@ -120,8 +120,8 @@ impl Template {
         Ok(())
     }
 
-    /// Starts a template that stops before `main`. Replaces its last variable that is not for the dynamic linker by
-    /// [`BIND_NOW`]: this changes neither the number of its variables nor the variables of the instances.
+    /// Starts a template that stops before `main`. In the template, [`BIND_NOW`] replaces the last variable that the
+    /// dynamic linker does not read. So the number of variables is right, and the instances keep their own variables.
     fn load_linked(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
         let (arguments, mut variables) = texts(&mut layout, first);
@@ -158,8 +158,8 @@ impl Template {
         Ok(Self::from_loaded(setup, layout, loaded, None, first))
     }
 
-    /// Makes the value for the process in `loaded`. `shape` is `None` if this process has stopped in a call of
-    /// `fork_here`. `layout` must have been made for the environment in `setup`.
+    /// Makes the template with the process in `loaded`. `layout` must have been made for the environment in `setup`.
+    /// `shape` has the fixed properties of the template, and is `None` if the process has stopped in `fork_here`.
     fn from_loaded(
         setup: Arc<Setup>,
         layout: ExecArrays,
@@ -260,7 +260,7 @@ impl Template {
         added.into_iter().for_each(|earlier| on_result(earlier, self.next_child()));
     }
 
-    /// Adds the fork of `instance` to the prepared message. Sends this message first if the fork does not fit into it.
+    /// Adds the fork of `instance` to the message that was not sent yet. Sends this message first if it has no room.
     fn add_to_message(&mut self, instance: &Instance) -> Result<(), ForkError> {
         let mut own = self.instance_setup(instance)?;
         let strings = self.instance_strings(instance);
@@ -269,7 +269,7 @@ impl Template {
             self.send()?;
         }
         if strings.size() > self.strings.1 {
-            self.make_room(2 * strings.size())?;
+            self.map_string_memory(2 * strings.size())?;
         }
         let image = strings.place_at(self.strings.0);
         own.random = self.new_random_bytes();
@@ -442,8 +442,8 @@ impl Template {
         Ok(())
     }
 
-    /// Maps memory for strings. The old memory stays: it is less than half of the new.
-    fn make_room(&mut self, size: u64) -> Result<(), ForkError> {
+    /// Makes the template map `size` bytes for strings. The old memory stays: it is less than half as large.
+    fn map_string_memory(&mut self, size: u64) -> Result<(), ForkError> {
         self.wait_until_idle()?;
         let size = size.next_multiple_of(4096);
         let bytes =
@@ -476,14 +476,14 @@ fn texts<'a>(layout: &'a mut ExecArrays, instance: &'a Instance) -> (Vec<&'a CSt
     let (arguments, variables) = layout.fill(instance);
     // SAFETY: both arrays end with a null pointer. They and their texts live as long as the layout and the instance are
     // borrowed; the texts of the context live as long as the layout, by the condition of `ExecArrays::new`.
-    unsafe { (array(arguments), array(variables)) }
+    unsafe { (c_strings(arguments), c_strings(variables)) }
 }
 
-/// Returns the texts of an array.
+/// Returns the C strings of `array`, a list of pointers.
 ///
 /// # Safety
-/// The array ends with a null pointer, and each text with a NUL byte. All live for `'a`.
-unsafe fn array<'a>(mut array: *const *const c_char) -> Vec<&'a CStr> {
+/// `array` must end with a null pointer, and each string with a NUL byte. All must live for `'a`.
+unsafe fn c_strings<'a>(mut array: *const *const c_char) -> Vec<&'a CStr> {
     let mut texts = Vec::new();
     // SAFETY: guaranteed by the caller.
     unsafe {

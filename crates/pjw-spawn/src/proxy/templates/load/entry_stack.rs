@@ -58,7 +58,8 @@ impl EntryStack {
     }
 }
 
-/// The words of a stack, upwards. It is read in blocks that end where a page ends, because no mapping ends elsewhere.
+/// Reads the words of a stack one after the other, upwards from the address `at`. Reads the memory in blocks that end
+/// where a page ends, because no mapping ends elsewhere.
 struct Words<'a> {
     tracee: &'a Tracee,
     at: u64,

@@ -11,17 +11,21 @@ use super::arch;
 use super::entry_stack::EntryStack;
 use super::tracee::{StopReason, TraceError, Tracee};
 
-/// `r_state` of `_r_debug`: all libraries are there. It is also the state before the first one.
+/// The value of `r_state` in `_r_debug` if the dynamic linker is not loading a library: before the first library, and
+/// after the last one.
 const RT_CONSISTENT: u64 = 0;
-/// The offsets of `r_brk` and `r_state` in `struct r_debug` of 64 bits: `<link.h>`.
+/// The offset of `r_brk` in `struct r_debug` of 64 bits (`<link.h>`). `r_brk` is the address of the function that the
+/// dynamic linker calls when it changes `r_state`.
 const R_BRK: u64 = 16;
+/// The offset of `r_state` in `struct r_debug` of 64 bits (`<link.h>`).
 const R_STATE: u64 = 24;
-/// Section 2 of the ELF specification, and its supplement for 64 bits.
+/// Numbers of the ELF specification (section 2, and its supplement for 64 bits): the type of the dynamic section, two
+/// tags in this section, and the size in bytes of an entry of the symbol table.
 const PT_DYNAMIC: u32 = 2;
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const SYMBOL_SIZE: u64 = 24;
-/// More symbols than a dynamic linker has.
+/// The most symbols that are read from the dynamic linker, which has fewer.
 const MAX_SYMBOLS: u64 = 1 << 14;
 
 /// A breakpoint, and the bytes that it replaced.

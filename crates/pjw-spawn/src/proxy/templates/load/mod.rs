@@ -175,9 +175,13 @@ pub(super) fn load_until_fork_here(
     })
 }
 
-/// Waits until the program in the process `child` calls [`super::fork_here`], and returns the addresses that it then
-/// sends over `channel`. Fails if the process ends before. Also fails with `ECANCELED` when `is_cancelled` becomes
-/// true, because the program decides how long the wait takes.
+/// Waits until the program in the process `child` calls [`super::fork_here`]. Returns the addresses that the program
+/// then sends over `channel`.
+///
+/// # Errors
+/// - [`TemplateError::Exited`] or [`TemplateError::Killed`] if the process ends before.
+/// - [`TemplateError::Failed`] with `ECANCELED` when `is_cancelled` becomes true. The program decides how long the
+///   wait takes, so the caller must be able to end the wait.
 fn wait_until_fork_here(
     child: &Child,
     channel: &Channel,
@@ -260,7 +264,7 @@ fn interpreter(tracee: &Tracee, stack: &EntryStack, added: usize) -> Result<Vec<
 
 /// Returns the address that the program has given to set_tid_address(2).
 fn thread_id(tracee: &mut Tracee, stack: &EntryStack) -> Result<Option<u64>, TraceError> {
-    let address = with_scratch(tracee, stack, |tracee, scratch| {
+    let address = with_scratch_memory(tracee, stack, |tracee, scratch| {
         tracee.call(libc::SYS_prctl, [PR_GET_TID_ADDRESS, scratch, 0, 0, 0, 0])?;
         Ok(tracee.read_u64(scratch)?)
     })?;
@@ -276,15 +280,15 @@ fn holds_pid(tracee: &Tracee, address: u64) -> bool {
 
 /// Returns the address and the length of the head of the robust futex list, get_robust_list(2).
 fn robust_list(tracee: &mut Tracee, stack: &EntryStack) -> Result<(u64, u64), TraceError> {
-    with_scratch(tracee, stack, |tracee, scratch| {
+    with_scratch_memory(tracee, stack, |tracee, scratch| {
         tracee.call(libc::SYS_get_robust_list, [0, scratch, scratch + 8, 0, 0, 0])?;
         Ok((tracee.read_u64(scratch)?, tracee.read_u64(scratch + 8)?))
     })
 }
 
-/// Calls `work` with the address of 16 bytes in the memory of the process, into which system calls can write. Restores
-/// the previous content of these bytes afterwards.
-fn with_scratch<T>(
+/// Lends 16 bytes in the memory of the process to `work`, which gets their address. System calls of the process can
+/// write there. Afterwards restores the previous content of these bytes, also if `work` fails.
+fn with_scratch_memory<T>(
     tracee: &mut Tracee,
     stack: &EntryStack,
     work: impl FnOnce(&mut Tracee, u64) -> Result<T, TraceError>,
@@ -304,10 +308,12 @@ fn memory_map(tracee: &mut Tracee) -> Result<Option<MemoryMap>, TraceError> {
     Ok(MemoryMap::from_stat(&stat, brk))
 }
 
-/// Writes the code of [`super::message::stub`] and a block for messages into the memory of the traced process. Sets the
-/// process to continue in this code, which reads messages from the descriptor `descriptor`. Returns the addresses of
-/// the block. Also removes the parent death signal (prctl(2), `PR_SET_PDEATHSIG`), because the process exits when the
-/// channel is closed.
+/// Makes the traced process a template, which waits for messages when it continues. For this, writes the code of
+/// [`super::message::stub`] and a block of memory for messages into the process. The code reads messages from the
+/// descriptor `descriptor`. Returns the address of the block.
+///
+/// Also removes the parent death signal (prctl(2), `PR_SET_PDEATHSIG`), because the process exits when the channel is
+/// closed.
 fn install_template_code(tracee: &mut Tracee, descriptor: u64) -> Result<TemplateBlock, TraceError> {
     let private = flag_argument(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let (read, write, execute) =

@@ -202,13 +202,15 @@ pub(in crate::proxy::templates) fn kill_and_wait(child: &Child) {
     let _ = child.wait();
 }
 
+/// Why waitpid(2) has returned for a traced process: a stop that the tracer wanted, or a signal that the process
+/// gets.
 enum StopOrSignal {
     StopReason(StopReason),
     Signal(Signal),
 }
 
-/// Waits until the process stops that the calling thread traces and that has the id `pid`. Returns the reason of the
-/// stop, or the signal that the process gets.
+/// Waits until the traced process with the id `pid` stops. Returns the reason of the stop. For a stop by a signal,
+/// returns the signal, which the caller must deliver. The calling thread must be the tracer.
 ///
 /// # Errors
 /// [`TraceError::Exited`] or [`TraceError::Killed`] if the process has ended. [`TraceError::Failed`] if waitpid(2)

@@ -12,10 +12,12 @@ pub(in crate::proxy::templates) const CODE_SIZE: u64 = 4096;
 pub(in crate::proxy::templates) const BLOCK_SIZE: u64 = 7 * PAGE as u64;
 /// The size in bytes of the memory in which a template writes its reply to a message: one page.
 pub(in crate::proxy::templates) const REPLY_SIZE: usize = PAGE;
+/// The size of a page in bytes.
 const PAGE: usize = 4096;
 
-/// The parts of the block, as offsets: a `msghdr`, its `iovec`, its control buffer, the received message. Then, in
-/// pages of their own, what is written for each instance: the strings and the reply.
+/// The offsets of the parts of the block. At the beginning is a `msghdr`, and then its `iovec`, its control buffer
+/// and the received message. In pages of their own are the strings and the reply, which are written for each
+/// instance.
 const IOVEC: u64 = 64;
 const CONTROL: u64 = 128;
 const CONTROL_SIZE: u64 = 64;

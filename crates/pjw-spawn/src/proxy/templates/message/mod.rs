@@ -19,8 +19,9 @@ use super::load::tracee::bytes_of;
 /// `PR_SET_MM_MAP` of prctl(2), which libc has for some targets only.
 const PR_SET_MM_MAP: i32 = 14;
 
-/// No instance needs more bytes of a message: its copied strings, its mask, its nodes, and their calls.
-const LARGEST: usize = 4096;
+/// The most bytes of a message that one instance needs: its copied strings, its mask, its nodes, and their calls. A
+/// further instance is added to a message only if so many bytes are free.
+const MAX_INSTANCE_BYTES: usize = 4096;
 /// The most bytes of a message that copy the strings of one instance, with their calls.
 const MAX_COPIES: usize = 1024;
 
@@ -28,16 +29,16 @@ const MAX_COPIES: usize = 1024;
 /// calls that the template and its new instances execute, and the file descriptors that are sent with the message.
 #[derive(Debug, Default)]
 pub(super) struct TemplateMessage {
-    template: List,
-    instances: Vec<List>,
+    template: CallList,
+    instances: Vec<CallList>,
     pub(super) descriptors: Vec<RawFd>,
 }
 
-/// Calls that a process makes in order.
+/// The system calls that one process executes in order, with the data to which their arguments point.
 #[derive(Debug, Default)]
-struct List {
+struct CallList {
     calls: Vec<TemplateCall>,
-    /// Bytes that calls use, with the call and the argument that gets their address.
+    /// The bytes to which an argument points, with the index of the call and the index of this argument.
     data: Vec<(Vec<u8>, usize, usize)>,
 }
 
@@ -96,7 +97,7 @@ impl TemplateMessage {
     pub(super) fn has_room(&self) -> bool {
         self.instances.len() < MAX_INSTANCES
             && self.descriptors.is_empty()
-            && self.size() <= MAX_MESSAGE - LARGEST
+            && self.size() <= MAX_MESSAGE - MAX_INSTANCE_BYTES
     }
 
     /// Returns whether a message has room for copies of `changes`, each an address and the bytes there, for one
@@ -131,7 +132,7 @@ impl TemplateMessage {
                 INDIRECT_DESCRIPTOR | IGNORE_ERROR,
             );
         }
-        let mut calls = List::default();
+        let mut calls = CallList::default();
         calls.add_stream_calls(block, &own.streams);
         self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
         calls.add_program_start(start, own);
@@ -147,7 +148,7 @@ impl TemplateMessage {
         let received = block.descriptor_address(self.descriptors.len() as u64);
         self.descriptors.push(channel);
         self.template.add(libc::SYS_close, &[received], INDIRECT_DESCRIPTOR | IGNORE_ERROR);
-        let mut calls = List::default();
+        let mut calls = CallList::default();
         calls.add(
             libc::SYS_dup2,
             &[received, start.channel, 0, 0, 0, start.channel],
@@ -174,8 +175,9 @@ impl TemplateMessage {
         self.template = calls;
     }
 
-    /// Adds the call of clone(2) by which the template forks one process. In `block`, the template stores the process
-    /// id of the new process or the negative errno, at the address for the next element of `instances`.
+    /// Adds the call of clone(2) by which the template forks one process, the next element of `instances`. The
+    /// template stores the process id of the new process, or the negative errno, in `block`: see
+    /// [`TemplateBlock::pid_address`].
     fn add_fork(&mut self, block: TemplateBlock, start: &CommonSetup) {
         let mut flags = flag_argument(libc::CLONE_PARENT | libc::SIGCHLD);
         if start.thread_id.is_some() {
@@ -190,7 +192,7 @@ impl TemplateMessage {
     }
 
     fn size(&self) -> usize {
-        self.template.size() + self.instances.iter().map(List::size).sum::<usize>()
+        self.template.size() + self.instances.iter().map(CallList::size).sum::<usize>()
     }
 
     /// Returns the bytes of the message: the system calls of the template, then those of each new instance. Each list
@@ -214,14 +216,14 @@ impl TemplateMessage {
     }
 }
 
-impl List {
+impl CallList {
     fn add(&mut self, number: i64, first: &[u64], flags: u64) {
         let mut arguments = [0; 6];
         arguments[..first.len()].copy_from_slice(first);
         self.calls.push(TemplateCall { number, arguments, flags });
     }
 
-    /// Adds a call, one of whose arguments is the address of bytes.
+    /// Adds a call whose argument with the index `argument` is the address of `data`.
     fn add_with_data(&mut self, number: i64, first: &[u64], flags: u64, data: Vec<u8>, argument: usize) {
         self.data.push((data, self.calls.len(), argument));
         self.add(number, first, flags);
