@@ -22,7 +22,7 @@ use nix::sys::signal::Signal;
 use pjw_benches::measure::results::quantile;
 use serde_json::json;
 
-/// The computing of one phase of a thread of `batch`, in units of one request.
+/// The computing time of one phase of a thread of `batch`, as a number of requests that take as long.
 const PHASE_REQUESTS: u64 = 10;
 /// The time between two lines of `batch`.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
@@ -96,7 +96,8 @@ fn work(iterations: u64) -> u64 {
         .fold(1, |value, _| black_box(value).wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1))
 }
 
-/// The fastest of many runs counts: it was not interrupted.
+/// Returns how many iterations of [`work`] take `request_us` µs of CPU time. Measures this by the fastest of many
+/// runs, because the fastest run was not interrupted.
 fn iterations_of(request_us: u64) -> u64 {
     const TRIAL: u64 = 200_000;
     let time = |_| {

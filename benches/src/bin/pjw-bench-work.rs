@@ -69,12 +69,14 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Counts the steps of all workers.
+/// Counts the steps of all workers, and prints the time of each lap. A lap is a fixed number of steps.
 #[derive(Debug)]
 struct Laps {
+    /// The number of steps of all workers in a lap.
     steps: u64,
+    /// The number of steps since the start.
     done: AtomicU64,
-    /// The end of the lap before.
+    /// The time at which the last lap ended, or the start.
     lap_began: Mutex<Instant>,
 }
 
@@ -96,8 +98,9 @@ impl Laps {
     }
 }
 
-/// Computes steps of the kind `kind` until the process ends. `index` is the number of the worker. All workers wait for
-/// each other at `barrier` before the first step. The worker adds each step to `laps`.
+/// Computes steps of the kind `kind` until the process ends. `index` is the number of the worker. All workers wait
+/// for each other at `barrier` before the first step, and with [`WorkKind::Barrier`] in each step. Counts each step
+/// in `laps`.
 fn run_worker(kind: WorkKind, index: usize, barrier: &Barrier, laps: &Laps) -> ! {
     let mut value = index as u64;
     let array_length = if kind == WorkKind::Memory { ARRAY_LENGTH } else { 0 };

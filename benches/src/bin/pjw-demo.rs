@@ -35,6 +35,8 @@ fn main() -> ExitCode {
     }
 }
 
+/// Measures the two jobs, prints the results, and writes them to `result.json` in the directory `args.out`. Then runs
+/// the jobs once more to show what `pjwctl` prints about them.
 fn run_demo(args: &Args) -> anyhow::Result<()> {
     let interrupt = StopSignal::install()?;
     let programs = Programs::from_current_exe()?;

@@ -18,11 +18,15 @@ const ALONE_SECONDS: f64 = 2.0;
 /// The most time that job B takes beside job A, in seconds. On a large machine the workers of A delay B more, so B
 /// gets fewer steps.
 const MAX_BESIDE_SECONDS: f64 = 15.0;
+/// The number of steps of job B in a trial run, from whose time the number of steps is chosen.
 const TRIAL_STEPS: u64 = 40;
+/// The most repetitions of a measurement.
 const MAX_REPETITIONS: usize = 5;
+/// The fewest repetitions without [`Effort::Quick`], also if they take longer than [`MAX_DURATION`].
 const MIN_REPETITIONS: usize = 3;
-/// No repetition is started that would end after this time.
+/// No further repetition is started that would end after this time, counted from the start of the experiment.
 const MAX_DURATION: Duration = Duration::from_secs(75);
+/// The longest run time of job B. A longer run is an error.
 const B_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The setting of one measurement of the demo. The demo runs two jobs, A and B, and measures the run time of job B. In
@@ -194,8 +198,9 @@ impl Experiment<'_> {
         Ok(trials * TRIAL_STEPS)
     }
 
-    /// Returns the time of B in a setting, in seconds. Every process that was started for it has ended when this
-    /// function returns.
+    /// Runs job B with `steps` steps in the setting `setting`, and returns its run time in seconds. Starts what the
+    /// setting needs besides: job A, and a private pjwd. Every process that was started has ended when this function
+    /// returns.
     fn measure_b(&self, setting: Setting, steps: u64) -> anyhow::Result<f64> {
         let warden = match setting {
             Setting::UnderWarden => {
@@ -231,6 +236,9 @@ impl Experiment<'_> {
         self.start_job("demo-b", warden, self.scale.b_cores, self.scale.b_cores, steps)
     }
 
+    /// Starts a demo job with the name `name`. The job has `workers` worker threads and ends after `steps` steps, or
+    /// never if `steps` is 0. If `warden` is given, the job gets `cores` cores from this private pjwd. Otherwise no
+    /// pjwd knows the job.
     fn start_job(
         &self,
         name: &str,

@@ -13,6 +13,7 @@ use crate::{
 
 /// The largest ratio of two times of B that counts as no slowdown.
 const MAX_SLOWDOWN: f64 = 1.05;
+/// How long the demo waits until pjwd has seen a running thread of a job.
 const HOT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Returns the text that the demo prints before the first measurement. It describes the two jobs, with their numbers of

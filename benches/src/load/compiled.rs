@@ -9,8 +9,8 @@ use anyhow::{Context, bail};
 
 /// A program that ends at once.
 const SMALL: &str = "int main(void) { return 0; }\n";
-/// A program with `IMAGE_MB` MB of data in its file. It writes the first byte of each page of a share of it, in
-/// percent.
+/// The source of a program with `IMAGE_MB` MB of data in its file. Its argument is a percentage. The program writes
+/// the first byte of so many percent of the pages of this data.
 const IMAGE: &str = r"
 #include <stdlib.h>
 static volatile char image[IMAGE_MB << 20] = {1};

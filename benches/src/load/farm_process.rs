@@ -259,7 +259,7 @@ fn computed(time: Duration) -> Result<(), i32> {
     compute(time).map_err(|_| 1)
 }
 
-/// Waits for all results. Returns their number.
+/// Waits for all results of the farm, and returns their number.
 fn finish(running: RunningFarm<'_>) -> anyhow::Result<usize> {
     let results: Vec<ItemResult> = running.collect::<Result<_, _>>()?;
     Ok(results.len())
@@ -316,8 +316,8 @@ fn reader_and_writer(farm: ReaderAndWriter, cores: &[CpuSet]) -> anyhow::Result<
     Ok(begin.elapsed().as_secs_f64())
 }
 
-/// Returns the run time of `job` in seconds: two thirds of the serial part, the items, and the rest of the serial part.
-/// Without workers, this process computes the items.
+/// Runs `job` in this process, and returns the run time in seconds. The serial part comes in two pieces: two thirds
+/// of it before the items, and the rest after them. Without workers, this process computes the items itself.
 fn time_of_job(job: Job) -> anyhow::Result<f64> {
     let begin = Instant::now();
     let serial = Duration::from_millis(job.serial_ms.into());
@@ -334,7 +334,7 @@ fn time_of_job(job: Job) -> anyhow::Result<f64> {
     Ok(begin.elapsed().as_secs_f64())
 }
 
-/// New memory with each page written.
+/// Returns `bytes` bytes of new memory. Each of its pages was written, so that the kernel has allocated it.
 fn load(bytes: usize) -> Vec<u8> {
     let mut memory = vec![0; bytes];
     memory.chunks_mut(PAGE).for_each(|page| page[0] = 1);
@@ -345,8 +345,9 @@ fn read_all(memory: &[u8]) -> u64 {
     black_box(memory.chunks(PAGE).map(|page| u64::from(page[0])).sum())
 }
 
-/// Returns the memory that a farm uses, in MiB: the sum of the proportional set sizes (PSS) of this process, which is
-/// the master, and of its workers. The memory is measured while all workers have their data.
+/// Returns the memory in MiB that a farm with `workers` workers uses while all workers have their data. This is the
+/// sum of the proportional set sizes (PSS) of the workers and of this process, which is the master. `fork_time` says
+/// whether the workers are forked before or after the common data is loaded.
 fn memory_of(fork_time: ForkTime, workers: u32) -> anyhow::Result<f64> {
     let semaphore = || EventFd::from_flags(EfdFlags::EFD_SEMAPHORE).context("can't make a semaphore");
     let (ready, may_end) = (semaphore()?, semaphore()?);
@@ -372,6 +373,8 @@ fn memory_of(fork_time: ForkTime, workers: u32) -> anyhow::Result<f64> {
     Ok(kib / 1024.0)
 }
 
+/// Runs as one of several processes that do not share their data. Loads the data, prints `ready`, and waits until
+/// standard input is closed. The result has no meaning.
 fn instance() -> anyhow::Result<f64> {
     let memory = (load(COMMON_BYTES), load(PRIVATE_BYTES_PER_WORKER));
     let mut out = stdout().lock();

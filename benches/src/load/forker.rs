@@ -209,9 +209,13 @@ pub fn run_as_forker() -> anyhow::Result<()> {
     process::exit(0);
 }
 
+/// The forker: the process that forks workers for a measurement. The observer is a thread of this process that looks
+/// when a worker has the right mask.
 struct Parent {
     worker_start: WorkerStart,
+    /// The affinity mask that each worker is to get.
     right_mask: CpuSet,
+    /// The path of the program of the workers.
     worker: String,
     own_tid: Tid,
     /// Sends the time just before a fork to the observer.
@@ -278,7 +282,8 @@ fn observe_worker(
 }
 
 impl Parent {
-    /// Waits for `time`. A parent that needs a pin spins, because pjwd pins only hot threads.
+    /// Waits for `time`. With [`WorkerStart::OnPin`], spins meanwhile: pjwd binds a thread to one PU only if it runs
+    /// most of the time.
     fn pause(&self, time: Duration) {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -290,6 +295,8 @@ impl Parent {
         if self.worker_start == WorkerStart::OnPin { spin_loop() } else { thread::sleep(timeout) }
     }
 
+    /// Waits until `holds` returns `true` for the affinity mask of this thread and the right mask. Fails with the
+    /// message `what` after [`READY_TIMEOUT`].
     fn wait_for_mask(&self, what: &str, holds: impl Fn(&CpuSet, &CpuSet) -> bool) -> anyhow::Result<()> {
         let deadline = Instant::now() + READY_TIMEOUT;
         while !holds(&affinity::get_mask(self.own_tid)?, &self.right_mask) {
@@ -301,8 +308,12 @@ impl Parent {
         Ok(())
     }
 
-    /// Brings this thread into the state that it needs before it forks a worker: waits until pjwd has set the mask, or
-    /// sets the mask of this thread to all PUs.
+    /// Brings this thread into the state in which it must be when it forks a worker ([`WorkerStart`]).
+    ///
+    /// - `RightMask`: waits until the thread has the right mask.
+    /// - `OnPin`: waits until pjwd has bound the thread to a part of the right mask.
+    /// - `OutsideJob`: sets the mask of the thread to all PUs.
+    /// - `InNoJob`: changes nothing. In the last two states, fails if the thread has the right mask already.
     fn prepare_mask(&self) -> anyhow::Result<()> {
         match self.worker_start {
             WorkerStart::RightMask => {
@@ -319,6 +330,7 @@ impl Parent {
         }
     }
 
+    /// Fails if this thread has the right mask, so that a worker would inherit it.
     fn check_is_outside(&self) -> anyhow::Result<()> {
         if affinity::get_mask(self.own_tid)? == self.right_mask {
             bail!("there is no PU outside {} for a worker", self.right_mask);
@@ -342,7 +354,8 @@ impl Parent {
         })
     }
 
-    /// Waits for the result of the observer. A parent that needs a pin spins, because pjwd pins only hot threads.
+    /// Waits for the result of the observer, the thread that measures when a worker has the right mask. With
+    /// [`WorkerStart::OnPin`], spins meanwhile: pjwd binds a thread to one PU only if it runs most of the time.
     fn receive_reaction(&self) -> anyhow::Result<Reaction> {
         if self.worker_start != WorkerStart::OnPin {
             return self.reactions.recv().context("the observer has ended")?;
@@ -357,7 +370,7 @@ impl Parent {
     }
 }
 
-/// A worker. It is killed when this value is dropped.
+/// A worker. It is killed and waited for when this value is dropped.
 struct Worker(Child);
 
 impl Drop for Worker {

@@ -19,7 +19,7 @@ use crate::programs::program::Program;
 const ARGUMENT: &str = "--memory-process";
 const PAGE: usize = 4096;
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// So much memory is left to other programs, in bytes.
+/// The available memory that the processes must leave to other programs, in bytes.
 const RESERVE_BYTES: u64 = 2 << 30;
 /// The most processes that share memory.
 const MAX_PROCESSES: u64 = 64;

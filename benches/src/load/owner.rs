@@ -27,7 +27,8 @@ const BORROWER: &str = "--borrower";
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an owner may need for all its measurements.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(120);
-/// After this time an owner begins no other measurement: on a busy machine its core is lent for short times only.
+/// An owner (a process whose core is lent while it sleeps) begins no further measurement after this time. On a busy
+/// machine its core is lent for short times only, so the measurements could take very long.
 const MOST_TIME: Duration = Duration::from_secs(40);
 /// The time between two checks whether the core is lent.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -38,9 +39,9 @@ const SHORT_SLEEP_US: (u64, u64) = (1_000, 5_000);
 /// How long an owner works after a wake-up that uses most of its core: less than the daemon needs to take the core
 /// back.
 const LONG_WORK_TIME: Duration = Duration::from_micros(1_200);
-/// The shortest and the longest sleep of such an owner, in µs. It runs for two thirds of the time. The kernel favours a
-/// thread that uses less than its share, so only with more than half of the time a wake-up beside another program is
-/// late.
+/// The shortest and the longest sleep of an owner that works for [`LONG_WORK_TIME`], in µs. Such an owner runs for
+/// two thirds of the time. The kernel favours a thread that uses less than its share of a core. So a wake-up beside
+/// another program is late only if the owner runs for more than half of the time.
 const BUSY_SLEEP_US: (u64, u64) = (400, 800);
 /// The shortest and the longest sleep of an owner that measures how long the borrower keeps the core, in µs: longer
 /// than the daemon needs to see that the owner is idle.
@@ -156,16 +157,18 @@ fn run_borrower(threads: usize) -> ! {
     spin()
 }
 
+/// Returns the threads of the process `pid`, which is the borrower.
 fn threads_of(pid: &str) -> anyhow::Result<Vec<Thread>> {
     let entries = fs::read_dir(format!("/proc/{pid}/task")).context("the borrower has ended")?;
     let tids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     Ok(tids.map(|tid: u32| Thread { tid: Tid(tid), stat: format!("/proc/{pid}/task/{tid}/stat") }).collect())
 }
 
-/// A thread of the borrower.
+/// A thread of the borrower, the program that uses the core of the owner while the owner sleeps.
 #[derive(Debug)]
 struct Thread {
     tid: Tid,
+    /// The path of the file `/proc/PID/task/TID/stat` of the thread.
     stat: String,
 }
 
@@ -184,6 +187,7 @@ impl Thread {
     }
 }
 
+/// The owner: a process whose core is lent to the borrower while it sleeps.
 #[derive(Debug)]
 struct Owner {
     /// The threads of the borrower. None without a borrower.
@@ -192,8 +196,9 @@ struct Owner {
 }
 
 impl Owner {
-    /// Repeats the measurement with the name `measurement`, and returns the times in µs. Ends after `count` times, or
-    /// after [`MOST_TIME`] with fewer. Measurements in which the core was not lent are left out.
+    /// Repeats the measurement with the name `measurement`, and returns the times in µs: at most `count`. Returns
+    /// fewer times if [`MOST_TIME`] has passed. A measurement in which the core was not lent gives no time. Fails for
+    /// an unknown name.
     fn measure(&mut self, measurement: &str, count: usize) -> anyhow::Result<Vec<f64>> {
         let (mut times, begin) = (Vec::new(), Instant::now());
         while times.len() < count && begin.elapsed() < MOST_TIME {
@@ -208,7 +213,9 @@ impl Owner {
         Ok(times)
     }
 
-    /// The time from the end of a sleep until this thread runs. `None` if its core is not lent then.
+    /// Sleeps for a random time in the range `sleep_us` (in µs), and then works for `work_time`. Returns how late
+    /// this thread ran after the end of the sleep. `None` if there is a borrower, but the core was not lent to it at
+    /// the end of the sleep.
     fn lateness(&mut self, sleep_us: (u64, u64), work_time: Duration) -> anyhow::Result<Option<Duration>> {
         self.wait_until_lent()?;
         let end = self.sleep(sleep_us);
@@ -262,6 +269,8 @@ impl Owner {
         self.threads.first().map_or(Ok(false), |thread| thread.may_run_on(&own_cpus()?))
     }
 
+    /// Waits until the core is lent to the borrower. Returns at once if there is no borrower. Fails after
+    /// [`READY_TIMEOUT`].
     fn wait_until_lent(&self) -> anyhow::Result<()> {
         let begin = Instant::now();
         while !self.threads.is_empty() && !self.is_lent()? {

@@ -61,8 +61,8 @@ impl Activity {
         }
     }
 
-    /// Parses an activity from the command line of a load process: the name of the activity, or the interval in ms of a
-    /// thread that wakes.
+    /// Parses an activity from the argument of a load process. The argument is the name of the activity, or the
+    /// interval in ms for [`Activity::Waking`]. Fails for any other argument, and if there is none.
     fn from_argument(argument: Option<&str>) -> anyhow::Result<Self> {
         match argument {
             Some("sleeping") => Ok(Activity::Sleeping),
@@ -153,8 +153,8 @@ fn phase(index: usize, threads: usize) -> f64 {
     (index as f64 / threads as f64 + process_offset).fract()
 }
 
-/// Runs `activity` in this thread until the process is killed. `phase` is the time at which a waking thread wakes in
-/// each interval, as a share of the interval.
+/// Runs `activity` in this thread until the process is killed. For [`Activity::Waking`], `phase` says when the thread
+/// wakes up in each interval, as a share of the interval from 0 to 1. Other activities do not use it.
 fn run_activity(activity: Activity, phase: f64) -> ! {
     let begin = Instant::now();
     let mut round = 0;

@@ -54,8 +54,8 @@ impl Chart {
         text
     }
 
-    /// Draws the chart as SVG. The y axis is logarithmic, and points with y = 0 or less are left out. The x values of
-    /// all lines are in order and at equal distances.
+    /// Draws the chart as SVG. The y axis is logarithmic, and points with y = 0 or less are left out. On the x axis,
+    /// the x values of all points are in order and at equal distances.
     fn svg(&self) -> String {
         let (left, top, right, bottom) = FRAME;
         let points = || self.lines.iter().flat_map(|(_, points)| points);

@@ -8,7 +8,7 @@ use nix::sys::time::TimeVal;
 
 use crate::measure::results::median;
 
-/// With fewer rounds, nothing is known of their spread.
+/// The fewest rounds after which a measurement may end. With fewer rounds, their spread is unknown.
 const FEWEST_ROUNDS: usize = 3;
 /// The spread below which a median is known well enough.
 const SPREAD: f64 = 1.1;

@@ -16,6 +16,7 @@ use crate::{programs::interrupt::StopSignal, programs::program::wait_for};
 
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// A script that starts numad. Other directories replace `/run` and `/var/log` for it.
 const SCRIPT: &str = "mount --bind \"$0/run\" /run && mount --bind \"$0/log\" /var/log && exec numad \"$@\"";
 /// How often the kernel scans for huge pages, for the whole machine. numad changes this setting by default.
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/khugepaged/scan_sleep_millisecs";
@@ -74,8 +75,8 @@ impl Numad {
 }
 
 impl Drop for Numad {
-    /// numad is a daemon and no child of this process. So another process may get its id, and its name is checked
-    /// before each signal.
+    /// Ends numad, and waits for its end. numad is a daemon and no child of this process. So another process may get
+    /// its process id after its end. Therefore the name of the process is checked before each signal.
     fn drop(&mut self) {
         let pid = Pid::from_raw(self.pid.cast_signed());
         let deadline = Instant::now() + STOP_TIMEOUT;

@@ -58,6 +58,7 @@ impl SyscallScan {
         Ok(threads)
     }
 
+    /// Reads the file at `path`, relative to `/proc`, into `buffer`.
     fn read_file(&mut self, path: &str) -> Result<(), Errno> {
         let file = openat(&self.proc, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         self.buffer.clear();
@@ -69,6 +70,7 @@ impl SyscallScan {
         }
     }
 
+    /// Returns the thread ids of the process `pid`.
     fn list_threads(&self, pid: u32) -> Result<Vec<u32>, Errno> {
         let path = format!("{pid}/task");
         let dir = openat(&self.proc, path, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;

@@ -21,6 +21,7 @@ pub struct VforkDelay {
     _program: Ended,
 }
 
+/// The process of the C program. The drop waits for its end, so its standard input must be closed before.
 #[derive(Debug)]
 struct Ended(Child);
 

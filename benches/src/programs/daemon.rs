@@ -14,16 +14,17 @@ use serde_json::{Value, json};
 
 use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
-/// How long the demo's job may take until all its workers run.
+/// How long a job of the demo may take until all its workers run.
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
-/// A script that starts its arguments as a command which can load no BPF program.
+/// A script that runs its arguments as a command. The command can load no BPF program, because the type information
+/// of the kernel (BTF) is hidden from it.
 const HIDE_BTF: &str = "mount --bind /dev/null /sys/kernel/btf/vmlinux && exec \"$0\" \"$@\"";
 
 /// The environment variable that names the directory of the `pjwd` and `pjwctl` that a bench measures.
 const PROGRAMS_VARIABLE: &str = "PJW_PROGRAMS";
 
-/// The programs in that directory.
+/// The programs in the directory that [`PROGRAMS_VARIABLE`] names.
 const MEASURED: [&str; 2] = ["pjwd", "pjwctl"];
 
 /// The directories of the programs that a bench or the demo starts: one directory with `pjwd` and `pjwctl`, and one
