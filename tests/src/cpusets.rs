@@ -12,7 +12,8 @@ use pjw_linux::cgroup::CpusetMount;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NoCpusets(pub String);
 
-/// The number of cgroups that this program has made to find out whether it may. Tests run side by side.
+/// The number of cgroups that this program has made to find out whether it may make cgroups. The number makes their
+/// names different, because tests run at the same time.
 static PROBES: AtomicU32 = AtomicU32::new(0);
 
 /// Returns the cpuset hierarchy: the mounted cgroup hierarchy with the controller cpuset, in which a daemon makes the

@@ -20,13 +20,14 @@ use crate::programs::program_dir;
 use crate::skipping::skip;
 use crate::waiting::wait_until;
 
-/// The longest time from SIGTERM to the end.
+/// The longest time from SIGTERM to the end of a daemon.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The longest time for the removal of the cgroups of all jobs.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Only one daemon runs at a time: a second one would find the processes of the first one's jobs.
+/// Held while a daemon runs, so that only one runs at a time. A second daemon would find the processes of the jobs of
+/// the first one.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// How the daemon of a test keeps its jobs on their cores: the value of the configuration key `enforcement`. A test for
@@ -257,7 +258,7 @@ impl Daemon {
     }
 }
 
-/// A daemon that is stopped until this value is dropped.
+/// A daemon that was stopped by SIGSTOP. It continues when this value is dropped.
 struct Stopped<'a>(&'a Daemon);
 
 impl Drop for Stopped<'_> {

@@ -16,13 +16,13 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The longest time from the start to the first answer.
-/// Beside a fork storm, the kernel can take half a minute for a write to a cgroup or for the end of the daemon before
-/// (`synchronize_rcu` waits for a grace period of RCU).
+/// The longest time from the start of a daemon to its first answer. While many processes are forked, the kernel can
+/// take half a minute to write to a cgroup or to end the daemon before (`synchronize_rcu` waits for a grace period of
+/// RCU).
 const START_TIMEOUT: Duration = Duration::from_secs(150);
 /// The time between two checks while a function waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// The number of lines of the log in an error.
+/// The number of the last lines of the log that the message of an error contains.
 const LOG_LINES: usize = 10;
 
 /// A pjwd with a temporary directory of its own, which contains its configuration, socket, state and log. It can run
