@@ -120,9 +120,8 @@ fn a_job_that_shrinks_keeps_each_of_two_groups_in_one_node() {
 
 /// The smallest level at which one domain, an L3 cache or a NUMA node, has all PUs of these processes.
 fn common_level(machine: &Machine, pids: &[u32]) -> Option<TopologyLevel> {
-    let has_all = |cpus: &CpuSet| {
-        pids.iter().all(|&pid| cpu_set(&machine.effective_mask(pid, pid)).is_subset(cpus))
-    };
+    let has_all =
+        |cpus: &CpuSet| pids.iter().all(|&pid| cpu_set(&machine.effective_mask(pid, pid)).is_subset(cpus));
     let topology = &machine.state.topology;
     let mut levels = [TopologyLevel::L3, TopologyLevel::NumaNode].into_iter();
     levels.find(|&level| topology.domains(level).any(|domain| has_all(&domain.cpus)))

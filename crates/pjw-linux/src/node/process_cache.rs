@@ -87,12 +87,7 @@ enum ChangedAttributes {
     /// A kernel thread has no attributes. This kernel thread was not reported before.
     OfKernelThread,
     /// The attributes changed, or may have changed.
-    Of {
-        program: Option<Program>,
-        cgroups: ProcessCgroups,
-        status: Status,
-        begun: Result<BegunRead, Errno>,
-    },
+    Of { program: Option<Program>, cgroups: ProcessCgroups, status: Status, begun: Result<BegunRead, Errno> },
 }
 
 impl CachedProcess {

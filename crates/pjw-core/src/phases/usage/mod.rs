@@ -148,9 +148,9 @@ pub fn cgroups_with_peaks_to_read(state: &WardenState, snapshot: &Snapshot) -> V
     let gone = seen.chain(all.into_iter().flatten()).filter(|member| is_gone(member));
     let jobs: BTreeSet<&JobId> = gone.map(|member| &member.job).collect();
     let now = snapshot.taken_at.since_boot;
-    let to_read = jobs.into_iter().filter(|job| {
-        state.usage.is_memory_peak_due(job, now) || state.members_of(job).all(is_gone)
-    });
+    let to_read = jobs
+        .into_iter()
+        .filter(|job| state.usage.is_memory_peak_due(job, now) || state.members_of(job).all(is_gone));
     to_read.flat_map(|job| state.cgroups_of(job).map(move |path| (job.clone(), path))).collect()
 }
 
