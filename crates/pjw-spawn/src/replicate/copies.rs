@@ -303,7 +303,7 @@ mod tests {
         fs::create_dir(&copies).unwrap();
         let to = File::open(&copies).unwrap();
         let replicas = Replicas { files: vec![(source.clone(), 0)], nodes: BTreeSet::from([0]) };
-        let (reader, writer) = std::io::pipe().unwrap();
+        let (reader, writer) = io::pipe().unwrap();
         thread::scope(|scope| {
             let copying = scope.spawn(|| replicas.copy_files(to.as_fd()));
             // This succeeds when the thread opens the source. The copying goes on until this end is closed.

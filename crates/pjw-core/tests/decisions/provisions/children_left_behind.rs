@@ -54,10 +54,10 @@ fn a_child_that_a_leaving_process_forks_before_its_move_is_moved_after_its_fork_
         // After the scan that found its parent, and before the move of its parent.
         let at = Nanos(m.now());
         m.spawn(12, 11, uid);
-        for action in &decision.plan.cpuset_actions {
-            let outcome = m.node.change_cpuset(action, Duration::MAX);
-            m.state.cpusets.record_outcome(action, &outcome);
-        }
+        let actions = &decision.plan.cpuset_actions;
+        let outcomes = m.node.change_cpusets(actions, Duration::MAX);
+        let outcomes = actions.iter().zip(&outcomes);
+        outcomes.for_each(|(action, outcome)| m.state.cpusets.record_outcome(action, outcome));
         decision.plan.mask_actions.iter().for_each(|action| m.carry_out(action));
         run_scans(&mut m, decision.next_scan.clone());
         let cgroups = [11, 12].map(|pid| m.process(pid).cgroup.clone());
