@@ -15,7 +15,7 @@ use super::descriptors::{close_cloexec_descriptors, close_descriptor_range, copy
 use super::directory::TaskDirectory;
 use super::image::ProgramLayout;
 use super::initial_values::InitialValues;
-
+use super::new_tasks::NewTasks;
 use super::own_memory::{HostMappings, free_heap, map_anonymous, map_anonymous_with_protection, unmap};
 use super::request::{Answer, MAX_PENDING_REQUESTS, send_answers};
 use super::slot::SlotShape;
@@ -39,6 +39,8 @@ const ENDED: RawFd = -3;
 /// How long the memory of an ended task may stay. Tasks of one group often end together: then the host ends before, and
 /// nothing has to be unmapped. Each unmapping interrupts the CPUs on which tasks run.
 const UNMAP_AFTER: Duration = Duration::from_millis(20);
+/// How long after its start a task is among the [`NewTasks`]. So the host may learn of its end later by this time.
+const WATCH_AFTER: Duration = Duration::from_millis(10);
 /// The sizes of the mappings that fill the gaps above the slots. glibc leaves gaps of up to 64 MiB between the arenas
 /// of threads. A heap of a task needs 1 MiB.
 const LARGEST_FILLING: usize = 64 << 20;
@@ -106,6 +108,8 @@ pub(super) struct Host<'a> {
     pub(super) living: usize,
     /// When the memory of ended tasks is to be unmapped. `None` if there is none.
     unmap_at: Option<Instant>,
+    /// The tasks whose ends do not wake the host yet.
+    new_tasks: NewTasks,
 }
 
 /// The step in the start of a task that failed, with the error number.
@@ -234,6 +238,7 @@ impl<'a> Host<'a> {
             own_ranges,
             living: 0,
             unmap_at: None,
+            new_tasks: NewTasks::NONE,
         };
         host.add_to_epoll(host.socket.as_raw_fd(), SOCKET).map_err(of_clone)?;
         Ok(host)
@@ -241,7 +246,7 @@ impl<'a> Host<'a> {
 
     /// Adds `descriptor` to the epoll set of the host (epoll(7)). `number` identifies the descriptor in the events: the
     /// index of a slot, or a number for the socket.
-    pub(super) fn add_to_epoll(&self, descriptor: RawFd, number: u64) -> Result<(), Errno> {
+    fn add_to_epoll(&self, descriptor: RawFd, number: u64) -> Result<(), Errno> {
         let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: number };
         // SAFETY: the event outlives the call.
         let added = unsafe {
@@ -255,7 +260,7 @@ impl<'a> Host<'a> {
         let mut may_get_more = true;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; MAX_EVENTS as usize];
         while may_get_more || self.living > 0 {
-            let timeout = self.unmap_if_due();
+            let timeout = self.longest_wait();
             // SAFETY: there is room for so many events.
             let count = unsafe {
                 let (at, most) = (events.as_mut_ptr(), MAX_EVENTS);
@@ -268,11 +273,12 @@ impl<'a> Host<'a> {
                 return 1;
             };
             // The slots of ended tasks come first: requests may need them.
+            self.look_at_new_tasks();
             let mut is_asked = false;
             for event in events.iter().take(count) {
                 match event.u64 {
                     SOCKET => is_asked = true,
-                    slot => self.handle_task_end(slot),
+                    slot => self.handle_task_end(slot, true),
                 }
             }
             if is_asked && may_get_more {
@@ -298,10 +304,41 @@ impl<'a> Host<'a> {
         let _ = close_descriptor_range(0, self.first_own - 1);
     }
 
+    /// Lets the host learn of the end of the new task with the pidfd `pidfd`, which is in the slot with the index
+    /// `slot`.
+    ///
+    /// # Errors
+    /// If the pidfd can't be added to the epoll set. The host then can't detect the end of the task.
+    pub(super) fn watch_task(&mut self, slot: usize, pidfd: RawFd) -> Result<(), Errno> {
+        if self.new_tasks.add(slot, pidfd, Instant::now() + WATCH_AFTER) {
+            return Ok(());
+        }
+        self.add_to_epoll(pidfd, slot as u64)
+    }
+
+    /// Handles the ends of those new tasks that have ended. If the time of the new tasks is over, adds the pidfds of
+    /// the others to the epoll set, so that their ends wake the host.
+    fn look_at_new_tasks(&mut self) {
+        let Some(look_at) = self.new_tasks.look_at() else { return };
+        let mut tasks = std::mem::replace(&mut self.new_tasks, NewTasks::NONE);
+        let now = Instant::now();
+        let is_due = look_at <= now;
+        let next_look = if is_due { now + WATCH_AFTER } else { look_at };
+        for (slot, pidfd, has_ended) in tasks.look() {
+            if has_ended {
+                self.handle_task_end(slot as u64, false);
+            } else if !is_due || self.add_to_epoll(pidfd, slot as u64).is_err() {
+                // Also a task whose pidfd the kernel refuses stays among them. There was room for it before.
+                self.new_tasks.add(slot, pidfd, next_look);
+            }
+        }
+    }
+
     /// Handles the end of the task in the slot with the index `number`: closes the pidfd of the task, removes the
     /// addresses that the task has published for other tasks ([`TaskDirectory`]), and marks the slot as that of an
-    /// ended task. The memory of the task is unmapped later. Does nothing if the slot has no task.
-    fn handle_task_end(&mut self, number: u64) {
+    /// ended task. The memory of the task is unmapped later. Does nothing if the slot has no task. `is_in_epoll` says
+    /// whether the pidfd was added to the epoll set.
+    fn handle_task_end(&mut self, number: u64, is_in_epoll: bool) {
         let Some(slot) = usize::try_from(number).ok().and_then(|index| self.slots.get_mut(index)) else {
             return;
         };
@@ -309,11 +346,13 @@ impl<'a> Host<'a> {
             return;
         }
         let ended = std::mem::replace(slot, Slot { pidfd: ENDED, pid: 0 });
-        // SAFETY: closes the pidfd of this slot, which epoll(7) forgets with it. Copies of it are in no process that
-        // lives: tasks have closed theirs. One whose start has failed keeps it until it has ended, so it is removed
-        // first.
+        // epoll(7) forgets a pidfd only when all its copies are closed, and the parent has one. So it is removed first.
+        // SAFETY: closes the pidfd of this slot, which nothing uses any more.
         unsafe {
-            libc::epoll_ctl(self.epoll.as_raw_fd(), libc::EPOLL_CTL_DEL, ended.pidfd, std::ptr::null_mut());
+            if is_in_epoll {
+                let epoll = self.epoll.as_raw_fd();
+                libc::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, ended.pidfd, std::ptr::null_mut());
+            }
             libc::close(ended.pidfd);
         }
         self.directory.remove_task(ended.pid);
@@ -321,16 +360,19 @@ impl<'a> Host<'a> {
         self.unmap_at.get_or_insert_with(|| Instant::now() + UNMAP_AFTER);
     }
 
-    /// Unmaps the memory of ended tasks if the time has come. Returns the time until then in milliseconds, -1 for no
+    /// Unmaps the memory of ended tasks if the time has come. Returns how long the host may wait for events, in
+    /// milliseconds: until the memory of ended tasks is to be unmapped, or until it has to look at new tasks. -1 for no
     /// end.
-    fn unmap_if_due(&mut self) -> i32 {
-        let Some(at) = self.unmap_at else { return -1 };
-        let left = at.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+    fn longest_wait(&mut self) -> i32 {
+        let now = Instant::now();
+        if self.unmap_at.is_some_and(|at| at <= now) {
             self.unmap_ended_tasks();
-            return -1;
         }
-        i32::try_from(left.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
+        let next = [self.unmap_at, self.new_tasks.look_at()].into_iter().flatten().min();
+        next.map_or(-1, |at| {
+            let left = at.saturating_duration_since(now).as_millis();
+            i32::try_from(left).unwrap_or(i32::MAX).saturating_add(1)
+        })
     }
 
     /// Unmaps the memory of all tasks that have ended. If no task lives and the address space is a lasting one

@@ -17,6 +17,7 @@ mod host;
 pub(crate) mod image;
 mod initial_values;
 mod map;
+mod new_tasks;
 mod own_memory;
 mod page;
 pub(crate) mod request;

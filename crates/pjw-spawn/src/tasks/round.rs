@@ -306,7 +306,7 @@ impl<'a> Host<'a> {
     fn answer_requests(&mut self, outcomes: &mut [Outcome]) -> bool {
         for (index, outcome) in outcomes.iter_mut().enumerate().filter(|(_, outcome)| outcome.pidfd >= 0) {
             outcome.failure = self.wait(index, outcome.pidfd);
-            if let Err(errno) = self.add_to_epoll(outcome.pidfd, outcome.slot as u64) {
+            if let Err(errno) = self.watch_task(outcome.slot, outcome.pidfd) {
                 kill_task(outcome.pid);
                 // SAFETY: closes the pidfd of the task, which nothing else uses.
                 unsafe { libc::close(outcome.pidfd) };
