@@ -304,7 +304,9 @@ impl<'a> Host<'a> {
     /// whose end the host could not detect. Returns whether the answers were sent. If not, kills all tasks of the
     /// round.
     fn answer_requests(&mut self, outcomes: &mut [Outcome]) -> bool {
-        for (index, outcome) in outcomes.iter_mut().enumerate().filter(|(_, outcome)| outcome.pidfd >= 0) {
+        // From the last one on: when it has begun, most others have, and the host sleeps once.
+        let begun = outcomes.iter_mut().enumerate().rev().filter(|(_, outcome)| outcome.pidfd >= 0);
+        for (index, outcome) in begun {
             outcome.failure = self.wait(index, outcome.pidfd);
             if let Err(errno) = self.watch_task(outcome.slot, outcome.pidfd) {
                 kill_task(outcome.pid);

@@ -5,7 +5,7 @@
 //! It waits for the task before it answers the request.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicI32, AtomicU32};
 
 use nix::errno::Errno;
@@ -26,6 +26,10 @@ use crate::signals::{self, KernelSignals};
 /// [`TaskStart::step`] before the task has failed or begun, and after it has begun.
 const UNDECIDED: u32 = u32::MAX;
 const BEGUN: u32 = u32::MAX - 1;
+/// The values of [`TaskStart::is_busy`]: the task no longer uses the start, uses it, or uses it while the host sleeps.
+const UNUSED: u32 = 0;
+const BUSY: u32 = 1;
+const AWAITED: u32 = 2;
 /// How long the host sleeps before it looks whether the task was killed.
 static LOOK_AFTER: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
@@ -33,7 +37,7 @@ static LOOK_AFTER: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000
 /// The host must not move or free this value before [`wait_until_unused`] has returned.
 pub(super) struct TaskStart<'a> {
     request: Request,
-    /// 1 until the task has begun its program, has failed or has ended. A futex.
+    /// [`BUSY`] or [`AWAITED`] until the task has begun its program, has failed or has ended. A futex.
     is_busy: AtomicU32,
     step: AtomicU32,
     errno: AtomicI32,
@@ -77,7 +81,7 @@ impl<'a> TaskStart<'a> {
     ) -> Self {
         Self {
             request,
-            is_busy: AtomicU32::new(1),
+            is_busy: AtomicU32::new(BUSY),
             step: AtomicU32::new(UNDECIDED),
             errno: AtomicI32::new(0),
             entry_point,
@@ -148,18 +152,19 @@ pub(super) unsafe fn start_task(start: &TaskStart<'_>) -> Result<(u32, RawFd), (
 /// Waits until the task no longer uses `start`: its program has begun, its start has failed, or the task has ended.
 /// `pidfd` is the pidfd of the task.
 pub(super) fn wait_until_unused(start: &TaskStart<'_>, pidfd: RawFd) {
-    while start.is_busy.load(Acquire) != 0 {
+    // The task wakes the host only if it finds that the host sleeps. The kernel does so in any case, when the task ends.
+    while start.is_busy.compare_exchange(BUSY, AWAITED, AcqRel, Acquire) != Err(UNUSED) {
         // SAFETY: the futex outlives the call.
         unsafe {
             libc::syscall(
                 libc::SYS_futex,
                 start.is_busy.as_ptr(),
                 libc::FUTEX_WAIT,
-                1,
+                AWAITED,
                 &raw const LOOK_AFTER,
             );
         }
-        if start.is_busy.load(Acquire) == 0 {
+        if start.is_busy.load(Acquire) == UNUSED {
             return;
         }
         let mut poll = libc::pollfd { fd: pidfd, events: libc::POLLIN, revents: 0 };
@@ -256,9 +261,9 @@ fn populate(entry_point: &EntryPoint<'_>) {
     let _ = unsafe { bare::raw_syscall(libc::SYS_madvise, arguments) };
 }
 
-/// Begins the program of the task at the address `entry`, with the stack pointer `stack`. First sets `is_busy` to 0 and
-/// wakes the host, which waits for that. The registers are as execve(2) leaves them: there is no thread pointer, and
-/// rdx names no function to call at the end.
+/// Begins the program of the task at the address `entry`, with the stack pointer `stack`. First sets `is_busy` to
+/// [`UNUSED`], and wakes the host if it was [`AWAITED`]. The registers are as execve(2) leaves them: there is no thread
+/// pointer, and rdx names no function to call at the end.
 ///
 /// # Safety
 /// `entry` and `stack` must be those of a mapped program, and `is_busy` the futex that the host waits for.
@@ -272,13 +277,17 @@ unsafe fn begin_program(is_busy: *mut u32, stack: u64, entry: u64) -> ! {
             "xor esi, esi",
             "syscall",
             "mov rsp, r12",
-            "mov dword ptr [r14], 0",
+            "mov eax, {unused}",
+            "xchg dword ptr [r14], eax",
+            "cmp eax, {awaited}",
+            "jne 2f",
             "mov rdi, r14",
             "mov esi, {wake}",
             "mov edx, 1",
             "xor r10d, r10d",
             "mov eax, {futex}",
             "syscall",
+            "2:",
             "mov rax, r13",
             "xor ebx, ebx",
             "xor ecx, ecx",
@@ -295,6 +304,8 @@ unsafe fn begin_program(is_busy: *mut u32, stack: u64, entry: u64) -> ! {
             "xor r14d, r14d",
             "xor r15d, r15d",
             "jmp rax",
+            unused = const UNUSED,
+            awaited = const AWAITED,
             wake = const libc::FUTEX_WAKE,
             futex = const libc::SYS_futex,
             in("rax") libc::SYS_arch_prctl,
