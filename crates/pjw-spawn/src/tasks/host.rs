@@ -23,6 +23,7 @@ use super::stack::AuxiliaryVector;
 use super::task_start::TaskStart;
 use crate::clone::request_parent_death_signal;
 use crate::failure::SpawnStep;
+use crate::signals;
 
 /// The number of the socket in the epoll set. Slots have the numbers from 0.
 const SOCKET: u64 = u64::MAX;
@@ -130,14 +131,17 @@ pub(super) fn run(plan: &HostParameters) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Separates the host from its parent: sets its name and whether it dumps core, and closes the descriptors of the
-/// parent. Returns the lowest number of the host's own descriptors, and the socket, which gets such a number.
+/// Separates the host from its parent: sets its name, the action of `SIGPIPE` and whether it dumps core, and closes the
+/// descriptors of the parent. Returns the lowest number of the host's own descriptors, and the socket, which gets such a
+/// number.
 fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFailure> {
     if plan.launcher != 0 {
         request_parent_death_signal(plan.launcher).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;
     }
     // SAFETY: the name ends with a NUL byte.
     unsafe { libc::prctl(libc::PR_SET_NAME, TASK_HOST_NAME.as_ptr()) };
+    // For the tasks, which inherit it. The runtime of Rust ignores this signal. The host blocks it.
+    signals::set_default_action(libc::SIGPIPE);
     if plan.must_not_dump {
         // SAFETY: changes the address space only.
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0_u64) };

@@ -21,7 +21,7 @@ use crate::clone::{
     request_parent_death_signal, set_standard_streams,
 };
 use crate::failure::SpawnStep;
-use crate::signals::{self, KernelSignals};
+use crate::signals::KernelSignals;
 
 /// [`TaskStart::step`] before the task has failed or begun, and after it has begun.
 const UNDECIDED: u32 = u32::MAX;
@@ -237,7 +237,6 @@ fn set_up_task(start: &TaskStart<'_>) -> Result<(), FailedStep> {
     let arguments = [libc::PR_SET_NAME.into(), bare::address(head.name.as_ptr()), 0, 0, 0];
     // SAFETY: the name has 16 bytes, of which the last is NUL. The call can't fail.
     let _ = unsafe { bare::raw_syscall(libc::SYS_prctl, arguments) };
-    signals::set_default_action(libc::SIGPIPE);
     // SAFETY: has no precondition.
     let pid = unsafe { bare::raw_syscall(libc::SYS_getpid, [0; 5]) }.map_err(of_clone)?;
     start.pid.store(u32::try_from(pid).unwrap_or(0), Release);

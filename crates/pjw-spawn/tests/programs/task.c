@@ -104,6 +104,8 @@ static int is_unchanged(void) {
     struct sigaction action;
     if (getcwd(path, sizeof path) == NULL || strcmp(path, "/") == 0) return 1;
     if (sigaction(SIGUSR1, NULL, &action) != 0 || action.sa_handler != SIG_DFL) return 2;
+    /* The runtime of Rust ignores it in the process that starts tasks. */
+    if (sigaction(SIGPIPE, NULL, &action) != 0 || action.sa_handler != SIG_DFL) return 6;
     if (lseek(0, 0, SEEK_CUR) == -1 && errno == EBADF) return 3;
     if (strcmp(getenv("PATH"), "/") == 0) return 4;
     return value == 42 ? 0 : 5;
