@@ -131,9 +131,9 @@ pub(super) fn run(plan: &HostParameters) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Separates the host from its parent: sets its name, the action of `SIGPIPE` and whether it dumps core, and closes the
-/// descriptors of the parent. Returns the lowest number of the host's own descriptors, and the socket, which gets such a
-/// number.
+/// Separates the host from its parent: sets its name, the action of `SIGPIPE` and whether it dumps core, and closes
+/// the descriptors of the parent. Returns the lowest number of the host's own descriptors, and the socket, which gets
+/// such a number.
 fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFailure> {
     if plan.launcher != 0 {
         request_parent_death_signal(plan.launcher).map_err(|(step, errno)| (step, Errno::from_raw(errno)))?;

@@ -152,7 +152,7 @@ pub(super) unsafe fn start_task(start: &TaskStart<'_>) -> Result<(u32, RawFd), (
 /// Waits until the task no longer uses `start`: its program has begun, its start has failed, or the task has ended.
 /// `pidfd` is the pidfd of the task.
 pub(super) fn wait_until_unused(start: &TaskStart<'_>, pidfd: RawFd) {
-    // The task wakes the host only if it finds that the host sleeps. The kernel does so in any case, when the task ends.
+    // The task wakes the host only if it finds that the host sleeps. The kernel does so in any case when the task ends.
     while start.is_busy.compare_exchange(BUSY, AWAITED, AcqRel, Acquire) != Err(UNUSED) {
         // SAFETY: the futex outlives the call.
         unsafe {
