@@ -7,6 +7,7 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use pjw_benches::load::ranks::{RankProgram, RankWork, SharingWay};
@@ -23,6 +24,9 @@ use tempfile::TempDir;
 const SHARED_MIB: u32 = 128;
 const RANKS_ON_A_CORE: u32 = 50;
 const STARTED: u32 = 15;
+/// The pause after each group that is started. The host of tasks ends some 10 ms after their start, and must not take
+/// a CPU from the group that is measured next. Its CPU time counts in the next round of tasks, which waits for it.
+const BETWEEN_WAYS: Duration = Duration::from_millis(30);
 
 fn main() -> anyhow::Result<()> {
     let bench = Bench::prepare()?;
@@ -180,6 +184,7 @@ fn start(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
             for ((_, way), costs) in ways.iter().zip(&mut costs) {
                 bench.interrupt.check()?;
                 costs.push(StartCost::measure(count, || way(count))?);
+                std::thread::sleep(BETWEEN_WAYS);
             }
         }
         let medians: Vec<StartCost> = costs.iter().filter_map(|costs| StartCost::median(costs)).collect();
