@@ -46,6 +46,9 @@ pub(super) unsafe fn unmap_and_reserve(address: u64, bytes: u64) -> Result<(), E
 /// beginning.
 const MOST_WRITTEN: u64 = 64 << 10;
 
+/// The end of a stack that is written for certain: the arguments and the variables, and the first frames below them.
+const WRITTEN_STACK: u64 = 2 * PAGE;
+
 /// Returns the begin and the end of the pages that a program writes first: the beginning of its variables, to which it
 /// applies relocations. Both are relative to the address at which the program is mapped.
 pub(super) fn first_written_range(program: &ProgramLayout) -> (u64, u64) {
@@ -56,9 +59,10 @@ pub(super) fn first_written_range(program: &ProgramLayout) -> (u64, u64) {
     })
 }
 
-/// Maps the stack and the program of a task into the slot `slot`. `file` is the file of the program. If `advise` is
-/// true, tells the kernel to use no huge pages for the stack (madvise(2)). If `variables_are_copied` is true, the task
-/// has to copy the [`super::initial_values::InitialValues`] of its variables before it begins the program.
+/// Maps the stack and the program of a task into the slot `slot`, and takes the last pages of the stack. `file` is the
+/// file of the program. If `advise` is true, tells the kernel to use no huge pages for the stack (madvise(2)). If
+/// `variables_are_copied` is true, the task has to copy the [`super::initial_values::InitialValues`] of its variables
+/// before it begins the program.
 ///
 /// # Safety
 /// The slot must be unused, and `file` must be the file of the program.
@@ -87,6 +91,10 @@ pub(super) unsafe fn map_task_slot(
         // SAFETY: all segments lie inside of the span, for which the slot has room.
         unsafe { map_segment(slot.program, segment, file)? };
     }
+    let written = WRITTEN_STACK.min(slot.program - slot.stack);
+    // Linux before 5.14 has no such call: then each page costs a fault, as it does if the call fails.
+    // SAFETY: changes no contents.
+    unsafe { libc::syscall(libc::SYS_madvise, slot.program - written, written, libc::MADV_POPULATE_WRITE) };
     Ok(())
 }
 
