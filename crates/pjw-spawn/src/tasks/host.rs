@@ -13,6 +13,7 @@ use rustix::net::{Shutdown, shutdown};
 
 use super::descriptors::{close_cloexec_descriptors, close_descriptor_range, copy_above, move_above};
 use super::directory::TaskDirectory;
+use super::headers::HeaderCopy;
 use super::image::ProgramLayout;
 use super::initial_values::InitialValues;
 use super::new_tasks::NewTasks;
@@ -96,6 +97,8 @@ pub(super) struct Host<'a> {
     pub(super) file: OwnedFd,
     /// The initial values of the variables. `None` if they are mapped from the file.
     pub(super) initial_values: Option<InitialValues>,
+    /// The program headers that tasks find. `None` if they use those of the program.
+    pub(super) headers: Option<HeaderCopy>,
     epoll: OwnedFd,
     /// Descriptors from this one on are the host's own.
     pub(super) first_own: RawFd,
@@ -204,6 +207,7 @@ impl<'a> Host<'a> {
         unsafe { free_heap(plan.heap_begin).map_err(of_clone)? };
         let initial_values = InitialValues::read(&plan.shape, file.as_raw_fd());
         let initial_values = initial_values.map_err(|errno| (SpawnStep::Exec, errno))?;
+        let headers = HeaderCopy::read(&plan.shape, file.as_raw_fd());
         let slots_at = reserve_slots(plan).map_err(of_clone)?;
         fill_gaps_above(slots_at);
         let table = map_anonymous(plan.capacity * size_of::<Slot>()).map_err(of_clone)?.cast::<Slot>();
@@ -233,6 +237,7 @@ impl<'a> Host<'a> {
             socket,
             file,
             initial_values,
+            headers,
             epoll,
             first_own,
             slots_at,

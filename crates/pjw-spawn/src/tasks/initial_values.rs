@@ -98,7 +98,7 @@ impl PagedRange {
 ///
 /// # Safety
 /// `to` must have room for the bytes.
-unsafe fn read_exactly(file: RawFd, to: *mut u8, count: u64, offset: u64) -> Result<(), Errno> {
+pub(super) unsafe fn read_exactly(file: RawFd, to: *mut u8, count: u64, offset: u64) -> Result<(), Errno> {
     let mut done = 0;
     while done < count {
         // SAFETY: the caller guarantees the room.

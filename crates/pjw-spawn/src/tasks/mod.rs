@@ -13,6 +13,7 @@
 
 pub(crate) mod descriptors;
 pub(crate) mod directory;
+mod headers;
 mod host;
 pub(crate) mod image;
 mod initial_values;

@@ -12,6 +12,7 @@ use nix::errno::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
 use super::descriptors::{copy_above, move_above};
+use super::headers::HeaderCopy;
 use super::host::{Host, SLOT_FREE, SLOT_LOST, SLOT_MAPPED, SLOT_READY, Slot, TaskStartFailure, kill_task};
 use super::map;
 use super::request::{Answer, MAX_PENDING_REQUESTS, Request, send_answers};
@@ -257,6 +258,7 @@ impl<'a> Host<'a> {
             argument_count: request.head.argument_count,
             variable_count: request.head.variable_count,
             program_headers: base + plan.shape.program_headers,
+            header_copy: self.headers.as_ref().map_or(&[][..], HeaderCopy::bytes),
             program_header_count: plan.shape.program_header_count,
             entry: base + plan.shape.entry,
             auxiliary: &plan.auxiliary,

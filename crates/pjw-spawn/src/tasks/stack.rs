@@ -61,6 +61,8 @@ pub(super) struct StackContents<'a> {
     pub(super) strings: &'a [u8],
     pub(super) argument_count: usize,
     pub(super) variable_count: usize,
+    /// The program headers that `AT_PHDR` names, as bytes. Empty if `AT_PHDR` is `program_headers`.
+    pub(super) header_copy: &'a [u8],
     /// `AT_PHDR`, `AT_PHNUM` and `AT_ENTRY`.
     pub(super) program_headers: u64,
     pub(super) program_header_count: u64,
@@ -98,16 +100,20 @@ pub(super) unsafe fn write_initial_stack(
 ) -> Result<u64, Errno> {
     let strings = contents.strings.len() as u64;
     let words = 3 + contents.argument_count + contents.variable_count + 2 * (MAX_ENTRIES + 2);
-    let needed = strings + (words * size_of::<u64>()) as u64 + 256;
+    let headers = contents.header_copy.len() as u64;
+    let needed = strings + headers + (words * size_of::<u64>()) as u64 + 256;
     if needed.saturating_add(ROOM_BELOW) > bytes {
         return Err(Errno::E2BIG);
     }
     // The kernel keeps a null word at the end.
-    let strings_at = top - 8 - strings;
+    let headers_at = top - 8 - headers;
+    let strings_at = headers_at - strings;
     let platform_at = strings_at - NAME_BYTES as u64;
     let random_at = (platform_at - RANDOM_BYTES as u64) & !15;
     // SAFETY: all of this lies within the bytes below `top`.
     unsafe {
+        let copy = contents.header_copy;
+        pointer(headers_at).copy_from_nonoverlapping(copy.as_ptr(), copy.len());
         pointer(strings_at).copy_from_nonoverlapping(contents.strings.as_ptr(), contents.strings.len());
         pointer(platform_at).copy_from_nonoverlapping(contents.auxiliary.platform.as_ptr(), NAME_BYTES);
         libc::syscall(libc::SYS_getrandom, random_at, RANDOM_BYTES, 0);
@@ -131,6 +137,7 @@ pub(super) unsafe fn write_initial_stack(
     let entries = &contents.auxiliary.entries;
     for &(key, value) in entries.iter().take(contents.auxiliary.count) {
         let value = match key {
+            libc::AT_PHDR if headers > 0 => headers_at,
             libc::AT_PHDR => contents.program_headers,
             libc::AT_PHNUM => contents.program_header_count,
             libc::AT_ENTRY => contents.entry,

@@ -1,7 +1,9 @@
 /* A program for tasks: its first argument says what it does. */
 #define _GNU_SOURCE
 #include <dirent.h>
+#include <elf.h>
 #include <errno.h>
+#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -48,17 +50,38 @@ static int call_brk(void) {
     return live();
 }
 
+int main(int argc, char **argv);
+
+/* Whether the code of main is in a segment of the program that the headers name: unwinding looks it up so. */
+static int is_code_of_main(struct dl_phdr_info *program, size_t size, void *unused) {
+    unsigned long at = (unsigned long)main - program->dlpi_addr;
+    int index;
+    (void)size;
+    (void)unused;
+    for (index = 0; index < program->dlpi_phnum; index++) {
+        const ElfW(Phdr) *header = &program->dlpi_phdr[index];
+        if (header->p_type == PT_LOAD && at - header->p_vaddr < header->p_memsz) return 1;
+    }
+    return 0;
+}
+
 /* Prints the auxiliary vector's random bytes, and checks the rest of what execve(2) would give. */
 static int look(int argc, char **argv) {
     const unsigned char *random = (const unsigned char *)getauxval(AT_RANDOM);
-    const unsigned long *headers = (const unsigned long *)getauxval(AT_PHDR);
+    const Elf64_Phdr *headers = (const Elf64_Phdr *)getauxval(AT_PHDR);
     char name[32] = "";
     FILE *comm = fopen("/proc/self/comm", "r");
-    int index;
+    int index, has_code = 0;
     if (argc < 2 || random == NULL || headers == NULL || getauxval(AT_BASE) != 0) return 1;
     if (getauxval(AT_PAGESZ) != (unsigned long)sysconf(_SC_PAGESIZE) || getauxval(AT_SYSINFO_EHDR) == 0) return 2;
     if (strcmp((const char *)getauxval(AT_EXECFN), argv[0]) != 0) return 3;
     if (comm == NULL || fscanf(comm, "%31s", name) != 1 || strcmp(name, "task") != 0) return 4;
+    for (index = 0; index < (int)getauxval(AT_PHNUM); index++) {
+        has_code |= headers[index].p_type == PT_LOAD && (headers[index].p_flags & PF_X) != 0;
+        /* The C library would divide the mapping of the variables, and interrupt other tasks. */
+        if (headers[index].p_type == PT_GNU_RELRO) return 5;
+    }
+    if (!has_code || dl_iterate_phdr(is_code_of_main, NULL) != 1) return 6;
     for (index = 0; index < 16; index++) printf("%02x", random[index]);
     printf(" %s %s\n", getenv("PJW_RANK"), getenv("OWN"));
     return 0;
