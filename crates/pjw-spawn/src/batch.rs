@@ -390,10 +390,9 @@ impl SpawnBatch {
                     return;
                 }
             };
-            let _ = report.send(Ok(()));
             let work =
                 SpawnerWork { setup, instances, indexes, is_cancelled, refusal, forked, mismatch, space };
-            let host = work.run(socket, has_own_table);
+            let host = work.run(socket, has_own_table, &report);
             if ends_with_launcher {
                 let _ = released.recv();
                 host.into_iter().for_each(end_host);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use crate::proxy::{ForkError, Template, TemplateError};
 use crate::results::{self, MAX_RESULTS, ResultPacket};
 use crate::setup::Setup;
 use crate::spawner::Spawner;
+use crate::tasks::AddressSpaceError;
 use crate::tasks::descriptors::close_descriptor_range;
 use crate::tasks::request::MAX_PENDING_REQUESTS;
 use crate::tasks::space::AddressSpace;
@@ -49,19 +51,35 @@ impl SpawnerWork {
     ///
     /// If the instances are tasks (processes in one address space) that must end together with the calling thread,
     /// returns the process id of their host. The caller must then end the host.
-    pub(crate) fn run(mut self, socket: RawFd, has_own_table: bool) -> Option<Pid> {
+    ///
+    /// `ready` gets one message if the instances are tasks: `Ok` when their address space exists. After an error, no
+    /// task was started, and no result is sent.
+    pub(crate) fn run(
+        mut self,
+        socket: RawFd,
+        has_own_table: bool,
+        ready: &Sender<Result<(), AddressSpaceError>>,
+    ) -> Option<Pid> {
         let mut packet = ResultPacket { start_period: (now(), now()), ..ResultPacket::default() };
         let space = self.space.take();
         let mut host = None;
         match Spawner::new(&self.setup) {
             Ok(_) if space.is_some() => {
-                host = space.and_then(|space| self.start_tasks(space, socket, &mut packet));
+                let started = space.map(|space| self.start_tasks(space, socket, &mut packet, ready));
+                match started.transpose() {
+                    Ok(started) => host = started.flatten(),
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                        return None;
+                    }
+                }
             }
             Ok(mut spawner) => match self.load_template() {
                 Some(template) => self.fork_all(template, &mut spawner, socket, &mut packet),
                 None => self.exec_all(&mut spawner, socket, &mut packet),
             },
             Err(errno) => {
+                let _ = ready.send(Ok(()));
                 let error = SpawnError { step: SpawnStep::Mask, errno };
                 for index in &self.indexes {
                     packet.results.push((*index, Err(error)));
@@ -149,16 +167,37 @@ impl SpawnerWork {
     /// - Sends `packet` whenever it is full. The last results stay in `packet`, and the caller must send them.
     /// - Returns the process id of the host (the process that owns the address space) if the tasks must end together
     ///   with the calling thread. The caller must then end the host. Otherwise returns `None`.
-    fn start_tasks(&self, mut space: AddressSpace, socket: RawFd, packet: &mut ResultPacket) -> Option<Pid> {
+    /// - Sends `Ok` to `ready` when the host is ready to start tasks.
+    ///
+    /// # Errors
+    /// If the host can't be made ready. No task was started then, and no result was added to `packet`.
+    fn start_tasks(
+        &self,
+        mut space: AddressSpace,
+        socket: RawFd,
+        packet: &mut ResultPacket,
+        ready: &Sender<Result<(), AddressSpaceError>>,
+    ) -> Result<Option<Pid>, AddressSpaceError> {
         let setup = Arc::clone(&self.setup);
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
         let mut posted = VecDeque::new();
+        // The host is made ready on another CPU while these requests are written.
+        for &index in self.indexes.iter().take(MAX_PENDING_REQUESTS) {
+            let Some(instance) = self.instances.get(index) else { break };
+            if space.send_request(instance, &mut layout).is_err() {
+                break;
+            }
+            posted.push_back(index);
+        }
+        space.wait_until_ready()?;
+        let _ = ready.send(Ok(()));
+        let sent = posted.len();
         let mut finish = |index, result| {
             packet.results.push((index, result));
             packet.start_period.1 = now();
             send_if_full(socket, packet);
         };
-        for &index in &self.indexes {
+        for &index in self.indexes.iter().skip(sent) {
             if self.is_cancelled.load(Ordering::Relaxed) {
                 break;
             }
@@ -181,7 +220,7 @@ impl SpawnerWork {
             }
         }
         posted.into_iter().for_each(|index| finish(index, space.wait_for_oldest_request()));
-        space.leave_host()
+        Ok(space.leave_host())
     }
 
     /// Starts the instances one after the other by exec, and sends the results to `socket`.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read as _;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,8 @@ const SPARE_DESCRIPTORS: u64 = 64;
 const UNCOUNTED_SHARE: u64 = 8;
 /// Held by the thread that raises the limit of open descriptors. Another thread could set a lower limit in between.
 static LIMIT_CHANGE: Mutex<()> = Mutex::new(());
+/// The room for the text of a file of `/proc`. With less, the kernel makes the text in more parts.
+const USUAL_BYTES: usize = 16 << 10;
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
 /// The capabilities that lift RLIMIT_NPROC in the initial user namespace: `copy_process` in kernel/fork.c of Linux
@@ -355,7 +358,8 @@ fn threads_of_user(uid: u32, namespace: Option<u64>) -> u64 {
 
 /// The text of a file of `/proc`. Programs and users can put names that are not valid UTF-8 into some of them.
 fn read_text(path: &Path) -> Option<String> {
-    let text = fs::read(path).ok()?;
+    let mut text = Vec::with_capacity(USUAL_BYTES);
+    fs::File::open(path).ok()?.read_to_end(&mut text).ok()?;
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 

@@ -33,11 +33,11 @@ impl HeaderCopy {
     /// program: no header asks for the protection of relocated variables. Also `None` if the headers can't be read, or
     /// are too many.
     pub(super) fn read(program: &ProgramLayout, file: RawFd) -> Option<Self> {
-        let count = usize::try_from(program.program_header_count).ok().filter(|count| *count <= MAX_HEADERS)?;
+        let count =
+            usize::try_from(program.program_header_count).ok().filter(|count| *count <= MAX_HEADERS)?;
         let address = program.program_headers;
-        let holds = |segment: &&Segment| {
-            segment.address <= address && address - segment.address < segment.file_bytes
-        };
+        let holds =
+            |segment: &&Segment| segment.address <= address && address - segment.address < segment.file_bytes;
         let segment = program.segments().find(holds)?;
         let offset = segment.file_offset + (address - segment.address);
         let mut copy = Self { bytes: [0; HEADER_BYTES * MAX_HEADERS], count };

@@ -60,6 +60,8 @@ pub(super) struct HostParameters {
     pub(super) file: RawFd,
     pub(super) socket: RawFd,
     pub(super) buffer: *const u8,
+    /// Zeroed memory for the [`TaskDirectory`].
+    pub(super) directory: *mut u8,
     /// The maximum number of tasks that exist at the same time.
     pub(super) capacity: usize,
     /// The number of ranks.
@@ -163,13 +165,11 @@ fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFail
 fn serve_requests(plan: &HostParameters, first_own: RawFd, socket: BorrowedFd<'_>) -> i32 {
     match Host::prepare(plan, first_own, socket) {
         Ok(mut host) => {
-            let directory = (&raw const *host.directory).expose_provenance() as u64;
-            let answer = Answer { directory, ..Answer::default() };
-            if !send_answers(socket, &[answer], &[]) {
+            if !send_answers(socket, &[Answer::default()], &[]) {
                 return 1;
             }
             if !plan.frees_leftovers {
-                // The requests of a group come together, and the parent takes some time to write them.
+                // The requests of a group come together.
                 host.map_slots_ahead();
             }
             host.serve()
@@ -217,9 +217,8 @@ impl<'a> Host<'a> {
         }
         // SAFETY: all of them were written, and nothing else uses the memory.
         let slots = unsafe { std::slice::from_raw_parts_mut(table, plan.capacity) };
-        let memory = map_anonymous(TaskDirectory::size_in_bytes(plan.size)).map_err(of_clone)?;
-        // SAFETY: the memory is new and has the size.
-        let directory = unsafe { TaskDirectory::create(memory, plan.size, plan.nonce) };
+        // SAFETY: the parent has mapped memory of this size for the directory, and has written nothing there.
+        let directory = unsafe { TaskDirectory::create(plan.directory, plan.size, plan.nonce) };
         let starts =
             map_anonymous(MAX_PENDING_REQUESTS * size_of::<TaskStart<'_>>()).map_err(of_clone)?.cast();
         let own_ranges = if plan.frees_leftovers {

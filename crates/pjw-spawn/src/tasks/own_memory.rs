@@ -63,6 +63,34 @@ pub(super) fn map_anonymous_with_protection(bytes: usize, protection: i32) -> Re
     if at == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(at.cast()) }
 }
 
+/// Zeroed memory that the calling process maps for a fork of itself, at an address that both know. Dropping this value
+/// unmaps the memory in the calling process. The fork keeps its own copy.
+pub(super) struct MemoryForFork {
+    at: *mut u8,
+    bytes: usize,
+}
+
+impl MemoryForFork {
+    /// Maps `bytes` bytes. The calling process must not write to them: the fork would see it.
+    ///
+    /// # Errors
+    /// The error of mmap(2).
+    pub(super) fn map(bytes: usize) -> Result<Self, Errno> {
+        map_anonymous(bytes).map(|at| Self { at, bytes })
+    }
+
+    pub(super) fn address(&self) -> *mut u8 {
+        self.at
+    }
+}
+
+impl Drop for MemoryForFork {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is that of `map`, and nothing in this process uses it.
+        let _ = unsafe { libc::munmap(self.at.cast(), self.bytes) };
+    }
+}
+
 /// The memory mappings that the host (the process that starts tasks) had before the first task. For each mapping,
 /// contains the start and the end address. The mappings are in ascending order.
 pub(super) struct HostMappings {

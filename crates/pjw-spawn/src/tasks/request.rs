@@ -185,12 +185,10 @@ pub(super) struct Answer {
     pub(super) errno: i32,
     /// Whether the pidfd of the task is sent with the message. The pidfds in a message are in the order of the answers.
     pub(super) has_pidfd: bool,
-    /// In the first answer: the address of the directory of the space.
-    pub(super) directory: u64,
 }
 
 /// The size in bytes of an [`Answer`] in a message.
-pub(super) const ANSWER_BYTES: usize = 24;
+pub(super) const ANSWER_BYTES: usize = 16;
 
 impl Answer {
     /// Returns the answer to a request whose task could not be started: `step` is the step that failed, and `errno` is
@@ -206,21 +204,17 @@ impl Answer {
         bytes[4..8].copy_from_slice(&self.step.to_ne_bytes());
         bytes[8..12].copy_from_slice(&self.errno.to_ne_bytes());
         bytes[12] = self.has_pidfd.into();
-        bytes[16..].copy_from_slice(&self.directory.to_ne_bytes());
         bytes
     }
 
     /// Parses an answer from its bytes.
     pub(super) fn from_bytes(bytes: &[u8; ANSWER_BYTES]) -> Self {
         let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
-        let mut directory = [0; 8];
-        directory.copy_from_slice(&bytes[16..]);
         Self {
             pid: u32::from_ne_bytes(word(0)),
             step: u32::from_ne_bytes(word(4)),
             errno: i32::from_ne_bytes(word(8)),
             has_pidfd: bytes[12] != 0,
-            directory: u64::from_ne_bytes(directory),
         }
     }
 }
@@ -260,7 +254,7 @@ mod tests {
     fn an_answer_is_read_as_it_was_written() {
         let begun = Answer { pid: 4711, has_pidfd: true, ..Answer::default() };
         let failed = Answer { pid: 4711, ..Answer::failed(SpawnStep::Stdio, Errno::EMFILE) };
-        for answer in [begun, failed, Answer { directory: 0x7fdb_ba82_f000, ..Answer::default() }] {
+        for answer in [begun, failed, Answer::default()] {
             assert_eq!(Answer::from_bytes(&answer.to_bytes()), answer);
         }
     }

@@ -1,8 +1,9 @@
-//! A round: the host takes all requests that have come, maps the programs of their tasks if they were not mapped ahead,
-//! makes the tasks one after the other, and answers all requests together when all tasks have begun.
+//! A round: the host takes all requests that have come, makes their tasks, and answers all requests together when all
+//! tasks have begun.
 //!
-//! A task needs some time until it begins. Meanwhile the host makes the next one. It maps nothing then: tasks that take
-//! pages and the host would wait for one lock of the kernel. A message for each answer would wake the parent for each.
+//! A task whose program was mapped ahead is made at once. For the others, the host maps all programs first: if tasks
+//! began meanwhile, they and the host would wait for one lock of the kernel. A task needs some time until it begins.
+//! Meanwhile the host makes the next one. A message for each answer would wake the parent for each.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -67,9 +68,13 @@ impl<'a> Host<'a> {
             match self.receive_request() {
                 Ok(Some((request, passed))) => {
                     outcome.passed = passed;
+                    let is_mapped_ahead = self.slots.iter().any(|slot| slot.pidfd == SLOT_READY);
                     match self.prepare_task(count, request, &outcome.passed) {
                         Ok(slot) => outcome.prepared = Some(slot),
                         Err(failed) => outcome.failure = Some(failed),
+                    }
+                    if is_mapped_ahead {
+                        self.make_task(count, outcome);
                     }
                 }
                 Ok(None) => break,
@@ -200,7 +205,7 @@ impl<'a> Host<'a> {
         self.set_unused(slot, SLOT_FREE);
     }
 
-    /// Maps the program and the stack for the requests that are to come, at most [`MAX_PENDING_REQUESTS`]. If the
+    /// Maps the program and the stack for the first requests of a group, at most [`MAX_PENDING_REQUESTS`]. If the
     /// kernel refuses one, the request for it tries again and is answered with the reason.
     pub(super) fn map_slots_ahead(&mut self) {
         for slot in 0..self.slots.len().min(MAX_PENDING_REQUESTS) {

@@ -18,9 +18,9 @@ use rustix::net::{
 };
 
 use super::descriptors::highest_descriptor;
-use super::directory::TASKS_VARIABLE;
+use super::directory::{TASKS_VARIABLE, TaskDirectory};
 use super::host::{self, HostParameters};
-use super::own_memory::heap_begin;
+use super::own_memory::{MemoryForFork, heap_begin};
 use super::request::{ANSWER_BYTES, Answer, MAX_PENDING_REQUESTS, RequestBuffer, RequestHeader};
 use super::room::{AddressSpaceError, check_room};
 use super::slot::{SlotShape, stack_bytes};
@@ -56,7 +56,7 @@ pub struct AddressSpace {
     socket: OwnedFd,
     buffer: RequestBuffer,
     host: Pid,
-    /// The address of the directory of the space.
+    /// The address of the directory of the space, in the memory of the host.
     directory: u64,
     nonce: u64,
     /// The requests that are on their way.
@@ -104,12 +104,15 @@ impl AddressSpace {
         }
         let parameters =
             SpaceParameters { capacity, size: rank_count, is_lasting: true, has_own_table: false };
-        Self::from_setup(Arc::clone(&context.setup), &parameters)
+        let mut space = Self::from_setup(Arc::clone(&context.setup), &parameters)?;
+        space.wait_until_ready()?;
+        Ok(space)
     }
 
-    /// Makes an address space for tasks: processes of the program in `setup` that share their memory. `parameters`
-    /// contains the parameters of the address space. The caller must have called [`check_room`], which checks that
-    /// there is room for the tasks.
+    /// Begins to make an address space for tasks: processes of the program in `setup` that share their memory. Does not
+    /// wait until the host, the process that owns the address space, is ready: [`AddressSpace::wait_until_ready`] must
+    /// be called before the first result is waited for. `parameters` contains the parameters of the address space. The
+    /// caller must have called [`check_room`], which checks that there is room for the tasks.
     pub(crate) fn from_setup(
         setup: Arc<Setup>,
         parameters: &SpaceParameters,
@@ -128,6 +131,7 @@ impl AddressSpace {
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(of_io)?;
         let buffer = RequestBuffer::new().map_err(failed)?;
+        let directory = MemoryForFork::map(TaskDirectory::size_in_bytes(parameters.size)).map_err(failed)?;
         let mut nonce = [0; 8];
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(of_io)?;
         let nonce = u64::from_ne_bytes(nonce);
@@ -137,6 +141,7 @@ impl AddressSpace {
             file: image.file.as_raw_fd(),
             socket: of_host.as_raw_fd(),
             buffer: buffer.address(),
+            directory: directory.address(),
             capacity: parameters.capacity,
             size: parameters.size,
             launcher: launcher(&setup),
@@ -152,25 +157,31 @@ impl AddressSpace {
         };
         let host = fork_host(&plan).map_err(failed)?;
         drop(of_host);
-        let mut space = Self {
+        Ok(Self {
             setup,
             socket,
             buffer,
             host,
-            directory: 0,
+            directory: directory.address().expose_provenance() as u64,
             nonce,
             posted: 0,
             arrived: VecDeque::new(),
             is_left: false,
+        })
+    }
+
+    /// Waits until the host, the process that owns the address space, is ready to start tasks. Requests that were sent
+    /// before wait for it too.
+    ///
+    /// # Errors
+    /// [`AddressSpaceError::Host`] with the failed step. Then no task was started, and none will be.
+    pub(crate) fn wait_until_ready(&mut self) -> Result<(), AddressSpaceError> {
+        let error = match self.receive_answer() {
+            Ok((Answer { errno: 0, .. }, _)) => return Ok(()),
+            Ok((answer, _)) => error_of(answer),
+            Err(errno) => SpawnError { step: SpawnStep::Clone, errno },
         };
-        match space.receive_answer() {
-            Ok((Answer { errno: 0, directory, .. }, _)) => {
-                space.directory = directory;
-                Ok(space)
-            }
-            Ok((answer, _)) => Err(AddressSpaceError::Host(error_of(answer))),
-            Err(errno) => Err(failed(errno)),
-        }
+        Err(AddressSpaceError::Host(error))
     }
 
     /// Returns the process id of the host: the process that owns the address space of the tasks. The memory files of
