@@ -144,9 +144,15 @@ pub fn snapshot_of_mismatches(
     }
 }
 
-/// Returns the newly forked processes whose affinity masks pjw can't explain. Such a mask contains PUs (logical CPUs)
-/// outside of the job, pjw knows no request (sched_setaffinity(2)) for this mask, and a cpuset may restrict the process
-/// or its ancestor. There are two possible causes:
+/// Returns the newly forked processes of jobs whose affinity masks pjw can't explain. The result contains a process if
+/// all of these conditions hold:
+///
+/// - The mask of the process contains PUs (logical CPUs) that are not in its mask in `expected`.
+/// - The mask can't result from a known request (sched_setaffinity(2)) that the process may have inherited.
+/// - The mask lacks an online PU, or a cpuset restricts the ancestor in the job ([`Descendant::ancestor`]). If neither
+///   is the case, pjw assumes that the program requested all PUs.
+///
+/// A process is left out if `state` does not contain this ancestor. There are two possible causes for such a mask:
 ///
 /// - The parent changed its own mask just before the fork, and pjw has not yet seen this change.
 /// - The process is in another cgroup than its parent.
