@@ -32,17 +32,20 @@ const MAX_SLOW_SCANS: u32 = 2;
 const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
 
 /// Reads the CPU times of processes that the decision on this scan needs, and stores them in `snapshot`
-/// ([`Snapshot::cpu_times`]). Also stores the pids of the processes that have ended meanwhile ([`Snapshot::reaped`]).
-/// `read` is [`MachineInterface::read_cpu_times`]. The function calls `read` for these processes, in this order:
+/// ([`Snapshot::cpu_times`]). Also stores the pids of the processes of jobs that have ended ([`Snapshot::reaped`]).
 ///
-/// 1. Each process of a job if the scan read the threads of this process, or found that it has ended. Also the parent
-///    of this process. Also each process outside of jobs that had a child in a job, if the child has ended and its CPU
-///    time is not counted yet.
-/// 2. The parent of each process that has ended, if the parent belongs to no job. A parent that was read before the end
-///    of the child lacks the CPU time of the child.
-/// 3. The children of each process that has ended, or that has waited for a child since the process was last read. The
-///    CPU time of an ended child is part of the CPU time of its parent. If a child has ended too, its own children are
-///    read next.
+/// When a parent waits for an ended child (wait4(2)), the kernel adds the CPU time of the child to the parent. So the
+/// function must know which children have ended. It calls `read`, which is [`MachineInterface::read_cpu_times`], for
+/// these processes:
+///
+/// 1. The processes of jobs whose threads the scan read, the processes of jobs that the scan found to have ended, and
+///    the parents of both. Also the parents outside of jobs that have, or may soon have, CPU time of an ended child that
+///    is not counted yet.
+/// 2. The parents outside of jobs whose child has ended, as call 1 shows. Each of these parents is read again, because
+///    it may have waited for the child after it was read.
+/// 3. The children of the ended processes, and the children for which a living parent may have waited since it was last
+///    read. The only purpose is to find out whether these children have ended: their CPU times are not stored. Children
+///    that call 1 read after their parent are left out. If a child has ended, its own children are read next.
 ///
 /// [`MachineInterface::read_cpu_times`]: crate::terms::ports::MachineInterface::read_cpu_times
 pub fn read_cpu_times(
