@@ -42,10 +42,11 @@ type MonitorValue = [u64; 4];
 pub struct AffinityMonitor {
     /// The ring buffer that the program fills with the reported calls.
     ring: RingBuf<MapData>,
-    /// The settings of the program, and the number of calls that it could not report.
-    orders: Array<MapData, MonitorValue>,
-    /// The number of lost records at the last read.
+    /// The BPF map with the settings of the program. The program adds the number of calls that it could not report.
+    settings: Array<MapData, MonitorValue>,
+    /// The number of calls that the program could not report, as last read from `settings`.
     lost: u64,
+    /// Keeps the program attached to the kernel function.
     _link: FExitLink,
 }
 
@@ -81,22 +82,22 @@ impl AffinityMonitor {
                 other => other,
             })
         })?;
-        let mut orders: Array<MapData, MonitorValue> = take_map(&mut object, "LISTENING")?
+        let mut settings: Array<MapData, MonitorValue> = take_map(&mut object, "LISTENING")?
             .try_into()
             .map_err(|error| refusal_error("LISTENING", &error))?;
-        let configure = |orders: &mut Array<MapData, MonitorValue>, check: bool| {
-            let order = [std::process::id().into(), check.into(), platform.mask_bytes as u64, 0];
-            orders.set(0, order, 0).map_err(|error| refusal_error("configuring", &error))
+        let configure = |settings: &mut Array<MapData, MonitorValue>, check: bool| {
+            let values = [std::process::id().into(), check.into(), platform.mask_bytes as u64, 0];
+            settings.set(0, values, 0).map_err(|error| refusal_error("configuring", &error))
         };
-        configure(&mut orders, true)?;
+        configure(&mut settings, true)?;
         let attach = |program: &mut FExit| program.attach().and_then(|link| program.take_link(link));
         let link =
             program(&mut object).and_then(attach).map_err(|error| unavailable_reason("attaching", &error))?;
         let ring =
             take_map(&mut object, "ASKS")?.try_into().map_err(|error| refusal_error("ASKS", &error))?;
-        let mut monitor = Self { ring, orders, lost: 0, _link: link };
+        let mut monitor = Self { ring, settings, lost: 0, _link: link };
         monitor.check_own_call_is_reported()?;
-        configure(&mut monitor.orders, false)?;
+        configure(&mut monitor.settings, false)?;
         Ok(monitor)
     }
 
@@ -119,7 +120,7 @@ impl AffinityMonitor {
         // that is less than half full was not full since the last call, and the BPF map with the count need not be
         // read.
         if read >= RING_BYTES / 2
-            && let Ok([_, _, _, lost]) = self.orders.get(&0, 0)
+            && let Ok([_, _, _, lost]) = self.settings.get(&0, 0)
         {
             drained.lost_count = lost.saturating_sub(self.lost);
             self.lost = lost;
