@@ -109,8 +109,9 @@ impl LentCpuMonitor {
     }
 
     /// In a build with the cargo feature `bpf`, this function returns for each lent PU (logical CPU) how long
-    /// threads of the lending job have run there. In this build the function can't be called, because no value
-    /// of this type exists.
+    /// threads of the lending job have run there since the PU was lent, or since the last call of
+    /// [`LentCpuMonitor::report_again`] for the PU. In this build the function can't be called, because no value of
+    /// this type exists.
     #[must_use]
     pub fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         match *self {}

@@ -84,9 +84,13 @@ impl BpfPlatform {
         self.load_object(OBJECT, ("WATCHED_TGIDS", watched), verify)
     }
 
-    /// Loads `file`, the content of an object file with BPF programs. `map` is the name of a BPF map in this file, and
-    /// `entries` is the maximum number of entries of this map. `verify` must load one program of the object file into
-    /// the kernel, which verifies the program.
+    /// Parses `file`, the content of an object file with BPF programs, and creates its BPF maps in the kernel. `map` is
+    /// the name of one of these maps, and `entries` is the maximum number of entries that it gets. Returns the loaded
+    /// object. No program is attached yet.
+    ///
+    /// `verify` must load one program of the object into the kernel. So an error shows at once that the kernel refuses
+    /// the program. If the kernel refuses a step with `EPERM`, the function removes the limit of this process for
+    /// locked memory (`RLIMIT_MEMLOCK`) and repeats all steps once. Kernels before Linux 5.11 need this.
     ///
     /// # Errors
     /// The error of `verify`, or the reason why the object file can't be loaded.
