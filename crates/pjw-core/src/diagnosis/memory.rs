@@ -47,14 +47,16 @@ impl WorkerMemory {
         Self { at: measured_at, workers, private_bytes: own }
     }
 
-    /// Makes a measurement from memory counters of the kernel, without reading page tables. `measured_at` is the time
-    /// of the measurement, in ns since boot. `charged_bytes` is the anonymous memory of the job's cgroup in bytes. Each
-    /// page counts once. `anonymous_bytes` has the anonymous memory of each address space of the job in bytes. A shared
-    /// page counts in each address space that maps the page.
+    /// Estimates the private memory of the workers from memory counters of the kernel, without reading page tables.
     ///
-    /// An address space counts as a worker if it has at least a quarter of the largest value in `anonymous_bytes`. The
-    /// estimate assumes that all workers share the same pages, as after fork(2). So a parent that shares its memory
-    /// with the workers also counts as a worker.
+    /// - `measured_at` is the time of the measurement, in ns since boot.
+    /// - `charged_bytes` is the anonymous memory of the job's cgroup, in bytes. Each page counts once.
+    /// - `anonymous_bytes` has the anonymous memory of each address space of the job, in bytes. A shared page counts in
+    ///   each address space that maps the page.
+    ///
+    /// An address space counts as a worker if it has at least a quarter of the largest value in `anonymous_bytes`.
+    /// Shared pages are part of this value. So a parent that shares its memory with forked workers also counts as a
+    /// worker. The estimate assumes that each shared page is shared by all workers, as after fork(2).
     #[must_use]
     pub fn from_counters(measured_at: Nanos, charged_bytes: u64, anonymous_bytes: &[u64]) -> Self {
         let largest = anonymous_bytes.iter().copied().max().unwrap_or(0);
