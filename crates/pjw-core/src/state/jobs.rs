@@ -43,15 +43,16 @@ pub struct Jobs {
     change_count: u64,
     /// The number of changes of `granted` so far.
     owned_grants_version: u64,
-    /// The ids of changed jobs, and the number of reads for tests.
-    traces: Traces,
+    /// Which jobs were changed, and which users lost their last job, since these lists were last taken. Also how often
+    /// jobs were read, for tests.
+    access_log: AccessLog,
 }
 
 /// A record of the changes and reads of the collection of jobs. It is not part of the content of the collection: two
 /// collections with the same jobs are equal, and so all values of this type are equal.
 #[derive(Debug, Clone, Default)]
-struct Traces {
-    /// How many jobs were read.
+struct AccessLog {
+    /// How many jobs were read since the last call of [`Jobs::take_read_count`].
     visits: Cell<usize>,
     /// The jobs that were added, changed or removed since the last call of [`Jobs::take_changed_ids`].
     changed: BTreeSet<JobId>,
@@ -59,13 +60,13 @@ struct Traces {
     former_owners: BTreeSet<Uid>,
 }
 
-impl PartialEq for Traces {
+impl PartialEq for AccessLog {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Traces {}
+impl Eq for AccessLog {}
 
 impl Index<&JobId> for Jobs {
     type Output = Job;
@@ -126,22 +127,22 @@ impl Jobs {
     /// and sets the number to 0. Only tests call this method. They check that each decision of the daemon reads
     /// few jobs.
     pub fn take_read_count(&self) -> usize {
-        self.traces.visits.take()
+        self.access_log.visits.take()
     }
 
     /// Returns the ids of the jobs that were added, changed or removed since the last call of this method, and clears
     /// the list of these ids. The daemon checks these jobs again when it audits the grants (the PUs that jobs hold).
     pub fn take_changed_ids(&mut self) -> BTreeSet<JobId> {
-        core::mem::take(&mut self.traces.changed)
+        core::mem::take(&mut self.access_log.changed)
     }
 
     /// Returns the users who own no job now and whose last job was removed since the last call of this method.
     pub(crate) fn take_former_owners(&mut self) -> BTreeSet<Uid> {
-        core::mem::take(&mut self.traces.former_owners)
+        core::mem::take(&mut self.access_log.former_owners)
     }
 
     fn count_visit(&self) {
-        self.traces.visits.update(|count| count + 1);
+        self.access_log.visits.update(|count| count + 1);
     }
 
     /// Adds a job, or replaces the job with the same id.
@@ -159,7 +160,7 @@ impl Jobs {
             self.owned_grants_version += 1;
         }
         self.by_owner.entry(job.owner).or_default().insert(id.clone());
-        self.traces.former_owners.remove(&job.owner);
+        self.access_log.former_owners.remove(&job.owner);
         if let Some(path) = &job.cgroup {
             self.by_cgroup.entry(path.clone()).or_default().insert(id.clone());
         }
@@ -187,7 +188,7 @@ impl Jobs {
                 self.shared.add(&grant.cpus);
             }
         }
-        self.traces.changed.insert(id.clone());
+        self.access_log.changed.insert(id.clone());
         self.jobs.insert(id, job);
         self.change_count += 1;
     }
@@ -204,11 +205,11 @@ impl Jobs {
     /// that jobs own. The caller must increase this number, unless the caller inserts a job that owns the same PUs.
     fn remove_without_version_change(&mut self, id: &JobId) -> Option<Job> {
         let job = self.jobs.remove(id)?;
-        self.traces.changed.insert(id.clone());
+        self.access_log.changed.insert(id.clone());
         self.change_count += 1;
         remove_from(&mut self.by_owner, &job.owner, id);
         if !self.by_owner.contains_key(&job.owner) {
-            self.traces.former_owners.insert(job.owner);
+            self.access_log.former_owners.insert(job.owner);
         }
         if let Some(path) = &job.cgroup {
             remove_from(&mut self.by_cgroup, path, id);
