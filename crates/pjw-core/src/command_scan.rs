@@ -17,7 +17,9 @@ use crate::terms::{JobId, ScanRequest, ScanScope};
 /// Otherwise, the scan reads these processes and all of their descendants:
 ///
 /// - each process whose pid is in an assign command,
-/// - all processes of each job that a command assigns to, releases, undoes, or makes or changes as a provision.
+/// - all processes of each job to which a command assigns processes or cores,
+/// - all processes of each job that a command releases ([`Command::Release`] and [`Command::Undo`]),
+/// - all processes of each provision (a job whose cores are promised to a service) that a command makes or changes.
 ///
 /// Some descendants may be in the list of processes for a later scan (`state.lineage.scan_queue`). The function moves
 /// these descendants from the list to the request.
