@@ -81,7 +81,7 @@ fn queue_for_cores(state: &WardenState, all: bool) -> BTreeSet<(UnixMillis, JobI
 
 /// Grants cores to the waiting job `id`, if its request can be served now. If not, stores the refusal in the state, and
 /// adds a warning unless the job holds some cores. Stores no refusal if the job has no request, or if
-/// [`is_service_prevented`] is true.
+/// [`is_grant_prevented`] is true.
 ///
 /// `earlier` has the refusals of earlier cycles. The refusal of this job is removed from it. If this refusal is still
 /// valid, the request is refused again without a search for cores. If `recheck` is true, no earlier refusal is valid.
@@ -100,7 +100,7 @@ fn serve_waiting_job(
         warn(draft, id, "unknown-count", why, remedy);
         return;
     };
-    if is_service_prevented(draft, &job) {
+    if is_grant_prevented(draft, &job) {
         return;
     }
     if let Some(offer) = offer_of_own_cpuset(draft.state, draft.policy, id, request) {
@@ -130,9 +130,9 @@ fn serve_waiting_job(
 }
 
 /// Returns whether the waiting job `job` can get no cores, even if enough cores are free: the journal can't record a
-/// grant, or another pjwd wrote the cpuset of the job's cgroup. Adds a warning with the cause, unless the job holds
-/// cores.
-fn is_service_prevented(draft: &mut CycleDraft<'_>, job: &Job) -> bool {
+/// grant, or another pjwd wrote the cpuset of the job's cgroup. Adds a warning with the cause, unless the job already
+/// holds cores: a provision (a job whose cores are promised to a service) also waits if it holds too few.
+fn is_grant_prevented(draft: &mut CycleDraft<'_>, job: &Job) -> bool {
     let id = &job.id;
     let (why, remedy) = if !draft.policy.may_grant {
         let why = format!("{id} waits for cores: a grant of cores can't be recorded");
