@@ -368,13 +368,15 @@ proptest! {
     }
 
     #[test]
-    fn the_smallest_level_that_holds_a_request_holds_it_where_domains_cross(
+    fn a_request_that_fits_into_one_domain_stays_in_one_domain_also_where_domains_are_not_nested(
         topology in irregular(false),
         cores in 1u32..12,
     ) {
         let mut bench = Bench::new(alike(&topology), "");
         let free = bench.pool.free_cpus();
         if let Ok(offer) = bench.ask(1, &JobRequest::with_core_count(cores)) {
+            // The smallest level with a domain that has enough free cores. The granted cores lie in one domain of this
+            // level or of a smaller one. Cores without any domain of a smaller level are right too.
             let mut levels = topology.levels().iter().rev();
             let holds_it = |level| holes(&topology, level, &free).iter().any(|&hole| hole >= cores);
             let holds = levels.find(|&&level| holds_it(level));
