@@ -19,11 +19,16 @@ use std::os::fd::AsRawFd;
 /// ends.
 #[derive(Debug)]
 pub struct SpareProcess {
-    /// The process of the spare. `None` if the process has become an instance.
+    /// The process of the spare. `None` after [`Template::start_spare`] has taken the process.
     child: Option<Child>,
+    /// The socket by which the launcher sends the spare the message to run `main`.
     pub(super) channel: Channel,
+    /// The arguments and environment variables that are in the memory of the spare until it gets its own: those that
+    /// the template had when the spare was forked. Empty if they are unknown.
     image: PlacedStrings,
+    /// The memory map that the spare inherited from the template. `None` if the template still had its first one.
     map: Option<MemoryMap>,
+    /// The address and the size of the memory of the spare for arguments and environment variables.
     strings: (u64, u64),
 }
 
