@@ -43,12 +43,15 @@ impl HeaderCopy {
         let mut copy = Self { bytes: [0; HEADER_BYTES * MAX_HEADERS], count };
         // SAFETY: there is room for so many headers.
         unsafe { read_exactly(file, copy.bytes.as_mut_ptr(), copy.length(), offset).ok()? };
-        copy.remove_protection().then_some(copy)
+        copy.disable_relro().then_some(copy)
     }
 
-    /// Makes the headers those of a copy that ends 8 bytes below the address at which the program is mapped. Returns
-    /// whether a header asked for the protection of relocated variables.
-    fn remove_protection(&mut self) -> bool {
+    /// Disables each header `PT_GNU_RELRO` (its type becomes `PT_NULL`), so that the C library does not protect the
+    /// relocated variables of a task. Returns whether there was such a header.
+    ///
+    /// Also sets the address in the header `PT_PHDR` to the address of this copy, relative to the address at which the
+    /// program is mapped. The copy ends 8 bytes below that address.
+    fn disable_relro(&mut self) -> bool {
         let at = self.length().saturating_add(WORD_ABOVE).wrapping_neg();
         let mut has_changed = false;
         for header in self.bytes.chunks_exact_mut(HEADER_BYTES).take(self.count) {
@@ -97,10 +100,10 @@ mod tests {
     fn the_protection_of_relocated_variables_is_removed_and_the_headers_name_their_own_place() {
         let load = header(1, 0x1000);
         let mut copy = copy_of(&[header(PT_PHDR, 64), load, header(PT_GNU_RELRO, 0x3000)]);
-        assert!(copy.remove_protection());
+        assert!(copy.disable_relro());
         let place = 0_u64.wrapping_sub(3 * 56 + 8);
         let expected = [header(PT_PHDR, place), load, header(PT_NULL, 0x3000)];
         assert_eq!(copy.bytes(), expected.as_flattened());
-        assert!(!copy_of(&[load]).remove_protection());
+        assert!(!copy_of(&[load]).disable_relro());
     }
 }

@@ -52,11 +52,13 @@ impl InitialValues {
         Ok(Some(Self { bytes }))
     }
 
-    /// Copies the values to the variables of the copy of `program` that is mapped at `base`.
+    /// Copies the values to the variables of a task. The task is the copy of `program` that is mapped at the address
+    /// `base`.
     ///
     /// # Safety
-    /// The values must be those of `program`. The copy must have been mapped with `variables_are_copied`, and not have
-    /// begun.
+    /// The values must be those of `program`. `map_task_slot` must have mapped the copy, with `variables_are_copied`.
+    /// The variables are then in anonymous memory, which contains zeros. The task must not have begun to run the
+    /// program.
     pub(super) unsafe fn copy_to(&self, base: u64, program: &ProgramLayout) {
         let mut from = self.bytes;
         for segment in program.segments().filter(|segment| segment.is_writable()) {
