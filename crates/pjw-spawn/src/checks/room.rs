@@ -251,7 +251,7 @@ fn check_other_user(uid: u32, wanted: u64, templates: u64) -> Result<(), CheckEr
 }
 
 /// Returns the limit `RLIMIT_NPROC` (setrlimit(2)) of the calling process for threads of the real user `uid`. `None`
-/// if no check is needed:
+/// in each of these cases:
 ///
 /// - The limit has room for `needed` threads even if all threads of the system, `all_threads`, belong to this user.
 /// - The limit does not hold for this user: [`is_unlimited`]. For this case, `capabilities` returns the capabilities
