@@ -50,9 +50,11 @@ pub(super) fn arrange(boxes: &mut DiagramBox) {
     boxes.height = bottom - gap + metrics.padding;
 }
 
-/// Places the boxes of `section` in rows and columns, with `gap` pixels between them. If `section` has no fixed
-/// number of columns, chooses the number for which the grid is most like a page. Makes all boxes of a column equally
-/// wide, and all boxes of a row equally high. Returns the width of the grid, in pixels.
+/// Places the boxes of `section` in rows and columns, with `gap` pixels between them. Makes all boxes of a column
+/// equally wide, and all boxes of a row equally high. Returns the width of the grid, in pixels.
+///
+/// If `section` has no fixed number of columns, chooses the number for which the grid has few empty cells and an aspect
+/// ratio near that of a page ([`PAGE`]). Empty cells count more than the aspect ratio.
 fn arrange_in_grid(section: &mut BoxGroup, gap: u32) -> u32 {
     let n = section.frames.len();
     let sizes: Vec<(u32, u32)> = section.frames.iter().map(|boxes| (boxes.width, boxes.height)).collect();
