@@ -67,7 +67,8 @@ pub fn is_missing(dir: &Path) -> bool {
         && std::fs::symlink_metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Returns whether the paths `one` and `other` lead to the same directory, also by symbolic links.
+/// Returns whether the paths `one` and `other` lead to the same directory. Symbolic links are followed. If a path can't
+/// be resolved, for example because nothing is there, the path itself is compared.
 #[must_use]
 pub fn are_same(one: &Path, other: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());

@@ -322,9 +322,9 @@ impl DirectoryWatch {
         Self { inotify, names }
     }
 
-    /// Blocks the thread until one of the files, or the directory of one, is removed or renamed. Also returns true if
-    /// events were lost, because one of them may have been such a removal. Returns false if `timeout` has passed
-    /// before.
+    /// Blocks the thread until one of the watched files or directories is removed or renamed, and returns true. Returns
+    /// false if `timeout` has passed before. If events were lost, also returns true, because one of them may have been
+    /// such a removal.
     fn wait_for_removal(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         loop {

@@ -104,8 +104,9 @@ impl EventLoop {
     /// - Sends the configured signal to the borrowers (jobs on lent cores) that lose cores according to `events`, the
     ///   events of the cycle.
     ///
-    /// `scanned_jobs` says whether the cycle scanned the processes of jobs. If it did, also finds the borrowers with
-    /// a real-time priority. If a job is frozen then, what follows depends on the mode:
+    /// `scanned_jobs` says whether the cycle scanned the processes of jobs. If it did, also records which borrowers
+    /// have threads with a real-time priority. pjw lends such a borrower no cores, and warns users about it. If a job
+    /// is frozen after such a cycle, what follows depends on the mode:
     ///
     /// - In the mode `observe`, thaws the frozen jobs, once after a change to this mode.
     /// - Otherwise, starts the thaw watcher (the process that thaws frozen jobs if pjwd is killed) unless it runs
