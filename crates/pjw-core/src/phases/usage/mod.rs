@@ -39,13 +39,14 @@ const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
 /// these processes:
 ///
 /// 1. The processes of jobs whose threads the scan read, the processes of jobs that the scan found to have ended, and
-///    the parents of both. Also the parents outside of jobs that have, or may soon have, CPU time of an ended child that
-///    is not counted yet.
+///    the parents of both. Also the parents outside of jobs that have, or may soon have, CPU time of an ended child
+///    that is not counted yet.
 /// 2. The parents outside of jobs whose child has ended, as call 1 shows. Each of these parents is read again, because
 ///    it may have waited for the child after it was read.
 /// 3. The children of the ended processes, and the children for which a living parent may have waited since it was last
 ///    read. The only purpose is to find out whether these children have ended: their CPU times are not stored. Children
-///    that call 1 read after their parent are left out. If a child has ended, its own children are read next.
+///    that call 1 found are left out, unless call 2 read their parent again. If a child has ended, its own children are
+///    read next.
 ///
 /// [`MachineInterface::read_cpu_times`]: crate::terms::ports::MachineInterface::read_cpu_times
 pub fn read_cpu_times(
