@@ -355,12 +355,16 @@ fn record_task_count(state: &mut WardenState, id: &JobId, pid: Pid) {
 
 /// Ends the usage sample of `job` (its resource use since a time) at the time `idle_until`, in ns since boot. A process
 /// of the job was idle until this time, and runs again now. The ended sample has no CPU time: what was read since its
-/// beginning counts in the next sample. Does nothing if `idle_until` is `None`, or if the ended sample would be shorter
-/// than [`LONG_SAMPLE_NS`].
+/// beginning counts in the next sample. Does nothing in each of these cases:
+///
+/// - `idle_until` is `None`.
+/// - The ended sample would be shorter than [`LONG_SAMPLE_NS`].
+/// - A scan in this sample took too long to end it. The sample may then be long although another process of the job
+///   runs all the time. One of the next scans ends it.
 fn end_sample_when_idle(state: &mut WardenState, job: &JobId, idle_until: Option<Nanos>) {
     let (Some(until), Some(open)) = (idle_until, state.usage.usage_of_job(job)) else { return };
     let length_ns = until.0.saturating_sub(open.sample_began_at.0);
-    if length_ns < LONG_SAMPLE_NS {
+    if length_ns < LONG_SAMPLE_NS || open.slow_scans > 0 {
         return;
     }
     add_held_core_time(state, job, until);
@@ -368,7 +372,7 @@ fn end_sample_when_idle(state: &mut WardenState, job: &JobId, idle_until: Option
     if let Some(open) = state.usage.usage_of_job_mut(job) {
         let held_ns = core::mem::take(&mut open.sample_held_ns);
         open.usage.add_sample(&UsageSample { length_ns, cores, pus, held_ns, ..UsageSample::default() });
-        (open.sample_began_at, open.slow_scans) = (until, 0);
+        open.sample_began_at = until;
     }
 }
 

@@ -46,6 +46,29 @@ fn a_job_has_samples_although_each_scan_takes_long() {
 }
 
 #[test]
+fn a_process_that_wakes_up_after_slow_scans_makes_no_idle_time_of_a_busy_job() {
+    let mut machine = with_job(4);
+    machine.spawn(30, 20, 1001);
+    machine.settle();
+    for _ in 0..5 {
+        run(&mut machine, 1, &[20, 21]);
+        for _ in 0..2 {
+            machine.run(&[20, 21]);
+            scan_slowly(&mut machine, &[20, 21], 2 * SECOND);
+        }
+        // Process 30 was idle at the last scan, which was more than three seconds after the beginning of the sample.
+        machine.run_for(&[20, 30], SECOND / 100);
+        machine.run_for(&[20, 21], SECOND * 99 / 100);
+        scan_slowly(&mut machine, &[20, 21], 0);
+    }
+    machine.exit(30);
+    let report = end(&mut machine);
+    assert_eq!(seconds(report.usage.sampled_ns), 40, "{report:?}");
+    let levels = report.time_by_used_pus();
+    assert!(levels.iter().all(|&(pus, _)| pus == 2), "{levels:?}");
+}
+
+#[test]
 fn a_scan_of_a_forked_process_alone_ends_no_sample_of_its_job() {
     let mut machine = with_job(4);
     machine.spawn(30, 20, 1001);
