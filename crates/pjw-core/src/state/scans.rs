@@ -124,6 +124,7 @@ impl WardenState {
         ScanRequest {
             idle_watch: Arc::new(WatchedProcesses {
                 groups,
+                has_all_groups: true,
                 unassigned_pids: unassigned,
                 check_all_masks: true,
             }),
@@ -143,8 +144,10 @@ impl WardenState {
     }
 
     fn idle_watch(&self) -> Arc<WatchedProcesses> {
-        let groups = || self.idle_groups.values().flatten().cloned().collect();
-        let watch = || Arc::new(WatchedProcesses { groups: groups(), ..WatchedProcesses::default() });
+        let watch = || {
+            let groups = self.idle_groups.values().flatten().cloned().collect();
+            Arc::new(WatchedProcesses { groups, has_all_groups: true, ..WatchedProcesses::default() })
+        };
         Arc::clone(self.idle_watch.get_or_init(watch))
     }
 

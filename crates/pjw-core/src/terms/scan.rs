@@ -39,6 +39,16 @@ pub struct ScanRequest {
     pub idle_watch: Arc<WatchedProcesses>,
 }
 
+impl ScanRequest {
+    /// Returns whether the scan looks at the CPU time of every process of a job: it reads all processes of the machine,
+    /// or checks all idle processes of jobs besides those in its scope. False for a scan because of a process event or a
+    /// command. A process that just began belongs to the idle ones until its second reading.
+    #[must_use]
+    pub fn looks_at_whole_jobs(&self) -> bool {
+        self.scope == ScanScope::Full || self.idle_watch.has_all_groups
+    }
+}
+
 /// The processes that a scan checks before it decides whether to read them: idle processes of jobs, and processes that
 /// belong to no job. A process is idle if the smoothed CPU demand of all its threads is 0. The demand of a thread is
 /// the share of time in which the thread runs or waits for a PU. The check is cheaper than reading the process.
@@ -58,6 +68,8 @@ pub struct WatchedProcesses {
     /// is 0. All processes of a group belong to the same job, and each process is in only one group. If a
     /// group has a `cgroup`, this cgroup contains only processes of this job.
     pub groups: Vec<Arc<IdleProcessGroup>>,
+    /// Whether `groups` has all idle processes of jobs. There may be none.
+    pub has_all_groups: bool,
     /// The pids of processes that belong to no job, whether idle or not. If such a process used CPU time
     /// since the last check or has exited, the scan reads the process, but not its threads.
     pub unassigned_pids: Vec<Pid>,

@@ -253,7 +253,8 @@ impl Machine {
         let mut snapshot = self.node.scan(scan);
         snapshot.address_spaces.clone_from(&self.address_spaces);
         read_cpu_times(&self.state, &mut snapshot, |pids| self.node.read_cpu_times(pids));
-        snapshot.cpu_times_read_until = Some(snapshot.taken_at.since_boot);
+        let read_until = snapshot.taken_at.since_boot;
+        snapshot.cpu_times_read_until = scan.looks_at_whole_jobs().then_some(read_until);
         let decision = self.decide(&snapshot, commands);
         self.reports.extend(decision.reports.iter().cloned());
         if self.audits_plans {

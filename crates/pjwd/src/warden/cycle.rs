@@ -454,7 +454,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             process.batch_identity = self.pending_claims.get(&process.id).cloned();
         }
         self.read_process_events();
-        self.read_usage(&mut snapshot);
+        self.read_usage(request, &mut snapshot);
         snapshot
     }
 

@@ -179,11 +179,12 @@ pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
 /// cycle. All of its CPU time must have been read at about the time of the scan. Otherwise, the sample would have too
 /// little or too much CPU time, and the next sample the opposite. So the sample goes on in each of these cases:
 ///
-/// - The scan did not read all processes of the job that ran lately, for example a scan of one process that was just
-///   forked.
+/// - The scan did not look at whole jobs, for example a scan of one process that was just forked. Other processes may
+///   have run since they were last read.
+/// - The scan could not read all processes of the job that ran lately.
 /// - The scan took too long, and fewer than [`MAX_SLOW_SCANS`] earlier scans of this sample did. The function counts
 ///   such scans. A sample shorter than [`MIN_SAMPLE_NS`] is excepted, because the caller does not end it.
-/// - pjw records no usage of the job, or this cycle read no CPU times.
+/// - pjw records no usage of the job.
 fn may_end_sample(draft: &mut CycleDraft<'_>, job: &JobId) -> bool {
     let Some(read_until) = draft.seen.cpu_times_read_until else { return false };
     if !has_read_active_processes(draft, job) {

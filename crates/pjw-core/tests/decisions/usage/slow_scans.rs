@@ -68,6 +68,19 @@ fn a_process_that_wakes_up_after_slow_scans_makes_no_idle_time_of_a_busy_job() {
     assert!(levels.iter().all(|&(pus, _)| pus == 2), "{levels:?}");
 }
 
+/// The scan after the fork event of the process `pid`, which reads nothing else.
+fn scan_forked(machine: &mut Machine, pid: u32) {
+    let pids = BTreeSet::from([Pid(pid)]);
+    let forked = ScanRequest {
+        scope: ScanScope::Partial(pids.clone()),
+        pids_to_read_threads_of: pids,
+        active_threads: BTreeMap::new(),
+        cgroups: BTreeSet::new(),
+        idle_watch: Arc::default(),
+    };
+    let _ = machine.cycle(&forked, &[]);
+}
+
 #[test]
 fn a_scan_of_a_forked_process_alone_ends_no_sample_of_its_job() {
     let mut machine = with_job(4);
@@ -78,15 +91,7 @@ fn a_scan_of_a_forked_process_alone_ends_no_sample_of_its_job() {
         let child = 100 + second;
         if second % 4 == 3 {
             machine.spawn(child, 20, 1001);
-            let pids = BTreeSet::from([Pid(child)]);
-            let forked = ScanRequest {
-                scope: ScanScope::Partial(pids.clone()),
-                pids_to_read_threads_of: pids,
-                active_threads: BTreeMap::new(),
-                cgroups: BTreeSet::new(),
-                idle_watch: Arc::default(),
-            };
-            let _ = machine.cycle(&forked, &[]);
+            scan_forked(&mut machine, child);
             machine.exit(child);
         }
         machine.run_for(&[30], SECOND * 3 / 10);
@@ -96,6 +101,28 @@ fn a_scan_of_a_forked_process_alone_ends_no_sample_of_its_job() {
     machine.exit(30);
     let report = end(&mut machine);
     assert_eq!(seconds(report.usage.sampled_ns), 20, "{report:?}");
+    let levels = report.time_by_used_pus();
+    assert!(levels.iter().all(|&(pus, _)| pus == 1), "{levels:?}");
+}
+
+#[test]
+fn a_scan_of_a_forked_process_ends_no_sample_while_a_process_runs_that_was_read_once() {
+    let mut machine = with_job(4);
+    for second in 0..20 {
+        let (worker, other) = (100 + 2 * second, 101 + 2 * second);
+        machine.spawn(worker, 20, 1001);
+        scan_forked(&mut machine, worker);
+        machine.run_for(&[worker], SECOND * 7 / 10);
+        machine.spawn(other, 20, 1001);
+        scan_forked(&mut machine, other);
+        machine.exit(other);
+        machine.run_for(&[worker], SECOND * 3 / 10);
+        let regular = machine.state.scan_request(false);
+        let _ = machine.cycle(&regular, &[]);
+        machine.exit(worker);
+    }
+    let report = end(&mut machine);
+    assert_eq!((seconds(report.usage.sampled_ns), seconds(report.usage.cpu_ns)), (20, 20), "{report:?}");
     let levels = report.time_by_used_pus();
     assert!(levels.iter().all(|&(pus, _)| pus == 1), "{levels:?}");
 }
