@@ -92,9 +92,10 @@ fn a_process_that_a_command_moves_from_a_job_to_one_that_waits_returns_to_its_cg
         let mut m = machine_with_cpusets(affinity_persists);
         m.policy.exhaustion_policy = ExhaustionPolicy::Wait;
         spawn_in_session(&m, 10, "shell");
-        spawn_in_session(&m, 11, "batch");
+        m.spawn(11, 10, 33);
         m.bind(11, 11, "2-5");
-        m.assign("a", 2, &[10, 11]).unwrap();
+        m.assign("a", 2, &[10]).unwrap();
+        m.settle();
         let inside = cgroup_of(&m, 11);
         assert_ne!(inside, SESSION);
         m.assign("b", 8, &[11]).unwrap();
