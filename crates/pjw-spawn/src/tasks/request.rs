@@ -5,14 +5,17 @@
 //! offset of its request. The host answers all requests that have come with one message, when their tasks have
 //! begun.
 
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
 
 use crate::failure::SpawnStep;
 use crate::own_policy::MemoryPolicy;
@@ -188,7 +191,7 @@ pub(super) struct Answer {
 }
 
 /// The size in bytes of an [`Answer`] in a message.
-pub(super) const ANSWER_BYTES: usize = 16;
+const ANSWER_BYTES: usize = 16;
 
 impl Answer {
     /// Returns the answer to a request whose task could not be started: `step` is the step that failed, and `errno` is
@@ -198,7 +201,7 @@ impl Answer {
     }
 
     /// Returns the bytes of the answer for the socket.
-    pub(super) fn to_bytes(self) -> [u8; ANSWER_BYTES] {
+    fn to_bytes(self) -> [u8; ANSWER_BYTES] {
         let mut bytes = [0; ANSWER_BYTES];
         bytes[..4].copy_from_slice(&self.pid.to_ne_bytes());
         bytes[4..8].copy_from_slice(&self.step.to_ne_bytes());
@@ -208,7 +211,7 @@ impl Answer {
     }
 
     /// Parses an answer from its bytes.
-    pub(super) fn from_bytes(bytes: &[u8; ANSWER_BYTES]) -> Self {
+    fn from_bytes(bytes: &[u8; ANSWER_BYTES]) -> Self {
         let word = |at: usize| [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
         Self {
             pid: u32::from_ne_bytes(word(0)),
@@ -246,8 +249,46 @@ pub(super) fn send_answers(socket: BorrowedFd<'_>, answers: &[Answer], pidfds: &
     }
 }
 
+/// Waits for the next message of the host at `socket`, and returns its answers. Each answer is returned with the pidfd
+/// of its task. The pidfd is `None` if the answer contains no pidfd, or if this process can't have another open
+/// descriptor. Returns no answer if the host has ended.
+///
+/// # Errors
+/// The error of recvmsg(2).
+pub(super) fn receive_answers(socket: BorrowedFd<'_>) -> Result<Vec<(Answer, Option<OwnedFd>)>, Errno> {
+    let mut bytes = [0; ANSWER_BYTES * MAX_PENDING_REQUESTS];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PENDING_REQUESTS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let count = loop {
+        let mut parts = [IoSliceMut::new(&mut bytes)];
+        match recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            // If the host has ended with requests unread, the kernel says so once, before it passes on what the host
+            // has sent: unix_release_sock() in net/unix/af_unix.c.
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
+            Err(error) => return Err(Errno::from_raw(error.raw_os_error())),
+            Ok(message) => break message.bytes,
+        }
+    };
+    // Pidfds for which this process has no room are missing at the end.
+    let mut pidfds = control.drain().flat_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(pidfds) => pidfds.collect::<Vec<OwnedFd>>(),
+        _ => Vec::new(),
+    });
+    let answers = bytes.get(..count).unwrap_or_default().chunks_exact(ANSWER_BYTES);
+    let answers = answers.filter_map(|bytes| {
+        let answer = Answer::from_bytes(bytes.try_into().ok()?);
+        let pidfd = if answer.has_pidfd { pidfds.next() } else { None };
+        Some((answer, pidfd))
+    });
+    Ok(answers.collect())
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
     use super::*;
 
     #[test]
@@ -257,5 +298,17 @@ mod tests {
         for answer in [begun, failed, Answer::default()] {
             assert_eq!(Answer::from_bytes(&answer.to_bytes()), answer);
         }
+    }
+    #[test]
+    fn the_answer_of_a_host_that_ended_with_requests_unread_is_received() {
+        let (socket, of_host) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let refused = Answer::failed(SpawnStep::Clone, Errno::ENOMEM);
+        assert!(send_answers(of_host.as_fd(), &[refused], &[]));
+        rustix::io::write(&socket, &0_usize.to_ne_bytes()).unwrap();
+        drop(of_host);
+        let received = receive_answers(socket.as_fd()).unwrap();
+        assert_eq!(received.iter().map(|(answer, _)| *answer).collect::<Vec<_>>(), [refused]);
+        assert_eq!(receive_answers(socket.as_fd()).unwrap().len(), 0);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -13,15 +13,15 @@ use nix::sys::wait::{WaitPidFlag, waitpid};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, sendmsg,
+    socketpair,
 };
 
 use super::descriptors::highest_descriptor;
 use super::directory::{TASKS_VARIABLE, TaskDirectory};
 use super::host::{self, HostParameters};
 use super::own_memory::{MemoryForFork, heap_begin};
-use super::request::{ANSWER_BYTES, Answer, MAX_PENDING_REQUESTS, RequestBuffer, RequestHeader};
+use super::request::{Answer, RequestBuffer, RequestHeader, receive_answers};
 use super::room::{AddressSpaceError, check_room};
 use super::slot::{SlotShape, stack_bytes};
 use super::stack::AuxiliaryVector;
@@ -206,9 +206,10 @@ impl AddressSpace {
     }
 
     /// Sends a request to start the task `instance`. Each request needs a call of
-    /// [`AddressSpace::wait_for_oldest_request`], which returns the result. At most [`MAX_PENDING_REQUESTS`] requests
-    /// may be without a result. `layout` makes the argument array and the environment array of the task. `layout` must
-    /// have been made for the environment of this address space.
+    /// [`AddressSpace::wait_for_oldest_request`], which returns the result. At most
+    /// [`MAX_PENDING_REQUESTS`](super::request::MAX_PENDING_REQUESTS) requests may be without a result. `layout` makes
+    /// the argument array and the environment array of the task. `layout` must have been made for the environment of
+    /// this address space.
     ///
     /// # Errors
     /// `E2BIG` in the step [`SpawnStep::Exec`] if the arguments and the environment do not fit into the memory for
@@ -321,31 +322,9 @@ impl AddressSpace {
     /// of the host. The pidfd is `None` if the answer contains no pidfd, or if this process can't have another open
     /// descriptor. Fails with `ESRCH` if the host has ended.
     fn receive_answer(&mut self) -> Result<(Answer, Option<OwnedFd>), Errno> {
-        if let Some(answer) = self.arrived.pop_front() {
-            return Ok(answer);
+        if self.arrived.is_empty() {
+            self.arrived.extend(receive_answers(self.socket.as_fd())?);
         }
-        let mut bytes = [0; ANSWER_BYTES * MAX_PENDING_REQUESTS];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PENDING_REQUESTS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let count = loop {
-            let mut parts = [IoSliceMut::new(&mut bytes)];
-            match recvmsg(&self.socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(Errno::from_raw(error.raw_os_error())),
-                Ok(message) => break message.bytes,
-            }
-        };
-        // Pidfds for which this process has no room are missing at the end.
-        let mut pidfds = control.drain().flat_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(pidfds) => pidfds.collect::<Vec<OwnedFd>>(),
-            _ => Vec::new(),
-        });
-        let answers = bytes.get(..count).unwrap_or_default().chunks_exact(ANSWER_BYTES);
-        self.arrived.extend(answers.filter_map(|bytes| {
-            let answer = Answer::from_bytes(bytes.try_into().ok()?);
-            let pidfd = if answer.has_pidfd { pidfds.next() } else { None };
-            Some((answer, pidfd))
-        }));
         self.arrived.pop_front().ok_or(Errno::ESRCH)
     }
 }
