@@ -22,12 +22,11 @@ use crate::instance::Instance;
 use crate::proxy::{ForkError, TemplateError};
 use crate::replicate::{NamespaceBarrier, NamespaceEntry};
 use crate::results::{self, InstanceResult, ResultPacket};
-use crate::setup::Setup;
 use crate::signals;
 use crate::spawner;
 use crate::tasks::descriptors::unshare_descriptor_table;
 use crate::tasks::room::AddressSpaceError;
-use crate::tasks::space::{AddressSpace, SpaceParameters, end_host};
+use crate::tasks::space::end_host;
 use crate::work::SpawnerWork;
 
 /// The size of the stack of a spawner thread (a thread that starts instances), in bytes.
@@ -222,21 +221,6 @@ fn indexes_by_node(instances: &[Instance]) -> BTreeMap<Option<u32>, Vec<usize>> 
     shares
 }
 
-/// Makes the address space in which the instances with the indexes `indexes` run as tasks (processes that share one
-/// address space). `None` if the instances are no tasks. `has_own_table` says whether the calling thread is the only
-/// one that uses its table of file descriptors.
-fn make_address_space(
-    setup: &Arc<Setup>,
-    indexes: &[usize],
-    instances: &[Instance],
-    has_own_table: bool,
-) -> Option<Result<AddressSpace, AddressSpaceError>> {
-    setup.image.as_ref()?;
-    let size = instances.iter().map(|instance| instance.size).max().unwrap_or(0);
-    let parameters = SpaceParameters { capacity: indexes.len(), size, is_lasting: false, has_own_table };
-    Some(AddressSpace::from_setup(Arc::clone(setup), &parameters))
-}
-
 impl SpawnBatch {
     /// Waits until each instance (process) of the batch has begun its program or has failed to start. Returns one
     /// result for each instance, in the order of the list that [`SpawnContext::start`] received.
@@ -352,13 +336,13 @@ impl SpawnBatch {
     ///
     /// - If `entry` is given, the thread first enters the mount namespace for its NUMA node. If this fails, the
     ///   thread ends without any result.
-    /// - If the instances are tasks (processes that share one address space), the thread then makes their address
+    /// - If the instances are tasks (processes that share one address space), the thread first makes their address
     ///   space. If this fails, the thread ends without any result.
     /// - If the instances must end with their launcher, the thread lives until `context` is dropped.
     /// - If the thread can't be created, each of the instances gets this error as its result.
     ///
-    /// The returned receiver gets one message before the first start: `Ok`, or the error of the address space. It
-    /// gets no message if the thread can't be created or can't enter the mount namespace.
+    /// If the instances are tasks, the returned receiver gets one message: `Ok` when their address space exists, or
+    /// the error. It gets no message if the thread can't be created.
     fn start_spawner(
         &mut self,
         context: &SpawnContext,
@@ -383,19 +367,16 @@ impl SpawnBatch {
             }
             // The descriptors of the space must be in no other table: the host ends when they are closed.
             let has_own_table = unshare_descriptor_table().is_ok();
-            let space = match make_address_space(&setup, &indexes, &instances, has_own_table).transpose() {
-                Ok(space) => space,
+            let work = SpawnerWork { setup, instances, indexes, is_cancelled, refusal, forked, mismatch };
+            match work.run(socket, has_own_table, &report) {
                 Err(error) => {
                     let _ = report.send(Err(error));
-                    return;
                 }
-            };
-            let work =
-                SpawnerWork { setup, instances, indexes, is_cancelled, refusal, forked, mismatch, space };
-            let host = work.run(socket, has_own_table, &report);
-            if ends_with_launcher {
-                let _ = released.recv();
-                host.into_iter().for_each(end_host);
+                Ok(host) if ends_with_launcher => {
+                    let _ = released.recv();
+                    host.into_iter().for_each(end_host);
+                }
+                Ok(_) => {}
             }
         });
         match started {

@@ -23,7 +23,7 @@ use crate::spawner::Spawner;
 use crate::tasks::AddressSpaceError;
 use crate::tasks::descriptors::close_descriptor_range;
 use crate::tasks::request::MAX_PENDING_REQUESTS;
-use crate::tasks::space::AddressSpace;
+use crate::tasks::space::{AddressSpace, SpaceParameters};
 
 /// The work of one spawner thread, which is a thread that starts processes: the instances to start, and the state
 /// that the thread shares with the batch ([`crate::SpawnBatch`]).
@@ -40,8 +40,6 @@ pub(crate) struct SpawnerWork {
     pub(crate) forked: Arc<AtomicUsize>,
     /// Receives the reason why an instance could not be forked from the template.
     pub(crate) mismatch: Arc<OnceLock<ForkError>>,
-    /// The address space, if the instances are tasks.
-    pub(crate) space: Option<AddressSpace>,
 }
 
 impl SpawnerWork {
@@ -52,27 +50,22 @@ impl SpawnerWork {
     /// If the instances are tasks (processes in one address space) that must end together with the calling thread,
     /// returns the process id of their host. The caller must then end the host.
     ///
-    /// `ready` gets one message if the instances are tasks: `Ok` when their address space exists. After an error, no
-    /// task was started, and no result is sent.
+    /// If the instances are tasks, sends `Ok` to `ready` when their address space exists.
+    ///
+    /// # Errors
+    /// If the address space can't be made. No task was started then, and no result was sent. The thread must tell the
+    /// batch only after this call, which drops the instances: the batch, not this thread, must be their last owner.
     pub(crate) fn run(
-        mut self,
+        self,
         socket: RawFd,
         has_own_table: bool,
         ready: &Sender<Result<(), AddressSpaceError>>,
-    ) -> Option<Pid> {
+    ) -> Result<Option<Pid>, AddressSpaceError> {
         let mut packet = ResultPacket { start_period: (now(), now()), ..ResultPacket::default() };
-        let space = self.space.take();
         let mut host = None;
         match Spawner::new(&self.setup) {
-            Ok(_) if space.is_some() => {
-                let started = space.map(|space| self.start_tasks(space, socket, &mut packet, ready));
-                match started.transpose() {
-                    Ok(started) => host = started.flatten(),
-                    Err(error) => {
-                        let _ = ready.send(Err(error));
-                        return None;
-                    }
-                }
+            Ok(_) if self.setup.image.is_some() => {
+                host = self.start_tasks(socket, has_own_table, &mut packet, ready)?;
             }
             Ok(mut spawner) => match self.load_template() {
                 Some(template) => self.fork_all(template, &mut spawner, socket, &mut packet),
@@ -94,7 +87,7 @@ impl SpawnerWork {
         if has_own_table {
             close_all_descriptors();
         }
-        host
+        Ok(host)
     }
 
     /// Loads the template, which is a process from which the instances of this thread are forked. If all of these
@@ -160,8 +153,8 @@ impl SpawnerWork {
         });
     }
 
-    /// Starts the instances as tasks (processes that share one address space) in `space`, and sends the results to
-    /// `socket`.
+    /// Makes an address space, starts the instances as tasks (processes that share this address space), and sends the
+    /// results to `socket`. `has_own_table` says whether the calling thread has its own table of file descriptors.
     ///
     /// - After the batch was cancelled, starts no more instances.
     /// - Sends `packet` whenever it is full. The last results stay in `packet`, and the caller must send them.
@@ -173,12 +166,18 @@ impl SpawnerWork {
     /// If the host can't be made ready. No task was started then, and no result was added to `packet`.
     fn start_tasks(
         &self,
-        mut space: AddressSpace,
         socket: RawFd,
+        has_own_table: bool,
         packet: &mut ResultPacket,
         ready: &Sender<Result<(), AddressSpaceError>>,
     ) -> Result<Option<Pid>, AddressSpaceError> {
         let setup = Arc::clone(&self.setup);
+        let size = self.instances.iter().map(|instance| instance.size).max().unwrap_or(0);
+        let parameters =
+            SpaceParameters { capacity: self.indexes.len(), size, is_lasting: false, has_own_table };
+        let mut space = AddressSpace::from_setup(Arc::clone(&setup), &parameters)?;
+        // The host is not one of the instances.
+        packet.start_period = (now(), now());
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
         let mut posted = VecDeque::new();
         // The host is made ready on another CPU while these requests are written.

@@ -1,13 +1,15 @@
 //! Programs that can't be tasks, and groups for which there is no room.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
+use nix::poll::{PollFd, PollFlags};
 use pjw_spawn::tasks::AddressSpace;
 use pjw_spawn::{Credentials, ExitStatus, Instance, SpawnContext};
 
-use super::{Program, compile, context, instance, task_program};
+use super::{Program, compile, context, instance, task_program, with_output};
 
 /// The message of the refusal of a program, which begins with its path.
 fn refusal(path: &Path) -> String {
@@ -100,6 +102,22 @@ fn another_user_is_refused_before_the_first_task() {
     let context = context(&program).set_credentials(credentials);
     let error = context.start(vec![instance(&program, 0, 1, &["live"])]).unwrap_err().to_string();
     assert!(error.contains("another user or group"), "{error}");
+}
+
+#[test]
+fn a_group_whose_host_can_not_be_made_is_refused_with_the_reason_and_keeps_no_stream() {
+    let Some(program) = task_program() else { return };
+    // The thread that starts the tasks would live as long as the context.
+    let context = context(&program).kill_when_launcher_ends();
+    // The host finds no initial values of the variables.
+    fs::File::options().write(true).open(&program.path).unwrap().set_len(0).unwrap();
+    let (instance, output) = with_output(instance(&program, 0, 1, &["live"]));
+    let error = context.start(vec![instance]).unwrap_err().to_string();
+    assert!(error.contains("step exec failed: Exec format error"), "{error}");
+    let mut ready = [PollFd::new(output.get_ref().as_fd(), PollFlags::POLLIN)];
+    let ended = nix::poll::poll(&mut ready, 60_000_u16).unwrap();
+    assert_eq!(ended, 1, "a process or a thread holds the pipe after 60 s");
+    drop(context);
 }
 
 #[test]
