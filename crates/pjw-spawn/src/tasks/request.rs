@@ -86,8 +86,8 @@ impl RequestBuffer {
         self.at
     }
 
-    /// Removes all requests from the buffer, so the next request is written at offset 0. All requests must have been
-    /// answered.
+    /// Removes all requests from the buffer, so the next request is written at offset 0. All requests that were sent
+    /// must have been answered.
     pub(super) fn clear(&mut self) {
         self.used = 0;
     }

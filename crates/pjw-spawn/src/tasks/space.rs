@@ -219,6 +219,9 @@ impl AddressSpace {
         instance: &Instance,
         layout: &mut ExecArrays,
     ) -> Result<(), SpawnError> {
+        if self.posted == 0 {
+            self.buffer.clear();
+        }
         let offset = self.write_request(instance, layout)?;
         let sent = self.send_offset(instance, offset);
         sent.map_err(|errno| SpawnError { step: SpawnStep::Clone, errno })?;
@@ -234,11 +237,7 @@ impl AddressSpace {
     pub(crate) fn wait_for_oldest_request(&mut self) -> Result<Child, SpawnError> {
         let of_clone = |errno| SpawnError { step: SpawnStep::Clone, errno };
         self.posted = self.posted.saturating_sub(1);
-        let received = self.receive_answer();
-        if self.posted == 0 {
-            self.buffer.clear();
-        }
-        let (answer, pidfd) = received.map_err(of_clone)?;
+        let (answer, pidfd) = self.receive_answer().map_err(of_clone)?;
         let child = pidfd.map(|pidfd| Child { pid: Pid(answer.pid), pidfd });
         match (answer.errno, child) {
             (0, Some(child)) => return Ok(child),
