@@ -41,7 +41,8 @@ const ENDED: RawFd = -3;
 /// How long the memory of an ended task may stay. Tasks of one group often end together: then the host ends before, and
 /// nothing has to be unmapped. Each unmapping interrupts the CPUs on which tasks run.
 const UNMAP_AFTER: Duration = Duration::from_millis(20);
-/// How long after its start a task is among the [`NewTasks`]. So the host may learn of its end later by this time.
+/// The longest time after its start for which a task is among the [`NewTasks`], if the kernel takes its pidfd into the
+/// epoll set then. So the host may learn of its end later by this time.
 const WATCH_AFTER: Duration = Duration::from_millis(10);
 /// The sizes of the mappings that fill the gaps above the slots. glibc leaves gaps of up to 64 MiB between the arenas
 /// of threads. A heap of a task needs 1 MiB.
