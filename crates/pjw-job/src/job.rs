@@ -173,7 +173,7 @@ impl Job {
     ///
     /// If a write of pjwd is not complete after 100 ms, the cores are those that were read last: pjwd was killed during
     /// the write, or the machine stood still, and the job goes on. If there was no reading before, the cores are those
-    /// in the affinity mask.
+    /// in the affinity mask. Further calls do not wait for this write again.
     #[must_use]
     pub fn cores(&self) -> Cores {
         self.read().map_or_else(Cores::from_affinity_mask, |(_, content)| Cores::from_core_map(content))
@@ -281,9 +281,10 @@ impl Job {
     /// Reads the core map (the file `coremap`, in which pjwd publishes the CPUs of the job). Returns the core map and
     /// its content.
     ///
-    /// - Maps the file again in three cases: no file is mapped yet, pjwd no longer keeps the mapped file up to date,
-    ///   or a write of pjwd is still not complete after 100 ms.
-    /// - If the write is not complete in the new mapping either, returns the content that was read last. This content
+    /// - Opens the file again in three cases: no file is mapped yet, pjwd no longer keeps the mapped file up to date,
+    ///   or a write of pjwd is still not complete after 100 ms. Only the first call waits for a write that stays
+    ///   incomplete, and a file that is opened again waits only if it is another one.
+    /// - If the write is not complete in the opened file either, returns the content that was read last. This content
     ///   is better than the affinity mask of the calling thread, because the program may have bound the thread to
     ///   fewer CPUs.
     /// - `None` if there is no file that pjwd keeps up to date. Also `None` if the write is not complete, and no
@@ -291,10 +292,10 @@ impl Job {
     fn read(&self) -> Option<(Arc<CoreMapReader>, CoreMapContent)> {
         let if_live = |content: CoreMapContent| content.is_live.then_some(content);
         let mut page = self.page();
-        let mut content = page.as_ref().and_then(|page| page.read().ok()).and_then(if_live);
+        let mut content = page.as_ref().and_then(|page| page.read_with_one_wait().ok()).and_then(if_live);
         if content.is_none() {
             page = self.open_page();
-            content = match page.as_ref().map(|page| page.read()) {
+            content = match page.as_ref().map(|page| page.read_with_one_wait()) {
                 Some(Ok(content)) => if_live(content),
                 Some(Err(CoreMapError::Unfinished)) => self.last_content(),
                 None | Some(Err(CoreMapError::OpenFailed { .. } | CoreMapError::Unknown { .. })) => None,
@@ -316,10 +317,44 @@ impl Job {
         }
     }
 
+    /// Opens the core map again, and returns it. If the file is the one that is mapped already, keeps its reader,
+    /// which knows for which write it has waited.
     fn open_page(&self) -> Option<Arc<CoreMapReader>> {
         let path = self.directory.as_ref()?.join(CORE_MAP_FILE_NAME);
         let opened = CoreMapReader::open(&path).ok().map(Arc::new);
-        self.page.write().unwrap_or_else(PoisonError::into_inner).clone_from(&opened);
-        opened
+        let mut page = self.page.write().unwrap_or_else(PoisonError::into_inner);
+        let mapped = page.as_ref().zip(opened.as_ref());
+        if !mapped.is_some_and(|(mapped, opened)| mapped.has_same_file_as(opened)) {
+            *page = opened;
+        }
+        page.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::layout::SEQUENCE_OFFSET;
+    use crate::writer::CoreMapWriter;
+
+    #[test]
+    fn an_unfinished_core_map_is_mapped_again_only_if_it_is_another_file() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(CORE_MAP_FILE_NAME);
+        let content = CoreMapContent { is_live: true, ..CoreMapContent::default() };
+        let create = || CoreMapWriter::create(&path, &directory.path().join("temporary"), &content).unwrap();
+        let first = create();
+        let job = Job::in_directory(directory.path());
+        let mapped = job.page().unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.write_all_at(&1_u32.to_ne_bytes(), SEQUENCE_OFFSET as u64).unwrap();
+        assert_eq!(job.cores().source, CoresSource::AffinityMask);
+        assert!(Arc::ptr_eq(&mapped, &job.page().unwrap()), "the reader that has waited is kept");
+        let second = create();
+        assert_eq!(job.cores().source, CoresSource::CoreMap);
+        assert!(!Arc::ptr_eq(&mapped, &job.page().unwrap()), "the file was replaced");
+        drop((first, second));
     }
 }

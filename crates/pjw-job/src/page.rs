@@ -4,7 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -25,6 +25,8 @@ const SPINS: u32 = 200;
 /// longer: if pjwd was killed during the write, until the next pjwd writes the core map, or while the machine stands
 /// still.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
+/// A value that no sequence counter has, because the counter has 32 bits.
+const NO_SEQUENCE: u64 = u64::MAX;
 
 /// Error: a program can't read the core map of its job. The core map is the file `coremap` in which pjwd publishes
 /// the CPUs of the job.
@@ -58,6 +60,10 @@ pub enum CoreMapError {
 #[derive(Debug)]
 pub struct CoreMapReader {
     page: NonNull<u64>,
+    /// The device and the inode of the file. No other file has both while this one is mapped.
+    file_id: (u64, u64),
+    /// The sequence counter at the beginning of the last read that timed out. [`NO_SEQUENCE`] if none did.
+    timed_out_sequence: AtomicU64,
 }
 
 // SAFETY: the memory is only read, and only by atomic loads.
@@ -81,7 +87,14 @@ impl CoreMapReader {
         if !is_page || file.read_exact(&mut page).is_err() || !has_known_header(&page) {
             return Err(CoreMapError::Unknown { path: path.to_owned() });
         }
-        map(&file, libc::PROT_READ).map(|page| Self { page }).map_err(failed)
+        let page = map(&file, libc::PROT_READ).map_err(failed)?;
+        let file_id = (metadata.dev(), metadata.ino());
+        Ok(Self { page, file_id, timed_out_sequence: AtomicU64::new(NO_SEQUENCE) })
+    }
+
+    /// Returns whether this reader and `other` have mapped the same file.
+    pub(crate) fn has_same_file_as(&self, other: &Self) -> bool {
+        self.file_id == other.file_id
     }
 
     /// Returns the content of the core map (the file `coremap` of a job). All fields are from the same write of pjwd.
@@ -91,15 +104,31 @@ impl CoreMapReader {
     /// killed during the write, or if the machine stands still. The last content that was read is then still the best
     /// that is known: `Job::cores` returns it.
     pub fn read(&self) -> Result<CoreMapContent, CoreMapError> {
-        self.read_complete().map(|(content, _)| content)
+        self.read_complete(READ_TIMEOUT).map(|(content, _)| content)
+    }
+
+    /// Returns the content of the core map as [`CoreMapReader::read`] does, but waits only once for the end of one
+    /// write: if a read timed out, and the sequence counter is the same since, this call fails at once.
+    ///
+    /// # Errors
+    /// The errors of [`CoreMapReader::read`].
+    pub(crate) fn read_with_one_wait(&self) -> Result<CoreMapContent, CoreMapError> {
+        self.read_complete(self.remaining_timeout()).map(|(content, _)| content)
+    }
+
+    /// Returns how long a read waits for the end of a write if none is to wait twice for the same write.
+    fn remaining_timeout(&self) -> Duration {
+        let sequence = u64::from(self.sequence().load(Ordering::Relaxed));
+        if self.timed_out_sequence.load(Ordering::Relaxed) == sequence { Duration::ZERO } else { READ_TIMEOUT }
     }
 
     /// Returns the content of the core map, and the sequence counter that belongs to it. While pjwd writes the core
-    /// map, tries again, for up to 100 ms.
+    /// map, tries again: a fixed number of times, and then for `timeout`.
     ///
     /// # Errors
     /// [`CoreMapError::Unfinished`] if no complete content was read in this time.
-    fn read_complete(&self) -> Result<(CoreMapContent, u32), CoreMapError> {
+    fn read_complete(&self, timeout: Duration) -> Result<(CoreMapContent, u32), CoreMapError> {
+        let sequence = u64::from(self.sequence().load(Ordering::Relaxed));
         let mut begun = None;
         for attempt in 0_u32.. {
             if let Some(read) = self.try_read() {
@@ -107,11 +136,15 @@ impl CoreMapReader {
             }
             if attempt < SPINS {
                 std::hint::spin_loop();
-            } else if begun.get_or_insert_with(Instant::now).elapsed() < READ_TIMEOUT {
+            } else if begun.get_or_insert_with(Instant::now).elapsed() < timeout {
                 std::thread::yield_now();
             } else {
                 break;
             }
+        }
+        // If another write has begun since, the next read waits for that one.
+        if !timeout.is_zero() {
+            self.timed_out_sequence.store(sequence, Ordering::Relaxed);
         }
         Err(CoreMapError::Unfinished)
     }
@@ -131,7 +164,7 @@ impl CoreMapReader {
     ) -> Result<Option<CoreMapContent>, CoreMapError> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
-            let (content, sequence) = self.read_complete()?;
+            let (content, sequence) = self.read_complete(READ_TIMEOUT)?;
             if content.epoch != epoch || !content.is_live {
                 return Ok(Some(content));
             }
@@ -218,4 +251,34 @@ pub(crate) fn map(file: &File, protection: libc::c_int) -> io::Result<NonNull<u6
 pub(crate) fn unmap(page: NonNull<u64>) {
     // SAFETY: the caller got the page from `map` and does not use it any more.
     unsafe { libc::munmap(page.as_ptr().cast(), COREMAP_BYTES) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    #[test]
+    fn a_reader_waits_once_for_the_end_of_a_write() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("coremap");
+        let content = CoreMapContent { is_live: true, ..CoreMapContent::default() };
+        std::fs::write(&path, content.encode(0)).unwrap();
+        let reader = CoreMapReader::open(&path).unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let set_sequence = |sequence: u32| {
+            file.write_all_at(&sequence.to_ne_bytes(), SEQUENCE_OFFSET as u64).unwrap();
+        };
+        let is_unfinished = || matches!(reader.read_with_one_wait(), Err(CoreMapError::Unfinished));
+        set_sequence(1);
+        assert_eq!(reader.remaining_timeout(), READ_TIMEOUT);
+        assert!(is_unfinished());
+        assert_eq!(reader.remaining_timeout(), Duration::ZERO, "the reader has waited for this write");
+        assert!(is_unfinished());
+        set_sequence(3);
+        assert_eq!(reader.remaining_timeout(), READ_TIMEOUT, "another write has begun");
+        set_sequence(4);
+        assert_eq!(reader.read_with_one_wait().unwrap(), content);
+    }
 }
