@@ -192,9 +192,7 @@ fn take_lock(options: &DaemonOptions, holder: LockHolder) -> anyhow::Result<Opti
 
 /// Reads the configuration file at `path`, and makes the policy for this machine from it. The error lists all problems.
 fn checked_config(path: Option<&Path>, topology: &Topology) -> anyhow::Result<(Config, Policy)> {
-    let checked =
-        Config::load(path).and_then(|config| config.policy(topology).map(|policy| (config, policy)));
-    checked.map_err(|problems| {
+    Config::load(path, topology).map_err(|problems| {
         let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
         anyhow!("{}", problems.join("\n"))
     })

@@ -5,8 +5,8 @@
 //! is no global configuration: a reload makes a second [`Config`], and the daemon replaces the first between two
 //! cycles or keeps the first.
 //!
-//! Reading a file does not need the topology. Only the key `housekeeping`, which selects the PUs that are reserved for
-//! the system, is resolved against a topology, in [`Config::policy`]. Sockets and directories are command-line options,
+//! Parsing a file does not need the topology. Only the key `housekeeping`, which selects the PUs that are reserved for
+//! the system, is resolved against a topology: in [`Config::load`] and [`Config::policy`]. Sockets and directories are command-line options,
 //! so every key may change while the daemon runs.
 
 mod keys;
@@ -56,18 +56,22 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the configuration file at `path`. If `path` is `None`, reads the [default file](Config::default_path).
-    /// If the default file does not exist, all keys have their defaults.
+    /// Reads the configuration file at `path`, and makes the policy for the machine with the topology `topology` from it
+    /// ([`Config::policy`]). If `path` is `None`, reads the [default file](Config::default_path). If the default file
+    /// does not exist, all keys have their defaults.
     ///
     /// # Errors
-    /// If the file has mistakes: all mistakes, in the order of the file. If the file can't be read, or if there is no
-    /// file at `path`: a single error.
-    pub fn load(path: Option<&Path>) -> Result<Self, Vec<ConfigError>> {
-        match (path, Self::default_path()) {
-            (Some(path), _) => Self::parse(path, &read::read_config_file(path)?),
-            (None, Some(path)) if read::path_exists(&path) => Self::load(Some(&path)),
-            (None, _) => Ok(Self::default()),
-        }
+    /// If the file has mistakes: all mistakes, in the order of the file. PUs (logical CPUs) in the key `housekeeping`
+    /// that the machine does not have are such a mistake. If the file can't be read, or if there is no file at `path`:
+    /// a single error.
+    pub fn load(path: Option<&Path>, topology: &Topology) -> Result<(Self, Policy), Vec<ConfigError>> {
+        let config = match (path, Self::default_path()) {
+            (Some(path), _) => Self::parse_for(path, &read::read_config_file(path)?, Some(topology))?,
+            (None, Some(path)) if read::path_exists(&path) => return Self::load(Some(&path), topology),
+            (None, _) => Self::default(),
+        };
+        let policy = config.policy(topology)?;
+        Ok((config, policy))
     }
 
     /// Returns the path of the default configuration file of the user who runs this process. For root this is
@@ -89,7 +93,13 @@ impl Config {
     /// # Errors
     /// All mistakes in the text, in the order of the text.
     pub fn parse(path: &Path, text: &str) -> Result<Self, Vec<ConfigError>> {
-        let (settings, housekeeping) = read::parse_settings(path, text)?;
+        Self::parse_for(path, text, None)
+    }
+
+    /// Parses `text` as [`Config::parse`] does. With `topology`, a value of the key `housekeeping` that does not fit the
+    /// machine is a mistake too.
+    fn parse_for(path: &Path, text: &str, topology: Option<&Topology>) -> Result<Self, Vec<ConfigError>> {
+        let (settings, housekeeping) = read::parse_settings(path, text, topology)?;
         Ok(Self { settings, path: Some(path.to_owned()), housekeeping })
     }
 

@@ -7,7 +7,7 @@ use pjw_core::ids::Uid;
 use pjw_core::job::{CpuRequest, JobId, JobSource, ProvisionRule};
 use toml::de::{DeTable, DeValue};
 
-use super::problem::quote_and_cut;
+use super::problem::{closest_word, quote_and_cut};
 use super::values::{self, ValueError};
 
 /// The name of the tables `[[provision]]` in the configuration file: each table keeps cores free for one service.
@@ -127,8 +127,13 @@ impl ProvisionDraft {
                 }
                 "match" => draft.rule = draft.key_state(name, parse_rule(content), span),
                 other => {
-                    let other = quote_and_cut(other);
-                    let text = format!("{other} is no key of a provision: there are name, cores and match");
+                    let meant = closest_word(other, ["name", "cores", "match"]);
+                    let meant = meant.map(|key| format!("; did you mean {}?", quote_and_cut(key)));
+                    let text = format!(
+                        "{} is no key of a provision: there are name, cores and match{}",
+                        quote_and_cut(other),
+                        meant.unwrap_or_default()
+                    );
                     let mistake = ValueError::with_message(text);
                     draft.mistakes.push(mistake.at_span(key.span()).in_key(full_key(name)));
                 }
@@ -236,6 +241,19 @@ mod tests {
         let text = "[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"user=root,comm=nginx\"\n";
         assert!(Config::parse(Path::new("pjwd.toml"), text).is_ok());
     }
+
+    #[test]
+    fn a_misspelt_key_is_reported_with_the_key_that_was_meant() {
+        for (key, expected) in [
+            ("macth", "there are name, cores and match; did you mean \"match\"?"),
+            ("rule", "there are name, cores and match"),
+        ] {
+            let text = format!("[[provision]]\nname = \"web\"\ncores = 4\n{key} = \"comm=nginx\"\n");
+            let problems = Config::parse(Path::new("pjwd.toml"), &text).unwrap_err();
+            assert!(problems.len() == 1 && problems[0].log_line().ends_with(expected), "{problems:?}");
+        }
+    }
+
     #[test]
     fn each_mistake_in_each_table_is_reported_with_its_key_and_place() {
         let text = "[[provision]]\nname=\"a\"\ncores=1\nmatch=\"comm=x\"\n\n\

@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use nix::fcntl::OFlag;
+use pjw_core::topology::Topology;
 use toml::de::{DeTable, DeValue};
 
 use super::keys::{self, ConfigKey};
@@ -67,10 +68,12 @@ pub(super) fn read_config_file(path: &Path) -> Result<String, Vec<ConfigError>> 
 /// returns the position of the value of the key `housekeeping`, or `None` if the file does not have this key.
 ///
 /// # Errors
-/// The mistakes in the file.
+/// The mistakes in the file. With `topology`, the topology of a machine, a value of the key `housekeeping` that does not
+/// fit this machine is one of them.
 pub(super) fn parse_settings(
     path: &Path,
     text: &str,
+    topology: Option<&Topology>,
 ) -> Result<(Settings, Option<FilePosition>), Vec<ConfigError>> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let mut reader = Reader {
@@ -88,6 +91,9 @@ pub(super) fn parse_settings(
     }
     reader.read_table("", document.get_ref());
     reader.check_combinations();
+    if let Some(topology) = topology {
+        reader.check_housekeeping(topology);
+    }
     if reader.found.is_empty() {
         let place = reader.span_of(keys::HOUSEKEEPING_KEY).map(|span| FilePosition::from_span(text, span));
         return Ok((reader.settings, place));
@@ -171,6 +177,15 @@ impl Reader<'_> {
                 "balance.cold_permille ({cold_permille}) must be below balance.hot_permille ({hot_permille})"
             );
             self.record_pair_mistake(keys::COLD_PERMILLE_KEY, keys::HOT_PERMILLE_KEY, text);
+        }
+    }
+
+    /// Records the mistake that the key `housekeeping` does not fit the machine with the topology `topology`. If the
+    /// value has another mistake, the setting still has its default, which fits each machine.
+    fn check_housekeeping(&mut self, topology: &Topology) {
+        let Some(span) = self.span_of(keys::HOUSEKEEPING_KEY) else { return };
+        if let Err(error) = self.settings.housekeeping.select_housekeeping_cpus(topology) {
+            self.note(span, keys::HOUSEKEEPING_KEY, crate::error_text::error_chain_text(&error), true);
         }
     }
 
@@ -267,5 +282,30 @@ fn unknown_key_message(prefix: &str, name: &str) -> String {
         Some(meant) => format!("there is no such key; did you mean {}?", quote_and_cut(&meant)),
         None if prefix.is_empty() => "there is no such key".to_owned(),
         None => format!("there is no such key; {} has {}", prefix.trim_end_matches('.'), known.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use pjw_core::testing::regular_topology;
+
+    use crate::config::{Config, ConfigError};
+
+    #[test]
+    fn a_housekeeping_rule_that_does_not_fit_is_reported_with_the_other_mistakes() {
+        let machine = regular_topology(1, 1, 1, 2, 1);
+        let mistakes = |text: &str| {
+            let problems = Config::parse_for(Path::new("pjwd.toml"), text, Some(&machine)).unwrap_err();
+            problems.iter().map(ConfigError::location).collect::<Vec<_>>()
+        };
+        let places = mistakes("mode = \"x\"\nhousekeeping = \"9\"\nintervall = \"1s\"\n");
+        assert_eq!(
+            places,
+            ["pjwd.toml:1:8: mode", "pjwd.toml:2:16: housekeeping", "pjwd.toml:3:1: intervall"]
+        );
+        assert_eq!(mistakes("housekeeping = \"9\"\n"), ["pjwd.toml:1:16: housekeeping"]);
+        assert_eq!(mistakes("housekeeping = \"x\"\n").len(), 1, "a rule that is wrong has one mistake");
     }
 }

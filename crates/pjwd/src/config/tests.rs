@@ -410,7 +410,7 @@ fn written(bytes: &[u8]) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn refused(path: &Path) -> String {
-    let problems = Config::load(Some(path)).unwrap_err();
+    let problems = Config::load(Some(path), &machine()).unwrap_err();
     assert_eq!(problems.len(), 1);
     let summary = problems[0].log_line();
     assert!(summary.starts_with(&path.display().to_string()), "{summary}");
@@ -420,7 +420,7 @@ fn refused(path: &Path) -> String {
 #[test]
 fn a_valid_file_is_loaded() {
     let (_directory, path) = written(b"\xef\xbb\xbfmode = \"observe\"\r\n");
-    let config = Config::load(Some(&path)).unwrap();
+    let (config, _) = Config::load(Some(&path), &machine()).unwrap();
     assert_eq!(config.settings().mode, DaemonMode::Observe);
     assert_eq!(config.path(), Some(path.as_path()));
 }
@@ -467,7 +467,7 @@ fn a_file_of_two_mebibytes_is_refused() {
     let (_directory, path) = written(&vec![b'#'; 2 << 20]);
     assert!(refused(&path).contains("larger than 1024 KiB"));
     fs::write(&path, vec![b'#'; 1 << 20]).unwrap();
-    assert!(Config::load(Some(&path)).is_ok(), "the limit itself is allowed");
+    assert!(Config::load(Some(&path), &machine()).is_ok(), "the limit itself is allowed");
 }
 
 #[test]

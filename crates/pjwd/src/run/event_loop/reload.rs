@@ -20,9 +20,7 @@ impl EventLoop {
     /// for the client that asked for the reload.
     pub(super) fn reload(&mut self) -> Result<Vec<String>, String> {
         let topology = self.warden.state().topology.clone();
-        let loaded = Config::load(self.config_path.as_deref())
-            .and_then(|config| config.policy(&topology).map(|policy| (config, policy)));
-        match loaded {
+        match Config::load(self.config_path.as_deref(), &topology) {
             Ok((config, policy)) => {
                 let mut changes = self.config.describe_changes(&config);
                 // The mode observe made none of the provisions: that one is missing is no news.
