@@ -220,6 +220,21 @@ fn a_command_that_is_run_inside_a_job_is_told_to_start_without_run() {
 }
 
 #[test]
+fn a_shell_in_a_job_starts_instances_in_a_job_of_their_own() {
+    if !has_two_cores() {
+        return;
+    }
+    let daemon = Daemon::start("");
+    let (pjwctl, socket) = (program_path("pjwctl"), daemon.socket());
+    let (pjwctl, socket) = (pjwctl.to_str().unwrap(), socket.to_str().unwrap());
+    let run = ["run", "--cores", "1", "--", "sh", "-c", "\"$@\"; exit $?", "sh"];
+    let spawn = [pjwctl, "--socket", socket, "spawn", "-n", "1", "--cores", "1", "--json", "--", "true"];
+    let output = daemon.pjwctl(&[&run[..], &spawn[..]].concat());
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && told.contains("\"manual:true-"), "{output:?}");
+}
+
+#[test]
 fn a_thread_is_no_process_that_can_be_assigned() {
     let daemon = Daemon::start("");
     std::thread::scope(|scope| {

@@ -270,7 +270,8 @@ pub enum Refusal {
     /// The process that is to start a program in a new job (`pjwctl run` or `pjwctl spawn`) is itself in another job.
     #[error(
         "this process ({pid}) is in {job} already: start the command without pjwctl run, and it has the cores of {job}; \
-         pjwctl spawn divides them among its instances if --job and options for cores are left out"
+         pjwctl spawn divides them among its instances if --job and options for cores are left out{}",
+        how_to_start_in_own_job(job)
     )]
     StarterInOtherJob {
         /// The pid of the process.
@@ -458,6 +459,15 @@ fn how_to_leave(job: &JobId) -> String {
         "it stays there until {} ends the job; change the cores of {job} instead (pjwctl assign {job} --cores N)",
         job.source()
     )
+}
+
+/// Returns the remedy for a user who wants a new job for a program that a process of `job` starts. Empty if the batch
+/// system made `job`: children of its processes stay in it too.
+fn how_to_start_in_own_job(job: &JobId) -> &'static str {
+    match job.source() {
+        JobSource::Manual => "; for a job of its own, let a shell start pjwctl (sh -c 'pjwctl ...; exit $?')",
+        _ => "",
+    }
 }
 
 /// Returns the remedy for a user whose request exceeds the limit of cores for each user. `requested` is the number of

@@ -182,8 +182,18 @@ fn the_refusal_of_run_inside_a_job_says_to_start_the_command_without_run() {
     assert_eq!(
         m.command(Command::Assign(run)).unwrap_err().to_string(),
         "this process (20) is in manual:outer already: start the command without pjwctl run, and it has the cores of \
-         manual:outer; pjwctl spawn divides them among its instances if --job and options for cores are left out"
+         manual:outer; pjwctl spawn divides them among its instances if --job and options for cores are left out; for a \
+         job of its own, let a shell start pjwctl (sh -c 'pjwctl ...; exit $?')"
     );
+    // The process of a shell that runs in the job may start a program in a job of its own.
+    m.spawn(21, 20, 1001);
+    m.settle();
+    let run = AssignCommand {
+        must_be_new: true,
+        pids: vec![Pid(21)],
+        ..assign_of("inner", Some(CpuRequest::Cores(1)))
+    };
+    m.command(Command::Assign(run)).unwrap();
 }
 
 #[test]
