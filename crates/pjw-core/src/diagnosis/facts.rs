@@ -144,11 +144,14 @@ fn lending_text(input: &DiagnosisInput) -> String {
     };
     if slow.is_empty() {
         let program = if is_known { "" } else { ", as far as pjwd may load its BPF program" };
-        let is_unknown = input.host.preemption_model.is_none();
-        let preemption = if is_unknown {
-            ", unless the preemption model of the kernel is lazy (it is unknown: root sees it)"
-        } else {
-            ""
+        let preemption = match (&input.host.preemption_model, input.caller_uid) {
+            (Some(_), _) => "",
+            (None, Uid::ROOT) => {
+                ", unless the preemption model of the kernel is lazy (it is unknown: there is no \
+                 /sys/kernel/debug/sched/preempt; if debugfs is not mounted, mount -t debugfs none /sys/kernel/debug \
+                 shows it)"
+            }
+            (None, _) => ", unless the preemption model of the kernel is lazy (it is unknown: root sees it)",
         };
         return format!(
             "a lent core is the owner's again when it wakes up{program}{preemption}: borrowers run at idle priority"
