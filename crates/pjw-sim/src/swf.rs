@@ -49,7 +49,8 @@ pub struct JobLog {
 pub enum SwfError {
     /// A line does not have exactly 18 fields.
     #[error(
-        "line {line} has {found} fields and a job in the Standard Workload Format has {FIELDS}: is it such a log?"
+        "line {line} has {found} {} and a job in the Standard Workload Format has {FIELDS}: is it such a log?",
+        if *found == 1 { "field" } else { "fields" }
     )]
     WrongFieldCount {
         /// The line number, counted from 1.

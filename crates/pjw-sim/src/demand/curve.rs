@@ -111,7 +111,8 @@ pub enum CurveError {
     },
     /// A line has more or fewer fields than the first line.
     #[error(
-        "line {line} has {found} fields instead of {expected}: the time, and the cores in use of each owner"
+        "line {line} has {found} {} instead of {expected}: the time, and the cores in use of each owner",
+        if *found == 1 { "field" } else { "fields" }
     )]
     WrongFieldCount {
         /// The number of the line.
@@ -381,7 +382,7 @@ mod tests {
             ("7\n", "line 1: there is no owner"),
             ("time_s,web\n0,1\n", "line 2: this is the only demand"),
             ("time_s,web\n0,1,2\n", "line 2 has 3 fields instead of 2"),
-            ("0,1\n1\n", "line 2 has 1 fields instead of 2"),
+            ("0,1\n1\n", "line 2 has 1 field instead of 2"),
             ("x,1\n1,1\n", "line 1: the time \"x\" is not a number of seconds"),
             ("0,1\n\nnoon,1\n", "line 3: the time \"noon\" is not a number of seconds"),
             ("-1,1\n", "line 1: the time \"-1\" is not a number of seconds"),

@@ -51,7 +51,7 @@ fn replay_log(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCode>
         housekeeping_cpus: what.housekeeping.select_housekeeping_cpus(&topology)?,
     };
     let done = replay(&topology, &trace, &rules, |_| {});
-    let simulation = SimulationResult::new(&done, &trace, &rules);
+    let simulation = SimulationResult::new(&done, &topology, &trace, &rules);
     if let Some(path) = &what.per_job_csv {
         write(path, &per_job_csv(&done))?;
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use pjw_core::job::Placement;
+use pjw_core::topology::{Topology, TopologyLevel};
 use pjw_sim::replay::{CoreChooser, FreeCoresSample, ProcessorUnit, ReplayOptions, ReplayResult};
 use pjw_sim::swf::JobLog;
 use serde::Serialize;
@@ -59,6 +60,10 @@ pub struct SimulationResult {
     pub decision_ns: DecisionTimes,
     /// The number of free cores and the largest possible requests, at several times of the simulation.
     pub fragmentation: Vec<FragmentationSample>,
+    /// The levels of which the simulated machine has at least one domain, of L3 caches, NUMA nodes and packages. The
+    /// text leaves out the other levels.
+    #[serde(skip)]
+    pub levels: Vec<TopologyLevel>,
 }
 
 /// How long decisions took, in nanoseconds: the median and the 99th percentile. A decision is the choice of the cores
@@ -91,10 +96,11 @@ pub struct FragmentationSample {
 }
 
 impl SimulationResult {
-    /// Computes the result of a finished simulation. `replay` is what the simulation returned for the job log `log`
-    /// with the options `options`.
+    /// Computes the result of a finished simulation of the machine `topology`. `replay` is what the simulation returned
+    /// for the job log `log` with the options `options`.
     #[must_use]
-    pub fn new(replay: &ReplayResult, log: &JobLog, options: &ReplayOptions) -> Self {
+    pub fn new(replay: &ReplayResult, topology: &Topology, log: &JobLog, options: &ReplayOptions) -> Self {
+        let levels = [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package].into_iter();
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Self {
             jobs: replay.job_count(),
@@ -122,6 +128,7 @@ impl SimulationResult {
                 p99: nanoseconds(replay.decision_time_percentile(99)),
             },
             fragmentation: replay.free_cores_samples.iter().map(FragmentationSample::from).collect(),
+            levels: levels.filter(|&level| topology.domains(level).next().is_some()).collect(),
         }
     }
 }
@@ -145,6 +152,8 @@ impl From<&FreeCoresSample> for FragmentationSample {
 ///   some PUs, which are logical CPUs),
 /// - the median and the 99th percentile of the time that choosing the cores of a job took,
 /// - a table of the free cores at several times.
+///
+/// Levels that the machine does not have, such as L3, are left out.
 #[must_use]
 pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     let unit = if result.unit == "pu" { ("PU", "PUs") } else { ("core", "cores") };
@@ -167,28 +176,47 @@ pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
         costs("skipped as unknown", &result.skipped.to_string());
     }
     costs("utilisation", &percent(result.utilisation));
-    costs("packages per job", &format!("{:.3}", result.mean_packages));
-    costs("NUMA nodes per job", &format!("{:.3}", result.mean_numa_nodes));
-    costs("L3s per job", &format!("{:.3}", result.mean_l3));
+    for (level, name, mean) in [
+        (TopologyLevel::Package, "packages per job", result.mean_packages),
+        (TopologyLevel::NumaNode, "NUMA nodes per job", result.mean_numa_nodes),
+        (TopologyLevel::L3, "L3s per job", result.mean_l3),
+    ] {
+        if result.levels.contains(&level) {
+            costs(name, &format!("{mean:.3}"));
+        }
+    }
     costs("split cores per job", &format!("{:.3}", result.mean_split_cores));
     costs("decision, median", &microseconds(result.decision_ns.p50));
     costs("decision, 99 of 100", &microseconds(result.decision_ns.p99));
     text + "\nfree cores, and the largest request that one part could serve\n"
-        + &sample_table(&result.fragmentation)
+        + &sample_table(&result.fragmentation, &result.levels)
 }
 
 /// Returns a table of the samples in `all`, with at most [`ROWS`] rows. If there are more samples, the table has the
-/// first, the last, and samples at equal distances between the two.
-fn sample_table(all: &[FragmentationSample]) -> String {
+/// first, the last, and samples at equal distances between the two. The largest requests are those of the levels in
+/// `levels`.
+fn sample_table(all: &[FragmentationSample], levels: &[TopologyLevel]) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(["at", "free", "L3", "NUMA node", "package"]);
+    let columns = [
+        (TopologyLevel::L3, "L3"),
+        (TopologyLevel::NumaNode, "NUMA node"),
+        (TopologyLevel::Package, "package"),
+    ];
+    let columns = columns.into_iter().filter(|(level, _)| levels.contains(level));
+    table.set_header(["at", "free"].into_iter().chain(columns.map(|(_, name)| name)));
     let rows = ROWS.min(all.len());
     for costs in 0..rows {
         let Some(sample) = all.get(costs * (all.len() - 1) / (rows - 1).max(1)) else { continue };
-        let numbers = [sample.free, sample.largest_l3, sample.largest_numa_node, sample.largest_package];
-        let cells =
-            std::iter::once(duration_text(sample.time_s)).chain(numbers.map(|number| number.to_string()));
+        let largest = [
+            (TopologyLevel::L3, sample.largest_l3),
+            (TopologyLevel::NumaNode, sample.largest_numa_node),
+            (TopologyLevel::Package, sample.largest_package),
+        ];
+        let largest = largest.into_iter().filter(|(level, _)| levels.contains(level));
+        let cells = [duration_text(sample.time_s), sample.free.to_string()]
+            .into_iter()
+            .chain(largest.map(|(_, number)| number.to_string()));
         table.add_row(cells.map(Cell::new));
     }
     for (n, column) in table.column_iter_mut().enumerate() {
@@ -270,7 +298,7 @@ mod tests {
             housekeeping_cpus: CpuSet::new(),
         };
         let done = replay(&topology, &log, &options, |_| {});
-        let mut result = SimulationResult::new(&done, &log, &options);
+        let mut result = SimulationResult::new(&done, &topology, &log, &options);
         result.decision_ns = DecisionTimes { p50: 4_567, p99: 1_234_500 };
         (done, result)
     }
@@ -306,6 +334,18 @@ mod tests {
         0d 00:01:57     0   0          0        0
         0d 00:02:00     0   0          0        0
         ");
+    }
+
+    #[test]
+    fn levels_that_the_machine_does_not_have_are_left_out_of_the_text() {
+        let (_, mut result) = done();
+        let text = |result: &SimulationResult| {
+            simulation_text(result, Terminal { width: 80, has_colours: false })
+        };
+        let (l3s, columns) = ("L3s per job  ", "at  free  NUMA node  package\n");
+        assert!(text(&result).contains(l3s) && !text(&result).contains(columns));
+        result.levels.retain(|&level| level != TopologyLevel::L3);
+        assert!(!text(&result).contains("L3") && text(&result).contains(columns), "{}", text(&result));
     }
 
     #[test]

@@ -117,13 +117,13 @@ fn a_log_that_cannot_be_replayed_is_refused_on_one_line() {
     for (text, reason) in [
         (String::new(), "bad.swf: there is no job in it"),
         ("; remarks only\n".to_owned(), "there is no job in it"),
-        ("hello\n".to_owned(), "line 1 has 1 fields and a job in the Standard Workload Format has 18"),
+        ("hello\n".to_owned(), "line 1 has 1 field and a job in the Standard Workload Format has 18"),
         (job("1 x -1 1 1"), "line 1, field 2 (submit time): \"x\""),
         (job("1 -5 -1 1 1"), "line 1, field 2 (submit time): -5 is negative"),
         (job("1 0 -1 -3 1"), "line 1, field 4 (run time): -3 is negative"),
         (job("1 0 -1 1 -2"), "line 1, field 5 (processors): -2 is negative"),
         (job("1 0 -1 -1 1"), "none of its 1 jobs has a known size and run time"),
-        ("\0\u{1}\u{2}".to_owned(), "line 1 has 1 fields"),
+        ("\0\u{1}\u{2}".to_owned(), "line 1 has 1 field "),
     ] {
         fs::write(fixture.path("bad.swf"), text).unwrap();
         assert_refused(&fixture.simulate(&["--trace", "bad.swf"]), reason);
