@@ -45,7 +45,7 @@ pub struct AdviseArgs {
 }
 
 /// The units of a time, for a message.
-const UNITS: &str = "ms, s, m and h";
+const UNITS: &str = "us, ms, s, m and h";
 
 /// A time with its unit, of at most a year.
 fn time(text: &str) -> Option<Duration> {
@@ -85,13 +85,14 @@ mod tests {
         assert_eq!(serial_time("0s"), Ok(Duration::ZERO));
         assert_eq!(serial_time("1h30m"), Ok(Duration::from_secs(5400)));
         assert_eq!(item_time("2.5s"), Ok(Duration::from_millis(2500)));
+        assert_eq!(item_time("10us"), Ok(Duration::from_micros(10)));
         for text in ["", "2", "-2s", "soon", "10000000h"] {
             assert!(serial_time(text).is_err(), "{text:?}");
             assert!(item_time(text).is_err(), "{text:?}");
         }
         assert!(item_time("0s").is_err());
         for message in [serial_time("1d").unwrap_err(), item_time("1d").unwrap_err()] {
-            assert!(message.contains("in units of ms, s, m and h"), "{message}");
+            assert!(message.contains("in units of us, ms, s, m and h"), "{message}");
         }
     }
 
@@ -113,7 +114,7 @@ mod tests {
             [["advise", "--serial", "-1s", "--item", "2s"], ["advise", "--serial", "1s", "--item", "-2s"]]
         {
             let message = command.clone().try_get_matches_from(words).unwrap_err().to_string();
-            assert!(message.contains("in units of ms, s, m and h"), "{message}");
+            assert!(message.contains("in units of us, ms, s, m and h"), "{message}");
         }
     }
 }

@@ -123,7 +123,11 @@ fn share(permille: u32) -> f64 {
 /// - Without `items`, the sentence says how many items the farm needs, so that 90 % of its core time is used.
 /// - With `items`, the sentence says which share of its core time the farm uses for this number of items. Below 90 %,
 ///   the sentence also proposes other numbers of items and of workers.
+/// - For one worker, the sentence says that it gains nothing.
 fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
+    if costs.workers == 1 {
+        return "A farm of 1 worker gains nothing over a program without one: take 2 workers or more.".to_owned();
+    }
     let workers = count_with_noun(costs.workers, "worker", "workers");
     let enough = costs.min_items_for_efficiency(GOOD);
     let Some(items) = items else {
@@ -261,6 +265,15 @@ mod tests {
             FarmAdvice::new(&costs, Some(9)).advice,
             "Only 56 % of the core time of 8 workers is used: take a multiple of 8 items, or 5 workers."
         );
+    }
+
+    #[test]
+    fn a_farm_of_one_worker_is_said_to_gain_nothing() {
+        let (serial, item) = (Duration::from_secs(300), Duration::from_secs(2));
+        for items in [None, Some(1000)] {
+            let advice = FarmAdvice::new(&FarmCosts { serial, item, workers: 1 }, items).advice;
+            assert!(advice.starts_with("A farm of 1 worker gains nothing"), "{advice}");
+        }
     }
 
     #[test]
