@@ -111,7 +111,8 @@ fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
     let given = job.wanted_cores.map_or(wanted, |wanted| wanted.count);
     let more = if given > wanted { format!(" ({given} were asked for)") } else { String::new() };
     let limit = job.max_wanted_cores(&state.topology).unwrap_or(wanted);
-    Some(format!("it wants {wanted} of at most {limit} cores at present{more}"))
+    let noun = if limit == 1 { "core" } else { "cores" };
+    Some(format!("it wants {wanted} of at most {limit} {noun} at present{more}"))
 }
 
 /// Returns the sentence about the rule `--within-job`, by which a new process of `job` gets a NUMA node. If the rule

@@ -12,8 +12,10 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     pjwctl provision --list\n\n\
     The cores are the service's own, whether it runs or not; those that it leaves idle may be lent. Processes that the rule \
     recognises join the job. All conditions of a rule must hold: user=NAME, comm=NAME (as in /proc/PID/comm), cgroup=/PATH, \
-    unit=NAME. Without --match, a provision that exists keeps its rule, and gets the new number of cores; to have it without a rule, \
-    end it first. pjwctl unprovision NAME ends it. For administrators. The configuration can promise cores too: [[provision]].";
+    unit=NAME. A rule with comm= alone recognises only processes of system users (user ids below first_person_uid in the \
+    configuration): add user=NAME for a service of another user. Without --match, a provision that exists keeps its rule, and \
+    gets the new number of cores; to have it without a rule, end it first. pjwctl unprovision NAME ends it. For administrators. The \
+    configuration can promise cores too: [[provision]].";
 
 /// The command line options of `pjwctl provision`, which lets pjwd keep cores for a service, or lists the cores that
 /// are kept for services.

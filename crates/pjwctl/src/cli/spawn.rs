@@ -82,7 +82,8 @@ pub struct SpawnArgs {
     /// when the instances have ended
     #[arg(long)]
     pub replicate: bool,
-    /// Return when all instances have begun; the instances continue to run as members of the job
+    /// Return when all instances have begun; the instances continue to run as members of the job. --json prints the
+    /// job's name and the process ids
     #[arg(long = "async", conflicts_with = "prefix_output_with_rank")]
     pub in_background: bool,
     /// Read commands from a file: on each line ranks (0-2,5 or * for the others), a program, and its arguments
