@@ -47,17 +47,10 @@ impl InstanceState {
     }
 
     /// Returns whether this instance may have ended because brk(2) failed. A task (an instance with `--share memory`)
-    /// can't use brk(2). True if the instance ended within 1 s after its start, with the exit code 127 or by
-    /// `SIGABRT` or `SIGSEGV`.
+    /// can't use brk(2). True if the instance ended within 1 s after its start, with the exit code 127 or by `SIGSEGV`.
     pub(super) fn may_have_missed_brk(&self) -> bool {
-        let is_such_an_end = match self.exit {
-            Some(ExitStatus::Code(code)) => code == i32::from(NOT_FOUND),
-            Some(ExitStatus::Signal(signal)) => {
-                [Signal::SIGABRT as i32, Signal::SIGSEGV as i32].contains(&signal)
-            }
-            None => false,
-        };
-        is_such_an_end && self.began.is_some_and(|began| began.elapsed() < START_OF_A_TASK)
+        self.exit.is_some_and(is_end_without_brk)
+            && self.began.is_some_and(|began| began.elapsed() < START_OF_A_TASK)
     }
 
     /// Returns the exit code of this instance, in the form that shells use:
@@ -78,6 +71,20 @@ impl InstanceState {
             (None, None) if self.was_not_started() => ending.map_or(0, of_signal),
             (None, None) => u8::from(self.has_unknown_end),
         }
+    }
+}
+
+/// Returns whether `exit` is an end that a failure of brk(2) explains:
+///
+/// - `SIGSEGV`: a static glibc before 2.36 does not check the result of sbrk(3), and copies the thread-local storage to
+///   an address near 0 (`__libc_setup_tls`, csu/libc-tls.c).
+/// - The exit code 127, with which abort(3) of glibc ends if the signals that it sends do not end the process.
+///
+/// `SIGABRT` is no such end: most programs that end by it have failed a check of their own.
+fn is_end_without_brk(exit: ExitStatus) -> bool {
+    match exit {
+        ExitStatus::Code(code) => code == i32::from(NOT_FOUND),
+        ExitStatus::Signal(signal) => signal == Signal::SIGSEGV as i32,
     }
 }
 
@@ -144,6 +151,20 @@ mod tests {
         let limit = SpawnError { step: SpawnStep::Clone, errno: Errno::EAGAIN };
         let said = format!("{limit}{}", remedy(limit.step, limit.errno));
         assert_eq!(said.matches("ulimit -u").count(), 1, "{said}");
+    }
+
+    #[test]
+    fn an_abort_of_the_program_is_no_end_by_a_lack_of_brk() {
+        for (exit, expected) in [
+            (ExitStatus::Signal(Signal::SIGSEGV as i32), true),
+            (ExitStatus::Code(127), true),
+            (ExitStatus::Signal(Signal::SIGABRT as i32), false),
+            (ExitStatus::Signal(Signal::SIGKILL as i32), false),
+            (ExitStatus::Code(126), false),
+            (ExitStatus::Code(1), false),
+        ] {
+            assert_eq!(is_end_without_brk(exit), expected, "{exit:?}");
+        }
     }
 
     #[test]
