@@ -1,5 +1,7 @@
 //! The number of cores in the option `--cores` of `pjwctl assign`, `run` and `spawn`.
 
+use super::number::is_too_large;
+
 /// The value of the command line option `--cores`: a number of cores, or the word `all` for the free cores and the
 /// cores that the job holds already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +29,13 @@ pub(super) fn core_count(text: &str) -> Result<CoreCountArg, String> {
     if text == "all" {
         return Ok(CoreCountArg::All);
     }
-    text.parse().map(CoreCountArg::Count).map_err(|_| "give a number of cores, or all".to_owned())
+    text.parse().map(CoreCountArg::Count).map_err(|_| {
+        if is_too_large(text) {
+            format!("give a number of cores up to {}, or all", u32::MAX)
+        } else {
+            "give a number of cores, or all".to_owned()
+        }
+    })
 }
 
 #[cfg(test)]
@@ -42,5 +50,8 @@ mod tests {
         for text in ["", "-1", "ALL", "every", "1.5", "99999999999"] {
             assert!(core_count(text).is_err(), "{text:?}");
         }
+        assert_eq!(core_count("x"), Err("give a number of cores, or all".to_owned()));
+        let refusal = "give a number of cores up to 4294967295, or all";
+        assert_eq!(core_count("4294967296"), Err(refusal.to_owned()));
     }
 }

@@ -10,6 +10,7 @@ use super::core_count::{CoreCountArg, core_count};
 use super::cores_unit::CoresUnitArg;
 use super::json::JsonArg;
 use super::numa_node_rule::NumaNodeRuleArg;
+use super::number::at_least_one;
 use super::priority_class::PriorityClassArg;
 
 /// The examples below the help of `pjwctl spawn`.
@@ -105,7 +106,7 @@ pub struct SpawnArgs {
 
 /// 0 is left to the command to refuse: it then says that nothing was started.
 fn instance_count(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| "give a number of at least 1".to_owned())
+    if text.parse::<u32>() == Ok(0) { Ok(0) } else { at_least_one(text) }
 }
 
 /// The value of `pjwctl spawn --share`: what the started instances (processes) share. The only value is `memory`: all

@@ -3,6 +3,7 @@
 use clap::Args;
 
 use super::json::JsonArg;
+use super::number::is_too_large;
 
 /// The examples and remarks below the help of `pjwctl want`.
 pub(super) const EXAMPLES: &str = "Examples:\n  \
@@ -34,8 +35,13 @@ fn wanted_cores(text: &str) -> Result<WantedCoresArg, String> {
     if text == "default" {
         return Ok(WantedCoresArg(None));
     }
-    let number = text.parse().map_err(|_| "give a number of cores, or default".to_owned());
-    number.map(|number| WantedCoresArg(Some(number)))
+    text.parse().map(|number| WantedCoresArg(Some(number))).map_err(|_| {
+        if is_too_large(text) {
+            format!("give a number of cores up to {}, or default", u32::MAX)
+        } else {
+            "give a number of cores, or default".to_owned()
+        }
+    })
 }
 
 #[cfg(test)]
@@ -49,5 +55,7 @@ mod tests {
         for text in ["", "-1", "four", "1.5", "99999999999"] {
             assert!(wanted_cores(text).is_err(), "{text:?}");
         }
+        let refusal = wanted_cores("4294967296").unwrap_err();
+        assert_eq!(refusal, "give a number of cores up to 4294967295, or default");
     }
 }

@@ -193,7 +193,7 @@ fn the_arguments_of_a_hook_need_no_dashes_before_them() {
 }
 
 #[test]
-fn a_number_that_is_none_or_0_is_refused_in_plain_words() {
+fn a_number_that_is_none_or_0_or_too_large_is_refused_in_plain_words() {
     for (line, words) in [
         ("report --last x", "give a number of at least 1"),
         ("report --last 0", "give a number of at least 1"),
@@ -201,6 +201,10 @@ fn a_number_that_is_none_or_0_is_refused_in_plain_words() {
         ("assign a --cores 1 --session 0", "give a number of at least 1"),
         ("advise --serial 1s --item 1s --workers 0", "give a number from 1 to 16384"),
         ("spawn -n x -- true", "give a number of at least 1"),
+        ("spawn -n 4294967296 -- true", "give a number from 1 to 4294967295"),
+        ("report --last 18446744073709551615", "give a number from 1 to 4294967295"),
+        ("assign a --cores 4294967296", "give a number of cores up to 4294967295, or all"),
+        ("want a 4294967296", "give a number of cores up to 4294967295, or default"),
     ] {
         let refused = without_daemon(&line.split(' ').collect::<Vec<_>>());
         assert_eq!(refused.code, Some(2), "{line}: {refused:?}");
