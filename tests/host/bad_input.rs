@@ -93,6 +93,21 @@ fn unusable_socket_and_state_paths_are_refused_at_start() {
 }
 
 #[test]
+fn a_start_with_too_few_descriptors_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut shell = Command::new("sh");
+    // Without -H or -S both limits are set.
+    let line = "ulimit -n 24 && exec \"$0\" --beside --socket \"$1/s\" --state-dir \"$1/state\"";
+    shell.args(["-c", line]).arg(program_path("pjwd")).arg(dir.path()).stdin(Stdio::null());
+    let output = shell.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let error = stderr_of(&output);
+    assert!(error.contains("at most 24 files may be open (RLIMIT_NOFILE), and pjwd needs"), "{error}");
+    assert!(error.contains("raise the hard limit (ulimit -Hn"), "{error}");
+    assert!(!dir.path().join("s").exists());
+}
+
+#[test]
 fn a_second_daemon_on_the_same_socket_names_the_process_of_the_first() {
     let daemon = Daemon::start("");
     let output = daemon.command().output().unwrap();

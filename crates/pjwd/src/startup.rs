@@ -9,7 +9,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Uid, User};
 use pjw_core::ids::Pid;
@@ -29,7 +28,7 @@ use tracing::{error, info, warn};
 
 use crate::config::{Config, Settings};
 use crate::control::inbox::{EventLoopMessage, MessageSender, message_channel};
-use crate::host::{directories, notify, task_scan, thaw_watcher, thaw_watcher::ThawWatcher};
+use crate::host::{descriptors, directories, notify, task_scan, thaw_watcher, thaw_watcher::ThawWatcher};
 use crate::job_files::JobFiles;
 use crate::metrics::meter::{MetricsReceiver, MetricsRecorder};
 use crate::run::daemon_records::JournalAndReports;
@@ -205,7 +204,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let logging = Logging::start(config.settings())?;
 
     limit_allocator_cache();
-    raise_file_limit();
+    descriptors::raise_descriptor_limit()?;
     let own_mask = DaemonMask::bind_at_start(&policy.housekeeping_cpus);
     let uid = Uid::effective().as_raw();
     let (own_dir, state_dir) = (default_dir(), state_dir_of(options));
@@ -395,15 +394,6 @@ fn node(settings: &Settings, policy: &Policy) -> anyhow::Result<LinuxMachine> {
     node.prepare_changes(affinity_persists, &policy.own_cgroups).context("can't open /proc")?;
     task_scan::load_bpf_programs(settings.scan_interface, &mut node);
     Ok(node)
-}
-
-/// Raises the limit of open files. A failure is logged and does not stop the start.
-fn raise_file_limit() {
-    let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
-    if let Err(errno) = raised {
-        warn!("the limit of open files stays as it is: {errno}");
-    }
 }
 
 /// The user of Flux's system instance. Cgroups of that user's service manager are trusted as Flux jobs.

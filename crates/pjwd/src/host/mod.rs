@@ -1,6 +1,8 @@
-//! The system around the daemon: directories, the identity of files and the holders of their locks, the log, messages
-//! to systemd, the task scan, the process that thaws frozen jobs after the daemon was killed.
+//! The system around the daemon: directories, the limit of open descriptors, the identity of files and the holders of
+//! their locks, the log, messages to systemd, the task scan, the process that thaws frozen jobs after the daemon was
+//! killed.
 
+pub(crate) mod descriptors;
 pub mod directories;
 pub(crate) mod flock_holder;
 pub(crate) mod inode;
