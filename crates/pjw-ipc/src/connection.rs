@@ -18,6 +18,7 @@ use tracing::{debug, info};
 use crate::call::{CallError, Reply};
 use crate::request::{Content, Described, Request, RequestParser};
 use crate::service::{Peer, Replies, ServerLimits, Service};
+use crate::slots::Slot;
 use crate::unsent::ReplyBudget;
 use crate::{INTERFACE_DEFINITION, INTERFACE_NAME};
 
@@ -71,7 +72,8 @@ pub(crate) struct ConnectionContext {
 }
 
 /// Answers the calls that a client sends on `stream`. Returns when the client has closed the connection or was idle for
-/// too long, or when the server stops. `peer` is the process of the client. `service` computes the replies.
+/// too long, or when the server stops. `peer` is the process of the client. `service` computes the replies. Marks the
+/// `slot` of the connection as idle while it waits for a request, or for the next reply of a series.
 ///
 /// # Errors
 /// If the client exceeds a limit or sends invalid data, or if the connection breaks.
@@ -80,16 +82,19 @@ pub(crate) async fn serve_connection<S: Service>(
     peer: Peer,
     service: Rc<S>,
     shared: ConnectionContext,
+    slot: &Slot,
 ) -> io::Result<()> {
     let ConnectionContext { limits, parser, unsent, mut stop } = shared;
     let (reader, writer) = stream.into_split();
     let mut reader = Reader { reader, buffer: Vec::new(), ended: false, limits };
     let mut writer = Writer { writer, uid: peer.uid, unsent, limits };
     loop {
+        let idle = slot.mark_idle();
         let request = tokio::select! {
             request = reader.next_request() => request?,
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
         };
+        drop(idle);
         let Some(bytes) = request else { return Ok(()) };
         let request = match parser.parse(bytes, peer.is_of_root_or_own_user()).await? {
             Ok(request) => request,
@@ -111,7 +116,7 @@ pub(crate) async fn serve_connection<S: Service>(
             Ok(Outgoing::Own(Replies::Single(reply))) => writer.send_reply(reply, false).await?,
             Ok(Outgoing::Own(Replies::Stream(_))) if !more => writer.error(&CallError::ExpectedMore).await?,
             Ok(Outgoing::Own(Replies::Stream(replies))) => {
-                stream_replies(replies, &mut reader, &mut writer, &mut stop).await?;
+                stream_replies(replies, &mut reader, &mut writer, &mut stop, slot).await?;
             }
             Err(error) => writer.error(&error).await?,
         }
@@ -193,7 +198,7 @@ fn description(Described { interface }: Described) -> Result<Map<String, Value>,
 
 /// Sends the replies of a stream (a series of replies to one call) as they arrive in `replies`. Returns after the
 /// last reply, or when the server stops (`stop` becomes true). Further calls that the client sends meanwhile are read
-/// now, and answered after the stream.
+/// now, and answered after the stream. Marks `slot` as idle while it waits for a reply.
 ///
 /// # Errors
 /// If the client hangs up, or if a reply can't be sent.
@@ -202,10 +207,13 @@ async fn stream_replies(
     reader: &mut Reader,
     writer: &mut Writer,
     stop: &mut watch::Receiver<bool>,
+    slot: &Slot,
 ) -> io::Result<()> {
     // The last reply must say that it is the last. So one reply is always held back.
     let mut held: Option<Reply> = None;
     loop {
+        // While a reply is held back, the connection is not idle: the reply must be sent.
+        let idle = held.is_none().then(|| slot.mark_idle());
         let next = tokio::select! {
             // Replies that are ready when the server stops are sent first.
             biased;
@@ -221,6 +229,7 @@ async fn stream_replies(
                 continue;
             }
         };
+        drop(idle);
         match (next, held.take()) {
             (Some(reply), before) => {
                 if let Some(before) = before {

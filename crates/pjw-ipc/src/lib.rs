@@ -17,6 +17,7 @@ mod request;
 pub mod server;
 mod service;
 pub mod service_commands;
+mod slots;
 pub mod socket_access;
 #[cfg(test)]
 mod tests;

@@ -15,7 +15,9 @@ use crate::call::{Call, CallError, Reply};
 /// cases).
 #[derive(Debug, Clone, Copy)]
 pub struct ServerLimits {
-    /// The maximum number of open connections, of all users together.
+    /// The maximum number of open connections, of all users together. If no connection is left for a user without
+    /// any, the server closes an idle connection of the user with most, except root and the user of the server's
+    /// process. A connection is idle while the server waits for a request, or for the next reply of a series.
     pub max_connections: usize,
     /// The number of connections that are reserved for administrators: root and the user of the server's
     /// process. All other users together can have at most [`ServerLimits::max_connections`] minus this number

@@ -1,0 +1,270 @@
+//! The open connections of the server, and how many each user may have.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use tokio::sync::Notify;
+
+use crate::service::ServerLimits;
+
+/// The open connections, in the order in which they were accepted.
+#[derive(Debug)]
+pub(crate) struct Connections {
+    open: RefCell<BTreeMap<u64, Rc<OpenConnection>>>,
+    /// The number of connections that were accepted so far.
+    accepted: Cell<u64>,
+    closed: Notify,
+    /// The user id of the server's process.
+    own_uid: u32,
+}
+
+#[derive(Debug)]
+struct OpenConnection {
+    uid: u32,
+    /// Whether the server waits for a request of the client or for the next reply of a series. Closing the connection
+    /// then interrupts no call.
+    is_idle: Cell<bool>,
+    /// Notified when the connection must be closed, because another user gets its slot.
+    displaced: Notify,
+}
+
+impl Connections {
+    /// Returns an empty list of connections of a server whose process has the user id `own_uid`.
+    pub(crate) fn new(own_uid: u32) -> Rc<Self> {
+        Rc::new(Self { open: RefCell::default(), accepted: Cell::new(0), closed: Notify::new(), own_uid })
+    }
+
+    /// Returns the number of open connections.
+    pub(crate) fn count(&self) -> usize {
+        self.open.borrow().len()
+    }
+
+    fn is_administrator(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.own_uid
+    }
+
+    /// Returns a slot for a new connection of the user `uid`. The connection counts until the slot is dropped or gets
+    /// displaced. `None` if there are too many connections of this user, or too many in total.
+    ///
+    /// - Users other than root and the user of the server can't get the last slots, which are reserved
+    ///   (`reserved_connections`). One such user can have at most `max_connections_per_user` connections, and at most
+    ///   as many as there are free slots.
+    /// - If no slot is free for a user without any connection, an idle connection of another user is closed, and the
+    ///   user gets its slot. So a user without connections is refused only if no such user has several connections with
+    ///   an idle one among them.
+    /// - Root and the user of the server can get all slots. Their connections are never closed for another user.
+    pub(crate) fn take_slot(self: &Rc<Self>, uid: u32, limits: &ServerLimits) -> Option<Slot> {
+        let mine = self.open.borrow().values().filter(|connection| connection.uid == uid).count();
+        let is_administrator = self.is_administrator(uid);
+        let reserved = if is_administrator { 0 } else { limits.reserved_connections };
+        let free = limits.max_connections.saturating_sub(reserved).saturating_sub(self.count());
+        // A user may have as many connections as are free. So a few users can't take all of them. Many users can.
+        let has_share = is_administrator || mine < limits.max_connections_per_user.min(free);
+        let is_admitted = if free == 0 {
+            // The new connection takes the place of the displaced one, so the reserved slots are not affected.
+            !is_administrator && mine == 0 && self.displace_one()
+        } else {
+            has_share
+        };
+        if !is_admitted {
+            return None;
+        }
+        let number = self.accepted.get();
+        self.accepted.set(number + 1);
+        let connection = Rc::new(OpenConnection { uid, is_idle: Cell::new(false), displaced: Notify::new() });
+        self.open.borrow_mut().insert(number, Rc::clone(&connection));
+        Some(Slot { connections: Rc::clone(self), number, connection })
+    }
+
+    /// Displaces the oldest idle connection of the user who has the most connections, among the users with several
+    /// connections and an idle one. Administrators are left out. Returns whether a connection was displaced.
+    fn displace_one(&self) -> bool {
+        let mut open = self.open.borrow_mut();
+        // For each user, the number of connections, and the oldest idle one.
+        let mut users: BTreeMap<u32, (usize, Option<u64>)> = BTreeMap::new();
+        for (&number, connection) in open.iter() {
+            if self.is_administrator(connection.uid) {
+                continue;
+            }
+            let (count, oldest_idle) = users.entry(connection.uid).or_default();
+            *count += 1;
+            if oldest_idle.is_none() && connection.is_idle.get() {
+                *oldest_idle = Some(number);
+            }
+        }
+        let several = users.into_values().filter(|(count, _)| *count > 1);
+        let idle = several.filter_map(|(count, oldest_idle)| Some((count, Reverse(oldest_idle?))));
+        let displaced = idle.max().and_then(|(_, Reverse(number))| open.remove(&number));
+        if let Some(connection) = &displaced {
+            connection.displaced.notify_one();
+        }
+        displaced.is_some()
+    }
+
+    /// Returns when there are no connections.
+    pub(crate) async fn wait_until_empty(&self) {
+        while self.count() > 0 {
+            self.closed.notified().await;
+        }
+    }
+}
+
+/// The slot of one connection. Dropping it frees the slot.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    connections: Rc<Connections>,
+    number: u64,
+    connection: Rc<OpenConnection>,
+}
+
+impl Slot {
+    /// Marks the connection as idle until the returned value is dropped. The task of the connection calls this before
+    /// it waits for a request, or for the next reply of a series.
+    pub(crate) fn mark_idle(&self) -> Idle<'_> {
+        self.connection.is_idle.set(true);
+        Idle(&self.connection.is_idle)
+    }
+
+    /// Returns when another user gets this slot. The connection was idle at that time, and the caller must close it
+    /// before it does anything else with it.
+    pub(crate) async fn wait_until_displaced(&self) {
+        self.connection.displaced.notified().await;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.connections.open.borrow_mut().remove(&self.number);
+        self.connections.closed.notify_one();
+    }
+}
+
+/// A connection is idle while this value exists.
+#[derive(Debug)]
+pub(crate) struct Idle<'a>(&'a Cell<bool>);
+
+impl Drop for Idle<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const OWN: u32 = 6;
+    const LIMITS: ServerLimits = ServerLimits {
+        max_connections: 6,
+        reserved_connections: 2,
+        max_connections_per_user: 2,
+        max_request_bytes: 0,
+        request_timeout: Duration::ZERO,
+        write_timeout: Duration::ZERO,
+        max_unread_reply_bytes: 0,
+        idle_timeout: Duration::ZERO,
+    };
+
+    #[test]
+    fn one_user_cannot_use_up_all_connections() {
+        let connections = Connections::new(OWN);
+        let take_slot = |uid| connections.take_slot(uid, &LIMITS);
+        let mine = [take_slot(7), take_slot(7)];
+        assert!(mine.iter().all(Option::is_some));
+        assert!(take_slot(7).is_none(), "a user's share is used up");
+        let other = take_slot(8);
+        assert!(other.is_some(), "another user has a share of its own");
+        drop(mine);
+        assert_eq!(connections.count(), 1);
+        assert!(take_slot(7).is_some(), "a place is free again when its connection ends");
+    }
+
+    #[test]
+    fn some_users_together_leave_connections_for_others() {
+        let connections = Connections::new(OWN);
+        let limits = ServerLimits::default();
+        let mut slots = Vec::new();
+        for uid in 100..106 {
+            slots.extend(std::iter::from_fn(|| connections.take_slot(uid, &limits)));
+        }
+        assert!(connections.count() > 230, "six users take all that they can get");
+        assert!(connections.take_slot(7, &limits).is_some(), "another one gets a connection");
+    }
+
+    #[test]
+    fn all_users_together_leave_connections_for_the_administrator() {
+        let connections = Connections::new(OWN);
+        let take_slot = |uid| connections.take_slot(uid, &LIMITS);
+        let users = [7, 7, 8, 9].map(take_slot);
+        assert!(users.iter().all(Option::is_some));
+        assert!(take_slot(10).is_none(), "what is left is not for users");
+        let kept = [take_slot(0), take_slot(OWN)];
+        assert!(kept.iter().all(Option::is_some), "root and the daemon's own user get in");
+        assert!(take_slot(0).is_none(), "and nobody gets more than there is");
+        drop(kept);
+        assert!(take_slot(10).is_none(), "a reserved place that comes free stays reserved");
+    }
+
+    #[test]
+    fn an_administrator_is_limited_only_by_the_total_of_connections() {
+        for uid in [0, OWN] {
+            let connections = Connections::new(OWN);
+            let take_slot = |uid| connections.take_slot(uid, &LIMITS);
+            let slot: Vec<_> = (0..LIMITS.max_connections).map(|_| take_slot(uid)).collect();
+            assert!(slot.iter().all(Option::is_some));
+            assert!(take_slot(uid).is_none() && take_slot(7).is_none());
+        }
+    }
+
+    fn is_displaced(slot: &Slot) -> bool {
+        !slot.connections.open.borrow().contains_key(&slot.number)
+    }
+
+    #[test]
+    fn a_user_without_connections_gets_the_slot_of_an_idle_one_of_the_user_with_most() {
+        let connections = Connections::new(OWN);
+        let limits = ServerLimits { max_connections: 9, max_connections_per_user: 3, ..LIMITS };
+        let take_slot = |uid| connections.take_slot(uid, &limits);
+        let slots = [7, 7, 7, 8, 8, 9, 10].map(|uid| take_slot(uid).unwrap());
+        let displaced = || (0..7).filter(|&index| is_displaced(&slots[index])).collect::<Vec<usize>>();
+        assert!(take_slot(11).is_none(), "no connection is idle");
+        let idle = [1, 2, 4, 5].map(|index: usize| slots[index].mark_idle());
+        let first = take_slot(11);
+        assert!(first.is_some());
+        assert_eq!(displaced(), [1], "the oldest idle one of the user with most");
+        assert_eq!(connections.count(), 7, "the reserved slots stay free");
+        assert!(take_slot(11).is_none() && take_slot(7).is_none(), "only for the first connection of a user");
+        let more = [12, 13].map(take_slot);
+        assert!(more.iter().all(Option::is_some));
+        assert_eq!(displaced(), [1, 2, 4], "of two users with as many, the one with the older connection");
+        assert!(take_slot(14).is_none(), "nobody has two connections with an idle one among them");
+        drop(idle);
+        drop((slots, first, more));
+        assert_eq!(connections.count(), 0, "each slot was freed once");
+    }
+
+    #[test]
+    fn connections_of_administrators_and_the_only_one_of_a_user_are_not_displaced() {
+        let connections = Connections::new(OWN);
+        let take_slot = |uid| connections.take_slot(uid, &LIMITS).unwrap();
+        let slots = [7, 8, 0, OWN, 0, OWN].map(take_slot);
+        let _idle = slots.each_ref().map(Slot::mark_idle);
+        assert!(connections.take_slot(9, &LIMITS).is_none());
+        assert!(!slots.iter().any(is_displaced));
+    }
+
+    #[test]
+    fn a_connection_is_idle_only_while_it_waits() {
+        let connections = Connections::new(OWN);
+        let slots = [7, 7, 8, 9].map(|uid| connections.take_slot(uid, &LIMITS).unwrap());
+        drop(slots[0].mark_idle());
+        assert!(connections.take_slot(10, &LIMITS).is_none(), "it has a request to answer");
+        let _idle = slots[0].mark_idle();
+        assert!(connections.take_slot(10, &LIMITS).is_some());
+        assert!(is_displaced(&slots[0]));
+    }
+}
