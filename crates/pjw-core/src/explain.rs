@@ -112,7 +112,12 @@ fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
     let more = if given > wanted { format!(" ({given} were asked for)") } else { String::new() };
     let limit = job.max_wanted_cores(&state.topology).unwrap_or(wanted);
     let noun = if limit == 1 { "core" } else { "cores" };
-    Some(format!("it wants {wanted} of at most {limit} {noun} at present{more}"))
+    let borrows = job.active_grant().is_some_and(|grant| grant.ownership == Ownership::Borrowed);
+    let kept = match wanted {
+        0 if borrows => "; a besteffort job keeps one core, so that it can ask for more",
+        _ => "",
+    };
+    Some(format!("it wants {wanted} of at most {limit} {noun} at present{more}{kept}"))
 }
 
 /// Returns the sentence about the rule `--within-job`, by which a new process of `job` gets a NUMA node. If the rule

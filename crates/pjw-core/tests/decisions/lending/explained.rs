@@ -42,6 +42,18 @@ fn the_reason_of_a_borrower_agrees_in_number_with_its_cores_and_their_owner() {
     }
 }
 
+#[test]
+fn explain_says_that_a_besteffort_job_which_wants_no_core_keeps_one() {
+    let mut m = web_and_batch();
+    for id in ["web", "batch"] {
+        m.command(Command::Want { job: job(id), cores: Some(0), caller: ROOT }).unwrap();
+    }
+    let explained = |id| explain_job(&m.state, &m.policy, &m.state.jobs[&job(id)]).join("\n");
+    let kept = "a besteffort job keeps one core, so that it can ask for more";
+    assert!(explained("batch").contains(kept), "{}", explained("batch"));
+    assert!(!explained("web").contains(kept), "{}", explained("web"));
+}
+
 /// A job `web` of six cores, and a borrower that wants so many cores and has these processes.
 fn idle_web_beside(cores: u32, pids: &[u32]) -> Machine {
     let mut m = lending_machine();
