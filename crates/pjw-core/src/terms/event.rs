@@ -40,8 +40,8 @@ pub enum EventKind {
     /// Idle cores of a job of the class guaranteed were lent to a job of the class besteffort.
     Lent,
     /// pjw took cores back from a job, or announced that it will take them back after the time `revocation_grace`.
-    /// Either a batch system granted the cores to another job, or the job had borrowed the cores and the job that owns
-    /// them needs them.
+    /// Either a batch system granted the cores to another job, or the job had borrowed the cores. Borrowed cores are
+    /// taken back mostly because the job that owns them needs them, or because the borrower has free ones instead.
     Revoked,
     /// A job of the class guaranteed has cores back that were lent to another job.
     Returned,

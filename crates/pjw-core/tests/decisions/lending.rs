@@ -1,6 +1,7 @@
 //! Lending: jobs of the class besteffort borrow free cores, and cores that jobs of the class guaranteed leave idle.
 
 mod explained;
+mod free_cores;
 mod frozen;
 mod idle_priority;
 mod owner_threads;

@@ -14,11 +14,13 @@ use crate::terms::{Event, EventKind, Grant, Job, JobId, Ownership};
 /// - `shares` has the PUs that each borrower (a job that borrows cores) is to have.
 /// - `leaving` has those of these PUs that come back later, each with the end of its grace period.
 /// - `unwanted` has the PUs that come back although their owner does not need them.
+/// - `exchanged` has the PUs in `unwanted` or `leaving` for which their borrower gets free ones.
 pub(super) fn report_loan_changes(
     draft: &mut CycleDraft<'_>,
     shares: &BTreeMap<JobId, CpuSet>,
     leaving: &BTreeMap<Pu, Nanos>,
     unwanted: &CpuSet,
+    exchanged: &CpuSet,
 ) {
     let left = draft.state.lending.take_pus_left_by_borrowers();
     let still_held = |(owner, cpus): (&JobId, &CpuSet)| cpus.intersection(&draft.state.pool.pus_of(owner));
@@ -31,6 +33,7 @@ pub(super) fn report_loan_changes(
         taken: returned.difference(unwanted),
         left: returned.intersection(unwanted),
         kept: kept.collect(),
+        exchanged: exchanged.clone(),
         lent,
     };
     for (id, cpus) in shares {
@@ -61,7 +64,7 @@ fn report_kept_pus(draft: &mut CycleDraft<'_>, id: &JobId, kept: &CpuSet) {
 
 /// Adds the events about the PUs that the borrower `id` (a job that borrows idle cores) loses: `lost` has the PUs that
 /// it loses now, and `announced` those that it loses after the grace period. Also adds an event for each owner (a job
-/// that lends cores) that gets PUs back. `moves` says for these PUs whether their owner needs them.
+/// that lends cores) that gets PUs back. `moves` says for these PUs why they go back.
 fn report_lost_pus(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
@@ -84,10 +87,17 @@ fn report_lost_pus(
         }
     }
     let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
-    let unannounced: CpuSet = lost.intersection(&moves.taken).iter().filter(|pu| !is_announced(pu)).collect();
+    let revoked = lost.intersection(&moves.taken.union(&moves.exchanged));
+    let unannounced: CpuSet = revoked.iter().filter(|pu| !is_announced(pu)).collect();
     let grace = draft.policy.lending.revocation_grace;
     for (cpus, when) in [(announced, format!(" in {grace:?}")), (&unannounced, String::new())] {
-        for (owner, cpus) in by_owner(draft.state, cpus) {
+        for (owner, cpus) in by_owner(draft.state, &cpus.intersection(&moves.exchanged)) {
+            let free = if cpus.len() == 1 { "a free CPU" } else { "free CPUs" };
+            let text =
+                format!("{id} has {free} instead of {} of {owner}: given back{when}", cpus_text(&cpus));
+            report(EventKind::Revoked, id, &cpus, text);
+        }
+        for (owner, cpus) in by_owner(draft.state, &cpus.difference(&moves.exchanged)) {
             // Each program counts as the use of an owner of all PUs.
             let has_all = draft.state.pool.online_cpus().is_subset(&draft.state.pool.pus_of(&owner));
             let who = if has_all { ", or another program," } else { "" };
@@ -100,8 +110,8 @@ fn report_lost_pus(
     }
 }
 
-/// The PUs whose loan begins, ends, or was about to end, in one set for each of these cases. Each PU belongs to an
-/// owner: a job that lends cores. A PU that goes from one borrower to another is in none of these sets.
+/// The PUs whose loan begins, ends, is about to end, or was about to end, in one set for each of these cases. Each PU
+/// belongs to an owner: a job that lends cores. A PU that goes from one borrower to another is in none of these sets.
 struct CoreMoves {
     /// The PUs that are lent now and were not lent before.
     lent: CpuSet,
@@ -111,6 +121,8 @@ struct CoreMoves {
     left: CpuSet,
     /// The PUs that were about to be taken back, and stay lent.
     kept: CpuSet,
+    /// The PUs that come back, now or after the grace period, because their borrower has free ones instead.
+    exchanged: CpuSet,
 }
 
 /// Returns the PUs that are lent if each borrower has its PUs in `shares`. Free PUs are borrowed but not lent.

@@ -6,19 +6,21 @@
 //! borrowers and the entries of borrowers in the pool, and reports each change.
 
 mod borrowed_grant;
+mod borrower;
+mod cores;
 mod events;
 mod permission;
 
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
-use crate::machine::Topology;
 use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::CycleDraft;
-use crate::phases::lending::{borrowed_grant::set_borrowed_grant, permission::may_borrow};
+use crate::phases::lending::borrowed_grant::set_borrowed_grant;
+use crate::phases::lending::borrower::Borrower;
+use crate::phases::lending::cores::{Core, end_of_grace_period, is_announced, lendable_grant, whole_cores};
 use crate::state::lending::OwnerLendingState;
 use crate::state::{Member, WardenState};
 use crate::terms::{
-    CpusetHierarchy, DaemonMode, EnforcementMethod, Grant, GrantedBy, IdlePrioritySupport, Job, JobId,
-    Policy, PriorityClass,
+    CpusetHierarchy, DaemonMode, EnforcementMethod, IdlePrioritySupport, Job, JobId, Policy, PriorityClass,
 };
 
 /// The decision about all borrowers (jobs of the class besteffort, which run on free cores and on lent cores).
@@ -32,10 +34,10 @@ struct LoanDecision {
     /// The lent PUs that go back to their owners although the owners do not need them, because no borrower can use
     /// them.
     unwanted: CpuSet,
+    /// The lent PUs that go back to their owners, or are in `leaving` from now on, because their borrower has a free
+    /// core instead.
+    exchanged: CpuSet,
 }
-
-/// A core of an owner or a free core, as the set of its online PUs.
-type Core = CpuSet;
 
 /// An owner (a job of the class guaranteed, whose idle cores pjw may lend), with the result of the decision about its
 /// cores.
@@ -137,8 +139,8 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     let now = draft.now.since_boot;
     let unfit = unfit_borrowers(draft.state, draft.policy);
     draft.state.lending.set_unfit_borrowers(unfit);
-    let LoanDecision { shares, leaving, unwanted } = decide_loans(draft.state, draft.policy, now);
-    events::report_loan_changes(draft, &shares, &leaving, &unwanted);
+    let LoanDecision { shares, leaving, unwanted, exchanged } = decide_loans(draft.state, draft.policy, now);
+    events::report_loan_changes(draft, &shares, &leaving, &unwanted, &exchanged);
     // A PU may pass from one borrower to another: all leave before any gets one.
     for id in shares.keys() {
         let kept = draft.state.pool.borrowed_by(id).intersection(&shares[id]);
@@ -155,8 +157,10 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
 /// time, in ns since boot. The rules:
 ///
 /// - A borrower keeps the cores that are still free, or that their owner may still lend. A core that the owner needs
-///   stays with the borrower until the end of a grace period.
+///   stays with the borrower until the end of a grace period. If the borrower can use fewer cores, it keeps free cores
+///   first.
 /// - The borrower with the fewest cores gets the next core. Free cores are given before cores of owners.
+/// - A lent core is exchanged for a free core that no borrower can use in addition.
 /// - At the end, cores are moved between borrowers until they have nearly the same number.
 fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecision {
     let online = state.pool.online_cpus();
@@ -172,20 +176,8 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
     let mut leaving = BTreeMap::new();
     for borrower in &mut borrowers {
         let lent = owners.iter().filter(|_| !borrower.would_slow_owners).flat_map(|owner| &owner.lent);
-        let kept: BTreeSet<&Core> = spare.iter().chain(lent).collect();
-        let (kept, lost): (Vec<Core>, Vec<Core>) =
-            core::mem::take(&mut borrower.cores).into_iter().partition(|core| kept.contains(core));
-        borrower.cores = kept;
-        // Cores that now belong to another job, which does not lend them, are taken at once.
-        for core in lost.into_iter().filter(|core| is_lent_by_owner(state, core)) {
-            let end = core.iter().find_map(|pu| state.lending.grace_period_end(pu));
-            let grace_ns = u64::try_from(policy.lending.revocation_grace.as_nanos()).unwrap_or(u64::MAX);
-            let end = end.unwrap_or(Nanos(now.0.saturating_add(grace_ns)));
-            if end > now {
-                leaving.extend(core.iter().map(|pu| (pu, end)));
-                borrower.leaving.push(core);
-            }
-        }
+        let keepable: BTreeSet<&Core> = spare.iter().chain(lent).collect();
+        leaving.extend(borrower.keep_cores(state, policy, &keepable, now));
     }
     let taken: BTreeSet<&Core> = borrowers.iter().flat_map(|borrower| &borrower.cores).collect();
     spare.retain(|core| !taken.contains(core));
@@ -196,6 +188,7 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
     {
         borrower.cores.push(spare.remove(0));
     }
+    let exchanged = exchange_lent_cores(state, policy, now, &mut borrowers, spare, &mut leaving);
     let may_get = |borrower: &Borrower<'_>| may_get_lent_core(state, borrower);
     while owners.iter().any(|owner| !owner.lendable.is_empty())
         && let Some(borrower) = borrower_with_fewest_cores(&mut borrowers, may_get)
@@ -208,8 +201,48 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
         (borrower.id.clone(), cores.fold(CpuSet::new(), |all, core| all.union(core)))
     });
     let shares: BTreeMap<JobId, CpuSet> = shares.collect();
-    let unwanted = shares.values().fold(left, |left, cpus| left.difference(cpus));
-    LoanDecision { shares, leaving, unwanted }
+    let unneeded = left.union(&exchanged);
+    let unwanted = shares.values().fold(unneeded, |unwanted, cpus| unwanted.difference(cpus));
+    LoanDecision { shares, leaving, unwanted, exchanged }
+}
+
+/// Exchanges lent cores of the borrowers for the cores `spare`, which are free and which no borrower can use in
+/// addition. Each lent core goes back to its owner at the end of a grace period, or at once if there is none. Adds the
+/// PUs with a grace period to `leaving`, each with its end, in ns since boot. Returns the PUs of all exchanged lent
+/// cores. `now` is the present time, in ns since boot.
+///
+/// No core of an owner that lent one in the last `lend_after` is exchanged. So a free core that other jobs take and
+/// leave all the time does not move a lent core more often than the owner's own demand does.
+fn exchange_lent_cores(
+    state: &WardenState,
+    policy: &Policy,
+    now: Nanos,
+    borrowers: &mut [Borrower<'_>],
+    spare: Vec<Core>,
+    leaving: &mut BTreeMap<Pu, Nanos>,
+) -> CpuSet {
+    let mut exchanged = CpuSet::new();
+    let may_lend = |owner: &JobId| {
+        let known = state.lending.owner_state(owner);
+        known.is_some_and(|known| known.may_lend(policy.lending.lend_after, now))
+    };
+    let is_exchangeable =
+        |core: &Core| core.iter().find_map(|pu| state.pool.holder(pu)?.job()).is_some_and(may_lend);
+    let mut spare = spare.into_iter();
+    for Borrower { cores, leaving: still_used, .. } in borrowers {
+        for place in cores.iter_mut().filter(|place| is_exchangeable(place)) {
+            let Some(free) = spare.next() else { return exchanged };
+            let lent = core::mem::replace(place, free);
+            exchanged = exchanged.union(&lent);
+            let announced = lent.iter().find_map(|pu| state.lending.grace_period_end(pu));
+            let end = announced.unwrap_or_else(|| end_of_grace_period(policy, now));
+            if end > now {
+                leaving.extend(lent.iter().map(|pu| (pu, end)));
+                still_used.push(lent);
+            }
+        }
+    }
+    exchanged
 }
 
 /// Offers lent cores that no borrower uses any more to other borrowers. In each owner, moves these cores from `lent` to
@@ -229,43 +262,6 @@ fn offer_left_cores(owners: &mut [Owner], borrowers: &[Borrower<'_>]) -> CpuSet 
     all_left
 }
 
-/// A borrower (a job of the class besteffort, which runs on free cores and on lent cores) while the decision is made.
-struct Borrower<'a> {
-    id: &'a JobId,
-    /// The largest number of cores that it can use. Zero while it has no process.
-    max_count: usize,
-    /// The cores that it is to have. At the beginning, those that it has now.
-    cores: Vec<Core>,
-    /// The cores that it has only until the end of a grace period. They are not in `cores`.
-    leaving: Vec<Core>,
-    /// Whether it would slow down the owners of lent cores. It then gets no lent cores.
-    would_slow_owners: bool,
-}
-
-impl<'a> Borrower<'a> {
-    /// Returns the borrower `job` with the cores that it has now, up to the number of cores that it can use.
-    fn new(state: &'a WardenState, policy: &Policy, job: &'a Job) -> Self {
-        let topology = &state.topology;
-        let requested = job.request.as_ref().map_or(0, |request| request.cpu_request.core_count(topology));
-        // A job that is frozen because it wants no core could not ask for one again. A job without a process would
-        // keep from others what it can't use.
-        let wanted = job.wanted_core_count(topology).unwrap_or(requested).max(1) as usize;
-        let max_count = if may_borrow(state, policy, &job.id) { wanted } else { 0 };
-        let cores = whole_cores(topology, &state.pool.borrowed_by(&job.id), &state.pool.online_cpus());
-        Self {
-            id: &job.id,
-            max_count,
-            cores: cores.into_iter().take(max_count).collect(),
-            leaving: Vec::new(),
-            would_slow_owners: state.lending.would_slow_owners(&job.id),
-        }
-    }
-
-    fn can_use_more(&self) -> bool {
-        self.cores.len() < self.max_count
-    }
-}
-
 /// Returns the borrowers of which a process can't run at idle priority, so that it would slow down the owner of a lent
 /// core. The cpuset of a borrower gives its processes this priority. It does not if the kernel or systemd refused the
 /// cpuset, or if a process can't be moved into the cpuset. Empty if pjw lends no cores, or if there is no job whose
@@ -279,37 +275,6 @@ fn unfit_borrowers(state: &WardenState, policy: &Policy) -> BTreeSet<JobId> {
     let is_unfit =
         |id: &JobId| state.cpusets.cpuset_error(id).is_some() || state.members_of(id).any(stays_outside);
     state.jobs.borrowers().map(|job| job.id.clone()).filter(is_unfit).collect()
-}
-
-/// Returns the cores of which all online PUs are in `cpus`, each as the set of its online PUs. `online` has the online
-/// PUs of the machine.
-fn whole_cores(topology: &Topology, cpus: &CpuSet, online: &CpuSet) -> Vec<Core> {
-    let usable = cpus.intersection(online);
-    let is_whole = |core: &Core| {
-        let pus = core.first().map(|pu| topology.core_cpus(pu).intersection(online));
-        pus.as_ref() == Some(core)
-    };
-    topology.split_by_core(&usable).filter(is_whole).collect()
-}
-
-/// Whether the core belongs to a job whose cores may be lent.
-fn is_lent_by_owner(state: &WardenState, core: &Core) -> bool {
-    let holders = core.iter().filter_map(|pu| state.pool.holder(pu)?.job());
-    holders.filter_map(|id| state.jobs.get(id)).any(|job| lendable_grant(job).is_some())
-}
-
-/// Whether the return of the core is announced to its borrower: a grace period runs.
-fn is_announced(state: &WardenState, core: &Core) -> bool {
-    core.iter().any(|pu| state.lending.grace_period_end(pu).is_some())
-}
-
-/// Returns the grant of a job whose cores may be lent. Such a job is of the class guaranteed. pjw chose its cores,
-/// which it shares with no other job and which are no isolated partition. `None` for any other job.
-fn lendable_grant(job: &Job) -> Option<&Grant> {
-    let is_partition = job.request.as_ref().is_some_and(|request| request.isolated);
-    let grant =
-        job.active_grant().filter(|grant| grant.granted_by == GrantedBy::Warden && !grant.is_shared)?;
-    (!is_partition && job.has_priority_class(PriorityClass::Guaranteed)).then_some(grant)
 }
 
 /// Returns the job `job` as an owner: its cores that stay lent, and those that may be lent in addition. Both lists are
