@@ -118,10 +118,7 @@ fn the_number_of_cores_that_a_program_asks_for_is_shown_and_limited() {
     wait_for_wants(&daemon, "a", Some(1));
     let explained = daemon.pjwctl(&["explain", &daemon.job_id("a")]);
     let explained = String::from_utf8(explained.stdout).unwrap().replace('\n', " ");
-    assert!(
-        explained.contains("it wants 1 of at most 1 core at present (64 were asked for)"),
-        "{explained}"
-    );
+    assert!(explained.contains("it wants 1 of at most 1 core at present (64 were asked for)"), "{explained}");
     assert_eq!(daemon.log().matches("wants 64 cores in its file want and may have 1").count(), 1);
     job.reset_wanted_cores().unwrap();
     wait_for_wants(&daemon, "a", None);

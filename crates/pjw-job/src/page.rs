@@ -119,7 +119,11 @@ impl CoreMapReader {
     /// Returns how long a read waits for the end of a write if none is to wait twice for the same write.
     fn remaining_timeout(&self) -> Duration {
         let sequence = u64::from(self.sequence().load(Ordering::Relaxed));
-        if self.timed_out_sequence.load(Ordering::Relaxed) == sequence { Duration::ZERO } else { READ_TIMEOUT }
+        if self.timed_out_sequence.load(Ordering::Relaxed) == sequence {
+            Duration::ZERO
+        } else {
+            READ_TIMEOUT
+        }
     }
 
     /// Returns the content of the core map, and the sequence counter that belongs to it. While pjwd writes the core

@@ -126,7 +126,8 @@ fn share(permille: u32) -> f64 {
 /// - For one worker, the sentence says that it gains nothing.
 fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     if costs.workers == 1 {
-        return "A farm of 1 worker gains nothing over a program without one: take 2 workers or more.".to_owned();
+        return "A farm of 1 worker gains nothing over a program without one: take 2 workers or more."
+            .to_owned();
     }
     let workers = count_with_noun(costs.workers, "worker", "workers");
     let enough = costs.min_items_for_efficiency(GOOD);

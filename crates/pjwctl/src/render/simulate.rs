@@ -339,9 +339,8 @@ mod tests {
     #[test]
     fn levels_that_the_machine_does_not_have_are_left_out_of_the_text() {
         let (_, mut result) = done();
-        let text = |result: &SimulationResult| {
-            simulation_text(result, Terminal { width: 80, has_colours: false })
-        };
+        let text =
+            |result: &SimulationResult| simulation_text(result, Terminal { width: 80, has_colours: false });
         let (l3s, columns) = ("L3s per job  ", "at  free  NUMA node  package\n");
         assert!(text(&result).contains(l3s) && !text(&result).contains(columns));
         result.levels.retain(|&level| level != TopologyLevel::L3);

@@ -234,7 +234,9 @@ fn what_makes_lending_impossible_or_slow_is_a_fact() {
     input.cpuset_support.idle_priority = IdlePrioritySupport::Available;
     assert!(fact(&input).contains("the owner's again when it wakes up") && !fact(&input).contains("lazy"));
     input.host.preemption_model = None;
-    assert!(fact(&input).contains("if debugfs is not mounted, mount") && !fact(&input).contains("root sees it"));
+    assert!(
+        fact(&input).contains("if debugfs is not mounted, mount") && !fact(&input).contains("root sees it")
+    );
     input.caller_uid = Uid(1000);
     assert!(fact(&input).contains("unless the preemption model of the kernel is lazy (it is unknown: root"));
     input.host.preemption_model = Some("lazy".to_owned());
