@@ -15,7 +15,7 @@ pub(super) const OUTSIDE_GRANT_CODE: &str = "outside";
 /// on the same PUs, jobs with more hot threads than PUs, and threads that may run outside of the PUs of their job. A
 /// thread is hot if it ran or waited for a PU for most of the time between the two scans.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    let stacks = stacked_thread_findings(input);
+    let stacks = oversubscription_findings(input);
     let overlaps = overlap_findings(input).into_iter().filter(|overlap| {
         !stacks.iter().any(|stack| overlap.cpus.is_subset(&stack.cpus) && overlap.jobs.is_subset(&stack.jobs))
     });
@@ -208,7 +208,7 @@ fn hot_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
 ///
 /// - Several threads have the same mask, the mask has fewer PUs than threads, and other PUs are idle.
 /// - Threads of several processes are bound to the same core, and another core is idle.
-fn stacked_thread_findings(input: &DiagnosisInput) -> Vec<Finding> {
+fn oversubscription_findings(input: &DiagnosisInput) -> Vec<Finding> {
     let (used, bound) = hot_threads(input);
     let mut by_mask: BTreeMap<&CpuSet, Stack<'_>> = BTreeMap::new();
     for thread in &bound {

@@ -342,8 +342,7 @@ impl MachineInterface for LinuxMachine {
         let taken_at = clock::now();
         self.probed_mismatches.clear();
         self.update_online();
-        let mut incomplete = None;
-        let full = scan_request.scope == ScanScope::Full;
+        let (mut incomplete, full) = (None, scan_request.scope == ScanScope::Full);
         if full {
             self.update_mounts();
         }
