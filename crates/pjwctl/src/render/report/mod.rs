@@ -51,7 +51,7 @@ pub fn report_text(report: &Report, names: &UserNames, term: Terminal) -> String
     add("threads", threads_text(report));
     add(
         "waiting",
-        format!("{} of its threads' time while the job did not use all of its cores", time(report.waited_s)),
+        format!("{} of its threads' time while it did not use all its cores", time(report.waited_s)),
     );
     if report.serial_s.0 > 0 {
         add("serial", serial_text(report));

@@ -41,7 +41,7 @@ fn a_report_is_a_page_with_the_verdict_first() {
   cpu time    372 s, 19 % of 120 s on 16 cores
   cores used  3.1 on average, at most 4.0 for 95 % of the time
   threads     4 wanted a core at the same time
-  waiting     1.3 s of its threads' time while the job did not use all of its cores
+  waiting     1.3 s of its threads' time while it did not use all its cores
 "
     );
     let resized = Report {
