@@ -248,7 +248,7 @@ impl ReportStore {
         let opened = made.map_err(io::Error::other).and_then(|()| self.open_file());
         match opened {
             Ok(file) => {
-                self.file = Some(file);
+                (self.file, self.length) = (Some(file), 0);
                 self.rewrite_or_shrink();
             }
             Err(error) => self.log_shortage(&error),
@@ -283,12 +283,12 @@ impl ReportStore {
 
     /// Writes as many of the kept reports as possible into the space that the file already has, because there is no
     /// free space for a new file. Drops the oldest reports that do not fit. Fills the rest of the file with empty
-    /// lines. Does nothing if the file is not open.
+    /// lines. Does nothing if the file is not open or is empty: the reports then stay in memory.
     fn shrink(&mut self) {
-        let Some(size) = self.file.as_ref().and_then(|file| file.metadata().ok()).map(|meta| meta.len())
-        else {
+        let size = self.file.as_ref().and_then(|file| file.metadata().ok()).map_or(0, |meta| meta.len());
+        if size == 0 {
             return;
-        };
+        }
         self.drop_oldest(size);
         let text = self.text().ok().filter(|text| text.len() as u64 <= size);
         let (Some(file), Some(mut text)) = (&self.file, text) else { return };

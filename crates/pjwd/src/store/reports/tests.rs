@@ -239,6 +239,22 @@ fn without_space_the_newest_reports_are_written_over_the_oldest() {
     assert_eq!((ids(&store)[0].as_str(), ids(&store).len()), ("20", 10));
 }
 
+/// Makes the file again as the store does on a full disk: the rewrite has no space.
+#[test]
+fn reports_stay_in_memory_if_their_file_was_removed_and_there_is_no_space_for_a_new_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut store = open(dir.path(), 100);
+    ["a", "b"].iter().for_each(|id| store.add(report(id)));
+    std::fs::remove_file(dir.path().join(REPORTS_FILE_NAME)).unwrap();
+    // The rewrite fails: it can't replace this directory by its file.
+    std::fs::create_dir(dir.path().join("reports.jsonl.new")).unwrap();
+    store.restore_removed_file();
+    assert_eq!((ids(&store), store.length), (vec!["b".to_owned(), "a".to_owned()], 0));
+    store.add(report("c"));
+    assert_eq!(ids(&store), ["c", "b", "a"]);
+    assert_eq!(ids(&open(dir.path(), 100)), ["c"]);
+}
+
 #[test]
 fn empty_lines_after_the_reports_are_room_for_the_next_ones() {
     let dir = tempfile::tempdir().unwrap();
