@@ -329,13 +329,14 @@ fn record_masks_of_root_orphans(draft: &mut CycleDraft<'_>) {
     }
 }
 
-/// Records masks that became visible when a process left a cpuset that was found without a journal record. The earlier
-/// run of pjwd that made the cpuset may also have set masks with the same PUs. Inside the cpuset, a thread with such a
-/// mask looks like a thread without a mask. After a process has left the cpuset and pjw has restored its masks, each
-/// mask with exactly these PUs is recorded as a mask of unknown origin.
+/// Records masks of unknown origin that were hidden by a cpuset. pjw found this cpuset without a journal record. The
+/// earlier run of pjwd that made the cpuset may also have set affinity masks with exactly the PUs of the cpuset. Inside
+/// the cpuset, a thread with such a mask looks like a thread without a mask of its own. pjw can see the mask after the
+/// process has left the cpuset and pjw has restored its masks. If a thread of the process then has exactly the PUs of
+/// the cpuset as its mask, apart from offline PUs, the function records this mask.
 ///
-/// When the job of such a cpuset has ended and pjw tracks none of its processes, also writes to the journal that the
-/// cpuset is left.
+/// Also writes [`UnknownMaskRecord::CpusetLeft`] to the journal if the cpuset can hide no more masks: its job has
+/// ended, and pjw is not restoring masks of a process of the job.
 fn record_hidden_masks(draft: &mut CycleDraft<'_>) {
     let state = &mut *draft.state;
     if state.unknown_masks.found_cpusets().is_empty()

@@ -34,9 +34,13 @@ pub struct ManagedCpuset {
     /// does not know from which cgroups it moved the ancestors of the process. `None` if pjw moved no process into the
     /// cpuset, or if the path is unknown.
     pub origin_cgroup: Option<String>,
+    /// The number of writes of the cpuset that pjw has planned since the last scan of all processes, or since a later
+    /// scan that found the settings in `job_cpuset` in the cpuset. If there are many, another program probably
+    /// overwrites the cpuset again and again.
     tries: u32,
-    /// Whether the kernel or systemd refused the last write of the settings in `job_cpuset`. The cpuset may have these
-    /// settings all the same, and systemd other ones, which it would write at its next reload.
+    /// Whether the kernel or systemd refused the last write of the settings in `job_cpuset`. pjw must then write them
+    /// again, even if a scan finds these settings in the cpuset: systemd may still have other settings for the cpuset,
+    /// and would write those at its next reload.
     was_refused: bool,
 }
 

@@ -324,7 +324,11 @@ impl CoreUse {
 /// - `count_cores` returns the number of cores of the owner that have a PU in a given set. The function passes all PUs
 ///   in the masks of the waiting threads. The returned number is an upper limit of the result, because threads that are
 ///   bound to one core do not run on other cores.
-/// - `has_smt` says whether the cores of the owner have more than one PU each.
+/// - `has_smt` says whether the cores of the owner have more than one PU each. It decides how the sum of the needs of
+///   all waiting threads is rounded to a number of cores. A part of a core counts as a further core if it is at least
+///   one tenth of a core, or at least nine tenths if `has_smt` is false.
+///
+/// Returns 0 if no thread is a waiting thread.
 pub fn cores_wanted_by_waiting_threads<'a>(
     threads: impl Iterator<Item = (ThreadDemand, &'a CpuSet)>,
     count_cores: impl Fn(&CpuSet) -> u32,

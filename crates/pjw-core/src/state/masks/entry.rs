@@ -174,9 +174,9 @@ impl MaskEntry {
         self.candidates.iter().all(|request| request.mask == newest.mask).then_some(&newest.mask)
     }
 
-    /// Iterates over the mask requests that may be the last request for the thread, oldest first. There is
-    /// nearly always one. There are several if it is unknown whether a later request reached the kernel, such
-    /// as after a crash of the daemon, or whether fork(2) has reset the mask.
+    /// Iterates over the mask requests that may be the last request for the thread, oldest first. There is nearly
+    /// always one. There are several if pjw does not know which request is in force, such as after a crash of the
+    /// daemon, or if pjw set the mask during the fork of the thread ([`Self::record_possible_reset_by_fork`]).
     pub fn last_request_candidates(&self) -> impl DoubleEndedIterator<Item = &MaskRequest> {
         self.candidates.iter()
     }
