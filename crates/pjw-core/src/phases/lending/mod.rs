@@ -153,15 +153,19 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     draft.state.lending.set_pus_to_return(leaving);
 }
 
-/// Decides which cores each borrower gets, and which lent cores must be returned. Changes nothing. `now` is the present
-/// time, in ns since boot. The rules:
+/// Decides which cores each borrower (a job of the class besteffort) gets, and which lent cores it must return to their
+/// owners. Changes nothing. `now` is the present time, in ns since boot. The rules, in this order:
 ///
-/// - A borrower keeps the cores that are still free, or that their owner may still lend. A core that the owner needs
-///   stays with the borrower until the end of a grace period. If the borrower can use fewer cores, it keeps free cores
-///   first.
-/// - The borrower with the fewest cores gets the next core. Free cores are given before cores of owners.
-/// - A lent core is exchanged for a free core that no borrower can use in addition.
-/// - At the end, cores are moved between borrowers until they have nearly the same number.
+/// 1. A borrower keeps the cores that are still free, or that their owner may still lend. A core that the owner needs
+///    stays with the borrower until the end of a grace period. If the borrower can use fewer cores than it has, it
+///    keeps free cores first.
+/// 2. The other free cores are given to the borrowers one by one. Each goes to the borrower that has the fewest cores
+///    and can use one more.
+/// 3. If free cores are left over, because no borrower can use more cores, they replace lent cores of the borrowers.
+///    The replaced lent cores go back to their owners ([`exchange_lent_cores`]).
+/// 4. The cores that owners can lend in addition are given to the borrowers one by one, as in rule 2. A borrower that
+///    may not have cores of owners gets none ([`may_get_lent_core`]).
+/// 5. Cores are moved from borrowers with many cores to borrowers with few ([`balance_cores`]).
 fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecision {
     let online = state.pool.online_cpus();
     let mut borrowers: Vec<Borrower<'_>> = state
@@ -371,8 +375,9 @@ fn lend_next_core(owners: &mut [Owner]) -> Option<Core> {
     Some(core)
 }
 
-/// Moves cores one by one from the borrower with the most cores to the borrower with the fewest cores of those that can
-/// use more and for which `may_get` is true. Ends when these two differ by at most one core.
+/// Moves cores one by one from the borrower with the most cores to a borrower with few cores: the one with the fewest
+/// among those that can use more cores and for which `may_get` is true. Ends when these two differ by at most one core,
+/// or if no borrower can get a core.
 fn balance_cores(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bool) {
     loop {
         let rich = (0..borrowers.len()).max_by_key(|&index| borrowers[index].cores.len());
