@@ -16,7 +16,8 @@ pub struct MachineDetails {
     /// The dies of the machine. Empty if each package consists of one die.
     pub dies: Vec<Die>,
     /// The kinds of core, the most energy-efficient kind first. [`Core::kind_index`](super::topology::Core::kind_index)
-    /// is an index into this list. Empty if all cores are of the same kind, or if the kinds are unknown.
+    /// is an index into this list. Empty if the kinds are unknown. If all cores are of the same kind, the list is empty
+    /// or has this one kind.
     #[serde(rename = "kinds")]
     pub core_kinds: Vec<CoreKind>,
     /// The PCI devices (GPUs, network cards, disks and others), in the order in which hwloc lists them.

@@ -83,8 +83,8 @@ fn memory_of(object: &TopologyObject) -> u64 {
     }
 }
 
-/// Returns the kinds of cores of the machine with their names and PUs, the most efficient kind first. Empty if all
-/// cores are of one kind.
+/// Returns the kinds of cores of the machine with their names and PUs, the most energy-efficient kind first. Empty if
+/// hwloc knows no kinds. If all cores are alike, the list is empty or has a single kind.
 fn kinds(hwloc: &Hwloc) -> Vec<CoreKind> {
     let found = hwloc.cpu_kinds().into_iter().flatten();
     let mut kinds: Vec<CoreKind> = found
