@@ -59,10 +59,13 @@ pub(super) struct CoreShare<'s> {
     pub(super) depth: usize,
 }
 
-/// Divides `n` units (cores or logical CPUs) among `free_cores` such that the units lie in the fewest domains. A domain
-/// is a package, a NUMA node or an L3 cache. A larger domain counts more than all smaller domains together.
-/// `level_count` is the number of levels of domains on the machine. Returns the cost (the weighted number of domains)
-/// and the cores to choose from. Returns `None` if `free_cores` have fewer than `n` units.
+/// Finds the fewest domains whose cores in `free_cores` have `n` units (cores or logical CPUs). A domain is a package,
+/// a NUMA node or an L3 cache. A larger domain counts more than all smaller domains together. `level_count` is the
+/// number of levels of domains on the machine.
+///
+/// Returns the cost and a list of shares. The cost is the weighted number of the domains. A share is a group of cores,
+/// with the number of units that the caller is to choose from this group. The numbers of all shares together are `n`.
+/// Returns `None` if `free_cores` have fewer than `n` units.
 pub(super) fn fewest_domains<'s>(
     free_cores: &[&'s FreeCore],
     n: u32,

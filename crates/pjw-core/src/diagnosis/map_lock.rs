@@ -59,14 +59,14 @@ pub struct MmapLockWaits {
 }
 
 impl MmapLockSamples {
-    /// Returns the finding if the threads are often blocked on `mmap_lock`. Returns `None` unless all these
-    /// conditions hold:
+    /// Returns the finding if the threads are often blocked on `mmap_lock`. A sample is one reading of one thread. It
+    /// says whether this thread was blocked on the lock. Returns `None` unless all these conditions hold:
     ///
     /// - At least two threads are active.
-    /// - In at least three samples, the thread was blocked on the lock.
-    /// - In at least 10 % of the samples, the thread was blocked on the lock. If at least half of the CPU time of
-    ///   the threads is system time, 1 % of the samples suffices. The reason is that a thread can also wait for the
-    ///   lock by spinning in the kernel. A spinning thread is not blocked, and its CPU time is system time.
+    /// - At least three samples found their thread blocked.
+    /// - At least 10 % of all samples found their thread blocked. If at least half of the CPU time of the threads is
+    ///   system time, 1 % of all samples suffices. The reason is that a thread can also wait for the lock by spinning
+    ///   in the kernel. A spinning thread is not blocked, and its CPU time is system time.
     #[must_use]
     pub fn finding(&self) -> Option<MmapLockWaits> {
         let permille = |part: u64, whole: u64| {

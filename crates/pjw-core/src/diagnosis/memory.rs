@@ -135,7 +135,8 @@ fn duration(seconds: u64) -> String {
 ///
 /// The prediction covers ten times the time between the first and the last of the used measurements, but at most ten
 /// minutes. The assumed growth rate is the mean rate over these measurements, or over their second half if the rate is
-/// lower there. A growth of less than 8 MiB is ignored.
+/// lower there. If the memory grew by less than 8 MiB in the time from which the rate is taken, no shortage is
+/// predicted.
 #[must_use]
 pub fn predict_memory_shortage(
     measurements: &[WorkerMemory],

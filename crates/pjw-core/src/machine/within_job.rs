@@ -130,7 +130,8 @@ pub fn numa_nodes_of_cpus(topology: &Topology, cpus: &CpuSet) -> Vec<NumaNodeLoa
 }
 
 /// Chooses a NUMA node for a new process of a job by `rule`, and returns the kernel's number of the NUMA node.
-/// Returns `None` if the rule is `Default`, or if the job has fewer than two NUMA nodes.
+/// Returns `None` if the rule is `Default`, or if the job has fewer than two NUMA nodes. Some rules count hot threads.
+/// A thread is hot if it runs or waits for a PU (logical CPU) most of the time.
 ///
 /// - `nodes` lists the NUMA nodes of the job. `LeastLoaded` chooses the NUMA node with the fewest hot threads per
 ///   core. If several NUMA nodes have the fewest, `LeastLoaded` chooses the first of them.
