@@ -173,8 +173,8 @@ const MAX_COUNTER_LAG: u64 = 64 << 20;
 const MAX_SMALL_JOB: u64 = 256 << 20;
 
 /// Measures the memory use of a job by the method `kind`. `processes` are the processes of the job. With
-/// [`ReadingKind::Counters`], the function uses the best method that takes little CPU time. [`JobMemoryReading::kind`]
-/// has the method that was used.
+/// [`ReadingKind::Counters`], the function uses the best method that takes little CPU time, which can be a walk over
+/// the pages of a small job. [`JobMemoryReading::kind`] has the method that was used.
 ///
 /// Blocks until the result is complete. The methods [`ReadingKind::Pages`] and [`ReadingKind::PagesByNode`] walk over
 /// the pages of each process: a process with 1 TiB of memory takes half a minute of CPU time. A walk over pages calls
@@ -183,14 +183,15 @@ const MAX_SMALL_JOB: u64 = 256 << 20;
 /// Processes that have ended are only counted, in [`JobMemoryReading::ended_processes`]. Processes that can't be read
 /// are listed in [`JobMemoryReading::denied`].
 ///
-/// If `watches_threads` is true, a walk over pages also observes the threads of the processes, which takes 0.2 to 2 s.
-/// It finds threads that wait for one another to map or unmap memory ([`JobMemoryReading::map_lock_waits`]).
+/// If `watches_threads` is true, the methods `Pages` and `PagesByNode` also observe the threads of the processes, which
+/// takes 0.2 to 2 s. They find threads that wait for one another to map or unmap memory
+/// ([`JobMemoryReading::map_lock_waits`]). The other methods ignore `watches_threads`.
 ///
 /// # Errors
 /// - If /proc can't be opened.
-/// - If [`ReadingProgress::is_wanted`] returned false.
-/// - If an estimate is requested, but the job has no readable memory cgroup of its own.
-/// - If an estimate is requested, but most of the job's memory is charged to another cgroup.
+/// - If [`ReadingProgress::is_wanted`] returned false during a walk over pages.
+/// - With [`ReadingKind::Estimate`], if the job has no memory cgroup of its own, or if its counters can't be read.
+/// - With [`ReadingKind::Estimate`], if most of the memory of the largest process is charged to another cgroup.
 pub fn measure_job_memory(
     processes: &[JobProcess],
     kind: ReadingKind,
