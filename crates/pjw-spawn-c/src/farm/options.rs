@@ -49,8 +49,13 @@ pub(super) unsafe fn start(options: *const PjwFarmOptions) -> Result<RunningFarm
 }
 
 /// Makes a farm (a group of worker processes that compute items) from `options`, but does not start the farm. Does not
-/// use the fields `items`, `work` and `read`, which the start of the farm needs. Except for `workers`, a number that is
-/// 0 stands for the default value. Fails if `flags` has an unknown bit, or if the CPUs are invalid.
+/// use the fields `items`, `work` and `read`, which the start of the farm needs.
+///
+/// If `chunk`, `window`, `ring_bytes`, `input_bytes` or `attempts` is 0, the farm gets the default value of this
+/// option. `workers` has no default: the start of a farm with 0 workers fails.
+///
+/// # Errors
+/// If `flags` has an unknown bit, or if the CPUs are invalid. The other options are checked at the start of the farm.
 ///
 /// # Safety
 /// The requirements of [`super::pjw_farm_start`].

@@ -264,7 +264,9 @@ impl<'a> Host<'a> {
         Errno::result(added).map(drop)
     }
 
-    /// Answers requests until the last task has ended and no more requests can come. Returns the exit code.
+    /// Starts a task (a process in the shared address space) for each request of the parent, and handles the ends of
+    /// tasks. Returns when the last task has ended and no more requests can come. Returns the exit code of the host: 0,
+    /// or 1 if epoll_wait(2) failed.
     fn serve(&mut self) -> i32 {
         let mut may_get_more = true;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; MAX_EVENTS as usize];

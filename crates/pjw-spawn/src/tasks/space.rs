@@ -385,8 +385,13 @@ fn error_of(answer: Answer) -> SpawnError {
     SpawnError { step, errno: Errno::from_raw(answer.errno) }
 }
 
-/// Forks the calling process, and runs the new process as the host with the parameters `plan`. Returns the process id
-/// of the host. In the host, all signals are blocked, except those of the C library.
+/// Forks the calling process, and returns the process id of the new process. The new process becomes the host (the
+/// process that owns the address space of the tasks and starts the tasks) with the parameters `plan`. It never returns
+/// from this function. In the host, all signals are blocked, except the real-time signals that the C library uses
+/// itself.
+///
+/// # Errors
+/// The error of clone3(2).
 fn fork_host(plan: &HostParameters) -> Result<Pid, Errno> {
     let arguments = CloneArguments {
         flags: CLONE_CLEAR_SIGHAND,

@@ -46,35 +46,47 @@ pub enum NextResult {
 }
 
 /// A started farm: a group of worker processes that compute numbered items. As an iterator, this value waits for the
-/// next result and returns the result. If the farm can't continue, the iterator returns one error and then ends.
+/// next result and returns the result. After the last result, the iterator waits until all processes of the farm have
+/// ended, and ends. If the farm can't continue, or if a process fails at its end, the iterator returns one error and
+/// then ends.
 ///
 /// A worker that dies is replaced only while the caller waits for a result, so the caller should keep waiting for
 /// results. Dropping the value kills all processes of the farm.
 pub struct RunningFarm<'a> {
     settings: FarmSettings,
+    /// The affinity masks of the workers: worker `i` gets the mask with the index `i % masks.len()`. Empty if all
+    /// workers keep the mask of the calling process.
     masks: Vec<CpuSet>,
     functions: FarmFunctions<'a>,
     shared: SharedMemory,
+    /// The eventfd with which the other processes wake the master (the calling process).
     waker: MasterWaker,
+    /// The descriptors for which the master waits: the eventfd, and the pidfds of all processes of the farm.
     epoll: Epoll,
     workers: Vec<FarmProcess>,
+    /// For each worker, the pieces of a result that has arrived in part.
     partials: Vec<PartialResult>,
     reader: FarmProcess,
     writer: FarmProcess,
-    /// How many workers died at an item.
+    /// How many workers have died at each item, by the item number. Has no entry for an item with a result.
     attempts: HashMap<u64, u32>,
+    /// The results that have arrived from the workers.
     delivery: ResultQueue,
+    /// How many processes of the farm died and were replaced.
     replaced: u64,
-    /// Since when no process can be forked.
+    /// The time since which each attempt to fork the missing processes has failed. `None` if the last attempt did not
+    /// fail.
     fork_fails_since: Option<Instant>,
-    /// When the master looked last for processes that ended.
+    /// The last time at which the master checked whether processes have ended.
     looked_at: Instant,
-    /// Whether all results were delivered, and the processes are to end.
+    /// Whether all results were delivered. The processes then end, and are not replaced.
     is_ending: bool,
+    /// Whether all processes of the farm have ended, or were killed after an error.
     has_ended: bool,
-    /// Which process failed at its end, the first one.
+    /// The error of the first process that failed after it had no work left. `None` if no process has failed so.
     end_failure: Option<FarmError>,
-    /// Why the farm can't go on, until the caller has got it.
+    /// The error that the farm returns after the results that have already arrived. `None` if there is no error, or if
+    /// the farm has already returned it.
     failure: Option<FarmError>,
 }
 
