@@ -21,7 +21,8 @@ impl CgroupMounts {
         Self::try_read().unwrap_or_default()
     }
 
-    /// Reads the mounted cgroup hierarchies, as [`CgroupMounts::read`] does.
+    /// Reads from `/proc/self/mounts` which cgroup hierarchies are mounted in the mount namespace of this process.
+    /// [`CgroupMounts::read`] does the same, but returns a value without hierarchies instead of an error.
     ///
     /// # Errors
     /// If `/proc/self/mounts` can't be read.

@@ -281,10 +281,14 @@ impl Origins {
         own.or(self.usual.as_ref()).cloned().unwrap_or_else(|| "/".to_owned())
     }
 
-    /// Records that `process` comes from the cgroup `origin`, in the extended attributes of the cgroup `twin`, into
-    /// which the process is about to be moved. The twin is a cgroup at the same path as the cpuset of a job, in the v1
-    /// hierarchy with the cpu controller. Writes nothing if the attributes already say so. Removes the entries of
-    /// processes that have ended. If an attribute would be too long, only logs a warning.
+    /// Records that `process` comes from the cgroup `origin`. Must be called before the process is moved into the
+    /// cgroup `twin`: the cgroup at the same path as the cpuset of a job, in the v1 hierarchy with the cpu controller.
+    /// The records are in the extended attributes of `twin`, and `self` must have been read from them.
+    ///
+    /// - Writes nothing if the attributes already say so.
+    /// - If a list of several origins is written, removes the entries of processes that have ended. `proc` shows which
+    ///   processes exist.
+    /// - If the attribute would be too long, only logs a warning.
     fn add(mut self, proc: &mut ProcDir, twin: &CgroupDir, process: ProcessId, origin: String) {
         let Some(usual) = &self.usual else {
             marks::write_attribute(&twin.dir, marks::ORIGIN_ATTRIBUTE, &origin);

@@ -254,10 +254,12 @@ impl UnrelatedThreads {
         bound
     }
 
-    /// Removes the records of the threads whose masks are still to be restored, and returns them. A thread is left
-    /// out if it has ended, or if another program has changed its mask. Another program has done so if the mask is
-    /// neither the one after the last restore, nor one to which the kernel resets masks. `cache` has the effective
-    /// CPUs of cgroups that were already read.
+    /// Returns the records of the threads whose masks are still to be restored. Removes all records from this value,
+    /// also those that it does not return: records of threads that have ended, and of threads whose masks another
+    /// program has changed since. The function assumes such a change if the present mask is neither the effective mask
+    /// after the last restore ([`RecordedThreadMask::effective`]), nor a mask that the kernel sets ([`is_reset_mask`]).
+    ///
+    /// `cache` has the effective CPUs of the cgroups that were already read. The function adds those that it reads.
     fn take_pending_threads(
         &mut self,
         context: &mut CpusetContext<'_>,

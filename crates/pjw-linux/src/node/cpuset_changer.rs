@@ -125,10 +125,14 @@ impl ChangeContext {
         completion.is_partition_ending.store(self.unrelated_threads.is_partition_ending(), Ordering::SeqCst);
     }
 
-    /// Carries out the requests in `requests` one after another. Sends the outcome of each change to `outcomes`, and a
-    /// message to `completed` after the last change of a request. After a change, also writes the event of
-    /// `completion`, except while the calling thread waits for the outcome. Returns when the calling thread has dropped
-    /// its ends of the channels.
+    /// Carries out the requests in `requests` one after another. Runs on the separate thread that makes the changes.
+    /// Another thread, the sender, sends the requests and receives the outcomes.
+    ///
+    /// - Sends the outcome of each change to `outcomes`. Then writes the event of `completion`, which wakes the sender.
+    ///   Does not write the event while the sender waits for outcomes (`is_awaited` in `completion`).
+    /// - Sends a message to `completed` after the last change of a request. A request to restore masks has no outcome
+    ///   and no message.
+    /// - Returns when the sender has dropped its ends of the channels.
     fn serve_requests(
         &mut self,
         requests: &Receiver<Request>,
