@@ -146,7 +146,9 @@ impl ReportStore {
         }
     }
 
-    /// Recreates the file with the reports of ended jobs if another program removed or replaced the file.
+    /// Creates the file of the store again, with all stored reports, if another program removed or replaced the file.
+    /// Has no effect if the store has no open file. A failure is only logged. If the disk has no space for all reports,
+    /// drops the oldest ones.
     pub fn restore_removed_file(&mut self) {
         if self.file.is_some() && !self.is_in_place() {
             self.make_again();
