@@ -65,14 +65,21 @@ impl<'a> Borrower<'a> {
         // The borrower does not want the others any more. It was promised the time until an announced return.
         let surplus = kept.split_off(kept.len().min(self.max_count));
         lost.extend(surplus.into_iter().filter(|core| is_announced(state, core)));
+        let mut wanted_count = kept.iter().filter(|core| !is_announced(state, core)).count();
         let mut ends = BTreeMap::new();
         // Cores that now belong to another job, which does not lend them, are taken at once.
         for core in lost.into_iter().filter(|core| is_lent_by_owner(state, core)) {
             let announced = core.iter().find_map(|pu| state.lending.grace_period_end(pu));
             let end = announced.unwrap_or_else(|| end_of_grace_period(policy, now));
-            // A borrower that has said since the announcement that it wants fewer cores gives them back earlier.
-            let is_wanted = kept.len() + self.leaving.len() < self.max_count
-                || self.wanted_at.is_none_or(|at| end_of_grace_period(policy, at) <= end);
+            let is_wanted = if announced.is_some() {
+                // A borrower that has said since the announcement that it wants fewer cores gives them back earlier.
+                kept.len() + self.leaving.len() < self.max_count
+                    || self.wanted_at.is_none_or(|at| end_of_grace_period(policy, at) <= end)
+            } else {
+                // No notice is needed if the borrower wants fewer cores since this cycle.
+                wanted_count += 1;
+                wanted_count <= self.max_count
+            };
             if end > now && is_wanted {
                 ends.extend(core.iter().map(|pu| (pu, end)));
                 self.leaving.push(core);
@@ -80,5 +87,22 @@ impl<'a> Borrower<'a> {
         }
         self.cores = kept;
         ends
+    }
+
+    /// Keeps a lent core that the borrower would have only until the end of a grace period, and gives up a free core
+    /// instead. `still_lent` has the cores that their owners may still lend, and `free` has the free PUs. Returns the
+    /// free core, and the lent core. `None` if the borrower has no such two cores, or would slow down the owner.
+    pub(super) fn undo_exchange(
+        &mut self,
+        still_lent: &BTreeSet<&Core>,
+        free: &CpuSet,
+    ) -> Option<(Core, Core)> {
+        if self.would_slow_owners {
+            return None;
+        }
+        let lent = self.leaving.iter().position(|core| still_lent.contains(core))?;
+        let given_up = self.cores.iter().rposition(|core| core.is_subset(free))?;
+        let kept = self.leaving.remove(lent);
+        Some((core::mem::replace(&mut self.cores[given_up], kept.clone()), kept))
     }
 }

@@ -14,7 +14,7 @@ use crate::terms::{Event, EventKind, Grant, Job, JobId, Ownership};
 /// - `shares` has the PUs that each borrower (a job that borrows cores) is to have.
 /// - `leaving` has those of these PUs that come back later, each with the end of its grace period.
 /// - `unwanted` has the PUs that come back although their owner does not need them.
-/// - `exchanged` has the PUs in `unwanted` or `leaving` for which their borrower gets free ones.
+/// - `exchanged` has the PUs in `unwanted` or `leaving` for which their borrower has free ones.
 pub(super) fn report_loan_changes(
     draft: &mut CycleDraft<'_>,
     shares: &BTreeMap<JobId, CpuSet>,
@@ -28,11 +28,14 @@ pub(super) fn report_loan_changes(
     let lent_after = lent_cpus(draft.state, shares);
     let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
     let kept = lent_after.iter().filter(|pu| is_announced(pu) && !leaving.contains_key(pu));
+    let kept: CpuSet = kept.collect();
+    let unexchanged = kept.intersection(draft.state.lending.exchanged_pus());
     let (lent, returned) = (lent_after.difference(&lent_before), lent_before.difference(&lent_after));
     let moves = CoreMoves {
         taken: returned.difference(unwanted),
         left: returned.intersection(unwanted),
-        kept: kept.collect(),
+        kept: kept.difference(&unexchanged),
+        unexchanged,
         exchanged: exchanged.clone(),
         lent,
     };
@@ -44,7 +47,7 @@ pub(super) fn report_loan_changes(
             draft.state.dirty.add_active(&owner);
         }
         if may_borrow(draft.state, draft.policy, id) {
-            report_kept_pus(draft, id, &moves.kept.intersection(&before).intersection(cpus));
+            report_kept_pus(draft, id, &before.intersection(cpus), &moves);
             let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
             let announced = leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_announced(pu));
             report_lost_pus(draft, id, &announced.collect(), &before.difference(cpus), &moves);
@@ -53,12 +56,18 @@ pub(super) fn report_loan_changes(
     record_loan_times(draft, &moves, &lent_after);
 }
 
-/// Adds an event for each owner of the PUs `kept`, which were about to be taken back from the borrower `id` and stay
-/// lent.
-fn report_kept_pus(draft: &mut CycleDraft<'_>, id: &JobId, kept: &CpuSet) {
-    for (owner, cpus) in by_owner(draft.state, kept) {
+/// Adds the events about those PUs in `cpus` that were about to be taken back from the borrower `id`, and stay lent.
+/// `moves` says why they stay.
+fn report_kept_pus(draft: &mut CycleDraft<'_>, id: &JobId, cpus: &CpuSet, moves: &CoreMoves) {
+    let mut report = |cpus: &CpuSet, text| {
+        draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(cpus));
+    };
+    for (owner, cpus) in by_owner(draft.state, &cpus.intersection(&moves.kept)) {
         let text = format!("{owner} leaves {} idle again: not taken back from {id}", cpus_text(&cpus));
-        draft.out.events.push(Event::new(EventKind::Lent, text).with_job(id).with_cpus(&cpus));
+        report(&cpus, text);
+    }
+    for (owner, cpus) in by_owner(draft.state, &cpus.intersection(&moves.unexchanged)) {
+        report(&cpus, format!("{id} can use {} of {owner} again: not given back", cpus_text(&cpus)));
     }
 }
 
@@ -119,8 +128,10 @@ struct CoreMoves {
     taken: CpuSet,
     /// The PUs that came back although their owner does not need them.
     left: CpuSet,
-    /// The PUs that were about to be taken back, and stay lent.
+    /// The PUs that were about to be taken back because their owner needed them, and stay lent.
     kept: CpuSet,
+    /// The PUs that were about to be taken back because their borrower had free ones instead, and stay lent.
+    unexchanged: CpuSet,
     /// The PUs that come back, now or after the grace period, because their borrower has free ones instead.
     exchanged: CpuSet,
 }
@@ -138,7 +149,8 @@ fn union(sets: impl Iterator<Item = CpuSet>) -> CpuSet {
 /// Records for each owner of PUs in `moves` that cores were lent or taken back now. `lent_after` has all PUs that are
 /// lent after the decision. The active processes of these owners are planned again. Special cases:
 ///
-/// - If cores were about to be taken back and stay lent, a return and a loan are recorded.
+/// - If cores that their owner needed were about to be taken back and stay lent, a return and a loan are recorded.
+/// - If cores that their owner did not need were about to be taken back and stay lent, only a loan is recorded.
 /// - If cores were both lent and taken back, only the loan is recorded.
 /// - If cores came back only because no borrower can use them, and no core of the owner is lent any more, the time of
 ///   the last loan is forgotten. The cores can then be lent again at once.
@@ -146,8 +158,10 @@ fn record_loan_times(draft: &mut CycleDraft<'_>, moves: &CoreMoves, lent_after: 
     let (now, lend_after) = (draft.now.since_boot, draft.policy.lending.lend_after);
     let owners = |cpus: &CpuSet| by_owner(draft.state, cpus).into_keys().collect::<BTreeSet<JobId>>();
     let (lenders, takers, keepers) = (owners(&moves.lent), owners(&moves.taken), owners(&moves.kept));
-    let (left, still_lenders) = (owners(&moves.left), owners(lent_after));
-    let all: BTreeSet<&JobId> = [&lenders, &takers, &keepers, &left].into_iter().flatten().collect();
+    let (left, still_lenders, unexchangers) =
+        (owners(&moves.left), owners(lent_after), owners(&moves.unexchanged));
+    let all = [&lenders, &takers, &keepers, &left, &unexchangers];
+    let all: BTreeSet<&JobId> = all.into_iter().flatten().collect();
     for owner in all {
         let lending = &mut draft.state.lending;
         if lenders.contains(owner) {
@@ -159,6 +173,9 @@ fn record_loan_times(draft: &mut CycleDraft<'_>, moves: &CoreMoves, lent_after: 
             lending.record_loan(owner, now);
         } else if takers.contains(owner) {
             lending.record_return(owner, lend_after, now);
+        } else if unexchangers.contains(owner) {
+            // The next exchange follows after `lend_after`. The owner's demand has not changed.
+            lending.record_loan(owner, now);
         } else if !still_lenders.contains(owner) {
             lending.record_end_of_borrower(owner);
         }

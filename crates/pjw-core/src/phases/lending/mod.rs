@@ -9,6 +9,7 @@ mod borrowed_grant;
 mod borrower;
 mod cores;
 mod events;
+mod exchange;
 mod permission;
 
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
@@ -16,7 +17,8 @@ use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::CycleDraft;
 use crate::phases::lending::borrowed_grant::set_borrowed_grant;
 use crate::phases::lending::borrower::Borrower;
-use crate::phases::lending::cores::{Core, end_of_grace_period, is_announced, lendable_grant, whole_cores};
+use crate::phases::lending::cores::{Core, is_announced, lendable_grant, whole_cores};
+use crate::phases::lending::exchange::{exchange_lent_cores, running_exchanges, undo_exchanges};
 use crate::state::lending::OwnerLendingState;
 use crate::state::{Member, WardenState};
 use crate::terms::{
@@ -34,8 +36,8 @@ struct LoanDecision {
     /// The lent PUs that go back to their owners although the owners do not need them, because no borrower can use
     /// them.
     unwanted: CpuSet,
-    /// The lent PUs that go back to their owners, or are in `leaving` from now on, because their borrower has a free
-    /// core instead.
+    /// The lent PUs that go back to their owners, or are in `leaving`, because their borrower has a free core instead.
+    /// A PU in `leaving` that its owner needs meanwhile is not among them.
     exchanged: CpuSet,
 }
 
@@ -128,7 +130,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
     }
     if !state.jobs.has_borrowers() || draft.policy.mode != DaemonMode::Enforce {
         // The borrower may have ended in a grace period.
-        state.lending.set_pus_to_return(BTreeMap::new());
+        state.lending.set_pus_to_return(BTreeMap::new(), &CpuSet::new());
         drop(state.lending.take_pus_left_by_borrowers());
         return;
     }
@@ -150,7 +152,7 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
         draft.state.pool.set_borrowed(id, cpus);
         set_borrowed_grant(draft, id, cpus);
     }
-    draft.state.lending.set_pus_to_return(leaving);
+    draft.state.lending.set_pus_to_return(leaving, &exchanged);
 }
 
 /// Decides which cores each borrower (a job of the class besteffort) gets, and which lent cores it must return to their
@@ -162,7 +164,8 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
 /// 2. The other free cores are given to the borrowers one by one. Each goes to the borrower that has the fewest cores
 ///    and can use one more.
 /// 3. If free cores are left over, because no borrower can use more cores, they replace lent cores of the borrowers.
-///    The replaced lent cores go back to their owners ([`exchange_lent_cores`]).
+///    The replaced lent cores go back to their owners ([`exchange::exchange_lent_cores`]). If another borrower can use
+///    such a free core before the grace period ends, it gets the core, and the lent core stays lent.
 /// 4. The cores that owners can lend in addition are given to the borrowers one by one, as in rule 2. A borrower that
 ///    may not have cores of owners gets none ([`may_get_lent_core`]).
 /// 5. Cores are moved from borrowers with many cores to borrowers with few ([`balance_cores`]).
@@ -192,7 +195,11 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
     {
         borrower.cores.push(spare.remove(0));
     }
-    let exchanged = exchange_lent_cores(state, policy, now, &mut borrowers, spare, &mut leaving);
+    let still_lent: BTreeSet<&Core> = owners.iter().flat_map(|owner| &owner.lent).collect();
+    undo_exchanges(state, &still_lent, &mut borrowers, &mut leaving);
+    let running = running_exchanges(state, &still_lent, &borrowers);
+    let begun = exchange_lent_cores(state, policy, now, &mut borrowers, spare, &mut leaving);
+    let exchanged = running.union(&begun);
     let may_get = |borrower: &Borrower<'_>| may_get_lent_core(state, borrower);
     while owners.iter().any(|owner| !owner.lendable.is_empty())
         && let Some(borrower) = borrower_with_fewest_cores(&mut borrowers, may_get)
@@ -208,45 +215,6 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
     let unneeded = left.union(&exchanged);
     let unwanted = shares.values().fold(unneeded, |unwanted, cpus| unwanted.difference(cpus));
     LoanDecision { shares, leaving, unwanted, exchanged }
-}
-
-/// Exchanges lent cores of the borrowers for the cores `spare`, which are free and which no borrower can use in
-/// addition. Each lent core goes back to its owner at the end of a grace period, or at once if there is none. Adds the
-/// PUs with a grace period to `leaving`, each with its end, in ns since boot. Returns the PUs of all exchanged lent
-/// cores. `now` is the present time, in ns since boot.
-///
-/// No core of an owner that lent one in the last `lend_after` is exchanged. So a free core that other jobs take and
-/// leave all the time does not move a lent core more often than the owner's own demand does.
-fn exchange_lent_cores(
-    state: &WardenState,
-    policy: &Policy,
-    now: Nanos,
-    borrowers: &mut [Borrower<'_>],
-    spare: Vec<Core>,
-    leaving: &mut BTreeMap<Pu, Nanos>,
-) -> CpuSet {
-    let mut exchanged = CpuSet::new();
-    let may_lend = |owner: &JobId| {
-        let known = state.lending.owner_state(owner);
-        known.is_some_and(|known| known.may_lend(policy.lending.lend_after, now))
-    };
-    let is_exchangeable =
-        |core: &Core| core.iter().find_map(|pu| state.pool.holder(pu)?.job()).is_some_and(may_lend);
-    let mut spare = spare.into_iter();
-    for Borrower { cores, leaving: still_used, .. } in borrowers {
-        for place in cores.iter_mut().filter(|place| is_exchangeable(place)) {
-            let Some(free) = spare.next() else { return exchanged };
-            let lent = core::mem::replace(place, free);
-            exchanged = exchanged.union(&lent);
-            let announced = lent.iter().find_map(|pu| state.lending.grace_period_end(pu));
-            let end = announced.unwrap_or_else(|| end_of_grace_period(policy, now));
-            if end > now {
-                leaving.extend(lent.iter().map(|pu| (pu, end)));
-                still_used.push(lent);
-            }
-        }
-    }
-    exchanged
 }
 
 /// Offers lent cores that no borrower uses any more to other borrowers. In each owner, moves these cores from `lent` to
@@ -304,8 +272,10 @@ fn lending_owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) ->
     let may_be_lent = |used: u32| core_count.saturating_sub(used).saturating_sub(buffer) as usize;
     let used_now = wanted.or_else(|| known?.used_core_count());
     let runs_on = known.map(OwnerLendingState::used_lent_cpus).unwrap_or_default();
-    // The cores on which the owner runs come back first, and those of borrowers that ended.
-    lent.sort_by_key(|core| core.intersects(&runs_on) || core.iter().any(was_left));
+    // The cores on which the owner runs come back first, and those of borrowers that ended. Then come those whose
+    // return is announced: the grace period of another core would end later.
+    let comes_first = |core: &Core| core.intersects(&runs_on) || core.iter().any(was_left);
+    lent.sort_by_key(|core| (comes_first(core), is_announced(state, core)));
     // An owner that was not sampled yet, after a restart, keeps what is lent until it was.
     if let Some(used) = used_now {
         lent.truncate(may_be_lent(used));
@@ -334,6 +304,7 @@ fn lending_owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) ->
     }
     // The owner runs on a lent core while it leaves another one idle: the borrower gets the idle one instead.
     let exchanged = displaced.min(idle.len().saturating_sub(more));
+    lent.sort_by_key(|core| core.intersects(&runs_on));
     lent.truncate(lent.len() - exchanged);
     idle.truncate(more + exchanged);
     Some(Owner { core_count, lent, lendable: idle })

@@ -29,6 +29,8 @@ pub struct LendingState {
     /// The borrowed PUs that pjw takes back at the end of a grace period, each with this end, in ns since
     /// boot. Until then, the borrower still has the PU.
     leaving: BTreeMap<Pu, Nanos>,
+    /// Those PUs in `leaving` that their owner does not need: their borrower has free PUs instead.
+    exchanged: CpuSet,
     /// The lent PUs whose borrower was released or ended since the last decision, by their owner.
     left: BTreeMap<JobId, CpuSet>,
     /// The borrowers of which a thread that runs has a real-time priority, as of the last scan of the processes of
@@ -125,9 +127,18 @@ impl LendingState {
     }
 
     /// Replaces the list of the lent PUs (logical CPUs) that pjw is about to take back. Each PU has the time, in ns
-    /// since boot, at which pjw takes it back. Until then, the borrower may still use the PU.
-    pub(crate) fn set_pus_to_return(&mut self, leaving: BTreeMap<Pu, Nanos>) {
+    /// since boot, at which pjw takes it back. Until then, the borrower may still use the PU. `exchanged` has the PUs
+    /// that are taken back because their borrower has free PUs instead. Those of them that are not in `leaving` are
+    /// left out.
+    pub(crate) fn set_pus_to_return(&mut self, leaving: BTreeMap<Pu, Nanos>, exchanged: &CpuSet) {
+        self.exchanged = exchanged.iter().filter(|pu| leaving.contains_key(pu)).collect();
         self.leaving = leaving;
+    }
+
+    /// Returns those lent PUs (logical CPUs) with a running grace period that their owner does not need. Their borrower
+    /// has free PUs instead.
+    pub(crate) fn exchanged_pus(&self) -> &CpuSet {
+        &self.exchanged
     }
 
     /// Adds the PU (logical CPU) `pu` of the job `owner` to the PUs whose borrower was released or ended since the last

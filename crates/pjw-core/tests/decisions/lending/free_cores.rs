@@ -148,3 +148,108 @@ fn a_core_that_the_owner_needs_stays_for_the_grace_period_beside_the_free_core_t
     assert_eq!((m.grant("batch").as_str(), lent(&m).as_str()), ("0-1", ""));
     assert_sound(&m);
 }
+
+/// The PUs that the job `batch` has only until the end of a grace period.
+fn leaving(m: &Machine) -> String {
+    core_map(&m.state, &m.policy, &m.state.jobs[&job("batch")]).unwrap().leaving.to_string()
+}
+
+/// A machine on which the job `batch`, which can use so many cores, borrows them of `web`, which uses `used` of the
+/// CPUs 0-5. The jobs `normal` and `rest` have the other two cores. The grace period is 5 s.
+fn lent_cores_with_grace(wanted: u32, used: u32) -> Machine {
+    let mut m = lending_machine();
+    for pid in [10, 20, 30, 31] {
+        m.spawn(pid, 1, 0);
+    }
+    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
+    m.assign("normal", 1, &[30]).unwrap();
+    m.assign("rest", 1, &[31]).unwrap();
+    assign_class(&mut m, "batch", PriorityClass::Besteffort, wanted, &[20]).unwrap();
+    web_uses(&mut m, used, 8);
+    assert_eq!((m.state.pool.lent_cpus().len(), m.grant("batch")), (wanted as usize, lent(&m)));
+    m.policy.lending.revocation_grace = Duration::from_secs(5);
+    m
+}
+
+#[test]
+fn an_owner_that_needs_cores_gets_those_first_that_are_exchanged_already() {
+    let mut m = lent_cores_with_grace(4, 1);
+    m.release("normal").unwrap();
+    m.release("rest").unwrap();
+    assert_eq!((lent(&m).as_str(), leaving(&m).as_str()), ("2-5", "2-3"));
+    let end = m.state.lending.next_grace_period_end();
+    m.advance(SECOND);
+    // Of six cores, three are in use and one is the buffer: two may be lent.
+    sample(&mut m, 3, "");
+    m.settle();
+    assert_eq!((leaving(&m).as_str(), m.state.lending.next_grace_period_end()), ("2-3", end));
+    assert_eq!((texts(&m, EventKind::Revoked).len(), texts(&m, EventKind::Lent).len()), (0, 0));
+    m.advance(4 * SECOND);
+    sample(&mut m, 3, "");
+    m.settle();
+    assert_eq!((lent(&m).as_str(), leaving(&m).as_str()), ("4-5", ""));
+    assert_sound(&m);
+}
+
+#[test]
+fn a_borrower_that_comes_in_the_grace_period_of_an_exchange_gets_the_free_core() {
+    let mut m = lent_cores_with_grace(1, 4);
+    assert_eq!(lent(&m), "5");
+    let free = m.grant("rest");
+    m.release("rest").unwrap();
+    assert_eq!((m.state.pool.free_cpus().to_string(), leaving(&m).as_str()), (free.clone(), "5"));
+    assert_eq!(m.state.pool.borrowed_by(&job("batch")), cpu_set(&format!("5,{free}")));
+    m.advance(SECOND);
+    m.spawn(21, 1, 0);
+    assign_class(&mut m, "other", PriorityClass::Besteffort, 1, &[21]).unwrap();
+    assert_eq!((m.grant("other"), m.grant("batch"), leaving(&m)), (free, "5".to_owned(), String::new()));
+    assert_eq!(ownership(&m, "other"), Some(Ownership::Borrowed), "it is not frozen for the grace period");
+    assert_eq!(
+        texts(&m, EventKind::Lent),
+        ["manual:batch can use CPU 5 of manual:web again: not given back"]
+    );
+    assert!(!would_change_loans(&m.state, &m.policy, Nanos(m.now())));
+    assert_sound(&m);
+}
+
+#[test]
+fn the_end_of_an_exchange_does_not_slow_down_the_next_lending() {
+    let mut m = two_lent_cores();
+    m.policy.lending.revocation_grace = Duration::from_secs(5);
+    m.release("normal").unwrap();
+    assert_eq!(leaving(&m), "4-5");
+    sample(&mut m, 3, "");
+    take_free_cores(&mut m);
+    assert_eq!((lent(&m).as_str(), leaving(&m).as_str()), ("4-5", ""));
+    assert_eq!(
+        texts(&m, EventKind::Lent),
+        ["manual:batch can use CPUs 4-5 of manual:web again: not given back"]
+    );
+    want(&mut m, 4);
+    web_uses(&mut m, 1, 2);
+    assert_eq!(lent(&m), "2-5", "lend_after is not doubled");
+    assert_sound(&m);
+}
+
+#[test]
+fn a_core_that_the_borrower_wants_no_more_has_no_grace_period() {
+    let mut m = two_lent_cores();
+    m.policy.lending.revocation_grace = Duration::from_secs(5);
+    // The owner needs all cores in the same cycle.
+    sample(&mut m, 6, "");
+    want(&mut m, 1);
+    assert_eq!((m.grant("batch").as_str(), lent(&m).as_str(), leaving(&m).as_str()), ("4", "4", "4"));
+    assert_sound(&m);
+}
+
+#[test]
+fn a_core_on_which_the_owner_runs_goes_back_instead_of_an_exchanged_one() {
+    let mut m = lent_cores_with_grace(3, 2);
+    assert_eq!(lent(&m), "3-5");
+    m.release("rest").unwrap();
+    assert_eq!(leaving(&m), "3");
+    sample(&mut m, 2, "4");
+    m.settle();
+    assert_eq!((lent(&m).as_str(), leaving(&m).as_str()), ("3-5", "4"));
+    assert_sound(&m);
+}
