@@ -6,8 +6,8 @@
 //! cycles or keeps the first.
 //!
 //! Parsing a file does not need the topology. Only the key `housekeeping`, which selects the PUs that are reserved for
-//! the system, is resolved against a topology: in [`Config::load`] and [`Config::policy`]. Sockets and directories are command-line options,
-//! so every key may change while the daemon runs.
+//! the system, is resolved against a topology: in [`Config::load`] and [`Config::policy`]. Sockets and directories are
+//! command-line options, so every key may change while the daemon runs.
 
 mod keys;
 mod metrics_targets;
@@ -56,9 +56,9 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the configuration file at `path`, and makes the policy for the machine with the topology `topology` from it
-    /// ([`Config::policy`]). If `path` is `None`, reads the [default file](Config::default_path). If the default file
-    /// does not exist, all keys have their defaults.
+    /// Reads the configuration file at `path`, and makes the policy for the machine with the topology `topology` from
+    /// it ([`Config::policy`]). If `path` is `None`, reads the [default file](Config::default_path). If the default
+    /// file does not exist, all keys have their defaults.
     ///
     /// # Errors
     /// If the file has mistakes: all mistakes, in the order of the file. PUs (logical CPUs) in the key `housekeeping`
@@ -96,8 +96,8 @@ impl Config {
         Self::parse_for(path, text, None)
     }
 
-    /// Parses `text` as [`Config::parse`] does. With `topology`, a value of the key `housekeeping` that does not fit the
-    /// machine is a mistake too.
+    /// Parses `text` as [`Config::parse`] does. With `topology`, a value of the key `housekeeping` that does not fit
+    /// the machine is a mistake too.
     fn parse_for(path: &Path, text: &str, topology: Option<&Topology>) -> Result<Self, Vec<ConfigError>> {
         let (settings, housekeeping) = read::parse_settings(path, text, topology)?;
         Ok(Self { settings, path: Some(path.to_owned()), housekeeping })

@@ -68,8 +68,8 @@ pub(super) fn read_config_file(path: &Path) -> Result<String, Vec<ConfigError>> 
 /// returns the position of the value of the key `housekeeping`, or `None` if the file does not have this key.
 ///
 /// # Errors
-/// The mistakes in the file. With `topology`, the topology of a machine, a value of the key `housekeeping` that does not
-/// fit this machine is one of them.
+/// The mistakes in the file. With `topology`, the topology of a machine, a value of the key `housekeeping` that does
+/// not fit this machine is one of them.
 pub(super) fn parse_settings(
     path: &Path,
     text: &str,
