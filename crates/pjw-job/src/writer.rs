@@ -76,7 +76,10 @@ impl CoreMapWriter {
         file.set_permissions(PermissionsExt::from_mode(FILE_MODE)).ok()?;
         let mut page = [0; COREMAP_BYTES];
         file.read_exact_at(&mut page, 0).ok()?;
-        let last = CoreMapContent::decode(&to_words(&page)).filter(|_| has_known_header(&page))?;
+        let mut last = CoreMapContent::decode(&to_words(&page)).filter(|_| has_known_header(&page))?;
+        // Only a write ends the state in which no program can read the core map. So no caller may find that the core
+        // map has the wanted content already.
+        last.is_live &= sequence_of(&page).is_multiple_of(2);
         Self::of_file(file, last).ok()
     }
 
@@ -86,7 +89,8 @@ impl CoreMapWriter {
     }
 
     /// Returns the present content of the core map: the content that this writer wrote last. Before the first write,
-    /// this is the content with which the core map was made or opened.
+    /// this is the content with which the core map was made or opened. If an earlier daemon was killed while it wrote
+    /// the core map, [`CoreMapContent::is_live`] is false until the first write.
     #[must_use]
     pub fn content(&self) -> &CoreMapContent {
         &self.last

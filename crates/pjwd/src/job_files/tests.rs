@@ -1,10 +1,11 @@
 //! The files of jobs in a real directory: what is published, what is made again, and what a program writes.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use nix::unistd::geteuid;
+use pjw_job::layout::SEQUENCE_OFFSET;
 use pjw_job::{CoresSource, Job};
 use serde_json::{Value, json};
 
@@ -184,6 +185,19 @@ fn files_that_a_killed_daemon_left_half_done_are_put_right() {
     published.publish("a", "0-1");
     drop(reader);
     assert_eq!(Job::in_directory(&published.path("a")).cores().cpus.to_string(), "0-1");
+}
+
+#[test]
+fn a_core_map_that_a_killed_daemon_left_unfinished_is_written_again_also_with_the_same_cores() {
+    let mut published = Published::new();
+    published.publish("a", "0-1");
+    // The daemon is killed after it wrote the content, and before it marks the write as complete.
+    let page = fs::File::options().write(true).open(published.path("a").join("coremap")).unwrap();
+    page.write_all_at(&1_u32.to_ne_bytes(), SEQUENCE_OFFSET as u64).unwrap();
+    published.restart();
+    published.publish("a", "0-1");
+    let cores = Job::in_directory(&published.path("a")).cores();
+    assert_eq!((cores.source, cores.cpus.to_string()), (CoresSource::CoreMap, "0-1".to_owned()));
 }
 
 #[test]
