@@ -24,7 +24,8 @@ pub(crate) struct Connections {
 struct OpenConnection {
     uid: u32,
     /// Whether the server waits for a request of the client or for the next reply of a series. Closing the connection
-    /// then interrupts no call.
+    /// then interrupts no work of the server: it ends a series between two replies, or before a request was read
+    /// completely.
     is_idle: Cell<bool>,
     /// Notified when the connection must be closed, because another user gets its slot.
     displaced: Notify,
