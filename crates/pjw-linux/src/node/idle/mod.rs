@@ -9,10 +9,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use nix::sys::resource::{Resource, getrlimit};
 use pjw_core::scan::{IdleProcessGroup, WatchedProcesses};
 use pjw_core::snapshot::{Observed, Process};
 use pjw_core::{cpuset::CpuSet, ids::Pid, ids::Tid, time::Nanos};
@@ -32,6 +34,9 @@ const MAX_PERIOD: u32 = 16;
 /// The maximum check period, in scans, of processes that only affinity masks keep on their PUs. Such a process may
 /// leave its PUs when it runs. With a scan interval of 1 s, its activity is noticed after 4 s at the latest.
 const MAX_PERIOD_OF_MASKS: u32 = 4;
+/// The number of descriptors that the open files of cgroups leave to the rest of the process: to the connections of its
+/// clients, and to its own files.
+const DESCRIPTORS_OF_OTHERS: u64 = 384;
 
 /// Finds out which processes have not run since the last scan, so that a scan need not read them. Contains the CPU
 /// times of processes and of job cgroups at earlier scans.
@@ -47,6 +52,8 @@ pub(super) struct IdleTracker {
     scans: u32,
     /// The process whose masks were sampled last, with its place in the list of the processes to sample.
     last_sampled: Option<(usize, Pid)>,
+    /// The limit of open descriptors of this process. Empty until it is needed.
+    descriptor_limit: OnceLock<u64>,
 }
 
 /// CPU time of a process at the last check, and the time until which no activity was seen.
@@ -65,7 +72,8 @@ struct LastUsage {
 /// CPU time and number of tasks of a job's cgroup at the last check.
 #[derive(Debug, Default)]
 struct JobUsage {
-    /// The open files of the cgroup. `None` if it has no such files.
+    /// The open files of the cgroup. `None` if it has no such files, or if too few descriptors are left to keep them
+    /// open: then each check opens them.
     counters: Option<CgroupCounters>,
     /// The CPU time in microseconds, and the number of tasks. `None` if they could not be read.
     usage: Option<(u64, u64)>,
@@ -214,16 +222,16 @@ impl IdleTracker {
     ) -> (Option<CgroupActivity>, Option<Nanos>) {
         let mut of_job = groups.iter().take_while(|group| group.cgroup.as_deref() == Some(path));
         let has_mask_only = of_job.any(|group| group.expected_cpus.is_some());
-        let scans = self.scans;
+        let (scans, limit) = (self.scans, *self.descriptor_limit.get_or_init(descriptor_limit));
         if let Some(known) = self.jobs.get_mut(path) {
             let since = known.idle_until;
-            if has_reached(scans, known.next_check) || (has_mask_only && known.counters.is_some()) {
-                known.update_activity(root, path, at, scans);
+            if has_reached(scans, known.next_check) || (has_mask_only && known.usage.is_some()) {
+                known.update_activity(root, path, at, (scans, limit));
             }
             return (Some(known.activity), since);
         }
         let mut new = JobUsage::default();
-        new.update_activity(root, path, at, scans);
+        new.update_activity(root, path, at, (scans, limit));
         self.jobs.insert(path.to_owned(), new);
         (Some(CgroupActivity::Active), None)
     }
@@ -367,9 +375,9 @@ impl IdleTracker {
 impl JobUsage {
     /// Updates the activity of this job by comparison with the last check, and plans the next check. Reads the
     /// counters of the job's cgroup at `path`. `root` is the mount point of cgroup v2, `at` is the time of this scan,
-    /// and `scans` is the number of scans until now.
-    fn update_activity(&mut self, root: &Path, path: &str, at: Nanos, scans: u32) {
-        let usage = self.read_counters(root, path);
+    /// `scans` is the number of scans until now, and `limit` is the limit of open descriptors of this process.
+    fn update_activity(&mut self, root: &Path, path: &str, at: Nanos, (scans, limit): (u32, u64)) {
+        let usage = self.read_counters(root, path, limit);
         let was_idle = usage.is_some() && usage == self.usage;
         self.idle_checks = if was_idle { self.idle_checks.saturating_add(1) } else { 0 };
         self.activity = match self.idle_checks {
@@ -379,18 +387,26 @@ impl JobUsage {
         };
         self.idle_until = (self.activity == CgroupActivity::Idle).then_some(at);
         self.usage = usage;
-        let period = if self.counters.is_some() { check_period(self.idle_checks) } else { MAX_PERIOD };
+        let period = if usage.is_some() { check_period(self.idle_checks) } else { MAX_PERIOD };
         self.next_check = scans.wrapping_add(period);
     }
 
-    /// Reads the counters. A cgroup that was removed and made again has new files.
-    fn read_counters(&mut self, root: &Path, path: &str) -> Option<(u64, u64)> {
+    /// Reads the counters. A cgroup that was removed and made again has new files. The files stay open if `limit`, the
+    /// limit of open descriptors, leaves enough of them to the rest of the process.
+    fn read_counters(&mut self, root: &Path, path: &str, limit: u64) -> Option<(u64, u64)> {
         if let Some(usage) = self.counters.as_ref().and_then(CgroupCounters::read) {
             return Some(usage);
         }
-        self.counters = CgroupCounters::open(root, path).ok();
-        self.counters.as_ref().and_then(CgroupCounters::read)
+        let opened = CgroupCounters::open(root, path).ok();
+        let usage = opened.as_ref().and_then(CgroupCounters::read);
+        self.counters = opened.filter(|opened| opened.may_stay_open(limit));
+        usage
     }
+}
+
+/// Returns the limit of open descriptors of this process (`RLIMIT_NOFILE`). The largest number if it is unknown.
+fn descriptor_limit() -> u64 {
+    getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft)
 }
 
 /// Whether a number of scans has reached another one. Both may have wrapped around.
@@ -423,8 +439,8 @@ fn check_period(idle_checks: u32) -> u32 {
     }
 }
 
-/// The open files of a cgroup that show whether its processes ran. They stay open, so that a check opens no file by its
-/// path.
+/// The open files of a cgroup that show whether its processes ran. They usually stay open, so that a check opens no
+/// file by its path.
 #[derive(Debug)]
 struct CgroupCounters {
     /// `cpu.stat`.
@@ -437,6 +453,13 @@ impl CgroupCounters {
     fn open(root: &Path, path: &str) -> io::Result<Self> {
         let dir = root.join(path.trim_start_matches('/'));
         Ok(Self { stat: File::open(dir.join("cpu.stat"))?, tasks: File::open(dir.join("pids.current")).ok() })
+    }
+
+    /// Whether enough descriptors up to the limit `limit` are left to the rest of the process. open(2) returns the
+    /// lowest free number, so all lower numbers were in use when the files were opened.
+    fn may_stay_open(&self, limit: u64) -> bool {
+        let highest = self.stat.as_raw_fd().max(self.tasks.as_ref().map_or(-1, AsRawFd::as_raw_fd));
+        u64::try_from(highest).is_ok_and(|highest| highest + DESCRIPTORS_OF_OTHERS < limit)
     }
 
     /// The CPU time of the cgroup in microseconds, and its number of tasks, 0 if the kernel does not count them. The

@@ -290,6 +290,27 @@ fn an_idle_cgroup_is_read_less_often_the_longer_it_is_idle_except_where_masks_ke
 }
 
 #[test]
+fn the_files_of_a_cgroup_stay_open_only_if_enough_descriptors_are_left_and_are_read_in_both_cases() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::create_dir(root.path().join("job")).unwrap();
+    let write = |usage: u32| {
+        std::fs::write(root.path().join("job/cpu.stat"), format!("usage_usec {usage}\n")).unwrap();
+    };
+    let pids = vec![Pid(u32::MAX >> 1)];
+    let group = IdleProcessGroup { cgroup: Some("/job".into()), expected_cpus: None, pids };
+    let idle_watch = WatchedProcesses { groups: vec![Arc::new(group)], ..WatchedProcesses::default() };
+    for (limit, stay_open) in [(DESCRIPTORS_OF_OTHERS, false), (u64::MAX, true)] {
+        write(1);
+        let mut tracker = IdleTracker { descriptor_limit: limit.into(), ..IdleTracker::default() };
+        let mut check = || tracker.find_idle(&idle_watch, Some(root.path()), Nanos(1), false).active.len();
+        assert_eq!([0; 3].map(|_| check()), [1, 1, 0], "no process is checked while the job is idle");
+        write(2);
+        assert_eq!(check(), 1, "a process of the job ran");
+        assert_eq!(tracker.jobs["/job"].counters.is_some(), stay_open);
+    }
+}
+
+#[test]
 fn an_idle_cgroup_makes_all_its_processes_idle() {
     let shell = Shell::start();
     let root = tempfile::tempdir().unwrap();
