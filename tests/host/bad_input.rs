@@ -1,7 +1,9 @@
 //! Wrong input gets a clear error, and nothing is lost.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use pjw_tests::daemon::Daemon;
 use pjw_tests::programs::program_path;
@@ -105,6 +107,30 @@ fn a_start_with_too_few_descriptors_is_refused() {
     assert!(error.contains("at most 24 files may be open (RLIMIT_NOFILE), and pjwd needs"), "{error}");
     assert!(error.contains("raise the hard limit (ulimit -Hn"), "{error}");
     assert!(!dir.path().join("s").exists());
+}
+
+#[test]
+fn a_daemon_with_the_least_descriptors_refuses_connections_and_keeps_enough_for_itself() {
+    const LIMIT: usize = 144;
+    let line = format!("ulimit -n {LIMIT} && exec \"$@\"");
+    let daemon = Daemon::start_by(&["sh", "-c", &line, "sh"]);
+    assert!(daemon.log().contains("clients can have 32 connections instead of"), "{}", daemon.log());
+    let mut connections: Vec<UnixStream> =
+        (0..100).map(|_| UnixStream::connect(daemon.socket()).unwrap()).collect();
+    let last = connections.last_mut().unwrap();
+    last.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut refusal = String::new();
+    last.read_to_string(&mut refusal).unwrap();
+    assert!(refusal.contains("too many connections"), "{refusal}");
+    let open = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    assert!(open + 16 < LIMIT, "{open} descriptors are open");
+    drop(connections);
+    wait_until("a connection is free", || daemon.call::<Value>("GetStatus", &json!({})).is_ok());
+    let shell = Shell::start();
+    daemon.assign("a", 1, &[shell.pid()]).unwrap();
+    let warnings = daemon.status().warnings;
+    let is_missed = |code: &str| code == "core-map" || code == "unseen";
+    assert!(!warnings.iter().any(|warning| is_missed(&warning.code)), "{warnings:?}");
 }
 
 #[test]

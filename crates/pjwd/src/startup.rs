@@ -204,7 +204,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let logging = Logging::start(config.settings())?;
 
     limit_allocator_cache();
-    descriptors::raise_descriptor_limit()?;
+    let limits = descriptors::raise_descriptor_limit()?;
     let own_mask = DaemonMask::bind_at_start(&policy.housekeeping_cpus);
     let uid = Uid::effective().as_raw();
     let (own_dir, state_dir) = (default_dir(), state_dir_of(options));
@@ -261,7 +261,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let (loop_handle, started, ended) = spawn_event_loop(event_loop, other_records)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, control_settings);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
-    let served = serve_until_stopped(listener, own_files, control, record_events, loop_thread);
+    let served = serve_until_stopped((listener, limits), own_files, control, record_events, loop_thread);
     if let Err(failure) = &served {
         error!("{}", error_text::error_chain_text(failure.as_ref()));
     }
@@ -412,14 +412,15 @@ struct LoopThread<'a> {
     metrics_receiver: MetricsReceiver,
 }
 
-/// Runs the control server and handles signals on this thread until SIGTERM or SIGINT. Then removes the socket, and
-/// returns the lock of `own_files`: the caller must hold it until the loop has ended.
+/// Runs the control server and handles signals on this thread until SIGTERM or SIGINT. Clients connect to `listener`,
+/// within the bounds of `client_limits`. Then removes the socket, and returns the lock of `own_files`: the caller must
+/// hold it until the loop has ended.
 ///
 /// # Errors
 /// If the loop ends by itself: then no thread keeps the jobs on their cores, and the published status would become
 /// outdated. If the runtime or a signal handler can't be made.
 fn serve_until_stopped(
-    listener: UnixListener,
+    (listener, client_limits): (UnixListener, ServerLimits),
     own_files: WatchedFiles,
     control: Rc<ControlService>,
     record_events: impl Future<Output = ()> + 'static,
@@ -445,7 +446,7 @@ fn serve_until_stopped(
         let (sender, successors) = mpsc::unbounded_channel();
         let restoring = own_files.restore_removed_files(sender, outbox.clone(), files_stopped);
         let restoring = tokio::task::spawn_local(restoring);
-        let serving = serve_with_new_listeners(listener, successors, control, ServerLimits::default(), stopped);
+        let serving = serve_with_new_listeners(listener, successors, control, client_limits, stopped);
         let server = tokio::task::spawn_local(serving);
         notify::notify_ready("watching");
         loop {

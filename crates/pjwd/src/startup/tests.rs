@@ -160,9 +160,9 @@ fn a_panic_of_the_loop_ends_the_daemon() {
     });
     let (_meter, metrics_receiver) = MetricsRecorder::new(&Settings::default());
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
-    let listener = owned.dup_listener().unwrap();
+    let listening = (owned.dup_listener().unwrap(), ServerLimits::default());
     let own_files = WatchedFiles::new(None, SocketFile::CreatedByDaemon(owned), dir.path().to_owned());
-    let failure = serve_until_stopped(listener, own_files, control, record_events, loop_thread).unwrap_err();
+    let failure = serve_until_stopped(listening, own_files, control, record_events, loop_thread).unwrap_err();
     assert!(failure.to_string().contains("the event loop ended by itself"), "{failure}");
     assert!(loop_handle.join().is_err());
 }
