@@ -319,15 +319,11 @@ impl ChangeThread {
         self.completion.is_awaited.store(false, Ordering::SeqCst);
         // The wait can end just before the thread sends an outcome. The thread then sees `is_awaited`, and writes no
         // event. So the outcomes are received after `is_awaited` was reset.
-        let mut outcomes = Vec::with_capacity(actions.len());
-        for (action, outcome) in self.outcomes.try_iter() {
-            self.open_changes -= 1;
-            if self.open_changes < actions.len() {
-                outcomes.push(outcome);
-            } else {
-                self.finished.push_back((action, outcome));
-            }
-        }
+        self.receive_outcomes();
+        // The thread makes the changes in order, so the last outcomes are those of this request.
+        let own_count = actions.len().saturating_sub(self.open_changes);
+        let own = self.finished.split_off(self.finished.len() - own_count);
+        let mut outcomes: Vec<CpusetOutcome> = own.into_iter().map(|(_, outcome)| outcome).collect();
         if !self.finished.is_empty() {
             // The outcomes of earlier changes came during the wait, for which the thread wrote no event. Writing fails
             // only if the counter is full. Then the descriptor is readable anyway.
