@@ -177,6 +177,13 @@ pub(super) fn closest_word<'a>(wrong: &str, known: impl IntoIterator<Item = &'a 
     near.filter(|(slips, word)| *slips <= (length.min(word.len()) / 3).max(1)).min().map(|(_, word)| word)
 }
 
+/// Returns the end of a message about the misspelled word `wrong`: a question that names the word in `known` that the
+/// user probably meant ([`closest_word`]). Empty if there is no such word.
+pub(super) fn suggestion_text<'a>(wrong: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let meant = closest_word(wrong, known);
+    meant.map(|word| format!("; did you mean {}?", quote_and_cut(word))).unwrap_or_default()
+}
+
 /// Returns the edit distance of `a` and `b`: the smallest number of single changes that make `b` of `a`. A change
 /// inserts, removes or replaces one character, or exchanges two neighbours (optimal string alignment distance).
 fn edit_distance(a: &str, b: &str) -> usize {

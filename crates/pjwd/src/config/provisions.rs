@@ -7,7 +7,7 @@ use pjw_core::ids::Uid;
 use pjw_core::job::{CpuRequest, JobId, JobSource, ProvisionRule};
 use toml::de::{DeTable, DeValue};
 
-use super::problem::{closest_word, quote_and_cut};
+use super::problem::{quote_and_cut, suggestion_text};
 use super::values::{self, ValueError};
 
 /// The name of the tables `[[provision]]` in the configuration file: each table keeps cores free for one service.
@@ -127,12 +127,10 @@ impl ProvisionDraft {
                 }
                 "match" => draft.rule = draft.key_state(name, parse_rule(content), span),
                 other => {
-                    let meant = closest_word(other, ["name", "cores", "match"]);
-                    let meant = meant.map(|key| format!("; did you mean {}?", quote_and_cut(key)));
                     let text = format!(
                         "{} is no key of a provision: there are name, cores and match{}",
                         quote_and_cut(other),
-                        meant.unwrap_or_default()
+                        suggestion_text(other, ["name", "cores", "match"])
                     );
                     let mistake = ValueError::with_message(text);
                     draft.mistakes.push(mistake.at_span(key.span()).in_key(full_key(name)));

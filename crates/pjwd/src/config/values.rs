@@ -8,7 +8,7 @@ use toml::de::{DeArray, DeValue};
 
 use pjw_core::cpu_count_variables::{CpuCountVariable, MAX_CPU_COUNT_VARIABLES, parse_cpu_count_variable};
 
-use super::problem::{closest_word, escape_and_cut, quote_and_cut};
+use super::problem::{escape_and_cut, quote_and_cut, suggestion_text};
 
 /// The largest number of groups.
 const GROUPS_MAX: usize = 64;
@@ -70,11 +70,10 @@ pub(super) fn parse_choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) ->
     if let Some((_, meaning)) = choices.iter().find(|(choice, _)| *choice == text) {
         return Ok(*meaning);
     }
-    let meant = closest_word(text, choices.iter().map(|(choice, _)| *choice));
-    let meant = meant.map(|choice| format!("; did you mean {}?", quote_and_cut(choice))).unwrap_or_default();
     Err(ValueError::with_message(format!(
-        "{} is not allowed here: write {allowed}{meant}",
-        quote_and_cut(text)
+        "{} is not allowed here: write {allowed}{}",
+        quote_and_cut(text),
+        suggestion_text(text, choices.iter().map(|(choice, _)| *choice))
     )))
 }
 
