@@ -8,6 +8,7 @@ use std::os::fd::RawFd;
 
 use super::image::{ProgramLayout, Segment};
 use super::initial_values::read_exactly;
+use super::stack::NULL_WORD_BYTES;
 
 /// The size of a program header, elf(5).
 const HEADER_BYTES: usize = 56;
@@ -18,8 +19,6 @@ const PT_PHDR: u32 = 6;
 const PT_GNU_RELRO: u32 = 0x6474_e552;
 /// Where a header has its address in memory (`p_vaddr`).
 const ADDRESS: std::ops::Range<usize> = 16..24;
-/// The null word between the copy and the end of the stack.
-const WORD_ABOVE: u64 = 8;
 
 /// The program headers of tasks. All tasks of a program have the same bytes.
 #[derive(Debug, Clone, Copy)]
@@ -52,7 +51,7 @@ impl HeaderCopy {
     /// Also sets the address in the header `PT_PHDR` to the address of this copy, relative to the address at which the
     /// program is mapped. The copy ends 8 bytes below that address.
     fn disable_relro(&mut self) -> bool {
-        let at = self.length().saturating_add(WORD_ABOVE).wrapping_neg();
+        let at = self.length().saturating_add(NULL_WORD_BYTES).wrapping_neg();
         let mut has_changed = false;
         for header in self.bytes.chunks_exact_mut(HEADER_BYTES).take(self.count) {
             match header.first_chunk().map_or(PT_NULL, |kind: &[u8; 4]| u32::from_le_bytes(*kind)) {

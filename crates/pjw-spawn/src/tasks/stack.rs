@@ -7,6 +7,8 @@ use nix::errno::Errno;
 
 /// The most entries of the auxiliary vector that are passed on. Linux 6.18 has 24 on x86-64.
 const MAX_ENTRIES: usize = 48;
+/// The bytes of the null word that the kernel keeps at the end of a stack.
+pub(super) const NULL_WORD_BYTES: u64 = 8;
 /// What the stack must have left below the arguments.
 const ROOM_BELOW: u64 = 128 << 10;
 /// The bytes of `AT_RANDOM`.
@@ -105,8 +107,7 @@ pub(super) unsafe fn write_initial_stack(
     if needed.saturating_add(ROOM_BELOW) > bytes {
         return Err(Errno::E2BIG);
     }
-    // The kernel keeps a null word at the end.
-    let headers_at = top - 8 - headers;
+    let headers_at = top - NULL_WORD_BYTES - headers;
     let strings_at = headers_at - strings;
     let platform_at = strings_at - NAME_BYTES as u64;
     let random_at = (platform_at - RANDOM_BYTES as u64) & !15;
