@@ -311,8 +311,8 @@ impl PuPool {
         held
     }
 
-    /// Makes `cpus` the PUs that the job `job` holds, whoever held them before. PUs that are not in `cpus` and that
-    /// the job held become free, or housekeeping PUs if they are reserved for the system.
+    /// Makes `cpus` the PUs that the job `job` holds, also those that another job held before. PUs that are not in
+    /// `cpus` and that the job held become free, or housekeeping PUs if they are reserved for the system.
     fn set_held_pus(&mut self, job: &JobId, cpus: &CpuSet) {
         let place = self.find_or_add_holder(job);
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {

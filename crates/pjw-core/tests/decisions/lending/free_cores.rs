@@ -109,7 +109,7 @@ fn an_exchanged_core_has_the_grace_period_of_a_core_that_is_taken_back() {
     sample(&mut m, 1, "");
     m.settle();
     assert_eq!((m.grant("batch").as_str(), lent(&m).as_str()), ("6-7", ""));
-    assert_eq!(texts(&m, EventKind::Revoked), [""; 0], "it was told before");
+    assert_eq!(texts(&m, EventKind::Revoked), [""; 0], "the return was announced before");
     assert_eq!(m.state.lending.next_grace_period_end(), None);
     assert_sound(&m);
 }
