@@ -45,7 +45,8 @@ has_report() { pjwctl report "manual:$1" --json >"/tmp/report.$1" 2>/dev/null; }
 report_value() { python3 -c 'import json, sys
 value = json.load(open(sys.argv[1]))[sys.argv[2]]
 print(" ".join(value) if isinstance(value, list) else value)' "/tmp/report.$1" "$2"; }
-advice_has() { report_value "$1" advice | grep -qF "$2"; }
+# advice_has NAME TEXT: whether the advice in the report has this text. If not, the report goes to standard error.
+advice_has() { report_value "$1" advice | grep -qF "$2" || { cat "/tmp/report.$1" >&2; return 1; }; }
 # verdict_is NAME VERDICT: whether the report has this verdict. If not, the report goes to standard error.
 verdict_is() { [ "$(report_value "$1" verdict)" = "$2" ] || { cat "/tmp/report.$1" >&2; return 1; }; }
 time_limit=120

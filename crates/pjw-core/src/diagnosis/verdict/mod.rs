@@ -176,8 +176,9 @@ fn oversubscribed_advice(report: &JobReport) -> String {
         option.map(|option| format!(", or ask for {option}")).unwrap_or_default()
     };
     // A job with short processes may have many hot threads for a moment.
-    if is_share(usage.crowded_hot_ns, usage.crowded_ns, MOST_PERMILLE) {
-        let threads = rounded(usage.crowded_threads_ns, usage.crowded_hot_ns);
+    if is_share(usage.crowded_threads.total_ns(), usage.crowded_ns, MOST_PERMILLE) {
+        // The median, because threads that start or end one after the other change the mean.
+        let threads = usage.crowded_threads.upper_quantile(500, u64::from(usage.threads_max));
         return format!(
             "{threads} threads want to run on {held}: set OMP_NUM_THREADS={} (divided by the number of ranks, if there are several) or \
              the program's own number of threads{}.",

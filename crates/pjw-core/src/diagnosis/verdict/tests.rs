@@ -136,6 +136,14 @@ fn fault_3_with_processes_that_end_before_they_are_hot() {
 }
 
 #[test]
+fn fault_3_with_threads_that_start_and_end_one_after_the_other() {
+    let team = &[(3, 3990, 1000, 5), (2, 3990, 2500, 6), (8, 3990, 4000, 8), (2, 3990, 1000, 5)];
+    let (word, advice) = judged(&report("slurm:1", 4, team));
+    assert_eq!(word, "oversubscribed");
+    assert!(advice.starts_with("8 threads want to run on 4 cores"), "{advice}");
+}
+
+#[test]
 fn fault_3_with_many_hot_threads_for_a_moment_only_is_told_by_what_lasted() {
     let make = &[(50, 3900, 12_000, 2), (1, 3990, 36_000, 40), (9, 3900, 12_000, 3)];
     let (word, advice) = judged(&report("slurm:1", 4, make));
@@ -144,7 +152,7 @@ fn fault_3_with_many_hot_threads_for_a_moment_only_is_told_by_what_lasted() {
     let team = &[(1, 3990, 36_000, 40), (50, 3990, 4000, 8), (9, 3990, 12_000, 3)];
     let (word, advice) = judged(&report("slurm:1", 4, team));
     assert_eq!(word, "oversubscribed");
-    assert!(advice.starts_with("9 threads want to run on 4 cores: set OMP_NUM_THREADS=4"), "{advice}");
+    assert!(advice.starts_with("8 threads want to run on 4 cores: set OMP_NUM_THREADS=4"), "{advice}");
     let (word, _) = judged(&report("slurm:1", 4, &[(50, 3900, 100, 4), (5, 3990, 36_000, 40)]));
     assert_eq!(word, "fine", "a tenth of the time");
 }

@@ -1,4 +1,4 @@
-//! For how long a job used how many PUs: a histogram with steps of at most 1/64 of the value.
+//! For how long a quantity had which value: a histogram with steps of at most 1/64 of the value.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,32 +7,37 @@ use crate::basics::prelude::*;
 /// The number of steps between two powers of two.
 const STEPS: u64 = 64;
 
-/// A histogram of the number of PUs (logical CPUs) that a job used, weighted by time. pjw computes percentiles from it,
-/// such as the 95th percentile in the report on the job. Each bin covers a range of numbers of PUs, in permille of one
-/// PU, and has the total time in which the job used a number of PUs in this range. A bin below 64 permille has a width
-/// of 1 permille. The width of any other bin is at most 1/64 of the lowest number in the bin. So the number of bins is
-/// bounded, however long the job runs.
+/// A histogram of a quantity, weighted by time, such as the number of PUs (logical CPUs) that a job used. pjw computes
+/// percentiles from it, such as the 95th percentile in the report on the job. Each bin covers a range of values, and has
+/// the total time in which the quantity had a value in this range. A bin below 64 has a width of 1. The width of any
+/// other bin is at most 1/64 of the lowest value in the bin. So the number of bins is bounded, however long the job
+/// runs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct PuUsageHistogram {
+pub struct TimeHistogram {
     /// The time in ns for each step.
     times: BTreeMap<u16, u64>,
 }
 
-impl PuUsageHistogram {
-    /// Adds an interval of time to the histogram. `used_permille` is the mean number of PUs (logical CPUs) that the job
-    /// used in the interval, in permille of one PU. `length_ns` is the length of the interval, in ns.
-    pub fn add(&mut self, used_permille: u64, length_ns: u64) {
-        let time = self.times.entry(step_of(used_permille)).or_default();
+impl TimeHistogram {
+    /// Adds an interval of time to the histogram. `value` is the value that the quantity had in the interval, and
+    /// `length_ns` is the length of the interval, in ns.
+    pub fn add(&mut self, value: u64, length_ns: u64) {
+        let time = self.times.entry(step_of(value)).or_default();
         *time = time.saturating_add(length_ns);
     }
 
-    /// Returns an upper quantile of the number of used PUs (logical CPUs), in permille of one PU: the number of PUs
-    /// that the job exceeded for at most `time_above_permille` permille of the time. For example, 50 gives the 95th
-    /// percentile. Returns 0 if the histogram is empty.
+    /// Returns the total length of all intervals, in ns.
+    #[must_use]
+    pub fn total_ns(&self) -> u64 {
+        self.times.values().fold(0, |total, &ns| total.saturating_add(ns))
+    }
+
+    /// Returns an upper quantile: the value that the quantity exceeded for at most `time_above_permille` permille of the
+    /// time. For example, 50 gives the 95th percentile, and 500 gives the median. Returns 0 if the histogram is empty.
     ///
-    /// The result is the upper end of a bin, so it can be up to 1/64 too large. The result is at most
-    /// `upper_limit`, in permille of one PU. Callers pass the largest number of PUs that the job held.
+    /// The result is the upper end of a bin, so it can be up to 1/64 too large. The result is at most `upper_limit`.
+    /// Callers pass the largest value that the quantity had or could have.
     #[must_use]
     pub fn upper_quantile(&self, time_above_permille: u64, upper_limit: u64) -> u64 {
         let total: u128 = self.times.values().map(|&ns| u128::from(ns)).sum();
@@ -47,7 +52,8 @@ impl PuUsageHistogram {
         0
     }
 
-    /// Returns how long the job used each number of PUs (logical CPUs). Each pair in the result is a number of PUs and
+    /// Returns how long the job used each number of PUs (logical CPUs), if the values are numbers of PUs in permille of
+    /// one PU. Each pair in the result is a number of PUs and
     /// the total time, in ns, in which the job used this number. The pairs are sorted by the number of PUs.
     ///
     /// Each number is rounded to the nearest multiple of `step`, and is at most `upper_limit`. Callers pass the largest
@@ -104,15 +110,15 @@ mod tests {
 
     #[test]
     fn the_time_for_each_number_of_pus_is_rounded_to_steps() {
-        let mut levels = PuUsageHistogram::default();
+        let mut levels = TimeHistogram::default();
         for (used_permille, ns) in [(0, 5), (400, 1), (990, 20), (1000, 30), (3990, 7), (4000, 2)] {
             levels.add(used_permille, ns);
         }
         assert_eq!(levels.time_by_pu_count(1, 4), [(0, 6), (1, 50), (4, 9)]);
         assert_eq!(levels.time_by_pu_count(3, 4), [(0, 56), (3, 9)]);
         assert_eq!(levels.time_by_pu_count(0, 2), [(0, 6), (1, 50), (2, 9)], "no more than the job had");
-        assert_eq!(PuUsageHistogram::default().time_by_pu_count(1, 4), []);
-        let mut large = PuUsageHistogram::default();
+        assert_eq!(TimeHistogram::default().time_by_pu_count(1, 4), []);
+        let mut large = TimeHistogram::default();
         (0..=256_000).step_by(500).for_each(|used| large.add(used, 1));
         let time_by_pu_count = large.time_by_pu_count(16, 256);
         assert_eq!(
@@ -123,7 +129,7 @@ mod tests {
 
     #[test]
     fn the_95th_percentile_leaves_five_percent_of_the_time_above() {
-        let mut levels = PuUsageHistogram::default();
+        let mut levels = TimeHistogram::default();
         assert_eq!(levels.upper_quantile(50, 8000), 0);
         levels.add(1000, 94);
         levels.add(4000, 6);

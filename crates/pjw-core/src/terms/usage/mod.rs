@@ -10,7 +10,7 @@ use crate::terms::job::JobId;
 
 mod histogram;
 
-pub use histogram::PuUsageHistogram;
+pub use histogram::TimeHistogram;
 
 /// The minimum length, in ns, of a serial phase that the report on a job counts: 10 s. In a serial phase, a job
 /// with two or more cores runs only one thread. A shorter phase may be the start or the end of a parallel
@@ -133,12 +133,10 @@ pub struct JobUsage {
     pub crowded_ns: u64,
     /// The CPU time of the job in the time `crowded_ns`, plus the time for which its threads waited for a PU, in ns.
     pub crowded_wanted_ns: u64,
-    /// The part of `crowded_ns` in which the job had more hot threads than PUs, in ns. In the rest of `crowded_ns`, the
-    /// job had many runnable threads of processes that ended too early to have hot threads.
-    pub crowded_hot_ns: u64,
-    /// The sum of the times of all hot threads in `crowded_hot_ns`, in ns. An interval with n hot threads counts n
-    /// times.
-    pub crowded_threads_ns: u64,
+    /// The histogram of the number of hot threads in the part of `crowded_ns` in which the job had more hot threads than
+    /// PUs: for each number, the total time. In the rest of `crowded_ns`, the job had many runnable threads of
+    /// processes that ended too early to have hot threads.
+    pub crowded_threads: TimeHistogram,
     /// The time in which runnable threads waited although PUs of the job were idle, in ns. The cause was a binding: the
     /// program had bound hot threads to some PUs, and there were more of these threads than of these PUs.
     pub bound_ns: u64,
@@ -176,8 +174,8 @@ pub struct JobUsage {
     /// The number of tasks (processes that the scheduler starts) of the job on this machine, as its scheduler says.
     /// `None` if that is unknown.
     pub tasks: Option<u32>,
-    /// The histogram of the number of PUs that the job used: for each number, the total time.
-    pub levels: PuUsageHistogram,
+    /// The histogram of the number of PUs that the job used, in permille of one PU: for each number, the total time.
+    pub levels: TimeHistogram,
 }
 
 impl JobUsage {
@@ -217,9 +215,7 @@ impl JobUsage {
             self.crowded_wanted_ns = self.crowded_wanted_ns.saturating_add(cpu_ns).saturating_add(wait_ns);
         }
         if is_crowded && hot_threads > pus {
-            self.crowded_hot_ns += length_ns;
-            let threads_ns = u64::from(hot_threads).saturating_mul(length_ns);
-            self.crowded_threads_ns = self.crowded_threads_ns.saturating_add(threads_ns);
+            self.crowded_threads.add(u64::from(hot_threads), length_ns);
         }
         if is_slowed && sample.has_bound_waiters {
             self.bound_ns += length_ns;

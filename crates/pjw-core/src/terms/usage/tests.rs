@@ -50,7 +50,8 @@ fn more_hot_threads_than_pus_are_crowded_although_a_serial_part_leaves_pus_idle(
         (usage.crowded_ns, usage.displaced_ns, usage.crowded_wanted_ns),
         (SECOND, 0, 22_800 * SECOND / 1000)
     );
-    assert_eq!((usage.crowded_hot_ns, usage.crowded_threads_ns), (SECOND, 36 * SECOND));
+    let threads = &usage.crowded_threads;
+    assert_eq!((threads.total_ns(), threads.upper_quantile(500, u64::MAX)), (SECOND, 36));
     let usage = usage_of([UsageSample { has_bound_waiters: true, ..second(1000, 7000, 8) }]);
     assert_eq!((usage.crowded_ns, usage.bound_ns), (0, SECOND), "bound to one of four PUs");
     let usage = usage_of([second(2800, 1200, 4)]);
@@ -63,7 +64,7 @@ fn helper_threads_beside_one_hot_thread_per_pu_are_not_crowded_and_many_short_pr
     let alone = UsageSample { cores: 1, pus: 1, ..second(1000, 1300, 1) };
     assert_eq!(usage_of([alone]).crowded_ns, 0);
     let usage = usage_of([second(3900, 12_000, 2)]);
-    assert_eq!((usage.crowded_ns, usage.crowded_hot_ns, usage.crowded_threads_ns), (SECOND, 0, 0));
+    assert_eq!((usage.crowded_ns, usage.crowded_threads.total_ns()), (SECOND, 0));
     assert_eq!(usage_of([second(3900, 3000, 2)]).crowded_ns, 0);
 }
 

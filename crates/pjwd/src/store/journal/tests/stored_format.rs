@@ -16,7 +16,7 @@ use pjw_core::job::{
 use pjw_core::record::{CpusetRecord, JobMembership, ReleasedJobMask, ReleasedJobMasks, UnknownOriginMasks};
 use pjw_core::testing::{cpu_set, pjw_grant};
 use pjw_core::time::Nanos;
-use pjw_core::usage::{JobUsage, PuUsageHistogram, SharedMemory};
+use pjw_core::usage::{JobUsage, SharedMemory, TimeHistogram};
 
 use super::*;
 
@@ -101,7 +101,8 @@ fn full_job() -> Job {
 }
 
 fn full_usage() -> JobUsage {
-    let mut levels = PuUsageHistogram::default();
+    let (mut crowded_threads, mut levels) = (TimeHistogram::default(), TimeHistogram::default());
+    crowded_threads.add(17, 34);
     levels.add(32, 33);
     JobUsage {
         began_at: Nanos(1),
@@ -119,8 +120,7 @@ fn full_usage() -> JobUsage {
         without_pus_ns: 13,
         crowded_ns: 14,
         crowded_wanted_ns: 15,
-        crowded_hot_ns: 16,
-        crowded_threads_ns: 17,
+        crowded_threads,
         bound_ns: 18,
         displaced_ns: 19,
         threads_max: 20,
