@@ -1,13 +1,13 @@
 //! The keys below `[metrics]`: valid values, and the error messages for all others.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Config, MetricsSettings};
 
 fn read(text: &str) -> Result<MetricsSettings, String> {
     let text = format!("[metrics]\n{text}\n");
-    match Config::parse(Path::new("pjwd.toml"), &text) {
+    match Config::parse_in_test("pjwd.toml", &text) {
         Ok(config) => Ok(config.settings().metrics.clone()),
         Err(errors) => Err(errors.iter().map(super::ConfigError::log_line).collect::<Vec<_>>().join("\n")),
     }
@@ -98,7 +98,7 @@ fn numbers_out_of_range_and_misspelled_keys_are_reported() {
 
 #[test]
 fn a_reload_lists_the_changes() {
-    let parse = |text: &str| Config::parse(Path::new("pjwd.toml"), text).unwrap();
+    let parse = |text: &str| Config::parse_in_test("pjwd.toml", text).unwrap();
     let changes =
         parse("").describe_changes(&parse("[metrics]\nlisten = ['9844']\ntextfile = '/x/pjw.prom'\n"));
     assert_eq!(

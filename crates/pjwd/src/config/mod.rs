@@ -5,9 +5,9 @@
 //! is no global configuration: a reload makes a second [`Config`], and the daemon replaces the first between two
 //! cycles or keeps the first.
 //!
-//! Parsing a file does not need the topology. Only the key `housekeeping`, which selects the PUs that are reserved for
-//! the system, is resolved against a topology: in [`Config::load`] and [`Config::policy`]. Sockets and directories are
-//! command-line options, so every key may change while the daemon runs.
+//! Whether a file is valid depends on the topology of the machine: the key `housekeeping` selects the PUs that are
+//! reserved for the system, and these PUs must exist. Sockets and directories are command-line options, so every key
+//! may change while the daemon runs.
 
 mod keys;
 mod metrics_targets;
@@ -38,7 +38,6 @@ use pjw_core::topology::Topology;
 
 use self::keys::ConfigKey;
 pub use self::problem::ConfigError;
-use self::problem::FilePosition;
 pub use self::provisions::ProvisionSettings;
 pub use self::settings::{LogFormat, LogLevel, MetricsSettings, ScanInterface, Settings};
 
@@ -49,10 +48,6 @@ pub struct Config {
     settings: Settings,
     /// The path of the file. `None` if no file was read.
     path: Option<PathBuf>,
-    /// The position of the key `housekeeping` in the file. `None` if the file does not have this key. The key selects
-    /// the PUs (logical CPUs) that are reserved for the system. An error of [`Config::policy`] names this position if
-    /// the machine does not have these PUs.
-    housekeeping: Option<FilePosition>,
 }
 
 impl Config {
@@ -66,11 +61,12 @@ impl Config {
     /// a single error.
     pub fn load(path: Option<&Path>, topology: &Topology) -> Result<(Self, Policy), Vec<ConfigError>> {
         let config = match (path, Self::default_path()) {
-            (Some(path), _) => Self::parse_for(path, &read::read_config_file(path)?, Some(topology))?,
+            (Some(path), _) => Self::parse(path, &read::read_config_file(path)?, topology)?,
             (None, Some(path)) if read::path_exists(&path) => return Self::load(Some(&path), topology),
             (None, _) => Self::default(),
         };
-        let policy = config.policy(topology)?;
+        // Does not fail: the parsed value of `housekeeping` fits this machine, and so does its default.
+        let policy = config.policy(topology).map_err(|problem| vec![problem])?;
         Ok((config, policy))
     }
 
@@ -88,19 +84,20 @@ impl Config {
     }
 
     /// Parses `text`, the content of a configuration file. `path` is the path of this file, for error messages. The
-    /// file is not read.
+    /// file is not read. `topology` is the topology of the machine.
     ///
     /// # Errors
-    /// All mistakes in the text, in the order of the text.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, Vec<ConfigError>> {
-        Self::parse_for(path, text, None)
+    /// All mistakes in the text, in the order of the text. A value of the key `housekeeping` that does not fit the
+    /// machine is such a mistake.
+    pub fn parse(path: &Path, text: &str, topology: &Topology) -> Result<Self, Vec<ConfigError>> {
+        let settings = read::parse_settings(path, text, topology)?;
+        Ok(Self { settings, path: Some(path.to_owned()) })
     }
 
-    /// Parses `text` as [`Config::parse`] does. With `topology`, a value of the key `housekeeping` that does not fit
-    /// the machine is a mistake too.
-    fn parse_for(path: &Path, text: &str, topology: Option<&Topology>) -> Result<Self, Vec<ConfigError>> {
-        let (settings, housekeeping) = read::parse_settings(path, text, topology)?;
-        Ok(Self { settings, path: Some(path.to_owned()), housekeeping })
+    /// Parses `text` as [`Config::parse`] does, for a made-up machine with two cores of one PU each.
+    #[cfg(test)]
+    pub(crate) fn parse_in_test(path: &str, text: &str) -> Result<Self, Vec<ConfigError>> {
+        Self::parse(Path::new(path), text, &pjw_core::testing::regular_topology(1, 1, 1, 2, 1))
     }
 
     /// Returns the values of all configuration keys.
@@ -142,20 +139,15 @@ impl Config {
     /// `own_cgroups`. The caller must set these fields. [`Policy`] describes them.
     ///
     /// # Errors
-    /// If the key `housekeeping` names PUs that the machine does not have. If no PU would be left for jobs.
-    pub fn policy(&self, topology: &Topology) -> Result<Policy, Vec<ConfigError>> {
+    /// If the key `housekeeping` does not fit the machine. This is possible only if `topology` is not the topology for
+    /// which the file was parsed, for example because PUs came online later.
+    pub fn policy(&self, topology: &Topology) -> Result<Policy, ConfigError> {
         let settings = &self.settings;
-        let housekeeping_cpus =
-            settings.housekeeping.select_housekeeping_cpus(topology).map_err(|error| {
-                let text = crate::error_text::error_chain_text(&error);
-                let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
-                vec![match &self.housekeeping {
-                    Some(place) => {
-                        ConfigError::at_position(path, place.clone(), Some(keys::HOUSEKEEPING_KEY), text)
-                    }
-                    None => ConfigError::for_whole_file(path, text),
-                }]
-            })?;
+        let selected = settings.housekeeping.select_housekeeping_cpus(topology);
+        let housekeeping_cpus = selected.map_err(|error| {
+            let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
+            ConfigError::for_whole_file(path, crate::error_text::error_chain_text(&error))
+        })?;
         // Jobs that users assign by hand need no batch system and can't be switched off.
         let by_hand = JobSource::ALL.iter().copied().filter(|source| !source.is_batch_system());
         Ok(Policy {

@@ -216,8 +216,6 @@ fn user_id(name: &str) -> Option<Uid> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use crate::config::Config;
 
     #[test]
@@ -229,7 +227,7 @@ mod tests {
             ("cgroup=/../..", "match: \"cgroup=/../..\" has an empty component, . or .."),
         ] {
             let text = format!("[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"{rule}\"\n");
-            let problems = Config::parse(Path::new("pjwd.toml"), &text).unwrap_err();
+            let problems = Config::parse_in_test("pjwd.toml", &text).unwrap_err();
             let told = problems.iter().map(ToString::to_string).collect::<String>();
             assert!(
                 told.starts_with("pjwd.toml:4:9: provision.") && told.contains(expected),
@@ -237,7 +235,7 @@ mod tests {
             );
         }
         let text = "[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"user=root,comm=nginx\"\n";
-        assert!(Config::parse(Path::new("pjwd.toml"), text).is_ok());
+        assert!(Config::parse_in_test("pjwd.toml", text).is_ok());
     }
 
     #[test]
@@ -247,7 +245,7 @@ mod tests {
             ("rule", "there are name, cores and match"),
         ] {
             let text = format!("[[provision]]\nname = \"web\"\ncores = 4\n{key} = \"comm=nginx\"\n");
-            let problems = Config::parse(Path::new("pjwd.toml"), &text).unwrap_err();
+            let problems = Config::parse_in_test("pjwd.toml", &text).unwrap_err();
             assert!(problems.len() == 1 && problems[0].log_line().ends_with(expected), "{problems:?}");
         }
     }
@@ -258,7 +256,7 @@ mod tests {
                     [[provision]]\nname=\"b\"\ncores=0\nmatch=\"comm=x\"\n\n\
                     [[provision]]\nname=\"c d\"\ncores=1\nmatch=\"foo=1\"\nbar=2\n\n\
                     [[provision]]\nname=\"a\"\n";
-        let problems = Config::parse(Path::new("pjwd.toml"), text).unwrap_err();
+        let problems = Config::parse_in_test("pjwd.toml", text).unwrap_err();
         let places: Vec<String> = problems.iter().map(super::super::ConfigError::location).collect();
         assert_eq!(
             places,
@@ -280,7 +278,7 @@ mod tests {
     fn a_mistake_hides_neither_a_missing_key_nor_a_rule_that_stands_twice() {
         let text = "mode = \"x\"\n[[provision]]\nname=\"a\"\nmatch=\"comm=x\"\n\n\
                     [[provision]]\nname=\"b\"\ncores=1\nmatch=\"comm=x\"\n";
-        let problems = Config::parse(Path::new("pjwd.toml"), text).unwrap_err();
+        let problems = Config::parse_in_test("pjwd.toml", text).unwrap_err();
         let places: Vec<String> = problems.iter().map(super::super::ConfigError::location).collect();
         assert_eq!(
             places,
@@ -291,8 +289,7 @@ mod tests {
 
     #[test]
     fn a_key_that_was_not_understood_is_not_reported_as_missing() {
-        let problems =
-            Config::parse(Path::new("pjwd.toml"), "[[provision]]\nname=web\ncores=1\n").unwrap_err();
+        let problems = Config::parse_in_test("pjwd.toml", "[[provision]]\nname=web\ncores=1\n").unwrap_err();
         let told: Vec<String> = problems.iter().map(super::super::ConfigError::log_line).collect();
         assert!(told.len() == 1 && told[0].contains("syntax: "), "{told:?}");
     }

@@ -64,17 +64,16 @@ pub(super) fn read_config_file(path: &Path) -> Result<String, Vec<ConfigError>> 
     })
 }
 
-/// Parses `text`, the content of the configuration file `path`. Returns the values of all configuration keys. Also
-/// returns the position of the value of the key `housekeeping`, or `None` if the file does not have this key.
+/// Parses `text`, the content of the configuration file `path`. Returns the values of all configuration keys.
 ///
 /// # Errors
-/// The mistakes in the file. With `topology`, the topology of a machine, a value of the key `housekeeping` that does
-/// not fit this machine is one of them.
+/// The mistakes in the file. A value of the key `housekeeping` that does not fit the machine with the topology
+/// `topology` is one of them.
 pub(super) fn parse_settings(
     path: &Path,
     text: &str,
-    topology: Option<&Topology>,
-) -> Result<(Settings, Option<FilePosition>), Vec<ConfigError>> {
+    topology: &Topology,
+) -> Result<Settings, Vec<ConfigError>> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let mut reader = Reader {
         path,
@@ -91,12 +90,9 @@ pub(super) fn parse_settings(
     }
     reader.read_table("", document.get_ref());
     reader.check_combinations();
-    if let Some(topology) = topology {
-        reader.check_housekeeping(topology);
-    }
+    reader.check_housekeeping(topology);
     if reader.found.is_empty() {
-        let place = reader.span_of(keys::HOUSEKEEPING_KEY).map(|span| FilePosition::from_span(text, span));
-        return Ok((reader.settings, place));
+        return Ok(reader.settings);
     }
     Err(reader.into_errors(errors.len()))
 }
@@ -297,7 +293,7 @@ mod tests {
     fn a_housekeeping_rule_that_does_not_fit_is_reported_with_the_other_mistakes() {
         let machine = regular_topology(1, 1, 1, 2, 1);
         let mistakes = |text: &str| {
-            let problems = Config::parse_for(Path::new("pjwd.toml"), text, Some(&machine)).unwrap_err();
+            let problems = Config::parse(Path::new("pjwd.toml"), text, &machine).unwrap_err();
             problems.iter().map(ConfigError::location).collect::<Vec<_>>()
         };
         let places = mistakes("mode = \"x\"\nhousekeeping = \"9\"\nintervall = \"1s\"\n");
@@ -307,5 +303,16 @@ mod tests {
         );
         assert_eq!(mistakes("housekeeping = \"9\"\n"), ["pjwd.toml:1:16: housekeeping"]);
         assert_eq!(mistakes("housekeeping = \"x\"\n").len(), 1, "a rule that is wrong has one mistake");
+    }
+
+    #[test]
+    fn a_housekeeping_rule_that_does_not_fit_a_later_topology_is_an_error_of_the_policy() {
+        let one_pu_per_core = regular_topology(1, 1, 1, 2, 1);
+        let two_pus_per_core = regular_topology(1, 1, 1, 2, 2);
+        let text = "housekeeping = \"0\"\n";
+        let config = Config::parse(Path::new("pjwd.toml"), text, &one_pu_per_core).unwrap();
+        assert_eq!(config.policy(&one_pu_per_core).unwrap().housekeeping_cpus.to_string(), "0");
+        let error = config.policy(&two_pus_per_core).unwrap_err().log_line();
+        assert!(error.starts_with("pjwd.toml: ") && error.contains("PU 0 shares its core with 2"), "{error}");
     }
 }

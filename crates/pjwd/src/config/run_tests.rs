@@ -1,11 +1,9 @@
 //! The key `run.variables`: valid lists, and the error messages for all others.
 
-use std::path::Path;
-
 use super::{Config, ConfigError};
 
 fn read(text: &str) -> Result<Vec<String>, String> {
-    match Config::parse(Path::new("pjwd.toml"), text) {
+    match Config::parse_in_test("pjwd.toml", text) {
         Ok(config) => Ok(config.settings().cpu_count_variables.iter().map(ToString::to_string).collect()),
         Err(errors) => Err(errors.iter().map(ConfigError::to_string).collect::<Vec<_>>().join("\n")),
     }

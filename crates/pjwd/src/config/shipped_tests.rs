@@ -1,7 +1,6 @@
 //! The shipped configuration file and the documentation agree with the code.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use super::keys::ConfigKey;
 use super::{Config, Settings};
@@ -35,13 +34,13 @@ fn rows() -> Vec<(String, String)> {
 
 #[test]
 fn the_shipped_file_gives_the_defaults() {
-    assert_eq!(Config::parse(Path::new("pjwd.toml"), SHIPPED).unwrap().settings(), &Settings::default());
+    assert_eq!(Config::parse_in_test("pjwd.toml", SHIPPED).unwrap().settings(), &Settings::default());
 }
 
 #[test]
 fn every_key_is_in_the_shipped_file_with_its_default() {
     let text = uncommented();
-    let config = Config::parse(Path::new("pjwd.toml"), &text).unwrap();
+    let config = Config::parse_in_test("pjwd.toml", &text).unwrap();
     assert_eq!(config.settings(), &Settings::default());
     let document: toml::Table = text.parse().unwrap();
     for key in ConfigKey::all() {
@@ -66,7 +65,7 @@ fn exactly_all_keys_are_in_the_documentation_with_their_defaults() {
 #[test]
 fn the_example_in_the_documentation_is_what_is_printed() {
     let text = "\n\nintervall = \"1s\"\n\n\n\nmode = \"enforced\"\n";
-    let problems = Config::parse(Path::new("/etc/pjw/pjwd.toml"), text).unwrap_err();
+    let problems = Config::parse_in_test("/etc/pjw/pjwd.toml", text).unwrap_err();
     let printed: Vec<String> = problems.iter().map(ToString::to_string).collect();
     assert!(DOCUMENTED.contains(&printed.join("\n")), "{}", printed.join("\n"));
 }

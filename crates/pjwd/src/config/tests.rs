@@ -17,7 +17,7 @@ use pjw_core::topology::Topology;
 use super::{Config, LogFormat, LogLevel, MetricsSettings, ProvisionSettings, ScanInterface, Settings};
 
 fn parse(text: &str) -> Result<Config, String> {
-    Config::parse(Path::new("pjwd.toml"), text)
+    Config::parse(Path::new("pjwd.toml"), text, &machine())
         .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
 }
 
@@ -32,8 +32,7 @@ fn machine() -> Topology {
 
 fn resolved(housekeeping: &str) -> Result<String, String> {
     let config = parse(&format!("share_smt = true\nhousekeeping = \"{housekeeping}\"\n"))?;
-    let policy = config.policy(&machine());
-    policy.map(|policy| policy.housekeeping_cpus.to_string()).map_err(|problems| problems[0].to_string())
+    Ok(config.policy(&machine()).unwrap().housekeeping_cpus.to_string())
 }
 
 #[test]
@@ -349,7 +348,7 @@ fn a_syntax_error_is_reported_like_other_problems() {
 fn all_problems_are_reported_in_the_order_of_the_file() {
     let text =
         "intervall = '1s'\nmode = 'enforced'\nlog_level = info\nuser_max_cores = -1\n[balance]\npin = 1\n";
-    let problems = Config::parse(Path::new("pjwd.toml"), text).unwrap_err();
+    let problems = Config::parse(Path::new("pjwd.toml"), text, &machine()).unwrap_err();
     let places: Vec<_> = problems.iter().map(|problem| (problem.line(), problem.key())).collect();
     assert_eq!(
         places,
@@ -367,7 +366,7 @@ fn all_problems_are_reported_in_the_order_of_the_file() {
 #[test]
 fn thousands_of_problems_are_counted_not_listed() {
     let text: String = (0..5000).map(|number| format!("key{number} = 1\n")).collect();
-    let problems = Config::parse(Path::new("pjwd.toml"), &text).unwrap_err();
+    let problems = Config::parse(Path::new("pjwd.toml"), &text, &machine()).unwrap_err();
     assert_eq!(problems.len(), 51);
     assert_eq!(problems[50].log_line(), "pjwd.toml: 4950 more problems are not shown");
 }
@@ -388,7 +387,7 @@ fn quoted_text_is_short_and_escaped() {
     );
     let raw = wrong("'\u{202e}\u{200b}' = 1\nmode = '\u{1b}[2J'\n");
     assert!(!raw.contains(['\u{1b}', '\u{202e}', '\u{200b}']), "{raw:?}");
-    let name = Config::parse(Path::new("a\n\u{1b}b"), "x = 1").unwrap_err();
+    let name = Config::parse(Path::new("a\n\u{1b}b"), "x = 1", &machine()).unwrap_err();
     assert!(name[0].log_line().starts_with("a\\n\\u{1b}b:1:1: "), "{}", name[0].log_line());
 }
 

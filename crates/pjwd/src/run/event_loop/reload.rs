@@ -80,10 +80,8 @@ impl EventLoop {
         self.unresolved_pus = unknown.clone();
         let read =
             load_topology(TopologySource::Live).map_err(|fault| fault.to_string()).and_then(|topology| {
-                let policy = self.config.policy(&topology);
-                let policy =
-                    policy.map_err(|problems| problems.iter().map(ToString::to_string).collect::<String>());
-                policy.map(|policy| (topology, policy))
+                let policy = self.config.policy(&topology).map_err(|problem| problem.log_line())?;
+                Ok((topology, policy))
             });
         let (topology, policy) = match read {
             Ok(read) => read,
@@ -121,15 +119,12 @@ fn rejection(problems: &[ConfigError]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::rejection;
     use crate::config::Config;
 
     #[test]
     fn the_answer_to_a_reload_has_the_mistakes_and_their_reasons() {
-        let refused =
-            |text: &str| rejection(&Config::parse(Path::new("/etc/pjw/pjwd.toml"), text).unwrap_err());
+        let refused = |text: &str| rejection(&Config::parse_in_test("/etc/pjw/pjwd.toml", text).unwrap_err());
         assert_eq!(
             refused("user_max_cores = -1\nshare_smt = 1\n"),
             "the old configuration stays in force: \
