@@ -160,7 +160,8 @@ fn release_all(options: &DaemonOptions) -> anyhow::Result<()> {
     let mut undone = undo::release_all(&state_dir, options.beside)?;
     let boot_id = clock::boot_id()?;
     let earlier = lock.as_ref().and_then(|lock| lock.earlier_state_dir(&boot_id)).map(Path::to_owned);
-    let is_here = earlier.as_deref().is_some_and(|earlier| directories::are_same(earlier, &state_dir));
+    let is_here =
+        earlier.as_deref().is_some_and(|earlier| directories::is_same_directory(earlier, &state_dir));
     if let Some(lock) = lock.as_mut().filter(|_| is_here && undone.is_complete) {
         lock.forget_journal().context("can't write the lock file")?;
     }
@@ -292,7 +293,8 @@ fn open_journal(
             ));
         }
         Some(directory)
-            if !directories::are_same(&directory, state_dir) && journal::has_records(&directory, boot_id) =>
+            if !directories::is_same_directory(&directory, state_dir)
+                && journal::has_records(&directory, boot_id) =>
         {
             let user = journal::pid_of_user(&directory);
             // A daemon that uses the directory knows the records.

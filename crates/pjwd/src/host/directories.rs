@@ -70,7 +70,7 @@ pub fn is_missing(dir: &Path) -> bool {
 /// Returns whether the paths `one` and `other` lead to the same directory. Symbolic links are followed. If a path can't
 /// be resolved, for example because nothing is there, the path itself is compared.
 #[must_use]
-pub fn are_same(one: &Path, other: &Path) -> bool {
+pub fn is_same_directory(one: &Path, other: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     real(one) == real(other)
 }
