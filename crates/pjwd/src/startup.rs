@@ -296,7 +296,7 @@ fn open_journal(
             if !directories::is_same_directory(&directory, state_dir)
                 && journal::has_records(&directory, boot_id) =>
         {
-            let user = journal::pid_of_user(&directory);
+            let user = journal::pid_of_running_pjwd(&directory);
             // A daemon that uses the directory knows the records.
             recovered.has_lost_records |= user.is_none();
             warnings.push(other_state_directory_warning(&directory, user));

@@ -237,7 +237,7 @@ pub fn lock_existing_journal(dir: &Path) -> Result<Option<Flock<File>>, JournalE
 /// Returns the pid of the running pjwd that uses the journal (the files in which pjwd records its changes) in the
 /// directory `dir`. `None` if no pjwd uses this journal, or if the pid is unknown.
 #[must_use]
-pub fn pid_of_user(dir: &Path) -> Option<u32> {
+pub fn pid_of_running_pjwd(dir: &Path) -> Option<u32> {
     let opened = directories::open_own_file(&dir.join(LINES), OpenOptions::new().read(true));
     opened.ok().as_ref().and_then(running_holder)
 }

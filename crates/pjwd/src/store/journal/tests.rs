@@ -290,7 +290,7 @@ fn a_daemon_that_is_stopping_does_not_count_as_one_that_runs_on() {
     assert!(!is_stopping(dir.path(), own));
     mark_as_stopping(dir.path()).unwrap();
     assert!(is_stopping(dir.path(), own) && !is_stopping(dir.path(), own + 1));
-    assert_eq!(pid_of_user(dir.path()), Some(own), "it still uses the journal");
+    assert_eq!(pid_of_running_pjwd(dir.path()), Some(own), "it still uses the journal");
 }
 
 #[test]
