@@ -125,7 +125,7 @@ pub fn reconcile(
     let planned = core::mem::replace(&mut state.dirty, still_dirty(&plan, &waiting_jobs));
     let mut changed = state.members.take_changed_jobs();
     state.mark_waiting_jobs_without_processes(&changed);
-    changed.extend(planned.dirty_jobs().map(|(job, _)| job.clone()));
+    changed.extend(planned.listed_jobs().map(|(job, _)| job.clone()));
     if planned.contains_everything() {
         changed.extend(state.jobs.keys().chain(state.idle_groups.keys()).cloned());
     }

@@ -84,7 +84,7 @@ impl CycleDraft<'_> {
         if state.dirty.contains_everything() {
             return state.jobs.keys().cloned().collect();
         }
-        let dirty = state.dirty.dirty_jobs().map(|(id, _)| id).filter(|id| state.jobs.contains_key(id));
+        let dirty = state.dirty.listed_jobs().map(|(id, _)| id).filter(|id| state.jobs.contains_key(id));
         dirty.chain(state.jobs.jobs_without_cores_that_do_not_wait().map(|job| &job.id)).cloned().collect()
     }
 

@@ -49,7 +49,7 @@ impl DirtySet {
     /// Iterates over the jobs that were added to the set individually, for example by [`DirtySet::add_job`]. Each
     /// item is a job, and the part of its processes that is in the set. Jobs that are in the set only because the
     /// set contains everything ([`DirtySet::contains_everything`]) are not among the items.
-    pub fn dirty_jobs(&self) -> impl Iterator<Item = (&JobId, &DirtyScope)> {
+    pub fn listed_jobs(&self) -> impl Iterator<Item = (&JobId, &DirtyScope)> {
         self.jobs.iter()
     }
 

@@ -212,7 +212,7 @@ impl WardenState {
             let paths = self.jobs.cgroup_paths().chain(self.cpusets.paths());
             return paths.filter(is_unread).map(str::to_owned).collect();
         }
-        let of_dirty = self.dirty.dirty_jobs().flat_map(|(id, _)| self.cgroups_of(id));
+        let of_dirty = self.dirty.listed_jobs().flat_map(|(id, _)| self.cgroups_of(id));
         let to_remove = self.cpusets.paths_to_remove().map(str::to_owned);
         of_dirty.chain(to_remove).filter(|path| is_unread(&path.as_str())).collect()
     }

@@ -39,7 +39,7 @@ fn run_second_and_cycle(machine: &mut Machine, active: &[u32]) -> bool {
     let mut has_read_all = None;
     while let Some(request) = scan.take() {
         let decision = machine.cycle(&request, &[]);
-        let mut dirty = decision.newly_planned.dirty_jobs();
+        let mut dirty = decision.newly_planned.listed_jobs();
         has_read_all.get_or_insert(dirty.any(|(_, scope)| scope.contains_whole_process(Pid(PROCESS))));
         scan = decision.next_scan;
     }

@@ -70,7 +70,7 @@ fn processes_that_were_not_scanned_are_not_planned_again() {
     let decision = scan_and_decide(&mut machine, &[]);
     assert!(decision.plan.mask_actions.is_empty() && decision.records.is_empty(), "{decision:?}");
     assert!(!decision.newly_planned.contains_everything());
-    assert_eq!(decision.newly_planned.dirty_jobs().count(), 0);
+    assert_eq!(decision.newly_planned.listed_jobs().count(), 0);
     assert_eq!(machine.state.members.len(), before);
 }
 
@@ -115,7 +115,7 @@ fn was_planned(decision: &Decision, pid: u32) -> bool {
         DirtyScope::Processes(pids) => pids.contains(&Pid(pid)),
     };
     decision.newly_planned.contains_everything()
-        || decision.newly_planned.dirty_jobs().any(|(_, part)| of(part))
+        || decision.newly_planned.listed_jobs().any(|(_, part)| of(part))
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn visits(machine: &mut Machine, scan: ScanRequest, commands: &[Command], most_c
         // The actions are carried out already. To audit them visits the same jobs as before.
         let _ = audit_actions(&machine.state, &decision.plan, &machine.policy);
         assert!(decision.replies.iter().all(Result::is_ok), "{:?}", decision.replies);
-        let dirty: Vec<_> = decision.newly_planned.dirty_jobs().map(|(job, _)| job.to_string()).collect();
+        let dirty: Vec<_> = decision.newly_planned.listed_jobs().map(|(job, _)| job.to_string()).collect();
         assert!(!decision.newly_planned.contains_everything() && dirty.len() <= most_changed, "{dirty:?}");
         scan.clone_from(&decision.next_scan);
         machine.last = Some(decision);

@@ -76,7 +76,7 @@ impl JobCounts {
             state.members.values().for_each(|member| self.add(state, member));
             return;
         }
-        for (job, part) in dirty.dirty_jobs() {
+        for (job, part) in dirty.listed_jobs() {
             let mut pids: Vec<Pid> = state.members.active_pids_of(job).collect();
             pids.retain(|&pid| part.contains_whole_process(pid) || !self.update_active_threads(state, pid));
             match part {

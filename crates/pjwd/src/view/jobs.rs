@@ -61,7 +61,7 @@ impl JobViews {
         let unassigned: BTreeMap<Uid, usize> =
             state.unassigned_pids_by_user.iter().map(|(&user, pids)| (user, pids.len())).collect();
         let is_all = dirty.contains_everything() || shared != self.shared;
-        let mut changed: BTreeSet<&JobId> = dirty.dirty_jobs().map(|(id, _)| id).collect();
+        let mut changed: BTreeSet<&JobId> = dirty.listed_jobs().map(|(id, _)| id).collect();
         let known: Vec<JobId> = if is_all { self.views.keys().cloned().collect() } else { Vec::new() };
         if is_all {
             changed.extend(state.jobs.keys().chain(&known));

@@ -92,7 +92,7 @@ fn paths_to_plan(state: &WardenState) -> Vec<String> {
     if state.dirty.contains_everything() {
         return state.cpusets.paths().map(str::to_owned).collect();
     }
-    let dirty = state.dirty.dirty_jobs().filter_map(|(id, _)| state.cpusets.cpuset_of(id));
+    let dirty = state.dirty.listed_jobs().filter_map(|(id, _)| state.cpusets.cpuset_of(id));
     let dirty = dirty.map(|managed| managed.job_cpuset.path.as_str());
     dirty.chain(state.cpusets.paths_to_remove()).map(str::to_owned).collect()
 }

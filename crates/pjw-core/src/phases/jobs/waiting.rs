@@ -62,7 +62,7 @@ fn take_refused_requests(state: &mut WardenState, all: bool) -> BTreeMap<JobId, 
         return core::mem::take(&mut state.refused_requests);
     }
     let WardenState { dirty, refused_requests, .. } = state;
-    dirty.dirty_jobs().filter_map(|(id, _)| refused_requests.remove_entry(id)).collect()
+    dirty.listed_jobs().filter_map(|(id, _)| refused_requests.remove_entry(id)).collect()
 }
 
 /// Returns the jobs that wait for cores, in the order in which they are served. Includes provisions (jobs whose cores
@@ -75,7 +75,7 @@ fn queue_for_cores(state: &WardenState, all: bool) -> BTreeSet<(UnixMillis, JobI
         let short = state.jobs.provisions().filter(|job| is_short(job)).map(place);
         return state.jobs.waiting_jobs().cloned().chain(short).collect();
     }
-    let changed = state.dirty.dirty_jobs().filter_map(|(id, _)| state.jobs.get(id));
+    let changed = state.dirty.listed_jobs().filter_map(|(id, _)| state.jobs.get(id));
     changed.filter(|job| waits_for_cores(job) || is_short(job)).map(place).collect()
 }
 

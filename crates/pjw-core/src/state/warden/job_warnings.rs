@@ -50,7 +50,7 @@ impl WardenState {
         if self.dirty.contains_everything() {
             before = core::mem::take(&mut self.warnings);
         }
-        for id in planned.iter().chain(self.dirty.dirty_jobs().map(|(id, _)| id)) {
+        for id in planned.iter().chain(self.dirty.listed_jobs().map(|(id, _)| id)) {
             before.extend(self.warnings.remove_entry(id));
         }
         let mut is_changed = false;

@@ -24,7 +24,7 @@ impl EventLoop {
             self.job_files.give_back_space_of_want_files();
         }
         let (state, policy) = (self.warden.state(), self.warden.policy());
-        let mut changed: BTreeSet<&JobId> = dirty.dirty_jobs().map(|(id, _)| id).collect();
+        let mut changed: BTreeSet<&JobId> = dirty.listed_jobs().map(|(id, _)| id).collect();
         let published: Vec<JobId> = if dirty.contains_everything() {
             self.job_files.job_ids().cloned().collect()
         } else {
