@@ -322,7 +322,7 @@ impl JobFiles {
     /// Asks the kernel (inotify(7)) which jobs have files that a program wrote or removed. Schedules a reading of the
     /// files of these jobs, for the time that [`JobFiles::next_read_at`] returns. Must be called when the descriptor
     /// [`JobFiles::changes_fd`] is readable. `now` is the current time. Does not block.
-    pub fn schedule_reported_changes(&mut self, now: Instant) {
+    pub fn schedule_reading_of_changed_files(&mut self, now: Instant) {
         for change in self.watch.read_changes() {
             match change {
                 FileChange::Of(id) => self.schedule(&id, now),
@@ -352,7 +352,7 @@ impl JobFiles {
     ///
     /// Must be called in each rescan: a scan that also reads the processes that belong to no job. `now` is the
     /// current time.
-    pub fn schedule_unreported_changes(&mut self, now: Instant) {
+    pub fn schedule_reading_of_unwatched_files(&mut self, now: Instant) {
         let is_root_gone = !self.root.is_in_place();
         let job_ids: Vec<JobId> = self
             .jobs
@@ -374,7 +374,7 @@ impl JobFiles {
             return Vec::new();
         }
         // The last event of a write often comes after the first one was read. It needs no second reading.
-        self.schedule_reported_changes(now);
+        self.schedule_reading_of_changed_files(now);
         (self.due, self.last_read) = (None, Some(now));
         let mut written = Vec::new();
         for id in std::mem::take(&mut self.changed) {

@@ -66,7 +66,7 @@ impl Published {
     /// What was written and is due some time later.
     fn written(&mut self) -> Vec<Option<u32>> {
         let mut now = Instant::now();
-        self.files.schedule_reported_changes(now);
+        self.files.schedule_reading_of_changed_files(now);
         let mut written = Vec::new();
         while let Some(due) = self.files.next_read_at() {
             now = now.max(due);
@@ -221,7 +221,7 @@ fn removed_files_are_made_again() {
     assert_eq!(published.written(), [Some(1)], "the new files are watched");
     fs::rename(published.state_dir.path().join("jobs"), published.state_dir.path().join("elsewhere"))
         .unwrap();
-    published.files.schedule_unreported_changes(Instant::now());
+    published.files.schedule_reading_of_unwatched_files(Instant::now());
     assert_eq!(published.written(), []);
     assert!(published.path("a").join("want").exists(), "a rescan finds what no event reports");
 }
@@ -272,16 +272,16 @@ fn many_numbers_are_read_five_times_a_second_at_most() {
     published.publish("a", "0-3");
     published.write("a", "1");
     let now = Instant::now();
-    published.files.schedule_reported_changes(now);
+    published.files.schedule_reading_of_changed_files(now);
     published.write("a", "1");
     assert!(published.files.changes_fd().is_none(), "while the reading is due, more changes wake nothing");
     assert!(published.files.take_wanted_cores_updates(now).is_empty(), "the program may not have finished");
     let first = published.files.next_read_at().unwrap();
     assert_eq!(published.files.take_wanted_cores_updates(first).len(), 1);
-    published.files.schedule_reported_changes(first);
+    published.files.schedule_reading_of_changed_files(first);
     assert_eq!(published.files.next_read_at(), None, "all events of the first number were read with it");
     published.write("a", "2");
-    published.files.schedule_reported_changes(first);
+    published.files.schedule_reading_of_changed_files(first);
     assert_eq!(published.files.next_read_at(), Some(first + READ_INTERVAL));
 }
 
@@ -326,7 +326,7 @@ fn a_directory_that_cannot_be_made_is_a_warning_and_is_tried_again() {
     assert!(warnings.len() == 1 && warnings[0].code == "core-map", "{warnings:?}");
     assert!(warnings[0].text.contains("can't make"), "{warnings:?}");
     fs::create_dir(&state_dir).unwrap();
-    published.files.schedule_unreported_changes(Instant::now());
+    published.files.schedule_reading_of_unwatched_files(Instant::now());
     assert_eq!((published.written(), published.files.warnings().count()), (vec![], 0));
     assert_eq!(published.read("a", "cpus"), "0\n");
 }

@@ -42,7 +42,7 @@ impl EventLoop {
             self.job_files.publish(id, content);
         }
         if is_rescan {
-            self.job_files.schedule_unreported_changes(Instant::now());
+            self.job_files.schedule_reading_of_unwatched_files(Instant::now());
         }
     }
 
@@ -52,7 +52,7 @@ impl EventLoop {
     /// time [`crate::job_files::JobFiles::next_read_at`]. `now` is the current time.
     pub(super) fn read_wanted_cores(&mut self, is_readable: bool, now: Instant) {
         if is_readable {
-            self.job_files.schedule_reported_changes(now);
+            self.job_files.schedule_reading_of_changed_files(now);
         }
         for WantedCoresUpdate { job, owner, cores } in self.job_files.take_wanted_cores_updates(now) {
             let state = self.warden.state();
