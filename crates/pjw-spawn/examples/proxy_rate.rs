@@ -112,7 +112,7 @@ fn proxy(program: &Path, count: u32, pins: bool) {
         placement: Arc::clone(&placements[rank as usize % 2]),
         stdio: Stdio::default(),
     };
-    let mut template = Template::load(&context, &instance(0)).unwrap();
+    let mut template = Template::load_until_main(&context, &instance(0)).unwrap();
     let instances: Vec<Instance> = (0..count).map(instance).collect();
     run_all(&mut template, &instances);
 }

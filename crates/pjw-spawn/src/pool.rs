@@ -145,7 +145,7 @@ impl WorkerPool {
             });
         };
         raise_descriptor_limit(instances.len() + spares * DESCRIPTORS_OF_SPARE)?;
-        let template = Template::load(context, first)?;
+        let template = Template::load_until_main(context, first)?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(WorkerPoolError::Watch)?;
         let workers = instances
             .into_iter()

@@ -40,7 +40,7 @@ impl Template {
     ///
     /// # Errors
     /// [`TemplateError::Unsupported`].
-    pub fn load(_: &SpawnContext, _: &Instance) -> Result<Self, TemplateError> {
+    pub fn load_until_main(_: &SpawnContext, _: &Instance) -> Result<Self, TemplateError> {
         Err(TemplateError::Unsupported)
     }
 

@@ -92,7 +92,7 @@ impl Template {
     /// # Errors
     /// If the program can't have a template. The program can still be started by exec, unless the error is
     /// [`TemplateError::StartFailed`].
-    pub fn load(context: &SpawnContext, first: &Instance) -> Result<Self, TemplateError> {
+    pub fn load_until_main(context: &SpawnContext, first: &Instance) -> Result<Self, TemplateError> {
         Self::load_linked(Arc::clone(&context.setup), first)
     }
 
@@ -114,7 +114,7 @@ impl Template {
         Ok(template)
     }
 
-    /// Loads this template of [`Template::load`] again after its process has ended. `first` is the first instance.
+    /// Loads this template again until `main`, after its process has ended. `first` is the first instance.
     pub(crate) fn reload(&mut self, first: &Instance) -> Result<(), TemplateError> {
         *self = Self::load_linked(Arc::clone(&self.setup), first)?;
         Ok(())

@@ -208,7 +208,7 @@ fn check_templates(programs: &[Program], sizes: &SizeVariables) -> anyhow::Resul
     let mut has_templates = false;
     for program in programs {
         let [first, _, ..] = &program.instances[..] else { continue };
-        if let Err(refusal) = Template::load(&program.context, first) {
+        if let Err(refusal) = Template::load_until_main(&program.context, first) {
             bail!("{refusal}; {}", remedy_for(&refusal));
         }
         has_templates = true;

@@ -57,7 +57,7 @@ fn with_own_replicas(program: Program) -> anyhow::Result<(Program, Option<Replic
         ));
     }
     let Some(first) = instances.first().filter(|_| !nodes.is_empty()) else { return Ok((program, None)) };
-    match Template::load(&program.context, first) {
+    match Template::load_until_main(&program.context, first) {
         Ok(template) => Ok((program, Some(Replicas::of_process(template.pid(), nodes)?))),
         Err(refusal) => bail!(
             "--replicate finds no libraries of {}: {refusal}; start without --replicate",

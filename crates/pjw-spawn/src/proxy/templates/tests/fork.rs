@@ -92,7 +92,7 @@ fn an_instance_is_as_if_it_was_executed() {
         let executed = std::process::Command::new(&program).output().unwrap();
         let executed = String::from_utf8(executed.stdout).unwrap();
         let descriptors = line(&executed, "fds");
-        let mut template = Template::load(&context, &own(0)).unwrap();
+        let mut template = Template::load_until_main(&context, &own(0)).unwrap();
         let mut randoms = std::collections::BTreeSet::new();
         // So long a variable is written into the memory of the template, and not copied by it.
         for rank in [0, 1, 2000, 12, 3] {

@@ -34,7 +34,7 @@ fn a_thousand_instances_run_their_first_instruction_inside_their_own_part() {
     let context = context(&without_libc(directory.path()), &["A=1"]);
     let cpus = two_cpus();
     let placed = |rank: u32| on(instance(rank, &["first_act", "%r"]), &cpus[rank as usize % 2]);
-    let mut template = Template::load(&context, &placed(0)).unwrap();
+    let mut template = Template::load_until_main(&context, &placed(0)).unwrap();
     // One pipe for all: a record is written in one piece.
     let (one, mut reader) = with_output(placed(0));
     let instances: Vec<_> = (0..1000)
@@ -77,7 +77,7 @@ int main(int argc, char **argv) { return argc == 2 && strcmp(argv[1], getenv("PJ
     let program = compile(directory.path(), "rank", source, &[]);
     let context = context(&program, &["A=1"]).add_rank_variables();
     let instances: Vec<_> = (0..1000).map(|rank| instance(rank, &["rank", "%r"])).collect();
-    let mut template = Template::load(&context, &instances[0]).unwrap();
+    let mut template = Template::load_until_main(&context, &instances[0]).unwrap();
     let mut ranks = BTreeSet::new();
     let mut children = Vec::new();
     template.fork_all(&instances, |instance, child| {
@@ -106,7 +106,7 @@ fn one_instance_of_ten_with_too_large_an_environment_fails_and_nine_run() {
             own
         })
         .collect();
-    let mut template = Template::load(&context, &instances[0]).unwrap();
+    let mut template = Template::load_until_main(&context, &instances[0]).unwrap();
     let mut failed = Vec::new();
     template.fork_all(&instances, |instance, child| match child {
         Ok(child) => assert_eq!(child.wait().unwrap(), ExitStatus::Code(0)),
@@ -128,7 +128,7 @@ fn instances_that_differ_by_a_byte_in_each_of_many_pages_run() {
             own
         })
         .collect();
-    let mut template = Template::load(&context, &instances[0]).unwrap();
+    let mut template = Template::load_until_main(&context, &instances[0]).unwrap();
     let mut ranks = BTreeSet::new();
     template.fork_all(&instances, |instance, child| {
         ranks.insert(instance.rank);
@@ -147,7 +147,7 @@ fn a_message_that_is_too_large_ends_the_template_and_each_instance_has_a_result(
     let instances: Vec<_> = (0..60)
         .map(|rank| if rank == 27 { on(instance(rank, &["true"]), &mask) } else { instance(rank, &["true"]) })
         .collect();
-    let mut template = Template::load(&context, &instances[0]).unwrap();
+    let mut template = Template::load_until_main(&context, &instances[0]).unwrap();
     let mut results = Vec::new();
     template.fork_all(&instances, |instance, child| results.push((instance.rank, child)));
     results.sort_by_key(|(rank, _)| *rank);
@@ -168,7 +168,7 @@ fn a_message_that_is_too_large_ends_the_template_and_each_instance_has_a_result(
 fn an_instance_of_another_shape_needs_another_template() {
     let directory = tempfile::tempdir().unwrap();
     let context = context(&compile(directory.path(), "true", "int main(void) { return 0; }", &[]), &["A=1"]);
-    let mut template = Template::load(&context, &instance(0, &["true"])).unwrap();
+    let mut template = Template::load_until_main(&context, &instance(0, &["true"])).unwrap();
     assert_eq!(
         template.fork(&instance(1, &["true", "x"])).unwrap_err(),
         ForkError::Mismatch("number of arguments")
@@ -178,7 +178,7 @@ fn an_instance_of_another_shape_needs_another_template() {
     assert_eq!(template.fork(&other).unwrap_err(), ForkError::Mismatch("number of variables"));
     let mut first = instance(0, &["true"]);
     first.variables = vec![c"LD_LIBRARY_PATH=/a".to_owned()];
-    let mut template = Template::load(&context, &first).unwrap();
+    let mut template = Template::load_until_main(&context, &first).unwrap();
     first.variables = vec![c"LD_LIBRARY_PATH=/b".to_owned()];
     assert_eq!(template.fork(&first).unwrap_err(), ForkError::Mismatch("variable of the dynamic linker"));
 }
@@ -187,7 +187,7 @@ fn an_instance_of_another_shape_needs_another_template() {
 fn a_mask_without_an_online_cpu_is_an_error_of_its_instance() {
     let directory = tempfile::tempdir().unwrap();
     let context = context(&compile(directory.path(), "true", "int main(void) { return 0; }", &[]), &[]);
-    let mut template = Template::load(&context, &instance(0, &["true"])).unwrap();
+    let mut template = Template::load_until_main(&context, &instance(0, &["true"])).unwrap();
     let error = template.fork(&on(instance(0, &["true"]), "8000")).unwrap_err();
     assert_eq!(error, ForkError::Failed(SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL }));
     assert!(template.fork(&instance(1, &["true"])).is_ok());
@@ -226,7 +226,7 @@ fn programs_of_other_languages_run() {
     }
     for (program, arguments, expected) in programs {
         let context = context(&program, &["A=1", "PATH=/usr/bin:/bin"]);
-        let mut template = Template::load(&context, &instance(0, &arguments)).unwrap();
+        let mut template = Template::load_until_main(&context, &instance(0, &arguments)).unwrap();
         let (text, exit, _) = run(&mut template, instance(7, &arguments)).unwrap();
         assert_eq!((text, exit), (expected, ExitStatus::Code(0)), "{}", program.display());
     }

@@ -39,7 +39,7 @@ pub(super) fn kill_process(pid: u32) {
 fn a_template_sleeps_in_a_system_call_and_is_not_traced() {
     let directory = tempfile::tempdir().unwrap();
     let context = context(&compile(directory.path(), "sleep", SLEEP, &[]), &[]);
-    let template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+    let template = Template::load_until_main(&context, &instance(0, &["sleep"])).unwrap();
     let pid = template.pid().0;
     let receiving = || fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap().starts_with("47 ");
     while !receiving() {
@@ -55,7 +55,7 @@ fn a_template_sleeps_in_a_system_call_and_is_not_traced() {
 fn an_instance_ends_by_its_own_signal_and_lives_longer_than_its_template() {
     let directory = tempfile::tempdir().unwrap();
     let context = context(&compile(directory.path(), "sleep", SLEEP, &[]), &[]);
-    let mut template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+    let mut template = Template::load_until_main(&context, &instance(0, &["sleep"])).unwrap();
     let child = template.fork(&instance(0, &["sleep"])).unwrap();
     let status = fs::read_to_string(format!("/proc/{}/status", child.pid.0)).unwrap();
     assert!(status.contains("TracerPid:\t0"), "{status}");
@@ -69,7 +69,7 @@ fn an_instance_ends_by_its_own_signal_and_lives_longer_than_its_template() {
 fn a_template_that_was_killed_says_so() {
     let directory = tempfile::tempdir().unwrap();
     let context = context(&compile(directory.path(), "sleep", SLEEP, &[]), &[]);
-    let mut template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+    let mut template = Template::load_until_main(&context, &instance(0, &["sleep"])).unwrap();
     kill_process(template.pid().0);
     assert_eq!(template.fork(&instance(0, &["sleep"])).unwrap_err(), ForkError::Ended);
 }
@@ -79,7 +79,7 @@ fn a_changed_program_is_noticed() {
     let directory = tempfile::tempdir().unwrap();
     let program = compile(directory.path(), "sleep", SLEEP, &[]);
     let context = context(&program, &[]);
-    let template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+    let template = Template::load_until_main(&context, &instance(0, &["sleep"])).unwrap();
     assert!(template.is_up_to_date());
     fs::remove_file(&program).unwrap();
     assert!(!template.is_up_to_date());
@@ -92,7 +92,7 @@ fn an_instance_may_end_with_the_thread_that_has_loaded_its_template() {
     let (done, wait) = mpsc::channel::<()>();
     let (send, receive) = mpsc::channel();
     let thread = std::thread::spawn(move || {
-        let mut template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+        let mut template = Template::load_until_main(&context, &instance(0, &["sleep"])).unwrap();
         send.send(template.fork(&instance(0, &["sleep"])).unwrap()).unwrap();
         let _ = wait.recv();
     });
@@ -108,7 +108,7 @@ fn an_instance_may_end_with_the_thread_that_has_loaded_its_template() {
 fn launcher() {
     let Ok(program) = std::env::var("PJW_TEST_TEMPLATE_OF") else { return };
     let context = context(program.as_ref(), &[]).kill_when_launcher_ends();
-    let mut template = Template::load(&context, &instance(0, &["sleep"])).unwrap();
+    let mut template = Template::load_until_main(&context, &instance(0, &["sleep"])).unwrap();
     let child = template.fork(&instance(0, &["sleep"])).unwrap();
     println!("\npids {} {}", template.pid(), child.pid);
     let _ = child.wait();
@@ -122,7 +122,7 @@ fn busy_launcher() {
     let instances: Vec<_> = (0..40).map(|rank| instance(rank, &["sleep", "%r"])).collect();
     println!("\nbegins");
     loop {
-        let mut template = Template::load(&context, &instances[0]).unwrap();
+        let mut template = Template::load_until_main(&context, &instances[0]).unwrap();
         let spare = template.make_spare().unwrap();
         let mut children = vec![template.start_spare(spare, &instances[0]).unwrap()];
         let _spare = template.make_spare().unwrap();
@@ -141,7 +141,7 @@ fn loading_launcher() {
     let context = context(program.as_ref(), &["A=1"]);
     println!("\nbegins");
     for _ in 0..50 {
-        Template::load(&context, &instance(0, &["sleep"])).unwrap();
+        Template::load_until_main(&context, &instance(0, &["sleep"])).unwrap();
     }
 }
 
@@ -191,7 +191,7 @@ fn a_launcher_that_blocks_sigtrap_gets_a_template() {
     let launcher = std::thread::spawn(move || {
         SigSet::from(Signal::SIGTRAP).thread_block().unwrap();
         let context = context(&program, &[]);
-        Template::load(&context, &instance(0, &["exits"])).err()
+        Template::load_until_main(&context, &instance(0, &["exits"])).err()
     });
     assert_eq!(launcher.join().unwrap(), None);
 }

@@ -126,7 +126,7 @@ fn a_spare_that_has_ended_is_not_started_although_its_channel_is_open_elsewhere(
     let directory = tempfile::tempdir().unwrap();
     let context = context(&compile(directory.path(), "worker", WORKER, &[]), &["A=1"]);
     let own = instance(0, &["worker", "x"]);
-    let mut template = crate::proxy::Template::load(&context, &own).unwrap();
+    let mut template = crate::proxy::Template::load_until_main(&context, &own).unwrap();
     let mut spare = template.make_spare().unwrap();
     let [_template, pid] = children()[..] else { panic!("{:?}", children()) };
     // As if a process that another thread has forked meanwhile had the other end.
@@ -296,7 +296,7 @@ fn a_fork_whose_pidfd_finds_no_place_is_no_process_afterwards() {
     let directory = tempfile::tempdir().unwrap();
     let context = context(&compile(directory.path(), "worker", WORKER, &[]), &["A=1"]);
     let own = instance(0, &["worker", "x"]);
-    let mut template = crate::proxy::Template::load(&context, &own).unwrap();
+    let mut template = crate::proxy::Template::load_until_main(&context, &own).unwrap();
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let lowest_free = fs::File::open("/dev/null").unwrap().as_raw_fd();
     setrlimit(Resource::RLIMIT_NOFILE, lowest_free.try_into().unwrap(), hard).unwrap();
@@ -346,7 +346,8 @@ fn a_process_that_ignores_sigchld_can_have_no_pool() {
 fn a_spare_sleeps_until_it_is_needed_and_ends_with_the_pool() {
     let directory = tempfile::tempdir().unwrap();
     let context = context(&compile(directory.path(), "worker", WORKER, &[]), &["A=1"]);
-    let mut template = crate::proxy::Template::load(&context, &instance(0, &["worker", "x"])).unwrap();
+    let first = instance(0, &["worker", "x"]);
+    let mut template = crate::proxy::Template::load_until_main(&context, &first).unwrap();
     let spares: Vec<_> = (0..3).map(|_| template.make_spare().unwrap()).collect();
     let pids = children();
     assert_eq!(pids.len(), 4, "a template and three spares");

@@ -13,7 +13,7 @@ use crate::{ExitStatus, SpawnContext, SpawnError, SpawnStep};
 const TRUE: &str = "int main(void) { return 0; }";
 
 fn refusal(program: &std::path::Path, environment: &[&str]) -> TemplateError {
-    Template::load(&context(program, environment), &instance(0, &["x"])).unwrap_err()
+    Template::load_until_main(&context(program, environment), &instance(0, &["x"])).unwrap_err()
 }
 
 #[test]

@@ -53,14 +53,14 @@ fn instances_map_copies_on_their_node_which_nobody_else_sees() {
     let directory = tempfile::tempdir().unwrap();
     let program = compile(directory.path(), "maps", MAPS, &[]);
     let (context, first) = (context(&program, &["A=1"]), instance(0, &["maps"]));
-    let probe = Template::load(&context, &first).unwrap();
+    let probe = Template::load_until_main(&context, &first).unwrap();
     let replicas = Replicas::of_process(probe.pid(), [0]).unwrap();
     drop(probe);
     assert!(replicas.bytes_per_node() > 1_000_000, "{replicas} has the C library");
     let mounts_before = mounted_copies();
     let thread = thread::spawn(move || {
         replicas.enter_namespace_with_copies(0)?;
-        let mut template = Template::load(&context, &first).unwrap();
+        let mut template = Template::load_until_main(&context, &first).unwrap();
         assert!(template.is_up_to_date());
         let (text, exit, _) = run(&mut template, first).unwrap();
         assert_eq!(exit, ExitStatus::Code(0));
@@ -120,7 +120,7 @@ fn a_group_has_replicas_with_exec_and_with_templates() {
 }
 
 fn replicas_of(context: &SpawnContext) -> Replicas {
-    let probe = Template::load(context, &instance(0, &["first"])).unwrap();
+    let probe = Template::load_until_main(context, &instance(0, &["first"])).unwrap();
     Replicas::of_process(probe.pid(), [0]).unwrap()
 }
 
@@ -246,7 +246,7 @@ fn copies_can_be_executed_although_descriptors_were_copied_while_they_were_writt
         let launcher = scope.spawn(|| {
             let entered = replicas.enter_namespace_with_copies(0);
             is_entered.store(true, Ordering::Relaxed);
-            entered.map(|()| Template::load(&context, &instance(0, &["large"])).map(drop))
+            entered.map(|()| Template::load_until_main(&context, &instance(0, &["large"])).map(drop))
         });
         // A launcher that panics enters no namespace.
         let is_done = || is_entered.load(Ordering::Relaxed) || launcher.is_finished();
