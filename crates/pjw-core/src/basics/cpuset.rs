@@ -55,8 +55,8 @@ impl CpuSet {
         (first.0..=last.0).map(Pu).collect()
     }
 
-    /// Makes a set from 64-bit words, as the kernel stores affinity masks: bit `n` of word `w` is PU (logical CPU) `64
-    /// * w + n`. The number of words is not limited: the set may contain PUs greater than [`Pu::MAX`].
+    /// Makes a set from 64-bit words, as the kernel stores affinity masks: bit `b` of word `w` is the PU (logical CPU)
+    /// `64 * w + b`. The number of words is not limited: the set may contain PUs greater than [`Pu::MAX`].
     #[must_use]
     pub fn from_words(words: &[u64]) -> Self {
         // A kernel built for many PUs fills more words than the machine needs. Trailing zero words are
@@ -65,8 +65,8 @@ impl CpuSet {
         Self { words: SmallVec::from_slice(&words[..length]) }
     }
 
-    /// Returns the bits of the set as 64-bit words: bit `n` of word `w` is PU (logical CPU) `64 * w + n`. The last word
-    /// is never zero. The slice is empty for the empty set.
+    /// Returns the bits of the set as 64-bit words: bit `b` of word `w` is the PU (logical CPU) `64 * w + b`. The last
+    /// word is never zero. The slice is empty for the empty set.
     #[must_use]
     pub fn words(&self) -> &[u64] {
         &self.words
@@ -83,7 +83,7 @@ impl CpuSet {
     }
 
     /// Adds PUs of the word with the index `word`: those whose bits are set in `bits`. A word has 64 PUs.
-    fn add(&mut self, word: usize, bits: u64) {
+    fn add_bits(&mut self, word: usize, bits: u64) {
         if bits != 0 {
             if word >= self.words.len() {
                 self.words.resize(word + 1, 0);
@@ -94,18 +94,18 @@ impl CpuSet {
 
     /// Removes `pu` from the set. Returns true if the set contained `pu` before.
     pub fn remove(&mut self, pu: Pu) -> bool {
-        let (word, bit) = place(pu);
+        let (word, bit) = word_and_bit(pu);
         let Some(bits) = self.words.get_mut(word) else { return false };
-        let there = *bits & bit != 0;
+        let was_in_set = *bits & bit != 0;
         *bits &= !bit;
         self.trim();
-        there
+        was_in_set
     }
 
     /// Whether the set contains `pu`.
     #[must_use]
     pub fn contains(&self, pu: Pu) -> bool {
-        let (word, bit) = place(pu);
+        let (word, bit) = word_and_bit(pu);
         self.words.get(word).is_some_and(|bits| bits & bit != 0)
     }
 
@@ -221,7 +221,7 @@ impl CpuSet {
 }
 
 /// Returns the index of the word with the bit of `pu`, and this bit.
-fn place(pu: Pu) -> (usize, u64) {
+fn word_and_bit(pu: Pu) -> (usize, u64) {
     (pu.0 as usize / 64, 1 << (pu.0 % 64))
 }
 
@@ -244,14 +244,14 @@ impl Extend<Pu> for CpuSet {
         let (mut at, mut bits) = (0, 0);
         for pu in pus {
             assert!(pu <= Pu::MAX, "PU {pu} is beyond the largest this program handles ({})", Pu::MAX);
-            let (word, bit) = place(pu);
+            let (word, bit) = word_and_bit(pu);
             if word != at {
-                self.add(at, bits);
+                self.add_bits(at, bits);
                 (at, bits) = (word, 0);
             }
             bits |= bit;
         }
-        self.add(at, bits);
+        self.add_bits(at, bits);
     }
 }
 
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn single_returns_the_pu_of_a_one_element_set() {
+    fn only_pu_returns_the_pu_of_a_set_with_one_pu() {
         assert_eq!(cpu_set("4000").only_pu(), Some(Pu(4000)));
         assert_eq!(cpu_set("1-2").only_pu(), None);
         assert_eq!(CpuSet::new().only_pu(), None);
