@@ -1,4 +1,4 @@
-//! The warnings that no decision made.
+//! All warnings of the daemon: those of the last decision, and those of the event loop and of other threads.
 
 use std::sync::Arc;
 
@@ -11,6 +11,8 @@ impl EventLoop {
     /// Returns `plan_warnings`, the warnings of a decision, together with the warnings of the event loop and of other
     /// threads of pjwd. These concern the files of pjwd and of jobs, the configuration, the memory of jobs, borrowed
     /// cores, and frozen jobs. If there are no such warnings, returns the same list without a copy.
+    ///
+    /// A warning of the start or of another thread is left out if it is about a job that has ended.
     pub(super) fn with_event_loop_warnings(&self, plan_warnings: Arc<[Arc<Warning>]>) -> Arc<[Arc<Warning>]> {
         let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
         let sent = self.sent_warnings.values().flatten();
