@@ -79,13 +79,13 @@ pub struct LinuxMachine {
     /// The socket for the kernel's process events. `None` if process events are not available.
     process_events: Option<ProcEventSocket>,
     /// The BPF program that reads the state of threads. `None` if `/proc` is used.
-    scan: Option<TaskScan>,
+    task_scan: Option<TaskScan>,
     /// The BPF program that reports calls of sched_setaffinity(2). `None` if it is not available.
     affinity_monitor: Option<AffinityMonitor>,
     /// The time at which reports of such calls were last lost.
     requests_lost_at: Option<Instant>,
-    /// The number of tasks on the machine at the last run of the BPF program in `scan`.
-    tasks: usize,
+    /// The number of tasks on the machine at the last run of `task_scan`.
+    task_count: usize,
     /// The new processes whose masks the last call of [`MachineInterface::probe_masks`] found to be wrong.
     /// Empty after a scan.
     probed_mismatches: BTreeSet<ProcessId>,
@@ -109,10 +109,10 @@ impl LinuxMachine {
             cpuset_changer: CpusetChanger::new(affinity_survives_by_version(), OwnCgroupNames::default())?,
             idle: IdleTracker::default(),
             process_events: None,
-            scan: None,
+            task_scan: None,
             affinity_monitor: None,
             requests_lost_at: None,
-            tasks: 0,
+            task_count: 0,
             probed_mismatches: BTreeSet::new(),
         })
     }
@@ -155,7 +155,7 @@ impl LinuxMachine {
     /// `/proc`.
     pub fn set_task_scan(&mut self, task_scan: Option<TaskScan>) {
         self.cache.address_spaces.set_source(task_scan.is_some());
-        self.scan = task_scan;
+        self.task_scan = task_scan;
     }
 
     /// Sets the BPF program that reports calls of sched_setaffinity(2). Each later scan puts the reported calls
@@ -237,10 +237,10 @@ impl LinuxMachine {
         scope: TaskScope<'_>,
         within: impl Fn(Pid) -> Option<&'a CpuSet>,
     ) -> TaskScanResult {
-        let Some(scan) = &mut self.scan else { return TaskScanResult::default() };
+        let Some(scan) = &mut self.task_scan else { return TaskScanResult::default() };
         match TaskScanResult::from_scan(scan, scope, within) {
             Ok(pass) => {
-                self.tasks = pass.tasks;
+                self.task_count = pass.tasks;
                 pass
             }
             Err(error) => {
@@ -391,7 +391,7 @@ impl MachineInterface for LinuxMachine {
         }
         self.narrow_masks_to_online(&mut processes);
         let cgroups = self.read_cgroups(&scan_request.cgroups);
-        // After the masks: every mask that was seen changed has its request in the monitor by now.
+        // Read after the masks: by now, the monitor has the request of each changed mask in the snapshot.
         let affinity_requests = self.drain_affinity_requests();
         Snapshot {
             scope,

@@ -97,7 +97,8 @@ impl LinuxMachine {
         let pids: BTreeSet<Pid> = pids.union(&idle_check.active).copied().collect();
         let threads = |pid| self.cache.processes.get(pid).map_or(1, |known| known.thread_count);
         let unassigned = idle_check.active_unassigned.difference(&pids).count();
-        let pass = if !is_task_scan_faster(pids.iter().map(threads).sum::<usize>() + unassigned, self.tasks) {
+        let to_read = pids.iter().map(threads).sum::<usize>() + unassigned;
+        let pass = if !is_task_scan_faster(to_read, self.task_count) {
             TaskScanResult::default()
         } else if unassigned == 0 {
             self.run_task_scan(TaskScope::ThreadsOf(&pids), |_| None)
