@@ -20,8 +20,8 @@ use crate::farm::worker::Worker;
 use crate::farm::writer;
 use crate::own_policy::set_own_mask;
 
-/// If so many processes of a worker die one after the other without computing an item, the farm ends with an error.
-/// The cause has nothing to do with items then.
+/// If so many processes of a worker die one after the other while they compute no item, the farm ends with an error.
+/// No item is the cause then.
 const MOST_IDLE_DEATHS: u32 = 10;
 /// For how long the master tries again to fork a process.
 const FORK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -29,6 +29,7 @@ const FORK_TIMEOUT: Duration = Duration::from_secs(10);
 const RESULTS_AT_ONCE: usize = 256;
 
 impl RunningFarm<'_> {
+    /// Returns what the master knows of the process with the role `role`.
     fn member(&mut self, role: ProcessRole) -> &mut FarmProcess {
         match role {
             ProcessRole::Worker(index) => &mut self.workers[index],
@@ -108,19 +109,20 @@ impl RunningFarm<'_> {
     /// [`FarmError::WorkerDies`] if workers with this index have died 10 times in a row without computing an item.
     fn handle_worker_end(&mut self, index: usize, end: ExitStatus) -> Result<bool, FarmError> {
         let owner = u32::try_from(index).unwrap_or(u32::MAX);
-        // What the worker had put in before its death counts.
+        // The results that the worker had put into its ring before its death count.
         while self.take_results(index, RESULTS_AT_ONCE)? {}
         self.partials[index].clear();
         self.ring(index).reset();
         let own = &self.shared.worker_controls()[index];
         let was_finished = own.is_finished.swap(0, Ordering::SeqCst) == 1;
-        let running = own.running.swap(0, Ordering::SeqCst).checked_sub(1);
+        // `running` is the number of the item plus 1, or 0 if the worker computed none.
+        let interrupted = own.running.swap(0, Ordering::SeqCst).checked_sub(1);
         let mut unfinished = ItemQueue(&self.shared).claimed_items(owner);
         if was_finished && unfinished.is_empty() {
             self.store_end_failure(ProcessRole::Worker(index), end);
             return Ok(false);
         }
-        match running.filter(|number| unfinished.contains(number)) {
+        match interrupted.filter(|number| unfinished.contains(number)) {
             Some(number) => {
                 self.workers[index].deaths = 0;
                 let attempts = self.attempts.entry(number).or_insert(0);
@@ -272,14 +274,14 @@ impl RunningFarm<'_> {
     /// the descriptors of the other processes. A worker also sets its affinity mask, if the farm has masks. Returns the
     /// exit status for the process.
     fn run_role(&mut self, role: ProcessRole) -> i32 {
-        // The descriptors of the other processes.
+        // Closes the descriptors of the other processes.
         self.workers.clear();
         (self.reader.child, self.writer.child) = (None, None);
         let (shared, waker) = (&self.shared, &self.waker);
         match role {
             ProcessRole::Worker(index) => {
                 if !self.masks.is_empty() {
-                    // A PU that went offline meanwhile: the worker runs on those of the master.
+                    // Fails if all PUs of the mask went offline. The worker then runs on the PUs of the master.
                     let _ = set_own_mask(&self.masks[index % self.masks.len()]);
                 }
                 let index = u32::try_from(index).unwrap_or(u32::MAX);
