@@ -1,4 +1,4 @@
-//! A worker: it takes items, computes them, and puts their results into its ring.
+//! The work of a worker process: it takes items, computes them, and puts their results into its ring buffer.
 
 use std::sync::atomic::Ordering;
 
@@ -24,18 +24,18 @@ impl<'f> Worker<'f, '_> {
     /// taken and not finished. Also calls the functions of the program for the start and the end of a worker. Returns
     /// 0, the exit status for the process.
     pub(crate) fn run(&mut self) -> i32 {
-        let window = ItemQueue(self.shared);
+        let queue = ItemQueue(self.shared);
         if let Some(start) = &mut self.functions.worker_start {
             start(self.index);
         }
         let mut result = Vec::new();
-        // What the worker before it had taken and not finished.
-        let mut taken = window.claimed_items(self.index);
+        // The items that an earlier worker with this index had taken and not finished.
+        let mut taken = queue.claimed_items(self.index);
         loop {
-            for position in taken.drain(..) {
-                self.compute_item(position, &mut result);
+            for number in taken.drain(..) {
+                self.compute_item(number, &mut result);
             }
-            if !self.take_items(window, &mut taken) {
+            if !self.take_items(queue, &mut taken) {
                 break;
             }
         }
@@ -49,16 +49,16 @@ impl<'f> Worker<'f, '_> {
     /// Takes items from the queue, and appends their numbers to `taken`. Waits for the first item. Then takes further
     /// items without waiting, up to the number that [`Worker::chunk_limit`] returns. Returns `false` if there are no
     /// more items.
-    fn take_items(&self, window: ItemQueue<'_>, taken: &mut Vec<u64>) -> bool {
-        let found = || match window.take_next_item(self.index) {
+    fn take_items(&self, queue: ItemQueue<'_>, taken: &mut Vec<u64>) -> bool {
+        let found = || match queue.take_next_item(self.index) {
             TakenItem::NothingYet => None,
             found => Some(found),
         };
         let TakenItem::Item(first) = self.shared.control().items.0.wait_until(found) else { return false };
         taken.push(first);
         for _ in 1..self.chunk_limit(first) {
-            let TakenItem::Item(position) = window.take_next_item(self.index) else { break };
-            taken.push(position);
+            let TakenItem::Item(number) = queue.take_next_item(self.index) else { break };
+            taken.push(number);
         }
         true
     }
@@ -74,26 +74,27 @@ impl<'f> Worker<'f, '_> {
         }
     }
 
-    /// Computes the item with the number `position`, and writes the result into the ring buffer of this worker. Waits
+    /// Computes the item with the number `number`, and writes the result into the ring buffer of this worker. Waits
     /// while the ring buffer is full. Wakes the master (the process that started the farm) after each piece of the
     /// result.
     ///
     /// `result` is a buffer that is used for all items, one after the other. Until the whole result is written, the
     /// shared memory shows that this worker computes the item.
-    fn compute_item(&mut self, position: u64, result: &mut Vec<u8>) {
+    fn compute_item(&mut self, number: u64, result: &mut Vec<u8>) {
         let own = &self.shared.worker_controls()[self.index as usize];
-        own.running.store(position + 1, Ordering::SeqCst);
+        // 0 stands for no item.
+        own.running.store(number + 1, Ordering::SeqCst);
         result.clear();
-        let bytes = self.payload(position);
-        let item = WorkItem { number: position, bytes, worker: self.index };
-        let label = match (self.functions.work)(item, result) {
-            Ok(()) => ResultHeader::done(position),
-            Err(code) => ResultHeader::failed(position, code),
+        let bytes = self.payload(number);
+        let item = WorkItem { number, bytes, worker: self.index };
+        let header = match (self.functions.work)(item, result) {
+            Ok(()) => ResultHeader::done(number),
+            Err(code) => ResultHeader::failed(number, code),
         };
         let ring = ResultRing { control: &own.results, bytes: self.shared.result_ring(self.index as usize) };
         let mut rest = &result[..];
         loop {
-            let (length, is_last) = ring.control.room.wait_until(|| ring.write_piece(label, rest));
+            let (length, is_last) = ring.control.room.wait_until(|| ring.write_piece(header, rest));
             self.waker.wake_if_sleeping(&self.shared.control().is_master_sleeping.0);
             rest = &rest[length..];
             if is_last {
@@ -103,16 +104,18 @@ impl<'f> Worker<'f, '_> {
         own.running.store(0, Ordering::SeqCst);
     }
 
-    /// The bytes of an item that this worker has taken.
-    fn payload(&self, position: u64) -> &'f [u8] {
+    /// Returns the bytes of the item with the number `number`, which this worker has taken. Empty if the farm has no
+    /// reader process.
+    fn payload(&self, number: u64) -> &'f [u8] {
         let item_locations = self.shared.item_locations();
         if item_locations.is_empty() {
             return &[];
         }
-        let payload =
-            &item_locations[usize::try_from(position).unwrap_or(usize::MAX) & (item_locations.len() - 1)];
-        let length = usize::try_from(payload.length.load(Ordering::SeqCst)).unwrap_or(0);
+        // The number of locations is a power of two.
+        let slot = usize::try_from(number).unwrap_or(usize::MAX) & (item_locations.len() - 1);
+        let location = &item_locations[slot];
+        let length = usize::try_from(location.length.load(Ordering::SeqCst)).unwrap_or(0);
         // SAFETY: the reader does not write there before the master has delivered the result of this item.
-        unsafe { self.shared.input_ring().slice(payload.start.load(Ordering::SeqCst), length) }
+        unsafe { self.shared.input_ring().slice(location.start.load(Ordering::SeqCst), length) }
     }
 }
