@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use nix::errno::Errno;
 
 use super::io_failure::IoFailure;
-use super::signal::FutexCondition;
+use super::wake::FutexCondition;
 
 /// The value of [`FarmControl::total`], the number of items of a farm, while this number is unknown: the reader process
 /// has not yet reached the end of the input.

@@ -27,7 +27,7 @@ mod reader;
 mod result;
 mod ring;
 mod settings;
-mod signal;
+mod wake;
 mod window;
 mod worker;
 mod writer;

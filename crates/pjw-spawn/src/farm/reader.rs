@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::functions::ReadFunction;
 use super::io_failure::IoFailureReason;
 use super::memory::{ItemLocation, SharedMemory, UNKNOWN_TOTAL};
-use super::signal::MasterWaker;
+use super::wake::MasterWaker;
 use super::window::{ItemQueue, ItemState, ItemStatus, MAX_ITEMS};
 
 /// The reader process of a farm: reads the items, and puts their bytes into the shared memory for the workers.

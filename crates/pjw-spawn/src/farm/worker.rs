@@ -6,7 +6,7 @@ use super::functions::FarmFunctions;
 use super::memory::{SharedMemory, UNKNOWN_TOTAL};
 use super::result::WorkItem;
 use super::ring::{ResultHeader, ResultRing};
-use super::signal::MasterWaker;
+use super::wake::MasterWaker;
 use super::window::{ItemQueue, TakenItem};
 
 /// A worker process of a farm: takes items from the queue, computes them, and puts the results into the ring buffer of

@@ -7,7 +7,7 @@ use super::io_failure::IoFailureReason;
 use super::memory::SharedMemory;
 use super::result::{ItemResult, Outcome};
 use super::ring::{PartialResult, ResultHeader, ResultRing, RingReadOutcome};
-use super::signal::MasterWaker;
+use super::wake::MasterWaker;
 
 /// The position that stands for the end of all results.
 const END: u64 = u64::MAX;

@@ -21,7 +21,7 @@ use super::memory::{MemorySizes, SharedMemory, UNKNOWN_TOTAL};
 use super::result::{FarmProgress, ItemResult};
 use super::ring::{PartialResult, ResultRing, RingReadOutcome};
 use super::settings::FarmSettings;
-use super::signal::{LONGEST_WAIT, MasterWaker};
+use super::wake::{LONGEST_WAIT, MasterWaker};
 use super::window::{ItemQueue, ItemState, ItemStatus};
 use super::writer;
 use crate::child::Child;

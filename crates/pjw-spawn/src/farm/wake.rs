@@ -1,10 +1,11 @@
-//! Waking a process of the farm that waits: a futex(2) in the shared memory, and an eventfd(2) for the master.
+//! How a process of the farm waits, and how another one wakes it: by a futex(2) in the shared memory, and by an
+//! eventfd(2) for the master.
 //!
 //! No order of steps loses a wake-up, also if the process that wakes others is killed between two steps. A process that
 //! waits looks again after [`LONGEST_WAIT`] in any case, because the other one may be stopped (`SIGSTOP`) between two
 //! steps.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ impl FutexCondition {
             }
             let version = self.version.load(Ordering::SeqCst);
             self.is_awaited.store(1, Ordering::SeqCst);
+            // A change before `is_awaited` was set may have woken nobody: this check finds it. A later change increases
+            // `version`, and the wait then ends at once.
             if let Some(value) = check() {
                 return value;
             }
@@ -61,7 +64,8 @@ impl FutexCondition {
     }
 }
 
-/// FUTEX_WAIT between processes. Returns also when a signal was handled.
+/// Waits until [`wake`] is called for `word` (FUTEX_WAIT between processes). Returns at once if `word` is not `value`.
+/// Also returns after [`LONGEST_WAIT`], and when a signal was handled.
 fn wait(word: &AtomicU32, value: u32) {
     let seconds = libc::time_t::try_from(LONGEST_WAIT.as_secs()).unwrap_or(1);
     let timeout = libc::timespec { tv_sec: seconds, tv_nsec: 0 };
@@ -69,7 +73,7 @@ fn wait(word: &AtomicU32, value: u32) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, value, &raw const timeout) };
 }
 
-/// FUTEX_WAKE for all.
+/// Wakes all processes that wait for `word` (FUTEX_WAKE).
 fn wake(word: &AtomicU32) {
     // SAFETY: the word lives until the call returns. FUTEX_WAKE does not use the memory.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, libc::c_int::MAX) };
@@ -109,6 +113,5 @@ impl MasterWaker {
     /// Resets the counter of the eventfd, so that the descriptor is no longer readable.
     pub(crate) fn reset_eventfd(&self) {
         let _ = nix::unistd::read(&self.event, &mut [0; 8]);
-        debug_assert!(self.event.as_raw_fd() >= 0);
     }
 }
