@@ -26,7 +26,7 @@ pub(super) fn job_variables(
     announcement: &JobAnnouncement,
 ) -> anyhow::Result<JobVariables> {
     let Some((status, job)) = context.client.wait_for_grant(announcement)? else { return Ok(Vec::new()) };
-    of_share(context, &status, &job)
+    whole_job_variables(context, &status, &job)
 }
 
 /// Returns the environment variables for the command of the job in `announcement`, such as `PJW_CPUS`. First waits
@@ -39,17 +39,14 @@ pub(super) fn job_starter_variables(
     let Some((status, job)) = context.client.wait_until_confined(announcement)? else {
         return Ok(Vec::new());
     };
-    of_share(context, &status, &job)
+    whole_job_variables(context, &status, &job)
 }
 
-fn of_share(context: &HookInput, status: &Status, job: &Job) -> anyhow::Result<JobVariables> {
+/// Returns the environment variables for a program that uses all cores of the job `job`.
+fn whole_job_variables(context: &HookInput, status: &Status, job: &Job) -> anyhow::Result<JobVariables> {
     let cpus: CpuSet = job.cpus.parse()?;
-    let mut variables = of_grant(status, job, &cpus);
     let counts = cpu_counts(&cpus, &status.cores);
-    variables.extend(cpu_count_environment(&cpu_count_variables(status), counts, |name| {
-        context.inherited_variable(name)
-    }));
-    Ok(variables)
+    Ok(variables_with_counts(context, status, job, &cpus, counts))
 }
 
 /// Returns the environment variables for one Slurm task (a process of a job step), such as `OMP_NUM_THREADS`. `task`
@@ -62,19 +59,34 @@ pub(super) fn slurm_task_variables(
     task: SlurmTaskCpus,
 ) -> anyhow::Result<JobVariables> {
     let cpus: CpuSet = job.cpus.parse()?;
-    let mut variables = of_grant(status, job, &cpus);
     let share = task_share(&cpus, own_mask().as_ref(), &status.cores, task);
     let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let counts = CpuCounts { cores: number(share.threads), pus: number(share.pus) };
-    variables.extend(cpu_count_environment(&cpu_count_variables(status), counts, |name| {
-        context.inherited_variable(name)
-    }));
+    let mut variables = variables_with_counts(context, status, job, &cpus, counts);
     let places = share.places.filter(|_| context.inherited_variable("OMP_PLACES").is_none());
     variables.extend(places.map(|places| ("OMP_PLACES".to_owned(), places.to_owned())));
     Ok(variables)
 }
 
-fn of_grant(status: &Status, job: &Job, cpus: &CpuSet) -> JobVariables {
+/// Returns the variables that describe the grant `cpus` of the job `job`, and the variables of the configuration key
+/// `run.variables` with the numbers in `counts`.
+fn variables_with_counts(
+    context: &HookInput,
+    status: &Status,
+    job: &Job,
+    cpus: &CpuSet,
+    counts: CpuCounts,
+) -> JobVariables {
+    let mut variables = grant_variables(status, job, cpus);
+    variables.extend(cpu_count_environment(&cpu_count_variables(status), counts, |name| {
+        context.inherited_variable(name)
+    }));
+    variables
+}
+
+/// Returns `PJW_CPUS` and `PJW_NCORES` for the grant `cpus` of the job `job`, and `PJW_JOB_DIR` if the job has a core
+/// map.
+fn grant_variables(status: &Status, job: &Job, cpus: &CpuSet) -> JobVariables {
     let count = count_cores(cpus, &status.cores).to_string();
     let directory = job_directory(status, &job.id).map(|path| path.to_string_lossy().into_owned());
     let directory = directory.map(|path| ("PJW_JOB_DIR".to_owned(), path));
@@ -111,12 +123,14 @@ fn task_share(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: Slurm
     let in_core = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default().intersection(usable).len();
     let widest = cores.iter().map(in_core).max().unwrap_or(1).max(1);
     let tasks = if own.is_some() { 1 } else { task.task_count as usize };
-    let (threads, pus, all) = match task.cpus_per_task {
+    let (threads, pus, has_all_cpus) = match task.cpus_per_task {
         // The requested CPUs are threads. The last core may be allocated whole for one of them.
         Some(requested) => {
             (requested as usize, requested as usize, requested as usize * tasks + widest > usable.len())
         }
         None => {
+            // Other steps may run beside a step that has only a part of the job's CPUs. It uses the same part of the
+            // grant.
             let (part, whole) = match (own.is_some(), task.step_cpus, task.job_cpus) {
                 (false, Some(step), Some(job)) if step < job => (step as usize, job as usize),
                 _ => (1, 1),
@@ -128,7 +142,7 @@ fn task_share(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: Slurm
     let pus = pus.clamp(1, usable.len().max(1));
     let by_core = widest > 1 && threads <= usable_cores;
     let places = if by_core { "cores" } else { "threads" };
-    TaskShare { threads, pus, places: (tasks == 1 && all).then_some(places) }
+    TaskShare { threads, pus, places: (tasks == 1 && has_all_cpus).then_some(places) }
 }
 
 #[cfg(test)]
@@ -145,15 +159,15 @@ mod tests {
         (0..8).map(|n| Core { cpus: n.to_string(), ..Core::default() }).collect()
     }
 
-    fn announcement(
+    fn task_figures(
         cores: &[Core],
         grant: &str,
         mask: Option<&str>,
         task: SlurmTaskCpus,
     ) -> (usize, &'static str) {
         let mask: Option<CpuSet> = mask.map(|mask| mask.parse().unwrap());
-        let announcement = task_share(&grant.parse().unwrap(), mask.as_ref(), cores, task);
-        (announcement.threads, announcement.places.unwrap_or("-"))
+        let share = task_share(&grant.parse().unwrap(), mask.as_ref(), cores, task);
+        (share.threads, share.places.unwrap_or("-"))
     }
 
     const ALONE: SlurmTaskCpus =
@@ -161,37 +175,37 @@ mod tests {
 
     #[test]
     fn a_task_that_is_alone_has_a_thread_for_each_core_and_places_of_its_own() {
-        assert_eq!(announcement(&plain(), "0-3", None, ALONE), (4, "threads"));
-        assert_eq!(announcement(&smt(), "0-3,8-11", None, ALONE), (4, "cores"));
+        assert_eq!(task_figures(&plain(), "0-3", None, ALONE), (4, "threads"));
+        assert_eq!(task_figures(&smt(), "0-3,8-11", None, ALONE), (4, "cores"));
         assert_eq!(
-            announcement(&smt(), "0-3", None, ALONE),
+            task_figures(&smt(), "0-3", None, ALONE),
             (4, "threads"),
             "one hardware thread of each core"
         );
-        assert_eq!(announcement(&smt(), "0-3,8-11", Some("0-15"), ALONE), (4, "cores"), "not confined yet");
+        assert_eq!(task_figures(&smt(), "0-3,8-11", Some("0-15"), ALONE), (4, "cores"), "not confined yet");
     }
 
     #[test]
     fn requested_cpus_are_threads() {
         let requested = |cpus| SlurmTaskCpus { cpus_per_task: Some(cpus), ..ALONE };
-        assert_eq!(announcement(&smt(), "0-1,8-9", None, requested(4)), (4, "threads"));
+        assert_eq!(task_figures(&smt(), "0-1,8-9", None, requested(4)), (4, "threads"));
         assert_eq!(
-            announcement(&smt(), "0-1,8-9", None, requested(3)),
+            task_figures(&smt(), "0-1,8-9", None, requested(3)),
             (3, "threads"),
             "two whole cores for three"
         );
         assert_eq!(
-            announcement(&smt(), "0-3,8-11", None, requested(4)),
+            task_figures(&smt(), "0-3,8-11", None, requested(4)),
             (4, "-"),
             "a step that is a part of the job"
         );
         assert_eq!(
-            announcement(&plain(), "0-1", None, requested(99)),
+            task_figures(&plain(), "0-1", None, requested(99)),
             (2, "threads"),
             "never more than there are"
         );
         assert_eq!(
-            announcement(&smt(), "0,8", None, requested(1)),
+            task_figures(&smt(), "0,8", None, requested(1)),
             (1, "cores"),
             "one of two, and the core is whole"
         );
@@ -200,10 +214,10 @@ mod tests {
     #[test]
     fn tasks_that_share_a_mask_get_threads_and_no_places() {
         let four = SlurmTaskCpus { task_count: 4, ..ALONE };
-        assert_eq!(announcement(&plain(), "0-7", None, four), (2, "-"));
-        assert_eq!(announcement(&plain(), "0-1", None, four), (1, "-"), "at least one");
+        assert_eq!(task_figures(&plain(), "0-7", None, four), (2, "-"));
+        assert_eq!(task_figures(&plain(), "0-1", None, four), (1, "-"), "at least one");
         assert_eq!(
-            announcement(&plain(), "0-7", None, SlurmTaskCpus { cpus_per_task: Some(2), ..four }),
+            task_figures(&plain(), "0-7", None, SlurmTaskCpus { cpus_per_task: Some(2), ..four }),
             (2, "-")
         );
     }
@@ -211,12 +225,12 @@ mod tests {
     #[test]
     fn a_task_that_its_scheduler_bound_has_the_cpus_of_its_mask() {
         let four = SlurmTaskCpus { task_count: 4, ..ALONE };
-        assert_eq!(announcement(&plain(), "0-7", Some("2-3"), four), (2, "threads"));
+        assert_eq!(task_figures(&plain(), "0-7", Some("2-3"), four), (2, "threads"));
         assert_eq!(
-            announcement(&plain(), "0-7", Some("2-3"), SlurmTaskCpus { cpus_per_task: Some(2), ..four }),
+            task_figures(&plain(), "0-7", Some("2-3"), SlurmTaskCpus { cpus_per_task: Some(2), ..four }),
             (2, "threads")
         );
-        assert_eq!(announcement(&smt(), "0-7,8-15", Some("2-3,10-11"), four), (2, "cores"));
+        assert_eq!(task_figures(&smt(), "0-7,8-15", Some("2-3,10-11"), four), (2, "cores"));
     }
 
     #[test]
@@ -227,8 +241,8 @@ mod tests {
             task_count,
             cpus_per_task: None,
         };
-        assert_eq!(announcement(&plain(), "0-7", None, step(8, 1)), (8, "threads"));
-        assert_eq!(announcement(&plain(), "0-7", None, step(2, 1)), (2, "-"), "others may run beside it");
-        assert_eq!(announcement(&plain(), "0-7", None, step(4, 4)), (1, "-"));
+        assert_eq!(task_figures(&plain(), "0-7", None, step(8, 1)), (8, "threads"));
+        assert_eq!(task_figures(&plain(), "0-7", None, step(2, 1)), (2, "-"), "others may run beside it");
+        assert_eq!(task_figures(&plain(), "0-7", None, step(4, 4)), (1, "-"));
     }
 }
