@@ -329,7 +329,7 @@ impl Cli {
         let words: Vec<OsString> = arguments.into_iter().collect();
         let mut cli = Self::try_parse_from(words.iter().cloned())
             .map_err(|error| explain_negative_number(error, &words))?;
-        // Where clap reads the variable, each usage line in an error shows --socket as required.
+        // If clap read the variable itself, each usage line in an error would show --socket as required.
         cli.socket = cli.socket.or_else(|| std::env::var_os("PJW_SOCKET").map(PathBuf::from));
         let (name, kind, why) = match &cli.command {
             // clap drops the requirements of a value as soon as the value conflicts with another argument.
