@@ -47,6 +47,8 @@ fn execute_command(draft: &mut CycleDraft<'_>, command: &Command) -> Result<Repl
     served
 }
 
+/// Releases the job `id`, and returns its id. Refused in observe mode, for an unknown job, and for a caller who may not
+/// change the request of the job.
 fn release(draft: &mut CycleDraft<'_>, id: &JobId, caller: &Caller) -> Result<Vec<JobId>, Refusal> {
     require_enforce_mode(draft)?;
     let job = draft.state.jobs.get(id).ok_or_else(|| Refusal::NoSuchJob { job: id.clone() })?;
@@ -146,18 +148,7 @@ fn check_may_change_request(job: &Job, caller: &Caller) -> Result<(), Refusal> {
 fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refusal> {
     require_enforce_mode(draft)?;
     let existing = draft.state.jobs.get(&args.job).cloned();
-    if let Some(job) = &existing {
-        if args.must_be_new {
-            let may_release = !job.was_released && check_may_change_request(job, &args.caller).is_ok();
-            return Err(Refusal::JobExists { job: job.id.clone(), may_release });
-        }
-        check_may_change(job, &args.caller)?;
-    } else if !args.caller.is_admin && args.job.source() != JobSource::Manual {
-        return Err(Refusal::SchedulerJobByUser { job: args.job.clone() });
-    }
-    if let Some(owner) = args.owner.filter(|&owner| !args.caller.is_admin && owner != args.caller.uid) {
-        return Err(Refusal::JobForOtherUser { job: args.job.clone(), owner });
-    }
+    check_may_assign(existing.as_ref(), args)?;
     let new_members = new_members(draft, args)?;
     let replaced = replace_everything_by_cores(draft, args)?;
     let args = replaced.as_ref().unwrap_or(args);
@@ -200,6 +191,28 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     }
     lending::update_loans(draft);
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
+}
+
+/// Checks whose job the assign command `args` makes or changes. `existing` is the job before the command. Refused in
+/// each of these cases:
+///
+/// - The job exists, and the command requires a new one ([`AssignCommand::must_be_new`]).
+/// - The caller is no administrator, and the job or its new owner is that of another user, or the command would make a
+///   job of a batch system.
+fn check_may_assign(existing: Option<&Job>, args: &AssignCommand) -> Result<(), Refusal> {
+    if let Some(job) = existing {
+        if args.must_be_new {
+            let may_release = !job.was_released && check_may_change_request(job, &args.caller).is_ok();
+            return Err(Refusal::JobExists { job: job.id.clone(), may_release });
+        }
+        check_may_change(job, &args.caller)?;
+    } else if !args.caller.is_admin && args.job.source() != JobSource::Manual {
+        return Err(Refusal::SchedulerJobByUser { job: args.job.clone() });
+    }
+    match args.owner.filter(|&owner| !args.caller.is_admin && owner != args.caller.uid) {
+        Some(owner) => Err(Refusal::JobForOtherUser { job: args.job.clone(), owner }),
+        None => Ok(()),
+    }
 }
 
 /// Replaces a request for everything ([`AssignCommand::everything`]) by a number of cores or PUs (logical CPUs).
@@ -281,6 +294,7 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
             Err(Refusal::NotEnoughCores { .. }) if args.provision.from_config => None,
             // It keeps the cores that it has, and gets the others as soon as they are free.
             Err(Refusal::NotEnoughCores { .. }) if keeps_cores && changes_rule => None,
+            // It does not exchange cores of its own for shared ones.
             Ok((_, true)) if keeps_cores => None,
             offer => Some(offer?),
         }
@@ -414,23 +428,24 @@ fn offer_for_assign(
     // Where processes go within the job has no influence on its cores.
     let is_same =
         |before: &JobRequest| JobRequest { within_job: request.within_job, ..before.clone() } == *request;
-    let is_known = existing.is_some_and(|job| job.request.as_ref().is_some_and(is_same));
+    let is_unchanged = existing.is_some_and(|job| job.request.as_ref().is_some_and(is_same));
     if request.class == PriorityClass::Besteffort {
         check_borrower(&args.job, request)?;
         // A process that joins takes no more cores than before, whatever the limit is by now.
-        if !args.caller.is_admin && !is_known {
+        if !args.caller.is_admin && !is_unchanged {
             check_user_limit(draft, &args.job, request, owner)?;
         }
         return Ok(None);
     }
     let held = existing.and_then(|job| job.grant.as_ref());
-    let same =
-        is_known && existing.is_some_and(|job| !jobs::has_fewer_than_requested(&draft.state.topology, job));
+    let has_all = |job: &Job| !jobs::has_fewer_than_requested(&draft.state.topology, job);
+    let is_served = is_unchanged && existing.is_some_and(has_all);
+    let requests_cpus = args.cpu_request.is_some();
     match held {
-        Some(grant) if grant.granted_by == GrantedBy::Scheduler && !same && args.cpu_request.is_some() => {
+        Some(grant) if grant.granted_by == GrantedBy::Scheduler && !is_served && requests_cpus => {
             return Err(Refusal::GrantedByScheduler { job: args.job.clone() });
         }
-        Some(grant) if same || grant.granted_by == GrantedBy::Scheduler => return Ok(None),
+        Some(grant) if is_served || grant.granted_by == GrantedBy::Scheduler => return Ok(None),
         _ => {}
     }
     if !args.caller.is_admin {
