@@ -20,13 +20,10 @@ use crate::phases::{
     address_spaces, attempts, commands::serve, cpusets, cpusets::planned::PendingCpusetChanges, hotplug,
     jobs, lending, masks, membership, observe, recovery, unassigned, unknown_masks, usage,
 };
-use crate::state::{DirtySet, WardenState};
+use crate::state::{DirtySet, WardenState, scans::PARTIAL_RESCANS_PER_FULL_RESCAN};
 use crate::terms::{
     Event, JobId, JobReport, Plan, Policy, Record, Refusal, ScanRequest, ScanScope, Snapshot, Warning,
 };
-
-/// After this number of rescans, the next rescan plans all jobs and processes again.
-const RESCANS_PER_REVISION: u32 = 7;
 
 /// The decision of one cycle of the daemon. A cycle is a scan, a decision and the decided changes. The decision
 /// contains the planned changes of affinity masks and cpusets, and the records of these changes for pjwd's journal
@@ -138,7 +135,7 @@ pub fn reconcile(
 /// `periodic_scans_until_full` is 0, all jobs and processes are planned, in case a change was missed.
 fn mark_dirty_by_rescan(state: &mut WardenState) {
     let Some(left) = state.periodic_scans_until_full.checked_sub(1) else {
-        state.periodic_scans_until_full = RESCANS_PER_REVISION;
+        state.periodic_scans_until_full = PARTIAL_RESCANS_PER_FULL_RESCAN;
         state.dirty = DirtySet::everything();
         return;
     };

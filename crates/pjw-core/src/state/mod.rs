@@ -13,7 +13,7 @@ pub mod members;
 pub mod pool;
 pub mod processes;
 pub(crate) mod replay;
-mod scans;
+pub(crate) mod scans;
 pub mod unknown_masks;
 pub mod usage;
 pub mod warden;

@@ -1,13 +1,14 @@
 //! The scope of the next scan: which processes are scanned, and which are only checked for activity.
 //!
-//! The node reads the cgroups that changed by itself ([`crate::ports::MachineInterface::observe`]). So the scan of a
-//! normal cycle names only the cgroups of jobs of which something is pending. A full rescan names all cgroups, and each
-//! other rescan names an eighth of them in turn: a change of a cgroup above them is not reported.
+//! A scan ([`crate::ports::MachineInterface::scan`]) reads the cgroups that changed even if the request does not name
+//! them. So the request of a normal cycle names only the cgroups of jobs of which something is pending. A full rescan
+//! names all cgroups, and each other rescan names an eighth of them in turn: a change of a cgroup above them is not
+//! reported.
 //!
 //! The scan of a normal cycle reads the processes that are active, that are to be restored, or that were not scanned
-//! yet. The request also names the idle processes, by cgroup: the node scans an idle process only if the process ran,
-//! or if its masks changed. If another program changes the mask or the cgroup of an idle process, the node's spot
-//! checks or the next full scan find the change.
+//! yet. The request also names the idle processes, by cgroup: the scan reads an idle process only if the process ran,
+//! or if its masks changed. Each scan checks the masks of a part of the idle processes. The next full scan finds every
+//! other change that another program made to the masks or the cgroup of an idle process.
 //!
 //! A rescan also reads every other process that may have changed. Without an event and without running, no process
 //! changes, except that another program may change its mask: a rescan checks the masks of all processes that masks
@@ -21,9 +22,9 @@ use crate::basics::{Pid, cgroup_and_ancestor_paths, prelude::*};
 use crate::state::{members::Member, warden::WardenState};
 use crate::terms::{IdleProcessGroup, JobId, ScanRequest, ScanScope, WatchedProcesses};
 
-/// The number of successive periodic scans (config key `rescan_interval`) that together read every cgroup of a job.
-/// One of them is full.
-const RESCANS_PER_FULL_PLAN: u32 = 8;
+/// The number of partial periodic scans (config key `rescan_interval`) between two full ones. Together with a full one,
+/// they read every cgroup of a job.
+pub(crate) const PARTIAL_RESCANS_PER_FULL_RESCAN: u32 = 7;
 
 impl WardenState {
     /// Returns the request for a scan: which processes, threads and cgroups the scan reads.
@@ -63,10 +64,10 @@ impl WardenState {
         }
         let pids_to_read_threads_of: BTreeSet<Pid> =
             self.members.active_pids().chain(self.processes_to_restore.keys().copied()).collect();
-        let (cgroups, watch) = (self.pending_cgroups(), self.idle_watch());
+        let (cgroups, idle_watch) = (self.pending_cgroups(), self.idle_watch());
         let scope = ScanScope::Partial(pids_to_read_threads_of.clone());
         let active_threads = self.members.active_threads_to_read(&self.dirty);
-        ScanRequest { scope, pids_to_read_threads_of, active_threads, cgroups, idle_watch: watch }
+        ScanRequest { scope, pids_to_read_threads_of, active_threads, cgroups, idle_watch }
     }
 
     /// The cgroups of jobs that may end soon, and the cgroups that are to be removed. The v1 hierarchies do not report
@@ -108,12 +109,13 @@ impl WardenState {
             return self.full_scan_request();
         }
         self.periodic_scans_until_full -= 1;
-        let unassigned = self.processes.values().map(|known| &known.process);
-        let unassigned = unassigned.filter(|process| !process.is_kernel_thread).map(|process| process.id.pid);
-        let unassigned = unassigned.filter(|&pid| self.tracked_process(pid).is_none()).collect();
+        let processes = self.processes.values().map(|known| &known.process);
+        let user_pids = processes.filter(|process| !process.is_kernel_thread).map(|process| process.id.pid);
+        let unassigned_pids = user_pids.filter(|&pid| self.tracked_process(pid).is_none()).collect();
         let groups = self.idle_watch().groups.clone();
         let turn = self.periodic_scans_until_full as usize;
-        let turns = RESCANS_PER_FULL_PLAN as usize;
+        // The full rescan, which reads all cgroups, is one of the turns.
+        let turns = PARTIAL_RESCANS_PER_FULL_RESCAN as usize + 1;
         let in_turn = self.job_cgroup_paths().into_iter().skip(turn).step_by(turns);
         let mut request = self.scan_request(false);
         request.cgroups.extend(in_turn);
@@ -125,7 +127,7 @@ impl WardenState {
             idle_watch: Arc::new(WatchedProcesses {
                 groups,
                 has_all_groups: true,
-                unassigned_pids: unassigned,
+                unassigned_pids,
                 check_all_masks: true,
             }),
             ..request
@@ -136,11 +138,11 @@ impl WardenState {
     /// be restored or tried again, and every release is settled.
     fn is_settled(&self) -> bool {
         let are_served = self.jobs.jobs_without_cores().next().is_none();
-        let is_open = !self.processes_to_restore.is_empty()
+        let has_pending_changes = !self.processes_to_restore.is_empty()
             || !self.released_masks.is_empty()
             || !self.cpusets.are_all_changes_complete()
             || self.unknown_masks.is_search_pending();
-        self.fork_events_complete_since.is_some() && are_served && !is_open
+        self.fork_events_complete_since.is_some() && are_served && !has_pending_changes
     }
 
     fn idle_watch(&self) -> Arc<WatchedProcesses> {
