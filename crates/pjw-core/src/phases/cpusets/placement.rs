@@ -109,9 +109,12 @@ fn cpuset_spec(
     cpus: CpuSet,
 ) -> CpusetSpec {
     let request = job.request.as_ref().filter(|_| creator != CgroupCreator::Scheduler);
-    let nodes = state.topology.domains(TopologyLevel::NumaNode).filter(|node| node.cpus.intersects(&cpus));
-    let mems = request.filter(|request| request.bind_memory);
-    let mems = mems.map(|_| nodes.map(|node| Pu(node.number)).collect::<CpuSet>());
+    // The kernel takes lists of nodes in the form of CPU lists, so a `CpuSet` holds the numbers of the nodes too.
+    let node_numbers = || {
+        let nodes = state.topology.domains(TopologyLevel::NumaNode);
+        nodes.filter(|node| node.cpus.intersects(&cpus)).map(|node| Pu(node.number)).collect::<CpuSet>()
+    };
+    let mems = request.filter(|request| request.bind_memory).map(|_| node_numbers());
     let isolated = request.is_some() && gets_partition(policy, job);
     let idle = job.is_borrower();
     let frozen = job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
