@@ -3,8 +3,8 @@
 //! The first case that applies decides:
 //! - The configuration has housekeeping PUs: pjwd runs there.
 //! - Threads of pjwd have a real-time priority: pjwd runs on the PUs that no job holds, while there are any. On a held
-//!   PU, a thread of the job would have to wait. Except a thread that lost the real-time priority for a moment: it runs
-//!   where pjwd was started, because it may itself have to wait for a PU.
+//!   PU, a thread of the job would have to wait. A thread that lost the real-time priority for a moment runs where pjwd
+//!   was started, because it may itself have to wait for a PU.
 //! - Otherwise pjwd runs where it was started.
 //!
 //! In the last two cases, pjwd does not leave the mask with which it was started, as by `taskset` or `isolcpus=`.
@@ -26,7 +26,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct DaemonMask {
     binding: Binding,
-    /// What the kernel has made of these PUs for the event loop: it leaves out those outside the daemon's cpuset.
+    /// The mask of the event loop that the kernel showed after the last change. It has no PUs outside the daemon's
+    /// cpuset. `None` if the mask could not be read.
     effective: Option<CpuSet>,
     /// The affinity mask that the daemon was started with. `None` if it was all PUs that it may have.
     start_mask: Option<CpuSet>,
@@ -90,7 +91,7 @@ impl DaemonMask {
         now: Instant,
     ) {
         let binding = self.wanted_binding(pool, threads_without_priority);
-        if binding == self.binding && !self.is_lost(now) {
+        if binding == self.binding && !self.is_mask_lost(now) {
             return;
         }
         self.checked_at = Some(now);
@@ -148,7 +149,7 @@ impl DaemonMask {
 
     /// Returns whether the event loop is no longer bound: before Linux 6.2, a change of the daemon's cpuset resets
     /// masks. Reads the mask at most once a second, and returns false in between. `now` is the current time.
-    fn is_lost(&mut self, now: Instant) -> bool {
+    fn is_mask_lost(&mut self, now: Instant) -> bool {
         if self.binding.cpus.is_none() {
             return false;
         }
