@@ -22,6 +22,7 @@ use super::super::show;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of jobs whose members are read.
 const MAX_JOBS: usize = 256;
+
 /// The state of the daemon pjwd that `pjwctl doctor` uses: whether pjwd runs, its jobs and their processes, and the PUs
 /// (logical CPUs) of each job.
 pub(super) struct DaemonState {
@@ -32,11 +33,13 @@ pub(super) struct DaemonState {
     pub(super) held: BTreeMap<JobId, CpuSet>,
     /// How each job is kept on its PUs.
     pub(super) kept_by: BTreeMap<JobId, String>,
+    /// The PUs that are reserved for the system.
     pub(super) housekeeping: CpuSet,
 }
 
 impl DaemonState {
-    fn none(warden: DaemonStatus) -> Self {
+    /// Makes the state of a daemon of which no job is known.
+    fn without_jobs(warden: DaemonStatus) -> Self {
         Self {
             warden,
             records: Vec::new(),
@@ -55,25 +58,25 @@ impl DaemonState {
 ///   [`TIMEOUT`], the result says that the daemon does not respond.
 pub(super) fn read_daemon_state(warden: &DaemonAddress, runs: bool) -> DaemonState {
     if !runs && warden.socket_option().is_none() {
-        return DaemonState::none(absent());
+        return DaemonState::without_jobs(absent());
     }
     let mut client = match Client::connect_with_timeout(&warden.path(), TIMEOUT) {
         Ok(client) => client,
         Err(fault @ ConnectError::NotRunning { .. }) => {
-            return DaemonState::none(DaemonStatus::Absent(fault.to_string()));
+            return DaemonState::without_jobs(DaemonStatus::Absent(fault.to_string()));
         }
-        Err(fault) => return DaemonState::none(DaemonStatus::Unresponsive(fault.to_string())),
+        Err(fault) => return DaemonState::without_jobs(DaemonStatus::Unresponsive(fault.to_string())),
     };
     match read_status(&mut client) {
         Ok(status) => daemon_state_from_status(&mut client, &status),
-        Err(fault) => DaemonState::none(DaemonStatus::Unresponsive(fault.to_string())),
+        Err(fault) => DaemonState::without_jobs(DaemonStatus::Unresponsive(fault.to_string())),
     }
 }
 
 /// Returns the state of a daemon that replied with `status`. Requests the processes of the first [`MAX_JOBS`] jobs from
 /// the daemon. Leaves out a job whose id pjwctl can't parse.
 fn daemon_state_from_status(client: &mut Client, status: &wire::Status) -> DaemonState {
-    let seen = DaemonStatus::Responsive {
+    let daemon = DaemonStatus::Responsive {
         pid: Pid(status.pid),
         version: status.version.clone(),
         own_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -81,22 +84,23 @@ fn daemon_state_from_status(client: &mut Client, status: &wire::Status) -> Daemo
         warnings: status.warnings.iter().map(finding_from_warning).collect(),
         lending: status.lending.as_ref().map(lending_status).unwrap_or_default(),
     };
-    let mut answer = DaemonState::none(seen);
-    answer.housekeeping = status.pool.housekeeping.parse().unwrap_or_default();
-    for (n, job) in status.jobs.iter().enumerate() {
+    let mut state = DaemonState::without_jobs(daemon);
+    state.housekeeping = status.pool.housekeeping.parse().unwrap_or_default();
+    for (index, job) in status.jobs.iter().enumerate() {
         // A job of a source that this version does not know has no valid id here.
         let Ok(id) = job.id.parse::<JobId>() else { continue };
-        answer.records.push(Record::Job(job_from_wire(&id, job)));
+        state.records.push(Record::Job(job_from_wire(&id, job)));
         if job.enforcement != "none" && job.granted_by == "warden" {
-            answer.held.insert(id.clone(), job.cpus.parse().unwrap_or_default());
+            state.held.insert(id.clone(), job.cpus.parse().unwrap_or_default());
         }
-        answer.kept_by.insert(id.clone(), job.enforcement.clone());
+        state.kept_by.insert(id.clone(), job.enforcement.clone());
         // A job that ended in the meantime has no members.
-        let details = (n < MAX_JOBS).then(|| show::read_job_details(client, job.id.clone()).ok()).flatten();
+        let read_details = || show::read_job_details(client, job.id.clone()).ok();
+        let details = (index < MAX_JOBS).then(read_details).flatten();
         let members = details.iter().flat_map(|details| &details.members);
-        answer.records.extend(members.map(|member| membership_record(&id, member)));
+        state.records.extend(members.map(|member| membership_record(&id, member)));
     }
-    answer
+    state
 }
 
 /// Returns the status of lending that a running pjwd reports.
@@ -112,7 +116,7 @@ fn lending_status(lending: &wire::Lending) -> LendingStatus {
 /// Makes the job for the diagnosis from its description in the status of pjwd. Properties that the status does not have
 /// get default values.
 fn job_from_wire(id: &JobId, job: &wire::Job) -> Job {
-    // Only the warden ends this job, so it has a reservation.
+    // The doctor must not end the job, not even one without processes. So the job counts as a reservation.
     let mut known = Job::new(id.clone(), Uid(job.owner), EndCondition::Timeout, UnixMillis::default());
     known.request = (job.requested_cores > 0).then(|| JobRequest::with_core_count(job.requested_cores));
     known.was_released = job.state == "released";
@@ -158,7 +162,7 @@ fn finding_from_warning(warning: &wire::Warning) -> Finding {
     Finding::new(severity, &warning.code, warning.text.clone(), warning.remedy.clone()).with_jobs(job.iter())
 }
 
-/// The finding if no warden runs.
+/// Returns the status of a daemon that does not run, with the command that starts it.
 fn absent() -> DaemonStatus {
     DaemonStatus::Absent(format!(
         "pjwd is not running; start it with: {}",
