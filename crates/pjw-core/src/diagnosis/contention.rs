@@ -16,6 +16,7 @@ pub(super) const OUTSIDE_GRANT_CODE: &str = "outside";
 /// thread is hot if it ran or waited for a PU for most of the time between the two scans.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let stacks = oversubscription_findings(input);
+    // An overlap on the PUs and of the jobs of a stack has the same cause, and is not reported a second time.
     let overlaps = overlap_findings(input).into_iter().filter(|overlap| {
         !stacks.iter().any(|stack| overlap.cpus.is_subset(&stack.cpus) && overlap.jobs.is_subset(&stack.jobs))
     });
@@ -24,8 +25,8 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     push_limited(overlaps, findings);
     findings.extend(unbound_jobs(input));
     let widest = input.topology.cores().iter().map(|core| core.pus.len()).max().unwrap_or(1);
-    let crowded = input.jobs.iter().filter_map(|job| oversubscribed_job(input, job, widest));
-    push_limited(crowded.collect(), findings);
+    let oversubscribed = input.jobs.iter().filter_map(|job| oversubscribed_job(input, job, widest));
+    push_limited(oversubscribed.collect(), findings);
     push_limited(input.jobs.iter().filter_map(threads_outside_grant).collect(), findings);
 }
 
@@ -89,24 +90,24 @@ fn overlap_findings(input: &DiagnosisInput) -> Vec<Finding> {
 /// only one job. The finding is a problem if all jobs together have more hot threads than there are online PUs: threads
 /// that ran or waited for a PU for most of the time between the two scans. Otherwise, the finding is advice.
 fn unbound_jobs(input: &DiagnosisInput) -> Option<Finding> {
-    let free: Vec<&ObservedJob> =
+    let unbound: Vec<&ObservedJob> =
         input.jobs.iter().filter(|job| !job.threads.is_empty() && is_unbound(input, job)).collect();
-    let first = free.first()?;
+    let first = unbound.first()?;
     if input.jobs.len() < 2 {
         return None;
     }
     let hot: usize = input.jobs.iter().map(ObservedJob::hot_thread_count).sum();
-    let crowded = hot > input.online.len();
-    let ids = free.iter().map(|job| &job.id);
-    let who = match free.len() {
+    let is_oversubscribed = hot > input.online.len();
+    let ids = unbound.iter().map(|job| &job.id);
+    let who = match unbound.len() {
         1 => first.id.to_string(),
         several_jobs => format!("{} ({})", counted_noun(several_jobs, "job"), join_names(ids.clone())),
     };
     let mut text = format!("{who} may run on every CPU, so also on those of other jobs");
-    if crowded {
+    if is_oversubscribed {
         text += &format!("; now {hot} threads want {}", counted_noun(input.online.len(), "CPU"));
     }
-    let severity = if crowded { Severity::Problem } else { Severity::Advice };
+    let severity = if is_oversubscribed { Severity::Problem } else { Severity::Advice };
     let remedy = remedy_of_daemon(input, "pjwctl status shows why: unknown core counts, or nothing free");
     Some(Finding::new(severity, "unbound", text, remedy).with_jobs(ids).with_cpus(&input.online))
 }
@@ -174,7 +175,7 @@ impl<'a> Stack<'a> {
     }
 }
 
-/// A hot thread that is bound to a part of the machine, and of its job's cores.
+/// A hot thread that may run only on some of the online PUs, and not on all PUs of its job.
 struct BoundThread<'a> {
     job: Option<&'a ObservedJob>,
     pid: Pid,
@@ -183,7 +184,7 @@ struct BoundThread<'a> {
 
 /// Returns the PUs on which hot threads ran last, and the hot threads that are bound. A thread is hot if it ran or
 /// waited for a PU for most of the time between the two scans. A thread is bound if it may run only on some of the
-/// online PUs. Except if it may run on all PUs of its job.
+/// online PUs, and not on all PUs of its job.
 fn hot_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
     let mut used = CpuSet::new();
     let mut bound = Vec::new();
@@ -311,15 +312,16 @@ fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'s
 /// threads, or if the job has no grant.
 fn threads_outside_grant(job: &ObservedJob) -> Option<Finding> {
     let (held, granted_by) = job.grant.as_ref()?;
-    let out: Vec<_> = job.threads.iter().filter(|thread| !thread.effective_mask.is_subset(held)).collect();
-    if out.is_empty() {
+    let outside = job.threads.iter().filter(|thread| !thread.effective_mask.is_subset(held));
+    let outside: Vec<_> = outside.collect();
+    if outside.is_empty() {
         return None;
     }
-    let cpus =
-        out.iter().fold(CpuSet::new(), |cpus, thread| cpus.union(&thread.effective_mask)).difference(held);
+    let allowed = outside.iter().fold(CpuSet::new(), |cpus, thread| cpus.union(&thread.effective_mask));
+    let cpus = allowed.difference(held);
     let text = format!(
         "{} of {} may run outside its {}: on {}",
-        counted_noun(out.len(), "thread"),
+        counted_noun(outside.len(), "thread"),
         job.id,
         cpus_text(held),
         cpus_text(&cpus)
@@ -333,7 +335,7 @@ fn threads_outside_grant(job: &ObservedJob) -> Option<Finding> {
              pam_slurm_adopt or its like; pjwd keeps them on the job's CPUs"
         }
     };
-    let pids = out.iter().map(|thread| thread.pid);
+    let pids = outside.iter().map(|thread| thread.pid);
     Some(
         Finding::problem(OUTSIDE_GRANT_CODE, text, remedy)
             .with_jobs([&job.id])
