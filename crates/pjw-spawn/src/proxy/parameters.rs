@@ -1,4 +1,4 @@
-//! What an instance of a late fork gets.
+//! The arguments and variables that `fork_here` returns to an instance.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;

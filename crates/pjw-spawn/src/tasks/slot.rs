@@ -4,7 +4,7 @@
 //! for a heap. The room is not reserved: the kernel places the first mappings of tasks there, because it searches from
 //! the highest address down. Mostly this is the heap of a task that was started later. The hot end of the stack, a
 //! program of up to 0.8 MiB and the beginning of this heap are in the same 2 MiB, so that they share one page of the
-//! page table. With a larger program, they are in most slots.
+//! page table. With a larger program, this is so in most slots.
 //!
 //! The distance of the program to the end differs from slot to slot, by some pages. The TLB of a core chooses the set
 //! for a page by the lowest bits of the page's number. If all copies of a page had the same bits, the tasks of a core
@@ -18,13 +18,16 @@ use super::page::{ADDRESS_LIMIT, PAGE};
 
 /// What a page of the page table covers on x86-64.
 const COVERED: u64 = 2 << 20;
+/// The size of a guard: a range where nothing is mapped, so that a stack or a program that exceeds its range fails.
 const GUARD: u64 = 64 << 10;
 /// The stack of a task if the limit of the stack (`RLIMIT_STACK`) is infinite. The usual limit.
 const USUAL_STACK: u64 = 8 << 20;
+/// The smallest stack of a task, also if the limit of the stack is lower.
 const MIN_STACK: u64 = 256 << 10;
 /// The room for a heap: malloc(3) of glibc maps 1 MiB at once if brk(2) fails (`MMAP_AS_MORECORE_SIZE`, malloc.c), and
 /// the variables of the first thread before. Whatever is mapped first lies at the end of the room.
 const HEAP_ROOM: u64 = (1 << 20) + SMALL_MAPPINGS;
+/// The part of [`HEAP_ROOM`] for the variables of the first thread, and for other small mappings.
 const SMALL_MAPPINGS: u64 = 64 << 10;
 /// The part of the heap that shares a page of the page table with the program.
 const HOT_HEAP: u64 = 64 << 10;
@@ -39,8 +42,11 @@ const PAGES_BETWEEN_DISTANCES: u64 = 17;
 /// bytes, and are multiples of the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SlotShape {
+    /// The size of a slot.
     pub(super) bytes: u64,
+    /// The address of each slot is a multiple of this.
     pub(super) alignment: u64,
+    /// The size of the stack.
     pub(super) stack_bytes: u64,
     /// Where the program begins in slot 0, relative to the slot.
     program: u64,

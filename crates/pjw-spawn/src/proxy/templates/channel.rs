@@ -13,7 +13,7 @@ use nix::sys::socket::{
 use super::load::tracee::{PlainData, value_of};
 use crate::child::Child;
 
-/// The time between two looks whether a wait was cancelled, in milliseconds.
+/// The time between two checks whether a wait was cancelled, in milliseconds.
 const CANCEL_INTERVAL: u16 = 50;
 /// The longest wait of [`Channel::wait_closed`], in milliseconds.
 const CLOSE_TIMEOUT: u16 = 1000;
@@ -59,17 +59,17 @@ impl Channel {
         }
     }
 
-    /// Waits until no process has the template's socket open any more. Returns after 1 s without an event, even if the
-    /// socket is still open: a process that is stopped does not close the socket.
+    /// Waits until no process has the template's socket open any more. Ignores the messages that still arrive. Returns
+    /// after 1 s without an event, even if the socket is still open: a stopped process does not close it.
     pub(super) fn wait_closed(&self) {
         let descriptor = self.0.as_fd();
-        let mut rest = [0; 64];
+        let mut ignored = [0; 64];
         loop {
             let mut ready = [PollFd::new(descriptor, PollFlags::POLLIN)];
             if !retry(|| poll(&mut ready, CLOSE_TIMEOUT)).is_ok_and(|count| count > 0) {
                 return;
             }
-            if !retry(|| recv(self.0.as_raw_fd(), &mut rest, MsgFlags::empty()))
+            if !retry(|| recv(self.0.as_raw_fd(), &mut ignored, MsgFlags::empty()))
                 .is_ok_and(|length| length > 0)
             {
                 return;
@@ -103,6 +103,7 @@ pub(super) fn wait_readable(
     }
 }
 
+/// Calls `call` again for as long as a signal interrupts it (`EINTR`), and returns its result.
 fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {
