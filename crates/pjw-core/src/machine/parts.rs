@@ -67,6 +67,7 @@ impl FromStr for DivisionRule {
     }
 }
 
+/// Parses `part`, one of the CPU lists of `map`, the value of `--map`. An empty list is an error.
 fn list(map: &str, part: &str) -> Result<CpuSet, DivisionRuleError> {
     let cpus: CpuSet =
         part.trim().parse().map_err(|why| DivisionRuleError::InvalidList { part: part.to_owned(), why })?;
@@ -160,12 +161,14 @@ pub fn numa_node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
     (has_several && cpus.iter().all(|pu| node(pu) == Some(first))).then_some(first)
 }
 
+/// Returns the PUs of each core that are in `cpus`, without empty sets. The cores are in hwloc's logical order.
 fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<CpuSet> {
     let inside = |pus: &[Pu]| pus.iter().copied().filter(|&pu| cpus.contains(pu)).collect::<CpuSet>();
     topology.pus_by_core().map(inside).filter(|core| !core.is_empty()).collect()
 }
 
-/// PUs that are in no domain of the level form a part of their own.
+/// Returns the PUs of each domain of the level `level` (such as each L3 cache) that are in `cpus`, without empty sets.
+/// PUs of `cpus` that are in no domain of the level form a set of their own, the last one.
 fn domains(topology: &Topology, cpus: &CpuSet, level: TopologyLevel) -> Vec<CpuSet> {
     let inside = topology.domains(level).map(|domain| topology.cpus_belonging_to(domain).intersection(cpus));
     let mut parts: Vec<CpuSet> = inside.filter(|part| !part.is_empty()).collect();

@@ -1,8 +1,8 @@
 //! Commands whose callers have hung up, such as a hook whose timeout has passed.
 //!
-//! A command that waits when its caller hangs up is dropped: it would take cores for nobody. Except a release, whose
-//! connection does not end it. A command that is being carried out is carried out to its end. A job that it made stays,
-//! because a hook that gave up does not stop its job: the job begins, and is found on its cores.
+//! A command that still waits when its caller hangs up is dropped: it would take cores for nobody. A release is carried
+//! out nevertheless. So is a command that has begun. A job that such a command made stays, because a hook that gave up
+//! does not stop its job: the job begins, and is found on its cores.
 
 use pjw_core::command::{AssignCommand, Command, Reply};
 use pjw_core::event::{Event, EventKind};
