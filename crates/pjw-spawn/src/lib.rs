@@ -48,5 +48,5 @@ pub use credentials::Credentials;
 pub use failure::{SpawnError, SpawnStep};
 pub use instance::{Instance, Stdio};
 pub use placement::Placement;
-pub use signals::reset_launcher_signals;
+pub use signals::{clear_fault_handlers, reset_launcher_signals};
 pub use template::{ArgumentError, Arguments};

@@ -58,6 +58,15 @@ pub fn reset_launcher_signals() {
     }
 }
 
+/// Restores the default action of `SIGSEGV` and `SIGBUS` if they have a handler. Ignored signals stay ignored. Rust's
+/// runtime sets these handlers before `main`, to report an overflow of the stack. They ignore the first such signal
+/// that another process sends. A program that starts other programs should call this first.
+pub fn clear_fault_handlers() {
+    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+        clear_handler(signal.into());
+    }
+}
+
 /// Returns whether the kernel discards the exit status of each child of the calling process. This is so if the process
 /// ignores `SIGCHLD` or has set `SA_NOCLDWAIT`: wait(2).
 pub(crate) fn child_status_is_discarded() -> bool {
@@ -72,18 +81,22 @@ pub(crate) fn child_status_is_discarded() -> bool {
 /// does with `CLONE_CLEAR_SIGHAND`. Ignored signals stay ignored. Does not change the variable `errno` of the C
 /// library, and takes none of its locks.
 pub(crate) fn clear_handlers() {
+    (1..=i64::from(KernelSignals::BITS)).for_each(clear_handler);
+}
+
+/// Sets the action of the signal with the number `signal` to the default action if it has a handler, as
+/// [`clear_handlers`] does for all signals.
+fn clear_handler(signal: i64) {
     let size = size_of::<KernelSignals>() as i64;
-    for signal in 1..=i64::from(KernelSignals::BITS) {
-        // The kernel's struct sigaction begins with the handler, and has 32 bytes. All zero, it is the default action.
-        let (mut action, default) = ([0_u64; 4], [0_u64; 4]);
-        let read = [signal, 0, bare::address(&raw mut action), size, 0];
-        let write = [signal, bare::address(&raw const default), 0, size, 0];
-        // SAFETY: the kernel writes one action to `action`.
-        let is_known = unsafe { bare::raw_syscall(libc::SYS_rt_sigaction, read) }.is_ok();
-        if is_known && ![libc::SIG_DFL, libc::SIG_IGN].map(|action| action as u64).contains(&action[0]) {
-            // SAFETY: the kernel reads one action.
-            let _ = unsafe { bare::raw_syscall(libc::SYS_rt_sigaction, write) };
-        }
+    // The kernel's struct sigaction begins with the handler, and has 32 bytes. All zero, it is the default action.
+    let (mut action, default) = ([0_u64; 4], [0_u64; 4]);
+    let read = [signal, 0, bare::address(&raw mut action), size, 0];
+    let write = [signal, bare::address(&raw const default), 0, size, 0];
+    // SAFETY: the kernel writes one action to `action`.
+    let is_known = unsafe { bare::raw_syscall(libc::SYS_rt_sigaction, read) }.is_ok();
+    if is_known && ![libc::SIG_DFL, libc::SIG_IGN].map(|action| action as u64).contains(&action[0]) {
+        // SAFETY: the kernel reads one action.
+        let _ = unsafe { bare::raw_syscall(libc::SYS_rt_sigaction, write) };
     }
 }
 

@@ -20,6 +20,10 @@ use std::process::ExitCode;
 /// Runs pjwctl with the command line of this process. Returns the exit code. An error is printed to standard error.
 #[must_use]
 pub fn main() -> ExitCode {
+    // First of all: until then, a SIGSEGV or SIGBUS that another process sends is lost in the handlers of Rust's
+    // runtime, and `run` and `spawn` would start what was to be ended. The verb is not known yet. The others lose only
+    // the runtime's message about an overflow of the stack.
+    pjw_spawn::clear_fault_handlers();
     stack::with_enough_stack(execute_command_line)
 }
 

@@ -25,7 +25,7 @@ const KILLS: usize = 50;
 const MOST_KILLS: usize = 10 * KILLS;
 const LAST_POINT_MICROSECONDS: u64 = 150_000;
 /// The signals that end a process, signal(7). Not SIGSEGV and SIGBUS: a handler of Rust's runtime takes the first one
-/// that another process sends before pjwctl has given them their default effect. Not SIGPIPE: Rust's runtime ignores
+/// that another process sends before the beginning of `main`. Not SIGPIPE: Rust's runtime ignores
 /// it. The numbers are SIGSTKFLT and SIGIO, whose names not every shell knows, and real-time signals.
 const SIGNALS: [&str; 22] = [
     "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "FPE", "KILL", "USR1", "USR2", "ALRM", "TERM", "XCPU",

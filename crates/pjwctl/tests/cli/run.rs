@@ -1,11 +1,14 @@
 //! `run`: the command replaces pjwctl and is confined to the cores of its job, or is not started.
 
+use std::io::Read;
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
+use nix::sys::signal::Signal;
 use pjw_ipc::call::{Call, Reply};
 use pjw_ipc::wire::{Core, Job, Status};
 
@@ -71,6 +74,32 @@ fn the_exit_code_or_signal_of_run_is_that_of_the_command() {
     assert_eq!(run("exit 0").code(), Some(0));
     assert_eq!(run("exit 42").code(), Some(42));
     assert_eq!(run("kill -TERM $$").signal(), Some(15));
+}
+
+#[test]
+fn sigsegv_and_sigbus_have_no_handler_in_run_and_spawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("pjwd.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    for verb in [&["run", "--cores", "1"][..], &["spawn", "-n", "1"]] {
+        let mut child = pjwctl(&socket, &[verb, &["--", "true"]].concat())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let (mut stream, _) = listener.accept().unwrap();
+        // pjwctl waits for the reply to its request.
+        stream.read_exact(&mut [0]).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
+        let caught = u64::from_str_radix(caught.trim(), 16).unwrap();
+        for signal in [Signal::SIGSEGV, Signal::SIGBUS] {
+            assert_eq!(caught & (1 << (signal as i32 - 1)), 0, "{verb:?} catches {signal}");
+        }
+        // Another connection, if there is one, gets no reply either.
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 }
 
 #[test]
