@@ -35,13 +35,7 @@ impl Child {
     /// Also `ECHILD`, after the end of the process, if the caller ignores `SIGCHLD`: the kernel then discards the exit
     /// status.
     pub fn wait(&self) -> Result<ExitStatus, Errno> {
-        loop {
-            match self.wait_once(libc::WEXITED) {
-                Ok(Some(exit)) => return Ok(exit),
-                Ok(None) | Err(Errno::EINTR) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
+        wait_until_ended(|| self.wait_once(libc::WEXITED))
     }
 
     /// Checks whether the process has ended, without waiting. If so, removes the process from the process table and
@@ -59,22 +53,10 @@ impl Child {
         is_own(Id::PIDFd(self.pidfd.as_fd())) || self.send_signal(0) == Err(Errno::ESRCH)
     }
 
-    /// Calls waitid(2) once with the options `flags`. Returns how the process ended. `None` if `flags` contain
-    /// `WNOHANG` and the process still runs. Fails with `EINTR` if a signal has interrupted the call. nix has no form
-    /// of waitid(2) for a process that was ended by a real-time signal.
+    /// Calls [`wait_once`] for this process.
     fn wait_once(&self, flags: i32) -> Result<Option<ExitStatus>, Errno> {
         let pidfd = libc::id_t::try_from(self.pidfd.as_raw_fd()).map_err(|_| Errno::EBADF)?;
-        // SAFETY: zero is a valid value of each of its fields, and stands for "no child has ended".
-        let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel writes one siginfo_t into `info`, which outlives the call.
-        Errno::result(unsafe { libc::waitid(libc::P_PIDFD, pidfd, &raw mut info, flags) })?;
-        // SAFETY: after waitid(2) these fields of the union are in use, or all bytes are zero.
-        let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
-        Ok(match (pid, info.si_code) {
-            (0, _) => None,
-            (_, libc::CLD_EXITED) => Some(ExitStatus::Code(status)),
-            _ => Some(ExitStatus::Signal(status)),
-        })
+        wait_once(libc::P_PIDFD, pidfd, flags)
     }
 
     /// Sends the signal with the number `signal` to the process by pidfd_send_signal(2). The signal never reaches
@@ -89,6 +71,44 @@ impl Child {
         let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, pidfd, signal, no_info, no_flags) };
         Errno::result(sent).map(drop)
     }
+}
+
+/// Calls waitid(2) once with the options `flags`, for the child process that `kind` and `id` name. Returns how the
+/// process ended. `None` if `flags` contain `WNOHANG` and the process still runs. Fails with `EINTR` if a signal has
+/// interrupted the call. nix has no form of waitid(2) for a process that was ended by a real-time signal.
+fn wait_once(kind: libc::idtype_t, id: libc::id_t, flags: i32) -> Result<Option<ExitStatus>, Errno> {
+    // SAFETY: zero is a valid value of each of its fields, and stands for "no child has ended".
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one siginfo_t into `info`, which outlives the call.
+    Errno::result(unsafe { libc::waitid(kind, id, &raw mut info, flags) })?;
+    // SAFETY: after waitid(2) these fields of the union are in use, or all bytes are zero.
+    let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+    Ok(match (pid, info.si_code) {
+        (0, _) => None,
+        (_, libc::CLD_EXITED) => Some(ExitStatus::Code(status)),
+        _ => Some(ExitStatus::Signal(status)),
+    })
+}
+
+/// Calls `wait` again while it was interrupted by a signal, and returns how the process ended. `wait` waits for the end
+/// of a process.
+fn wait_until_ended(wait: impl Fn() -> Result<Option<ExitStatus>, Errno>) -> Result<ExitStatus, Errno> {
+    loop {
+        match wait() {
+            Ok(Some(exit)) => return Ok(exit),
+            Ok(None) | Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// Waits until the child process `pid` ends, and returns how it ended. The process stays in the process table, so it
+/// keeps its process id and can be waited for again.
+///
+/// # Errors
+/// `ECHILD` if the process is no child of the calling process, or if its exit status was discarded.
+pub(crate) fn wait_without_reaping(pid: Pid) -> Result<ExitStatus, Errno> {
+    wait_until_ended(|| wait_once(libc::P_PID, pid.0, libc::WEXITED | libc::WNOWAIT))
 }
 
 /// Kills a child process whose pidfd can't be opened, and waits for its end. Does nothing if `pid` is no child of the

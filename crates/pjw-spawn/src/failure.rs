@@ -69,8 +69,12 @@ impl fmt::Display for SpawnStep {
 }
 
 /// Error: a process could not be started. Contains the step that failed, and the error number of its system call.
+///
+/// Two error numbers of the step [`SpawnStep::Clone`] come from no system call. They mean that the host of the tasks
+/// has ended ([`AddressSpace`](crate::tasks::AddressSpace)): `EOWNERDEAD` that the signal 9 (`SIGKILL`) has ended it,
+/// and `ENOTRECOVERABLE` that it ended in another way. clone3(2) has neither of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("step {step} failed: {}{}", errno.desc(), self.remedy())]
+#[error("{}", self.text())]
 pub struct SpawnError {
     /// The step that failed.
     pub step: SpawnStep,
@@ -79,6 +83,19 @@ pub struct SpawnError {
 }
 
 impl SpawnError {
+    /// The text of the error.
+    fn text(&self) -> String {
+        match (self.step, self.errno) {
+            (SpawnStep::Clone, Errno::EOWNERDEAD) => {
+                "the process that hosts the tasks was ended by signal 9".to_owned()
+            }
+            (SpawnStep::Clone, Errno::ENOTRECOVERABLE) => {
+                "the process that hosts the tasks has ended".to_owned()
+            }
+            (step, errno) => format!("step {step} failed: {}{}", errno.desc(), self.remedy()),
+        }
+    }
+
     /// A clause with the remedy, for the errors that have a usual cause.
     fn remedy(&self) -> &'static str {
         match (self.step, self.errno) {
@@ -104,5 +121,15 @@ mod tests {
             assert_eq!(SpawnStep::from_number(number), Some(step));
         }
         assert_eq!(SpawnStep::from_number(SpawnStep::ALL.len()), None);
+    }
+
+    #[test]
+    fn the_end_of_the_host_is_named_instead_of_its_error_number() {
+        let text = |step, errno| SpawnError { step, errno }.to_string();
+        let killed = "the process that hosts the tasks was ended by signal 9";
+        assert_eq!(text(SpawnStep::Clone, Errno::EOWNERDEAD), killed);
+        let ended = "the process that hosts the tasks has ended";
+        assert_eq!(text(SpawnStep::Clone, Errno::ENOTRECOVERABLE), ended);
+        assert_eq!(text(SpawnStep::Exec, Errno::ENOENT), "step exec failed: No such file or directory");
     }
 }

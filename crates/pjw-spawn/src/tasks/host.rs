@@ -266,7 +266,7 @@ impl<'a> Host<'a> {
 
     /// Starts a task (a process in the shared address space) for each request of the parent, and handles the ends of
     /// tasks. Returns when the last task has ended and no more requests can come. Returns the exit code of the host: 0,
-    /// or 1 if epoll_wait(2) failed.
+    /// or 1 if epoll_wait(2) failed or answers could not be sent.
     fn serve(&mut self) -> i32 {
         let mut may_get_more = true;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; MAX_EVENTS as usize];
@@ -293,7 +293,9 @@ impl<'a> Host<'a> {
                 }
             }
             if is_asked && may_get_more {
-                may_get_more = self.start_requested_tasks();
+                // The parent waits for the answers. The end of the host tells it that none will come.
+                let Ok(more) = self.start_requested_tasks() else { return 1 };
+                may_get_more = more;
                 if !may_get_more {
                     self.close_unneeded();
                 }

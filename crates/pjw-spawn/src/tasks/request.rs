@@ -3,15 +3,19 @@
 //! A request begins with a [`RequestHeader`]. After it come the words of the mask, the working directory, and the
 //! strings of the task. Several requests may be on their way, one after the other in the buffer. The message has the
 //! offset of its request. The host answers all requests that have come with one message, when their tasks have
-//! begun.
+//! begun. Before that, each task writes its process id into its request: if the host is killed, its parent finds the
+//! task there.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use pjw_core::ids::Pid;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -35,6 +39,8 @@ const MAX_SEND_TIME: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestHeader {
     pub(super) rank: u32,
+    /// The process id of the task, which the task writes before it does anything else. 0 before.
+    pub(super) task: u32,
     pub(super) argument_count: usize,
     pub(super) variable_count: usize,
     /// The size of the affinity mask in 64-bit words. 0 if the task has the mask of the host.
@@ -124,6 +130,16 @@ impl RequestBuffer {
         self.used = offset + needed;
         Ok(offset)
     }
+
+    /// Returns the process id of the task that was made for the request at `offset`. `None` if no task was made, or if
+    /// the task has done nothing yet. `offset` must be one that [`RequestBuffer::write`] has returned.
+    pub(super) fn task(&self, offset: usize) -> Option<Pid> {
+        let place = self.at.wrapping_add(offset + offset_of!(RequestHeader, task)).cast();
+        // SAFETY: the request at the offset is mapped and aligned. After the request was sent, only its task writes the
+        // field, atomically.
+        let pid = unsafe { AtomicU32::from_ptr(place) }.load(Acquire);
+        (pid != 0).then_some(Pid(pid))
+    }
 }
 
 impl Drop for RequestBuffer {
@@ -148,6 +164,14 @@ impl Request {
     pub(super) unsafe fn read(request: *const u8) -> Self {
         // SAFETY: the caller guarantees it.
         Self { request, head: unsafe { request.cast::<RequestHeader>().read() } }
+    }
+
+    /// Returns the field of the request in which the task writes its process id.
+    pub(super) fn task(&self) -> &AtomicU32 {
+        let place = self.request.wrapping_add(offset_of!(RequestHeader, task)).cast_mut().cast();
+        // SAFETY: the request is complete and aligned, and its memory is writable. While the task starts, all accesses
+        // to the field are atomic.
+        unsafe { AtomicU32::from_ptr(place) }
     }
 
     fn at(&self, offset: usize) -> *const u8 {

@@ -55,7 +55,7 @@ fn remedy_of_host(errno: Errno) -> &'static str {
              (RLIMIT_AS), or the commit limit of a machine with vm.overcommit_memory=2 (vm.overcommit_ratio)"
         }
         Errno::EMFILE | Errno::ENFILE => "raise the limit of open descriptors with ulimit -n",
-        Errno::ESRCH => "it was killed; dmesg says whether the kernel did so for lack of memory",
+        Errno::EOWNERDEAD => "dmesg says whether the kernel did so for lack of memory",
         _ => "start fewer tasks, or make the stack smaller with ulimit -s",
     }
 }

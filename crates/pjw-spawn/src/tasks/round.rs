@@ -31,6 +31,9 @@ type Passed = [Option<OwnedFd>; MAX_DESCRIPTORS];
 /// Error: no more requests can come.
 struct NoMoreRequests;
 
+/// Error: the answers to the requests of a round could not be sent. The tasks of the round were killed.
+pub(super) struct NotAnswered;
+
 /// A request of the round, of which a task was made or not.
 struct Outcome {
     /// The descriptors that have come with the request. The task inherits them.
@@ -58,9 +61,9 @@ impl Outcome {
 
 impl<'a> Host<'a> {
     /// Starts one task (a process in the address space of the host) for each request that has arrived, at most
-    /// [`MAX_PENDING_REQUESTS`], and answers the requests. A failed start is answered with the error. Returns false if
-    /// no further request can arrive, or if the answers could not be sent.
-    pub(super) fn start_requested_tasks(&mut self) -> bool {
+    /// [`MAX_PENDING_REQUESTS`], and answers the requests. A failed start is answered with the error. Returns whether
+    /// further requests can arrive. Fails if the answers could not be sent.
+    pub(super) fn start_requested_tasks(&mut self) -> Result<bool, NotAnswered> {
         let mut outcomes = [const { Outcome::NONE }; MAX_PENDING_REQUESTS];
         let mut count = 0;
         let mut may_get_more = true;
@@ -89,7 +92,7 @@ impl<'a> Host<'a> {
         for (index, outcome) in outcomes.iter_mut().enumerate() {
             self.make_task(index, outcome);
         }
-        self.answer_requests(outcomes) && may_get_more
+        if self.answer_requests(outcomes) { Ok(may_get_more) } else { Err(NotAnswered) }
     }
 
     /// Receives the next request to start a task, and the file descriptors that were passed with the request. Does not

@@ -25,7 +25,7 @@ use super::request::{Answer, RequestBuffer, RequestHeader, receive_answers};
 use super::room::{AddressSpaceError, check_room};
 use super::slot::{SlotShape, stack_bytes};
 use super::stack::AuxiliaryVector;
-use crate::child::Child;
+use crate::child::{Child, ExitStatus, end_without_pidfd, wait_without_reaping};
 use crate::clone::{CLONE_CLEAR_SIGHAND, CloneArguments};
 use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
@@ -59,8 +59,8 @@ pub struct AddressSpace {
     /// The address of the directory of the space, in the memory of the host.
     directory: u64,
     nonce: u64,
-    /// The requests that are on their way.
-    posted: usize,
+    /// The offsets of the requests that are on their way, the oldest first.
+    posted: VecDeque<usize>,
     /// The answers that have come with others, and the pidfds of the tasks.
     arrived: VecDeque<(Answer, Option<OwnedFd>)>,
     /// Another value is responsible for the host.
@@ -164,7 +164,7 @@ impl AddressSpace {
             host,
             directory: directory.address().expose_provenance() as u64,
             nonce,
-            posted: 0,
+            posted: VecDeque::new(),
             arrived: VecDeque::new(),
             is_left: false,
         })
@@ -197,7 +197,8 @@ impl AddressSpace {
     ///
     /// # Errors
     /// The step that failed, with its error number. In the step [`SpawnStep::Clone`], `EAGAIN` can mean that the
-    /// maximum number of tasks runs already, and `EINVAL` that the rank is too large.
+    /// maximum number of tasks runs already, and `EINVAL` that the rank is too large. `EOWNERDEAD` and
+    /// `ENOTRECOVERABLE` mean that the host has ended, as [`SpawnError`] says. The task was killed if it had begun.
     pub fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
         let setup = Arc::clone(&self.setup);
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
@@ -219,13 +220,13 @@ impl AddressSpace {
         instance: &Instance,
         layout: &mut ExecArrays,
     ) -> Result<(), SpawnError> {
-        if self.posted == 0 {
+        if self.posted.is_empty() {
             self.buffer.clear();
         }
         let offset = self.write_request(instance, layout)?;
         let sent = self.send_offset(instance, offset);
         sent.map_err(|errno| SpawnError { step: SpawnStep::Clone, errno })?;
-        self.posted += 1;
+        self.posted.push_back(offset);
         Ok(())
     }
 
@@ -236,8 +237,9 @@ impl AddressSpace {
     /// The errors of [`AddressSpace::start`].
     pub(crate) fn wait_for_oldest_request(&mut self) -> Result<Child, SpawnError> {
         let of_clone = |errno| SpawnError { step: SpawnStep::Clone, errno };
-        self.posted = self.posted.saturating_sub(1);
-        let (answer, pidfd) = self.receive_answer().map_err(of_clone)?;
+        let received = self.receive_answer();
+        self.posted.pop_front();
+        let (answer, pidfd) = received.map_err(of_clone)?;
         let child = pidfd.map(|pidfd| Child { pid: Pid(answer.pid), pidfd });
         match (answer.errno, child) {
             (0, Some(child)) => return Ok(child),
@@ -271,6 +273,7 @@ impl AddressSpace {
         let stdio = &instance.stdio;
         let head = RequestHeader {
             rank: instance.rank,
+            task: 0,
             argument_count,
             variable_count: variable_count + 1,
             mask_words: mask.len(),
@@ -291,7 +294,8 @@ impl AddressSpace {
     }
 
     /// Sends the offset of a written request to the host (the process that owns the address space). The message also
-    /// passes the descriptors of the streams and of the cgroup that `instance` has.
+    /// passes the descriptors of the streams and of the cgroup that `instance` has. If the host has ended, fails with
+    /// the error number of [`AddressSpace::errno_of_ended_host`].
     fn send_offset(&self, instance: &Instance, offset: usize) -> Result<(), Errno> {
         let stdio = &instance.stdio;
         let passed = [&stdio.input, &stdio.output, &stdio.error, &instance.placement.cgroup];
@@ -310,6 +314,10 @@ impl AddressSpace {
                 SendFlags::NOSIGNAL,
             ) {
                 Err(rustix::io::Errno::INTR) => {}
+                // The kernel reports the second one if the host has ended with requests unread.
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
+                    return Err(self.errno_of_ended_host());
+                }
                 Err(error) => return Err(Errno::from_raw(error.raw_os_error())),
                 Ok(_) => return Ok(()),
             }
@@ -319,12 +327,30 @@ impl AddressSpace {
     /// Returns the next answer of the host (the process that owns the address space), with the pidfd of the started
     /// task (a process in this address space). If all received answers have been returned, waits for the next message
     /// of the host. The pidfd is `None` if the answer contains no pidfd, or if this process can't have another open
-    /// descriptor. Fails with `ESRCH` if the host has ended.
+    /// descriptor.
+    ///
+    /// If the host has ended, kills the tasks that it had begun and not answered for, waits for their ends, and fails
+    /// with the error number of [`AddressSpace::errno_of_ended_host`].
     fn receive_answer(&mut self) -> Result<(Answer, Option<OwnedFd>), Errno> {
         if self.arrived.is_empty() {
             self.arrived.extend(receive_answers(self.socket.as_fd())?);
         }
-        self.arrived.pop_front().ok_or(Errno::ESRCH)
+        self.arrived.pop_front().ok_or_else(|| {
+            // No caller gets these tasks.
+            let unanswered = std::mem::take(&mut self.posted);
+            unanswered.iter().filter_map(|offset| self.buffer.task(*offset)).for_each(end_without_pidfd);
+            self.errno_of_ended_host()
+        })
+    }
+
+    /// Waits for the end of the host, which has closed its end of the connection. Returns the error number that stands
+    /// for the way in which it ended: `EOWNERDEAD` if `SIGKILL` has ended it, and otherwise `ENOTRECOVERABLE`. The host
+    /// remains a child that can be waited for.
+    fn errno_of_ended_host(&self) -> Errno {
+        match wait_without_reaping(self.host) {
+            Ok(ExitStatus::Signal(libc::SIGKILL)) => Errno::EOWNERDEAD,
+            _ => Errno::ENOTRECOVERABLE,
+        }
     }
 }
 

@@ -198,6 +198,12 @@ extern "C" fn run_task(start: *const ()) -> ! {
 fn set_up_task(start: &TaskStart<'_>) -> Result<(), FailedStep> {
     let head = &start.request.head;
     let of_clone = |errno| (SpawnStep::Clone, errno);
+    // SAFETY: has no precondition.
+    let pid = unsafe { bare::raw_syscall(libc::SYS_getpid, [0; 5]) }.map_err(of_clone)?;
+    let pid = u32::try_from(pid).unwrap_or(0);
+    // The task has a copy of the host's socket until it closes the descriptors of the host. So if the host is killed,
+    // the parent sees the end of the connection only when each task has written its process id, or has ended.
+    start.request.task().store(pid, Release);
     if head.mask_words > 0 {
         let (bytes, mask) = start.request.mask();
         let arguments = [0, bytes as i64, bare::address(mask), 0, 0];
@@ -237,9 +243,7 @@ fn set_up_task(start: &TaskStart<'_>) -> Result<(), FailedStep> {
     let arguments = [libc::PR_SET_NAME.into(), bare::address(head.name.as_ptr()), 0, 0, 0];
     // SAFETY: the name has 16 bytes, of which the last is NUL. The call can't fail.
     let _ = unsafe { bare::raw_syscall(libc::SYS_prctl, arguments) };
-    // SAFETY: has no precondition.
-    let pid = unsafe { bare::raw_syscall(libc::SYS_getpid, [0; 5]) }.map_err(of_clone)?;
-    start.pid.store(u32::try_from(pid).unwrap_or(0), Release);
+    start.pid.store(pid, Release);
     let set = bare::address(&raw const head.blocked_signals);
     let arguments = [libc::SIG_SETMASK.into(), set, 0, size_of::<KernelSignals>() as i64, 0];
     // SAFETY: the set has the size that is given.

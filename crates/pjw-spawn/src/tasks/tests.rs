@@ -1,11 +1,13 @@
 //! A round with tasks that start and tasks that fail, each at another moment.
 
 use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -14,7 +16,10 @@ use tempfile::TempDir;
 
 use super::AddressSpace;
 use crate::layout::ExecArrays;
-use crate::{Arguments, ExitStatus, Instance, Placement, SpawnContext, SpawnError, SpawnStep, Stdio};
+use crate::{Arguments, Child, ExitStatus, Instance, Placement, SpawnContext, SpawnError, SpawnStep, Stdio};
+
+/// The most rounds in which a task kills the host, if none of the kills was amid a round.
+const MOST_ROUNDS: usize = 100;
 
 /// Compiles the program of the tasks. `None` if tasks can't run here.
 fn task_program() -> Option<(PathBuf, TempDir)> {
@@ -26,16 +31,22 @@ fn task_program() -> Option<(PathBuf, TempDir)> {
     (cfg!(target_arch = "x86_64") && compiled.success()).then_some((path, directory))
 }
 
-/// A task that ends with this exit code.
-fn instance(rank: u32, code: i32, placement: Placement) -> Instance {
+/// A task with these arguments.
+fn task(rank: u32, arguments: &[&str]) -> Instance {
     Instance {
         rank,
         size: 6,
-        arguments: Arc::new(Arguments::literal(&["task", "exit", code.to_string().as_str()]).unwrap()),
+        arguments: Arc::new(Arguments::literal(arguments).unwrap()),
         variables: Vec::new(),
-        placement: Arc::new(placement),
+        placement: Arc::default(),
         stdio: Stdio::default(),
     }
+}
+
+/// A task that ends with this exit code.
+fn instance(rank: u32, code: i32, placement: Placement) -> Instance {
+    let code = code.to_string();
+    Instance { placement: Arc::new(placement), ..task(rank, &["task", "exit", code.as_str()]) }
 }
 
 /// Starts tasks in one round: the host, which would take the first requests alone, is stopped until all have come.
@@ -43,7 +54,7 @@ fn start_together(
     space: &mut AddressSpace,
     layout: &mut ExecArrays,
     instances: &[Instance],
-) -> Vec<Result<ExitStatus, SpawnError>> {
+) -> Vec<Result<Child, SpawnError>> {
     let host = Pid::from_raw(space.host_pid().0.cast_signed());
     kill(host, Signal::SIGSTOP).unwrap();
     let stopped = waitpid(host, Some(WaitPidFlag::WUNTRACED)).unwrap();
@@ -52,8 +63,7 @@ fn start_together(
         space.send_request(instance, layout).unwrap();
     }
     kill(host, Signal::SIGCONT).unwrap();
-    let children: Vec<_> = instances.iter().map(|_| space.wait_for_oldest_request()).collect();
-    children.into_iter().map(|child| child.map(|child| child.wait().unwrap())).collect()
+    instances.iter().map(|_| space.wait_for_oldest_request()).collect()
 }
 
 #[test]
@@ -89,6 +99,50 @@ fn tasks_that_fail_in_a_round_are_reported_in_their_places_and_all_others_start(
     let mut space = AddressSpace::create(&context, 6, 6).unwrap();
     // The second round needs the slots of all tasks of the first one, also of those that failed.
     for _ in 0..2 {
-        assert_eq!(start_together(&mut space, &mut layout, &group), expected);
+        let children = start_together(&mut space, &mut layout, &group);
+        let ends: Vec<_> =
+            children.into_iter().map(|child| child.map(|child| child.wait().unwrap())).collect();
+        assert_eq!(ends, expected);
     }
+}
+
+#[test]
+fn no_task_is_left_of_a_round_whose_host_was_killed_and_each_error_says_so() {
+    let Some((path, _directory)) = task_program() else {
+        return eprintln!("skipped: cc can't link a static program for x86-64 here");
+    };
+    let context = SpawnContext::new(&path).unwrap().add_rank_variables().share_memory().unwrap();
+    let mut layout = ExecArrays::new(&context.setup.environment, true);
+    let is_amid = (0..MOST_ROUNDS).any(|_| {
+        let mut space = AddressSpace::create(&context, 6, 6).unwrap();
+        let host = space.host_pid().0.to_string();
+        let (reader, writer) = std::io::pipe().unwrap();
+        let output = Arc::new(OwnedFd::from(writer));
+        let instances = (0..6).map(|rank| {
+            // The host makes the first task first, and answers when the last one has begun.
+            let arguments = if rank == 0 { ["task", "kill", host.as_str()] } else { ["task", "wait", ""] };
+            let stdio = Stdio { output: Some(Arc::clone(&output)), ..Stdio::default() };
+            Instance { stdio, ..task(rank, &arguments) }
+        });
+        let group: Vec<Instance> = instances.collect();
+        let results = start_together(&mut space, &mut layout, &group);
+        drop((group, output));
+        let is_answered = results.iter().all(Result::is_ok);
+        for result in results {
+            match result {
+                Ok(child) => {
+                    child.send_signal(libc::SIGKILL).unwrap();
+                    child.wait().unwrap();
+                }
+                Err(SpawnError { step, errno }) => {
+                    assert_eq!((step, errno), (SpawnStep::Clone, Errno::EOWNERDEAD));
+                }
+            }
+        }
+        // Each task that runs holds the pipe. What the tasks have written is no event here.
+        let mut end = [PollFd::new(reader.as_fd(), PollFlags::empty())];
+        assert_eq!(poll(&mut end, 60_000_u16).unwrap(), 1, "a task holds the pipe after 60 s");
+        !is_answered
+    });
+    assert!(is_amid, "the host has answered in each of {MOST_ROUNDS} rounds before it was killed");
 }

@@ -171,6 +171,10 @@ int main(int argc, char **argv) {
         *of_other = 17;
         return value == 42 ? 0 : 2;
     }
+    if (strcmp(act, "kill") == 0) {
+        kill((pid_t)atoi(word), SIGKILL);
+        for (;;) pause();
+    }
     if (strcmp(act, "wait") == 0) {
         printf("waiting\n");
         fflush(stdout);

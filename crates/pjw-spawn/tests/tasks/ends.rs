@@ -138,11 +138,11 @@ fn tasks_go_on_when_the_host_is_killed_and_no_more_can_be_started() {
     )
     .unwrap();
     let error = space.start(&instance(&program, 1, 2, &["take", &address])).unwrap_err();
-    assert_eq!(error.step, SpawnStep::Clone);
+    assert_eq!(error.to_string(), "the process that hosts the tasks was ended by signal 9");
     // Requests that could not be sent take no memory of the next ones. All of these have 10 MB.
     let large = instance(&program, 1, 2, &["take", &"x".repeat(100_000)]);
     for _ in 0..100 {
-        assert_eq!(space.start(&large).unwrap_err().step, SpawnStep::Clone);
+        assert_eq!(space.start(&large).unwrap_err(), error);
     }
     assert_eq!(first.try_wait(), Ok(None));
     kill(&first);

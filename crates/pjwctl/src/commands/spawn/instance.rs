@@ -101,6 +101,11 @@ pub(super) fn start_failure_remedy(error: SpawnError, program: &Path) -> String 
              the profile"
         }
         (SpawnStep::Clone, Errno::EINVAL) => "Linux 5.5 or later is needed",
+        (SpawnStep::Clone, Errno::EOWNERDEAD) => "dmesg says whether the kernel did so for lack of memory",
+        (SpawnStep::Clone, Errno::ENOTRECOVERABLE) => {
+            "a task may have written to its memory, which all tasks share, or too many descriptors are on their \
+             way: see ulimit -n"
+        }
         (SpawnStep::Mask, _) => {
             "the CPUs of its part are offline, or pjwctl may not use them or their NUMA node any more: compare lscpu and \
              Cpus_allowed_list in /proc/self/status, and start again"
@@ -144,6 +149,8 @@ mod tests {
             (SpawnStep::Clone, Errno::ENOSYS, "seccomp profile"),
             (SpawnStep::Exec, Errno::EPERM, "permissions of the program"),
             (SpawnStep::Mask, Errno::EINVAL, "offline"),
+            (SpawnStep::Clone, Errno::EOWNERDEAD, "lack of memory"),
+            (SpawnStep::Clone, Errno::ENOTRECOVERABLE, "all tasks share"),
             (SpawnStep::Cgroup, Errno::ENOENT, "clone(2)"),
         ] {
             assert!(remedy(step, errno).contains(words), "{step} {errno}: {}", remedy(step, errno));
