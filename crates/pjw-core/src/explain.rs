@@ -2,14 +2,15 @@
 
 use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
 use crate::machine::{NumaNodeRule, numa_nodes_of_cpus};
+use crate::phases::cpusets::moves::limit_by_other_job;
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
 use crate::phases::lending::{reason_not_to_borrow, reason_not_to_lend};
 use crate::phases::{jobs::find_offer, membership::ancestors};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{
-    BatchRole, DaemonMode, Grant, GrantedBy, Job, JobIdAttribute, MembershipEvidence, Ownership, Policy,
-    PriorityClass, StarvedPolicy,
+    BatchRole, DaemonMode, Grant, GrantedBy, Job, JobId, JobIdAttribute, MembershipEvidence, Ownership,
+    Policy, PriorityClass, StarvedPolicy,
 };
 
 /// Returns the sentences that `pjwctl explain` prints about a job. The sentences say why the job holds its
@@ -44,6 +45,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
                 true => format!("{} waits for cores; no process belongs to it yet", job.id),
                 false => format!("{} waits for cores: its processes run unconfined", job.id),
             });
+            because.extend(limited_members_text(state, &members));
             let offer = find_offer(state, policy, &job.id, request);
             because.extend(offer.err().map(|why| why.to_string()));
         }
@@ -239,6 +241,25 @@ fn enforcement_text(by: &EffectiveEnforcement, processes: &str) -> String {
     }
 }
 
+/// Returns the sentence that the cpuset of another job limits the process `pid`, whose job holds no cores. `limit` has
+/// the other job, and the PUs (logical CPUs) of its cpuset.
+fn limit_text(pid: Pid, (other, cpus): (&JobId, &CpuSet)) -> String {
+    format!("the cpuset of {other} limits process {pid} to {}", cpus_text(cpus))
+}
+
+/// Returns the sentence about those of `members`, the processes of a job that holds no cores, that the cpusets of other
+/// jobs limit. `None` if there are none.
+fn limited_members_text(state: &WardenState, members: &[&Member]) -> Option<String> {
+    let mut limited =
+        members.iter().filter_map(|member| Some((member.id.pid, limit_by_other_job(state, member)?)));
+    let (pid, limit) = limited.next()?;
+    let more = match limited.count() {
+        0 => String::new(),
+        others => format!("; cpusets of other jobs limit {others} more of its processes"),
+    };
+    Some(format!("{}{more}", limit_text(pid, limit)))
+}
+
 /// Returns the sentences that `pjwctl explain` prints about the process `pid`. The sentences say why the
 /// process belongs to its job, or why it belongs to no job. If the last scan did not find the process, the
 /// result is one sentence that says so.
@@ -260,7 +281,10 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
                 let by = effective_enforcement_of_members(state, policy, job, core::iter::once(member));
                 because.push(enforcement_text(&by, "it"));
             }
-            None => because.push(format!("{} holds no cores: its processes run unconfined", member.job)),
+            None => because.push(match limit_by_other_job(state, member) {
+                Some(limit) => format!("{} holds no cores; {}", member.job, limit_text(pid, limit)),
+                None => format!("{} holds no cores: its processes run unconfined", member.job),
+            }),
         }
         because.extend(address_space_text(state, member));
         return because;

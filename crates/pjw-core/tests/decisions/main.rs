@@ -28,6 +28,7 @@ mod steady;
 mod unknown_masks;
 mod usage;
 mod visits;
+mod waiting_in_batch_cgroups;
 mod waiting_jobs;
 mod wanted_cores;
 mod within_job;

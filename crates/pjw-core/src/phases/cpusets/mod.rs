@@ -344,6 +344,9 @@ fn record_move(draft: &mut CycleDraft<'_>, process: ProcessId, from: &str, to: &
 /// - The cpusets of other jobs that the processes have left, because the cores belong to these jobs. Adds a warning
 ///   about the processes that can't be moved back. Leaves out a cpuset that is to be removed, or of which a change is
 ///   delayed.
+///
+/// Processes in cgroups that batch systems made for other jobs are not moved. Adds a warning about those that the
+/// cpusets of these cgroups limit.
 fn return_members_from_other_cpusets(
     draft: &mut CycleDraft<'_>,
     id: &JobId,
@@ -353,7 +356,7 @@ fn return_members_from_other_cpusets(
     if state.jobs.get(id).is_none_or(|job| job.grant.is_some() || job.was_released) {
         return;
     }
-    let mut inside = members_in_other_cpusets(state, policy, id);
+    let mut inside = members_in_other_cpusets(state, id);
     // Thousands of members may be in one cpuset.
     let mut kept: BTreeMap<String, bool> = BTreeMap::new();
     inside.retain(|(_, job_cpuset, _)| {
@@ -361,6 +364,7 @@ fn return_members_from_other_cpusets(
         job_cpuset.spec.idle || *kept.entry(job_cpuset.path.clone()).or_insert_with(is_kept)
     });
     warnings::report_members_not_moved_back(draft, id, &inside);
+    warnings::report_members_in_scheduler_cgroups(draft, id);
     for (process, JobCpuset { job, path, .. }, to) in inside {
         let Some(to) = to else { continue };
         journal_requested_masks(draft, id, &path);

@@ -1,6 +1,7 @@
 //! The cgroups of processes: which process may be moved into a job's cpuset, and to which cgroup it returns.
 
-use crate::basics::{Pid, ProcessId, is_cgroup_within, prelude::*};
+use crate::basics::{CpuSet, Pid, ProcessId, cgroup_and_ancestor_paths, is_cgroup_within, prelude::*};
+use crate::phases::cpusets::planned::allows_every_pu;
 use crate::phases::draft::CycleDraft;
 use crate::state::{KnownProcess, Member, WardenState};
 use crate::terms::{
@@ -172,24 +173,24 @@ pub(super) fn processes_that_left(
 /// Returns the processes of the job `id` that are in the cpuset of another job, and must leave it because the job `id`
 /// holds no cores. Each item is the process, this cpuset, and the path of the original cgroup, to which the process can
 /// be moved back. The path is `None` in the same cases as in the result of [`processes_with_origin`]. Leaves out these
-/// processes, except in the cpuset of a borrower:
+/// processes:
 ///
-/// - A process in the cgroup of a batch system, or one that a batch system tracks by its cgroup. The batch system moves
-///   such a process itself.
-/// - A process whose threads were not read yet: a kernel before Linux 6.2 replaces their masks at a move.
+/// - A process in the cgroup of a batch system: see [`members_in_scheduler_cgroups`].
+/// - A process whose threads were not read yet, except in the cpuset of a borrower: a kernel before Linux 6.2 replaces
+///   their masks at a move.
+///
+/// A process in a cgroup of pjw is moved back also if a batch system tracks it by its cgroup. The cgroup of the batch
+/// system is then in another hierarchy than the cpusets, and the process stays in it.
 pub(super) fn members_in_other_cpusets(
     state: &WardenState,
-    policy: &Policy,
     id: &JobId,
 ) -> Vec<(ProcessId, JobCpuset, Option<String>)> {
     let cpusets = &state.cpusets;
     let to_leave = |member: &Member| {
-        let known = state.processes.get(&member.id.pid)?;
-        let job_cpuset = &cpusets.enclosing_cpuset(known.process.cgroup.as_deref()?)?.job_cpuset;
-        let may_leave = job_cpuset.spec.idle
-            || (job_cpuset.creator != CgroupCreator::Scheduler
-                && !member.threads.is_empty()
-                && tracking_cgroup(known, member, policy).is_none());
+        let cgroup = state.process(member.id.pid)?.cgroup.as_deref()?;
+        let job_cpuset = &cpusets.enclosing_cpuset(cgroup)?.job_cpuset;
+        let may_leave = job_cpuset.creator != CgroupCreator::Scheduler
+            && (job_cpuset.spec.idle || !member.threads.is_empty());
         if job_cpuset.job == *id || !may_leave {
             return None;
         }
@@ -199,4 +200,71 @@ pub(super) fn members_in_other_cpusets(
         Some((member.id, job_cpuset.clone(), origin))
     };
     state.members_of(id).filter_map(to_leave).collect()
+}
+
+/// Returns the processes of the job `id` that are in the cgroup that a batch system made for another job, and that the
+/// cpuset of this cgroup limits. Each item is the process, the other job, and the PUs (logical CPUs) of the cpuset. pjw
+/// can't move such a process, because the batch system tracks it by this cgroup.
+pub(super) fn members_in_scheduler_cgroups<'a>(
+    state: &'a WardenState,
+    id: &'a JobId,
+) -> Vec<(ProcessId, &'a JobId, &'a CpuSet)> {
+    // Thousands of members may be in one cgroup.
+    let mut limits: BTreeMap<&str, Option<(&JobId, &CpuSet)>> = BTreeMap::new();
+    let mut limited = Vec::new();
+    for member in state.members_of(id) {
+        let Some(cgroup) = state.process(member.id.pid).and_then(|process| process.cgroup.as_deref()) else {
+            continue;
+        };
+        let limit = *limits.entry(cgroup).or_insert_with(|| limit_by_scheduler_cgroup(state, id, cgroup));
+        limited.extend(limit.map(|(job, cpus)| (member.id, job, cpus)));
+    }
+    limited
+}
+
+/// Returns the other job whose cpuset limits the process `member`, and the PUs (logical CPUs) of this cpuset. pjw or
+/// systemd made the cpuset's cgroup for the other job, or a batch system did. `None` if no such cpuset limits the
+/// process.
+pub(crate) fn limit_by_other_job<'a>(
+    state: &'a WardenState,
+    member: &Member,
+) -> Option<(&'a JobId, &'a CpuSet)> {
+    let cgroup = state.process(member.id.pid)?.cgroup.as_deref()?;
+    let job_cpuset = state.cpusets.enclosing_cpuset(cgroup).map(|managed| &managed.job_cpuset);
+    match job_cpuset.filter(|job_cpuset| job_cpuset.creator != CgroupCreator::Scheduler) {
+        Some(own) if own.job == member.job => None,
+        Some(other) => Some((&other.job, limiting_cpus(state, &other.path)?)),
+        None => limit_by_scheduler_cgroup(state, &member.job, cgroup),
+    }
+}
+
+/// Returns the job for which a batch system made the cgroup at the path `cgroup` or the nearest cgroup above, and the
+/// PUs (logical CPUs) of the cpuset of that cgroup. `None` if there is no such cgroup. Also `None` in each of these
+/// cases:
+///
+/// - The job `id` has the same cgroup.
+/// - The job holds no cores.
+/// - The cpuset does not limit the cgroup.
+fn limit_by_scheduler_cgroup<'a>(
+    state: &'a WardenState,
+    id: &JobId,
+    cgroup: &str,
+) -> Option<(&'a JobId, &'a CpuSet)> {
+    let jobs = &state.jobs;
+    let path = cgroup_and_ancestor_paths(cgroup).find(|path| jobs.jobs_of_cgroup(path).next().is_some())?;
+    if jobs.jobs_of_cgroup(path).any(|job| job.id == *id) {
+        return None;
+    }
+    let job = jobs.jobs_of_cgroup(path).find(|job| job.grant.is_some())?;
+    Some((&job.id, limiting_cpus(state, path)?))
+}
+
+/// Returns the PUs (logical CPUs) to which the cpuset of the cgroup at the path `path` limits its processes, as the
+/// last scan of the cgroup read them. `None` if the cgroup was not read, has no cpuset, or has every online PU.
+fn limiting_cpus<'a>(state: &'a WardenState, path: &str) -> Option<&'a CpuSet> {
+    let cgroup = state.cgroups.get(path)?.present()?;
+    let cpus = cgroup.restricted_cpus.as_ref()?;
+    // A cpuset with all PUs is no limit, also if some of its PUs are in an isolated partition at the moment.
+    let has_all = cgroup.cpuset.is_some() && allows_every_pu(state, cgroup);
+    (!has_all && !state.pool.online_cpus().is_subset(cpus)).then_some(cpus)
 }

@@ -1,13 +1,14 @@
 //! Warnings about jobs for which a cpuset or an isolated partition was requested and is not possible, and about cpusets
-//! that limit processes which have left the job.
+//! that limit processes of other jobs, or processes which have left the job.
 
-use crate::basics::{ProcessId, cpus_text, prelude::*};
-use crate::phases::cpusets::moves::why_unmovable;
+use crate::basics::{CpuSet, ProcessId, cpus_text, prelude::*};
+use crate::phases::cpusets::moves::{members_in_scheduler_cgroups, why_unmovable};
 use crate::phases::draft::{CycleDraft, warn};
 use crate::state::WardenState;
 use crate::terms::{EnforcementMethod, JobCpuset, JobId};
 
-/// The code of the warning about processes that have left a job and can't leave its cpuset.
+/// The code of the warning about processes that belong to no job with cores, or have left a job, and can't leave the
+/// cpuset of a job.
 pub(super) const NOT_MOVED_BACK: &str = "not-moved-back";
 
 /// Returns the first half of the warning that the job `id` has no cpuset. `None` if neither the request of the job nor
@@ -105,6 +106,31 @@ pub(super) fn report_members_not_moved_back(
     let texts = staying.map(|(cpuset, first, others)| not_moved_back_text(state, cpuset, first, others));
     for text in texts.collect::<Vec<String>>() {
         let remedy = format!("end or restart it, or free cores for {id}");
+        warn(draft, id, NOT_MOVED_BACK, text, remedy);
+    }
+}
+
+/// Adds a warning for users for each other job whose cpuset limits processes of the job `id`, if a batch system made
+/// the cgroup of this cpuset. pjw moves no process out of such a cgroup. The job `id` holds no cores. A grant of cores
+/// would not help these processes, because the kernel cuts their masks to the cpuset.
+pub(super) fn report_members_in_scheduler_cgroups(draft: &mut CycleDraft<'_>, id: &JobId) {
+    let mut limited: BTreeMap<&JobId, (&CpuSet, ProcessId, usize)> = BTreeMap::new();
+    for (process, other, cpus) in members_in_scheduler_cgroups(draft.state, id) {
+        let first = (cpus, process, 0);
+        limited.entry(other).and_modify(|(_, _, others)| *others += 1).or_insert(first);
+    }
+    let texts = limited.into_iter().map(|(other, (cpus, first, others))| {
+        let (pid, cpus, source) = (first.pid, cpus_text(cpus), other.source());
+        let (who, they) = match others {
+            0 => (format!("process {pid} of {id} is"), "it is"),
+            others => (format!("process {pid} and {others} more of {id} are"), "they are"),
+        };
+        let text = format!(
+            "{who} limited to {cpus} of {other}: {they} in the cgroup by which {source} tracks the processes of {other}"
+        );
+        (text, format!("end it, or start it again outside of {other}"))
+    });
+    for (text, remedy) in texts.collect::<Vec<(String, String)>>() {
         warn(draft, id, NOT_MOVED_BACK, text, remedy);
     }
 }
