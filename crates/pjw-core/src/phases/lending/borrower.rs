@@ -47,6 +47,11 @@ impl<'a> Borrower<'a> {
         self.cores.len() < self.max_count
     }
 
+    /// Returns the index in `cores` of the last core that is free. `free` has the free PUs. `None` if no core is free.
+    pub(super) fn free_core_index(&self, free: &CpuSet) -> Option<usize> {
+        self.cores.iter().rposition(|core| core.is_subset(free))
+    }
+
     /// Decides which of its cores the borrower keeps. It keeps those in `keepable`, up to the number that it can use:
     /// first free cores, then lent cores, and last lent cores whose return is announced. Returns the PUs that it has
     /// only until the end of a grace period, each with this end, in ns since boot. `now` is the present time, in ns
@@ -88,21 +93,14 @@ impl<'a> Borrower<'a> {
         self.cores = kept;
         ends
     }
+}
 
-    /// Keeps a lent core that the borrower would have only until the end of a grace period, and gives up a free core
-    /// instead. `still_lent` has the cores that their owners may still lend, and `free` has the free PUs. Returns the
-    /// free core, and the lent core. `None` if the borrower has no such two cores, or would slow down the owner.
-    pub(super) fn undo_exchange(
-        &mut self,
-        still_lent: &BTreeSet<&Core>,
-        free: &CpuSet,
-    ) -> Option<(Core, Core)> {
-        if self.would_slow_owners {
-            return None;
-        }
-        let lent = self.leaving.iter().position(|core| still_lent.contains(core))?;
-        let given_up = self.cores.iter().rposition(|core| core.is_subset(free))?;
-        let kept = self.leaving.remove(lent);
-        Some((core::mem::replace(&mut self.cores[given_up], kept.clone()), kept))
-    }
+/// Returns the index of the borrower with the fewest cores among those that can use more cores and for which `may_get`
+/// is true.
+pub(super) fn borrower_with_fewest_cores(
+    borrowers: &[Borrower<'_>],
+    may_get: impl Fn(&Borrower<'_>) -> bool,
+) -> Option<usize> {
+    let is_hungry = |index: &usize| borrowers[*index].can_use_more() && may_get(&borrowers[*index]);
+    (0..borrowers.len()).filter(is_hungry).min_by_key(|&index| borrowers[index].cores.len())
 }

@@ -1,7 +1,7 @@
 //! The exchange of lent cores for free cores that no borrower can use in addition.
 
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
-use crate::phases::lending::borrower::Borrower;
+use crate::phases::lending::borrower::{Borrower, borrower_with_fewest_cores};
 use crate::phases::lending::cores::{Core, end_of_grace_period};
 use crate::state::WardenState;
 use crate::terms::{JobId, Policy};
@@ -46,9 +46,9 @@ pub(super) fn exchange_lent_cores(
 }
 
 /// Ends exchanges for the borrowers that can use more cores: such a borrower gets a free core of another one, which
-/// keeps a lent core instead. The other one would have had the lent core until the end of a grace period. `still_lent`
-/// has the cores that their owners may still lend. Removes the PUs that stay lent from `leaving`, which has the end of
-/// each grace period.
+/// keeps a lent core instead. The other one would have had the lent core until the end of a grace period. A borrower
+/// that would slow down the owner keeps none. `still_lent` has the cores that their owners may still lend. Removes the
+/// PUs that stay lent from `leaving`, which has the end of each grace period.
 pub(super) fn undo_exchanges(
     state: &WardenState,
     still_lent: &BTreeSet<&Core>,
@@ -59,15 +59,16 @@ pub(super) fn undo_exchanges(
         return;
     }
     let free = state.pool.free_cpus();
-    loop {
-        let hungry = (0..borrowers.len()).filter(|&index| borrowers[index].can_use_more());
-        let Some(poor) = hungry.min_by_key(|&index| borrowers[index].cores.len()) else { return };
-        let mut offers = borrowers.iter_mut();
-        let Some((given_up, kept)) = offers.find_map(|borrower| borrower.undo_exchange(still_lent, &free))
-        else {
-            return;
-        };
-        leaving.retain(|pu, _| !kept.contains(*pu));
+    while let Some(poor) = borrower_with_fewest_cores(borrowers, |_| true) {
+        let mut others = borrowers.iter_mut().filter(|borrower| !borrower.would_slow_owners);
+        let given_up = others.find_map(|borrower| {
+            let lent = borrower.leaving.iter().position(|core| still_lent.contains(core))?;
+            let given_up = borrower.free_core_index(&free)?;
+            let kept = borrower.leaving.remove(lent);
+            leaving.retain(|pu, _| !kept.contains(*pu));
+            Some(core::mem::replace(&mut borrower.cores[given_up], kept))
+        });
+        let Some(given_up) = given_up else { return };
         borrowers[poor].cores.push(given_up);
     }
 }

@@ -16,7 +16,7 @@ use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::phases::cpusets::moves::why_unmovable;
 use crate::phases::draft::CycleDraft;
 use crate::phases::lending::borrowed_grant::set_borrowed_grant;
-use crate::phases::lending::borrower::Borrower;
+use crate::phases::lending::borrower::{Borrower, borrower_with_fewest_cores};
 use crate::phases::lending::cores::{Core, is_announced, lendable_grant, whole_cores};
 use crate::phases::lending::exchange::{exchange_lent_cores, running_exchanges, undo_exchanges};
 use crate::state::lending::OwnerLendingState;
@@ -191,9 +191,9 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
     let left = offer_left_cores(&mut owners, &borrowers);
     // The borrower with the fewest cores is served first, with free cores before cores of owners.
     while !spare.is_empty()
-        && let Some(borrower) = borrower_with_fewest_cores(&mut borrowers, |_| true)
+        && let Some(poor) = borrower_with_fewest_cores(&borrowers, |_| true)
     {
-        borrower.cores.push(spare.remove(0));
+        borrowers[poor].cores.push(spare.remove(0));
     }
     let still_lent: BTreeSet<&Core> = owners.iter().flat_map(|owner| &owner.lent).collect();
     undo_exchanges(state, &still_lent, &mut borrowers, &mut leaving);
@@ -202,9 +202,9 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
     let exchanged = running.union(&begun);
     let may_get = |borrower: &Borrower<'_>| may_get_lent_core(state, borrower);
     while owners.iter().any(|owner| !owner.lendable.is_empty())
-        && let Some(borrower) = borrower_with_fewest_cores(&mut borrowers, may_get)
+        && let Some(poor) = borrower_with_fewest_cores(&borrowers, may_get)
     {
-        borrower.cores.extend(lend_next_core(&mut owners));
+        borrowers[poor].cores.extend(lend_next_core(&mut owners));
     }
     balance_cores(&mut borrowers, may_get);
     let shares = borrowers.into_iter().map(|borrower| {
@@ -318,15 +318,6 @@ fn pinned_pus(state: &WardenState, job: &JobId) -> CpuSet {
     pins.collect()
 }
 
-/// Returns the borrower with the fewest cores among those that can use more cores and for which `may_get` is true.
-fn borrower_with_fewest_cores<'b, 'a>(
-    borrowers: &'b mut [Borrower<'a>],
-    may_get: impl Fn(&Borrower<'a>) -> bool,
-) -> Option<&'b mut Borrower<'a>> {
-    let hungry = borrowers.iter_mut().filter(|borrower| borrower.can_use_more() && may_get(borrower));
-    hungry.min_by_key(|borrower| borrower.cores.len())
-}
-
 /// Returns whether a borrower may get a core of an owner. All its processes must be in its cpuset, in which they run at
 /// idle priority. A borrower without cores may get one, because pjw moves its processes into the cpuset when it gets
 /// its first core. False if the borrower would slow down the owners.
@@ -352,9 +343,7 @@ fn lend_next_core(owners: &mut [Owner]) -> Option<Core> {
 fn balance_cores(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bool) {
     loop {
         let rich = (0..borrowers.len()).max_by_key(|&index| borrowers[index].cores.len());
-        let is_hungry = |borrower: &Borrower<'_>| borrower.can_use_more() && may_get(borrower);
-        let hungry = (0..borrowers.len()).filter(|&index| is_hungry(&borrowers[index]));
-        let poor = hungry.min_by_key(|&index| borrowers[index].cores.len());
+        let poor = borrower_with_fewest_cores(borrowers, &may_get);
         let Some((rich, poor)) = rich.zip(poor) else { return };
         if borrowers[rich].cores.len() < borrowers[poor].cores.len() + 2 {
             return;
