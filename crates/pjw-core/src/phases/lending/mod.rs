@@ -107,6 +107,9 @@ pub(crate) fn reason_not_to_borrow(state: &WardenState, policy: &Policy) -> Opti
     if borrowers.is_empty() {
         return Some("no job of the class besteffort has a process");
     }
+    if giver_of_free_core(state, &borrowers).is_some() {
+        return None;
+    }
     borrowers.retain(|borrower| !borrower.would_slow_owners);
     if borrowers.is_empty() {
         return Some("each job of the class besteffort would slow it down (pjwctl explain JOB says why)");
@@ -167,8 +170,10 @@ pub(crate) fn update_loans(draft: &mut CycleDraft<'_>) {
 ///    The replaced lent cores go back to their owners ([`exchange::exchange_lent_cores`]). If another borrower can use
 ///    such a free core before the grace period ends, it gets the core, and the lent core stays lent.
 /// 4. The cores that owners can lend in addition are given to the borrowers one by one, as in rule 2. A borrower that
-///    may not have cores of owners gets none ([`may_get_lent_core`]).
-/// 5. Cores are moved from borrowers with many cores to borrowers with few ([`balance_cores`]).
+///    would slow down the owners gets a free core of another one instead, and the other one gets the lent core
+///    ([`lend_cores`]).
+/// 5. Cores are moved from borrowers with many cores to borrowers with few. A borrower that would slow down the owners
+///    gets free cores only ([`balance_cores`]).
 fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecision {
     let online = state.pool.online_cpus();
     let mut borrowers: Vec<Borrower<'_>> = state
@@ -200,13 +205,8 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
     let running = running_exchanges(state, &still_lent, &borrowers);
     let begun = exchange_lent_cores(state, policy, now, &mut borrowers, spare, &mut leaving);
     let exchanged = running.union(&begun);
-    let may_get = |borrower: &Borrower<'_>| may_get_lent_core(state, borrower);
-    while owners.iter().any(|owner| !owner.lendable.is_empty())
-        && let Some(poor) = borrower_with_fewest_cores(&borrowers, may_get)
-    {
-        borrowers[poor].cores.extend(lend_next_core(&mut owners));
-    }
-    balance_cores(&mut borrowers, may_get);
+    lend_cores(state, &mut owners, &mut borrowers);
+    balance_cores(state, &mut borrowers);
     let shares = borrowers.into_iter().map(|borrower| {
         let cores = borrower.cores.iter().chain(&borrower.leaving);
         (borrower.id.clone(), cores.fold(CpuSet::new(), |all, core| all.union(core)))
@@ -318,6 +318,37 @@ fn pinned_pus(state: &WardenState, job: &JobId) -> CpuSet {
     pins.collect()
 }
 
+/// Gives the cores that owners can lend in addition to the borrowers one by one. Each goes to the borrower that has the
+/// fewest cores and can use one more. If this borrower would slow down the owner, it gets a free core of another
+/// borrower, and the other one gets the lent core instead.
+fn lend_cores(state: &WardenState, owners: &mut [Owner], borrowers: &mut [Borrower<'_>]) {
+    while owners.iter().any(|owner| !owner.lendable.is_empty()) {
+        let giver = giver_of_free_core(state, borrowers);
+        let may_get = |borrower: &Borrower<'_>| {
+            may_get_lent_core(state, borrower) || (borrower.would_slow_owners && giver.is_some())
+        };
+        let Some(poor) = borrower_with_fewest_cores(borrowers, may_get) else { return };
+        let Some(lent) = lend_next_core(owners) else { return };
+        let gained = match giver.filter(|_| borrowers[poor].would_slow_owners) {
+            Some((giver, place)) => core::mem::replace(&mut borrowers[giver].cores[place], lent),
+            None => lent,
+        };
+        borrowers[poor].cores.push(gained);
+    }
+}
+
+/// Returns a borrower that can have a lent core instead of a free core that it has: its index, and the index of the
+/// free core in its cores. `None` if there is none, or if no borrower needs a free core: none that would slow down the
+/// owners of lent cores can use more cores.
+fn giver_of_free_core(state: &WardenState, borrowers: &[Borrower<'_>]) -> Option<(usize, usize)> {
+    if !borrowers.iter().any(|borrower| borrower.would_slow_owners && borrower.can_use_more()) {
+        return None;
+    }
+    let free = state.pool.free_cpus();
+    let mut givers = borrowers.iter().enumerate().filter(|(_, borrower)| may_get_lent_core(state, borrower));
+    givers.find_map(|(index, borrower)| Some((index, borrower.free_core_index(&free)?)))
+}
+
 /// Returns whether a borrower may get a core of an owner. All its processes must be in its cpuset, in which they run at
 /// idle priority. A borrower without cores may get one, because pjw moves its processes into the cpuset when it gets
 /// its first core. False if the borrower would slow down the owners.
@@ -337,19 +368,34 @@ fn lend_next_core(owners: &mut [Owner]) -> Option<Core> {
     Some(core)
 }
 
-/// Moves cores one by one from the borrower with the most cores to a borrower with few cores: the one with the fewest
-/// among those that can use more cores and for which `may_get` is true. Ends when these two differ by at most one core,
-/// or if no borrower can get a core.
-fn balance_cores(borrowers: &mut [Borrower<'_>], may_get: impl Fn(&Borrower<'_>) -> bool) {
-    loop {
-        let rich = (0..borrowers.len()).max_by_key(|&index| borrowers[index].cores.len());
-        let poor = borrower_with_fewest_cores(borrowers, &may_get);
-        let Some((rich, poor)) = rich.zip(poor) else { return };
-        if borrowers[rich].cores.len() < borrowers[poor].cores.len() + 2 {
-            return;
-        }
-        if let Some(core) = borrowers[rich].cores.pop() {
-            borrowers[poor].cores.push(core);
-        }
+/// Moves cores one by one from the borrower with the most cores to a borrower with few cores, which can use more. Ends
+/// when these two differ by at most one core, or if no borrower can get a core. A borrower that would slow down the
+/// owners of lent cores gets free cores only, from the borrower with the most cores among those that have a free one.
+fn balance_cores(state: &WardenState, borrowers: &mut [Borrower<'_>]) {
+    let free = state.pool.free_cpus();
+    let may_get = |borrower: &Borrower<'_>| may_get_lent_core(state, borrower);
+    let last_core = |borrower: &Borrower<'_>| borrower.cores.len().checked_sub(1);
+    let free_core = |borrower: &Borrower<'_>| borrower.free_core_index(&free);
+    while let Some((rich, place, poor)) = uneven_pair(borrowers, may_get, last_core)
+        .or_else(|| uneven_pair(borrowers, |borrower| borrower.would_slow_owners, free_core))
+    {
+        let moved = borrowers[rich].cores.remove(place);
+        borrowers[poor].cores.push(moved);
     }
+}
+
+/// Returns two borrowers that differ by two cores or more: the index of the one with the most cores, the index of a
+/// core that it can give up, and the index of the one with the fewest cores. The first one is among those for which
+/// `core_to_give` returns such a core. The second one is among those that can use more cores and for which `may_get` is
+/// true. `None` if there are no such two.
+fn uneven_pair(
+    borrowers: &[Borrower<'_>],
+    may_get: impl Fn(&Borrower<'_>) -> bool,
+    core_to_give: impl Fn(&Borrower<'_>) -> Option<usize>,
+) -> Option<(usize, usize, usize)> {
+    let poor = borrower_with_fewest_cores(borrowers, may_get)?;
+    let core_count = |index: usize| borrowers[index].cores.len();
+    let givers = (0..borrowers.len()).filter_map(|index| Some((index, core_to_give(&borrowers[index])?)));
+    let (rich, place) = givers.max_by_key(|&(index, _)| core_count(index))?;
+    (core_count(rich) >= core_count(poor) + 2).then_some((rich, place, poor))
 }

@@ -105,3 +105,49 @@ fn lent_cores_are_taken_back_while_a_process_of_the_borrower_would_run_before_th
     assert_eq!((lent(&m).as_str(), m.grant("batch").as_str()), ("", "6-7"));
     assert_sound(&m);
 }
+
+/// Starts process 21 in a service, in the besteffort job `other` for so many cores. It gets no lent cores.
+fn assign_other_in_service(m: &mut Machine, cores: u32) {
+    if !m.world().processes.contains_key(&Pid(21)) {
+        m.spawn(21, 1, 0).cgroup = "/system.slice/other.service".into();
+    }
+    assign_class(m, "other", PriorityClass::Besteffort, cores, &[21]).unwrap();
+}
+
+#[test]
+fn a_borrower_that_gets_no_lent_core_gets_the_free_cores_of_one_that_has_more() {
+    let mut m = web_and_batch();
+    web_uses(&mut m, 1, 3);
+    assert_eq!((lent(&m).as_str(), m.grant("batch").as_str()), ("2-5", "2-7"));
+    assign_other_in_service(&mut m, 8);
+    assert_eq!([m.grant("batch"), m.grant("other"), lent(&m)], ["2-5", "6-7", "2-5"]);
+    assert!(!would_change_loans(&m.state, &m.policy, Nanos(m.now())));
+    assert_sound(&m);
+}
+
+#[test]
+fn a_borrower_gets_a_lent_core_for_its_free_core_that_another_one_needs() {
+    let mut m = lending_machine();
+    for pid in [10, 20, 30] {
+        m.spawn(pid, 1, 0);
+    }
+    assign_class(&mut m, "web", PriorityClass::Guaranteed, 6, &[10]).unwrap();
+    m.assign("normal", 1, &[30]).unwrap();
+    assign_class(&mut m, "batch", PriorityClass::Besteffort, 1, &[20]).unwrap();
+    assign_other_in_service(&mut m, 1);
+    assert_eq!((m.grant("normal").as_str(), m.grant("batch").as_str()), ("6", "7"));
+    assert_ne!(ownership(&m, "other"), Some(Ownership::Borrowed));
+    web_uses(&mut m, 1, 1);
+    assert_eq!((m.grant("batch").as_str(), lent(&m).as_str()), ("7", ""), "lend_after has not passed");
+    web_uses(&mut m, 1, 1);
+    assert_eq!([m.grant("batch"), m.grant("other"), lent(&m)], ["5", "7", "5"]);
+    assert!(!would_change_loans(&m.state, &m.policy, Nanos(m.now())));
+    // The other job comes and goes: the lent core stays where it is.
+    for _ in 0..3 {
+        m.release("other").unwrap();
+        assert_eq!([m.grant("batch"), lent(&m)], ["5", "5"]);
+        assign_other_in_service(&mut m, 1);
+        assert_eq!([m.grant("batch"), m.grant("other"), lent(&m)], ["5", "7", "5"]);
+    }
+    assert_sound(&m);
+}
