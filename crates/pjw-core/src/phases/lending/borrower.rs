@@ -1,7 +1,9 @@
 //! One borrower while the decision about loans is made: which of its cores it keeps.
 
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
-use crate::phases::lending::cores::{Core, end_of_grace_period, is_announced, is_lent_by_owner, whole_cores};
+use crate::phases::lending::cores::{
+    Core, end_of_grace_period, is_announced, is_lent_by_owner, was_lent_before_restart, whole_cores,
+};
 use crate::phases::lending::permission::may_borrow;
 use crate::state::WardenState;
 use crate::terms::{Job, JobId, Policy};
@@ -67,16 +69,18 @@ impl<'a> Borrower<'a> {
             core::mem::take(&mut self.cores).into_iter().partition(|core| keepable.contains(core));
         let free = state.pool.free_cpus();
         kept.sort_by_key(|core| (!core.is_subset(&free), is_announced(state, core)));
-        // The borrower does not want the others any more. It was promised the time until an announced return.
+        // The borrower does not want the others any more. It was promised the time until an announced return. After a
+        // restart, it has more than it can use because a return was announced. It is announced again.
+        let is_promised = |core: &Core| is_announced(state, core) || was_lent_before_restart(state, core);
         let surplus = kept.split_off(kept.len().min(self.max_count));
-        lost.extend(surplus.into_iter().filter(|core| is_announced(state, core)));
+        lost.extend(surplus.into_iter().filter(is_promised));
         let mut wanted_count = kept.iter().filter(|core| !is_announced(state, core)).count();
         let mut ends = BTreeMap::new();
         // Cores that now belong to another job, which does not lend them, are taken at once.
         for core in lost.into_iter().filter(|core| is_lent_by_owner(state, core)) {
             let announced = core.iter().find_map(|pu| state.lending.grace_period_end(pu));
             let end = announced.unwrap_or_else(|| end_of_grace_period(policy, now));
-            let is_wanted = if announced.is_some() {
+            let is_wanted = if is_promised(&core) {
                 // A borrower that has said since the announcement that it wants fewer cores gives them back earlier.
                 kept.len() + self.leaving.len() < self.max_count
                     || self.wanted_at.is_none_or(|at| end_of_grace_period(policy, at) <= end)

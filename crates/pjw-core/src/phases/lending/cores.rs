@@ -30,6 +30,13 @@ pub(super) fn is_announced(state: &WardenState, core: &Core) -> bool {
     core.iter().any(|pu| state.lending.grace_period_end(pu).is_some())
 }
 
+/// Whether an earlier run of the daemon lent the core, and this run has not sampled the owner of the core yet. The
+/// earlier run may have announced the return of the core: announcements are not in the journal.
+pub(super) fn was_lent_before_restart(state: &WardenState, core: &Core) -> bool {
+    let owner = core.iter().find_map(|pu| state.pool.holder(pu)?.job());
+    owner.is_some_and(|owner| state.lending.owner_state(owner).is_none())
+}
+
 /// Returns the grant of a job whose cores may be lent. Such a job is of the class guaranteed. pjw chose its cores,
 /// which it shares with no other job and which are no isolated partition. `None` for any other job.
 pub(super) fn lendable_grant(job: &Job) -> Option<&Grant> {

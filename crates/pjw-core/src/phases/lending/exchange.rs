@@ -2,7 +2,7 @@
 
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::phases::lending::borrower::{Borrower, borrower_with_fewest_cores};
-use crate::phases::lending::cores::{Core, end_of_grace_period};
+use crate::phases::lending::cores::{Core, end_of_grace_period, was_lent_before_restart};
 use crate::state::WardenState;
 use crate::terms::{JobId, Policy};
 
@@ -74,14 +74,16 @@ pub(super) fn undo_exchanges(
 }
 
 /// Returns the PUs of earlier exchanges that their borrowers still have until the end of a grace period, and that their
-/// owners do not need. `still_lent` has the cores that the owners may still lend.
+/// owners do not need. After a restart, which exchanges there were is not known: all such PUs count then. `still_lent`
+/// has the cores that the owners may still lend.
 pub(super) fn running_exchanges(
     state: &WardenState,
     still_lent: &BTreeSet<&Core>,
     borrowers: &[Borrower<'_>],
 ) -> CpuSet {
     let leaving = borrowers.iter().flat_map(|borrower| &borrower.leaving);
-    let unneeded = leaving.filter(|core| still_lent.contains(*core));
-    let leaving = unneeded.fold(CpuSet::new(), |all, core| all.union(core));
-    leaving.intersection(state.lending.exchanged_pus())
+    let exchanged = state.lending.exchanged_pus();
+    let is_exchanged = |core: &Core| core.is_subset(exchanged) || was_lent_before_restart(state, core);
+    let unneeded = leaving.filter(|&core| still_lent.contains(core) && is_exchanged(core));
+    unneeded.fold(CpuSet::new(), |all, core| all.union(core))
 }

@@ -115,6 +115,33 @@ fn an_exchanged_core_has_the_grace_period_of_a_core_that_is_taken_back() {
 }
 
 #[test]
+fn the_return_of_an_exchanged_core_is_announced_again_after_a_restart() {
+    let mut m = two_lent_cores();
+    m.policy.lending.revocation_grace = Duration::from_secs(5);
+    m.release("normal").unwrap();
+    assert_eq!(leaving(&m), "4-5");
+    m.advance(SECOND);
+    let records: Vec<Record> = m.state.records();
+    let mut restarted = WardenState::new(m.state.topology.clone(), &CpuSet::new());
+    records.into_iter().for_each(|record| restarted.apply_record(record));
+    m.state = restarted;
+    m.settle();
+    assert_eq!([m.grant("batch"), lent(&m), leaving(&m)], ["4-7", "4-5", "4-5"]);
+    assert_eq!(
+        texts(&m, EventKind::Revoked),
+        ["manual:batch has free CPUs instead of CPUs 4-5 of manual:web: given back in 5s"]
+    );
+    web_uses(&mut m, 1, 4);
+    assert_eq!([m.grant("batch"), leaving(&m)], ["4-7", "4-5"]);
+    m.advance(SECOND);
+    sample(&mut m, 1, "");
+    m.settle();
+    assert_eq!([m.grant("batch"), lent(&m)], ["6-7", ""]);
+    assert_eq!(texts(&m, EventKind::Revoked), [""; 0], "the return was announced before");
+    assert_sound(&m);
+}
+
+#[test]
 fn a_borrower_that_wants_fewer_cores_after_the_notice_gives_them_back_before_the_grace_period_ends() {
     let mut m = two_lent_cores();
     m.policy.lending.revocation_grace = Duration::from_secs(5);
