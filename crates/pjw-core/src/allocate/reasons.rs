@@ -82,9 +82,15 @@ impl ReasonText<'_> {
         core::iter::once(first).chain(too_small).collect()
     }
 
+    /// Returns a text for users: how many free cores the domain of `hole` has, and how many of them would stay free if
+    /// the job got its cores there.
     fn hole_text(&self, hole: Hole) -> String {
-        let left = hole.size.saturating_sub(self.taken);
-        format!("{} holds {} and would keep {left}", self.hole_name(hole), self.count_text(hole.size))
+        let left = match hole.size.saturating_sub(self.taken) {
+            0 => "none".to_owned(),
+            left => left.to_string(),
+        };
+        let (name, free) = (self.hole_name(hole), self.count_text(hole.size));
+        format!("{name} has {free}, of which {left} would stay free")
     }
 
     fn count_text(&self, units: u32) -> String {

@@ -101,8 +101,8 @@ fn a_fuller_node_is_passed_over_if_the_request_lies_on_fewer_l3s_in_another() {
     let mut bench = Bench::new(regular_topology(1, 2, 3, 5, 1), "0-2,5-7,10-12,22-24,25-29");
     let offer = bench.ask(1, &JobRequest::with_core_count(6)).unwrap();
     assert_eq!(offer.cpus.to_string(), "15-20", "node 0 has just 6, but on three L3s");
-    assert_eq!(offer.reasons[0], "NUMA node 1 holds 7 free cores and would keep 1");
-    assert_eq!(offer.second_best, "NUMA node 0 holds 6 free cores and would keep 0");
+    assert_eq!(offer.reasons[0], "NUMA node 1 has 7 free cores, of which 1 would stay free");
+    assert_eq!(offer.second_best, "NUMA node 0 has 6 free cores, of which none would stay free");
 }
 
 #[test]
@@ -152,8 +152,8 @@ fn a_request_that_no_domain_holds_gets_the_fewest() {
 fn the_second_best_choice_is_named() {
     let mut bench = Bench::new(regular_topology(1, 1, 3, 4, 1), "0-1");
     let offer = bench.ask(1, &JobRequest::with_core_count(2)).unwrap();
-    assert_eq!(offer.reasons, ["L3#0 holds 2 free cores and would keep 0"]);
-    assert_eq!(offer.second_best, "L3#1 holds 4 free cores and would keep 2");
+    assert_eq!(offer.reasons, ["L3#0 has 2 free cores, of which none would stay free"]);
+    assert_eq!(offer.second_best, "L3#1 has 4 free cores, of which 2 would stay free");
 }
 
 #[test]
@@ -244,7 +244,7 @@ fn nodes_that_hold_packages_are_divided_by_packages() {
     let offer = bench.ask(1, &JobRequest::with_core_count(5)).unwrap();
     assert_eq!(offer.cpus.to_string(), "6-10");
     let because = [
-        "package 1 holds 6 free cores and would keep 1",
+        "package 1 has 6 free cores, of which 1 would stay free",
         "no L3 has 5 free cores; the largest hole is 3 on L3#1 of package 0",
     ];
     assert_eq!(offer.reasons, because);
@@ -284,8 +284,8 @@ fn nodes_of_slow_and_of_fast_memory_over_the_same_cores_count_once() {
     ];
     let mut bench = Bench::new(flat(8, &domains), "");
     let offer = bench.ask(1, &JobRequest::with_core_count(2)).unwrap();
-    assert_eq!(offer.reasons, ["NUMA node 0 holds 4 free cores and would keep 2"]);
-    assert_eq!(offer.second_best, "NUMA node 1 holds 4 free cores and would keep 2");
+    assert_eq!(offer.reasons, ["NUMA node 0 has 4 free cores, of which 2 would stay free"]);
+    assert_eq!(offer.second_best, "NUMA node 1 has 4 free cores, of which 2 would stay free");
 }
 
 #[test]
