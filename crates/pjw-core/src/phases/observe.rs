@@ -161,6 +161,8 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     if has_moved {
         state.members.note_move(pid);
         state.cpusets.note_move(process.id, process.cgroup.as_deref());
+    } else if is_new {
+        state.cpusets.note_first_cgroup(process.id, process.cgroup.as_deref());
     }
     let now = draft.now.since_boot;
     let last_cgroup_change = before.as_ref().and_then(|known| {

@@ -1,13 +1,15 @@
-//! The cgroups to which processes return when the cpuset of their job is removed.
+//! The cgroups to which processes return when the cpuset of their job is removed, and the first move out of them.
 
 use std::time::Duration;
 
 use pjw_core::command::Command;
 use pjw_core::cpuset_group::{CpusetHierarchy, CpusetSupport};
+use pjw_core::event::EventKind;
 use pjw_core::policy::Policy;
 use pjw_core::ports::MachineInterface;
 
 use crate::machine::{Machine, ROOT, job, machine_with, regular_topology};
+use crate::restore::restart;
 
 /// A machine with cpusets, and a kernel that keeps requested masks.
 fn machine() -> Machine {
@@ -39,4 +41,25 @@ fn a_child_that_was_born_in_the_cpuset_returns_to_the_original_cgroup_of_its_par
     }
     m.settle();
     assert_eq!([6, 8, 9].map(|pid| m.process(pid).cgroup.clone()), ["/", session, session]);
+}
+
+#[test]
+fn after_a_restart_the_first_move_of_a_process_is_no_repair() {
+    let [session, other] = [1, 2].map(|id| format!("/user.slice/user-1001.slice/session-{id}.scope"));
+    let moved_by_others = vec![EventKind::Stray, EventKind::Repaired];
+    for (found_in, expected) in [(&session, vec![]), (&other, moved_by_others)] {
+        let mut m = machine();
+        m.spawn(7, 1, 0).cgroup.clone_from(&session);
+        m.assign("a", 2, &[7]).unwrap();
+        m.settle();
+        let inside = m.process(7).cgroup.clone();
+        assert_ne!(inside, session);
+        // In the cgroup before the move, as if the daemon had been killed between the record and the move.
+        m.process(7).cgroup.clone_from(found_in);
+        restart(&mut m, 2);
+        m.settle();
+        assert_eq!(m.process(7).cgroup.clone(), inside);
+        let kinds: Vec<EventKind> = m.cpuset_events.iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, expected, "it was in {found_in}");
+    }
 }

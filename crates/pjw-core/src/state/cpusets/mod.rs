@@ -104,7 +104,8 @@ pub struct CpusetRegistry {
     /// The same processes, by the cgroup to which they were moved.
     moved_to: BTreeMap<String, BTreeSet<ProcessId>>,
     /// Those processes in `moved` that were not found in the cpuset since their move was planned, because the move was
-    /// not made, and those that pjw has moved back since.
+    /// not made, and those that pjw has moved back since. Not in the journal: after a restart, the first scan of each
+    /// process decides ([`CpusetRegistry::note_first_cgroup`]).
     unmoved: BTreeSet<ProcessId>,
     refused: BTreeMap<JobId, String>,
     move_errors: BTreeMap<ProcessId, String>,

@@ -70,6 +70,20 @@ impl CpusetRegistry {
         }
     }
 
+    /// Records that the first scan of the process `process` by this run of the daemon found it in the cgroup `cgroup`.
+    /// An earlier run may have journaled a move of the process and not made it, because the memory of the process was
+    /// locked or because the daemon was killed. Then the process still is in the cgroup from which it was to be moved:
+    /// its original cgroup, or the cpuset of another job. A process that another program moved there while no daemon
+    /// ran counts as never moved, too.
+    pub(crate) fn note_first_cgroup(&mut self, process: ProcessId, cgroup: Option<&str>) {
+        let Some((moved, cgroup)) = self.moved.get(&process).zip(cgroup) else { return };
+        let enclosing = self.enclosing_cpuset(cgroup);
+        let is_in_other = enclosing.is_some_and(|other| other.job_cpuset.path != moved.to);
+        if cgroup == moved.from || is_in_other {
+            self.unmoved.insert(process);
+        }
+    }
+
     /// Records that a scan found the process `process` in another cgroup than before: `cgroup`.
     pub(crate) fn note_move(&mut self, process: ProcessId, cgroup: Option<&str>) {
         let destination = self.last_move_destination(process).zip(cgroup);

@@ -115,6 +115,27 @@ fn a_process_that_was_locked_at_its_first_move_has_not_left_the_cpuset() {
 }
 
 #[test]
+fn after_a_restart_a_process_that_is_where_it_was_before_its_move_has_not_been_inside() {
+    let process = ProcessId { pid: Pid(7), start: StartTime(7) };
+    let moved = CpusetRecord::Moved { process, from: "/session-1".to_owned(), to: "/pjw/a".to_owned() };
+    let other = JobCpuset { job: "manual:b".parse().unwrap(), path: "/pjw/b".to_owned(), ..job_cpuset() };
+    let records = [CpusetRecord::Created(job_cpuset()), CpusetRecord::Created(other), moved];
+    for (cgroup, has_been_inside) in [
+        (Some("/session-1"), false),
+        (Some("/pjw/b"), false),
+        (Some("/pjw/a"), true),
+        (Some("/pjw/a/below"), true),
+        (Some("/session-2"), true),
+        (None, true),
+    ] {
+        let mut cpusets = CpusetRegistry::default();
+        records.iter().for_each(|record| cpusets.apply_record(record, &machine(), Nanos(0)));
+        cpusets.note_first_cgroup(process, cgroup);
+        assert_eq!(cpusets.has_been_inside(process, "/pjw/a"), has_been_inside, "{cgroup:?}");
+    }
+}
+
+#[test]
 fn a_process_that_a_scan_finds_in_a_new_scope_stays_counted_as_moved_when_the_delayed_change_ends() {
     let mut state = WardenState::new(regular_topology(2, 1, 1, 4, 1), &CpuSet::new());
     let process = ProcessId { pid: Pid(7), start: StartTime(7) };
