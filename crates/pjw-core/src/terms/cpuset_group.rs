@@ -314,7 +314,7 @@ pub enum CpusetChange {
 
 /// The outcome of a [`CpusetAction`] (a change of a job's cpuset, or a move of a process into or out of the cpuset).
 /// The change was made, was refused, or continues in the background. Or it was impossible: the process or the cgroup no
-/// longer exists, or the memory of the process is locked at present.
+/// longer exists, or the process can't be moved at present.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetOutcome {
     /// The change was made.
@@ -330,9 +330,10 @@ pub enum CpusetOutcome {
         /// The error and the remedy, in one sentence for users.
         reason: String,
     },
-    /// The process was not moved, because the move would wait for the lock of its memory (`mmap_lock`) and stop all
-    /// forks of the machine meanwhile. pjw tries again after the next scan of all processes.
-    ProcessLocked {
+    /// The process was not moved, for a reason that is not the cgroup to which it should move. The move would wait for
+    /// the lock of its memory (`mmap_lock`) and stop all forks of the machine meanwhile, or the thread that changes
+    /// cpusets has ended. pjw tries the same move again after the next scan of all processes.
+    NotMoved {
         /// The reason and the remedy, in one sentence for users.
         reason: String,
     },

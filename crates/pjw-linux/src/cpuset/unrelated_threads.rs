@@ -132,10 +132,7 @@ impl UnrelatedThreads {
     pub(super) fn record_outcome(&mut self, change: &CpusetChange, outcome: &CpusetOutcome) {
         let Some(job_cpuset) = changed_cpuset(change).filter(|_| !self.affinity_persists) else { return };
         match (change, outcome) {
-            (
-                _,
-                CpusetOutcome::Refused { .. } | CpusetOutcome::ProcessLocked { .. } | CpusetOutcome::Delayed,
-            ) => {}
+            (_, CpusetOutcome::Refused { .. } | CpusetOutcome::NotMoved { .. } | CpusetOutcome::Delayed) => {}
             (CpusetChange::Create { .. }, CpusetOutcome::Done { .. }) if job_cpuset.spec.isolated => {
                 self.partitions.insert(job_cpuset.path.clone(), job_cpuset.spec.cpus.clone());
             }

@@ -46,7 +46,7 @@ impl MoveGuard {
     /// released. If the change creates a cpuset, leaves out the initial processes whose memory is locked.
     ///
     /// # Errors
-    /// [`CpusetOutcome::ProcessLocked`] if the memory of the process that the change moves is locked. The same error
+    /// [`CpusetOutcome::NotMoved`] if the memory of the process that the change moves is locked. The same error
     /// if the memory of each initial process is locked.
     pub(super) fn without_locked_processes<'a>(
         &mut self,
@@ -90,5 +90,5 @@ fn locked(process: ProcessId) -> CpusetOutcome {
          forks of the machine until the lock is released. As root: cat /proc/{}/task/*/stack says what it waits for",
         process.pid
     );
-    CpusetOutcome::ProcessLocked { reason }
+    CpusetOutcome::NotMoved { reason }
 }

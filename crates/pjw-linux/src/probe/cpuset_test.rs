@@ -246,7 +246,7 @@ impl CpusetTest<'_> {
         match apply_change(context, unrelated_threads, change) {
             CpusetOutcome::Done { .. } => Ok(()),
             CpusetOutcome::Gone => Err("the process of the cpuset test ended early".to_owned()),
-            CpusetOutcome::Refused { reason } | CpusetOutcome::ProcessLocked { reason } => Err(reason),
+            CpusetOutcome::Refused { reason } | CpusetOutcome::NotMoved { reason } => Err(reason),
             CpusetOutcome::Delayed => Err("the change of the cpuset takes too long".to_owned()),
         }
     }

@@ -174,7 +174,7 @@ impl MetricCounters {
             let outcome = match outcome {
                 CpusetOutcome::Done { .. } => 0,
                 CpusetOutcome::Gone => 1,
-                CpusetOutcome::Refused { .. } | CpusetOutcome::ProcessLocked { .. } => 2,
+                CpusetOutcome::Refused { .. } | CpusetOutcome::NotMoved { .. } => 2,
                 // It is counted when it is complete.
                 CpusetOutcome::Delayed => continue,
             };

@@ -378,7 +378,7 @@ impl CpusetRegistry {
         match outcome {
             CpusetOutcome::Done { .. } => self.record_done(action),
             CpusetOutcome::Refused { reason } => self.record_refusal(action, reason),
-            CpusetOutcome::ProcessLocked { reason } => match action.moved_process() {
+            CpusetOutcome::NotMoved { reason } => match action.moved_process() {
                 // The process keeps its original cgroup, to which a later move brings it back.
                 Some(process) => drop(self.move_errors.insert(process, reason.clone())),
                 None => self.record_refusal(action, reason),

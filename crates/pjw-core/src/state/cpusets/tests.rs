@@ -77,7 +77,7 @@ fn a_locked_process_keeps_its_original_cgroup_and_is_moved_back_later() {
     cpusets.apply_record(&moved, &machine(), Nanos(0));
     let change = CpusetChange::MoveBack { process, from, to };
     let action = CpusetAction { job: job_cpuset().job, change, is_repair: false, reason: String::new() };
-    cpusets.record_outcome(&action, &CpusetOutcome::ProcessLocked { reason: "locked".to_owned() });
+    cpusets.record_outcome(&action, &CpusetOutcome::NotMoved { reason: "locked".to_owned() });
     assert_eq!(cpusets.move_error(process), Some("locked"));
     assert_eq!(cpusets.original_cgroup([process], "/pjw/a"), Some("/session-1"));
     cpusets.reset_failures();
@@ -97,7 +97,7 @@ fn a_process_that_was_locked_at_its_first_move_has_not_left_the_cpuset() {
         cpusets.apply_record(&moved, &machine(), Nanos(0));
     }
     let move_in = action(CpusetChange::MoveIn { process: process(7), from, to });
-    cpusets.record_outcome(&move_in, &CpusetOutcome::ProcessLocked { reason: "locked".to_owned() });
+    cpusets.record_outcome(&move_in, &CpusetOutcome::NotMoved { reason: "locked".to_owned() });
     assert!(!cpusets.has_been_inside(process(7), "/pjw/a"));
     cpusets.reset_failures();
     cpusets.record_outcome(&move_in, &CpusetOutcome::Done { effective: None });
