@@ -70,8 +70,9 @@ pub trait MachineInterface {
     /// Makes changes of the cpusets of jobs, as planned in `actions`, and reads the new state of each cpuset. The
     /// changes are made one after another in this order. A change is also made if an earlier one was refused. Returns
     /// one outcome for each action, in the same order. The outcome is [`CpusetOutcome::Delayed`] for each change that
-    /// is not complete after about `max_wait`. These changes then continue in the background. An implementation that
-    /// can't make changes in the background ignores `max_wait` and returns when all changes are complete.
+    /// is not complete after about `max_wait`. These changes then continue in the background. While an earlier change
+    /// has been blocked for longer than `max_wait`, the call does not wait at all. An implementation that can't make
+    /// changes in the background ignores `max_wait` and returns when all changes are complete.
     fn change_cpusets(&mut self, actions: &[CpusetAction], max_wait: Duration) -> Vec<CpusetOutcome>;
 
     /// Returns the changes of cpusets for which [`MachineInterface::change_cpusets`] returned

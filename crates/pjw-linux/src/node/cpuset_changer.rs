@@ -5,14 +5,18 @@
 //! a CPU first. Beside very many processes that fork, that takes hundreds of milliseconds, and the priority of the
 //! caller does not matter. With a thread, the caller waits for a limited time, and learns the outcome of a longer
 //! change later. The thread gets all changes of a plan in one request, and wakes the caller once.
+//!
+//! A process that can't end its fork blocks the thread for as long. [`requests`] knows which requests the thread has
+//! not answered: the caller does not wait again for the same answer, and sends nothing twice.
 
-use std::collections::VecDeque;
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -20,11 +24,18 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::ids::Tid;
 use pjw_core::own_cgroups::OwnCgroupNames;
+use tracing::{info, warn};
 
 use super::move_guard::MoveGuard;
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
 use crate::sys::affinity::own_thread;
 use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
+
+mod problem;
+mod requests;
+
+pub use problem::CpusetThreadProblem;
+use requests::{Answer, ThreadRequests, outcome_without_thread};
 
 /// Makes changes of cpusets one after another, on the calling thread or on a separate thread
 /// ([`CpusetChanger::start_thread`]).
@@ -40,7 +51,7 @@ enum Worker {
     /// The calling thread.
     Caller(Box<ChangeContext>),
     /// A thread of its own.
-    Thread(ChangeThread),
+    Thread(Box<ChangeThread>),
 }
 
 /// What is needed to make changes of cpusets. Used by the thread that makes the changes.
@@ -64,19 +75,39 @@ enum Request {
 /// The thread that makes the changes, as the calling thread sees it.
 #[derive(Debug)]
 struct ChangeThread {
-    requests: Sender<Request>,
-    /// The outcomes of changes, in the order of the requests. The calling thread does not sleep on this channel, so
-    /// that the outcome of a single change does not wake it.
-    outcomes: Receiver<(CpusetAction, CpusetOutcome)>,
+    id: Tid,
+    /// `None` once the thread was found to have ended.
+    handle: Option<JoinHandle<()>>,
+    sender: Sender<Request>,
+    /// One answer for each change and each restore of masks, in the order of the requests. The calling thread does not
+    /// sleep on this channel, so that the outcome of a single change does not wake it.
+    answers: Receiver<Answer>,
     /// A message after the last outcome of each [`Request::Change`]. This message wakes the calling thread.
     completed_requests: Receiver<()>,
-    /// The number of changes whose outcomes were not received.
-    open_changes: usize,
-    /// The number of requests for whose end no message was received.
-    open_requests: usize,
-    /// The outcomes of delayed changes: changes that were not complete when the calling thread stopped waiting.
-    finished: VecDeque<(CpusetAction, CpusetOutcome)>,
+    /// The number of messages that `completed_requests` still has to bring.
+    uncompleted_requests: usize,
+    /// The requests without an answer, and the outcomes of delayed changes: changes that were not complete when the
+    /// calling thread stopped waiting.
+    requests: ThreadRequests,
     completion: Arc<CompletionEvent>,
+}
+
+/// What the thread that makes the changes has of its channels and of the event.
+struct ThreadEnds {
+    requests: Receiver<Request>,
+    answers: Sender<Answer>,
+    completed: Sender<()>,
+    completion: Arc<CompletionEvent>,
+}
+
+/// Wakes the calling thread when the thread that makes the changes ends, also by a panic.
+struct EndNotice(Arc<CompletionEvent>);
+
+impl Drop for EndNotice {
+    fn drop(&mut self) {
+        // Writing fails only if the counter is full. Then the fd is readable anyway.
+        let _ = self.0.event.write(1);
+    }
 }
 
 /// The event by which the thread reports to the calling thread that a delayed change is complete.
@@ -125,32 +156,30 @@ impl ChangeContext {
         completion.is_partition_ending.store(self.unrelated_threads.is_partition_ending(), Ordering::SeqCst);
     }
 
-    /// Carries out the requests in `requests` one after another. Runs on the separate thread that makes the changes.
-    /// Another thread, the sender, sends the requests and receives the outcomes.
+    /// Carries out the requests one after another. Runs on the separate thread that makes the changes. Another thread,
+    /// the sender, sends the requests and receives the answers. `ends` has this thread's ends of the channels.
     ///
-    /// - Sends the outcome of each change to `outcomes`. Then writes the event of `completion`, which wakes the sender.
-    ///   Does not write the event while the sender waits for outcomes (`is_awaited` in `completion`).
-    /// - Sends a message to `completed` after the last change of a request. A request to restore masks has no outcome
-    ///   and no message.
+    /// - Sends an answer after each change and after each restore of masks. After the answer to a change, writes the
+    ///   event, which wakes the sender. Does not write the event while the sender waits for outcomes
+    ///   ([`CompletionEvent::is_awaited`]).
+    /// - Sends a message to `completed` after the last change of a request.
     /// - Returns when the sender has dropped its ends of the channels.
-    fn serve_requests(
-        &mut self,
-        requests: &Receiver<Request>,
-        outcomes: &Sender<(CpusetAction, CpusetOutcome)>,
-        completed: &Sender<()>,
-        completion: &CompletionEvent,
-    ) {
+    fn serve_requests(&mut self, ends: &ThreadEnds) {
+        let ThreadEnds { requests, answers, completed, completion } = ends;
         for request in requests {
             match request {
                 Request::Restore(removed, hierarchy) => {
                     self.restore_masks(&removed, &hierarchy);
                     self.publish_partition_end(completion);
+                    if answers.send(Answer::Restored).is_err() {
+                        return;
+                    }
                 }
                 Request::Change(actions, hierarchy) => {
                     for action in actions {
                         let outcome = self.change(&action, &hierarchy);
                         self.publish_partition_end(completion);
-                        if outcomes.send((action, outcome)).is_err() {
+                        if answers.send(Answer::Changed(outcome)).is_err() {
                             return;
                         }
                         if !completion.is_awaited.load(Ordering::SeqCst) {
@@ -187,38 +216,16 @@ impl CpusetChanger {
     /// If the thread can't be started, `/proc` can't be opened, or no file descriptor is left.
     pub(super) fn start_thread(&mut self) -> io::Result<Tid> {
         let mut context = ChangeContext::new(self.affinity_persists, self.own_cgroups.clone())?;
-        let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-        let completion = Arc::new(CompletionEvent {
-            event,
-            is_awaited: AtomicBool::new(false),
-            is_partition_ending: AtomicBool::new(false),
-        });
-        let (requests, incoming) = channel();
-        let (outgoing, outcomes) = channel();
-        let (completed, completed_requests) = channel();
-        let (sender, tid) = channel();
-        let of_thread = Arc::clone(&completion);
-        std::thread::Builder::new().name("cpusets".to_owned()).spawn(move || {
-            // Can't fail: the calling thread keeps the receiver until it has the thread id.
-            let _ = sender.send(own_thread());
-            context.serve_requests(&incoming, &outgoing, &completed, &of_thread);
-        })?;
-        let tid = tid.recv().map_err(io::Error::other)?;
-        self.worker = Worker::Thread(ChangeThread {
-            requests,
-            outcomes,
-            completed_requests,
-            open_changes: 0,
-            open_requests: 0,
-            finished: VecDeque::new(),
-            completion,
-        });
-        Ok(tid)
+        let thread = ChangeThread::start(move |ends| context.serve_requests(ends))?;
+        let id = thread.id;
+        self.worker = Worker::Thread(Box::new(thread));
+        Ok(id)
     }
 
     /// Makes the cpuset changes `actions` in `hierarchy` one after another, and returns the outcome of each. If a
-    /// separate thread makes the changes, waits at most `max_wait` for all of them. The outcome of a change that is not
-    /// complete then is [`CpusetOutcome::Delayed`].
+    /// separate thread makes the changes, waits at most `max_wait` for all of them, and not at all if the thread has
+    /// completed nothing for as long as that. The outcome of a change that is not complete then is
+    /// [`CpusetOutcome::Delayed`].
     pub(super) fn change(
         &mut self,
         actions: &[CpusetAction],
@@ -237,23 +244,24 @@ impl CpusetChanger {
     /// the paths of the cgroups that were removed since the last call. The kernel can reset masks for some time
     /// after a removal. So this function must be called regularly, even if `removed` is empty.
     pub(super) fn restore_after_removal(&mut self, removed: Vec<String>, hierarchy: &CpusetMount) {
-        if self.affinity_persists || (removed.is_empty() && !self.is_partition_ending()) {
+        if self.affinity_persists {
             return;
         }
         match &mut self.worker {
-            Worker::Caller(context) => context.restore_masks(&removed, hierarchy),
-            // If the thread has ended, the next change reports it.
-            Worker::Thread(thread) => {
-                let _ = thread.requests.send(Request::Restore(removed, hierarchy.clone()));
+            Worker::Caller(context) => {
+                if !removed.is_empty() || context.unrelated_threads.is_partition_ending() {
+                    context.restore_masks(&removed, hierarchy);
+                }
             }
+            Worker::Thread(thread) => thread.restore_masks(removed, hierarchy),
         }
     }
 
-    fn is_partition_ending(&self) -> bool {
-        match &self.worker {
-            Worker::Caller(context) => context.unrelated_threads.is_partition_ending(),
-            Worker::Thread(thread) => thread.completion.is_partition_ending.load(Ordering::SeqCst),
-        }
+    /// Returns what keeps the thread that makes the changes from its work. `None` if there is no such problem, or no
+    /// such thread. Must be called regularly: the first call that finds a problem logs it.
+    pub(super) fn thread_problem(&mut self) -> Option<CpusetThreadProblem> {
+        let Worker::Thread(thread) = &mut self.worker else { return None };
+        thread.report_problem(Instant::now())
     }
 
     /// Returns a file descriptor that poll(2) shows as readable when a delayed change is complete. A change is
@@ -261,9 +269,7 @@ impl CpusetChanger {
     /// if [`CpusetChanger::take_finished`] has returned all delayed changes.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.worker {
-            Worker::Thread(thread) if thread.open_changes > 0 || !thread.finished.is_empty() => {
-                Some(thread.completion.event.as_fd())
-            }
+            Worker::Thread(thread) if thread.has_delayed_changes() => Some(thread.completion.event.as_fd()),
             _ => None,
         }
     }
@@ -272,15 +278,15 @@ impl CpusetChanger {
     pub(super) fn has_finished(&mut self) -> bool {
         let Worker::Thread(thread) = &mut self.worker else { return false };
         thread.receive_finished();
-        !thread.finished.is_empty()
+        thread.requests.has_finished()
     }
 
-    /// Waits at most `max_wait` until all delayed changes are complete, and returns whether they are complete. A change
-    /// is delayed if [`CpusetChanger::change`] returned [`CpusetOutcome::Delayed`]. [`CpusetChanger::take_finished`]
-    /// returns the outcomes afterwards.
+    /// Waits at most `max_wait` until all delayed changes are complete, and returns whether they are complete. Does not
+    /// wait if the thread has completed nothing for as long as that. A change is delayed if [`CpusetChanger::change`]
+    /// returned [`CpusetOutcome::Delayed`]. [`CpusetChanger::take_finished`] returns the outcomes afterwards.
     pub(super) fn wait_until_complete(&mut self, max_wait: Duration) -> bool {
         let Worker::Thread(thread) = &mut self.worker else { return true };
-        thread.wait_until_complete(Instant::now().checked_add(max_wait))
+        thread.wait_until_complete(max_wait)
     }
 
     /// Removes and returns the delayed changes that are complete, with their outcomes, in the order of the requests.
@@ -288,99 +294,191 @@ impl CpusetChanger {
     pub(super) fn take_finished(&mut self) -> Vec<(CpusetAction, CpusetOutcome)> {
         let Worker::Thread(thread) = &mut self.worker else { return Vec::new() };
         thread.receive_finished();
-        std::mem::take(&mut thread.finished).into()
+        thread.requests.take_finished()
     }
 }
 
 impl ChangeThread {
+    /// Starts the thread. It runs `serve` with its ends of the channels, and ends when `serve` returns.
+    ///
+    /// # Errors
+    /// If the thread can't be started, or no file descriptor is left.
+    fn start(serve: impl FnOnce(&ThreadEnds) + Send + 'static) -> io::Result<Self> {
+        let event = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+        let completion = Arc::new(CompletionEvent {
+            event,
+            is_awaited: AtomicBool::new(false),
+            is_partition_ending: AtomicBool::new(false),
+        });
+        let (sender, incoming) = channel();
+        let (outgoing, answers) = channel();
+        let (completed, completed_requests) = channel();
+        let (id_sender, id) = channel();
+        let of_thread = Arc::clone(&completion);
+        let handle = std::thread::Builder::new().name("cpusets".to_owned()).spawn(move || {
+            // Is dropped last: the channels are closed when the calling thread wakes.
+            let _end_notice = EndNotice(Arc::clone(&of_thread));
+            let ends = ThreadEnds { requests: incoming, answers: outgoing, completed, completion: of_thread };
+            // Can't fail: the calling thread keeps the receiver until it has the thread id.
+            let _ = id_sender.send(own_thread());
+            serve(&ends);
+        })?;
+        Ok(Self {
+            id: id.recv().map_err(io::Error::other)?,
+            handle: Some(handle),
+            sender,
+            answers,
+            completed_requests,
+            uncompleted_requests: 0,
+            requests: ThreadRequests::default(),
+            completion,
+        })
+    }
+
     /// Lets the thread make the changes `actions`, and waits for their outcomes, at most for `max_wait`. The thread
-    /// first makes the changes that were sent before. Returns the outcome of each change:
+    /// first makes the changes that were sent before. Does not wait if the thread has answered nothing for `max_wait`.
+    /// Returns the outcome of each change:
     ///
     /// - [`CpusetOutcome::Delayed`] if the change is not complete when the time has passed.
-    /// - [`CpusetOutcome::Refused`] if the thread ended before it made the change.
+    /// - The outcome of [`outcome_without_thread`] if the thread ended before it made the change.
     fn change(
         &mut self,
         actions: &[CpusetAction],
         hierarchy: &CpusetMount,
         max_wait: Duration,
     ) -> Vec<CpusetOutcome> {
-        let deadline = Instant::now().checked_add(max_wait);
-        let ended = CpusetOutcome::Refused {
-            reason: "the thread that changes cpusets has ended: restart pjwd".to_owned(),
-        };
+        // The answers since the last call show whether the thread goes on.
+        self.receive_answers();
+        if self.requests.has_ended() {
+            return actions.iter().map(outcome_without_thread).collect();
+        }
+        let now = Instant::now();
+        if let Some(removed) = self.requests.add_waiting_restore(now) {
+            self.send(Request::Restore(removed, hierarchy.clone()));
+        }
+        self.requests.add_changes(actions, now);
+        self.uncompleted_requests += 1;
         // Before the request: the thread may make the changes at once.
         self.completion.is_awaited.store(true, Ordering::SeqCst);
-        if self.requests.send(Request::Change(actions.to_vec(), hierarchy.clone())).is_err() {
-            return vec![ended; actions.len()];
-        }
-        self.open_changes += actions.len();
-        self.open_requests += 1;
-        let waited = self.wait_for_requests(deadline);
+        self.send(Request::Change(actions.to_vec(), hierarchy.clone()));
+        self.wait_for_requests(self.requests.wait_deadline(max_wait, now));
         self.completion.is_awaited.store(false, Ordering::SeqCst);
         // The wait can end just before the thread sends an outcome. The thread then sees `is_awaited`, and writes no
         // event. So the outcomes are received after `is_awaited` was reset.
-        self.receive_outcomes();
-        // The thread makes the changes in order, so the last outcomes are those of this request.
-        let own_count = actions.len().saturating_sub(self.open_changes);
-        let own = self.finished.split_off(self.finished.len() - own_count);
-        let mut outcomes: Vec<CpusetOutcome> = own.into_iter().map(|(_, outcome)| outcome).collect();
-        if !self.finished.is_empty() {
+        self.receive_answers();
+        let mut outcomes = self.requests.take_last_outcomes(actions.len());
+        if self.requests.has_finished() {
             // The outcomes of earlier changes came during the wait, for which the thread wrote no event. Writing fails
             // only if the counter is full. Then the descriptor is readable anyway.
             let _ = self.completion.event.write(1);
         }
-        outcomes.resize(actions.len(), if waited.is_ok() { CpusetOutcome::Delayed } else { ended });
+        outcomes.resize(actions.len(), CpusetOutcome::Delayed);
         outcomes
     }
 
-    /// Waits until the thread has made all changes that were sent, or until `deadline`. Without a deadline, waits for
-    /// as long as the changes take.
-    ///
-    /// # Errors
-    /// If the thread has ended before it has made all changes.
-    fn wait_for_requests(&mut self, deadline: Option<Instant>) -> Result<(), ThreadEnded> {
-        while self.open_requests > 0 {
-            match self.completed_requests.recv_timeout(time_left(deadline)) {
-                Ok(()) => self.open_requests -= 1,
-                Err(RecvTimeoutError::Timeout) => break,
-                Err(RecvTimeoutError::Disconnected) => return Err(ThreadEnded),
-            }
+    /// Lets the thread restore the affinity masks that the kernel has reset because partitions were removed. `removed`
+    /// are the paths of the cgroups that were removed since the last call. Does not wait. Sends nothing while an
+    /// earlier request to restore masks is open, so that a blocked thread gets only one.
+    fn restore_masks(&mut self, removed: Vec<String>, hierarchy: &CpusetMount) {
+        self.receive_answers();
+        let is_partition_ending = self.completion.is_partition_ending.load(Ordering::SeqCst);
+        if let Some(paths) = self.requests.add_restore(removed, is_partition_ending, Instant::now()) {
+            self.send(Request::Restore(paths, hierarchy.clone()));
         }
-        Ok(())
     }
 
-    fn wait_until_complete(&mut self, deadline: Option<Instant>) -> bool {
-        // If the thread has ended, some changes stay open.
-        let _ = self.wait_for_requests(deadline);
-        self.receive_outcomes();
-        self.open_changes == 0
+    fn send(&self, request: Request) {
+        // Fails only if the thread has ended. The next reading of the answers finds that.
+        let _ = self.sender.send(request);
+    }
+
+    /// Returns whether a delayed change is not complete, or its outcome was not taken yet.
+    fn has_delayed_changes(&self) -> bool {
+        self.requests.open_changes() > 0 || self.requests.has_finished()
+    }
+
+    /// Waits until the thread has made all changes that were sent, until it has ended, or until `deadline`. Without a
+    /// deadline, waits for as long as the changes take.
+    fn wait_for_requests(&mut self, deadline: Option<Instant>) {
+        while self.uncompleted_requests > 0 {
+            match self.completed_requests.recv_timeout(time_left(deadline)) {
+                Ok(()) => self.uncompleted_requests -= 1,
+                Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => self.note_end(),
+            }
+        }
+    }
+
+    fn wait_until_complete(&mut self, max_wait: Duration) -> bool {
+        self.receive_answers();
+        self.wait_for_requests(self.requests.wait_deadline(max_wait, Instant::now()));
+        self.receive_answers();
+        self.requests.open_changes() == 0
     }
 
     fn receive_finished(&mut self) {
-        if self.open_changes == 0 && self.finished.is_empty() {
+        if !self.requests.has_open_requests() && !self.requests.has_finished() {
             return;
         }
         // The completion is reset first. An outcome after this line sets it again.
         let _ = self.completion.event.read();
-        self.receive_outcomes();
+        self.receive_answers();
     }
 
-    /// Adds the outcomes that the thread has sent to `finished`.
-    fn receive_outcomes(&mut self) {
-        for outcome in self.outcomes.try_iter() {
-            self.open_changes -= 1;
-            self.finished.push_back(outcome);
+    /// Records the answers that the thread has sent, or that it has ended.
+    fn receive_answers(&mut self) {
+        while self.handle.is_some() {
+            match self.answers.try_recv() {
+                Ok(answer) => self.note_answer(answer),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) => self.note_end(),
+            }
         }
     }
+
+    fn note_answer(&mut self, answer: Answer) {
+        if let Some(blocked) = self.requests.note_answer(answer, Instant::now()) {
+            info!("cpusets can be changed again: the kernel took {} s for a change", blocked.as_secs());
+        }
+    }
+
+    /// Records that the thread has ended, by a panic.
+    fn note_end(&mut self) {
+        self.uncompleted_requests = 0;
+        let Some(handle) = self.handle.take() else { return };
+        // The thread has closed its channels, so this wait is short. Then all its answers are in the channel.
+        let cause = match handle.join() {
+            Ok(()) => "without a message".to_owned(),
+            Err(panic) => panic_message(&*panic),
+        };
+        while let Ok(answer) = self.answers.try_recv() {
+            self.note_answer(answer);
+        }
+        self.requests.note_end(cause);
+    }
+
+    /// Returns what keeps the thread from its work at the time `now`, and logs it at the first time.
+    fn report_problem(&mut self, now: Instant) -> Option<CpusetThreadProblem> {
+        self.receive_answers();
+        let problem = self.requests.problem(self.id, now)?;
+        if self.requests.note_report() {
+            warn!("{}; {}", problem.text(), problem.remedy());
+        }
+        Some(problem)
+    }
+}
+
+/// Returns the message of a panic, in one line.
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("without a message").replace('\n', " ")
 }
 
 /// The time until the deadline. Without a deadline, as long as it takes.
 fn time_left(deadline: Option<Instant>) -> Duration {
     deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
 }
-
-/// The thread has ended, by a panic.
-struct ThreadEnded;
 
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,6 @@
 //! process or thread that ends while it is read is reported as gone.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -37,6 +36,7 @@ use crate::{sys::errno::is_gone, sys::online::OnlinePuReader, sys::version::affi
 mod address_spaces;
 mod cpu_times;
 mod cpuset_changer;
+mod cpuset_thread;
 mod idle;
 mod mask_write;
 mod move_guard;
@@ -46,6 +46,7 @@ mod scan_plan;
 mod task_pass;
 
 use cpuset_changer::CpusetChanger;
+pub use cpuset_changer::CpusetThreadProblem;
 use idle::IdleTracker;
 use mask_write::{refusal_reason, set_mask, set_mask_or_inherit};
 use online_masks::cut_masks;
@@ -193,40 +194,6 @@ impl LinuxMachine {
     pub fn prepare_changes(&mut self, affinity_persists: bool, own: &OwnCgroupNames) -> Result<(), Errno> {
         self.cpuset_changer = CpusetChanger::new(affinity_persists, own.clone())?;
         Ok(())
-    }
-
-    /// Starts a thread that makes all later changes of cpusets. Returns the id of the thread. With the thread,
-    /// [`MachineInterface::change_cpusets`] waits for the changes no longer than its parameter `max_wait` says. If
-    /// a change is not complete then, its outcome is [`CpusetOutcome::Delayed`]. Without the thread,
-    /// [`MachineInterface::change_cpusets`] always waits until all changes are complete.
-    ///
-    /// # Errors
-    /// If the thread can't be started, `/proc` can't be opened, or no file descriptor is left.
-    pub fn start_cpuset_change_thread(&mut self) -> io::Result<Tid> {
-        self.cpuset_changer.start_thread()
-    }
-
-    /// Returns a file descriptor that poll(2) shows as readable when a delayed change of a cpuset is complete.
-    /// A change is delayed if [`MachineInterface::change_cpusets`] returned [`CpusetOutcome::Delayed`] for the
-    /// change. `None` if no change was delayed, or if [`MachineInterface::take_finished_cpuset_changes`] has
-    /// already returned the outcome of each delayed change.
-    #[must_use]
-    pub fn cpuset_changes_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.cpuset_changer.fd()
-    }
-
-    /// Returns whether [`MachineInterface::take_finished_cpuset_changes`] would now return the outcome of a
-    /// delayed change of a cpuset. A change is delayed if [`MachineInterface::change_cpusets`] returned
-    /// [`CpusetOutcome::Delayed`] for the change.
-    pub fn has_finished_cpuset_changes(&mut self) -> bool {
-        self.cpuset_changer.has_finished()
-    }
-
-    /// Waits at most `max_wait` until all delayed changes of cpusets are complete, and returns whether they are
-    /// complete. A change is delayed if [`MachineInterface::change_cpusets`] returned [`CpusetOutcome::Delayed`] for
-    /// it.
-    pub fn wait_for_cpuset_changes(&mut self, max_wait: Duration) -> bool {
-        self.cpuset_changer.wait_until_complete(max_wait)
     }
 
     /// Runs the task scan (a BPF program that reports the state of threads) for the processes in `scope`. `within` is

@@ -10,17 +10,23 @@ use super::EventLoop;
 impl EventLoop {
     /// Returns `plan_warnings`, the warnings of a decision, together with the warnings of the event loop and of other
     /// threads of pjwd. These concern the files of pjwd and of jobs, the configuration, the memory of jobs, borrowed
-    /// cores, and frozen jobs. If there are no such warnings, returns the same list without a copy.
+    /// cores, frozen jobs, and the thread that changes cpusets. If there are no such warnings, returns the same list
+    /// without a copy.
     ///
     /// A warning of the start or of another thread is left out if it is about a job that has ended.
-    pub(super) fn with_event_loop_warnings(&self, plan_warnings: Arc<[Arc<Warning>]>) -> Arc<[Arc<Warning>]> {
+    pub(super) fn with_event_loop_warnings(
+        &mut self,
+        plan_warnings: Arc<[Arc<Warning>]>,
+    ) -> Arc<[Arc<Warning>]> {
+        let cpusets = self.warden.machine_interface_mut().cpuset_thread_problem();
+        let cpusets = cpusets.map(|problem| Warning::new("cpuset-thread", problem.text(), problem.remedy()));
         let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
         let sent = self.sent_warnings.values().flatten();
         let sent = sent.filter(|warning| warning.job.as_ref().is_none_or(exists));
         let own = sent.chain(&self.provision_warnings).chain(self.borrower_records.warnings());
         let own = own.chain(self.job_files.warnings()).cloned().chain(self.excessive_provisions_warning());
         let own = own.chain(self.warden.thaw_watcher_warning().filter(|_| self.has_frozen_job()));
-        let own: Vec<Arc<Warning>> = own.map(Arc::new).collect();
+        let own: Vec<Arc<Warning>> = own.chain(cpusets).map(Arc::new).collect();
         if own.is_empty() { plan_warnings } else { plan_warnings.iter().cloned().chain(own).collect() }
     }
 }
