@@ -12,7 +12,7 @@ use alloc::sync::Arc;
 use core::time::Duration;
 
 use crate::basics::{Nanos, Pid, ProcessId, prelude::*};
-use crate::terms::{AddressSpaceCheck, AddressSpaceList, AddressSpaceUser};
+use crate::terms::{AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, SharedAddressSpace};
 
 /// Groups of processes that share an address space (clone(2) with `CLONE_VM`). A process joins a group when two
 /// scans have found that it shares the address space. The second of these scans must be at least 7/8 of a scan
@@ -20,9 +20,11 @@ use crate::terms::{AddressSpaceCheck, AddressSpaceList, AddressSpaceUser};
 /// short time.
 #[derive(Debug, Clone, Default)]
 pub struct AddressSpaceGroups {
-    /// The list of the last scan, and whether nothing can change while the list stays the same.
-    last: Option<(Arc<AddressSpaceList>, bool)>,
-    /// The processes that were seen sharing an address space.
+    /// The list of the last scan. `None` before the first scan.
+    last_list: Option<Arc<AddressSpaceList>>,
+    /// Whether another scan with the same list changes nothing: the sharing of all processes in the list is confirmed.
+    is_list_settled: bool,
+    /// The processes that scans found to share an address space.
     sharing: BTreeMap<Pid, SharingProcess>,
     /// The groups by number. Each has at least two processes.
     groups: BTreeMap<u32, BTreeSet<Pid>>,
@@ -49,7 +51,7 @@ impl AddressSpaceGroups {
     /// another process.
     #[must_use]
     pub fn group_of(&self, id: ProcessId) -> Option<u32> {
-        self.sharing.get(&id.pid).filter(|known| known.id.is_same_process(id))?.group
+        self.sharing.get(&id.pid).filter(|process| process.id.is_same_process(id))?.group
     }
 
     /// Iterates over the groups of processes that share an address space. Each item is the number of a group
@@ -70,7 +72,7 @@ impl AddressSpaceGroups {
     /// `None` if pjw can find this out for all processes, or if no scan has tried yet.
     #[must_use]
     pub fn unknown_sharing_reason(&self) -> Option<&str> {
-        self.last.as_ref()?.0.unread_reason.as_deref()
+        self.last_list.as_ref()?.unread_reason.as_deref()
     }
 
     /// Updates the groups of processes that share an address space. `list` has the processes that a scan found to
@@ -84,59 +86,65 @@ impl AddressSpaceGroups {
         at: Nanos,
         interval: Duration,
     ) -> BTreeSet<Pid> {
-        let is_known =
-            self.last.as_ref().is_some_and(|(last, is_final)| *is_final && Arc::ptr_eq(last, list));
-        if is_known {
+        let is_same_list = self.last_list.as_ref().is_some_and(|last| Arc::ptr_eq(last, list));
+        if is_same_list && self.is_list_settled {
             return BTreeSet::new();
         }
-        let mut sharing = BTreeMap::new();
-        let mut groups = BTreeMap::new();
         let before = core::mem::take(&mut self.sharing);
-        let mut is_final = true;
+        self.groups.clear();
+        self.is_list_settled = true;
         for space in &list.shared {
-            let known = |user: &AddressSpaceUser| {
-                before.get(&user.id.pid).filter(|known| known.id == user.id && known.space == space.number)
-            };
-            let updated = space.users.iter().filter_map(|user| {
-                is_final &= user.check == AddressSpaceCheck::Sharing;
-                updated_sharing_record(user, space.number, known(user), at, interval)
-            });
-            let mut users: Vec<SharingProcess> = updated.collect();
-            is_final &= users.iter().all(|user| user.is_confirmed);
-            let confirmed = users.iter().filter(|user| user.is_confirmed);
-            let confirmed: BTreeSet<Pid> = confirmed.map(|user| user.id.pid).collect();
-            let group = (confirmed.len() > 1).then(|| {
-                let earlier = users.iter().filter_map(|user| user.group).min();
-                earlier.unwrap_or_else(|| {
-                    self.last_group += 1;
-                    self.last_group
-                })
-            });
-            users.iter_mut().for_each(|user| user.group = group.filter(|_| user.is_confirmed));
-            groups.extend(group.map(|group| (group, confirmed)));
-            sharing.extend(users.into_iter().map(|user| (user.id.pid, user)));
+            self.add_space(space, &before, at, interval);
         }
-        (self.sharing, self.groups) = (sharing, groups);
-        self.last = Some((Arc::clone(list), is_final));
+        self.last_list = Some(Arc::clone(list));
         let pids = before.keys().chain(self.sharing.keys()).copied();
         let group_in =
-            |from: &BTreeMap<Pid, SharingProcess>, pid: &Pid| from.get(pid).and_then(|known| known.group);
+            |sharing: &BTreeMap<Pid, SharingProcess>, pid: &Pid| sharing.get(pid).and_then(|user| user.group);
         pids.filter(|pid| group_in(&before, pid) != group_in(&self.sharing, pid)).collect()
+    }
+
+    /// Adds the records of the processes that use the address space `space`, and their group if there is one. `before`
+    /// has the records from earlier scans. `at` and `interval` are as in [`AddressSpaceGroups::update`].
+    fn add_space(
+        &mut self,
+        space: &SharedAddressSpace,
+        before: &BTreeMap<Pid, SharingProcess>,
+        at: Nanos,
+        interval: Duration,
+    ) {
+        let mut processes: Vec<SharingProcess> = Vec::new();
+        for user in &space.users {
+            let known = before.get(&user.id.pid);
+            let known = known.filter(|known| known.id == user.id && known.space == space.number);
+            self.is_list_settled &= user.check == AddressSpaceCheck::Sharing;
+            processes.extend(updated_sharing_record(user, space.number, known, at, interval));
+        }
+        self.is_list_settled &= processes.iter().all(|process| process.is_confirmed);
+        let confirmed = processes.iter().filter(|process| process.is_confirmed);
+        let confirmed: BTreeSet<Pid> = confirmed.map(|process| process.id.pid).collect();
+        let group = (confirmed.len() > 1).then(|| {
+            let earlier = processes.iter().filter_map(|process| process.group).min();
+            earlier.unwrap_or_else(|| {
+                self.last_group += 1;
+                self.last_group
+            })
+        });
+        processes.iter_mut().for_each(|process| process.group = group.filter(|_| process.is_confirmed));
+        self.groups.extend(group.map(|group| (group, confirmed)));
+        self.sharing.extend(processes.into_iter().map(|process| (process.id.pid, process)));
     }
 
     /// Removes the process `pid`, which has executed a program or exited, from its group. A group with one remaining
     /// process is removed. Returns the pids of the processes that are no longer in a group. Returns the empty set if
     /// `pid` was in no group.
     pub(crate) fn remove_process(&mut self, pid: Pid) -> BTreeSet<Pid> {
-        let Some(known) = self.sharing.remove(&pid) else { return BTreeSet::new() };
-        if let Some((_, is_final)) = &mut self.last {
-            *is_final = false;
-        }
-        let Some(group) = known.group else { return BTreeSet::new() };
+        let Some(removed) = self.sharing.remove(&pid) else { return BTreeSet::new() };
+        self.is_list_settled = false;
+        let Some(group) = removed.group else { return BTreeSet::new() };
         let mut changed = BTreeSet::from([pid]);
-        let left = self.groups.entry(group).or_default();
-        left.remove(&pid);
-        if left.len() < 2 {
+        let remaining = self.groups.entry(group).or_default();
+        remaining.remove(&pid);
+        if remaining.len() < 2 {
             for pid in self.groups.remove(&group).into_iter().flatten() {
                 if let Some(last) = self.sharing.get_mut(&pid) {
                     last.group = None;
@@ -172,14 +180,16 @@ fn updated_sharing_record(
             Some(SharingProcess { id: user.id, space, since: at, is_confirmed: false, group: None })
         }
         (AddressSpaceCheck::Sharing, Some(known)) => {
-            let is_late = u128::from(at.0.saturating_sub(known.since.0)) >= shortest(interval).as_nanos();
-            Some(SharingProcess { is_confirmed: known.is_confirmed || is_late, ..*known })
+            let since_first_check = Duration::from_nanos(at.0.saturating_sub(known.since.0));
+            let is_late_enough = since_first_check >= min_time_between_checks(interval);
+            Some(SharingProcess { is_confirmed: known.is_confirmed || is_late_enough, ..*known })
         }
     }
 }
 
-/// The shortest time between two checks. A timer may wake the daemon a little early or late.
-fn shortest(interval: Duration) -> Duration {
+/// The minimum time between the two checks that confirm the sharing. The time is less than `interval`, because a timer
+/// may wake the daemon a little early or late.
+fn min_time_between_checks(interval: Duration) -> Duration {
     interval - interval / 8
 }
 

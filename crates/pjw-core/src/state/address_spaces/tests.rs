@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::basics::StartTime;
-use crate::terms::SharedAddressSpace;
 use AddressSpaceCheck::{InVfork, NotChecked, Sharing};
 
 const INTERVAL: Duration = Duration::from_secs(1);

@@ -23,7 +23,7 @@ impl WardenState {
             return Vec::new();
         }
         let mut hot: BTreeMap<u32, Vec<ThreadPlace>> = BTreeMap::new();
-        let mut idle: BTreeMap<u32, Vec<ThreadPlace>> = BTreeMap::new();
+        let mut first_threads: BTreeMap<u32, Vec<ThreadPlace>> = BTreeMap::new();
         for member in self.members_of(id) {
             let Some(group) = self.address_spaces.group_of(member.id) else { continue };
             for (index, (thread_id, thread)) in member.living_threads().enumerate() {
@@ -32,12 +32,13 @@ impl WardenState {
                 if thread.demand.is_hot {
                     hot.entry(group).or_default().push(place);
                 } else if index == 0 && !member.is_task_host() {
-                    idle.entry(group).or_default().push(place);
+                    first_threads.entry(group).or_default().push(place);
                 }
             }
         }
-        idle.retain(|group, _| !hot.contains_key(group));
-        hot.into_iter().chain(idle).map(|(number, threads)| AddressSpaceThreads { number, threads }).collect()
+        first_threads.retain(|group, _| !hot.contains_key(group));
+        let groups = hot.into_iter().chain(first_threads);
+        groups.map(|(number, threads)| AddressSpaceThreads { number, threads }).collect()
     }
 
     /// Returns sets of PUs (logical CPUs), one for each undivided group of threads of the job `id`. The threads of a

@@ -23,9 +23,9 @@ pub struct DelayedChanges {
     /// the scope.
     moves: BTreeMap<ProcessId, Vec<String>>,
     /// The paths of the cpusets whose PUs are being written.
-    written: BTreeSet<String>,
+    being_written: BTreeSet<String>,
     /// The paths of the cpusets whose PUs were written since the last decision.
-    finished: BTreeSet<String>,
+    written: BTreeSet<String>,
 }
 
 impl DelayedChanges {
@@ -36,10 +36,12 @@ impl DelayedChanges {
         *self.jobs.entry(action.job.clone()).or_default() += 1;
         match &action.change {
             CpusetChange::Create { job_cpuset, initial_processes, .. } => {
-                self.written.insert(job_cpuset.path.clone());
+                self.being_written.insert(job_cpuset.path.clone());
                 initial_processes.iter().for_each(|&process| self.add_move(process, &job_cpuset.path));
             }
-            CpusetChange::RemoveLimits { job_cpuset } => drop(self.written.insert(job_cpuset.path.clone())),
+            CpusetChange::RemoveLimits { job_cpuset } => {
+                self.being_written.insert(job_cpuset.path.clone());
+            }
             CpusetChange::MoveIn { process, to, .. } | CpusetChange::MoveBack { process, to, .. } => {
                 self.add_move(*process, to);
             }
@@ -76,7 +78,7 @@ impl DelayedChanges {
     /// Removes one move of the process. Another change may still move it to the same cgroup.
     fn remove_move(&mut self, process: ProcessId, to: &str) {
         let Some(moves) = self.moves.get_mut(&process) else { return };
-        if let Some(index) = moves.iter().position(|known| known == to) {
+        if let Some(index) = moves.iter().position(|destination| destination == to) {
             moves.remove(index);
         }
         if moves.is_empty() {
@@ -85,8 +87,8 @@ impl DelayedChanges {
     }
 
     fn finish_writing(&mut self, path: &str) {
-        if let Some(path) = self.written.take(path) {
-            self.finished.insert(path);
+        if let Some(path) = self.being_written.take(path) {
+            self.written.insert(path);
         }
     }
 
@@ -114,15 +116,15 @@ impl DelayedChanges {
 
     /// Returns whether a delayed change writes the PUs (logical CPUs) of the cpuset at the cgroup path `path`.
     pub(crate) fn is_writing(&self, path: &str) -> bool {
-        self.written.contains(path)
+        self.being_written.contains(path)
     }
 
     /// Returns the cgroup paths of the cpusets whose PUs (logical CPUs) a delayed change may have written since the
     /// last call of this function. A cpuset that is still being written is returned by each call, and once more after
     /// the write.
     pub(crate) fn take_written_cpusets(&mut self) -> BTreeSet<String> {
-        let mut written = core::mem::take(&mut self.finished);
-        written.extend(self.written.iter().cloned());
+        let mut written = core::mem::take(&mut self.written);
+        written.extend(self.being_written.iter().cloned());
         written
     }
 }

@@ -107,8 +107,11 @@ pub struct CpusetRegistry {
     /// not made, and those that pjw has moved back since. Not in the journal: after a restart, the first scan of each
     /// process decides ([`CpusetRegistry::note_first_cgroup`]).
     unmoved: BTreeSet<ProcessId>,
+    /// For each job whose cpuset could not be created or changed: the reason ([`CpusetRegistry::cpuset_error`]).
     refused: BTreeMap<JobId, String>,
+    /// For each process that could not be moved: the reason ([`CpusetRegistry::move_error`]).
     move_errors: BTreeMap<ProcessId, String>,
+    /// For each cpuset that could not be removed: the reason. The key is the cgroup path.
     failed_removals: BTreeMap<String, String>,
     /// The PUs of each cpuset, now and in the past.
     history: BTreeMap<String, History<CpuSet>>,
@@ -117,9 +120,9 @@ pub struct CpusetRegistry {
     /// The leftover cgroups: cgroups with the name of a job's cpuset that existed when the daemon started and that are
     /// not in the journal. The next scan of all processes decides about each of them: it becomes the cpuset of its job
     /// again, or pjw removes it. It then leaves this list.
-    found: Vec<LeftoverCpuset>,
-    /// The former entries of `found` that a warning in `pjwctl status` names, by path.
-    recovered: BTreeMap<String, LeftoverDecision>,
+    leftovers: Vec<LeftoverCpuset>,
+    /// The former entries of `leftovers` that a warning in `pjwctl status` names, by path.
+    leftover_decisions: BTreeMap<String, LeftoverDecision>,
     /// The delayed changes of cpusets. A change is delayed if pjw requested it in one cycle of the daemon, and the
     /// kernel or systemd had not completed it at the end of this cycle. (A cycle is a scan, a decision and the decided
     /// changes.)
@@ -149,7 +152,7 @@ impl CpusetRegistry {
     /// Has no effect if pjw already manages the cpuset at this path.
     pub(crate) fn add_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
         if !self.managed.contains_key(&leftover.path) {
-            self.found.push(leftover);
+            self.leftovers.push(leftover);
         }
     }
 
@@ -157,7 +160,7 @@ impl CpusetRegistry {
     /// [`CpusetRegistry::add_leftover_cpuset`], also adds a cpuset that pjw manages: until pjw has written this cpuset,
     /// its PUs are those that the earlier run or the other daemon wrote.
     pub(crate) fn keep_leftover_cpuset(&mut self, leftover: LeftoverCpuset) {
-        self.found.push(leftover);
+        self.leftovers.push(leftover);
     }
 
     /// Iterates over the cgroup paths of the leftover cpusets about which pjw has not yet decided. A leftover cpuset
@@ -165,7 +168,7 @@ impl CpusetRegistry {
     /// of all processes decides: pjw uses the cpuset for its job again, or removes it. The path then leaves this list.
     /// In the mode `observe`, pjw does not decide. About a cpuset of another daemon, pjw never decides.
     pub fn undecided_leftover_paths(&self) -> impl Iterator<Item = &str> {
-        self.found.iter().map(|found| found.path.as_str())
+        self.leftovers.iter().map(|leftover| leftover.path.as_str())
     }
 
     /// Whether there is a cpuset that an earlier run of this daemon left, and pjw has not yet decided whether to keep
@@ -173,47 +176,47 @@ impl CpusetRegistry {
     /// cpusets as they are.
     #[must_use]
     pub fn has_undecided_leftovers(&self) -> bool {
-        self.found.iter().any(|found| found.other_writer.is_none())
+        self.leftovers.iter().any(|leftover| leftover.other_writer.is_none())
     }
 
     /// Returns the leftover cpuset that a daemon of pjw wrote in the batch system's cgroup at `path`. `cpuset` is the
     /// cpuset of this cgroup as a scan read it. `None` if it has other PUs (logical CPUs) than the daemon wrote.
     pub(crate) fn leftover_for_scheduler(&self, path: &str, cpuset: &Cpuset) -> Option<&LeftoverCpuset> {
-        let is_there = |written: &JobCpuset| written.path == path && written.spec.cpus == cpuset.cpus;
-        self.found.iter().find(|found| found.scheduler_cpuset.as_ref().is_some_and(is_there))
+        let is_in_force = |written: &JobCpuset| written.path == path && written.spec.cpus == cpuset.cpus;
+        self.leftovers.iter().find(|leftover| leftover.scheduler_cpuset.as_ref().is_some_and(is_in_force))
     }
 
     /// Returns the leftover cpuset that an earlier run of this daemon wrote for the job `job` in the cgroup of a batch
     /// system. `None` if there is none, or if pjw has decided about it.
     pub(crate) fn leftover_scheduler_cpuset_of(&self, job: &JobId) -> Option<&JobCpuset> {
-        let own = self.found.iter().filter(|found| found.other_writer.is_none());
-        own.filter_map(|found| found.scheduler_cpuset.as_ref()).find(|written| written.job == *job)
+        let own = self.leftovers.iter().filter(|leftover| leftover.other_writer.is_none());
+        own.filter_map(|leftover| leftover.scheduler_cpuset.as_ref()).find(|written| written.job == *job)
     }
 
     /// Removes all leftover cpusets from the registry, and returns them. A daemon of pjw wrote such a cpuset for a job
     /// before this daemon started, and the journal has no record of the cpuset.
     pub(crate) fn take_leftover_cpusets(&mut self) -> Vec<LeftoverCpuset> {
-        core::mem::take(&mut self.found)
+        core::mem::take(&mut self.leftovers)
     }
 
     /// Records what pjw decided about the leftover cpuset at the cgroup path `path`. An earlier run of the daemon made
     /// this cpuset, and the journal does not contain the cpuset. A warning in `pjwctl status` names the decision.
-    pub(crate) fn add_leftover_decision(&mut self, path: &str, recovered: LeftoverDecision) {
-        self.recovered.insert(path.to_owned(), recovered);
+    pub(crate) fn add_leftover_decision(&mut self, path: &str, decision: LeftoverDecision) {
+        self.leftover_decisions.insert(path.to_owned(), decision);
     }
 
     /// Removes and returns the decisions about leftover cpusets (cpusets that an earlier run of the daemon made, and
     /// that the journal does not contain). A warning in `pjwctl status` names these decisions. The key of the map is
     /// the cgroup path.
     pub(crate) fn take_leftover_decisions(&mut self) -> BTreeMap<String, LeftoverDecision> {
-        core::mem::take(&mut self.recovered)
+        core::mem::take(&mut self.leftover_decisions)
     }
 
     /// Replaces the decisions about leftover cpusets (cpusets that an earlier run of the daemon made, and that the
     /// journal does not contain). A warning in `pjwctl status` names these decisions. The key of the map is the cgroup
     /// path.
-    pub(crate) fn set_leftover_decisions(&mut self, recovered: BTreeMap<String, LeftoverDecision>) {
-        self.recovered = recovered;
+    pub(crate) fn set_leftover_decisions(&mut self, decisions: BTreeMap<String, LeftoverDecision>) {
+        self.leftover_decisions = decisions;
     }
 
     /// Returns the cpuset that pjw created or changed for a job, or is about to create or change. `None` if pjw
@@ -233,7 +236,7 @@ impl CpusetRegistry {
     ///   mask (the mask before pjw changed it).
     pub(crate) fn may_hide_mask(&self, cgroup: &str, is_cut: bool, read_at: Nanos) -> bool {
         cgroup_and_ancestor_paths(cgroup).any(|path| {
-            let is_written = self.history.get(path).is_some_and(|known| known.has_changed_since(read_at));
+            let is_written = self.history.get(path).is_some_and(|history| history.has_changed_since(read_at));
             is_written || self.to_remove.contains(path) || (is_cut && self.managed.contains_key(path))
         })
     }
@@ -289,9 +292,9 @@ impl CpusetRegistry {
     /// Returns `None` if no path is known.
     #[must_use]
     pub fn original_cgroup(&self, ancestry: impl IntoIterator<Item = ProcessId>, path: &str) -> Option<&str> {
-        let relative = ancestry.into_iter().find_map(|process| self.moved.get(&process));
+        let moved = ancestry.into_iter().find_map(|process| self.moved.get(&process));
         let original =
-            relative.map(|moved| &moved.from).or_else(|| self.managed.get(path)?.origin_cgroup.as_ref());
+            moved.map(|moved| &moved.from).or_else(|| self.managed.get(path)?.origin_cgroup.as_ref());
         original.map(String::as_str)
     }
 
@@ -329,7 +332,7 @@ impl CpusetRegistry {
         self.failed_removals.contains_key(path)
     }
 
-    /// The jobs whose cpuset the kernel or systemd refused to write since the last scan of all processes.
+    /// Returns the jobs whose cpuset the kernel or systemd refused to write since the last scan of all processes.
     pub(crate) fn jobs_with_refused_cpusets(&self) -> Vec<JobId> {
         self.refused.keys().cloned().collect()
     }

@@ -5,8 +5,8 @@ use super::{CgroupMove, CpusetRegistry, ManagedCpuset};
 use crate::basics::{CpuSet, Nanos, ProcessId, history::History, prelude::*};
 use crate::terms::{CpusetRecord, JobCpuset};
 
-/// The maximum number of times that pjw writes a cpuset again between two full scans. Another program
-/// manages a cpuset that is overwritten more often.
+/// The maximum number of times that pjw writes a cpuset again between two full scans. If more writes are needed,
+/// another program probably overwrites the cpuset.
 const MAX_TRIES: u32 = 4;
 
 /// The time for which pjw keeps the history of a removed cpuset. In this time, scans read the masks of the
@@ -95,13 +95,15 @@ impl CpusetRegistry {
         });
     }
 
-    /// A kernel before Linux 6.2 replaces masks at every write of a cpuset, also of the same value.
+    /// Adds a write of `cpus` at the time `at` to the history of the cpuset at `path`, even if the cpuset has these PUs
+    /// already: a kernel before Linux 6.2 replaces affinity masks at every write.
     fn write_history(&mut self, path: &str, cpus: &CpuSet, machine: &CpuSet, at: Nanos) {
         let history = self.history.entry(path.to_owned()).or_insert_with(|| History::new(machine.clone()));
         history.replace(cpus.clone(), at);
         self.removed.remove(path);
     }
 
+    /// Records that pjw moved a process from the cgroup at `from` into the cpuset at `path`. Keeps an earlier origin.
     fn record_origin(&mut self, path: &str, from: &str) {
         if let Some(managed) = self.managed.get_mut(path) {
             managed.origin_cgroup.get_or_insert_with(|| from.to_owned());
@@ -113,27 +115,29 @@ impl CpusetRegistry {
     /// writes of the cpuset. After more than [`MAX_TRIES`] writes without a full scan, another program probably
     /// overwrites the cpuset. This reason is then recorded for users.
     fn record_created(&mut self, job_cpuset: &JobCpuset) {
-        let known = self.managed.remove(&job_cpuset.path);
-        let (mut previous, origin_cgroup, tries) = known.as_ref().map_or((Vec::new(), None, 0), |known| {
-            (known.previous_cpus.clone(), known.origin_cgroup.clone(), known.tries)
-        });
-        // A write that is refused again and again has the same PUs each time.
-        if let Some(known) = known.filter(|known| !previous.contains(&known.job_cpuset.spec.cpus)) {
-            previous.push(known.job_cpuset.spec.cpus);
-        }
-        let managed = ManagedCpuset {
+        let mut managed = ManagedCpuset {
             job_cpuset: job_cpuset.clone(),
-            previous_cpus: previous,
+            previous_cpus: Vec::new(),
             must_be_removed: false,
             was_written: false,
-            origin_cgroup,
-            tries: tries + 1,
+            origin_cgroup: None,
+            tries: 1,
             was_refused: false,
         };
+        if let Some(earlier) = self.managed.remove(&job_cpuset.path) {
+            managed.previous_cpus = earlier.previous_cpus;
+            managed.origin_cgroup = earlier.origin_cgroup;
+            managed.tries += earlier.tries;
+            // A write that is refused again and again has the same PUs each time.
+            if !managed.previous_cpus.contains(&earlier.job_cpuset.spec.cpus) {
+                managed.previous_cpus.push(earlier.job_cpuset.spec.cpus);
+            }
+        }
+        let tries = managed.tries;
         self.managed.insert(job_cpuset.path.clone(), managed);
         self.wanted.insert(job_cpuset.job.clone(), job_cpuset.path.clone());
         self.to_remove.remove(&job_cpuset.path);
-        if tries + 1 > MAX_TRIES {
+        if tries > MAX_TRIES {
             let why = format!("another program overwrites the cpuset of {}", job_cpuset.path);
             self.refused.insert(job_cpuset.job.clone(), why);
         }
@@ -142,17 +146,17 @@ impl CpusetRegistry {
     /// Returns the journal records from which a restarted daemon restores the registry.
     pub(crate) fn records(&self) -> Vec<CpusetRecord> {
         let managed = self.managed.iter().flat_map(|(path, managed)| {
-            let as_it_was = |cpus: &CpuSet| {
+            let created_with = |cpus: &CpuSet| {
                 let mut job_cpuset = managed.job_cpuset.clone();
                 job_cpuset.spec.cpus = cpus.clone();
                 CpusetRecord::Created(job_cpuset)
             };
-            let earlier = managed.previous_cpus.iter().map(as_it_was);
+            let earlier = managed.previous_cpus.iter().map(created_with);
+            let present = [CpusetRecord::Created(managed.job_cpuset.clone())];
+            let origin = managed.origin_cgroup.iter();
+            let origin = origin.map(|from| CpusetRecord::Origin { path: path.clone(), from: from.clone() });
             let unwanted = managed.must_be_removed.then(|| CpusetRecord::Unwanted { path: path.clone() });
-            let origin = |from: &String| CpusetRecord::Origin { path: path.clone(), from: from.clone() };
-            let first = managed.origin_cgroup.iter().map(origin);
-            let last = [CpusetRecord::Created(managed.job_cpuset.clone())];
-            earlier.chain(last).chain(first).chain(unwanted).collect::<Vec<_>>()
+            earlier.chain(present).chain(origin).chain(unwanted).collect::<Vec<_>>()
         });
         let moved = self.moved.iter().map(|(&process, moved)| CpusetRecord::Moved {
             process,

@@ -78,8 +78,8 @@ impl CpusetRegistry {
     pub(crate) fn note_first_cgroup(&mut self, process: ProcessId, cgroup: Option<&str>) {
         let Some((moved, cgroup)) = self.moved.get(&process).zip(cgroup) else { return };
         let enclosing = self.enclosing_cpuset(cgroup);
-        let is_in_other = enclosing.is_some_and(|other| other.job_cpuset.path != moved.to);
-        if cgroup == moved.from || is_in_other {
+        let is_in_other_cpuset = enclosing.is_some_and(|enclosing| enclosing.job_cpuset.path != moved.to);
+        if cgroup == moved.from || is_in_other_cpuset {
             self.unmoved.insert(process);
         }
     }
@@ -92,22 +92,21 @@ impl CpusetRegistry {
         }
     }
 
-    /// Records that the cpuset at `path` still has the PUs that it had before the last write, which was refused. If it
-    /// has other PUs, the next scan reads them: [`CpusetRegistry::record_cpus_read`].
+    /// Records that the cpuset at `path` still has the PUs that it had before the last write, which was refused. If the
+    /// cpuset has other PUs, the next scan reads them: [`CpusetRegistry::record_cpus_read`].
     fn take_back_write(&mut self, path: &str) {
         if let Some(history) = self.history.get_mut(path) {
             history.undo_last_replacement();
         }
     }
 
-    /// Handles a refused move back. The original cgroup may no longer exist. Where pjw manages the
-    /// hierarchy, the process is moved to the root instead. A systemd scope has no such alternative: the
+    /// Handles the refused move of a process back to its original cgroup, which may no longer exist. If pjw itself
+    /// created the cpuset, pjw next moves the process to the root instead. A systemd scope has no such alternative: the
     /// process stays. If the job has ended or was released, the scope allows all PUs. If the job goes on, because the
     /// process left a provision, the scope limits the process to the PUs of the job, with a warning.
     fn note_move_back_refusal(&mut self, process: ProcessId, from: &str, to: &str, reason: &str) {
-        let is_wardens =
-            self.managed.get(from).is_some_and(|managed| managed.job_cpuset.creator == CgroupCreator::Warden);
-        if is_wardens && to != "/" {
+        let managed = self.managed.get(from);
+        if managed.is_some_and(|managed| managed.job_cpuset.creator == CgroupCreator::Warden) && to != "/" {
             self.record_move(process, "/".to_owned(), from.to_owned());
         } else {
             self.move_errors.insert(process, reason.to_owned());
