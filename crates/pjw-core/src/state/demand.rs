@@ -79,9 +79,9 @@ impl ThreadDemand {
     ) -> Self {
         let reading = Reading { wanted_ns: run_ns.saturating_add(wait_ns), waited_ns: wait_ns, at: read_at };
         let Some(last) = self.last else { return Self { last: Some(reading), ..self } };
-        if let Some(quiet) = idle_until.filter(|quiet| last.at < *quiet && *quiet < read_at) {
+        if let Some(idle_until) = idle_until.filter(|until| last.at < *until && *until < read_at) {
             // The thread had no demand until then, although its totals were not read.
-            let last = Some(Reading { at: quiet, ..last });
+            let last = Some(Reading { at: idle_until, ..last });
             let idle = Self { permille: 0, waiting_permille: 0, is_hot: false, last };
             return idle.with_reading(run_ns, wait_ns, read_at, None, policy);
         }
@@ -115,7 +115,8 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    fn run(demands: &[u64]) -> Vec<(u32, bool)> {
+    /// Returns the smoothed demand and whether the thread is hot, after each second with one of `demands` in permille.
+    fn smoothed(demands: &[u64]) -> Vec<(u32, bool)> {
         let policy = Policy::default();
         let mut demand = ThreadDemand::default().with_reading(0, 0, Nanos(0), None, &policy);
         let mut total = 0;
@@ -133,7 +134,7 @@ mod tests {
     #[test]
     fn a_thread_becomes_hot_slowly_and_cold_slowly() {
         assert_eq!(
-            run(&[1000, 1000, 400, 400, 0, 0]),
+            smoothed(&[1000, 1000, 400, 400, 0, 0]),
             [(500, false), (750, true), (575, true), (487, true), (243, false), (121, false)]
         );
     }
@@ -146,7 +147,7 @@ mod tests {
         assert_eq!((demand.permille, demand.is_hot), (750, true));
         assert_eq!(demand.waiting_permille, 500);
         let calm = demand.with_reading(SECOND / 2, SECOND / 2, Nanos(2 * SECOND), None, &policy);
-        assert_eq!((calm.permille, calm.waiting_permille), (250, 0), "it waits no more");
+        assert_eq!((calm.permille, calm.waiting_permille), (250, 0), "the thread no longer waits");
     }
 
     #[test]
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reused_thread_number_resets_the_demand() {
+    fn a_reused_thread_id_resets_the_demand() {
         let policy = Policy { smoothing_weight_permille: 1000, ..Policy::default() };
         let hot = ThreadDemand::default().with_reading(0, 0, Nanos(0), None, &policy).with_reading(
             SECOND,

@@ -2,8 +2,8 @@
 //!
 //! A process is added when it was scanned, started or exited: the masks of its threads are checked, and the
 //! hot threads of its job are balanced. A job that changed is added as a whole. Everything is dirty after a
-//! new configuration or a change of the machine, and in one full rescan of eight. Planned changes are checked
-//! in the next round, until there is nothing left to change.
+//! new configuration or a change of the machine, and in one rescan of eight. Planned changes are checked in the next
+//! cycle, until there is nothing left to change.
 
 use crate::basics::{Pid, prelude::*};
 use crate::terms::JobId;
@@ -61,13 +61,10 @@ impl DirtySet {
     /// Adds the process `pid` of the job `job` to the set, together with the active processes of the job
     /// ([`DirtyScope::Processes`]). Has no further effect if the set already contains the whole job.
     pub(crate) fn add(&mut self, job: &JobId, pid: Pid) {
-        if let Some(part) = self.jobs.get_mut(job) {
-            if let DirtyScope::Processes(pids) = part {
-                pids.insert(pid);
-            }
-            return;
+        self.add_active(job);
+        if let Some(DirtyScope::Processes(pids)) = self.jobs.get_mut(job) {
+            pids.insert(pid);
         }
-        self.jobs.insert(job.clone(), DirtyScope::Processes(BTreeSet::from([pid])));
     }
 
     /// Adds the active processes of the job `job` to the set. A process is active if one of its threads recently ran or
@@ -81,8 +78,8 @@ impl DirtySet {
     /// Adds all jobs and processes in `other` to this set.
     pub fn extend(&mut self, other: &Self) {
         self.everything |= other.everything;
-        for (job, part) in &other.jobs {
-            match part {
+        for (job, scope) in &other.jobs {
+            match scope {
                 DirtyScope::Whole => self.add_job(job),
                 DirtyScope::Processes(pids) => {
                     self.add_active(job);

@@ -1,4 +1,4 @@
-//! How many grants contain each PU. So a question about all grants need not visit every job.
+//! The number of grants that contain each PU, so that a question about all grants needs no visit to every job.
 
 use crate::basics::{CpuSet, Pu, prelude::*};
 
@@ -25,12 +25,11 @@ impl GrantCounts {
     /// have been added before.
     pub(crate) fn remove(&mut self, grant: &CpuSet) {
         for pu in grant.iter() {
-            let count = self.0.get_mut(&pu).map(|count| {
+            if let Some(count) = self.0.get_mut(&pu) {
                 *count = count.saturating_sub(1);
-                *count
-            });
-            if count == Some(0) {
-                self.0.remove(&pu);
+                if *count == 0 {
+                    self.0.remove(&pu);
+                }
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What is kept about the jobs that wait for cores, so that a job is looked at only when it may get cores.
+//! Why each waiting job got no cores. The daemon searches cores for the job again only if the search may now succeed.
 
 use crate::terms::{JobRequest, Refusal};
 

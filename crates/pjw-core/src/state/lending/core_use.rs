@@ -42,9 +42,9 @@ const TOO_BUSY_WITH_ONE_PU: Millionths = ONE_CORE * 3 / 4;
 /// An owner that wakes up uses a lent core if it has run there for this time in a sample of 2 ms. The kernel may give
 /// the borrower its turn after a slice of the owner: 1.4 ms on 2 or 3 CPUs, more on others (`base_slice_ns`,
 /// kernel/sched/fair.c).
-const SETTLED: Duration = Duration::from_micros(1300);
+const WAKE_UP_RUN_TIME: Duration = Duration::from_micros(1300);
 /// An owner that wakes up uses one of its other cores if a short sample shows this part of the core.
-const IN_USE_FOR_SHORT: Millionths = ONE_CORE * 3 / 4;
+const IN_USE_IN_SHORT_SAMPLE: Millionths = ONE_CORE * 3 / 4;
 /// A core is in use if a long sample shows this part of it, whatever the average is.
 const SATURATED: Millionths = ONE_CORE * 99 / 100;
 
@@ -114,35 +114,38 @@ pub struct CoreUse {
     busy_for: Duration,
     /// The last short samples, oldest first: as many as cover [`RECENT_TIME`] with the next one.
     recent: Vec<Span>,
-    /// The short samples of an owner that does not wake up, since the last one that was judged: until they cover 10 ms.
-    held: Held,
+    /// The short samples since the last judged sample, if the owner is not waking up. They are judged together when
+    /// they cover 10 ms.
+    unjudged: UnjudgedSamples,
     /// The result of the last sample that was judged.
     verdict: UsedCores,
 }
 
 /// Short samples that are added up until they are long enough to be judged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Held {
+struct UnjudgedSamples {
+    /// The samples of all cores together.
     span: Span,
     /// The samples of each lent core. The key is the first PU of the core.
     lent: BTreeMap<Pu, Span>,
 }
 
-impl Held {
+impl UnjudgedSamples {
     fn add(&mut self, sample: &OwnerCpuSample<'_>) {
         self.span = self.span.joined(Span::of(sample));
         for LentCoreSample { core, period, cpu_time } in sample.lent {
             if let Some(first) = core.first() {
-                let held = self.lent.entry(first).or_default();
-                *held = held.joined(Span { period: *period, cpu_time: *cpu_time });
+                let earlier = self.lent.entry(first).or_default();
+                *earlier = earlier.joined(Span { period: *period, cpu_time: *cpu_time });
             }
         }
     }
 
-    /// What was held of a core. It has no length if the core was lent later.
-    fn of_core(&self, core: &CpuSet) -> LentCoreSample {
-        let held = core.first().and_then(|first| self.lent.get(&first).copied());
-        let Span { period, cpu_time } = held.unwrap_or_default();
+    /// Returns the samples of the lent core `core`, joined to one. The result has length 0 if there are none, because
+    /// the core was just lent.
+    fn sample_of_core(&self, core: &CpuSet) -> LentCoreSample {
+        let joined = core.first().and_then(|first| self.lent.get(&first).copied());
+        let Span { period, cpu_time } = joined.unwrap_or_default();
         LentCoreSample { core: core.clone(), period, cpu_time }
     }
 }
@@ -163,8 +166,8 @@ impl Span {
         Self { period: self.period + next.period, cpu_time: self.cpu_time + next.cpu_time }
     }
 
-    fn cores_in_use(self, in_use: Millionths) -> u32 {
-        cores_in_use(share(self.cpu_time, self.period), in_use)
+    fn cores_in_use(self, in_use_share: Millionths) -> u32 {
+        cores_in_use(share(self.cpu_time, self.period), in_use_share)
     }
 }
 
@@ -199,19 +202,20 @@ impl CoreUse {
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> UsedCores {
         let is_short = self.busy_for > WAKE_UP_TIME && sample.period < LONG_SAMPLE;
         if is_short {
-            self.held.add(sample);
-            if self.held.span.period < LONG_SAMPLE {
+            self.unjudged.add(sample);
+            if self.unjudged.span.period < LONG_SAMPLE {
                 return self.verdict.clone();
             }
         }
-        let held = core::mem::take(&mut self.held);
-        if !held.span.period.is_zero() {
-            let lent: Vec<LentCoreSample> = sample.lent.iter().map(|now| held.of_core(&now.core)).collect();
-            let Span { period, cpu_time } = held.span;
+        let unjudged = core::mem::take(&mut self.unjudged);
+        if !unjudged.span.period.is_zero() {
+            let lent = sample.lent.iter().map(|now| unjudged.sample_of_core(&now.core));
+            let lent: Vec<LentCoreSample> = lent.collect();
+            let Span { period, cpu_time } = unjudged.span;
             self.verdict = self.judge_sample(&OwnerCpuSample { period, cpu_time, lent: &lent, ..*sample });
         }
         if !is_short {
-            // A long sample is judged by itself. What was held before it counts only in the averages.
+            // A long sample is judged by itself. The short samples before it count only in the averages.
             self.verdict = self.judge_sample(sample);
         }
         self.verdict.clone()
@@ -239,16 +243,18 @@ impl CoreUse {
     ///   they cover 5 ms, because the kernel may update the CPU time of a running thread only at each timer tick
     ///   (mostly every 4 ms).
     fn judge_sample(&mut self, sample: &OwnerCpuSample<'_>) -> UsedCores {
-        let (in_use, too_busy) = if sample.has_smt {
+        let (in_use_share, too_busy_share) = if sample.has_smt {
             (IN_USE_WITH_SEVERAL_PUS, IN_USE_WITH_SEVERAL_PUS)
         } else {
             (IN_USE_WITH_ONE_PU, TOO_BUSY_WITH_ONE_PU)
         };
         // An owner that wakes up gets its cores after a short sample. Otherwise short samples fluctuate too much, and
         // are joined.
-        let (wakes_up, is_long) = (self.busy_for <= WAKE_UP_TIME, sample.period >= LONG_SAMPLE);
-        let in_long_sample = if wakes_up { in_use } else { SATURATED };
-        let in_sample = if wakes_up && !is_long { in_use.min(IN_USE_FOR_SHORT) } else { in_long_sample };
+        let is_waking_up = self.busy_for <= WAKE_UP_TIME;
+        let is_long = sample.period >= LONG_SAMPLE;
+        let short_sample_share = in_use_share.min(IN_USE_IN_SHORT_SAMPLE);
+        let long_sample_share = if is_waking_up { in_use_share } else { SATURATED };
+        let sample_share = if is_waking_up && !is_long { short_sample_share } else { long_sample_share };
         let average = |before: Millionths, cpu_time: Duration| {
             let now = share(cpu_time, sample.period);
             (averaged(before, now, sample.period), now)
@@ -264,45 +270,45 @@ impl CoreUse {
             // A core that was lent since the last sample was not measured for all of this one.
             let now_in_period = share(*cpu_time, *period);
             let is_in_use_now = if *period >= LONG_SAMPLE {
-                now_in_period >= in_long_sample
+                now_in_period >= long_sample_share
             } else {
                 // In a long sample, only a core that was just lent has a short period. Its owner did not begin to run
                 // there just now.
-                let is_lasting = !is_long || now_in_period >= in_use.min(IN_USE_FOR_SHORT);
-                wakes_up && *cpu_time >= SETTLED && is_lasting
+                let is_lasting = !is_long || now_in_period >= short_sample_share;
+                is_waking_up && *cpu_time >= WAKE_UP_RUN_TIME && is_lasting
             };
-            let is_in_use = core_average >= in_use || is_in_use_now;
+            let is_in_use = core_average >= in_use_share || is_in_use_now;
             if is_in_use {
                 lent_cpus = lent_cpus.union(core);
             }
             in_use_count += u32::from(is_in_use);
-            too_busy_count += u32::from(is_in_use || core_average >= too_busy);
+            too_busy_count += u32::from(is_in_use || core_average >= too_busy_share);
             elsewhere = elsewhere.saturating_sub(core_average);
             elsewhere_now = elsewhere_now.saturating_sub(now);
             lent.insert(first, core_average);
         }
         let others_now = if sample.lent.is_empty() && !is_long {
-            self.cores_in_short_samples(Span::of(sample), in_use)
+            self.cores_in_short_samples(Span::of(sample), in_use_share)
         } else {
             self.recent.clear();
-            cores_in_use(elsewhere_now, in_sample)
+            cores_in_use(elsewhere_now, sample_share)
         };
         (self.total, self.lent) = (total, lent);
         self.quiet_for = if total_now < IDLE { self.quiet_for + sample.period } else { Duration::ZERO };
         let is_idle = self.total < IDLE || self.quiet_for >= QUIET_TIME;
         self.busy_for = if is_idle { Duration::ZERO } else { self.busy_for + sample.period };
         UsedCores {
-            in_use: in_use_count + cores_in_use(elsewhere, in_use).max(others_now),
-            too_busy_to_lend: too_busy_count + cores_in_use(elsewhere, too_busy).max(others_now),
+            in_use: in_use_count + cores_in_use(elsewhere, in_use_share).max(others_now),
+            too_busy_to_lend: too_busy_count + cores_in_use(elsewhere, too_busy_share).max(others_now),
             lent_cpus,
         }
     }
 
     /// Returns the number of cores that the owner used according to the last short samples, including `sample`. Uses
     /// as many samples as cover [`RECENT_TIME`], because the kernel may update the CPU time of a running thread only
-    /// at each timer tick. A core counts as used if the owner ran on it for the part `in_use` of this time, or for
-    /// [`SETTLED`]. Called if no core is lent: the CPU times of lent cores are exact.
-    fn cores_in_short_samples(&mut self, sample: Span, in_use: Millionths) -> u32 {
+    /// at each timer tick. A core counts as used if the owner ran on it for the part `in_use_share` of this time, or
+    /// for [`WAKE_UP_RUN_TIME`]. Called if no core is lent: the CPU times of lent cores are exact.
+    fn cores_in_short_samples(&mut self, sample: Span, in_use_share: Millionths) -> u32 {
         self.recent.push(sample);
         while self.recent[1..].iter().map(|span| span.period).sum::<Duration>() >= RECENT_TIME {
             self.recent.remove(0);
@@ -311,7 +317,7 @@ impl CoreUse {
         if all.period.is_zero() {
             return 0;
         }
-        all.cores_in_use(in_use.min(share(SETTLED, all.period)))
+        all.cores_in_use(in_use_share.min(share(WAKE_UP_RUN_TIME, all.period)))
     }
 }
 
@@ -345,9 +351,10 @@ pub fn cores_wanted_by_waiting_threads<'a>(
     if cores == 0 { 0 } else { cores.min(count_cores(&within)) }
 }
 
-/// The number of cores in use, if the use is on as few cores as possible.
-fn cores_in_use(used: Millionths, in_use: Millionths) -> u32 {
-    u32::try_from((used + (ONE_CORE - in_use)) / ONE_CORE).unwrap_or(u32::MAX)
+/// Returns the number of cores in use, if the use `used` is on as few cores as possible. A core is in use if at least
+/// the part `in_use_share` of it is used.
+fn cores_in_use(used: Millionths, in_use_share: Millionths) -> u32 {
+    u32::try_from((used + (ONE_CORE - in_use_share)) / ONE_CORE).unwrap_or(u32::MAX)
 }
 
 /// The use of cores in a period. Zero if the period has no length.

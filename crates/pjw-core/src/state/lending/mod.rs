@@ -28,11 +28,11 @@ pub struct LendingState {
     owners: BTreeMap<JobId, OwnerLendingState>,
     /// The borrowed PUs that pjw takes back at the end of a grace period, each with this end, in ns since
     /// boot. Until then, the borrower still has the PU.
-    leaving: BTreeMap<Pu, Nanos>,
-    /// Those PUs in `leaving` that their owner does not need: their borrower has free PUs instead.
+    grace_period_ends: BTreeMap<Pu, Nanos>,
+    /// Those PUs in `grace_period_ends` that their owner does not need: their borrower has free PUs instead.
     exchanged: CpuSet,
     /// The lent PUs whose borrower was released or ended since the last decision, by their owner.
-    left: BTreeMap<JobId, CpuSet>,
+    left_by_borrowers: BTreeMap<JobId, CpuSet>,
     /// The borrowers of which a thread that runs has a real-time priority, as of the last scan of the processes of
     /// jobs.
     realtime_borrowers: BTreeSet<JobId>,
@@ -79,7 +79,7 @@ impl LendingState {
     /// borrower may still use the PU for a grace period. `None` if no grace period is running.
     #[must_use]
     pub fn next_grace_period_end(&self) -> Option<Nanos> {
-        self.leaving.values().min().copied()
+        self.grace_period_ends.values().min().copied()
     }
 
     /// Returns the end of the grace period of the borrowed PU (logical CPU) `pu`, in ns since boot. A borrowed PU is an
@@ -87,7 +87,7 @@ impl LendingState {
     /// back, the borrower may still use the PU for a grace period. `None` if no grace period is running for the PU.
     #[must_use]
     pub fn grace_period_end(&self, pu: Pu) -> Option<Nanos> {
-        self.leaving.get(&pu).copied()
+        self.grace_period_ends.get(&pu).copied()
     }
 
     /// Returns what pjw knows about the core use of `owner`, a job whose idle cores may be lent. `None` if pjw
@@ -128,11 +128,11 @@ impl LendingState {
 
     /// Replaces the list of the lent PUs (logical CPUs) that pjw is about to take back. Each PU has the time, in ns
     /// since boot, at which pjw takes it back. Until then, the borrower may still use the PU. `exchanged` has the PUs
-    /// that are taken back because their borrower has free PUs instead. Those of them that are not in `leaving` are
-    /// left out.
-    pub(crate) fn set_pus_to_return(&mut self, leaving: BTreeMap<Pu, Nanos>, exchanged: &CpuSet) {
-        self.exchanged = exchanged.iter().filter(|pu| leaving.contains_key(pu)).collect();
-        self.leaving = leaving;
+    /// that are taken back because their borrower has free PUs instead. Those of them that are not in `return_times`
+    /// are left out.
+    pub(crate) fn set_pus_to_return(&mut self, return_times: BTreeMap<Pu, Nanos>, exchanged: &CpuSet) {
+        self.exchanged = exchanged.iter().filter(|pu| return_times.contains_key(pu)).collect();
+        self.grace_period_ends = return_times;
     }
 
     /// Returns those lent PUs (logical CPUs) with a running grace period that their owner does not need. Their borrower
@@ -144,19 +144,19 @@ impl LendingState {
     /// Adds the PU (logical CPU) `pu` of the job `owner` to the PUs whose borrower was released or ended since the last
     /// decision about loans. The next decision gives them to another borrower if one wants them.
     pub(crate) fn add_pu_left_by_borrower(&mut self, owner: &JobId, pu: Pu) {
-        self.left.entry(owner.clone()).or_default().insert(pu);
+        self.left_by_borrowers.entry(owner.clone()).or_default().insert(pu);
     }
 
     /// Returns whether the job that borrowed the PU (logical CPU) `pu` of the job `owner` was released or ended since
     /// the last decision about loans.
     pub(crate) fn was_left_by_borrower(&self, owner: &JobId, pu: Pu) -> bool {
-        self.left.get(owner).is_some_and(|left| left.contains(pu))
+        self.left_by_borrowers.get(owner).is_some_and(|cpus| cpus.contains(pu))
     }
 
     /// Removes all PUs (logical CPUs) from those whose borrower was released or ended since the last decision about
     /// loans. Returns them, by their owner. Must be called after each such decision.
     pub(crate) fn take_pus_left_by_borrowers(&mut self) -> BTreeMap<JobId, CpuSet> {
-        core::mem::take(&mut self.left)
+        core::mem::take(&mut self.left_by_borrowers)
     }
 
     /// Records that pjw lent cores of the job `owner` at the time `now`, in ns since boot.
@@ -171,7 +171,7 @@ impl LendingState {
     /// does not know when it last lent a core of the owner, such as after a restart of the daemon.
     pub(crate) fn record_return(&mut self, owner: &JobId, lend_after: Duration, now: Nanos) {
         let known = self.owners.entry(owner.clone()).or_default();
-        // A return after a long loan is a change of the demand, not one that comes and goes.
+        // After a long loan, the cores do not go back and forth.
         if known.lent_at.is_none_or(|at| !has_passed(at, lend_after.saturating_mul(SHORT_LOAN), now)) {
             known.returned = Some((now, (known.doublings(lend_after, now) + 1).min(MAX_DOUBLINGS)));
         }
@@ -192,7 +192,9 @@ impl LendingState {
     /// predict the use after a gap.
     pub(crate) fn clear_core_use(&mut self) {
         for known in self.owners.values_mut() {
-            (known.used, known.at_most_since, known.sampled_since) = (None, Vec::new(), None);
+            known.used = None;
+            known.at_most_since.clear();
+            known.sampled_since = None;
         }
     }
 
@@ -240,19 +242,22 @@ impl OwnerLendingState {
             && self.lent_at.is_none_or(|at| has_passed(at, lend_after, now))
     }
 
-    /// How often `lend_after` is doubled: once for each return after a short loan, and once less for each two pauses
-    /// without one.
+    /// Returns how often `lend_after` is doubled: once for each return after a short loan. The number decreases by 1
+    /// each time that twice the doubled time has passed without such a return.
     fn doublings(&self, lend_after: Duration, now: Nanos) -> u32 {
-        let Some((at, mut doublings)) = self.returned else { return 0 };
-        let mut quiet = Duration::from_nanos(now.0.saturating_sub(at.0));
-        while let Some(left) = quiet.checked_sub(doubled(lend_after, doublings) * 2).filter(|_| doublings > 0)
-        {
-            (quiet, doublings) = (left, doublings - 1);
+        let Some((returned_at, mut doublings)) = self.returned else { return 0 };
+        let mut since_return = Duration::from_nanos(now.0.saturating_sub(returned_at.0));
+        while doublings > 0 {
+            let needed = doubled(lend_after, doublings) * 2;
+            let Some(remaining) = since_return.checked_sub(needed) else { break };
+            since_return = remaining;
+            doublings -= 1;
         }
         doublings
     }
 }
 
+/// Returns `lend_after`, doubled `times` times, but at most [`MAX_DOUBLINGS`] times.
 fn doubled(lend_after: Duration, times: u32) -> Duration {
     lend_after.saturating_mul(1 << times.min(MAX_DOUBLINGS))
 }
