@@ -162,23 +162,24 @@ impl Lineage {
         child: Pid,
         at: Nanos,
     ) -> bool {
-        // The kernel uses the number again: the facts about the earlier process are removed.
+        // The kernel has reused the pid: the facts about the earlier process are removed.
         self.descendants.remove(&child);
         self.exited.remove(&child);
-        let of_tracked = tracked.map(|(tracked, is_member)| {
+        let from_tracked = tracked.map(|(tracked, is_member)| {
             let requests = tracked.requests_for_child(creator, BirthTime { earliest: at, latest: at });
             let mut descendant = Descendant::from_ancestor(tracked, is_member, Some(at), requests);
-            // The masks of a new process may be unread. Its child has what it inherited itself.
-            if let Some(parent) =
-                self.descendants.get(&parent).filter(|_| descendant.inherited_mask_requests.is_empty())
+            // The masks of a new parent may be unread. The child then has the mask that the parent itself inherited.
+            if descendant.inherited_mask_requests.is_empty()
+                && let Some(parent) = self.descendants.get(&parent)
             {
-                (descendant.inherited_mask_requests, descendant.ancestor_masks_read_at) =
-                    (parent.inherited_mask_requests.clone(), parent.ancestor_masks_read_at);
+                descendant.inherited_mask_requests.clone_from(&parent.inherited_mask_requests);
+                descendant.ancestor_masks_read_at = parent.ancestor_masks_read_at;
             }
             descendant
         });
-        let of_parent = || Some(Descendant { forked_at: Some(at), ..self.descendants.get(&parent)?.clone() });
-        match of_tracked.or_else(of_parent) {
+        let from_parent =
+            || Some(Descendant { forked_at: Some(at), ..self.descendants.get(&parent)?.clone() });
+        match from_tracked.or_else(from_parent) {
             Some(descendant) if self.descendants.len() < MAX_FORK_RECORDS => {
                 self.descendants.insert(child, descendant);
                 self.unscanned.insert(child);
@@ -310,8 +311,9 @@ impl Lineage {
     /// has a mask of the job any more. Processes that no scan has read keep their records.
     pub(crate) fn forget_released_descendants(&mut self, job: &JobId) {
         let Self { descendants, unscanned, .. } = self;
-        descendants
-            .retain(|pid, known| known.was_ancestor_member || known.job != *job || unscanned.contains(pid));
+        descendants.retain(|pid, descendant| {
+            descendant.was_ancestor_member || descendant.job != *job || unscanned.contains(pid)
+        });
     }
 
     /// Records that a scan has found the end of the process `member`. If pjw has not read the exit event of the process

@@ -46,7 +46,7 @@ pub struct ScanQueue {
 /// What process events (fork, exec or exit) reported about a process that belongs to no job and that no scan has read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UnscannedProcess {
-    /// The process that forked it.
+    /// The process that forked this process.
     pub(super) parent: Pid,
     /// Whether the process has several threads. Such a process may continue after the exit of its first thread.
     pub(super) has_threads: bool,
@@ -139,13 +139,13 @@ impl ScanQueue {
             children.entry(process.parent).or_default().push(pid);
         }
         let mut found = BTreeSet::new();
-        let mut left: Vec<Pid> = pids.iter().copied().collect();
+        let mut unvisited: Vec<Pid> = pids.iter().copied().collect();
         // A user can make a chain of tens of thousands of processes, so each process is visited once.
-        while let Some(pid) = left.pop() {
+        while let Some(pid) = unvisited.pop() {
             for child in children.remove(&pid).unwrap_or_default() {
                 self.unassigned.remove(&child);
                 found.insert(child);
-                left.push(child);
+                unvisited.push(child);
             }
         }
         found

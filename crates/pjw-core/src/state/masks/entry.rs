@@ -142,7 +142,6 @@ impl MaskEntry {
     pub fn add_recorded_request(&mut self, request: MaskRequest) {
         let newest = self.newest();
         if request.original_mask != newest.original_mask {
-            // The program requested this original mask before, and the journal has no record of that.
             let (mask, requested_at) = (request.original_mask.clone(), newest.requested_at);
             let writer = MaskWriter::Program;
             self.add_newest(MaskRequest { original_mask: mask.clone(), mask, writer, requested_at });
@@ -265,7 +264,8 @@ impl MaskEntry {
     /// Does not write to the journal. Returns true if the last mask request for the thread is not in the
     /// journal. The caller must then write this request and the original mask to the journal.
     pub fn mark_journaled(&mut self, now: Nanos) -> bool {
-        let is_new = self.journaled_since.replace(self.journaled_since.unwrap_or(now)).is_none();
+        let is_new = self.journaled_since.is_none();
+        self.journaled_since.get_or_insert(now);
         core::mem::take(&mut self.is_unrecorded) || is_new
     }
 
@@ -285,15 +285,16 @@ impl MaskEntry {
     /// inherited that one. A candidate that is equal to `request` stays, so that `cancel_intended_request` does not
     /// remove both.
     fn add_newest(&mut self, request: MaskRequest) {
-        let known = core::mem::take(&mut self.candidates);
-        let is_last = |index: usize| known.iter().skip(index + 1).all(|later| !is_same(later, &known[index]));
-        let first_time = |last: &MaskRequest| {
-            let same = known.iter().filter(|one| is_same(one, last) && one.writer == MaskWriter::Warden);
-            same.map(|one| one.requested_at).min().unwrap_or(last.requested_at)
-        };
-        let last = (0..known.len()).filter(|&index| is_last(index)).map(|index| &known[index]);
-        let last = last.map(|last| MaskRequest { requested_at: first_time(last), ..last.clone() });
-        self.candidates = last.chain([request]).collect();
+        for mut candidate in core::mem::take(&mut self.candidates) {
+            if let Some(index) = self.candidates.iter().position(|earlier| is_same(earlier, &candidate)) {
+                let earlier = self.candidates.remove(index);
+                if candidate.writer == MaskWriter::Warden {
+                    candidate.requested_at = candidate.requested_at.min(earlier.requested_at);
+                }
+            }
+            self.candidates.push(candidate);
+        }
+        self.candidates.push(request);
     }
 
     /// Records that the kernel refused the original mask (the mask before pjw changed it), because the thread's cpuset
@@ -482,7 +483,7 @@ impl MaskEntry {
     /// thread forked a child at that time, the child inherited the mask of one of these requests.
     pub fn requests_for_child_born_at(&self, birth: BirthTime) -> impl Iterator<Item = &MaskRequest> {
         let copied_after = Nanos(birth.earliest.0.saturating_sub(BirthTime::MAX_FORK_TIME.0));
-        let earlier = self.earlier.iter().filter(move |(_, end)| end.is_none_or(|end| end >= copied_after));
+        let earlier = self.earlier.iter().filter(move |(_, until)| until.is_none_or(|at| at >= copied_after));
         let all = earlier.map(|(request, _)| request).chain(&self.candidates);
         all.filter(move |request| !birth.is_before(request.requested_at))
     }

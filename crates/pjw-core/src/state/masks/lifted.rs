@@ -72,18 +72,18 @@ impl LiftedBinding {
             && !self.is_restored
             && self.waiting_permille_before >= LEAST_WAITING_PERMILLE
             && (TRIAL..TRIAL * 2).contains(&Duration::from_nanos(now.0.saturating_sub(self.lifted_at.0)));
-        if !is_judged || !demand.is_hot || !self.is_nearly_as_before(1, demand.waiting_permille.into()) {
+        if !is_judged || !demand.is_hot || !self.wait_nearly_as_before(1, demand.waiting_permille.into()) {
             return false;
         }
         let (threads, waiting) = waiting_of_others
             .into_iter()
             .fold((0, 0), |(threads, sum), waiting| (threads + 1, sum + u64::from(waiting)));
-        self.is_nearly_as_before(threads, waiting)
+        self.wait_nearly_as_before(threads, waiting)
     }
 
-    /// Whether threads wait nearly as much as the thread waited before. `waiting` is the sum of their shares of waiting
-    /// time.
-    fn is_nearly_as_before(&self, threads: u64, waiting: u64) -> bool {
+    /// Returns whether `threads` threads wait, on average, nearly as much as the thread of this binding did before the
+    /// lift. `waiting` is the sum of their shares of waiting time, in permille.
+    fn wait_nearly_as_before(&self, threads: u64, waiting: u64) -> bool {
         waiting * 4 >= threads * u64::from(self.waiting_permille_before) * 3
     }
 }

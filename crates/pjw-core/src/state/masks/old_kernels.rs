@@ -2,10 +2,10 @@
 //!
 //! Such a kernel gives every thread the whole cpuset when the cpuset is written, when the thread moves to another
 //! cgroup (kernel/cgroup/cpuset.c, `update_tasks_cpumask`, `cpuset_attach`), and when a PU of the cpuset goes offline
-//! or comes back (`hotplug_update_tasks`). The last happens in a work queue: up to [`HOTPLUG_DELAY`] after the PU went,
-//! and for the list of active PUs, which is ahead of the list of online PUs. So a reading may find a mask that was
-//! written for a PU whose change is not known yet. Linux 6.2 and later keep the request (`user_cpus_ptr`), and nothing
-//! in this file applies.
+//! or comes back (`hotplug_update_tasks`). In the last case, a work queue of the kernel changes the masks up to
+//! [`HOTPLUG_DELAY`] after the PU went or came. The kernel takes the PUs from its list of active PUs, which changes
+//! before the list of online PUs. So a scan may read a mask for a change of the PUs that pjw does not know yet. Linux
+//! 6.2 and later keep the request (`user_cpus_ptr`), and nothing in this file applies.
 
 use core::time::Duration;
 

@@ -25,58 +25,59 @@ impl WardenState {
         let known = self.processes.get(&pid);
         let moved =
             known.and_then(|known| known.last_cgroup_change.as_ref()).filter(|(_, at)| *at >= read_at);
-        let present = known.and_then(|known| known.process.cgroup.as_deref()).unwrap_or_default();
-        // The daemon before may have moved the process back out of a cpuset.
+        let present_cgroup = known.and_then(|known| known.process.cgroup.as_deref()).unwrap_or_default();
+        // An earlier daemon may have moved the process back out of this cpuset.
         let unread = known.filter(|_| read_at == Nanos(0));
-        let left = unread.and_then(|known| self.cpusets.last_move_destination(known.process.id));
-        // The process may be there by now.
+        let left_cgroup = unread.and_then(|known| self.cpusets.last_move_destination(known.process.id));
+        // A delayed change may have moved the process there by now.
         let delayed = &self.cpusets.delayed_changes;
-        let move_destinations_of =
+        let move_destinations =
             known.into_iter().flat_map(|known| delayed.move_destinations_of(known.process.id));
         let is_moving = known.is_some_and(|known| delayed.is_moving(known.process.id));
-        let cgroups = core::iter::once(present)
+        let cgroups = core::iter::once(present_cgroup)
             .chain(moved.map(|(from, _)| &**from))
-            .chain(left)
-            .chain(move_destinations_of);
+            .chain(left_cgroup)
+            .chain(move_destinations);
         let mut cpusets = CpusetList::new();
         let mut may_have_changed = moved.is_some() || is_moving;
         for cgroup in cgroups {
-            let (around, is_new) = self.cpusets_around(cgroup, read_at);
-            cpusets.extend(around);
-            may_have_changed |= is_new;
+            let (nearest_cpusets, has_changed) = self.cpusets_around(cgroup, read_at);
+            cpusets.extend(nearest_cpusets);
+            may_have_changed |= has_changed;
         }
         let mut possible_cpus: SmallVec<[CpuSet; 1]> = SmallVec::new();
-        let at_each = |online| cpusets.iter().map(move |cpuset| effective_mask(cpuset, online));
-        for left in self.online.values_since(read_at).flat_map(at_each) {
-            if !possible_cpus.contains(&left) {
-                possible_cpus.push(left);
+        let online_parts = |online| cpusets.iter().map(move |cpuset| effective_mask(cpuset, online));
+        for possible in self.online.values_since(read_at).flat_map(online_parts) {
+            if !possible_cpus.contains(&possible) {
+                possible_cpus.push(possible);
             }
         }
         may_have_changed |= self.online.has_changed_since(hotplug_window_start(read_at));
-        let (machine, kernel_may_have_reset_mask) =
-            (self.topology.cpus().clone(), !persists && may_have_changed);
-        MaskLimits { possible_cpus, machine_cpus: machine, may_have_changed, kernel_may_have_reset_mask }
+        let kernel_may_have_reset_mask = !persists && may_have_changed;
+        let machine_cpus = self.topology.cpus().clone();
+        MaskLimits { possible_cpus, machine_cpus, may_have_changed, kernel_may_have_reset_mask }
     }
 
     /// Returns the PUs (logical CPUs) to which the kernel has limited the affinity masks of the new process `pid`.
     /// These are the PUs that are online and in its cpuset. The result has all such sets since the birth of the
     /// process.
     ///
-    /// - `new` is the record of the fork, if the process descends from a process of a job.
+    /// - `descendant` is the record of the fork, if the process descends from a process of a job.
     /// - `at` is the time of the birth, in ns since boot.
     /// - `persists` is false for kernels before Linux 6.2. Such a kernel may have replaced the mask of the ancestor
     ///   before the fork. The result then says so ([`MaskLimits::kernel_may_have_reset_mask`]).
     pub(crate) fn birth_limits(
         &self,
         pid: Pid,
-        new: Option<&Descendant>,
+        descendant: Option<&Descendant>,
         at: Nanos,
         persists: bool,
     ) -> MaskLimits {
         let mut limits = self.mask_limits(pid, at, persists);
-        let of_ancestor = new.map(|new| self.mask_limits(new.ancestor, new.ancestor_masks_read_at, persists));
-        limits.kernel_may_have_reset_mask |=
-            of_ancestor.is_some_and(|limits| limits.kernel_may_have_reset_mask);
+        if let Some(Descendant { ancestor, ancestor_masks_read_at, .. }) = descendant {
+            let ancestor_limits = self.mask_limits(*ancestor, *ancestor_masks_read_at, persists);
+            limits.kernel_may_have_reset_mask |= ancestor_limits.kernel_may_have_reset_mask;
+        }
         limits
     }
 
@@ -112,13 +113,13 @@ impl WardenState {
         (smallvec![self.topology.cpus()], false)
     }
 
-    /// Whether the process is in the scheduler's cgroup of the job, and that cgroup was not scanned yet. Then its
-    /// masks can't be interpreted.
+    /// Whether the process may be in the cgroup that the batch system made for the job, and no scan has read this
+    /// cgroup. The masks of the process can then not be interpreted.
     fn is_cpuset_unread(&self, member: &Member) -> bool {
-        let cgroup = self.jobs.get(&member.job).and_then(|job| job.cgroup.as_deref());
-        let place = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
-        cgroup.is_some_and(|path| {
-            !self.cgroups.contains_key(path) && place.is_none_or(|place| is_cgroup_within(place, path))
+        let job_cgroup = self.jobs.get(&member.job).and_then(|job| job.cgroup.as_deref());
+        let own_cgroup = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
+        job_cgroup.is_some_and(|path| {
+            !self.cgroups.contains_key(path) && own_cgroup.is_none_or(|own| is_cgroup_within(own, path))
         })
     }
 
@@ -167,24 +168,25 @@ impl WardenState {
             (reading == MaskComparison::Predicted).then_some(entry)
         };
         // A thread may be younger than the scan that first found its process.
-        let at = BirthTime::from_start_time(thread.start, Some(now));
-        let of_ended = ended.iter().filter_map(|thread| thread.mask_entry.as_ref());
-        let own = of_ended
-            .flat_map(|entry| entry.requests_for_child_born_at(at))
-            .chain(member.requests_at_birth(at));
+        let thread_birth = BirthTime::from_start_time(thread.start, Some(now));
+        let ended_entries = ended.iter().filter_map(|thread| thread.mask_entry.as_ref());
+        let own = ended_entries
+            .flat_map(|entry| entry.requests_for_child_born_at(thread_birth))
+            .chain(member.requests_at_birth(thread_birth));
         // The limits before this reading are irrelevant for a request that was not inherited.
         let limits = || self.mask_limits(pid, now, persists);
         // The journal has the request of a program, without its time, if a cpuset hides the request. A thread of the
-        // same process without such a record had every PU when an earlier daemon read it. Except a thread that was
-        // born after the end of that daemon.
-        let is_old = self.first_scan_at.is_none_or(|first| at.earliest <= first);
+        // same process without such a record had every PU when an earlier daemon read the thread. This does not apply
+        // to a thread that was born after the end of that daemon.
+        let is_old = self.first_scan_at.is_none_or(|first| thread_birth.earliest <= first);
         let had_every_pu = is_old && !member.was_new_at_join && limits().is_unrestricted(seen);
         let own = own.filter(|request| !(had_every_pu && request.is_of_program_before_first_reading()));
         let own = if is_first { Vec::new() } else { own.cloned().collect() };
-        // A later thread has its mask from a thread of its process, and only that process from the parent.
+        // A later thread has its mask from a thread of its process. The process inherited masks from its parent only
+        // when the process itself was born.
         let process_birth = BirthTime::from_start_time(member.id.start, first_seen);
-        let parents = || predicted(self.parents_requests(member, process_birth));
-        if let Some(entry) = predicted(own).or_else(parents) {
+        let from_parent = || predicted(self.parents_requests(member, process_birth));
+        if let Some(entry) = predicted(own).or_else(from_parent) {
             return Some(entry);
         }
         let limits = limits();
@@ -224,8 +226,8 @@ impl WardenState {
     /// - `is_first` is true and the process was registered by a command: it may have had such a mask before.
     /// - `is_first` is true and fork events have told from which process it descends.
     fn requests_of_job(&self, member: &Member, is_first: bool, birth: BirthTime) -> Vec<MaskRequest> {
-        // A child of a process whose masks were unread at the fork has a known descent, but no known requests. Unless
-        // that process turned out to have no mask of pjw.
+        // A child of a process whose masks were unread at the fork has a known descent, but no known requests. The
+        // requests are known nevertheless if that process turned out to have no mask of pjw.
         let has_known_requests = |descendant: &Descendant| {
             !descendant.inherited_mask_requests.is_empty() || self.has_only_own_masks(descendant.ancestor)
         };
@@ -238,23 +240,20 @@ impl WardenState {
         let others = self.tracked_processes_of(&member.job).filter(|other| other.id != member.id);
         let of_others = others.flat_map(|other| other.requests_at_birth(birth)).cloned();
         let of_others = of_others.filter(|request| request.writer != MaskWriter::Program);
-        // An earlier job may have had the same id, or the same process. Except for a process that is in the cgroup of
-        // a scheduler's job: no other job had it.
+        // An earlier job may have had the same id or the same process. But no other job had a process that is in the
+        // cgroup of a scheduler's job.
         let job = (member.evidence == MembershipEvidence::Cgroup).then_some(&member.job);
         let process = self.process(member.id.pid).filter(|_| is_first);
         let of_released = process.and_then(|process| Some(self.inherited_from_released_job(process, job)?.1));
         let mut requests: Vec<MaskRequest> = of_released.into_iter().chain(of_others).collect();
         if let Some(grant) = self.grant_of(&member.job).filter(|grant| !birth.is_before(grant.granted_at)) {
-            let (mask, original) = (grant.cpus.clone(), self.topology.cpus().clone());
-            requests.insert(
-                0,
-                MaskRequest {
-                    mask,
-                    original_mask: original,
-                    writer: MaskWriter::Warden,
-                    requested_at: grant.granted_at,
-                },
-            );
+            let request = MaskRequest {
+                mask: grant.cpus.clone(),
+                original_mask: self.topology.cpus().clone(),
+                writer: MaskWriter::Warden,
+                requested_at: grant.granted_at,
+            };
+            requests.insert(0, request);
         }
         requests
     }

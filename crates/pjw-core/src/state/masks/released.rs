@@ -61,8 +61,8 @@ impl WardenState {
         let mut inherited =
             self.released_requests_of(process).filter(|(released, _)| job.is_none_or(|job| job == *released));
         let (job, request) = inherited.next()?;
-        let is_same = inherited.all(|(_, other)| other.original_mask == request.original_mask);
-        is_same.then_some((job, request))
+        let have_same_original = inherited.all(|(_, other)| other.original_mask == request.original_mask);
+        have_same_original.then_some((job, request))
     }
 
     /// Whether `process` may have inherited its affinity mask from a released job: pjw had set exactly this mask in a
@@ -92,10 +92,9 @@ impl WardenState {
         let requests = of_user.flat_map(|released| released.masks.iter().map(move |mask| (released, mask)));
         let is_shown = move |set: &CpuSet| mask.is_some_and(|mask| set.intersection(&online) == *mask);
         requests.filter(move |(_, mask)| is_shown(&mask.mask)).map(|(released, mask)| {
-            let (set, original) = (mask.mask.clone(), mask.original_mask.clone());
             let request = MaskRequest {
-                mask: set,
-                original_mask: original,
+                mask: mask.mask.clone(),
+                original_mask: mask.original_mask.clone(),
                 writer: MaskWriter::Warden,
                 requested_at: released.first_used_at,
             };
@@ -161,10 +160,11 @@ impl WardenState {
     }
 }
 
-/// The masks with their originals that a child of a thread with this request may have because of pjw: the mask that pjw
-/// requested, and in the cpuset of a job what the cpuset leaves of the request. The kernel copies the latter at the
-/// begin of a fork, and does not replace it if the parent is moved to the root of the hierarchy meanwhile
-/// (kernel/cgroup/cpuset.c, `cpuset_fork`).
+/// Returns the masks that a child may have because of pjw, each with the original mask. A thread with the mask request
+/// `request` forked the child. The masks are the mask that pjw requested and, if the thread is in a job's cpuset with
+/// the PUs `cpuset`, the part of the request that the cpuset allows. The kernel copies this part at the beginning of a
+/// fork, and does not replace it if the parent is moved to the root of the hierarchy meanwhile (kernel/cgroup/cpuset.c,
+/// `cpuset_fork`).
 fn masks_because_of_pjw<'a>(
     request: &'a MaskRequest,
     cpuset: Option<&'a CpuSet>,
