@@ -126,11 +126,11 @@ impl Member {
         &self,
         tids: Option<&BTreeSet<Tid>>,
     ) -> impl Iterator<Item = (ThreadId, &MemberThread)> {
-        let some = tids.into_iter().flatten().filter_map(|tid| self.threads.get_key_value(tid));
-        let some =
-            some.map(|(&tid, thread)| (ThreadId { process: self.id, tid, start: thread.start }, thread));
+        let listed = tids.into_iter().flatten().filter_map(|tid| self.threads.get_key_value(tid));
+        let listed =
+            listed.map(|(&tid, thread)| (ThreadId { process: self.id, tid, start: thread.start }, thread));
         let all = tids.is_none().then(|| self.identified_threads()).into_iter().flatten();
-        all.chain(some).filter(|(_, thread)| thread.is_alive())
+        all.chain(listed).filter(|(_, thread)| thread.is_alive())
     }
 
     /// Returns whether this process exists only to own the address space that the tasks of `pjwctl spawn --share
@@ -204,7 +204,7 @@ pub struct Members {
     active_threads: BTreeMap<Pid, ActiveThreads>,
     /// The pids of the processes of which this cycle must still read all threads: a thread that is not active
     /// changed its mask, and the last scan read only the active threads of its process.
-    unread: BTreeSet<Pid>,
+    pids_to_reread: BTreeSet<Pid>,
     /// The jobs whose processes changed since the last call of [`Members::take_changed_jobs`]: a process was
     /// added or removed, moved to another cgroup, or became active or idle.
     changed: BTreeSet<JobId>,
@@ -359,14 +359,14 @@ impl Members {
             return false;
         };
         let is_active = |tid: &Tid| threads.get(tid).is_some_and(MemberThread::is_active);
-        let is_one_idle = active.record_partial_reading(is_active, at);
+        let has_one_become_idle = active.record_partial_reading(is_active, at);
         if !is_complete {
             active.force_full_reading();
         }
         let is_active = !active.tids.is_empty();
         self.active_threads.extend(is_active.then_some((pid, active)));
         self.set_threads(pid, threads, is_active);
-        is_one_idle
+        has_one_become_idle
     }
 
     /// Returns the processes of which the next scan may read only the active threads, each with the ids of these
@@ -374,19 +374,19 @@ impl Members {
     /// with all threads are left out.
     pub(crate) fn active_threads_to_read(&self, dirty: &DirtySet) -> BTreeMap<Pid, BTreeSet<Tid>> {
         let is_dirty = |pid: &Pid| {
-            let part = self.members.get(pid).and_then(|member| dirty.dirty_scope_of(&member.job));
-            part.is_some_and(|part| part.contains_whole_process(*pid))
+            let scope = self.members.get(pid).and_then(|member| dirty.dirty_scope_of(&member.job));
+            scope.is_some_and(|scope| scope.contains_whole_process(*pid))
         };
-        let may = self.active_threads.iter().filter(|(_, active)| active.can_be_read_alone());
-        let may = may.filter(|(pid, _)| !is_dirty(pid));
-        may.map(|(&pid, active)| (pid, active.tids.clone())).collect()
+        let partly_readable = self.active_threads.iter().filter(|(_, active)| active.can_be_read_alone());
+        let partly_readable = partly_readable.filter(|(pid, _)| !is_dirty(pid));
+        partly_readable.map(|(&pid, active)| (pid, active.tids.clone())).collect()
     }
 
     /// Returns the ids of the active threads of `member`, if only their affinity masks must be planned again according
     /// to `dirty`. `None` if the masks of all threads of `member` must be planned again.
     pub(crate) fn active_threads_to_plan(&self, dirty: &DirtySet, member: &Member) -> Option<&BTreeSet<Tid>> {
-        let part = dirty.dirty_scope_of(&member.job)?;
-        if part.contains_whole_process(member.id.pid) {
+        let scope = dirty.dirty_scope_of(&member.job)?;
+        if scope.contains_whole_process(member.id.pid) {
             return None;
         }
         self.active_threads_of(member.id.pid)
@@ -415,14 +415,14 @@ impl Members {
     pub(crate) fn request_full_reading(&mut self, pid: Pid, tid: Tid) {
         if let Some(active) = self.active_threads.get_mut(&pid).filter(|active| !active.tids.contains(&tid)) {
             active.force_full_reading();
-            self.unread.extend(active.read_alone_at().map(|_| pid));
+            self.pids_to_reread.extend(active.read_alone_at().map(|_| pid));
         }
     }
 
     /// Returns the pids of the processes of which another scan in this cycle must read all threads, and clears the list
     /// of these pids.
     pub(crate) fn take_pids_to_reread(&mut self) -> BTreeSet<Pid> {
-        core::mem::take(&mut self.unread)
+        core::mem::take(&mut self.pids_to_reread)
     }
 
     /// Replaces the threads of the process `pid`. `is_active` says whether the process is active: one of its threads

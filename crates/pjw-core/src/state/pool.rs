@@ -48,9 +48,9 @@ pub struct PuPool {
     cpus: CpuSet,
     /// The PUs of the machine that are offline. No job can get such a PU, but a job that holds it keeps it.
     offline: CpuSet,
-    /// The number of changes of the pool so far. An [`PuOffer`] (PUs that the allocator chose for a job) is
+    /// The number of changes of the pool so far. A [`PuOffer`] (PUs that the allocator chose for a job) is
     /// valid only until the next change.
-    version: u64,
+    change_count: u64,
     /// The PUs that are reserved for the system, including those that a job still holds. Such a PU becomes a
     /// housekeeping PU when the job releases it.
     reserved: CpuSet,
@@ -64,7 +64,7 @@ pub struct PuPool {
 /// Two pools are equal if all PUs have the same holders and an offer for one is valid for the other.
 impl PartialEq for PuPool {
     fn eq(&self, other: &Self) -> bool {
-        self.version == other.version
+        self.change_count == other.change_count
             && self.offline == other.offline
             && self.reserved == other.reserved
             && self.borrowers == other.borrowers
@@ -95,27 +95,27 @@ impl PuPool {
         let holders = vec![PuHolder::Free, PuHolder::Housekeeping];
         let (cpus, reserved) = (topology.cpus().clone(), housekeeping.clone());
         let (offline, avoided, borrowers) = (CpuSet::new(), CpuSet::new(), BTreeMap::new());
-        Self { entries, holders, cpus, offline, version: 0, reserved, borrowers, avoided }
+        Self { entries, holders, cpus, offline, change_count: 0, reserved, borrowers, avoided }
     }
 
     /// Returns the holder of a PU (logical CPU). The holder of a free PU is [`PuHolder::Free`]. Returns `None` if the
     /// machine does not have the PU.
     #[must_use]
     pub fn holder(&self, pu: Pu) -> Option<&PuHolder> {
-        let place = *self.entries.get(pu.0 as usize)?;
-        self.holders.get(place?)
+        let index = *self.entries.get(pu.0 as usize)?;
+        self.holders.get(index?)
     }
 
     /// Iterates over all PUs (logical CPUs) of the machine with their holders, in ascending order of the kernel's PU
     /// numbers.
     pub fn holders(&self) -> impl Iterator<Item = (Pu, &PuHolder)> {
-        self.places().filter_map(|(pu, place)| Some((pu, self.holders.get(place)?)))
+        self.holder_indices().filter_map(|(pu, index)| Some((pu, self.holders.get(index)?)))
     }
 
     /// Returns the online PUs (logical CPUs) that are neither granted to a job nor reserved for the system.
     #[must_use]
     pub fn free_cpus(&self) -> CpuSet {
-        self.held_at(FREE).difference(&self.offline)
+        self.held_by_index(FREE).difference(&self.offline)
     }
 
     /// Returns the PUs (logical CPUs) of the machine that are online.
@@ -128,20 +128,20 @@ impl PuPool {
     /// while a job held it is not included. Such a PU becomes a housekeeping PU when the job releases it.
     #[must_use]
     pub fn housekeeping_cpus(&self) -> CpuSet {
-        self.held_at(HOUSEKEEPING)
+        self.held_by_index(HOUSEKEEPING)
     }
 
     /// Returns the PUs (logical CPUs) that are granted to jobs, including offline PUs.
     #[must_use]
     pub fn allocated_cpus(&self) -> CpuSet {
-        self.places().filter(|&(_, place)| place > HOUSEKEEPING).map(|(pu, _)| pu).collect()
+        self.holder_indices().filter(|&(_, index)| index > HOUSEKEEPING).map(|(pu, _)| pu).collect()
     }
 
     /// Returns the PUs (logical CPUs) that are granted to the job, including offline PUs. Empty if no PUs are granted
     /// to the job.
     #[must_use]
     pub fn pus_of(&self, job: &JobId) -> CpuSet {
-        self.place_of(job).map(|place| self.held_at(place)).unwrap_or_default()
+        self.holder_index_of(job).map(|index| self.held_by_index(index)).unwrap_or_default()
     }
 
     /// Returns the job that borrows the PU (logical CPU). A borrowed PU is free, or another job holds it and leaves it
@@ -213,11 +213,11 @@ impl PuPool {
         taken
     }
 
-    /// Returns the number of changes of the pool since its creation. An [`PuOffer`] is valid only if this
+    /// Returns the number of changes of the pool since its creation. A [`PuOffer`] is valid only if this
     /// number is the same as when the offer was made.
     #[must_use]
     pub fn change_count(&self) -> u64 {
-        self.version
+        self.change_count
     }
 
     /// Sets which PUs (logical CPUs) of the machine are online. pjw does not grant an offline PU to a job. A job that
@@ -227,7 +227,7 @@ impl PuPool {
         let offline = self.cpus.difference(online);
         if offline != self.offline {
             self.offline = offline;
-            self.version += 1;
+            self.change_count += 1;
         }
     }
 
@@ -238,7 +238,7 @@ impl PuPool {
     /// If the pool changed since the offer was made, or if another job or the system holds a PU of the offer.
     /// The pool is then unchanged.
     pub fn commit(&mut self, job: &JobId, offer: &PuOffer) -> Result<(), StaleOffer> {
-        if offer.pool_change_count != self.version || !offer.cpus.is_subset(&self.available_to(job)) {
+        if offer.pool_change_count != self.change_count || !offer.cpus.is_subset(&self.available_to(job)) {
             return Err(StaleOffer);
         }
         let new = offer.cpus.difference(&self.pus_of(job));
@@ -269,9 +269,9 @@ impl PuPool {
         for pu in self.housekeeping_cpus().intersection(cpus).iter() {
             self.entries[pu.0 as usize] = Some(FREE);
         }
-        let elsewhere = self.grant_available(job, cpus);
+        let not_granted = self.grant_available(job, cpus);
         self.set_housekeeping(&self.reserved.clone());
-        elsewhere
+        not_granted
     }
 
     /// Sets the housekeeping PUs (logical CPUs), which are reserved for the system. A free PU in `housekeeping` becomes
@@ -287,7 +287,7 @@ impl PuPool {
                 _ => {}
             }
         }
-        self.version += 1;
+        self.change_count += 1;
     }
 
     /// Sets the avoided PUs (logical CPUs): the allocator offers them only if the other PUs do not suffice. These are
@@ -314,53 +314,56 @@ impl PuPool {
     /// Makes `cpus` the PUs that the job `job` holds, also those that another job held before. PUs that are not in
     /// `cpus` and that the job held become free, or housekeeping PUs if they are reserved for the system.
     fn set_held_pus(&mut self, job: &JobId, cpus: &CpuSet) {
-        let place = self.find_or_add_holder(job);
+        let index = self.find_or_add_holder(job);
         for (entry, pu) in self.entries.iter_mut().zip((0..).map(Pu)) {
             if entry.is_some() && cpus.contains(pu) {
-                *entry = Some(place);
-            } else if *entry == Some(place) {
+                *entry = Some(index);
+            } else if *entry == Some(index) {
                 *entry = Some(if self.reserved.contains(pu) { HOUSEKEEPING } else { FREE });
             }
         }
-        self.version += 1;
+        self.change_count += 1;
     }
 
     /// Iterates over the PUs of the machine, each with the index of its holder in `holders`.
-    fn places(&self) -> impl Iterator<Item = (Pu, usize)> {
+    fn holder_indices(&self) -> impl Iterator<Item = (Pu, usize)> {
         (0..).map(Pu).zip(&self.entries).filter_map(|(pu, entry)| Some((pu, (*entry)?)))
     }
 
-    fn place_of(&self, job: &JobId) -> Option<usize> {
+    /// Returns the index of `job` in `holders`. `None` if the job is not in this list.
+    fn holder_index_of(&self, job: &JobId) -> Option<usize> {
         self.holders.iter().position(|holder| matches!(holder, PuHolder::Job(held) if held == job))
     }
 
     /// Returns the index of `job` in `holders`, the list of the holders of PUs. If the job is not in the list, adds
     /// it first: in place of a job that holds no PUs, or at the end.
     fn find_or_add_holder(&mut self, job: &JobId) -> usize {
-        if let Some(place) = self.place_of(job) {
-            return place;
+        if let Some(index) = self.holder_index_of(job) {
+            return index;
         }
-        let mut used = vec![false; self.holders.len()];
-        for (_, place) in self.places() {
-            used[place] = true;
+        let mut is_used = vec![false; self.holders.len()];
+        is_used[FREE] = true;
+        is_used[HOUSEKEEPING] = true;
+        for (_, index) in self.holder_indices() {
+            is_used[index] = true;
         }
-        let unused = used.iter().skip(HOUSEKEEPING + 1).position(|&used| !used);
-        let place = unused.map_or(self.holders.len(), |after| after + HOUSEKEEPING + 1);
-        match self.holders.get_mut(place) {
+        let unused = is_used.iter().position(|&is_used| !is_used);
+        let index = unused.unwrap_or(self.holders.len());
+        match self.holders.get_mut(index) {
             Some(holder) => *holder = PuHolder::Job(job.clone()),
             None => self.holders.push(PuHolder::Job(job.clone())),
         }
-        place
+        index
     }
 
     /// Returns the PUs that are free, and those that the job holds.
     fn available_to(&self, job: &JobId) -> CpuSet {
-        self.held_at(FREE).union(&self.pus_of(job))
+        self.held_by_index(FREE).union(&self.pus_of(job))
     }
 
     /// Returns the PUs whose holder has the index `wanted` in `holders`.
-    fn held_at(&self, wanted: usize) -> CpuSet {
-        self.places().filter(|&(_, place)| place == wanted).map(|(pu, _)| pu).collect()
+    fn held_by_index(&self, wanted: usize) -> CpuSet {
+        self.holder_indices().filter(|&(_, index)| index == wanted).map(|(pu, _)| pu).collect()
     }
 }
 
@@ -419,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_gets_free_pus_and_returns_those_of_others() {
+    fn a_job_gets_the_free_pus_of_its_list_and_not_those_of_others() {
         let mut pool = pool("7");
         pool.grant_available(&job("a"), &cpu_set("0-3"));
         assert_eq!(pool.grant_available(&job("b"), &cpu_set("2-7")), cpu_set("2-3,7"));
@@ -460,7 +463,7 @@ mod tests {
             assert_eq!(pool.grant_available(&coming, &pu.into()), CpuSet::new());
             assert_eq!(pool.holder(pu), Some(&PuHolder::Job(coming)));
         }
-        assert!(pool.holders.len() <= 6, "{} places", pool.holders.len());
+        assert!(pool.holders.len() <= 6, "{} holders", pool.holders.len());
         assert_eq!(pool.allocated_cpus(), cpu_set("6-7"));
     }
 

@@ -68,8 +68,9 @@ impl Processes {
         for reference in &known.batch_identity.job_references {
             self.by_referenced_job.entry(reference.job.clone()).or_default().insert(pid);
         }
-        for (_, unit) in known.batch_identity.jobs_with_own_grouping() {
-            self.by_own_session_or_group.entry(unit_of(&known.process, unit)).or_default().insert(pid);
+        for (_, grouping) in known.batch_identity.jobs_with_own_grouping() {
+            let key = session_or_group_of(&known.process, grouping);
+            self.by_own_session_or_group.entry(key).or_default().insert(pid);
         }
         self.processes.insert(pid, known);
     }
@@ -86,8 +87,9 @@ impl Processes {
         for reference in &known.batch_identity.job_references {
             remove_from(&mut self.by_referenced_job, &reference.job, pid);
         }
-        for (_, unit) in known.batch_identity.jobs_with_own_grouping() {
-            remove_from(&mut self.by_own_session_or_group, &unit_of(&known.process, unit), pid);
+        for (_, grouping) in known.batch_identity.jobs_with_own_grouping() {
+            let key = session_or_group_of(&known.process, grouping);
+            remove_from(&mut self.by_own_session_or_group, &key, pid);
         }
         Some(known)
     }
@@ -113,13 +115,13 @@ impl Processes {
     }
 
     /// Iterates over the pids of the processes in the session or process group with the leader `leader`, if a batch
-    /// system made this session or process group for one job. `unit` says whether it is a session or a process group.
+    /// system made this session or process group for one job. `grouping` says which of the two it is.
     pub(crate) fn pids_in_session_or_group(
         &self,
-        unit: JobProcessGrouping,
+        grouping: JobProcessGrouping,
         leader: Pid,
     ) -> impl Iterator<Item = Pid> {
-        self.by_own_session_or_group.get(&(unit, leader)).into_iter().flatten().copied()
+        self.by_own_session_or_group.get(&(grouping, leader)).into_iter().flatten().copied()
     }
 
     /// Iterates over the pids of the children of the process `pid`.
@@ -132,19 +134,20 @@ impl Processes {
     #[must_use]
     pub fn pids_with_descendants(&self, pids: impl IntoIterator<Item = Pid>) -> BTreeSet<Pid> {
         let mut found = BTreeSet::new();
-        let mut left: Vec<Pid> = pids.into_iter().collect();
-        while let Some(pid) = left.pop() {
+        let mut unvisited: Vec<Pid> = pids.into_iter().collect();
+        while let Some(pid) = unvisited.pop() {
             if found.insert(pid) {
-                left.extend(self.children.get(&pid).into_iter().flatten());
+                unvisited.extend(self.children.get(&pid).into_iter().flatten());
             }
         }
         found
     }
 }
 
-/// The session or the process group of a process.
-fn unit_of(process: &Process, unit: JobProcessGrouping) -> (JobProcessGrouping, Pid) {
-    (unit, if unit == JobProcessGrouping::ProcessGroup { process.process_group } else { process.session })
+/// Returns the key in `by_own_session_or_group` for the process group or the session of `process`.
+fn session_or_group_of(process: &Process, grouping: JobProcessGrouping) -> (JobProcessGrouping, Pid) {
+    let is_group = grouping == JobProcessGrouping::ProcessGroup;
+    (grouping, if is_group { process.process_group } else { process.session })
 }
 
 /// Removes a process from an index, and the key if it was the last process.

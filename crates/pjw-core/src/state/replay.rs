@@ -81,17 +81,17 @@ impl WardenState {
                 self.members.remove(pid);
                 self.processes_to_restore.insert(pid, Member::from_record(membership));
             }
-            Record::MaskSet { thread, before, set, since: kept_since, at } => {
-                let requested_at = at.unwrap_or(kept_since);
+            Record::MaskSet { thread, before, set, since: journaled_since, at } => {
+                let requested_at = at.unwrap_or(journaled_since);
                 // A mask is journaled before the first request of pjw: an older request is the program's.
-                let is_programs = requested_at < kept_since && set == before;
-                let writer = if is_programs { MaskWriter::Program } else { MaskWriter::Warden };
+                let is_from_program = requested_at < journaled_since && set == before;
+                let writer = if is_from_program { MaskWriter::Program } else { MaskWriter::Warden };
                 let request = MaskRequest { mask: set, original_mask: before, writer, requested_at };
                 match self.masks_from_journal.get_mut(&thread) {
                     Some(entry) => entry.add_recorded_request(request),
                     None => {
-                        self.masks_from_journal
-                            .insert(thread, MaskEntry::from_record(request).with_journaled_since(kept_since));
+                        let entry = MaskEntry::from_record(request).with_journaled_since(journaled_since);
+                        self.masks_from_journal.insert(thread, entry);
                     }
                 }
             }
@@ -157,6 +157,8 @@ impl WardenState {
         self.pool.set_online(&online);
     }
 
+    /// Iterates over the jobs: first those whose grant may not overlap with others. A shared grant gets only the PUs
+    /// that are then free in the pool.
     fn jobs_unshared_first(&self) -> impl Iterator<Item = &Job> {
         let is_shared = |job: &&Job| job.grant.as_ref().is_some_and(|grant| grant.is_shared);
         let unshared = self.jobs.values().filter(move |job| !is_shared(job));

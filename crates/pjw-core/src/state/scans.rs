@@ -10,10 +10,10 @@
 //! or if its masks changed. Each scan checks the masks of a part of the idle processes. The next full scan finds every
 //! other change that another program made to the masks or the cgroup of an idle process.
 //!
-//! A rescan also reads every other process that may have changed. Without an event and without running, no process
-//! changes, except that another program may change its mask: a rescan checks the masks of all processes that masks
-//! alone keep on their cores. One rescan in eight is full. So is each rescan while events are not monitored, and while
-//! a decision is pending that needs a full scan.
+//! A rescan (the periodic scan, config key `rescan_interval`) also reads every other process that may have changed.
+//! Without an event and without running, no process changes, except that another program may change its mask: a rescan
+//! checks the masks of all processes that masks alone keep on their cores. One rescan in eight is full. So is each
+//! rescan while events are not monitored, and while a decision is pending that needs a full scan.
 
 use alloc::sync::Arc;
 use core::cell::OnceCell;
@@ -54,20 +54,28 @@ impl WardenState {
     #[must_use]
     pub fn scan_request(&self, is_full: bool) -> ScanRequest {
         if is_full {
-            let (mut pids_to_read_threads_of, mut cgroups) = (self.tracked_pids(), self.job_cgroup_paths());
+            let mut pids_to_read_threads_of = self.tracked_pids();
             pids_to_read_threads_of.extend(self.unknown_masks.pids_with_other_threads());
             pids_to_read_threads_of.extend(self.unknown_masks.unread_pids());
+            let mut cgroups = self.job_cgroup_paths();
             cgroups.extend(self.cgroups_with_ancestors(self.unknown_masks.unread_pids()));
-            let active_threads = BTreeMap::new();
-            let (scope, idle_watch) = (ScanScope::Full, Arc::default());
-            return ScanRequest { scope, pids_to_read_threads_of, active_threads, cgroups, idle_watch };
+            return ScanRequest {
+                scope: ScanScope::Full,
+                pids_to_read_threads_of,
+                active_threads: BTreeMap::new(),
+                cgroups,
+                idle_watch: Arc::default(),
+            };
         }
-        let pids_to_read_threads_of: BTreeSet<Pid> =
+        let pids: BTreeSet<Pid> =
             self.members.active_pids().chain(self.processes_to_restore.keys().copied()).collect();
-        let (cgroups, idle_watch) = (self.pending_cgroups(), self.idle_watch());
-        let scope = ScanScope::Partial(pids_to_read_threads_of.clone());
-        let active_threads = self.members.active_threads_to_read(&self.dirty);
-        ScanRequest { scope, pids_to_read_threads_of, active_threads, cgroups, idle_watch }
+        ScanRequest {
+            scope: ScanScope::Partial(pids.clone()),
+            pids_to_read_threads_of: pids,
+            active_threads: self.members.active_threads_to_read(&self.dirty),
+            cgroups: self.pending_cgroups(),
+            idle_watch: self.idle_watch(),
+        }
     }
 
     /// The cgroups of jobs that may end soon, and the cgroups that are to be removed. The v1 hierarchies do not report
@@ -114,7 +122,7 @@ impl WardenState {
         let unassigned_pids = user_pids.filter(|&pid| self.tracked_process(pid).is_none()).collect();
         let groups = self.idle_watch().groups.clone();
         let turn = self.periodic_scans_until_full as usize;
-        // The full rescan, which reads all cgroups, is one of the turns.
+        // One of the turns is the full rescan, which reads all cgroups.
         let turns = PARTIAL_RESCANS_PER_FULL_RESCAN as usize + 1;
         let in_turn = self.job_cgroup_paths().into_iter().skip(turn).step_by(turns);
         let mut request = self.scan_request(false);
@@ -145,6 +153,7 @@ impl WardenState {
         self.fork_events_complete_since.is_some() && are_served && !has_pending_changes
     }
 
+    /// Returns the idle processes of all jobs, in groups. The list is made again only after a group has changed.
     fn idle_watch(&self) -> Arc<WatchedProcesses> {
         let watch = || {
             let groups = self.idle_groups.values().flatten().cloned().collect();
@@ -231,9 +240,9 @@ impl WardenState {
             let is_inside = process.is_some_and(|(cgroup, process)| process.is_in_cgroup(cgroup));
             groups.entry((is_inside, self.is_kept_by_masks(member))).or_default().push(pid);
         }
-        let groups = groups.into_iter().map(|((inside, masked), pids)| {
-            let cgroup = cgroup.filter(|_| inside).map(str::to_owned);
-            let expected_cpus = self.grant_of(job).filter(|_| masked).map(|grant| grant.cpus.clone());
+        let groups = groups.into_iter().map(|((is_inside, has_only_masks), pids)| {
+            let cgroup = cgroup.filter(|_| is_inside).map(str::to_owned);
+            let expected_cpus = self.grant_of(job).filter(|_| has_only_masks).map(|grant| grant.cpus.clone());
             Arc::new(IdleProcessGroup { cgroup, expected_cpus, pids })
         });
         groups.collect()

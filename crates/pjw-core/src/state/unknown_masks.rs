@@ -73,7 +73,7 @@ pub struct MasksOfUnknownOrigin {
     released: BTreeMap<ProcessId, CpuSet>,
     /// The descendants of found processes by their fork events, each with the masks of which it may have inherited one.
     inherited: BTreeMap<Pid, Arc<BTreeSet<CpuSet>>>,
-    /// The forks since the search is due: parent and child. The parent may be found later.
+    /// The forks since the search was requested: parent and child. The search may find the parent later.
     forks_during_search: Vec<(Pid, Pid)>,
 }
 
@@ -113,7 +113,7 @@ impl MasksOfUnknownOrigin {
     /// inherited a mask of unknown origin (a mask that an earlier run of the daemon may have set) from its parent.
     /// Does nothing if there are no such masks and no search for them.
     pub(crate) fn apply_events(&mut self, events: &[ProcessEvent]) {
-        if self.found.is_empty() && self.inherited.is_empty() && !self.is_search_pending() {
+        if self.has_nothing_to_find() {
             return;
         }
         for event in events {
@@ -123,7 +123,7 @@ impl MasksOfUnknownOrigin {
                         self.forks_during_search.push((parent, child));
                     }
                     self.inherited.remove(&child);
-                    self.inherit(parent, child);
+                    self.record_inheritance(parent, child);
                 }
                 ProcessEvent::Exit { pid } => drop(self.inherited.remove(&pid)),
                 _ => {}
@@ -131,9 +131,13 @@ impl MasksOfUnknownOrigin {
         }
     }
 
-    fn inherit(&mut self, parent: Pid, child: Pid) -> bool {
-        let of_parent = self.masks_for_child(parent);
-        let Some(masks) = of_parent.filter(|_| self.inherited.len() < MAX_FORK_RECORDS) else { return false };
+    /// Records the masks of unknown origin of which `child` may have inherited one from `parent`. Returns false if
+    /// there are none, or if the list of records is full.
+    fn record_inheritance(&mut self, parent: Pid, child: Pid) -> bool {
+        if self.inherited.len() >= MAX_FORK_RECORDS {
+            return false;
+        }
+        let Some(masks) = self.masks_for_child(parent) else { return false };
         self.inherited.insert(child, masks);
         true
     }
@@ -141,7 +145,7 @@ impl MasksOfUnknownOrigin {
     /// Returns the affinity masks of unknown origin that the process `parent` has or may have inherited. A child of the
     /// process may inherit one of them. `None` if there are none.
     pub(crate) fn masks_for_child(&self, parent: Pid) -> Option<Arc<BTreeSet<CpuSet>>> {
-        let found = self.mask_of(parent).map(|(_, mask)| Arc::new(mask.masks().cloned().collect()));
+        let found = self.mask_of(parent).map(|(_, found)| Arc::new(found.masks().cloned().collect()));
         found.or_else(|| self.inherited.get(&parent).cloned())
     }
 
@@ -239,8 +243,8 @@ impl MasksOfUnknownOrigin {
         };
         self.search = Search::Done;
         let forks = core::mem::take(&mut self.forks_during_search);
-        let forks = forks.into_iter().filter(|&(parent, child)| self.inherit(parent, child));
-        Some(MaskSearchResult { children: forks.map(|(_, child)| child).collect(), chosen_at })
+        let inherited = forks.into_iter().filter(|&(parent, child)| self.record_inheritance(parent, child));
+        Some(MaskSearchResult { children: inherited.map(|(_, child)| child).collect(), chosen_at })
     }
 
     /// Whether the list of the processes with affinity masks of unknown origin has changed since the last call of
