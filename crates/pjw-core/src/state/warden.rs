@@ -265,7 +265,8 @@ impl WardenState {
         target_mask(&self.topology, grant, entry.original_mask(), member.inherited_mask.as_ref())
     }
 
-    /// The binding that a lift ends: the PUs of the grant to which the program bound the thread.
+    /// Returns the binding of the thread `id` that pjw lifts by a change of the mask: the online PUs of the grant to
+    /// which the program bound the thread.
     fn binding_to_lift(&self, id: &ThreadId) -> Option<CpuSet> {
         let member = self.members.get(&id.process.pid)?;
         let grant = self.jobs.get(&member.job)?.online_granted_cpus(&self.pool.online_cpus())?;
@@ -393,16 +394,16 @@ impl WardenState {
     /// CPUs) of the job, this is the cpuset that the batch system made. Otherwise it is the cpuset that pjw made.
     #[must_use]
     pub fn is_in_job_cpuset(&self, member: &Member) -> bool {
-        let place = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
+        let cgroup = self.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
         let Some(job) = self.jobs.get(&member.job) else { return false };
-        if job.grant.as_ref().is_some_and(|grant| grant.granted_by == GrantedBy::Scheduler) {
-            let schedulers = job.cgroup.as_deref().unwrap_or_default();
-            return place.is_none_or(|place| is_cgroup_within(place, schedulers));
+        if job.grant_chosen_by(GrantedBy::Scheduler).is_some() {
+            let job_cgroup = job.cgroup.as_deref().unwrap_or_default();
+            return cgroup.is_none_or(|cgroup| is_cgroup_within(cgroup, job_cgroup));
         }
         let job_cpuset = self.cpusets.cpuset_of(&member.job);
-        place
+        cgroup
             .zip(job_cpuset)
-            .is_some_and(|(place, managed)| is_cgroup_within(place, &managed.job_cpuset.path))
+            .is_some_and(|(cgroup, managed)| is_cgroup_within(cgroup, &managed.job_cpuset.path))
     }
 
     /// Returns whether `process` has left the provision `job` (a job whose cores are promised to a service). Also
@@ -430,14 +431,13 @@ impl WardenState {
 
     /// Removes all processes from the job `job`, and adds them to the processes whose original masks pjw must restore.
     pub(crate) fn move_to_restoring(&mut self, job: &JobId) {
-        let gone = self.members.remove_all_of(job);
-        self.processes_to_restore.extend(gone.into_iter().map(|member| (member.id.pid, member)));
+        let removed = self.members.remove_all_of(job);
+        self.processes_to_restore.extend(removed.into_iter().map(|member| (member.id.pid, member)));
     }
 
     /// Removes the process `pid` from the list of its user's processes that belong to no job.
     pub(crate) fn remove_unassigned(&mut self, pid: Pid) {
-        let user = self.process(pid).map(|process| process.uid);
-        let Some(user) = user else { return };
+        let Some(user) = self.process(pid).map(|process| process.uid) else { return };
         for by_user in [&mut self.unassigned_pids_by_user, &mut self.login_pids_by_user] {
             if by_user.get_mut(&user).is_some_and(|pids| pids.remove(&pid)) {
                 self.users_with_changed_strays.insert(user);
@@ -464,13 +464,12 @@ impl WardenState {
     /// inherited.
     pub(crate) fn remove_ended_process(&mut self, pid: Pid) {
         self.lineage.scan_queue.forget_exiting(pid);
-        if self.fork_events_complete_since.is_some()
-            && let Some((process, is_member)) = tracked_in(&self.members, &self.processes_to_restore, pid)
-        {
-            self.lineage.record_end(process, is_member);
-        }
         if self.fork_events_complete_since.is_none() {
             self.lineage.remove_descendant(pid);
+        } else if let Some((process, is_member)) =
+            tracked_in(&self.members, &self.processes_to_restore, pid)
+        {
+            self.lineage.record_end(process, is_member);
         }
         self.remove_process(pid);
     }

@@ -1,4 +1,4 @@
-//! The names of the cgroups that a warden creates for jobs, and the way back from a cgroup's path to its job.
+//! The names of the cgroups that a daemon creates for jobs, and the way back from a cgroup's path to its job.
 
 use crate::basics::prelude::*;
 use crate::terms::cpuset_group::CgroupCreator;
@@ -197,16 +197,17 @@ impl CgroupPlace {
 ///
 /// A backslash occurs only in such escapes, so the id can be restored from the name.
 fn directory_name(job: &JobId) -> String {
-    let by_hand = job.source() == JobSource::Manual;
-    let text = if by_hand { job.name().to_owned() } else { job.to_string() };
+    let is_manual = job.source() == JobSource::Manual;
+    let text = if is_manual { job.name().to_owned() } else { job.to_string() };
     let is_file = is_cgroup_file(&text);
     let mut name = String::with_capacity(text.len());
-    for (at, byte) in text.bytes().enumerate() {
+    for (index, byte) in text.bytes().enumerate() {
         // Only the colon between source and name becomes a separator: a manual job may be called `slurm:1`
         // too, as `manual:slurm:1`.
-        let separates = byte == b':' && !by_hand;
-        let plain = byte.is_ascii_alphanumeric() || byte == b'_' || separates || (byte == b'.' && at > 0);
-        if plain && !(is_file && at == 0) {
+        let is_separator = byte == b':' && !is_manual;
+        let is_inner_dot = byte == b'.' && index > 0;
+        let is_allowed = byte.is_ascii_alphanumeric() || byte == b'_' || is_separator || is_inner_dot;
+        if is_allowed && !(is_file && index == 0) {
             name.push(char::from(byte));
         } else {
             name.push_str(&format!("\\x{byte:02x}"));
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn two_wardens_have_different_cgroups_and_each_is_known_by_the_path() {
+    fn two_daemons_have_different_cgroups_and_each_is_known_by_the_path() {
         let (alone, one, two) = (
             OwnCgroupNames::default(),
             OwnCgroupNames::for_additional_daemon(b"/tmp/one"),
@@ -318,20 +319,20 @@ mod tests {
         );
         let job: JobId = "a".parse().unwrap();
         for own in [&alone, &one, &two] {
-            let owners = [CgroupCreator::Warden, CgroupCreator::Systemd];
-            let jobs = owners
+            let creators = [CgroupCreator::Warden, CgroupCreator::Systemd];
+            let job_paths = creators
                 .iter()
-                .flat_map(|&owner| CgroupPlace::ALL.map(|place| own.job_path(&job, owner, place)));
-            for path in jobs.chain([own.directory_path().to_owned(), format!("/{}", own.slice_name())]) {
+                .flat_map(|&creator| CgroupPlace::ALL.map(|place| own.job_path(&job, creator, place)));
+            for path in job_paths.chain([own.directory_path().to_owned(), format!("/{}", own.slice_name())]) {
                 assert_eq!(OwnCgroupNames::from_cgroup_path(&path).as_ref(), Some(own), "{path}");
-                let owners: Vec<_> = [&alone, &one, &two].map(|other| other.is_own_path(&path)).into();
-                assert_eq!(owners.iter().filter(|contains| **contains).count(), 1, "{path}");
+                let owner_count = [&alone, &one, &two].iter().filter(|own| own.is_own_path(&path)).count();
+                assert_eq!(owner_count, 1, "{path}");
             }
         }
     }
 
     #[test]
-    fn a_cgroup_that_only_looks_like_one_of_a_warden_is_none() {
+    fn a_cgroup_that_only_looks_like_one_of_a_daemon_belongs_to_no_daemon() {
         for path in ["", "/", "pjw/a", "/pjwx/a", "/pjw_/a", "/pjw_test_12", "/pjw.service/a", "/a/pjw/b"] {
             assert_eq!(OwnCgroupNames::from_cgroup_path(path), None, "{path}");
         }

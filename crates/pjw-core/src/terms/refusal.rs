@@ -18,7 +18,7 @@ pub enum CpuUnit {
 
 impl CpuUnit {
     /// Returns the beginning of a sentence about the requested number, such as `4 cores were`.
-    fn were(self, requested: u32) -> String {
+    fn number_with_was_were(self, requested: u32) -> String {
         let (one, several) = match self {
             Self::Core => ("core", "cores"),
             Self::Pu => ("CPU", "CPUs"),
@@ -100,7 +100,7 @@ pub enum Refusal {
         job: JobId,
     },
     /// The request is for more cores or PUs than the machine has for jobs.
-    #[error("{} asked for and {}", unit.were(*requested), machine_has(*usable))]
+    #[error("{} asked for and {}", unit.number_with_was_were(*requested), machine_has(*usable))]
     MoreThanMachine {
         /// Whether the numbers count cores or PUs.
         unit: CpuUnit,
@@ -112,7 +112,7 @@ pub enum Refusal {
     /// The request is for more cores or PUs than are free now.
     #[error(
         "{} asked for{}",
-        unit.were(*requested),
+        unit.number_with_was_were(*requested),
         fitting_requests_text(*unit, *free, free_cpus, *held, *max_cores_in_one_l3)
     )]
     NotEnoughCores {
@@ -360,7 +360,7 @@ pub enum Refusal {
     #[error(
         "{} asked for, which makes {total} for you, besteffort jobs included, and the limit is {limit}: {}, or ask an administrator to raise \
          user_max_cores",
-        CpuUnit::Core.were(*requested), limit_remedy(*requested, *total, *limit)
+        CpuUnit::Core.number_with_was_were(*requested), limit_remedy(*requested, *total, *limit)
     )]
     UserLimitExceeded {
         /// The number of requested cores.
@@ -449,8 +449,8 @@ fn or_release(may_release: bool) -> &'static str {
     if may_release { ", or release it first" } else { "" }
 }
 
-/// A release frees the processes of a manual job. The job of a scheduler goes on after a release and keeps its
-/// processes.
+/// Returns when a process of `job` can join another job. A release frees the processes of a manual job. The job of a
+/// scheduler goes on after a release and keeps its processes.
 fn how_to_leave(job: &JobId) -> String {
     if job.source() == JobSource::Manual {
         return format!("it can join another job when {job} is released");

@@ -42,7 +42,7 @@ pub struct ScanRequest {
 impl ScanRequest {
     /// Returns whether the scan looks at the CPU time of every process of a job: it reads all processes of the machine,
     /// or checks all idle processes of jobs besides those in its scope. False for a scan because of a process event or a
-    /// command. A process that just began belongs to the idle ones until its second reading.
+    /// command. A process that has just begun counts as idle until its second reading.
     #[must_use]
     pub fn looks_at_whole_jobs(&self) -> bool {
         self.scope == ScanScope::Full || self.idle_watch.has_all_groups

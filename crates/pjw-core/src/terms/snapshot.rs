@@ -372,7 +372,7 @@ impl Process {
     /// Returns whether the process is in the cgroup at the path `cgroup`, or in a cgroup below it.
     #[must_use]
     pub fn is_in_cgroup(&self, cgroup: &str) -> bool {
-        self.cgroup.as_deref().is_some_and(|at| is_cgroup_within(at, cgroup))
+        self.cgroup.as_deref().is_some_and(|own| is_cgroup_within(own, cgroup))
     }
 }
 
@@ -381,7 +381,7 @@ impl<T> Observed<T> {
     /// cgroup does not exist.
     pub fn present(&self) -> Option<&T> {
         match self {
-            Observed::Present(thing) => Some(thing),
+            Observed::Present(facts) => Some(facts),
             Observed::Gone => None,
         }
     }

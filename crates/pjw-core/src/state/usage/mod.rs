@@ -7,9 +7,9 @@
 //! - what each of its processes used itself, as last read,
 //! - and what each of them got from children, except the part that was read while the child lived.
 //!
-//! If the parent of a process does not belong to the job, such as the shell that started `pjwctl run`, the parent tells
-//! the rest of the process's time after its end: what the parent got more than was read of the process. docs/adr/0024
-//! has the alternatives.
+//! The parent of a process may not belong to the job, such as the shell that started `pjwctl run`. After the end of the
+//! process, the CPU times of this parent show the rest of the CPU time of the process: what the parent got from the
+//! kernel less what was read of the process. docs/adr/0024 has the alternatives.
 
 use crate::basics::{CpuSet, Nanos, Pid, ProcessId, StartTime, prelude::*};
 use crate::terms::{Event, EventKind, JobId, JobUsage, MemoryReading, ProcessCpuTimes};
@@ -45,8 +45,8 @@ pub struct UsageState {
     /// The CPU times of processes of jobs that have exited, and of their parents, as read right after the exit events.
     /// They are used where the next scan comes too late: the parent may have ended too.
     exit_times: BTreeMap<Pid, ExitTimes>,
-    /// The time for which threads waited for a PU that was read and belongs to no sample yet, in ns. It is that of the
-    /// process that is being updated.
+    /// The time for which threads of the process that is being updated waited for a PU, in ns, as far as no sample has
+    /// this time yet.
     pub(crate) pending_wait_ns: u64,
 }
 
@@ -182,14 +182,16 @@ impl UsageState {
         }
     }
 
-    /// Forgets a parent outside that has no child in a job any more, and from which no time is expected.
+    /// Removes the process `parent` from `outside_parents` if it has no child in a job any more, and if no time of an
+    /// ended child is expected from it.
     fn forget_childless(&mut self, parent: Pid) {
         if !self.children.contains_key(&parent) && !self.expected_from.contains(&parent) {
             self.outside_parents.remove(&parent);
         }
     }
 
-    /// Notes whether the time of an ended child is expected from a parent outside.
+    /// Updates `expected_from` for the process `parent`: the time of an ended child may be expected from it. If not,
+    /// removes a parent without a child ([`UsageState::forget_childless`]).
     fn note_expected(&mut self, parent: Pid) {
         if self.outside_parents.get(&parent).is_some_and(OutsideParent::is_time_expected) {
             self.expected_from.insert(parent);
@@ -350,7 +352,8 @@ impl UsageState {
         times: &ProcessCpuTimes,
         now: Nanos,
     ) {
-        // Its first thread may have exited before the others: then it has run on since.
+        // The first thread of the process may have exited before the others. The process has then run on since its exit
+        // times were read.
         if self.exit_times.get(&id.pid).is_some_and(|read| read.times != *times) {
             self.exit_times.remove(&id.pid);
         }

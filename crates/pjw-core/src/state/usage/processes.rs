@@ -85,8 +85,8 @@ pub(super) struct OutsideParent {
     pub(super) start: StartTime,
     /// The CPU time of all children that the parent has waited for, as last read.
     children_ns: u64,
-    /// The CPU time of the ended children that belonged to jobs, as far as the jobs have got it, and what no job gets
-    /// of it.
+    /// The part of `children_ns` that is settled: the CPU time of ended children that was added to their jobs, and the
+    /// time that no job gets.
     of_jobs_ns: u64,
     /// Two readings that are at least [`MARK_INTERVAL_NS`] apart, the older first: each with its time and
     /// [`OutsideParent::other_children_ns`].

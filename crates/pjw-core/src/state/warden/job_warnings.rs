@@ -1,4 +1,4 @@
-//! The warnings, and the waiting jobs that are to end: both are kept from one decision to the next.
+//! The warnings that are kept from one decision to the next, and the waiting jobs that the next decision must end.
 
 use alloc::sync::Arc;
 
@@ -75,7 +75,7 @@ impl WardenState {
     }
 
     /// Marks those jobs in `changed` that wait for cores and have no process now: the next decision ends such a job.
-    /// The present one may have moved its last process to another job after it looked for jobs that have ended.
+    /// The present decision may have moved its last process to another job after it looked for jobs that have ended.
     pub(crate) fn mark_waiting_jobs_without_processes(&mut self, changed: &BTreeSet<JobId>) {
         for id in changed.iter().filter(|id| self.members.members_of_job(id).next().is_none()) {
             if self.jobs.get(id).is_some_and(waits_for_cores) {

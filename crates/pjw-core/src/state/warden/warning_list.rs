@@ -1,4 +1,4 @@
-//! The list of all warnings, which is made again only when one of them changes.
+//! The list of all warnings. The list is made again only when a warning has changed.
 
 use alloc::sync::Arc;
 

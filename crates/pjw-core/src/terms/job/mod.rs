@@ -122,8 +122,8 @@ impl JobId {
         if length > Self::MAX_NAME_LENGTH {
             return Err(JobIdError::TooLong { length });
         }
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "._-:@+[]".contains(c);
-        match name.chars().find(|&c| !allowed(c)) {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || "._-:@+[]".contains(c);
+        match name.chars().find(|&c| !is_allowed(c)) {
             Some(character) => Err(JobIdError::InvalidCharacter { character }),
             None => Ok(Self { source, name: name.to_owned() }),
         }
@@ -447,8 +447,8 @@ impl Job {
     /// number: the job can then use all cores that it holds.
     #[must_use]
     pub fn wanted_core_count(&self, topology: &Topology) -> Option<u32> {
-        let given = self.wanted_cores?.count;
-        Some(self.max_wanted_cores(topology).map_or(given, |limit| given.min(limit)))
+        let reported = self.wanted_cores?.count;
+        Some(self.max_wanted_cores(topology).map_or(reported, |limit| reported.min(limit)))
     }
 
     /// Returns the online PUs (logical CPUs) of the job's grant. `online` is the set of the online PUs of the machine.

@@ -103,7 +103,7 @@ impl ProvisionRule {
             if value.is_empty() {
                 return Err(wrong("has no value"));
             }
-            let is_given = match key {
+            let was_set_before = match key {
                 "user" => {
                     let user = value.parse().ok().map(Uid).or_else(|| find_user(value));
                     rule.user.replace(user.ok_or_else(|| wrong("names no user of this machine"))?).is_some()
@@ -120,7 +120,7 @@ impl ProvisionRule {
                         "is the root of the cgroups, which every process matches: name a cgroup below it",
                     ));
                 }
-                "cgroup" if has_no_plain_path(value) => {
+                "cgroup" if has_empty_or_dot_component(value) => {
                     return Err(wrong(
                         "has an empty component, . or .. and matches no process: write the path as in /proc/PID/cgroup",
                     ));
@@ -134,7 +134,7 @@ impl ProvisionRule {
                 "unit" => rule.unit.replace(value.to_owned()).is_some(),
                 _ => return Err(unknown()),
             };
-            if is_given {
+            if was_set_before {
                 return Err(ProvisionRuleError::Twice { key: key.to_owned() });
             }
         }
@@ -190,22 +190,22 @@ impl ProvisionRule {
 }
 
 /// Whether the cgroup `path` is in a systemd unit. The unit is the first component that is not a slice, as for systemd
-/// itself (`cg_path_get_unit`). The names below the unit say nothing: users and containers choose them in what was
-/// delegated to them.
+/// itself (`cg_path_get_unit`). The names below the unit prove nothing: users and containers choose the names of the
+/// cgroups that were delegated to them.
 fn is_in_unit(path: &str, unit: &str) -> bool {
     let mut names = path.trim_start_matches('/').split('/');
     names.find(|name| *name == unit || !name.ends_with(".slice")) == Some(unit)
 }
 
-/// The part of the cgroup `path` below the service manager of `user`. Empty if the path is not below it.
+/// Returns the part of the cgroup path `path` below the service manager of `user`. Empty if the path is not below it.
 fn path_below_manager(path: &str, user: Uid) -> &str {
     let manager = format!("/user.slice/user-{user}.slice/user@{user}.service/");
     path.strip_prefix(manager.as_str()).unwrap_or_default()
 }
 
-/// Whether the path of a cgroup has a component that no path in `/proc/PID/cgroup` of a known cgroup has. The kernel
-/// prints `..` only for cgroups outside the cgroup namespace of the reader, cgroup_namespaces(7).
-fn has_no_plain_path(path: &str) -> bool {
+/// Whether the path of a cgroup has an empty component, `.` or `..`. No path of a known cgroup in `/proc/PID/cgroup`
+/// has such a component. The kernel prints `..` only for cgroups outside the cgroup namespace of the reader, cgroup_namespaces(7).
+fn has_empty_or_dot_component(path: &str) -> bool {
     let mut components = path.trim_start_matches('/').trim_end_matches('/').split('/');
     components.any(|component| matches!(component, "" | "." | ".."))
 }

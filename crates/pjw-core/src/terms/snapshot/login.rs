@@ -33,12 +33,12 @@ const LOGIN_PROGRAMS: [&str; 20] = [
     "tmux: server",
 ];
 
-/// The programs that start the shell of a login. It does not lead its session where they keep the session of their
-/// caller (`su` of util-linux) or lead it themselves (`sudo` with `use_pty`).
+/// The programs that start the shell of a login. The shell does not lead its session if the program keeps the session
+/// of its caller (`su` of util-linux) or leads the session itself (`sudo` with `use_pty`).
 const LOGIN_SHELL_STARTERS: [&str; 9] =
     ["login", "mosh-server", "runuser", "screen", "sshd", "sshd-session", "su", "sudo", "tmux: server"];
 
-/// Shells. One that leads its session is the shell of a login, of a terminal, or of a command over ssh.
+/// Shells. A shell that leads its session is the shell of a login, of a terminal, or of a command over ssh.
 const SHELLS: [&str; 10] = ["ash", "bash", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"];
 
 impl Process {

@@ -1,11 +1,11 @@
-//! For how long a quantity had which value: a histogram with steps of at most 1/64 of the value.
+//! For how long a quantity had which value: a histogram with bins of at most 1/64 of the value.
 
 use serde::{Deserialize, Serialize};
 
 use crate::basics::prelude::*;
 
-/// The number of steps between two powers of two.
-const STEPS: u64 = 64;
+/// The number of bins between two powers of two.
+const BINS_PER_OCTAVE: u64 = 64;
 
 /// A histogram of a quantity, weighted by time, such as the number of PUs (logical CPUs) that a job used. pjw computes
 /// percentiles from it, such as the 95th percentile in the report on the job. Each bin covers a range of values, and has
@@ -15,7 +15,7 @@ const STEPS: u64 = 64;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TimeHistogram {
-    /// The time in ns for each step.
+    /// The time in ns for each bin, by the number of the bin ([`bin_of`]).
     times: BTreeMap<u16, u64>,
 }
 
@@ -23,7 +23,7 @@ impl TimeHistogram {
     /// Adds an interval of time to the histogram. `value` is the value that the quantity had in the interval, and
     /// `length_ns` is the length of the interval, in ns.
     pub fn add(&mut self, value: u64, length_ns: u64) {
-        let time = self.times.entry(step_of(value)).or_default();
+        let time = self.times.entry(bin_of(value)).or_default();
         *time = time.saturating_add(length_ns);
     }
 
@@ -41,20 +41,20 @@ impl TimeHistogram {
     #[must_use]
     pub fn upper_quantile(&self, time_above_permille: u64, upper_limit: u64) -> u64 {
         let total: u128 = self.times.values().map(|&ns| u128::from(ns)).sum();
-        let rest = total * u128::from(time_above_permille) / 1000;
+        let allowed = total * u128::from(time_above_permille) / 1000;
         let mut above = 0_u128;
-        for (&step, &ns) in self.times.iter().rev() {
+        for (&bin, &ns) in self.times.iter().rev() {
             above += u128::from(ns);
-            if above > rest {
-                return upper_end(step).min(upper_limit);
+            if above > allowed {
+                return upper_end(bin).min(upper_limit);
             }
         }
         0
     }
 
     /// Returns how long the job used each number of PUs (logical CPUs), if the values are numbers of PUs in permille of
-    /// one PU. Each pair in the result is a number of PUs and
-    /// the total time, in ns, in which the job used this number. The pairs are sorted by the number of PUs.
+    /// one PU. Each pair in the result is a number of PUs and the total time, in ns, in which the job used this number.
+    /// The pairs are sorted by the number of PUs.
     ///
     /// Each number is rounded to the nearest multiple of `step`, and is at most `upper_limit`. Callers pass the largest
     /// number of PUs that the job held as `upper_limit`. Numbers that the job never used are left out.
@@ -72,25 +72,26 @@ impl TimeHistogram {
     }
 }
 
-/// The step of a value. Below [`STEPS`], each value has a step of its own.
-fn step_of(value: u64) -> u16 {
-    if value < STEPS {
+/// Returns the number of the bin that contains `value`. Below [`BINS_PER_OCTAVE`], each value has a bin of its own.
+fn bin_of(value: u64) -> u16 {
+    if value < BINS_PER_OCTAVE {
         return u16::try_from(value).unwrap_or_default();
     }
     // The value is in the range from 2^octave to 2^(octave + 1).
     let octave = u64::from(value.ilog2());
-    let within = (value >> (octave - STEPS.ilog2() as u64)) - STEPS;
-    u16::try_from((octave - STEPS.ilog2() as u64 + 1) * STEPS + within).unwrap_or(u16::MAX)
+    let shift = octave - u64::from(BINS_PER_OCTAVE.ilog2());
+    let within = (value >> shift) - BINS_PER_OCTAVE;
+    u16::try_from((shift + 1) * BINS_PER_OCTAVE + within).unwrap_or(u16::MAX)
 }
 
-/// The largest value that has this step.
-fn upper_end(step: u16) -> u64 {
-    let step = u64::from(step);
-    if step < STEPS {
-        return step;
+/// Returns the largest value in the bin with the number `bin`.
+fn upper_end(bin: u16) -> u64 {
+    let bin = u64::from(bin);
+    if bin < BINS_PER_OCTAVE {
+        return bin;
     }
-    let (shift, within) = (step / STEPS - 1, step % STEPS);
-    let next = STEPS + within + 1;
+    let (shift, within) = (bin / BINS_PER_OCTAVE - 1, bin % BINS_PER_OCTAVE);
+    let next = BINS_PER_OCTAVE + within + 1;
     if shift > u64::from(next.leading_zeros()) { u64::MAX } else { (next << shift) - 1 }
 }
 
@@ -99,13 +100,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_lies_in_its_step_and_the_step_is_narrow() {
+    fn a_value_lies_in_its_bin_and_the_bin_is_narrow() {
         for value in (0..100_000).chain([u64::from(u32::MAX), 1 << 40]) {
-            let end = upper_end(step_of(value));
+            let end = upper_end(bin_of(value));
             assert!(value <= end && end - value <= value / 64, "{value} {end}");
-            assert!(step_of(end + 1) == step_of(value) + 1, "{value} {end}");
+            assert!(bin_of(end + 1) == bin_of(value) + 1, "{value} {end}");
         }
-        assert!(upper_end(step_of(u64::MAX)) >= u64::MAX / 2);
+        assert!(upper_end(bin_of(u64::MAX)) >= u64::MAX / 2);
     }
 
     #[test]

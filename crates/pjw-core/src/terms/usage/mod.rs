@@ -16,7 +16,7 @@ pub use histogram::TimeHistogram;
 /// with two or more cores runs only one thread. A shorter phase may be the start or the end of a parallel
 /// phase.
 pub const MIN_SERIAL_PHASE_NS: u64 = 10_000_000_000;
-/// The largest number of steps in which a report tells how many PUs the job used.
+/// The largest number of steps to which a report rounds the numbers of PUs that the job used.
 const MAX_LEVEL_STEPS: u64 = 16;
 /// If runnable threads wait for at least this share of a job's cores while these idle, in permille, the job is slowed
 /// down.
@@ -261,8 +261,8 @@ fn is_crowded(sample: &UsageSample, cpu_ns: u64, is_slowed: bool) -> bool {
         let may_be_serial_part = is_slowed && !sample.has_bound_waiters;
         return pus > 0 && wanted_ns / 5 >= capacity_ns / 4 && (uses_most || may_be_serial_part);
     }
-    // Helper threads make the hot threads wait, of which there is one for each PU. Where fewer threads are hot and so
-    // many wait, processes end before they are read often enough to be hot.
+    // With one hot thread for each PU, the hot threads wait for helper threads, and the job is not crowded. If fewer
+    // threads are hot and so many wait, processes end before they are read often enough to be hot.
     hot_threads < pus && wanted_ns / 2 >= capacity_ns && uses_most
 }
 
