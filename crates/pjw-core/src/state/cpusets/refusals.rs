@@ -57,13 +57,14 @@ impl CpusetRegistry {
             {
                 self.unmoved.extend(initial_processes);
             }
-            CpusetChange::MoveIn { process, .. } if is_done => {
-                self.unmoved.remove(process);
+            CpusetChange::MoveIn { process, .. } => {
+                if is_done {
+                    self.unmoved.remove(process);
+                } else if !action.is_repair {
+                    self.unmoved.insert(*process);
+                }
             }
             CpusetChange::MoveBack { process, .. } if is_done => {
-                self.unmoved.insert(*process);
-            }
-            CpusetChange::MoveIn { process, .. } if !action.is_repair => {
                 self.unmoved.insert(*process);
             }
             _ => {}

@@ -100,8 +100,10 @@ impl ScanQueue {
             Some(ScanUrgency::Immediate)
         } else if !self.of_jobs.is_empty() {
             Some(ScanUrgency::Batched)
+        } else if !self.executed.is_empty() {
+            Some(ScanUrgency::Deferred)
         } else {
-            (!self.executed.is_empty()).then_some(ScanUrgency::Deferred)
+            None
         }
     }
 

@@ -75,9 +75,11 @@ impl LiftedBinding {
         if !is_judged || !demand.is_hot || !self.wait_nearly_as_before(1, demand.waiting_permille.into()) {
             return false;
         }
-        let (threads, waiting) = waiting_of_others
-            .into_iter()
-            .fold((0, 0), |(threads, sum), waiting| (threads + 1, sum + u64::from(waiting)));
+        let (mut threads, mut waiting) = (0, 0);
+        for waiting_permille in waiting_of_others {
+            threads += 1;
+            waiting += u64::from(waiting_permille);
+        }
         self.wait_nearly_as_before(threads, waiting)
     }
 

@@ -64,8 +64,8 @@ impl MaskRequest {
 /// kernel/sched/core.c). A new request without a common PU fails with `EINVAL` instead.
 #[must_use]
 pub fn effective_mask(requested_mask: &CpuSet, possible_cpus: &CpuSet) -> CpuSet {
-    let left = requested_mask.intersection(possible_cpus);
-    if left.is_empty() { possible_cpus.clone() } else { left }
+    let common = requested_mask.intersection(possible_cpus);
+    if common.is_empty() { possible_cpus.clone() } else { common }
 }
 
 /// The PUs (logical CPUs) to which the kernel limits the affinity mask of a thread: the PUs that are both online and in

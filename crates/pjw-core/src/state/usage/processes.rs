@@ -118,6 +118,22 @@ struct EndedChild {
     is_expected: bool,
 }
 
+impl EndedChild {
+    /// Joins this child and a child that ended later to one record. The parent has only one sum of the times of both.
+    fn joined(self, later: Self) -> Self {
+        let are_both_unread = self.is_unread && later.is_unread;
+        Self {
+            before_ns: self.before_ns.min(later.before_ns),
+            recent_ns: self.recent_ns.min(later.recent_ns),
+            is_unread: self.is_unread || later.is_unread,
+            unread_since: self.unread_since.min(later.unread_since),
+            is_of_no_job: self.is_of_no_job || (are_both_unread && self.job != later.job),
+            is_expected: true,
+            job: if later.is_unread { later.job } else { self.job },
+        }
+    }
+}
+
 /// The CPU times of a process, as read right after the exit of this process or of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ExitTimes {
@@ -176,29 +192,19 @@ impl OutsideParent {
     ///   there is no such time.
     pub(super) fn end_child(&mut self, child: ProcessUsage, is_unread: bool, idle_until: Option<Nanos>) {
         let pending_ns = self.ended.as_ref().map(|ended| ended.before_ns);
-        let unread_since = child.read_at.max(idle_until.unwrap_or_default());
-        let known_ns = child.total_ns() + child.unclaimed_ns;
-        let job = child.job;
-        let before_ns = match child.parent_before_ns {
-            Some(before_ns) => before_ns,
-            None => pending_ns.unwrap_or_else(|| self.other_children_ns()),
+        let before_ns = child.parent_before_ns.or(pending_ns).unwrap_or_else(|| self.other_children_ns());
+        self.of_jobs_ns += child.total_ns() + child.unclaimed_ns;
+        let ended = EndedChild {
+            before_ns,
+            recent_ns: before_ns.max(self.marks[0].1),
+            is_unread,
+            unread_since: child.read_at.max(idle_until.unwrap_or_default()),
+            is_of_no_job: false,
+            is_expected: true,
+            job: child.job,
         };
-        let recent_ns = before_ns.max(self.marks[0].1);
-        self.of_jobs_ns += known_ns;
-        let (is_of_no_job, is_expected) = (false, true);
-        let ended =
-            EndedChild { job, before_ns, recent_ns, is_unread, unread_since, is_of_no_job, is_expected };
         self.ended = Some(match self.ended.take() {
-            Some(earlier) => EndedChild {
-                before_ns: earlier.before_ns.min(ended.before_ns),
-                recent_ns: earlier.recent_ns.min(ended.recent_ns),
-                is_unread: earlier.is_unread || ended.is_unread,
-                unread_since: earlier.unread_since.min(ended.unread_since),
-                is_of_no_job: earlier.is_of_no_job
-                    || (earlier.job != ended.job && earlier.is_unread && ended.is_unread),
-                is_expected: true,
-                job: if ended.is_unread { ended.job } else { earlier.job },
-            },
+            Some(earlier) => earlier.joined(ended),
             None => ended,
         });
     }
@@ -243,7 +249,7 @@ impl OutsideParent {
         let ended = self.ended.take_if(|ended| rest_of(ended) >= -MAX_ROUNDING_NS);
         let rest_ns = u64::try_from(ended.as_ref().map_or(0, rest_of)).unwrap_or(0);
         let unread = ended.filter(|ended| ended.is_of_no_job || ended.is_unread);
-        let of_unread = unread.filter(|_| rest_ns > 0).and_then(|ended| {
+        let late_time = unread.filter(|_| rest_ns > 0).and_then(|ended| {
             // What no job gets is not the time of the next child either.
             self.of_jobs_ns += rest_ns;
             let late = LateTime { job: ended.job, ns: rest_ns, unread_since: ended.unread_since };
@@ -252,7 +258,7 @@ impl OutsideParent {
         if now.0.saturating_sub(self.marks[1].0.0) >= MARK_INTERVAL_NS {
             self.marks = [self.marks[1], (now, self.other_children_ns())];
         }
-        of_unread
+        late_time
     }
 }
 

@@ -204,7 +204,8 @@ fn path_below_manager(path: &str, user: Uid) -> &str {
 }
 
 /// Whether the path of a cgroup has an empty component, `.` or `..`. No path of a known cgroup in `/proc/PID/cgroup`
-/// has such a component. The kernel prints `..` only for cgroups outside the cgroup namespace of the reader, cgroup_namespaces(7).
+/// has such a component. The kernel prints `..` only for cgroups outside the cgroup namespace of the reader,
+/// cgroup_namespaces(7).
 fn has_empty_or_dot_component(path: &str) -> bool {
     let mut components = path.trim_start_matches('/').trim_end_matches('/').split('/');
     components.any(|component| matches!(component, "" | "." | ".."))
