@@ -85,8 +85,8 @@ pub(super) struct OutsideParent {
     pub(super) start: StartTime,
     /// The CPU time of all children that the parent has waited for, as last read.
     children_ns: u64,
-    /// The part of `children_ns` that is settled: the CPU time of ended children that was added to their jobs, and the
-    /// time that no job gets.
+    /// The CPU time of ended children that was added to their jobs or that no job gets. `children_ns` has the time of
+    /// such a child only after the parent has waited for the child.
     of_jobs_ns: u64,
     /// Two readings that are at least [`MARK_INTERVAL_NS`] apart, the older first: each with its time and
     /// [`OutsideParent::other_children_ns`].

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::basics::{Comm, Uid, prelude::*};
+use crate::basics::{Comm, Uid, is_cgroup_within, prelude::*};
 
 /// The properties of a provision: a job whose cores are promised to a service. The job keeps its cores even
 /// while no process of the service runs. The job ends when a command releases the job. A provision from the
@@ -175,9 +175,7 @@ impl ProvisionRule {
     ) -> bool {
         let user = self.user.or(only_user);
         let (path, unit_path) = (cgroup.unwrap_or_default(), unit_cgroup.unwrap_or_default());
-        let is_below = |cgroup: &String| {
-            path.strip_prefix(cgroup.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
+        let is_below = |cgroup: &String| is_cgroup_within(path, cgroup);
         let is_inside = |unit: &String| {
             is_in_unit(unit_path, unit)
                 || user.is_some_and(|user| is_in_unit(path_below_manager(unit_path, user), unit))
