@@ -1,4 +1,4 @@
-//! The scan before commands are carried out: it reads what the commands name and concern.
+//! Chooses what pjwd scans before it executes commands: the processes and jobs that the commands concern.
 
 use alloc::sync::Arc;
 
@@ -34,7 +34,9 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
             }
             Command::Release { job, .. }
             | Command::Undo { job, .. }
-            | Command::Provision(ProvisionCommand { job, .. }) => drop(jobs.insert(job)),
+            | Command::Provision(ProvisionCommand { job, .. }) => {
+                jobs.insert(job);
+            }
             Command::Want { .. } => {}
             Command::Assign(_) | Command::ReleaseAll { .. } | Command::Defrag { .. } => {
                 return state.scan_request(true);
@@ -44,8 +46,8 @@ pub fn command_scan_request(state: &mut WardenState, commands: &[Command]) -> Sc
     if state.fork_events_complete_since.is_none() || state.full_scan_due {
         return state.scan_request(true);
     }
-    let of_jobs = jobs.iter().flat_map(|job| state.tracked_processes_of(job));
-    pids.extend(of_jobs.map(|member: &Member| member.id.pid));
+    let members = jobs.iter().flat_map(|job| state.tracked_processes_of(job));
+    pids.extend(members.map(|member: &Member| member.id.pid));
     let mut pids = state.processes.pids_with_descendants(pids);
     let forked = state.lineage.scan_queue.take_descendants_of(&pids);
     pids.extend(forked);

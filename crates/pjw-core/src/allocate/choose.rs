@@ -103,12 +103,11 @@ impl<'a> Allocator<'a> {
         let levels = topology.levels();
         let mut free_cores = Vec::new();
         for (position, (pus, core)) in (0..).zip(topology.pus_by_core().zip(topology.cores())) {
-            let there = pus.iter().copied().filter(|&pu| online.contains(pu));
-            let mut online_count = 0;
-            let open: CorePus =
-                there.inspect(|_| online_count += 1).filter(|&pu| available.contains(pu)).collect();
-            let whole = open.len() == online_count;
-            let Some(&first) = open.first() else { continue };
+            let online_pus: CorePus = pus.iter().copied().filter(|&pu| online.contains(pu)).collect();
+            let available_pus: CorePus =
+                online_pus.iter().copied().filter(|&pu| available.contains(pu)).collect();
+            let whole = available_pus.len() == online_pus.len();
+            let Some(&first) = available_pus.first() else { continue };
             let free_core = |pus: CorePus, held, whole| FreeCore {
                 position,
                 size: unit.count_in_core(&pus),
@@ -119,14 +118,18 @@ impl<'a> Allocator<'a> {
                 groups: CoreGroup::groups_of_pu(topology, first),
             };
             if unit == AllocationUnit::AnyPu {
-                let (held, others): (CorePus, CorePus) =
-                    open.into_iter().partition(|&pu| present.contains(pu));
+                let (held, unheld): (CorePus, CorePus) =
+                    available_pus.into_iter().partition(|&pu| present.contains(pu));
                 let untouched = whole && held.is_empty();
-                free_cores.extend((!held.is_empty()).then(|| free_core(held, true, whole)));
-                free_cores.extend((!others.is_empty()).then(|| free_core(others, false, untouched)));
+                if !held.is_empty() {
+                    free_cores.push(free_core(held, true, whole));
+                }
+                if !unheld.is_empty() {
+                    free_cores.push(free_core(unheld, false, untouched));
+                }
             } else if whole {
-                let held = open.iter().any(|&pu| present.contains(pu));
-                free_cores.push(free_core(open, held, true));
+                let held = available_pus.iter().any(|&pu| present.contains(pu));
+                free_cores.push(free_core(available_pus, held, true));
             }
         }
         Self { topology, unit, levels, free_cores, groups: &[] }
@@ -155,7 +158,7 @@ impl<'a> Allocator<'a> {
     fn amount_of<'s>(&self, free_cores: impl Iterator<Item = &'s FreeCore>) -> u32 {
         match self.unit {
             AllocationUnit::AnyPu => free_cores.map(|free_core| free_core.size).sum(),
-            AllocationUnit::Core | AllocationUnit::Pu => number(free_cores.count()),
+            AllocationUnit::Core | AllocationUnit::Pu => saturating_u32(free_cores.count()),
         }
     }
 
@@ -175,7 +178,9 @@ impl<'a> Allocator<'a> {
         let largest = match self.unit {
             AllocationUnit::AnyPu => return units,
             AllocationUnit::Core => 1,
-            AllocationUnit::Pu => number(self.topology.pus_by_core().map(<[_]>::len).max().unwrap_or(1)),
+            AllocationUnit::Pu => {
+                saturating_u32(self.topology.pus_by_core().map(<[_]>::len).max().unwrap_or(1))
+            }
         };
         let mut sizes: Vec<u32> = self.free_cores.iter().map(|free_core| free_core.size).collect();
         sizes.sort_unstable_by_key(|&size| Reverse(size));
@@ -189,10 +194,10 @@ impl<'a> Allocator<'a> {
     /// `level`, uses the next larger level. If the machine lacks all larger levels too, returns the number on the
     /// whole machine.
     pub(super) fn largest_in_one_domain(&self, level: TopologyLevel) -> u32 {
-        let larger = [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package]
+        let depth = [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package]
             .into_iter()
-            .filter(|&other| other >= level);
-        let depth = larger.filter_map(|level| self.levels.iter().position(|&other| other == level)).next();
+            .filter(|&other| other >= level)
+            .find_map(|level| self.levels.iter().position(|&other| other == level));
         let Some(depth) = depth else { return self.available_amount() };
         let free_cores: Vec<&FreeCore> = self.free_cores.iter().collect();
         let holes = cores_by_group(&free_cores, depth).into_iter().filter(|(group, _)| group.is_domain());
@@ -211,8 +216,8 @@ impl<'a> Allocator<'a> {
     pub(super) fn choose(&self, n: u32, spread: bool) -> Option<PuChoice> {
         let (held, others): (Vec<&FreeCore>, Vec<&FreeCore>) =
             self.free_cores.iter().partition(|free_core| free_core.held);
-        let (held_units, all) = (total_units(&held), total_units(&held).saturating_add(total_units(&others)));
-        if all < n {
+        let held_units = total_units(&held);
+        if held_units.saturating_add(total_units(&others)) < n {
             return None;
         }
         // If cores have different sizes, growing may leave a surplus of less than one core. Giving the
@@ -224,14 +229,14 @@ impl<'a> Allocator<'a> {
         }
         if held_units >= n {
             let (kind, same_kind) = fastest_sufficient_kind(held, n);
-            let (first, others) = split_at_groups(self.groups, same_kind, n, self.unit);
-            let left = n.saturating_sub(total_units(&first));
-            let more = match spread {
-                true => self.add_evenly(&first, &others, n),
-                false => self.add_nearest(&first, others, left),
+            let (kept, others) = split_at_groups(self.groups, same_kind, n, self.unit);
+            let more = if spread {
+                self.add_evenly(&kept, &others, n)
+            } else {
+                self.add_nearest(&kept, others, n.saturating_sub(total_units(&kept)))
             };
-            // What is not needed is trimmed from the begin.
-            return Some(self.trim_to_request(chain(more, first), n, ChoiceReason::Shrunk, kind));
+            // `trim_to_request` drops cores at the beginning of the list first, so `kept` comes last.
+            return Some(self.trim_to_request(chain(more, kept), n, ChoiceReason::Shrunk, kind));
         }
         let (kind, same_kind) = match common_core_kind(&held) {
             Some(kind) => prefer_core_kind(others, kind, n - held_units),
@@ -282,8 +287,8 @@ impl<'a> Allocator<'a> {
         if self.unit == AllocationUnit::AnyPu {
             pus.truncate(n as usize);
         }
-        let several = self.topology.cores().iter().any(|core| Some(core.kind_index) != kind);
-        PuChoice { cpus: pus.into_iter().collect(), reason, kind: kind.filter(|_| several) }
+        let has_other_kinds = self.topology.cores().iter().any(|core| Some(core.kind_index) != kind);
+        PuChoice { cpus: pus.into_iter().collect(), reason, kind: kind.filter(|_| has_other_kinds) }
     }
 
     /// Chooses `n` units (cores or logical CPUs) of `free_cores` by best fit: from the smallest domain that has
@@ -304,28 +309,28 @@ impl<'a> Allocator<'a> {
                 .into_iter()
                 .filter(|(group, _)| sizes[depth].get(group).is_some_and(|&size| size >= n))
                 .map(|(group, hole)| {
-                    let around = |depth: usize| {
+                    let units_around = |depth: usize| {
                         let group = hole.first().map(|free_core| free_core.groups[depth]);
                         group.and_then(|group| sizes[depth].get(&group)).copied().unwrap_or(0)
                     };
                     let split =
                         if self.unit == AllocationUnit::AnyPu { count_split_cores(&hole, n) } else { 0 };
                     let key: SmallVec<[u32; 4]> =
-                        core::iter::once(split).chain((0..=depth).rev().map(around)).collect();
-                    (key, self.rank(group), group, hole)
+                        core::iter::once(split).chain((0..=depth).rev().map(units_around)).collect();
+                    ((key, self.rank(group), group), hole)
                 })
                 .collect();
-            fitting.sort_unstable_by(|a, b| (&a.0, a.1, a.2).cmp(&(&b.0, b.1, b.2)));
+            fitting.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
             let hole = |group| Hole { depth, group, size: sizes[depth].get(&group).copied().unwrap_or(0) };
-            if let Some(first) = trace.chosen {
-                let around = free_cores.iter().find(|free_core| free_core.groups[first.depth] == first.group);
-                let around = around.map(|free_core| free_core.groups[depth]);
-                let next = fitting.iter().find(|(_, _, group, _)| Some(*group) != around);
-                trace.second = trace.second.or(next.map(|(_, _, group, _)| hole(*group)));
-            } else if let [(_, _, group, _), others @ ..] = fitting.as_slice() {
+            if let Some(chosen) = trace.chosen {
+                let core = free_cores.iter().find(|free_core| free_core.groups[chosen.depth] == chosen.group);
+                let group_around_chosen = core.map(|free_core| free_core.groups[depth]);
+                let next = fitting.iter().find(|((_, _, group), _)| Some(*group) != group_around_chosen);
+                trace.second = trace.second.or(next.map(|((_, _, group), _)| hole(*group)));
+            } else if let [((_, _, group), _), others @ ..] = fitting.as_slice() {
                 trace.chosen = Some(hole(*group));
-                trace.second = others.first().map(|(_, _, group, _)| hole(*group));
-                candidates = fitting.into_iter().map(|(_, _, _, free_cores)| free_cores).collect();
+                trace.second = others.first().map(|((_, _, group), _)| hole(*group));
+                candidates = fitting.into_iter().map(|(_, free_cores)| free_cores).collect();
             } else {
                 let largest = sizes[depth]
                     .iter()
@@ -385,15 +390,15 @@ impl<'a> Allocator<'a> {
     /// second-best one. Has no effect if the chosen domain stays the same. `sizes` has the available units of each
     /// domain, by level.
     fn update_trace(&self, trace: &mut FitTrace, chosen: &[&FreeCore], sizes: &[BTreeMap<CoreGroup, u32>]) {
-        let around = |depth: usize| {
+        let common_hole = |depth: usize| {
             let group = chosen.first()?.groups[depth];
-            let one = chosen.iter().all(|free_core| free_core.groups[depth] == group);
-            one.then(|| Hole { depth, group, size: sizes[depth].get(&group).copied().unwrap_or(0) })
+            let contains_all = chosen.iter().all(|free_core| free_core.groups[depth] == group);
+            contains_all.then(|| Hole { depth, group, size: sizes[depth].get(&group).copied().unwrap_or(0) })
         };
-        let taken = (0..self.levels.len()).rev().find_map(around);
-        if taken != trace.chosen {
+        let smallest = (0..self.levels.len()).rev().find_map(common_hole);
+        if smallest != trace.chosen {
             trace.second = trace.chosen;
-            trace.chosen = taken;
+            trace.chosen = smallest;
         }
     }
 
@@ -418,11 +423,11 @@ impl<'a> Allocator<'a> {
         let mut chosen: Vec<&FreeCore> = Vec::new();
         let mut left = n;
         while left > 0 {
-            let near = chosen.last().map(|free_core| free_core.position);
+            let previous = chosen.last().map(|free_core| free_core.position);
             let order = |group: &CoreGroup, hole: &[&FreeCore]| {
                 let first = hole.first().map(|free_core| free_core.position);
-                let far = near.zip(first).map_or(0, |(near, first)| near.abs_diff(first));
-                (far, self.rank(*group), *group)
+                let distance = previous.zip(first).map_or(0, |(previous, first)| previous.abs_diff(first));
+                (distance, self.rank(*group), *group)
             };
             let fitting = holes.iter().filter(|(_, (size, _))| *size >= left);
             let fitting = fitting.min_by_key(|(group, (size, hole))| (*size, order(group, hole)));
@@ -466,23 +471,23 @@ impl<'a> Allocator<'a> {
         added
     }
 
-    /// Returns the order of equal domains: by number. Groups that are not a domain come last.
+    /// Returns the sort key of `group` among equal groups: domains by their number, then groups that are no domain.
     fn rank(&self, group: CoreGroup) -> (u32, u32) {
         match group {
-            CoreGroup::Domain(place) => {
-                (0, self.topology.domain_by_index(place).map_or(u32::MAX, |domain| domain.number))
+            CoreGroup::Domain(index) => {
+                (0, self.topology.domain_by_index(index).map_or(u32::MAX, |domain| domain.number))
             }
-            CoreGroup::Outside(place) => (1, place.unwrap_or(u32::MAX)),
+            CoreGroup::Outside(around) => (1, around.unwrap_or(u32::MAX)),
         }
     }
 }
 
-fn number(n: usize) -> u32 {
+fn saturating_u32(n: usize) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 
-fn chain<'s>(held: Vec<&'s FreeCore>, added: Vec<&'s FreeCore>) -> Vec<&'s FreeCore> {
-    held.into_iter().chain(added).collect()
+fn chain<'s>(first: Vec<&'s FreeCore>, second: Vec<&'s FreeCore>) -> Vec<&'s FreeCore> {
+    first.into_iter().chain(second).collect()
 }
 
 /// Returns the reason that the job keeps its cores and also gets `added`.

@@ -15,7 +15,7 @@ use crate::basics::prelude::*;
 /// The number of bits of a cost for each level. 2^20 is more than the number of domains of any machine.
 const BITS: usize = 20;
 
-/// The cost of `count` domains at `depth`, on a machine with `depths` levels.
+/// The cost of `count` domains at `depth`, on a machine with `level_count` levels.
 fn cost(count: usize, depth: usize, level_count: usize) -> u64 {
     (count as u64) << (BITS * (level_count - 1 - depth))
 }
@@ -72,15 +72,15 @@ pub(super) fn fewest_domains<'s>(
     level_count: usize,
 ) -> Option<(u64, Vec<CoreShare<'s>>)> {
     let all = build_part(free_cores.to_vec(), 0, level_count, n);
-    let at = all.frontier.iter().position(|solution| solution.units >= n)?;
+    let index = all.frontier.iter().position(|solution| solution.units >= n)?;
     let mut shares = Vec::new();
-    all.add_shares(at, &mut shares);
+    all.add_shares(index, &mut shares);
     // Units beyond `n` are taken from the largest share.
     let sum: u32 = shares.iter().map(|share| share.units).sum();
     if let Some(largest) = shares.iter_mut().rev().max_by_key(|share| share.units) {
         largest.units = largest.units.saturating_sub(sum.saturating_sub(n));
     }
-    Some((all.frontier[at].cost, shares))
+    Some((all.frontier[index].cost, shares))
 }
 
 /// Builds the tree of the domains that contain `free_cores`, and finds the best choices of domains. A domain is a
@@ -130,12 +130,12 @@ fn smallest_level_frontier(
     sizes.sort_unstable_by_key(|&(cost, units)| (cost, Reverse(units)));
     let mut frontier = vec![Solution { cost: 0, units: 0, earlier: 0, last: 0 }];
     let (mut cost, mut units) = (0, 0u32);
-    for (count, (more, size)) in (1..).zip(sizes) {
+    for (count, (group_cost, group_units)) in (1..).zip(sizes) {
         if units >= n {
             break;
         }
-        cost += more;
-        units = units.saturating_add(size).min(n);
+        cost += group_cost;
+        units = units.saturating_add(group_units).min(n);
         frontier.push(Solution { cost, units, earlier: 0, last: count });
     }
     frontier
@@ -172,20 +172,22 @@ fn combine_frontiers(one: &[Solution], other: &[Solution], n: u32) -> Vec<Soluti
 
 impl<'s> Part<'s> {
     /// Adds to `shares` the cores of the domains in a solution (a choice of domains). Each share has the number of
-    /// units (cores or logical CPUs) that are to be chosen from its cores. `at` is the index of the solution in
+    /// units (cores or logical CPUs) that are to be chosen from its cores. `index` is the index of the solution in
     /// `frontier`. Adds nothing for a solution without units.
-    fn add_shares(&self, at: usize, shares: &mut Vec<CoreShare<'s>>) {
+    fn add_shares(&self, index: usize, shares: &mut Vec<CoreShare<'s>>) {
+        let units = self.frontier[index].units;
+        if units == 0 {
+            return;
+        }
         match &self.inside {
-            _ if self.frontier[at].units == 0 => {}
             Contents::Holes(free_cores) => {
-                let units = self.frontier[at].units;
                 shares.push(CoreShare { free_cores: free_cores.clone(), units, depth: self.depth });
             }
             Contents::Parts(parts) => {
-                let mut at = at;
+                let mut index = index;
                 for (part, frontier) in parts.iter().rev() {
-                    part.add_shares(frontier[at].last, shares);
-                    at = frontier[at].earlier;
+                    part.add_shares(frontier[index].last, shares);
+                    index = frontier[index].earlier;
                 }
             }
         }
@@ -198,6 +200,7 @@ impl<'s> Part<'s> {
 pub(super) fn domain_cost(free_cores: &[&FreeCore], level_count: usize) -> u64 {
     let count = |depth: usize| {
         let mut groups: Vec<CoreGroup> = free_cores.iter().map(|free_core| free_core.groups[depth]).collect();
+        // Neighbouring cores are mostly in the same group, so this leaves few groups to sort.
         groups.dedup();
         groups.sort_unstable();
         groups.dedup();
@@ -210,11 +213,13 @@ pub(super) fn domain_cost(free_cores: &[&FreeCore], level_count: usize) -> u64 {
 /// number of domains (packages, NUMA nodes and L3 caches) of the choice. `sizes` has, for each level, the number of
 /// available units in each domain. The bound assumes that each level uses only its largest domains.
 pub(super) fn lower_bound(sizes: &[BTreeMap<CoreGroup, u32>], n: u32) -> u64 {
-    let least = |holes: &BTreeMap<CoreGroup, u32>| {
-        let of = |domain: bool| holes.iter().filter(move |(group, _)| group.is_domain() == domain);
-        let mut domains: Vec<u32> = of(true).map(|(_, &size)| size).collect();
-        domains.sort_unstable_by_key(|&size| Reverse(size));
-        count_to_cover(domains, n.saturating_sub(of(false).map(|(_, &size)| size).sum())) as usize
+    let fewest = |holes: &BTreeMap<CoreGroup, u32>| {
+        let (mut domains, mut outside_units) = (Vec::new(), 0u32);
+        for (group, &units) in holes {
+            if group.is_domain() { domains.push(units) } else { outside_units += units }
+        }
+        domains.sort_unstable_by_key(|&units| Reverse(units));
+        count_to_cover(domains, n.saturating_sub(outside_units)) as usize
     };
-    sizes.iter().enumerate().map(|(depth, holes)| cost(least(holes), depth, sizes.len())).sum()
+    sizes.iter().enumerate().map(|(depth, holes)| cost(fewest(holes), depth, sizes.len())).sum()
 }

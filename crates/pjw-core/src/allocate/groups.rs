@@ -21,25 +21,25 @@ pub(super) fn split_at_groups<'s>(
 ) -> (Vec<&'s FreeCore>, Vec<&'s FreeCore>) {
     let mut in_order: Vec<&CpuSet> = groups.iter().collect();
     in_order.sort_by_key(|group| (Reverse(group.len()), group.first()));
-    let is_of = |free_core: &FreeCore, group: &CpuSet| free_core.pus.iter().any(|&pu| group.contains(pu));
-    let mut first: Vec<&FreeCore> = Vec::new();
+    let is_in = |free_core: &FreeCore, group: &CpuSet| free_core.pus.iter().any(|&pu| group.contains(pu));
+    let mut kept: Vec<&FreeCore> = Vec::new();
     let mut others = held;
     for group in &in_order {
-        let (own, rest): (Vec<&FreeCore>, Vec<_>) =
-            others.iter().copied().partition(|free_core| is_of(free_core, group));
-        let kept = [first.as_slice(), own.as_slice()].concat();
-        if fits(&kept, n, unit) {
-            first = kept;
-            others = rest;
+        let (of_group, outside): (Vec<&FreeCore>, Vec<_>) =
+            others.iter().copied().partition(|free_core| is_in(free_core, group));
+        let kept_with_group = [kept.as_slice(), of_group.as_slice()].concat();
+        if fits(&kept_with_group, n, unit) {
+            kept = kept_with_group;
+            others = outside;
         }
     }
-    if let Some(largest) = in_order.first().filter(|_| first.is_empty()) {
-        let own: Vec<&FreeCore> =
-            others.iter().copied().filter(|free_core| is_of(free_core, largest)).collect();
-        first = take_cores(&own, n);
-        others.retain(|other| !first.iter().any(|taken| taken.position == other.position));
+    if let Some(largest) = in_order.first().filter(|_| kept.is_empty()) {
+        let of_group: Vec<&FreeCore> =
+            others.iter().copied().filter(|free_core| is_in(free_core, largest)).collect();
+        kept = take_cores(&of_group, n);
+        others.retain(|other| !kept.iter().any(|taken| taken.position == other.position));
     }
-    (first, others)
+    (kept, others)
 }
 
 /// Whether a request for `n` units (cores or PUs) needs all of `free_cores`. A request for PUs that gets whole cores

@@ -20,7 +20,7 @@ pub(super) fn choice_reasons(
     let text = ReasonText { topology, unit, asked, taken: count_units(topology, unit, &choice.cpus) };
     let cpus = &choice.cpus;
     let mut second_best = String::new();
-    let mut because = match &choice.reason {
+    let mut reasons = match &choice.reason {
         ChoiceReason::Unchanged => vec![format!("the job keeps {}, which it holds already", cpus_text(cpus))],
         ChoiceReason::Shrunk => vec![format!("of what the job held it keeps {}", cpus_text(cpus))],
         ChoiceReason::Grown { added } => vec![
@@ -40,11 +40,12 @@ pub(super) fn choice_reasons(
         }
     };
     if let Some(kind) = choice.kind {
-        because.push(format!("only cores of kind {kind} were considered: there are enough of one kind"));
+        reasons.push(format!("only cores of kind {kind} were considered: there are enough of one kind"));
     }
-    (because, second_best)
+    (reasons, second_best)
 }
 
+/// Returns the number of units in `cpus`: PUs, or cores with at least one PU in `cpus`.
 fn count_units(topology: &Topology, unit: AllocationUnit, cpus: &CpuSet) -> u32 {
     let pus = topology.pus_by_core().map(|pus| pus.iter().filter(|&&pu| cpus.contains(pu)).count());
     let units = pus.map(|pus| if unit == AllocationUnit::Core { pus.min(1) } else { pus });
@@ -75,7 +76,7 @@ impl ReasonText<'_> {
             ),
         };
         let too_small = trace.too_small.iter().map(|hole| {
-            let level = self.topology.levels().get(hole.depth).copied().unwrap_or(TopologyLevel::Machine);
+            let level = self.level_of(*hole);
             let (asked, size) = (self.count_text(self.asked), hole.size);
             format!("no {level} has {asked}; the largest hole is {size} on {}", self.hole_name(*hole))
         });
@@ -102,17 +103,19 @@ impl ReasonText<'_> {
     /// cores are in no domain of the level, the result names the next larger domain: `the part of X outside any L3`.
     fn hole_name(&self, hole: Hole) -> String {
         match hole.group {
-            CoreGroup::Domain(place) => {
-                self.topology.domain_by_index(place).map(|domain| self.full_name(domain))
+            CoreGroup::Domain(index) => {
+                self.topology.domain_by_index(index).map(|domain| self.full_name(domain)).unwrap_or_default()
             }
             CoreGroup::Outside(around) => {
-                let level = self.topology.levels().get(hole.depth).copied().unwrap_or(TopologyLevel::Machine);
-                let around = around.and_then(|place| self.topology.domain_by_index(place));
+                let around = around.and_then(|index| self.topology.domain_by_index(index));
                 let around = around.map_or("the machine".to_owned(), |domain| self.full_name(domain));
-                Some(format!("the part of {around} outside any {level}"))
+                format!("the part of {around} outside any {}", self.level_of(hole))
             }
         }
-        .unwrap_or_default()
+    }
+
+    fn level_of(&self, hole: Hole) -> TopologyLevel {
+        self.topology.levels().get(hole.depth).copied().unwrap_or(TopologyLevel::Machine)
     }
 
     /// Returns the name of a domain, with its package if the machine has several.
@@ -135,21 +138,21 @@ impl ReasonText<'_> {
     /// number of these domains at the largest level. Returns `the machine` if the PUs are in no domain.
     fn domains_text(&self, cpus: &CpuSet) -> String {
         let domains_at = |level: TopologyLevel| {
-            let mut places: Vec<u32> =
+            let mut indices: Vec<u32> =
                 cpus.iter().filter_map(|pu| self.topology.domain_index(level, pu)).collect();
-            places.sort_unstable();
-            places.dedup();
-            places
+            indices.sort_unstable();
+            indices.dedup();
+            indices
         };
         let mut fallback = "the machine".to_owned();
         for &level in self.topology.levels().iter().rev() {
-            let places = domains_at(level);
-            if (1..=MAX_LISTED).contains(&places.len()) {
-                let domains = places.into_iter().filter_map(|place| self.topology.domain_by_index(place));
+            let indices = domains_at(level);
+            if (1..=MAX_LISTED).contains(&indices.len()) {
+                let domains = indices.into_iter().filter_map(|index| self.topology.domain_by_index(index));
                 return domains.map(|domain| self.full_name(domain)).collect::<Vec<_>>().join(", ");
             }
-            if !places.is_empty() {
-                fallback = format!("{} {level}s", places.len());
+            if !indices.is_empty() {
+                fallback = format!("{} {level}s", indices.len());
             }
         }
         fallback

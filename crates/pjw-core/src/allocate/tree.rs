@@ -50,9 +50,9 @@ impl CoreGroup {
         let levels = topology.levels().iter();
         levels
             .map(|&level| match topology.domain_index(level, pu) {
-                Some(place) => {
-                    around = Some(place);
-                    CoreGroup::Domain(place)
+                Some(index) => {
+                    around = Some(index);
+                    CoreGroup::Domain(index)
                 }
                 None => CoreGroup::Outside(around),
             })
@@ -79,7 +79,8 @@ pub(super) struct FreeCore {
     pub(super) kind: u32,
     /// Whether the job holds these PUs already. Such cores are preferred.
     pub(super) held: bool,
-    /// Whether all online PUs of the core are available, and the job holds none of them.
+    /// Whether all online PUs of the core are available. If single PUs are given out, a core of which the job holds
+    /// some available PUs has two entries. The entry with the other PUs is never whole.
     pub(super) whole: bool,
     /// The group of the core at each level of the machine.
     pub(super) groups: SmallVec<[CoreGroup; 3]>,
@@ -114,6 +115,7 @@ pub(super) fn units_by_group(free_cores: &[&FreeCore], depth: usize) -> BTreeMap
     sizes
 }
 
+/// Divides `free_cores` into runs of consecutive cores that are in the same group at the level with the index `depth`.
 fn runs<'a, 's>(free_cores: &'a [&'s FreeCore], depth: usize) -> impl Iterator<Item = &'a [&'s FreeCore]> {
     free_cores.chunk_by(move |one, other| one.groups[depth] == other.groups[depth])
 }
@@ -127,7 +129,7 @@ pub(super) fn count_split_cores(hole: &[&FreeCore], n: u32) -> u32 {
     }
     let mut left = n;
     wholes.sort_unstable_by_key(|&size| Reverse(size));
-    // The cores that remain in the list are larger than the rest.
+    // The job uses all of each whole core that fits. A core that remains in the list has more than `left` PUs.
     wholes.retain(|&size| {
         let fits = size <= left;
         left -= if fits { size } else { 0 };
@@ -142,12 +144,15 @@ pub(super) fn count_split_cores(hole: &[&FreeCore], n: u32) -> u32 {
 /// number of all cores.
 pub(super) fn count_to_cover(sizes: impl IntoIterator<Item = u32>, n: u32) -> u32 {
     let mut left = n;
-    let is_needed = |size: &u32| {
-        let is_needed = left > 0;
-        left = left.saturating_sub(*size);
-        is_needed
-    };
-    sizes.into_iter().take_while(is_needed).fold(0, |count, _| count + 1)
+    let mut count = 0;
+    for size in sizes {
+        if left == 0 {
+            break;
+        }
+        left = left.saturating_sub(size);
+        count += 1;
+    }
+    count
 }
 
 /// Chooses cores with at least `n` units (cores or logical CPUs) from `free_cores`.
@@ -189,14 +194,14 @@ pub(super) fn with_fewest_split_cores<'s>(
     n: u32,
 ) -> Vec<&'s FreeCore> {
     let groups: BTreeSet<&[CoreGroup]> = chosen.iter().map(|free_core| free_core.groups.as_slice()).collect();
-    let around: Vec<&FreeCore> =
+    let candidates: Vec<&FreeCore> =
         free_cores.iter().copied().filter(|free_core| groups.contains(free_core.groups.as_slice())).collect();
     let split_count = |free_cores: &[&FreeCore]| {
-        let cut = u32::from(
+        let last_is_cut = u32::from(
             total_units(free_cores) > n && free_cores.last().is_some_and(|free_core| free_core.whole),
         );
-        free_cores.iter().map(|free_core| u32::from(!free_core.whole)).sum::<u32>() + cut
+        free_cores.iter().map(|free_core| u32::from(!free_core.whole)).sum::<u32>() + last_is_cut
     };
-    let other = take_cores(&around, n);
+    let other = take_cores(&candidates, n);
     if split_count(&other) < split_count(&chosen) { other } else { chosen }
 }

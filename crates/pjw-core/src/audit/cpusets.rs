@@ -43,9 +43,9 @@ pub(super) fn check_cpusets(state: &WardenState, plan: &Plan, policy: &Policy) -
                 }
             }
             CpusetChange::RemoveLimits { job_cpuset } | CpusetChange::Remove { job_cpuset } => {
-                let wanted =
-                    state.cpusets.cpuset_at(&job_cpuset.path).is_none_or(|managed| !managed.must_be_removed);
-                if wanted || job_cpuset.job != *job {
+                let may_be_removed =
+                    state.cpusets.cpuset_at(&job_cpuset.path).is_some_and(|managed| managed.must_be_removed);
+                if !may_be_removed || job_cpuset.job != *job {
                     found.push(not_the_jobs_cpuset(job, &job_cpuset.path));
                 }
             }
@@ -64,25 +64,28 @@ fn check_creation(
     job_cpuset: &JobCpuset,
 ) -> Vec<Violation> {
     let mut found = Vec::new();
-    let known = state.jobs.get(job);
-    let grant = known.and_then(|job| job.grant_chosen_by(GrantedBy::Warden));
+    let owner = state.jobs.get(job);
+    let grant = owner.and_then(|job| job.grant_chosen_by(GrantedBy::Warden));
     let granted = grant.map(|grant| grant.cpus.clone()).unwrap_or_default();
     let cpus: &CpuSet = &job_cpuset.spec.cpus;
     if cpus.is_empty() || !cpus.is_subset(&granted) {
         let (job, path, cpus) = (job.clone(), job_cpuset.path.clone(), cpus.clone());
         found.push(Violation::CpusetExceedsGrant { job, path, cpus, granted });
     }
-    let of_scheduler = known.and_then(|job| job.cgroup.as_deref()) == Some(job_cpuset.path.as_str());
+    let scheduler_cgroup = owner.and_then(|job| job.cgroup.as_deref());
+    let is_cgroup_of_scheduler = scheduler_cgroup == Some(job_cpuset.path.as_str());
     let names = &policy.own_cgroups;
     let (directory, slice) = (names.directory_path(), names.slice_name());
-    let usual = [format!("{directory}/"), format!("{directory}-"), format!("/{slice}/")];
-    let borrowers =
+    let usual_prefixes = [format!("{directory}/"), format!("{directory}-"), format!("/{slice}/")];
+    let borrower_prefixes =
         [format!("{}/", names.besteffort_directory_path()), format!("/{}/", names.besteffort_slice_name())];
     // Only borrowers run at idle priority, and all of them do.
-    let starts = if known.is_some_and(Job::is_borrower) { &borrowers[..] } else { &usual[..] };
-    let own = starts.iter().any(|start| job_cpuset.path.starts_with(start));
+    let prefixes =
+        if owner.is_some_and(Job::is_borrower) { &borrower_prefixes[..] } else { &usual_prefixes[..] };
+    let is_in_own_cgroup = prefixes.iter().any(|prefix| job_cpuset.path.starts_with(prefix));
     let has_parent_component = job_cpuset.path.split('/').any(|part| part == "..");
-    let is_allowed_path = if job_cpuset.creator == CgroupCreator::Scheduler { of_scheduler } else { own };
+    let is_by_scheduler = job_cpuset.creator == CgroupCreator::Scheduler;
+    let is_allowed_path = if is_by_scheduler { is_cgroup_of_scheduler } else { is_in_own_cgroup };
     if !is_allowed_path
         || has_parent_component
         || job_cpuset.job != *job

@@ -1,5 +1,5 @@
-//! Audits the pool and the grants of all jobs. What was checked is kept, so that a check after a change reads only what
-//! the change concerns: the jobs that changed, and the holders of the cores that these have or had.
+//! Audits the pool (the list of all PUs with their holders) and the grants of all jobs. The audit stores what it
+//! checked. After a change, it checks only the changed jobs and the holders of the cores that these jobs have or had.
 
 use crate::audit::violation::Violation;
 use crate::basics::{CpuSet, Pu, prelude::*};
@@ -31,13 +31,13 @@ pub struct GrantAudit {
     /// violation.
     owners: BTreeMap<Pu, BTreeSet<JobId>>,
     /// The violation that concerns the whole machine.
-    of_machine: Option<Violation>,
-    /// The violation that concerns a PU, by PU.
-    of_pus: BTreeMap<Pu, Violation>,
-    /// The PUs whose borrower does not exist.
-    of_borrowers: Vec<Violation>,
-    /// The violations that concern a job, by job.
-    of_jobs: BTreeMap<JobId, Vec<Violation>>,
+    machine_violation: Option<Violation>,
+    /// For each PU whose holder does not exist, the violation.
+    pu_violations: BTreeMap<Pu, Violation>,
+    /// For each PU whose borrower does not exist, the violation.
+    borrower_violations: Vec<Violation>,
+    /// The violations that concern a job. Jobs without a violation have no entry.
+    job_violations: BTreeMap<JobId, Vec<Violation>>,
 }
 
 /// What was last read of a job's grant. A job without a grant has no PUs.
@@ -68,10 +68,10 @@ impl GrantAudit {
             held: BTreeMap::new(),
             grants: BTreeMap::new(),
             owners: BTreeMap::new(),
-            of_machine: None,
-            of_pus: BTreeMap::new(),
-            of_borrowers: Vec::new(),
-            of_jobs: BTreeMap::new(),
+            machine_violation: None,
+            pu_violations: BTreeMap::new(),
+            borrower_violations: Vec::new(),
+            job_violations: BTreeMap::new(),
         };
         audit.update(state, &state.jobs.keys().cloned().collect(), policy);
         audit
@@ -97,10 +97,10 @@ impl GrantAudit {
         }
         self.check_pus(state, &changed_pus);
         for id in &concerned {
-            self.of_jobs.remove(id);
+            self.job_violations.remove(id);
             let violations = state.jobs.get(id).map(|job| self.check_job(state, job, policy));
             if let Some(violations) = violations.filter(|violations| !violations.is_empty()) {
-                self.of_jobs.insert(id.clone(), violations);
+                self.job_violations.insert(id.clone(), violations);
             }
         }
     }
@@ -108,8 +108,11 @@ impl GrantAudit {
     /// Iterates over all violations that existed at the last check, including violations that an earlier check
     /// had already found.
     pub fn violations(&self) -> impl Iterator<Item = &Violation> {
-        let of_jobs = self.of_jobs.values().flatten();
-        self.of_machine.iter().chain(self.of_pus.values()).chain(&self.of_borrowers).chain(of_jobs)
+        self.machine_violation
+            .iter()
+            .chain(self.pu_violations.values())
+            .chain(&self.borrower_violations)
+            .chain(self.job_violations.values().flatten())
     }
 
     /// Stores the present holder of each PU. The pool (the list of all PUs with their holders) has the present
@@ -117,22 +120,19 @@ impl GrantAudit {
     /// another holder than before. Adds to `concerned` the jobs that lost a PU.
     fn read_pool(&mut self, state: &WardenState, concerned: &mut BTreeSet<JobId>) -> CpuSet {
         let mut changed_pus = CpuSet::new();
-        let holders = state.pool.holders();
-        let is_of = |pu: Pu| move |(known, _): &&(Pu, PuHolder)| *known == pu;
-        let changed: Vec<(usize, Pu, &PuHolder)> = (0..)
-            .zip(holders)
-            .map(|(place, (pu, holder))| (place, pu, holder))
-            .filter(|&(place, pu, holder)| {
-                if holder.job().is_some_and(|job| concerned.contains(job)) {
-                    changed_pus.insert(pu);
-                }
-                self.holders.get(place).filter(is_of(pu)).is_none_or(|(_, known)| known != holder)
-            })
-            .collect();
-        for (place, pu, holder) in changed {
+        let mut changed: Vec<(usize, Pu, &PuHolder)> = Vec::new();
+        for (index, (pu, holder)) in state.pool.holders().enumerate() {
+            if holder.job().is_some_and(|job| concerned.contains(job)) {
+                changed_pus.insert(pu);
+            }
+            if self.stored_holder(index, pu) != Some(holder) {
+                changed.push((index, pu, holder));
+            }
+        }
+        for (index, pu, holder) in changed {
             changed_pus.insert(pu);
-            let known = self.holders.get(place).filter(is_of(pu)).and_then(|(_, known)| known.job().cloned());
-            if let Some(job) = known {
+            let former_job = self.stored_holder(index, pu).and_then(PuHolder::job).cloned();
+            if let Some(job) = former_job {
                 if let Some(mut held) = self.held.remove(&job).filter(|held| held.len() > 1) {
                     held.remove(pu);
                     self.held.insert(job.clone(), held);
@@ -140,18 +140,25 @@ impl GrantAudit {
                 concerned.insert(job);
             }
             self.housekeeping.remove(pu);
-            let holds = match holder {
+            let cpus_of_holder = match holder {
                 PuHolder::Job(job) => Some(self.held.entry(job.clone()).or_default()),
                 PuHolder::Housekeeping => Some(&mut self.housekeeping),
                 PuHolder::Free => None,
             };
-            holds.into_iter().for_each(|cpus| _ = cpus.insert(pu));
-            match self.holders.get_mut(place) {
+            if let Some(cpus) = cpus_of_holder {
+                cpus.insert(pu);
+            }
+            match self.holders.get_mut(index) {
                 Some(entry) => *entry = (pu, holder.clone()),
                 None => self.holders.push((pu, holder.clone())),
             }
         }
         changed_pus
+    }
+
+    /// Returns the stored holder of `pu`, if the entry with the index `index` is the entry of this PU.
+    fn stored_holder(&self, index: usize, pu: Pu) -> Option<&PuHolder> {
+        self.holders.get(index).filter(|(stored, _)| *stored == pu).map(|(_, holder)| holder)
     }
 
     /// Stores the present grant of the job `id` (the PUs that the job holds), and the owners of its PUs. Returns the
@@ -160,12 +167,11 @@ impl GrantAudit {
         let before = self.grants.remove(id).unwrap_or_default();
         if !before.shared {
             for pu in before.cpus.iter() {
-                let owners = self.owners.get_mut(&pu).map(|owners| {
+                if let Some(owners) = self.owners.get_mut(&pu) {
                     owners.remove(id);
-                    owners.is_empty()
-                });
-                if owners == Some(true) {
-                    self.owners.remove(&pu);
+                    if owners.is_empty() {
+                        self.owners.remove(&pu);
+                    }
                 }
             }
         }
@@ -191,27 +197,27 @@ impl GrantAudit {
     fn check_pus(&mut self, state: &WardenState, changed_pus: &CpuSet) {
         let entries: CpuSet = self.holders.iter().map(|&(pu, _)| pu).collect();
         let cpus = entries.difference(&self.machine).union(&self.machine.difference(&entries));
-        self.of_machine = (!cpus.is_empty()).then_some(Violation::PoolDiffersFromMachine { cpus });
+        self.machine_violation = (!cpus.is_empty()).then_some(Violation::PoolDiffersFromMachine { cpus });
         for pu in changed_pus.iter() {
-            self.of_pus.remove(&pu);
+            self.pu_violations.remove(&pu);
             let holder = state.pool.holder(pu).and_then(PuHolder::job);
             if let Some(job) = holder.filter(|job| !self.grants.contains_key(*job)) {
-                self.of_pus.insert(pu, Violation::UnknownHolder { pu, job: job.clone() });
+                self.pu_violations.insert(pu, Violation::UnknownHolder { pu, job: job.clone() });
             }
         }
         let unknown = state.pool.borrowed_pus().filter(|(_, job)| !self.grants.contains_key(*job));
         let violation = |(pu, job): (Pu, &JobId)| Violation::UnknownBorrower { pu, job: job.clone() };
-        self.of_borrowers = unknown.map(violation).collect();
+        self.borrower_violations = unknown.map(violation).collect();
     }
 
     /// Returns the violations of the grant of `job` (the PUs that the job holds). The rules are:
     ///
     /// - A job without a grant holds no PUs in the pool (the list of all PUs with their holders).
     /// - A grant is not empty.
-    /// - Except if several jobs may share the grant, the pool has the same PUs for the job, and no other job owns
-    ///   one.
+    /// - The pool has the same PUs for the job, and no other job owns one of them, unless several jobs may share the
+    ///   grant.
     /// - If pjw chose the PUs, none of them is a housekeeping PU (reserved for the system).
-    /// - If pjw chose the PUs, no core is split between jobs. Except if `policy` or the grant allows this.
+    /// - If pjw chose the PUs, no core is split between jobs, unless `policy` or the grant allows this.
     /// - The grant of a borrower (a job that uses free cores and cores that other jobs leave idle) has the rules of
     ///   [`check_borrowed_grant`].
     fn check_job(&self, state: &WardenState, job: &Job, policy: &Policy) -> Vec<Violation> {
@@ -241,9 +247,10 @@ impl GrantAudit {
             found.push(Violation::GrantDiffersFromPool { job: id.clone(), granted, held });
         }
         if grant.granted_by != GrantedBy::Scheduler {
-            let kept = grant.cpus.intersection(&self.housekeeping);
-            if !kept.is_empty() {
-                found.push(Violation::HousekeepingGranted { job: id.clone(), cpus: kept });
+            let granted_housekeeping = grant.cpus.intersection(&self.housekeeping);
+            if !granted_housekeeping.is_empty() {
+                let cpus = granted_housekeeping;
+                found.push(Violation::HousekeepingGranted { job: id.clone(), cpus });
             }
             if !grant.may_split_cores && !policy.share_smt && !grant.is_shared {
                 found.extend(self.split_core_violation(state, id, &grant.cpus));
@@ -279,11 +286,11 @@ impl GrantAudit {
     /// share do not count. For each PU, only the owner with the next smaller id is considered, so each pair of jobs is
     /// reported once.
     fn two_owners_violations(&self, job: &JobId, cpus: &CpuSet) -> Vec<Violation> {
-        let mut both: BTreeMap<&JobId, CpuSet> = BTreeMap::new();
+        let mut shared_pus: BTreeMap<&JobId, CpuSet> = BTreeMap::new();
         for pu in cpus.iter() {
             let other = self.owners.get(&pu).and_then(|owners| owners.range(..job).next_back());
             if let Some(other) = other {
-                both.entry(other).or_default().insert(pu);
+                shared_pus.entry(other).or_default().insert(pu);
             }
         }
         let violation = |(other, cpus): (&JobId, CpuSet)| Violation::TwoOwners {
@@ -291,7 +298,7 @@ impl GrantAudit {
             other: other.clone(),
             cpus,
         };
-        both.into_iter().map(violation).collect()
+        shared_pus.into_iter().map(violation).collect()
     }
 }
 
@@ -337,14 +344,14 @@ fn check_borrowed_grant(state: &WardenState, job: &Job, grant: &Grant, held: Cpu
 
 /// Whether cores of the job may be lent: pjw chose them for this job alone, and they are no isolated partition.
 fn is_lender(owner: &Job) -> bool {
-    let is_guaranteed = owner
+    let class_may_lend = owner
         .request
         .as_ref()
         .is_some_and(|request| request.class == PriorityClass::Guaranteed && !request.isolated);
     let is_own = |grant: &Grant| {
         grant.granted_by == GrantedBy::Warden && !grant.is_shared && grant.ownership == Ownership::Owned
     };
-    is_guaranteed && owner.grant.as_ref().is_some_and(is_own)
+    class_may_lend && owner.grant.as_ref().is_some_and(is_own)
 }
 
 /// The PUs of the core of each PU, by the number of the PU. Empty for a number that no core has.

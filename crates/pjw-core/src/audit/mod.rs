@@ -91,7 +91,7 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
 ///
 /// - The thread belongs to a process of the job.
 /// - The new mask is not empty and lies inside the grant. It has one PU if the action pins the thread.
-/// - The action changes the mask. Except for a process in a cpuset, whose mask may not be visible.
+/// - The action changes the mask. This is not checked for a process in a cpuset, whose mask may not be visible.
 /// - The journal (the file from which a restarted daemon restores its state) contains the new mask.
 fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<MaskActionProblem> {
     let MaskAction { kind, job, thread, current_mask, target_mask, .. } = action;
@@ -168,12 +168,13 @@ fn check_keep_off(state: &WardenState, granted: &CpuSet, action: &MaskAction) ->
 fn check_restore(state: &WardenState, action: &MaskAction) -> Option<MaskActionProblem> {
     let MaskAction { job, thread, target_mask, .. } = action;
     let original = state.mask_entry(thread).map(MaskEntry::original_mask);
-    let is_it = |known: &&Member| known.id == thread.process && known.job == *job;
+    let is_of_job = |known: &&Member| known.id == thread.process && known.job == *job;
     let pid = thread.process.pid;
-    let is_released = match state.members.get(&pid).filter(is_it) {
+    let is_released = match state.members.get(&pid).filter(is_of_job) {
         Some(_) => state.jobs.get(job).is_some_and(|job| job.active_grant().is_none()),
         None => {
-            state.processes_to_restore.get(&pid).filter(is_it).is_some() && !state.members.contains_key(&pid)
+            let is_restoring = state.processes_to_restore.get(&pid).filter(is_of_job).is_some();
+            is_restoring && !state.members.contains_key(&pid)
         }
     };
     (original != Some(target_mask) || !is_released || target_mask.is_empty())

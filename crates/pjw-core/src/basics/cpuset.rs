@@ -77,9 +77,9 @@ impl CpuSet {
     /// # Panics
     /// If `pu` is greater than [`Pu::MAX`]. The parsers of this project never return such a PU.
     pub fn insert(&mut self, pu: Pu) -> bool {
-        let new = !self.contains(pu);
+        let is_new = !self.contains(pu);
         self.extend([pu]);
-        new
+        is_new
     }
 
     /// Adds PUs of the word with the index `word`: those whose bits are set in `bits`. A word has 64 PUs.
@@ -146,13 +146,13 @@ impl CpuSet {
         self.words.iter().enumerate().flat_map(|(index, &word)| {
             let mut left = word;
             core::iter::from_fn(move || {
-                (left != 0).then(|| {
-                    let bit = left.trailing_zeros();
-                    left &= left - 1;
-                    pu_at(index, bit)
-                })
+                if left == 0 {
+                    return None;
+                }
+                let bit = left.trailing_zeros();
+                left &= left - 1;
+                pu_at(index, bit)
             })
-            .flatten()
         })
     }
 
@@ -241,17 +241,17 @@ impl FromIterator<Pu> for CpuSet {
 impl Extend<Pu> for CpuSet {
     fn extend<I: IntoIterator<Item = Pu>>(&mut self, pus: I) {
         // Consecutive PUs are often in the same word. The word is written once for all of them.
-        let (mut at, mut bits) = (0, 0);
+        let (mut current_word, mut bits) = (0, 0);
         for pu in pus {
             assert!(pu <= Pu::MAX, "PU {pu} is beyond the largest this program handles ({})", Pu::MAX);
             let (word, bit) = word_and_bit(pu);
-            if word != at {
-                self.add_bits(at, bits);
-                (at, bits) = (word, 0);
+            if word != current_word {
+                self.add_bits(current_word, bits);
+                (current_word, bits) = (word, 0);
             }
             bits |= bit;
         }
-        self.add_bits(at, bits);
+        self.add_bits(current_word, bits);
     }
 }
 

@@ -43,14 +43,14 @@ impl ProcessCgroups {
 mod tests {
     use super::*;
 
-    fn of(lines: &[(&str, &str)]) -> ProcessCgroups {
+    fn cgroups_of_lines(lines: &[(&str, &str)]) -> ProcessCgroups {
         let line = |(controllers, path): &(&str, &str)| ((*controllers).to_owned(), (*path).to_owned());
         ProcessCgroups { lines: lines.iter().map(line).collect() }
     }
 
     #[test]
     fn a_path_is_found_by_a_whole_name_of_a_controller_or_of_a_hierarchy() {
-        let cgroups = of(&[("cpuacct,cpu", "/a"), ("cpuset", "/b"), ("name=systemd", "/c"), ("", "/d")]);
+        let cgroups = cgroups_of_lines(&[("cpuacct,cpu", "/a"), ("cpuset", "/b"), ("name=systemd", "/c"), ("", "/d")]);
         let paths = ["cpu", "cpuacct", "cpuset", "name=systemd", "freezer", "cpua", ""];
         let paths = paths.map(|controller| cgroups.v1_path(controller));
         assert_eq!(paths, [Some("/a"), Some("/a"), Some("/b"), Some("/c"), None, None, None]);
@@ -60,8 +60,8 @@ mod tests {
 
     #[test]
     fn the_cpuset_is_in_the_v2_hierarchy_unless_a_v1_hierarchy_has_the_controller() {
-        assert_eq!(of(&[("", "/a"), ("memory,cpuset", "/b")]).cpuset_path(), Some("/b"));
-        assert_eq!(of(&[("memory", "/b"), ("", "/a")]).cpuset_path(), Some("/a"));
-        assert_eq!(of(&[("memory", "/b")]).cpuset_path(), None);
+        assert_eq!(cgroups_of_lines(&[("", "/a"), ("memory,cpuset", "/b")]).cpuset_path(), Some("/b"));
+        assert_eq!(cgroups_of_lines(&[("memory", "/b"), ("", "/a")]).cpuset_path(), Some("/a"));
+        assert_eq!(cgroups_of_lines(&[("memory", "/b")]).cpuset_path(), None);
     }
 }

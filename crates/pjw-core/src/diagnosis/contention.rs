@@ -16,7 +16,7 @@ pub(super) const OUTSIDE_GRANT_CODE: &str = "outside";
 /// thread is hot if it ran or waited for a PU for most of the time between the two scans.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     let stacks = oversubscription_findings(input);
-    // An overlap on the PUs and of the jobs of a stack has the same cause, and is not reported a second time.
+    // If a stack has all PUs and all jobs of an overlap, both have the same cause, and only the stack is reported.
     let overlaps = overlap_findings(input).into_iter().filter(|overlap| {
         !stacks.iter().any(|stack| overlap.cpus.is_subset(&stack.cpus) && overlap.jobs.is_subset(&stack.jobs))
     });
@@ -24,8 +24,8 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     push_limited(stacks, findings);
     push_limited(overlaps, findings);
     findings.extend(unbound_jobs(input));
-    let widest = input.topology.cores().iter().map(|core| core.pus.len()).max().unwrap_or(1);
-    let oversubscribed = input.jobs.iter().filter_map(|job| oversubscribed_job(input, job, widest));
+    let max_pus_per_core = input.topology.cores().iter().map(|core| core.pus.len()).max().unwrap_or(1);
+    let oversubscribed = input.jobs.iter().filter_map(|job| oversubscribed_job(input, job, max_pus_per_core));
     push_limited(oversubscribed.collect(), findings);
     push_limited(input.jobs.iter().filter_map(threads_outside_grant).collect(), findings);
 }
@@ -61,19 +61,19 @@ fn overlap_findings(input: &DiagnosisInput) -> Vec<Finding> {
         (job, held.union(&job.allowed_cpus(&input.online)))
     });
     let bound: Vec<(&ObservedJob, CpuSet)> = bound.collect();
-    let mut on: BTreeMap<Pu, Vec<usize>> = BTreeMap::new();
-    for (at, (_, cpus)) in bound.iter().enumerate() {
-        cpus.iter().for_each(|pu| on.entry(pu).or_default().push(at));
+    let mut jobs_by_pu: BTreeMap<Pu, Vec<usize>> = BTreeMap::new();
+    for (index, (_, cpus)) in bound.iter().enumerate() {
+        cpus.iter().for_each(|pu| jobs_by_pu.entry(pu).or_default().push(index));
     }
     let mut groups: BTreeMap<Vec<usize>, CpuSet> = BTreeMap::new();
-    for (pu, group) in on.into_iter().filter(|(_, group)| group.len() > 1) {
+    for (pu, group) in jobs_by_pu.into_iter().filter(|(_, group)| group.len() > 1) {
         groups.entry(group).or_default().insert(pu);
     }
     let found = groups.into_iter().map(|(group, cpus)| {
-        let jobs: BTreeSet<&JobId> = group.iter().map(|&at| &bound[at].0.id).collect();
+        let jobs: BTreeSet<&JobId> = group.iter().map(|&index| &bound[index].0.id).collect();
         let text = format!("{} given to {} at once", cpus_with_is_are(&cpus), join_names(&jobs));
-        let by_scheduler = group.iter().all(|&at| {
-            bound[at].0.grant.as_ref().is_some_and(|(_, granted_by)| *granted_by == GrantedBy::Scheduler)
+        let by_scheduler = group.iter().all(|&index| {
+            bound[index].0.grant.as_ref().is_some_and(|(_, granted_by)| *granted_by == GrantedBy::Scheduler)
         });
         let remedy = if by_scheduler {
             "their scheduler gave the same CPUs twice: see its log and configuration (OverSubscribe of the partition)"
@@ -117,26 +117,26 @@ fn unbound_jobs(input: &DiagnosisInput) -> Option<Finding> {
 ///
 /// - If the job holds PUs: the number of these.
 /// - Otherwise, if its request is known: the number of requested PUs, but at most the number of PUs on which its
-///   threads may run. `widest` is the number of PUs of the largest core: each requested core counts as so many PUs.
+///   threads may run. `max_pus_per_core` is the number of PUs of the largest core: each requested core counts as so many PUs.
 /// - Otherwise: the number of PUs on which its threads may run.
-fn oversubscribed_job(input: &DiagnosisInput, job: &ObservedJob, widest: usize) -> Option<Finding> {
-    let asked = |amount: &CpuRequest| match amount {
-        CpuRequest::Cores(cores) => usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(widest),
+fn oversubscribed_job(input: &DiagnosisInput, job: &ObservedJob, max_pus_per_core: usize) -> Option<Finding> {
+    let requested_cpu_count = |amount: &CpuRequest| match amount {
+        CpuRequest::Cores(cores) => usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(max_pus_per_core),
         CpuRequest::Pus(pus) => usize::try_from(*pus).unwrap_or(usize::MAX),
         CpuRequest::Exactly(cpus) => cpus.len(),
     };
     let allowed = job.allowed_cpus(&input.online);
-    let room = match (&job.grant, &job.requested) {
+    let cpu_count = match (&job.grant, &job.requested) {
         (Some((cpus, _)), _) => cpus.len(),
-        (None, Some(amount)) => asked(amount).min(allowed.len().max(1)),
+        (None, Some(amount)) => requested_cpu_count(amount).min(allowed.len().max(1)),
         (None, None) => allowed.len(),
     };
     let hot = job.hot_thread_count();
-    if hot <= room || room == 0 {
+    if hot <= cpu_count || cpu_count == 0 {
         return None;
     }
     let has = if job.grant.is_some() || job.requested.is_none() { "has" } else { "asked for" };
-    let (threads, cpus) = (counted_noun(hot, "thread"), counted_noun(room, "CPU"));
+    let (threads, cpus) = (counted_noun(hot, "thread"), counted_noun(cpu_count, "CPU"));
     let text = format!("{threads} of {} want a CPU most of the time, and it {has} {cpus}", job.id);
     let (severity, remedy) = if job.grant.is_some() {
         let remedy =
@@ -188,15 +188,16 @@ struct BoundThread<'a> {
 fn hot_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
     let mut used = CpuSet::new();
     let mut bound = Vec::new();
-    let of_jobs = input.jobs.iter().flat_map(|job| job.threads.iter().map(move |thread| (Some(job), thread)));
-    let of_others =
+    let job_threads =
+        input.jobs.iter().flat_map(|job| job.threads.iter().map(move |thread| (Some(job), thread)));
+    let other_threads =
         input.unassigned_processes.iter().flat_map(|other| other.threads.iter().map(|thread| (None, thread)));
-    for (job, thread) in of_jobs.chain(of_others).filter(|(_, thread)| thread.is_hot()) {
+    for (job, thread) in job_threads.chain(other_threads).filter(|(_, thread)| thread.is_hot()) {
         used.insert(thread.last_cpu);
         let mask = thread.effective_mask.intersection(&input.online);
-        let all_it_holds =
+        let has_whole_grant =
             job.and_then(|job| job.grant.as_ref()).is_some_and(|(cpus, _)| cpus.is_subset(&mask));
-        if !mask.is_empty() && !input.online.is_subset(&mask) && !all_it_holds {
+        if !mask.is_empty() && !input.online.is_subset(&mask) && !has_whole_grant {
             bound.push(BoundThread { job, pid: thread.pid, mask });
         }
     }
@@ -217,17 +218,18 @@ fn oversubscription_findings(input: &DiagnosisInput) -> Vec<Finding> {
     }
     let unused = input.online.difference(&used);
     by_mask.retain(|mask, stack| stack.threads > mask.len() && !unused.is_subset(mask));
-    let on_cores = shared_cores(input, &bound).into_iter().filter(|(core, _)| !by_mask.contains_key(core));
-    let on_cores = on_cores.filter_map(|(core, stack)| {
-        let idle = idle_cores(input, &used.union(&core));
-        let on = format!("one core, {}", cpus_text(&core));
-        (!idle.is_empty()).then(|| stack_finding(input, (&on, &core), &stack, &idle))
-    });
-    let on_cores: Vec<Finding> = on_cores.collect();
-    let of_masks = by_mask
+    let mut findings: Vec<Finding> = by_mask
         .iter()
-        .map(|(mask, stack)| stack_finding(input, (&cpus_text(mask), mask), stack, &unused.difference(mask)));
-    of_masks.chain(on_cores).collect()
+        .map(|(mask, stack)| stack_finding(input, (&cpus_text(mask), mask), stack, &unused.difference(mask)))
+        .collect();
+    for (core, stack) in shared_cores(input, &bound) {
+        let idle = idle_cores(input, &used.union(&core));
+        if !idle.is_empty() && !by_mask.contains_key(&core) {
+            let bound_to = format!("one core, {}", cpus_text(&core));
+            findings.push(stack_finding(input, (&bound_to, &core), &stack, &idle));
+        }
+    }
+    findings
 }
 
 /// Returns the cores to which hot threads of several processes are bound, with these threads. Only cores with several
@@ -236,7 +238,7 @@ fn oversubscription_findings(input: &DiagnosisInput) -> Vec<Finding> {
 fn shared_cores<'a>(
     input: &'a DiagnosisInput,
     bound: &[BoundThread<'a>],
-) -> impl IntoIterator<Item = (CpuSet, Stack<'a>)> + use<'a> {
+) -> Vec<(CpuSet, Stack<'a>)> {
     let mut by_core: BTreeMap<CpuSet, (bool, Stack<'_>)> = BTreeMap::new();
     for BoundThread { job, pid, mask } in bound {
         let Some(first) = mask.first() else { continue };
@@ -249,7 +251,7 @@ fn shared_cores<'a>(
         }
     }
     let shared = by_core.into_iter().filter(|(_, (has_whole, stack))| *has_whole && stack.pids.len() > 1);
-    shared.map(|(core, (_, stack))| (core, stack)).collect::<Vec<_>>()
+    shared.map(|(core, (_, stack))| (core, stack)).collect()
 }
 
 /// The online PUs of the cores that have none of the PUs in `used`.
@@ -259,20 +261,20 @@ fn idle_cores(input: &DiagnosisInput, used: &CpuSet) -> CpuSet {
 }
 
 /// Returns the finding that hot threads are bound to the same PUs while other PUs are idle. `stack` has these
-/// threads, and `idle` has the idle PUs. `on` and `cpus` are the PUs to which the threads are bound, as text and as a
-/// set.
+/// threads, and `idle` has the idle PUs. `bound_to` and `cpus` are the PUs to which the threads are bound, as text and
+/// as a set.
 fn stack_finding(
     input: &DiagnosisInput,
-    (on, cpus): (&str, &CpuSet),
+    (bound_to, cpus): (&str, &CpuSet),
     stack: &Stack<'_>,
     idle: &CpuSet,
 ) -> Finding {
-    let whose = stack.jobs.iter().map(|(job, threads)| format!("{threads} of {job}"));
+    let of_each_job = stack.jobs.iter().map(|(job, threads)| format!("{threads} of {job}"));
     let others = (stack.others > 0).then(|| format!("{} of no job", stack.others));
     let text = format!(
-        "{} hot threads are bound to {on} ({}), while {} {}",
+        "{} hot threads are bound to {bound_to} ({}), while {} {}",
         stack.threads,
-        join_names(whose.chain(others)),
+        join_names(of_each_job.chain(others)),
         cpus_text(idle),
         if idle.len() == 1 { "idles" } else { "idle" }
     );
@@ -290,10 +292,10 @@ fn stack_finding(
 /// - If all threads belong to one process, pjwd spreads them only if they inherited a mask inside one core. Masks
 ///   that a program chose for its own threads are kept.
 fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
-    let has_warden = matches!(input.warden, DaemonStatus::Responsive { observes: false, .. });
+    let pjwd_enforces = matches!(input.warden, DaemonStatus::Responsive { observes: false, .. });
     let mut jobs = input.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
     let has_idle = |job: &ObservedJob| job.held_cpus(&input.online).is_some_and(|held| held.intersects(idle));
-    let is_spread = has_warden && stack.others == 0 && jobs.all(has_idle);
+    let is_spread = pjwd_enforces && stack.others == 0 && jobs.all(has_idle);
     if stack.pids.len() == 1 && is_spread {
         "one process: pjwd moves its threads in its next cycles if all of them inherited one core (pjwctl events shows it), and keeps \
          masks that its program gave them one by one; if this stays, give each process enough CPUs (mpirun --map-by slot:PE=N) or \

@@ -1,6 +1,6 @@
 //! Facts about the node, one sentence each: the context for the findings.
 
-use crate::basics::{Uid, cpus_text, prelude::*};
+use crate::basics::{CpuSet, Uid, cpus_text, prelude::*};
 use crate::diagnosis::examination::{DaemonStatus, DiagnosisInput, LendingStatus};
 use crate::diagnosis::words::{counted_noun, join_names};
 use crate::machine::TopologyLevel;
@@ -65,12 +65,12 @@ fn no_scheduler_text(input: &DiagnosisInput) -> String {
 
 /// Returns the fact about the parts of the machine, such as its cores and NUMA nodes.
 fn machine_text(input: &DiagnosisInput) -> String {
-    let inhabited =
+    let count_with_cpus =
         |level| input.topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count().max(1);
     format!(
         "{}, {}, {}, {}",
-        counted_noun(inhabited(TopologyLevel::Package), "package"),
-        counted_noun(inhabited(TopologyLevel::NumaNode), "NUMA node"),
+        counted_noun(count_with_cpus(TopologyLevel::Package), "package"),
+        counted_noun(count_with_cpus(TopologyLevel::NumaNode), "NUMA node"),
         counted_noun(input.topology.cores().len(), "core"),
         cpus_text(&input.online)
     )
@@ -78,27 +78,27 @@ fn machine_text(input: &DiagnosisInput) -> String {
 
 /// Returns the fact about how jobs can be kept on their cores: by cpusets or by affinity masks.
 fn enforcement_text(input: &DiagnosisInput) -> String {
-    let by_root = match &input.cpuset_support.hierarchy {
+    let mechanism = match &input.cpuset_support.hierarchy {
         CpusetHierarchy::Unavailable { why } => format!("affinity masks, because {why}"),
         CpusetHierarchy::Systemd => "cpusets, in scopes that systemd makes below pjw.slice".to_owned(),
         CpusetHierarchy::Unified => "cpusets, in directories of pjwd's own in v2".to_owned(),
         CpusetHierarchy::Legacy => "cpusets, in directories of pjwd's own in v1".to_owned(),
     };
-    let masks = if input.cpuset_support.affinity_persists {
+    let mask_note = if input.cpuset_support.affinity_persists {
         ""
     } else {
         "; masks are put back after each change of one"
     };
-    let by_whom = match input.caller_uid {
+    let user_note = match input.caller_uid {
         Uid::ROOT => "",
         _ => "; a pjwd of your own: affinity masks",
     };
-    let sure = if matches!(input.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
+    let certainty_note = if matches!(input.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         ""
     } else {
         " (by looking; pjwd tries it when it starts)"
     };
-    format!("{by_root}{masks}{sure}{by_whom}")
+    format!("{mechanism}{mask_note}{certainty_note}{user_note}")
 }
 
 /// Returns the fact about lending. Jobs of the class guaranteed lend the cores that they leave idle. The fact says
@@ -120,9 +120,9 @@ fn lending_text(input: &DiagnosisInput) -> String {
     if let Some(why) = why_not {
         return format!("besteffort jobs get free cores only, not those that other jobs leave idle: {why}");
     }
-    let mut slow: Vec<String> = Vec::new();
+    let mut drawbacks: Vec<String> = Vec::new();
     if input.host.preemption_model.as_deref() == Some("lazy") {
-        slow.push(
+        drawbacks.push(
             "lazy preemption lets a borrower run on for up to half a tick when the owner wakes up (preempt=full on the \
              kernel's command line ends that)"
                 .to_owned(),
@@ -130,19 +130,19 @@ fn lending_text(input: &DiagnosisInput) -> String {
     }
     let is_known = match &reported {
         LendingStatus::WithCpuTimeSamples(why) => {
-            slow.push(format!("the owner is sampled each 2 ms instead of reported at its wake-up: {why}"));
+            drawbacks.push(format!("the owner is sampled each 2 ms instead of reported at its wake-up: {why}"));
             true
         }
         LendingStatus::WithWakeupReports => true,
         _ if !input.host.has_btf => {
-            slow.push(
+            drawbacks.push(
                 "without BTF the owner is sampled each 2 ms instead of reported at its wake-up".to_owned(),
             );
             true
         }
         LendingStatus::Unknown | LendingStatus::Off(_) => false,
     };
-    if slow.is_empty() {
+    if drawbacks.is_empty() {
         let program = if is_known { "" } else { ", as far as pjwd may load its BPF program" };
         let preemption = match (&input.host.preemption_model, input.caller_uid) {
             (Some(_), _) => "",
@@ -157,7 +157,7 @@ fn lending_text(input: &DiagnosisInput) -> String {
             "a lent core is the owner's again when it wakes up{program}{preemption}: borrowers run at idle priority"
         );
     }
-    format!("borrowers run at idle priority, but {}", slow.join("; "))
+    format!("borrowers run at idle priority, but {}", drawbacks.join("; "))
 }
 
 /// Returns the fact about pjwd: whether it runs, and its version and mode.
@@ -175,15 +175,13 @@ fn daemon_text(input: &DiagnosisInput) -> String {
 /// Returns the facts about features of the kernel, each with its short name.
 fn kernel_facts(input: &DiagnosisInput) -> Vec<(&'static str, String)> {
     let host = &input.host;
-    let there = |is: bool| if is { "there" } else { "missing" };
-    let on = |is: Option<bool>| match is {
+    let presence_text = |is_there: bool| if is_there { "there" } else { "missing" };
+    let switch_text = |is_on: Option<bool>| match is_on {
         Some(true) => "on",
         Some(false) => "off",
         None => "not in this kernel",
     };
-    let set = |cpus: &crate::basics::cpuset::CpuSet| {
-        if cpus.is_empty() { "none".to_owned() } else { cpus_text(cpus) }
-    };
+    let set_text = |cpus: &CpuSet| if cpus.is_empty() { "none".to_owned() } else { cpus_text(cpus) };
     let governors =
         host.cpufreq_governors.iter().map(|(governor, cpus)| format!("{governor} on {}", cpus_text(cpus)));
     let governors =
@@ -192,14 +190,14 @@ fn kernel_facts(input: &DiagnosisInput) -> Vec<(&'static str, String)> {
         host.no_fork_events_reason.clone().unwrap_or_else(|| "the kernel reports new processes".to_owned());
     vec![
         ("events", events),
-        ("schedstat", there(host.has_schedstat).to_owned()),
-        ("psi", there(host.has_psi).to_owned()),
-        ("btf", there(host.has_btf).to_owned()),
+        ("schedstat", presence_text(host.has_schedstat).to_owned()),
+        ("psi", presence_text(host.has_psi).to_owned()),
+        ("btf", presence_text(host.has_btf).to_owned()),
         ("smt", if host.smt_state.is_empty() { "unknown".to_owned() } else { host.smt_state.clone() }),
         ("governors", governors),
-        ("isolated", set(&host.isolated_cpus)),
-        ("nohz_full", set(&host.nohz_full_cpus)),
-        ("numa_balancing", on(host.numa_balancing_enabled).to_owned()),
-        ("autogroup", on(host.autogroup_enabled).to_owned()),
+        ("isolated", set_text(&host.isolated_cpus)),
+        ("nohz_full", set_text(&host.nohz_full_cpus)),
+        ("numa_balancing", switch_text(host.numa_balancing_enabled).to_owned()),
+        ("autogroup", switch_text(host.autogroup_enabled).to_owned()),
     ]
 }

@@ -11,7 +11,7 @@ use crate::terms::CpusetHierarchy;
 const HIDDEN_PROCESSES: &str = "look as root, or mount /proc without hidepid=";
 
 /// Programs that move threads, move interrupts or change cpusets: (name, effect, remedy, whether the program
-/// undoes changes of pjw).
+/// undoes changes of pjw). A name that ends with `_` stands for all programs whose names begin with it.
 const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
     (
         "numad",
@@ -66,15 +66,17 @@ pub fn conflicting_programs(
     first_person_uid: u32,
 ) -> Vec<ConflictingProgram> {
     let mut found: Vec<ConflictingProgram> = Vec::new();
-    let mut wardens: BTreeMap<Uid, BTreeSet<Pid>> = BTreeMap::new();
+    let mut daemons: BTreeMap<Uid, BTreeSet<Pid>> = BTreeMap::new();
     for (pid, uid, comm) in processes {
         let name = comm.to_string();
         if name == "pjwd" {
-            wardens.entry(uid).or_default().insert(pid);
+            daemons.entry(uid).or_default().insert(pid);
         }
-        let is = |known: &str| if known.ends_with('_') { name.starts_with(known) } else { name == known };
-        let known = CONFLICTING_PROGRAMS.iter().find(|(known, ..)| is(known) && uid.0 < first_person_uid);
-        if let Some(&(_, effect, remedy, undoes_pjw_changes)) = known
+        let has_name = |known: &str| {
+            if known.ends_with('_') { name.starts_with(known) } else { name == known }
+        };
+        let program = CONFLICTING_PROGRAMS.iter().find(|(known, ..)| has_name(known));
+        if let Some(&(_, effect, remedy, undoes_pjw_changes)) = program.filter(|_| uid.0 < first_person_uid)
             && !found.iter().any(|program| program.name == name)
         {
             let text = format!("{name} is here too: it {effect}");
@@ -82,7 +84,7 @@ pub fn conflicting_programs(
             found.push(ConflictingProgram { name, pids, text, remedy, undoes_pjw_changes });
         }
     }
-    for (user, pids) in wardens.into_iter().filter(|(_, pids)| pids.len() > 1) {
+    for (user, pids) in daemons.into_iter().filter(|(_, pids)| pids.len() > 1) {
         let remedy = match user {
             Uid::ROOT => "end all but one",
             _ => "end all but one: pjwctl release --all --socket PATH first, of those that have jobs",

@@ -7,11 +7,11 @@
 use crate::basics::{Pid, prelude::*};
 use crate::diagnosis::words::{counted_noun, join_names};
 
-/// The number of active threads from which they can wait for one another.
+/// The smallest number of active threads that can wait for one another.
 const MIN_THREADS: u32 = 2;
 /// The share of the samples in which the threads must be blocked on the lock, in permille.
 const MIN_BLOCKED_PERMILLE: u32 = 100;
-/// The same share, if most of the CPU time of the threads is system time.
+/// The share as in [`MIN_BLOCKED_PERMILLE`], if most of the CPU time of the threads is system time.
 const MIN_BLOCKED_PERMILLE_IN_KERNEL: u32 = 10;
 /// The share of system time in the CPU time that counts as most of it, in permille.
 const MIN_SYSTEM_PERMILLE: u32 = 500;
@@ -74,13 +74,14 @@ impl MmapLockSamples {
         };
         let blocked_permille = permille(u64::from(self.blocked_samples), u64::from(self.samples));
         let system_permille = permille(self.system_ticks, self.cpu_ticks);
-        let needed = match system_permille >= MIN_SYSTEM_PERMILLE {
-            true => MIN_BLOCKED_PERMILLE_IN_KERNEL,
-            false => MIN_BLOCKED_PERMILLE,
+        let min_blocked_permille = if system_permille >= MIN_SYSTEM_PERMILLE {
+            MIN_BLOCKED_PERMILLE_IN_KERNEL
+        } else {
+            MIN_BLOCKED_PERMILLE
         };
         let is_found = self.threads >= MIN_THREADS
             && self.blocked_samples >= MIN_BLOCKED_SAMPLES
-            && blocked_permille >= needed;
+            && blocked_permille >= min_blocked_permille;
         is_found.then(|| MmapLockWaits {
             pids: self.pids.clone(),
             threads: self.threads,

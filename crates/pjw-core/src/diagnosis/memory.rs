@@ -42,9 +42,9 @@ impl WorkerMemory {
         let sizes: Vec<u64> = unique_set_sizes.into_iter().collect();
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let of_workers = sizes.iter().filter(|size| **size > 0 && **size >= largest / 4);
-        let (workers, own) =
-            of_workers.fold((0_u32, 0_u64), |(count, own), size| (count + 1, own.saturating_add(*size)));
-        Self { at: measured_at, workers, private_bytes: own }
+        let (workers, private_bytes) =
+            of_workers.fold((0_u32, 0_u64), |(count, sum), size| (count + 1, sum.saturating_add(*size)));
+        Self { at: measured_at, workers, private_bytes }
     }
 
     /// Estimates the private memory of the workers from memory counters of the kernel, without reading page tables.
@@ -70,8 +70,8 @@ impl WorkerMemory {
         }
         let charged = charged_bytes.saturating_sub(of_others);
         // A page that all n workers map is charged once, and counted n times.
-        let others = u64::from(workers.saturating_sub(1)).max(1);
-        let shared = of_workers.saturating_sub(charged) / others;
+        let extra_counts = u64::from(workers.saturating_sub(1)).max(1);
+        let shared = of_workers.saturating_sub(charged) / extra_counts;
         Self { at: measured_at, workers, private_bytes: charged.saturating_sub(shared) }
     }
 }
@@ -143,15 +143,16 @@ pub fn predict_memory_shortage(
     available_bytes: u64,
 ) -> Option<PredictedMemoryShortage> {
     let newest = measurements.last().filter(|newest| newest.workers > 0)?;
-    let is_alike = |reading: &&WorkerMemory| {
+    let is_comparable = |reading: &&WorkerMemory| {
         reading.workers == newest.workers && newest.at.0.saturating_sub(reading.at.0) <= MAX_AGE.0
     };
-    let alike = measurements.iter().rev().take_while(is_alike);
-    let oldest = alike.clone().last()?;
+    let comparable = measurements.iter().rev().take_while(is_comparable);
+    let oldest = comparable.clone().last()?;
     let observed = newest.at.0.saturating_sub(oldest.at.0);
     // The newest reading of the first half.
-    let middle =
-        alike.clone().find(|reading| newest.at.0.saturating_sub(reading.at.0) >= observed.div_ceil(2))?;
+    let middle = comparable
+        .clone()
+        .find(|reading| newest.at.0.saturating_sub(reading.at.0) >= observed.div_ceil(2))?;
     let (growth, time) = slower_growth(growth_since(oldest, newest), growth_since(middle, newest));
     if time == 0 || growth < MIN_GROWTH {
         return None;
@@ -170,7 +171,7 @@ pub fn predict_memory_shortage(
     })
 }
 
-/// Returns by how many bytes the memory grew, and in how many nanoseconds.
+/// Returns by how many bytes the private memory grew from `earlier` to `newest`, and in how many nanoseconds.
 fn growth_since(earlier: &WorkerMemory, newest: &WorkerMemory) -> (u64, u64) {
     (newest.private_bytes.saturating_sub(earlier.private_bytes), newest.at.0.saturating_sub(earlier.at.0))
 }

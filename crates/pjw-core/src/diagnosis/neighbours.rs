@@ -60,34 +60,37 @@ fn daemons_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Find
     if jobs.cpus.is_empty() {
         return None;
     }
-    let may_run_there = |other: &&UnassignedProcess| {
-        other.uid.0 < input.first_person_uid
-            && !other.belongs_to_scheduler
-            && other.threads.iter().any(|thread| thread.effective_mask.intersects(&jobs.cpus))
+    let may_run_there = |process: &&UnassignedProcess| {
+        process.uid.0 < input.first_person_uid
+            && !process.belongs_to_scheduler
+            && process.threads.iter().any(|thread| thread.effective_mask.intersects(&jobs.cpus))
     };
-    let may: Vec<&UnassignedProcess> = input.unassigned_processes.iter().filter(may_run_there).collect();
-    if may.is_empty() {
+    let allowed: Vec<&UnassignedProcess> = input.unassigned_processes.iter().filter(may_run_there).collect();
+    if allowed.is_empty() {
         return None;
     }
-    let usage = |other: &UnassignedProcess| -> u64 {
-        let there = other.threads.iter().filter(|thread| jobs.cpus.contains(thread.last_cpu));
-        there.map(|thread| u64::from(thread.run_permille)).sum()
+    let usage = |process: &UnassignedProcess| -> u64 {
+        let on_job_cpus = process.threads.iter().filter(|thread| jobs.cpus.contains(thread.last_cpu));
+        on_job_cpus.map(|thread| u64::from(thread.run_permille)).sum()
     };
-    let did = may.iter().map(|other| (usage(other), *other)).filter(|(run_permille, _)| *run_permille > 0);
-    let mut did: Vec<(u64, &UnassignedProcess)> = did.collect();
-    did.sort_by_key(|(run_permille, other)| (Reverse(*run_permille), other.pid));
-    let used: u64 = did.iter().map(|(run_permille, _)| run_permille).sum();
-    let who = join_names(did.iter().map(|(_, other)| format!("{} ({})", other.comm, other.pid)));
+    let mut active: Vec<(u64, &UnassignedProcess)> = allowed
+        .iter()
+        .map(|process| (usage(process), *process))
+        .filter(|(run_permille, _)| *run_permille > 0)
+        .collect();
+    active.sort_by_key(|(run_permille, process)| (Reverse(*run_permille), process.pid));
+    let used_permille: u64 = active.iter().map(|(run_permille, _)| run_permille).sum();
+    let who = join_names(active.iter().map(|(_, process)| format!("{} ({})", process.comm, process.pid)));
     let begin = format!(
         "{} may run on the jobs' {}",
-        counted_noun(may.len(), "system process"),
+        counted_noun(allowed.len(), "system process"),
         cpus_text(&jobs.cpus)
     );
-    let text = match did.len() {
+    let text = match active.len() {
         0 => format!("{begin}; none did"),
-        several => format!("{begin}; {several} did, for {} of one CPU: {who}", percent_text(used)),
+        several => format!("{begin}; {several} did, for {} of one CPU: {who}", percent_text(used_permille)),
     };
-    let severity = if used >= DISTURBANCE_PERMILLE { Severity::Advice } else { Severity::Note };
+    let severity = if used_permille >= DISTURBANCE_PERMILLE { Severity::Advice } else { Severity::Note };
     let remedy = if jobs.system_cpus.is_empty() {
         "keep a core for the system: housekeeping = \"1\" in pjwd.toml, and the same CPU as CPUAffinity= in \
          /etc/systemd/system.conf"
@@ -99,7 +102,7 @@ fn daemons_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Find
             jobs.system_cpus
         )
     };
-    let pids = did.iter().map(|(_, other)| other.pid);
+    let pids = active.iter().map(|(_, process)| process.pid);
     Some(jobs.finding(severity, "daemons", text, remedy).with_pids(pids))
 }
 
@@ -110,32 +113,35 @@ fn interrupts_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<F
         return None;
     }
     let span_ms = input.scan_interval_ms.max(1);
-    let on_jobs = |interrupt: &Interrupt| -> u64 {
-        let there = interrupt.counts.iter().filter(|(pu, _)| jobs.cpus.contains(**pu));
-        there.fold(0_u64, |sum, (_, came)| sum.saturating_add(*came)).saturating_mul(1000) / span_ms
+    let rate_on_jobs = |interrupt: &Interrupt| -> u64 {
+        let counts = interrupt.counts.iter().filter(|(pu, _)| jobs.cpus.contains(**pu));
+        counts.fold(0_u64, |sum, (_, count)| sum.saturating_add(*count)).saturating_mul(1000) / span_ms
     };
-    let comes = |irq: &&Interrupt| irq.target_cpus.intersects(&jobs.cpus) || on_jobs(irq) > 0;
-    let sent: Vec<&Interrupt> = input.interrupts.iter().filter(comes).collect();
-    if sent.is_empty() {
+    let is_on_jobs = |irq: &&Interrupt| irq.target_cpus.intersects(&jobs.cpus) || rate_on_jobs(irq) > 0;
+    let on_jobs: Vec<&Interrupt> = input.interrupts.iter().filter(is_on_jobs).collect();
+    if on_jobs.is_empty() {
         return None;
     }
-    let mut came: Vec<(u64, &Interrupt)> =
-        sent.iter().map(|interrupt| (on_jobs(interrupt), *interrupt)).filter(|(rate, _)| *rate > 0).collect();
-    came.sort_by_key(|(rate, interrupt)| (Reverse(*rate), interrupt.number));
-    let rate = came.iter().fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
+    let mut occurred: Vec<(u64, &Interrupt)> = on_jobs
+        .iter()
+        .map(|interrupt| (rate_on_jobs(interrupt), *interrupt))
+        .filter(|(rate, _)| *rate > 0)
+        .collect();
+    occurred.sort_by_key(|(rate, interrupt)| (Reverse(*rate), interrupt.number));
+    let rate = occurred.iter().fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
     let who =
-        join_names(came.iter().map(|(rate, irq)| format!("{} (IRQ {}, {rate}/s)", irq.name, irq.number)));
+        join_names(occurred.iter().map(|(rate, irq)| format!("{} (IRQ {}, {rate}/s)", irq.name, irq.number)));
     let begin =
-        format!("{} may come to the jobs' {}", counted_noun(sent.len(), "interrupt"), cpus_text(&jobs.cpus));
+        format!("{} may come to the jobs' {}", counted_noun(on_jobs.len(), "interrupt"), cpus_text(&jobs.cpus));
     let text =
-        if came.is_empty() { format!("{begin}; none did") } else { format!("{begin}; {rate}/s did: {who}") };
+        if occurred.is_empty() { format!("{begin}; none did") } else { format!("{begin}; {rate}/s did: {who}") };
     let severity = if rate >= FREQUENT_PER_SECOND && !jobs.system_cpus.is_empty() {
         Severity::Advice
     } else {
         Severity::Note
     };
-    let balanced = input.conflicting_programs.iter().any(|program| program.name == "irqbalance");
-    let remedy = match (jobs.system_cpus.is_empty(), balanced) {
+    let runs_irqbalance = input.conflicting_programs.iter().any(|program| program.name == "irqbalance");
+    let remedy = match (jobs.system_cpus.is_empty(), runs_irqbalance) {
         (true, _) => {
             "every CPU is a job's: keep a core for the system with housekeeping = \"1\" in pjwd.toml first"
                 .to_owned()
@@ -146,7 +152,7 @@ fn interrupts_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<F
             jobs.cpus
         ),
         (false, false) => {
-            let number = came.first().map_or(sent[0].number, |(_, irq)| irq.number);
+            let number = occurred.first().map_or(on_jobs[0].number, |(_, irq)| irq.number);
             format!(
                 "echo {} > /proc/irq/{number}/smp_affinity_list, and so for the others; a driver may refuse",
                 jobs.system_cpus
@@ -163,17 +169,19 @@ fn interrupts_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<F
 fn stray_processes(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> =
         input.jobs.iter().map(|job| job.owner).filter(|owner| owner.0 >= input.first_person_uid).collect();
-    let mut found: BTreeMap<Uid, Vec<&UnassignedProcess>> = BTreeMap::new();
+    let mut strays_by_user: BTreeMap<Uid, Vec<&UnassignedProcess>> = BTreeMap::new();
     let is_stray =
-        |other: &&UnassignedProcess| owners.contains(&other.uid) && !other.is_expected_outside_jobs;
-    for other in input.unassigned_processes.iter().filter(is_stray) {
-        found.entry(other.uid).or_default().push(other);
+        |process: &&UnassignedProcess| owners.contains(&process.uid) && !process.is_expected_outside_jobs;
+    for process in input.unassigned_processes.iter().filter(is_stray) {
+        strays_by_user.entry(process.uid).or_default().push(process);
     }
-    let all: Vec<&UnassignedProcess> = found.values().flatten().copied().collect();
+    let all: Vec<&UnassignedProcess> = strays_by_user.values().flatten().copied().collect();
     let first = all.first()?;
-    let hot = all.iter().filter(|other| has_hot_thread(other)).count();
+    let hot = all.iter().filter(|process| has_hot_thread(process)).count();
     let users = join_names(
-        found.iter().map(|(user, pids)| format!("user {user} ({})", counted_noun(pids.len(), "process"))),
+        strays_by_user
+            .iter()
+            .map(|(user, strays)| format!("user {user} ({})", counted_noun(strays.len(), "process"))),
     );
     let working = match hot {
         0 => "none has a hot thread".to_owned(),
@@ -181,12 +189,12 @@ fn stray_processes(input: &DiagnosisInput) -> Option<Finding> {
         several => format!("{several} have hot threads"),
     };
     let text = format!("people with jobs here run processes of no job: {users}; {working}");
-    let jobs = input.jobs.iter().filter(|job| found.contains_key(&job.owner)).map(|job| &job.id);
+    let jobs = input.jobs.iter().filter(|job| strays_by_user.contains_key(&job.owner)).map(|job| &job.id);
     let severity = if hot > 0 { Severity::Problem } else { Severity::Note };
     let remedy = format!(
         "pjwctl assign JOB --pid {} makes it a member; adopt_strays = true in pjwd.toml does so by itself (on nodes \
          for jobs only)",
-        all.iter().find(|other| has_hot_thread(other)).unwrap_or(first).pid
+        all.iter().find(|process| has_hot_thread(process)).unwrap_or(first).pid
     );
     Some(Finding::new(severity, "stray", text, remedy).with_jobs(jobs).with_pids(with_hot_threads_first(all)))
 }
@@ -196,15 +204,15 @@ fn stray_processes(input: &DiagnosisInput) -> Option<Finding> {
 /// if there are no such processes.
 fn hot_processes_of_users_without_jobs(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> = input.jobs.iter().map(|job| job.owner).collect();
-    let is_unmanaged = |other: &&UnassignedProcess| {
-        other.uid.0 >= input.first_person_uid && !other.belongs_to_scheduler && !owners.contains(&other.uid)
+    let is_unmanaged = |process: &&UnassignedProcess| {
+        process.uid.0 >= input.first_person_uid && !process.belongs_to_scheduler && !owners.contains(&process.uid)
     };
-    let hot = input.unassigned_processes.iter().filter(is_unmanaged).filter(|other| has_hot_thread(other));
+    let hot = input.unassigned_processes.iter().filter(is_unmanaged).filter(|process| has_hot_thread(process));
     let hot: Vec<&UnassignedProcess> = hot.collect();
     let first = hot.first()?;
     let threads: usize =
-        hot.iter().map(|other| other.threads.iter().filter(|thread| thread.is_hot()).count()).sum();
-    let who = join_names(hot.iter().map(|other| format!("{} ({})", other.comm, other.pid)));
+        hot.iter().map(|process| process.threads.iter().filter(|thread| thread.is_hot()).count()).sum();
+    let who = join_names(hot.iter().map(|process| format!("{} ({})", process.comm, process.pid)));
     let verb = if threads == 1 { "keeps" } else { "keep" };
     let text = format!("{} of no job {verb} CPUs busy: {who}", counted_noun(threads, "thread"));
     let remedy = format!(
@@ -212,17 +220,17 @@ fn hot_processes_of_users_without_jobs(input: &DiagnosisInput) -> Option<Finding
         first.pid
     );
     let severity = if threads > input.online.len() { Severity::Problem } else { Severity::Advice };
-    Some(Finding::new(severity, "unmanaged", text, remedy).with_pids(hot.iter().map(|other| other.pid)))
+    Some(Finding::new(severity, "unmanaged", text, remedy).with_pids(hot.iter().map(|process| process.pid)))
 }
 
 /// Whether a thread of the process ran or waited for a PU for at least half of the time between the two scans.
-fn has_hot_thread(other: &UnassignedProcess) -> bool {
-    other.threads.iter().any(super::ObservedThread::is_hot)
+fn has_hot_thread(process: &UnassignedProcess) -> bool {
+    process.threads.iter().any(super::ObservedThread::is_hot)
 }
 
 /// Returns the pids of at most [`MAX_FINDING_PIDS`](super::MAX_FINDING_PIDS) processes of `all`. Those with hot threads
 /// come first.
 fn with_hot_threads_first(mut all: Vec<&UnassignedProcess>) -> Vec<Pid> {
-    all.sort_by_key(|other| !has_hot_thread(other));
-    all.into_iter().map(|other| other.pid).take(super::MAX_FINDING_PIDS).collect()
+    all.sort_by_key(|process| !has_hot_thread(process));
+    all.into_iter().map(|process| process.pid).take(super::MAX_FINDING_PIDS).collect()
 }

@@ -40,7 +40,8 @@ impl Allocator<'_> {
         }
         let held = cores_by_group(held, depth);
         let holes = cores_by_group(others, depth);
-        // The number of cores taken, the number left, and the order of equal domains.
+        // For each group: the number of its held and chosen cores, the number of cores left, the order among equal
+        // groups. The first entry is the group that gets the next core.
         let mut filling: BTreeSet<_> = holes
             .iter()
             .map(|(group, hole)| {

@@ -68,7 +68,8 @@ pub(crate) struct DefragStep {
     pub(crate) job: JobId,
     /// The offer, made for the pool after the job released its cores.
     pub(crate) offer: PuOffer,
-    why: String,
+    /// The improvement, as in [`JobMove::improvement`].
+    improvement: String,
 }
 
 /// The score of the grants of all jobs. A smaller score is better. The first part is the number of domains (packages,
@@ -220,14 +221,14 @@ impl<'a> Search<'a> {
     /// step of the plan.
     fn record_move(&mut self, job: usize, candidate: CandidateMove) -> DefragStep {
         let CandidateMove { mut offer, pool, score } = candidate;
-        let why = self.improvement_text(&self.jobs[job].current, &offer.cpus, &score);
+        let improvement = self.improvement_text(&self.jobs[job].current, &offer.cpus, &score);
         let job = &mut self.jobs[job];
         offer
             .reasons
-            .insert(0, format!("moved from {} to reduce fragmentation: {why}", cpus_text(&job.current)));
+            .insert(0, format!("moved from {} to reduce fragmentation: {improvement}", cpus_text(&job.current)));
         job.current = offer.cpus.clone();
         (self.pool, self.score) = (pool, score);
-        DefragStep { job: job.id.clone(), offer, why }
+        DefragStep { job: job.id.clone(), offer, improvement }
     }
 
     /// Returns a text for users that says what a move of a job improves. The job moves from the PUs `from` to the PUs
@@ -248,24 +249,26 @@ impl<'a> Search<'a> {
     fn moves(&self, steps: &[DefragStep]) -> Vec<JobMove> {
         let last_of_its_job =
             |index: usize| steps[index + 1..].iter().all(|later| later.job != steps[index].job);
-        let ends = (0..steps.len()).filter(|&index| last_of_its_job(index)).map(|index| &steps[index]);
-        ends.filter_map(|step| {
+        let last_steps =
+            (0..steps.len()).filter(|&index| last_of_its_job(index)).map(|index| &steps[index]);
+        last_steps.filter_map(|step| {
             let job =
                 self.jobs.iter().find(|job| *job.id == step.job).filter(|job| *job.from != job.current)?;
-            let why =
-                fewer_domains_text(self.topology, job.from, &job.current).unwrap_or_else(|| step.why.clone());
+            let improvement = fewer_domains_text(self.topology, job.from, &job.current)
+                .unwrap_or_else(|| step.improvement.clone());
             Some(JobMove {
                 job: step.job.clone(),
                 from: job.from.clone(),
                 to: job.current.clone(),
-                improvement: why,
+                improvement,
             })
         })
         .collect()
     }
 }
 
-/// Returns a text that says on how many domains the job lies now and before, if there are fewer now.
+/// Returns a text that says on how many domains a job lies on the PUs `to` instead of `from`. Compares the largest
+/// level at which these numbers differ. Returns `None` if the job does not lie on fewer domains of this level.
 fn fewer_domains_text(topology: &Topology, from: &CpuSet, to: &CpuSet) -> Option<String> {
     let counts = domains_used(topology, from).into_iter().zip(domains_used(topology, to));
     let (level, (before, after)) =

@@ -64,23 +64,23 @@ pub fn allocate_for_groups(
     let present = pool.pus_of(job);
     let available = available_to(job, pool, topology, policy);
     let avoided = pool.avoided_cpus().difference(&present);
-    let offer_of = |available: &CpuSet| {
-        make_offer_for_groups(request, (&present, groups), available, pool, topology, policy)
+    let offer_among = |candidates: &CpuSet| {
+        make_offer_for_groups(request, (&present, groups), candidates, pool, topology, policy)
     };
-    let make_offer = |available: &CpuSet| {
-        let others = available.difference(&avoided);
-        if others != *available
-            && let Ok(mut offer) = offer_of(&others)
+    let offer_with_avoided_last = |candidates: &CpuSet| {
+        let preferred = candidates.difference(&avoided);
+        if preferred != *candidates
+            && let Ok(mut offer) = offer_among(&preferred)
         {
-            let last = cpus_text(&available.intersection(&avoided));
+            let last = cpus_text(&candidates.intersection(&avoided));
             offer
                 .reasons
                 .push(format!("{last} would be last: processes with masks of unknown origin are there"));
             return Ok(offer);
         }
-        offer_of(available)
+        offer_among(candidates)
     };
-    let anywhere = make_offer(&available)?;
+    let anywhere = offer_with_avoided_last(&available)?;
     let Some(device) = request.near_device.as_deref().and_then(|name| topology.device_by_name(name)) else {
         return Ok(anywhere);
     };
@@ -88,7 +88,7 @@ pub fn allocate_for_groups(
     if !anywhere.cpus.intersects(&avoided) {
         near = near.difference(&avoided);
     }
-    Ok(prefer_offer_near_device(device, anywhere, make_offer(&near).ok()))
+    Ok(prefer_offer_near_device(device, anywhere, offer_with_avoided_last(&near).ok()))
 }
 
 /// Chooses the PUs (logical CPUs) for `request` among the PUs `cpus` only, and returns these PUs as an offer. `None` if
@@ -181,21 +181,22 @@ pub fn allocate_shared(
     topology: &Topology,
     policy: &Policy,
 ) -> Result<PuOffer, Refusal> {
-    let free = pool.free_cpus().union(&pool.pus_of(job)).intersection(&pool.online_cpus());
-    let everything = pool.online_cpus().difference(&pool.housekeeping_cpus());
-    let offer_of = |available: &CpuSet| make_offer(request, &free, available, pool, topology, policy);
+    let free_or_own = pool.free_cpus().union(&pool.pus_of(job)).intersection(&pool.online_cpus());
+    let usable = pool.online_cpus().difference(&pool.housekeeping_cpus());
+    let offer_among =
+        |candidates: &CpuSet| make_offer(request, &free_or_own, candidates, pool, topology, policy);
     let least_shared =
-        other_grants.cpus_by_min_count().find_map(|cpus| offer_of(&everything.difference(&cpus)).ok());
-    let mut offer = least_shared.map_or_else(|| offer_of(&everything), Ok)?;
-    let others = offer.cpus.difference(&free);
-    if !others.is_empty() {
+        other_grants.cpus_by_min_count().find_map(|cpus| offer_among(&usable.difference(&cpus)).ok());
+    let mut offer = least_shared.map_or_else(|| offer_among(&usable), Ok)?;
+    let shared = offer.cpus.difference(&free_or_own);
+    if !shared.is_empty() {
         offer.reasons = vec![format!(
             "{} other jobs' too, as on_exhausted = \"share\" allows",
-            cpus_with_is_are(&others)
+            cpus_with_is_are(&shared)
         )];
-        let own = offer.cpus.intersection(&free);
-        if !own.is_empty() {
-            offer.reasons.push(format!("{} still free, and first", cpus_with_was_were(&own)));
+        let unshared = offer.cpus.intersection(&free_or_own);
+        if !unshared.is_empty() {
+            offer.reasons.push(format!("{} still free, and first", cpus_with_was_were(&unshared)));
         }
         offer.second_best.clear();
     }
@@ -266,11 +267,11 @@ fn cores_with_offline_holder(job: &JobId, pool: &PuPool, topology: &Topology) ->
     if topology.cpus().is_subset(&online) {
         return CpuSet::new();
     }
-    let others = |(pu, holder): &(crate::basics::cpuset::Pu, &PuHolder)| {
+    let is_offline_with_other_holder = |(pu, holder): &(crate::basics::cpuset::Pu, &PuHolder)| {
         !online.contains(*pu) && matches!(holder, PuHolder::Job(other) if other != job)
     };
     pool.holders()
-        .filter(others)
+        .filter(is_offline_with_other_holder)
         .flat_map(|(pu, _)| topology.core_cpus(pu).iter().collect::<Vec<_>>())
         .collect()
 }
