@@ -20,53 +20,54 @@ use crate::terms::{
 pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<String> {
     let mut members: Vec<&Member> = state.members_of(&job.id).collect();
     members.sort_by_key(|member| (core::cmp::Reverse(member.evidence), member.id));
-    let mut because = Vec::new();
+    let mut sentences = Vec::new();
     match (&job.request, &job.grant) {
-        _ if job.was_released => because.push(format!(
+        _ if job.was_released => sentences.push(format!(
             "{} was released: its threads are left alone until its scheduler ends it, or it is assigned cores again",
             job.id
         )),
         (_, Some(grant)) => {
-            because.push(grant_text(job, grant));
-            because.extend(grant.reasons.iter().cloned());
+            sentences.push(grant_text(job, grant));
+            sentences.extend(grant.reasons.iter().cloned());
             if members.is_empty() {
-                because.push("no process belongs to it: what it holds is reserved".to_owned());
+                sentences.push("no process belongs to it: what it holds is reserved".to_owned());
             } else if grant.ownership == Ownership::Frozen {
-                because.push(frozen_text(policy));
+                sentences.push(frozen_text(policy));
             } else {
-                because.push(enforcement_text(&effective_enforcement(state, policy, job), "its processes"));
+                sentences.push(enforcement_text(&effective_enforcement(state, policy, job), "its processes"));
             }
         }
         (Some(_), None) if job.is_borrower() && members.is_empty() => {
-            because.push(format!("no process belongs to {}: it borrows cores as soon as one does", job.id));
+            sentences.push(format!("no process belongs to {}: it borrows cores as soon as one does", job.id));
         }
         (Some(request), None) => {
-            because.push(match members.is_empty() {
-                true => format!("{} waits for cores; no process belongs to it yet", job.id),
-                false => format!("{} waits for cores: its processes run unconfined", job.id),
+            sentences.push(if members.is_empty() {
+                format!("{} waits for cores; no process belongs to it yet", job.id)
+            } else {
+                format!("{} waits for cores: its processes run unconfined", job.id)
             });
-            because.extend(limited_members_text(state, &members));
+            sentences.extend(limited_members_text(state, &members));
             let offer = find_offer(state, policy, &job.id, request);
-            because.extend(offer.err().map(|why| why.to_string()));
+            sentences.extend(offer.err().map(|why| why.to_string()));
         }
         (None, None) => {
-            because.push(format!("the number of cores of {} is unknown: it is watched only", job.id));
+            sentences.push(format!("the number of cores of {} is unknown: it is watched only", job.id));
         }
     }
-    because.extend(provision_text(job));
-    because.extend(wanted_cores_text(state, job));
-    because.extend(within_job_text(state, policy, job));
-    because.extend(lending_text(state, policy, job));
+    sentences.extend(provision_text(job));
+    sentences.extend(wanted_cores_text(state, job));
+    sentences.extend(within_job_text(state, policy, job));
+    sentences.extend(lending_text(state, policy, job));
     match members.as_slice() {
         [] => {}
-        [only] => because.push(format!("1 process belongs to it; {}", evidence_text(state, only))),
+        [only] => sentences.push(format!("1 process belongs to it; {}", evidence_text(state, only))),
         [first, ..] => {
             let (count, evidence) = (members.len(), evidence_text(state, first));
-            because.push(format!("{count} processes belong to it; {evidence}"));
+            sentences.push(format!("{count} processes belong to it; {evidence}"));
         }
     }
-    because.extend(shared_address_spaces_text(state, &members));
-    because
+    sentences.extend(shared_address_spaces_text(state, &members));
+    sentences
 }
 
 /// Returns the PUs (logical CPUs) that the job holds at present. Empty if no PUs are granted to the job, or if the
@@ -115,9 +116,10 @@ fn wanted_cores_text(state: &WardenState, job: &Job) -> Option<String> {
     let limit = job.max_wanted_cores(&state.topology).unwrap_or(wanted);
     let noun = if limit == 1 { "core" } else { "cores" };
     let borrows = job.active_grant().is_some_and(|grant| grant.ownership == Ownership::Borrowed);
-    let kept = match wanted {
-        0 if borrows => "; a besteffort job keeps one core, so that it can ask for more",
-        _ => "",
+    let kept = if wanted == 0 && borrows {
+        "; a besteffort job keeps one core, so that it can ask for more"
+    } else {
+        ""
     };
     Some(format!("it wants {wanted} of at most {limit} {noun} at present{more}{kept}"))
 }
@@ -268,45 +270,45 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
     let Some(known) = state.processes.get(&pid) else {
         return vec![format!("the last scan found no process {pid}")];
     };
-    let mut because = Vec::new();
+    let mut sentences = Vec::new();
     if let Some(member) = state.members.get(&pid) {
-        because.push(evidence_text(state, member));
+        sentences.push(evidence_text(state, member));
         match state.jobs.get(&member.job).and_then(|job| Some((job, job.active_grant()?))) {
             Some((job, grant)) if grant.ownership == Ownership::Frozen => {
-                because.push(grant_text(job, grant));
-                because.push(frozen_text(policy));
+                sentences.push(grant_text(job, grant));
+                sentences.push(frozen_text(policy));
             }
             Some((job, grant)) => {
-                because.push(format!("{} holds {}", member.job, cpus_text(&grant.cpus)));
+                sentences.push(format!("{} holds {}", member.job, cpus_text(&grant.cpus)));
                 let by = effective_enforcement_of_members(state, policy, job, core::iter::once(member));
-                because.push(enforcement_text(&by, "it"));
+                sentences.push(enforcement_text(&by, "it"));
             }
-            None => because.push(match limit_by_other_job(state, member) {
+            None => sentences.push(match limit_by_other_job(state, member) {
                 Some(limit) => format!("{} holds no cores; {}", member.job, limit_text(pid, limit)),
                 None => format!("{} holds no cores: its processes run unconfined", member.job),
             }),
         }
-        because.extend(address_space_text(state, member));
-        return because;
+        sentences.extend(address_space_text(state, member));
+        return sentences;
     }
     if known.process.is_kernel_thread {
-        because.push(format!("process {pid} is a kernel thread: no job owns those"));
+        sentences.push(format!("process {pid} is a kernel thread: no job owns those"));
     } else if let BatchRole::Launcher(source) | BatchRole::Helper(source) = known.batch_identity.role {
-        because.push(format!("process {pid} ({}) is one of {source}'s own processes", known.process.comm));
+        sentences.push(format!("process {pid} ({}) is one of {source}'s own processes", known.process.comm));
     } else {
-        because.push(format!(
+        sentences.push(format!(
             "no command registered process {pid}, and neither its cgroup nor an ancestor names a job"
         ));
     }
     for reference in &known.batch_identity.job_references {
         if let JobIdAttribute::Environment { .. } = reference.kind {
-            because.push(format!(
+            sentences.push(format!(
                 "its environment names {}, which alone proves nothing: anyone can set a variable",
                 reference.job
             ));
         }
     }
-    because
+    sentences
 }
 
 /// Returns the sentence about the other processes that share the address space of `member`. Returns `None` if there
@@ -395,11 +397,11 @@ pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &Mem
             cpus_text(grant)
         );
     }
-    let chose = || format!("it chose {allowed} itself, inside {}", cpus_text(grant));
     let Some(entry) = thread.mask_entry.as_ref().filter(|entry| !entry.is_mask_from_program()) else {
-        return match thread.effective_mask == *grant {
-            true => format!("{wants} and floats over {allowed}, as it was found"),
-            false => chose(),
+        return if thread.effective_mask == *grant {
+            format!("{wants} and floats over {allowed}, as it was found")
+        } else {
+            format!("it chose {allowed} itself, inside {}", cpus_text(grant))
         };
     };
     let own = state.program_bound_cpus(grant, member, entry);
@@ -414,7 +416,7 @@ pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &Mem
         return format!("{wants} and is pinned to CPU {pu}{}{lifted}", node.unwrap_or_default());
     }
     let target = if is_unbound { grant } else { &own };
-    let moved = moved_mask(entry.original_mask(), target, grant);
+    let moved = moved_mask_text(entry.original_mask(), target, grant);
     format!("{wants} and floats over {}{moved}{lifted}", cpus_text(target))
 }
 
@@ -434,7 +436,9 @@ fn lifted_text(binding: &LiftedBinding) -> String {
     }
 }
 
-fn moved_mask(original: &CpuSet, target: &CpuSet, grant: &CpuSet) -> String {
+/// Returns the end of a sentence about a thread that floats over `target`: its own mask `original` was moved into the
+/// PUs `grant` of its job. Empty if `target` is all of `grant`.
+fn moved_mask_text(original: &CpuSet, target: &CpuSet, grant: &CpuSet) -> String {
     if target == grant {
         String::new()
     } else {

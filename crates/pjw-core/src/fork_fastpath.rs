@@ -10,8 +10,8 @@
 //! milliseconds on a busy PU of Linux 6.18). So the start time is the time of the fork event, which may be some ticks
 //! late. A zombie can't be distinguished from a running process. The cgroup of such a process is read only if its
 //! mask does not follow from the requests that pjw knows: a program may have requested the mask, or the process may be
-//! in a cpuset of its own. Except if the process has every online PU and no known cpuset restricts its ancestor: then
-//! the program requested every PU.
+//! in a cpuset of its own. There is one exception: if the process has every online PU and no known cpuset restricts its
+//! ancestor, the program requested every PU.
 
 use crate::basics::{CpuSet, Pid, ProcessId, Pu, Tid, prelude::*};
 use crate::state::{Descendant, WardenState};
@@ -69,6 +69,7 @@ pub fn defer_scans_if_masks_match(
     right.into_iter().for_each(|pid| state.lineage.scan_queue.lower_urgency(pid));
 }
 
+/// Whether the process was forked in a job's cpuset that has the right PUs.
 fn is_born_in_job_cpuset(state: &WardenState, pid: Pid) -> bool {
     let descendant = state.lineage.descendant(pid);
     let Some(member) = descendant.and_then(|descendant| state.members.get(&descendant.ancestor)) else {
@@ -79,6 +80,8 @@ fn is_born_in_job_cpuset(state: &WardenState, pid: Pid) -> bool {
     is_kept && state.is_in_job_cpuset(member) && !state.cpusets.delayed_changes.has_change_for(&member.job)
 }
 
+/// Returns the mask that the forked process `pid` should have. `None` if a scan has read the process, or if the mask
+/// need not be checked ([`expected_fork_masks`]).
 fn expected_of(state: &WardenState, pid: Pid, descendant: &Descendant) -> Option<ExpectedMask> {
     let forked_at = descendant.forked_at.filter(|_| !state.processes.contains_key(&pid))?;
     Some(ExpectedMask { mask: expected_mask(state, descendant.ancestor)?, forked_at })
@@ -99,9 +102,10 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 ///
 /// - `state` does not contain the ancestor.
 /// - pjw is moving the ancestor to another cgroup.
-/// - The process can't have inherited its mask from the ancestor, and may be in another cgroup than the ancestor.
-///   Except if certainly no cpuset restricts the process or the ancestor. The next scan reads the mask and the cgroup
-///   of a process that is left out.
+/// - The process can't have inherited its mask from the ancestor, and may be in another cgroup than the ancestor. The
+///   process is not left out if certainly no cpuset restricts the process or the ancestor.
+///
+/// The next scan reads the mask and the cgroup of a process that is left out.
 ///
 /// A process in the cgroup of the ancestor is kept in the snapshot even if it can't have inherited its mask: its
 /// program requested the mask. `cpuset_paths` has the cgroup of each process that [`forked_with_unexplained_masks`]
@@ -178,14 +182,20 @@ pub fn forked_with_unexplained_masks(
     probe.mismatches.iter().filter(is_unknown).map(|forked| forked.id.pid).collect()
 }
 
-/// Whether the mask `seen` of a new process says without the cgroup of the process which mask was requested: the
-/// process may have inherited the request, or no cpuset restricts the process and `parent`.
-fn is_request_known(state: &WardenState, new: &Descendant, parent: ProcessId, seen: &CpuSet) -> bool {
+/// Whether `effective_mask`, the mask of the new process `new`, tells which mask was requested, without the cgroup of
+/// the process: the process may have inherited the request, or no cpuset restricts the process and `parent`.
+fn is_request_known(
+    state: &WardenState,
+    new: &Descendant,
+    parent: ProcessId,
+    effective_mask: &CpuSet,
+) -> bool {
     let online = state.pool.online_cpus();
     let limits = state.present_mask_limits(parent.pid);
-    let is_unrestricted = limits.possible_cpus.iter().chain([seen]).all(|cpus| online.is_subset(cpus));
-    is_unrestricted
-        || new.inherited_mask_requests.iter().any(|request| limits.may_result_in(&request.mask, seen))
+    let is_unrestricted =
+        limits.possible_cpus.iter().chain([effective_mask]).all(|cpus| online.is_subset(cpus));
+    let is_result_of = |requested: &CpuSet| limits.may_result_in(requested, effective_mask);
+    is_unrestricted || new.inherited_mask_requests.iter().any(|request| is_result_of(&request.mask))
 }
 
 /// Returns the record of a newly forked process: a copy of `known`, the record of the parent, with the id and the

@@ -58,10 +58,10 @@ impl JobMemory {
     /// the first of them counts, because the kernel reports the same memory for each.
     #[must_use]
     pub fn sum(processes: &[ProcessMemory]) -> Self {
-        let mut seen = BTreeSet::new();
+        let mut counted_spaces = BTreeSet::new();
         let mut sum = Self::default();
         let mut is_first =
-            |process: &&ProcessMemory| process.address_space.is_none_or(|space| seen.insert(space));
+            |process: &&ProcessMemory| process.address_space.is_none_or(|space| counted_spaces.insert(space));
         for process in processes.iter().filter(|process| is_first(process)) {
             let add = |total: &mut u64, part: u64| *total = total.saturating_add(part);
             add(&mut sum.rss, process.rss);
@@ -95,14 +95,14 @@ pub fn estimate_shared_permille(cgroup_bytes: u64, process_bytes: &[u64]) -> u32
     let pages = |bytes: u64| u128::from(bytes >> 12);
     let total: u128 = process_bytes.iter().map(|&size| pages(size)).sum();
     let squares: u128 = process_bytes.iter().map(|&size| pages(size) * pages(size)).sum();
-    let doubled = total.saturating_sub(pages(cgroup_bytes));
-    // With n processes of equal size, total² / squares is n. A page that all map is counted n times, and n - 1 times
-    // too often: shared = doubled * n / (n - 1), where n / (n - 1) = total² / (total² - squares).
-    let others = total.saturating_mul(total).saturating_sub(squares);
-    if total == 0 || others == 0 {
+    let excess = total.saturating_sub(pages(cgroup_bytes));
+    // With n processes of equal size, total² / squares is n. `total` counts a page that all map n times, which is n - 1
+    // times too often. So shared = excess * n / (n - 1), where n / (n - 1) = total² / (total² - squares).
+    let denominator = total.saturating_mul(total).saturating_sub(squares);
+    if total == 0 || denominator == 0 {
         return 0;
     }
-    let shared = doubled.saturating_mul(1000).saturating_mul(total) / others;
+    let shared = excess.saturating_mul(1000).saturating_mul(total) / denominator;
     u32::try_from(shared.min(1000)).unwrap_or(1000)
 }
 
@@ -113,8 +113,9 @@ pub fn common_cgroup<'p>(paths: impl IntoIterator<Item = &'p str>) -> Option<Str
     let mut paths = paths.into_iter();
     let mut common: Vec<&str> = components(paths.next()?).collect();
     for path in paths {
-        let same = common.iter().zip(components(path)).take_while(|(one, other)| *one == other).count();
-        common.truncate(same);
+        let equal = common.iter().zip(components(path)).take_while(|(one, other)| *one == other);
+        let equal_count = equal.count();
+        common.truncate(equal_count);
     }
     (!common.is_empty()).then(|| common.iter().fold(String::new(), |path, part| path + "/" + part))
 }

@@ -134,17 +134,17 @@ pub fn reconcile(
 /// These are the jobs without cores: only a full scan ends the restoring of the masks of their processes. If
 /// `periodic_scans_until_full` is 0, all jobs and processes are planned, in case a change was missed.
 fn mark_dirty_by_rescan(state: &mut WardenState) {
-    let Some(left) = state.periodic_scans_until_full.checked_sub(1) else {
+    let Some(scans_left) = state.periodic_scans_until_full.checked_sub(1) else {
         state.periodic_scans_until_full = PARTIAL_RESCANS_PER_FULL_RESCAN;
         state.dirty = DirtySet::everything();
         return;
     };
-    state.periodic_scans_until_full = left;
+    state.periodic_scans_until_full = scans_left;
     state.jobs.jobs_without_cores().for_each(|job| state.dirty.add_job(&job.id));
 }
 
 /// Returns the jobs and processes that the next decision plans again: those that `plan` changes, until a plan has no
-/// change for them. Also the jobs in `waiting_jobs`, which wait for their cpusets.
+/// change for them. The result also has the jobs in `waiting_jobs`, which wait for their cpusets.
 fn still_dirty(plan: &Plan, waiting_jobs: &BTreeSet<JobId>) -> DirtySet {
     let mut dirty = DirtySet::default();
     waiting_jobs.iter().for_each(|job| dirty.add_job(job));

@@ -19,7 +19,7 @@ use crate::terms::{
 #[must_use]
 pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
     let mut events = Vec::new();
-    let mut fetched: BTreeMap<(&JobId, &str), Vec<(Pid, &str)>> = BTreeMap::new();
+    let mut moved_back: BTreeMap<(&JobId, &str), Vec<(Pid, &str)>> = BTreeMap::new();
     for (action, outcome) in outcomes {
         if !matches!(outcome, CpusetOutcome::Done { .. }) {
             continue;
@@ -34,12 +34,12 @@ pub fn cpuset_events(outcomes: &[(CpusetAction, CpusetOutcome)]) -> Vec<Event> {
                 events.push(Event::new(kind, text).with_job(&action.job).with_cpus(cpus));
             }
             CpusetChange::MoveIn { process, from, to } if action.is_repair => {
-                fetched.entry((&action.job, to)).or_default().push((process.pid, from));
+                moved_back.entry((&action.job, to)).or_default().push((process.pid, from));
             }
             _ => {}
         }
     }
-    for ((job, to), strays) in fetched {
+    for ((job, to), strays) in moved_back {
         let Some(&(pid, from)) = strays.first() else { continue };
         let others = if strays.len() > 1 { format!(" and {} more", strays.len() - 1) } else { String::new() };
         let text = format!("process {pid}{others} had been moved to {from}");
@@ -69,15 +69,15 @@ pub fn mask_events(state: &WardenState, outcomes: &[(MaskAction, MaskOutcome)]) 
     for ((job, kind), actions) in changed {
         let count = actions.len();
         let grant = state.grant_of(job).map(|grant| grant.cpus.clone()).unwrap_or_default();
-        let on = cpus_text(&grant);
+        let cpus = cpus_text(&grant);
         let threads = if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") };
         let (event, text) = match kind {
-            MaskActionKind::Confine => (EventKind::Confined, format!("{threads} put on {on}")),
-            MaskActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {on}")),
-            MaskActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {on}")),
-            MaskActionKind::Unbind => (EventKind::Repaired, unbind_text(&threads, &actions, &on)),
+            MaskActionKind::Confine => (EventKind::Confined, format!("{threads} put on {cpus}")),
+            MaskActionKind::Repair => (EventKind::Repaired, format!("{threads} put back on {cpus}")),
+            MaskActionKind::Pin => (EventKind::Rebalanced, format!("{threads} pinned inside {cpus}")),
+            MaskActionKind::Unbind => (EventKind::Repaired, unbind_text(&threads, &actions, &cpus)),
             MaskActionKind::Override => {
-                (EventKind::Rebalanced, format!("the own bindings of {threads} inside {on} lifted"))
+                (EventKind::Rebalanced, format!("the own bindings of {threads} inside {cpus} lifted"))
             }
             MaskActionKind::Rebind => (EventKind::Repaired, rebind_text(&threads, &actions)),
             MaskActionKind::KeepOff => {

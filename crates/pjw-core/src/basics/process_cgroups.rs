@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn a_path_is_found_by_a_whole_name_of_a_controller_or_of_a_hierarchy() {
-        let cgroups = cgroups_of_lines(&[("cpuacct,cpu", "/a"), ("cpuset", "/b"), ("name=systemd", "/c"), ("", "/d")]);
+        let cgroups =
+            cgroups_of_lines(&[("cpuacct,cpu", "/a"), ("cpuset", "/b"), ("name=systemd", "/c"), ("", "/d")]);
         let paths = ["cpu", "cpuacct", "cpuset", "name=systemd", "freezer", "cpua", ""];
         let paths = paths.map(|controller| cgroups.v1_path(controller));
         assert_eq!(paths, [Some("/a"), Some("/a"), Some("/b"), Some("/c"), None, None, None]);

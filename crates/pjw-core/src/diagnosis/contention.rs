@@ -121,7 +121,9 @@ fn unbound_jobs(input: &DiagnosisInput) -> Option<Finding> {
 /// - Otherwise: the number of PUs on which its threads may run.
 fn oversubscribed_job(input: &DiagnosisInput, job: &ObservedJob, max_pus_per_core: usize) -> Option<Finding> {
     let requested_cpu_count = |amount: &CpuRequest| match amount {
-        CpuRequest::Cores(cores) => usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(max_pus_per_core),
+        CpuRequest::Cores(cores) => {
+            usize::try_from(*cores).unwrap_or(usize::MAX).saturating_mul(max_pus_per_core)
+        }
         CpuRequest::Pus(pus) => usize::try_from(*pus).unwrap_or(usize::MAX),
         CpuRequest::Exactly(cpus) => cpus.len(),
     };

@@ -130,7 +130,8 @@ fn lending_text(input: &DiagnosisInput) -> String {
     }
     let is_known = match &reported {
         LendingStatus::WithCpuTimeSamples(why) => {
-            drawbacks.push(format!("the owner is sampled each 2 ms instead of reported at its wake-up: {why}"));
+            drawbacks
+                .push(format!("the owner is sampled each 2 ms instead of reported at its wake-up: {why}"));
             true
         }
         LendingStatus::WithWakeupReports => true,

@@ -131,10 +131,13 @@ fn interrupts_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<F
     let rate = occurred.iter().fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
     let who =
         join_names(occurred.iter().map(|(rate, irq)| format!("{} (IRQ {}, {rate}/s)", irq.name, irq.number)));
-    let begin =
-        format!("{} may come to the jobs' {}", counted_noun(on_jobs.len(), "interrupt"), cpus_text(&jobs.cpus));
-    let text =
-        if occurred.is_empty() { format!("{begin}; none did") } else { format!("{begin}; {rate}/s did: {who}") };
+    let interrupts = counted_noun(on_jobs.len(), "interrupt");
+    let begin = format!("{interrupts} may come to the jobs' {}", cpus_text(&jobs.cpus));
+    let text = if occurred.is_empty() {
+        format!("{begin}; none did")
+    } else {
+        format!("{begin}; {rate}/s did: {who}")
+    };
     let severity = if rate >= FREQUENT_PER_SECOND && !jobs.system_cpus.is_empty() {
         Severity::Advice
     } else {
@@ -205,10 +208,12 @@ fn stray_processes(input: &DiagnosisInput) -> Option<Finding> {
 fn hot_processes_of_users_without_jobs(input: &DiagnosisInput) -> Option<Finding> {
     let owners: BTreeSet<Uid> = input.jobs.iter().map(|job| job.owner).collect();
     let is_unmanaged = |process: &&UnassignedProcess| {
-        process.uid.0 >= input.first_person_uid && !process.belongs_to_scheduler && !owners.contains(&process.uid)
+        process.uid.0 >= input.first_person_uid
+            && !process.belongs_to_scheduler
+            && !owners.contains(&process.uid)
     };
-    let hot = input.unassigned_processes.iter().filter(is_unmanaged).filter(|process| has_hot_thread(process));
-    let hot: Vec<&UnassignedProcess> = hot.collect();
+    let unmanaged = input.unassigned_processes.iter().filter(is_unmanaged);
+    let hot: Vec<&UnassignedProcess> = unmanaged.filter(|process| has_hot_thread(process)).collect();
     let first = hot.first()?;
     let threads: usize =
         hot.iter().map(|process| process.threads.iter().filter(|thread| thread.is_hot()).count()).sum();

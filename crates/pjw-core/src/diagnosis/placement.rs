@@ -20,45 +20,46 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     push_limited(input.jobs.iter().filter_map(processes_outside_cgroup).collect(), findings);
     findings.extend(jobs_without_cpuset(input));
     findings.extend(jobs_kept_by_masks(input));
-    let places = Places::new(input);
-    let half_cores = places.kept.iter().filter_map(|(job, own)| half_cores(input, &places, job, own));
-    push_limited(half_cores.collect(), findings);
-    let divided = places.kept.iter().filter_map(|(job, own)| job_on_several_nodes(&places, job, own));
-    push_limited(divided.collect(), findings);
+    let placements = JobPlacements::new(input);
+    let jobs = || placements.restricted_jobs.iter();
+    let with_half_cores = jobs().filter_map(|(job, own)| half_cores(input, &placements, job, own));
+    push_limited(with_half_cores.collect(), findings);
+    let on_several_nodes = jobs().filter_map(|(job, own)| job_on_several_nodes(&placements, job, own));
+    push_limited(on_several_nodes.collect(), findings);
 }
 
 /// The PUs of each job and the jobs on each PU. Computed once, because a node may have thousands of jobs and
 /// PUs.
-struct Places<'a> {
+struct JobPlacements<'a> {
     /// The jobs that may run on some PUs only, each with these PUs.
-    kept: Vec<(&'a ObservedJob, CpuSet)>,
-    on: BTreeMap<Pu, BTreeSet<&'a JobId>>,
+    restricted_jobs: Vec<(&'a ObservedJob, CpuSet)>,
+    jobs_by_pu: BTreeMap<Pu, BTreeSet<&'a JobId>>,
     /// The PUs of each NUMA node that has PUs, by node number.
     nodes: Vec<(u32, CpuSet)>,
-    /// The PUs of all jobs in `kept`.
+    /// The PUs of all jobs in `restricted_jobs`.
     used: CpuSet,
 }
 
-impl<'a> Places<'a> {
+impl<'a> JobPlacements<'a> {
     /// Collects the PUs of each job that is restricted to some PUs. Also collects the jobs on each of these PUs, and
     /// the online PUs of each NUMA node.
     fn new(input: &'a DiagnosisInput) -> Self {
-        let kept: Vec<_> =
+        let restricted_jobs: Vec<_> =
             input.jobs.iter().filter_map(|job| Some((job, restricting_cpus(input, job)?))).collect();
-        let mut on: BTreeMap<Pu, BTreeSet<&JobId>> = BTreeMap::new();
-        for (job, cpus) in &kept {
+        let mut jobs_by_pu: BTreeMap<Pu, BTreeSet<&JobId>> = BTreeMap::new();
+        for (job, cpus) in &restricted_jobs {
             for pu in cpus.iter() {
-                on.entry(pu).or_default().insert(&job.id);
+                jobs_by_pu.entry(pu).or_default().insert(&job.id);
             }
         }
-        let used = on.keys().copied().collect();
+        let used = jobs_by_pu.keys().copied().collect();
         let nodes = input
             .topology
             .domains(TopologyLevel::NumaNode)
             .map(|node| (node.number, input.topology.cpus_belonging_to(node).intersection(&input.online)))
             .filter(|(_, cpus)| !cpus.is_empty())
             .collect();
-        Self { kept, on, nodes, used }
+        Self { restricted_jobs, jobs_by_pu, nodes, used }
     }
 }
 
@@ -93,15 +94,15 @@ fn jobs_with_unknown_core_count(input: &DiagnosisInput) -> Option<Finding> {
 /// if there are no such processes.
 fn processes_outside_cgroup(job: &ObservedJob) -> Option<Finding> {
     let first = job.pids_outside_cgroup.first()?;
-    let (left, they) = if job.pids_outside_cgroup.len() == 1 { ("is", "it") } else { ("are", "them") };
+    let (verb, pronoun) = if job.pids_outside_cgroup.len() == 1 { ("is", "it") } else { ("are", "them") };
     let text = format!(
-        "{} of {} {left} outside the cgroup of its scheduler, whose accounting and kill miss {they}",
+        "{} of {} {verb} outside the cgroup of its scheduler, whose accounting and kill miss {pronoun}",
         counted_noun(job.pids_outside_cgroup.len(), "process"),
         job.id
     );
     let remedy = format!(
-        "pjwctl explain {first}; a login may have moved {they} (pam_systemd, su, systemd-run --user): use \
-         pam_slurm_adopt or its like; pjwd keeps {they} on the job's cores meanwhile"
+        "pjwctl explain {first}; a login may have moved {pronoun} (pam_systemd, su, systemd-run --user): use \
+         pam_slurm_adopt or its like; pjwd keeps {pronoun} on the job's cores meanwhile"
     );
     let finding = Finding::problem(OUTSIDE_CGROUP_CODE, text, remedy);
     Some(finding.with_jobs([&job.id]).with_pids(job.pids_outside_cgroup.iter().copied()))
@@ -111,8 +112,8 @@ fn processes_outside_cgroup(job: &ObservedJob) -> Option<Finding> {
 /// not enabled for such a cgroup. `None` if there are no such jobs. The finding is a problem if this batch system is
 /// configured to use cpusets, else a note.
 fn jobs_without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
-    let bare = input.job_ids(|job| job.has_cpuset_controller == Some(false));
-    let first = bare.first()?;
+    let without_cpuset = input.job_ids(|job| job.has_cpuset_controller == Some(false));
+    let first = without_cpuset.first()?;
     let promised = input.schedulers.iter().find(|scheduler| {
         scheduler.binding == JobBinding::Cpusets && scheduler.name.eq_ignore_ascii_case(first.source().name())
     });
@@ -120,10 +121,11 @@ fn jobs_without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
         Some(scheduler) => format!(
             "{} is set up to keep jobs by cpusets, but the cgroup of {} has none",
             scheduler.name,
-            join_names(&bare)
+            join_names(&without_cpuset)
         ),
         None => {
-            format!("the cgroup of {} has no cpuset: only masks can keep it on its cores", join_names(&bare))
+            let jobs = join_names(&without_cpuset);
+            format!("the cgroup of {jobs} has no cpuset: only masks can keep it on its cores")
         }
     };
     let severity = if promised.is_some() { Severity::Problem } else { Severity::Note };
@@ -133,7 +135,7 @@ fn jobs_without_cpuset(input: &DiagnosisInput) -> Option<Finding> {
     } else {
         "the cpuset controller is missing from cgroup.subtree_control above it: enable it there when no job runs"
     };
-    Some(Finding::new(severity, "no-cpuset-controller", text, remedy).with_jobs(bare))
+    Some(Finding::new(severity, "no-cpuset-controller", text, remedy).with_jobs(without_cpuset))
 }
 
 /// Returns the finding about jobs that pjw keeps on their cores by affinity masks, though the machine supports cpusets.
@@ -142,23 +144,24 @@ fn jobs_kept_by_masks(input: &DiagnosisInput) -> Option<Finding> {
     if matches!(input.cpuset_support.hierarchy, CpusetHierarchy::Unavailable { .. }) {
         return None;
     }
-    let open = input.job_ids(|job| job.enforcement == "affinity" && job.process_count > 0);
-    let first = open.first()?;
-    let verb = if open.len() == 1 { "is" } else { "are" };
-    let text = format!("{} {verb} kept by masks, though this node has cpusets", join_names(&open));
+    let kept_by_masks = input.job_ids(|job| job.enforcement == "affinity" && job.process_count > 0);
+    let first = kept_by_masks.first()?;
+    let verb = if kept_by_masks.len() == 1 { "is" } else { "are" };
+    let text =
+        format!("{} {verb} kept by masks, though this node has cpusets", join_names(&kept_by_masks));
     let remedy = format!(
         "nothing, if masks will do; pjwctl explain {first} shows why it has no cpuset, enforcement = \"cpuset\" in \
          pjwd.toml warns of it"
     );
-    Some(Finding::note("no-wall", text, remedy).with_jobs(open))
+    Some(Finding::note("no-wall", text, remedy).with_jobs(kept_by_masks))
 }
 
 /// Returns the finding that `job` has only some of the online PUs of a core. The job is restricted to the PUs `own`.
-/// `places` has the jobs on each PU. Returns `None` if there is no such core. Also returns `None` if a job with a
+/// `placements` has the jobs on each PU. Returns `None` if there is no such core. Also returns `None` if a job with a
 /// smaller id has other PUs of such a core, because the finding about that job already names `job`.
 fn half_cores(
     input: &DiagnosisInput,
-    places: &Places<'_>,
+    placements: &JobPlacements<'_>,
     job: &ObservedJob,
     own: &CpuSet,
 ) -> Option<Finding> {
@@ -171,7 +174,7 @@ fn half_cores(
         return None;
     }
     let group: BTreeSet<&JobId> =
-        siblings.iter().filter_map(|pu| places.on.get(&pu)).flatten().copied().collect();
+        siblings.iter().filter_map(|pu| placements.jobs_by_pu.get(&pu)).flatten().copied().collect();
     // Each pair of jobs is reported once, for the job with the smaller id.
     if group.first().is_some_and(|other| **other < job.id) {
         return None;
@@ -196,22 +199,24 @@ fn half_cores(
 /// Returns the finding that `job` lies on several NUMA nodes though it would fit into one. The job is restricted to
 /// the PUs `own`. Returns `None` if the job lies on one NUMA node, or if no NUMA node has as many PUs as `own`. The
 /// finding is an advice if such a NUMA node has room for the job now. Otherwise, the finding is a note.
-fn job_on_several_nodes(places: &Places<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Finding> {
-    let nodes = &places.nodes;
-    let on: Vec<u32> =
+fn job_on_several_nodes(placements: &JobPlacements<'_>, job: &ObservedJob, own: &CpuSet) -> Option<Finding> {
+    let nodes = &placements.nodes;
+    let own_nodes: Vec<u32> =
         nodes.iter().filter(|(_, cpus)| cpus.intersects(own)).map(|(number, _)| *number).collect();
-    let mut fits = nodes.iter().filter(|(_, cpus)| cpus.len() >= own.len()).peekable();
-    if on.len() < 2 || fits.peek().is_none() {
+    let large_nodes: Vec<_> = nodes.iter().filter(|(_, cpus)| cpus.len() >= own.len()).collect();
+    if own_nodes.len() < 2 || large_nodes.is_empty() {
         return None;
     }
-    let shared = |pu: &Pu| places.on.get(pu).is_some_and(|jobs| jobs.len() > 1);
-    let others = places.used.difference(own).union(&own.iter().filter(shared).collect());
-    let room = fits.find(|(_, cpus)| cpus.difference(&others).len() >= own.len());
-    let now = match room {
+    let shared = |pu: &Pu| placements.jobs_by_pu.get(pu).is_some_and(|jobs| jobs.len() > 1);
+    let pus_of_others = placements.used.difference(own).union(&own.iter().filter(shared).collect());
+    let node_with_room =
+        large_nodes.iter().find(|(_, cpus)| cpus.difference(&pus_of_others).len() >= own.len());
+    let room_text = match node_with_room {
         Some((number, _)) => format!("; node {number} has room"),
         None => ", but none has room now".to_owned(),
     };
-    let text = format!("{} lies on NUMA nodes {} and would fit in one{now}", job.id, join_names(&on));
+    let own_nodes = join_names(&own_nodes);
+    let text = format!("{} lies on NUMA nodes {own_nodes} and would fit in one{room_text}", job.id);
     let remedy = match job.grant {
         Some((_, GrantedBy::Warden)) => {
             "pjwctl plan --defrag shows which jobs would move; pjwctl defrag moves them"
@@ -223,6 +228,6 @@ fn job_on_several_nodes(places: &Places<'_>, job: &ObservedJob, own: &CpuSet) ->
             "bind it to one node, or let pjwd choose: it takes the smallest part of the machine that fits"
         }
     };
-    let severity = if room.is_some() { Severity::Advice } else { Severity::Note };
+    let severity = if node_with_room.is_some() { Severity::Advice } else { Severity::Note };
     Some(Finding::new(severity, "spread", text, remedy).with_jobs([&job.id]).with_cpus(own))
 }

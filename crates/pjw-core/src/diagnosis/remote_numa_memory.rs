@@ -91,17 +91,17 @@ pub fn find_remote_numa_memory(topology: &Topology, processes: &[HotProcessMemor
 /// much ([`find_remote_numa_memory`] has the limits), or if the process has no hot threads. Also returns `None` if
 /// the NUMA node of a hot thread is unknown.
 fn remote_numa_memory(topology: &Topology, process: &HotProcessMemory) -> Option<RemoteNumaMemory> {
-    let with_pus = |node: &u32| {
+    let has_pus = |node: &u32| {
         topology
             .domains(TopologyLevel::NumaNode)
             .any(|domain| domain.number == *node && !domain.cpus.is_empty())
     };
     let node_of = |pu: &Pu| topology.domain_of(TopologyLevel::NumaNode, *pu).map(|node| node.number);
     let thread_nodes: BTreeSet<u32> = process.last_cpus.iter().map(node_of).collect::<Option<_>>()?;
-    let counted = || process.by_node.iter().filter(|(node, _)| with_pus(node));
-    let remote = || counted().filter(|(node, _)| !thread_nodes.contains(node));
+    let memory_by_node = || process.by_node.iter().filter(|(node, _)| has_pus(node));
+    let remote = || memory_by_node().filter(|(node, _)| !thread_nodes.contains(node));
     let sum = |total: u64, bytes: u64| total.saturating_add(bytes);
-    let total_bytes = counted().map(|(_, &bytes)| bytes).fold(0, sum);
+    let total_bytes = memory_by_node().map(|(_, &bytes)| bytes).fold(0, sum);
     let remote_bytes = remote().map(|(_, &bytes)| bytes).fold(0, sum);
     let is_most = u128::from(remote_bytes) * 1000 >= u128::from(total_bytes) * MIN_REMOTE_PERMILLE;
     let (&memory_node, _) = remote().max_by_key(|&(&node, &bytes)| (bytes, core::cmp::Reverse(node)))?;

@@ -18,7 +18,7 @@ pub(super) fn join_names<T: Display>(things: impl IntoIterator<Item = T>) -> Str
         return format!("{} and {more} more", names.join(", "));
     }
     match names.split_last() {
-        Some((last, first)) if !first.is_empty() => format!("{} and {last}", first.join(", ")),
+        Some((last, earlier)) if !earlier.is_empty() => format!("{} and {last}", earlier.join(", ")),
         _ => names.concat(),
     }
 }

@@ -171,12 +171,9 @@ impl FromStr for CpuCountVariable {
             return Err(CpuCountVariableError::NoUnit { text: text.to_owned() });
         };
         let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let has_valid_length = !name.is_empty() && name.len() <= MAX_NAME_LENGTH;
         let begins_with_digit = name.starts_with(|c: char| c.is_ascii_digit());
-        if name.is_empty()
-            || name.len() > MAX_NAME_LENGTH
-            || begins_with_digit
-            || !name.chars().all(is_allowed)
-        {
+        if !has_valid_length || begins_with_digit || !name.chars().all(is_allowed) {
             return Err(CpuCountVariableError::InvalidName { name: name.to_owned() });
         }
         let reserved = ["PJW_", "LD_"].iter().any(|prefix| name.starts_with(prefix));
@@ -237,27 +234,27 @@ pub fn cpu_count_environment(
     with_record(values, inherited)
 }
 
-/// Returns the variables in `values` (names and values) that the user has not set. Appends the variable
-/// `PJW_VARIABLES`, which lists them. Except if the list is empty and the program did not inherit `PJW_VARIABLES`.
-/// `inherited` returns the value of a variable in the environment that the program inherits, and `None` if the
-/// variable is not set.
+/// Returns the variables in `values` (names and values) that the user has not set, and `PJW_VARIABLES`, which lists
+/// them. If the list is empty and the program did not inherit `PJW_VARIABLES`, the result is empty. `inherited` returns
+/// the value of a variable in the environment that the program inherits, and `None` if the variable is not set.
 #[must_use]
 fn with_record(
     values: impl IntoIterator<Item = (String, String)>,
     inherited: impl Fn(&str) -> Option<String>,
 ) -> Vec<(String, String)> {
     let earlier = inherited(RECORD_VARIABLE);
-    let is_own = |name: &str, value: &str| {
+    let is_set_by_pjw = |name: &str, value: &str| {
         let entries = earlier.iter().flat_map(|record| record.split(':'));
         entries.filter_map(|entry| entry.split_once('=')).any(|entry| entry == (name, value))
     };
-    let is_users = |name: &str| inherited(name).is_some_and(|value| !is_own(name, &value));
-    let mut set: Vec<(String, String)> = values.into_iter().filter(|(name, _)| !is_users(name)).collect();
-    let record: Vec<String> = set.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    let is_set_by_user = |name: &str| inherited(name).is_some_and(|value| !is_set_by_pjw(name, &value));
+    let mut variables: Vec<(String, String)> =
+        values.into_iter().filter(|(name, _)| !is_set_by_user(name)).collect();
+    let record: Vec<String> = variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
     if !record.is_empty() || earlier.is_some() {
-        set.push((RECORD_VARIABLE.to_owned(), record.join(":")));
+        variables.push((RECORD_VARIABLE.to_owned(), record.join(":")));
     }
-    set
+    variables
 }
 
 #[cfg(test)]

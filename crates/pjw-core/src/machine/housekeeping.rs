@@ -113,10 +113,10 @@ impl FromStr for HousekeepingRule {
         };
         let level = LEVELS.into_iter().find(|(known, _)| *known == name).map(|(_, level)| level);
         let level = level.ok_or_else(|| HousekeepingError::UnknownLevel { text: shorten(name) })?;
-        let digits = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
+        let has_only_digits = !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit());
         match count.parse() {
             Ok(0) => Err(HousekeepingError::ZeroCores { level }),
-            Ok(cores) if digits => Ok(Self::PerDomain { cores, level }),
+            Ok(cores) if has_only_digits => Ok(Self::PerDomain { cores, level }),
             _ => Err(HousekeepingError::InvalidCount { text: shorten(count) }),
         }
     }
@@ -187,13 +187,13 @@ fn first_cores_of_each(
     if !topology.levels().contains(&level) {
         return Err(HousekeepingError::NoSuchLevel { level });
     }
-    let mut taken: BTreeMap<u32, u32> = BTreeMap::new();
+    let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
     let mut chosen = CpuSet::new();
     for core in topology.pus_by_core() {
         let Some(domain) = core.first().and_then(|&pu| topology.domain_index(level, pu)) else { continue };
-        let taken = taken.entry(domain).or_default();
-        if *taken < cores {
-            *taken += 1;
+        let count = counts.entry(domain).or_default();
+        if *count < cores {
+            *count += 1;
             chosen.extend(core.iter().copied());
         }
     }

@@ -62,13 +62,13 @@ impl FromStr for DivisionRule {
             "pu" => Self::Pu,
             "l3" => Self::L3,
             "numa" => Self::NumaNode,
-            _ => Self::Lists(text.split(';').map(|part| list(text, part)).collect::<Result<_, _>>()?),
+            _ => Self::Lists(text.split(';').map(|part| parse_part(text, part)).collect::<Result<_, _>>()?),
         })
     }
 }
 
 /// Parses `part`, one of the CPU lists of `map`, the value of `--map`. An empty list is an error.
-fn list(map: &str, part: &str) -> Result<CpuSet, DivisionRuleError> {
+fn parse_part(map: &str, part: &str) -> Result<CpuSet, DivisionRuleError> {
     let cpus: CpuSet =
         part.trim().parse().map_err(|why| DivisionRuleError::InvalidList { part: part.to_owned(), why })?;
     if cpus.is_empty() { Err(DivisionRuleError::EmptyPart { map: map.to_owned() }) } else { Ok(cpus) }
@@ -90,11 +90,11 @@ pub fn divide_into_parts(
     match rule {
         DivisionRule::Lists(lists) => lists.clone(),
         DivisionRule::Pu => topology.sort_in_logical_order(cpus).into_iter().map(CpuSet::from).collect(),
-        DivisionRule::Core => cores(topology, cpus),
-        DivisionRule::L3 => domains(topology, cpus, TopologyLevel::L3),
-        DivisionRule::NumaNode => domains(topology, cpus, TopologyLevel::NumaNode),
+        DivisionRule::Core => topology.split_by_core(cpus).collect(),
+        DivisionRule::L3 => split_by_domain(topology, cpus, TopologyLevel::L3),
+        DivisionRule::NumaNode => split_by_domain(topology, cpus, TopologyLevel::NumaNode),
         DivisionRule::Even => {
-            let cores = cores(topology, cpus);
+            let cores: Vec<CpuSet> = topology.split_by_core(cpus).collect();
             let count = cores.len().min(usize::try_from(instances).unwrap_or(usize::MAX)).max(1);
             let mut parts = vec![CpuSet::new(); count];
             for (index, core) in cores.iter().enumerate() {
@@ -123,11 +123,13 @@ pub fn divide_for_tasks(topology: &Topology, cpus: &CpuSet, rule: &DivisionRule,
     let count = usize::try_from(tasks).unwrap_or(usize::MAX).max(1);
     match rule {
         DivisionRule::Even => {
-            let cores = cores(topology, cpus);
+            let cores: Vec<CpuSet> = topology.split_by_core(cpus).collect();
             let needed = (cores.len() / count).max(1).saturating_mul(count);
-            let inside = first_domain_with(topology, &cores, needed);
-            let inside = inside.map_or_else(|| cpus.clone(), |domain| domain.intersection(cpus));
-            divide_into_parts(topology, &inside, rule, tasks)
+            let cpus = match first_domain_with(topology, &cores, needed) {
+                Some(domain) => domain.intersection(cpus),
+                None => cpus.clone(),
+            };
+            divide_into_parts(topology, &cpus, rule, tasks)
         }
         DivisionRule::Core | DivisionRule::Pu => {
             let mut parts = divide_into_parts(topology, cpus, rule, tasks);
@@ -161,15 +163,9 @@ pub fn numa_node_containing(topology: &Topology, cpus: &CpuSet) -> Option<u32> {
     (has_several && cpus.iter().all(|pu| node(pu) == Some(first))).then_some(first)
 }
 
-/// Returns the PUs of each core that are in `cpus`, without empty sets. The cores are in hwloc's logical order.
-fn cores(topology: &Topology, cpus: &CpuSet) -> Vec<CpuSet> {
-    let inside = |pus: &[Pu]| pus.iter().copied().filter(|&pu| cpus.contains(pu)).collect::<CpuSet>();
-    topology.pus_by_core().map(inside).filter(|core| !core.is_empty()).collect()
-}
-
 /// Returns the PUs of each domain of the level `level` (such as each L3 cache) that are in `cpus`, without empty sets.
 /// PUs of `cpus` that are in no domain of the level form a set of their own, the last one.
-fn domains(topology: &Topology, cpus: &CpuSet, level: TopologyLevel) -> Vec<CpuSet> {
+fn split_by_domain(topology: &Topology, cpus: &CpuSet, level: TopologyLevel) -> Vec<CpuSet> {
     let inside = topology.domains(level).map(|domain| topology.cpus_belonging_to(domain).intersection(cpus));
     let mut parts: Vec<CpuSet> = inside.filter(|part| !part.is_empty()).collect();
     let others = parts.iter().fold(cpus.clone(), |others, part| others.difference(part));

@@ -184,14 +184,14 @@ pub fn choose_numa_node(
 /// The parts of one NUMA node keep their order.
 #[must_use]
 pub fn sort_parts(topology: &Topology, parts: Vec<CpuSet>, rule: NumaNodeRule) -> Vec<CpuSet> {
+    if rule.is_default() {
+        return parts;
+    }
     let node_of = |part: &CpuSet| {
         part.first().and_then(|pu| topology.domain_of(TopologyLevel::NumaNode, pu)).map(|node| node.number)
     };
     let mut by_node: Vec<(Option<u32>, VecDeque<CpuSet>)> = Vec::new();
     let count = parts.len();
-    if rule.is_default() {
-        return parts;
-    }
     for part in parts {
         let node = node_of(&part);
         match by_node.iter_mut().find(|(known, _)| *known == node) {

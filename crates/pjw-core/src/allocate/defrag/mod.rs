@@ -223,9 +223,8 @@ impl<'a> Search<'a> {
         let CandidateMove { mut offer, pool, score } = candidate;
         let improvement = self.improvement_text(&self.jobs[job].current, &offer.cpus, &score);
         let job = &mut self.jobs[job];
-        offer
-            .reasons
-            .insert(0, format!("moved from {} to reduce fragmentation: {improvement}", cpus_text(&job.current)));
+        let from = cpus_text(&job.current);
+        offer.reasons.insert(0, format!("moved from {from} to reduce fragmentation: {improvement}"));
         job.current = offer.cpus.clone();
         (self.pool, self.score) = (pool, score);
         DefragStep { job: job.id.clone(), offer, improvement }

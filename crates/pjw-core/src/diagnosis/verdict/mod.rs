@@ -147,8 +147,7 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
     let usage = &report.usage;
     let held = u64::from(usage.cores_max);
     let mean = report.mean_used_pus_permille();
-    // What the job needed for nearly all of the time. Where this is no less than it held, only the mean can be asked
-    // for.
+    // The PUs that sufficed for nearly all of the time. If the job held no more than these, the mean is proposed.
     let used_most = usage.levels.upper_quantile(50, u64::from(usage.pus_max) * 1000);
     let rounded_up = |permille: u64| permille.saturating_sub(TOLERATED_PERMILLE).div_ceil(1000).max(1);
     let needed = rounded_up(used_most);
@@ -159,10 +158,10 @@ fn serial_advice(report: &JobReport) -> Vec<String> {
         let ask = option.map(|option| format!(": ask for {option}")).unwrap_or_default();
         return vec![format!("{used}{ask}.")];
     }
-    let parts =
+    let serial_part =
         format!("for {} of {} one thread ran alone", seconds(usage.serial_ns), seconds(usage.sampled_ns));
     let ask = option.map(|option| format!(", or ask for {option}")).unwrap_or_default();
-    vec![format!("{used}: {parts}. Let more threads do that part{ask}.")]
+    vec![format!("{used}: {serial_part}. Let more threads do that part{ask}.")]
 }
 
 /// Returns the advice for a job in which more threads wanted to run than the job had PUs: start fewer threads or
@@ -239,7 +238,8 @@ fn launcher_options(job: &JobId, usage: &JobUsage) -> String {
 /// possible.
 fn waiting_advice(report: &JobReport) -> Vec<String> {
     let usage = &report.usage;
-    if report.is_borrower && is_share(usage.displaced_ns, usage.sampled_ns, SLOWED_PERMILLE) {
+    let is_displaced = is_share(usage.displaced_ns, usage.sampled_ns, SLOWED_PERMILLE);
+    if is_displaced && report.is_borrower {
         return vec![format!(
             "For {} of {} threads waited for cores that the job had borrowed and that other programs used: a job of the class \
              normal has cores of its own.",
@@ -247,7 +247,7 @@ fn waiting_advice(report: &JobReport) -> Vec<String> {
             seconds(usage.sampled_ns)
         )];
     }
-    if is_share(usage.displaced_ns, usage.sampled_ns, SLOWED_PERMILLE) {
+    if is_displaced {
         return vec![format!(
             "For {} of {} threads waited for cores of their own job that other programs used: tell the administrator \
              (pjwctl doctor names such programs).",
@@ -351,12 +351,12 @@ fn option_for_tasks(
     let Some(count) = tasks.map(u64::from).filter(|&tasks| tasks > 0) else {
         return Some(option_per_task(per_task, needed, None));
     };
-    let now_for_each = held / count;
-    if needed.div_ceil(count) < now_for_each {
+    let held_per_task = held / count;
+    if needed.div_ceil(count) < held_per_task {
         return Some(option_per_task(per_task, needed, tasks));
     }
-    // Each task has as few CPUs as it needs: only fewer tasks are less.
-    let fewer = needed.div_ceil(now_for_each.max(1));
+    // Each task already has as few CPUs as it needs, so only fewer tasks need fewer CPUs.
+    let fewer = needed.div_ceil(held_per_task.max(1));
     (fewer < count).then(|| format!("`{of_tasks}={fewer}`"))
 }
 

@@ -42,8 +42,8 @@ pub struct ScanPair<'a> {
     pub second_scan: &'a Snapshot,
 }
 
-/// Identifies a thread in both scans.
-type Key = (ProcessId, Tid, StartTime);
+/// The identity of a thread, which is the same in both scans.
+type ThreadKey = (ProcessId, Tid, StartTime);
 
 impl ScanPair<'_> {
     /// Returns the time from the beginning of the first scan to the beginning of the second, in ms.
@@ -135,7 +135,8 @@ impl ScanPair<'_> {
         known.is_some_and(|known| !known.batch_identity.job_references.iter().any(is_inside))
     }
 
-    fn readings(&self) -> BTreeMap<Key, (u64, u64)> {
+    /// Returns the run time and the wait time of each thread in the first scan, in ns.
+    fn readings(&self) -> BTreeMap<ThreadKey, (u64, u64)> {
         let mut readings = BTreeMap::new();
         for process in self.first_scan.processes.values().filter_map(Observed::present) {
             for thread in process.threads.iter().flatten() {
@@ -151,7 +152,7 @@ impl ScanPair<'_> {
     fn threads_of<'a>(
         &'a self,
         pid: Pid,
-        readings: &'a BTreeMap<Key, (u64, u64)>,
+        readings: &'a BTreeMap<ThreadKey, (u64, u64)>,
     ) -> impl Iterator<Item = ObservedThread> + 'a {
         let process = self.second_scan.processes.get(&pid).and_then(Observed::present);
         let threads = process

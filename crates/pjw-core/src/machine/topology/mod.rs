@@ -115,15 +115,15 @@ struct Machine {
     /// The position of each PU, indexed by PU number.
     index: Vec<PuPosition>,
     /// See [`Topology::details`].
-    devices: MachineDetails,
+    details: MachineDetails,
 }
 
 /// Prints the parts without the index, which is computed from the parts.
 impl fmt::Debug for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { domains, cores, devices, .. } = self;
+        let Self { domains, cores, details, .. } = self;
         let mut shown = f.debug_struct("Machine");
-        shown.field("domains", domains).field("cores", cores).field("devices", devices).finish()
+        shown.field("domains", domains).field("cores", cores).field("details", details).finish()
     }
 }
 
@@ -147,21 +147,21 @@ struct Parts {
     domains: Vec<TopologyDomain>,
     cores: Vec<Core>,
     #[serde(default, rename = "fittings")]
-    devices: MachineDetails,
+    details: MachineDetails,
 }
 
 impl TryFrom<Parts> for Topology {
     type Error = TopologyError;
 
     fn try_from(parts: Parts) -> Result<Self, TopologyError> {
-        Ok(Self::new(parts.cores, parts.domains)?.with_details(parts.devices))
+        Ok(Self::new(parts.cores, parts.domains)?.with_details(parts.details))
     }
 }
 
 impl From<Topology> for Parts {
     fn from(topology: Topology) -> Self {
-        let Machine { domains, cores, devices, .. } = &*topology.0;
-        Self { domains: domains.clone(), cores: cores.clone(), devices: devices.clone() }
+        let Machine { domains, cores, details, .. } = &*topology.0;
+        Self { domains: domains.clone(), cores: cores.clone(), details: details.clone() }
     }
 }
 
@@ -224,32 +224,32 @@ impl Topology {
         domains.retain(|domain| domain.level != TopologyLevel::Machine);
         domains.sort_by_key(|domain| domain.level);
         let mut index = vec![PuPosition::default(); last.0 as usize + 1];
-        for (core, pus) in (0..).zip(&cores) {
-            for pu in pus.pus.iter() {
-                index[pu.0 as usize].core = Some(core);
+        for (core_index, core) in (0..).zip(&cores) {
+            for pu in core.pus.iter() {
+                index[pu.0 as usize].core = Some(core_index);
             }
         }
-        let mut claims: Vec<(u32, &TopologyDomain)> = (0..).zip(&domains).collect();
-        claims.sort_by_key(|(_, domain)| domain.cpus.len());
-        for (at, domain) in claims {
+        // A PU belongs to the smallest domain of a level that contains it.
+        let mut smallest_first: Vec<(u32, &TopologyDomain)> = (0..).zip(&domains).collect();
+        smallest_first.sort_by_key(|(_, domain)| domain.cpus.len());
+        for (domain_index, domain) in smallest_first {
             for pu in domain.cpus.iter() {
                 let entry = index.get_mut(pu.0 as usize).filter(|entry| entry.core.is_some());
-                if let Some(place) = entry.and_then(|entry| entry.domains.get_mut(domain.level as usize)) {
-                    place.get_or_insert(at);
+                if let Some(slot) = entry.and_then(|entry| entry.domains.get_mut(domain.level as usize)) {
+                    slot.get_or_insert(domain_index);
                 }
             }
         }
         let levels = sort_levels_by_size(&domains, &index);
-        let devices = MachineDetails::default();
-        Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index, devices })))
+        let details = MachineDetails::default();
+        Ok(Self(Arc::new(Machine { domains, cores, order, cpus, starts, levels, index, details })))
     }
 
     /// Replaces the details of the machine by `details`, and returns the topology. The details are the dies, the kinds
     /// of core, the PCI devices, and the PUs (logical CPUs) that can't be used.
     #[must_use]
     pub fn with_details(mut self, details: MachineDetails) -> Self {
-        let machine = Arc::make_mut(&mut self.0);
-        machine.devices = details;
+        Arc::make_mut(&mut self.0).details = details;
         self
     }
 
@@ -266,7 +266,7 @@ impl Topology {
         let cores: Vec<Core> =
             (0..cores_total).map(|core| Core { pus: pus_of(core), kind_index: 0 }).collect();
         let mut domains = Vec::new();
-        let mut split = |level, size: u32| {
+        let mut add_domains = |level, size: u32| {
             for number in 0..cores_total / size.max(1) {
                 let cpus = (number * size..(number + 1) * size)
                     .flat_map(|core| pus_of(core).iter().collect::<Vec<_>>())
@@ -275,16 +275,16 @@ impl Topology {
                 domains.push(TopologyDomain { level, number, cpus, memory_bytes });
             }
         };
-        split(TopologyLevel::L3, shape.cores_per_l3);
-        split(TopologyLevel::NumaNode, shape.cores_per_l3 * shape.l3s_per_numa_node);
-        split(
+        add_domains(TopologyLevel::L3, shape.cores_per_l3);
+        add_domains(TopologyLevel::NumaNode, shape.cores_per_l3 * shape.l3s_per_numa_node);
+        add_domains(
             TopologyLevel::Package,
             shape.cores_per_l3 * shape.l3s_per_numa_node * shape.numa_nodes_per_package,
         );
         Self::new(cores, domains).unwrap_or_else(|_| Self::single())
     }
 
-    /// Returns the smallest topology: one core with one PU. Also used for a [`RegularShape`] shape without cores.
+    /// Returns the smallest topology: one core with one PU. Also used for a [`RegularShape`] without cores.
     fn single() -> Self {
         let index = vec![PuPosition { core: Some(0), ..PuPosition::default() }];
         let cores = vec![Core { pus: Pu(0).into(), kind_index: 0 }];
@@ -297,7 +297,7 @@ impl Topology {
             starts,
             levels,
             index,
-            devices: MachineDetails::default(),
+            details: MachineDetails::default(),
         }))
     }
 
@@ -320,14 +320,14 @@ impl Topology {
     /// PUs outside of the cpuset of the process that read the topology.
     #[must_use]
     pub fn details(&self) -> &MachineDetails {
-        &self.0.devices
+        &self.0.details
     }
 
     /// Returns the device that has `name_or_address` as a name or as its PCI address. `None` if the machine has
     /// no such device.
     #[must_use]
     pub fn device_by_name(&self, name_or_address: &str) -> Option<&Device> {
-        self.0.devices.devices.iter().find(|device| device.has_name(name_or_address))
+        self.0.details.devices.iter().find(|device| device.has_name(name_or_address))
     }
 
     /// Returns the PUs (logical CPUs) that belong to `domain` (an L3, NUMA node or package). These are the PUs for
@@ -359,10 +359,10 @@ impl Topology {
         self.0.index.get(pu.0 as usize)?.domain(level)
     }
 
-    /// Returns the domain (L3 cache, NUMA node or package) with the index `place`, as returned by
+    /// Returns the domain (L3 cache, NUMA node or package) with the index `index`, as returned by
     /// [`Topology::domain_index`]. `None` if the machine has no domain with this index.
-    pub(crate) fn domain_by_index(&self, place: u32) -> Option<&TopologyDomain> {
-        self.0.domains.get(place as usize)
+    pub(crate) fn domain_by_index(&self, index: u32) -> Option<&TopologyDomain> {
+        self.0.domains.get(index as usize)
     }
 
     /// Returns the physical cores of the machine, in hwloc's logical order.
@@ -454,18 +454,19 @@ impl Topology {
 /// next larger level. So a level that lies inside another one always comes after it.
 fn sort_levels_by_size(domains: &[TopologyDomain], index: &[PuPosition]) -> Vec<TopologyLevel> {
     let mut sizes = vec![0u64; domains.len()];
-    let mut around = vec![index.len() as u64; index.len()];
+    // For each PU, the size of the smallest domain around it of the levels so far.
+    let mut sizes_around = vec![index.len() as u64; index.len()];
     let mut levels: Vec<(u64, TopologyLevel)> = Vec::new();
     for level in [TopologyLevel::Package, TopologyLevel::NumaNode, TopologyLevel::L3] {
-        let places: Vec<Option<u32>> = index.iter().map(|entry| entry.domain(level)).collect();
-        if places.iter().all(Option::is_none) {
+        let domain_indices: Vec<Option<u32>> = index.iter().map(|entry| entry.domain(level)).collect();
+        if domain_indices.iter().all(Option::is_none) {
             continue;
         }
-        places.iter().flatten().for_each(|&at| sizes[at as usize] += 1);
-        for (place, around) in places.iter().zip(&mut around) {
-            *around = place.map_or(*around, |at| sizes[at as usize]);
+        domain_indices.iter().flatten().for_each(|&domain| sizes[domain as usize] += 1);
+        for (domain, size_around) in domain_indices.iter().zip(&mut sizes_around) {
+            *size_around = domain.map_or(*size_around, |domain| sizes[domain as usize]);
         }
-        let on_machine = index.iter().zip(&around).filter(|(entry, _)| entry.core.is_some());
+        let on_machine = index.iter().zip(&sizes_around).filter(|(entry, _)| entry.core.is_some());
         levels.push((on_machine.map(|(_, size)| size).sum(), level));
     }
     levels.sort_by_key(|&(size, level)| (core::cmp::Reverse(size), core::cmp::Reverse(level)));
