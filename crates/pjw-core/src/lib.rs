@@ -13,7 +13,7 @@
 //! - [`state`]: the data kept between two cycles.
 //! - [`allocate`]: chooses the cores for a request.
 //! - `phases`: the steps of one cycle.
-//! - [`reconcile`] runs the phases in order. [`audit`], [`explain`], [`provision_rules`], [`report`],
+//! - [`reconcile`] runs the phases in order. [`command_scan`], [`audit`], [`explain`], [`provision_rules`], [`report`],
 //!   [`fork_fastpath`], [`core_map`], [`memory`] and [`diagnosis`] are on the same layer.
 #![no_std]
 #![forbid(unsafe_code)]

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 
 use crate::basics::{Pid, prelude::*};
-use crate::state::WardenState;
+use crate::state::{Member, WardenState};
 use crate::terms::{CpusetAction, CpusetChange, CpusetOutcome, Plan, Record, ScanRequest, ScanScope};
 
 /// Returns the request for the next scan of this cycle, or `None` if nothing must be read. A cycle has one or more
@@ -22,20 +22,20 @@ pub(crate) fn next_scan(
     full: bool,
     records: &[Record],
 ) -> Option<ScanRequest> {
-    let with_unread_threads = state.members.take_pids_to_reread();
+    let pids_to_reread = state.members.take_pids_to_reread();
     let state = &*state;
-    let all_tracked = full.then(|| state.members.values().chain(state.processes_to_restore.values()));
-    let all_tracked = all_tracked.into_iter().flatten();
-    let new_members = records.iter().filter_map(Record::joined_or_left_process);
-    let new_members = new_members.filter_map(|process| state.tracked_process(process.pid));
-    let unread = all_tracked.chain(new_members).filter(|member| member.threads.is_empty());
-    let changed = plan.mask_actions.iter().map(|action| action.thread.process);
-    let processes = unread.map(|member| member.id).chain(changed);
-    let mut pids: BTreeSet<_> = processes.map(|process| process.pid).collect();
-    pids.extend(with_unread_threads);
+    let has_unread_threads = |member: &&Member| member.threads.is_empty();
+    let joined_or_left = records.iter().filter_map(Record::joined_or_left_process);
+    let joined_or_left = joined_or_left.filter_map(|process| state.tracked_process(process.pid));
+    let mut pids: BTreeSet<Pid> =
+        joined_or_left.filter(has_unread_threads).map(|member| member.id.pid).collect();
+    pids.extend(plan.mask_actions.iter().map(|action| action.thread.process.pid));
+    pids.extend(pids_to_reread);
     pids.extend(pids_changed_by(state, plan.cpuset_actions.iter()));
     let mut cgroups = state.unread_cgroups();
     if full {
+        let tracked = state.members.values().chain(state.processes_to_restore.values());
+        pids.extend(tracked.filter(has_unread_threads).map(|member| member.id.pid));
         pids.extend(state.unknown_masks.unread_pids());
         cgroups.extend(state.cgroups_with_ancestors(state.unknown_masks.unread_pids()));
     }

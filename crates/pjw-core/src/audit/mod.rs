@@ -47,16 +47,20 @@ pub fn audit_grants(state: &WardenState, policy: &Policy) -> Vec<Violation> {
 #[must_use]
 pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<Violation> {
     let mut found = cpusets::check_cpusets(state, plan, policy);
-    let mut changed = BTreeSet::new();
-    let keeps_off = plan.mask_actions.iter().any(|action| action.kind == MaskActionKind::KeepOff);
+    let mut changed_threads = BTreeSet::new();
+    let mut granted = CpuSet::new();
     // Only a plan that keeps processes off every grant needs all grants.
-    let grants = keeps_off.then(|| state.jobs.values().filter_map(|job| job.grant.as_ref()));
-    let grants = grants.into_iter().flatten();
-    let granted = grants.fold(CpuSet::new(), |granted, grant| granted.union(&grant.cpus));
+    if plan.mask_actions.iter().any(|action| action.kind == MaskActionKind::KeepOff) {
+        for grant in state.jobs.values().filter_map(|job| job.grant.as_ref()) {
+            granted = granted.union(&grant.cpus);
+        }
+    }
     for action in &plan.mask_actions {
         let MaskAction { kind, job, thread, .. } = action;
         let mut problems = Vec::new();
-        problems.extend((!changed.insert(*thread)).then_some(MaskActionProblem::ChangedTwice));
+        if !changed_threads.insert(*thread) {
+            problems.push(MaskActionProblem::ChangedTwice);
+        }
         let pid = thread.process.pid;
         let is_kernel_thread = state.process(pid).is_some_and(|process| process.is_kernel_thread);
         if is_kernel_thread || pid == Pid(1) || policy.is_daemon_process(pid) {
@@ -177,8 +181,8 @@ fn check_restore(state: &WardenState, action: &MaskAction) -> Option<MaskActionP
             is_restoring && !state.members.contains_key(&pid)
         }
     };
-    (original != Some(target_mask) || !is_released || target_mask.is_empty())
-        .then(|| MaskActionProblem::WrongRestore(target_mask.clone()))
+    let is_right = is_released && original == Some(target_mask) && !target_mask.is_empty();
+    (!is_right).then(|| MaskActionProblem::WrongRestore(target_mask.clone()))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The names that each module would have from the standard library's prelude, and the ordered maps and sets.
+//! The names of the standard library's prelude that a `no_std` crate must import, and the ordered maps and sets.
 
 pub(crate) use alloc::borrow::ToOwned;
 pub(crate) use alloc::boxed::Box;

@@ -117,7 +117,8 @@ fn unbound_jobs(input: &DiagnosisInput) -> Option<Finding> {
 ///
 /// - If the job holds PUs: the number of these.
 /// - Otherwise, if its request is known: the number of requested PUs, but at most the number of PUs on which its
-///   threads may run. `max_pus_per_core` is the number of PUs of the largest core: each requested core counts as so many PUs.
+///   threads may run. `max_pus_per_core` is the number of PUs of the largest core: each requested core counts as so
+///   many PUs.
 /// - Otherwise: the number of PUs on which its threads may run.
 fn oversubscribed_job(input: &DiagnosisInput, job: &ObservedJob, max_pus_per_core: usize) -> Option<Finding> {
     let requested_cpu_count = |amount: &CpuRequest| match amount {

@@ -77,7 +77,7 @@ pub fn conflicting_programs(
         };
         let program = CONFLICTING_PROGRAMS.iter().find(|(known, ..)| has_name(known));
         if let Some(&(_, effect, remedy, undoes_pjw_changes)) = program.filter(|_| uid.0 < first_person_uid)
-            && !found.iter().any(|program| program.name == name)
+            && !found.iter().any(|earlier| earlier.name == name)
         {
             let text = format!("{name} is here too: it {effect}");
             let pids = BTreeSet::from([pid]);

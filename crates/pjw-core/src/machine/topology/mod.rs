@@ -454,7 +454,7 @@ impl Topology {
 /// next larger level. So a level that lies inside another one always comes after it.
 fn sort_levels_by_size(domains: &[TopologyDomain], index: &[PuPosition]) -> Vec<TopologyLevel> {
     let mut sizes = vec![0u64; domains.len()];
-    // For each PU, the size of the smallest domain around it of the levels so far.
+    // For each PU, the size of its domain at the last level at which it has one. At first, the size of the machine.
     let mut sizes_around = vec![index.len() as u64; index.len()];
     let mut levels: Vec<(u64, TopologyLevel)> = Vec::new();
     for level in [TopologyLevel::Package, TopologyLevel::NumaNode, TopologyLevel::L3] {
