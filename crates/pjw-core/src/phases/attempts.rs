@@ -57,22 +57,22 @@ pub(crate) fn report_affinity_violations(draft: &mut CycleDraft<'_>) -> Reported
     }
     for (&pid, attempts) in &attempts {
         let Some(first) = attempts.first() else { continue };
-        let Some(and_more) = rate_limit_suffix(draft, &first.job) else { continue };
-        let mut event = Event::new(EventKind::Violation, event_text(first, attempts.len() - 1) + and_more);
+        let Some(suffix) = rate_limit_suffix(draft, &first.job) else { continue };
+        let mut event = Event::new(EventKind::Violation, event_text(first, attempts.len() - 1) + suffix);
         event.tid = Some(first.request.caller);
         draft.out.events.push(event.with_job(&first.job).with_pid(pid).with_cpus(&first.requested));
     }
-    let now: ReportedAffinityTargets =
+    let new_targets: ReportedAffinityTargets =
         attempts.values().flatten().filter_map(|attempt| attempt.thread).collect();
-    let threads = draft.state.reported_affinity_targets.union(&now).copied().collect();
+    let threads = draft.state.reported_affinity_targets.union(&new_targets).copied().collect();
     let reported = ReportedAttempts { processes: attempts.into_keys().collect(), threads };
     // A process that this scan read already shows the mask that resulted from its earlier calls.
-    let (seen, members) = (&draft.seen.processes, &draft.state.members);
+    let (scanned, members) = (&draft.seen.processes, &draft.state.members);
     draft.state.reported_affinity_targets.retain(|(process, _)| {
-        let member = members.get(&process.pid).filter(|member| member.id == *process);
-        member.is_some() && !seen.contains_key(&process.pid)
+        let is_member = members.get(&process.pid).is_some_and(|member| member.id == *process);
+        is_member && !scanned.contains_key(&process.pid)
     });
-    draft.state.reported_affinity_targets.extend(now);
+    draft.state.reported_affinity_targets.extend(new_targets);
     reported
 }
 
@@ -117,12 +117,15 @@ fn affinity_attempt<'a>(state: &WardenState, request: &'a AffinityRequest) -> Op
     let online = state.pool.online_cpus();
     let grant = job.online_granted_cpus(&online)?;
     let requested = request.requested_mask.intersection(&online);
-    // A call from before the grant is not an attempt to leave the grant.
-    let is_later = job.grant.as_ref().is_some_and(|grant| request.called_at >= grant.granted_at);
-    let is_outside = !requested.is_subset(&grant) && is_later && state.is_in_job_cpuset(member);
-    let of_others = request.target.is_some_and(|target| is_outside_job(state, target, &member.job));
+    let is_after_grant = job.grant.as_ref().is_some_and(|grant| request.called_at >= grant.granted_at);
+    if requested.is_subset(&grant) || !is_after_grant || !state.is_in_job_cpuset(member) {
+        return None;
+    }
+    if request.target.is_some_and(|target| is_outside_job(state, target, &member.job)) {
+        return None;
+    }
     let (job, thread) = (member.job.clone(), target_thread(state, request, member));
-    (is_outside && !of_others).then_some(AffinityAttempt { request, job, grant, requested, thread })
+    Some(AffinityAttempt { request, job, grant, requested, thread })
 }
 
 /// Returns the member (a process of a job) that made the call `request`. A process that started and exited between two
@@ -159,9 +162,9 @@ fn target_thread(
     member: &Member,
 ) -> Option<(ProcessId, Tid)> {
     let tid = request.target.unwrap_or(request.caller);
-    let has_it = |member: &&Member| member.threads.contains_key(&tid);
-    let owner =
-        Some(member).filter(has_it).or_else(|| state.members.members_of_job(&member.job).find(has_it))?;
+    let has_thread = |member: &&Member| member.threads.contains_key(&tid);
+    let mut others = state.members.members_of_job(&member.job);
+    let owner = Some(member).filter(has_thread).or_else(|| others.find(has_thread))?;
     Some((owner.id, tid))
 }
 

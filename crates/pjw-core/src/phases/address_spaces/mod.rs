@@ -11,15 +11,15 @@ use crate::terms::{JobId, Warning};
 /// Updates the groups of processes that share an address space, from the scan of this cycle. If the group of a process
 /// changed, the affinity masks of its job are planned again.
 pub(crate) fn update_address_spaces(draft: &mut CycleDraft<'_>) {
-    let Some(list) = &draft.seen.address_spaces else { return };
+    let Some(scanned) = &draft.seen.address_spaces else { return };
     let (now, interval) = (draft.now.since_boot, draft.policy.scan_interval);
-    let changed = draft.state.address_spaces.update(list, now, interval);
+    let changed = draft.state.address_spaces.update(scanned, now, interval);
     draft.state.mark_jobs_dirty(&changed);
 }
 
 /// Adds a warning for each job of which a process shares its address space with a process of another job. Checks only
-/// the jobs that this cycle plans: the warnings of the others stay as they are. Also adds a warning if pjw can't find
-/// out which processes share an address space.
+/// the jobs that this cycle plans: the warnings of the other jobs stay as they are. Also adds a warning if pjw can't
+/// find out which processes share an address space.
 pub(crate) fn warn_shared_address_spaces(draft: &mut CycleDraft<'_>) {
     if let Some(reason) = draft.state.address_spaces.unknown_sharing_reason() {
         let remedy = "allow pjwd to call kcmp(2): run it as root or with CAP_SYS_PTRACE, on a kernel with CONFIG_KCMP, \
@@ -33,25 +33,24 @@ pub(crate) fn warn_shared_address_spaces(draft: &mut CycleDraft<'_>) {
     let planned = draft.jobs_to_plan();
     let state = &*draft.state;
     let group_of = |member: &Member| state.address_spaces.group_of(member.id);
-    // The warnings of the other jobs stay as they are.
     let groups: BTreeSet<u32> =
         planned.iter().flat_map(|job| state.members_of(job)).filter_map(group_of).collect();
-    let jobs_of = |group: u32| {
-        let mut jobs: BTreeMap<JobId, Pid> = BTreeMap::new();
+    let first_pid_by_job = |group: u32| {
+        let mut first_pids: BTreeMap<JobId, Pid> = BTreeMap::new();
         let members = state.address_spaces.pids_in_group(group).filter_map(|pid| state.members.get(&pid));
         for member in members {
-            jobs.entry(member.job.clone()).or_insert(member.id.pid);
+            first_pids.entry(member.job.clone()).or_insert(member.id.pid);
         }
-        jobs
+        first_pids
     };
     let mut warnings: Vec<(JobId, String)> = Vec::new();
     for group in groups {
-        let jobs = jobs_of(group);
-        for (job, first) in jobs.iter().filter(|(job, _)| planned.contains(*job)) {
-            let Some((other, second)) = jobs.iter().find(|(other, _)| *other != job) else { continue };
+        let jobs = first_pid_by_job(group);
+        for (job, pid) in jobs.iter().filter(|(job, _)| planned.contains(*job)) {
+            let Some((other_job, other_pid)) = jobs.iter().find(|(other, _)| *other != job) else { continue };
             let text = format!(
-                "process {first} of {job} shares its address space with process {second} of {other}: the kernel charges \
-                 their memory to one of the jobs, and each page fault and mmap of one job delays the other"
+                "process {pid} of {job} shares its address space with process {other_pid} of {other_job}: the kernel \
+                 charges their memory to one of the jobs, and each page fault and mmap of one job delays the other"
             );
             warnings.push((job.clone(), text));
         }

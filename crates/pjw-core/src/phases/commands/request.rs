@@ -20,10 +20,14 @@ pub(super) fn build_job_request(
         args.cpu_request.clone().or_else(|| before.as_ref().map(|request| request.cpu_request.clone()));
     let cpu_request = amount.ok_or_else(|| Refusal::NoCpuRequest { job: args.job.clone() })?;
     let before = before.unwrap_or_else(|| JobRequest::with_core_count(0));
-    let is_explicit = matches!(cpu_request, CpuRequest::Exactly(_));
-    // An earlier list of PUs says nothing about the placement of a number of cores.
-    let mut named = args.placement.into_iter().chain([before.placement]);
-    let named = named.find(|placement| *placement != Placement::Explicit);
+    let placement = if matches!(cpu_request, CpuRequest::Exactly(_)) {
+        Placement::Explicit
+    } else {
+        // An earlier list of PUs says nothing about the placement of a number of cores.
+        let is_for_count = |placement: &Placement| *placement != Placement::Explicit;
+        let earlier = Some(before.placement).filter(is_for_count);
+        args.placement.filter(is_for_count).or(earlier).unwrap_or_default()
+    };
     let near_device = match args.near_device.as_deref() {
         None => before.near_device,
         Some("") => None,
@@ -31,7 +35,7 @@ pub(super) fn build_job_request(
     };
     Ok(JobRequest {
         cpu_request,
-        placement: if is_explicit { Placement::Explicit } else { named.unwrap_or_default() },
+        placement,
         class: args.class.unwrap_or(before.class),
         near_device,
         bind_memory: args.bind_memory.unwrap_or(before.bind_memory),
@@ -46,8 +50,8 @@ fn find_device_name(topology: &Topology, name: &str) -> Result<String, Refusal> 
         return Ok(name.to_owned());
     }
     let name_of = |device: &Device| device.names.first().unwrap_or(&device.pci_address).clone();
-    let known: Vec<String> = topology.details().devices.iter().map(name_of).collect();
-    let known = if known.is_empty() { "none that hwloc knows".to_owned() } else { known.join(", ") };
+    let names: Vec<String> = topology.details().devices.iter().map(name_of).collect();
+    let known = if names.is_empty() { "none that hwloc knows".to_owned() } else { names.join(", ") };
     Err(Refusal::NoSuchDevice { device: name.to_owned(), known })
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn execute_commands(
 /// Carries out `command`. If it is refused, returns the reason. The refusal of a command to assign or release a job is
 /// also reported by an event, except for [`Refusal::StaysInJob`].
 fn execute_command(draft: &mut CycleDraft<'_>, command: &Command) -> Result<Reply, Refusal> {
-    let served = match command {
+    let result = match command {
         Command::Assign(args) => assign(draft, args).map(Box::new).map(Reply::Assigned),
         Command::Release { job, caller } => release(draft, job, caller).map(Reply::Released),
         Command::Undo { job, why, .. } => {
@@ -39,12 +39,12 @@ fn execute_command(draft: &mut CycleDraft<'_>, command: &Command) -> Result<Repl
         Command::Defrag { caller } => defragment(draft, *caller).map(Box::new).map(Reply::Moved),
     };
     if let (Err(refusal), Command::Assign(AssignCommand { job, .. }) | Command::Release { job, .. }) =
-        (&served, command)
+        (&result, command)
         && refusal.is_reported()
     {
         draft.out.events.push(Event::new(EventKind::Refused, refusal.to_string()).with_job(job));
     }
-    served
+    result
 }
 
 /// Releases the job `id`, and returns its id. Refused in observe mode, for an unknown job, and for a caller who may not
@@ -63,9 +63,9 @@ fn release_all(draft: &mut CycleDraft<'_>, caller: &Caller) -> Result<Vec<JobId>
     require_enforce_mode(draft)?;
     let mut released = Vec::new();
     loop {
-        let held = draft.state.jobs.values().filter(|job| !job.was_released);
-        let theirs = held.filter(|job| check_may_change_request(job, caller).is_ok());
-        let ids: Vec<JobId> = theirs.map(|job| job.id.clone()).collect();
+        let may_release = |job: &&Job| !job.was_released && check_may_change_request(job, caller).is_ok();
+        let jobs = draft.state.jobs.values().filter(may_release);
+        let ids: Vec<JobId> = jobs.map(|job| job.id.clone()).collect();
         if ids.is_empty() {
             return Ok(released);
         }
@@ -107,13 +107,13 @@ fn defragment(draft: &mut CycleDraft<'_>, caller: Caller) -> Result<DefragPlan, 
     if !caller.is_admin {
         return Err(Refusal::DefragNeedsAdmin);
     }
-    let defragmenting = defrag::plan_defrag(draft.state, draft.policy);
-    for step in &defragmenting.steps {
+    let plan = defrag::plan_defrag(draft.state, draft.policy);
+    for step in &plan.steps {
         // The offer was made for a pool in which the job holds nothing.
         draft.state.pool.release(&step.job);
         jobs::grant_offer(draft, &step.job, &step.offer, false);
     }
-    Ok(defragmenting)
+    Ok(plan)
 }
 
 /// Refuses the command in observe mode, in which no mask is changed or restored.
@@ -150,17 +150,17 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     let existing = draft.state.jobs.get(&args.job).cloned();
     check_may_assign(existing.as_ref(), args)?;
     let new_members = new_members(draft, args)?;
-    let replaced = replace_everything_by_cores(draft, args)?;
-    let args = replaced.as_ref().unwrap_or(args);
+    let with_core_count = replace_everything_by_cores(draft, args)?;
+    let args = with_core_count.as_ref().unwrap_or(args);
     let request = build_job_request(&draft.state.topology, existing.as_ref(), args)?;
     if let Some(job) = existing.as_ref().filter(|job| job.request.as_ref() != Some(&request)) {
         check_may_change_request(job, &args.caller)?;
     }
     let owner = owner_after_assign(draft, existing.as_ref(), args, &new_members);
     let borrows = request.class == PriorityClass::Besteffort;
-    // Own cores and borrowed cores are not exchanged: a job that changes its class gives back what it has.
-    let gives_back = existing.as_ref().is_some_and(|job| {
-        job.grant.as_ref().is_some_and(|grant| (grant.ownership == Ownership::Owned) == borrows)
+    // A job gives back its own cores if it becomes a borrower, and its borrowed cores if it no longer is one.
+    let gives_back = existing.as_ref().and_then(|job| job.grant.as_ref()).is_some_and(|grant| {
+        if borrows { grant.ownership == Ownership::Owned } else { grant.ownership != Ownership::Owned }
     });
     let existing = existing.map(|job| if gives_back { Job { grant: None, ..job } } else { job });
     let offer = offer_for_assign(draft, existing.as_ref(), args, &request, owner)?;
@@ -225,13 +225,9 @@ fn replace_everything_by_cores(
 ) -> Result<Option<AssignCommand>, Refusal> {
     let Some(unit) = args.everything else { return Ok(None) };
     let state = &*draft.state;
-    let borrows =
-        |job: &Job| job.request.as_ref().is_some_and(|request| request.class == PriorityClass::Besteffort);
-    let borrows = args.class.map_or_else(
-        || state.jobs.get(&args.job).is_some_and(borrows),
-        |class| class == PriorityClass::Besteffort,
-    );
-    let cpu_request = if borrows {
+    let earlier_class = || Some(state.jobs.get(&args.job)?.request.as_ref()?.class);
+    let class = args.class.or_else(earlier_class);
+    let cpu_request = if class == Some(PriorityClass::Besteffort) {
         // A borrower takes no cores from anybody, and can use each core that is idle at some time.
         let usable = state.pool.online_cpus().difference(&state.pool.housekeeping_cpus());
         CpuRequest::Cores(state.topology.overlapping_core_count(&usable))
@@ -268,38 +264,32 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
     }
     let provision = provision_with_rule(existing.as_ref(), args);
     let rule = provision.rule.as_ref();
-    let same_rule = |job: &&Job| {
-        job.id != args.job
-            && rule.is_some()
-            && job.provision.as_ref().and_then(|known| known.rule.as_ref()) == rule
+    let has_same_rule = |job: &&Job| {
+        let rule_of_job = job.provision.as_ref().and_then(|provision| provision.rule.as_ref());
+        job.id != args.job && rule.is_some() && rule_of_job == rule
     };
-    if let Some(other) = draft.state.jobs.provisions().find(same_rule) {
+    if let Some(other) = draft.state.jobs.provisions().find(has_same_rule) {
         return Err(Refusal::ProvisionWithSameRule { job: args.job.clone(), other: other.id.clone() });
     }
     let request = JobRequest { class: PriorityClass::Guaranteed, ..JobRequest::with_core_count(args.cores) };
-    let has_same_request = |job: &Job| {
-        let has_all = job.grant.is_some() && !jobs::has_fewer_than_requested(&draft.state.topology, job);
-        job.request.as_ref() == Some(&request) && has_all
-    };
-    let known_provision = existing.as_ref().and_then(|job| job.provision.as_ref());
-    let changes_rule = known_provision.is_some_and(|known| known.rule.as_ref() != rule);
-    let keeps_cores = existing
-        .as_ref()
-        .is_some_and(|job| job.request.as_ref() == Some(&request) && jobs::prefers_own_cores(job));
-    let offer = if existing.as_ref().is_some_and(has_same_request) {
+    let former_rule = existing.as_ref().and_then(|job| job.provision.as_ref()?.rule.as_ref());
+    let with_same_request = existing.as_ref().filter(|job| job.request.as_ref() == Some(&request));
+    let has_all =
+        |job: &Job| job.grant.is_some() && !jobs::has_fewer_than_requested(&draft.state.topology, job);
+    let keeps_cores = with_same_request.is_some_and(jobs::prefers_own_cores);
+    let offer = if with_same_request.is_some_and(has_all) {
         None
     } else {
         match jobs::find_offer(draft.state, draft.policy, &args.job, &request) {
             // The job waits: at boot, jobs of the last run may still hold cores.
             Err(Refusal::NotEnoughCores { .. }) if args.provision.from_config => None,
-            // It keeps the cores that it has, and gets the others as soon as they are free.
-            Err(Refusal::NotEnoughCores { .. }) if keeps_cores && changes_rule => None,
-            // It does not exchange cores of its own for shared ones.
+            // The job keeps the cores that it has, and gets the others as soon as they are free.
+            Err(Refusal::NotEnoughCores { .. }) if keeps_cores && former_rule != rule => None,
+            // The job does not exchange cores of its own for shared ones.
             Ok((_, true)) if keeps_cores => None,
             offer => Some(offer?),
         }
     };
-    let former_rule = known_provision.and_then(|known| known.rule.as_ref());
     membership::rule_change::apply_rule(draft, &args.job, former_rule, rule);
     let owner = owner_of_provision(existing.as_ref(), rule, args);
     let new_job = || Job::new(args.job.clone(), owner, EndCondition::Release, draft.now.wall_clock);
@@ -315,8 +305,8 @@ fn provision(draft: &mut CycleDraft<'_>, args: &ProvisionCommand) -> Result<Job,
 /// processes belong to the service. `existing` is the job before the command. A command of a user that has no rule
 /// keeps the rule of this job. An entry of the configuration file that has no rule removes it.
 fn provision_with_rule(existing: Option<&Job>, args: &ProvisionCommand) -> Provision {
-    let known = existing.and_then(|job| job.provision.as_ref()).and_then(|known| known.rule.as_ref());
-    let kept = known.filter(|_| !args.provision.from_config);
+    let former = existing.and_then(|job| job.provision.as_ref()?.rule.as_ref());
+    let kept = former.filter(|_| !args.provision.from_config);
     let rule = args.provision.rule.as_ref().or(kept).cloned();
     Provision { rule, ..args.provision.clone() }
 }
@@ -361,12 +351,12 @@ fn new_members(draft: &CycleDraft<'_>, args: &AssignCommand) -> Result<BTreeSet<
 fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Result<(), Refusal> {
     let known = draft.state.processes.get(&pid).ok_or(Refusal::NoSuchProcess { pid })?;
     let process = &known.process;
-    let is_schedulers = process.uid == Uid::ROOT && known.batch_identity.role != BatchRole::Ordinary;
+    let is_of_scheduler = process.uid == Uid::ROOT && known.batch_identity.role != BatchRole::Ordinary;
     let reasons_against = [
         (process.is_kernel_thread, "it is a kernel thread"),
         (pid == Pid(1), "it is the system's first process"),
         (draft.policy.is_daemon_process(pid), "it is a process of pjwd"),
-        (is_schedulers, "it is a scheduler's own process"),
+        (is_of_scheduler, "it is a scheduler's own process"),
     ];
     if let Some((_, why)) = reasons_against.into_iter().find(|(applies, _)| *applies) {
         return Err(Refusal::CantBeMember { pid, why });
@@ -383,7 +373,7 @@ fn check_may_join(draft: &CycleDraft<'_>, pid: Pid, args: &AssignCommand) -> Res
     let stays = |member: &Member| args.keeps_members && member.evidence > MembershipEvidence::Adopted;
     match member.filter(|member| stays(member) || member.evidence >= MembershipEvidence::Cgroup) {
         Some(member) if stays(member) => Err(Refusal::StaysInJob { pid, job: member.job.clone() }),
-        // Only a program that starts another one in its place requires a new job: it names itself.
+        // `pjwctl run` and `pjwctl spawn` require a new job, and name their own process.
         Some(member) if args.must_be_new => Err(Refusal::StarterInOtherJob { pid, job: member.job.clone() }),
         Some(member) => Err(Refusal::InOtherJob { pid, job: member.job.clone() }),
         None => Ok(()),
@@ -426,9 +416,9 @@ fn offer_for_assign(
     owner: Uid,
 ) -> Result<Option<(PuOffer, bool)>, Refusal> {
     // Where processes go within the job has no influence on its cores.
-    let is_same =
+    let has_same_cores =
         |before: &JobRequest| JobRequest { within_job: request.within_job, ..before.clone() } == *request;
-    let is_unchanged = existing.is_some_and(|job| job.request.as_ref().is_some_and(is_same));
+    let is_unchanged = existing.is_some_and(|job| job.request.as_ref().is_some_and(has_same_cores));
     if request.class == PriorityClass::Besteffort {
         check_borrower(&args.job, request)?;
         // A process that joins takes no more cores than before, whatever the limit is by now.
@@ -440,13 +430,12 @@ fn offer_for_assign(
     let held = existing.and_then(|job| job.grant.as_ref());
     let has_all = |job: &Job| !jobs::has_fewer_than_requested(&draft.state.topology, job);
     let is_served = is_unchanged && existing.is_some_and(has_all);
-    let requests_cpus = args.cpu_request.is_some();
-    match held {
-        Some(grant) if grant.granted_by == GrantedBy::Scheduler && !is_served && requests_cpus => {
-            return Err(Refusal::GrantedByScheduler { job: args.job.clone() });
-        }
-        Some(grant) if is_served || grant.granted_by == GrantedBy::Scheduler => return Ok(None),
-        _ => {}
+    let is_chosen_by_scheduler = held.is_some_and(|grant| grant.granted_by == GrantedBy::Scheduler);
+    if is_chosen_by_scheduler && !is_served && args.cpu_request.is_some() {
+        return Err(Refusal::GrantedByScheduler { job: args.job.clone() });
+    }
+    if is_chosen_by_scheduler || (held.is_some() && is_served) {
+        return Ok(None);
     }
     if !args.caller.is_admin {
         check_user_limit(draft, &args.job, request, owner)?;

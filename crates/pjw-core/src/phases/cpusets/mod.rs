@@ -39,16 +39,7 @@ use crate::terms::{
 /// was requested for them. The cpusets of jobs that need no planning in this cycle stay as they are.
 pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
     if draft.full {
-        let refused = draft.state.cpusets.jobs_with_refused_cpusets();
-        refused.iter().for_each(|id| draft.state.dirty.add_job(id));
-        // A process that has left its job may still be in the cpuset, because a move was refused. One that is named in
-        // a warning may have ended.
-        let state = &*draft.state;
-        let left = state.processes_to_restore.values().filter(|member| state.is_in_job_cpuset(member));
-        let left = left.map(|member| member.job.clone());
-        let left: BTreeSet<JobId> = left.chain(state.jobs_with_warning(warnings::NOT_MOVED_BACK)).collect();
-        left.iter().for_each(|id| draft.state.dirty.add_job(id));
-        draft.state.cpusets.reset_failures();
+        retry_failed_changes(draft.state);
     }
     let mut changes = PendingCpusetChanges::default();
     let mut wanted: BTreeSet<String> = BTreeSet::new();
@@ -57,7 +48,7 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
     let (borrowers, others): (Vec<JobId>, Vec<JobId>) =
         draft.jobs_to_plan().into_iter().partition(is_borrower);
     for id in borrowers.into_iter().chain(others) {
-        // Only a mask entry can be journaled before the cpuset changes.
+        // The journal must get the masks before the cpuset changes, and has only those of threads with a mask entry.
         add_missing_mask_entries(draft, &id);
         match placement_of(draft.state, draft.policy, &id) {
             CpusetPlacement::At(job_cpuset) => {
@@ -71,7 +62,9 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
                 warnings::report_processes_not_moved_back(draft, &job_cpuset, &left);
                 warnings::report_missing_partition(draft, &id);
             }
-            CpusetPlacement::Unknown => drop(changes.waiting_jobs.insert(id)),
+            CpusetPlacement::Unknown => {
+                changes.waiting_jobs.insert(id);
+            }
             CpusetPlacement::Unneeded => return_members_from_other_cpusets(draft, &id, &mut changes),
             CpusetPlacement::Impossible(why) => {
                 wanted.extend(cpuset_in_effect(draft.state, draft.policy, &id));
@@ -84,6 +77,19 @@ pub(crate) fn plan_cpusets(draft: &mut CycleDraft<'_>) -> PendingCpusetChanges {
     }
     draft.out.warnings.extend(draft.state.cpusets.removal_warnings().map(Arc::new));
     changes
+}
+
+/// Forgets which changes of cpusets were refused, and marks the jobs that these changes concern: they are planned again
+/// in this cycle. Must be called after a scan of all processes.
+fn retry_failed_changes(state: &mut WardenState) {
+    let mut jobs: BTreeSet<JobId> = state.cpusets.jobs_with_refused_cpusets().into_iter().collect();
+    // A process that has left its job may still be in the cpuset, because a move was refused.
+    let left_inside = state.processes_to_restore.values().filter(|member| state.is_in_job_cpuset(member));
+    jobs.extend(left_inside.map(|member| member.job.clone()));
+    // A process that is named in a warning may have ended.
+    jobs.extend(state.jobs_with_warning(warnings::NOT_MOVED_BACK));
+    jobs.iter().for_each(|id| state.dirty.add_job(id));
+    state.cpusets.reset_failures();
 }
 
 /// Returns the cgroup paths of the cpusets that may be no longer needed: those of jobs that changed or ended, and those
@@ -245,7 +251,8 @@ fn plan_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut
     let state = &*draft.state;
     let JobCpuset { job, path, spec, creator } = job_cpuset;
     let recorded = state.cpusets.cpuset_at(path);
-    let (was_recorded, scanned) = (recorded.is_some(), state.cgroups.get(path));
+    let was_recorded = recorded.is_some();
+    let scanned = state.cgroups.get(path);
     if was_recorded && scanned.is_none() {
         changes.waiting_jobs.insert(job.clone());
         return;
@@ -255,8 +262,8 @@ fn plan_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut
         return;
     }
     let cpuset = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref());
-    let is_same = recorded.is_some_and(|known| known.was_last_written_with(job_cpuset));
-    let is_up_to_date = is_same && cpuset.is_some_and(|cpuset| matches_spec(spec, cpuset));
+    let was_written = recorded.is_some_and(|managed| managed.was_last_written_with(job_cpuset));
+    let is_up_to_date = was_written && cpuset.is_some_and(|cpuset| matches_spec(spec, cpuset));
     let members = if is_up_to_date {
         state.members.members_to_plan(&state.dirty, job)
     } else {
@@ -272,7 +279,7 @@ fn plan_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut
     // A scheduler moves its processes itself.
     let movable = if *creator == CgroupCreator::Scheduler { &[] } else { &*members };
     let outside = members_to_move_in(draft, job_cpuset, movable);
-    let born = members_forked_inside(draft, job_cpuset, movable);
+    let forked_inside = members_forked_inside(draft, job_cpuset, movable);
     if !is_up_to_date && cgroup.is_none() && outside.is_empty() && !has_members(state, job_cpuset) {
         return;
     }
@@ -284,16 +291,16 @@ fn plan_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut
     if is_up_to_date {
         draft.state.cpusets.confirm_written_settings(path);
     } else {
-        let found = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()).filter(|_| is_same);
+        let found = cgroup.as_ref().and_then(|cgroup| cgroup.cpuset.as_ref()).filter(|_| was_written);
         let why = write_reason(job_cpuset, found);
         draft.record_cpuset(CpusetRecord::Created(job_cpuset.clone()));
         let initial = outside.iter().map(|(process, _)| *process);
         let initial_processes = initial.filter(|_| are_moved_by_systemd).collect();
         let owner = draft.state.jobs.get(job).map_or(Uid::ROOT, |job| job.owner);
         let change = CpusetChange::Create { job_cpuset: job_cpuset.clone(), owner, initial_processes };
-        push_cpuset_change(changes, job, change, is_same, why);
+        push_cpuset_change(changes, job, change, was_written, why);
     }
-    for (process, from) in born {
+    for (process, from) in forked_inside {
         draft.record_cpuset(CpusetRecord::Moved { process, from, to: path.clone() });
     }
     // The previous cgroup of the same path was removed, so no process of it is left.
@@ -330,10 +337,10 @@ fn write_reason(job_cpuset: &JobCpuset, found: Option<&Cpuset>) -> String {
 fn record_move(draft: &mut CycleDraft<'_>, process: ProcessId, from: &str, to: &str) -> String {
     // The original cgroup of a process in another cpuset of pjw is the cgroup before that move.
     let other = draft.state.cpusets.enclosing_cpuset(from);
-    let cgroup = other.and_then(|managed| original_cgroup(draft.state, process, &managed.job_cpuset.path));
-    let cgroup = cgroup.unwrap_or_else(|| from.to_owned());
-    draft.record_cpuset(CpusetRecord::Moved { process, from: cgroup.clone(), to: to.to_owned() });
-    cgroup
+    let origin = other.and_then(|managed| original_cgroup(draft.state, process, &managed.job_cpuset.path));
+    let origin = origin.unwrap_or_else(|| from.to_owned());
+    draft.record_cpuset(CpusetRecord::Moved { process, from: origin.clone(), to: to.to_owned() });
+    origin
 }
 
 /// Plans to move the processes of the job `id` out of the cpusets of other jobs, back to their original cgroups. Does
@@ -357,7 +364,7 @@ fn return_members_from_other_cpusets(
         return;
     }
     let mut inside = members_in_other_cpusets(state, id);
-    // Thousands of members may be in one cpuset.
+    // Thousands of members may be in one cpuset, so each cpuset is checked once.
     let mut kept: BTreeMap<String, bool> = BTreeMap::new();
     inside.retain(|(_, job_cpuset, _)| {
         let is_kept = || keeps_unchanged_cpuset(state, policy, job_cpuset);

@@ -102,14 +102,14 @@ pub(super) fn members_forked_inside(
     members: &[&Member],
 ) -> Vec<(ProcessId, String)> {
     let state = &*draft.state;
-    let born = |member: &&Member| {
+    let with_origin = |member: &&Member| {
         let is_inside = state.process(member.id.pid)?.is_in_cgroup(&job_cpuset.path);
         if !is_inside || state.cpusets.was_moved_into_cpuset_at(member.id, &job_cpuset.path) {
             return None;
         }
         Some((member.id, original_cgroup(state, member.id, &job_cpuset.path)?))
     };
-    members.iter().filter_map(born).collect()
+    members.iter().filter_map(with_origin).collect()
 }
 
 /// Returns the path of the original cgroup of `process`, to which pjw can move the process back from the cpuset at the
@@ -129,37 +129,38 @@ pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuse
     state.cpusets.original_cgroup(ancestry.map(|process| process.id), job_cpuset).map(str::to_owned)
 }
 
+/// Returns the path of the original cgroup of `process`, if pjw can move the process back to it now from the cpuset at
+/// the path `job_cpuset`. `None` if the original cgroup is unknown, if the process can't be moved, or if pjw is still
+/// moving the process for another job.
+fn cgroup_to_return_to(state: &WardenState, process: ProcessId, job_cpuset: &str) -> Option<String> {
+    let cpusets = &state.cpusets;
+    let is_movable = cpusets.move_error(process).is_none() && !cpusets.delayed_changes.is_moving(process);
+    original_cgroup(state, process, job_cpuset).filter(|_| is_movable)
+}
+
 /// Returns the processes in the cpuset at `path`, each with its original cgroup (the cgroup to which pjw moves the
-/// process back). The cgroup is `None` if it is unknown, if the process can't be moved, or if pjw is still moving the
-/// process for another job.
+/// process back). The cgroup is `None` in the same cases as the result of [`cgroup_to_return_to`].
 pub(super) fn processes_with_origin(state: &WardenState, path: &str) -> Vec<(ProcessId, Option<String>)> {
     let inside = state.processes.processes_in_cgroup(path).map(|known| &known.process);
     let inside = inside.filter(|process| process.id.pid != Pid(1));
-    let with_origin = inside.map(|process| {
-        let origin = original_cgroup(state, process.id, path);
-        let cpusets = &state.cpusets;
-        let is_movable =
-            cpusets.move_error(process.id).is_none() && !cpusets.delayed_changes.is_moving(process.id);
-        (process.id, origin.filter(|_| is_movable))
-    });
-    with_origin.collect()
+    inside.map(|process| (process.id, cgroup_to_return_to(state, process.id, path))).collect()
 }
 
 /// Returns the processes in the cpuset `job_cpuset` that have left its job, each with its original cgroup, to which it
-/// is moved back. The cgroup is `None` in the same cases as in the result of [`processes_with_origin`]. Processes can
+/// is moved back. The cgroup is `None` in the same cases as the result of [`cgroup_to_return_to`]. Processes can
 /// leave only a provision (a job whose cores are promised to a service), so the result is empty for any other job.
 pub(super) fn processes_that_left(
     state: &WardenState,
     job_cpuset: &JobCpuset,
 ) -> Vec<(ProcessId, Option<String>)> {
     let job = &job_cpuset.job;
-    // The masks are kept for longer than the processes, until no child of these can be in the cpuset.
-    let may_be_any = || {
+    // The state has the masks of the job as long as a child of a process that has left can be in the cpuset.
+    let may_any_have_left = || {
         state.released_masks.contains_key(job)
             || state.processes_to_restore.values().any(|member| member.job == *job)
     };
     let is_provision = state.jobs.get(job).is_some_and(|job| job.provision.is_some());
-    if !is_provision || !may_be_any() {
+    if !is_provision || !may_any_have_left() {
         return Vec::new();
     }
     let has_left = |pid: Pid| {
@@ -172,7 +173,7 @@ pub(super) fn processes_that_left(
 
 /// Returns the processes of the job `id` that are in the cpuset of another job, and must leave it because the job `id`
 /// holds no cores. Each item is the process, this cpuset, and the path of the original cgroup, to which the process can
-/// be moved back. The path is `None` in the same cases as in the result of [`processes_with_origin`]. Leaves out these
+/// be moved back. The path is `None` in the same cases as the result of [`cgroup_to_return_to`]. Leaves out these
 /// processes:
 ///
 /// - A process in the cgroup of a batch system: see [`members_in_scheduler_cgroups`].
@@ -185,18 +186,15 @@ pub(super) fn members_in_other_cpusets(
     state: &WardenState,
     id: &JobId,
 ) -> Vec<(ProcessId, JobCpuset, Option<String>)> {
-    let cpusets = &state.cpusets;
     let to_leave = |member: &Member| {
         let cgroup = state.process(member.id.pid)?.cgroup.as_deref()?;
-        let job_cpuset = &cpusets.enclosing_cpuset(cgroup)?.job_cpuset;
+        let job_cpuset = &state.cpusets.enclosing_cpuset(cgroup)?.job_cpuset;
         let may_leave = job_cpuset.creator != CgroupCreator::Scheduler
             && (job_cpuset.spec.idle || !member.threads.is_empty());
         if job_cpuset.job == *id || !may_leave {
             return None;
         }
-        let is_movable =
-            cpusets.move_error(member.id).is_none() && !cpusets.delayed_changes.is_moving(member.id);
-        let origin = original_cgroup(state, member.id, &job_cpuset.path).filter(|_| is_movable);
+        let origin = cgroup_to_return_to(state, member.id, &job_cpuset.path);
         Some((member.id, job_cpuset.clone(), origin))
     };
     state.members_of(id).filter_map(to_leave).collect()
@@ -209,7 +207,7 @@ pub(super) fn members_in_scheduler_cgroups<'a>(
     state: &'a WardenState,
     id: &'a JobId,
 ) -> Vec<(ProcessId, &'a JobId, &'a CpuSet)> {
-    // Thousands of members may be in one cgroup.
+    // Thousands of members may be in one cgroup, so each cgroup is looked up once.
     let mut limits: BTreeMap<&str, Option<(&JobId, &CpuSet)>> = BTreeMap::new();
     let mut limited = Vec::new();
     for member in state.members_of(id) {

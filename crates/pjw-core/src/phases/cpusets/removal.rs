@@ -39,11 +39,11 @@ pub(super) fn plan_cpuset_removal(
         Some(Observed::Present(cgroup)) if cgroup.cpuset.is_none() && !cgroup.has_no_cpuset() => return,
         Some(Observed::Present(cgroup)) => cgroup.clone(),
     };
-    let scheduler = job_cpuset.creator == CgroupCreator::Scheduler;
+    let is_in_scheduler_cgroup = job_cpuset.creator == CgroupCreator::Scheduler;
     let is_unlimited = allows_every_pu(state, &cgroup);
     // If the scheduler has written the cpuset since pjw wrote it, the scheduler's content stays.
-    let ours = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.has_cpus_from_pjw(cpuset));
-    if scheduler && (is_unlimited || !ours) {
+    let is_written_by_pjw = cgroup.cpuset.as_ref().is_some_and(|cpuset| managed.has_cpus_from_pjw(cpuset));
+    if is_in_scheduler_cgroup && (is_unlimited || !is_written_by_pjw) {
         draft.record_cpuset(CpusetRecord::Removed { path: path.to_owned() });
         return;
     }
@@ -63,7 +63,7 @@ pub(super) fn plan_cpuset_removal(
             why,
         );
     }
-    if scheduler {
+    if is_in_scheduler_cgroup {
         return;
     }
     let processes = processes_with_origin(draft.state, path);
@@ -73,7 +73,7 @@ pub(super) fn plan_cpuset_removal(
         let why = format!("process {} came from {to}", process.pid);
         plan_move_back(draft, changes, &job_cpuset.job, (process, path, to), why);
     }
-    // The cpuset controller was switched off, so no cpuset limits the processes that have no cgroup to return to.
+    // Where the cpuset controller was switched off, no cpuset limits the processes that have no cgroup to return to.
     if cgroup.has_no_cpuset() && !is_any_returning && !are_all_returning {
         draft.record_cpuset(CpusetRecord::Removed { path: path.to_owned() });
         return;

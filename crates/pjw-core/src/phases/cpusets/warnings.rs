@@ -4,7 +4,7 @@
 use crate::basics::{CpuSet, ProcessId, cpus_text, prelude::*};
 use crate::phases::cpusets::moves::{members_in_scheduler_cgroups, why_unmovable};
 use crate::phases::draft::{CycleDraft, warn};
-use crate::state::WardenState;
+use crate::state::{Member, WardenState};
 use crate::terms::{EnforcementMethod, JobCpuset, JobId};
 
 /// The code of the warning about processes that belong to no job with cores, or have left a job, and can't leave the
@@ -39,9 +39,8 @@ pub(super) fn report_unmovable_members(draft: &mut CycleDraft<'_>, id: &JobId) {
         return;
     }
     let (state, policy) = (&*draft.state, draft.policy);
-    let mut outside = state.members_of(id).filter(|member| !state.is_in_job_cpuset(member));
-    let why = outside.find_map(|member| why_unmovable(state, policy, member));
-    drop(outside);
+    let is_outside = |member: &&Member| !state.is_in_job_cpuset(member);
+    let why = state.members_of(id).filter(is_outside).find_map(|member| why_unmovable(state, policy, member));
     if let Some(why) = why {
         report_no_cpuset(draft, id, &why);
     }
