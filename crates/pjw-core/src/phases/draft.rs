@@ -5,7 +5,7 @@ use alloc::sync::Arc;
 use crate::basics::{Moment, Pid, ThreadId, prelude::*};
 use crate::phases::held::add_held_core_time;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
-use crate::state::{MaskEntry, WardenState, mask_records};
+use crate::state::{WardenState, mask_records};
 use crate::terms::{
     CpusetRecord, Event, Job, JobId, JobReport, MaskAction, Observed, Policy, Record, ScanScope, Snapshot,
     Warning,
@@ -110,22 +110,25 @@ impl CycleDraft<'_> {
     /// processes that may belong to the job are determined again. If the job is new or was released before, the record
     /// of its resource use begins now. Does nothing if the state already contains the same job without a change.
     pub(crate) fn store_job(&mut self, job: Job) {
-        if self.state.jobs.get(&job.id) != Some(&job) {
-            self.state.dirty.add_job(&job.id);
-            if self.state.jobs.get(&job.id).is_some_and(|known| known.grant != job.grant) {
-                add_held_core_time(self.state, &job.id, self.now.since_boot);
-            }
-            let known = self.state.jobs.get(&job.id);
-            let begins = known.is_none_or(|known| known.was_released && !job.was_released);
-            if known.is_none() {
-                self.recheck_processes_of_job(&job);
-            }
-            if begins {
-                self.state.usage.begin_recording(&job.id, self.now.since_boot);
-            }
-            self.out.records.push(Record::Job(job.clone()));
-            self.state.jobs.insert(job);
+        let before = self.state.jobs.get(&job.id);
+        if before == Some(&job) {
+            return;
         }
+        let is_new = before.is_none();
+        let begins = before.is_none_or(|before| before.was_released && !job.was_released);
+        let changes_grant = before.is_some_and(|before| before.grant != job.grant);
+        self.state.dirty.add_job(&job.id);
+        if changes_grant {
+            add_held_core_time(self.state, &job.id, self.now.since_boot);
+        }
+        if is_new {
+            self.recheck_processes_of_job(&job);
+        }
+        if begins {
+            self.state.usage.begin_recording(&job.id, self.now.since_boot);
+        }
+        self.out.records.push(Record::Job(job.clone()));
+        self.state.jobs.insert(job);
     }
 
     /// Marks the processes whose job must be determined again because `job` begins or ends: all processes whose
@@ -133,10 +136,10 @@ impl CycleDraft<'_> {
     /// adopt processes, or if the owner has no other job.
     pub(crate) fn recheck_processes_of_job(&mut self, job: &Job) {
         self.recheck.extend(self.state.processes.pids_naming_job(&job.id));
-        if self.policy.adopt_unassigned_processes || self.state.jobs.jobs_of_owner(job.owner).next().is_none()
-        {
-            self.recheck
-                .extend(self.state.processes.processes_of_user(job.owner).map(|known| known.process.id.pid));
+        let has_owner_no_job = self.state.jobs.jobs_of_owner(job.owner).next().is_none();
+        if self.policy.adopt_unassigned_processes || has_owner_no_job {
+            let of_owner = self.state.processes.processes_of_user(job.owner);
+            self.recheck.extend(of_owner.map(|known| known.process.id.pid));
         }
     }
 
@@ -182,10 +185,10 @@ impl CycleDraft<'_> {
     /// journal has no mask of the thread. Also does nothing while a cpuset may hide the mask from a restarted daemon.
     pub(crate) fn stop_journaling(&mut self, thread: ThreadId) {
         let pid = thread.process.pid;
-        let known = self.state.tracked_process(pid).and_then(|member| member.threads.get(&thread.tid));
-        let is_journaled = |mask: &MaskEntry| mask.journaled_since().is_some();
-        let known = known.filter(|known| known.mask_entry.as_ref().is_some_and(is_journaled));
-        if known.is_none_or(|known| self.state.may_cpuset_hide_mask(pid, known)) {
+        let member = self.state.tracked_process(pid);
+        let Some(known) = member.and_then(|member| member.threads.get(&thread.tid)) else { return };
+        let is_journaled = known.mask_entry.as_ref().is_some_and(|entry| entry.journaled_since().is_some());
+        if !is_journaled || self.state.may_cpuset_hide_mask(pid, known) {
             return;
         }
         if let Some(entry) = self.state.mask_mut(&thread) {

@@ -12,8 +12,7 @@ use crate::terms::{JobId, Ownership};
 pub(crate) fn held_core_counts(state: &WardenState, job: &JobId) -> (u32, u32) {
     let is_frozen = state.grant_of(job).is_some_and(|grant| grant.ownership == Ownership::Frozen);
     let cpus = state.jobs.get(job).and_then(|job| job.online_granted_cpus(&state.pool.online_cpus()));
-    let cpus = cpus.filter(|_| !is_frozen);
-    let Some(cpus) = cpus else { return (0, 0) };
+    let Some(cpus) = cpus.filter(|_| !is_frozen) else { return (0, 0) };
     (state.topology.overlapping_core_count(&cpus), u32::try_from(cpus.len()).unwrap_or(u32::MAX))
 }
 

@@ -19,10 +19,10 @@ pub(crate) fn replace_lost_cores(draft: &mut CycleDraft<'_>) {
         let lost = lost_cpus(&draft.state.topology, job.owned_grant()?, &online);
         (!lost.is_empty()).then(|| (job.id.clone(), lost))
     };
-    let jobs = draft.jobs_to_plan();
-    let jobs = jobs.iter().filter_map(|id| draft.state.jobs.get(id));
-    let losers: Vec<(JobId, CpuSet)> = jobs.filter_map(lost_by).collect();
-    for (id, lost) in losers {
+    let planned = draft.jobs_to_plan();
+    let planned = planned.iter().filter_map(|id| draft.state.jobs.get(id));
+    let losses: Vec<(JobId, CpuSet)> = planned.filter_map(lost_by).collect();
+    for (id, lost) in losses {
         replace_lost_cores_of_job(draft, &id, &lost);
     }
 }
@@ -81,12 +81,12 @@ fn report_offline_pus(draft: &mut CycleDraft<'_>, id: &JobId, lost: &CpuSet, wha
 /// cores are promised to a service) waits for the missing cores: its warning has the reason why pjw can't grant them
 /// yet, if the reason is known.
 pub(crate) fn warn_incomplete_grants(draft: &mut CycleDraft<'_>) {
-    let jobs = draft.jobs_to_plan();
-    let jobs = jobs.iter().filter_map(|id| draft.state.jobs.get(id));
-    let short = jobs.filter(|job| jobs::has_fewer_than_requested(&draft.state.topology, job));
-    let held =
+    let planned = draft.jobs_to_plan();
+    let planned = planned.iter().filter_map(|id| draft.state.jobs.get(id));
+    let short = planned.filter(|job| jobs::has_fewer_than_requested(&draft.state.topology, job));
+    let facts =
         |job: &Job| Some((job.id.clone(), cpus_text(&job.grant.as_ref()?.cpus), job.provision.is_some()));
-    let short: Vec<(JobId, String, bool)> = short.filter_map(held).collect();
+    let short: Vec<(JobId, String, bool)> = short.filter_map(facts).collect();
     for (id, cpus, is_provision) in short {
         let refused = draft.state.refused_requests.get(&id);
         let reason = refused.map(|refused| format!(": {}", refused.refusal)).unwrap_or_default();

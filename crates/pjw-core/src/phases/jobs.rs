@@ -22,12 +22,12 @@ pub(crate) fn end_finished_jobs(draft: &mut CycleDraft<'_>) {
     for id in ids {
         let alive = draft.state.members_of(&id).next().is_some();
         let Some(job) = draft.state.jobs.get(&id) else { continue };
-        let known = job.empty_since;
-        let empty_since = if alive { None } else { known.or(Some(now)) };
+        let before = job.empty_since;
+        let empty_since = if alive { None } else { before.or(Some(now)) };
         match end_reason(job, empty_since, draft) {
             Some(why) => remove_job(draft, &id, why),
             // Hundreds of jobs may have no process, or wait for cores, and nearly all of them stay as they are.
-            None if empty_since == known => {}
+            None if empty_since == before => {}
             None => draft.change_job(&id, |job| job.empty_since = empty_since),
         }
     }
@@ -90,7 +90,7 @@ pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
     keep_released_masks(draft, id);
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     if job.was_released {
-        // It was reported when it was released.
+        // The job was reported when it was released.
         drop(draft.state.usage.take_job_usage(id));
     } else {
         usage::report_ended_job(draft, &job);
@@ -182,11 +182,10 @@ fn new_scheduler_cpus(draft: &CycleDraft<'_>, job: &Job) -> Option<CpuSet> {
     let (path, cpusets) = (&cgroup.id.path, &draft.state.cpusets);
     let managed = cpusets.cpuset_at(path);
     let cpuset = cgroup.cpuset.as_ref();
-    // A cpuset that pjw wrote is not a grant of the scheduler.
-    let is_ours = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.has_cpus_from_pjw(cpuset));
+    let is_from_pjw = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.has_cpus_from_pjw(cpuset));
     let granted = job.grant_chosen_by(GrantedBy::Scheduler);
-    // Nor is one that an earlier daemon or another daemon wrote. After other PUs from the batch system, the same PUs
-    // are from the batch system too.
+    // A cpuset that an earlier daemon or another daemon wrote is not a grant either. But if the batch system has
+    // granted PUs since, it has written the cpuset.
     let leftover = cpuset.and_then(|cpuset| cpusets.leftover_for_scheduler(path, cpuset));
     let is_leftover = leftover.is_some() && granted.is_none();
     let machine = draft.state.topology.cpus();
@@ -195,7 +194,8 @@ fn new_scheduler_cpus(draft: &CycleDraft<'_>, job: &Job) -> Option<CpuSet> {
     let has_all = machine.is_subset(&cpus)
         || cpuset.is_some_and(|cpuset| draft.state.pool.online_cpus().is_subset(&cpuset.cpus));
     let is_known = granted.is_some_and(|grant| grant.cpus == cpus);
-    (!is_ours && !is_leftover && !is_known && !has_all && !cpus.is_empty()).then_some(cpus)
+    let is_new_grant = !is_from_pjw && !is_leftover && !is_known && !has_all && !cpus.is_empty();
+    is_new_grant.then_some(cpus)
 }
 
 /// Takes the cores back from other jobs that hold some of `cpus`. A batch system has granted `cpus` to the job
@@ -306,6 +306,8 @@ fn set_grant(draft: &mut CycleDraft<'_>, id: &JobId, grant: Grant) {
 /// reason for the change.
 fn resize_text(before: &Grant, now: &Grant) -> String {
     let text = format!("{} instead of {}", cpus_text(&now.cpus), cpus_text(&before.cpus));
-    let why = now.reasons.first().filter(|_| now.cpus.len() == before.cpus.len());
-    why.map_or(text.clone(), |why| format!("{text}: {why}"))
+    match now.reasons.first() {
+        Some(why) if now.cpus.len() == before.cpus.len() => format!("{text}: {why}"),
+        _ => text,
+    }
 }

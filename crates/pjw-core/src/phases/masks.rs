@@ -2,10 +2,10 @@
 //!
 //! The *original* mask of a thread is the one that a release puts back: see [`crate::state::masks`]. Its *target* is
 //! what the original becomes inside the grant of its job. A thread outside of the grant is restricted to the grant
-//! again; a tighter mask that the program chose inside the grant is its own target. Except where too many running
-//! threads are bound to some PUs while others idle ([`crate::phases::overload`]), or if the policy lifts every binding:
-//! then the target is the whole grant. A lift that does not help is taken back. Running threads whose target is the
-//! whole grant are pinned to one PU.
+//! again; a tighter mask that the program chose inside the grant is its own target. In two cases, such a binding is
+//! lifted, and the target is the whole grant: too many running threads are bound to some PUs while others idle
+//! ([`crate::phases::overload`]), or the policy lifts every binding. A lift that does not help is taken back. Running
+//! threads whose target is the whole grant are pinned to one PU.
 
 mod nodes;
 mod restores;
@@ -102,22 +102,22 @@ fn plan_masks_of_job(
     let machine = draft.state.topology.cpus();
 
     let mut actions = Vec::new();
-    let mut own = Vec::new();
+    let mut with_program_mask = Vec::new();
     for plan in plans {
         let pin = pins.get(&plan.id).copied();
         let target_mask = pin.map_or_else(|| plan.mask_without_pin(&grant).clone(), CpuSet::from);
         let requested_mask = plan.mask_to_request(&target_mask, &grant, machine, &online);
-        let is_lifted = target_mask == grant && plan.may_hide_requested_mask(&grant);
-        let is_requested =
-            !plan.entry.is_mask_from_program() && plan.entry.requested_mask() == Some(&requested_mask);
-        if is_requested || (plan.thread.effective_mask == target_mask && !is_lifted) {
-            own.extend(
-                (plan.entry.is_mask_from_program() && plan.thread.effective_mask == target_mask)
-                    .then_some(plan.id),
-            );
+        let replaces_hidden_mask = target_mask == grant && plan.may_hide_requested_mask(&grant);
+        let is_from_program = plan.entry.is_mask_from_program();
+        let is_requested = !is_from_program && plan.entry.requested_mask() == Some(&requested_mask);
+        let has_target_mask = plan.thread.effective_mask == target_mask;
+        if is_requested || (has_target_mask && !replaces_hidden_mask) {
+            if is_from_program && has_target_mask {
+                with_program_mask.push(plan.id);
+            }
             continue;
         }
-        let (kind, why) = kind_and_reason(&plan, pin, &target_mask, id, &grant, is_lifted);
+        let (kind, reason) = kind_and_reason(&plan, pin, &target_mask, id, &grant, replaces_hidden_mask);
         let current_mask = plan.thread.effective_mask.clone();
         actions.push(MaskAction {
             kind,
@@ -126,10 +126,10 @@ fn plan_masks_of_job(
             current_mask,
             target_mask,
             requested_mask,
-            reason: why,
+            reason,
         });
     }
-    own.into_iter().for_each(|thread| draft.stop_journaling(thread));
+    with_program_mask.into_iter().for_each(|thread| draft.stop_journaling(thread));
     used_nodes.into_iter().for_each(|(pid, node)| draft.state.members.set_numa_node(pid, node));
     draft.journal_mask_requests(&actions);
     report_violations(draft, id, &grant, &actions, reported);
@@ -186,7 +186,7 @@ fn thread_plans<'a>(
                 BindingPolicy::Override => true,
             };
             let lifted = entry.lifted_binding(&own).filter(is_lifted_by_policy);
-            let was_unbound = lifted.is_some_and(|lifted| !lifted.is_restored);
+            let was_lifted = lifted.is_some_and(|lifted| !lifted.is_restored);
             let has_lift_failed = lifted.is_some_and(|lifted| lifted.is_restored);
             plans.push(ThreadPlan {
                 id,
@@ -194,7 +194,7 @@ fn thread_plans<'a>(
                 thread,
                 entry,
                 own,
-                was_unbound,
+                was_lifted,
                 is_rebound: false,
                 has_lift_failed,
                 lifted: None,
@@ -212,10 +212,10 @@ fn thread_plans<'a>(
 /// binding is put in force again, and is not lifted a second time. `now` is the present time, in ns since boot.
 fn mark_failed_lifts(plans: &mut [ThreadPlan<'_>], now: Nanos) {
     let is_failed = |plan: &ThreadPlan<'_>| {
-        let lifted = plan.entry.lifted_binding(&plan.own).filter(|_| plan.was_unbound);
+        let lifted = plan.entry.lifted_binding(&plan.own).filter(|_| plan.was_lifted);
         lifted.is_some_and(|lifted| {
             let is_left_behind = |other: &&ThreadPlan<'_>| {
-                other.thread.demand.is_hot && !other.was_unbound && other.own.is_subset(&lifted.mask)
+                other.thread.demand.is_hot && !other.was_lifted && other.own.is_subset(&lifted.mask)
             };
             let left_behind = plans.iter().filter(is_left_behind);
             let waiting_of_others = left_behind.map(|other| other.thread.demand.waiting_permille);
@@ -282,7 +282,7 @@ fn processes_bound_to_one_core(
 /// A thread that may run outside of `grant` is not marked, because it is restricted to `grant` first.
 fn lift_all_bindings(plans: &mut [ThreadPlan<'_>], grant: &CpuSet) {
     for plan in plans {
-        let is_bound = plan.own != *grant && !plan.was_unbound;
+        let is_bound = plan.own != *grant && !plan.was_lifted;
         let is_inside = plan.thread.effective_mask.is_subset(grant);
         plan.lifted = (is_inside && is_bound).then_some(LiftReason::Policy);
     }
@@ -343,64 +343,64 @@ fn hot_thread(plan: &ThreadPlan<'_>, grant: &CpuSet) -> HotThread {
 ///
 /// - `pin` is the PU to which the change pins the thread. `None` if it pins the thread to no PU.
 /// - `grant` has the PUs of `job`.
-/// - `is_lifted` is true if `target` equals `grant`, and the thread may have an earlier mask of pjw without some PUs of
-///   `grant`. This mask has no effect in the cpuset of the job.
+/// - `replaces_hidden_mask` is true if `target` equals `grant`, and the thread may have an earlier mask of pjw without
+///   some PUs of `grant`. This mask has no effect in the cpuset of the job.
 fn kind_and_reason(
     plan: &ThreadPlan<'_>,
     pin: Option<Pu>,
     target: &CpuSet,
     job: &JobId,
     grant: &CpuSet,
-    is_lifted: bool,
+    replaces_hidden_mask: bool,
 ) -> (MaskActionKind, String) {
     let is_inside = plan.thread.effective_mask.is_subset(grant);
     let demand = plan.thread.demand.permille / 10;
     let (current, own) = (cpus_text(&plan.thread.effective_mask), cpus_text(&plan.own));
     let held = cpus_text(grant);
-    match pin {
-        _ if plan.has_left_grant(grant) && is_inside => (
-            MaskActionKind::Repair,
-            format!("the thread requested more than its share: the cpuset of {job} kept it on {current}"),
-        ),
-        _ if plan.has_left_grant(grant) => {
-            (MaskActionKind::Repair, format!("the thread left {held} of {job}: it was found on {current}"))
-        }
-        _ if plan.lifted == Some(LiftReason::Overload) => (
-            MaskActionKind::Unbind,
-            format!("too many running threads of {job} are bound to {own}, while others of {held} idle"),
-        ),
-        _ if plan.lifted == Some(LiftReason::Policy) => (
-            MaskActionKind::Override,
-            format!("the configuration (affinity = \"override\") lifts the thread's own binding to {own}"),
-        ),
-        _ if plan.is_rebound && is_inside => (
-            MaskActionKind::Rebind,
-            format!("the thread's own binding to {own} is in force again: lifting it did not help"),
-        ),
-        Some(_) if is_inside => (
-            MaskActionKind::Pin,
-            format!("the thread wants a PU {demand} % of the time: one of {held} for it"),
-        ),
-        None if is_inside && plan.pinned_pu(grant).is_some() => (
-            MaskActionKind::Float,
-            format!("the thread wants a PU {demand} % of the time: it may use all of {}", cpus_text(target)),
-        ),
-        _ if is_lifted => (
-            MaskActionKind::Confine,
-            format!("the cpuset of {job} keeps it on {held}: a mask from elsewhere is lifted"),
-        ),
-        _ if target == grant => {
-            (MaskActionKind::Confine, format!("{job} holds {held}; the thread may run on {current}"))
-        }
-        _ => (
-            MaskActionKind::Confine,
-            format!(
-                "{job} holds {held}; the thread's own {} becomes {} there",
-                cpus_text(plan.entry.original_mask()),
-                cpus_text(target)
-            ),
-        ),
+    if plan.has_left_grant(grant) {
+        let why = if is_inside {
+            format!("the thread requested more than its share: the cpuset of {job} kept it on {current}")
+        } else {
+            format!("the thread left {held} of {job}: it was found on {current}")
+        };
+        return (MaskActionKind::Repair, why);
     }
+    match plan.lifted {
+        Some(LiftReason::Overload) => {
+            let why =
+                format!("too many running threads of {job} are bound to {own}, while others of {held} idle");
+            return (MaskActionKind::Unbind, why);
+        }
+        Some(LiftReason::Policy) => {
+            let why = format!(
+                "the configuration (affinity = \"override\") lifts the thread's own binding to {own}"
+            );
+            return (MaskActionKind::Override, why);
+        }
+        None => {}
+    }
+    if is_inside && plan.is_rebound {
+        let why = format!("the thread's own binding to {own} is in force again: lifting it did not help");
+        return (MaskActionKind::Rebind, why);
+    }
+    if is_inside && pin.is_some() {
+        let why = format!("the thread wants a PU {demand} % of the time: one of {held} for it");
+        return (MaskActionKind::Pin, why);
+    }
+    if is_inside && plan.pinned_pu(grant).is_some() {
+        let target = cpus_text(target);
+        let why = format!("the thread wants a PU {demand} % of the time: it may use all of {target}");
+        return (MaskActionKind::Float, why);
+    }
+    let why = if replaces_hidden_mask {
+        format!("the cpuset of {job} keeps it on {held}: a mask from elsewhere is lifted")
+    } else if target == grant {
+        format!("{job} holds {held}; the thread may run on {current}")
+    } else {
+        let original = cpus_text(plan.entry.original_mask());
+        format!("{job} holds {held}; the thread's own {original} becomes {} there", cpus_text(target))
+    };
+    (MaskActionKind::Confine, why)
 }
 
 /// Adds one event for each process of which a thread left the PUs of its job: the program replaced the mask of pjw by a

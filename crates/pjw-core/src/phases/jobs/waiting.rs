@@ -32,13 +32,13 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
     let mut visits_all = recheck_all || draft.state.served_under != Some(conditions);
     let mut earlier = take_refused_requests(draft.state, visits_all);
     let mut queue = queue_for_cores(draft.state, visits_all);
-    while let Some(place) = queue.pop_first() {
-        serve_waiting_job(draft, &place.1, recheck_all, &mut earlier);
+    while let Some(entry) = queue.pop_first() {
+        serve_waiting_job(draft, &entry.1, recheck_all, &mut earlier);
         if !visits_all && serving_conditions(draft.state, draft.policy) != conditions {
-            // The job got cores. So what was known of the jobs after it is not valid any more.
+            // The job got cores, so the earlier refusals of the jobs after it are not valid any more.
             visits_all = true;
             queue = queue_for_cores(draft.state, true);
-            queue.retain(|later| *later > place);
+            queue.retain(|later| *later > entry);
         }
     }
     // If a job got cores, the jobs before it were visited under other conditions: the next round visits all again.
@@ -70,18 +70,18 @@ fn take_refused_requests(state: &mut WardenState, all: bool) -> BTreeMap<JobId, 
 /// and its id. If `all` is false, returns only the jobs that have changed.
 fn queue_for_cores(state: &WardenState, all: bool) -> BTreeSet<(UnixMillis, JobId)> {
     let is_short = |job: &Job| job.provision.is_some() && has_fewer_than_requested(&state.topology, job);
-    let place = |job: &Job| (job.detected_at, job.id.clone());
+    let entry = |job: &Job| (job.detected_at, job.id.clone());
     if all {
-        let short = state.jobs.provisions().filter(|job| is_short(job)).map(place);
+        let short = state.jobs.provisions().filter(|job| is_short(job)).map(entry);
         return state.jobs.waiting_jobs().cloned().chain(short).collect();
     }
     let changed = state.dirty.listed_jobs().filter_map(|(id, _)| state.jobs.get(id));
-    changed.filter(|job| waits_for_cores(job) || is_short(job)).map(place).collect()
+    changed.filter(|job| waits_for_cores(job) || is_short(job)).map(entry).collect()
 }
 
 /// Grants cores to the waiting job `id`, if its request can be served now. If not, stores the refusal in the state, and
-/// adds a warning unless the job holds some cores. Stores no refusal if the job has no request, or if
-/// [`is_grant_prevented`] is true.
+/// adds a warning unless the job holds some cores: a provision (a job whose cores are promised to a service) also waits
+/// if it holds too few. Stores no refusal if the job has no request, or if [`grant_obstacle`] returns an obstacle.
 ///
 /// `earlier` has the refusals of earlier cycles. The refusal of this job is removed from it. If this refusal is still
 /// valid, the request is refused again without a search for cores. If `recheck` is true, no earlier refusal is valid.
@@ -92,7 +92,7 @@ fn serve_waiting_job(
     earlier: &mut BTreeMap<JobId, RefusedRequest>,
 ) {
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
-    let before = earlier.remove(id).or_else(|| draft.state.refused_requests.remove(id));
+    let refused_before = earlier.remove(id).or_else(|| draft.state.refused_requests.remove(id));
     let Some(request) = &job.request else {
         let source = id.source();
         let why = format!("{source} does not say how many cores {id} has: it is watched, not confined");
@@ -100,7 +100,10 @@ fn serve_waiting_job(
         warn(draft, id, "unknown-count", why, remedy);
         return;
     };
-    if is_grant_prevented(draft, &job) {
+    if let Some((why, remedy)) = grant_obstacle(draft.state, draft.policy, &job) {
+        if job.grant.is_none() {
+            warn(draft, id, "unserved", why, remedy);
+        }
         return;
     }
     if let Some(offer) = offer_of_own_cpuset(draft.state, draft.policy, id, request) {
@@ -108,9 +111,9 @@ fn serve_waiting_job(
         return;
     }
     let conditions = serving_conditions(draft.state, draft.policy);
-    let known = before.as_ref().filter(|known| !recheck && known.is_valid(conditions, request));
-    let offer = match known {
-        Some(known) => Err(known.refusal.clone()),
+    let valid = refused_before.as_ref().filter(|refused| !recheck && refused.is_valid(conditions, request));
+    let offer = match valid {
+        Some(refused) => Err(refused.refusal.clone()),
         None => find_offer(draft.state, draft.policy, id, request),
     };
     match offer {
@@ -119,8 +122,8 @@ fn serve_waiting_job(
         Err(refusal) => {
             if job.grant.is_none() {
                 warn_unserved(draft, id, &refusal);
-            } else if before.is_none_or(|before| before.refusal != refusal) {
-                // The warning names the refusal.
+            } else if refused_before.is_none_or(|before| before.refusal != refusal) {
+                // The warning about too few cores (`hotplug.rs`) names the refusal.
                 draft.state.dirty.add_job(id);
             }
             let refused = RefusedRequest { conditions, request: request.clone(), refusal };
@@ -129,27 +132,21 @@ fn serve_waiting_job(
     }
 }
 
-/// Returns whether the waiting job `job` can get no cores, even if enough cores are free: the journal can't record a
-/// grant, or another pjwd wrote the cpuset of the job's cgroup. Adds a warning with the cause, unless the job already
-/// holds cores: a provision (a job whose cores are promised to a service) also waits if it holds too few.
-fn is_grant_prevented(draft: &mut CycleDraft<'_>, job: &Job) -> bool {
+/// Returns the reason why the waiting job `job` can get no cores even if enough are free, and the remedy, as texts for
+/// users: the journal can't record a grant, or another pjwd wrote the cpuset of the job's cgroup. `None` if there is no
+/// such reason.
+fn grant_obstacle(state: &WardenState, policy: &Policy, job: &Job) -> Option<(String, String)> {
     let id = &job.id;
-    let (why, remedy) = if !draft.policy.may_grant {
+    if !policy.may_grant {
         let why = format!("{id} waits for cores: a grant of cores can't be recorded");
-        (why, "free space for the journal of pjwd; it is served by itself then".to_owned())
-    } else if let Some((path, writer)) = cpuset_of_other_daemon(draft.state, job) {
-        let why = format!("{id} gets no cores: another pjwd, {writer}, wrote the cpuset of {path}");
-        let remedy = format!(
-            "stop the other pjwd, which widens the cpuset, or run pjwctl assign {id} --cores N once N cores are free"
-        );
-        (why, remedy)
-    } else {
-        return false;
-    };
-    if job.grant.is_none() {
-        warn(draft, id, "unserved", why, remedy);
+        return Some((why, "free space for the journal of pjwd; it is served by itself then".to_owned()));
     }
-    true
+    let (path, writer) = cpuset_of_other_daemon(state, job)?;
+    let why = format!("{id} gets no cores: another pjwd, {writer}, wrote the cpuset of {path}");
+    let remedy = format!(
+        "stop the other pjwd, which widens the cpuset, or run pjwctl assign {id} --cores N once N cores are free"
+    );
+    Some((why, remedy))
 }
 
 /// Returns the path of the job's cgroup and the name of the other daemon that wrote the cpuset of this cgroup. `None`
@@ -206,10 +203,10 @@ fn warn_unserved(draft: &mut CycleDraft<'_>, id: &JobId, refusal: &Refusal) {
 /// request is the number of cores that the scheduler's variables give, or else the number that the configuration gives
 /// for the batch system. Does nothing for a job of which neither number is known.
 fn set_missing_requests(draft: &mut CycleDraft<'_>) {
-    let jobs = draft.jobs_to_plan();
-    let unknown = jobs.iter().filter_map(|id| draft.state.jobs.get(id)).filter(|job| job.request.is_none());
-    let unknown: Vec<Job> = unknown.cloned().collect();
-    for job in unknown {
+    let planned = draft.jobs_to_plan();
+    let planned = planned.iter().filter_map(|id| draft.state.jobs.get(id));
+    let without_request: Vec<Job> = planned.filter(|job| job.request.is_none()).cloned().collect();
+    for job in without_request {
         let named = draft.state.members_of(&job.id).find_map(|member| {
             let references = &draft.state.processes.get(&member.id.pid)?.batch_identity.job_references;
             references

@@ -24,34 +24,19 @@ pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowe
         }
         return;
     }
-    let (ownership, cpus, reason) = if borrowed.is_empty() {
-        match starved_grant(draft.state, draft.policy, &job) {
-            Some(starved) => starved,
-            None => {
-                let why = format!(
-                    "{id} can borrow no core and runs unconfined: there are no housekeeping PUs, and it can't be frozen"
-                );
-                let remedy = "set housekeeping; the job gets cores as soon as some are free or left idle";
-                warn(draft, id, "unserved", why, remedy);
-                draft.store_job(Job { grant: None, ..job });
-                return;
-            }
-        }
+    let new_grant = if borrowed.is_empty() {
+        starved_grant(draft.state, draft.policy, &job)
     } else {
-        let lent = borrowed.intersection(&draft.state.pool.lent_cpus());
-        let free = borrowed.difference(&lent);
-        let owners = lent.iter().filter_map(|pu| draft.state.pool.holder(pu)?.job());
-        let owners: BTreeSet<&JobId> = owners.collect();
-        let by_owners = match (lent.len(), owners.len()) {
-            (1, _) => "left idle by its owner",
-            (_, 1) => "left idle by their owner",
-            _ => "left idle by their owners",
-        };
-        let texts = [(&free, "free"), (&lent, by_owners)];
-        let texts = texts.iter().filter(|(cpus, _)| !cpus.is_empty());
-        let texts: Vec<String> =
-            texts.map(|(cpus, what)| format!("{} {what}", cpus_with_is_are(cpus))).collect();
-        (Ownership::Borrowed, borrowed.clone(), format!("it borrows cores: {}", texts.join(", ")))
+        Some((Ownership::Borrowed, borrowed.clone(), borrowing_reason(draft.state, borrowed)))
+    };
+    let Some((ownership, cpus, reason)) = new_grant else {
+        let why = format!(
+            "{id} can borrow no core and runs unconfined: there are no housekeeping PUs, and it can't be frozen"
+        );
+        let remedy = "set housekeeping; the job gets cores as soon as some are free or left idle";
+        warn(draft, id, "unserved", why, remedy);
+        draft.store_job(Job { grant: None, ..job });
+        return;
     };
     if job.grant.as_ref().is_some_and(|grant| grant.ownership == ownership && grant.cpus == cpus) {
         return;
@@ -69,6 +54,23 @@ pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowe
         ownership,
     };
     draft.store_job(Job { grant: Some(grant), ..job });
+}
+
+/// Returns the reason for the grant of a borrower that has the PUs `borrowed`, as text for users: which of them are
+/// free, and which are lent by their owners.
+fn borrowing_reason(state: &WardenState, borrowed: &CpuSet) -> String {
+    let lent = borrowed.intersection(&state.pool.lent_cpus());
+    let free = borrowed.difference(&lent);
+    let owners: BTreeSet<&JobId> = lent.iter().filter_map(|pu| state.pool.holder(pu)?.job()).collect();
+    let by_owners = match (lent.len(), owners.len()) {
+        (1, _) => "left idle by its owner",
+        (_, 1) => "left idle by their owner",
+        _ => "left idle by their owners",
+    };
+    let texts = [(&free, "free"), (&lent, by_owners)];
+    let texts = texts.iter().filter(|(cpus, _)| !cpus.is_empty());
+    let texts: Vec<String> = texts.map(|(cpus, what)| format!("{} {what}", cpus_with_is_are(cpus))).collect();
+    format!("it borrows cores: {}", texts.join(", "))
 }
 
 /// Returns the grant of a borrower that can borrow no core: the ownership, the PUs, and the reason as text for users.

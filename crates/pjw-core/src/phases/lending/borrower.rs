@@ -69,8 +69,9 @@ impl<'a> Borrower<'a> {
             core::mem::take(&mut self.cores).into_iter().partition(|core| keepable.contains(core));
         let free = state.pool.free_cpus();
         kept.sort_by_key(|core| (!core.is_subset(&free), is_announced(state, core)));
-        // The borrower does not want the others any more. It was promised the time until an announced return. After a
-        // restart, it has more than it can use because a return was announced. It is announced again.
+        // The borrower can't use the cores after the first `max_count`. But it keeps a core until the end of an
+        // announced grace period. The announcements of an earlier run of the daemon are not known, so the return of
+        // each core that was lent before a restart is announced again.
         let is_promised = |core: &Core| is_announced(state, core) || was_lent_before_restart(state, core);
         let surplus = kept.split_off(kept.len().min(self.max_count));
         lost.extend(surplus.into_iter().filter(is_promised));
@@ -78,8 +79,8 @@ impl<'a> Borrower<'a> {
         let mut ends = BTreeMap::new();
         // Cores that now belong to another job, which does not lend them, are taken at once.
         for core in lost.into_iter().filter(|core| is_lent_by_owner(state, core)) {
-            let announced = core.iter().find_map(|pu| state.lending.grace_period_end(pu));
-            let end = announced.unwrap_or_else(|| end_of_grace_period(policy, now));
+            let announced_end = core.iter().find_map(|pu| state.lending.grace_period_end(pu));
+            let end = announced_end.unwrap_or_else(|| end_of_grace_period(policy, now));
             let is_wanted = if is_promised(&core) {
                 // A borrower that has said since the announcement that it wants fewer cores gives them back earlier.
                 kept.len() + self.leaving.len() < self.max_count
@@ -105,6 +106,6 @@ pub(super) fn borrower_with_fewest_cores(
     borrowers: &[Borrower<'_>],
     may_get: impl Fn(&Borrower<'_>) -> bool,
 ) -> Option<usize> {
-    let is_hungry = |index: &usize| borrowers[*index].can_use_more() && may_get(&borrowers[*index]);
-    (0..borrowers.len()).filter(is_hungry).min_by_key(|&index| borrowers[index].cores.len())
+    let is_candidate = |index: &usize| borrowers[*index].can_use_more() && may_get(&borrowers[*index]);
+    (0..borrowers.len()).filter(is_candidate).min_by_key(|&index| borrowers[index].cores.len())
 }

@@ -1,4 +1,5 @@
-//! The cores that can be borrowed: which are whole, which their owners may lend, and of which the return is announced.
+//! The cores that can be borrowed: which of them are whole, which their owners may lend, and which are about to be
+//! returned.
 
 use crate::basics::{CpuSet, Nanos, prelude::*};
 use crate::machine::Topology;

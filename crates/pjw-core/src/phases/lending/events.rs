@@ -22,9 +22,9 @@ pub(super) fn report_loan_changes(
     unwanted: &CpuSet,
     exchanged: &CpuSet,
 ) {
-    let left = draft.state.lending.take_pus_left_by_borrowers();
+    let left_by_borrowers = draft.state.lending.take_pus_left_by_borrowers();
     let still_held = |(owner, cpus): (&JobId, &CpuSet)| cpus.intersection(&draft.state.pool.pus_of(owner));
-    let lent_before = draft.state.pool.lent_cpus().union(&union(left.iter().map(still_held)));
+    let lent_before = draft.state.pool.lent_cpus().union(&union(left_by_borrowers.iter().map(still_held)));
     let lent_after = lent_cpus(draft.state, shares);
     let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
     let kept = lent_after.iter().filter(|pu| is_announced(pu) && !leaving.contains_key(pu));
@@ -33,7 +33,7 @@ pub(super) fn report_loan_changes(
     let (lent, returned) = (lent_after.difference(&lent_before), lent_before.difference(&lent_after));
     let moves = CoreMoves {
         taken: returned.difference(unwanted),
-        left: returned.intersection(unwanted),
+        unwanted: returned.intersection(unwanted),
         kept: kept.difference(&unexchanged),
         unexchanged,
         exchanged: exchanged.clone(),
@@ -84,13 +84,13 @@ fn report_lost_pus(
     let mut report = |kind, job: &JobId, cpus: &CpuSet, text| {
         draft.out.events.push(Event::new(kind, text).with_job(job).with_cpus(cpus));
     };
-    let returned = lost.intersection(&moves.taken.union(&moves.left));
+    let returned = lost.intersection(&moves.taken.union(&moves.unwanted));
     for (owner, cpus) in by_owner(draft.state, &lost.difference(&returned)) {
         let text = format!("another job borrows {} of {owner} now", cpus_text(&cpus));
         report(EventKind::Revoked, id, &cpus, text);
     }
     if draft.state.lending.would_slow_owners(id) {
-        for (owner, cpus) in by_owner(draft.state, &lost.intersection(&moves.left)) {
+        for (owner, cpus) in by_owner(draft.state, &lost.intersection(&moves.unwanted)) {
             let text = format!("{id} would slow down {owner}: {} taken back", cpus_text(&cpus));
             report(EventKind::Revoked, id, &cpus, text);
         }
@@ -127,7 +127,7 @@ struct CoreMoves {
     /// The PUs that were taken back, because their owner needs them.
     taken: CpuSet,
     /// The PUs that came back although their owner does not need them.
-    left: CpuSet,
+    unwanted: CpuSet,
     /// The PUs that were about to be taken back because their owner needed them, and stay lent.
     kept: CpuSet,
     /// The PUs that were about to be taken back because their borrower had free ones instead, and stay lent.
@@ -157,26 +157,35 @@ fn union(sets: impl Iterator<Item = CpuSet>) -> CpuSet {
 fn record_loan_times(draft: &mut CycleDraft<'_>, moves: &CoreMoves, lent_after: &CpuSet) {
     let (now, lend_after) = (draft.now.since_boot, draft.policy.lending.lend_after);
     let owners = |cpus: &CpuSet| by_owner(draft.state, cpus).into_keys().collect::<BTreeSet<JobId>>();
-    let (lenders, takers, keepers) = (owners(&moves.lent), owners(&moves.taken), owners(&moves.kept));
-    let (left, still_lenders, unexchangers) =
-        (owners(&moves.left), owners(lent_after), owners(&moves.unexchanged));
-    let all = [&lenders, &takers, &keepers, &left, &unexchangers];
+    let owners_of_lent = owners(&moves.lent);
+    let owners_of_taken = owners(&moves.taken);
+    let owners_of_kept = owners(&moves.kept);
+    let owners_of_unwanted = owners(&moves.unwanted);
+    let owners_of_unexchanged = owners(&moves.unexchanged);
+    let lending_owners = owners(lent_after);
+    let all = [
+        &owners_of_lent,
+        &owners_of_taken,
+        &owners_of_kept,
+        &owners_of_unwanted,
+        &owners_of_unexchanged,
+    ];
     let all: BTreeSet<&JobId> = all.into_iter().flatten().collect();
     for owner in all {
         let lending = &mut draft.state.lending;
-        if lenders.contains(owner) {
+        if owners_of_lent.contains(owner) {
             // Where one core was exchanged for another, the owner needs no more cores than before.
             lending.record_loan(owner, now);
-        } else if keepers.contains(owner) {
+        } else if owners_of_kept.contains(owner) {
             // A demand that comes and goes is damped, also if no core moves: this is a return and a new loan.
             lending.record_return(owner, lend_after, now);
             lending.record_loan(owner, now);
-        } else if takers.contains(owner) {
+        } else if owners_of_taken.contains(owner) {
             lending.record_return(owner, lend_after, now);
-        } else if unexchangers.contains(owner) {
+        } else if owners_of_unexchanged.contains(owner) {
             // The next exchange follows after `lend_after`. The owner's demand has not changed.
             lending.record_loan(owner, now);
-        } else if !still_lenders.contains(owner) {
+        } else if !lending_owners.contains(owner) {
             lending.record_end_of_borrower(owner);
         }
         draft.state.dirty.add_active(owner);

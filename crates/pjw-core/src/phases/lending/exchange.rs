@@ -23,19 +23,19 @@ pub(super) fn exchange_lent_cores(
 ) -> CpuSet {
     let mut exchanged = CpuSet::new();
     let may_lend = |owner: &JobId| {
-        let known = state.lending.owner_state(owner);
-        known.is_some_and(|known| known.may_lend(policy.lending.lend_after, now))
+        let owner_state = state.lending.owner_state(owner);
+        owner_state.is_some_and(|owner_state| owner_state.may_lend(policy.lending.lend_after, now))
     };
     let is_exchangeable =
         |core: &Core| core.iter().find_map(|pu| state.pool.holder(pu)?.job()).is_some_and(may_lend);
     let mut spare = spare.into_iter();
     for Borrower { cores, leaving: still_used, .. } in borrowers {
-        for place in cores.iter_mut().filter(|place| is_exchangeable(place)) {
+        for core in cores.iter_mut().filter(|core| is_exchangeable(core)) {
             let Some(free) = spare.next() else { return exchanged };
-            let lent = core::mem::replace(place, free);
+            let lent = core::mem::replace(core, free);
             exchanged = exchanged.union(&lent);
-            let announced = lent.iter().find_map(|pu| state.lending.grace_period_end(pu));
-            let end = announced.unwrap_or_else(|| end_of_grace_period(policy, now));
+            let announced_end = lent.iter().find_map(|pu| state.lending.grace_period_end(pu));
+            let end = announced_end.unwrap_or_else(|| end_of_grace_period(policy, now));
             if end > now {
                 leaving.extend(lent.iter().map(|pu| (pu, end)));
                 still_used.push(lent);
@@ -59,23 +59,23 @@ pub(super) fn undo_exchanges(
         return;
     }
     let free = state.pool.free_cpus();
-    while let Some(poor) = borrower_with_fewest_cores(borrowers, |_| true) {
+    while let Some(receiver) = borrower_with_fewest_cores(borrowers, |_| true) {
         let mut others = borrowers.iter_mut().filter(|borrower| !borrower.would_slow_owners);
-        let given_up = others.find_map(|borrower| {
-            let lent = borrower.leaving.iter().position(|core| still_lent.contains(core))?;
-            let given_up = borrower.free_core_index(&free)?;
-            let kept = borrower.leaving.remove(lent);
+        let freed = others.find_map(|borrower| {
+            let lent_index = borrower.leaving.iter().position(|core| still_lent.contains(core))?;
+            let free_index = borrower.free_core_index(&free)?;
+            let kept = borrower.leaving.remove(lent_index);
             leaving.retain(|pu, _| !kept.contains(*pu));
-            Some(core::mem::replace(&mut borrower.cores[given_up], kept))
+            Some(core::mem::replace(&mut borrower.cores[free_index], kept))
         });
-        let Some(given_up) = given_up else { return };
-        borrowers[poor].cores.push(given_up);
+        let Some(freed) = freed else { return };
+        borrowers[receiver].cores.push(freed);
     }
 }
 
 /// Returns the PUs of earlier exchanges that their borrowers still have until the end of a grace period, and that their
-/// owners do not need. After a restart, which exchanges there were is not known: all such PUs count then. `still_lent`
-/// has the cores that the owners may still lend.
+/// owners do not need. After a restart, the exchanges of the earlier run are not known: each PU that was lent before
+/// the restart then counts as exchanged. `still_lent` has the cores that the owners may still lend.
 pub(super) fn running_exchanges(
     state: &WardenState,
     still_lent: &BTreeSet<&Core>,

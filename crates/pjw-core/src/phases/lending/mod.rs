@@ -193,12 +193,12 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
     }
     let taken: BTreeSet<&Core> = borrowers.iter().flat_map(|borrower| &borrower.cores).collect();
     spare.retain(|core| !taken.contains(core));
-    let left = offer_left_cores(&mut owners, &borrowers);
+    let unused = offer_unused_cores(&mut owners, &borrowers);
     // The borrower with the fewest cores is served first, with free cores before cores of owners.
     while !spare.is_empty()
-        && let Some(poor) = borrower_with_fewest_cores(&borrowers, |_| true)
+        && let Some(receiver) = borrower_with_fewest_cores(&borrowers, |_| true)
     {
-        borrowers[poor].cores.push(spare.remove(0));
+        borrowers[receiver].cores.push(spare.remove(0));
     }
     let still_lent: BTreeSet<&Core> = owners.iter().flat_map(|owner| &owner.lent).collect();
     undo_exchanges(state, &still_lent, &mut borrowers, &mut leaving);
@@ -212,7 +212,7 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
         (borrower.id.clone(), cores.fold(CpuSet::new(), |all, core| all.union(core)))
     });
     let shares: BTreeMap<JobId, CpuSet> = shares.collect();
-    let unneeded = left.union(&exchanged);
+    let unneeded = unused.union(&exchanged);
     let unwanted = shares.values().fold(unneeded, |unwanted, cpus| unwanted.difference(cpus));
     LoanDecision { shares, leaving, unwanted, exchanged }
 }
@@ -220,18 +220,18 @@ fn decide_loans(state: &WardenState, policy: &Policy, now: Nanos) -> LoanDecisio
 /// Offers lent cores that no borrower uses any more to other borrowers. In each owner, moves these cores from `lent` to
 /// the front of `lendable`. Returns the PUs of these cores. The borrower of such a core ended, has no process, wants
 /// fewer cores, or would slow down the owners.
-fn offer_left_cores(owners: &mut [Owner], borrowers: &[Borrower<'_>]) -> CpuSet {
-    let mut all_left = CpuSet::new();
+fn offer_unused_cores(owners: &mut [Owner], borrowers: &[Borrower<'_>]) -> CpuSet {
+    let mut all_unused = CpuSet::new();
     let held = borrowers.iter().flat_map(|borrower| borrower.cores.iter().chain(&borrower.leaving));
     let held: BTreeSet<&Core> = held.collect();
     for owner in owners {
-        let (lent, left): (Vec<Core>, Vec<Core>) =
+        let (lent, unused): (Vec<Core>, Vec<Core>) =
             core::mem::take(&mut owner.lent).into_iter().partition(|core| held.contains(core));
         owner.lent = lent;
-        all_left = left.iter().fold(all_left, |all, core| all.union(core));
-        owner.lendable.splice(0..0, left);
+        all_unused = unused.iter().fold(all_unused, |all, core| all.union(core));
+        owner.lendable.splice(0..0, unused);
     }
-    all_left
+    all_unused
 }
 
 /// Returns the borrowers of which a process can't run at idle priority, so that it would slow down the owner of a lent
@@ -265,41 +265,42 @@ fn lending_owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) ->
     if reason_not_to_lend(policy).is_some() {
         return Some(Owner { core_count, lent: Vec::new(), lendable: Vec::new() });
     }
-    let known = state.lending.owner_state(&job.id);
+    let owner_state = state.lending.owner_state(&job.id);
     // A number that the owner gave replaces the estimate: the buffer is then a part of that number.
     let wanted = job.wanted_core_count(&state.topology);
     let buffer = if wanted.is_some() { 0 } else { policy.lending.buffer_cores };
     let may_be_lent = |used: u32| core_count.saturating_sub(used).saturating_sub(buffer) as usize;
-    let used_now = wanted.or_else(|| known?.used_core_count());
-    let runs_on = known.map(OwnerLendingState::used_lent_cpus).unwrap_or_default();
+    let used_now = wanted.or_else(|| owner_state?.used_core_count());
+    let runs_on = owner_state.map(OwnerLendingState::used_lent_cpus).unwrap_or_default();
     // The cores on which the owner runs come back first, and those of borrowers that ended. Then come those whose
     // return is announced: the grace period of another core would end later.
     let comes_first = |core: &Core| core.intersects(&runs_on) || core.iter().any(was_left);
     lent.sort_by_key(|core| (comes_first(core), is_announced(state, core)));
-    // An owner that was not sampled yet, after a restart, keeps what is lent until it was.
+    // An owner that was not sampled yet after a restart gets no lent core back before its first sample.
     if let Some(used) = used_now {
         lent.truncate(may_be_lent(used));
     }
     let lend_after = policy.lending.lend_after;
-    let settled = known.and_then(|known| {
-        let busy = known.max_busy_cores(known.required_idle_time(lend_after, now), now)?;
+    // The number of cores that the owner has left idle for long enough. `None` if that is not known yet.
+    let idle_long_enough = owner_state.and_then(|owner_state| {
+        let busy = owner_state.max_busy_cores(owner_state.required_idle_time(lend_after, now), now)?;
         Some(may_be_lent(wanted.unwrap_or(busy)))
     });
     // A core whose return is announced stays lent only if it could be lent anew: the owner has left it idle for long
     // enough.
     let (mut lent, announced): (Vec<Core>, Vec<Core>) =
         lent.into_iter().partition(|core| !is_announced(state, core));
-    let kept = settled.unwrap_or(0).saturating_sub(lent.len());
+    let kept = idle_long_enough.unwrap_or(0).saturating_sub(lent.len());
     lent.extend(announced.into_iter().take(kept));
-    let known = known.filter(|known| known.may_lend(lend_after, now));
-    let more = settled.filter(|_| known.is_some());
-    let more = more.unwrap_or(0).saturating_sub(lent.len()).min(policy.lending.cores_at_once as usize);
-    let displaced = lent.iter().filter(|core| known.is_some() && core.intersects(&runs_on)).count();
+    let may_lend = owner_state.is_some_and(|owner_state| owner_state.may_lend(lend_after, now));
+    let lendable = idle_long_enough.filter(|_| may_lend).unwrap_or(0);
+    let more = lendable.saturating_sub(lent.len()).min(policy.lending.cores_at_once as usize);
+    let displaced = lent.iter().filter(|core| may_lend && core.intersects(&runs_on)).count();
     if more + displaced > 0 {
         let pinned = pinned_pus(state, &job.id);
         idle.retain(|core| !core.intersects(&runs_on));
         idle.reverse();
-        // Pins follow: the threads are then pinned to cores that are not lent.
+        // Cores with pinned threads are lent last. If such a core is lent, its threads are pinned to other cores.
         idle.sort_by_key(|core| core.intersects(&pinned));
     }
     // The owner runs on a lent core while it leaves another one idle: the borrower gets the idle one instead.
@@ -327,13 +328,13 @@ fn lend_cores(state: &WardenState, owners: &mut [Owner], borrowers: &mut [Borrow
         let may_get = |borrower: &Borrower<'_>| {
             may_get_lent_core(state, borrower) || (borrower.would_slow_owners && giver.is_some())
         };
-        let Some(poor) = borrower_with_fewest_cores(borrowers, may_get) else { return };
+        let Some(receiver) = borrower_with_fewest_cores(borrowers, may_get) else { return };
         let Some(lent) = lend_next_core(owners) else { return };
-        let gained = match giver.filter(|_| borrowers[poor].would_slow_owners) {
-            Some((giver, place)) => core::mem::replace(&mut borrowers[giver].cores[place], lent),
+        let gained = match giver.filter(|_| borrowers[receiver].would_slow_owners) {
+            Some((giver, index)) => core::mem::replace(&mut borrowers[giver].cores[index], lent),
             None => lent,
         };
-        borrowers[poor].cores.push(gained);
+        borrowers[receiver].cores.push(gained);
     }
 }
 
@@ -376,11 +377,11 @@ fn balance_cores(state: &WardenState, borrowers: &mut [Borrower<'_>]) {
     let may_get = |borrower: &Borrower<'_>| may_get_lent_core(state, borrower);
     let last_core = |borrower: &Borrower<'_>| borrower.cores.len().checked_sub(1);
     let free_core = |borrower: &Borrower<'_>| borrower.free_core_index(&free);
-    while let Some((rich, place, poor)) = uneven_pair(borrowers, may_get, last_core)
+    while let Some((giver, index, receiver)) = uneven_pair(borrowers, may_get, last_core)
         .or_else(|| uneven_pair(borrowers, |borrower| borrower.would_slow_owners, free_core))
     {
-        let moved = borrowers[rich].cores.remove(place);
-        borrowers[poor].cores.push(moved);
+        let moved = borrowers[giver].cores.remove(index);
+        borrowers[receiver].cores.push(moved);
     }
 }
 
@@ -393,9 +394,9 @@ fn uneven_pair(
     may_get: impl Fn(&Borrower<'_>) -> bool,
     core_to_give: impl Fn(&Borrower<'_>) -> Option<usize>,
 ) -> Option<(usize, usize, usize)> {
-    let poor = borrower_with_fewest_cores(borrowers, may_get)?;
+    let receiver = borrower_with_fewest_cores(borrowers, may_get)?;
     let core_count = |index: usize| borrowers[index].cores.len();
     let givers = (0..borrowers.len()).filter_map(|index| Some((index, core_to_give(&borrowers[index])?)));
-    let (rich, place) = givers.max_by_key(|&(index, _)| core_count(index))?;
-    (core_count(rich) >= core_count(poor) + 2).then_some((rich, place, poor))
+    let (giver, core_index) = givers.max_by_key(|&(index, _)| core_count(index))?;
+    (core_count(giver) >= core_count(receiver) + 2).then_some((giver, core_index, receiver))
 }

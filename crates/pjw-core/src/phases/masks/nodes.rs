@@ -15,7 +15,7 @@ use crate::terms::{Job, JobId, OversubscriptionPolicy};
 pub(super) struct ChosenNodes {
     /// Whether the job requests a rule now. Without one, the nodes that were recorded earlier have no effect.
     has_rule: bool,
-    /// The processes for which none was recorded before, in the order of the choices.
+    /// The pids of the processes for which no node was recorded before, each with its node, in the order of the choices.
     chosen: Vec<(Pid, u32)>,
 }
 
@@ -36,7 +36,7 @@ impl ChosenNodes {
         if rule == NumaNodeRule::Default {
             return Self::default();
         }
-        let none = Self { has_rule: true, chosen: Vec::new() };
+        let without_choice = Self { has_rule: true, chosen: Vec::new() };
         let hot: Vec<&ThreadPlan<'_>> = plans.iter().filter(|plan| plan.thread.demand.is_hot).collect();
         let nodes = numa_nodes_of_cpus(&state.topology, grant);
         let is_placed = |member: &Member| {
@@ -44,9 +44,9 @@ impl ChosenNodes {
         };
         if nodes.len() < 2
             || hot.iter().all(|plan| is_placed(plan.member))
-            || !is_pinned(draft, id, grant, &hot)
+            || !are_pinned(draft, id, grant, &hot)
         {
-            return none;
+            return without_choice;
         }
         // The other rules do not depend on the node of the parent.
         let needs_parent = matches!(rule, NumaNodeRule::Fill | NumaNodeRule::Packed);
@@ -67,7 +67,7 @@ impl ChosenNodes {
         }
         let last = state.members.last_node_of(id);
         let chosen = choose_nodes(&state.topology, grant, rule, hot_processes.into_values().collect(), last);
-        Self { chosen, ..none }
+        Self { has_rule: true, chosen }
     }
 
     /// Returns whether the job requested a rule for the NUMA nodes of its processes (`--within-job`).
@@ -108,17 +108,17 @@ impl ChosenNodes {
                 node_containing(topology, pin.as_ref().unwrap_or_else(|| plan.mask_without_pin(grant)));
             nodes.entry(plan.id.process.pid).or_default().extend(node);
         }
-        let used = self.chosen.iter().filter_map(|&(pid, chosen)| {
-            let nodes = nodes.get(&pid)?;
-            let node = if nodes.contains(&chosen) { chosen } else { *nodes.first()? };
+        let to_record = |&(pid, chosen): &(Pid, u32)| {
+            let used = nodes.get(&pid)?;
+            let node = if used.contains(&chosen) { chosen } else { *used.first()? };
             Some((pid, node))
-        });
-        used.collect()
+        };
+        self.chosen.iter().filter_map(to_record).collect()
     }
 }
 
 /// Whether [`super::choose_pins_of_job`] pins the hot threads `hot` of the job `id`, which holds the PUs `grant`.
-fn is_pinned(draft: &CycleDraft<'_>, id: &JobId, grant: &CpuSet, hot: &[&ThreadPlan<'_>]) -> bool {
+fn are_pinned(draft: &CycleDraft<'_>, id: &JobId, grant: &CpuSet, hot: &[&ThreadPlan<'_>]) -> bool {
     let floats = draft.policy.oversubscription == OversubscriptionPolicy::Float && hot.len() > grant.len();
     let is_borrower = draft.state.jobs.get(id).is_some_and(Job::is_borrower);
     !is_borrower

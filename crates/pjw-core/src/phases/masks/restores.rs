@@ -12,12 +12,12 @@ pub(super) fn restore_masks_of_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Ve
     let Some(members) = draft.state.members.members_to_plan(&draft.state.dirty, id) else {
         return Vec::new();
     };
-    let (actions, done): (Vec<_>, Vec<_>) =
+    let (actions, restored): (Vec<_>, Vec<_>) =
         members.into_iter().map(|member| mask_restore_actions(draft.state, member)).unzip();
-    let (actions, done) = (actions.concat(), done.concat());
-    // Only after a full scan: see `plan_mask_restores`.
+    let actions = actions.concat();
+    // Until a full scan, an unknown child may still have a mask that pjw had set for its parent.
     if draft.full {
-        done.into_iter().for_each(|thread| draft.stop_journaling(thread));
+        restored.concat().into_iter().for_each(|thread| draft.stop_journaling(thread));
     }
     draft.journal_mask_requests(&actions);
     actions
@@ -29,20 +29,20 @@ pub(super) fn restore_masks_of_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Ve
 fn mask_restore_actions(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<ThreadId>) {
     let online = state.pool.online_cpus();
     let mut actions = Vec::new();
-    let mut done = Vec::new();
+    let mut restored = Vec::new();
     for (id, known) in member.living_threads() {
         let Some(entry) = &known.mask_entry else { continue };
         let target = entry.original_mask().clone();
         // A mask without an online PU can't be requested.
         if entry.needs_no_restore() || !target.intersects(&online) {
-            done.push(id);
+            restored.push(id);
             continue;
         }
         let why = format!("{} has no cores of its own: back to {target}", member.job);
         let kind = MaskActionKind::Restore;
         actions.push(MaskAction::with_exact_mask(kind, &member.job, id, &known.effective_mask, target, why));
     }
-    (actions, done)
+    (actions, restored)
 }
 
 /// Plans the changes of affinity masks that give the threads of released processes (processes that have left their job)
@@ -62,14 +62,14 @@ pub(crate) fn plan_mask_restores(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> 
         .filter(|member| !draft.state.pids_kept_off_job_cpus.contains(&member.id.pid));
     for member in released {
         let (restores, _) = mask_restore_actions(draft.state, member);
-        let is_hidden = |thread| draft.state.may_cpuset_hide_mask(member.id.pid, thread);
         let is_unread =
             member.threads.values().all(|thread| thread.mask_entry.is_none() && thread.is_alive());
         let cgroup = draft.state.process(member.id.pid).and_then(|process| process.cgroup.as_deref());
         let is_in_cpuset =
             cgroup.is_some_and(|cgroup| draft.state.cpusets.enclosing_cpuset(cgroup).is_some());
-        let is_hidden = is_in_cpuset || member.threads.values().any(is_hidden);
-        if restores.is_empty() && !is_unread && !is_hidden {
+        let is_mask_hidden = |thread| draft.state.may_cpuset_hide_mask(member.id.pid, thread);
+        let may_hide_mask = is_in_cpuset || member.threads.values().any(is_mask_hidden);
+        if restores.is_empty() && !is_unread && !may_hide_mask {
             restored.push(member.id);
         }
         actions.extend(restores);
@@ -80,8 +80,8 @@ pub(crate) fn plan_mask_restores(draft: &mut CycleDraft<'_>) -> Vec<MaskAction> 
     }
     for process in restored {
         let Some(member) = draft.state.processes_to_restore.get(&process.pid) else { continue };
-        let kept: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
-        kept.into_iter().for_each(|thread| draft.stop_journaling(thread));
+        let journaled: Vec<ThreadId> = member.journaled_masks().map(|(thread, _)| thread).collect();
+        journaled.into_iter().for_each(|thread| draft.stop_journaling(thread));
         if let Some(member) = draft.state.processes_to_restore.remove(&process.pid) {
             let is_settled = !draft.state.released_masks.contains_key(&member.job);
             draft.state.lineage.record_masks_restored(&member, is_settled);

@@ -16,7 +16,7 @@ pub(super) struct ThreadPlan<'a> {
     pub(super) own: CpuSet,
     /// Whether pjw lifted the binding of the thread in an earlier cycle (replaced the mask by which the program bound
     /// the thread), and has not restored the binding.
-    pub(super) was_unbound: bool,
+    pub(super) was_lifted: bool,
     /// Whether this cycle restores a binding that pjw had lifted, because the lift did not help.
     pub(super) is_rebound: bool,
     /// Whether pjw lifted the binding of the thread earlier, and that did not help. pjw does not lift it again.
@@ -41,7 +41,7 @@ impl ThreadPlan<'_> {
     /// Returns whether pjw has lifted the binding of the thread: the program bound the thread to a part of the job's
     /// PUs (logical CPUs), and pjw lets the thread run on all of them. False if the program did not bind the thread.
     pub(super) fn has_lifted_binding(&self) -> bool {
-        self.lifted.is_some() || (self.was_unbound && !self.is_rebound)
+        self.lifted.is_some() || (self.was_lifted && !self.is_rebound)
     }
 
     /// Returns the PU (logical CPU) to which pjw has pinned the thread. `None` if pjw has not pinned the thread. Also

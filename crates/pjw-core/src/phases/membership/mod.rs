@@ -30,7 +30,7 @@ pub(crate) fn update_members(draft: &mut CycleDraft<'_>) {
 fn update_by_evidence(draft: &mut CycleDraft<'_>, may_adopt: bool) -> bool {
     // A child can only be mapped after its parent, so the processes are checked in the order of their starts. A session
     // can only be mapped after its first member, which may have started last: the caller repeats this.
-    let mut has_found = false;
+    let mut has_new_member = false;
     let mut lookups = Lookups::default();
     let mut pending: BTreeSet<(StartTime, Pid)> =
         processes_to_check(draft).map(|known| in_start_order(&known.process)).collect();
@@ -42,9 +42,9 @@ fn update_by_evidence(draft: &mut CycleDraft<'_>, may_adopt: bool) -> bool {
         let processes = &draft.state.processes;
         let children = processes.children_of(pid).filter_map(|child| processes.get(&child));
         pending.extend(children.map(|child| in_start_order(&child.process)));
-        has_found = true;
+        has_new_member = true;
     }
-    has_found
+    has_new_member
 }
 
 /// Returns the key by which processes are sorted: older ones first, so that parents come before their children.
@@ -112,17 +112,17 @@ impl Launchers {
 }
 
 /// The jobs to which all processes of a session or process group belong. A session may have thousands of processes. So
-/// each job is looked up once, and again only after a process has joined a job that may change the answer.
+/// each job is looked up once, and again only after a process has joined a job that may change the result.
 #[derive(Default)]
 struct GroupingOwners {
-    /// By the kind and the id of the session or process group: the job whose source says so. `None` if there is none.
+    /// By the kind and the id of the session or process group: the job, as its batch system says. `None` if there is none.
     by_source: BTreeMap<(JobProcessGrouping, Pid), Option<JobId>>,
     /// By the id of the session: the job for which it was registered by `assign --session`.
     by_registration: BTreeMap<Pid, Option<JobId>>,
 }
 
 impl GroupingOwners {
-    /// Removes the stored answers that may change because the process `known` becomes a member of a job: those for its
+    /// Removes the stored results that may change because the process `known` becomes a member of a job: those for its
     /// session, and for its process group.
     fn forget_changed(&mut self, known: &KnownProcess) {
         let Process { session, process_group: group, .. } = known.process;
@@ -163,40 +163,40 @@ fn job_with_evidence(
         return None;
     }
     let held = state.members.get(&process.id.pid);
-    let stronger = |evidence: MembershipEvidence| held.is_none_or(|member| evidence > member.evidence);
-    let enabled = |source: JobSource| policy.sources.contains(&source);
+    let is_stronger = |evidence: MembershipEvidence| held.is_none_or(|member| evidence > member.evidence);
+    let is_enabled = |source: JobSource| policy.sources.contains(&source);
 
     // A process that is not scanned yet may still name a cgroup that this scan found removed.
     let is_gone = |path: &String| matches!(draft.seen.cgroups.get(path), Some(Observed::Gone));
     let references = &known.batch_identity.job_references;
     let by_cgroup = references.iter().find(|reference| {
         matches!(&reference.kind, JobIdAttribute::Cgroup(path) if !is_gone(path))
-            && enabled(reference.job.source())
+            && is_enabled(reference.job.source())
     });
     let has_lost_cgroup = |job: &JobId| {
         let names_gone = |reference: &JobReference| matches!(&reference.kind, JobIdAttribute::Cgroup(path) if is_gone(path));
         references.iter().any(|reference| reference.job == *job && names_gone(reference))
     };
-    let found = |job: &JobId, evidence, reference: Option<&JobReference>| FoundJob {
+    let found_job = |job: &JobId, evidence, reference: Option<&JobReference>| FoundJob {
         job: job.clone(),
         evidence,
         reference: reference.cloned(),
     };
-    let found = if let Some(reference) = by_cgroup.filter(|_| stronger(MembershipEvidence::Cgroup)) {
-        found(&reference.job, MembershipEvidence::Cgroup, Some(reference))
+    let found = if let Some(reference) = by_cgroup.filter(|_| is_stronger(MembershipEvidence::Cgroup)) {
+        found_job(&reference.job, MembershipEvidence::Cgroup, Some(reference))
     } else if held.is_some() {
         return None;
     } else if let Some((job, evidence)) = job_by_relation(state, known, &mut lookups.owners) {
-        found(&job, evidence, None)
+        found_job(&job, evidence, None)
     } else if let Some(job) = job_by_provision(state, policy, process) {
-        found(job, MembershipEvidence::Provision, None)
-    } else if let Some(reference) = job_by_environment(state, known, &enabled, &mut lookups.launchers)
+        found_job(job, MembershipEvidence::Provision, None)
+    } else if let Some(reference) = job_by_environment(state, known, &is_enabled, &mut lookups.launchers)
         && !has_lost_cgroup(&reference.job)
     {
-        found(&reference.job, MembershipEvidence::Environment, Some(reference))
+        found_job(&reference.job, MembershipEvidence::Environment, Some(reference))
     } else {
         let job = may_adopt.then(|| adopting_job(draft, process)).flatten()?;
-        found(&job, MembershipEvidence::Adopted, None)
+        found_job(&job, MembershipEvidence::Adopted, None)
     };
     (!is_helper(state, known, &found.job)).then_some(found)
 }
@@ -293,8 +293,8 @@ fn job_by_inherited_mask<'a>(state: &'a WardenState, known: &KnownProcess) -> Op
     born_in.find(|job| !state.has_left_provision(process, job))
 }
 
-/// The name of the service manager. The one of a user is a subreaper (prctl(2), `PR_SET_CHILD_SUBREAPER`): it becomes
-/// the parent of the orphans of this user.
+/// The name of the service manager. The service manager of a user is a subreaper (prctl(2), `PR_SET_CHILD_SUBREAPER`):
+/// it becomes the parent of the orphans of this user.
 const SERVICE_MANAGER: &str = "systemd";
 
 /// Returns whether pjw does not know which process forked the process `known`. In this case, the present parent may
@@ -340,11 +340,11 @@ pub(crate) fn matches_rule(
 /// - If pjw does not know the job, the process must descend from the job launcher of the batch system, and must not be
 ///   a process of root.
 ///
-/// `enabled` says whether jobs of a source are detected. `launchers` keeps the results of look-ups for other processes.
+/// `is_enabled` says whether jobs of a source are detected. `launchers` keeps the results of look-ups for other processes.
 fn job_by_environment<'a>(
     state: &WardenState,
     known: &'a KnownProcess,
-    enabled: &impl Fn(JobSource) -> bool,
+    is_enabled: &impl Fn(JobSource) -> bool,
     launchers: &mut Launchers,
 ) -> Option<&'a JobReference> {
     known.batch_identity.job_references.iter().find(|reference| {
@@ -357,7 +357,7 @@ fn job_by_environment<'a>(
                 known.process.uid != Uid::ROOT && launchers.have_launched(state, &known.process, source)
             }
         };
-        by_environment && enabled(reference.job.source()) && is_confirmed()
+        by_environment && is_enabled(reference.job.source()) && is_confirmed()
     })
 }
 
@@ -392,7 +392,7 @@ fn is_helper(state: &WardenState, known: &KnownProcess, job: &JobId) -> bool {
 fn job_by_session(state: &WardenState, process: &Process, owners: &mut GroupingOwners) -> Option<JobId> {
     let Process { session, process_group: group, .. } = *process;
     let GroupingOwners { by_source, by_registration } = owners;
-    let mut owned = |unit: JobProcessGrouping, leader: Pid| {
+    let mut job_by_source = |unit: JobProcessGrouping, leader: Pid| {
         let job = || job_of_grouping(state, unit, leader).cloned();
         by_source.entry((unit, leader)).or_insert_with(job).clone()
     };
@@ -400,9 +400,9 @@ fn job_by_session(state: &WardenState, process: &Process, owners: &mut GroupingO
         |member: &Member| state.process(member.id.pid).is_some_and(|known| known.session == session);
     let is_registered = |job: &&Job| state.members_of(&job.id).any(is_inside);
     let registered = || state.jobs.jobs_of_session(session).find(is_registered).map(|job| job.id.clone());
-    owned(JobProcessGrouping::Session, session)
+    job_by_source(JobProcessGrouping::Session, session)
         .or_else(|| by_registration.entry(session).or_insert_with(registered).clone())
-        .or_else(|| owned(JobProcessGrouping::ProcessGroup, group))
+        .or_else(|| job_by_source(JobProcessGrouping::ProcessGroup, group))
 }
 
 /// Returns the job to which all processes of the session or process group with the leader `leader` belong. The batch
@@ -453,7 +453,7 @@ pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evid
     }
     let was_new = before.as_ref().map_or(known.was_read_once, |before| before.was_new_at_join);
     let numa_node = before.as_ref().filter(|before| before.job == *job).and_then(|before| before.numa_node);
-    // A thread list read under another job is as good under this one.
+    // The threads do not depend on the job: those that were read in another job stay.
     let threads = before.map(|member| member.threads).unwrap_or_default();
     let member = Member {
         id,
@@ -479,8 +479,8 @@ pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evid
 
 /// Updates the threads of a process that has just become tracked, if this scan read them.
 fn update_threads_of(draft: &mut CycleDraft<'_>, pid: Pid) {
-    let unknown = draft.state.tracked_process(pid).is_some_and(|member| member.threads.is_empty());
-    if let Some(process) = draft.seen.processes.get(&pid).and_then(Observed::present).filter(|_| unknown) {
+    let is_unread = draft.state.tracked_process(pid).is_some_and(|member| member.threads.is_empty());
+    if let Some(process) = draft.seen.processes.get(&pid).and_then(Observed::present).filter(|_| is_unread) {
         update_threads(draft, process);
     }
 }

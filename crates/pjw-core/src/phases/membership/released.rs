@@ -15,7 +15,7 @@ pub(crate) fn track_released_children(draft: &mut CycleDraft<'_>) {
         let state = &*draft.state;
         let persists = draft.policy.cpuset_support.affinity_persists;
         let child = |known: &KnownProcess| {
-            // A process that was seen before was not born to a tracked process.
+            // A process that earlier scans have read is no new child of a tracked process.
             let is_untracked = known.was_read_once && state.tracked_process(known.process.id.pid).is_none();
             let (job, requests) = is_untracked.then(|| inherited_requests(state, known)).flatten()?;
             let (id, mask) = (known.process.id, known.process.first_thread_mask.as_ref()?);
@@ -123,12 +123,12 @@ fn inherited_requests<'a>(
             .is_some_and(|parent| parent.first_thread_mask == process.first_thread_mask)
     };
     let is_orphan = || is_orphan_of_unknown_descent(state, known) && !has_mask_of_parent();
-    // The fork event comes right after the process is visible.
-    let parent_descent = || state.lineage.descendant(process.parent).map(|parent| &parent.job);
+    // A scan may find a process just before its fork event arrives.
+    let job_of_parent_descent = || state.lineage.descendant(process.parent).map(|parent| &parent.job);
     let known_job = descendant
         .map(|descendant| &descendant.job)
         .or_else(|| parent.map(|parent| &parent.job))
-        .or_else(parent_descent)
+        .or_else(job_of_parent_descent)
         .or_else(|| known.batch_identity.job_of_cgroup());
     // Except an orphan of unknown descent, a process can inherit the masks of one job only.
     let may_inherit = known_job.is_some() || is_orphan();

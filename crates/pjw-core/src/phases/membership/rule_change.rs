@@ -28,10 +28,9 @@ pub(crate) fn apply_rule(
     let leaving =
         changed.map(|former_rule| leaving_members(state, policy, job, former_rule, rule)).unwrap_or_default();
     let processes = state.processes.values().map(|known| &known.process);
-    let matching = processes
-        .filter(|process| rule.is_some_and(|rule| matches_rule(state, policy, rule, process)))
-        .map(|process| process.id.pid)
-        .collect::<Vec<Pid>>();
+    let is_recognised =
+        |process: &&Process| rule.is_some_and(|rule| matches_rule(state, policy, rule, process));
+    let matching: Vec<Pid> = processes.filter(is_recognised).map(|process| process.id.pid).collect();
     draft.recheck.extend(matching);
     remove_members(draft, job, &leaving);
 }
@@ -98,6 +97,6 @@ fn remove_members(draft: &mut CycleDraft<'_>, job: &JobId, leaving: &BTreeSet<Pi
         draft.state.dirty.add(job, pid);
         draft.state.processes_to_restore.insert(pid, member);
     }
-    // They may belong to another job.
+    // The removed processes may belong to another job.
     draft.recheck.extend(leaving.iter().copied());
 }
