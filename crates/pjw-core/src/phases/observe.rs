@@ -30,19 +30,19 @@ pub(crate) fn update_state(draft: &mut CycleDraft<'_>) {
     update_online_pus(draft, &snapshot.online);
     update_cgroups(draft);
     if draft.full {
-        let mut places = draft.state.job_cgroup_paths();
-        // The search for masks of unknown origin reads these in this scan.
-        places.extend(draft.state.cgroups_with_ancestors(draft.state.unknown_masks.unread_pids()));
-        draft.state.cgroups.retain(|path, _| places.contains(path));
+        let mut needed = draft.state.job_cgroup_paths();
+        // The search for masks of unknown origin needs the cgroups of the processes that it has not read.
+        needed.extend(draft.state.cgroups_with_ancestors(draft.state.unknown_masks.unread_pids()));
+        draft.state.cgroups.retain(|path, _| needed.contains(path));
     }
     for process in snapshot.processes.values().filter_map(Observed::present) {
         update_process(draft, process);
         draft.state.lineage.scan_queue.record_running(process.id.pid);
     }
     for request in &snapshot.affinity_requests {
-        let pid = request.target.map_or(request.caller_pid, |target| Pid(target.0));
+        let target_pid = request.target.map_or(request.caller_pid, |target| Pid(target.0));
         let tid = request.target.unwrap_or(request.caller);
-        for pid in BTreeSet::from([request.caller_pid, pid]) {
+        for pid in BTreeSet::from([request.caller_pid, target_pid]) {
             draft.state.members.request_full_reading(pid, tid);
         }
     }
@@ -120,14 +120,14 @@ fn forget_unread_masks(draft: &mut CycleDraft<'_>) {
 fn update_online_pus(draft: &mut CycleDraft<'_>, online: &CpuSet) {
     let machine = draft.state.topology.cpus().clone();
     let online = online.intersection(&machine);
-    let was = draft.state.pool.online_cpus();
-    if online == was {
+    let before = draft.state.pool.online_cpus();
+    if online == before {
         return;
     }
     draft.state.pool.set_online(&online);
     draft.state.dirty = DirtySet::everything();
     draft.state.online.replace_if_different(online.clone(), draft.now.since_boot);
-    for (cpus, word) in [(was.difference(&online), "offline"), (online.difference(&was), "online")] {
+    for (cpus, word) in [(before.difference(&online), "offline"), (online.difference(&before), "online")] {
         if !cpus.is_empty() {
             let text = format!("{} went {word}", cpus_text(&cpus));
             draft.out.events.push(Event::new(EventKind::Hotplug, text).with_cpus(&cpus));
@@ -145,11 +145,10 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
         state.lineage.record_scanned(pid);
         return;
     }
-    let other_start = |id| id != process.id;
-    let reused = state.processes.get(&pid).is_some_and(|known| other_start(known.process.id))
-        || state.members.get(&pid).is_some_and(|member| other_start(member.id))
-        || state.processes_to_restore.get(&pid).is_some_and(|member| other_start(member.id));
-    if reused && !correct_start_time(draft, process.id) {
+    let has_other_start = state.processes.get(&pid).is_some_and(|known| known.process.id != process.id)
+        || state.members.get(&pid).is_some_and(|member| member.id != process.id)
+        || state.processes_to_restore.get(&pid).is_some_and(|member| member.id != process.id);
+    if has_other_start && !correct_start_time(draft, process.id) {
         draft.state.remove_process(pid);
     }
     let state = &mut draft.state;
@@ -169,10 +168,11 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
         if has_moved { Some((known.process.cgroup.clone()?, now)) } else { known.last_cgroup_change.clone() }
     });
     // An idle process that a rescan found in the same cgroup has no news.
-    let known_marks = before.as_ref().map(|known| &known.batch_identity);
-    let marks_more = process.batch_identity.is_some() && process.batch_identity.as_ref() != known_marks;
+    let known_identity = before.as_ref().map(|known| &known.batch_identity);
+    let has_new_identity =
+        process.batch_identity.is_some() && process.batch_identity.as_ref() != known_identity;
     let has_threads = process.threads.is_some();
-    let is_news = is_new || has_moved || marks_more || (has_threads && process.has_all_threads);
+    let is_news = is_new || has_moved || has_new_identity || (has_threads && process.has_all_threads);
     let recorded = state.tracked_process(pid).and_then(|member| member.first_seen);
     let first_seen = before.as_ref().map(|known| known.first_seen).or(recorded).unwrap_or(now);
     let batch_identity =
@@ -209,11 +209,10 @@ fn correct_original_cgroup(draft: &mut CycleDraft<'_>, process: &Process) {
     else {
         return;
     };
-    let Some(to) =
-        cpusets.last_move_destination(process.id).filter(|_| cpusets.enclosing_cpuset(cgroup).is_none())
-    else {
+    if cpusets.enclosing_cpuset(cgroup).is_some() {
         return;
-    };
+    }
+    let Some(to) = cpusets.last_move_destination(process.id) else { return };
     let (from, to) = (cgroup.to_owned(), to.to_owned());
     draft.record_cpuset(CpusetRecord::Moved { process: process.id, from, to });
 }
@@ -329,7 +328,7 @@ pub(crate) fn update_threads(draft: &mut CycleDraft<'_>, seen: &Process) {
     } else if let Some(left) = draft.state.processes_to_restore.get_mut(&pid) {
         left.threads = threads;
     }
-    add_wait_of(draft, pid);
+    add_pending_wait_of(draft, pid);
     draft.state.forget_recorded_masks(process);
     let ended: Vec<MemberThread> = before.into_values().collect();
     make_missing_mask_entries(draft, pid, &ended);
@@ -349,14 +348,14 @@ fn update_active_threads(draft: &mut CycleDraft<'_>, process: ProcessId, list: &
     let mut is_complete = true;
     for thread in list {
         // A thread with another start time has taken the number of one that has ended.
-        let Some(place) = threads.get_mut(&thread.tid).filter(|known| known.start == thread.start) else {
+        let Some(known) = threads.get_mut(&thread.tid).filter(|known| known.start == thread.start) else {
             is_complete = false;
             continue;
         };
-        *place = updated_thread(draft, process, Some(place.clone()), thread, (limits_changed_at, None));
+        *known = updated_thread(draft, process, Some(known.clone()), thread, (limits_changed_at, None));
     }
     let is_one_idle = draft.state.members.put_back_threads(pid, threads, is_complete, now);
-    add_wait_of(draft, pid);
+    add_pending_wait_of(draft, pid);
     let state = &mut *draft.state;
     if let Some(member) = state.members.get(&pid).filter(|_| is_one_idle) {
         // The thread may be pinned. Its mask is planned a last time.
@@ -365,7 +364,7 @@ fn update_active_threads(draft: &mut CycleDraft<'_>, process: ProcessId, list: &
 }
 
 /// Adds the time for which the threads of a process waited to the usage of its job.
-fn add_wait_of(draft: &mut CycleDraft<'_>, pid: Pid) {
+fn add_pending_wait_of(draft: &mut CycleDraft<'_>, pid: Pid) {
     let WardenState { usage, members, .. } = &mut *draft.state;
     usage.add_pending_wait(members.get(&pid).map(|member| &member.job));
 }

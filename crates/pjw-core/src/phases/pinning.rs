@@ -36,7 +36,7 @@ pub struct HotThread {
     /// not pinned the thread.
     pub pinned_pu: Option<Pu>,
     /// The kernel's number of the NUMA node that pjw chose for the process of the thread. The thread is pinned in this
-    /// NUMA node. Except: if the thread would have to share a core or a PU there while others are idle, it is pinned
+    /// NUMA node. But if the thread would have to share a core or a PU there while others are idle, it is pinned
     /// elsewhere. `None` if pjw chose no NUMA node.
     pub numa_node: Option<u32>,
     /// The number of the address space, if the process of the thread shares its address space with another process. The
@@ -101,7 +101,7 @@ struct PuLoad<'a> {
     topology: &'a Topology,
     /// The PUs, one of every core before the second of any core.
     order: Vec<Pu>,
-    /// The number of the core of each PU. The cores are numbered from 0 in the order of their first PUs.
+    /// The number of the core of each PU. The cores are numbered from 0 in the order of their first PUs in `order`.
     core: BTreeMap<Pu, usize>,
     threads_on_pu: BTreeMap<Pu, usize>,
     threads_on_core: BTreeMap<usize, usize>,
@@ -114,13 +114,13 @@ impl<'a> PuLoad<'a> {
     /// Makes the record of the PUs in `grant`, with no thread on any PU.
     fn new(topology: &'a Topology, grant: &CpuSet) -> Self {
         let order = topology.sort_one_per_core_first(grant);
-        let mut first_of_core: BTreeMap<CpuSet, usize> = BTreeMap::new();
+        let mut core_numbers: BTreeMap<CpuSet, usize> = BTreeMap::new();
         let mut core = BTreeMap::new();
         for &pu in &order {
-            let next = first_of_core.len();
-            core.insert(pu, *first_of_core.entry(topology.core_cpus(pu)).or_insert(next));
+            let next = core_numbers.len();
+            core.insert(pu, *core_numbers.entry(topology.core_cpus(pu)).or_insert(next));
         }
-        let mut sizes = vec![0usize; first_of_core.len()];
+        let mut sizes = vec![0usize; core_numbers.len()];
         core.values().for_each(|&index: &usize| sizes[index] += 1);
         let equal_cores = sizes.iter().all(|size| sizes.first() == Some(size));
         Self {
@@ -339,6 +339,8 @@ impl Room {
         let mut counts: Vec<usize> = threads_on.values().copied().collect();
         counts.sort_unstable();
         let (mut level, mut left) = (counts.first().copied().unwrap_or(0), added);
+        // The first `filled` PUs are filled up to `next`, the present number of threads on the PU after them, as long
+        // as threads are left. There is no PU after the last one.
         for (filled, next) in (1..).zip(counts.iter().copied().skip(1).map(Some).chain([None])) {
             let steps = next.map_or(left / filled, |next| (left / filled).min(next - level));
             (level, left) = (level + steps, left - steps * filled);

@@ -2,8 +2,8 @@
 //!
 //! The node lists the cgroups of pjw when the daemon starts. The name of a cgroup gives the job, its cpuset the cores,
 //! and its attributes the owner and the cgroup from which the processes came. A cpuset with processes becomes a job
-//! again: its processes are members because they are in the cgroup (`membership.rs`), and its cores are not given to
-//! another job. Every other cpuset is removed as one that no job needs.
+//! again: its processes are members because they are in the cgroup (`membership/mod.rs`), and its cores are not given
+//! to another job. Every other cpuset is removed as one that no job needs.
 //!
 //! In the cgroup of a batch system, an attribute says that pjw wrote the cpuset, and which daemon. Without it, the
 //! cpuset would be taken for a grant of the batch system. Its job is found again by the batch system's own cgroup. A
@@ -199,9 +199,8 @@ fn decide_recovery(state: &WardenState, candidate: &Candidate) -> RecoveryDecisi
     let Some(cpuset) = cgroup.cpuset.as_ref().filter(|_| !processes.is_empty()) else {
         return RecoveryDecision::Removed(None);
     };
-    // Another record of the job may have been lost with the record of its cpuset.
-    let held = state.jobs.get(job).and_then(|job| job.grant.as_ref());
-    if let Some(grant) = held {
+    // The record of the cpuset may be lost although that of the grant is not.
+    if let Some(grant) = state.jobs.get(job).and_then(|job| job.grant.as_ref()) {
         return RecoveryDecision::Kept(grant.cpus.clone());
     }
     if found.owner.is_none() && allows_every_pu(state, cgroup) {
@@ -240,8 +239,8 @@ fn store_job_of_cpuset(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: 
     if draft.state.jobs.get(id).is_some_and(|job| job.grant.is_some()) {
         return;
     }
-    let first = processes.first().map(|(_, uid)| *uid);
-    let owner = found.owner.or(first).unwrap_or(Uid::ROOT);
+    let oldest_user = processes.first().map(|(_, uid)| *uid);
+    let owner = found.owner.or(oldest_user).unwrap_or(Uid::ROOT);
     let new_job = || Job::new(id.clone(), owner, EndCondition::LastProcessExit, draft.now.wall_clock);
     let mut job = draft.state.jobs.get(id).cloned().unwrap_or_else(new_job);
     let topology = &draft.state.topology;
@@ -258,7 +257,6 @@ fn store_job_of_cpuset(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: 
         JobRequest { cpu_request, placement, bind_memory, isolated, class, ..JobRequest::with_core_count(0) };
     job.request.get_or_insert(request);
     if borrows {
-        // The phase `lending` gives it cores to borrow.
         draft.store_job(job);
         return;
     }
@@ -266,7 +264,7 @@ fn store_job_of_cpuset(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: 
         cpus: cpus.clone(),
         granted_by: GrantedBy::Warden,
         is_shared: false,
-        // Half a core may have been granted so. The next grant follows the configuration.
+        // Half a core was granted while cores could be split. The next grant follows the configuration.
         may_split_cores: !has_whole_cores,
         granted_at: draft.now.since_boot,
         reasons: vec![format!("the cpuset of {path} was found with these CPUs, and no record of the job")],
@@ -288,9 +286,9 @@ pub(crate) fn warn_recovered_cpusets(draft: &mut CycleDraft<'_>) {
             Some(why) => lost_cores_warning(state, cpuset, &why),
             None => kept_cores_warning(state, path, cpuset),
         };
-        let is_useful = warning.is_some();
+        let is_warned = warning.is_some();
         out.warnings.extend(warning.map(Arc::new));
-        is_useful
+        is_warned
     });
     state.cpusets.set_leftover_decisions(recovered);
 }

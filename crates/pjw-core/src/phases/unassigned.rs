@@ -1,7 +1,7 @@
 //! Unassigned processes: processes that belong to no job, of users who have jobs here.
 //!
 //! They are always counted. They are reported, except for the processes that belong to a login and not to any work.
-//! With `adopt_strays`, an unassigned process of a user with a single job joins that job (`membership.rs`). The
+//! With `adopt_strays`, an unassigned process of a user with a single job joins that job (`membership/mod.rs`). The
 //! processes of a user with several jobs are kept off every grant, because their job can't be known. Their original
 //! masks are restored when the user has fewer jobs.
 
@@ -66,15 +66,9 @@ fn update_unassigned_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<Uid> {
     let former_owners = draft.state.jobs.take_former_owners();
     let mut changed = core::mem::take(&mut draft.state.users_with_changed_strays);
     if draft.recheck_all {
-        let state = &mut *draft.state;
-        changed.extend(state.stray_warnings.keys());
-        state.unassigned_pids_by_user = unassigned_pids_by_user(state, draft.policy);
-        let of_login = |pid: &&Pid| state.process(**pid).is_some_and(|process| is_of_login(state, process));
-        let users = state.unassigned_pids_by_user.iter();
-        let login_processes =
-            users.map(|(&user, pids)| (user, pids.iter().filter(of_login).copied().collect())).collect();
-        state.login_pids_by_user = login_processes;
-        changed.extend(state.unassigned_pids_by_user.keys());
+        changed.extend(draft.state.stray_warnings.keys());
+        find_all_unassigned_processes(draft.state, draft.policy);
+        changed.extend(draft.state.unassigned_pids_by_user.keys());
         return changed;
     }
     let mut unassigned = core::mem::take(&mut draft.state.unassigned_pids_by_user);
@@ -87,23 +81,35 @@ fn update_unassigned_processes(draft: &mut CycleDraft<'_>) -> BTreeSet<Uid> {
     for pid in draft.scanned_pids().chain(draft.recheck.iter().copied()) {
         let Some(process) = draft.state.process(pid) else { continue };
         if !is_unassigned(draft, process) {
-            // It may have executed a program of pjw.
-            for known in [&mut unassigned, &mut login_processes] {
-                if known.get_mut(&process.uid).is_some_and(|pids| pids.remove(&pid)) {
+            // The process may have joined a job, or may have executed a program of pjw.
+            for pids_by_user in [&mut unassigned, &mut login_processes] {
+                if pids_by_user.get_mut(&process.uid).is_some_and(|pids| pids.remove(&pid)) {
                     changed.insert(process.uid);
                 }
             }
             continue;
         }
-        let of_user = login_processes.entry(process.uid).or_default();
+        let of_login = login_processes.entry(process.uid).or_default();
         let is_changed =
-            if is_of_login(draft.state, process) { of_user.insert(pid) } else { of_user.remove(&pid) };
+            if is_of_login(draft.state, process) { of_login.insert(pid) } else { of_login.remove(&pid) };
         if unassigned.entry(process.uid).or_default().insert(pid) || is_changed {
             changed.insert(process.uid);
         }
     }
     (draft.state.unassigned_pids_by_user, draft.state.login_pids_by_user) = (unassigned, login_processes);
     changed
+}
+
+/// Stores in the state the unassigned processes of each user, and which of them are part of a login. Checks all
+/// processes.
+fn find_all_unassigned_processes(state: &mut WardenState, policy: &Policy) {
+    let unassigned = unassigned_pids_by_user(state, policy);
+    let of_login = |pid: &&Pid| state.process(**pid).is_some_and(|process| is_of_login(state, process));
+    let users = unassigned.iter();
+    let login_processes =
+        users.map(|(&user, pids)| (user, pids.iter().filter(of_login).copied().collect())).collect();
+    state.login_pids_by_user = login_processes;
+    state.unassigned_pids_by_user = unassigned;
 }
 
 /// Whether the process is part of a login, such as a login shell.
@@ -128,17 +134,8 @@ fn is_unassigned(draft: &CycleDraft<'_>, process: &Process) -> bool {
 pub(crate) fn report_unassigned_processes(draft: &mut CycleDraft<'_>) {
     let changed = update_unassigned_processes(draft);
     update_unassigned_warnings(draft.state, &changed);
-    let (state, policy) = (&*draft.state, draft.policy);
-    let mut excluded: BTreeMap<Pid, JobId> = BTreeMap::new();
-    if policy.adopt_unassigned_processes {
-        for (&user, pids) in &state.unassigned_pids_by_user {
-            let mut jobs = jobs_of(state, user);
-            if let (Some(first), Some(_)) = (jobs.next(), jobs.next()) {
-                excluded.extend(pids.iter().map(|&pid| (pid, first.clone())));
-            }
-        }
-    }
-    if !excluded.is_empty() && cpus_outside_jobs(state).is_empty() {
+    let mut excluded = processes_of_users_with_several_jobs(draft.state, draft.policy);
+    if !excluded.is_empty() && cpus_outside_jobs(draft.state).is_empty() {
         report_no_free_pus(&mut draft.out, &excluded);
         // Without a PU outside of all grants, the processes keep their masks.
         excluded.clear();
@@ -160,11 +157,27 @@ pub(crate) fn report_unassigned_processes(draft: &mut CycleDraft<'_>) {
         })
     };
     let newly_excluded: Vec<Member> = excluded.iter().filter_map(to_member).collect();
-    for process in newly_excluded {
-        draft.out.records.push(Record::Left(process.membership()));
-        draft.state.processes_to_restore.insert(process.id.pid, process);
+    for member in newly_excluded {
+        draft.out.records.push(Record::Left(member.membership()));
+        draft.state.processes_to_restore.insert(member.id.pid, member);
     }
     draft.state.pids_kept_off_job_cpus = excluded.into_keys().collect();
+}
+
+/// Returns the unassigned processes of users with several jobs, each with the first of these jobs. Empty if the setting
+/// `adopt_strays` is off.
+fn processes_of_users_with_several_jobs(state: &WardenState, policy: &Policy) -> BTreeMap<Pid, JobId> {
+    let mut excluded: BTreeMap<Pid, JobId> = BTreeMap::new();
+    if !policy.adopt_unassigned_processes {
+        return excluded;
+    }
+    for (&user, pids) in &state.unassigned_pids_by_user {
+        let mut jobs = jobs_of(state, user);
+        if let (Some(first), Some(_)) = (jobs.next(), jobs.next()) {
+            excluded.extend(pids.iter().map(|&pid| (pid, first.clone())));
+        }
+    }
+    excluded
 }
 
 /// The online PUs that no job holds.

@@ -98,9 +98,9 @@ fn continue_search(draft: &mut CycleDraft<'_>) {
     let unread = draft.state.unknown_masks.unread_pids();
     let read: Vec<(Pid, UnknownOriginMasks)> =
         unread.filter_map(|pid| Some((pid, find_unknown_origin_masks(draft, pid)?))).collect();
-    for (pid, mask) in read {
+    for (pid, masks) in read {
         draft.state.unknown_masks.record_masks_read(pid);
-        record_unknown_origin_masks(draft, pid, mask);
+        record_unknown_origin_masks(draft, pid, masks);
     }
     if draft.full {
         let unreadable = draft.state.unknown_masks.count_full_scan();
@@ -200,15 +200,16 @@ fn cpus_around<'a>(state: &'a WardenState, known: &KnownProcess) -> Option<&'a C
     })
 }
 
-/// Whether no record explains the original mask of a thread: the mask that a release of its job puts back. This is so
-/// if the mask lacks an online PU, and the first reading of the thread found it. After a restart, `entry` may have the
-/// mask without such a request of the program: then no record explains the mask either.
+/// Whether no record explains the original mask of a thread: the mask that a release of its job puts back. The mask
+/// must lack an online PU. One of these conditions must hold too:
+///
+/// - The first reading of the thread found the mask: the program requested it before.
+/// - `entry` has no request of the program, for example after a restart.
 fn has_unknown_original(online: &CpuSet, entry: &MaskEntry) -> bool {
     let original = entry.original_mask();
-    let mut found = entry.known_requests().filter(|request| request.is_of_program_before_first_reading());
-    !online.is_subset(original)
-        && (entry.known_requests().all(|request| request.writer != MaskWriter::Program)
-            || found.any(|request| request.mask == *original))
+    let has_program_request = entry.known_requests().any(|request| request.writer == MaskWriter::Program);
+    let mut unread = entry.known_requests().filter(|request| request.is_of_program_before_first_reading());
+    !online.is_subset(original) && (!has_program_request || unread.any(|request| request.mask == *original))
 }
 
 /// Whether the mask `original` is explained by the journal: another process of the same job, which the journal names,
@@ -223,7 +224,7 @@ fn is_recorded_original(state: &WardenState, member: &Member, original: &CpuSet)
 }
 
 /// Whether two masks are the same as far as a scan can tell: sched_getaffinity(2) leaves out offline PUs.
-fn is_same(online: &CpuSet, one: &CpuSet, other: &CpuSet) -> bool {
+fn are_same(online: &CpuSet, one: &CpuSet, other: &CpuSet) -> bool {
     let common = one.intersection(online);
     one == other || (!common.is_empty() && common == other.intersection(online))
 }
@@ -236,16 +237,16 @@ fn has_unread_threads(member: &Member) -> bool {
 /// Returns the masks that `mask_of` returns for the threads of `member`: that of the first thread, and those of the
 /// others. Leaves out the threads for which `mask_of` returns `None`, and the threads without a mask entry.
 fn collect_masks(member: &Member, mask_of: impl Fn(&MaskEntry) -> Option<CpuSet>) -> UnknownOriginMasks {
-    let mut mask = UnknownOriginMasks::default();
+    let mut masks = UnknownOriginMasks::default();
     for (thread, known) in member.living_threads() {
-        let Some(original) = known.mask_entry.as_ref().and_then(&mask_of) else { continue };
+        let Some(mask) = known.mask_entry.as_ref().and_then(&mask_of) else { continue };
         if thread.is_first_thread() {
-            mask.first_thread = Some(original);
+            masks.first_thread = Some(mask);
         } else {
-            mask.other_threads.insert(original);
+            masks.other_threads.insert(mask);
         }
     }
-    mask
+    masks
 }
 
 /// Records the masks that the scanned processes may have inherited from processes with masks of unknown origin (masks
@@ -277,18 +278,18 @@ fn record_inherited_masks(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bo
         let parent = state.process(process.parent).filter(|parent| is_older(parent))?;
         state.unknown_masks.masks_for_child(parent.id.pid)
     };
-    let masks = state.unknown_masks.masks_inherited_by(pid).or_else(by_parent);
+    let ancestor_masks = state.unknown_masks.masks_inherited_by(pid).or_else(by_parent);
     let online = state.pool.online_cpus();
     // The mask of the ancestor is kept: a scan leaves out the offline PUs of the mask of the child.
     let of_ancestor = |mask: &CpuSet| {
-        let mut masks = masks.as_deref().into_iter().flatten();
-        masks.find(|other| is_same(&online, other, mask)).cloned()
+        let mut ancestor_masks = ancestor_masks.as_deref().into_iter().flatten();
+        ancestor_masks.find(|other| are_same(&online, other, mask)).cloned()
     };
-    let mask = if let Some(member) = state.tracked_process(pid) {
+    let masks = if let Some(member) = state.tracked_process(pid) {
         collect_masks(member, |entry| of_ancestor(entry.original_mask()))
     } else if known.was_read_once || was_searched {
         let mask = process.first_thread_mask.as_ref();
-        let first_thread = if masks.is_some() {
+        let first_thread = if ancestor_masks.is_some() {
             mask.and_then(of_ancestor)
         } else {
             mask.and_then(|mask| mask_of_orphan(state, known, mask))
@@ -297,7 +298,7 @@ fn record_inherited_masks(draft: &mut CycleDraft<'_>, pid: Pid, was_searched: bo
     } else {
         return;
     };
-    record_unknown_origin_masks(draft, pid, mask);
+    record_unknown_origin_masks(draft, pid, masks);
 }
 
 /// Returns the recorded mask of unknown origin (a mask that an earlier run of pjwd may have set) that the process
@@ -313,7 +314,7 @@ fn mask_of_orphan(state: &WardenState, known: &KnownProcess, mask: &CpuSet) -> O
         other.is_some_and(|other| other.uid == orphan.uid && other.id.start <= orphan.id.start)
     };
     let found = state.unknown_masks.masks_by_process().iter().filter(|(process, _)| may_be_ancestor(process));
-    found.flat_map(|(_, found)| found.masks()).find(|found| is_same(&online, found, mask)).cloned()
+    found.flat_map(|(_, found)| found.masks()).find(|found| are_same(&online, found, mask)).cloned()
 }
 
 /// Records the masks of new orphans of root that an earlier run of pjwd, or this one, may have set: the orphans may
@@ -359,7 +360,7 @@ fn record_hidden_masks(draft: &mut CycleDraft<'_>) {
             continue;
         };
         let online = draft.state.pool.online_cpus();
-        let is_hidden = |mask: &&CpuSet| is_same(&online, mask, &cpus);
+        let is_hidden = |mask: &&CpuSet| are_same(&online, mask, &cpus);
         // The PUs of the cpuset: a scan leaves out the offline PUs of the mask.
         let first_thread = known.first_thread_mask.as_ref().filter(is_hidden).map(|_| cpus.clone());
         let read = draft.seen.processes.get(&process.pid).and_then(Observed::present);
@@ -385,20 +386,18 @@ fn update_recorded_masks(draft: &mut CycleDraft<'_>) {
     let found = draft.state.unknown_masks.masks_by_process().iter();
     let found = found.filter(|(process, _)| draft.full || draft.seen.processes.contains_key(&process.pid));
     let changed: Vec<(ProcessId, UnknownOriginMasks)> = found
-        .filter_map(|(&process, mask)| {
-            let left = kept_masks(draft, process, mask);
-            (left != *mask).then_some((process, left))
+        .filter_map(|(&process, recorded)| {
+            let kept = kept_masks(draft, process, recorded);
+            (kept != *recorded).then_some((process, kept))
         })
         .collect();
     for (process, mask) in changed {
-        apply_and_journal(
-            draft,
-            if mask.is_empty() {
-                UnknownMaskRecord::Settled { process }
-            } else {
-                UnknownMaskRecord::Found { process, mask }
-            },
-        );
+        let record = if mask.is_empty() {
+            UnknownMaskRecord::Settled { process }
+        } else {
+            UnknownMaskRecord::Found { process, mask }
+        };
+        apply_and_journal(draft, record);
     }
 }
 
@@ -406,8 +405,9 @@ fn update_recorded_masks(draft: &mut CycleDraft<'_>) {
 /// no job. Nothing keeps such a process off the cores of a job.
 fn avoid_cpus_of_unknown_masks(state: &mut WardenState) {
     let found = state.unknown_masks.masks_by_process().iter();
-    let outside = found.filter(|(process, _)| state.tracked_process(process.pid).is_none());
-    let cpus = outside.flat_map(|(_, mask)| mask.masks()).fold(CpuSet::new(), |all, mask| all.union(mask));
+    let untracked = found.filter(|(process, _)| state.tracked_process(process.pid).is_none());
+    let masks = untracked.flat_map(|(_, recorded)| recorded.masks());
+    let cpus = masks.fold(CpuSet::new(), |all, mask| all.union(mask));
     state.pool.set_avoided(cpus);
 }
 
@@ -428,26 +428,26 @@ fn kept_masks(
     }
     let online = state.pool.online_cpus();
     let is_in =
-        |present: Option<&CpuSet>, mask: &CpuSet| present.is_some_and(|other| is_same(&online, other, mask));
-    let mut left = recorded.clone();
+        |present: Option<&CpuSet>, mask: &CpuSet| present.is_some_and(|other| are_same(&online, other, mask));
+    let mut kept = recorded.clone();
     if let Some(member) = state.tracked_process(process.pid) {
         if has_unread_threads(member) {
-            return left;
+            return kept;
         }
         let originals = collect_masks(member, |entry| Some(entry.original_mask().clone()));
-        left.first_thread = left.first_thread.filter(|mask| is_in(originals.first_thread.as_ref(), mask));
-        left.other_threads
-            .retain(|mask| originals.other_threads.iter().any(|other| is_same(&online, other, mask)));
-        return left;
+        kept.first_thread = kept.first_thread.filter(|mask| is_in(originals.first_thread.as_ref(), mask));
+        kept.other_threads
+            .retain(|mask| originals.other_threads.iter().any(|other| are_same(&online, other, mask)));
+        return kept;
     }
-    left.first_thread = left.first_thread.filter(|mask| is_in(known.first_thread_mask.as_ref(), mask));
+    kept.first_thread = kept.first_thread.filter(|mask| is_in(known.first_thread_mask.as_ref(), mask));
     let read = draft.seen.processes.get(&process.pid).and_then(Observed::present);
     if let Some(threads) = read.and_then(|read| read.threads.as_ref()) {
         let others = threads.iter().filter(|thread| thread.tid.0 != process.pid.0);
         let masks: BTreeSet<&CpuSet> = others.map(|thread| &thread.effective_mask).collect();
-        left.other_threads.retain(|mask| masks.iter().any(|other| is_same(&online, other, mask)));
+        kept.other_threads.retain(|mask| masks.iter().any(|other| are_same(&online, other, mask)));
     }
-    left
+    kept
 }
 
 /// Whether the process `known` may have inherited its affinity mask from a process of a job of root. All of these

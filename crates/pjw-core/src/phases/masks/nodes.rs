@@ -15,7 +15,7 @@ use crate::terms::{Job, JobId, OversubscriptionPolicy};
 pub(super) struct ChosenNodes {
     /// Whether the job requests a rule now. Without one, the nodes that were recorded earlier have no effect.
     has_rule: bool,
-    /// The pids of the processes for which no node was recorded before, each with its node, in the order of the choices.
+    /// The processes for which no node was recorded before, each with its node, in the order of the choices.
     chosen: Vec<(Pid, u32)>,
 }
 
@@ -36,7 +36,6 @@ impl ChosenNodes {
         if rule == NumaNodeRule::Default {
             return Self::default();
         }
-        let without_choice = Self { has_rule: true, chosen: Vec::new() };
         let hot: Vec<&ThreadPlan<'_>> = plans.iter().filter(|plan| plan.thread.demand.is_hot).collect();
         let nodes = numa_nodes_of_cpus(&state.topology, grant);
         let is_placed = |member: &Member| {
@@ -46,7 +45,7 @@ impl ChosenNodes {
             || hot.iter().all(|plan| is_placed(plan.member))
             || !are_pinned(draft, id, grant, &hot)
         {
-            return without_choice;
+            return Self { has_rule: true, chosen: Vec::new() };
         }
         // The other rules do not depend on the node of the parent.
         let needs_parent = matches!(rule, NumaNodeRule::Fill | NumaNodeRule::Packed);

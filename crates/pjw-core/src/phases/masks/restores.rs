@@ -12,12 +12,12 @@ pub(super) fn restore_masks_of_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Ve
     let Some(members) = draft.state.members.members_to_plan(&draft.state.dirty, id) else {
         return Vec::new();
     };
-    let (actions, restored): (Vec<_>, Vec<_>) =
+    let (actions, without_action): (Vec<_>, Vec<_>) =
         members.into_iter().map(|member| mask_restore_actions(draft.state, member)).unzip();
     let actions = actions.concat();
     // Until a full scan, an unknown child may still have a mask that pjw had set for its parent.
     if draft.full {
-        restored.concat().into_iter().for_each(|thread| draft.stop_journaling(thread));
+        without_action.concat().into_iter().for_each(|thread| draft.stop_journaling(thread));
     }
     draft.journal_mask_requests(&actions);
     actions
@@ -29,20 +29,20 @@ pub(super) fn restore_masks_of_job(draft: &mut CycleDraft<'_>, id: &JobId) -> Ve
 fn mask_restore_actions(state: &WardenState, member: &Member) -> (Vec<MaskAction>, Vec<ThreadId>) {
     let online = state.pool.online_cpus();
     let mut actions = Vec::new();
-    let mut restored = Vec::new();
+    let mut without_action = Vec::new();
     for (id, known) in member.living_threads() {
         let Some(entry) = &known.mask_entry else { continue };
         let target = entry.original_mask().clone();
         // A mask without an online PU can't be requested.
         if entry.needs_no_restore() || !target.intersects(&online) {
-            restored.push(id);
+            without_action.push(id);
             continue;
         }
         let why = format!("{} has no cores of its own: back to {target}", member.job);
         let kind = MaskActionKind::Restore;
         actions.push(MaskAction::with_exact_mask(kind, &member.job, id, &known.effective_mask, target, why));
     }
-    (actions, restored)
+    (actions, without_action)
 }
 
 /// Plans the changes of affinity masks that give the threads of released processes (processes that have left their job)

@@ -115,7 +115,7 @@ impl Launchers {
 /// each job is looked up once, and again only after a process has joined a job that may change the result.
 #[derive(Default)]
 struct GroupingOwners {
-    /// By the kind and the id of the session or process group: the job, as its batch system says. `None` if there is none.
+    /// By the kind and the id of the session or process group: the job, as the batch system says. `None` for no job.
     by_source: BTreeMap<(JobProcessGrouping, Pid), Option<JobId>>,
     /// By the id of the session: the job for which it was registered by `assign --session`.
     by_registration: BTreeMap<Pid, Option<JobId>>,
@@ -340,7 +340,8 @@ pub(crate) fn matches_rule(
 /// - If pjw does not know the job, the process must descend from the job launcher of the batch system, and must not be
 ///   a process of root.
 ///
-/// `is_enabled` says whether jobs of a source are detected. `launchers` keeps the results of look-ups for other processes.
+/// `is_enabled` says whether jobs of a source are detected. `launchers` keeps the results of look-ups for other
+/// processes.
 fn job_by_environment<'a>(
     state: &WardenState,
     known: &'a KnownProcess,

@@ -16,8 +16,8 @@ pub(crate) struct ThreadPuMatching<'a> {
     pus: &'a CpuSet,
     /// The masks of the threads that have a PU, by the index of the thread.
     masks: Vec<&'a CpuSet>,
-    /// The PUs of these threads.
-    places: Vec<Pu>,
+    /// The PUs of these threads, by the index of the thread.
+    pu_of: Vec<Pu>,
     /// The index of the thread on each PU.
     thread_on: BTreeMap<Pu, usize>,
     /// The PUs without a thread.
@@ -35,7 +35,7 @@ impl<'a> ThreadPuMatching<'a> {
             topology,
             pus,
             masks: Vec::new(),
-            places: Vec::new(),
+            pu_of: Vec::new(),
             thread_on: BTreeMap::new(),
             free: pus.clone(),
             on_idle_cores: pus.clone(),
@@ -55,7 +55,7 @@ impl<'a> ThreadPuMatching<'a> {
 
     /// Returns the PU (logical CPU) of each assigned thread, in the order in which the threads were added.
     pub(crate) fn assigned_pus(&self) -> &[Pu] {
-        &self.places
+        &self.pu_of
     }
 
     /// Assigns one more thread to a PU (logical CPU) in its affinity mask `mask`, on an idle core if possible. Returns
@@ -64,14 +64,14 @@ impl<'a> ThreadPuMatching<'a> {
     /// of the PUs of the assignment.
     pub(crate) fn add_thread(&mut self, mask: &'a CpuSet) -> bool {
         let unused = mask.first_common(&self.on_idle_cores).or_else(|| mask.first_common(&self.free));
-        let new = self.places.len();
-        let wanted_by = match unused {
+        let new = self.pu_of.len();
+        let path = match unused {
             Some(pu) => Some((pu, BTreeMap::from([(pu, new)]))),
             None => self.find_path(mask, new),
         };
-        let Some((free, wanted_by)) = wanted_by else { return false };
+        let Some((free, wanted_by)) = path else { return false };
         self.masks.push(mask);
-        self.places.push(free);
+        self.pu_of.push(free);
         self.assign_along_path(free, &wanted_by);
         true
     }
@@ -106,8 +106,8 @@ impl<'a> ThreadPuMatching<'a> {
         let mut vacant = free;
         while let Some(&thread) = wanted_by.get(&vacant) {
             self.thread_on.insert(vacant, thread);
-            let Some(place) = self.places.get_mut(thread) else { return };
-            let former = core::mem::replace(place, vacant);
+            let Some(pu) = self.pu_of.get_mut(thread) else { return };
+            let former = core::mem::replace(pu, vacant);
             if thread + 1 == self.masks.len() {
                 return;
             }
@@ -126,14 +126,14 @@ mod tests {
     fn matched(masks: &[CpuSet]) -> (Vec<bool>, Vec<Pu>) {
         let (topology, pus) = (regular_topology(2, 1, 1, 2, 2), cpu_set("0-7"));
         let mut matching = ThreadPuMatching::new(&topology, &pus);
-        let has_place = masks.iter().map(|mask| matching.add_thread(mask)).collect();
-        (has_place, matching.assigned_pus().to_vec())
+        let has_pu = masks.iter().map(|mask| matching.add_thread(mask)).collect();
+        (has_pu, matching.assigned_pus().to_vec())
     }
 
     #[test]
     fn an_earlier_thread_makes_room_for_a_later_one() {
-        let (has_place, places) = matched(&[cpu_set("0-1"), cpu_set("1-2"), cpu_set("0")]);
-        assert_eq!((has_place, places), (vec![true; 3], vec![Pu(1), Pu(2), Pu(0)]));
+        let (has_pu, pus) = matched(&[cpu_set("0-1"), cpu_set("1-2"), cpu_set("0")]);
+        assert_eq!((has_pu, pus), (vec![true; 3], vec![Pu(1), Pu(2), Pu(0)]));
     }
 
     #[test]
@@ -164,17 +164,17 @@ mod tests {
             words in proptest::collection::vec(1u64..256, 0..12),
         ) {
             let masks: Vec<CpuSet> = words.iter().map(|&word| CpuSet::from_words(&[word])).collect();
-            let (has_place, places) = matched(&masks);
+            let (has_pu, pus) = matched(&masks);
             let placed: Vec<&CpuSet> =
-                masks.iter().zip(&has_place).filter(|(_, has_place)| **has_place).map(|(mask, _)| mask).collect();
-            prop_assert_eq!(placed.len(), places.len());
-            prop_assert!(placed.iter().zip(&places).all(|(mask, pu)| mask.contains(*pu)));
-            prop_assert_eq!(places.iter().copied().collect::<CpuSet>().len(), places.len());
-            prop_assert_eq!(places.len(), most_by_hall(&masks));
+                masks.iter().zip(&has_pu).filter(|(_, has_pu)| **has_pu).map(|(mask, _)| mask).collect();
+            prop_assert_eq!(placed.len(), pus.len());
+            prop_assert!(placed.iter().zip(&pus).all(|(mask, pu)| mask.contains(*pu)));
+            prop_assert_eq!(pus.iter().copied().collect::<CpuSet>().len(), pus.len());
+            prop_assert_eq!(pus.len(), most_by_hall(&masks));
             // The first threads have priority: a thread without a PU adds nothing to those before it.
-            for (index, has_place) in has_place.iter().enumerate() {
+            for (index, has_pu) in has_pu.iter().enumerate() {
                 let gain = most_by_hall(&masks[..=index]) - most_by_hall(&masks[..index]);
-                prop_assert_eq!(gain == 1, *has_place);
+                prop_assert_eq!(gain == 1, *has_pu);
             }
         }
     }

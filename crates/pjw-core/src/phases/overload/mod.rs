@@ -45,11 +45,11 @@ pub(crate) fn threads_to_unbind(
         let counted = threads_with_pu_in_own_process(topology, grant, &bound, &all_counted);
         let spread: BTreeSet<ProcessId> = moving.intersection(inherited).copied().collect();
         let overloaded = threads_to_move(topology, grant, &counted, floating, &spread);
-        let known = moving.len();
+        let count_before = moving.len();
         moving.extend(overloaded.iter().map(|thread| thread.process));
         // If some threads of a process move, the others that shared their PUs are compared with those of other
         // processes.
-        if moving.len() == known {
+        if moving.len() == count_before {
             return overloaded;
         }
     }
@@ -89,14 +89,14 @@ fn threads_with_pu_in_own_process<'a>(
     bound: &[&'a HotThread],
     all_counted: &BTreeSet<ProcessId>,
 ) -> Vec<&'a HotThread> {
-    let mut threads_of: BTreeMap<ProcessId, usize> = BTreeMap::new();
-    bound.iter().for_each(|hot_thread| *threads_of.entry(hot_thread.thread.process).or_default() += 1);
-    let mut matching_of: BTreeMap<ProcessId, ThreadPuMatching<'_>> = BTreeMap::new();
+    let mut thread_counts: BTreeMap<ProcessId, usize> = BTreeMap::new();
+    bound.iter().for_each(|hot_thread| *thread_counts.entry(hot_thread.thread.process).or_default() += 1);
+    let mut matchings: BTreeMap<ProcessId, ThreadPuMatching<'_>> = BTreeMap::new();
     let has_pu = |hot_thread: &&'a HotThread| {
         let process = hot_thread.thread.process;
         all_counted.contains(&process)
-            || threads_of.get(&process) == Some(&1)
-            || matching_of
+            || thread_counts.get(&process) == Some(&1)
+            || matchings
                 .entry(process)
                 .or_insert_with(|| ThreadPuMatching::new(topology, grant))
                 .add_thread(&hot_thread.mask)

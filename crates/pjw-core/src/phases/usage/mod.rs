@@ -147,9 +147,9 @@ pub fn cgroups_with_peaks_to_read(state: &WardenState, snapshot: &Snapshot) -> V
         Some(_) => true,
         None => snapshot.scope == ScanScope::Full,
     };
-    let seen = snapshot.processes.keys().filter_map(|pid| state.members.get(pid));
+    let listed = snapshot.processes.keys().filter_map(|pid| state.members.get(pid));
     let all = (snapshot.scope == ScanScope::Full).then(|| state.members.values());
-    let gone = seen.chain(all.into_iter().flatten()).filter(|member| is_gone(member));
+    let gone = listed.chain(all.into_iter().flatten()).filter(|member| is_gone(member));
     let jobs: BTreeSet<&JobId> = gone.map(|member| &member.job).collect();
     let now = snapshot.taken_at.since_boot;
     let to_read = jobs
@@ -239,7 +239,7 @@ fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
             state.members.values().filter(|member| !snapshot.processes.contains_key(&member.id.pid));
         gone.extend(missing.map(|member| member.id));
     }
-    // Also those that have ended since the scan, and those that the scan was not about.
+    // Also the processes that have ended since the scan, and those that the scan did not cover.
     gone.extend(snapshot.reaped.iter().filter_map(|&pid| state.usage.process_id_at(pid)));
     // Children come before their parents, which then pass on what they got of the children.
     gone.sort_by_key(|id| core::cmp::Reverse((id.start, id.pid)));
@@ -251,7 +251,8 @@ fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
         });
         state.usage.record_process_end(id.pid, snapshot.cpu_times.get(&id.pid), idle_until, now);
     }
-    let (mut read, mut pids_read) = (BTreeSet::new(), Vec::new());
+    let mut jobs_of_living: BTreeSet<JobId> = BTreeSet::new();
+    let mut pids_read = Vec::new();
     for (process, job) in living {
         begin_usage_after_restart(state, &job, draft.now);
         let times = snapshot.cpu_times.get(&process.id.pid);
@@ -261,9 +262,9 @@ fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
         }
         end_sample_when_idle(state, &job, process.idle_until);
         record_task_count(state, &job, process.id.pid);
-        read.insert(job);
+        jobs_of_living.insert(job);
     }
-    for job in &read {
+    for job in &jobs_of_living {
         if let Some(open) = state.usage.usage_of_job_mut(job) {
             open.is_unread = false;
         }
@@ -278,7 +279,7 @@ fn record_process_cpu_times(draft: &mut CycleDraft<'_>) -> BTreeSet<JobId> {
         let ended: Vec<Pid> = draft.state.usage.expected_parents().filter(has_ended).collect();
         draft.state.usage.record_unread_parents_ended(ended.into_iter());
     }
-    jobs_read.extend(read);
+    jobs_read.extend(jobs_of_living);
     jobs_read
 }
 
@@ -442,7 +443,7 @@ fn journal_usage(draft: &mut CycleDraft<'_>, job: &JobId) {
 /// Makes the report about the resource use of `job`, which has ended or was released, and removes the usage of the job
 /// from the state.
 pub(crate) fn report_ended_job(draft: &mut CycleDraft<'_>, job: &Job) {
-    // The last CPU time is read late. In a short sample it would look like more than the job used at once.
+    // The last CPU time is read after the end of the job: a short sample would show more than the job used at once.
     let has_samples = draft.state.usage.usage_of_job(&job.id).is_some_and(|open| open.usage.sampled_ns > 0);
     end_sample(draft, &job.id, if has_samples { MIN_SAMPLE_NS } else { 1 });
     let now = draft.now;
@@ -458,7 +459,7 @@ pub(crate) fn report_ended_job(draft: &mut CycleDraft<'_>, job: &Job) {
     let violations = of_job.filter(|event| event.kind == EventKind::Violation).count();
     usage.violations += u32::try_from(violations).unwrap_or(u32::MAX);
     let wall_ns = match usage.began_at {
-        // When the job ended is unknown, and what it used is known until the last reading.
+        // The time at which the job ended is unknown. Its usage is known until the last reading.
         began_at if is_unread => match usage.read_until.0.saturating_sub(began_at.0) {
             0 => usage.sampled_ns,
             wall_ns => wall_ns,
