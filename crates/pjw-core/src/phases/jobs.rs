@@ -184,8 +184,8 @@ fn new_scheduler_cpus(draft: &CycleDraft<'_>, job: &Job) -> Option<CpuSet> {
     let cpuset = cgroup.cpuset.as_ref();
     let is_from_pjw = managed.zip(cpuset).is_some_and(|(managed, cpuset)| managed.has_cpus_from_pjw(cpuset));
     let granted = job.grant_chosen_by(GrantedBy::Scheduler);
-    // A cpuset that an earlier daemon or another daemon wrote is not a grant either. But if the batch system has
-    // granted PUs since, it has written the cpuset.
+    // A cpuset that an earlier daemon or another daemon wrote is no grant. But if the batch system has granted PUs
+    // since, the cpuset is from the batch system.
     let leftover = cpuset.and_then(|cpuset| cpusets.leftover_for_scheduler(path, cpuset));
     let is_leftover = leftover.is_some() && granted.is_none();
     let machine = draft.state.topology.cpus();

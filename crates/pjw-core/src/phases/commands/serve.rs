@@ -150,8 +150,8 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     let existing = draft.state.jobs.get(&args.job).cloned();
     check_may_assign(existing.as_ref(), args)?;
     let new_members = new_members(draft, args)?;
-    let with_core_count = replace_everything_by_cores(draft, args)?;
-    let args = with_core_count.as_ref().unwrap_or(args);
+    let with_count = replace_everything_by_cores(draft, args)?;
+    let args = with_count.as_ref().unwrap_or(args);
     let request = build_job_request(&draft.state.topology, existing.as_ref(), args)?;
     if let Some(job) = existing.as_ref().filter(|job| job.request.as_ref() != Some(&request)) {
         check_may_change_request(job, &args.caller)?;

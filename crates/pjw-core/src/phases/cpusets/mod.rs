@@ -252,12 +252,11 @@ fn plan_cpuset(draft: &mut CycleDraft<'_>, job_cpuset: &JobCpuset, changes: &mut
     let JobCpuset { job, path, spec, creator } = job_cpuset;
     let recorded = state.cpusets.cpuset_at(path);
     let was_recorded = recorded.is_some();
-    let scanned = state.cgroups.get(path);
-    if was_recorded && scanned.is_none() {
+    if was_recorded && !state.cgroups.contains_key(path) {
         changes.waiting_jobs.insert(job.clone());
         return;
     }
-    let cgroup = scanned.and_then(Observed::present).cloned();
+    let cgroup = state.cgroups.get(path).and_then(Observed::present).cloned();
     if *creator == CgroupCreator::Scheduler && cgroup.is_none() {
         return;
     }

@@ -56,40 +56,40 @@ pub fn read_cpu_times(
 ) {
     let usage = &state.usage;
     let requested = pids_for_cpu_times(state, snapshot);
-    let mut found = read(&requested);
-    let is_gone = |found: &BTreeMap<Pid, Observed<ProcessCpuTimes>>, pid| match found.get(&pid) {
+    let mut readings = read(&requested);
+    let is_gone = |readings: &BTreeMap<Pid, Observed<ProcessCpuTimes>>, pid| match readings.get(&pid) {
         Some(Observed::Gone) => true,
         Some(Observed::Present(times)) => usage.is_other_process(pid, times),
         None => false,
     };
-    let gone: Vec<Pid> = requested.iter().copied().filter(|&pid| is_gone(&found, pid)).collect();
+    let gone: Vec<Pid> = requested.iter().copied().filter(|&pid| is_gone(&readings, pid)).collect();
     // A parent in a job is not read once more. Another child could have ended since, and the time of this child would
     // then count twice: in its own times of the first call, and in the later ones of the parent.
     let parents = gone.iter().filter_map(|&pid| usage.outside_parent_of(pid));
-    let read_again: BTreeSet<Pid> = parents.filter(|&pid| !is_gone(&found, pid)).collect();
+    let read_again: BTreeSet<Pid> = parents.filter(|&pid| !is_gone(&readings, pid)).collect();
     if !read_again.is_empty() {
-        found.extend(read(&read_again).into_iter().filter(|(_, again)| again.present().is_some()));
+        readings.extend(read(&read_again).into_iter().filter(|(_, again)| again.present().is_some()));
     }
     let mut reaped: BTreeSet<Pid> =
         gone.iter().copied().filter(|&pid| usage.process_usage_at(pid).is_some()).collect();
     let mut to_look_for: BTreeSet<Pid> = gone.iter().flat_map(|&pid| usage.children_of(pid)).collect();
-    for (&pid, times) in found.iter().filter_map(|(pid, found)| Some((pid, found.present()?))) {
+    for (&pid, times) in readings.iter().filter_map(|(pid, reading)| Some((pid, reading.present()?))) {
         to_look_for.extend(usage.children_possibly_waited_for(pid, times));
     }
     // A child that the first call read existed after its parent was read, except if the parent was read once more.
     let existed_after_parent = |pid: &Pid| {
         let parent = usage.process_usage_at(*pid).map(|known| known.parent);
-        matches!(found.get(pid), Some(Observed::Present(_)))
+        matches!(readings.get(pid), Some(Observed::Present(_)))
             && parent.is_none_or(|parent| !read_again.contains(&parent))
     };
     to_look_for.retain(|pid| !reaped.contains(pid) && !existed_after_parent(pid));
     while !to_look_for.is_empty() {
-        let found = read(&to_look_for);
-        to_look_for.retain(|&pid| is_gone(&found, pid) && reaped.insert(pid));
+        let child_readings = read(&to_look_for);
+        to_look_for.retain(|&pid| is_gone(&child_readings, pid) && reaped.insert(pid));
         to_look_for = to_look_for.iter().flat_map(|&pid| usage.children_of(pid)).collect();
         to_look_for.retain(|pid| !reaped.contains(pid));
     }
-    let times = found.into_iter().filter_map(|(pid, found)| Some((pid, *found.present()?)));
+    let times = readings.into_iter().filter_map(|(pid, reading)| Some((pid, *reading.present()?)));
     snapshot.cpu_times = times.filter(|(pid, _)| !reaped.contains(pid)).collect();
     snapshot.reaped = reaped;
 }
