@@ -75,6 +75,7 @@ impl AffinityMonitor {
     /// # Errors
     /// If the kernel refuses the program, or the test of the program fails.
     pub(super) fn load_with_platform(platform: &mut BpfPlatform) -> Result<Self, AffinityMonitorUnavailable> {
+        // The monitor does not use the map of the processes that a task scan reports, so one entry suffices.
         let mut object = platform.load(1, |object, btf| {
             let loaded = program(object).and_then(|program| load_program(|| program.load(FUNCTION, btf)));
             loaded.map_err(|error| match unavailable_reason("verifying", &error) {
@@ -109,17 +110,17 @@ impl AffinityMonitor {
     /// the last call.
     pub fn drain_requests(&mut self) -> DrainedRequests {
         let mut drained = DrainedRequests::default();
-        let mut read = 0;
-        while read < RING_BYTES
+        let mut read_bytes = 0;
+        while read_bytes < RING_BYTES
             && let Some(record) = self.ring.next()
         {
-            read += RING_HEADER_BYTES + record.len();
+            read_bytes += RING_HEADER_BYTES + record.len();
             drained.requests.extend(parse_request(&record));
         }
-        // Records are lost only while the ring buffer is full, and stay there until they are read. So a ring buffer
-        // that is less than half full was not full since the last call, and the BPF map with the count need not be
-        // read.
-        if read >= RING_BYTES / 2
+        // The program loses a record only while the ring buffer is full, and the records in the buffer stay there until
+        // they are read. So a ring buffer that is less than half full was not full since the last call. Then the BPF
+        // map with the count of lost records need not be read.
+        if read_bytes >= RING_BYTES / 2
             && let Ok([_, _, _, lost]) = self.settings.get(&0, 0)
         {
             drained.lost_count = lost.saturating_sub(self.lost);
@@ -140,26 +141,22 @@ impl AffinityMonitor {
             let mask = affinity::get_mask(tid)?;
             affinity::set_mask(tid, &mask).map(|()| (tid, mask))
         };
-        let done = std::thread::scope(|scope| scope.spawn(set_own_mask).join());
-        let (tid, mask) = match done {
-            Ok(done) => {
-                done.map_err(|errno| refusal_error("setting the mask of pjwd", &io::Error::from(errno)))?
-            }
-            Err(_) => {
-                let failed = String::from("nothing: the thread of the check failed");
-                return Err(AffinityMonitorUnavailable::SelfCheckFailed(failed));
-            }
+        let Ok(result) = std::thread::scope(|scope| scope.spawn(set_own_mask).join()) else {
+            let reported = String::from("nothing: the thread of the check failed");
+            return Err(AffinityMonitorUnavailable::SelfCheckFailed(reported));
         };
+        let (tid, mask) =
+            result.map_err(|errno| refusal_error("setting the mask of pjwd", &io::Error::from(errno)))?;
         let reported = self.drain_requests().requests;
-        let ours = Pid(std::process::id());
-        let is_right = |request: &AffinityRequest| {
-            (request.caller_pid, request.caller) == (ours, tid)
+        let own_pid = Pid(std::process::id());
+        let is_own_call = |request: &AffinityRequest| {
+            (request.caller_pid, request.caller) == (own_pid, tid)
                 && request.target.is_none()
                 && request.requested_mask == mask
         };
         // During the check no other process is reported, so that many requests of a job can't fill the ring
         // buffer.
-        if reported.iter().any(is_right) {
+        if reported.iter().any(is_own_call) {
             Ok(())
         } else {
             Err(AffinityMonitorUnavailable::SelfCheckFailed(format!("{reported:?}")))
@@ -175,7 +172,7 @@ fn program(object: &mut Ebpf) -> Result<&mut FExit, ProgramError> {
 /// `None` if the calling thread set its own mask. Returns `None` if the record is shorter than its fixed part.
 fn parse_request(record: &[u8]) -> Option<AffinityRequest> {
     let (header, mask) = record.split_first_chunk::<HEADER_BYTES>()?;
-    let (caller, scope) = (u32_at(header, 0), u32_at(header, 12));
+    let (caller, named_target) = (u32_at(header, 0), u32_at(header, 12));
     let words: Vec<u64> = mask.chunks_exact(8).map(|word| u64_at(word, 0)).collect();
     Some(AffinityRequest {
         caller: Tid(caller),
@@ -183,7 +180,8 @@ fn parse_request(record: &[u8]) -> Option<AffinityRequest> {
         caller_parent: Pid(u32_at(header, 8)),
         comm: parse_comm(&header[32..]),
         called_at: Nanos(u64_at(header, 24)),
-        target: Some(Tid(scope)).filter(|_| scope != 0 && scope != caller),
+        // 0 names the caller.
+        target: Some(Tid(named_target)).filter(|_| named_target != 0 && named_target != caller),
         requested_mask: CpuSet::from_words(&words),
         refused: u64_at(header, 16) != 0,
     })
@@ -223,8 +221,8 @@ mod tests {
 
     #[test]
     fn a_thread_that_names_itself_has_no_other_target() {
-        let target = |scope: u32| {
-            let record = [[7_u32, 6, 5, scope].map(u32::to_ne_bytes).concat(), vec![0; 32]].concat();
+        let target = |named_target: u32| {
+            let record = [[7_u32, 6, 5, named_target].map(u32::to_ne_bytes).concat(), vec![0; 32]].concat();
             parse_request(&record).unwrap().target
         };
         assert_eq!([target(0), target(7), target(6)], [None, None, Some(Tid(6))]);

@@ -1,4 +1,4 @@
-//! Why the BPF programs can't be used, and why a pass stopped.
+//! Errors of the BPF programs: why a program can't be used, and why a task scan stopped.
 
 use thiserror::Error;
 

@@ -1,12 +1,12 @@
 //! Task facts and affinity requests from BPF programs in the kernel.
 //!
 //! The task scan is a BPF task iterator (`bpf/tasks.bpf.c`). It writes one binary record per task and skips
-//! processes that are not requested. `/proc` formats each fact as text and needs three files per thread.
+//! processes that are not requested. Reading `/proc` instead takes three files per thread, with each fact as text.
 //!
 //! Requirements: the cargo feature `bpf`, a little-endian machine, Linux 5.8 or later with BTF, `CAP_BPF`,
 //! `CAP_PERFMON`, the initial pid namespace, and a kernel that is not locked down. [`TaskScan::load`] reports
 //! a missing requirement. It also compares the record of its own task with /proc, and fails if they differ.
-//! Callers must be able to work without it.
+//! Callers must be able to work without the task scan.
 //!
 //! The effective mask of a thread in a cpuset does not change when the thread requests more PUs than the
 //! cpuset has. So a second program ([`AffinityMonitor`]) runs at the end of sched_setaffinity(2). The two

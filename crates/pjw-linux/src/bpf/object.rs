@@ -19,7 +19,7 @@ const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
-/// Attempts to load a program, as in libbpf.
+/// The maximum number of attempts to load a program, as in libbpf.
 const LOAD_ATTEMPTS: usize = 5;
 /// The number of words that are kept at the beginning of a long error.
 const FIRST_WORDS: usize = 12;
@@ -118,8 +118,8 @@ impl BpfPlatform {
     }
 }
 
-/// Whether a process with this `status` file has the capabilities, or may have: capabilities(7),
-/// proc_pid_status(5).
+/// Whether a process with this `/proc/PID/status` file (proc_pid_status(5)) has the capabilities to load BPF programs
+/// (capabilities(7)). True if the file has no valid line `CapEff`.
 fn may_load(status: &str) -> bool {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let Some(effective) = effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()) else {
@@ -129,12 +129,12 @@ fn may_load(status: &str) -> bool {
     has(CAP_SYS_ADMIN) || (has(CAP_BPF) && has(CAP_PERFMON))
 }
 
-/// Removes the BPF map with the name `name` from `program`, a loaded object file, and returns the map.
+/// Removes the BPF map with the name `name` from `object`, a loaded object file, and returns the map.
 ///
 /// # Errors
 /// If the object file has no map with this name.
-pub(super) fn take_map(program: &mut Ebpf, name: &'static str) -> Result<Map, TaskScanUnavailable> {
-    program.take_map(name).ok_or_else(|| refusal_error(name, &io::Error::other("the object has no such map")))
+pub(super) fn take_map(object: &mut Ebpf, name: &'static str) -> Result<Map, TaskScanUnavailable> {
+    object.take_map(name).ok_or_else(|| refusal_error(name, &io::Error::other("the object has no such map")))
 }
 
 /// Calls `load`, which must load a BPF program into the kernel with the system call `bpf(BPF_PROG_LOAD)`. If a signal
@@ -153,7 +153,7 @@ pub(super) fn load_program<E: Error + 'static>(mut load: impl FnMut() -> Result<
 }
 
 fn has_errno(error: &(dyn Error + 'static), errno: i32) -> bool {
-    let mut causes = errors(error).filter_map(|error| error.downcast_ref::<io::Error>());
+    let mut causes = error_chain(error).filter_map(|error| error.downcast_ref::<io::Error>());
     causes.any(|error| error.raw_os_error() == Some(errno))
 }
 
@@ -161,16 +161,15 @@ fn has_errno(error: &(dyn Error + 'static), errno: i32) -> bool {
 /// the step, such as `attaching`, and `error` is its error. The reason is, for example, a missing permission or a
 /// kernel that is too old.
 pub(super) fn unavailable_reason(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
-    let denied = has_errno(error, libc::EPERM);
-    let unknown = errors(error).filter_map(|error| error.downcast_ref::<BtfError>());
-    let too_old = unknown.into_iter().any(|error| matches!(error, BtfError::UnknownBtfTypeName { .. }));
-    let locked = fs::read_to_string("/sys/kernel/security/lockdown");
-    if locked.is_ok_and(|state| state.contains("[confidentiality]")) {
+    let mut btf_errors = error_chain(error).filter_map(|error| error.downcast_ref::<BtfError>());
+    let is_too_old = btf_errors.any(|error| matches!(error, BtfError::UnknownBtfTypeName { .. }));
+    let lockdown = fs::read_to_string("/sys/kernel/security/lockdown");
+    if lockdown.is_ok_and(|state| state.contains("[confidentiality]")) {
         TaskScanUnavailable::LockedDown
-    } else if too_old {
+    } else if is_too_old {
         TaskScanUnavailable::KernelTooOld(version::kernel_release())
-    } else if denied {
-        TaskScanUnavailable::NotPermitted(failed(step, error))
+    } else if has_errno(error, libc::EPERM) {
+        TaskScanUnavailable::NotPermitted(step_error(step, error))
     } else {
         refusal_error(step, error)
     }
@@ -179,20 +178,21 @@ pub(super) fn unavailable_reason(step: &'static str, error: &(dyn Error + 'stati
 /// Returns [`TaskScanUnavailable::Refused`]: the kernel refused a step of loading the BPF programs. `step` is the
 /// name of the step, and `error` is its error.
 pub(super) fn refusal_error(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanUnavailable {
-    TaskScanUnavailable::Refused(failed(step, error))
+    TaskScanUnavailable::Refused(step_error(step, error))
 }
 
 /// Returns [`TaskScanError::Kernel`]: a step of running a loaded BPF program failed. `step` is the name of the step,
 /// and `error` is its error.
 pub(super) fn scan_error(step: &'static str, error: &(dyn Error + 'static)) -> TaskScanError {
-    TaskScanError::Kernel(failed(step, error))
+    TaskScanError::Kernel(step_error(step, error))
 }
 
-fn failed(step: &'static str, error: &(dyn Error + 'static)) -> BpfStepError {
+fn step_error(step: &'static str, error: &(dyn Error + 'static)) -> BpfStepError {
     BpfStepError { step, cause: error_chain_text(error) }
 }
 
-fn errors<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+/// Iterates over `error`, its cause, the cause of that cause, and so on.
+fn error_chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     let mut next = Some(error);
     std::iter::from_fn(move || {
         let error = next?;
@@ -206,7 +206,7 @@ fn errors<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn
 /// the cause is at the end of the log.
 pub(super) fn error_chain_text(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
-    for error in errors(error) {
+    for error in error_chain(error) {
         let part = error.to_string();
         if !text.contains(&part) {
             text.push_str(if text.is_empty() { "" } else { ": " });

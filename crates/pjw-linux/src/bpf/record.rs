@@ -58,9 +58,9 @@ pub(super) fn parse_first_record(bytes: &[u8]) -> Result<Option<(BpfRecord<'_>, 
     if !(HEADER_BYTES..=HEADER_BYTES + MASK_BYTES).contains(&length) || !length.is_multiple_of(8) {
         return Err(MalformedRecord);
     }
-    let whole = bytes.split_at_checked(length);
-    let parts = whole.and_then(|(record, rest)| Some((record.split_first_chunk()?, rest)));
-    Ok(parts.map(|((header, mask), rest)| (BpfRecord { task: parse_task(header), mask }, rest)))
+    let Some((record, following)) = bytes.split_at_checked(length) else { return Ok(None) };
+    let parts = record.split_first_chunk::<HEADER_BYTES>();
+    Ok(parts.map(|(header, mask)| (BpfRecord { task: parse_task(header), mask }, following)))
 }
 
 /// Parses the fixed part of a record of the task scan, which describes a thread. The affinity mask follows this part in

@@ -32,7 +32,7 @@ type PassValue = [u64; 6];
 /// binary records. This is faster than reading `/proc`. Dropping this value removes the program from the
 /// kernel.
 pub struct TaskScan {
-    program: Ebpf,
+    object: Ebpf,
     /// The settings of the next scan, and the numbers of reported and skipped tasks of the last scan.
     pass: Array<MapData, PassValue>,
     /// The processes in the scope of the scan.
@@ -74,19 +74,19 @@ impl TaskScan {
     /// If the kernel refuses the program, or the test of the program fails.
     pub(super) fn load_with_platform(platform: &mut BpfPlatform) -> Result<Self, TaskScanUnavailable> {
         let online = OnlinePuReader::open().map_err(|error| refusal_error("the online PUs", &error))?;
-        let mut program = platform.load(MAX_SCANNED_PROCESSES, |object, btf| {
+        let mut object = platform.load(MAX_SCANNED_PROCESSES, |object, btf| {
             let loaded = iterator(object).and_then(|iterator| load_program(|| iterator.load("task", btf)));
             loaded.map_err(|error| unavailable_reason("verifying", &error))
         })?;
         let mut scan = Self {
-            pass: Array::try_from(take_map(&mut program, "PASS")?)
+            pass: Array::try_from(take_map(&mut object, "PASS")?)
                 .map_err(|error| refusal_error("PASS", &error))?,
             watched: Watched::new(
-                take_map(&mut program, "WATCHED_TGIDS")?
+                take_map(&mut object, "WATCHED_TGIDS")?
                     .try_into()
                     .map_err(|error| refusal_error("WATCHED_TGIDS", &error))?,
             ),
-            program,
+            object,
             mask_bytes: platform.mask_bytes,
             keys: random_keys(),
             online,
@@ -116,32 +116,32 @@ impl TaskScan {
         };
         self.watched.set_processes(processes)?;
         let [first_key, second_key] = self.keys;
-        let order = [mode, self.mask_bytes as u64, 0, 0, first_key, second_key];
-        self.pass.set(0, order, 0).map_err(|error| scan_error("starting", &error))?;
-        let file = self.open().map_err(|error| scan_error("opening", &error))?;
+        let settings = [mode, self.mask_bytes as u64, 0, 0, first_key, second_key];
+        self.pass.set(0, settings, 0).map_err(|error| scan_error("starting", &error))?;
+        let file = self.open_iterator().map_err(|error| scan_error("opening", &error))?;
         self.read_records(file, handle_task)?;
         let [_, _, reported_tasks, skipped_tasks, _, _] =
             self.pass.get(&0, 0).map_err(|error| scan_error("ending", &error))?;
         Ok(TaskScanSummary { reported_tasks, skipped_tasks })
     }
 
-    /// Opens a file. Reading it makes the kernel iterate over its tasks once.
-    fn open(&mut self) -> Result<File, ProgramError> {
-        let program = iterator(&mut self.program)?;
-        let link = program.attach()?;
-        let file = program.take_link(link)?.into_file();
+    /// Opens a new file of the BPF iterator. When the file is read, the kernel iterates over its tasks once.
+    fn open_iterator(&mut self) -> Result<File, ProgramError> {
+        let iterator = iterator(&mut self.object)?;
+        let link = iterator.attach()?;
+        let file = iterator.take_link(link)?.into_file();
         file.map_err(|error| ProgramError::IOError(io::Error::other(error)))
     }
 
-    /// Reads the records that the BPF program writes to `file`, up to the end of the file. Calls `each` with each
-    /// record.
+    /// Reads the records that the BPF program writes to `file`, up to the end of the file. Calls `handle_task`
+    /// with each record.
     ///
     /// # Errors
     /// If `file` can't be read, or if a record is malformed or incomplete.
     fn read_records(
         &mut self,
         mut file: File,
-        each: &mut impl FnMut(TaskRecord<'_>),
+        handle_task: &mut impl FnMut(TaskRecord<'_>),
     ) -> Result<(), TaskScanError> {
         let mut filled = 0;
         loop {
@@ -154,30 +154,30 @@ impl TaskScan {
                     if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
                 Err(error) => return Err(scan_error("reading", &error)),
             }
-            let mut rest = &self.buffer[..filled];
-            while let Some((record, others)) =
-                record::parse_first_record(rest).map_err(|_| TaskScanError::Malformed)?
+            let mut unparsed = &self.buffer[..filled];
+            while let Some((record, following)) =
+                record::parse_first_record(unparsed).map_err(|_| TaskScanError::Malformed)?
             {
-                rest = others;
+                unparsed = following;
                 record::decode_mask(record.mask, self.online.online_pus().words(), &mut self.words);
-                each(TaskRecord { mask_words: &self.words, ..record.task });
+                handle_task(TaskRecord { mask_words: &self.words, ..record.task });
             }
             // Each read returns complete records, unless the buffer is too short.
-            let left = rest.len();
-            self.buffer.copy_within(filled - left..filled, 0);
-            filled = left;
+            let unparsed_bytes = unparsed.len();
+            self.buffer.copy_within(filled - unparsed_bytes..filled, 0);
+            filled = unparsed_bytes;
         }
     }
 }
 
-/// Two random numbers. The standard library reads random bytes of the kernel for each process (getrandom(2)).
+/// Two random numbers. The standard library seeds [`RandomState`] with random bytes of the kernel (getrandom(2)).
 fn random_keys() -> [u64; 2] {
     let random = RandomState::new();
     [random.hash_one(0_u8), random.hash_one(1_u8)]
 }
 
-fn iterator(program: &mut Ebpf) -> Result<&mut Iter, ProgramError> {
-    program.program_mut("scan").ok_or(ProgramError::UnexpectedProgramType)?.try_into()
+fn iterator(object: &mut Ebpf) -> Result<&mut Iter, ProgramError> {
+    object.program_mut("scan").ok_or(ProgramError::UnexpectedProgramType)?.try_into()
 }
 
 /// The processes of which the task scan reports all threads: the BPF map with their pids, and a copy of this map.
@@ -228,16 +228,16 @@ mod tests {
     fn masks_of_the_maximum_length_are_reported() {
         let Some(mut scan) = crate::bpf::tests::scan() else { return };
         scan.mask_bytes = record::MASK_BYTES;
-        let us = BTreeSet::from([Pid(std::process::id())]);
-        let ours = crate::sys::affinity::own_thread();
+        let own_pid = BTreeSet::from([Pid(std::process::id())]);
+        let own_tid = crate::sys::affinity::own_thread();
         let mut reported = Vec::new();
         let summary = scan
-            .for_each_task(TaskScope::ThreadsOf(&us), &mut |task| {
+            .for_each_task(TaskScope::ThreadsOf(&own_pid), &mut |task| {
                 reported.push((task.tid, task.allowed_pus()));
             })
             .unwrap();
         assert_eq!(summary.reported_tasks, reported.len() as u64);
-        let allowed = reported.into_iter().find(|(tid, _)| *tid == ours).unwrap().1;
-        assert_eq!(allowed, crate::sys::affinity::get_mask(ours).unwrap());
+        let allowed = reported.into_iter().find(|(tid, _)| *tid == own_tid).unwrap().1;
+        assert_eq!(allowed, crate::sys::affinity::get_mask(own_tid).unwrap());
     }
 }

@@ -20,9 +20,9 @@ use crate::proc::procfs::{ProcDir, SchedStat, Stat};
 use crate::{cgroup::CgroupMounts, sys::affinity};
 
 /// The function that a task scan calls with the record of each reported thread.
-type Each<'a> = &'a mut dyn FnMut(TaskRecord<'_>);
+type HandleTask<'a> = &'a mut dyn FnMut(TaskRecord<'_>);
 /// The result of a task scan.
-type Passed = Result<TaskScanSummary, TaskScanError>;
+type ScanResult = Result<TaskScanSummary, TaskScanError>;
 
 /// The maximum number of comparisons. Between the two readings of one comparison, the thread may move to another PU
 /// or get another name. That does not happen every time.
@@ -42,71 +42,73 @@ struct Facts {
 }
 
 /// Tests the task scan (the BPF program that reports the state of threads). Compares the reported state of the
-/// calling thread with `/proc` and with system calls. `pass` must run a task scan, and call the passed function for
+/// calling thread with `/proc` and with system calls. `run_scan` must run a task scan, and call the passed function for
 /// each reported thread. The thread can change between the two readings, so the test is repeated up to 5 times.
 ///
 /// # Errors
 /// If a task scan fails, if `/proc` can't be read, or if the states differ in each of the 5 attempts.
 pub(super) fn check_task_scan(
-    mut pass: impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
+    mut run_scan: impl FnMut(TaskScope<'_>, HandleTask<'_>) -> ScanResult,
 ) -> Result<(), TaskScanUnavailable> {
-    let mut proc = ProcDir::open(Path::new("/proc")).map_err(|errno| unread("/proc", errno))?;
-    let us = Pid(std::process::id());
-    let mut last = None;
+    let mut proc = ProcDir::open(Path::new("/proc")).map_err(|errno| read_error("/proc", errno))?;
+    let own_pid = Pid(std::process::id());
+    let mut difference = None;
     for _ in 0..ATTEMPTS {
-        last = compare_own_thread(&mut pass, &mut proc, us)?;
-        if last.is_none() {
+        difference = compare_own_thread(&mut run_scan, &mut proc, own_pid)?;
+        if difference.is_none() {
             break;
         }
     }
-    last.map_or(Ok(()), Err)
+    difference.map_or(Ok(()), Err)
 }
 
 /// Compares once what a task scan reports about the calling thread with `/proc` and with system calls. Returns the
-/// first difference, or `None` if all values agree. `pass` must run a task scan. `us` is the pid of this process.
+/// first difference, or `None` if all values agree. `run_scan` must run a task scan. `own_pid` is the pid of this
+/// process.
 ///
 /// # Errors
 /// If the task scan fails, or if `/proc` can't be read.
 fn compare_own_thread(
-    pass: &mut impl FnMut(TaskScope<'_>, Each<'_>) -> Passed,
+    run_scan: &mut impl FnMut(TaskScope<'_>, HandleTask<'_>) -> ScanResult,
     proc: &mut ProcDir,
-    us: Pid,
+    own_pid: Pid,
 ) -> Result<Option<TaskScanUnavailable>, TaskScanUnavailable> {
-    let facts = Facts::read(proc, us).map_err(|errno| unread("the thread of pjwd in /proc", errno))?;
-    let mut seen = 0_u32;
+    let facts = Facts::read(proc, own_pid).map_err(|errno| read_error("the thread of pjwd in /proc", errno))?;
+    let mut record_count = 0_u32;
     let mut difference = None;
-    let mut ran = 0;
+    let mut scanned_run_ns = 0;
     let mut compare = |record: TaskRecord<'_>| {
         if record.tid == facts.tid {
-            seen += 1;
-            ran = record.run_ns;
+            record_count += 1;
+            scanned_run_ns = record.run_ns;
             difference = facts.find_difference(&record);
         }
     };
-    pass(TaskScope::ThreadsOf(&BTreeSet::from([us])), &mut compare)
+    run_scan(TaskScope::ThreadsOf(&BTreeSet::from([own_pid])), &mut compare)
         .map_err(|error| refusal_error("scanning the process of pjwd", &error))?;
-    if seen != 1 {
-        return Ok(Some(differs("number of records", seen, 1)));
+    if record_count != 1 {
+        return Ok(Some(differs("number of records", record_count, 1)));
     }
-    let later = sched(proc, us, facts.tid).map_err(|errno| unread("the schedstat of pjwd", errno))?;
-    let late = later.filter(|later| ran > later.run_ns);
-    let late = late.map(|later| differs("run time", ran, format_args!("at most {} ns", later.run_ns)));
-    Ok(difference.or(late))
+    let later = sched(proc, own_pid, facts.tid).map_err(|errno| read_error("the schedstat of pjwd", errno))?;
+    let exceeded = later.map(|later| later.run_ns).filter(|later_run_ns| scanned_run_ns > *later_run_ns);
+    let too_large =
+        exceeded.map(|most| differs("run time", scanned_run_ns, format_args!("at most {most} ns")));
+    Ok(difference.or(too_large))
 }
 
 impl Facts {
-    /// Reads the facts about the calling thread in `/proc` and by system calls. `us` is the pid of this process.
-    fn read(proc: &mut ProcDir, us: Pid) -> Result<Self, Errno> {
+    /// Reads the facts about the calling thread in `/proc` and by system calls. `own_pid` is the pid of this process.
+    fn read(proc: &mut ProcDir, own_pid: Pid) -> Result<Self, Errno> {
         let tid = affinity::own_thread();
         Ok(Self {
             tid,
-            process: us,
-            sched: sched(proc, us, tid)?,
+            process: own_pid,
+            sched: sched(proc, own_pid, tid)?,
             allowed: affinity::get_mask(tid)?,
             uid: Uid(getuid().as_raw()),
             effective_uid: Uid(geteuid().as_raw()),
-            cgroup: own_cgroup_inode(proc, us)?,
-            stat: proc.thread_stat(us, tid)?,
+            cgroup: own_cgroup_inode(proc, own_pid)?,
+            stat: proc.thread_stat(own_pid, tid)?,
         })
     }
 
@@ -127,11 +129,12 @@ impl Facts {
             .or_else(|| unequal("real user", &record.uid, &self.uid))
             .or_else(|| unequal("effective user", &record.effective_uid, &self.effective_uid))
             .or_else(|| self.cgroup.and_then(|cgroup| unequal("cgroup", &record.cgroup_inode, &cgroup)))
-            .or_else(|| self.ran_less(record))
+            .or_else(|| self.find_smaller_time(record))
     }
 
-    /// Times only increase, and /proc was read first.
-    fn ran_less(&self, record: &TaskRecord<'_>) -> Option<TaskScanUnavailable> {
+    /// Returns the first time in `record` that is smaller than in these facts. Times only increase, and `/proc` was
+    /// read before the scan.
+    fn find_smaller_time(&self, record: &TaskRecord<'_>) -> Option<TaskScanUnavailable> {
         let sched = self.sched?;
         let at_least = |field, scan: u64, proc: u64| {
             (scan < proc).then(|| differs(field, scan, format_args!("at least {proc} ns")))
@@ -155,23 +158,23 @@ fn differs(field: &'static str, scan: impl fmt::Display, proc: impl fmt::Display
     TaskScanUnavailable::SelfCheckFailed { field, scan: scan.to_string(), proc: proc.to_string() }
 }
 
-/// `None` if the kernel does not record the times: there is no file, or all values are zero.
-fn sched(proc: &mut ProcDir, us: Pid, tid: Tid) -> Result<Option<SchedStat>, Errno> {
-    match proc.schedstat(us, tid) {
+/// Reads the run time and the waiting time of the thread `tid`. `None` if the kernel does not record these times: there
+/// is no file, or all values are zero.
+fn sched(proc: &mut ProcDir, own_pid: Pid, tid: Tid) -> Result<Option<SchedStat>, Errno> {
+    match proc.schedstat(own_pid, tid) {
         Ok(sched) => Ok(Some(sched).filter(|sched| sched.run_ns != 0)),
         Err(Errno::ENOENT) => Ok(None),
         Err(errno) => Err(errno),
     }
 }
 
-/// Returns the inode of the directory of this process's cgroup in the v2 hierarchy. `us` is the pid of this process.
-/// Returns `None` if no v2 hierarchy is mounted, if the kernel has no cgroups, or if the directory can't be found.
+/// Returns the inode of the directory of this process's cgroup in the v2 hierarchy. `own_pid` is its pid. Returns `None` if no v2 hierarchy is mounted, if the kernel has no cgroups, or if the directory can't be found.
 ///
 /// # Errors
 /// If `/proc/PID/cgroup` exists and can't be read.
-fn own_cgroup_inode(proc: &mut ProcDir, us: Pid) -> Result<Option<u64>, Errno> {
+fn own_cgroup_inode(proc: &mut ProcDir, own_pid: Pid) -> Result<Option<u64>, Errno> {
     let Some(mount) = CgroupMounts::read().v2_mount_point else { return Ok(None) };
-    let cgroups = match proc.cgroups(us) {
+    let cgroups = match proc.cgroups(own_pid) {
         Ok(cgroups) => cgroups,
         // The kernel has no cgroups.
         Err(Errno::ENOENT) => return Ok(None),
@@ -181,6 +184,6 @@ fn own_cgroup_inode(proc: &mut ProcDir, us: Pid) -> Result<Option<u64>, Errno> {
     Ok(fs::metadata(mount.join(path.trim_start_matches('/'))).map(|directory| directory.ino()).ok())
 }
 
-fn unread(what: &'static str, errno: Errno) -> TaskScanUnavailable {
+fn read_error(what: &'static str, errno: Errno) -> TaskScanUnavailable {
     refusal_error(what, &io::Error::from(errno))
 }

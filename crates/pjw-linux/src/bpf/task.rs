@@ -1,4 +1,4 @@
-//! What the BPF programs report, and the scope of a pass.
+//! What the BPF programs report, and the scope of a task scan.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU64;
@@ -101,8 +101,8 @@ impl TaskRecord<'_> {
     /// task can run on no other PU (logical CPU). Unlike [`TaskRecord::allowed_pus`], never allocates memory.
     #[must_use]
     pub fn is_mask_subset_of(&self, pus: &CpuSet) -> bool {
-        let others = pus.words().iter().copied().chain(std::iter::repeat(0));
-        self.mask_words.iter().zip(others).all(|(word, pus)| word & !pus == 0)
+        let pu_words = pus.words().iter().copied().chain(std::iter::repeat(0));
+        self.mask_words.iter().zip(pu_words).all(|(mask_word, pu_word)| mask_word & !pu_word == 0)
     }
 }
 

@@ -39,7 +39,7 @@ const CHECK_SLEEP: Duration = Duration::from_micros(100);
 /// - 2: How long threads of the owner ran before, in ns.
 /// - 3: 1 if the program has reported the PU, otherwise 0.
 /// - 4: 1 if the kernel has idle priority of cgroups (`cpu.idle`), otherwise 0.
-type Seen = [u64; 5];
+type Measurement = [u64; 5];
 
 /// A BPF program in the kernel that watches the lent PUs. A lent PU is a PU (logical CPU) that a job, the owner,
 /// lends to another job, the borrower. The program reports a lent PU when a thread of the owner has run on this PU.
@@ -58,18 +58,18 @@ pub struct LentCpuMonitor {
     object: Ebpf,
     /// The ring buffer to which the program writes the PUs that it reports.
     ring: RingBuf<MapData>,
-    /// The process whose threads the program does not count.
-    orders: Array<MapData, u64>,
+    /// The pid of the process whose threads the program does not count.
+    ignored_process: Array<MapData, u64>,
     /// For each PU, the `struct armed` of `lent.bpf.c`: the time from which the run time of the owner counts (in ns of
     /// `CLOCK_MONOTONIC`, 0 if the PU is not lent), and the number of PUs of the owner.
     armed: Array<MapData, [u64; 2]>,
     /// What the program has measured on each PU.
-    seen: PerCpuArray<MapData, Seen>,
+    measurements: PerCpuArray<MapData, Measurement>,
     /// The lent PUs, each with the time from which the run time of the owner counts, in ns of `CLOCK_MONOTONIC`.
     armed_at: BTreeMap<Pu, u64>,
     /// The lent PUs, each with the number of PUs of its owner.
     lent: BTreeMap<Pu, u32>,
-    /// The possible PUs, in the order of the values of `seen`.
+    /// The possible PUs, in the order of the values of `measurements`.
     possible: Vec<Pu>,
     /// The attachment to the kernel. `None` while no PU is lent.
     link: Option<BtfTracePointLink>,
@@ -104,18 +104,18 @@ impl LentCpuMonitor {
         })?;
         let ring =
             take_map(&mut object, "HEARD")?.try_into().map_err(|error| refusal_error("HEARD", &error))?;
-        let orders =
+        let ignored_process =
             take_map(&mut object, "ORDERS")?.try_into().map_err(|error| refusal_error("ORDERS", &error))?;
         let armed =
             take_map(&mut object, "ARMED")?.try_into().map_err(|error| refusal_error("ARMED", &error))?;
-        let seen =
+        let measurements =
             take_map(&mut object, "SEEN")?.try_into().map_err(|error| refusal_error("SEEN", &error))?;
         let mut monitor = Self {
             object,
             ring,
-            orders,
+            ignored_process,
             armed,
-            seen,
+            measurements,
             armed_at: BTreeMap::new(),
             lent: BTreeMap::new(),
             possible,
@@ -145,8 +145,8 @@ impl LentCpuMonitor {
             self.disarm(pu)?;
         }
         for (&pu, &owner_pus) in lent.iter().filter(|(pu, owner_pus)| before.get(pu) != Some(owner_pus)) {
-            let at = self.armed_at.get(&pu).copied().unwrap_or_else(now);
-            self.arm(pu, at, owner_pus)?;
+            let counts_from = self.armed_at.get(&pu).copied().unwrap_or_else(now);
+            self.arm(pu, counts_from, owner_pus)?;
         }
         if lent.is_empty() {
             self.link = None;
@@ -214,24 +214,25 @@ impl LentCpuMonitor {
         // The clock is read first. Otherwise a thread that stops running between the two readings would get time in
         // which it did not run.
         let now = now();
-        let Ok(seen) = self.seen.get(&0, 0) else { return Vec::new() };
-        let time = |(pu, &[armed_at, started, ran, ..]): (&Pu, &Seen)| {
+        let Ok(measurements) = self.measurements.get(&0, 0) else { return Vec::new() };
+        let run_time_on = |(pu, &[armed_at, started, ran, ..]): (&Pu, &Measurement)| {
             let expected = self.armed_at.get(pu)?;
-            // Otherwise no thread was switched since the PU was armed.
+            // If no thread was switched since the PU was armed, the measurement belongs to an earlier time.
             let is_current = armed_at == *expected;
             let is_running = is_current && started != 0;
             let running = if is_running { now.saturating_sub(started) } else { 0 };
             let run_time = Duration::from_nanos(if is_current { ran + running } else { 0 });
             Some(OwnerRunTime { pu: *pu, run_time, is_running })
         };
-        self.possible.iter().zip(seen.iter()).filter_map(time).collect()
+        self.possible.iter().zip(measurements.iter()).filter_map(run_time_on).collect()
     }
 
-    fn arm(&mut self, pu: Pu, at: u64, owner_pus: u32) -> Result<()> {
+    /// Makes the program watch `pu`. The run time of the owner counts from `counts_from`, in ns of `CLOCK_MONOTONIC`.
+    fn arm(&mut self, pu: Pu, counts_from: u64, owner_pus: u32) -> Result<()> {
         self.armed
-            .set(pu.0, [at, u64::from(owner_pus)], 0)
+            .set(pu.0, [counts_from, u64::from(owner_pus)], 0)
             .map_err(|error| refusal_error("arming", &error))?;
-        self.armed_at.insert(pu, at);
+        self.armed_at.insert(pu, counts_from);
         Ok(())
     }
 
@@ -242,7 +243,9 @@ impl LentCpuMonitor {
     }
 
     fn count_threads_except(&mut self, process: u32) -> Result<()> {
-        self.orders.set(0, u64::from(process), 0).map_err(|error| refusal_error("configuring", &error).into())
+        self.ignored_process
+            .set(0, u64::from(process), 0)
+            .map_err(|error| refusal_error("configuring", &error).into())
     }
 
     /// Tests the BPF program with a thread of this process. For the time of the test, one PU (logical CPU) counts as
@@ -260,7 +263,7 @@ impl LentCpuMonitor {
         let pu = allowed
             .first()
             .ok_or_else(|| refusal_error("reading the mask of pjwd", &io::Error::other("it is empty")))?;
-        // The thread has one PU.
+        // The mask of the test's thread has one PU.
         self.set_lent_pus(&BTreeMap::from([(pu, 1)]))?;
         let sleep_often = || {
             let tid = affinity::own_thread();
@@ -273,14 +276,14 @@ impl LentCpuMonitor {
             return Err(refusal_error("setting the mask of pjwd", &io_error(errno)).into());
         }
         let (reported, times) = (self.take_reported_pus(), self.owner_run_times());
-        let knows_idle = self.seen.get(&0, 0).is_ok_and(|seen| seen.iter().any(|seen| seen[4] != 0));
+        let has_idle_priority = self.measurements.get(&0, 0).is_ok_and(|pus| pus.iter().any(|pu| pu[4] != 0));
         self.set_lent_pus(&BTreeMap::new())?;
-        let has_run = times.iter().any(|seen| seen.pu == pu && !seen.run_time.is_zero());
+        let has_run = times.iter().any(|owner| owner.pu == pu && !owner.run_time.is_zero());
         if !reported.contains(pu) || !has_run {
             let text = format!("the PUs \"{reported}\" and the run times {times:?}");
             return Err(LentCpuMonitorUnavailable::SelfCheckFailed(text));
         }
-        if knows_idle { Ok(()) } else { Err(LentCpuMonitorUnavailable::NoIdlePriority) }
+        if has_idle_priority { Ok(()) } else { Err(LentCpuMonitorUnavailable::NoIdlePriority) }
     }
 }
 
