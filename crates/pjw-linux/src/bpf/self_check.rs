@@ -168,7 +168,9 @@ fn sched(proc: &mut ProcDir, own_pid: Pid, tid: Tid) -> Result<Option<SchedStat>
     }
 }
 
-/// Returns the inode of the directory of this process's cgroup in the v2 hierarchy. `own_pid` is its pid. Returns `None` if no v2 hierarchy is mounted, if the kernel has no cgroups, or if the directory can't be found.
+/// Returns the inode of the directory of this process's cgroup in the v2 hierarchy. `own_pid` is the pid of
+/// this process. Returns `None` if no v2 hierarchy is mounted, if the kernel has no cgroups, or if the directory can't
+/// be found.
 ///
 /// # Errors
 /// If `/proc/PID/cgroup` exists and can't be read.

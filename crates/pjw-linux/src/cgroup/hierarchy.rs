@@ -44,13 +44,13 @@ impl CpusetMount {
     /// mounted. Does not check that the v2 hierarchy has the cpuset controller.
     #[must_use]
     pub fn from_mounts(mounts: &CgroupMounts) -> Option<Self> {
-        let twin_mount = |controller| mounts.v1_mount_without_cpusets(controller).map(Path::to_owned);
+        let mount_of = |controller| mounts.v1_mount_without_cpusets(controller).map(Path::to_owned);
         match mounts.v1_cpuset_mount() {
             Some(root) => Some(Self {
                 mount_point: root.to_owned(),
                 is_unified: false,
-                v1_cpu_mount_point: twin_mount("cpu"),
-                v1_freezer_mount_point: twin_mount("freezer"),
+                v1_cpu_mount_point: mount_of("cpu"),
+                v1_freezer_mount_point: mount_of("freezer"),
             }),
             None => mounts.v2_mount_point.clone().map(Self::from_v2_mount_point),
         }

@@ -1,9 +1,9 @@
-//! Observation of a job's cgroup.
+//! Reads the state of a job's cgroup, and writes nothing.
 //!
 //! The path in `/proc/PID/cgroup` identifies the cgroup. The path is the same in every hierarchy that the
-//! scheduler uses. The cpuset may be in another hierarchy than the processes. v2 (`cpuset.cpus` is
-//! configured, `cpuset.cpus.effective` is effective: Documentation/admin-guide/cgroup-v2.rst), v1
-//! (cgroups(7)) and both together are supported. Nothing is written here.
+//! scheduler uses. The cpuset may be in another hierarchy than the processes. The mounted hierarchies can be v1
+//! (cgroups(7)), v2 (Documentation/admin-guide/cgroup-v2.rst), or both. In v2, `cpuset.cpus` has the configured
+//! PUs, and `cpuset.cpus.effective` the granted PUs.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -65,7 +65,7 @@ impl CgroupMounts {
         if relative.is_empty() || Path::new(relative).components().any(|part| part.as_os_str() == "..") {
             return None;
         }
-        let group_in = |mount: &Path, unified| CgroupDir {
+        let group_in = |mount: &Path, unified: bool| CgroupDir {
             path: cgroup_path.to_owned(),
             dir: mount.join(relative),
             unified,
@@ -73,20 +73,21 @@ impl CgroupMounts {
         let unified = self.v2_mount_point.iter().map(|mount| group_in(mount, true));
         let legacy = self.v1_mounts.iter().map(|(_, mount)| group_in(mount, false));
         let hierarchy = CpusetMount::from_mounts(self);
-        let (mut found, mut cpuset) = (None::<Cgroup>, None);
-        let mut sure = self.v2_mount_point.is_some() || !self.v1_mounts.is_empty();
+        let (mut state, mut cpuset) = (None::<Cgroup>, None);
+        // Whether each hierarchy was read, so that a cgroup that is in none of them does not exist.
+        let mut is_certain = self.v2_mount_point.is_some() || !self.v1_mounts.is_empty();
         for group in unified.chain(legacy) {
             let meta = match fs::metadata(&group.dir) {
                 Ok(meta) if meta.is_dir() => meta,
-                // A file of the cgroup above it has the name.
+                // The path names a file of the cgroup above.
                 Ok(_) => continue,
                 Err(fault) => {
-                    sure &= is_gone(from_io(fault));
+                    is_certain &= is_gone(from_io(fault));
                     continue;
                 }
             };
             let id = CgroupId { inode: meta.ino(), path: cgroup_path.to_owned() };
-            let cgroup = found.get_or_insert_with(|| Cgroup {
+            let cgroup = state.get_or_insert_with(|| Cgroup {
                 id,
                 restricted_cpus: None,
                 populated: false,
@@ -96,28 +97,31 @@ impl CgroupMounts {
             if group.unified {
                 cgroup.usage.cpu_ns = read_cpu_time(&group.dir);
             }
-            cgroup.populated = cgroup.populated
-                || if group.unified {
+            if !cgroup.populated {
+                cgroup.populated = if group.unified {
                     group.is_populated()
                 } else {
                     populated_cache.is_populated(&group.dir, cgroup_path)
                 };
+            }
             let cpuset = cpuset.get_or_insert_with(|| read_cpuset(hierarchy.as_ref(), cgroup_path));
-            let known = cpuset.as_ref().ok().and_then(Option::as_ref);
-            cgroup.restricted_cpus =
-                cgroup.restricted_cpus.take().or_else(|| restricted_cpus(hierarchy.as_ref(), &group, known));
+            let known_cpuset = cpuset.as_ref().ok().and_then(Option::as_ref);
+            if cgroup.restricted_cpus.is_none() {
+                cgroup.restricted_cpus = restricted_cpus(hierarchy.as_ref(), &group, known_cpuset);
+            }
             if cgroup.populated && cgroup.restricted_cpus.is_some() {
                 break;
             }
         }
-        if let Some(cgroup) = &mut found {
+        if let Some(cgroup) = &mut state {
             if let Some(memory) = self.memory_cgroup(cgroup_path) {
                 cgroup.usage.memory_peak = read_memory_peak(&memory);
                 cgroup.usage.memory_limit = memory.memory_limit();
             }
+            // If the cpuset can't be read, the state is unknown.
             cgroup.cpuset = cpuset?.ok()?;
         }
-        found.map(Observed::Present).or_else(|| sure.then_some(Observed::Gone))
+        state.map(Observed::Present).or_else(|| is_certain.then_some(Observed::Gone))
     }
 
     /// Reads the largest amount of memory, in bytes, that the kernel has ever charged to the cgroup at
@@ -141,10 +145,13 @@ impl CgroupMounts {
     #[must_use]
     pub fn dirs_to_watch(&self, cgroup_path: &str) -> Vec<PathBuf> {
         let relative = cgroup_path.trim_start_matches('/');
-        let both = self.v2_mount_point.iter().map(PathBuf::as_path).chain(self.v1_cpuset_mount());
-        let dirs: Vec<PathBuf> = both.map(|mount| mount.join(relative)).filter(|dir| dir.is_dir()).collect();
-        let legacy = self.v1_mounts.iter().map(|(_, mount)| mount.join(relative)).filter(|dir| dir.is_dir());
-        if dirs.is_empty() { legacy.collect() } else { dirs }
+        let preferred = self.v2_mount_point.iter().map(PathBuf::as_path).chain(self.v1_cpuset_mount());
+        let dirs: Vec<PathBuf> =
+            preferred.map(|mount| mount.join(relative)).filter(|dir| dir.is_dir()).collect();
+        if !dirs.is_empty() {
+            return dirs;
+        }
+        self.v1_mounts.iter().map(|(_, mount)| mount.join(relative)).filter(|dir| dir.is_dir()).collect()
     }
 }
 
@@ -202,8 +209,8 @@ fn read_cpuset(hierarchy: Option<&CpusetMount>, path: &str) -> Result<Option<Cpu
     }
 }
 
-/// The CPU time that the processes of a v2 cgroup used, in ns: `cpu.stat`, which every cgroup has. A file that
-/// is missing or unreadable tells nothing.
+/// Reads the CPU time that the processes of a v2 cgroup used, in ns, from the file `cpu.stat`, which every cgroup has.
+/// `None` if the file can't be read.
 fn read_cpu_time(dir: &Path) -> Option<u64> {
     let text = fs::read_to_string(dir.join("cpu.stat")).ok()?;
     let micros =

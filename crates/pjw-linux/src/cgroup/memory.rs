@@ -128,13 +128,14 @@ impl CgroupDir {
     /// count as free. The limits of the cgroups above are not considered. `None` if this cgroup has no limit, or if
     /// the limit or the memory use can't be read.
     fn left_below_limit(&self) -> Option<u64> {
-        let (current, inactive) = match self.is_unified() {
-            true => ("memory.current", "inactive_file"),
-            false => ("memory.usage_in_bytes", "total_inactive_file"),
+        let (current_file, inactive_field) = if self.is_unified() {
+            ("memory.current", "inactive_file")
+        } else {
+            ("memory.usage_in_bytes", "total_inactive_file")
         };
         let limit = self.memory_limit()?;
-        let current = self.read_file(current).ok()?.parse::<u64>().ok()?;
-        let inactive = self.read_file("memory.stat").ok().and_then(|stat| stat_field(&stat, inactive));
+        let current = self.read_file(current_file).ok()?.parse::<u64>().ok()?;
+        let inactive = self.read_file("memory.stat").ok().and_then(|stat| stat_field(&stat, inactive_field));
         Some(limit.saturating_sub(current.saturating_sub(inactive.unwrap_or(0))))
     }
 }

@@ -1,4 +1,4 @@
-//! Whether a v1 cgroup holds processes.
+//! Finds out whether a v1 cgroup contains a process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -27,7 +27,7 @@ impl PopulatedCgroupCache {
     /// the directory of the cgroup. `path` is the path of the cgroup, as in `/proc/PID/cgroup`. True if a directory
     /// can't be read, or if there are too many directories to read.
     pub(super) fn is_populated(&mut self, top: &Path, path: &str) -> bool {
-        if self.0.get(top).is_some_and(|&pid| is_at(pid, path)) {
+        if self.0.get(top).is_some_and(|&pid| is_process_within(pid, path)) {
             return true;
         }
         match find_process(top) {
@@ -48,11 +48,11 @@ impl PopulatedCgroupCache {
     }
 }
 
-/// Whether a process is in a cgroup with this path, in some hierarchy. The kernel shows an ended process in
-/// the root cgroup.
-fn is_at(pid: u32, path: &str) -> bool {
+/// Whether the process `pid` is in the cgroup at `path` or in a cgroup below it, in some hierarchy. The kernel shows an
+/// ended process in the root cgroup.
+fn is_process_within(pid: u32, path: &str) -> bool {
     let lines = read_short_file(Path::new(&format!("/proc/{pid}/cgroup"))).unwrap_or_default();
-    parse_cgroups(&lines).lines.iter().any(|(_, place)| is_cgroup_within(place, path))
+    parse_cgroups(&lines).lines.iter().any(|(_, cgroup_path)| is_cgroup_within(cgroup_path, path))
 }
 
 /// Whether a process is in a cgroup or in a cgroup below it.
@@ -70,9 +70,9 @@ enum Populated {
 /// found. Returns [`Populated::Unknown`] if a directory can't be read, or if no process is in the first
 /// [`MAX_DIRECTORIES`] directories and there are more.
 fn find_process(top: &Path) -> Populated {
-    let mut left = vec![top.to_owned()];
+    let mut unsearched = vec![top.to_owned()];
     for _ in 0..MAX_DIRECTORIES {
-        let Some(dir) = left.pop() else { return Populated::No };
+        let Some(dir) = unsearched.pop() else { return Populated::No };
         let pid = read_short_file(&dir.join("cgroup.procs")).map(|listed| first_pid(&listed));
         if let Ok(Some(pid)) = pid {
             return Populated::By(pid);
@@ -84,7 +84,7 @@ fn find_process(top: &Path) -> Populated {
             Err(_) => return Populated::Unknown,
         };
         let below = below.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        left.extend(below.map(|entry| entry.path()));
+        unsearched.extend(below.map(|entry| entry.path()));
     }
     Populated::Unknown
 }

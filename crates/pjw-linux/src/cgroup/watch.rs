@@ -19,7 +19,9 @@ use crate::inotify::read_events;
 pub struct CgroupWatch {
     /// The inotify file descriptor. `None` if no cgroup has been watched yet, or if the kernel refuses inotify.
     inotify: Option<Inotify>,
+    /// The cgroup of each inotify watch that the kernel has not ended.
     paths: BTreeMap<WatchDescriptor, String>,
+    /// The cgroups that were added and not removed.
     watched: BTreeSet<String>,
     /// The cgroups that the kernel refuses to watch, for example because there are too many watches. Each counts as
     /// changed.

@@ -45,7 +45,7 @@ pub(super) fn write_cpuset(
     if !spec.isolated {
         end_partition(group, &now)?;
     }
-    let (cpus, mems) = requested_values(group, spec, known.parent)?;
+    let (cpus, mems) = values_to_write(group, spec, known.parent)?;
     match mems {
         Some(mems) => write_list(group, "cpuset.mems", &now.mems, &mems)?,
         None if keep_mems || now.mems.is_empty() => {}
@@ -66,36 +66,36 @@ pub(super) fn write_cpuset(
 /// - The result contains only PUs and nodes of `spec` that the parent also has.
 /// - If `spec` has no nodes, the result has all nodes of the parent.
 ///
-/// `parent` is the cpuset of the parent, or `None` if it must be read.
+/// `parent_cpuset` is the cpuset of the parent, or `None` if it must be read.
 ///
 /// # Errors
 /// If in v1 no PU or no node is left, or if the values of the parent can't be read.
-fn requested_values(
+fn values_to_write(
     group: &CgroupDir,
     spec: &CpusetSpec,
-    parent: Option<CpusetConfig>,
+    parent_cpuset: Option<CpusetConfig>,
 ) -> Result<(CpuSet, Option<CpuSet>)> {
     if group.is_unified() {
         return Ok((spec.cpus.clone(), spec.mems.clone()));
     }
-    let above = group.parent();
-    let files = match parent {
-        Some(files) => files,
-        None => above.read_cpuset().map_err(errno_to_outcome(&above, "be read"))?,
+    let parent = group.parent();
+    let available = match parent_cpuset {
+        Some(cpuset) => cpuset,
+        None => parent.read_cpuset().map_err(errno_to_outcome(&parent, "be read"))?,
     };
-    let cpus = spec.cpus.intersection(&files.cpus);
-    let mems = spec.mems.as_ref().unwrap_or(&files.mems).intersection(&files.mems);
+    let cpus = spec.cpus.intersection(&available.cpus);
+    let mems = spec.mems.as_ref().unwrap_or(&available.mems).intersection(&available.mems);
     if cpus.is_empty() {
         return Err(refused_outcome(format!(
             "the cgroup {} has none of the CPUs {}: it has {}",
-            above.path, spec.cpus, files.cpus
+            parent.path, spec.cpus, available.cpus
         )));
     }
     if mems.is_empty() {
         let wanted = spec.mems.clone().unwrap_or_default();
         return Err(refused_outcome(format!(
             "the cgroup {} has none of the memory nodes {wanted}: it has {}",
-            above.path, files.mems
+            parent.path, available.mems
         )));
     }
     Ok((cpus, Some(mems)))
@@ -119,11 +119,11 @@ fn clear_limit(group: &CgroupDir, file: &str, now: &CpuSet) -> Result<(), Errno>
     if group.is_unified() && group.write_file(file, "").is_ok() {
         return Ok(());
     }
-    let above = group.parent();
+    let parent = group.parent();
     let all = match (file, group.is_unified()) {
-        (_, false) => above.read_number_list(file),
+        (_, false) => parent.read_number_list(file),
         ("cpuset.cpus", true) => Ok(online::possible_cpus()),
-        (_, true) => above.effective_mems(),
+        (_, true) => parent.effective_mems(),
     }?;
     if *now == all { Ok(()) } else { group.write_file(file, &all.to_string()) }
 }
@@ -173,19 +173,19 @@ pub(super) fn isolate(group: &CgroupDir) -> Result<()> {
 /// [`CpusetOutcome::Gone`] if the cgroup does not exist. [`CpusetOutcome::Refused`] if the check fails.
 pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<CpuSet> {
     let cpus = group.effective_cpus().map_err(errno_to_outcome(group, "be read"))?;
-    let holds =
+    let is_granted =
         |effective: &CpuSet, requested: &CpuSet| !effective.is_empty() && effective.is_subset(requested);
-    if !holds(&cpus, &spec.cpus) {
-        let above = group.parent();
-        let has = above.effective_cpus().unwrap_or_default();
+    if !is_granted(&cpus, &spec.cpus) {
+        let parent = group.parent();
+        let limit = parent.effective_cpus().unwrap_or_default();
         return Err(refused_outcome(format!(
-            "the cgroup {} requests the CPUs {}, but the kernel grants {cpus}: its parent {} has {has}",
-            group.path, spec.cpus, above.path
+            "the cgroup {} requests the CPUs {}, but the kernel grants {cpus}: its parent {} has {limit}",
+            group.path, spec.cpus, parent.path
         )));
     }
     if let Some(requested) = &spec.mems {
         let mems = group.effective_mems().map_err(errno_to_outcome(group, "be read"))?;
-        if !holds(&mems, requested) {
+        if !is_granted(&mems, requested) {
             return Err(refused_outcome(format!(
                 "the cgroup {} requests the memory nodes {requested}, but the kernel grants {mems}",
                 group.path
@@ -221,12 +221,14 @@ pub(super) fn restore_cpuset(group: &CgroupDir, before: &CpusetConfig) {
     let Ok(now) = group.read_cpuset() else { return };
     let cpus = cpus_to_restore(group, before, &now);
     for (file, now, before) in [("cpuset.mems", &now.mems, &before.mems), ("cpuset.cpus", &now.cpus, &cpus)] {
-        let done = match before {
-            same if same == now => Ok(()),
-            none if none.is_empty() => clear_limit(group, file, now),
-            some => group.write_file(file, &some.to_string()),
+        let restored = if before == now {
+            Ok(())
+        } else if before.is_empty() {
+            clear_limit(group, file, now)
+        } else {
+            group.write_file(file, &before.to_string())
         };
-        if let Err(errno) = done {
+        if let Err(errno) = restored {
             tracing::warn!(cgroup = group.path, file, %errno, "the earlier cpuset could not be restored");
         }
     }
@@ -242,8 +244,8 @@ pub(super) fn cpus_to_restore(group: &CgroupDir, before: &CpusetConfig, now: &Cp
     cpus_without_lost(&before.cpus, &now.cpus, &effective).clone()
 }
 
-/// The PUs of [`cpus_to_restore`]. `effective` are the PUs that the kernel grants now: all PUs of the parent if it has
-/// none of those in `now`. An empty set in `before` has no limit.
+/// Returns the PUs of [`cpus_to_restore`]. `effective` are the PUs that the kernel grants now: all PUs of the parent if
+/// the parent has none of the PUs in `now`. If `before` is empty, the cgroup had no limit.
 fn cpus_without_lost<'a>(before: &'a CpuSet, now: &'a CpuSet, effective: &CpuSet) -> &'a CpuSet {
     let is_in_force = !effective.is_empty() && effective.is_subset(now);
     let is_narrowed = before.is_empty() || now.is_subset(before);
@@ -253,12 +255,13 @@ fn cpus_without_lost<'a>(before: &'a CpuSet, now: &'a CpuSet, effective: &CpuSet
 /// Restores the partition type (`cpuset.cpus.partition`) that the cgroup `group` has in its earlier configuration
 /// `before`. If the kernel refuses the type, logs a warning.
 pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetConfig) {
-    let was = before.partition.split(' ').next().unwrap_or_default();
-    let is = group.read_file(PARTITION).unwrap_or_default();
-    if is != before.partition
-        && !was.is_empty()
-        && let Err(errno) = group.write_file(PARTITION, was)
-    {
+    // The kernel appends to an invalid type why it is invalid, such as `isolated invalid (...)`.
+    let type_before = before.partition.split(' ').next().unwrap_or_default();
+    let state = group.read_file(PARTITION).unwrap_or_default();
+    if state == before.partition || type_before.is_empty() {
+        return;
+    }
+    if let Err(errno) = group.write_file(PARTITION, type_before) {
         tracing::warn!(cgroup = group.path, %errno, "the earlier partition could not be restored");
     }
 }

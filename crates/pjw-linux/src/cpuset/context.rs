@@ -1,4 +1,6 @@
-//! The interfaces that a cpuset change uses, and constructors of its outcomes.
+//! What each cpuset change uses: the interfaces, the time limits of systemd, and constructors of the outcomes.
+
+use std::time::Duration;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome, JobCpuset};
@@ -6,6 +8,11 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 
 use crate::cgroup::{CgroupDir, CpusetMount};
 use crate::{proc::procfs::ProcDir, systemd::SystemdClient};
+
+/// The maximum time until a request to systemd shows in the cgroup hierarchy.
+pub(super) const SYSTEMD_TIMEOUT: Duration = Duration::from_secs(2);
+/// The time between two checks whether a request to systemd shows in the cgroup hierarchy.
+pub(super) const SYSTEMD_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What a change of a cpuset needs: the open `/proc` directory, the cgroup hierarchy with the cpuset controller, the
 /// D-Bus client for systemd, and the names of the cgroups of this daemon.

@@ -2,7 +2,7 @@
 //!
 //! The kernel freezes a process when it runs next, so a frozen job may still run for a moment. Nothing here waits for
 //! that. In v1 the twin exists only while the job is frozen. A process that another program has put into a cgroup of
-//! the freezer stays there: batch systems find the processes of their jobs by that.
+//! the freezer stays there: batch systems find the processes of their jobs by this cgroup.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ use crate::proc::signal::is_killed;
 /// The file of a v2 cgroup that freezes its processes.
 const FREEZE: &str = "cgroup.freeze";
 /// The file of a v1 cgroup with the freezer controller that freezes its processes.
-const STATE: &str = "freezer.state";
+const FREEZER_STATE: &str = "freezer.state";
 /// The name of the v1 controller that freezes cgroups.
 const FREEZER: &str = "freezer";
 
@@ -78,10 +78,10 @@ fn twin_of(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<CgroupDir> {
 }
 
 fn write_state(twin: &CgroupDir, state: &str) -> Result<()> {
-    if twin.read_file(STATE).is_ok_and(|now| now == state) {
+    if twin.read_file(FREEZER_STATE).is_ok_and(|now| now == state) {
         return Ok(());
     }
-    twin.write_file(STATE, state).map_err(errno_to_outcome(twin, &format!("become {state}")))
+    twin.write_file(FREEZER_STATE, state).map_err(errno_to_outcome(twin, &format!("become {state}")))
 }
 
 /// Moves the processes of the cgroup `group` into `twin`, a frozen cgroup in the v1 hierarchy with the freezer
@@ -98,7 +98,7 @@ fn move_processes_in(context: &mut CpusetContext<'_>, group: &CgroupDir, twin: &
             match freezer_cgroup(context.proc, pid) {
                 None => {}
                 Some(here) if is_cgroup_within(&here, &twin.path) => {}
-                Some(here) if is_free(&here) => {
+                Some(here) if is_unused_by_others(&here) => {
                     is_complete = false;
                     move_in(twin, pid)?;
                 }
@@ -116,8 +116,9 @@ fn move_processes_in(context: &mut CpusetContext<'_>, group: &CgroupDir, twin: &
     Err(refused_outcome(format!("the cgroup {} can't be frozen: its processes fork too fast", group.path)))
 }
 
-/// Whether no other program uses the freezer for a process in this cgroup of the freezer.
-fn is_free(path: &str) -> bool {
+/// Whether the cgroup at `path` in the hierarchy of the freezer shows that no other program freezes its processes: the
+/// path is the root, or that of a frozen job of pjw.
+fn is_unused_by_others(path: &str) -> bool {
     path == "/" || twins::besteffort_job_path(path).is_some()
 }
 
@@ -172,9 +173,10 @@ pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
         Err(error) => return vec![format!("the mounted cgroup hierarchies can't be read: {error}")],
     };
     let Some(hierarchy) = CpusetMount::from_mounts(&mounts) else { return Vec::new() };
-    let above =
+    let parent_paths =
         [own_cgroups.besteffort_directory_path(), format!("/{}", own_cgroups.besteffort_slice_name())];
-    let groups = above.iter().filter_map(|path| hierarchy.cgroup(path)).flat_map(|above| above.children());
+    let parents = parent_paths.iter().filter_map(|path| hierarchy.cgroup(path));
+    let groups = parents.flat_map(|parent| parent.children());
     let refusals = groups.filter_map(|group| thaw(&hierarchy, &group).err());
     refusals
         .filter_map(|outcome| match outcome {
@@ -197,8 +199,8 @@ pub fn thaw_killed_processes(processes: impl Iterator<Item = ProcessId>) -> Vec<
     let Some((hierarchy, mut proc)) = hierarchy.zip(ProcDir::open(Path::new("/proc")).ok()) else {
         return Vec::new();
     };
-    let is_thawed = |process: &ProcessId| leave_twin(&mut proc, &hierarchy, *process) == Ok(true);
-    killed.into_iter().filter(is_thawed).collect()
+    let thaw_process = |process: &ProcessId| leave_twin(&mut proc, &hierarchy, *process) == Ok(true);
+    killed.into_iter().filter(thaw_process).collect()
 }
 
 /// Freezes or thaws `process` after its move to another job, so that the process is frozen exactly if that job is
@@ -222,7 +224,9 @@ pub(super) fn update_freezer_cgroup(
         return leave_freezer_cgroup(context, process, cgroups);
     };
     match moving::process_cgroup_path(context.proc, process, FREEZER) {
-        Some(here) if is_free(&here) && !is_cgroup_within(&here, &twin.path) => move_in(&twin, process.pid),
+        Some(here) if is_unused_by_others(&here) && !is_cgroup_within(&here, &twin.path) => {
+            move_in(&twin, process.pid)
+        }
         _ => Ok(()),
     }
 }

@@ -1,11 +1,11 @@
 //! Idle priority (`cpu.idle`) for the jobs of the class besteffort.
 //!
-//! Idle priority counts only among cgroups with the same parent. So the cgroup that has it lies directly below the
-//! root, and holds only cgroups of such jobs: a directory of the warden, or a slice of systemd. In v1 a twin of the
-//! job's cpuset in the hierarchy of the cpu controller holds the same processes. Extended attributes of the twin tell
-//! from which cgroups its processes came.
+//! Idle priority counts only among cgroups with the same parent. So the cgroup with this priority lies directly below
+//! the root, and contains only cgroups of such jobs: a directory of pjwd, or a slice of systemd. In v1, a twin of the
+//! job's cpuset contains the same processes: a cgroup at the same path in the hierarchy of the cpu controller. Extended
+//! attributes of the twin say from which cgroups its processes came.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
@@ -14,7 +14,7 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::process_cgroups::ProcessCgroups;
 
 use super::bounds::errno_to_outcome;
-use super::context::{CpusetContext, Result, refused_outcome};
+use super::context::{CpusetContext, Result, SYSTEMD_POLL_INTERVAL, SYSTEMD_TIMEOUT, refused_outcome};
 use super::{marks, moving, own, twins};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;
@@ -28,11 +28,6 @@ const CPU: &str = "cpu";
 /// The extended attribute of a twin for the processes that came from another cgroup than the first process: a line
 /// "PID START PATH" for each of them.
 const ORIGINS: &str = "pjw.origins";
-
-/// Maximum time until a request to systemd shows in the cgroup hierarchy.
-const TIMEOUT: Duration = Duration::from_secs(2);
-/// The time between two checks whether a request to systemd shows in the cgroup hierarchy.
-const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Gives the cgroup `group` idle priority among its sibling cgroups: writes 1 to its file `cpu.idle`.
 ///
@@ -85,9 +80,9 @@ pub(super) fn ensure_idle_priority(hierarchy: &CpusetMount, group: &CgroupDir) -
         )));
     }
     if hierarchy.is_unified {
-        let above = group.parent();
-        own::enable_cpu_controller(hierarchy, &above)?;
-        return set_idle(&above);
+        let parent = group.parent();
+        own::enable_cpu_controller(hierarchy, &parent)?;
+        return set_idle(&parent);
     }
     let twin = hierarchy.v1_cpu_cgroup(&group.path).ok_or_else(|| {
         refused_outcome(
@@ -107,12 +102,12 @@ pub(super) fn ensure_idle_priority(hierarchy: &CpusetMount, group: &CgroupDir) -
 #[must_use]
 pub fn has_lost_idle_priority(own_cgroups: &OwnCgroupNames) -> bool {
     let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return false };
-    let above =
+    let paths =
         [own_cgroups.besteffort_directory_path(), format!("/{}", own_cgroups.besteffort_slice_name())];
-    let group = |path: &String| {
+    let cgroup_at = |path: &String| {
         if hierarchy.is_unified { hierarchy.cgroup(path) } else { hierarchy.v1_cpu_cgroup(path) }
     };
-    above.iter().filter_map(group).any(|group| group.read_file(CPU_IDLE_FILE).is_ok_and(|now| now != "1"))
+    paths.iter().filter_map(cgroup_at).any(|group| group.read_file(CPU_IDLE_FILE).is_ok_and(|now| now != "1"))
 }
 
 /// Starts `slice`, a systemd slice, and gives its cgroup idle priority. The slice contains the scopes (systemd units
@@ -126,17 +121,16 @@ pub(super) fn ensure_slice(context: &mut CpusetContext<'_>, slice: &str) -> Resu
     if is_idle() {
         return Ok(());
     }
-    let failed =
-        |fault: &SystemdError| refused_outcome(format!("the slice {slice} can't get idle priority: {fault}"));
     let started = match start_slice(context, slice, IDLE_WEIGHT) {
         // Before version 252 systemd knows no idle weight. It then enables the controller for the least weight.
         Err(SystemdError::Refused { .. }) => start_slice(context, slice, MIN_WEIGHT),
         other => other,
     };
-    started.map_err(|fault| failed(&fault))?;
-    let deadline = Instant::now() + TIMEOUT;
+    started
+        .map_err(|fault| refused_outcome(format!("the slice {slice} can't get idle priority: {fault}")))?;
+    let deadline = Instant::now() + SYSTEMD_TIMEOUT;
     while group.read_file(CPU_IDLE_FILE).is_err() && Instant::now() < deadline {
-        std::thread::sleep(POLL_INTERVAL);
+        std::thread::sleep(SYSTEMD_POLL_INTERVAL);
     }
     // An older systemd leaves the file alone: while it is 1, the kernel takes no weight.
     set_idle(&group)
@@ -154,15 +148,15 @@ fn start_slice(context: &mut CpusetContext<'_>, slice: &str, weight: u64) -> Res
 pub(super) fn stop_empty_slice(context: &mut CpusetContext<'_>, slice: &str) {
     let Ok(group) = context.cgroup(&format!("/{slice}")) else { return };
     if group.exists() && group.child_count() == 0 && !group.is_populated() {
-        // If the slice stays, it is an empty name.
+        // An empty slice that stays does no harm.
         if let Err(fault) = context.systemd.stop_unit(slice) {
             tracing::debug!(%fault, "the empty {slice} could not be stopped");
         }
     }
 }
 
-/// The twin of the cpuset at `path`, if there is one.
-fn twin_of(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
+/// Returns the twin of the cpuset at `path`. `None` if the twin does not exist.
+fn existing_twin(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
     let twin = hierarchy.v1_cpu_cgroup(path).filter(|_| twins::besteffort_job_path(path).is_some());
     twin.filter(CgroupDir::exists)
 }
@@ -179,14 +173,14 @@ pub(super) fn enter_idle_cgroup(
     process: ProcessId,
     to: &str,
 ) -> Result<bool> {
-    let Some(twin) = twin_of(context.hierarchy, to) else { return Ok(false) };
+    let Some(twin) = existing_twin(context.hierarchy, to) else { return Ok(false) };
     let here = moving::process_cgroup_path(context.proc, process, CPU).ok_or(CpusetOutcome::Gone)?;
     if is_cgroup_within(&here, &twin.path) {
         return Ok(false);
     }
-    // The origin comes first: it must be there if the warden is killed after the move.
-    let origin = match twin_around(context.hierarchy, &here) {
-        Some(other) => Origins::read(&other).of(process),
+    // The origin comes first: it must be there if pjwd is killed after the move.
+    let origin = match twin_of_job_above(context.hierarchy, &here) {
+        Some(other) => Origins::read(&other).origin_of(process),
         None => here,
     };
     Origins::read(&twin).add(context.proc, &twin, process, origin);
@@ -214,7 +208,7 @@ pub(super) fn leave_outdated_idle_cgroup(
     to: &str,
 ) -> Result<()> {
     let was_in_twin = cgroups.v1_path(CPU).and_then(twins::besteffort_job_path).is_some();
-    if !was_in_twin || twin_of(context.hierarchy, to).is_some() {
+    if !was_in_twin || existing_twin(context.hierarchy, to).is_some() {
         return Ok(());
     }
     leave_idle_cgroup(context, process)
@@ -224,12 +218,14 @@ pub(super) fn leave_outdated_idle_cgroup(
 /// with the cpu controller. Has no effect if the process is not in a cgroup of a besteffort job in this hierarchy.
 pub(super) fn leave_idle_cgroup(context: &mut CpusetContext<'_>, process: ProcessId) -> Result<()> {
     let Some(here) = moving::process_cgroup_path(context.proc, process, CPU) else { return Ok(()) };
-    let Some(twin) = twin_around(context.hierarchy, &here) else { return Ok(()) };
-    let origin = Origins::read(&twin).of(process);
+    let Some(twin) = twin_of_job_above(context.hierarchy, &here) else { return Ok(()) };
+    let origin = Origins::read(&twin).origin_of(process);
     twins::move_to_v1_cgroup(|path| context.hierarchy.v1_cpu_cgroup(path), &origin, process.pid)
 }
 
-fn twin_around(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
+/// Returns the twin of the besteffort job whose cgroup is at `path` or above. The twin need not exist. `None` if there
+/// is no such job, or no hierarchy with the cpu controller.
+fn twin_of_job_above(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
     hierarchy.v1_cpu_cgroup(&twins::besteffort_job_path(path)?)
 }
 
@@ -237,12 +233,12 @@ fn twin_around(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
 /// First moves the processes of the twin back to their original cgroups in this hierarchy. Has no effect if there is
 /// no twin.
 pub(super) fn remove_v1_cpu_cgroup(context: &mut CpusetContext<'_>, path: &str) -> Result<()> {
-    let Some(twin) = twin_of(context.hierarchy, path) else { return Ok(()) };
+    let Some(twin) = existing_twin(context.hierarchy, path) else { return Ok(()) };
     let origins = Origins::read(&twin);
     let CpusetContext { proc, hierarchy, .. } = context;
     twins::remove_v1_cgroup(&twin, |pid| {
         let Some(process) = process_of(proc, pid) else { return Ok(()) };
-        twins::move_to_v1_cgroup(|path| hierarchy.v1_cpu_cgroup(path), &origins.of(process), pid)
+        twins::move_to_v1_cgroup(|path| hierarchy.v1_cpu_cgroup(path), &origins.origin_of(process), pid)
     })
 }
 
@@ -254,7 +250,7 @@ fn process_of(proc: &mut ProcDir, pid: Pid) -> Option<ProcessId> {
 /// The cgroups from which the processes of a twin came. A twin is a cgroup at the same path as the cpuset of a job, in
 /// the v1 hierarchy with the cpu controller.
 struct Origins {
-    /// The cgroup from which the first process came. Also counts for each process that was born in the twin.
+    /// The cgroup from which the first process came. Also counts for each process that was forked in the twin.
     usual: Option<String>,
     /// The processes that came from other cgroups, each with this cgroup.
     others: Vec<(ProcessId, String)>,
@@ -276,9 +272,9 @@ impl Origins {
         Self { usual, others: text.lines().filter_map(entry).collect() }
     }
 
-    fn of(&self, process: ProcessId) -> String {
-        let own = self.others.iter().find(|(other, _)| *other == process).map(|(_, path)| path);
-        own.or(self.usual.as_ref()).cloned().unwrap_or_else(|| "/".to_owned())
+    fn origin_of(&self, process: ProcessId) -> String {
+        let recorded = self.others.iter().find(|(other, _)| *other == process).map(|(_, path)| path);
+        recorded.or(self.usual.as_ref()).cloned().unwrap_or_else(|| "/".to_owned())
     }
 
     /// Records that `process` comes from the cgroup `origin`. Must be called before the process is moved into the
@@ -294,9 +290,9 @@ impl Origins {
             marks::write_attribute(&twin.dir, marks::ORIGIN_ATTRIBUTE, &origin);
             return;
         };
-        let is_known = self.others.iter().any(|(other, path)| *other == process && *path == origin);
+        let is_recorded = self.others.iter().any(|(other, path)| *other == process && *path == origin);
         let is_usual = *usual == origin && !self.others.iter().any(|(other, _)| *other == process);
-        if is_known || is_usual {
+        if is_recorded || is_usual {
             return;
         }
         self.others.retain(|(other, _)| *other != process && process_of(proc, other.pid) == Some(*other));

@@ -1,4 +1,4 @@
-//! Cgroups of jobs that an earlier warden made, and cgroups of schedulers whose cpuset it wrote.
+//! Lists what earlier runs of pjwd left behind: cgroups of jobs, and cgroups of schedulers whose cpuset pjwd wrote.
 
 use pjw_core::cpuset_group::LeftoverCpuset;
 use pjw_core::ids::Uid;
@@ -17,17 +17,21 @@ use crate::cgroup::{CgroupDir, CpusetMount};
 /// - The cgroups of batch systems whose cpuset still has the PUs (logical CPUs) that a pjwd wrote. If another pjwd
 ///   wrote the cpuset, the entry names this other pjwd ([`LeftoverCpuset::other_writer`]).
 pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
-    let above = [
+    let parent_paths = [
         own_cgroups.directory_path(),
         format!("/{}", own_cgroups.slice_name()),
         own_cgroups.besteffort_directory_path(),
         format!("/{}", own_cgroups.besteffort_slice_name()),
     ];
-    let below = above.iter().filter_map(|path| hierarchy.cgroup(path)).flat_map(|above| above.children());
-    let isolated = hierarchy.root().children().into_iter();
-    let isolated =
-        isolated.filter(|group| own_cgroups.is_own_path(&group.path) && !above.contains(&group.path));
-    let mut found: Vec<LeftoverCpuset> = below.chain(isolated).map(|group| found_cpuset(&group)).collect();
+    let parents = parent_paths.iter().filter_map(|path| hierarchy.cgroup(path));
+    let below_parents = parents.flat_map(|parent| parent.children());
+    let isolated = hierarchy
+        .root()
+        .children()
+        .into_iter()
+        .filter(|group| own_cgroups.is_own_path(&group.path) && !parent_paths.contains(&group.path));
+    let mut found: Vec<LeftoverCpuset> =
+        below_parents.chain(isolated).map(|group| read_job_cgroup(&group)).collect();
     // The origin of a twin is a cgroup of another hierarchy.
     let orphaned_twins = twins::orphaned_twins(hierarchy, own_cgroups).into_iter();
     found.extend(orphaned_twins.map(|twin| LeftoverCpuset {
@@ -37,9 +41,18 @@ pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupN
         scheduler_cpuset: None,
         other_writer: None,
     }));
+    found.extend(find_scheduler_cpusets(hierarchy, own_cgroups));
+    found.sort_by(|one, other| one.path.cmp(&other.path));
+    found.dedup_by(|one, other| one.path == other.path);
+    found
+}
+
+/// Returns the cgroups of batch systems whose cpuset still has the PUs (logical CPUs) that a pjwd wrote.
+fn find_scheduler_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
+    let mut found = Vec::new();
     let mut to_search = vec![hierarchy.root()];
-    while let Some(above) = to_search.pop() {
-        for group in above.children() {
+    while let Some(parent) = to_search.pop() {
+        for group in parent.children() {
             found.extend(marks::read_scheduler_cpuset(&group).map(|(job_cpuset, writer)| LeftoverCpuset {
                 path: group.path.clone(),
                 owner: None,
@@ -50,13 +63,11 @@ pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupN
             to_search.push(group);
         }
     }
-    found.sort_by(|one, other| one.path.cmp(&other.path));
-    found.dedup_by(|one, other| one.path == other.path);
     found
 }
 
-/// The cgroup with its attributes.
-fn found_cpuset(group: &CgroupDir) -> LeftoverCpuset {
+/// Returns the entry for `group`, the cgroup of a job, with the owner and the origin in its extended attributes.
+fn read_job_cgroup(group: &CgroupDir) -> LeftoverCpuset {
     let owner = marks::read_attribute(&group.dir, marks::OWNER_ATTRIBUTE)
         .and_then(|owner| owner.parse().ok())
         .map(Uid);

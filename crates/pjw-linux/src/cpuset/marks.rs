@@ -1,9 +1,11 @@
-//! Extended attributes of the warden's own cgroups: the owner of the job, and the cgroup from which the processes came.
-//! In a cgroup of a scheduler: the cpuset that the warden wrote there, and the name of the warden. In a scope of
-//! systemd: whether systemd may have another cpuset for the scope.
+//! The extended attributes in which pjwd stores facts about a cgroup:
 //!
-//! A warden that has lost its journal finds the cgroups by their names, and knows the rest from the attributes. Only
-//! the owner of a cgroup directory can write them, and the directories belong to root.
+//! - In a cgroup that pjwd created: the owner of the job, and the cgroup from which the processes came.
+//! - In a cgroup of a scheduler: the cpuset that pjwd wrote there, and the name of this pjwd.
+//! - In a scope of systemd: whether systemd may have another cpuset for the scope.
+//!
+//! A pjwd that has lost its journal finds the cgroups by their names, and reads the other facts in the attributes. Only
+//! the owner of a cgroup directory can write its attributes, and the directories belong to root.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -56,8 +58,8 @@ pub(super) fn read_attribute(dir: &Path, name: &str) -> Option<String> {
     String::from_utf8(buffer).ok()
 }
 
-/// Whether the cgroup directory `dir` has the extended attribute `name`. Costs less than to read it: most cgroups have
-/// none.
+/// Whether the cgroup directory `dir` has the extended attribute `name`. Allocates no buffer for the value, because
+/// most cgroups have no such attribute.
 fn has_attribute(dir: &Path, name: &str) -> bool {
     // An empty buffer asks for the length.
     NAMESPACES.iter().any(|namespace| getxattr(dir, format!("{namespace}.{name}"), &mut [0u8; 0][..]).is_ok())
@@ -85,13 +87,13 @@ pub(super) fn write_owner(group: &CgroupDir, owner: Uid) {
 /// this attribute itself, copies the value of the attribute instead. If processes come from different cgroups, the
 /// attribute becomes empty.
 pub(super) fn record_origin(group: &CgroupDir, from: &CgroupDir) {
-    let known = OwnCgroupNames::from_cgroup_path(&from.path)
+    let earlier_origin = OwnCgroupNames::from_cgroup_path(&from.path)
         .and_then(|_| read_attribute(&from.dir, ORIGIN_ATTRIBUTE));
-    let from = known.unwrap_or_else(|| from.path.clone());
+    let origin = earlier_origin.unwrap_or_else(|| from.path.clone());
     match read_attribute(&group.dir, ORIGIN_ATTRIBUTE) {
-        Some(known) if known == from || known.is_empty() => {}
+        Some(recorded) if recorded == origin || recorded.is_empty() => {}
         Some(_) => write_attribute(&group.dir, ORIGIN_ATTRIBUTE, ""),
-        None => write_attribute(&group.dir, ORIGIN_ATTRIBUTE, &from),
+        None => write_attribute(&group.dir, ORIGIN_ATTRIBUTE, &origin),
     }
 }
 
@@ -173,13 +175,15 @@ pub(super) fn read_scheduler_cpuset(group: &CgroupDir) -> Option<(JobCpuset, Str
     let value = read_attribute(&group.dir, CPUSET_ATTRIBUTE).filter(|_| owner == geteuid().as_raw())?;
     let mut words = value.split(' ');
     let (cpus, job) = (words.next()?, words.next()?);
-    // Only the usual daemon of the node took up what earlier versions wrote.
+    // An attribute of an earlier version has no name. It counts as written by the daemon with the usual names.
     let usual = OwnCgroupNames::default();
     let writer = words.next().unwrap_or(usual.name_prefix()).to_owned();
     let spec = CpusetSpec::from_cpus(cpus.parse().ok()?);
-    let is_written = group.read_cpuset().is_ok_and(|now| now.cpus == spec.cpus);
-    let (job, creator, path) = (job.parse().ok()?, CgroupCreator::Scheduler, group.path.clone());
-    is_written.then_some((JobCpuset { job, creator, path, spec }, writer))
+    if group.read_cpuset().ok()?.cpus != spec.cpus {
+        return None;
+    }
+    let (job, path) = (job.parse().ok()?, group.path.clone());
+    Some((JobCpuset { job, creator: CgroupCreator::Scheduler, path, spec }, writer))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Changes of cpuset cgroups: of the warden's own cgroups, of scopes of systemd, and of cgroups of a
+//! Changes of cpuset cgroups: of the cgroups that pjwd creates, of scopes of systemd, and of cgroups of a
 //! scheduler.
 //!
 //! Each change can be repeated, and its result is read back. A failed change is undone. Only the cpuset's own
@@ -44,11 +44,11 @@ pub(crate) fn apply_change(
     unrelated_threads: &mut UnrelatedThreads,
     change: &CpusetChange,
 ) -> CpusetOutcome {
-    let bound = unrelated_threads.find_affected_threads(context, change);
+    let recorded = unrelated_threads.find_affected_threads(context, change);
     let outcome = try_change(context, change);
     unrelated_threads.record_outcome(change, &outcome);
     if let Some(job_cpuset) = changed_cpuset(change) {
-        unrelated_threads.restore_reset_masks(context, bound, core::slice::from_ref(&job_cpuset.path));
+        unrelated_threads.restore_reset_masks(context, recorded, core::slice::from_ref(&job_cpuset.path));
     }
     outcome
 }

@@ -37,8 +37,8 @@ pub(super) fn move_between(
     if here == to.path {
         return Ok(DONE);
     }
-    // Elsewhere, another program moved the process. A cgroup below `from`, made by the job itself, counts as
-    // `from`.
+    // A process that is not in `from` was moved by another program. A cgroup below `from`, made by the job itself,
+    // counts as `from`.
     if !is_cgroup_within(here, &from.path) {
         return Err(CpusetOutcome::Gone);
     }

@@ -1,13 +1,11 @@
-//! The warden's own cgroups: below its directory `/pjw`, at the root as `/pjw-…` for isolated cpusets, and below
-//! `/pjw_besteffort` for jobs at idle priority. A warden
-//! that runs beside another has a directory with another name ([`OwnCgroupNames`]); the path of a
-//! cgroup tells it.
+//! The cgroups that pjwd creates: below its directory `/pjw`, at the root as `/pjw-…` for isolated cpusets, and below
+//! `/pjw_besteffort` for jobs at idle priority. A pjwd that runs beside another uses other names ([`OwnCgroupNames`]).
+//! The path of a cgroup shows which pjwd created it.
 //!
-//! In v2 the cpuset controller must be enabled from the root down. An extended attribute of the directory records
-//! that the warden enabled the controller. So the controller can be disabled again when the last cpuset is
-//! removed. A warden that removes its last cpuset while another warden has cpusets passes the attribute on to the
-//! directory of that one. In the same way, the directory `/pjw_besteffort` records that the warden enabled the cpu
-//! controller.
+//! In v2, the cpuset controller must be enabled from the root down. The mark, an extended attribute of the directory,
+//! records that pjwd enabled the controller. So the controller can be disabled again when the last cpuset is removed.
+//! If another pjwd still has cpusets then, its directory gets the mark. In the same way, a mark on the directory
+//! `/pjw_besteffort` records that pjwd enabled the cpu controller.
 
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
@@ -20,8 +18,8 @@ use super::{
 };
 use crate::cgroup::{CgroupDir, CpusetConfig, CpusetMount, SUBTREE_CONTROL};
 
-/// Since Linux 5.7 cgroups have `user.` attributes. Before, they have only `trusted.` attributes, which need
-/// `CAP_SYS_ADMIN`.
+/// The names of the extended attribute that is the mark. Since Linux 5.7 cgroups have `user.` attributes. Before, they
+/// have only `trusted.` attributes, which need `CAP_SYS_ADMIN`.
 const ENABLED_MARKS: [&str; 2] = ["user.pjw.switched-on", "trusted.pjw.switched-on"];
 
 /// The name of the controller that limits the PUs and NUMA nodes of cgroups.
@@ -42,24 +40,24 @@ pub(super) fn create_job_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir)
             job_cpuset.path
         )));
     };
-    let above = job_cpuset.parent();
-    let at_the_top = above.path == "/";
+    let parent_group = job_cpuset.parent();
+    let is_parent_root = parent_group.path == "/";
     let create_dir =
         |group: &CgroupDir| group.create_if_missing().map_err(errno_to_outcome(group, "be created"));
-    let mut parent = None;
+    let mut parent_cpuset = None;
     if hierarchy.is_unified {
-        // Also for a cgroup that is not in this directory: this directory carries the mark.
+        // The directory is also needed if the cgroup is not below it, because the directory has the mark.
         create_dir(&base)?;
         enable_controller(&hierarchy.root(), CPUSET, Some(&base))?;
-        if !at_the_top {
-            create_dir(&above)?;
-            enable_controller(&above, CPUSET, None)?;
+        if !is_parent_root {
+            create_dir(&parent_group)?;
+            enable_controller(&parent_group, CPUSET, None)?;
         }
-    } else if !at_the_top {
-        parent = Some(match sync_with_root(hierarchy, &above) {
+    } else if !is_parent_root {
+        parent_cpuset = Some(match sync_with_root(hierarchy, &parent_group) {
             Err(CpusetOutcome::Gone) => {
-                create_dir(&above)?;
-                sync_with_root(hierarchy, &above)?
+                create_dir(&parent_group)?;
+                sync_with_root(hierarchy, &parent_group)?
             }
             synced => synced?,
         });
@@ -67,7 +65,7 @@ pub(super) fn create_job_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir)
     // A new cpuset has no settings yet. In v1 it may have those of its parent (`cgroup.clone_children`): pjwd writes
     // its own ones over them.
     let own = create_dir(job_cpuset)?.then(CpusetConfig::default);
-    Ok(KnownCpusets { own, parent })
+    Ok(KnownCpusets { own, parent: parent_cpuset })
 }
 
 /// Enables the cpu controller for the children of the root cgroup (v2). If the controller was not enabled before,
@@ -112,10 +110,10 @@ fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<CpusetCon
 /// v1, this is necessary after CPU hotplug, because v1 removes an offline PU from a cpuset permanently. Has no effect
 /// in v2, or if pjwd did not create `job_cpuset`. Errors are ignored.
 pub(super) fn repair_parent(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) {
-    let above = job_cpuset.parent();
-    if !hierarchy.is_unified && above.path != "/" && find_top_cgroup(hierarchy, job_cpuset).is_some() {
+    let parent = job_cpuset.parent();
+    if !hierarchy.is_unified && parent.path != "/" && find_top_cgroup(hierarchy, job_cpuset).is_some() {
         // If this fails, the kernel refuses the next write with a reason of its own.
-        let _ = sync_with_root(hierarchy, &above);
+        let _ = sync_with_root(hierarchy, &parent);
     }
 }
 
@@ -133,8 +131,7 @@ pub(super) fn enable_controller(
     if group.enables_controller(controller) {
         return Ok(());
     }
-    // The mark comes first: when the last cpuset is removed, a mark without an enabled controller does no
-    // harm.
+    // The mark is written first: a mark without an enabled controller does no harm when the last cpuset is removed.
     if let Some(base) = mark_on {
         mark(base);
     }
@@ -153,6 +150,7 @@ pub(super) fn enable_controller(
     })
 }
 
+/// Marks the cgroup `base`: records that pjw enabled the controller. An error is only logged.
 fn mark(base: &CgroupDir) {
     let set = |name: &&str| rustix::fs::setxattr(&base.dir, *name, b"1", XattrFlags::empty()).is_ok();
     if !ENABLED_MARKS.iter().any(set) {
@@ -165,47 +163,55 @@ fn mark(base: &CgroupDir) {
 /// cgroup v2, also disables the cpuset controller again, if pjw enabled it and no other program uses it. If another
 /// pjwd still has its top cgroup, the controller stays enabled: the other pjwd disables it later.
 pub(super) fn remove_unused_directory(hierarchy: &CpusetMount, base: &CgroupDir) {
-    if let Some(own_cgroups) = OwnCgroupNames::from_cgroup_path(&base.path) {
-        let besteffort = hierarchy.cgroup(&own_cgroups.besteffort_directory_path());
-        besteffort.iter().for_each(|besteffort| remove_unused_besteffort_directory(hierarchy, besteffort));
-        if besteffort.is_some_and(|besteffort| besteffort.exists()) {
+    if let Some(own_cgroups) = OwnCgroupNames::from_cgroup_path(&base.path)
+        && let Some(besteffort) = hierarchy.cgroup(&own_cgroups.besteffort_directory_path())
+    {
+        remove_unused_besteffort_directory(hierarchy, &besteffort);
+        if besteffort.exists() {
             return;
         }
     }
-    // First what costs the same for any number of jobs. Beside many isolated jobs, the root has many children.
-    if base.child_count() > 0
-        || !base.exists()
-        || base.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty())
-    {
+    // Before the children of the root are listed: beside many isolated jobs, the root has many children.
+    if !exists_without_content(base) {
         return;
     }
     let prefix = format!("{}-", base.path);
-    let others = hierarchy.root().children();
-    if others.iter().any(|group| group.path.starts_with(&prefix)) {
+    let top_groups = hierarchy.root().children();
+    if top_groups.iter().any(|group| group.path.starts_with(&prefix)) {
         return;
     }
-    let marked = is_marked(base);
-    let used = |group: &CgroupDir| {
-        let files = group.read_cpuset().unwrap_or_default();
-        let is_member = matches!(files.partition.as_str(), "" | "member");
-        group.enables_controller("cpuset") || !files.cpus.is_empty() || !files.mems.is_empty() || !is_member
-    };
-    let mut others = others.iter().filter(|group| group.path != base.path);
+    let is_base_marked = is_marked(base);
+    let mut others = top_groups.iter().filter(|group| group.path != base.path);
     let is_directory = |group: &&CgroupDir| {
         OwnCgroupNames::from_cgroup_path(&group.path).is_some_and(|own| own.directory_path() == group.path)
     };
-    if let Some(other_warden) = others.clone().find(is_directory).filter(|_| marked) {
-        mark(other_warden);
-    } else if hierarchy.is_unified && marked && !others.any(used) {
-        let off = base
+    if let Some(other_directory) = others.clone().find(is_directory).filter(|_| is_base_marked) {
+        mark(other_directory);
+    } else if hierarchy.is_unified && is_base_marked && !others.any(uses_cpuset_controller) {
+        let disabled = base
             .write_file(SUBTREE_CONTROL, "-cpuset")
             .and_then(|()| hierarchy.root().write_file(SUBTREE_CONTROL, "-cpuset"));
-        if let Err(errno) = off {
+        if let Err(errno) = disabled {
             tracing::warn!(%errno, "the cpuset controller could not be disabled again");
         }
     }
-    // Not recursively: another warden may have created a cgroup below it just now.
+    // Not recursively: another pjwd may have created a cgroup below it just now.
     let _ = std::fs::remove_dir(&base.dir);
+}
+
+/// Whether the cgroup `group` exists, and contains no cgroup and no process. Takes the same time for any number of
+/// jobs.
+fn exists_without_content(group: &CgroupDir) -> bool {
+    group.exists()
+        && group.child_count() == 0
+        && !group.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty())
+}
+
+/// Whether a program has changed a setting of the cpuset controller for this cgroup.
+fn uses_cpuset_controller(group: &CgroupDir) -> bool {
+    let cpuset = group.read_cpuset().unwrap_or_default();
+    let is_member = matches!(cpuset.partition.as_str(), "" | "member");
+    group.enables_controller(CPUSET) || !cpuset.cpus.is_empty() || !cpuset.mems.is_empty() || !is_member
 }
 
 fn is_marked(base: &CgroupDir) -> bool {
@@ -216,21 +222,18 @@ fn is_marked(base: &CgroupDir) -> bool {
 /// Removes the cgroup `besteffort`, the parent of the cgroups of jobs at idle priority, if it contains no cgroup and no
 /// process. Disables the cpu controller again if this pjwd enabled it and no other program uses it.
 fn remove_unused_besteffort_directory(hierarchy: &CpusetMount, besteffort: &CgroupDir) {
-    if !besteffort.exists()
-        || besteffort.child_count() > 0
-        || besteffort.read_file("cgroup.procs").is_ok_and(|procs| !procs.is_empty())
-    {
+    if !exists_without_content(besteffort) {
         return;
     }
     if hierarchy.is_unified && is_marked(besteffort) {
-        let others = hierarchy.root().children();
-        let mut others = others.iter().filter(|group| group.path != besteffort.path);
+        let top_groups = hierarchy.root().children();
+        let mut others = top_groups.iter().filter(|group| group.path != besteffort.path);
         let is_besteffort = |group: &&CgroupDir| {
             OwnCgroupNames::from_cgroup_path(&group.path)
                 .is_some_and(|own| own.besteffort_directory_path() == group.path)
         };
-        if let Some(other_warden) = others.clone().find(is_besteffort) {
-            mark(other_warden);
+        if let Some(other_directory) = others.clone().find(is_besteffort) {
+            mark(other_directory);
         } else if !others.any(uses_cpu_controller)
             && let Err(errno) = hierarchy.root().write_file(SUBTREE_CONTROL, "-cpu")
         {

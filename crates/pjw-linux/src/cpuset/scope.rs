@@ -1,7 +1,7 @@
-//! Cpusets in transient scopes of systemd: below the warden's slice, `pjw.slice`, and at the root for isolated cpusets.
+//! Cpusets in transient scopes of systemd: below the slice of pjwd, `pjw.slice`, and at the root for isolated cpusets.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset};
@@ -9,16 +9,11 @@ use pjw_core::ids::{ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::bounds::KnownCpusets;
-use super::context::{CpusetContext, Result, refused_outcome};
+use super::context::{CpusetContext, Result, SYSTEMD_POLL_INTERVAL, SYSTEMD_TIMEOUT, refused_outcome};
 use super::{bounds, freezer, idle, marks, moving, own, unrelated_threads};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
 use crate::systemd::{SystemdError, TransientScope};
-
-/// Maximum time until a request to systemd shows in the cgroup hierarchy.
-const TIMEOUT: Duration = Duration::from_secs(2);
-/// The time between two checks whether a request to systemd shows in the cgroup hierarchy.
-const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Creates the systemd scope of a job, or changes the cpuset of the scope if it exists. A scope is a systemd unit
 /// with a cgroup. `job_cpuset` has the settings of the cpuset, `owner` is the user id of the job's owner, and `group`
@@ -80,23 +75,31 @@ pub(super) fn create_or_update_scope(
         });
     if outcome.is_ok() {
         marks::write_owner(group, owner);
-        let origins = initial.iter().filter_map(|(_, origin)| context.hierarchy.cgroup(origin));
-        origins.filter(|_| before.is_none()).for_each(|origin| marks::record_origin(group, &origin));
+        if before.is_none() {
+            for origin in initial.iter().filter_map(|(_, origin)| context.hierarchy.cgroup(origin)) {
+                marks::record_origin(group, &origin);
+            }
+        }
     } else {
         match before {
             Some(files) => restore_scope(context, unit, group, &files),
-            // An empty scope ends by itself.
-            None => initial.iter().for_each(|(process, original_cgroup)| {
-                if let Some(cgroups) = moving::process_cgroups(context.proc, *process) {
-                    let _ = moving::move_between(context, *process, &cgroups, &group.path, original_cgroup);
-                }
-            }),
+            None => move_processes_back(context, group, &initial),
         }
         if job_cpuset.spec.idle {
             idle::stop_empty_slice(context, &slice);
         }
     }
     outcome
+}
+
+/// Moves the processes `initial` from the new scope with the cgroup `group` back to their earlier cgroups, after the
+/// creation of the scope has failed. systemd removes the empty scope itself. Errors are ignored.
+fn move_processes_back(context: &mut CpusetContext<'_>, group: &CgroupDir, initial: &[(ProcessId, String)]) {
+    for (process, earlier_cgroup) in initial {
+        if let Some(cgroups) = moving::process_cgroups(context.proc, *process) {
+            let _ = moving::move_between(context, *process, &cgroups, &group.path, earlier_cgroup);
+        }
+    }
 }
 
 /// Resets the cpuset in the unit of a scope that has no cpuset controller. When the controller returns,
@@ -118,10 +121,12 @@ fn unit_and_slice(group: &CgroupDir) -> Result<(&str, String)> {
     let found = OwnCgroupNames::from_cgroup_path(&group.path).and_then(|own| {
         let (above, unit) = group.path.rsplit_once('/')?;
         let is_besteffort = above.strip_prefix('/') == Some(&own.besteffort_slice_name());
-        let (slice, directory) = match is_besteffort {
-            _ if above.is_empty() => ("-.slice".to_owned(), own.directory_path()),
-            true => (own.besteffort_slice_name(), own.besteffort_directory_path()),
-            false => (own.slice_name(), own.directory_path()),
+        let (slice, directory) = if above.is_empty() {
+            ("-.slice".to_owned(), own.directory_path())
+        } else if is_besteffort {
+            (own.besteffort_slice_name(), own.besteffort_directory_path())
+        } else {
+            (own.slice_name(), own.directory_path())
         };
         let is_below = above.is_empty() || above.strip_prefix('/') == Some(&slice);
         let name = unit.strip_prefix(directory.trim_start_matches('/'))?;
@@ -188,11 +193,10 @@ fn update_scope(
     };
     let is_written = !job_cpuset.spec.isolated && job_cpuset.spec.cpus != now.cpus;
     if is_written {
-        // The threads leave at once: systemd writes the values some milliseconds after its reply. If it writes the
-        // earlier ones meanwhile, as for a reload, it writes these after them.
+        // systemd may write its earlier values meanwhile, as at a reload. It then writes the requested values later.
         bounds::write_cpuset(group, &job_cpuset.spec, true, KnownCpusets::default())?;
     }
-    // systemd may have other PUs than the cgroup: then it gets the PUs also if they are those of the cgroup.
+    // If systemd may have other PUs than the cgroup, the PUs are requested even if the cgroup already has them.
     let is_outdated = marks::is_systemd_outdated(group);
     let cpus = if is_outdated { CpuSet::new() } else { now.cpus.clone() };
     let known = CpusetConfig { cpus, ..now.clone() };
@@ -249,7 +253,7 @@ fn wait_until_applied(
     initial_processes: &[(ProcessId, String)],
     is_new: bool,
 ) -> Result<CpuSet> {
-    let deadline = Instant::now() + TIMEOUT;
+    let deadline = Instant::now() + SYSTEMD_TIMEOUT;
     loop {
         let alive: Vec<String> = initial_processes
             .iter()
@@ -258,23 +262,23 @@ fn wait_until_applied(
         if is_new && alive.is_empty() {
             return Err(CpusetOutcome::Gone);
         }
-        let inside = !is_new || alive.iter().all(|path| *path == group.path);
-        let applied = group.read_cpuset().is_ok_and(|files| {
+        let has_processes = !is_new || alive.iter().all(|path| *path == group.path);
+        let has_cpuset = group.read_cpuset().is_ok_and(|files| {
             files.cpus == job_cpuset.spec.cpus
                 && job_cpuset.spec.mems.as_ref().is_none_or(|mems| *mems == files.mems)
         });
-        if inside && applied {
+        if has_processes && has_cpuset {
             break;
         }
         if Instant::now() >= deadline {
-            let what = if inside { "did not get its CPUs" } else { "did not get its processes" };
+            let what = if has_processes { "did not get its CPUs" } else { "did not get its processes" };
             return Err(refused_outcome(format!(
                 "the scope {} {what} within {} s after systemd accepted the change: check whether pjwd runs in a container or the scope was changed by hand",
                 group.path,
-                TIMEOUT.as_secs()
+                SYSTEMD_TIMEOUT.as_secs()
             )));
         }
-        std::thread::sleep(POLL_INTERVAL);
+        std::thread::sleep(SYSTEMD_POLL_INTERVAL);
     }
     if job_cpuset.spec.isolated {
         bounds::isolate(group)?;
@@ -286,10 +290,10 @@ fn wait_until_applied(
 /// a change has failed. If the scope has fewer PUs now, it keeps these ([`bounds::cpus_to_restore`]). An error of
 /// systemd is only logged.
 fn restore_scope(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetConfig) {
-    let everything = |set: &CpuSet, all: fn() -> CpuSet| if set.is_empty() { all() } else { set.clone() };
+    let or_all = |set: &CpuSet, all: fn() -> CpuSet| if set.is_empty() { all() } else { set.clone() };
     let now = group.read_cpuset().unwrap_or_default();
-    let cpus = everything(&bounds::cpus_to_restore(group, before, &now), possible_cpus);
-    let mems = everything(&before.mems, possible_nodes);
+    let cpus = or_all(&bounds::cpus_to_restore(group, before, &now), possible_cpus);
+    let mems = or_all(&before.mems, possible_nodes);
     let mems = Some(&mems).filter(|_| !now.mems.is_empty());
     if now.partition != before.partition {
         bounds::restore_partition(group, before);
@@ -318,10 +322,12 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
     let mems = Some(possible_nodes()).filter(|_| !now.mems.is_empty());
     let cpus = Some(&all).filter(|_| !now.cpus.is_empty());
     request_cpuset(context, unit, &now, cpus, mems.as_ref())?;
-    let deadline = Instant::now() + TIMEOUT;
+    let deadline = Instant::now() + SYSTEMD_TIMEOUT;
     loop {
-        let files = group.read_cpuset().map_err(bounds::errno_to_outcome(group, "be read"))?;
-        if (cpus.is_none() || files.cpus == all) && mems.as_ref().is_none_or(|mems| *mems == files.mems) {
+        let present = group.read_cpuset().map_err(bounds::errno_to_outcome(group, "be read"))?;
+        let has_cpus = cpus.is_none_or(|cpus| *cpus == present.cpus);
+        let has_mems = mems.as_ref().is_none_or(|mems| *mems == present.mems);
+        if has_cpus && has_mems {
             return group.effective_cpus().map_err(bounds::errno_to_outcome(group, "be read"));
         }
         if Instant::now() >= deadline {
@@ -330,7 +336,7 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
                 group.path
             )));
         }
-        std::thread::sleep(POLL_INTERVAL);
+        std::thread::sleep(SYSTEMD_POLL_INTERVAL);
     }
 }
 
@@ -343,7 +349,7 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
 /// controller limits no processes. If such a scope contains processes, it stays, and this is no error.
 pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> {
     let (unit, slice) = unit_and_slice(group)?;
-    let deadline = Instant::now() + TIMEOUT / 2;
+    let deadline = Instant::now() + SYSTEMD_TIMEOUT / 2;
     while group.exists() {
         if group.is_populated() {
             if has_no_cpuset(group) {
@@ -360,7 +366,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
                 Err(fault) => return Err(refusal(unit, "be stopped", &fault)),
             }
         }
-        std::thread::sleep(POLL_INTERVAL);
+        std::thread::sleep(SYSTEMD_POLL_INTERVAL);
     }
     if group.parent().path != "/" {
         idle::stop_empty_slice(context, &slice);

@@ -1,8 +1,8 @@
 //! Twins of job cpusets in other v1 hierarchies.
 //!
-//! In v1 each controller may have a hierarchy of its own. What a job gets from another controller than cpuset needs a
-//! cgroup there: a twin, at the path of the cpuset. A twin exists only while the cpuset exists: it is created after the
-//! cpuset and removed before it. So a twin without a cpuset was left behind by a warden that was killed.
+//! In v1, each controller may have a hierarchy of its own. To use another controller than cpuset, a job needs a cgroup
+//! in the hierarchy of this controller: a twin, at the path of the cpuset. A twin is created after the cpuset and
+//! removed before it. So a twin without a cpuset was left behind by a pjwd that was killed.
 
 use std::fs;
 
@@ -75,11 +75,11 @@ pub(super) fn move_to_v1_cgroup(
 /// refuses the removal.
 pub(super) fn remove_v1_cgroup(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -> Result<()>) -> Result<()> {
     for _ in 0..MAX_PASSES {
-        let left = twin.processes();
-        if left.is_empty() {
+        let pids = twin.processes();
+        if pids.is_empty() {
             break;
         }
-        left.into_iter().try_for_each(&mut move_out)?;
+        pids.into_iter().try_for_each(&mut move_out)?;
     }
     twin.remove().map_err(|errno| match errno {
         Errno::EBUSY => refused_outcome(format!(
@@ -105,8 +105,8 @@ pub(super) fn remove_empty_parent(twin: &CgroupDir) {
 /// job, in the v1 hierarchy with the cpu or freezer controller. `hierarchy` is the hierarchy with the cpuset
 /// controller, and `own_cgroups` has the names of the cgroups that this pjwd creates.
 pub(super) fn orphaned_twins(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<CgroupDir> {
-    let above = own_cgroups.besteffort_directory_path();
-    let above = [hierarchy.v1_cpu_cgroup(&above), hierarchy.v1_freezer_cgroup(&above)];
-    let twins = above.iter().flatten().flat_map(CgroupDir::children);
+    let parent_path = own_cgroups.besteffort_directory_path();
+    let parents = [hierarchy.v1_cpu_cgroup(&parent_path), hierarchy.v1_freezer_cgroup(&parent_path)];
+    let twins = parents.iter().flatten().flat_map(CgroupDir::children);
     twins.filter(|twin| hierarchy.cgroup(&twin.path).is_none_or(|cpuset| !cpuset.exists())).collect()
 }

@@ -19,7 +19,7 @@ use crate::cgroup::{CgroupDir, CpusetMount};
 use crate::proc::procfs::ProcDir;
 use crate::sys::{affinity, online};
 
-/// The effective CPUs of cgroups, by path.
+/// A cache of the effective CPUs of cgroups, by path.
 type EffectiveCpus = BTreeMap<String, CpuSet>;
 
 /// The affinity masks of threads that do not belong to the cpuset which pjw changes. A kernel before Linux 6.2 can
@@ -82,12 +82,12 @@ fn affects_unrelated_cgroups(context: &CpusetContext<'_>, change: &CpusetChange)
     let Some(group) = context.hierarchy.cgroup(&job_cpuset.path) else { return false };
     let is_isolated =
         || job_cpuset.spec.isolated || partition_state(&group).is_some_and(|state| state != "member");
-    let switches = match change {
+    let switches_controller = match change {
         CpusetChange::Create { .. } => !context.hierarchy.root().enables_controller("cpuset"),
         CpusetChange::Remove { .. } => group.parent().child_count() <= 1,
         _ => false,
     };
-    context.hierarchy.is_unified && (switches || is_isolated())
+    context.hierarchy.is_unified && (switches_controller || is_isolated())
 }
 
 /// What the kernel says of the cpuset partition of a cgroup. `None` if the cgroup is gone, or can't be a partition.
@@ -118,7 +118,7 @@ impl UnrelatedThreads {
         let group = context.hierarchy.cgroup(&job_cpuset.path);
         let is_no_partition = group.is_some_and(|group| partition_state(&group).as_deref() == Some("member"));
         if job_cpuset.spec.isolated && !matches!(change, CpusetChange::Create { .. }) && !is_no_partition {
-            // A restarted warden has not made the partition itself.
+            // A restarted pjwd has not made the partition itself.
             let cpus = || job_cpuset.spec.cpus.clone();
             self.partitions.entry(job_cpuset.path.clone()).or_insert_with(cpus);
         }
@@ -177,7 +177,7 @@ impl UnrelatedThreads {
         self.restore_reset_masks(context, pending, &paths);
     }
 
-    /// Restores the affinity masks of the threads in `bound` that the kernel has reset. `paths` are the paths of the
+    /// Restores the affinity masks of the threads in `recorded` that the kernel has reset. `paths` are the paths of the
     /// cpusets that were changed. These threads are skipped:
     ///
     /// - Threads that have ended.
@@ -188,10 +188,10 @@ impl UnrelatedThreads {
     pub(super) fn restore_reset_masks(
         &mut self,
         context: &mut CpusetContext<'_>,
-        bound: Vec<RecordedThreadMask>,
+        recorded: Vec<RecordedThreadMask>,
         paths: &[String],
     ) {
-        if bound.is_empty() {
+        if recorded.is_empty() {
             return;
         }
         self.pending.clear();
@@ -199,15 +199,14 @@ impl UnrelatedThreads {
         let partitions = self.partitions();
         // The kernel may reset a restored mask once more.
         let is_ending = self.is_partition_ending();
-        for RecordedThreadMask { pid, tid, start, mask, effective, is_displaced } in bound {
-            let Some((current, now)) = current_state(context.proc, pid, tid, start) else { continue };
-            if paths.iter().any(|path| is_cgroup_within(&current, path)) {
+        for RecordedThreadMask { pid, tid, start, mask, mut effective, is_displaced } in recorded {
+            let Some((cgroup, present)) = current_state(context.proc, pid, tid, start) else { continue };
+            if paths.iter().any(|path| is_cgroup_within(&cgroup, path)) {
                 continue;
             }
-            let mut effective = effective;
-            if now != mask {
-                let cpuset = effective_cached(context.hierarchy, &mut cache, current);
-                if now != effective && !is_reset_mask(&now, cpuset, &partitions) {
+            if present != mask {
+                let cpuset = effective_cached(context.hierarchy, &mut cache, cgroup);
+                if present != effective && !is_reset_mask(&present, cpuset, &partitions) {
                     continue;
                 }
                 if let Err(errno) = affinity::set_mask(tid, &mask) {
@@ -229,8 +228,8 @@ impl UnrelatedThreads {
         let online = online_mask();
         let partitions = self.partitions();
         let mut cache = EffectiveCpus::new();
-        let mut bound = self.take_pending_threads(context, &mut cache);
-        let pending: BTreeSet<Tid> = bound.iter().map(|bound| bound.tid).collect();
+        let mut found = self.take_pending_threads(context, &mut cache);
+        let pending: BTreeSet<Tid> = found.iter().map(|thread| thread.tid).collect();
         for pid in context.proc.pids().unwrap_or_default() {
             for tid in context.proc.tids(pid).unwrap_or_default() {
                 let Ok(mask) = affinity::get_mask(tid) else { continue };
@@ -244,11 +243,11 @@ impl UnrelatedThreads {
                 let cpuset = effective_cached(context.hierarchy, &mut cache, path);
                 if !is_reset_mask(&mask, cpuset, &partitions) {
                     let (start, effective) = (stat.start, mask.clone());
-                    bound.push(RecordedThreadMask { pid, tid, start, effective, mask, is_displaced: false });
+                    found.push(RecordedThreadMask { pid, tid, start, effective, mask, is_displaced: false });
                 }
             }
         }
-        bound
+        found
     }
 
     /// Returns the records of the threads whose masks are still to be restored. Removes all records from this value,
@@ -264,11 +263,11 @@ impl UnrelatedThreads {
     ) -> Vec<RecordedThreadMask> {
         let partitions = self.partitions();
         let mut pending = std::mem::take(&mut self.pending);
-        pending.retain(|bound| {
-            let found = current_state(context.proc, bound.pid, bound.tid, bound.start);
-            found.is_some_and(|(path, now)| {
-                now == bound.effective
-                    || is_reset_mask(&now, effective_cached(context.hierarchy, cache, path), &partitions)
+        pending.retain(|recorded| {
+            let state = current_state(context.proc, recorded.pid, recorded.tid, recorded.start);
+            state.is_some_and(|(path, present)| {
+                present == recorded.effective
+                    || is_reset_mask(&present, effective_cached(context.hierarchy, cache, path), &partitions)
             })
         });
         pending
@@ -281,13 +280,13 @@ impl UnrelatedThreads {
     }
 }
 
-/// Whether a mask is one to which only the kernel sets threads: all effective CPUs of the thread's cgroup. Mask and
-/// effective CPUs are read one after the other, and a partition may end between the two: the CPUs of whole partitions
-/// may be in one of them alone.
+/// Whether the kernel has set `mask`: it has all CPUs in `effective`, the effective CPUs of the thread's cgroup. A
+/// partition may end after the mask was read and before the effective CPUs were read. So the two sets may differ by all
+/// CPUs of some of the `partitions`.
 fn is_reset_mask(mask: &CpuSet, effective: &CpuSet, partitions: &[CpuSet]) -> bool {
     let differing = mask.difference(effective).union(&effective.difference(mask));
-    let whole = partitions.iter().filter(|partition| partition.is_subset(&differing));
-    differing == whole.fold(CpuSet::new(), |all, partition| all.union(partition))
+    let differing_partitions = partitions.iter().filter(|partition| partition.is_subset(&differing));
+    differing == differing_partitions.fold(CpuSet::new(), |all, partition| all.union(partition))
 }
 
 /// Whether the kernel has given back `cpus`, which the partition at `path` had, to the cgroup above it.
@@ -296,13 +295,13 @@ fn is_given_back(hierarchy: &CpusetMount, path: &str, cpus: &CpuSet) -> bool {
     group.is_none_or(|group| cpus.is_subset(&effective_cpus(hierarchy, &group.parent().path)))
 }
 
-/// A thread's current cgroup and mask. `None` if the thread has ended.
+/// Returns the path of a thread's present cgroup, and its present mask. `None` if the thread has ended.
 fn current_state(proc: &mut ProcDir, pid: Pid, tid: Tid, start: StartTime) -> Option<(String, CpuSet)> {
     proc.thread_stat(pid, tid).ok().filter(|stat| stat.start == start)?;
     Some((proc.cpuset_path(pid)?, affinity::get_mask(tid).ok()?))
 }
 
-/// The effective CPUs of a cgroup, read once per call.
+/// Returns the effective CPUs of the cgroup at `path`. Reads them only if they are not in `cache`.
 fn effective_cached<'a>(hierarchy: &CpusetMount, cache: &'a mut EffectiveCpus, path: String) -> &'a CpuSet {
     cache.entry(path).or_insert_with_key(|path| effective_cpus(hierarchy, path))
 }
@@ -311,11 +310,11 @@ fn effective_cached<'a>(hierarchy: &CpusetMount, cache: &'a mut EffectiveCpus, p
 /// the PUs of the nearest cgroup above that has a cpuset. Returns all online PUs if there is no such cgroup.
 pub(super) fn effective_cpus(hierarchy: &CpusetMount, path: &str) -> CpuSet {
     let mut group = hierarchy.cgroup(path);
-    while let Some(at) = group {
-        match at.effective_cpus() {
+    while let Some(current) = group {
+        match current.effective_cpus() {
             Ok(cpus) => return cpus,
-            Err(_) if at.path == "/" => break,
-            Err(_) => group = Some(at.parent()),
+            Err(_) if current.path == "/" => break,
+            Err(_) => group = Some(current.parent()),
         }
     }
     online_mask()

@@ -314,11 +314,16 @@ impl ChangeThread {
         let (outgoing, answers) = channel();
         let (completed, completed_requests) = channel();
         let (id_sender, id) = channel();
-        let of_thread = Arc::clone(&completion);
+        let thread_completion = Arc::clone(&completion);
         let handle = std::thread::Builder::new().name("cpusets".to_owned()).spawn(move || {
             // Is dropped last: the channels are closed when the calling thread wakes.
-            let _end_notice = EndNotice(Arc::clone(&of_thread));
-            let ends = ThreadEnds { requests: incoming, answers: outgoing, completed, completion: of_thread };
+            let _end_notice = EndNotice(Arc::clone(&thread_completion));
+            let ends = ThreadEnds {
+                requests: incoming,
+                answers: outgoing,
+                completed,
+                completion: thread_completion,
+            };
             // Can't fail: the calling thread keeps the receiver until it has the thread id.
             let _ = id_sender.send(own_thread());
             serve(&ends);
@@ -416,11 +421,12 @@ impl ChangeThread {
         self.requests.open_changes() == 0
     }
 
+    /// Receives the answers to delayed changes, if there may be any.
     fn receive_finished(&mut self) {
         if !self.requests.has_open_requests() && !self.requests.has_finished() {
             return;
         }
-        // The completion is reset first. An outcome after this line sets it again.
+        // The event is reset first. An outcome that arrives after this line sets the event again.
         let _ = self.completion.event.read();
         self.receive_answers();
     }

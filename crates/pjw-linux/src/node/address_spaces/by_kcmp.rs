@@ -9,7 +9,7 @@ use pjw_core::ids::Pid;
 use pjw_core::snapshot::AddressSpaceCheck;
 use pjw_core::time::Nanos;
 
-use super::{AddressSpaces, check_by_vfork};
+use super::{AddressSpaces, Check, check_by_vfork};
 use crate::proc::vfork::VforkWait;
 use crate::sys::errno::is_gone;
 
@@ -37,36 +37,36 @@ impl AddressSpaces {
         at: Nanos,
         mut vfork_wait: impl FnMut(Pid) -> VforkWait,
     ) {
-        let is_due = at.0.saturating_sub(self.last_check.0) >= CHECK_INTERVAL.0;
-        if self.by_task_scan || !is_due || self.open.is_empty() || self.refusal == Some(Errno::ENOSYS) {
+        let is_due = at.0.saturating_sub(self.last_check_at.0) >= CHECK_INTERVAL.0;
+        if self.by_task_scan || !is_due || self.to_check.is_empty() || self.refusal == Some(Errno::ENOSYS) {
             return;
         }
-        self.last_check = at;
+        self.last_check_at = at;
         let last_call = self.calls + MAX_CALLS;
-        let mut found = BTreeSet::new();
-        for pid in self.open.clone() {
+        let mut searched = BTreeSet::new();
+        for pid in self.to_check.clone() {
             if self.calls >= last_call {
                 return;
             }
             if self.is_unknown(pid) {
                 self.find_space(pid);
-                found.insert(pid);
+                searched.insert(pid);
             }
         }
         let mut waits: BTreeMap<Pid, VforkWait> = BTreeMap::new();
-        for pid in self.open.clone() {
+        for pid in self.to_check.clone() {
             if self.calls >= last_call {
                 return;
             }
             if self.is_shared(pid) {
-                // Before kcmp(2) is called: for a child of vfork that still shares the address space then, the parent
-                // was waiting now.
+                // The state of the parent is read before kcmp(2) is called. If a child of vfork still shares the
+                // address space at that call, its parent was waiting at this reading.
                 let is_in_vfork = self.possible_vfork_parent(pid).is_some_and(|parent| {
                     let wait = waits.entry(parent).or_insert_with(|| vfork_wait(parent));
                     self.may_be_in_vfork(pid, wait)
                 });
                 self.recheck_sharing(pid, is_in_vfork);
-            } else if !found.contains(&pid) {
+            } else if !searched.contains(&pid) {
                 self.search_for_others(pid);
             }
         }
@@ -98,7 +98,7 @@ impl AddressSpaces {
             let middle = low + (high - low) / 2;
             let space = ordered[middle];
             let Some(&other) = self.users.get(&space).and_then(BTreeSet::first) else { return };
-            match self.call(other, pid) {
+            match self.call_kcmp(other, pid) {
                 Ok(Ordering::Equal) => break Some(space),
                 Ok(Ordering::Less) => low = middle + 1,
                 Ok(Ordering::Greater) => high = middle,
@@ -131,7 +131,7 @@ impl AddressSpaces {
             // The waiting thread may get the children of another thread that exits, so that its child by vfork is no
             // longer the last one. So a child of vfork stays one while its parent waits.
             VforkWait::ForChildren(children) => {
-                let last = self.processes.get(&pid).map(|process| process.check.1);
+                let last = self.processes.get(&pid).map(|process| process.last_check.result);
                 children.contains(&pid) || last == Some(AddressSpaceCheck::InVfork)
             }
         }
@@ -145,16 +145,16 @@ impl AddressSpaces {
         let Some(process) = self.processes.get(&pid).copied() else { return };
         let users = process.space.and_then(|space| self.users.get(&space));
         let Some(&other) = users.and_then(|users| users.iter().find(|&&user| user != pid)) else { return };
-        match self.call(other, pid) {
+        match self.call_kcmp(other, pid) {
             Ok(Ordering::Equal) => {
                 if let Some(process) = self.processes.get_mut(&pid) {
-                    process.check = (self.scan, check_by_vfork(is_in_vfork));
+                    process.last_check = Check { scan: self.scan, result: check_by_vfork(is_in_vfork) };
                 }
             }
             Ok(_) => {
-                for left in self.users_that_left(pid, other) {
-                    self.clear_address_space(left);
-                    self.open.insert(left);
+                for departed in self.users_that_left(pid, other) {
+                    self.clear_address_space(departed);
+                    self.to_check.insert(departed);
                 }
             }
             Err(errno) => self.handle_kcmp_error(&[pid, other], errno),
@@ -171,7 +171,7 @@ impl AddressSpaces {
         let witnesses = users.into_iter().filter(|user| ![pid, other].contains(user));
         for witness in witnesses.take(MAX_WITNESSES) {
             for (stayed, left) in [(other, pid), (pid, other)] {
-                if self.call(witness, stayed) == Ok(Ordering::Equal) {
+                if self.call_kcmp(witness, stayed) == Ok(Ordering::Equal) {
                     return vec![left];
                 }
             }
@@ -188,12 +188,12 @@ impl AddressSpaces {
             self.find_space(pid);
         }
         if !self.is_shared(pid) && !self.is_unknown(pid) {
-            self.open.remove(&pid);
+            self.to_check.remove(&pid);
         }
     }
 
     /// Compares the address spaces of two processes, and counts the call.
-    fn call(&mut self, one: Pid, other: Pid) -> Result<Ordering, Errno> {
+    fn call_kcmp(&mut self, one: Pid, other: Pid) -> Result<Ordering, Errno> {
         self.calls += 1;
         (self.compare)(one, other)
     }
@@ -207,7 +207,7 @@ impl AddressSpaces {
             self.record_refusal(pids.first().copied(), errno);
         }
         for &pid in pids {
-            match self.call(pid, pid) {
+            match self.call_kcmp(pid, pid) {
                 Ok(_) => {}
                 Err(errno) if is_gone(errno) => self.remove_process(pid),
                 Err(errno) => self.record_refusal(Some(pid), errno),
@@ -222,7 +222,7 @@ impl AddressSpaces {
         self.list = None;
         let Some(pid) = pid else { return };
         self.clear_address_space(pid);
-        self.open.remove(&pid);
+        self.to_check.remove(&pid);
         if let Some(candidates) =
             self.processes.get(&pid).and_then(|process| self.candidates.get_mut(&process.stack))
         {

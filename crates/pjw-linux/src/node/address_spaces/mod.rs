@@ -29,7 +29,7 @@ mod by_kcmp;
 
 /// The minimum time between two task scans (runs of a BPF program) that are made only for processes which possibly
 /// share an address space. Each run iterates over all tasks of the machine.
-const PASS_INTERVAL: Nanos = Nanos(400_000_000);
+const TASK_SCAN_INTERVAL: Nanos = Nanos(400_000_000);
 /// After two checks this far apart in which a process was not in vfork(2), it is no child of vfork. Between the
 /// moment when a process is created and the moment when the kernel marks it as a child of vfork, only microseconds
 /// pass.
@@ -49,13 +49,15 @@ pub(super) struct AddressSpaces {
     /// The processes of each address space, by the number of the address space.
     users: BTreeMap<u64, BTreeSet<Pid>>,
     /// The processes that the next scans must check.
-    open: BTreeSet<Pid>,
+    to_check: BTreeSet<Pid>,
     /// The numbers of the address spaces with several users.
     shared: BTreeSet<u64>,
     /// The list for the snapshot. `None` if it has changed.
     list: Option<Arc<AddressSpaceList>>,
+    /// The highest number that an address space has got, if kcmp(2) is the source of the numbers.
     last_number: u64,
-    last_check: Nanos,
+    /// The time of the last check by kcmp(2), or of the last task scan for the candidates.
+    last_check_at: Nanos,
     /// The number of the present scan.
     scan: u64,
     /// Whether the numbers come from the task scan (a BPF program) and not from kcmp(2).
@@ -84,14 +86,21 @@ struct Process {
     stack: u64,
     /// The number of the address space. `None` if it is unknown.
     space: Option<u64>,
-    /// The result of the last check, and the number of its scan.
-    check: (u64, AddressSpaceCheck),
+    last_check: Check,
     /// The time of the first check in which the process shared this space and was not in vfork(2).
     shared_since: Option<Nanos>,
     /// Whether no further check is necessary while the process shares this space.
     is_settled: bool,
     /// Whether kcmp(2) found once that the process shares its space with no other candidate.
     was_alone: bool,
+}
+
+/// The check of one process in one scan.
+#[derive(Debug, Clone, Copy)]
+struct Check {
+    /// The number of the scan.
+    scan: u64,
+    result: AddressSpaceCheck,
 }
 
 impl AddressSpaces {
@@ -102,11 +111,11 @@ impl AddressSpaces {
             processes: BTreeMap::new(),
             candidates: BTreeMap::new(),
             users: BTreeMap::new(),
-            open: BTreeSet::new(),
+            to_check: BTreeSet::new(),
             shared: BTreeSet::new(),
             list: None,
             last_number: 0,
-            last_check: Nanos(0),
+            last_check_at: Nanos(0),
             scan: 1,
             by_task_scan: false,
             refusal: None,
@@ -129,39 +138,40 @@ impl AddressSpaces {
     /// `None` if the process was read in `/proc`.
     pub(super) fn record_process(&mut self, pid: Pid, stat: &Stat, scanned: Option<ScannedSpace>) {
         let id = ProcessId { pid, start: stat.start };
-        let known = self.processes.get(&pid).copied();
+        let recorded = self.processes.get(&pid).copied();
         if stat.is_kernel_thread || stat.readable_stack_start().is_none() {
             // The first thread may have exited before the others.
-            if known.is_some_and(|known| known.id != id) {
+            if recorded.is_some_and(|recorded| recorded.id != id) {
                 self.remove_process(pid);
             }
             return;
         }
-        let is_known = known.is_some_and(|known| known.id == id && known.stack == stat.stack_start);
-        if !is_known {
+        let is_recorded =
+            recorded.is_some_and(|recorded| recorded.id == id && recorded.stack == stat.stack_start);
+        if !is_recorded {
             self.remove_process(pid);
             self.add_process(id, stat);
         }
-        if let Some(known) = self.processes.get_mut(&pid) {
-            known.parent = stat.parent;
+        if let Some(process) = self.processes.get_mut(&pid) {
+            process.parent = stat.parent;
         }
         if let Some(scanned) = scanned {
             self.record_scanned_space(pid, scanned);
-        } else if is_known && known.is_some_and(|known| known.space.is_none()) {
-            self.open_candidates(stat.stack_start);
+        } else if is_recorded && recorded.is_some_and(|recorded| recorded.space.is_none()) {
+            self.mark_candidates(stat.stack_start);
         }
     }
 
     /// Adds the process `id`, whose address space is unknown. `stat` has the values of its first thread. Other
-    /// processes possibly share its address space if their stacks have the same start address. Marks the process and
-    /// those of the others whose address spaces are unknown for a check.
+    /// processes possibly share its address space if their stacks have the same start address. Marks for a check
+    /// the process and those of the others whose address spaces are unknown.
     fn add_process(&mut self, id: ProcessId, stat: &Stat) {
         let process = Process {
             id,
             parent: stat.parent,
             stack: stat.stack_start,
             space: None,
-            check: (0, AddressSpaceCheck::NotChecked),
+            last_check: Check { scan: 0, result: AddressSpaceCheck::NotChecked },
             shared_since: None,
             is_settled: false,
             was_alone: false,
@@ -170,14 +180,14 @@ impl AddressSpaces {
         let candidates = self.candidates.entry(stat.stack_start).or_default();
         candidates.pids.insert(id.pid);
         candidates.unknown.insert(id.pid);
-        self.open_candidates(stat.stack_start);
+        self.mark_candidates(stat.stack_start);
     }
 
-    /// Marks the processes whose stacks start at the address `stack`, and whose address spaces are unknown, for a
-    /// check. Does nothing if there is only one process with this address.
-    fn open_candidates(&mut self, stack: u64) {
+    /// Marks for a check the processes whose stacks start at the address `stack`, and whose address spaces are unknown.
+    /// Does nothing if there is only one process with this address.
+    fn mark_candidates(&mut self, stack: u64) {
         if let Some(candidates) = self.candidates.get(&stack).filter(|candidates| candidates.pids.len() > 1) {
-            self.open.extend(&candidates.unknown);
+            self.to_check.extend(&candidates.unknown);
         }
     }
 
@@ -185,13 +195,13 @@ impl AddressSpaces {
     fn record_scanned_space(&mut self, pid: Pid, scanned: ScannedSpace) {
         let number = scanned.number.get();
         let Some(process) = self.processes.get_mut(&pid) else { return };
-        process.check = (self.scan, check_by_vfork(scanned.is_in_vfork));
+        process.last_check = Check { scan: self.scan, result: check_by_vfork(scanned.is_in_vfork) };
         if process.space != Some(number) {
             self.clear_address_space(pid);
             self.set_address_space(pid, number);
         }
         if !self.shared.contains(&number) {
-            self.open.remove(&pid);
+            self.to_check.remove(&pid);
         }
     }
 
@@ -207,7 +217,7 @@ impl AddressSpaces {
         users.insert(pid);
         if users.len() > 1 {
             // One of the others may have executed a program since the last check.
-            self.open.extend(users.iter().copied());
+            self.to_check.extend(users.iter().copied());
             self.shared.insert(number);
             self.list = None;
         }
@@ -238,7 +248,7 @@ impl AddressSpaces {
     /// when another process has got its pid.
     pub(super) fn remove_process(&mut self, pid: Pid) {
         self.clear_address_space(pid);
-        self.open.remove(&pid);
+        self.to_check.remove(&pid);
         let Some(process) = self.processes.remove(&pid) else { return };
         if let Some(candidates) = self.candidates.get_mut(&process.stack) {
             candidates.pids.remove(&pid);
@@ -259,27 +269,27 @@ impl AddressSpaces {
     /// Returns the processes that possibly share an address space, and about which the task scan (a BPF program) must
     /// report. `at` is the present time. Empty if the task scan is not available, or if it ran less than 0.4 s ago.
     pub(super) fn pids_to_scan(&self, at: Nanos) -> BTreeSet<Pid> {
-        let is_due = self.by_task_scan && at.0.saturating_sub(self.last_check.0) >= PASS_INTERVAL.0;
+        let is_due = self.by_task_scan && at.0.saturating_sub(self.last_check_at.0) >= TASK_SCAN_INTERVAL.0;
         let is_unread =
-            |pid: &&Pid| self.processes.get(pid).is_some_and(|process| process.check.0 != self.scan);
-        if is_due { self.open.iter().filter(is_unread).copied().collect() } else { BTreeSet::new() }
+            |pid: &&Pid| self.processes.get(pid).is_some_and(|process| process.last_check.scan != self.scan);
+        if is_due { self.to_check.iter().filter(is_unread).copied().collect() } else { BTreeSet::new() }
     }
 
-    /// Records `pass`, what a task scan (a run of a BPF program) reported about the processes of
+    /// Records `task_scan`, what a task scan (a run of a BPF program) reported about the processes of
     /// [`AddressSpaces::pids_to_scan`]. `at` is the time of the task scan.
-    pub(super) fn record_task_scan(&mut self, pass: &TaskScanResult, at: Nanos) {
-        self.last_check = at;
-        for (&pid, scanned) in &pass.processes {
+    pub(super) fn record_task_scan(&mut self, task_scan: &TaskScanResult, at: Nanos) {
+        self.last_check_at = at;
+        for (&pid, scanned) in &task_scan.processes {
             self.record_process(pid, &scanned.stat, scanned.address_space);
         }
         // A process that is not reported has exited, or is hidden from BPF programs.
-        self.open.retain(|pid| pass.processes.contains_key(pid));
+        self.to_check.retain(|pid| task_scan.processes.contains_key(pid));
     }
 
     /// Returns the address spaces that several processes share, each with its processes. `at` is the time at which
     /// the present scan began. Must be called exactly once at the end of each scan.
     pub(super) fn shared_address_spaces(&mut self, at: Nanos) -> Arc<AddressSpaceList> {
-        if let Some(list) = self.list.as_ref().filter(|_| self.open.is_empty()) {
+        if let Some(list) = self.list.as_ref().filter(|_| self.to_check.is_empty()) {
             self.scan += 1;
             return Arc::clone(list);
         }
@@ -290,8 +300,8 @@ impl AddressSpaces {
             for pid in self.users.get(&number).into_iter().flatten() {
                 let Some(process) = self.processes.get_mut(pid) else { continue };
                 users.push(AddressSpaceUser { id: process.id, check: process.record_check(self.scan, at) });
-                if process.is_settled && process.check.0 == self.scan {
-                    self.open.remove(pid);
+                if process.is_settled && process.last_check.scan == self.scan {
+                    self.to_check.remove(pid);
                 }
                 has_unsettled |= !process.is_settled;
             }
@@ -319,7 +329,8 @@ impl Process {
     /// - For a settled process, the result is [`AddressSpaceCheck::Sharing`] in every scan.
     /// - For another process, it is [`AddressSpaceCheck::NotChecked`] if this scan has not checked the process.
     fn record_check(&mut self, scan: u64, at: Nanos) -> AddressSpaceCheck {
-        let check = if self.check.0 == scan { self.check.1 } else { AddressSpaceCheck::NotChecked };
+        let Check { scan: checked_scan, result } = self.last_check;
+        let check = if checked_scan == scan { result } else { AddressSpaceCheck::NotChecked };
         match check {
             AddressSpaceCheck::InVfork => self.shared_since = None,
             AddressSpaceCheck::Sharing => {

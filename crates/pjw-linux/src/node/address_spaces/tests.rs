@@ -199,12 +199,12 @@ fn forked_workers_are_compared_by_bisection_and_twice_only() {
     let workers: Vec<(u32, u32, u64)> = (1..=count).map(|pid| (pid, 1, 0x7ff0)).collect();
     workers.iter().for_each(|&(pid, ..)| set_space(pid, Some(pid.into())));
     let mut second = 0;
-    while second == 0 || !spaces.open.is_empty() {
+    while second == 0 || !spaces.to_check.is_empty() {
         second += 1;
         let calls = spaces.calls;
         assert!(scan(&mut spaces, second, &workers).is_empty());
         assert!(spaces.calls - calls <= MAX_CALLS + 20, "one scan makes a limited number of calls");
-        assert!(second < 100, "{} are left", spaces.open.len());
+        assert!(second < 100, "{} are left", spaces.to_check.len());
     }
     let calls = spaces.calls;
     assert!(calls <= 2 * 11 * u64::from(count), "{calls}");
@@ -393,8 +393,8 @@ fn the_numbers_of_the_task_scan_need_no_call() {
         assert_eq!(show(&spaces.shared_address_spaces(at(second))), [[(1, 's'), (2, 's'), (3, 'v')]]);
     }
     assert_eq!(spaces.calls, 0);
-    let open: Vec<u32> = spaces.open.iter().map(|pid| pid.0).collect();
-    assert_eq!(open, [3], "only the child of vfork is checked again");
+    let to_check: Vec<u32> = spaces.to_check.iter().map(|pid| pid.0).collect();
+    assert_eq!(to_check, [3], "only the child of vfork is checked again");
 }
 
 #[test]
@@ -407,6 +407,6 @@ fn candidates_without_a_number_are_scanned_again_at_intervals() {
     assert_eq!(spaces.pids_to_scan(at(1)), BTreeSet::from([Pid(1), Pid(2)]));
     spaces.record_task_scan(&TaskScanResult::default(), at(1));
     spaces.record_process(Pid(2), &stat(2, 1, 0x7ff0), None);
-    assert!(spaces.pids_to_scan(Nanos(at(1).0 + PASS_INTERVAL.0 - 1)).is_empty());
+    assert!(spaces.pids_to_scan(Nanos(at(1).0 + TASK_SCAN_INTERVAL.0 - 1)).is_empty());
     assert_eq!(spaces.pids_to_scan(at(2)), BTreeSet::from([Pid(1), Pid(2)]));
 }
