@@ -14,7 +14,7 @@ use pjw_core::{cpuset::CpuSet, diagnosis::HostFacts};
 use crate::cgroup::{CgroupMounts, CpusetMount, mount_fields, read_mount_list};
 use crate::{probe, sys::version, systemd};
 
-/// In bytes. The rest of a longer file is not read.
+/// The largest part of a file that is read, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// Reads the regular file at `path`, and returns its text. Reads at most the first MiB. Each invalid UTF-8
@@ -76,8 +76,8 @@ pub fn read_host_facts(online: &CpuSet) -> HostFacts {
 /// The preemption model in force: the word in parentheses, as in `none voluntary (full) lazy`.
 fn preemption_model() -> Option<String> {
     let text = trimmed_text("/sys/kernel/debug/sched/preempt")?;
-    let (_, rest) = text.split_once('(')?;
-    Some(rest.split_once(')')?.0.to_owned())
+    let (_, after_open) = text.split_once('(')?;
+    Some(after_open.split_once(')')?.0.to_owned())
 }
 
 /// Returns the PUs (logical CPUs) in `online` by the name of their CPU frequency governor. Leaves out PUs without a
@@ -116,18 +116,23 @@ fn describe_cpusets(mounts: &CgroupMounts) -> String {
         return "no hierarchy with cpusets is mounted".to_owned();
     };
     let at = mount.mount_point.display();
+    if !mount.is_unified {
+        return format!("cpusets in v1 at {at}");
+    }
     match mount.root().has_controller("cpuset") {
-        _ if !mount.is_unified => return format!("cpusets in v1 at {at}"),
         Err(_) => return format!("cpusets of v2 at {at} can't be read"),
         Ok(false) => return format!("v2 at {at} has no cpuset controller"),
         Ok(true) => {}
     }
-    let parts = ["", "system.slice", "system.slice/slurmstepd.scope", "user.slice", "pjw.slice", "pjw"];
-    let enabled = |part: &&str| {
-        mount.cgroup(&format!("/{part}")).is_some_and(|group| group.enables_controller("cpuset"))
+    let paths = ["", "system.slice", "system.slice/slurmstepd.scope", "user.slice", "pjw.slice", "pjw"];
+    let is_enabled_below = |path: &&str| {
+        mount.cgroup(&format!("/{path}")).is_some_and(|group| group.enables_controller("cpuset"))
     };
-    let below: Vec<&str> =
-        parts.into_iter().filter(enabled).map(|part| if part.is_empty() { "/" } else { part }).collect();
+    let below: Vec<&str> = paths
+        .into_iter()
+        .filter(is_enabled_below)
+        .map(|path| if path.is_empty() { "/" } else { path })
+        .collect();
     if below.is_empty() {
         format!("cpusets in v2 at {at}, not enabled for any cgroup yet")
     } else {

@@ -206,9 +206,9 @@ impl LinuxMachine {
     ) -> TaskScanResult {
         let Some(scan) = &mut self.task_scan else { return TaskScanResult::default() };
         match TaskScanResult::from_scan(scan, scope, within) {
-            Ok(pass) => {
-                self.task_count = pass.tasks;
-                pass
+            Ok(result) => {
+                self.task_count = result.tasks;
+                result
             }
             Err(error) => {
                 warn!("{error}; the task scan stays off until pjwd is restarted");
@@ -232,20 +232,21 @@ impl LinuxMachine {
         }
     }
 
-    /// Reads the online PUs again, after the masks in `seen` were read. If PUs went offline meanwhile, removes them
-    /// from these masks. So the fallback masks that the kernel gives threads without an online PU are not reported.
+    /// Reads the online PUs again, after the masks in `processes` were read. If PUs went offline meanwhile, removes
+    /// them from these masks. So the fallback masks that the kernel gives threads without an online PU are not
+    /// reported.
     /// PUs that came online are used from the next scan on.
-    fn narrow_masks_to_online(&mut self, seen: &mut BTreeMap<Pid, Observed<Process>>) {
+    fn narrow_masks_to_online(&mut self, processes: &mut BTreeMap<Pid, Observed<Process>>) {
         let before = std::mem::take(&mut self.online);
         let now = self.online_list.as_mut().and_then(|list| list.read().ok());
-        let left = now.map(|now| before.intersection(now)).filter(|left| !left.is_empty());
-        let Some(left) = left.filter(|left| *left != before) else {
+        let remaining = now.map(|now| before.intersection(now)).filter(|remaining| !remaining.is_empty());
+        let Some(remaining) = remaining.filter(|remaining| *remaining != before) else {
             self.online = before;
             return;
         };
         self.online_changed_at = Some(Instant::now());
-        cut_masks(seen, &left);
-        self.online = left;
+        cut_masks(processes, &remaining);
+        self.online = remaining;
     }
 
     /// Reads the processes of which a partial scan needs only the active threads, and returns them. Leaves out a
@@ -330,11 +331,11 @@ impl MachineInterface for LinuxMachine {
             if with_threads {
                 self.idle.mark_active(pid);
             }
-            let pass = plan.pass.processes.remove(&pid);
-            if pass.is_none() && idle_check.active_unassigned.contains(&pid) {
+            let scanned = plan.scan_result.processes.remove(&pid);
+            if scanned.is_none() && idle_check.active_unassigned.contains(&pid) {
                 self.cache.refresh_uid(pid);
             }
-            match self.cache.observe_process(pid, with_threads, pass) {
+            match self.cache.observe_process(pid, with_threads, scanned) {
                 Ok(mut process) => {
                     let idle_until = idle_check.idle_until.get(&pid).copied();
                     process.idle_until = idle_until.filter(|_| process.threads.is_some());
@@ -428,9 +429,9 @@ impl MachineInterface for LinuxMachine {
 
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome {
         let thread = action.thread;
-        // The thread id may belong to another thread by now, unless it was assigned a moment ago. The id may
-        // still be reused between this check and the next line. The mask of that other thread is corrected in
-        // the next cycle.
+        // The thread id may belong to another thread by now, unless it was assigned a moment ago. The id may still be
+        // reused between this check and the change of the mask. The next cycle then corrects the mask of the other
+        // thread.
         let is_there = |stat: Stat| stat.start == thread.start && !matches!(stat.state, 'Z' | 'X');
         if !self.probed_mismatches.contains(&thread.process)
             && !self.cache.proc.thread_stat(thread.process.pid, thread.tid).is_ok_and(is_there)

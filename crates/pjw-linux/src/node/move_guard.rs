@@ -1,14 +1,17 @@
-//! Keeps processes whose memory is locked where they are.
+//! Prevents the move of a process whose memory is locked to another cgroup.
 //!
 //! A move to another cpuset waits for the lock of the memory of the process (`mpol_rebind_mm` in `cpuset_attach`,
 //! kernel/cgroup/cpuset.c), and no process of the machine can fork or end meanwhile. A process that waits for a file
 //! system that does not respond (NFS, FUSE) may hold this lock without end. Except on cgroup v1 since Linux 6.2: there,
 //! only a move to other memory nodes waits.
 //!
-//! Not checked are the locks that the kernel takes when the memory nodes of a cpuset change (`--bind-memory`), and,
-//! before Linux 6.2, when the cpuset controller is switched on or off for the children of a cgroup: those of all
-//! processes below. A lock that is held for reading is not noticed either, such as that of a process that writes to a
-//! mapped page of a file system that does not respond.
+//! These locks are not checked:
+//!
+//! - The locks of all processes in a cpuset whose memory nodes change (`--bind-memory`).
+//! - Before Linux 6.2: the locks of all processes below a cgroup, when the cpuset controller is enabled or disabled for
+//!   the children of this cgroup.
+//! - A lock that is held for reading, such as that of a process that writes to a mapped page of a file system that does
+//!   not respond.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -58,10 +61,10 @@ impl MoveGuard {
             return Ok(Cow::Borrowed(&action.change));
         }
         if let Some(process) = action.moved_process() {
-            return match self.is_locked(proc, process) {
-                true => Err(locked(process)),
-                false => Ok(Cow::Borrowed(&action.change)),
-            };
+            if self.is_locked(proc, process) {
+                return Err(not_moved_outcome(process));
+            }
+            return Ok(Cow::Borrowed(&action.change));
         }
         let mut change = action.change.clone();
         if let CpusetChange::Create { initial_processes, .. } = &mut change
@@ -69,7 +72,7 @@ impl MoveGuard {
         {
             initial_processes.retain(|process| !self.is_locked(proc, *process));
             if initial_processes.is_empty() {
-                return Err(locked(first));
+                return Err(not_moved_outcome(first));
             }
         }
         Ok(Cow::Owned(change))
@@ -84,7 +87,7 @@ impl MoveGuard {
     }
 }
 
-fn locked(process: ProcessId) -> CpusetOutcome {
+fn not_moved_outcome(process: ProcessId) -> CpusetOutcome {
     let reason = format!(
         "process {process} is not moved to another cgroup while its memory is, or may be, locked: the move would stop all \
          forks of the machine until the lock is released. As root: cat /proc/{}/task/*/stack says what it waits for",

@@ -6,16 +6,16 @@ use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 use pjw_core::snapshot::{Observed, Process};
 
-/// Removes the PUs outside `within` from all affinity masks in `seen`. A mask without a PU in `within` stays the
+/// Removes the PUs outside `within` from all affinity masks in `processes`. A mask without a PU in `within` stays the
 /// same, because the kernel will change it.
-pub(super) fn cut_masks(seen: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
+pub(super) fn cut_masks(processes: &mut BTreeMap<Pid, Observed<Process>>, within: &CpuSet) {
     let cut = |mask: &mut CpuSet| {
-        let left = mask.intersection(within);
-        if !left.is_empty() {
-            *mask = left;
+        let remaining = mask.intersection(within);
+        if !remaining.is_empty() {
+            *mask = remaining;
         }
     };
-    for process in seen.values_mut() {
+    for process in processes.values_mut() {
         let Observed::Present(process) = process else { continue };
         process.first_thread_mask.iter_mut().for_each(cut);
         process.threads.iter_mut().flatten().for_each(|thread| cut(&mut thread.effective_mask));

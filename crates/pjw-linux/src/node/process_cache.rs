@@ -1,6 +1,6 @@
 //! The cached facts of each process, and the observation of one process.
 //!
-//! Facts that a pass of the task scan reported are not read again; all others are read in `/proc`. A thread's
+//! Facts that the task scan reported are not read again. All other facts are read in `/proc`. A thread's
 //! `stat` is read only if the thread ran since the last scan. A scan allocates memory for each process, but
 //! for a thread only if it is new or its mask has more than 128 PUs.
 
@@ -79,15 +79,21 @@ struct ThreadFacts {
     ran: SchedStat,
 }
 
-/// The attributes of a process (such as its cgroups and environment variables) that changed since the last scan,
-/// while they are read.
-enum ChangedAttributes {
+/// A read of the attributes of a process (such as its cgroups and environment variables) that changed since the last
+/// scan. [`ProcessCache::begin_attribute_read`] begins the read, and [`ProcessCache::finish_attribute_read`] completes
+/// the read.
+enum AttributeRead {
     /// The attributes did not change.
-    None,
+    Unchanged,
     /// A kernel thread has no attributes. This kernel thread was not reported before.
-    OfKernelThread,
+    NewKernelThread,
     /// The attributes changed, or may have changed.
-    Of { program: Option<Program>, cgroups: ProcessCgroups, status: Status, begun: Result<BegunRead, Errno> },
+    Changed {
+        program: Option<Program>,
+        cgroups: ProcessCgroups,
+        status: Status,
+        begun: Result<BegunRead, Errno>,
+    },
 }
 
 impl CachedProcess {
@@ -104,7 +110,8 @@ pub(super) struct ProcessCache {
     pub(super) processes: BTreeMap<Pid, CachedProcess>,
     pub(super) memory_files: MemoryFiles,
     pub(super) ns_per_tick: u64,
-    schedstat: bool,
+    /// Whether the kernel has the files `schedstat`.
+    has_schedstat: bool,
     /// Number of full scans since the start. It wraps around.
     full_scans: u32,
     /// Which processes share an address space.
@@ -133,7 +140,7 @@ impl ProcessCache {
             processes: BTreeMap::new(),
             memory_files: MemoryFiles::new(wanted),
             ns_per_tick: 1_000_000_000 / ticks,
-            schedstat: Path::new("/proc/self/schedstat").exists(),
+            has_schedstat: Path::new("/proc/self/schedstat").exists(),
             full_scans: 0,
             address_spaces: AddressSpaces::new(compare_address_spaces),
         })
@@ -164,15 +171,15 @@ impl ProcessCache {
             &stat,
             scanned.as_ref().and_then(|scanned| scanned.address_space),
         );
-        let is_known = self.processes.get(&pid).is_some_and(|known| known.id == id);
+        let is_known = self.processes.get(&pid).is_some_and(|cached| cached.id == id);
         if !is_known {
             self.insert(id);
         }
         // An ended first thread has no cgroups and no mask.
         let representative = if matches!(stat.state, 'Z' | 'X') { self.living_thread(pid)? } else { pid };
-        let of_representative = scanned.as_ref().filter(|_| representative == pid);
-        let fingerprint = of_representative.map_or(0, |scanned| scanned.fingerprint);
-        let first_thread_mask = match of_representative {
+        let scanned_representative = scanned.as_ref().filter(|_| representative == pid);
+        let fingerprint = scanned_representative.map_or(0, |scanned| scanned.fingerprint);
+        let first_thread_mask = match scanned_representative {
             Some(scanned) => Some(scanned.mask.clone()),
             None => affinity::get_mask(Tid(representative.0)).ok(),
         };
@@ -185,18 +192,18 @@ impl ProcessCache {
             None => (with_threads && !stat.is_kernel_thread).then(|| self.read_threads(pid)).transpose()?,
         };
         let attributes = self.finish_attribute_read(pid, changed)?;
-        let known = self.processes.get(&pid).ok_or(Errno::ESRCH)?;
+        let cached = self.processes.get(&pid).ok_or(Errno::ESRCH)?;
         Ok(Process {
             id,
             parent: stat.parent,
             process_group: stat.process_group,
             session: stat.session,
-            uid: known.uid,
+            uid: cached.uid,
             comm: stat.comm,
             is_kernel_thread: stat.is_kernel_thread,
             first_thread_mask,
-            cgroup: known.cgroup.clone(),
-            unit_cgroup: known.unit_cgroup.clone(),
+            cgroup: cached.cgroup.clone(),
+            unit_cgroup: cached.unit_cgroup.clone(),
             attributes,
             batch_identity: None,
             threads,
@@ -223,11 +230,11 @@ impl ProcessCache {
         let after_ns: u64 = threads.iter().map(|thread| thread.run_ns).sum();
         // The process ran for the time `process_ns` between the two readings of its active threads.
         let (least, most) = (process_ns.saturating_sub(after_ns), process_ns.saturating_sub(before_ns));
-        let known = self.processes.get_mut(&pid).filter(|known| known.id == process.id)?;
+        let cached = self.processes.get_mut(&pid).filter(|cached| cached.id == process.id)?;
         if known_ns.is_some_and(|known_ns| least > known_ns + NOTICED_NS) {
             return None;
         }
-        known.other_threads_ns = Some(most.max(known_ns.unwrap_or_default()));
+        cached.other_threads_ns = Some(most.max(known_ns.unwrap_or_default()));
         Some(Process { threads: Some(threads), has_all_threads: false, ..process })
     }
 
@@ -247,7 +254,7 @@ impl ProcessCache {
     /// Adds the process `id` to the cache. Nothing is known about the process yet. Replaces an earlier process with
     /// the same pid.
     fn insert(&mut self, id: ProcessId) {
-        let known = CachedProcess {
+        let cached = CachedProcess {
             id,
             // The user id is read with the attributes. Kernel threads belong to root.
             uid: Uid::ROOT,
@@ -261,17 +268,17 @@ impl ProcessCache {
             last_pass_fingerprint: 0,
             fingerprint: 0,
         };
-        self.processes.insert(id.pid, known);
+        self.processes.insert(id.pid, cached);
     }
 
     /// Records what the task scan (a BPF program) reported about the process `pid`. Removes the cached facts of its
     /// threads, which are outdated.
     fn apply_scanned(&mut self, pid: Pid, scanned: &ScannedProcess) {
-        if let Some(known) = self.processes.get_mut(&pid) {
-            known.uid = scanned.uid;
-            known.thread_count = scanned.thread_count.unwrap_or(known.thread_count);
-            known.threads = Vec::new();
-            known.other_threads_ns = None;
+        if let Some(cached) = self.processes.get_mut(&pid) {
+            cached.uid = scanned.uid;
+            cached.thread_count = scanned.thread_count.unwrap_or(cached.thread_count);
+            cached.threads = Vec::new();
+            cached.other_threads_ns = None;
         }
     }
 
@@ -281,9 +288,9 @@ impl ProcessCache {
     /// all processes are chosen. This is necessary after a cgroup hierarchy was mounted or unmounted.
     pub(super) fn expire_fingerprints(&mut self, all: bool) {
         self.full_scans = self.full_scans.wrapping_add(1);
-        for (pid, known) in &mut self.processes {
+        for (pid, cached) in &mut self.processes {
             if all || pid.0.wrapping_add(self.full_scans).is_multiple_of(FINGERPRINT_SCANS) {
-                known.fingerprint = 0;
+                cached.fingerprint = 0;
             }
         }
     }
@@ -291,10 +298,10 @@ impl ProcessCache {
     /// Reads the user id of the process `pid` again, because a login program changes its user without executing
     /// another program.
     pub(super) fn refresh_uid(&mut self, pid: Pid) {
-        if let Some(known) = self.processes.get_mut(&pid)
+        if let Some(cached) = self.processes.get_mut(&pid)
             && let Ok(status) = self.proc.status(pid)
         {
-            known.uid = Uid(status.uid);
+            cached.uid = Uid(status.uid);
         }
     }
 
@@ -308,7 +315,7 @@ impl ProcessCache {
     }
 
     /// Starts to read the attributes of the process `pid` (such as its cgroups and environment variables), if they
-    /// may have changed since the last scan. Returns [`ChangedAttributes::None`] if not.
+    /// may have changed since the last scan. Returns [`AttributeRead::Unchanged`] if not.
     /// [`ProcessCache::finish_attribute_read`] completes the read.
     ///
     /// - `representative` is a living thread of the process: the first one, or another if the first has ended.
@@ -326,9 +333,9 @@ impl ProcessCache {
         representative: Pid,
         fingerprint: u64,
         first: bool,
-    ) -> Result<ChangedAttributes, Errno> {
+    ) -> Result<AttributeRead, Errno> {
         if stat.is_kernel_thread {
-            return Ok(if first { ChangedAttributes::OfKernelThread } else { ChangedAttributes::None });
+            return Ok(if first { AttributeRead::NewKernelThread } else { AttributeRead::Unchanged });
         }
         let stack = if representative == pid {
             stat.stack_start
@@ -336,38 +343,38 @@ impl ProcessCache {
             self.proc.thread_stat(pid, Tid(representative.0))?.stack_start
         };
         let program = Some(Program { comm: stat.comm, stack });
-        let known = self.processes.get_mut(&pid).ok_or(Errno::ESRCH)?;
-        if known.program == program && fingerprint != 0 && known.fingerprint == fingerprint {
-            return Ok(ChangedAttributes::None);
+        let cached = self.processes.get_mut(&pid).ok_or(Errno::ESRCH)?;
+        if cached.program == program && fingerprint != 0 && cached.fingerprint == fingerprint {
+            return Ok(AttributeRead::Unchanged);
         }
         let cgroups = self.proc.cgroups(representative)?;
-        let stays = known.attributes.cgroups == cgroups;
+        let has_same_cgroups = cached.attributes.cgroups == cgroups;
         // A thread that exits has no memory any more, and shows the root as its cgroup in the v1 hierarchies
         // (proc_cgroup_show, kernel/cgroup/cgroup.c). What is known of its process holds until the process has ended.
-        let has_changed = !stays || known.program != program;
+        let has_changed = !has_same_cgroups || cached.program != program;
         if has_changed && !first && self.proc.is_exiting(pid, Tid(representative.0))? {
-            return Ok(ChangedAttributes::None);
+            return Ok(AttributeRead::Unchanged);
         }
-        // The process may move between the pass and this read. Then the fingerprint and the file belong to
+        // The process may move between the task scan and this read. Then the fingerprint and the file belong to
         // different cgroups. So both must be the same twice in a row.
         if fingerprint != 0 {
-            known.fingerprint =
-                if stays && known.last_pass_fingerprint == fingerprint { fingerprint } else { 0 };
-            known.last_pass_fingerprint = fingerprint;
-        } else if !stays {
-            (known.fingerprint, known.last_pass_fingerprint) = (0, 0);
+            cached.fingerprint =
+                if has_same_cgroups && cached.last_pass_fingerprint == fingerprint { fingerprint } else { 0 };
+            cached.last_pass_fingerprint = fingerprint;
+        } else if !has_same_cgroups {
+            (cached.fingerprint, cached.last_pass_fingerprint) = (0, 0);
         }
-        if known.program == program && stays {
-            return Ok(ChangedAttributes::None);
+        if cached.program == program && has_same_cgroups {
+            return Ok(AttributeRead::Unchanged);
         }
         // A process that only moved to another cgroup has the memory that it had.
-        let unchanged = (known.program == program).then(|| known.last_memory_contents());
+        let unchanged = (cached.program == program).then(|| cached.last_memory_contents());
         let status = self.proc.status(representative)?;
         let begun = match unchanged {
             Some(contents) => Ok(BegunRead::Known(contents)),
             None => self.memory_files.begin_read(representative, Uid(status.uid)),
         };
-        Ok(ChangedAttributes::Of { program, cgroups, status, begun })
+        Ok(AttributeRead::Changed { program, cgroups, status, begun })
     }
 
     /// Completes the read that [`ProcessCache::begin_attribute_read`] has begun, and stores the attributes in the
@@ -379,27 +386,27 @@ impl ProcessCache {
     fn finish_attribute_read(
         &mut self,
         pid: Pid,
-        changed: ChangedAttributes,
+        changed: AttributeRead,
     ) -> Result<Option<BatchAttributes>, Errno> {
         let (program, cgroups, status, begun) = match changed {
-            ChangedAttributes::None => return Ok(None),
-            ChangedAttributes::OfKernelThread => return Ok(Some(BatchAttributes::default())),
-            ChangedAttributes::Of { program, cgroups, status, begun } => (program, cgroups, status, begun),
+            AttributeRead::Unchanged => return Ok(None),
+            AttributeRead::NewKernelThread => return Ok(Some(BatchAttributes::default())),
+            AttributeRead::Changed { program, cgroups, status, begun } => (program, cgroups, status, begun),
         };
-        let known = self.processes.get_mut(&pid).ok_or(Errno::ESRCH)?;
+        let cached = self.processes.get_mut(&pid).ok_or(Errno::ESRCH)?;
         let contents = begun.and_then(|begun| self.memory_files.finish_read(begun));
         let (program, EnvironAndCommandLine { environ, command_line }) = match contents {
             // The last known contents hold until the next scan, which reads the files again.
-            Err(Errno::EAGAIN) => (None, known.last_memory_contents()),
+            Err(Errno::EAGAIN) => (None, cached.last_memory_contents()),
             contents => (program, contents?),
         };
         let attributes =
             BatchAttributes { cgroups, environ, supplementary_groups: status.groups, command_line };
-        known.uid = Uid(status.uid);
-        known.program = program;
-        known.cgroup = attributes.cgroups.cpuset_path().map(Arc::from);
-        known.unit_cgroup = attributes.cgroups.v1_path("name=systemd").map(Arc::from);
-        known.attributes = attributes.clone();
+        cached.uid = Uid(status.uid);
+        cached.program = program;
+        cached.cgroup = attributes.cgroups.cpuset_path().map(Arc::from);
+        cached.unit_cgroup = attributes.cgroups.v1_path("name=systemd").map(Arc::from);
+        cached.attributes = attributes.clone();
         Ok(Some(attributes))
     }
 
@@ -410,23 +417,23 @@ impl ProcessCache {
     /// # Errors
     /// The error of reading `/proc`.
     fn read_threads(&mut self, pid: Pid) -> Result<Vec<Thread>, Errno> {
-        let remembered =
-            self.processes.get_mut(&pid).map(|known| mem::take(&mut known.threads)).unwrap_or_default();
-        let before = |tid| {
-            let found = remembered.binary_search_by_key(&tid, |facts: &ThreadFacts| facts.tid);
-            found.ok().map(|at| remembered[at])
+        let earlier_facts =
+            self.processes.get_mut(&pid).map(|cached| mem::take(&mut cached.threads)).unwrap_or_default();
+        let facts_before = |tid| {
+            let found = earlier_facts.binary_search_by_key(&tid, |facts: &ThreadFacts| facts.tid);
+            found.ok().map(|at| earlier_facts[at])
         };
-        let mut facts: Vec<ThreadFacts> = Vec::with_capacity(remembered.len());
-        let mut threads: Vec<Thread> = Vec::with_capacity(remembered.len());
+        let mut facts: Vec<ThreadFacts> = Vec::with_capacity(earlier_facts.len());
+        let mut threads: Vec<Thread> = Vec::with_capacity(earlier_facts.len());
         for _ in 0..MAX_LISTINGS {
             let listed = threads.len();
-            let mut grown = false;
+            let mut has_new_thread = false;
             for tid in self.proc.tids(pid)? {
                 if threads[..listed].binary_search_by_key(&tid, |thread| thread.tid).is_ok() {
                     continue;
                 }
-                grown = true;
-                match self.read_thread(pid, tid, before(tid)) {
+                has_new_thread = true;
+                match self.read_thread(pid, tid, facts_before(tid)) {
                     Ok((thread, fact)) => {
                         threads.push(thread);
                         facts.push(fact);
@@ -436,7 +443,7 @@ impl ProcessCache {
                     Err(errno) => return Err(errno),
                 }
             }
-            if !grown {
+            if !has_new_thread {
                 break;
             }
             // A listing that changes while it is read may contain a thread twice.
@@ -445,10 +452,10 @@ impl ProcessCache {
             facts.sort_unstable_by_key(|facts| facts.tid);
             facts.dedup_by_key(|facts| facts.tid);
         }
-        if let Some(known) = self.processes.get_mut(&pid) {
-            known.thread_count = facts.len();
-            known.threads = facts;
-            known.other_threads_ns = None;
+        if let Some(cached) = self.processes.get_mut(&pid) {
+            cached.thread_count = facts.len();
+            cached.threads = facts;
+            cached.other_threads_ns = None;
         }
         Ok(threads)
     }
@@ -465,7 +472,7 @@ impl ProcessCache {
         tid: Tid,
         before: Option<ThreadFacts>,
     ) -> Result<(Thread, ThreadFacts), Errno> {
-        let ran = if self.schedstat { Some(self.proc.schedstat(pid, tid)?) } else { None };
+        let ran = if self.has_schedstat { Some(self.proc.schedstat(pid, tid)?) } else { None };
         let facts = match before {
             Some(facts) if Some(facts.ran) == ran => facts,
             _ => {

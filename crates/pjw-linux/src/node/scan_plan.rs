@@ -25,32 +25,32 @@ pub(super) struct ScanPlan {
     /// read.
     pub(super) pids: Result<BTreeSet<Pid>, Errno>,
     /// What the task scan reported.
-    pub(super) pass: TaskScanResult,
+    pub(super) scan_result: TaskScanResult,
 }
 
 impl LinuxMachine {
     /// Marks idle processes as active in `idle_check` if one of their affinity masks has other PUs than planned.
     /// `planned` has the idle processes that only affinity masks keep on their PUs, each with the mask that pjw has
     /// planned for it. A process is marked if the mask of one of its threads has PUs outside the planned mask. Marked
-    /// processes are removed from `pass`, the result of the task scan (a BPF program), so that their threads are read
-    /// in `/proc`.
+    /// processes are removed from `scan_result`, the result of the task scan (a BPF program), so that their threads are
+    /// read in `/proc`.
     fn mark_active_if_mask_differs(
         &mut self,
         idle_check: &mut IdleCheck,
         planned: &BTreeMap<Pid, &CpuSet>,
-        pass: &mut TaskScanResult,
+        scan_result: &mut TaskScanResult,
     ) {
         for (&pid, within) in planned {
-            let scanned = pass.processes.get(&pid).map(|process| process.is_outside);
+            let is_scanned_outside = scan_result.processes.get(&pid).map(|process| process.is_outside);
             let is_outside = || {
                 let proc = &mut self.cache.proc;
-                let known = self.idle.cached_tids(pid);
-                known.is_some_and(|known| check_thread_masks(proc, pid, within, known).1)
+                let tid_cache = self.idle.cached_tids(pid);
+                tid_cache.is_some_and(|tid_cache| check_thread_masks(proc, pid, within, tid_cache).1)
             };
-            if scanned.unwrap_or_else(is_outside) {
+            if is_scanned_outside.unwrap_or_else(is_outside) {
                 idle_check.active.insert(pid);
-                // The pass did not report the threads. They are read in `/proc`.
-                pass.processes.remove(&pid);
+                // The task scan did not report the threads. They are read in `/proc`.
+                scan_result.processes.remove(&pid);
             }
         }
     }
@@ -91,14 +91,14 @@ impl LinuxMachine {
         idle_check: &mut IdleCheck,
     ) -> ScanPlan {
         let Self { idle, cache, .. } = self;
-        idle.sample_masks(idle_check, idle_watch, |pid, within, known| {
-            check_thread_masks(&mut cache.proc, pid, within, known)
+        idle.sample_masks(idle_check, idle_watch, |pid, planned, tid_cache| {
+            check_thread_masks(&mut cache.proc, pid, planned, tid_cache)
         });
         let pids: BTreeSet<Pid> = pids.union(&idle_check.active).copied().collect();
-        let threads = |pid| self.cache.processes.get(pid).map_or(1, |known| known.thread_count);
+        let thread_count = |pid| self.cache.processes.get(pid).map_or(1, |cached| cached.thread_count);
         let unassigned = idle_check.active_unassigned.difference(&pids).count();
-        let to_read = pids.iter().map(threads).sum::<usize>() + unassigned;
-        let pass = if !is_task_scan_faster(to_read, self.task_count) {
+        let to_read = pids.iter().map(thread_count).sum::<usize>() + unassigned;
+        let scan_result = if !is_task_scan_faster(to_read, self.task_count) {
             TaskScanResult::default()
         } else if unassigned == 0 {
             self.run_task_scan(TaskScope::ThreadsOf(&pids), |_| None)
@@ -107,7 +107,7 @@ impl LinuxMachine {
             self.run_task_scan(TaskScope::AllProcessesAndThreadsOf(&pids), |_| None)
         };
         let all = pids.union(&idle_check.active_unassigned).copied().collect();
-        ScanPlan { wanted: pids, pids: Ok(all), pass }
+        ScanPlan { wanted: pids, pids: Ok(all), scan_result }
     }
 
     /// Plans a full scan, which reads all processes. Of the processes in [`ScanRequest::pids_to_read_threads_of`], it
@@ -120,22 +120,22 @@ impl LinuxMachine {
         let with_threads: BTreeSet<Pid> =
             scan_request.pids_to_read_threads_of.difference(&idle).chain(planned.keys()).copied().collect();
         let scope = TaskScope::AllProcessesAndThreadsOf(&with_threads);
-        let mut pass = self.run_task_scan(scope, |pid| planned.get(&pid).copied());
-        self.mark_active_if_mask_differs(idle_check, &planned, &mut pass);
+        let mut scan_result = self.run_task_scan(scope, |pid| planned.get(&pid).copied());
+        self.mark_active_if_mask_differs(idle_check, &planned, &mut scan_result);
         let wanted =
             scan_request.pids_to_read_threads_of.difference(&idle_check.idle_pids()).copied().collect();
-        ScanPlan { wanted, pids: self.all_pids(&pass), pass }
+        ScanPlan { wanted, pids: self.all_pids(&scan_result), scan_result }
     }
 
-    /// Returns the ids of all processes of the machine. If `pass`, the result of the task scan (a BPF program), is
-    /// empty, they are listed in `/proc`. If not, they are the processes in `pass` and those known from earlier
-    /// scans. A security module may hide processes from BPF programs: the first scan also lists `/proc` and finds
-    /// these, and later scans know them.
-    fn all_pids(&mut self, pass: &TaskScanResult) -> Result<BTreeSet<Pid>, Errno> {
-        if pass.processes.is_empty() {
+    /// Returns the ids of all processes of the machine. If `scan_result`, the result of the task scan (a BPF program),
+    /// is empty, they are listed in `/proc`. If not, they are the processes in `scan_result` and those known from
+    /// earlier scans. A security module may hide processes from BPF programs. The first scan also lists `/proc` and
+    /// finds these processes, and later scans know them.
+    fn all_pids(&mut self, scan_result: &TaskScanResult) -> Result<BTreeSet<Pid>, Errno> {
+        if scan_result.processes.is_empty() {
             return self.cache.proc.pids().map(|pids| pids.into_iter().collect());
         }
-        let mut pids: BTreeSet<Pid> = pass.processes.keys().copied().collect();
+        let mut pids: BTreeSet<Pid> = scan_result.processes.keys().copied().collect();
         if self.cache.processes.is_empty() {
             pids.extend(self.cache.proc.pids()?);
         }
@@ -148,8 +148,8 @@ impl LinuxMachine {
     pub(super) fn read_address_spaces(&mut self, at: Nanos) -> Arc<AddressSpaceList> {
         let pids = self.cache.address_spaces.pids_to_scan(at);
         if !pids.is_empty() {
-            let pass = self.run_task_scan(TaskScope::ThreadsOf(&pids), |_| None);
-            self.cache.address_spaces.record_task_scan(&pass, at);
+            let scan_result = self.run_task_scan(TaskScope::ThreadsOf(&pids), |_| None);
+            self.cache.address_spaces.record_task_scan(&scan_result, at);
         }
         let ProcessCache { address_spaces, proc, .. } = &mut self.cache;
         address_spaces.compare_candidates(at, |parent| proc.vfork_wait(parent));

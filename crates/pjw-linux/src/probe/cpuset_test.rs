@@ -1,9 +1,9 @@
-//! Tests cpusets with one of the warden's own.
+//! Tests what cpusets can do on this machine, with a temporary cpuset.
 //!
 //! A new process gets a mask with one CPU, is moved into a cpuset with another CPU, and then the cpuset gets
 //! both CPUs. If affinity survives cpuset writes, the process is back on the first CPU. Then a cpuset in the place
-//! of best-effort jobs gets idle priority, and a cpuset is frozen. The process ends with the warden. Leftovers of a
-//! killed warden are removed by the next test.
+//! of best-effort jobs gets idle priority, and a cpuset is frozen. The process ends with pjwd. The next test
+//! removes the leftovers of a killed pjwd.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -21,10 +21,11 @@ use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change, remove_orphan
 use crate::sys::{affinity, version};
 use crate::{cgroup::CpusetMount, proc::procfs::ProcDir, systemd::SystemdClient};
 
-/// Prefix of the test cpuset's name, before the warden's process id. No cpuset of a job has such a name: a
+/// Prefix of the test cpuset's name, before the process id of pjwd. No cpuset of a job has such a name: a
 /// `-` in a job's name is escaped.
-const NAME: &str = "probe-";
-const TIMEOUT: Duration = Duration::from_secs(2);
+const NAME_PREFIX: &str = "probe-";
+/// The maximum time for which the removal of a test cpuset is tried.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the test with a temporary cpuset has found out: whether affinity masks survive a change of the cpuset, and
 /// whether a job can have idle priority and can be frozen.
@@ -60,14 +61,14 @@ pub(super) fn test_cpusets(
         own_cgroups,
         creator,
     );
-    let idle_process =
-        IdleProcess::start().map_err(failed("no process can be created for the cpuset test"))?;
-    let stat = proc.thread_stat(idle_process.pid(), Tid(idle_process.pid().0));
+    let sleeping_process =
+        SleepingProcess::start().map_err(failed("no process can be created for the cpuset test"))?;
+    let stat = proc.thread_stat(sleeping_process.pid, Tid(sleeping_process.pid.0));
     let start = stat.map_err(failed("the process of the cpuset test can't be read"))?.start;
-    let process = ProcessId { pid: idle_process.pid(), start };
+    let process = ProcessId { pid: sleeping_process.pid, start };
     let all = hierarchy.root().effective_cpus().map_err(failed("the root cpuset can't be read"))?;
-    let at = |place| job_cpuset(own_cgroups, creator, std::process::id(), place, all.clone());
-    let (job_cpuset, mut besteffort) = (at(CgroupPlace::Usual)?, at(CgroupPlace::Besteffort)?);
+    let cpuset_at = |place| job_cpuset(own_cgroups, creator, std::process::id(), place, all.clone());
+    let (job_cpuset, mut besteffort) = (cpuset_at(CgroupPlace::Usual)?, cpuset_at(CgroupPlace::Besteffort)?);
     let mut cpuset_test = CpusetTest {
         proc,
         hierarchy,
@@ -75,7 +76,7 @@ pub(super) fn test_cpusets(
         own_cgroups,
         unrelated_threads,
         job_cpuset,
-        idle_process,
+        sleeping_process,
         process,
     };
     let (affinity_persists, measured) = match (all.first(), all.last()) {
@@ -113,7 +114,7 @@ fn failed(what: &'static str) -> impl FnOnce(Errno) -> String {
     move |errno| format!("{what}: {errno}")
 }
 
-/// Returns the description of the test cpuset of the pjwd with the pid `warden`, with the PUs `cpus`. `creator` says
+/// Returns the description of the test cpuset of the pjwd with the pid `pjwd_pid`, with the PUs `cpus`. `creator` says
 /// whether systemd or pjwd creates the cpuset. `place` says whether it is among the cpusets of besteffort jobs.
 ///
 /// # Errors
@@ -121,11 +122,11 @@ fn failed(what: &'static str) -> impl FnOnce(Errno) -> String {
 fn job_cpuset(
     own_cgroups: &OwnCgroupNames,
     creator: CgroupCreator,
-    warden: u32,
+    pjwd_pid: u32,
     place: CgroupPlace,
     cpus: CpuSet,
 ) -> Result<JobCpuset, String> {
-    let name = format!("{NAME}{warden}");
+    let name = format!("{NAME_PREFIX}{pjwd_pid}");
     let job = name.parse().map_err(|_| "the test cpuset has an invalid name".to_owned())?;
     let path = own_cgroups.path_for_unescaped_name(&name, creator, place);
     Ok(JobCpuset { job, creator, path, spec: CpusetSpec::from_cpus(cpus) })
@@ -141,7 +142,6 @@ fn remove_leftover_test_cpusets(
     creator: CgroupCreator,
 ) {
     if creator == CgroupCreator::Systemd {
-        // Their processes ended with them, and an empty scope ends by itself.
         return;
     }
     remove_orphaned_twins(context, own_cgroups);
@@ -153,17 +153,18 @@ fn remove_leftover_test_cpusets(
         let Some(base) = context.hierarchy.cgroup(&base) else { continue };
         for group in base.children() {
             let name = group.path.rsplit('/').next().unwrap_or_default();
-            let warden = name.strip_prefix(NAME).and_then(|number| number.parse::<u32>().ok());
-            let Some(warden) = warden.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) else {
+            let pjwd_pid = name.strip_prefix(NAME_PREFIX).and_then(|number| number.parse::<u32>().ok());
+            let Some(pjwd_pid) = pjwd_pid.filter(|pid| !Path::new(&format!("/proc/{pid}")).exists()) else {
                 continue;
             };
-            if let Ok(job_cpuset) = job_cpuset(own_cgroups, creator, warden, place, CpuSet::new()) {
+            if let Ok(job_cpuset) = job_cpuset(own_cgroups, creator, pjwd_pid, place, CpuSet::new()) {
                 apply_change(context, unrelated_threads, &CpusetChange::Remove { job_cpuset });
             }
         }
     }
 }
 
+/// A running test with its test cpuset. Dropping this value ends the process, and removes the cpuset.
 struct CpusetTest<'a> {
     proc: ProcDir,
     hierarchy: &'a CpusetMount,
@@ -171,7 +172,7 @@ struct CpusetTest<'a> {
     own_cgroups: &'a OwnCgroupNames,
     unrelated_threads: UnrelatedThreads,
     job_cpuset: JobCpuset,
-    idle_process: IdleProcess,
+    sleeping_process: SleepingProcess,
     process: ProcessId,
 }
 
@@ -183,8 +184,8 @@ impl CpusetTest<'_> {
     /// # Errors
     /// If a step fails, or if the process has an unexpected mask, as text for users.
     fn test_affinity_persists(&mut self, first: &CpuSet, last: &CpuSet) -> Result<bool, String> {
-        let idle_process = Tid(self.process.pid.0);
-        affinity::set_mask(idle_process, first).map_err(failed("the cpuset test can't set a mask"))?;
+        let thread = Tid(self.process.pid.0);
+        affinity::set_mask(thread, first).map_err(failed("the cpuset test can't set a mask"))?;
         let inside = self.set_cpus(last)?;
         if inside != *last {
             return Err(format!("a process in a cpuset with CPU {last} has the mask {inside}"));
@@ -215,18 +216,18 @@ impl CpusetTest<'_> {
     }
 
     fn freeze_and_thaw(&mut self, mut job_cpuset: JobCpuset) -> bool {
-        let mut set = |frozen| {
+        let mut set_frozen = |frozen| {
             job_cpuset.spec.frozen = frozen;
             self.create(job_cpuset.clone()).is_ok()
         };
-        set(true) && set(false)
+        set_frozen(true) && set_frozen(false)
     }
 
     /// Removes the cgroup of the test cpuset `job_cpuset`. If that fails, tries again for up to 2 s, and then logs a
     /// warning.
     fn remove(&mut self, job_cpuset: &JobCpuset) {
         let remove = CpusetChange::Remove { job_cpuset: job_cpuset.clone() };
-        let deadline = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + REMOVAL_TIMEOUT;
         while let Err(why) = self.make(&remove) {
             if Instant::now() >= deadline {
                 tracing::warn!(
@@ -254,18 +255,22 @@ impl CpusetTest<'_> {
 
 impl Drop for CpusetTest<'_> {
     fn drop(&mut self) {
-        self.idle_process.end();
+        self.sleeping_process.end();
         self.remove(&self.job_cpuset.clone());
     }
 }
 
 /// A process that only sleeps, and ends with its parent.
-struct IdleProcess(Option<RawPid>, Pid);
+struct SleepingProcess {
+    pid: Pid,
+    /// `None` after the process was reaped.
+    child: Option<RawPid>,
+}
 
-impl IdleProcess {
+impl SleepingProcess {
     /// Forks a child process that sleeps until it is killed. The kernel kills the process when the calling thread ends.
     fn start() -> Result<Self, Errno> {
-        let warden = std::process::id();
+        let pjwd_pid = std::process::id();
         // SAFETY: the child calls only prctl, getppid, pause and _exit, which are async-signal-safe. Locks
         // that other threads held during the fork do not matter.
         let child = Errno::result(unsafe { libc::fork() })?;
@@ -273,22 +278,18 @@ impl IdleProcess {
             // SAFETY: as above; none of these calls touches memory of this process.
             unsafe {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as u64);
-                while u32::try_from(libc::getppid()) == Ok(warden) {
+                while u32::try_from(libc::getppid()) == Ok(pjwd_pid) {
                     libc::pause();
                 }
                 libc::_exit(0);
             }
         }
         let pid = u32::try_from(child).map_err(|_| Errno::ESRCH)?;
-        Ok(Self(Some(RawPid::from_raw(child)), Pid(pid)))
-    }
-
-    fn pid(&self) -> Pid {
-        self.1
+        Ok(Self { pid: Pid(pid), child: Some(RawPid::from_raw(child)) })
     }
 
     fn end(&mut self) {
-        if let Some(pid) = self.0.take() {
+        if let Some(pid) = self.child.take() {
             // No other code reaps this process, so the id is not reused.
             let _ = kill(pid, Signal::SIGKILL);
             let _ = waitpid(pid, None);
@@ -296,7 +297,7 @@ impl IdleProcess {
     }
 }
 
-impl Drop for IdleProcess {
+impl Drop for SleepingProcess {
     fn drop(&mut self) {
         self.end();
     }

@@ -14,9 +14,10 @@ use std::path::Path;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::diagnosis::Interrupt;
 
-/// In bytes. The rest of a longer file is not read. 8,192 CPUs with 4,096 interrupts exceed any real machine.
+/// The largest part of `/proc/interrupts` that is read, in bytes. 8,192 CPUs with 4,096 interrupts exceed any real
+/// machine.
 const MAX_BYTES: u64 = 64 << 20;
-/// A longer interrupt name is cut.
+/// The maximum length of the name of an interrupt. A longer name is cut.
 const MAX_NAME_CHARACTERS: usize = 48;
 
 /// The count of an interrupt on each CPU.
@@ -45,7 +46,7 @@ impl InterruptCounts {
     pub fn parse(interrupts_text: &[u8]) -> Self {
         let text = String::from_utf8_lossy(interrupts_text);
         let mut lines = text.lines();
-        let cpus: Vec<Pu> = lines.next().map(heading).unwrap_or_default();
+        let cpus: Vec<Pu> = lines.next().map(parse_heading).unwrap_or_default();
         Self(lines.filter_map(|line| parse_interrupt(line, &cpus)).collect())
     }
 
@@ -57,15 +58,15 @@ impl InterruptCounts {
     /// this interrupt ([`Interrupt::target_cpus`]). Callers pass [`target_cpus`].
     #[must_use]
     pub fn interrupts_since(&self, earlier: &Self, target_cpus_of: impl Fn(u32) -> CpuSet) -> Vec<Interrupt> {
-        let came = |number: &u32, counts: &Columns| {
+        let counts_since = |number: &u32, counts: &Columns| {
             let before = earlier.0.get(number).map(|(_, counts)| counts);
             let difference = |(&pu, &now): (&Pu, &u64)| {
                 // For an interrupt that is new since the earlier reading, the difference is unknown and
                 // counts as 0.
-                let was = before.map_or(now, |before| before.get(&pu).copied().unwrap_or(0));
-                (pu, now.saturating_sub(was))
+                let earlier_count = before.map_or(now, |before| before.get(&pu).copied().unwrap_or(0));
+                (pu, now.saturating_sub(earlier_count))
             };
-            counts.iter().map(difference).filter(|(_, came)| *came > 0).collect()
+            counts.iter().map(difference).filter(|(_, count)| *count > 0).collect()
         };
         self.0
             .iter()
@@ -73,7 +74,7 @@ impl InterruptCounts {
                 number: *number,
                 name: name.clone(),
                 target_cpus: target_cpus_of(*number),
-                counts: came(number, counts),
+                counts: counts_since(number, counts),
             })
             .collect()
     }
@@ -90,8 +91,8 @@ pub fn target_cpus(irq_number: u32) -> CpuSet {
     effective.or_else(|| list("smp_affinity_list")).unwrap_or_default()
 }
 
-/// The CPUs of the columns: `CPU0 CPU2 …`.
-fn heading(line: &str) -> Vec<Pu> {
+/// Parses the heading, such as `CPU0 CPU2 …`: returns the CPU of each column.
+fn parse_heading(line: &str) -> Vec<Pu> {
     let number = |word: &str| word.strip_prefix("CPU")?.parse().ok().map(Pu).filter(|pu| *pu <= Pu::MAX);
     line.split_ascii_whitespace().map_while(number).collect()
 }
@@ -101,9 +102,9 @@ fn heading(line: &str) -> Vec<Pu> {
 /// that of the chip if the line has none. Returns `None` if the line does not begin with a number, or has too few
 /// counts.
 fn parse_interrupt(line: &str, cpus: &[Pu]) -> Option<(u32, (String, Columns))> {
-    let (number, rest) = line.split_once(':')?;
+    let (number, fields) = line.split_once(':')?;
     let number = number.trim().parse().ok()?;
-    let mut words = rest.split_ascii_whitespace();
+    let mut words = fields.split_ascii_whitespace();
     let mut counts = BTreeMap::new();
     for &cpu in cpus {
         counts.insert(cpu, words.next()?.parse().ok()?);
@@ -134,11 +135,11 @@ ERR:          0
 
     type Row = (u32, String, Vec<(u32, u64)>);
 
-    fn came(now: &str, before: &str) -> Vec<Row> {
+    fn interrupts_between(now: &str, before: &str) -> Vec<Row> {
         let (now, before) =
             (InterruptCounts::parse(now.as_bytes()), InterruptCounts::parse(before.as_bytes()));
         let interrupts = now.interrupts_since(&before, |_| CpuSet::new());
-        let pairs = |came: Columns| came.into_iter().map(|(pu, n)| (pu.0, n)).collect();
+        let pairs = |counts: Columns| counts.into_iter().map(|(pu, n)| (pu.0, n)).collect();
         interrupts.into_iter().map(|irq| (irq.number, irq.name, pairs(irq.counts))).collect()
     }
 
@@ -150,14 +151,14 @@ ERR:          0
             (36, "virtio1-req.0".to_owned(), vec![(2, 4)]),
             (40, "eth0 rx, eth0 tx".to_owned(), vec![(2, 4)]),
         ];
-        assert_eq!(came(&later, TEXT), expected);
+        assert_eq!(interrupts_between(&later, TEXT), expected);
     }
 
     #[test]
     fn a_decreasing_count_and_a_new_interrupt_count_as_zero() {
         let fewer = TEXT.replace("1010006", "3");
-        assert!(came(&fewer, TEXT).iter().all(|(_, _, came)| came.is_empty()));
-        assert!(came(TEXT, "").iter().all(|(_, _, came)| came.is_empty()));
+        assert!(interrupts_between(&fewer, TEXT).iter().all(|(_, _, counts)| counts.is_empty()));
+        assert!(interrupts_between(TEXT, "").iter().all(|(_, _, counts)| counts.is_empty()));
     }
 
     #[test]

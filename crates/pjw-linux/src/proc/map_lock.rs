@@ -9,7 +9,7 @@
 use nix::errno::Errno;
 use pjw_core::ids::{Pid, Tid};
 
-use super::procfs::ProcDir;
+use super::procfs::{ProcDir, fields_from_state};
 
 /// The functions that take the lock of the address space, in mm/ and arch/*/mm/fault.c, in Linux 4.18 to 6.18.
 const LOCKERS: [&str; 13] = [
@@ -57,7 +57,7 @@ impl ProcDir {
     pub fn thread_activity(&mut self, pid: Pid, tid: Tid) -> Result<ThreadActivity, Errno> {
         self.read_single_open_file(format_args!("{pid}/task/{tid}/stat"))?;
         let (state, user_ticks, system_ticks) = parse_state_and_times(self.text()).ok_or(Errno::EIO)?;
-        // A thread that has no rights to be read, or that runs again, has `0`.
+        // The file contains `0` if this user may not read it, or if the thread runs again.
         let waits_for_map_lock = state == 'D'
             && self.read_single_open_file(format_args!("{pid}/task/{tid}/wchan")).is_ok()
             && is_map_locker(self.text());
@@ -72,9 +72,7 @@ impl ProcDir {
 
 /// Parses `text`, the content of `/proc/PID/task/TID/stat`: the state, and the CPU time in user and in system mode.
 fn parse_state_and_times(text: &[u8]) -> Option<(char, u64, u64)> {
-    // The name is in parentheses and can contain any byte.
-    let after_name = text.iter().rposition(|&byte| byte == b')')? + 1;
-    let mut fields = std::str::from_utf8(text.get(after_name..)?).ok()?.split_ascii_whitespace();
+    let mut fields = fields_from_state(text)?;
     let state = fields.next()?.chars().next()?;
     let user = fields.nth(10)?.parse().ok()?;
     let system = fields.next()?.parse().ok()?;

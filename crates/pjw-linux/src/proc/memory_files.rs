@@ -169,12 +169,12 @@ impl MemoryFiles {
     /// many reads wait for such locks already. [`ReadFailure::NoThread`] if the thread can't be started or has ended.
     fn begin_by_thread(&mut self, pid: Pid, uid: Uid) -> Result<BegunRead, ReadFailure> {
         self.waiting.retain(|waiting| matches!(waiting.contents.try_recv(), Err(TryRecvError::Empty)));
-        let of_user = self.waiting.iter().filter(|waiting| waiting.uid == uid).count();
-        // One process that keeps its lock must not use up all threads of its user, and one user not those of others.
-        if self.waiting.iter().any(|waiting| waiting.pid == pid)
-            || of_user >= MAX_WAITING_OF_USER
-            || self.waiting.len() >= MAX_WAITING
-        {
+        // One process that keeps its lock must not use up all threads of its user, and one user must not use up
+        // those of all users.
+        let is_waiting_for_process = self.waiting.iter().any(|waiting| waiting.pid == pid);
+        let waiting_of_user = self.waiting.iter().filter(|waiting| waiting.uid == uid).count();
+        let is_full = waiting_of_user >= MAX_WAITING_OF_USER || self.waiting.len() >= MAX_WAITING;
+        if is_waiting_for_process || is_full {
             return Err(ReadFailure::Locked);
         }
         let reader = match self.reader.take() {

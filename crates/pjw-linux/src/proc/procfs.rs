@@ -20,9 +20,11 @@ use crate::sys::errno::from_rustix;
 const KERNEL_THREAD: u64 = 0x0020_0000;
 /// `PF_EXITING` of the kernel's `include/linux/sched.h`.
 const EXITING: u64 = 0x0000_0004;
-/// In bytes. The rest of a longer environment is not read. Variables of a batch system are near the front.
-const MAX_ENVIRON_BYTES: usize = 1 << 20;
-/// In bytes. A longer value is cut. No job id or count is longer.
+/// The largest part of a file that is read, in bytes. Variables of a batch system are near the front of the
+/// environment.
+const MAX_FILE_BYTES: usize = 1 << 20;
+/// The maximum length of the value of an environment variable, in bytes. A longer value is cut. No job id or count is
+/// longer.
 const MAX_VALUE_BYTES: usize = 4096;
 
 /// An open `/proc` directory, through which the files of processes and threads are read. All calls use the same
@@ -30,8 +32,11 @@ const MAX_VALUE_BYTES: usize = 4096;
 #[derive(Debug)]
 pub struct ProcDir {
     root: OwnedFd,
+    /// The path of the file that was opened last, relative to `root`.
     path: String,
+    /// The content of the file that was read last.
     buffer: Vec<u8>,
+    /// Working memory for directory entries.
     entries: Vec<u8>,
 }
 
@@ -250,7 +255,7 @@ impl ProcDir {
         &self.buffer
     }
 
-    /// Reads the file at `path` in this `/proc` directory into the buffer, up to its end or to [`MAX_ENVIRON_BYTES`].
+    /// Reads the file at `path` in this `/proc` directory into the buffer, up to its end or to [`MAX_FILE_BYTES`].
     /// [`ProcDir::text`] returns the text.
     pub(super) fn read(&mut self, path: Arguments<'_>) -> Result<(), Errno> {
         self.read_until(path, |_| false)
@@ -269,7 +274,7 @@ impl ProcDir {
     ///
     /// - The end of the file.
     /// - `is_whole` returns true for the text that was read until then.
-    /// - The text is longer than [`MAX_ENVIRON_BYTES`].
+    /// - The text is longer than [`MAX_FILE_BYTES`].
     fn read_until(&mut self, path: Arguments<'_>, is_whole: impl Fn(&Vec<u8>) -> bool) -> Result<(), Errno> {
         let file = self.open_at(path, OFlags::empty())?;
         self.buffer.clear();
@@ -277,7 +282,7 @@ impl ProcDir {
             self.buffer.reserve(4096);
             let room = rustix::buffer::spare_capacity(&mut self.buffer);
             let ended = rustix::io::read(&file, room).map_err(from_rustix)? == 0;
-            if ended || is_whole(&self.buffer) || self.buffer.len() > MAX_ENVIRON_BYTES {
+            if ended || is_whole(&self.buffer) || self.buffer.len() > MAX_FILE_BYTES {
                 return Ok(());
             }
         }
@@ -331,22 +336,26 @@ pub fn parse_stat(stat_text: &[u8]) -> Option<Stat> {
     })
 }
 
-/// The start time, and the fields `cutime` and `cstime` together, which are signed.
+/// Returns the fields of `stat_text`, the content of a file `stat`, from field 3 on (the numbers are those of
+/// proc_pid_stat(5)). The name before them is in parentheses and can contain any byte.
+pub(super) fn fields_from_state(stat_text: &[u8]) -> Option<impl Iterator<Item = &str>> {
+    let close = stat_text.iter().rposition(|&byte| byte == b')')?;
+    Some(std::str::from_utf8(stat_text.get(close + 1..)?).ok()?.split_ascii_whitespace())
+}
+
+/// Returns the start time, and the sum of the fields `cutime` and `cstime`, which are signed.
 fn parse_children_ticks(text: &[u8]) -> Option<(StartTime, u64)> {
-    let close = text.iter().rposition(|&byte| byte == b')')?;
-    let mut fields = std::str::from_utf8(text.get(close + 1..)?).ok()?.split_ascii_whitespace();
-    // Field numbers as in proc_pid_stat(5). The first word is field 3.
+    let mut fields = fields_from_state(text)?;
     let user: i64 = fields.nth(16 - 3)?.parse().ok()?;
     let system: i64 = fields.next()?.parse().ok()?;
+    // The next field is field 18.
     let start = fields.nth(22 - 18)?.parse().ok()?;
     Some((StartTime(start), u64::try_from(user.saturating_add(system)).unwrap_or(0)))
 }
 
-/// The field `flags`.
+/// Returns the field `flags`.
 fn parse_flags(text: &[u8]) -> Option<u64> {
-    let close = text.iter().rposition(|&byte| byte == b')')?;
-    // Field numbers as in proc_pid_stat(5). The first word is field 3.
-    std::str::from_utf8(text.get(close + 1..)?).ok()?.split_ascii_whitespace().nth(9 - 3)?.parse().ok()
+    fields_from_state(text)?.nth(9 - 3)?.parse().ok()
 }
 
 /// Parses `schedstat_text`, the content of `/proc/PID/task/TID/schedstat`. Returns the run time and the wait
@@ -389,17 +398,17 @@ pub fn parse_cgroups(cgroup_text: &[u8]) -> ProcessCgroups {
 /// is cut to 4096 bytes. If a name occurs twice, the first value counts, as for getenv(3).
 #[must_use]
 pub fn parse_environ(environ_text: &[u8], wanted_names: &BTreeSet<&'static str>) -> BTreeMap<String, String> {
-    let mut found = BTreeMap::new();
+    let mut values = BTreeMap::new();
     for entry in environ_text.split(|&byte| byte == 0) {
         let Some(equals) = entry.iter().position(|&byte| byte == b'=') else { continue };
         let Ok(name) = std::str::from_utf8(&entry[..equals]) else { continue };
         if wanted_names.contains(name) {
             let value = &entry[equals + 1..];
             let value = String::from_utf8_lossy(&value[..value.len().min(MAX_VALUE_BYTES)]);
-            found.entry(name.to_owned()).or_insert_with(|| value.into_owned());
+            values.entry(name.to_owned()).or_insert_with(|| value.into_owned());
         }
     }
-    found
+    values
 }
 
 #[cfg(test)]

@@ -20,16 +20,15 @@ pub fn process_of_thread(tid: Tid) -> Option<Pid> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
     use crate::sys::affinity::own_thread;
 
     #[test]
     fn each_thread_of_a_process_belongs_to_it() {
-        let own = own_thread;
-        let of_thread = std::thread::spawn(move || (own(), process_of_thread(own()))).join().unwrap();
-        assert_eq!(of_thread.1, Some(Pid(std::process::id())));
-        assert_ne!(of_thread.0.0, std::process::id());
+        let read = || (own_thread(), process_of_thread(own_thread()));
+        let (tid, process) = std::thread::spawn(read).join().unwrap();
+        assert_eq!(process, Some(Pid(std::process::id())));
+        assert_ne!(tid.0, std::process::id());
         assert_eq!(process_of_thread(Tid(0)), None);
     }
 }

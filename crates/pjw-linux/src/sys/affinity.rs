@@ -11,8 +11,10 @@ use nix::unistd::gettid;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::Tid;
 
-/// 8,192 CPUs, the largest `NR_CPUS`. A kernel with longer masks gets a larger buffer.
+/// The number of 64-bit words of a usual mask: 8,192 CPUs, the largest `NR_CPUS`. A kernel with longer masks gets a
+/// larger buffer.
 const WORDS: usize = 128;
+/// The maximum number of words of a mask.
 const MAX_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
 
 /// Returns the effective affinity mask of the thread `tid`, read with sched_getaffinity(2). The mask contains
@@ -23,20 +25,20 @@ const MAX_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
 /// `ESRCH` if the thread has ended.
 pub fn get_mask(tid: Tid) -> Result<CpuSet, Errno> {
     let mut words = [0u64; WORDS];
-    match get_into(tid, &mut words) {
+    match read_mask(tid, &mut words) {
         Err(Errno::EINVAL) => {}
         other => return other,
     }
     let mut words = vec![0u64; WORDS * 2];
     loop {
-        match get_into(tid, &mut words) {
+        match read_mask(tid, &mut words) {
             Err(Errno::EINVAL) if words.len() < MAX_WORDS => words.resize(words.len() * 2, 0),
             other => return other,
         }
     }
 }
 
-fn get_into(tid: Tid, words: &mut [u64]) -> Result<CpuSet, Errno> {
+fn read_mask(tid: Tid, words: &mut [u64]) -> Result<CpuSet, Errno> {
     let pid = libc::pid_t::try_from(tid.0).map_err(|_| Errno::ESRCH)?;
     let bytes = size_of_val(words);
     // SAFETY: the kernel writes at most `bytes` bytes into `words`, which is that long and outlives the call.

@@ -36,6 +36,10 @@ fn nanos(time: TimeSpec) -> Nanos {
     Nanos(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec()).unwrap_or(0))
 }
 
+/// `CPUCLOCK_SCHED` of linux/posix-timers.h: the clock counts the time for which a thread or process has run.
+const CPUCLOCK_SCHED: pid_t = 2;
+/// `CPUCLOCK_PERTHREAD_MASK` of linux/posix-timers.h: the clock is that of a thread.
+const CPUCLOCK_PERTHREAD_MASK: pid_t = 4;
 /// Where the kernel shows the id of the boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -80,9 +84,7 @@ pub fn hostname() -> String {
 /// # Errors
 /// `ESRCH` or `EINVAL` if there is no such process.
 pub fn process_cpu_time_ns(pid: Pid) -> Result<u64, Errno> {
-    // The clock id is built as clock_getcpuclockid(3) builds it, without that function's extra system call:
-    // MAKE_PROCESS_CPUCLOCK of linux/posix-timers.h with CPUCLOCK_SCHED.
-    cpu_time(pid.0, 2)
+    cpu_time(pid.0, CPUCLOCK_SCHED)
 }
 
 /// Returns the CPU time of the thread `tid` since its start, in ns. The thread must belong to the calling
@@ -91,8 +93,7 @@ pub fn process_cpu_time_ns(pid: Pid) -> Result<u64, Errno> {
 /// # Errors
 /// `EINVAL` if the calling process has no such thread.
 pub fn thread_cpu_time_ns(tid: Tid) -> Result<u64, Errno> {
-    // MAKE_THREAD_CPUCLOCK with CPUCLOCK_SCHED.
-    cpu_time(tid.0, 2 | 4)
+    cpu_time(tid.0, CPUCLOCK_SCHED | CPUCLOCK_PERTHREAD_MASK)
 }
 
 /// Returns the CPU time of the calling thread since its start.
@@ -101,6 +102,9 @@ pub fn own_thread_cpu_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
+/// Reads the CPU clock of the process or thread `id`. Builds the id of the clock as clock_getcpuclockid(3) does,
+/// without the extra system call of that function: `MAKE_PROCESS_CPUCLOCK` and `MAKE_THREAD_CPUCLOCK` of
+/// linux/posix-timers.h.
 fn cpu_time(id: u32, kind: pid_t) -> Result<u64, Errno> {
     let number = pid_t::try_from(id).map_err(|_| Errno::ESRCH)?;
     let clock = ClockId::from_raw((!number << 3) | kind);

@@ -13,8 +13,10 @@ use super::clock::process_cpu_time_ns;
 #[must_use]
 pub fn process_cpu_time(pid: Pid) -> Option<Duration> {
     // For pid 0, the kernel returns the CPU time of the calling process.
-    let ns = Some(pid).filter(|pid| pid.0 != 0).map(process_cpu_time_ns)?;
-    ns.ok().map(Duration::from_nanos)
+    if pid.0 == 0 {
+        return None;
+    }
+    process_cpu_time_ns(pid).ok().map(Duration::from_nanos)
 }
 
 /// Measures repeatedly how much CPU time a set of processes has used, such as the processes of a job. Each
@@ -53,7 +55,7 @@ impl CpuTimeSampler {
         for process in processes {
             let Some(cpu_time) = cpu_time_of(process.pid) else { continue };
             let sample = self.last.entry(process).or_insert(Sample { cpu_time, round: 0 });
-            // The time of a process that has the same pid now may be less.
+            // The pid may belong to another process by now, whose time may be less.
             used += cpu_time.saturating_sub(sample.cpu_time);
             count += usize::from(sample.round != round);
             *sample = Sample { cpu_time, round };

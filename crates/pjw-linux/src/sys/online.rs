@@ -31,11 +31,14 @@ const REFERENCE_THREADS: [(Tid, &str); 2] =
 #[derive(Debug)]
 pub(crate) struct OnlinePuReader {
     file: File,
-    text: Vec<u8>,
-    read: Vec<u8>,
+    buffer: Vec<u8>,
+    /// The text of the list as last read.
+    list_text: Vec<u8>,
+    /// The PUs in the list.
     listed: CpuSet,
     not_scheduled: NotScheduled,
-    set: CpuSet,
+    /// The PUs that are listed and active, as last read.
+    online: CpuSet,
 }
 
 /// The online PUs on which the kernel does not schedule threads, as last computed. Stays valid while the masks of the
@@ -43,25 +46,25 @@ pub(crate) struct OnlinePuReader {
 #[derive(Debug, Default)]
 struct NotScheduled {
     /// The listed PUs that are not in the mask of any reference thread.
-    unknown: CpuSet,
-    /// Those of the PUs in `unknown` on which the kernel does not schedule threads.
-    known: CpuSet,
+    outside_masks: CpuSet,
+    /// Those of the PUs in `outside_masks` on which the kernel does not schedule threads.
+    pus: CpuSet,
 }
 
 impl OnlinePuReader {
     /// Opens the file in sysfs that lists the online PUs (logical CPUs), and reads the list.
     pub(crate) fn open() -> io::Result<Self> {
         let file = File::open(ONLINE)?;
-        let mut online = Self {
+        let mut reader = Self {
             file,
-            text: Vec::new(),
-            read: vec![0; MAX_LIST_BYTES],
+            buffer: vec![0; MAX_LIST_BYTES],
+            list_text: Vec::new(),
             listed: CpuSet::new(),
             not_scheduled: NotScheduled::default(),
-            set: CpuSet::new(),
+            online: CpuSet::new(),
         };
-        online.read()?;
-        Ok(online)
+        reader.read()?;
+        Ok(reader)
     }
 
     /// Reads again which PUs (logical CPUs) are online now, and returns them.
@@ -69,26 +72,26 @@ impl OnlinePuReader {
     /// # Errors
     /// If the list in sysfs can't be read or parsed.
     pub(crate) fn read(&mut self) -> io::Result<&CpuSet> {
-        let length = self.file.read_at(&mut self.read, 0)?;
-        let text = &self.read[..length];
-        if self.text != text {
+        let length = self.file.read_at(&mut self.buffer, 0)?;
+        let text = &self.buffer[..length];
+        if self.list_text != text {
             self.listed = parse(text)?;
-            self.text.clear();
-            self.text.extend_from_slice(text);
+            self.list_text.clear();
+            self.list_text.extend_from_slice(text);
         }
         let not_scheduled = self.not_scheduled.find_unscheduled(&self.listed);
-        self.set = if not_scheduled.is_empty() {
+        self.online = if not_scheduled.is_empty() {
             self.listed.clone()
         } else {
             self.listed.difference(not_scheduled)
         };
-        Ok(&self.set)
+        Ok(&self.online)
     }
 
     /// Returns the PUs (logical CPUs) that were online at the last call of [`OnlinePuReader::read`].
     #[cfg(feature = "bpf")]
     pub(crate) fn online_pus(&self) -> &CpuSet {
-        &self.set
+        &self.online
     }
 }
 
@@ -97,7 +100,7 @@ impl OnlinePuReader {
 /// # Errors
 /// If the list in sysfs can't be read or parsed.
 pub(crate) fn read_online_pus() -> io::Result<CpuSet> {
-    OnlinePuReader::open().map(|online| online.set)
+    OnlinePuReader::open().map(|reader| reader.online)
 }
 
 impl NotScheduled {
@@ -105,40 +108,41 @@ impl NotScheduled {
     /// masks of the reference threads ([`REFERENCE_THREADS`]). Stores the result, and computes it again only if these
     /// masks have changed.
     fn find_unscheduled(&mut self, listed: &CpuSet) -> &CpuSet {
-        let mut unknown = listed.clone();
+        let mut outside_masks = listed.clone();
         for (reference, _) in REFERENCE_THREADS {
-            unknown = unknown.difference(&affinity::get_mask(reference).unwrap_or_default());
-            if unknown.is_empty() {
+            outside_masks = outside_masks.difference(&affinity::get_mask(reference).unwrap_or_default());
+            if outside_masks.is_empty() {
                 break;
             }
         }
         // On a machine with isolated PUs, no reference thread may use some PUs.
-        if unknown != self.unknown {
-            self.known = not_scheduled_by_status(&unknown);
-            self.unknown = unknown;
+        if outside_masks != self.outside_masks {
+            self.pus = not_scheduled_by_status(&outside_masks);
+            self.outside_masks = outside_masks;
         }
-        &self.known
+        &self.pus
     }
 }
 
-/// PUs that `status` names and sched_getaffinity(2) leaves out, of these PUs. Mostly none: a PU outside both
-/// masks tells nothing.
-fn not_scheduled_by_status(unknown: &CpuSet) -> CpuSet {
+/// Returns those PUs of `candidates` that the `status` file of a reference thread names, and that sched_getaffinity(2)
+/// leaves out of the mask of this thread. Nothing is known of a PU that neither of the two names.
+fn not_scheduled_by_status(candidates: &CpuSet) -> CpuSet {
     let missing = REFERENCE_THREADS.into_iter().filter_map(|(reference, status)| {
-        let masks = || mask_of(&std::fs::read_to_string(status).ok()?);
+        let masks = || parse_requested_mask(&std::fs::read_to_string(status).ok()?);
         let (before, now, after) = (masks()?, affinity::get_mask(reference).ok()?, masks()?);
         Some(missing_pus(&before.intersection(&after), &now))
     });
-    missing.fold(CpuSet::new(), |all, one| all.union(&one)).intersection(unknown)
+    missing.fold(CpuSet::new(), |all, one| all.union(&one)).intersection(candidates)
 }
 
-/// The PUs that sched_getaffinity(2) left out of a mask. None if the call returned no PU at all.
-fn missing_pus(mask: &CpuSet, now: &CpuSet) -> CpuSet {
-    if now.is_empty() { CpuSet::new() } else { mask.difference(now) }
+/// Returns the PUs of the mask `requested` that are not in `effective`, the result of sched_getaffinity(2). Empty if
+/// `effective` is empty.
+fn missing_pus(requested: &CpuSet, effective: &CpuSet) -> CpuSet {
+    if effective.is_empty() { CpuSet::new() } else { requested.difference(effective) }
 }
 
 /// The full requested mask from the `status` file of a thread, proc_pid_status(5).
-fn mask_of(status: &str) -> Option<CpuSet> {
+fn parse_requested_mask(status: &str) -> Option<CpuSet> {
     status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim().parse().ok()
 }
 
@@ -194,14 +198,14 @@ mod tests {
             affinity::set_mask(Tid(0), &one).unwrap();
             OnlinePuReader::open().unwrap()
         });
-        let online = thread.join().unwrap();
-        assert_eq!(online.set, online.listed);
+        let reader = thread.join().unwrap();
+        assert_eq!(reader.online, reader.listed);
     }
 
     #[test]
     fn all_listed_pus_of_this_machine_are_active() {
-        let online = OnlinePuReader::open().unwrap();
-        assert_eq!(online.set, online.listed);
-        assert!(!online.set.is_empty());
+        let reader = OnlinePuReader::open().unwrap();
+        assert_eq!(reader.online, reader.listed);
+        assert!(!reader.online.is_empty());
     }
 }

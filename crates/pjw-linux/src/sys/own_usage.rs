@@ -25,9 +25,9 @@ pub fn own_resource_usage() -> ResourceUsage {
     ResourceUsage { cpu_time, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
 }
 
-/// In bytes. The allocator returns a larger free block to the kernel at once.
+/// The size of a large block, in bytes. The allocator returns a free block of at least this size to the kernel at once.
 #[cfg(target_env = "gnu")]
-const LARGE: libc::c_int = 128 * 1024;
+const LARGE_BLOCK_BYTES: libc::c_int = 128 * 1024;
 
 /// Makes glibc's memory allocator return more free memory to the kernel, for as long as this process runs. Must
 /// be called while the process has only one thread, because mallopt(3) is not thread-safe. Has no effect with
@@ -41,8 +41,8 @@ pub fn limit_allocator_cache() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt(3) takes two numbers, and no other thread is in the allocator yet.
     unsafe {
-        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE);
-        libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * LARGE);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 2 * LARGE_BLOCK_BYTES);
         // One arena: only the main loop allocates much.
         libc::mallopt(libc::M_ARENA_MAX, 1);
     }

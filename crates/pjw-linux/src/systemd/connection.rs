@@ -13,10 +13,10 @@ use nix::unistd::Uid;
 use super::request::{Address, Reply, SystemdError};
 use super::wire::{self, CallArguments, CallDestination};
 
-const NAME: &str = "org.freedesktop.systemd1";
-const PATH: &str = "/org/freedesktop/systemd1";
-const MANAGER: &str = "org.freedesktop.systemd1.Manager";
-const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
+const BUS_NAME: &str = "org.freedesktop.systemd1";
+const MANAGER_PATH: &str = "/org/freedesktop/systemd1";
+const MANAGER_INTERFACE: &str = "org.freedesktop.systemd1.Manager";
+const PROPERTIES_INTERFACE: &str = "org.freedesktop.DBus.Properties";
 /// Maximum length of the authentication reply, in bytes.
 const MAX_LINE_BYTES: usize = 1024;
 
@@ -32,16 +32,16 @@ impl MethodCall {
     /// Returns a call of the method `method` of systemd's manager object (`org.freedesktop.systemd1.Manager`). `body`
     /// contains the arguments.
     pub(super) fn manager_method(method: &'static str, body: CallArguments) -> Self {
-        Self { path: PATH.to_owned(), interface: MANAGER, method, body }
+        Self { path: MANAGER_PATH.to_owned(), interface: MANAGER_INTERFACE, method, body }
     }
 
     /// Returns a call that reads the property `name` of the systemd unit `unit` (the method `Get` of
     /// `org.freedesktop.DBus.Properties`). `interface` is the D-Bus interface with this property, such as
     /// `org.freedesktop.systemd1.Slice`.
     pub(super) fn get_unit_property(unit: &str, interface: &str, name: &str) -> Self {
-        let path = format!("{PATH}/unit/{}", wire::escape_unit(unit));
+        let path = format!("{MANAGER_PATH}/unit/{}", wire::escape_unit(unit));
         let body = CallArguments::default().text(interface).text(name);
-        Self { path, interface: PROPERTIES, method: "Get", body }
+        Self { path, interface: PROPERTIES_INTERFACE, method: "Get", body }
     }
 }
 
@@ -51,13 +51,13 @@ impl MethodCall {
 /// # Errors
 /// If systemd can't be reached, does not reply in time, or refuses the request.
 pub(super) fn call_systemd(address: &Address, request: &MethodCall, within: Duration) -> Reply {
-    let (socket, name) = match address {
-        Address::Bus(socket) => (socket, Some(NAME)),
+    let (socket, bus_name) = match address {
+        Address::Bus(socket) => (socket, Some(BUS_NAME)),
         Address::Direct(socket) => (socket, None),
     };
     let mut connection = Connection::open(socket, Instant::now() + within)?;
     connection.authenticate()?;
-    if name.is_some() {
+    if bus_name.is_some() {
         // A bus accepts no message before Hello.
         let bus = "org.freedesktop.DBus";
         let hello =
@@ -65,35 +65,35 @@ pub(super) fn call_systemd(address: &Address, request: &MethodCall, within: Dura
         connection.call(&hello, &CallArguments::default())?;
     }
     let MethodCall { path, interface, method, body } = request;
-    connection.call(&CallDestination { to: name, path, interface, method }, body)
+    connection.call(&CallDestination { to: bus_name, path, interface, method }, body)
 }
 
 /// A connection to a Unix socket of systemd that is used until a deadline.
 struct Connection<'a> {
     stream: UnixStream,
     socket: &'a Path,
-    until: Instant,
+    deadline: Instant,
     serial: u32,
 }
 
 impl<'a> Connection<'a> {
     /// Connects to the Unix socket at `path`. connect(2) waits while the queue of the socket is full, but not longer
-    /// than `until`.
+    /// than `deadline`.
     ///
     /// # Errors
     /// [`SystemdError::NoReply`] if the time has passed. [`SystemdError::Unreachable`] if the connection fails.
-    fn open(path: &'a Path, until: Instant) -> Result<Self, SystemdError> {
+    fn open(path: &'a Path, deadline: Instant) -> Result<Self, SystemdError> {
         let fault = |errno: nix::Error| match errno {
             nix::Error::EAGAIN | nix::Error::EINPROGRESS => SystemdError::NoReply,
             errno => SystemdError::Unreachable(format!("{}: {}", path.display(), errno.desc())),
         };
-        let made =
+        let fd =
             socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).map_err(fault)?;
         let left =
-            i64::try_from(until.saturating_duration_since(Instant::now()).as_micros()).unwrap_or(1).max(1);
-        setsockopt(&made, sockopt::SendTimeout, &TimeVal::microseconds(left)).map_err(fault)?;
-        connect(made.as_raw_fd(), &UnixAddr::new(path).map_err(fault)?).map_err(fault)?;
-        Ok(Self { stream: UnixStream::from(made), socket: path, until, serial: 0 })
+            i64::try_from(deadline.saturating_duration_since(Instant::now()).as_micros()).unwrap_or(1).max(1);
+        setsockopt(&fd, sockopt::SendTimeout, &TimeVal::microseconds(left)).map_err(fault)?;
+        connect(fd.as_raw_fd(), &UnixAddr::new(path).map_err(fault)?).map_err(fault)?;
+        Ok(Self { stream: UnixStream::from(fd), socket: path, deadline, serial: 0 })
     }
 
     /// Authenticates as this user; the kernel passes the credentials (D-Bus specification, "Authentication Protocol",
@@ -107,16 +107,20 @@ impl<'a> Connection<'a> {
     fn authenticate(&mut self) -> Result<(), SystemdError> {
         let user: String = Uid::effective().to_string().bytes().map(|byte| format!("{byte:02x}")).collect();
         self.send(format!("\0AUTH EXTERNAL {user}\r\nBEGIN\r\n").as_bytes())?;
-        let mut answer = Vec::new();
-        while !answer.ends_with(b"\r\n") {
-            if answer.len() > MAX_LINE_BYTES {
-                return Err(self.broken("the peer does not speak D-Bus"));
+        let mut response = Vec::new();
+        while !response.ends_with(b"\r\n") {
+            if response.len() > MAX_LINE_BYTES {
+                return Err(self.connection_error("the peer does not speak D-Bus"));
             }
             let mut byte = [0];
             self.receive(&mut byte)?;
-            answer.push(byte[0]);
+            response.push(byte[0]);
         }
-        if answer.starts_with(b"OK ") { Ok(()) } else { Err(self.broken("the peer rejects this user")) }
+        if response.starts_with(b"OK ") {
+            Ok(())
+        } else {
+            Err(self.connection_error("the peer rejects this user"))
+        }
     }
 
     /// Sends a method call, and waits for its reply. Drops other messages that arrive meanwhile, such as signals.
@@ -130,28 +134,32 @@ impl<'a> Connection<'a> {
             let mut prefix = [0; wire::PREFIX_BYTES];
             self.receive(&mut prefix)?;
             let remaining_size = wire::remaining_size(&prefix)
-                .ok_or_else(|| self.broken("the peer sent a malformed message"))?;
+                .ok_or_else(|| self.connection_error("the peer sent a malformed message"))?;
             let mut message = prefix.to_vec();
             message.resize(wire::PREFIX_BYTES + remaining_size, 0);
             self.receive(&mut message[wire::PREFIX_BYTES..])?;
-            if let Some(answer) = wire::parse_reply(&message, self.serial) {
-                return answer;
+            if let Some(reply) = wire::parse_reply(&message, self.serial) {
+                return reply;
             }
         }
     }
 
-    fn left(&self) -> Result<Duration, SystemdError> {
-        let left = self.until.saturating_duration_since(Instant::now());
+    /// Returns the time until the deadline.
+    ///
+    /// # Errors
+    /// [`SystemdError::NoReply`] if the time has passed.
+    fn time_left(&self) -> Result<Duration, SystemdError> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(SystemdError::NoReply) } else { Ok(left) }
     }
 
-    fn broken(&self, why: &str) -> SystemdError {
+    fn connection_error(&self, why: &str) -> SystemdError {
         SystemdError::Unreachable(format!("{}: {why}", self.socket.display()))
     }
 
     fn send(&mut self, mut bytes: &[u8]) -> Result<(), SystemdError> {
         while !bytes.is_empty() {
-            let left = self.left()?;
+            let left = self.time_left()?;
             let sent = self.stream.set_write_timeout(Some(left)).and_then(|()| self.stream.write(bytes));
             bytes = &bytes[self.transferred_bytes(sent)?..];
         }
@@ -164,15 +172,17 @@ impl<'a> Connection<'a> {
     /// [`SystemdError::NoReply`] if the time has passed. [`SystemdError::Unreachable`] if the connection fails or is
     /// closed.
     fn receive(&mut self, bytes: &mut [u8]) -> Result<(), SystemdError> {
-        let mut got = 0;
-        while got < bytes.len() {
-            let left = self.left()?;
-            let read =
-                self.stream.set_read_timeout(Some(left)).and_then(|()| self.stream.read(&mut bytes[got..]));
+        let mut received = 0;
+        while received < bytes.len() {
+            let left = self.time_left()?;
+            let read = self
+                .stream
+                .set_read_timeout(Some(left))
+                .and_then(|()| self.stream.read(&mut bytes[received..]));
             if matches!(read, Ok(0)) {
-                return Err(self.broken("the peer closed the connection"));
+                return Err(self.connection_error("the peer closed the connection"));
             }
-            got += self.transferred_bytes(read)?;
+            received += self.transferred_bytes(read)?;
         }
         Ok(())
     }
@@ -185,11 +195,11 @@ impl<'a> Connection<'a> {
     fn transferred_bytes(&self, result: std::io::Result<usize>) -> Result<usize, SystemdError> {
         match result {
             Ok(length) => Ok(length),
-            Err(fault) if fault.kind() == ErrorKind::Interrupted => self.left().map(|_| 0),
+            Err(fault) if fault.kind() == ErrorKind::Interrupted => self.time_left().map(|_| 0),
             Err(fault) if matches!(fault.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
                 Err(SystemdError::NoReply)
             }
-            Err(fault) => Err(self.broken(&fault.to_string())),
+            Err(fault) => Err(self.connection_error(&fault.to_string())),
         }
     }
 }

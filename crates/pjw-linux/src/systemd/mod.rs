@@ -1,8 +1,8 @@
 //! Client of systemd's manager: creates, changes and stops scopes.
 //!
 //! In v2 systemd is the only writer of the cgroup tree (systemd's CGROUP_DELEGATION.md). So the client
-//! requests changes from systemd: org.freedesktop.systemd1(5). Except for the new cpuset of a scope that exists: pjw
-//! writes it first, and systemd then writes the same. Each call uses a connection of its own and
+//! requests changes from systemd: org.freedesktop.systemd1(5). There is one exception: pjw itself first writes the new
+//! cpuset of an existing scope, and systemd then writes the same values. Each call uses a connection of its own and
 //! ends within [`CALL_TIMEOUT`]. After a timeout, calls fail at once for some time.
 
 pub mod activation;
@@ -102,15 +102,15 @@ impl SystemdClient {
             // The default would limit the number of threads of a job.
             ("TasksMax", PropertyValue::Number(u64::MAX)),
         ];
-        properties.extend(cpuset(Some(&scope.cpus), scope.mems.as_ref()));
+        properties.extend(cpuset_properties(Some(&scope.cpus), scope.mems.as_ref()));
         // Scopes have this property since systemd 253. Its default ends the whole job when one process is
         // killed for lack of memory.
-        let newer = ("OOMPolicy", PropertyValue::Text("continue".to_owned()));
+        let oom_policy = ("OOMPolicy", PropertyValue::Text("continue".to_owned()));
         let request = |properties: &[Property]| {
             let body = CallArguments::default().text(&scope.unit).text("fail");
             MethodCall::manager_method("StartTransientUnit", body.properties(properties).no_auxiliary_units())
         };
-        match self.call(&request(&[properties.as_slice(), &[newer]].concat())) {
+        match self.call(&request(&[properties.as_slice(), &[oom_policy]].concat())) {
             Err(SystemdError::Refused { name, .. })
                 if name == "org.freedesktop.DBus.Error.PropertyReadOnly" =>
             {
@@ -135,7 +135,8 @@ impl SystemdClient {
         mems: Option<&CpuSet>,
     ) -> Result<(), SystemdError> {
         // True: the change lasts until the next boot.
-        let body = CallArguments::default().text(unit).boolean_true().properties(&cpuset(cpus, mems));
+        let properties = cpuset_properties(cpus, mems);
+        let body = CallArguments::default().text(unit).boolean_true().properties(&properties);
         self.call(&MethodCall::manager_method("SetUnitProperties", body)).map(drop)
     }
 
@@ -196,9 +197,9 @@ impl SystemdClient {
         if self.silent_since.is_some_and(|since| since.elapsed() < RETRY_AFTER) {
             return Err(SystemdError::NoReply);
         }
-        let answer = self.call_each(request);
-        self.silent_since = matches!(answer, Err(SystemdError::NoReply)).then(Instant::now);
-        answer
+        let reply = self.call_each(request);
+        self.silent_since = matches!(reply, Err(SystemdError::NoReply)).then(Instant::now);
+        reply
     }
 
     /// Sends `request` to systemd at its addresses one after another until one replies, and returns this reply. Each
@@ -212,34 +213,34 @@ impl SystemdClient {
     /// [`SystemdError::NoReply`] if an address did not reply in time, and otherwise why the last one can't be reached.
     /// An error in a reply is returned too.
     fn call_each(&self, request: &MethodCall) -> Reply {
-        let until = Instant::now() + CALL_TIMEOUT;
-        let mut last = SystemdError::Unreachable("no address is known".to_owned());
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        let mut last_error = SystemdError::Unreachable("no address is known".to_owned());
         let mut was_silent = false;
         for (address, addresses_left) in self.addresses.iter().zip((1..=self.addresses.len()).rev()) {
-            let left = until.saturating_duration_since(Instant::now());
+            let time_left = deadline.saturating_duration_since(Instant::now());
             match connection::call_systemd(
                 address,
                 request,
-                left / u32::try_from(addresses_left).unwrap_or(1),
+                time_left / u32::try_from(addresses_left).unwrap_or(1),
             ) {
-                Err(SystemdError::Unreachable(why)) => last = SystemdError::Unreachable(why),
+                Err(SystemdError::Unreachable(why)) => last_error = SystemdError::Unreachable(why),
                 Err(SystemdError::NoReply) => was_silent = true,
                 Err(SystemdError::UnitExists) if was_silent => return Ok(Vec::new()),
                 other => return other,
             }
         }
-        Err(if was_silent { SystemdError::NoReply } else { last })
+        Err(if was_silent { SystemdError::NoReply } else { last_error })
     }
 }
 
-fn cpuset(cpus: Option<&CpuSet>, mems: Option<&CpuSet>) -> Vec<Property> {
-    let set = |name, set: &CpuSet| (name, PropertyValue::Set(bytes(set)));
+fn cpuset_properties(cpus: Option<&CpuSet>, mems: Option<&CpuSet>) -> Vec<Property> {
+    let set = |name, set: &CpuSet| (name, PropertyValue::Set(bit_mask(set)));
     let cpus = cpus.map(|cpus| set("AllowedCPUs", cpus));
     cpus.into_iter().chain(mems.map(|mems| set("AllowedMemoryNodes", mems))).collect()
 }
 
-/// A set in systemd's form: bit n of byte b is the number 8b+n.
-fn bytes(set: &CpuSet) -> Vec<u8> {
+/// Returns `set` as a bit mask in systemd's form: bit n of byte b is the number 8b+n.
+fn bit_mask(set: &CpuSet) -> Vec<u8> {
     let mut bytes: Vec<u8> = set.words().iter().flat_map(|word| word.to_le_bytes()).collect();
     while bytes.last() == Some(&0) {
         bytes.pop();

@@ -20,7 +20,7 @@ fn scope() -> TransientScope {
 
 #[test]
 fn a_set_is_encoded_with_the_lowest_bits_first() {
-    let set = |text: &str| bytes(&text.parse().unwrap());
+    let set = |text: &str| bit_mask(&text.parse().unwrap());
     assert_eq!(set("0,2,9"), [0b101, 0b10]);
     assert_eq!(set("64"), [0, 0, 0, 0, 0, 0, 0, 0, 1]);
     assert_eq!(set("1031").len(), 129);

@@ -74,13 +74,13 @@ impl Bytes {
     /// Appends an array. Its length excludes the padding before the first element.
     fn array(&mut self, alignment: usize, elements: impl FnOnce(&mut Self)) {
         self.align(4);
-        let at = self.0.len();
+        let length_position = self.0.len();
         self.number(0);
         self.align(alignment);
         let begin = self.0.len();
         elements(self);
         let length = u32::try_from(self.0.len() - begin).unwrap_or(u32::MAX);
-        self.0[at..at + 4].copy_from_slice(&length.to_le_bytes());
+        self.0[length_position..length_position + 4].copy_from_slice(&length.to_le_bytes());
     }
 }
 
@@ -146,11 +146,11 @@ fn append_property(bytes: &mut Bytes, (name, value): &Property) {
 /// Returns the name of the systemd unit `unit` as a part of a D-Bus object path. Each byte other than a letter or a
 /// digit is replaced by `_` and its hexadecimal code.
 pub(super) fn escape_unit(unit: &str) -> String {
-    let letter = |byte: u8| {
-        let plain = byte.is_ascii_alphanumeric();
-        if plain { char::from(byte).to_string() } else { format!("_{byte:02x}") }
+    let escape = |byte: u8| {
+        let is_plain = byte.is_ascii_alphanumeric();
+        if is_plain { char::from(byte).to_string() } else { format!("_{byte:02x}") }
     };
-    unit.bytes().map(letter).collect()
+    unit.bytes().map(escape).collect()
 }
 
 /// Returns the bytes of a D-Bus method call. `call` is its destination, `body` contains its arguments, and `serial`
@@ -205,15 +205,15 @@ pub(super) fn parse_reply(message: &[u8], serial: u32) -> Option<Reply> {
     let kind = *message.get(1)?;
     let end = PREFIX_BYTES + usize::try_from(reader.number_at(12)?).ok()?;
     reader.at = PREFIX_BYTES;
-    let (mut name, mut replies_to, mut body) = (String::new(), None, String::new());
+    let (mut error_name, mut replies_to, mut body_signature) = (String::new(), None, String::new());
     while reader.at < end {
         reader.align(8);
         let field = reader.byte()?;
         let signature = reader.signature()?;
         match (field, signature.as_str()) {
-            (ERROR_NAME, "s") => name = reader.text()?,
+            (ERROR_NAME, "s") => error_name = reader.text()?,
             (REPLY_SERIAL, "u") => replies_to = Some(reader.number()?),
-            (SIGNATURE, "g") => body = reader.signature()?,
+            (SIGNATURE, "g") => body_signature = reader.signature()?,
             (_, "s" | "o") => drop(reader.text()?),
             (_, "u") => drop(reader.number()?),
             (_, "g") => drop(reader.signature()?),
@@ -225,10 +225,10 @@ pub(super) fn parse_reply(message: &[u8], serial: u32) -> Option<Reply> {
     }
     reader.align(8);
     match kind {
-        REPLY => Some(Ok((body == "v").then(|| reader.strings()).flatten().unwrap_or_default())),
+        REPLY => Some(Ok((body_signature == "v").then(|| reader.strings()).flatten().unwrap_or_default())),
         ERROR => {
-            let text = body.starts_with('s').then(|| reader.text()).flatten().unwrap_or_default();
-            Some(Err(systemd_error(&name, text)))
+            let text = body_signature.starts_with('s').then(|| reader.text()).flatten().unwrap_or_default();
+            Some(Err(systemd_error(&error_name, text)))
         }
         _ => None,
     }

@@ -14,7 +14,6 @@ pub(super) fn pus_of(object: &TopologyObject) -> CpuSet {
 /// Returns the set of the PUs (logical CPUs) with the numbers `pus`, in ascending order. Stops at the first number
 /// above [`Pu::MAX`], because hwloc's set of all PUs is infinite.
 pub(super) fn pus_from_numbers(pus: impl Iterator<Item = usize>) -> CpuSet {
-    // hwloc represents "all PUs" as an infinite set.
     pus.map_while(|pu| u32::try_from(pu).ok().map(Pu).filter(|&pu| pu <= Pu::MAX)).collect()
 }
 

@@ -22,14 +22,14 @@ pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
         let Some(class) = class_of_os_device(object) else { continue };
         let name = object.name().map(trimmed_text).filter(|name| !name.is_empty());
         let card = card_of(object);
-        let known = card.and_then(|card| devices.iter_mut().find(|(own, _)| *own == Some(identity(card))));
-        if let Some((_, device)) = known {
+        let listed = card.and_then(|card| devices.iter_mut().find(|(id, _)| *id == Some(identity(card))));
+        if let Some((_, device)) = listed {
             // The class by the driver takes precedence over the PCI class.
             device.class = if device.names.is_empty() { class } else { device.class.min(class) };
             device.names.extend(name);
             continue;
         }
-        let address = card.and_then(pci).map(address).unwrap_or_default();
+        let address = card.and_then(pci_attributes).map(pci_address).unwrap_or_default();
         let device =
             new_device(object, class, name.into_iter().collect(), address, model(card.unwrap_or(object)));
         devices.push((card.map(identity), device));
@@ -38,11 +38,11 @@ pub(super) fn devices(hwloc: &Hwloc) -> Vec<Device> {
     devices.filter(|device| !(device.names.is_empty() && device.pci_address.is_empty())).collect()
 }
 
-/// A PCI card of a supported class.
+/// Returns the device for `object`, if this is a PCI card of a supported class.
 fn card(object: &TopologyObject) -> Option<Device> {
-    let attributes = pci(object)?;
+    let attributes = pci_attributes(object)?;
     let class = class_on_bus(attributes.class_id())?;
-    Some(new_device(object, class, Vec::new(), address(attributes), model(object)))
+    Some(new_device(object, class, Vec::new(), pci_address(attributes), model(object)))
 }
 
 /// Makes a device with the given values. The local PUs and NUMA nodes of the device are those of the nearest object
@@ -62,19 +62,20 @@ fn new_device(
     Device { class, names, pci_address: address, model, local_cpus: cpus, numa_nodes }
 }
 
-/// The PCI card of a named device.
+/// Returns the PCI card to which the named device `object` belongs.
 fn card_of(object: &TopologyObject) -> Option<&TopologyObject> {
     object.first_ancestor_with_type(ObjectType::PCIDevice)
 }
 
-fn pci(object: &TopologyObject) -> Option<PCIDeviceAttributes> {
+fn pci_attributes(object: &TopologyObject) -> Option<PCIDeviceAttributes> {
     match object.attributes() {
         Some(ObjectAttributes::PCIDevice(attributes)) => Some(*attributes),
         _ => None,
     }
 }
 
-fn address(card: PCIDeviceAttributes) -> String {
+/// Returns the address of a PCI card, such as `0000:3b:00.0`.
+fn pci_address(card: PCIDeviceAttributes) -> String {
     let (domain, bus, device) = (card.domain(), card.bus_id(), card.bus_device());
     format!("{domain:04x}:{bus:02x}:{device:02x}.{:x}", card.function())
 }

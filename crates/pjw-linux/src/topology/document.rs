@@ -30,7 +30,7 @@ pub struct TopologyXmlError {
 /// can crash hwloc or make it use too much memory.
 pub(super) fn check_topology_xml(text: &str) -> Result<(), TopologyXmlError> {
     let nesting = Nesting::default();
-    let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, seen_root: false, nesting };
+    let mut reader = Reader { text, at: 0, open: Vec::new(), pus: 0, has_root: false, nesting };
     let checked = reader.read_document();
     checked.map_err(|problem| TopologyXmlError { line: line_of(text, reader.at), problem })
 }
@@ -50,12 +50,13 @@ struct Reader<'a> {
     /// The number of PUs until now.
     pus: u32,
     /// Whether the first element has begun.
-    seen_root: bool,
+    has_root: bool,
     nesting: Nesting,
 }
 
 impl<'a> Reader<'a> {
-    fn rest(&self) -> &'a str {
+    /// Returns the text from the position on.
+    fn remaining(&self) -> &'a str {
         &self.text[self.at..]
     }
 
@@ -63,12 +64,11 @@ impl<'a> Reader<'a> {
     /// reader is then near the error.
     fn read_document(&mut self) -> Result<(), String> {
         self.at = if self.text.starts_with('\u{feff}') { '\u{feff}'.len_utf8() } else { 0 };
-        while let Some(next) = self.rest().find('<') {
-            if self.open.is_empty() && !self.rest()[..next].trim().is_empty() {
-                let first = self.seen_root;
-                return Err(
-                    if first { "there is text after the topology" } else { "it is not XML" }.to_owned()
-                );
+        while let Some(next) = self.remaining().find('<') {
+            if self.open.is_empty() && !self.remaining()[..next].trim().is_empty() {
+                let problem =
+                    if self.has_root { "there is text after the topology" } else { "it is not XML" };
+                return Err(problem.to_owned());
             }
             self.at += next;
             self.read_markup()?;
@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
             self.at = self.text.len();
             return Err(format!("it is cut off: <{name}> of line {line} has no end tag"));
         }
-        match (self.seen_root, self.rest().trim().is_empty()) {
+        match (self.has_root, self.remaining().trim().is_empty()) {
             (true, true) => Ok(()),
             (true, false) => Err("there is text after the topology".to_owned()),
             (false, _) if self.at == 0 => Err("it is not XML".to_owned()),
@@ -90,35 +90,35 @@ impl<'a> Reader<'a> {
     /// CDATA section. Moves the position behind it. Fails if the markup is cut off or not allowed.
     fn read_markup(&mut self) -> Result<(), String> {
         for (begin, end) in [("<?", "?>"), ("<!--", "-->"), ("<![CDATA[", "]]>")] {
-            if self.rest().starts_with(begin) {
+            if self.remaining().starts_with(begin) {
                 return self.skip_behind(end);
             }
         }
-        if self.rest().starts_with("<!") {
+        if self.remaining().starts_with("<!") {
             // An internal subset could define entities that expand without limit.
-            let declaration = self.rest().split('>').next().unwrap_or_default();
+            let declaration = self.remaining().split('>').next().unwrap_or_default();
             if declaration.contains('[') || declaration.contains("<!ENTITY") {
                 return Err("it has an entity declaration or an internal subset".to_owned());
             }
             return self.skip_behind(">");
         }
-        match self.rest().strip_prefix("</") {
-            Some(rest) => self.read_end_tag(rest),
+        match self.remaining().strip_prefix("</") {
+            Some(after_slash) => self.read_end_tag(after_slash),
             None => self.read_start_tag(),
         }
     }
 
     /// Moves the position behind the next `end`.
     fn skip_behind(&mut self, end: &str) -> Result<(), String> {
-        let found = self.rest().find(end);
+        let found = self.remaining().find(end);
         self.at += found.ok_or_else(|| format!("it is cut off: {end} is missing"))? + end.len();
         Ok(())
     }
 
-    /// Reads an end tag, checks that it ends the innermost open element, and moves the position behind it. `rest` is
-    /// the text after `</`.
-    fn read_end_tag(&mut self, rest: &'a str) -> Result<(), String> {
-        let (name, _) = rest.split_once('>').ok_or("it is cut off inside a tag")?;
+    /// Reads an end tag, checks that it ends the innermost open element, and moves the position behind it.
+    /// `after_slash` is the text after `</`.
+    fn read_end_tag(&mut self, after_slash: &'a str) -> Result<(), String> {
+        let (name, _) = after_slash.split_once('>').ok_or("it is cut off inside a tag")?;
         match self.open.pop() {
             Some((open, _)) if open == name.trim_end() => {
                 if open == "object" {
@@ -127,9 +127,9 @@ impl<'a> Reader<'a> {
             }
             Some((open, began)) => {
                 let line = line_of(self.text, began);
-                return Err(format!("</{}> where <{open}> of line {line} should end", shown(name)));
+                return Err(format!("</{}> where <{open}> of line {line} should end", shorten(name)));
             }
-            None => return Err(format!("</{}> has no start tag", shown(name))),
+            None => return Err(format!("</{}> has no start tag", shorten(name))),
         }
         self.at += 2 + name.len() + 1;
         Ok(())
@@ -141,33 +141,35 @@ impl<'a> Reader<'a> {
         let began = self.at;
         self.at += 1;
         let name = self.take_name();
-        if self.rest().is_empty() {
+        if self.remaining().is_empty() {
             return Err("it is cut off inside a tag".to_owned());
         }
         if name.is_empty() {
             return Err("a < that starts no tag".to_owned());
         }
         if self.open.is_empty() {
-            if self.seen_root {
+            if self.has_root {
                 return Err("there is more than one topology in it".to_owned());
             }
             if name != "topology" {
-                return Err(format!("it begins with <{}> and not with <topology>", shown(name)));
+                return Err(format!("it begins with <{}> and not with <topology>", shorten(name)));
             }
-            self.seen_root = true;
+            self.has_root = true;
         }
         let (mut object, mut number) = (Object::default(), None);
-        let is_empty = loop {
+        let is_empty_element = loop {
             self.skip_blanks();
-            if let Some(empty) = ["/>", ">"].iter().position(|end| self.rest().starts_with(end)) {
-                self.at += 2 - empty;
-                break empty == 0;
+            if self.skip_prefix("/>") {
+                break true;
+            }
+            if self.skip_prefix(">") {
+                break false;
             }
             let (attribute, value) = self.read_attribute()?;
             match attribute {
-                "type" if name == "object" => object.kind = shown(value),
+                "type" if name == "object" => object.kind = shorten(value),
                 "os_index" => number = Some(value),
-                "gp_index" => object.gp_index = Some(shown(value)),
+                "gp_index" => object.gp_index = Some(shorten(value)),
                 set if set.ends_with("set") => {
                     let bits = Some(parse_cpu_set(set, value)?);
                     match set {
@@ -192,7 +194,7 @@ impl<'a> Reader<'a> {
             object.number = self.check_number(&object.kind, number)?;
             self.nesting.open_object(object)?;
         }
-        if is_empty {
+        if is_empty_element {
             self.open.pop();
             if name == "object" {
                 self.nesting.close_object()?;
@@ -205,38 +207,47 @@ impl<'a> Reader<'a> {
     /// quotes.
     fn read_attribute(&mut self) -> Result<(&'a str, &'a str), String> {
         let name = self.take_name();
-        if name.is_empty() && matches!(self.rest(), "" | "/") {
+        if name.is_empty() && matches!(self.remaining(), "" | "/") {
             return Err("it is cut off inside a tag".to_owned());
         }
         if name.is_empty() {
             return Err("a tag contains something else than an attribute".to_owned());
         }
         self.skip_blanks();
-        let value = self.rest().strip_prefix('=').map(str::trim_start);
-        if self.rest().is_empty() || value == Some("") {
-            return Err(format!("it is cut off before the value of {}", shown(name)));
+        let value = self.remaining().strip_prefix('=').map(str::trim_start);
+        if self.remaining().is_empty() || value == Some("") {
+            return Err(format!("it is cut off before the value of {}", shorten(name)));
         }
         let quote = value.and_then(|value| value.chars().next()).filter(|c| matches!(c, '"' | '\''));
         let (Some(value), Some(quote)) = (value, quote) else {
-            return Err(format!("{} has no value", shown(name)));
+            return Err(format!("{} has no value", shorten(name)));
         };
         let begin = self.text.len() - value.len() + 1;
         let length = self.text[begin..].find(quote);
-        let length = length.ok_or_else(|| format!("it is cut off inside the value of {}", shown(name)))?;
+        let length = length.ok_or_else(|| format!("it is cut off inside the value of {}", shorten(name)))?;
         self.at = begin + length + 1;
         Ok((name, &self.text[begin..begin + length]))
     }
 
     fn take_name(&mut self) -> &'a str {
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
-        let rest = self.rest();
-        let name = &rest[..rest.find(|c| !is_name(c)).unwrap_or(rest.len())];
+        let remaining = self.remaining();
+        let name = &remaining[..remaining.find(|c| !is_name(c)).unwrap_or(remaining.len())];
         self.at += name.len();
         name
     }
 
+    /// Moves the position behind `prefix` if the remaining text begins with `prefix`. Returns whether it does.
+    fn skip_prefix(&mut self, prefix: &str) -> bool {
+        let has_prefix = self.remaining().starts_with(prefix);
+        if has_prefix {
+            self.at += prefix.len();
+        }
+        has_prefix
+    }
+
     fn skip_blanks(&mut self) {
-        self.at = self.text.len() - self.rest().trim_start().len();
+        self.at = self.text.len() - self.remaining().trim_start().len();
     }
 
     /// Checks the number `number` (attribute `os_index`) of a PU or NUMA node, from which hwloc makes sets of bits.
@@ -252,7 +263,7 @@ impl<'a> Reader<'a> {
         }
         let text = number.ok_or_else(|| format!("a {kind} has no number"))?;
         let number = text.parse().ok().filter(|&number| number <= Pu::MAX.0);
-        let wrong = || format!("{kind} number {} is not one from 0 to {}", shown(text), Pu::MAX);
+        let wrong = || format!("{kind} number {} is not one from 0 to {}", shorten(text), Pu::MAX);
         number.map(Pu).map(Some).ok_or_else(wrong)
     }
 }
@@ -271,7 +282,7 @@ fn parse_cpu_set(name: &str, value: &str) -> Result<CpuSet, String> {
         words.remove(0);
     }
     if words.len() > MAX_SET_WORDS {
-        return Err(format!("{} is longer than {} bits", shown(name), MAX_SET_WORDS * 32));
+        return Err(format!("{} is longer than {} bits", shorten(name), MAX_SET_WORDS * 32));
     }
     let mut set = vec![0_u64; words.len().div_ceil(2)];
     for (at, word) in words.iter().rev().enumerate() {
@@ -280,13 +291,13 @@ fn parse_cpu_set(name: &str, value: &str) -> Result<CpuSet, String> {
         let bits = if digits.is_empty() { Ok(0) } else { u64::from_str_radix(digits, 16) };
         match bits {
             Ok(bits) if is_word => set[at / 2] |= bits << (at % 2 * 32),
-            _ => return Err(format!("{} is no word of the set {}", shown(word), shown(name))),
+            _ => return Err(format!("{} is no word of the set {}", shorten(word), shorten(name))),
         }
     }
     Ok(CpuSet::from_words(&set))
 }
 
-/// The first characters of a text, for an error message.
-fn shown(text: &str) -> String {
+/// Returns the first 40 characters of `text`, for an error message.
+fn shorten(text: &str) -> String {
     text.chars().take(40).collect()
 }

@@ -126,7 +126,7 @@ pub fn load_topology(source: TopologySource<'_>) -> Result<Topology, TopologyLoa
     plain::convert_topology(&hwloc).map_err(|why| TopologyLoadError::Unusable { what, why })
 }
 
-/// Why hwloc rejects a synthetic description that was checked.
+/// Returns why hwloc rejects `text`, a synthetic description that [`synthetic::check_description`] accepts.
 fn why_rejected(text: &str) -> SyntheticTopologyError {
     match from_synthetic(&format!("{text} pu:1")) {
         Ok(_) => SyntheticTopologyError::NoPuLevel,

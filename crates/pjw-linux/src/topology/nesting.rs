@@ -28,9 +28,9 @@ pub(super) struct Object {
     pub(super) nodes: Option<CpuSet>,
     pub(super) all_nodes: Option<CpuSet>,
     /// The PUs of the children.
-    inside: CpuSet,
+    child_pus: CpuSet,
     /// The first PU of the latest child.
-    latest: Option<Pu>,
+    latest_first_pu: Option<Pu>,
 }
 
 impl Object {
@@ -42,9 +42,9 @@ impl Object {
     /// Checks that the available PUs and nodes are subsets of the complete sets.
     fn check_sets(&self) -> Result<(), String> {
         let pairs = [("cpuset", &self.cpus, &self.all_cpus), ("nodeset", &self.nodes, &self.all_nodes)];
-        for (name, some, all) in pairs {
-            let Some(some) = some else { continue };
-            if !all.as_ref().is_some_and(|all| some.is_subset(all)) {
+        for (name, available, complete) in pairs {
+            let Some(available) = available else { continue };
+            if !complete.as_ref().is_some_and(|complete| available.is_subset(complete)) {
                 return Err(format!("the {name} of a {} is not part of its complete_{name}", self.kind));
             }
         }
@@ -101,18 +101,18 @@ impl Nesting {
         if kind == "PU" && object.number != cpus.only_pu() {
             return Err(format!("the cpuset of a PU is {cpus} and not its number"));
         }
-        if outer.kind == "PU" || !outer.cpus.as_ref().is_some_and(|around| cpus.is_subset(around)) {
+        if outer.kind == "PU" || !outer.cpus.as_ref().is_some_and(|outer_cpus| cpus.is_subset(outer_cpus)) {
             return Err(format!("CPUs {cpus} of a {kind} are not all in the {} around it", outer.kind));
         }
-        if cpus.intersects(&outer.inside) {
+        if cpus.intersects(&outer.child_pus) {
             return Err(format!("CPUs {cpus} of a {kind} are in another {kind}, too"));
         }
         let first = object.all_cpus.as_ref().and_then(CpuSet::first);
-        if first.is_some() && first <= outer.latest {
+        if first.is_some() && first <= outer.latest_first_pu {
             return Err(format!("a {kind} stands behind one that begins with a higher CPU"));
         }
-        outer.latest = first.or(outer.latest);
-        outer.inside = outer.inside.union(cpus);
+        outer.latest_first_pu = first.or(outer.latest_first_pu);
+        outer.child_pus = outer.child_pus.union(cpus);
         Ok(())
     }
 
@@ -123,9 +123,12 @@ impl Nesting {
     /// A description of the problem, as text for users.
     pub(super) fn close_object(&mut self) -> Result<(), String> {
         let Some(object) = self.open.pop() else { return Ok(()) };
+        if object.is_outside_cpu_tree() || object.kind == "PU" {
+            return Ok(());
+        }
         match &object.cpus {
-            Some(cpus) if !object.is_outside_cpu_tree() && object.kind != "PU" && *cpus != object.inside => {
-                let missing = cpus.difference(&object.inside);
+            Some(cpus) if *cpus != object.child_pus => {
+                let missing = cpus.difference(&object.child_pus);
                 Err(format!("nothing in a {} has its CPUs {missing}", object.kind))
             }
             _ => Ok(()),

@@ -22,28 +22,28 @@ pub(super) fn convert_topology(hwloc: &Hwloc) -> Result<Topology, TopologyError>
     let allowed = pus_from_numbers(hwloc.allowed_cpuset().iter_set().map(usize::from));
     let die = |object| Die { number: os_number(object), cpus: pus_of(object) };
     let dies = hwloc.objects_with_type(ObjectType::Die).map(die);
-    let devices = MachineDetails {
+    let details = MachineDetails {
         dies: dies.filter(|die| !die.cpus.is_empty()).collect(),
         devices: devices::devices(hwloc),
         unavailable_pus: complete.difference(&all),
         disallowed_pus: all.difference(&allowed),
         core_kinds: kinds.clone(),
     };
-    Ok(Topology::new(cores(hwloc, &kinds), read_domains(hwloc))?.with_details(devices))
+    Ok(Topology::new(cores(hwloc, &kinds), read_domains(hwloc))?.with_details(details))
 }
 
 /// Returns the cores of the machine that have PUs. A PU without a core becomes a core of its own. The kind of each core
 /// is an index in `kinds`.
 fn cores(hwloc: &Hwloc, kinds: &[CoreKind]) -> Vec<Core> {
     let kind_of = |pus: &CpuSet| {
-        let rank = kinds.iter().position(|kind| pus.intersects(&kind.cpus)).unwrap_or(0);
-        u32::try_from(rank).unwrap_or(0)
+        let index = kinds.iter().position(|kind| pus.intersects(&kind.cpus)).unwrap_or(0);
+        u32::try_from(index).unwrap_or(0)
     };
     let listed = hwloc.objects_with_type(ObjectType::Core);
     // Some virtual machines report PUs without cores. Each such PU becomes a core.
-    let alone = hwloc.objects_with_type(ObjectType::PU);
-    let alone = alone.filter(|pu| pu.first_ancestor_with_type(ObjectType::Core).is_none());
-    let cores = listed.chain(alone).map(pus_of).filter(|pus| !pus.is_empty());
+    let all_pus = hwloc.objects_with_type(ObjectType::PU);
+    let lone_pus = all_pus.filter(|pu| pu.first_ancestor_with_type(ObjectType::Core).is_none());
+    let cores = listed.chain(lone_pus).map(pus_of).filter(|pus| !pus.is_empty());
     cores.map(|pus| Core { kind_index: kind_of(&pus), pus }).collect()
 }
 
@@ -89,17 +89,17 @@ fn kinds(hwloc: &Hwloc) -> Vec<CoreKind> {
     let found = hwloc.cpu_kinds().into_iter().flatten();
     let mut kinds: Vec<CoreKind> = found
         .map(|kind| {
-            let own = kind.infos.iter().find(|info| info.name() == c"CoreType");
-            let name = own.map_or_else(String::new, |info| trimmed_text(info.value()));
+            let core_type = kind.infos.iter().find(|info| info.name() == c"CoreType");
+            let name = core_type.map_or_else(String::new, |info| trimmed_text(info.value()));
             CoreKind { name, cpus: pus_from_numbers(kind.cpuset.iter_set().map(usize::from)) }
         })
         .collect();
-    let two = kinds.len() == 2;
+    let are_two = kinds.len() == 2;
     for (rank, kind) in kinds.iter_mut().enumerate() {
         kind.name = match kind.name.as_str() {
             "IntelAtom" => "efficiency".to_owned(),
             "IntelCore" if rank > 0 => "performance".to_owned(),
-            "" if two => ["efficiency", "performance"][rank.min(1)].to_owned(),
+            "" if are_two => ["efficiency", "performance"][rank.min(1)].to_owned(),
             "" => format!("kind {rank}"),
             vendors => vendors.to_owned(),
         };

@@ -59,10 +59,10 @@ pub(super) fn check_description(text: &str) -> Result<(), SyntheticTopologyError
     let mut pus: u64 = 1;
     for word in outside_brackets(text).split_whitespace() {
         let number = word.rsplit(':').next().unwrap_or(word);
-        let parts = number.parse::<u64>().ok().filter(|&parts| parts > 0);
-        let parts = parts
-            .ok_or_else(|| SyntheticTopologyError::NoNumber { word: word.chars().take(40).collect() })?;
-        pus = pus.saturating_mul(parts);
+        let Some(count) = number.parse::<u64>().ok().filter(|&count| count > 0) else {
+            return Err(SyntheticTopologyError::NoNumber { word: word.chars().take(40).collect() });
+        };
+        pus = pus.saturating_mul(count);
         if pus > u64::from(MAX_PUS) {
             return Err(SyntheticTopologyError::TooManyPus);
         }
@@ -90,7 +90,7 @@ fn outside_brackets(text: &str) -> String {
 
 /// The numbers in `indexes=3,1,0*2` and similar attributes. Memory sizes have no limit.
 fn numbers_in_brackets(text: &str) -> impl Iterator<Item = u64> {
-    let lists = text.split("indexes=").skip(1).map(|rest| rest.split([')', ' ']).next().unwrap_or(rest));
+    let lists = text.split("indexes=").skip(1).map(|text| text.split([')', ' ']).next().unwrap_or(text));
     let digits = lists.flat_map(|list| list.split(|c: char| !c.is_ascii_digit()));
     digits.filter(|digits| !digits.is_empty()).map(|digits| digits.parse().unwrap_or(u64::MAX))
 }

@@ -275,15 +275,15 @@ impl AddressSpaces {
         if is_due { self.to_check.iter().filter(is_unread).copied().collect() } else { BTreeSet::new() }
     }
 
-    /// Records `task_scan`, what a task scan (a run of a BPF program) reported about the processes of
+    /// Records `scan_result`, what a task scan (a run of a BPF program) reported about the processes of
     /// [`AddressSpaces::pids_to_scan`]. `at` is the time of the task scan.
-    pub(super) fn record_task_scan(&mut self, task_scan: &TaskScanResult, at: Nanos) {
+    pub(super) fn record_task_scan(&mut self, scan_result: &TaskScanResult, at: Nanos) {
         self.last_check_at = at;
-        for (&pid, scanned) in &task_scan.processes {
+        for (&pid, scanned) in &scan_result.processes {
             self.record_process(pid, &scanned.stat, scanned.address_space);
         }
         // A process that is not reported has exited, or is hidden from BPF programs.
-        self.to_check.retain(|pid| task_scan.processes.contains_key(pid));
+        self.to_check.retain(|pid| scan_result.processes.contains_key(pid));
     }
 
     /// Returns the address spaces that several processes share, each with its processes. `at` is the time at which

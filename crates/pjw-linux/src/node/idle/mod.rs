@@ -50,7 +50,7 @@ pub(super) struct IdleTracker {
     settled: BTreeMap<usize, Arc<IdleProcessGroup>>,
     /// Number of scans that listed idle processes.
     scans: u32,
-    /// The process whose masks were sampled last, with its place in the list of the processes to sample.
+    /// The process whose masks were sampled last, with its index in the list of the processes to sample.
     last_sampled: Option<(usize, Pid)>,
     /// The limit of open descriptors of this process. Empty until it is needed.
     descriptor_limit: OnceLock<u64>,
@@ -95,6 +95,15 @@ enum CgroupActivity {
     BecameIdle,
     /// No process ran since the job became idle.
     Idle,
+}
+
+/// The result of the check of a job by the CPU time of its cgroup.
+#[derive(Debug, Clone, Copy, Default)]
+struct JobCheck {
+    /// `None` if the job has no cgroup in cgroup v2.
+    activity: Option<CgroupActivity>,
+    /// The time of the last check before this one, if that check found the job idle.
+    idle_until: Option<Nanos>,
 }
 
 /// The result of [`IdleTracker::find_idle`]: which of the checked processes ran since the last scan, and which did not.
@@ -158,43 +167,40 @@ impl IdleTracker {
         if !idle_watch.groups.is_empty() {
             self.scans = self.scans.wrapping_add(1);
         }
-        let mut last: Option<(&str, Option<CgroupActivity>, Option<Nanos>)> = None;
+        let mut last_job: Option<(&str, JobCheck)> = None;
         for (number, group) in idle_watch.groups.iter().enumerate() {
-            let (job, since) = match (group.cgroup.as_deref().zip(unified), last) {
-                (None, _) => (None, None),
+            let job = match (group.cgroup.as_deref().zip(unified), last_job) {
+                (None, _) => JobCheck::default(),
                 // The groups of a job follow each other.
-                (Some((path, _)), Some((checked, job, since))) if path == checked => (job, since),
+                (Some((path, _)), Some((checked_path, job))) if path == checked_path => job,
                 (Some((path, root)), _) => {
-                    let (job, since) = self.check_job(root, path, &idle_watch.groups[number..], at);
-                    last = Some((path, job, since));
-                    (job, since)
+                    let job = self.check_job(root, path, &idle_watch.groups[number..], at);
+                    last_job = Some((path, job));
+                    job
                 }
             };
-            if job == Some(CgroupActivity::Idle) && !full {
+            if job.activity == Some(CgroupActivity::Idle) && !full {
                 continue;
             }
             let is_mask_only = group.expected_cpus.is_some();
-            let longest = if is_mask_only { MAX_PERIOD_OF_MASKS } else { MAX_PERIOD };
-            let may_skip = job != Some(CgroupActivity::BecameIdle);
+            let max_period = if is_mask_only { MAX_PERIOD_OF_MASKS } else { MAX_PERIOD };
+            let may_skip = job.activity != Some(CgroupActivity::BecameIdle);
             let address = Arc::as_ptr(group).addr();
             let is_settled = may_skip && self.settled.contains_key(&address);
             let mut settles = may_skip && !is_settled;
             for &pid in &group.pids {
-                let is_skipped = if is_settled && !self.is_turn_of(pid, longest) {
-                    true
-                } else {
-                    may_skip && self.is_skippable(pid, job, longest)
-                };
+                let is_skipped = (is_settled && !self.is_turn_of(pid, max_period))
+                    || (may_skip && self.is_skippable(pid, job.activity, max_period));
                 let is_idle = if is_skipped {
                     idle_check.idle.extend(full.then_some(pid));
                     true
                 } else {
-                    self.check_process(pid, at, since, &mut idle_check)
+                    self.check_process(pid, at, job.idle_until, &mut idle_check)
                 };
                 if is_idle && is_mask_only {
                     idle_check.mask_only.push((pid, number));
                 }
-                settles = settles && self.has_period(pid, longest);
+                settles = settles && self.has_max_period(pid, max_period);
             }
             if settles {
                 self.settled.insert(address, Arc::clone(group));
@@ -206,7 +212,7 @@ impl IdleTracker {
     }
 
     /// Returns the activity of the job with the cgroup at `path`, by the CPU time of this cgroup. A new job counts as
-    /// active. Also returns the time of the last check before this one, if that check found the job idle.
+    /// active.
     ///
     /// - The CPU time is read if a check is due. The longer the job is idle, the less often a check is due.
     /// - The CPU time is read at each scan if affinity masks alone keep a process of the job on its PUs.
@@ -219,33 +225,39 @@ impl IdleTracker {
         path: &str,
         groups: &[Arc<IdleProcessGroup>],
         at: Nanos,
-    ) -> (Option<CgroupActivity>, Option<Nanos>) {
-        let mut of_job = groups.iter().take_while(|group| group.cgroup.as_deref() == Some(path));
-        let has_mask_only = of_job.any(|group| group.expected_cpus.is_some());
+    ) -> JobCheck {
+        let mut job_groups = groups.iter().take_while(|group| group.cgroup.as_deref() == Some(path));
+        let has_mask_only = job_groups.any(|group| group.expected_cpus.is_some());
         let (scans, limit) = (self.scans, *self.descriptor_limit.get_or_init(descriptor_limit));
-        if let Some(known) = self.jobs.get_mut(path) {
-            let since = known.idle_until;
-            if has_reached(scans, known.next_check) || (has_mask_only && known.usage.is_some()) {
-                known.update_activity(root, path, at, (scans, limit));
+        if let Some(job) = self.jobs.get_mut(path) {
+            let idle_until = job.idle_until;
+            if has_reached(scans, job.next_check) || (has_mask_only && job.usage.is_some()) {
+                job.update_activity(root, path, at, scans, limit);
             }
-            return (Some(known.activity), since);
+            return JobCheck { activity: Some(job.activity), idle_until };
         }
-        let mut new = JobUsage::default();
-        new.update_activity(root, path, at, (scans, limit));
-        self.jobs.insert(path.to_owned(), new);
-        (Some(CgroupActivity::Active), None)
+        let mut job = JobUsage::default();
+        job.update_activity(root, path, at, scans, limit);
+        self.jobs.insert(path.to_owned(), job);
+        JobCheck { activity: Some(CgroupActivity::Active), idle_until: None }
     }
 
     /// Checks whether the process `pid` ran since its last check, and records the result in `check`. Returns whether
-    /// the process is idle: it did not run. `at` is the time of this scan. `since` is the time of the last check that
-    /// found the job of the process idle, or `None`.
-    fn check_process(&mut self, pid: Pid, at: Nanos, since: Option<Nanos>, check: &mut IdleCheck) -> bool {
+    /// the process is idle: it did not run. `at` is the time of this scan. `job_idle_until` is the time of the last
+    /// check that found the job of the process idle, or `None`.
+    fn check_process(
+        &mut self,
+        pid: Pid,
+        at: Nanos,
+        job_idle_until: Option<Nanos>,
+        check: &mut IdleCheck,
+    ) -> bool {
         let (was_idle, idle_until) = self.check_idle(pid, at);
         if was_idle {
             check.idle.push(pid);
         } else {
             check.active.insert(pid);
-            check.idle_until.extend(idle_until.max(since).map(|until| (pid, until)));
+            check.idle_until.extend(idle_until.max(job_idle_until).map(|until| (pid, until)));
         }
         was_idle
     }
@@ -255,20 +267,20 @@ impl IdleTracker {
     /// or can't be read counts as not idle. `at` is the time of this scan.
     fn check_idle(&mut self, pid: Pid, at: Nanos) -> (bool, Option<Nanos>) {
         let Ok(cpu_time) = process_cpu_time_ns(pid) else {
-            let known = self.processes.remove(&pid);
-            return (false, known.and_then(|known| known.idle_until));
+            let last_usage = self.processes.remove(&pid);
+            return (false, last_usage.and_then(|last_usage| last_usage.idle_until));
         };
-        let Some(known) = self.processes.get_mut(&pid) else {
+        let Some(last_usage) = self.processes.get_mut(&pid) else {
             self.processes.insert(pid, LastUsage { cpu_time, ..LastUsage::default() });
             return (false, None);
         };
-        let was_idle = known.cpu_time == cpu_time;
-        let idle_until = known.idle_until;
+        let was_idle = last_usage.cpu_time == cpu_time;
+        let idle_until = last_usage.idle_until;
         if was_idle {
-            known.idle_until = Some(at);
-            known.idle_checks = known.idle_checks.saturating_add(1);
+            last_usage.idle_until = Some(at);
+            last_usage.idle_checks = last_usage.idle_checks.saturating_add(1);
         } else {
-            *known = LastUsage { cpu_time, ..LastUsage::default() };
+            *last_usage = LastUsage { cpu_time, ..LastUsage::default() };
             self.settled.clear();
         }
         (was_idle, idle_until)
@@ -276,25 +288,26 @@ impl IdleTracker {
 
     /// Whether a process need not be checked: its job is idle, or the process has been idle for long and its
     /// next check is not due. A check costs the kernel time for each thread.
-    fn is_skippable(&self, pid: Pid, job: Option<CgroupActivity>, longest: u32) -> bool {
-        let Some(was_idle) = self.processes.get(&pid) else { return false };
-        let period = check_period(was_idle.idle_checks).min(longest);
+    fn is_skippable(&self, pid: Pid, job: Option<CgroupActivity>, max_period: u32) -> bool {
+        let Some(last_usage) = self.processes.get(&pid) else { return false };
+        let period = check_period(last_usage.idle_checks).min(max_period);
         job == Some(CgroupActivity::Idle) || !self.is_turn_of(pid, period)
     }
 
+    /// Whether the process `pid` is checked in this scan, if it is checked once in `period` scans.
     fn is_turn_of(&self, pid: Pid, period: u32) -> bool {
         pid.0.wrapping_add(self.scans).is_multiple_of(period)
     }
 
-    fn has_period(&self, pid: Pid, longest: u32) -> bool {
-        self.processes.get(&pid).is_some_and(|known| check_period(known.idle_checks) >= longest)
+    fn has_max_period(&self, pid: Pid, max_period: u32) -> bool {
+        self.processes.get(&pid).is_some_and(|last| check_period(last.idle_checks) >= max_period)
     }
 
     /// Records that a scan has read the process `pid`. The process is checked at each scan again, as if it had just
     /// run.
     pub(super) fn mark_active(&mut self, pid: Pid) {
-        if let Some(was_idle) = self.processes.get_mut(&pid).filter(|known| known.idle_checks > 0) {
-            was_idle.idle_checks = 0;
+        if let Some(last_usage) = self.processes.get_mut(&pid).filter(|last| last.idle_checks > 0) {
+            last_usage.idle_checks = 0;
             self.settled.clear();
         }
     }
@@ -310,14 +323,14 @@ impl IdleTracker {
             let before_this_check = idle_check.idle_until.get(&pid).copied();
             before_this_check.or_else(|| self.processes.get(&pid)?.idle_until)
         };
-        let ended = processes.iter().filter(|(_, seen)| matches!(seen, Observed::Gone));
+        let ended = processes.iter().filter(|(_, observed)| matches!(observed, Observed::Gone));
         ended.filter_map(|(&pid, _)| Some((pid, idle_until(pid)?))).collect()
     }
 
     /// Returns the cache entry with the thread ids of the process `pid`. The entry is empty (inner `None`) if the
     /// process has run since its threads were listed. The outer `None` means that the process was never checked.
     pub(super) fn cached_tids(&mut self, pid: Pid) -> Option<&mut Option<Box<[Tid]>>> {
-        self.processes.get_mut(&pid).map(|known| &mut known.tids)
+        self.processes.get_mut(&pid).map(|last_usage| &mut last_usage.tids)
     }
 
     /// Checks the affinity masks of idle processes that are not in a cpuset of pjw. If a mask has PUs (logical CPUs)
@@ -326,33 +339,33 @@ impl IdleTracker {
     /// - Checks all these processes if [`WatchedProcesses::check_all_masks`] is true.
     /// - If not, continues after the last checked process, and stops when about 256 masks were read.
     ///
-    /// `masks` is called with a process, its planned mask and its cached thread ids. It must return the number of
+    /// `read_masks` is called with a process, its planned mask and its cached thread ids. It must return the number of
     /// read masks, and whether one of them has PUs outside the planned mask.
     pub(super) fn sample_masks(
         &mut self,
         idle_check: &mut IdleCheck,
         idle_watch: &WatchedProcesses,
-        mut masks: impl FnMut(Pid, &CpuSet, &mut Option<Box<[Tid]>>) -> (usize, bool),
+        mut read_masks: impl FnMut(Pid, &CpuSet, &mut Option<Box<[Tid]>>) -> (usize, bool),
     ) {
         let listed = &idle_check.mask_only;
-        let begin = self.last_sampled.map_or(0, |(place, last)| {
+        let begin = self.last_sampled.map_or(0, |(index, last)| {
             let is_last = |&(pid, _): &(Pid, usize)| pid == last;
-            match listed.get(place).filter(|entry| is_last(entry)) {
-                Some(_) => place + 1,
+            match listed.get(index).filter(|entry| is_last(entry)) {
+                Some(_) => index + 1,
                 // The list has changed.
-                None => listed.iter().position(is_last).map_or(place, |place| place + 1).min(listed.len()),
+                None => listed.iter().position(is_last).map_or(index, |index| index + 1).min(listed.len()),
             }
         });
         let mut masks_read = 0;
-        for place in (begin..listed.len()).chain(0..begin) {
-            let (pid, group) = listed[place];
-            let Some(within) = planned_mask(idle_watch, group) else { continue };
-            let Some(known) = self.processes.get_mut(&pid) else { continue };
-            let (count, outside) = masks(pid, within, &mut known.tids);
-            if outside {
+        for index in (begin..listed.len()).chain(0..begin) {
+            let (pid, group) = listed[index];
+            let Some(planned) = planned_mask(idle_watch, group) else { continue };
+            let Some(last_usage) = self.processes.get_mut(&pid) else { continue };
+            let (count, is_outside) = read_masks(pid, planned, &mut last_usage.tids);
+            if is_outside {
                 idle_check.active.insert(pid);
             }
-            self.last_sampled = Some((place, pid));
+            self.last_sampled = Some((index, pid));
             masks_read += count;
             if masks_read >= MASKS_PER_SCAN && !idle_watch.check_all_masks {
                 break;
@@ -376,7 +389,7 @@ impl JobUsage {
     /// Updates the activity of this job by comparison with the last check, and plans the next check. Reads the
     /// counters of the job's cgroup at `path`. `root` is the mount point of cgroup v2, `at` is the time of this scan,
     /// `scans` is the number of scans until now, and `limit` is the limit of open descriptors of this process.
-    fn update_activity(&mut self, root: &Path, path: &str, at: Nanos, (scans, limit): (u32, u64)) {
+    fn update_activity(&mut self, root: &Path, path: &str, at: Nanos, scans: u32, limit: u64) {
         let usage = self.read_counters(root, path, limit);
         let was_idle = usage.is_some() && usage == self.usage;
         self.idle_checks = if was_idle { self.idle_checks.saturating_add(1) } else { 0 };
@@ -391,7 +404,8 @@ impl JobUsage {
         self.next_check = scans.wrapping_add(period);
     }
 
-    /// Reads the counters. A cgroup that was removed and made again has new files. The files stay open if `limit`, the
+    /// Reads the counters from the open files. Opens the files if this fails, because a cgroup that was removed and
+    /// made again has new files. The files stay open if `limit`, the
     /// limit of open descriptors, leaves enough of them to the rest of the process.
     fn read_counters(&mut self, root: &Path, path: &str, limit: u64) -> Option<(u64, u64)> {
         if let Some(usage) = self.counters.as_ref().and_then(CgroupCounters::read) {
@@ -409,29 +423,30 @@ fn descriptor_limit() -> u64 {
     getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft)
 }
 
-/// Whether a number of scans has reached another one. Both may have wrapped around.
+/// Whether the number of scans `scans` has reached `other`. Both numbers may have wrapped around.
 fn has_reached(scans: u32, other: u32) -> bool {
     scans.wrapping_sub(other) < u32::MAX / 2
 }
 
 /// Reads the affinity masks of all threads of the process `pid`. Returns the number of threads, and whether a mask is
-/// not a subset of `within`. `known` is a cache of the thread ids. If the cache is empty, lists the threads and
+/// not a subset of `within`. `tid_cache` is a cache of the thread ids. If the cache is empty, lists the threads and
 /// stores their ids in the cache. Ended threads are skipped.
 pub(super) fn check_thread_masks(
     proc: &mut ProcDir,
     pid: Pid,
     within: &CpuSet,
-    known: &mut Option<Box<[Tid]>>,
+    tid_cache: &mut Option<Box<[Tid]>>,
 ) -> (usize, bool) {
-    if known.is_none() {
-        *known = proc.tids(pid).ok().map(Vec::into_boxed_slice);
+    if tid_cache.is_none() {
+        *tid_cache = proc.tids(pid).ok().map(Vec::into_boxed_slice);
     }
-    let tids = known.as_deref().unwrap_or_default();
+    let tids = tid_cache.as_deref().unwrap_or_default();
     let outside = |tid: &Tid| affinity::get_mask(*tid).is_ok_and(|mask| !mask.is_subset(within));
     (tids.len(), tids.iter().any(outside))
 }
 
-/// The check period, in scans that list the process. The period stays below half of the idle time.
+/// The check period after `idle_checks` consecutive checks without activity, in scans that list the process. The period
+/// stays below half of the idle time.
 fn check_period(idle_checks: u32) -> u32 {
     match idle_checks / CHECKS_PER_STEP {
         0 => 1,

@@ -1,4 +1,4 @@
-//! The result of a pass of the task scan, by process.
+//! The result of one task scan, by process.
 //!
 //! The result replaces the files in `/proc` for a process and its threads. The names of its cgroups, its
 //! environment and its groups are still read in `/proc`, but only if its program or its cgroup fingerprint
@@ -88,25 +88,25 @@ impl TaskScanResult {
     ) -> Result<Self, TaskScanError> {
         let (TaskScope::AllProcessesAndThreadsOf(in_scope) | TaskScope::ThreadsOf(in_scope)) = scope;
         let mut processes = Vec::<(Pid, ScannedProcess)>::new();
-        let mut places = BTreeMap::<Pid, usize>::new();
+        let mut indexes = BTreeMap::<Pid, usize>::new();
         let mut last = None::<(Pid, usize, Option<&CpuSet>)>;
         let summary = scan.for_each_task(scope, &mut |task| {
             // Threads of a process mostly have consecutive ids.
-            let (place, within) = match last {
-                Some((pid, place, within)) if pid == task.pid => (place, within),
+            let (index, within) = match last {
+                Some((pid, index, within)) if pid == task.pid => (index, within),
                 _ => {
-                    let place = *places.entry(task.pid).or_insert_with(|| {
+                    let index = *indexes.entry(task.pid).or_insert_with(|| {
                         let is_in_scope = in_scope.contains(&task.pid);
                         let wanted = is_in_scope && within(task.pid).is_none();
                         let threads = wanted.then(Vec::new);
                         processes.push((task.pid, ScannedProcess::new(&task, is_in_scope, threads)));
                         processes.len() - 1
                     });
-                    (place, within(task.pid))
+                    (index, within(task.pid))
                 }
             };
-            last = Some((task.pid, place, within));
-            if let Some((_, process)) = processes.get_mut(place) {
+            last = Some((task.pid, index, within));
+            if let Some((_, process)) = processes.get_mut(index) {
                 process.is_outside |= within.is_some_and(|within| !task.is_mask_subset_of(within));
                 process.add_thread(&task);
             }

@@ -20,7 +20,7 @@ pub(super) const NETLINK_HEADER: usize = 16;
 pub(super) const CONNECTOR_HEADER: usize = 20;
 /// Bytes of the fields `what`, `cpu` and `timestamp_ns`.
 const EVENT_HEADER: usize = 16;
-/// Numbers of the events in `what` (linux/cn_proc.h).
+/// Values of the field `what` (linux/cn_proc.h).
 const FORK: u32 = 0x1;
 const EXEC: u32 = 0x2;
 const SID: u32 = 0x80;
@@ -35,10 +35,10 @@ const MAX_PUS: usize = 8192;
 pub(super) struct SequenceNumbers(Vec<Option<u32>>);
 
 impl SequenceNumbers {
-    /// Records the number of a message. Returns whether messages before it are missing. The reply to a
-    /// subscription carries a number of its PU, too, or names no PU.
+    /// Records the sequence number of a message. Returns whether messages before it are missing. `None` if the
+    /// message is too short. The reply to a subscription also has a number of its PU, or names no PU.
     fn check_message(&mut self, connector: &[u8], body: &[u8]) -> Option<bool> {
-        let (pu, number) = (word(body, 4)?, word(connector, 8)?);
+        let (pu, number) = (u32_at(body, 4)?, u32_at(connector, 8)?);
         Some(self.record_number(pu, number))
     }
 
@@ -46,14 +46,14 @@ impl SequenceNumbers {
     /// were lost: `number` does not follow the one before. False for the first message of a PU, and for an invalid
     /// PU.
     fn record_number(&mut self, pu: u32, number: u32) -> bool {
-        let place = usize::try_from(pu).unwrap_or(usize::MAX);
-        if place >= MAX_PUS {
+        let index = usize::try_from(pu).unwrap_or(usize::MAX);
+        if index >= MAX_PUS {
             return false;
         }
-        if self.0.len() <= place {
-            self.0.resize(place + 1, None);
+        if self.0.len() <= index {
+            self.0.resize(index + 1, None);
         }
-        let expected = self.0[place].replace(number.wrapping_add(1));
+        let expected = self.0[index].replace(number.wrapping_add(1));
         expected.is_some_and(|expected| expected != number)
     }
 }
@@ -67,12 +67,13 @@ pub(super) fn parse_datagram(
     events: &mut Vec<ProcessEvent>,
 ) -> bool {
     let mut is_gap = false;
-    while let Some(length) = word(bytes, 0).map(|length| length as usize) {
+    while let Some(length) = u32_at(bytes, 0).map(|length| length as usize) {
         if length < NETLINK_HEADER || length > bytes.len() {
             break;
         }
         let connector = &bytes[NETLINK_HEADER..length];
-        let from_proc = word(connector, 0) == Some(CN_IDX_PROC) && word(connector, 4) == Some(CN_VAL_PROC);
+        let from_proc =
+            u32_at(connector, 0) == Some(CN_IDX_PROC) && u32_at(connector, 4) == Some(CN_VAL_PROC);
         if let Some(body) = connector.get(CONNECTOR_HEADER..).filter(|_| from_proc) {
             is_gap |= numbers.check_message(connector, body).unwrap_or(false);
             events.extend(parse_event(body));
@@ -86,12 +87,12 @@ pub(super) fn parse_datagram(
 /// Parses the body of a message of the proc connector (`struct proc_event` in linux/cn_proc.h). `None` for events that
 /// pjw does not use, and for a body that is too short.
 fn parse_event(body: &[u8]) -> Option<ProcessEvent> {
-    let number = |index: usize| word(body, EVENT_HEADER + 4 * index);
-    match word(body, 0)? {
+    let number = |index: usize| u32_at(body, EVENT_HEADER + 4 * index);
+    match u32_at(body, 0)? {
         FORK => {
             let (parent, tid, child) = (Pid(number(1)?), Tid(number(2)?), Pid(number(3)?));
             Some(if tid.0 == child.0 {
-                ProcessEvent::Fork { parent, creator: Tid(number(0)?), child, at: long(body, 8)? }
+                ProcessEvent::Fork { parent, creator: Tid(number(0)?), child, at: nanos_at(body, 8)? }
             } else {
                 ProcessEvent::ThreadFork { pid: child, tid }
             })
@@ -110,11 +111,11 @@ fn parse_event(body: &[u8]) -> Option<ProcessEvent> {
     }
 }
 
-fn long(bytes: &[u8], at: usize) -> Option<Nanos> {
+fn nanos_at(bytes: &[u8], at: usize) -> Option<Nanos> {
     bytes.get(at..at + 8)?.try_into().ok().map(u64::from_ne_bytes).map(Nanos)
 }
 
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
 }
 

@@ -51,7 +51,7 @@ impl ProcEventSocket {
     /// If the kernel refuses the subscription to process events, has no process events, or delivers none to
     /// this process.
     pub fn open() -> Result<Self, ProcEventsError> {
-        let fault = |error| match from_rustix(error) {
+        let refusal = |error| match from_rustix(error) {
             Errno::EPERM | Errno::EACCES => ProcEventsError::PermissionDenied,
             Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT | Errno::ENOENT => ProcEventsError::Unsupported,
             // The kernel's end of the connector exists only in the initial network namespace.
@@ -61,45 +61,45 @@ impl ProcEventSocket {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let connector = Some(net::netlink::CONNECTOR);
         let socket =
-            net::socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, connector).map_err(fault)?;
-        net::bind(&socket, &SocketAddrNetlink::new(0, CN_IDX_PROC)).map_err(fault)?;
+            net::socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, connector).map_err(refusal)?;
+        net::bind(&socket, &SocketAddrNetlink::new(0, CN_IDX_PROC)).map_err(refusal)?;
         enlarge(&socket);
-        net::send(&socket, &subscription_message(), SendFlags::empty()).map_err(fault)?;
-        let mut kernel = Self {
+        net::send(&socket, &subscription_message(), SendFlags::empty()).map_err(refusal)?;
+        let mut event_socket = Self {
             socket,
             buffer: vec![0; 64 * 1024],
             numbers: SequenceNumbers::default(),
             congested: false,
         };
-        kernel.verify_delivery()?;
-        Ok(kernel)
+        event_socket.verify_delivery()?;
+        Ok(event_socket)
     }
 
     /// Reads the pending process events (fork, exec and exit) from this socket, and appends the events to
     /// `events`. Returns whether events were lost. Does not wait. Reads at most 8192 messages in one call.
     /// Further messages stay in the socket for the next call, and poll(2) still shows the socket as readable.
     pub fn drain_events(&mut self, events: &mut Vec<ProcessEvent>) -> EventLoss {
-        let known = events.len();
-        let drained = self.receive_messages(MAX_MESSAGES_PER_DRAIN, events);
+        let first_new = events.len();
+        let loss = self.receive_messages(MAX_MESSAGES_PER_DRAIN, events);
         // The kernel dates events by a clock that stops while the machine is suspended.
         let suspended = clock::now().since_boot.0.saturating_sub(clock::monotonic_now().0);
-        for event in &mut events[known..] {
+        for event in &mut events[first_new..] {
             if let ProcessEvent::Fork { at, .. } = event {
                 at.0 += suspended;
             }
         }
-        drained
+        loss
     }
 
     /// Receives up to `max_messages` messages, and appends their events to `events`. Does not wait. Returns whether
     /// events were lost, and whether the kernel still drops events. Unlike [`ProcEventSocket::drain_events`], leaves
     /// the times of forks as the kernel reported them.
     fn receive_messages(&mut self, max_messages: usize, events: &mut Vec<ProcessEvent>) -> EventLoss {
-        let mut drained = EventLoss::default();
+        let mut loss = EventLoss::default();
         for _ in 0..max_messages {
             match receive(&self.socket, &mut self.buffer) {
                 Ok((length, true)) => {
-                    drained.events_lost |=
+                    loss.events_lost |=
                         datagram::parse_datagram(&self.buffer[..length], &mut self.numbers, events);
                 }
                 // Any process may send to a netlink socket. Only messages of the kernel are used.
@@ -109,21 +109,21 @@ impl ProcEventSocket {
                     // reported.
                     if std::mem::take(&mut self.congested) {
                         self.numbers = SequenceNumbers::default();
-                        drained.events_lost = true;
+                        loss.events_lost = true;
                     }
                     break;
                 }
                 Err(Errno::ENOBUFS) => {
                     self.congested = true;
-                    drained.events_lost = true;
+                    loss.events_lost = true;
                 }
                 Err(_) => {
-                    drained.events_lost = true;
+                    loss.events_lost = true;
                     break;
                 }
             }
         }
-        EventLoss { still_dropping: self.congested, ..drained }
+        EventLoss { still_dropping: self.congested, ..loss }
     }
 
     /// Checks that process events arrive: starts threads until the event of one of them arrives, for up to 200 ms.
@@ -143,11 +143,11 @@ impl ProcEventSocket {
             if events.iter().any(|event| forks.contains(event)) {
                 return Ok(());
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let time_left = deadline.saturating_duration_since(Instant::now());
+            if time_left.is_zero() {
                 return Err(ProcEventsError::NoEvents);
             }
-            let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+            let timeout = PollTimeout::try_from(time_left).unwrap_or(PollTimeout::ZERO);
             // An interrupted wait only ends earlier.
             let _ = poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], timeout);
         }
@@ -209,19 +209,19 @@ mod tests {
     /// `None` if this kernel or user has no process events. Prints the reason.
     fn listener() -> Option<(MutexGuard<'static, ()>, ProcEventSocket)> {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let kernel = ProcEventSocket::open().inspect_err(|fault| skip(&format!("{fault}"))).ok()?;
-        Some((alone, kernel))
+        let event_socket = ProcEventSocket::open().inspect_err(|fault| skip(&format!("{fault}"))).ok()?;
+        Some((alone, event_socket))
     }
 
     /// Starts a child, and returns its events. `None` if events were lost: other tests cause thousands at a time.
-    fn events_of_child(kernel: &mut ProcEventSocket) -> Option<Vec<ProcessEvent>> {
+    fn events_of_child(event_socket: &mut ProcEventSocket) -> Option<Vec<ProcessEvent>> {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = Pid(child.id());
         let (mut events, mut is_lost) = (Vec::new(), false);
         let deadline = Instant::now() + Duration::from_secs(60);
         while !is_lost && !events.contains(&ProcessEvent::Exit { pid }) {
             assert!(Instant::now() < deadline, "no exit event of {pid}");
-            is_lost = kernel.drain_events(&mut events).events_lost;
+            is_lost = event_socket.drain_events(&mut events).events_lost;
             std::thread::yield_now();
         }
         child.wait().unwrap();
@@ -235,8 +235,8 @@ mod tests {
 
     #[test]
     fn a_child_is_reported_from_fork_to_exit() {
-        let Some((_alone, mut kernel)) = listener() else { return };
-        let of_child = crate::tests::until("no event is lost", || events_of_child(&mut kernel));
+        let Some((_alone, mut event_socket)) = listener() else { return };
+        let of_child = crate::tests::until("no event is lost", || events_of_child(&mut event_socket));
         assert!(
             matches!(
                 of_child[..],
@@ -248,15 +248,15 @@ mod tests {
 
     #[test]
     fn another_subscriber_causes_no_loss() {
-        let Some((_alone, mut kernel)) = listener() else { return };
+        let Some((_alone, mut event_socket)) = listener() else { return };
         let mut events = Vec::new();
-        kernel.drain_events(&mut events);
+        event_socket.drain_events(&mut events);
         let is_lost = |_: &u32| {
             let another = ProcEventSocket::open();
             // The new thread causes a message with the next number.
             let _ = spawn_thread();
             drop(another);
-            kernel.drain_events(&mut events).events_lost
+            event_socket.drain_events(&mut events).events_lost
         };
         let lost = (0..10).filter(is_lost).count();
         assert!(lost < 5, "{lost} of 10; a storm of another test may be too much once");
@@ -264,17 +264,17 @@ mod tests {
 
     #[test]
     fn many_events_do_not_block_the_caller() {
-        let Some((_alone, mut kernel)) = listener() else { return };
+        let Some((_alone, mut event_socket)) = listener() else { return };
         let mut started = 0;
         // Each thread causes two events, fork and exit. Other tests cause more.
         for _ in 0..MAX_MESSAGES_PER_DRAIN {
             started += usize::from(spawn_thread().is_ok());
         }
         let mut events = Vec::new();
-        let drained = kernel.drain_events(&mut events);
+        let drained = event_socket.drain_events(&mut events);
         assert_eq!(started, MAX_MESSAGES_PER_DRAIN);
         assert!(events.len() <= MAX_MESSAGES_PER_DRAIN, "{}", events.len());
-        let readable = poll(&mut [PollFd::new(kernel.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
+        let readable = poll(&mut [PollFd::new(event_socket.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
         // The buffer of a plain user is smaller than these events; then the loss is reported.
         assert!(
             drained.events_lost || readable == Ok(1),
@@ -284,19 +284,19 @@ mod tests {
 
     #[test]
     fn an_overrun_buffer_loses_events_until_it_is_empty() {
-        let Some((_alone, mut kernel)) = listener() else { return };
-        sockopt::set_socket_recv_buffer_size(&kernel.socket, 64 << 10).unwrap();
+        let Some((_alone, mut event_socket)) = listener() else { return };
+        sockopt::set_socket_recv_buffer_size(&event_socket.socket, 64 << 10).unwrap();
         for _ in 0..2000 {
             let _ = spawn_thread();
         }
         let mut events = Vec::new();
-        let loss = kernel.receive_messages(4, &mut events);
+        let loss = event_socket.receive_messages(4, &mut events);
         assert_eq!(loss, EventLoss { events_lost: true, still_dropping: true });
         let deadline = Instant::now() + Duration::from_secs(60);
         let mut last = EventLoss { events_lost: false, still_dropping: true };
         while last.still_dropping {
             assert!(Instant::now() < deadline, "{} events", events.len());
-            last = kernel.receive_messages(4, &mut events);
+            last = event_socket.receive_messages(4, &mut events);
         }
         assert!(last.events_lost, "the loss until now is reported");
     }
