@@ -79,9 +79,9 @@ struct ThreadFacts {
     ran: SchedStat,
 }
 
-/// A read of the attributes of a process (such as its cgroups and environment variables) that changed since the last
-/// scan. [`ProcessCache::begin_attribute_read`] begins the read, and [`ProcessCache::finish_attribute_read`] completes
-/// the read.
+/// Whether the attributes of a process (such as its cgroups and environment variables) changed since the last scan, and
+/// what was read of them until now. [`ProcessCache::begin_attribute_read`] makes this value, and
+/// [`ProcessCache::finish_attribute_read`] completes the read.
 enum AttributeRead {
     /// The attributes did not change.
     Unchanged,
