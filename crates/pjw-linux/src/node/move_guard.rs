@@ -1,4 +1,4 @@
-//! Prevents the move of a process whose memory is locked to another cgroup.
+//! Prevents moves to another cgroup of processes whose memory is locked.
 //!
 //! A move to another cpuset waits for the lock of the memory of the process (`mpol_rebind_mm` in `cpuset_attach`,
 //! kernel/cgroup/cpuset.c), and no process of the machine can fork or end meanwhile. A process that waits for a file

@@ -405,8 +405,8 @@ impl JobUsage {
     }
 
     /// Reads the counters from the open files. Opens the files if this fails, because a cgroup that was removed and
-    /// made again has new files. The files stay open if `limit`, the
-    /// limit of open descriptors, leaves enough of them to the rest of the process.
+    /// made again has new files. The files stay open if `limit`, the limit of open descriptors, leaves enough of them
+    /// to the rest of the process.
     fn read_counters(&mut self, root: &Path, path: &str, limit: u64) -> Option<(u64, u64)> {
         if let Some(usage) = self.counters.as_ref().and_then(CgroupCounters::read) {
             return Some(usage);
