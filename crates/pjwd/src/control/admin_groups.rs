@@ -68,8 +68,8 @@ fn unknown_group_warnings(groups: &[String]) -> Vec<Warning> {
 pub(super) fn in_any_group(peer: Peer, groups: &[String]) -> bool {
     let Ok(Some(user)) = User::from_uid(Uid::from_raw(peer.uid)) else { return false };
     let Ok(name) = std::ffi::CString::new(user.name) else { return false };
-    let mine = getgrouplist(&name, user.gid).unwrap_or_default();
-    groups.iter().filter_map(|group| group_id(group)).any(|group| mine.contains(&group))
+    let groups_of_user = getgrouplist(&name, user.gid).unwrap_or_default();
+    groups.iter().filter_map(|group| group_id(group)).any(|gid| groups_of_user.contains(&gid))
 }
 
 /// Returns the id of the group named `group`. If there is no such group and `group` is a number, returns this number

@@ -24,12 +24,12 @@ pub(super) fn assign_command(
         job: id,
         cpu_request: requested_cpus(&request)?,
         everything: unit_of_all_cores(&request)?,
-        placement: request.policy.as_deref().map(placement).transpose()?,
-        class: request.class.as_deref().map(class).transpose()?,
-        near_device: request.near.map(device).transpose()?,
+        placement: request.policy.as_deref().map(parse_placement).transpose()?,
+        class: request.class.as_deref().map(parse_class).transpose()?,
+        near_device: request.near.map(checked_device_name).transpose()?,
         bind_memory: request.bind_memory,
         isolated: request.isolated,
-        within_job: request.within_job.as_deref().map(within_job).transpose()?,
+        within_job: request.within_job.as_deref().map(parse_numa_node_rule).transpose()?,
         pids: request.pids.unwrap_or_default().into_iter().map(Pid).collect(),
         session: request.session.map(Pid),
         must_be_new: request.fresh.unwrap_or(false),
@@ -80,7 +80,8 @@ fn unit_of_all_cores(request: &call::Assign) -> Result<Option<CpuUnit>, CallErro
     Ok(Some(if request.smt.as_deref() == Some("pus") { CpuUnit::Pu } else { CpuUnit::Core }))
 }
 
-fn device(name: String) -> Result<String, CallError> {
+/// Returns `name`, the name of a device, unless it is too long.
+fn checked_device_name(name: String) -> Result<String, CallError> {
     if name.len() > MAX_DEVICE_BYTES {
         let bytes = name.len();
         let why =
@@ -90,7 +91,7 @@ fn device(name: String) -> Result<String, CallError> {
     Ok(name)
 }
 
-fn placement(text: &str) -> Result<Placement, CallError> {
+fn parse_placement(text: &str) -> Result<Placement, CallError> {
     match text {
         "pack" => Ok(Placement::Pack),
         "spread" => Ok(Placement::Spread),
@@ -99,7 +100,7 @@ fn placement(text: &str) -> Result<Placement, CallError> {
     }
 }
 
-fn class(text: &str) -> Result<PriorityClass, CallError> {
+fn parse_class(text: &str) -> Result<PriorityClass, CallError> {
     match text {
         "guaranteed" => Ok(PriorityClass::Guaranteed),
         "normal" => Ok(PriorityClass::Normal),
@@ -108,7 +109,7 @@ fn class(text: &str) -> Result<PriorityClass, CallError> {
     }
 }
 
-fn within_job(text: &str) -> Result<NumaNodeRule, CallError> {
+fn parse_numa_node_rule(text: &str) -> Result<NumaNodeRule, CallError> {
     text.parse().map_err(|_| CallError::InvalidParameter("within_job".to_owned()))
 }
 
@@ -118,10 +119,10 @@ mod tests {
 
     #[test]
     fn the_name_of_a_device_has_at_most_256_bytes() {
-        assert_eq!(device("mlx5_0".to_owned()), Ok("mlx5_0".to_owned()));
-        assert!(device("d".repeat(256)).is_ok());
+        assert_eq!(checked_device_name("mlx5_0".to_owned()), Ok("mlx5_0".to_owned()));
+        assert!(checked_device_name("d".repeat(256)).is_ok());
         assert!(
-            matches!(device("d".repeat(257)), Err(CallError::Refused(why)) if why.contains("has 257 bytes, and may have 256"))
+            matches!(checked_device_name("d".repeat(257)), Err(CallError::Refused(why)) if why.contains("has 257 bytes, and may have 256"))
         );
     }
 }

@@ -1,9 +1,9 @@
 //! The answers to `GetMemory`, and the readings of memory without a request.
 //!
-//! A reading takes seconds of CPU time where a job is large. So the callers of one thread take turns, a call by a user
-//! who is no administrator gets a reading that was made a moment ago, and only some calls of such a user may wait. What
-//! such a call has begun is finished and kept, also if the caller hangs up: otherwise calls that hang up would cause
-//! any number of readings.
+//! A reading of a large job takes seconds of CPU time. So the callers of one thread take turns. A user who is no
+//! administrator gets a recent reading if there is one, and only some calls of this user may wait. A reading that such
+//! a user has begun is finished and kept, also if the caller hangs up: otherwise calls that hang up would cause any
+//! number of readings.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -105,8 +105,8 @@ fn figures_for_report(reading: &JobMemoryReading) -> MemoryReading {
 fn forget_ended_jobs(records: &RefCell<MemoryRecords>, status: &PublishedStatus) {
     let existing: BTreeSet<&str> = status.jobs.iter().map(|job| job.id.as_str()).collect();
     let mut records = records.borrow_mut();
-    let is_over = |job: &&JobId| !existing.contains(job.to_string().as_str());
-    let ended: Vec<JobId> = records.job_ids().filter(is_over).cloned().collect();
+    let has_ended = |job: &&JobId| !existing.contains(job.to_string().as_str());
+    let ended: Vec<JobId> = records.job_ids().filter(has_ended).cloned().collect();
     ended.iter().for_each(|job| records.remove_job(job));
 }
 
@@ -124,7 +124,7 @@ impl ControlService {
         request: call::GetMemory,
     ) -> Result<Reply, CallError> {
         let id = parse_job_id_argument(&request.job)?;
-        self.begin_of_job(&id)?;
+        self.forget_readings_of_earlier_job(&id)?;
         let kind = match (request.estimate.unwrap_or(false), request.nodes.unwrap_or(false)) {
             (true, true) => {
                 let why = "the memory on each NUMA node is no estimate: leave out one of estimate and nodes";
@@ -135,10 +135,10 @@ impl ControlService {
             (false, true) => ReadingKind::PagesByNode,
         };
         let is_admin = self.caller(peer).await.is_admin;
-        let reader = MeasurementRequester { turn_requester: TurnRequester::User(peer.uid), is_admin };
-        let reading = match self.recent_reading(&id, kind, reader) {
+        let requester = MeasurementRequester { turn_requester: TurnRequester::User(peer.uid), is_admin };
+        let reading = match self.recent_reading(&id, kind, requester) {
             Some(recent) => recent,
-            None => self.measure_in_turn(&id, kind, reader).await?,
+            None => self.measure_in_turn(&id, kind, requester).await?,
         };
         let remote = self.remote_numa_memory(&id, &reading).await?;
         let far = remote.iter().map(remote_memory_to_wire).collect();
@@ -146,8 +146,8 @@ impl ControlService {
         Ok(Reply::Memory { memory })
     }
 
-    /// Returns when a job began, as the status shows it. Forgets what is known of an earlier job with the same id.
-    fn begin_of_job(&self, id: &JobId) -> Result<String, CallError> {
+    /// Forgets the readings of an earlier job with the same id. Returns when this job began, as the status shows it.
+    fn forget_readings_of_earlier_job(&self, id: &JobId) -> Result<String, CallError> {
         let since = self.published_job(id)?.since;
         self.memory_records.borrow_mut().remove_earlier_job(id, &since);
         Ok(since)
@@ -158,10 +158,10 @@ impl ControlService {
         &self,
         id: &JobId,
         kind: ReadingKind,
-        reader: MeasurementRequester,
+        requester: MeasurementRequester,
     ) -> Option<Arc<JobMemoryReading>> {
         let recent = || self.memory_records.borrow().recent_reading(id, kind, clock::now().since_boot);
-        (!reader.is_admin).then(recent).flatten()
+        (!requester.is_admin).then(recent).flatten()
     }
 
     /// Returns the thread that makes readings of the kind `kind`. Estimates do not wait for the slow readings of pages.
@@ -190,9 +190,9 @@ impl ControlService {
         }
     }
 
-    /// Measures the memory use of the job `id` by the method `kind`, stores the result, and returns it. `reader` is the
-    /// party that asks. First waits until the thread that measures memory is free for this party. If another call has
-    /// stored a recent measurement during the wait, and the party is no administrator, returns the stored measurement.
+    /// Measures the memory use of the job `id` by the method `kind`, stores the result, and returns it. First
+    /// waits until the thread that measures memory is free for `requester`. If another call has stored a recent
+    /// measurement during the wait, and `requester` is no administrator, returns the stored measurement.
     ///
     /// # Errors
     /// If there is no such job, or if the memory can't be measured. If too many calls of the same user wait already.
@@ -200,26 +200,27 @@ impl ControlService {
         &self,
         id: &JobId,
         kind: ReadingKind,
-        reader: MeasurementRequester,
+        requester: MeasurementRequester,
     ) -> Result<Arc<JobMemoryReading>, CallError> {
-        let max_waiting = if reader.is_admin { usize::MAX } else { MAX_WAITING };
-        let turn = self.memory_reader(kind).turns.wait_for_turn(reader.turn_requester, max_waiting).await;
+        let max_waiting = if requester.is_admin { usize::MAX } else { MAX_WAITING };
+        let turn = self.memory_reader(kind).turns.wait_for_turn(requester.turn_requester, max_waiting).await;
         let turn = turn.map_err(|error| CallError::Busy(error.to_string()))?;
-        let since = self.begin_of_job(id)?;
+        let since = self.forget_readings_of_earlier_job(id)?;
         // Calls at the same time share one reading.
-        if let Some(recent) = self.recent_reading(id, kind, reader) {
+        if let Some(recent) = self.recent_reading(id, kind, requester) {
             return Ok(recent);
         }
         let processes = self.member_processes(id).await?;
         let owner = self.published_job(id)?.owner;
-        let caller = Arc::new(());
-        let kept = (!reader.is_admin).then(|| Arc::clone(&caller));
+        let wanted = Arc::new(());
+        // A clone in the task keeps the reading of a user who is no administrator wanted, also without the caller.
+        let clone_of_task = (!requester.is_admin).then(|| Arc::clone(&wanted));
         let reading = self.memory_reader(kind).request_reading(
             owner,
             processes,
             kind,
-            reader.turn_requester != TurnRequester::Daemon,
-            Arc::downgrade(&caller),
+            requester.turn_requester != TurnRequester::Daemon,
+            Arc::downgrade(&wanted),
         );
         let recorder = JobRecorder {
             id: id.clone(),
@@ -230,11 +231,11 @@ impl ControlService {
         };
         // A task of its own: the turn lasts until the thread is free, also if the caller hangs up.
         let recorded = spawn_local(async move {
-            let _held = (turn, kept);
+            let _held = (turn, clone_of_task);
             reading.await.map(|reading| recorder.record_reading(reading))
         });
         let result = recorded.await;
-        drop(caller);
+        drop(wanted);
         let result = result.unwrap_or_else(|error| Err(ReadingError::NoThread(error.to_string())));
         result.map_err(|error| refused(id, &error))
     }
@@ -264,7 +265,7 @@ impl ControlService {
         id: &JobId,
         mut reasons: call::ExplainJobReply,
     ) -> call::ExplainJobReply {
-        if self.begin_of_job(id).is_ok() {
+        if self.forget_readings_of_earlier_job(id).is_ok() {
             let records = self.memory_records.borrow();
             let sentences = records.map_lock_waits(id).iter().map(|waits| {
                 let description = waits.description();
@@ -314,18 +315,17 @@ impl ControlService {
     /// memory to the event loop. Without an interval, measures nothing. Never returns.
     async fn sample_memory_of_jobs(&self, memory: MemorySettings) {
         let Some(interval) = memory.sample_interval else { return pending().await };
-        let reader = MeasurementRequester { turn_requester: TurnRequester::Daemon, is_admin: true };
+        let requester = MeasurementRequester { turn_requester: TurnRequester::Daemon, is_admin: true };
         loop {
             let begin = Instant::now();
             forget_ended_jobs(&self.memory_records, &self.status.borrow());
             self.send_memory_warnings(self.memory_records.borrow().shortage_warnings());
             for id in self.job_ids() {
-                // A job that ended meanwhile is no error.
                 let has_processes = self.published_job(&id).is_ok_and(|job| job.processes > 0);
                 if !has_processes || self.has_new_reading(&id, interval) {
                     continue;
                 }
-                if let Ok(reading) = self.measure_in_turn(&id, ReadingKind::Pages, reader).await {
+                if let Ok(reading) = self.measure_in_turn(&id, ReadingKind::Pages, requester).await {
                     self.send_memory_warnings(self.memory_records.borrow().shortage_warnings());
                     sleep(memory.pause_after(reading.cost)).await;
                 }
@@ -477,22 +477,22 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let memory = MemorySettings { sample_interval: Some(Duration::from_secs(1)), budget_permille: 1 };
-            let with = |memory| ControlSettings { memory, ..ControlSettings::default() };
-            let (sender, mut settings) = watch::channel(with(memory));
-            let seen = Cell::new(None);
+            let settings_with = |memory| ControlSettings { memory, ..ControlSettings::default() };
+            let (sender, mut settings) = watch::channel(settings_with(memory));
+            let last_memory = Cell::new(None);
             let pause = async |memory| {
-                seen.set(Some(memory));
-                // Other settings changed, and then these.
-                sender.send(with(memory)).unwrap();
+                last_memory.set(Some(memory));
+                // The first change leaves the memory settings as they are.
+                sender.send(settings_with(memory)).unwrap();
                 tokio::task::yield_now().await;
-                sender.send(with(MemorySettings::default())).unwrap();
+                sender.send(settings_with(MemorySettings::default())).unwrap();
                 pending::<()>().await;
             };
             assert!(run_until_settings_change(&mut settings, pause).await.is_ok());
-            assert_eq!(seen.get(), Some(memory));
-            let work = async |memory| seen.set(Some(memory));
+            assert_eq!(last_memory.get(), Some(memory));
+            let work = async |memory| last_memory.set(Some(memory));
             assert!(run_until_settings_change(&mut settings, work).await.is_ok());
-            assert_eq!(seen.get(), Some(MemorySettings::default()));
+            assert_eq!(last_memory.get(), Some(MemorySettings::default()));
             drop(sender);
             assert!(run_until_settings_change(&mut settings, async |_| pending().await).await.is_err());
         });

@@ -19,7 +19,7 @@ use super::server::ControlService;
 use crate::memory::reading::ReadingKind;
 use crate::memory::turns::TurnRequester;
 
-/// The time from the first hot thread of a job to its first estimate. A shorter job has no verdict either.
+/// The time from the first hot thread of a job to its first estimate. A shorter job gets no estimate.
 const FIRST_AGE: Duration = Duration::from_secs(10);
 /// The time between two estimates of a job that runs.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -41,8 +41,8 @@ struct JobSchedule {
     since: String,
     next: Instant,
     interval: Duration,
-    /// Whether a thread was hot at a look since the last estimate, or since the job began.
-    was_hot: bool,
+    /// Whether the job had a hot thread or a warning at a look since the last estimate, or since the job began.
+    was_hot_or_warned: bool,
     /// Whether the job was never estimated.
     is_new: bool,
 }
@@ -63,28 +63,29 @@ impl EstimateSchedule {
         now: Instant,
     ) -> Vec<String> {
         let mut due = Vec::new();
-        let mut known = std::mem::take(&mut self.jobs);
+        let mut earlier = std::mem::take(&mut self.jobs);
         for job in jobs.iter().filter(|job| job.processes > 0) {
-            let new = || JobSchedule {
+            let new_schedule = || JobSchedule {
                 since: job.since.clone(),
                 next: now + MAX_INTERVAL,
                 interval: MAX_INTERVAL,
-                was_hot: false,
+                was_hot_or_warned: false,
                 is_new: true,
             };
-            let mut schedule =
-                known.remove(&job.id).filter(|schedule| schedule.since == job.since).unwrap_or_else(new);
-            let is_hot = job.hot > 0 || is_warned(&job.id);
-            schedule.was_hot |= is_hot;
-            if schedule.was_hot && schedule.interval > INTERVAL {
+            let schedule = earlier.remove(&job.id).filter(|schedule| schedule.since == job.since);
+            let mut schedule = schedule.unwrap_or_else(new_schedule);
+            let is_hot_or_warned = job.hot > 0 || is_warned(&job.id);
+            schedule.was_hot_or_warned |= is_hot_or_warned;
+            if schedule.was_hot_or_warned && schedule.interval > INTERVAL {
                 schedule.next = schedule.next.min(now + if schedule.is_new { FIRST_AGE } else { INTERVAL });
                 schedule.interval = INTERVAL;
             }
             if now >= schedule.next {
                 due.push(job.id.clone());
-                schedule.interval = if schedule.was_hot { INTERVAL } else { MAX_INTERVAL };
+                schedule.interval = if schedule.was_hot_or_warned { INTERVAL } else { MAX_INTERVAL };
                 schedule.next = now + schedule.interval;
-                (schedule.was_hot, schedule.is_new) = (is_hot, false);
+                schedule.was_hot_or_warned = is_hot_or_warned;
+                schedule.is_new = false;
             }
             self.jobs.insert(job.id.clone(), schedule);
         }
@@ -102,10 +103,10 @@ impl ControlService {
     /// probably run out. Pauses after each job, so that the estimates use at most the configured share of one PU
     /// (`memory.budget_permille`). Runs until the future is dropped, or the event loop has ended.
     pub async fn estimate_memory(self: Rc<Self>) {
-        let reader = MeasurementRequester { turn_requester: TurnRequester::Daemon, is_admin: true };
+        let requester = MeasurementRequester { turn_requester: TurnRequester::Daemon, is_admin: true };
         let mut schedule = EstimateSchedule::default();
         let mut status = self.status.clone();
-        // Without jobs, nothing wakes up.
+        // While there are no jobs, this task sleeps.
         while status.wait_for(|status| !status.jobs.is_empty()).await.is_ok() {
             let jobs = status.borrow_and_update().jobs.clone();
             for id in schedule.take_due(&jobs, |id| self.is_warned(id), Instant::now()) {
@@ -114,7 +115,7 @@ impl ControlService {
                     continue;
                 }
                 // A job that ended meanwhile is no error, and nor is one whose memory can't be read.
-                if let Ok(reading) = self.measure_in_turn(&id, ReadingKind::Counters, reader).await {
+                if let Ok(reading) = self.measure_in_turn(&id, ReadingKind::Counters, requester).await {
                     self.send_memory_warnings(self.memory_records.borrow().shortage_warnings());
                     let budget = self.settings.borrow().memory;
                     sleep(budget.pause_after(reading.cost)).await;

@@ -1,8 +1,8 @@
 //! The control server: permissions, and the answers to calls on the socket.
 //!
-//! Every user may read. Root, the user of the daemon and the members of `admin_groups` may change everything. The core
-//! decides which changes other users may make, except clear cases ([`crate::control::admission`]). The status and past
-//! events are answered here, at once. Commands and detailed queries go to the event loop.
+//! Every user may read. Root, the user of the daemon and the members of `admin_groups` may change everything. The crate
+//! `pjw-core` decides which changes other users may make, except in clear cases ([`crate::control::admission`]). Calls
+//! for the status and for past events are answered here, at once. Commands and detailed queries go to the event loop.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -33,8 +33,10 @@ use crate::view::status::{PublishedStatus, StatusReceiver};
 use crate::view::to_wire::{defrag_to_wire, event_to_wire, evidence_name};
 use crate::view::topology_tree;
 
-/// The largest and the default number of members on a page.
-const PAGE: (usize, usize) = (500, 100);
+/// The largest number of members on a page.
+const MAX_MEMBERS_PER_PAGE: usize = 500;
+/// The number of members on a page if the client asks for no number.
+const DEFAULT_MEMBERS_PER_PAGE: usize = 100;
 
 /// The time from the exit of the last process of a job until the job has ended, on a machine that is not overloaded.
 const END_WAIT: Duration = Duration::from_millis(200);
@@ -86,13 +88,13 @@ impl ControlService {
             memory_records: Rc::default(),
             memory_warnings: RefCell::default(),
         });
-        let listening = Rc::clone(&control);
-        let remember = async move {
+        let recorder = Rc::clone(&control);
+        let record_events = async move {
             while let Some(event) = events.recv().await {
-                listening.record(event);
+                recorder.record(event);
             }
         };
-        (control, remember)
+        (control, record_events)
     }
 
     fn record(&self, event: Arc<wire::Event>) {
@@ -126,7 +128,7 @@ impl ControlService {
         Caller { uid, is_admin: looked_up.unwrap_or(false) }
     }
 
-    /// Executes `command` in the event loop, and returns the reply. Does not bother the event loop if the answer is
+    /// Executes `command` in the event loop, and returns the reply. Does not ask the event loop if the answer is
     /// clear from the published status ([`admission`]). If the caller is no administrator and the command is refused,
     /// also records an event about the job, unless [`Refusal::is_reported`] returns false.
     ///
@@ -258,8 +260,8 @@ impl ControlService {
     async fn job_detail(&self, request: call::GetJob) -> Result<Reply, CallError> {
         let id = parse_job_id_argument(&request.job)?;
         let job = self.published_job(&id)?;
-        let (most, usual) = PAGE;
-        let limit = request.limit.map_or(usual, |limit| (limit as usize).clamp(1, most));
+        let limit = request.limit.map_or(DEFAULT_MEMBERS_PER_PAGE, |limit| limit as usize);
+        let limit = limit.clamp(1, MAX_MEMBERS_PER_PAGE);
         let after = request.after.map(|pid| PageCursor { pid: Pid(pid), tid: request.after_tid.map(Tid) });
         let query = Query::Members { job: id.clone(), after, limit };
         let QueryAnswer::Members(Some((members, next))) = self.query_loop(query).await? else {
@@ -310,7 +312,7 @@ impl ControlService {
         let has_ended =
             |status: &Arc<PublishedStatus>| status.jobs.iter().all(|job| job.id != id || stays(job));
         let ended = tokio::time::timeout(END_WAIT, status.wait_for(has_ended)).await;
-        // Whether it has ended is decided by the caller.
+        // The caller finds out whether the job has ended.
         drop(ended);
     }
 
@@ -418,20 +420,20 @@ pub(super) fn parse_job_id_argument(text: &str) -> Result<JobId, CallError> {
     text.parse().map_err(|error: pjw_core::job::JobIdError| CallError::Refused(error.to_string()))
 }
 
-fn member_to_wire(facts: MemberDetails) -> wire::Member {
+fn member_to_wire(details: MemberDetails) -> wire::Member {
     wire::Member {
-        pid: facts.id.pid.0,
-        start_time: facts.id.start.0,
-        comm: facts.process.as_ref().map(|process| process.comm.to_string()).unwrap_or_default(),
-        uid: facts.process.as_ref().map(|process| process.uid.0).unwrap_or_default(),
-        evidence: evidence_name(facts.evidence).to_owned(),
-        threads: facts.threads.into_iter().map(thread_to_wire).collect(),
-        address_space: facts.address_space,
+        pid: details.id.pid.0,
+        start_time: details.id.start.0,
+        comm: details.process.as_ref().map(|process| process.comm.to_string()).unwrap_or_default(),
+        uid: details.process.as_ref().map(|process| process.uid.0).unwrap_or_default(),
+        evidence: evidence_name(details.evidence).to_owned(),
+        threads: details.threads.into_iter().map(thread_to_wire).collect(),
+        address_space: details.address_space,
     }
 }
 
-fn thread_to_wire(facts: ThreadDetails) -> wire::Thread {
-    let ThreadDetails { tid, thread, pinned_pu, mask_reason } = facts;
+fn thread_to_wire(details: ThreadDetails) -> wire::Thread {
+    let ThreadDetails { tid, thread, pinned_pu, mask_reason } = details;
     wire::Thread {
         tid: tid.0,
         comm: thread.comm.to_string(),

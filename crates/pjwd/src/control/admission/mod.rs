@@ -1,8 +1,7 @@
 //! Admission of commands from users who are not administrators.
 //!
-//! Each command that reaches the loop costs a full scan. So commands that can be refused by the published status and
-//! the configuration are refused here. All other commands are limited in rate, per user. Administrators are not
-//! limited.
+//! Each command that reaches the event loop costs a scan. So a command is refused here if the published status and the
+//! configuration are enough to refuse it. The rate of a user's commands is limited. Administrators are not limited.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,8 +20,8 @@ use crate::config::Settings;
 const BURST: u32 = 30;
 /// After a burst, a user may send one more command per period.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Above this number of users, idle users are removed from memory.
-const PRUNE_ABOVE: usize = 1000;
+/// From this number of users on, idle users are removed from memory.
+const PRUNE_FROM: usize = 1000;
 /// The largest number of processes that a user may name in one command. pjwd looks at each before it answers others.
 const MAX_PROCESSES: usize = 1024;
 /// The shortest time between two log lines about refused commands.
@@ -73,8 +72,8 @@ pub fn caller_of(command: &Command) -> Caller {
 #[must_use]
 pub fn refusal_of_thread_ids(command: &Command) -> Option<Refusal> {
     let Command::Assign(request) = command else { return None };
-    let named: BTreeSet<Pid> = request.pids.iter().copied().collect();
-    named.into_iter().find_map(|named| {
+    let pids: BTreeSet<Pid> = request.pids.iter().copied().collect();
+    pids.into_iter().find_map(|named| {
         let tid = Tid(named.0);
         process_of_thread(tid).filter(|&pid| pid != named).map(|pid| Refusal::IsThread { tid, pid })
     })
@@ -97,11 +96,11 @@ pub fn answer_without_event_loop(
     if caller.is_admin {
         return None;
     }
-    let find = |id: &JobId| {
+    let published_job = |id: &JobId| {
         let name = id.to_string();
         jobs.iter().find(|job| job.id == name)
     };
-    let not_yours = |id: &JobId, job: &Job| {
+    let refusal_if_not_owned = |id: &JobId, job: &Job| {
         let (job_id, owner) = (id.clone(), Uid(job.owner));
         (owner != caller.uid).then_some(Refusal::JobNotOwned { job: job_id, owner })
     };
@@ -110,19 +109,19 @@ pub fn answer_without_event_loop(
         Command::Assign(request) if request.pids.len() > MAX_PROCESSES => {
             Some(Refusal::TooManyProcesses { given: request.pids.len(), most: MAX_PROCESSES })
         }
-        Command::Assign(request) => match find(&request.job) {
+        Command::Assign(request) => match published_job(&request.job) {
             Some(job) if request.must_be_new => {
                 let is_theirs = job.owner == caller.uid.0 && job.provision.is_none();
                 let may_release = is_theirs && job.state != "released";
                 Some(Refusal::JobExists { job: request.job.clone(), may_release })
             }
-            Some(job) => not_yours(&request.job, job),
-            // Whether the process stays in a job that it is in already is decided first.
+            Some(job) => refusal_if_not_owned(&request.job, job),
+            // The event loop first checks whether a process stays in another job: that refusal has precedence.
             None if request.keeps_members => None,
             None => (rules.user_max_cores == 0).then_some(Refusal::AssignNeedsAdmin),
         },
-        Command::Release { job: id, .. } | Command::Want { job: id, .. } => match find(id) {
-            Some(job) => not_yours(id, job),
+        Command::Release { job: id, .. } | Command::Want { job: id, .. } => match published_job(id) {
+            Some(job) => refusal_if_not_owned(id, job),
             None => Some(Refusal::NoSuchJob { job: id.clone() }),
         },
         Command::ReleaseAll { .. } => {
@@ -131,7 +130,7 @@ pub fn answer_without_event_loop(
         }
         Command::Provision(_) => Some(Refusal::ProvisionNeedsAdmin),
         Command::Defrag { .. } => Some(Refusal::DefragNeedsAdmin),
-        // No client sends it.
+        // No client sends this command.
         Command::Undo { .. } => None,
     };
     refusal.map(Err)
@@ -151,7 +150,7 @@ impl RateLimiter {
     /// command counts towards the limit. If false, the user has sent too many commands, and the caller must refuse
     /// this command.
     pub fn admit(&mut self, uid: Uid, now: Instant) -> bool {
-        if self.until.len() >= PRUNE_ABOVE {
+        if self.until.len() >= PRUNE_FROM {
             self.until.retain(|_, until| *until > now);
         }
         let until = self.until.entry(uid).or_insert(now);
@@ -167,9 +166,9 @@ impl RateLimiter {
 /// Returns the error message for a user who sends more commands than [`RateLimiter`] allows.
 #[must_use]
 pub fn rate_limit_message() -> String {
-    let a_second = Duration::from_secs(1).as_millis() / PERIOD.as_millis();
+    let commands_per_second = Duration::from_secs(1).as_millis() / PERIOD.as_millis();
     format!(
-        "you send commands too often: a user who is not an administrator may send {BURST} at once and then {a_second} a second; wait a little and try again"
+        "you send commands too often: a user who is not an administrator may send {BURST} at once and then {commands_per_second} a second; wait a little and try again"
     )
 }
 
@@ -188,13 +187,14 @@ impl RefusalLog {
     /// warning. At the log level debug, each refusal is also logged by itself.
     pub fn record(&mut self, uid: Uid, reason: &str, now: Instant) {
         debug!(uid = uid.0, "refused: {reason}");
-        if let Some(count) = self.due(now) {
+        if let Some(count) = self.count_refusal(now) {
             warn!(count, uid = uid.0, "commands of users were refused, the latest: {reason}");
         }
     }
 
-    /// The number of refusals since the last line, if a line is due.
-    fn due(&mut self, now: Instant) -> Option<u32> {
+    /// Counts one refusal. If a log line is due, returns the number of refusals since the last line, and starts a new
+    /// count.
+    fn count_refusal(&mut self, now: Instant) -> Option<u32> {
         self.unlogged = self.unlogged.saturating_add(1);
         if self.logged_at.is_some_and(|logged_at| now.duration_since(logged_at) < LOG_PERIOD) {
             return None;

@@ -132,7 +132,7 @@ fn idle_users_are_removed_from_memory() {
 fn refusals_are_logged_with_a_count_once_per_period() {
     let mut refusals = RefusalLog::default();
     let start = Instant::now();
-    assert_eq!(refusals.due(start), Some(1));
-    assert!((1..100).all(|n| refusals.due(start + LOG_PERIOD * n / 100).is_none()));
-    assert_eq!(refusals.due(start + LOG_PERIOD), Some(100));
+    assert_eq!(refusals.count_refusal(start), Some(1));
+    assert!((1..100).all(|n| refusals.count_refusal(start + LOG_PERIOD * n / 100).is_none()));
+    assert_eq!(refusals.count_refusal(start + LOG_PERIOD), Some(100));
 }

@@ -1,4 +1,4 @@
-//! Detailed queries. The loop answers them from its state, because the published status is small.
+//! Queries for details that the published status does not have. The event loop answers them from its state.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -174,20 +174,21 @@ pub fn members_page(
         return QueryAnswer::Members(None);
     }
     let mut page: Vec<MemberDetails> = Vec::new();
-    let mut room = MAX_THREADS_PER_PAGE;
+    let mut free_rows = MAX_THREADS_PER_PAGE;
     let mut cursor = after;
     for member in state.members_of(job) {
-        let begun = cursor.filter(|cursor| cursor.pid == member.id.pid).and_then(|cursor| cursor.tid);
-        if begun.is_none() && cursor.is_some_and(|cursor| cursor.pid >= member.id.pid) {
+        // The last thread of this process on the page before. `None` if that page has no part of the process, or all.
+        let last_shown = cursor.filter(|cursor| cursor.pid == member.id.pid).and_then(|cursor| cursor.tid);
+        if last_shown.is_none() && cursor.is_some_and(|cursor| cursor.pid >= member.id.pid) {
             continue;
         }
-        if page.len() >= limit || room == 0 {
+        if page.len() >= limit || free_rows == 0 {
             return QueryAnswer::Members(Some((page, cursor)));
         }
-        let (threads, next) = threads_page(state, member, begun, room);
-        room -= threads.len();
-        // The rest of a process from the page before may be empty.
-        if begun.is_none() || !threads.is_empty() {
+        let (threads, next) = threads_page(state, member, last_shown, free_rows);
+        free_rows -= threads.len();
+        // The other threads of a process on the page before may have ended.
+        if last_shown.is_none() || !threads.is_empty() {
             let process = state.processes.get(&member.id.pid).map(|known| known.process.clone());
             let (id, evidence) = (member.id, member.evidence);
             let address_space = state.address_spaces.group_of(id);
@@ -271,24 +272,24 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid, after: Op
 }
 
 /// Returns one page of the threads of `member` (a process of a job), in the order of their ids. The page has at most
-/// `most` threads. It begins after the thread `after`, or with the first thread if `after` is `None`. Also returns
+/// `limit` threads. It begins after the thread `after`, or with the first thread if `after` is `None`. Also returns
 /// the last thread of the page if more threads follow, as `after` for the next page.
 fn threads_page(
     state: &WardenState,
     member: &Member,
     after: Option<Tid>,
-    most: usize,
+    limit: usize,
 ) -> (Vec<ThreadDetails>, Option<Tid>) {
     let after = after.map_or(Bound::Unbounded, Bound::Excluded);
-    let mut rest = member.threads.range((after, Bound::Unbounded));
-    let facts = |(&tid, thread): (&Tid, &MemberThread)| ThreadDetails {
+    let mut following = member.threads.range((after, Bound::Unbounded));
+    let details = |(&tid, thread): (&Tid, &MemberThread)| ThreadDetails {
         tid,
         thread: thread.clone(),
         pinned_pu: state.pinned_pu_of(member, tid),
         mask_reason: explain::explain_mask(state, member, tid, thread),
     };
-    let page: Vec<ThreadDetails> = rest.by_ref().take(most).map(facts).collect();
-    let last = page.last().map(|thread| thread.tid).filter(|_| rest.next().is_some());
+    let page: Vec<ThreadDetails> = following.by_ref().take(limit).map(details).collect();
+    let last = page.last().map(|thread| thread.tid).filter(|_| following.next().is_some());
     (page, last)
 }
 
