@@ -19,7 +19,8 @@ pub struct CpuBudget {
     permille: u32,
     /// Credit in nanoseconds of CPU time. Negative if the budget is overdrawn.
     balance: i128,
-    at: Instant,
+    /// The time up to which credit has accrued.
+    accrued_until: Instant,
 }
 
 impl CpuBudget {
@@ -27,7 +28,7 @@ impl CpuBudget {
     /// of the time that passes, but never contains more than 50 ms.
     #[must_use]
     pub fn new(permille: u32, now: Instant) -> Self {
-        Self { permille, balance: nanos(MAX_CREDIT), at: now }
+        Self { permille, balance: nanos(MAX_CREDIT), accrued_until: now }
     }
 
     /// Sets the share of one PU (hardware thread) that the work of this budget can use, in thousandths.
@@ -59,8 +60,8 @@ impl CpuBudget {
     }
 
     fn accrue(&mut self, now: Instant) {
-        let passed = nanos(now.saturating_duration_since(self.at));
-        self.at = self.at.max(now);
+        let passed = nanos(now.saturating_duration_since(self.accrued_until));
+        self.accrued_until = self.accrued_until.max(now);
         self.balance = (self.balance + passed * i128::from(self.permille) / 1000).min(nanos(MAX_CREDIT));
     }
 }

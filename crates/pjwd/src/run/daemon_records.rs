@@ -28,11 +28,11 @@ impl Journal for JournalAndReports {
     }
 
     fn store_reports(&mut self, reports: &[JobReport]) {
-        reports.iter().map(judged).for_each(|report| self.reports.add(report));
+        reports.iter().map(report_with_verdict).for_each(|report| self.reports.add(report));
     }
 
     fn withdraw_reports(&mut self, reports: &[JobReport]) {
-        let withdrawn: Vec<Report> = reports.iter().map(judged).collect();
+        let withdrawn: Vec<Report> = reports.iter().map(report_with_verdict).collect();
         self.reports.remove(|report| withdrawn.contains(report));
     }
 
@@ -49,6 +49,7 @@ impl Journal for JournalAndReports {
     }
 }
 
-fn judged(report: &JobReport) -> Report {
+/// Returns `report` with the verdict on the job, in the form for clients.
+fn report_with_verdict(report: &JobReport) -> Report {
     report_to_wire(report, judge_ended_job(report).as_ref())
 }

@@ -27,7 +27,7 @@ pub struct DryRunQueue<T> {
 struct Waiter {
     answer: oneshot::Sender<QueryAnswer>,
     /// Whether the call requires a new dry run.
-    fresh: bool,
+    is_new_required: bool,
 }
 
 impl<T> DryRunQueue<T> {
@@ -42,7 +42,7 @@ impl<T> DryRunQueue<T> {
     /// [`DryRunQueue::answer_all`] sends the result to the client through `answer_sender`. If `is_new_required` is
     /// true, the client gets the result of a new dry run. Otherwise, a result that is up to one second old suffices.
     pub fn enqueue(&mut self, answer_sender: oneshot::Sender<QueryAnswer>, is_new_required: bool) {
-        self.waiters.push(Waiter { answer: answer_sender, fresh: is_new_required });
+        self.waiters.push(Waiter { answer: answer_sender, is_new_required });
     }
 
     /// Sends one result of a dry run (a computation of changes without making them) to all waiting clients, and empties
@@ -54,8 +54,9 @@ impl<T> DryRunQueue<T> {
         if self.waiters.is_empty() {
             return;
         }
-        let fresh = self.waiters.iter().any(|waiter| waiter.fresh);
-        let recent = self.last.take().filter(|(at, _)| !fresh && now().duration_since(*at) < RECENT);
+        let is_new_required = self.waiters.iter().any(|waiter| waiter.is_new_required);
+        let is_recent = |at: Instant| now().duration_since(at) < RECENT;
+        let recent = self.last.take().filter(|(at, _)| !is_new_required && is_recent(*at));
         // The age of a result counts from the end of the dry run. Otherwise a slow dry run would be repeated at once.
         let (at, result) = recent.unwrap_or_else(|| {
             let result = Arc::new(dry_run());
@@ -76,73 +77,73 @@ mod tests {
 
     use super::*;
 
-    struct Bench {
-        runs: DryRunQueue<PlanReply>,
-        made: Cell<usize>,
+    struct TestQueue {
+        queue: DryRunQueue<PlanReply>,
+        dry_run_count: Cell<usize>,
         now: Instant,
     }
 
-    impl Bench {
+    impl TestQueue {
         fn new() -> Self {
-            Self { runs: DryRunQueue::new(QueryAnswer::Plan), made: Cell::new(0), now: Instant::now() }
+            let queue = DryRunQueue::new(QueryAnswer::Plan);
+            Self { queue, dry_run_count: Cell::new(0), now: Instant::now() }
         }
 
-        /// One turn of the loop with these calls. Returns the number of dry runs so far.
-        fn turn(&mut self, asking: &[bool]) -> usize {
-            let result: Vec<_> = asking
+        /// Answers one call for each element of `calls`, which says whether the call requires a new dry run. Returns
+        /// the number of dry runs so far.
+        fn answer(&mut self, calls: &[bool]) -> usize {
+            let receivers: Vec<_> = calls
                 .iter()
-                .map(|&fresh| {
-                    let (answer, result) = oneshot::channel();
-                    self.runs.enqueue(answer, fresh);
-                    result
+                .map(|&is_new_required| {
+                    let (sender, receiver) = oneshot::channel();
+                    self.queue.enqueue(sender, is_new_required);
+                    receiver
                 })
                 .collect();
-            self.runs.answer_all(
+            self.queue.answer_all(
                 || self.now,
                 || {
-                    self.made.set(self.made.get() + 1);
+                    self.dry_run_count.set(self.dry_run_count.get() + 1);
                     PlanReply { actions: Vec::new(), warnings: Vec::new() }
                 },
             );
-            for mut result in result {
-                assert!(matches!(result.try_recv(), Ok(QueryAnswer::Plan(_))));
+            for mut receiver in receivers {
+                assert!(matches!(receiver.try_recv(), Ok(QueryAnswer::Plan(_))));
             }
-            self.made.get()
+            self.dry_run_count.get()
         }
     }
 
     #[test]
     fn one_dry_run_answers_all_pending_calls() {
-        let mut bench = Bench::new();
-        assert_eq!(bench.turn(&[]), 0);
-        assert_eq!(bench.turn(&[false; 256]), 1);
-        bench.now += RECENT;
-        assert_eq!(bench.turn(&[true, false, true]), 2);
+        let mut queue = TestQueue::new();
+        assert_eq!(queue.answer(&[]), 0);
+        assert_eq!(queue.answer(&[false; 256]), 1);
+        queue.now += RECENT;
+        assert_eq!(queue.answer(&[true, false, true]), 2);
     }
 
     #[test]
     fn users_get_a_recent_result_and_administrators_a_new_one() {
-        let mut bench = Bench::new();
-        assert_eq!(bench.turn(&[false]), 1);
+        let mut queue = TestQueue::new();
+        assert_eq!(queue.answer(&[false]), 1);
         for _ in 0..10 {
-            bench.now += RECENT / 20;
-            assert_eq!(bench.turn(&[false]), 1, "one a second at most");
+            queue.now += RECENT / 20;
+            assert_eq!(queue.answer(&[false]), 1, "one a second at most");
         }
-        assert_eq!(bench.turn(&[true]), 2);
-        bench.now += RECENT / 2;
-        assert_eq!(bench.turn(&[false]), 2);
-        bench.now += RECENT;
-        assert_eq!(bench.turn(&[false]), 3);
+        assert_eq!(queue.answer(&[true]), 2);
+        queue.now += RECENT / 2;
+        assert_eq!(queue.answer(&[false]), 2);
+        queue.now += RECENT;
+        assert_eq!(queue.answer(&[false]), 3);
     }
 
     #[test]
     fn no_dry_run_is_made_for_disconnected_clients() {
-        let mut bench = Bench::new();
-        drop({
-            let (answer, result) = oneshot::channel();
-            bench.runs.enqueue(answer, true);
-            result
-        });
-        assert_eq!(bench.turn(&[]), 0);
+        let mut queue = TestQueue::new();
+        let (sender, receiver) = oneshot::channel();
+        queue.queue.enqueue(sender, true);
+        drop(receiver);
+        assert_eq!(queue.answer(&[]), 0);
     }
 }

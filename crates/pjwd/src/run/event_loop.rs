@@ -53,8 +53,8 @@ use crate::metrics::meter::MetricsRecorder;
 use crate::view::status::{LoopStatus, StatusPublisher};
 use crate::warden::{CycleReport, Warden};
 
-/// How long the scan of processes of jobs is delayed if none is expected to have a wrong mask. It collects more of
-/// them, and does not take a PU from a new process while the process executes its program.
+/// How long the scan of processes of jobs is delayed if none is expected to have a wrong mask. The scan then reads more
+/// processes at once, and does not take a PU from a new process while the process executes its program.
 const BATCH_DELAY: Duration = Duration::from_millis(5);
 /// How long a scan of unassigned processes is delayed, to collect more of them.
 const UNASSIGNED_DELAY: Duration = Duration::from_millis(20);
@@ -228,10 +228,10 @@ impl EventLoop {
         self.realtime.set_enabled(self.config.settings().use_realtime_priority);
         self.triggers.job_processes_scan_due = true;
         self.triggers.full_scan_due = true;
-        let polling = if self.has_process_events { "netlink" } else { "polling" };
+        let event_source = if self.has_process_events { "netlink" } else { "polling" };
         self.restart_fork_tracking();
         self.warden.find_leftover_cpusets();
-        let text = format!("pjwd {} watches this machine ({polling})", env!("CARGO_PKG_VERSION"));
+        let text = format!("pjwd {} watches this machine ({event_source})", env!("CARGO_PKG_VERSION"));
         self.publisher.publish_events(vec![Event::new(EventKind::Started, text)]);
         self.run_cycle(Vec::new());
         self.remove_reports_of_running_jobs();
@@ -247,7 +247,7 @@ impl EventLoop {
             let readable = self.wait_for_work();
             let mut pending = PendingCommands::new();
             let messages = self.inbox.take_messages();
-            let mut is_for_events = messages.is_empty();
+            let has_messages = !messages.is_empty();
             for message in messages {
                 match message {
                     EventLoopMessage::Command { command, reply } if reply.is_closed() => {
@@ -283,23 +283,18 @@ impl EventLoop {
             self.triggers.job_processes_scan_due |= now >= self.next_scan;
             self.triggers.unassigned_scan_due |= now >= self.next_rescan;
             let events_are_due = self.events_due(now).is_some_and(|due| due <= now);
-            is_for_events &= !self.triggers.is_cycle_due();
             let are_changes_finished = self.warden.machine_interface_mut().has_finished_cpuset_changes();
             let would_change_loans = self.sample_owner_cpu_use(now);
-            is_for_events &= !are_changes_finished && !would_change_loans;
             let has_commands = !pending.is_empty() || !self.own_commands.is_empty();
-            if self.triggers.is_cycle_due()
-                || has_commands
-                || events_are_due
-                || are_changes_finished
-                || would_change_loans
-            {
+            let is_due_without_events =
+                self.triggers.is_cycle_due() || are_changes_finished || would_change_loans;
+            if is_due_without_events || has_commands || events_are_due {
                 // Each scan reads the changed cgroups.
                 self.cgroups_changed_at = None;
                 self.run_cycle(pending);
             }
-            // Timer cycles and commands have their own limits. They must not delay the confinement of new processes.
-            if is_for_events {
+            // Timer cycles and messages have their own limits. They must not delay the confinement of new processes.
+            if !has_messages && !is_due_without_events {
                 let used = clock::own_thread_cpu_time().saturating_sub(cpu_before);
                 self.budget.spend(used, Instant::now());
             }
@@ -313,13 +308,13 @@ impl EventLoop {
     /// no new process has a wrong mask. All events wait while the CPU budget is overdrawn.
     fn events_due(&mut self, now: Instant) -> Option<Instant> {
         let pending_since = self.pending_since.unwrap_or(now);
-        let of_processes = self.warden.state().lineage.scan_queue.urgency().map(|urgency| match urgency {
+        let processes_due = self.warden.state().lineage.scan_queue.urgency().map(|urgency| match urgency {
             ScanUrgency::Immediate => now,
             ScanUrgency::Batched => self.job_pending_since.unwrap_or(now) + BATCH_DELAY,
             ScanUrgency::Deferred => pending_since + UNASSIGNED_DELAY,
         });
-        let of_cgroups = self.cgroups_changed_at.map(|since| since + CGROUP_DELAY);
-        let due = of_processes.into_iter().chain(of_cgroups).min()?;
+        let cgroups_due = self.cgroups_changed_at.map(|since| since + CGROUP_DELAY);
+        let due = processes_due.into_iter().chain(cgroups_due).min()?;
         Some(due.max(now + self.budget.wait_time(now)))
     }
 
@@ -349,31 +344,31 @@ impl EventLoop {
         fds.extend(events_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         let changes_fd = self.warden.machine_interface().cpuset_changes_fd();
         fds.extend(changes_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        let of_cgroups = fds.len();
+        let cgroups_index = fds.len();
         let cgroups_fd = self.warden.machine_interface().cgroup_changes_fd();
-        // While the scan of changed cgroups is due, more changes wake nothing.
+        // A further change of a cgroup need not wake the loop if the scan of changed cgroups is due already.
         let cgroups_fd = cgroups_fd.filter(|_| owed.is_zero() && self.cgroups_changed_at.is_none());
         fds.extend(cgroups_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
-        let (of_job_files, job_files_fd) = (fds.len(), self.job_files.changes_fd());
+        let (job_files_index, job_files_fd) = (fds.len(), self.job_files.changes_fd());
         fds.extend(job_files_fd.map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         fds.extend(self.owner_samples.fd().map(|fd| PollFd::new(fd, PollFlags::POLLIN)));
         // In nanoseconds: poll(2) would round the short intervals of samples up to whole milliseconds.
         let left = next.saturating_duration_since(now).min(MAX_WAIT);
         // An interrupted wait ends early. The loop then waits again.
         let _ = ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None);
-        let is_readable = |at: usize| fds.get(at).and_then(PollFd::any).unwrap_or(false);
-        let cgroups = of_cgroups < of_job_files && is_readable(of_cgroups);
-        Readable { cgroups, job_files: is_readable(of_job_files) }
+        let is_readable = |index: usize| fds.get(index).and_then(PollFd::any).unwrap_or(false);
+        let cgroups = cgroups_index < job_files_index && is_readable(cgroups_index);
+        Readable { cgroups, job_files: is_readable(job_files_index) }
     }
 
     /// Runs one cycle (scan, decision and changes), and replies to the commands `pending`. Publishes the new status.
     fn run_cycle(&mut self, pending: PendingCommands) {
         let (mut commands, replies): (Vec<Command>, Vec<_>) = pending.into_iter().unzip();
-        // These have no caller who waits for a reply.
+        // The own commands come last: no caller waits for their replies.
         commands.append(&mut self.own_commands);
         // Without process events, a new process is found only by a full scan.
         self.triggers.full_scan_due |= self.triggers.job_processes_scan_due && !self.has_process_events;
-        // A cycle for commands scans only what they concern. What is due besides follows in the next cycle.
+        // A cycle for commands scans only what they concern. The scans that are due follow in the next cycle.
         let is_only_commands = !commands.is_empty() && !self.triggers.full_scan_due;
         let triggers =
             if is_only_commands { DueScans::default() } else { std::mem::take(&mut self.triggers) };
@@ -413,9 +408,9 @@ impl EventLoop {
             ..
         } = report;
         self.update_provision_warnings(commands.iter().zip(&results).skip(replies.len()));
-        let of_users = user_refusals(&commands, &results);
-        // The control server publishes these events.
-        events.retain(|event| !is_user_refusal(event, &of_users));
+        let refusals_of_users = user_refusals(&commands, &results);
+        // The control server publishes the events about these refusals.
+        events.retain(|event| !is_user_refusal(event, &refusals_of_users));
         let now = Instant::now();
         self.plan_next_scans(now, was_timer, rescanned, has_unfinished_work);
         self.maintain_journal(rescanned);
@@ -428,8 +423,8 @@ impl EventLoop {
         self.publisher.publish_events(events);
         self.meter.publish(snapshot, self.warden.state());
         for (reply, result) in replies.into_iter().zip(results) {
-            if let Err(result) = reply.send(result) {
-                abandoned::log_unanswered_assignment(&result);
+            if let Err(unsent) = reply.send(result) {
+                abandoned::log_unanswered_assignment(&unsent);
             }
         }
         if mask_outcomes.len() >= TRIM_ACTIONS {
@@ -489,7 +484,7 @@ impl EventLoop {
         if let Err(fault) = self.warden.rewrite_journal() {
             warn!(%fault, "the journal can't be rewritten");
         }
-        // The change that is not complete could freeze a job. The process then thaws it after the end of pjwd.
+        // A change of a cpuset that is not complete could freeze a job. The watcher then thaws it after pjwd has ended.
         if self.thaw_frozen_jobs_at_stop() {
             self.warden.end_thaw_watcher();
         }

@@ -14,12 +14,12 @@ const RECOVERY_TIME: Duration = Duration::from_secs(5);
 
 /// Returns the time from the fork of `new_process` to the change of its affinity mask. The two times in `new_process`
 /// come from different clocks: the time of the fork from CLOCK_BOOTTIME ([`Nanos`]), and the time of the change from
-/// CLOCK_MONOTONIC ([`Instant`]). `now` is the current time on both clocks, for the conversion from one clock to the
-/// other.
+/// CLOCK_MONOTONIC ([`Instant`]). `now` and `since_boot` are the current time on CLOCK_MONOTONIC and on CLOCK_BOOTTIME,
+/// for the conversion from one clock to the other.
 #[must_use]
-pub fn reaction_time(new_process: &ConfinedNewProcess, now: (Instant, Nanos)) -> Duration {
-    let since_boot = Duration::from_nanos(now.1.0);
-    let confined_at = since_boot.saturating_sub(now.0.saturating_duration_since(new_process.confined_at));
+pub fn reaction_time(new_process: &ConfinedNewProcess, (now, since_boot): (Instant, Nanos)) -> Duration {
+    let time_since_change = now.saturating_duration_since(new_process.confined_at);
+    let confined_at = Duration::from_nanos(since_boot.0).saturating_sub(time_since_change);
     confined_at.saturating_sub(Duration::from_nanos(new_process.forked_at.0))
 }
 
@@ -28,6 +28,7 @@ pub fn reaction_time(new_process: &ConfinedNewProcess, now: (Instant, Nanos)) ->
 /// a late cycle, the earlier late cycles no longer count.
 #[derive(Debug, Default)]
 pub struct LongestCycleDelay {
+    /// The longest delay of the recent late cycles, and the time at which the last of them began.
     late: Option<(Duration, Instant)>,
 }
 
@@ -49,7 +50,8 @@ impl LongestCycleDelay {
     /// `now` is the current time. Returns `None` if no late cycle began in the last 5 s.
     #[must_use]
     pub fn max_delay(&self, now: Instant) -> Option<Duration> {
-        self.late.filter(|(_, at)| now.saturating_duration_since(*at) < RECOVERY_TIME).map(|(by, _)| by)
+        let (max_delay, last_begun_at) = self.late?;
+        (now.saturating_duration_since(last_begun_at) < RECOVERY_TIME).then_some(max_delay)
     }
 }
 

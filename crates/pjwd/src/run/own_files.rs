@@ -33,7 +33,7 @@ use crate::store::{journal, lock::DaemonLock};
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// The time from a removal to the check. A program that removes a directory removes the files in it first.
 const SETTLE_TIME: Duration = Duration::from_millis(20);
-/// The command after which systemd has a new socket. It can't be restarted while the service is active.
+/// The command after which systemd has a new socket. systemd restarts no socket unit while its service is active.
 const RENEW_SOCKET_OF_SYSTEMD: &str =
     "systemctl stop pjwd.service pjwd.socket && systemctl start pjwd.service";
 /// The warning after a stop of the socket unit alone.
@@ -102,7 +102,7 @@ impl PassedSocket {
     /// `listener` to the daemon. `path` is the path of this socket, or `None` if the socket has no path.
     #[must_use]
     pub fn new(path: Option<PathBuf>, listener: &UnixListener) -> Self {
-        // A killed daemon leaves the file of a socket by which it replaced the one of the service manager.
+        // A killed daemon leaves the file of the socket by which it replaced this one: then nobody listens there.
         let inode = path.as_deref().filter(|path| is_listening(path)).and_then(inode_of);
         let file_at_path = || {
             let file = std::fs::symlink_metadata(path.as_deref()?).ok()?;
@@ -245,17 +245,14 @@ impl WatchedFiles {
             }
             SocketFile::Passed(_) | SocketFile::Replaced(..) => RENEW_SOCKET_OF_SYSTEMD,
         };
-        let restored = if self.socket.is_removed() {
-            if self.is_unit_stopped || self.socket.is_unit_stopped() {
-                if !std::mem::replace(&mut self.is_unit_stopped, true) {
-                    warn!("{UNIT_STOPPED}");
-                }
-                return Some(Warning::new("socket-removed", UNIT_STOPPED.to_owned(), remedy));
+        let is_removed = self.socket.is_removed();
+        if is_removed && (self.is_unit_stopped || self.socket.is_unit_stopped()) {
+            if !std::mem::replace(&mut self.is_unit_stopped, true) {
+                warn!("{UNIT_STOPPED}");
             }
-            self.restore_socket()
-        } else {
-            Ok(None)
-        };
+            return Some(Warning::new("socket-removed", UNIT_STOPPED.to_owned(), remedy));
+        }
+        let restored = if is_removed { self.restore_socket() } else { Ok(None) };
         match restored {
             Ok(Some(listener)) => {
                 warn!("the socket was removed; it was made again");
@@ -295,10 +292,11 @@ impl WatchedFiles {
     }
 }
 
-/// Reports when one of the files, or a directory of them, is removed or renamed.
+/// Reports when one of the watched files, or the directory of one, is removed or renamed.
 struct DirectoryWatch {
     /// `None` if the kernel refuses inotify: then the files are only checked now and then.
     inotify: Option<Inotify>,
+    /// The names of the watched files.
     names: BTreeSet<OsString>,
 }
 
@@ -336,13 +334,11 @@ impl DirectoryWatch {
             fds.extend(self.inotify.iter().map(|inotify| PollFd::new(inotify.as_fd(), PollFlags::POLLIN)));
             // An interrupted wait ends early and is repeated.
             let _ = poll(&mut fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX));
-            let events = self.inotify.as_ref().map(Inotify::read_events);
+            let events = self.inotify.as_ref().and_then(|inotify| inotify.read_events().ok());
             // Events of a directory itself, and the loss of events, have no name.
-            let concerns =
+            let is_watched =
                 |name: &Option<OsString>| name.as_ref().is_none_or(|name| self.names.contains(name));
-            if events
-                .is_some_and(|events| events.is_ok_and(|all| all.iter().any(|event| concerns(&event.name))))
-            {
+            if events.unwrap_or_default().iter().any(|event| is_watched(&event.name)) {
                 return true;
             }
         }

@@ -165,16 +165,16 @@ impl DaemonMask {
 /// not, or if this can't be found out. To find it out, starts a thread that requests all PUs: its mask then has all
 /// PUs that the cpuset allows.
 fn narrow_start_mask() -> Option<CpuSet> {
-    let thread = std::thread::Builder::new();
-    let widest = thread.spawn(|| {
+    let spawned = std::thread::Builder::new().spawn(|| {
         affinity::set_full_mask(affinity::own_thread())?;
         affinity::get_mask(affinity::own_thread())
     });
-    let widest = widest
+    let thread = spawned
         .inspect_err(|error| warn!("pjwd can't find out its own PUs: no thread can be started: {error}"))
         .ok()?;
-    let (mask, widest) = (affinity::get_mask(affinity::own_thread()).ok()?, widest.join().ok()?.ok()?);
-    (mask != widest).then_some(mask)
+    let mask = affinity::get_mask(affinity::own_thread()).ok()?;
+    let widest_mask = thread.join().ok()?.ok()?;
+    (mask != widest_mask).then_some(mask)
 }
 
 #[cfg(test)]

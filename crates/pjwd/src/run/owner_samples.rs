@@ -29,8 +29,8 @@ const INTERVAL_WHILE_LENT: Duration = Duration::from_millis(10);
 /// The same without the monitor. The CPU time of a running thread may be behind by a tick of the kernel, so that a
 /// demand shows after up to 6 ms.
 const INTERVAL_WITHOUT_MONITOR: Duration = Duration::from_millis(2);
-/// The least time between two samples for each thread of the sampled processes: the kernel sums the threads of a
-/// process. So the samples of very many threads take some percent of a PU.
+/// The least time between two samples is this time for each thread of the sampled processes, because the kernel adds up
+/// the times of all threads of a process. So the samples of very many threads take some percent of a PU.
 const INTERVAL_PER_THREAD: Duration = Duration::from_micros(10);
 /// The longest time between two samples while a core is lent, whatever the number of threads is.
 const MAX_INTERVAL_WHILE_LENT: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ const SETTLING_TIME: Duration = Duration::from_millis(2);
 const SETTLING_TIME_WITHOUT_MONITOR: Duration = Duration::from_millis(1);
 /// The number of samples at this short distance after a report. Other programs may run on lent PUs for long.
 const MAX_SETTLING_SAMPLES: u32 = 5;
-/// The time after which the monitor is tried again that could not be used.
+/// The time after which a monitor that could not be used is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// A shorter period than this says too little about the use of cores.
 const MIN_PERIOD: Duration = Duration::from_micros(500);
@@ -91,14 +91,14 @@ struct Owner {
 /// The state of the BPF monitor of lent PUs.
 #[derive(Debug, Default)]
 enum Monitor {
-    /// It was not needed yet.
+    /// The monitor was not needed yet.
     #[default]
     Unloaded,
-    /// It can't be used.
+    /// The monitor can't be used.
     Unavailable {
         /// The reason, as text for users.
         why: String,
-        /// The time at which it was found.
+        /// The time at which the reason was found.
         since: Instant,
     },
     Loaded(Box<dyn LentCpuMonitorInterface>),
@@ -347,11 +347,12 @@ impl OwnerCpuSampler {
     fn rearm_idle_pus(&mut self, state: &WardenState, now: Instant) -> bool {
         let is_due = self.reported_at.is_none_or(|at| now >= at + self.least_interval());
         let Monitor::Loaded(monitor) = &mut self.monitor else { return false };
-        let idle = self.owners.iter().filter(|(_, owner)| owner.core_use.is_idle());
-        let idle = idle.filter_map(|(id, _)| Some(state.grant_of(id)?.cpus.intersection(&self.reported)));
-        let idle = idle.fold(CpuSet::new(), |all, cpus| all.union(&cpus));
-        let runs = |pu: &Pu| self.run_times.get(pu).is_some_and(|seen| seen.is_running);
-        let (running, stopped): (Vec<Pu>, Vec<Pu>) = idle.iter().partition(runs);
+        let idle_owners = self.owners.iter().filter(|(_, owner)| owner.core_use.is_idle());
+        let grants = idle_owners.filter_map(|(id, _)| state.grant_of(id));
+        let pus_of_idle = grants.fold(CpuSet::new(), |all, grant| all.union(&grant.cpus));
+        let is_running = |pu: &Pu| self.run_times.get(pu).is_some_and(|time| time.is_running);
+        let (running, stopped): (Vec<Pu>, Vec<Pu>) =
+            pus_of_idle.intersection(&self.reported).iter().partition(is_running);
         let stopped: CpuSet = stopped.into_iter().collect();
         if is_due && !stopped.is_empty() {
             self.reported = self.reported.difference(&stopped);
@@ -382,15 +383,15 @@ impl OwnerCpuSampler {
             return BTreeMap::new();
         }
         let times: Vec<OwnerRunTime> = monitor.owner_run_times();
-        let times = times.into_iter().filter(|seen| monitor.lent_pus().contains_key(&seen.pu));
+        let times = times.into_iter().filter(|time| monitor.lent_pus().contains_key(&time.pu));
         let mut since_last = BTreeMap::new();
-        for seen in times {
-            // No time is known of a PU that was armed again: it counts from zero.
-            let last = self.run_times.get(&seen.pu).map(|last| last.run_time).unwrap_or_default();
+        for time in times {
+            // No time is known of a PU that was armed again: its time counts from zero.
+            let last = self.run_times.get(&time.pu).map(|last| last.run_time).unwrap_or_default();
             // The program may be in the middle of a change, so that a part of the time is missing in this reading.
-            let run_time = seen.run_time.max(last);
-            since_last.insert(seen.pu, OwnerRunTime { run_time: run_time - last, ..seen });
-            self.run_times.insert(seen.pu, OwnerRunTime { run_time, ..seen });
+            let run_time = time.run_time.max(last);
+            since_last.insert(time.pu, OwnerRunTime { run_time: run_time - last, ..time });
+            self.run_times.insert(time.pu, OwnerRunTime { run_time, ..time });
         }
         since_last
     }
@@ -417,8 +418,8 @@ impl OwnerCpuSampler {
         self.owners.retain(|id, _| ids.binary_search(id).is_ok());
         self.thread_count = 0;
         let lent_cpus = state.pool.lent_cpus();
-        let (is_sampled_only, mut shows_demand) =
-            (matches!(self.monitor, Monitor::Unavailable { .. }), false);
+        let has_no_monitor = matches!(self.monitor, Monitor::Unavailable { .. });
+        let mut shows_demand = false;
         for id in ids {
             let Some(grant) = state.grant_of(&id) else { continue };
             let core_count = state.topology.overlapping_core_count(&grant.cpus);
@@ -435,7 +436,7 @@ impl OwnerCpuSampler {
             let cpu_time = owner.sampler.sample(processes, &cpu_time_of);
             let Some(period) = period.filter(|_| !is_new) else { continue };
             let sample = OwnerCpuSample { period, cpu_time, lent: &lent, has_smt };
-            shows_demand |= is_sampled_only
+            shows_demand |= has_no_monitor
                 && owner.core_use.is_idle()
                 && !cpu_time.is_zero()
                 && grant.cpus.intersects(&lent_cpus);
@@ -464,15 +465,15 @@ impl OwnerCpuSampler {
         (now, period): (Instant, Duration),
     ) -> Vec<LentCoreSample> {
         let mut cores: BTreeMap<Pu, LentCoreSample> = BTreeMap::new();
-        for seen in run_times.values().filter(|seen| grant.contains(seen.pu)) {
-            let first = state.topology.core_cpus(seen.pu).first().unwrap_or(seen.pu);
-            let since = self.measured_since.get(&seen.pu);
+        for time in run_times.values().filter(|time| grant.contains(time.pu)) {
+            let first = state.topology.core_cpus(time.pu).first().unwrap_or(time.pu);
+            let since = self.measured_since.get(&time.pu);
             let measured = since.map_or(period, |&since| now.saturating_duration_since(since));
             let period = measured.min(period);
             let empty = || LentCoreSample { core: CpuSet::new(), period, cpu_time: Duration::ZERO };
             let sample = cores.entry(first).or_insert_with(empty);
-            sample.core.insert(seen.pu);
-            sample.cpu_time += seen.run_time;
+            sample.core.insert(time.pu);
+            sample.cpu_time += time.run_time;
         }
         cores.into_values().collect()
     }

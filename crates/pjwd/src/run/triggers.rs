@@ -80,10 +80,13 @@ impl DueScans {
             return request;
         }
         if !self.is_cycle_due() {
-            let (scope, cgroups) = (ScanScope::Partial(urgent.clone()), BTreeSet::new());
-            let (active_threads, idle_watch) = (BTreeMap::new(), Arc::default());
-            let pids_to_read_threads_of = urgent;
-            return ScanRequest { scope, pids_to_read_threads_of, active_threads, cgroups, idle_watch };
+            return ScanRequest {
+                scope: ScanScope::Partial(urgent.clone()),
+                pids_to_read_threads_of: urgent,
+                active_threads: BTreeMap::new(),
+                cgroups: BTreeSet::new(),
+                idle_watch: Arc::default(),
+            };
         }
         let mut request = match (self.full_scan_due, self.unassigned_scan_due) {
             (true, _) if !commands.is_empty() => state.scan_request(true),
@@ -115,8 +118,9 @@ mod tests {
 
     fn state() -> WardenState {
         let mut state = WardenState::new(regular_topology(1, 1, 1, 4, 1), &CpuSet::new());
-        (state.fork_events_complete_since, state.periodic_scans_until_full, state.full_scan_due) =
-            (Some(Nanos(0)), 7, false);
+        state.fork_events_complete_since = Some(Nanos(0));
+        state.periodic_scans_until_full = 7;
+        state.full_scan_due = false;
         state
     }
 

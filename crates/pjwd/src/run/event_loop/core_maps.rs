@@ -24,16 +24,11 @@ impl EventLoop {
             self.job_files.give_back_space_of_want_files();
         }
         let (state, policy) = (self.warden.state(), self.warden.policy());
-        let mut changed: BTreeSet<&JobId> = dirty.listed_jobs().map(|(id, _)| id).collect();
-        let published: Vec<JobId> = if dirty.contains_everything() {
-            self.job_files.job_ids().cloned().collect()
-        } else {
-            Vec::new()
-        };
+        let mut changed: BTreeSet<JobId> = dirty.listed_jobs().map(|(id, _)| id.clone()).collect();
         if dirty.contains_everything() {
-            changed.extend(state.jobs.keys().chain(&published));
+            changed.extend(state.jobs.keys().chain(self.job_files.job_ids()).cloned());
         }
-        for id in changed {
+        for id in &changed {
             let content = state.jobs.get(id).and_then(|job| {
                 let core_map = core_map(state, policy, job)?;
                 let wanted = job.wanted_cores.map(|wanted| wanted.count);
@@ -56,9 +51,9 @@ impl EventLoop {
         }
         for WantedCoresUpdate { job, owner, cores } in self.job_files.take_wanted_cores_updates(now) {
             let state = self.warden.state();
-            let known = state.jobs.get(&job);
-            let limit = known.and_then(|job| job.max_wanted_cores(&state.topology));
-            let before = known.and_then(|job| job.wanted_cores).map_or(0, |wanted| wanted.count);
+            let existing = state.jobs.get(&job);
+            let limit = existing.and_then(|job| job.max_wanted_cores(&state.topology));
+            let before = existing.and_then(|job| job.wanted_cores).map_or(0, |wanted| wanted.count);
             if let (Some(cores), Some(limit)) = (cores, limit)
                 && cores > limit
                 && before <= limit

@@ -1,4 +1,5 @@
-//! The event loop and lent cores: the samples of their owners, and the signal to their borrowers.
+//! The event loop and lent cores: the samples of their owners, the signal to their borrowers, and the thawing of jobs
+//! that are frozen because they can borrow no core.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -82,10 +83,9 @@ impl EventLoop {
             })
         };
         let warning_of = |job: &Job| {
-            let is_known =
-                self.borrower_records.realtime.iter().any(|known| known.job.as_ref() == Some(&job.id));
-            // A frozen thread uses no CPU time.
-            let only_active = !(is_frozen(job) && is_known);
+            let has_warning =
+                self.borrower_records.realtime.iter().any(|warning| warning.job.as_ref() == Some(&job.id));
+            let only_active = !(is_frozen(job) && has_warning);
             let member = state.members_of(&job.id).find(|member| has_realtime_thread(member, only_active))?;
             let text = format!(
                 "process {} of {} has a real-time priority, so the job gets no lent cores: owners would wait for the process",
@@ -120,7 +120,8 @@ impl EventLoop {
             let is_observing = self.warden.policy().mode == DaemonMode::Observe;
             self.borrower_records.is_thawed_in_observe &= is_observing;
             if self.has_frozen_job() && is_observing {
-                // No cycle would thaw it, and no job can be released. What is frozen later was not frozen by pjwd.
+                // In this mode no cycle thaws a job, and no job can be released. A job that is frozen after the first
+                // thawing was not frozen by pjwd.
                 if !self.borrower_records.is_thawed_in_observe {
                     let is_complete = self.thaw_frozen_jobs(Duration::ZERO, "in the mode observe");
                     self.borrower_records.is_thawed_in_observe = is_complete;
@@ -193,10 +194,9 @@ impl EventLoop {
         if policy.cpuset_support.hierarchy != CpusetHierarchy::Legacy {
             return;
         }
-        let frozen = state.jobs.borrowers().filter(|job| is_frozen(job));
-        let frozen =
-            frozen.flat_map(|job| state.members_of(&job.id)).map(|member| (member.id.pid, member.id));
-        let frozen: BTreeMap<Pid, ProcessId> = frozen.collect();
+        let frozen_jobs = state.jobs.borrowers().filter(|job| is_frozen(job));
+        let members = frozen_jobs.flat_map(|job| state.members_of(&job.id));
+        let frozen: BTreeMap<Pid, ProcessId> = members.map(|member| (member.id.pid, member.id)).collect();
         let later = frozen.range((Bound::Excluded(self.last_frozen_read), Bound::Unbounded));
         let next: Vec<ProcessId> = later.chain(&frozen).map(|(_, id)| *id).take(MAX_FROZEN_READ).collect();
         self.last_frozen_read = next.last().map_or(Pid(0), |id| id.pid);
@@ -249,11 +249,13 @@ fn has_realtime_threads(
     if !only_active {
         return threads.map(|(tid, _)| tid).any(is_realtime);
     }
-    let active = threads.filter(|(_, demand)| *demand > 0);
-    let sum = |demands: &mut dyn Iterator<Item = u32>| demands.fold(0, u32::saturating_add);
-    sum(&mut active.clone().map(|(_, demand)| demand)) >= MIN_REALTIME_DEMAND_PERMILLE
-        && sum(&mut active.filter(|(tid, _)| is_realtime(*tid)).map(|(_, demand)| demand))
-            >= MIN_REALTIME_DEMAND_PERMILLE
+    let mut active = threads.filter(|(_, demand)| *demand > 0);
+    let mut active_realtime = active.clone().filter(|(tid, _)| is_realtime(*tid));
+    let is_demand_enough = |threads: &mut dyn Iterator<Item = (Tid, u32)>| {
+        let demand = threads.fold(0, |sum: u32, (_, demand)| sum.saturating_add(demand));
+        demand >= MIN_REALTIME_DEMAND_PERMILLE
+    };
+    is_demand_enough(&mut active) && is_demand_enough(&mut active_realtime)
 }
 
 fn is_frozen(job: &Job) -> bool {

@@ -63,12 +63,12 @@ impl EventLoop {
     fn schedule_scan_after_overrun(&mut self) {
         let now = Instant::now();
         let interval = self.config.scan_interval();
-        let since = self.last_overrun.replace(now).map(|last| now.saturating_duration_since(last));
-        if since.is_none_or(|since| since > interval * OVERRUN_EPISODE_INTERVALS) {
+        let elapsed = self.last_overrun.replace(now).map(|last| now.saturating_duration_since(last));
+        if elapsed.is_none_or(|elapsed| elapsed > interval * OVERRUN_EPISODE_INTERVALS) {
             let text = "process events were lost; all processes are scanned again";
             self.publisher.publish_events(vec![Event::new(EventKind::Overrun, text)]);
         }
-        if since.is_none_or(|since| since > interval) {
+        if elapsed.is_none_or(|elapsed| elapsed > interval) {
             self.triggers.full_scan_due = true;
         } else {
             self.next_rescan = self.next_rescan.min(now + interval);

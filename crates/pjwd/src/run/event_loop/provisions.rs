@@ -1,4 +1,4 @@
-//! The event loop and provisions: the configuration promises cores to services.
+//! The event loop and the provisions of the configuration: the cores that the configuration promises to services.
 
 use pjw_core::command::{Caller, Command, ProvisionCommand, Reply};
 use pjw_core::ids::Uid;
@@ -54,7 +54,7 @@ impl EventLoop {
     /// Provisions that users created by commands stay. There are no commands in the mode `observe`, in which pjwd
     /// changes nothing. A provision is a number of cores that pjwd keeps for a service.
     pub(super) fn provision_commands(&self) -> Vec<Command> {
-        // pjwd would refuse them, and blame tables that have no mistake.
+        // pjwd would refuse the commands, and a warning would name tables that have no mistake.
         if self.config.settings().mode == DaemonMode::Observe {
             return Vec::new();
         }
@@ -65,10 +65,11 @@ impl EventLoop {
         let jobs = self.warden.state().jobs.provisions();
         let removed = jobs.filter(is_from_config).filter(|job| !is_wanted(job));
         let removed = removed.map(|job| Command::Release { job: job.id.clone(), caller: ADMINISTRATOR });
+        let provision_of =
+            |settings: &ProvisionSettings| Provision { rule: settings.rule.clone(), from_config: true };
         let is_in_force = |settings: &&ProvisionSettings| {
             self.warden.state().jobs.get(&settings.job).is_some_and(|job| {
-                let provision = Provision { rule: settings.rule.clone(), from_config: true };
-                job.provision.as_deref() == Some(&provision)
+                job.provision.as_deref() == Some(&provision_of(settings))
                     && job.request.as_ref().is_some_and(|request| {
                         request.cpu_request == settings.cpu_request()
                             && request.class == PriorityClass::Guaranteed
@@ -76,9 +77,12 @@ impl EventLoop {
             })
         };
         let missing = wanted.iter().filter(|settings| !is_in_force(settings)).map(|settings| {
-            let provision = Provision { rule: settings.rule.clone(), from_config: true };
-            let (job, cores) = (settings.job.clone(), settings.cores);
-            Command::Provision(ProvisionCommand { job, cores, provision, caller: ADMINISTRATOR })
+            Command::Provision(ProvisionCommand {
+                job: settings.job.clone(),
+                cores: settings.cores,
+                provision: provision_of(settings),
+                caller: ADMINISTRATOR,
+            })
         });
         removed.chain(missing).collect()
     }
@@ -108,19 +112,19 @@ impl EventLoop {
                 "provision [{text}] waits for cores that other jobs hold, and has {held} now: pjwctl status has a warning meanwhile"
             ));
         }
-        let is_unchanged = unchanged.iter().any(|known| known.job == *id);
+        let is_unchanged = unchanged.iter().any(|settings| settings.job == *id);
         is_unchanged.then(|| format!("provision [{text}] was missing or changed, and is made again"))
     }
 
     /// Updates the warnings about refused provisions of the configuration. A provision is a number of cores that pjwd
-    /// keeps for a service. `own` has the commands that pjwd itself made, with their results. Stores a warning for
-    /// each refused provision. Removes the warnings about provisions that are no longer refused or no longer
+    /// keeps for a service. `own_results` has the commands that pjwd itself made, with their results. Stores a warning
+    /// for each refused provision. Removes the warnings about provisions that are no longer refused or no longer
     /// configured, and all in the mode `observe`.
     pub(super) fn update_provision_warnings<'a>(
         &mut self,
-        own: impl Iterator<Item = (&'a Command, &'a Result<Reply, Refusal>)>,
+        own_results: impl Iterator<Item = (&'a Command, &'a Result<Reply, Refusal>)>,
     ) {
-        for (command, result) in own {
+        for (command, result) in own_results {
             let Command::Provision(ProvisionCommand { job, .. }) = command else { continue };
             self.provision_warnings.retain(|warning| warning.job.as_ref() != Some(job));
             if let Err(refusal) = result {
@@ -132,8 +136,9 @@ impl EventLoop {
         }
         let settings = self.config.settings();
         let is_observed = settings.mode == DaemonMode::Observe;
-        let is_known = |job: Option<&JobId>| settings.provisions.iter().any(|known| Some(&known.job) == job);
-        self.provision_warnings.retain(|warning| !is_observed && is_known(warning.job.as_ref()));
+        let is_configured =
+            |job: Option<&JobId>| settings.provisions.iter().any(|provision| Some(&provision.job) == job);
+        self.provision_warnings.retain(|warning| !is_observed && is_configured(warning.job.as_ref()));
     }
 
     /// Returns the warning that the provisions of the configuration have more cores in total than jobs can have on this
@@ -141,14 +146,14 @@ impl EventLoop {
     /// there are fewer than two provisions.
     pub(super) fn excessive_provisions_warning(&self) -> Option<Warning> {
         let settings = &self.config.settings().provisions;
-        // A single table that promises too much is refused.
+        // If a single table promises too much, its command is refused, which is a warning already.
         if settings.len() < 2 {
             return None;
         }
         let promised: u64 = settings.iter().map(|settings| u64::from(settings.cores)).sum();
         let state = self.warden.state();
-        let usable = state.topology.cpus().difference(&state.pool.housekeeping_cpus());
-        let usable = state.topology.overlapping_core_count(&usable);
+        let usable_cpus = state.topology.cpus().difference(&state.pool.housekeeping_cpus());
+        let usable = state.topology.overlapping_core_count(&usable_cpus);
         if promised <= u64::from(usable) {
             return None;
         }

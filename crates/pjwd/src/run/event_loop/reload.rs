@@ -20,53 +20,52 @@ impl EventLoop {
     /// for the client that asked for the reload.
     pub(super) fn reload(&mut self) -> Result<Vec<String>, String> {
         let topology = self.warden.state().topology.clone();
-        match Config::load(self.config_path.as_deref(), &topology) {
-            Ok((config, policy)) => {
-                let mut changes = self.config.describe_changes(&config);
-                // The mode observe made none of the provisions: that one is missing is no news.
-                let was_enforced = self.config.settings().mode == DaemonMode::Enforce;
-                let known_provisions = self.config.settings().provisions.clone();
-                let is_enforced = policy.mode == DaemonMode::Enforce;
-                self.warden.set_policy(policy);
-                if is_enforced && !was_enforced {
-                    // The mode observe has thawed the jobs.
-                    self.warden.state_mut().cpusets.forget_unread_settings();
-                }
-                self.control_settings.send_replace(ControlSettings::from(config.settings()));
-                self.logging.apply_settings(config.settings());
-                if config.settings().scan_interface != self.config.settings().scan_interface {
-                    task_scan::load_bpf_programs(
-                        config.settings().scan_interface,
-                        self.warden.machine_interface_mut(),
-                    );
-                }
-                self.budget.set_share(config.settings().cpu_budget_permille);
-                self.realtime.set_enabled(config.settings().use_realtime_priority);
-                self.meter.apply_settings(config.settings());
-                self.warden.journal_mut().reports.set_max_reports(config.settings().report_keep);
-                self.publisher.set_cpu_count_variables(&config.settings().cpu_count_variables);
-                self.config = config;
-                // The client that requested the reload expects the effect in the next status.
-                self.triggers.job_processes_scan_due = true;
-                let commands = self.provision_commands();
-                let unchanged = unchanged_provisions(&commands, &known_provisions);
-                let unchanged = unchanged.into_iter().filter(|_| was_enforced).collect::<Vec<_>>();
-                let made = ids_of_made_provisions(&commands);
-                self.own_commands.extend(commands);
-                self.run_cycle(Vec::new());
-                changes.extend(made.iter().filter_map(|id| self.describe_made_provision(id, &unchanged)));
-                let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
-                self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);
-                Ok(changes)
-            }
+        let (config, policy) = match Config::load(self.config_path.as_deref(), &topology) {
+            Ok(loaded) => loaded,
             Err(problems) => {
                 for problem in &problems {
                     warn!("{}", problem.log_line());
                 }
                 warn!("the new configuration is invalid; the old one stays in force");
-                Err(rejection(&problems))
+                return Err(rejection(&problems));
             }
+        };
+        let mut changes = self.config.describe_changes(&config);
+        let was_enforced = self.config.settings().mode == DaemonMode::Enforce;
+        let provisions_before = self.config.settings().provisions.clone();
+        let is_enforced = policy.mode == DaemonMode::Enforce;
+        self.warden.set_policy(policy);
+        if is_enforced && !was_enforced {
+            // The frozen jobs were thawed in the mode observe.
+            self.warden.state_mut().cpusets.forget_unread_settings();
         }
+        self.control_settings.send_replace(ControlSettings::from(config.settings()));
+        self.logging.apply_settings(config.settings());
+        if config.settings().scan_interface != self.config.settings().scan_interface {
+            task_scan::load_bpf_programs(
+                config.settings().scan_interface,
+                self.warden.machine_interface_mut(),
+            );
+        }
+        self.budget.set_share(config.settings().cpu_budget_permille);
+        self.realtime.set_enabled(config.settings().use_realtime_priority);
+        self.meter.apply_settings(config.settings());
+        self.warden.journal_mut().reports.set_max_reports(config.settings().report_keep);
+        self.publisher.set_cpu_count_variables(&config.settings().cpu_count_variables);
+        self.config = config;
+        // The client that requested the reload expects the effect in the next status.
+        self.triggers.job_processes_scan_due = true;
+        let commands = self.provision_commands();
+        // A provision that is missing after the mode observe is no news, because this mode makes none.
+        let unchanged =
+            if was_enforced { unchanged_provisions(&commands, &provisions_before) } else { Vec::new() };
+        let made = ids_of_made_provisions(&commands);
+        self.own_commands.extend(commands);
+        self.run_cycle(Vec::new());
+        changes.extend(made.iter().filter_map(|id| self.describe_made_provision(id, &unchanged)));
+        let text = if changes.is_empty() { "nothing changed".to_owned() } else { changes.join("; ") };
+        self.publisher.publish_events(vec![Event::new(EventKind::Reloaded, text)]);
+        Ok(changes)
     }
 
     /// Makes PUs (logical CPUs) usable that came online and that the known topology does not have. For this, reads

@@ -1,8 +1,8 @@
 //! The event loop and the reports of ended jobs.
 
-use pjw_core::command::Command;
 use std::collections::BTreeSet;
 
+use pjw_core::command::Command;
 use pjw_core::diagnosis::verdict::{ended_job_summary, judge_ended_job};
 use pjw_core::event::{Event, EventKind};
 use pjw_core::job::JobId;

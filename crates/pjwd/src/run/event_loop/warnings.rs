@@ -18,15 +18,24 @@ impl EventLoop {
         &mut self,
         plan_warnings: Arc<[Arc<Warning>]>,
     ) -> Arc<[Arc<Warning>]> {
-        let cpusets = self.warden.machine_interface_mut().cpuset_thread_problem();
-        let cpusets = cpusets.map(|problem| Warning::new("cpuset-thread", problem.text(), problem.remedy()));
+        let cpuset_problem = self.warden.machine_interface_mut().cpuset_thread_problem();
         let exists = |job: &JobId| self.warden.state().jobs.contains_key(job);
         let sent = self.sent_warnings.values().flatten();
-        let sent = sent.filter(|warning| warning.job.as_ref().is_none_or(exists));
-        let own = sent.chain(&self.provision_warnings).chain(self.borrower_records.warnings());
-        let own = own.chain(self.job_files.warnings()).cloned().chain(self.excessive_provisions_warning());
-        let own = own.chain(self.warden.thaw_watcher_warning().filter(|_| self.has_frozen_job()));
-        let own: Vec<Arc<Warning>> = own.chain(cpusets).map(Arc::new).collect();
-        if own.is_empty() { plan_warnings } else { plan_warnings.iter().cloned().chain(own).collect() }
+        let mut own: Vec<Warning> = sent
+            .filter(|warning| warning.job.as_ref().is_none_or(exists))
+            .chain(&self.provision_warnings)
+            .chain(self.borrower_records.warnings())
+            .chain(self.job_files.warnings())
+            .cloned()
+            .collect();
+        own.extend(self.excessive_provisions_warning());
+        own.extend(self.warden.thaw_watcher_warning().filter(|_| self.has_frozen_job()));
+        own.extend(
+            cpuset_problem.map(|problem| Warning::new("cpuset-thread", problem.text(), problem.remedy())),
+        );
+        if own.is_empty() {
+            return plan_warnings;
+        }
+        plan_warnings.iter().cloned().chain(own.into_iter().map(Arc::new)).collect()
     }
 }
