@@ -50,6 +50,8 @@ use crate::{
 const MAX_EXIT_TIME: Duration = Duration::from_secs(60);
 /// How long the loop may take to stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the control server and the metrics may take to stop after the loop.
+const SERVER_STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Runs pjwd with its command-line `options`, and returns the exit code of the process. Without a special option,
 /// pjwd serves jobs until SIGTERM or SIGINT arrives. With an option such as `--check-config` or `--release-all`, pjwd
@@ -60,7 +62,7 @@ pub fn main(options: &DaemonOptions) -> ExitCode {
     // All users connect to the socket of root's daemon and read the core maps, whatever the umask of the caller is.
     // Files that only the daemon may read are created with mode 0600.
     umask(Mode::from_bits_truncate(0o022));
-    let done = if options.topology_json {
+    let result = if options.topology_json {
         print_topology(options)
     } else if options.check_config {
         check_config(options)
@@ -73,7 +75,7 @@ pub fn main(options: &DaemonOptions) -> ExitCode {
     } else {
         run(options)
     };
-    match done {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "pjwd: {}", error_text::error_chain_text(error.as_ref()));
@@ -210,9 +212,9 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let uid = Uid::effective().as_raw();
     let (own_dir, state_dir) = (default_dir(), state_dir_of(options));
     let passed = passed_listener()?;
-    let passed_path = passed.as_ref().map(address_of);
+    let passed_path = passed.as_ref().and_then(path_of_listener);
     let default_path = || options.socket.clone().unwrap_or_else(|| own_dir.join("pjwd.sock"));
-    let socket_path = passed_path.flatten().unwrap_or_else(default_path);
+    let socket_path = passed_path.unwrap_or_else(default_path);
     let mut lock = take_lock(options, LockHolder::for_this_process(Some(&socket_path), &state_dir))?;
     if options.socket.is_none() || options.state_dir.is_none() {
         directories::make_default_directory(&own_dir, uid)?;
@@ -220,7 +222,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     directories::make_state_directory(&state_dir, uid)?;
     let boot_id = clock::boot_id()?;
     let (listener, socket_file) = listen(passed, &socket_path)?;
-    let (journal, recovered, other_records) = open_journal(&state_dir, &boot_id, lock.as_mut())?;
+    let (journal, recovered, start_warnings) = open_journal(&state_dir, &boot_id, lock.as_mut())?;
     let own_files = WatchedFiles::new(lock, socket_file, state_dir.clone());
     let (reports, remarks) = ReportStore::open(&state_dir, config.settings().report_keep);
     for remark in recovered.remarks.iter().chain(&remarks) {
@@ -230,19 +232,19 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     policy.own_pid = Some(Pid(std::process::id()));
     policy.own_cgroups = directories::own_cgroup_names(&state_dir, options.beside);
     let capabilities = probe::probe_kernel_support(&policy.own_cgroups);
-    policy.only_managed_user = (!capabilities.can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()));
+    policy.only_managed_user = (!capabilities.can_set_all_masks).then_some(ids::Uid(uid));
     policy.cpuset_support = capabilities.cpuset_support;
     for sentence in capabilities.descriptions {
         info!("{sentence}");
     }
-    let kernel = probe::open_process_events().map_err(|why| info!("{why}")).ok();
-    let mut node = node(config.settings(), &policy)?;
-    node.set_process_event_socket(kernel);
+    let process_events = probe::open_process_events().map_err(|why| info!("{why}")).ok();
+    let mut machine = open_machine_interface(config.settings(), &policy)?;
+    machine.set_process_event_socket(process_events);
     let state = WardenState::new(topology.clone(), &policy.housekeeping_cpus);
     let host = pjw_sources::LocalHost { name: clock::hostname(), flux_user: flux_user() };
     let (settings_sender, control_settings) = watch::channel(ControlSettings::from(config.settings()));
     let records = JournalAndReports { journal, reports };
-    let mut warden = Warden::new(node, records, state, recovered.records, policy, host);
+    let mut warden = Warden::new(machine, records, state, recovered.records, policy, host);
     warden.set_thaw_watcher(ThawWatcher::new_if_needed(&state_dir, options.beside));
     let (mut publisher, published) = StatusPublisher::new(clock::hostname(), &topology);
     let (outbox, inbox) = message_channel().context("can't make an eventfd")?;
@@ -259,7 +261,7 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let job_files = JobFiles::new(&state_dir);
     publisher.set_job_files_directory(job_files.root_path());
     let event_loop = EventLoop::new(warden, inbox, publisher, settings, job_files, own_mask);
-    let (loop_handle, started, ended) = spawn_event_loop(event_loop, other_records)?;
+    let (loop_handle, started, ended) = spawn_event_loop(event_loop, start_warnings)?;
     let (control, record_events) = ControlService::new(outbox.clone(), published, control_settings);
     let loop_thread = LoopThread { started, ended, outbox: &outbox, metrics_receiver };
     let served = serve_until_stopped((listener, limits), own_files, control, record_events, loop_thread);
@@ -272,8 +274,8 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
 /// Opens the journal in `state_dir`. Returns the journal, its records of the boot `boot_id`, and warnings for the
 /// status. `lock` names the directory with the journal of an earlier daemon. If the files of that journal were removed,
 /// marks the records as incomplete. If that directory is not `state_dir` and has records, returns a warning, and marks
-/// the records as incomplete unless a running pjwd uses that directory. Then names `state_dir` in `lock` instead.
-/// Except: if records were lost and the new journal can't record the loss, `lock` still names that directory.
+/// the records as incomplete unless a running pjwd uses that directory. Then names `state_dir` in `lock` instead. There
+/// is one exception: if records were lost and the new journal can't record the loss, `lock` still names that directory.
 fn open_journal(
     state_dir: &Path,
     boot_id: &str,
@@ -371,7 +373,7 @@ fn passed_listener() -> anyhow::Result<Option<UnixListener>> {
     passed.map(activation::dup_listener).transpose().context("can't use the socket that systemd passed")
 }
 
-fn address_of(listener: &UnixListener) -> Option<PathBuf> {
+fn path_of_listener(listener: &UnixListener) -> Option<PathBuf> {
     listener.local_addr().ok()?.as_pathname().map(Path::to_owned)
 }
 
@@ -379,7 +381,7 @@ fn address_of(listener: &UnixListener) -> Option<PathBuf> {
 /// is dropped.
 fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
     if let Some(listener) = passed {
-        let socket = PassedSocket::new(address_of(&listener), &listener);
+        let socket = PassedSocket::new(path_of_listener(&listener), &listener);
         return Ok((listener, SocketFile::Passed(socket)));
     }
     let new_directory = path.parent().filter(|dir| directories::is_missing(dir));
@@ -390,12 +392,12 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
 }
 
 /// Opens the interface to the kernel, and loads the BPF programs if the settings allow them.
-fn node(settings: &Settings, policy: &Policy) -> anyhow::Result<LinuxMachine> {
-    let mut node = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;
+fn open_machine_interface(settings: &Settings, policy: &Policy) -> anyhow::Result<LinuxMachine> {
+    let mut machine = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;
     let affinity_persists = policy.cpuset_support.affinity_persists;
-    node.prepare_changes(affinity_persists, &policy.own_cgroups).context("can't open /proc")?;
-    task_scan::load_bpf_programs(settings.scan_interface, &mut node);
-    Ok(node)
+    machine.prepare_changes(affinity_persists, &policy.own_cgroups).context("can't open /proc")?;
+    task_scan::load_bpf_programs(settings.scan_interface, &mut machine);
+    Ok(machine)
 }
 
 /// The user of Flux's system instance. Cgroups of that user's service manager are trusted as Flux jobs.
@@ -445,10 +447,10 @@ fn serve_until_stopped(
         tokio::task::spawn_local(Rc::clone(&control).estimate_memory());
         tokio::task::spawn_local(Rc::clone(&control).watch_admin_groups());
         let metrics = tokio::task::spawn_local(metrics::service::serve_metrics(metrics_receiver, stopped.clone()));
-        let (sender, successors) = mpsc::unbounded_channel();
+        let (sender, new_listeners) = mpsc::unbounded_channel();
         let restoring = own_files.restore_removed_files(sender, outbox.clone(), files_stopped);
         let restoring = tokio::task::spawn_local(restoring);
-        let serving = serve_with_new_listeners(listener, successors, control, client_limits, stopped);
+        let serving = serve_with_new_listeners(listener, new_listeners, control, client_limits, stopped);
         let server = tokio::task::spawn_local(serving);
         notify::notify_ready("watching");
         loop {
@@ -478,7 +480,7 @@ fn serve_until_stopped(
         let _ = tokio::time::timeout(STOP_TIMEOUT, recorder).await;
         let _ = stop.send(true);
         let both = async { tokio::join!(metrics, server) };
-        let _ = tokio::time::timeout(Duration::from_secs(2), both).await;
+        let _ = tokio::time::timeout(SERVER_STOP_TIMEOUT, both).await;
         Ok(own_files.and_then(WatchedFiles::into_lock))
     });
     // A name service that hangs must not block the stop.

@@ -57,7 +57,7 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 /// The largest number of cores that a configuration key can have as its value. Equal to the number of different PUs
 /// (logical CPUs) that a CPU list can name.
 pub(super) const MAX_CORES: u32 = pjw_core::cpuset::Pu::MAX.0 + 1;
-/// The largest number of jobs with samples of their own. Each scrape then has about one megabyte of text.
+/// The largest number of jobs with metrics of their own. Each scrape then has about one megabyte of text.
 const MAX_JOBS: u32 = 2_000;
 /// The largest number of reports that are kept. Their file has its own limit.
 const MAX_REPORTS: u32 = 10_000;
@@ -127,7 +127,7 @@ macro_rules! boolean {
 /// All keys except those of the sources, in the order of the documentation.
 const PLAIN: &[KeyDefinition] = &[
     choice!("mode", mode, MODES),
-    key!(HOUSEKEEPING_KEY, housekeeping, housekeeping, |rule| format!("\"{rule}\"")),
+    key!(HOUSEKEEPING_KEY, housekeeping, parse_housekeeping, |rule| format!("\"{rule}\"")),
     duration!(SCAN_INTERVAL_KEY, scan_interval, Duration::from_millis(10)..=HOUR),
     duration!(RESCAN_INTERVAL_KEY, rescan_interval, Duration::from_millis(10)..=24 * HOUR),
     choice!("scan", scan_interface, SCANS),
@@ -157,7 +157,7 @@ const PLAIN: &[KeyDefinition] = &[
     duration!("lending.revocation_grace", lending.revocation_grace, Duration::ZERO..=Duration::from_secs(60)),
     choice!("lending.revocation_signal", revocation_signal, REVOCATION_SIGNALS),
     choice!("lending.starved", lending.starved, STARVED),
-    key!("memory.sample", memory.sample_interval, sample_interval, show_sample_interval),
+    key!("memory.sample", memory.sample_interval, parse_sample_interval, show_sample_interval),
     number!("memory.budget_permille", memory.budget_permille, 1..=1000),
     key!(
         "run.variables",
@@ -250,14 +250,14 @@ impl ConfigKey {
     }
 }
 
-fn housekeeping(value: &DeValue<'_>) -> Result<HousekeepingRule, ValueError> {
+fn parse_housekeeping(value: &DeValue<'_>) -> Result<HousekeepingRule, ValueError> {
     let what = "a CPU list such as \"0-1\", a share such as \"1/l3\", or \"\" for none";
     let rule = values::parse_text(value, what)?;
     rule.parse().map_err(|error| ValueError::with_message(crate::error_text::error_chain_text(&error)))
 }
 
-/// `off`, or the time between two readings of the memory of a job.
-fn sample_interval(value: &DeValue<'_>) -> Result<Option<Duration>, ValueError> {
+/// Parses `off` (`None`), or the time between two readings of the memory of a job.
+fn parse_sample_interval(value: &DeValue<'_>) -> Result<Option<Duration>, ValueError> {
     if value.as_str() == Some("off") {
         return Ok(None);
     }

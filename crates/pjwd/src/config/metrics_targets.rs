@@ -8,10 +8,10 @@ use toml::de::DeValue;
 use super::problem::quote_and_cut;
 use super::values::{self, ValueError};
 
-/// The longest path in bytes: PATH_MAX, minus room for the name of the temporary file.
-const PATH_MAX: usize = 4000;
+/// The longest path in bytes: PATH_MAX of Linux, minus room for the name of the temporary file.
+const MAX_PATH_BYTES: usize = 4000;
 /// The largest number of addresses.
-const ADDRESSES_MAX: usize = 8;
+const MAX_ADDRESSES: usize = 8;
 
 /// Parses the value of the configuration key `metrics.textfile`: the path of the file to which pjwd writes its metrics
 /// for node_exporter. The path must be absolute and end in `.prom`. Its directory need not exist, because it may be
@@ -26,13 +26,11 @@ pub(super) fn parse_textfile_path(value: &DeValue<'_>) -> Result<Option<PathBuf>
         return Ok(None);
     }
     let path = Path::new(text);
-    let climbs = path.components().any(|part| part == Component::ParentDir);
-    let is_file = path.extension().is_some_and(|extension| extension == "prom") && !text.ends_with('/');
-    let odd = text.len() > PATH_MAX || text.contains(char::is_control);
-    if !path.is_absolute() || !is_file || climbs || odd {
-        return Err(ValueError::not_allowed(value, wanted));
-    }
-    Ok(Some(path.to_owned()))
+    let has_parent_component = path.components().any(|part| part == Component::ParentDir);
+    let is_prom_file = path.extension().is_some_and(|extension| extension == "prom") && !text.ends_with('/');
+    let is_usable_text = text.len() <= MAX_PATH_BYTES && !text.contains(char::is_control);
+    let is_allowed = path.is_absolute() && is_prom_file && !has_parent_component && is_usable_text;
+    if is_allowed { Ok(Some(path.to_owned())) } else { Err(ValueError::not_allowed(value, wanted)) }
 }
 
 /// Returns `path`, the path of the metrics file, in the syntax of the configuration file. `None` gives an empty string
@@ -51,13 +49,13 @@ pub(super) fn parse_listen_addresses(value: &DeValue<'_>) -> Result<Vec<SocketAd
     let wanted = "a list of addresses with ports, such as [\"127.0.0.1:9844\"], or of ports of the loopback address, \
                   such as [\"9844\"]";
     let items = value.as_array().ok_or_else(|| ValueError::not_allowed(value, wanted))?;
-    if items.len() > ADDRESSES_MAX {
-        let text = format!("{} addresses are too many: list at most {ADDRESSES_MAX}", items.len());
+    if items.len() > MAX_ADDRESSES {
+        let text = format!("{} addresses are too many: list at most {MAX_ADDRESSES}", items.len());
         return Err(ValueError::with_message(text).into());
     }
     values::parse_each(items, |item, addresses: &[SocketAddr]| {
         let text = values::parse_text(item, wanted)?;
-        let address = address(text).ok_or_else(|| {
+        let address = parse_address(text).ok_or_else(|| {
             ValueError::with_message(format!(
                 "{} is not an address with a port: write {wanted}",
                 quote_and_cut(text)
@@ -71,11 +69,15 @@ pub(super) fn parse_listen_addresses(value: &DeValue<'_>) -> Result<Vec<SocketAd
     })
 }
 
-fn address(text: &str) -> Option<SocketAddr> {
-    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
-    let port = || Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), text.parse().ok()?));
-    let address = if digits { port() } else { text.parse().ok() };
-    address.filter(|address: &SocketAddr| address.port() != 0)
+/// Parses an address with a port, or a port of the loopback address. `None` if `text` is neither, or if the port is 0.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    let is_port = text.bytes().all(|byte| byte.is_ascii_digit());
+    let address = if is_port {
+        SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), text.parse().ok()?)
+    } else {
+        text.parse().ok()?
+    };
+    (address.port() != 0).then_some(address)
 }
 
 /// Returns `addresses` as a list in the syntax of the configuration file.

@@ -65,7 +65,7 @@ impl Config {
             (None, Some(path)) if read::path_exists(&path) => return Self::load(Some(&path), topology),
             (None, _) => Self::default(),
         };
-        // Does not fail: the parsed value of `housekeeping` fits this machine, and so does its default.
+        // This does not fail: the parsed value of `housekeeping` fits this machine, and so does its default.
         let policy = config.policy(topology).map_err(|problem| vec![problem])?;
         Ok((config, policy))
     }
@@ -189,11 +189,11 @@ impl Config {
             let (old, new) = (key.format_value(&self.settings), key.format_value(&new.settings));
             (old != new).then(|| format!("{} is now {new} (was {old})", key.name()))
         };
-        let names = |config: &Self| {
+        let descriptions = |config: &Self| {
             config.settings.provisions.iter().map(ProvisionSettings::describe).collect::<Vec<_>>().join(", ")
         };
         let provisions = (self.settings.provisions != new.settings.provisions)
-            .then(|| format!("provision is now [{}] (was [{}])", names(new), names(self)));
+            .then(|| format!("provision is now [{}] (was [{}])", descriptions(new), descriptions(self)));
         ConfigKey::all().filter_map(sentence).chain(provisions).collect()
     }
 }

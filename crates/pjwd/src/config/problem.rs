@@ -110,8 +110,8 @@ impl FilePosition {
     /// Returns the position in `text`, the content of a configuration file, at which the byte range `span` begins. A
     /// range beyond the end of `text` gives the position of the end.
     pub(super) fn from_span(text: &str, span: Range<usize>) -> Self {
-        let start = boundary(text, span.start);
-        let end = boundary(text, span.end).max(start);
+        let start = char_boundary(text, span.start);
+        let end = char_boundary(text, span.end).max(start);
         let line_start = text[..start].rfind('\n').map_or(0, |at| at + 1);
         let line_end = text[start..].find('\n').map_or(text.len(), |at| start + at);
         let line = text[line_start..line_end].trim_end_matches('\r');
@@ -173,8 +173,9 @@ pub(super) fn closest_word<'a>(wrong: &str, known: impl IntoIterator<Item = &'a 
     if length > QUOTED_VALUE {
         return None;
     }
-    let near = known.into_iter().map(|word| (edit_distance(&wrong.to_lowercase(), word), word));
-    near.filter(|(slips, word)| *slips <= (length.min(word.len()) / 3).max(1)).min().map(|(_, word)| word)
+    let distances = known.into_iter().map(|word| (edit_distance(&wrong.to_lowercase(), word), word));
+    let max_distance = |word: &str| (length.min(word.len()) / 3).max(1);
+    distances.filter(|(distance, word)| *distance <= max_distance(word)).min().map(|(_, word)| word)
 }
 
 /// Returns the end of a message about the misspelled word `wrong`: a question that names the word in `known` that the
@@ -228,7 +229,8 @@ fn escaped(character: char) -> String {
     }
 }
 
-fn boundary(text: &str, at: usize) -> usize {
+/// Returns the last boundary between two characters of `text` that is not behind the byte `at`.
+fn char_boundary(text: &str, at: usize) -> usize {
     let mut at = at.min(text.len());
     while !text.is_char_boundary(at) {
         at -= 1;

@@ -61,7 +61,8 @@ pub(super) fn parse_provisions(
     let header = || ValueError::with_message("write [[provision]] above its keys");
     let tables = value.as_array().ok_or_else(header)?;
     let (mut provisions, mut mistakes) = (Vec::new(), Vec::new());
-    let (mut known_names, mut known_rules) = (Vec::<JobId>::new(), Vec::<(ProvisionRule, String)>::new());
+    let mut earlier_names: Vec<JobId> = Vec::new();
+    let mut earlier_rules: Vec<(ProvisionRule, String)> = Vec::new();
     for value in tables.iter() {
         let Some(table) = value.get_ref().as_table() else {
             mistakes.push(header().at_span(value.span()));
@@ -73,15 +74,15 @@ pub(super) fn parse_provisions(
             mistakes.extend(draft.missing_keys(table).map(|mistake| mistake.at_span(value.span())));
         }
         if let KeyState::Valid(job, span) = &draft.job {
-            if known_names.contains(job) {
+            if earlier_names.contains(job) {
                 let text = format!("{:?} stands twice: give each provision a name of its own", job.name());
                 mistakes.push(ValueError::with_message(text).at_span(span.clone()).in_key(full_key("name")));
             }
-            known_names.push(job.clone());
+            earlier_names.push(job.clone());
         }
-        mistakes.extend(draft.same_rule_mistake(&known_rules));
+        mistakes.extend(draft.same_rule_mistake(&earlier_rules));
         if let KeyState::Valid(rule, _) = &draft.rule {
-            known_rules.push((rule.clone(), draft.shown_name()));
+            earlier_rules.push((rule.clone(), draft.shown_name()));
         }
         provisions.extend(draft.into_settings());
     }
@@ -140,7 +141,7 @@ impl ProvisionDraft {
         draft
     }
 
-    /// What the table has for the key `name`. A mistake is stored with its key and its place.
+    /// Returns what the table has for the key `name`. Stores a mistake with its key and its position.
     fn key_state<T>(&mut self, name: &str, parsed: Result<T, ValueError>, span: Range<usize>) -> KeyState<T> {
         match parsed {
             Ok(value) => KeyState::Valid(value, span),
@@ -172,11 +173,11 @@ impl ProvisionDraft {
         }
     }
 
-    /// The mistake that a provision before has the same rule. `known` has the rules of those, each with the name of its
-    /// provision.
-    fn same_rule_mistake(&self, known: &[(ProvisionRule, String)]) -> Option<ValueError> {
+    /// Returns the mistake that an earlier table has the same rule. `earlier` has the rules of the earlier tables, each
+    /// with the name of its provision.
+    fn same_rule_mistake(&self, earlier: &[(ProvisionRule, String)]) -> Option<ValueError> {
         let KeyState::Valid(rule, span) = &self.rule else { return None };
-        let (_, one) = known.iter().find(|(known, _)| known == rule)?;
+        let (_, one) = earlier.iter().find(|(earlier_rule, _)| earlier_rule == rule)?;
         let other = self.shown_name();
         let text =
             format!("{one} and {other} have the same match: a process can belong to one provision only");
@@ -228,10 +229,10 @@ mod tests {
         ] {
             let text = format!("[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"{rule}\"\n");
             let problems = Config::parse_in_test("pjwd.toml", &text).unwrap_err();
-            let told = problems.iter().map(ToString::to_string).collect::<String>();
+            let messages = problems.iter().map(ToString::to_string).collect::<String>();
             assert!(
-                told.starts_with("pjwd.toml:4:9: provision.") && told.contains(expected),
-                "{rule}: {told}"
+                messages.starts_with("pjwd.toml:4:9: provision.") && messages.contains(expected),
+                "{rule}: {messages}"
             );
         }
         let text = "[[provision]]\nname = \"web\"\ncores = 4\nmatch = \"user=root,comm=nginx\"\n";
@@ -270,8 +271,8 @@ mod tests {
                 "pjwd.toml:18:6: provision.name",
             ]
         );
-        let told = problems[5].log_line();
-        assert!(told.ends_with("\"a\" has no number of cores: write cores = 4"), "{told}");
+        let message = problems[5].log_line();
+        assert!(message.ends_with("\"a\" has no number of cores: write cores = 4"), "{message}");
     }
 
     #[test]
@@ -290,7 +291,6 @@ mod tests {
     #[test]
     fn a_key_that_was_not_understood_is_not_reported_as_missing() {
         let problems = Config::parse_in_test("pjwd.toml", "[[provision]]\nname=web\ncores=1\n").unwrap_err();
-        let told: Vec<String> = problems.iter().map(super::super::ConfigError::log_line).collect();
-        assert!(told.len() == 1 && told[0].contains("syntax: "), "{told:?}");
+        assert!(problems.len() == 1 && problems[0].log_line().contains("syntax: "), "{problems:?}");
     }
 }

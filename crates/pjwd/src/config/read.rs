@@ -79,31 +79,31 @@ pub(super) fn parse_settings(
         path,
         text,
         settings: Settings::default(),
-        seen: Vec::new(),
-        found: Vec::new(),
+        keys_in_file: Vec::new(),
+        mistakes: Vec::new(),
         has_syntax_errors: !errors.is_empty(),
     };
     for error in &errors {
         let span = error.span().unwrap_or(text.len()..text.len());
         let text = format!("syntax: {}", error.message());
-        reader.found.push(Finding { span, key: None, text, sure: true });
+        reader.mistakes.push(Mistake { span, key: None, text, is_certain: true });
     }
     reader.read_table("", document.get_ref());
     reader.check_combinations();
     reader.check_housekeeping(topology);
-    if reader.found.is_empty() {
+    if reader.mistakes.is_empty() {
         return Ok(reader.settings);
     }
     Err(reader.into_errors(errors.len()))
 }
 
 /// A mistake in the configuration file that is not formatted yet.
-struct Finding {
+struct Mistake {
     span: Range<usize>,
     key: Option<String>,
     text: String,
-    /// Whether the problem is certain even if the structure of the file was misread.
-    sure: bool,
+    /// Whether this is certainly a mistake, even if the tables of the file were misread after a syntax error.
+    is_certain: bool,
 }
 
 /// The settings and mistakes that were found in a configuration file so far.
@@ -112,8 +112,8 @@ struct Reader<'t> {
     text: &'t str,
     settings: Settings,
     /// The name of every known key in the file, valid or not, with the byte range of its value.
-    seen: Vec<(String, Range<usize>)>,
-    found: Vec<Finding>,
+    keys_in_file: Vec<(String, Range<usize>)>,
+    mistakes: Vec<Mistake>,
     /// Whether a part of the file could not be understood.
     has_syntax_errors: bool,
 }
@@ -128,23 +128,23 @@ impl Reader<'_> {
             if name == provisions::PROVISION_KEY {
                 match provisions::parse_provisions(value.get_ref(), keys::MAX_CORES, self.has_syntax_errors) {
                     Ok(read) => self.settings.provisions = read,
-                    Err(mistakes) => self.note_mistakes(mistakes, value.span(), &name),
+                    Err(mistakes) => self.record_mistakes(mistakes, value.span(), &name),
                 }
             } else if let Some(known) = ConfigKey::all().find(|known| known.name() == name) {
-                self.seen.push((name.clone(), value.span()));
+                self.keys_in_file.push((name.clone(), value.span()));
                 if let Err(mistakes) = known.parse_value(value.get_ref(), &mut self.settings) {
-                    self.note_mistakes(mistakes, value.span(), &name);
+                    self.record_mistakes(mistakes, value.span(), &name);
                 }
             } else if is_table(&name) {
                 match value.get_ref() {
                     DeValue::Table(inner) => self.read_table(&format!("{name}."), inner),
                     _ => {
                         let text = format!("this is a table: write [{name}] above its keys");
-                        self.note(value.span(), &name, text, false);
+                        self.record(value.span(), &name, text, false);
                     }
                 }
             } else {
-                self.note(key.span(), &name, unknown_key_message(prefix, &name), false);
+                self.record(key.span(), &name, unknown_key_message(prefix, &name), false);
             }
         }
     }
@@ -181,68 +181,72 @@ impl Reader<'_> {
     fn check_housekeeping(&mut self, topology: &Topology) {
         let Some(span) = self.span_of(keys::HOUSEKEEPING_KEY) else { return };
         if let Err(error) = self.settings.housekeeping.select_housekeeping_cpus(topology) {
-            self.note(span, keys::HOUSEKEEPING_KEY, crate::error_text::error_chain_text(&error), true);
+            self.record(span, keys::HOUSEKEEPING_KEY, crate::error_text::error_chain_text(&error), true);
         }
     }
 
     /// Records the mistake `text` of two keys, at the first of the two that is in the file (the other may have its
     /// default). Does nothing if one of the keys already has a mistake.
     fn record_pair_mistake(&mut self, first: &str, second: &str, text: String) {
-        let is_wrong = |name| self.found.iter().any(|found| found.key.as_deref() == Some(name));
+        let is_wrong = |name| self.mistakes.iter().any(|mistake| mistake.key.as_deref() == Some(name));
         if is_wrong(first) || is_wrong(second) {
             return;
         }
         for name in [first, second] {
             if let Some(span) = self.span_of(name) {
-                return self.note(span, name, text, true);
+                return self.record(span, name, text, true);
             }
         }
     }
 
     /// The byte range of a key's value, if the file has the key.
     fn span_of(&self, name: &str) -> Option<Range<usize>> {
-        self.seen.iter().find(|(key, _)| key == name).map(|(_, span)| span.clone())
+        self.keys_in_file.iter().find(|(key, _)| key == name).map(|(_, span)| span.clone())
     }
 
-    /// Notes the mistakes in the value of the key `name`. `span` is the byte range of the whole value.
-    fn note_mistakes(&mut self, mistakes: Vec<ValueError>, span: Range<usize>, name: &str) {
+    /// Records the mistakes in the value of the key `name`. `span` is the byte range of the whole value.
+    fn record_mistakes(&mut self, mistakes: Vec<ValueError>, span: Range<usize>, name: &str) {
         for mistake in mistakes {
             let key = mistake.key.as_deref().unwrap_or(name);
-            self.note(mistake.span.unwrap_or(span.clone()), key, mistake.text, true);
+            self.record(mistake.span.unwrap_or(span.clone()), key, mistake.text, true);
         }
     }
 
-    fn note(&mut self, span: Range<usize>, key: &str, text: String, sure: bool) {
-        self.found.push(Finding { span, key: Some(key.to_owned()), text, sure });
+    fn record(&mut self, span: Range<usize>, key: &str, text: String, is_certain: bool) {
+        self.mistakes.push(Mistake { span, key: Some(key.to_owned()), text, is_certain });
     }
 
-    /// Returns the recorded mistakes as errors, in the order of the file. `syntax` is the number of syntax errors,
-    /// which are the first elements of `found`. Returns at most [`PROBLEMS_MAX`] errors, and one more that says how
-    /// many are omitted. Mistakes that are probably only consequences of a syntax error are left out:
+    /// Returns the recorded mistakes as errors, in the order of the file. `syntax_error_count` is the number of syntax
+    /// errors, which are the first elements of `mistakes`. Returns at most [`PROBLEMS_MAX`] errors, and one more that
+    /// says how many are omitted. Mistakes that are probably only consequences of a syntax error are left out:
     ///
     /// - other mistakes on the line of a syntax error,
     /// - mistakes after the first syntax error that depend on the table of the key, such as an unknown key: the table
     ///   may have been misread.
-    fn into_errors(mut self, syntax: usize) -> Vec<ConfigError> {
-        let place = |found: &Finding| FilePosition::from_span(self.text, found.span.clone());
-        let broken: Vec<usize> =
-            self.found[..syntax].iter().take(PROBLEMS_MAX).map(|found| place(found).line()).collect();
-        let first_broken =
-            self.found[..syntax].iter().map(|found| found.span.start).min().unwrap_or(usize::MAX);
-        self.found.sort_by_key(|found| found.span.start);
+    fn into_errors(mut self, syntax_error_count: usize) -> Vec<ConfigError> {
+        let text = self.text;
+        let position_of = |mistake: &Mistake| FilePosition::from_span(text, mistake.span.clone());
+        let syntax_errors = &self.mistakes[..syntax_error_count];
+        let lines_with_syntax_error: Vec<usize> =
+            syntax_errors.iter().take(PROBLEMS_MAX).map(|error| position_of(error).line()).collect();
+        let first_syntax_error =
+            syntax_errors.iter().map(|error| error.span.start).min().unwrap_or(usize::MAX);
+        self.mistakes.sort_by_key(|mistake| mistake.span.start);
         let mut problems = Vec::new();
         let mut omitted = 0;
-        for found in self.found {
-            if found.key.is_some() && !found.sure && found.span.start > first_broken {
+        for mistake in self.mistakes {
+            let is_syntax_error = mistake.key.is_none();
+            if !is_syntax_error && !mistake.is_certain && mistake.span.start > first_syntax_error {
                 continue;
             }
             if problems.len() == PROBLEMS_MAX {
                 omitted += 1;
                 continue;
             }
-            let place = FilePosition::from_span(self.text, found.span.clone());
-            if found.key.is_none() || !broken.contains(&place.line()) {
-                problems.push(ConfigError::at_position(self.path, place, found.key.as_deref(), found.text));
+            let position = position_of(&mistake);
+            if is_syntax_error || !lines_with_syntax_error.contains(&position.line()) {
+                let key = mistake.key.as_deref();
+                problems.push(ConfigError::at_position(self.path, position, key, mistake.text));
             }
         }
         if omitted > 0 {
@@ -264,17 +268,16 @@ fn is_table(name: &str) -> bool {
 /// for the top level. The message suggests a similar key of the same table, or else a key of the same name in another
 /// table. If there is none, the message lists the keys of the table, except for the top level.
 fn unknown_key_message(prefix: &str, name: &str) -> String {
-    let here = |key: &ConfigKey| key.name().strip_prefix(prefix).map(str::to_owned);
-    let siblings: Vec<String> = ConfigKey::all().filter_map(|key| here(&key)).collect();
-    let last = name.strip_prefix(prefix).unwrap_or(name);
+    let names_in_table: Vec<String> =
+        ConfigKey::all().filter_map(|key| key.name().strip_prefix(prefix).map(str::to_owned)).collect();
+    let last_part = name.strip_prefix(prefix).unwrap_or(name);
     // For a key in a nested table, suggest the table: `[balanc]` means `[balance]`.
-    let mut known: Vec<&str> = siblings.iter().filter_map(|rest| rest.split('.').next()).collect();
+    let mut known: Vec<&str> = names_in_table.iter().filter_map(|name| name.split('.').next()).collect();
     known.dedup();
-    let elsewhere =
-        || ConfigKey::all().map(|key| key.name()).find(|known| known.rsplit('.').next() == Some(last));
-    let meant =
-        closest_word(last, known.iter().copied()).map(|near| format!("{prefix}{near}")).or_else(elsewhere);
-    match meant {
+    let in_table = closest_word(last_part, known.iter().copied()).map(|word| format!("{prefix}{word}"));
+    let in_other_table =
+        || ConfigKey::all().map(|key| key.name()).find(|name| name.rsplit('.').next() == Some(last_part));
+    match in_table.or_else(in_other_table) {
         Some(meant) => format!("there is no such key; did you mean {}?", quote_and_cut(&meant)),
         None if prefix.is_empty() => "there is no such key".to_owned(),
         None => format!("there is no such key; {} has {}", prefix.trim_end_matches('.'), known.join(", ")),

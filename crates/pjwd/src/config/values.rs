@@ -30,7 +30,7 @@ pub(super) struct ValueError {
     pub(super) key: Option<String>,
 }
 
-/// So that a parser that can report several mistakes may use `?` on a parser that reports one.
+/// A parser that can report several mistakes uses `?` on a parser that reports one.
 impl From<ValueError> for Vec<ValueError> {
     fn from(error: ValueError) -> Self {
         vec![error]
@@ -65,7 +65,7 @@ impl ValueError {
 /// # Errors
 /// If the value is none of the words. The error lists the words.
 pub(super) fn parse_choice<T: Copy>(value: &DeValue<'_>, choices: Choices<T>) -> Result<T, ValueError> {
-    let allowed = listed(choices);
+    let allowed = list_choices(choices);
     let text = parse_text(value, &allowed)?;
     if let Some((_, meaning)) = choices.iter().find(|(choice, _)| *choice == text) {
         return Ok(*meaning);
@@ -165,8 +165,8 @@ pub(super) fn parse_groups(value: &DeValue<'_>) -> Result<Vec<String>, Vec<Value
     }
     parse_each(items, |item, groups: &[String]| {
         let name = parse_text(item, wanted)?;
-        let odd = |character: char| character.is_control() || ":,".contains(character);
-        if name.trim().is_empty() || name.len() > GROUP_NAME_MAX || name.contains(odd) {
+        let is_forbidden = |character: char| character.is_control() || ":,".contains(character);
+        if name.trim().is_empty() || name.len() > GROUP_NAME_MAX || name.contains(is_forbidden) {
             return Err(ValueError::with_message(format!(
                 "{} is not the name of a group: write {wanted}",
                 quote_and_cut(name)
@@ -229,12 +229,12 @@ fn unquoted(text: &str) -> String {
     quote_and_cut(text).trim_matches('"').to_owned()
 }
 
-/// `"a", "b" or "c"`.
-fn listed<T>(choices: Choices<T>) -> String {
+/// Returns the words in `choices` as text, such as `"a", "b" or "c"`.
+fn list_choices<T>(choices: Choices<T>) -> String {
     let choices: Vec<String> = choices.iter().map(|(choice, _)| quote_and_cut(choice)).collect();
     match choices.split_last() {
         Some((last, [])) => last.clone(),
-        Some((last, first)) => format!("{} or {last}", first.join(", ")),
+        Some((last, others)) => format!("{} or {last}", others.join(", ")),
         None => String::new(),
     }
 }
