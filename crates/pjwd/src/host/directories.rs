@@ -99,7 +99,7 @@ fn real_path(path: &Path) -> PathBuf {
     let existing = absolute.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
     let Some((above, real)) = existing else { return absolute };
     let missing = absolute.strip_prefix(above).unwrap_or(Path::new(""));
-    // A path that ends with a slash has another text.
+    // A join with the empty path would add a slash, and the hash of the text would be another one.
     if missing.as_os_str().is_empty() { real } else { real.join(missing) }
 }
 
@@ -107,14 +107,11 @@ fn real_path(path: &Path) -> PathBuf {
 /// must be the user `uid`, root or the owner of `/`. A directory that all users may write must have the sticky bit,
 /// as /tmp has, so that nobody can rename files of others. The error names the first directory that is not safe.
 fn check_owners_and_modes(dir: &Path, uid: u32) -> anyhow::Result<()> {
-    let metadata = |path: &Path| {
-        std::fs::metadata(path).with_context(|| {
-            format!("can't read the owner and mode of {}: choose another --state-dir", path.display())
-        })
+    let unreadable = |path: &Path| {
+        format!("can't read the owner and mode of {}: choose another --state-dir", path.display())
     };
-    let real = dir.canonicalize().with_context(|| {
-        format!("can't read the owner and mode of {}: choose another --state-dir", dir.display())
-    })?;
+    let metadata = |path: &Path| std::fs::metadata(path).with_context(|| unreadable(path));
+    let real = dir.canonicalize().with_context(|| unreadable(dir))?;
     // In a user namespace, directories of root show another owner. The owner of / is trusted in any case.
     let trusted = [uid, 0, metadata(Path::new("/"))?.uid()];
     for path in real.ancestors() {
@@ -190,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    fn with_mode(dir: &Path, mode: u32) {
+    fn set_mode(dir: &Path, mode: u32) {
         std::fs::set_permissions(dir, std::fs::Permissions::from_mode(mode)).unwrap();
     }
 
@@ -200,13 +197,13 @@ mod tests {
         let above = tempfile::tempdir().unwrap();
         let dir = above.path().join("state");
         make_state_directory(&dir, uid).unwrap();
-        for open in [above.path(), &dir] {
-            with_mode(open, 0o777);
+        for directory in [above.path(), &dir] {
+            set_mode(directory, 0o777);
             let refusal = make_state_directory(&dir, uid).unwrap_err().to_string();
-            assert!(refusal.contains(&format!("chmod o-w {}", open.display())), "{refusal}");
-            with_mode(open, 0o1777);
+            assert!(refusal.contains(&format!("chmod o-w {}", directory.display())), "{refusal}");
+            set_mode(directory, 0o1777);
             make_state_directory(&dir, uid).unwrap();
-            with_mode(open, 0o700);
+            set_mode(directory, 0o700);
         }
     }
 

@@ -12,9 +12,12 @@ use nix::sys::stat::{major, minor};
 const READ_BYTES: usize = 64 << 10;
 
 /// Returns the pid of the running process that holds a lock on `file` (flock(2)), as the kernel lists it in
-/// /proc/locks (proc_locks(5)). `None` if no process holds a lock, if the process has ended or ends now, or if it is
-/// unknown: on file systems such as Btrfs, the list has other device numbers than stat(2) returns. Also if the list is
-/// longer than a page, and the kernel leaves out the lock because an earlier one is released while the list is read.
+/// /proc/locks (proc_locks(5)). `None` in each of these cases:
+///
+/// - No process holds a lock, or the process has ended or ends now.
+/// - The holder is unknown: on file systems such as Btrfs, the list has other device numbers than stat(2) returns.
+/// - The list is longer than a page, and the kernel leaves out the lock, because an earlier lock is released while the
+///   list is read.
 pub(crate) fn running_holder(file: &File) -> Option<u32> {
     let meta = file.metadata().ok()?;
     let (major, minor) = (major(meta.dev()), minor(meta.dev()));

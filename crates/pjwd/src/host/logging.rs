@@ -38,9 +38,9 @@ const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 pub struct Logging {
     filter: reload::Handle<EnvFilter, Registry>,
     /// Whether `PJW_LOG` determines the level.
-    overridden: bool,
+    is_level_overridden: bool,
     /// Whether the journal is available.
-    journal: bool,
+    has_journal: bool,
     to_journal: Arc<AtomicBool>,
     to_text: Arc<AtomicBool>,
 }
@@ -60,30 +60,31 @@ impl Logging {
     /// # Errors
     /// If logging was already set up in this process.
     pub fn start(settings: &Settings) -> Result<Self, LogError> {
-        let given = std::env::var(LEVEL_VARIABLE).ok().filter(|text| !text.is_empty());
-        let (chosen, bad) = match given.as_deref().map(EnvFilter::try_new).transpose() {
-            Ok(chosen) => (chosen, None),
+        let level_text = std::env::var(LEVEL_VARIABLE).ok().filter(|text| !text.is_empty());
+        let (override_filter, level_error) = match level_text.as_deref().map(EnvFilter::try_new).transpose() {
+            Ok(filter) => (filter, None),
             Err(error) => (None, Some(error)),
         };
-        let overridden = chosen.is_some();
-        let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| filter_of(settings.log_level)));
-        let journal = tracing_journald::layer();
+        let is_level_overridden = override_filter.is_some();
+        let first_filter = override_filter.unwrap_or_else(|| filter_of(settings.log_level));
+        let (filter, handle) = reload::Layer::new(first_filter);
+        let journal_layer = tracing_journald::layer().ok();
         let logging = Self {
             filter: handle,
-            overridden,
-            journal: journal.is_ok(),
+            is_level_overridden,
+            has_journal: journal_layer.is_some(),
             to_journal: Arc::default(),
             to_text: Arc::default(),
         };
         logging.set_outputs(settings.log_format);
-        let journal = journal.ok().map(|layer| {
-            layer.with_syslog_identifier("pjwd".to_owned()).with_field_prefix(Some("PJW".to_owned()))
+        let journal = journal_layer.map(|layer| Switchable {
+            layer: layer.with_syslog_identifier("pjwd".to_owned()).with_field_prefix(Some("PJW".to_owned())),
+            is_on: Arc::clone(&logging.to_journal),
         });
-        let journal = journal.map(|layer| Switchable { layer, on: Arc::clone(&logging.to_journal) });
-        let text = Switchable { layer: text_layer(io::stderr), on: Arc::clone(&logging.to_text) };
+        let text = Switchable { layer: text_layer(io::stderr), is_on: Arc::clone(&logging.to_text) };
         let subscriber = tracing_subscriber::registry().with(filter).with(journal).with(text);
         subscriber.try_init().map_err(|_| LogError::AlreadyStarted)?;
-        if let Some(error) = bad {
+        if let Some(error) = level_error {
             warn!(%error, "{LEVEL_VARIABLE} is not a log level and is ignored; write a level such as debug");
         }
         logging.warn_if_no_journal(settings.log_format);
@@ -95,7 +96,7 @@ impl Logging {
     pub fn apply_settings(&self, settings: &Settings) {
         self.set_outputs(settings.log_format);
         self.warn_if_no_journal(settings.log_format);
-        if self.overridden {
+        if self.is_level_overridden {
             return;
         }
         if let Err(error) = self.filter.reload(filter_of(settings.log_level)) {
@@ -106,7 +107,7 @@ impl Logging {
     /// Switches the outputs of the log as `format` says: either the journal or text on standard error. A system
     /// without a journal gets text.
     fn set_outputs(&self, format: LogFormat) {
-        let to_journal = self.journal
+        let to_journal = self.has_journal
             && match format {
                 LogFormat::Auto => stderr_is_the_journal(),
                 LogFormat::Journald => true,
@@ -117,7 +118,7 @@ impl Logging {
     }
 
     fn warn_if_no_journal(&self, format: LogFormat) {
-        if format == LogFormat::Journald && !self.journal {
+        if format == LogFormat::Journald && !self.has_journal {
             warn!("log_format is \"journald\" and this system has no journal: text is logged instead");
         }
     }
@@ -148,7 +149,7 @@ fn is_stream(stream: &str, device: u64, inode: u64) -> bool {
 /// open.
 struct Switchable<L> {
     layer: L,
-    on: Arc<AtomicBool>,
+    is_on: Arc<AtomicBool>,
 }
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>, L: Layer<S>> Layer<S> for Switchable<L> {
@@ -161,7 +162,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>, L: Layer<S>> Layer<S> for Switchabl
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        if self.on.load(Ordering::Relaxed) {
+        if self.is_on.load(Ordering::Relaxed) {
             self.layer.on_event(event, context);
         }
     }
@@ -222,16 +223,16 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
+    struct LogText(Arc<Mutex<Vec<u8>>>);
 
-    impl Page {
+    impl LogText {
         fn text(&self) -> String {
             let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             String::from_utf8_lossy(&bytes).into_owned()
         }
     }
 
-    impl Write for Page {
+    impl Write for LogText {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
             Ok(bytes.len())
@@ -242,12 +243,12 @@ mod tests {
         }
     }
 
-    fn logged(what: impl FnOnce()) -> String {
-        let page = Page::default();
-        let writer = page.clone();
+    fn logged(action: impl FnOnce()) -> String {
+        let output = LogText::default();
+        let writer = output.clone();
         let layer = text_layer(move || writer.clone());
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), what);
-        page.text()
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), action);
+        output.text()
     }
 
     #[test]
@@ -323,13 +324,13 @@ mod tests {
     #[test]
     fn level_and_variable_decide_what_is_logged() {
         let child_logs = |variable| child_logs("child_that_logs", variable);
-        let seen = |text: &str| {
+        let is_logged = |text: &str| {
             ["first info", "first debug", "second info", "second warn"].map(|event| text.contains(event))
         };
-        assert_eq!(seen(&child_logs(None)), [true, false, false, true], "a reload changes the level");
-        assert_eq!(seen(&child_logs(Some("debug"))), [true, true, true, true], "the variable stays");
+        assert_eq!(is_logged(&child_logs(None)), [true, false, false, true], "a reload changes the level");
+        assert_eq!(is_logged(&child_logs(Some("debug"))), [true, true, true, true], "the variable stays");
         let bad = child_logs(Some("pjwd=loud"));
-        assert_eq!(seen(&bad), [true, false, false, true], "{bad}");
+        assert_eq!(is_logged(&bad), [true, false, false, true], "{bad}");
         assert!(bad.contains("PJW_LOG is not a log level"), "{bad}");
     }
 }

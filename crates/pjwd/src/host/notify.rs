@@ -94,13 +94,13 @@ impl WatchdogPinger {
     /// Sends a ping to the service manager if half of the watchdog timeout has passed since the last ping.
     /// Sends nothing if the service manager set no watchdog.
     pub fn ping_if_due(&mut self) {
-        if self.is_due(Instant::now()) && self.period.is_some() {
+        if self.advance_if_due(Instant::now()) && self.period.is_some() {
             send(&[NotifyState::Watchdog]);
         }
     }
 
-    /// Whether a ping is due. If so, the next ping is due one period later.
-    fn is_due(&mut self, now: Instant) -> bool {
+    /// If a ping is due, makes the next ping due one period later, and returns true.
+    fn advance_if_due(&mut self, now: Instant) -> bool {
         let due = now >= self.next;
         if due {
             self.next = now + self.period.unwrap_or(NO_WATCHDOG);
@@ -115,7 +115,8 @@ fn send(states: &[NotifyState<'_>]) {
     }
 }
 
-/// Line breaks become spaces, because a line break would begin another message.
+/// Returns at most [`STATUS_MAX`] bytes of `text`, with spaces in the place of control characters: a line break would
+/// begin another message.
 fn one_line(text: &str) -> String {
     let mut end = text.len().min(STATUS_MAX);
     while !text.is_char_boundary(end) {
@@ -138,7 +139,7 @@ mod tests {
     const DEADLINE: Duration = Duration::from_secs(30);
 
     /// The messages that a child sends to its service manager. The child runs the (ignored) test `role`.
-    fn heard_from(role: &str, environment: &[(&str, &str)]) -> Vec<String> {
+    fn messages_of_child(role: &str, environment: &[(&str, &str)]) -> Vec<String> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
         let manager = UnixDatagram::bind(&path).unwrap();
@@ -153,12 +154,12 @@ mod tests {
         let output = String::from_utf8_lossy(&child.stdout);
         assert!(child.status.success() && output.contains("1 passed"), "{output}");
         manager.set_nonblocking(true).unwrap();
-        let mut heard = Vec::new();
+        let mut messages = Vec::new();
         let mut buffer = [0; 4096];
         while let Ok(length) = manager.recv(&mut buffer) {
-            heard.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+            messages.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
         }
-        heard
+        messages
     }
 
     #[test]
@@ -172,13 +173,13 @@ mod tests {
 
     #[test]
     fn the_service_manager_is_notified_of_start_reload_and_stop() {
-        let heard = heard_from("child_that_starts_reloads_and_stops", &[]);
-        assert_eq!(heard.len(), 4, "{heard:?}");
-        assert_eq!(heard[0], "READY=1\nSTATUS=3 jobs\n");
-        let microseconds = heard[1].strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect(&heard[1]);
+        let messages = messages_of_child("child_that_starts_reloads_and_stops", &[]);
+        assert_eq!(messages.len(), 4, "{messages:?}");
+        assert_eq!(messages[0], "READY=1\nSTATUS=3 jobs\n");
+        let microseconds = messages[1].strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect(&messages[1]);
         assert!(microseconds.trim_end().parse::<u64>().unwrap() > 0);
-        assert_eq!(heard[2], "STATUS=one READY=1\n", "a status is one line, whatever it holds");
-        assert_eq!(heard[3], "STOPPING=1\n");
+        assert_eq!(messages[2], "STATUS=one READY=1\n", "a status is one line, whatever it holds");
+        assert_eq!(messages[3], "STOPPING=1\n");
     }
 
     #[test]
@@ -191,25 +192,25 @@ mod tests {
 
     #[test]
     fn the_watchdog_is_pinged_twice_per_timeout() {
-        assert_eq!(heard_from("child_that_pings", &[("WATCHDOG_USEC", "30000000")]), ["WATCHDOG=1\n"]);
+        assert_eq!(messages_of_child("child_that_pings", &[("WATCHDOG_USEC", "30000000")]), ["WATCHDOG=1\n"]);
     }
 
     #[test]
     fn without_a_watchdog_no_ping_is_sent() {
-        assert!(heard_from("child_that_pings", &[]).is_empty());
-        assert!(heard_from("child_that_pings", &[("WATCHDOG_USEC", "0")]).is_empty());
+        assert!(messages_of_child("child_that_pings", &[]).is_empty());
+        assert!(messages_of_child("child_that_pings", &[("WATCHDOG_USEC", "0")]).is_empty());
         let other_process = [("WATCHDOG_USEC", "30000000"), ("WATCHDOG_PID", "1")];
-        assert!(heard_from("child_that_pings", &other_process).is_empty());
+        assert!(messages_of_child("child_that_pings", &other_process).is_empty());
     }
 
     #[test]
     fn a_ping_is_due_after_each_half_of_the_timeout() {
         let start = Instant::now();
         let mut watchdog = WatchdogPinger::new(Some(Duration::from_secs(30)), start);
-        assert!(watchdog.is_due(start));
+        assert!(watchdog.advance_if_due(start));
         assert_eq!(watchdog.next_ping_at(), start + Duration::from_secs(15));
-        assert!(!watchdog.is_due(start + Duration::from_secs(14)));
-        assert!(watchdog.is_due(start + Duration::from_secs(40)), "late is due");
+        assert!(!watchdog.advance_if_due(start + Duration::from_secs(14)));
+        assert!(watchdog.advance_if_due(start + Duration::from_secs(40)), "late is due");
         assert_eq!(watchdog.next_ping_at(), start + Duration::from_secs(55), "and nothing is made up for");
     }
 

@@ -11,7 +11,7 @@ use crate::config::ScanInterface;
 /// the kernel does not accept is left out. Without the first program, `node` reads threads in /proc. Logs which
 /// programs are used, and why the others are not.
 pub(crate) fn load_bpf_programs(scan: ScanInterface, node: &mut LinuxMachine) {
-    let (scan, affinity_requests) = match scan {
+    let (task_scan, affinity_monitor) = match scan {
         ScanInterface::Proc => {
             info!(
                 "affinity requests beyond a job's cpuset are reported only for threads that were pinned: scan = \"proc\""
@@ -20,21 +20,21 @@ pub(crate) fn load_bpf_programs(scan: ScanInterface, node: &mut LinuxMachine) {
         }
         ScanInterface::Auto => load_available_programs(),
     };
-    node.set_task_scan(scan);
-    node.set_affinity_monitor(affinity_requests);
+    node.set_task_scan(task_scan);
+    node.set_affinity_monitor(affinity_monitor);
 }
 
 /// Loads the BPF programs that this kernel supports. Returns `None` for a program that can't be loaded. Logs for each
 /// program whether it is used.
 fn load_available_programs() -> (Option<bpf::TaskScan>, Option<bpf::AffinityMonitor>) {
-    let (scan, affinity_requests) = bpf::load_programs();
+    let (task_scan, affinity_monitor) = bpf::load_programs();
     // Loading reads the BTF of the kernel, several megabytes that are not needed any more.
     trim_heap();
-    match &scan {
+    match &task_scan {
         Ok(_) => info!("many threads at once are read with a BPF program (task scan)"),
         Err(why) => info!("threads are read in /proc: {why}"),
     }
-    match &affinity_requests {
+    match &affinity_monitor {
         Ok(_) => {
             info!("affinity requests beyond a job's cpuset are reported (BPF program on sched_setaffinity)");
         }
@@ -44,5 +44,5 @@ fn load_available_programs() -> (Option<bpf::TaskScan>, Option<bpf::AffinityMoni
             );
         }
     }
-    (scan.ok(), affinity_requests.ok())
+    (task_scan.ok(), affinity_monitor.ok())
 }

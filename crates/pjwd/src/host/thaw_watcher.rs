@@ -6,7 +6,7 @@
 //! does. At an orderly stop the daemon itself thaws its jobs, and ends the watcher.
 //!
 //! The watcher has a session of its own, so that what is sent to the process group or the terminal of the daemon does
-//! not reach the watcher. What ends the whole cgroup by SIGKILL ends the watcher too.
+//! not reach the watcher. But a SIGKILL to the whole cgroup ends the watcher too.
 
 use std::io;
 use std::mem::{self, ManuallyDrop};
@@ -111,7 +111,7 @@ impl ThawWatcher {
         let mut command = Command::new(OWN_PROGRAM);
         command.arg0("pjwd").arg("--thaw-after-end").args(self.is_second_pjwd.then_some("--beside"));
         command.arg("--state-dir").arg(&self.state_dir).current_dir("/");
-        // The environment may name a batch job, of which the next daemon would take the watcher for a process.
+        // If the environment named a batch job, the next daemon would take the watcher for a process of this job.
         command.env_clear().envs(std::env::var_os(LIBRARY_PATH).map(|path| (LIBRARY_PATH, path)));
         command.stdin(Stdio::piped()).stdout(Stdio::null());
         let (sender, started) = channel();
@@ -172,7 +172,7 @@ impl ThawWatcher {
     /// jobs before. Does nothing if the watcher does not run.
     pub fn end(&mut self) {
         if let WatcherProcess::Running(child) = &mut self.process {
-            // It may have ended already. Its end is not awaited: after SIGKILL it does nothing more.
+            // The watcher may have ended already. Nobody waits for its end: after SIGKILL it does nothing more.
             let _ = child.kill();
         }
     }
@@ -196,7 +196,7 @@ pub fn wait_for_end_of_daemon() {
     let _ = setsid();
     let _ = std::fs::write("/proc/self/comm", COMMAND_NAME);
     let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-    // A service manager other than the unit's ends the rest of the cgroup by SIGTERM now.
+    // If the daemon ran in another unit than `pjwd.service`, systemd now sends SIGTERM to the rest of its cgroup.
     let _ = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM].into_iter().collect::<SigSet>().thread_block();
 }
 
