@@ -1,5 +1,5 @@
-//! The directory of one job, and the directory above it. All names below are made by the daemon, and every file is made
-//! under another name first, so that a reader never finds half of it.
+//! The directory of one job, and the directory above it. The daemon makes every file under a temporary name and then
+//! renames it, so that a reader never finds half of a file.
 
 use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -167,8 +167,9 @@ impl JobsDirectory {
 pub(super) struct JobDirectory {
     path: PathBuf,
     inode: Option<(u64, u64)>,
+    /// The path under which a file is made, before it is renamed.
     temporary: PathBuf,
-    /// `None` if there is no page yet.
+    /// The writer of the file `coremap`. `None` if there is no such file yet.
     page: Option<CoreMapWriter>,
     /// The core map that all files show.
     published: Option<CoreMap>,
@@ -226,13 +227,16 @@ impl JobDirectory {
         let last_epoch = last.as_ref().map_or(0, |last| last.epoch).max(epoch_of_file);
         let mut content = page_content(core_map, last_epoch);
         // After a restart the same map has the same epoch.
-        let is_same = last.as_ref() == Some(&content);
-        if !is_same {
+        let is_page_current = last.as_ref() == Some(&content);
+        if !is_page_current {
             content.epoch += 1;
         }
         // The page is written also where a full file system has no room for new files.
         let files_written = self.write_texts(&content);
-        let written = self.page.as_mut().filter(|_| !is_same).map_or(Ok(()), |page| page.write(&content));
+        let written = match self.page.as_mut() {
+            Some(page) if !is_page_current => page.write(&content),
+            _ => Ok(()),
+        };
         // A page that was truncated is made again.
         if written.is_err() {
             self.page = None;

@@ -127,7 +127,7 @@ impl PublishedJob {
         let directory = self.directory.insert(directory);
         let map_written = directory.write_core_map(&self.content.core_map);
         let was_there = directory.create_want_file(self.content.owner)?;
-        // The watch is of the inode that was there before.
+        // A new file is not watched: the watch is of the inode of the former file.
         self.is_watched &= was_there;
         if !self.is_watched {
             self.is_watched = watch.add(id, directory.path());
@@ -268,6 +268,7 @@ impl JobFiles {
         is_to_be_read
     }
 
+    /// Writes the files of the job `id` once. `None` if there is no such job.
     fn try_write(&mut self, id: &JobId) -> Option<Result<bool, FileFault>> {
         self.jobs.get_mut(id).map(|job| job.write_files(id, &mut self.root, &mut self.watch))
     }
@@ -287,7 +288,7 @@ impl JobFiles {
         }
     }
 
-    /// Must be called after the files of the job were written or read.
+    /// Stores the warnings about the files of the job `id`. Must be called after the files were written or read.
     fn update_warnings(&mut self, id: &JobId) {
         let warnings = self.jobs.get(id).map(|job| job.warnings(id)).unwrap_or_default();
         if warnings.is_empty() {
@@ -376,7 +377,7 @@ impl JobFiles {
         // The last event of a write often comes after the first one was read. It needs no second reading.
         self.schedule_reading_of_changed_files(now);
         (self.due, self.last_read) = (None, Some(now));
-        let mut written = Vec::new();
+        let mut updates = Vec::new();
         for id in std::mem::take(&mut self.changed) {
             self.rewrite_if_incomplete(&id);
             let Some(job) = self.jobs.get_mut(&id) else { continue };
@@ -392,21 +393,21 @@ impl JobFiles {
                 }
                 wanted::WantedFileReading::New(cores) => {
                     debug!(job = %id, ?cores, "a program wrote how many cores it wants");
-                    written.push(WantedCoresUpdate { job: id, owner, cores });
+                    updates.push(WantedCoresUpdate { job: id, owner, cores });
                 }
             }
         }
-        written
+        updates
     }
 
     /// Writes all files of the job `id` again if one of them is missing, or if the last write has failed. Otherwise
     /// does nothing.
     fn rewrite_if_incomplete(&mut self, id: &JobId) {
-        let is_whole = |job: &PublishedJob| {
+        let is_complete = |job: &PublishedJob| {
             let directory = job.directory.as_ref();
             job.fault.is_none() && directory.is_some_and(JobDirectory::is_complete)
         };
-        if self.jobs.get(id).is_some_and(|job| !is_whole(job)) {
+        if self.jobs.get(id).is_some_and(|job| !is_complete(job)) {
             self.watch.remove(id);
             if let Some(job) = self.jobs.get_mut(id) {
                 job.is_watched = false;
@@ -415,6 +416,7 @@ impl JobFiles {
         }
     }
 
+    /// Schedules the reading of the files of the job `id`. Does nothing if there is no such job.
     fn schedule(&mut self, id: &JobId, now: Instant) {
         if self.jobs.contains_key(id) {
             self.changed.insert(id.clone());

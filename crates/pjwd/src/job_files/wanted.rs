@@ -72,10 +72,11 @@ impl WantedFile {
             return WantedFileReading::Same;
         }
         self.is_emptied = shrink(path, owner);
-        if is_empty && self.last.is_some() && !std::mem::replace(&mut self.was_empty, true) {
+        let became_empty = is_empty && !self.was_empty;
+        self.was_empty = is_empty;
+        if became_empty && self.last.is_some() {
             return WantedFileReading::MayBeUnfinished;
         }
-        self.was_empty = is_empty;
         match number {
             Ok(number) => {
                 self.fault = None;
@@ -111,11 +112,10 @@ impl WantedFile {
         was_there: bool,
     ) -> io::Result<()> {
         let shown = if was_there { self.last } else { None };
+        self.last = wanted;
         if shown == wanted {
-            self.last = wanted;
             return Ok(());
         }
-        self.last = wanted;
         (self.fault, self.is_emptied) = (None, false);
         let mut file = options().write(true).truncate(true).open(path)?;
         file.write_all(wanted.map_or(String::new(), |cores| format!("{cores}\n")).as_bytes())

@@ -46,7 +46,7 @@ impl FileWatch {
     pub(super) fn add(&mut self, id: &JobId, directory: &Path) -> bool {
         self.remove(id);
         let Some(inotify) = &self.inotify else { return false };
-        // A new file that takes the place of an old one by a rename is no such event: the daemon does that itself.
+        // A rename over an old file is not reported by these flags: the daemon itself replaces files in this way.
         let removals = AddWatchFlags::IN_DELETE
             | AddWatchFlags::IN_MOVED_FROM
             | AddWatchFlags::IN_DELETE_SELF

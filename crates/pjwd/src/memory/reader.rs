@@ -55,16 +55,16 @@ struct ReadRequest {
     reply: oneshot::Sender<Result<JobMemoryReading, ReadingError>>,
 }
 
-/// The thread of a [`MemoryReader`], and what it does at present.
+/// The thread of a [`MemoryReader`]: its id, and the process that it reads at present.
 #[derive(Debug, Default)]
-struct Progress {
+struct ReaderThread {
     /// `None` until the thread runs.
     tid: Mutex<Option<Tid>>,
     /// The process that is read. `None` between two readings.
     pid: Mutex<Option<Pid>>,
 }
 
-impl Progress {
+impl ReaderThread {
     fn pid(&self) -> Option<Pid> {
         *self.pid.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -83,12 +83,12 @@ impl Progress {
     }
 }
 
-/// The reading thread of the present, and those that wait for a lock.
+/// The reading thread that serves requests now, and the threads that wait for a lock.
 #[derive(Debug, Default)]
 struct ReadingThreads {
-    present: Option<(Sender<ReadRequest>, Arc<Progress>)>,
+    present: Option<(Sender<ReadRequest>, Arc<ReaderThread>)>,
     /// Each with the owner of the job whose memory it reads.
-    blocked: Vec<(u32, Weak<Progress>)>,
+    blocked: Vec<(u32, Weak<ReaderThread>)>,
 }
 
 impl ReadingThreads {
@@ -100,12 +100,12 @@ impl ReadingThreads {
 
     /// Whether one more thread may wait for the lock of a process of the user `owner`.
     fn has_room_for(&self, owner: u32) -> bool {
-        let of_owner = self.blocked.iter().filter(|(user, _)| *user == owner).count();
-        of_owner < MAX_BLOCKED_THREADS.saturating_sub(self.blocked.len())
+        let blocked_by_owner = self.blocked.iter().filter(|(user, _)| *user == owner).count();
+        blocked_by_owner < MAX_BLOCKED_THREADS.saturating_sub(self.blocked.len())
     }
 
-    /// Leaves the thread to itself. It ends when it has the lock of a process of the user `owner`.
-    fn abandon(&mut self, thread: &Arc<Progress>, owner: u32) {
+    /// Leaves `thread` to itself. The thread ends when it has got the lock of a process of the user `owner`.
+    fn abandon(&mut self, thread: &Arc<ReaderThread>, owner: u32) {
         self.present.take_if(|(_, present)| Arc::ptr_eq(present, thread));
         self.blocked.push((owner, Arc::downgrade(thread)));
     }
@@ -118,7 +118,7 @@ pub struct MemoryReader {
     threads: Rc<RefCell<ReadingThreads>>,
     measure: Measure,
     check_interval: Duration,
-    blocked_at: fn(&Progress) -> Option<(Pid, u64)>,
+    blocked_at: fn(&ReaderThread) -> Option<(Pid, u64)>,
     /// The queue of the callers that wait for this reader. A caller must have a turn from this queue before it calls
     /// [`MemoryReader::request_reading`].
     pub turns: TurnQueue,
@@ -130,7 +130,7 @@ impl Default for MemoryReader {
             threads: Rc::default(),
             measure: measure_job_memory,
             check_interval: CHECK_INTERVAL,
-            blocked_at: Progress::blocked_at,
+            blocked_at: ReaderThread::blocked_at,
             turns: TurnQueue::default(),
         }
     }
@@ -164,27 +164,27 @@ impl MemoryReader {
         watches_threads: bool,
         wanted: Weak<()>,
     ) -> impl Future<Output = Result<JobMemoryReading, ReadingError>> + use<> {
-        let (reply, reading) = oneshot::channel();
+        let (reply, mut reading) = oneshot::channel();
         let blocked = self.threads.borrow_mut().blocked_pids();
         let has_room = self.threads.borrow().has_room_for(owner);
-        let sent = match has_room {
-            true => self.send(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply }),
-            false => Err(ReadingError::TooManyBlocked { pids: blocked }),
+        let sent = if has_room {
+            self.send(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply })
+        } else {
+            Err(ReadingError::TooManyBlocked { pids: blocked })
         };
         let (threads, check_interval, blocked_at) =
             (Rc::clone(&self.threads), self.check_interval, self.blocked_at);
         async move {
             let thread = sent?;
-            let mut reading = reading;
-            let (mut found, mut checks) = (None, 0);
+            let (mut last_blocked, mut checks) = (None, 0);
             loop {
                 if let Ok(reading) = timeout(check_interval, &mut reading).await {
                     return reading.map_err(|_| ReadingError::NoThread("it has ended".to_owned()))?;
                 }
-                let now = blocked_at(&thread);
-                checks = if now.is_some() && now == found { checks + 1 } else { 1 };
-                found = now;
-                if let Some((pid, _)) = now
+                let blocked_now = blocked_at(&thread);
+                checks = if blocked_now.is_some() && blocked_now == last_blocked { checks + 1 } else { 1 };
+                last_blocked = blocked_now;
+                if let Some((pid, _)) = blocked_now
                     && checks >= MAX_BLOCKED_CHECKS
                 {
                     threads.borrow_mut().abandon(&thread, owner);
@@ -194,9 +194,8 @@ impl MemoryReader {
         }
     }
 
-    /// Sends `request` to the memory reader thread, and returns the progress of the thread. Starts the thread first
-    /// if it does not run.
-    fn send(&self, request: ReadRequest) -> Result<Arc<Progress>, ReadingError> {
+    /// Sends `request` to the memory reader thread, and returns the thread. Starts the thread first if it does not run.
+    fn send(&self, request: ReadRequest) -> Result<Arc<ReaderThread>, ReadingError> {
         let present = &mut self.threads.borrow_mut().present;
         let (sender, thread) = match present.take() {
             Some(present) => present,
@@ -209,42 +208,43 @@ impl MemoryReader {
     }
 }
 
-/// Starts the memory reader thread. Returns the sender for its requests, and its progress.
-fn start_thread(measure: Measure) -> Result<(Sender<ReadRequest>, Arc<Progress>), ReadingError> {
+/// Starts the memory reader thread. Returns the sender for its requests, and the thread.
+fn start_thread(measure: Measure) -> Result<(Sender<ReadRequest>, Arc<ReaderThread>), ReadingError> {
     let (sender, requests) = mpsc::channel();
-    let progress = Arc::new(Progress::default());
-    let of_thread = Arc::clone(&progress);
-    let run = move || serve_requests(&requests, &of_thread, measure);
-    let thread = std::thread::Builder::new().name("memory-reader".to_owned()).spawn(run);
-    thread.map_err(|error| ReadingError::NoThread(error.to_string()))?;
-    Ok((sender, progress))
+    let thread = Arc::new(ReaderThread::default());
+    let served = Arc::clone(&thread);
+    let run = move || serve_requests(&requests, &served, measure);
+    let spawned = std::thread::Builder::new().name("memory-reader".to_owned()).spawn(run);
+    spawned.map_err(|error| ReadingError::NoThread(error.to_string()))?;
+    Ok((sender, thread))
 }
 
 /// Runs in the memory reader thread until the sender of `requests` is dropped. Measures the memory for each request
 /// by the function `measure`, one request after the other, and replies with the reading. If nobody waits for the
 /// reading any more, replies with an error instead. First gives this thread a low CPU priority, and stores its id in
 /// `thread`.
-fn serve_requests(requests: &Receiver<ReadRequest>, thread: &Progress, measure: Measure) {
-    // Without the low priority the readings are as right, and other programs have a little less.
+fn serve_requests(requests: &Receiver<ReadRequest>, thread: &ReaderThread, measure: Measure) {
+    // Without the low priority, the readings are right too, and other programs have a little less CPU time.
     let _ = set_own_nice_value_and_slice(NICE, SLICE);
     let tid = own_thread();
     *thread.tid.lock().unwrap_or_else(PoisonError::into_inner) = Some(tid);
     while let Ok(ReadRequest { processes, kind, watches_threads, blocked, wanted, reply }) = requests.recv() {
         let progress = RequestProgress { wanted, blocked, thread };
-        let reading = match progress.is_wanted() {
-            true => measure(&processes, kind, watches_threads, &progress),
-            false => Err(ReadingError::Abandoned),
+        let reading = if progress.is_wanted() {
+            measure(&processes, kind, watches_threads, &progress)
+        } else {
+            Err(ReadingError::Abandoned)
         };
         thread.set_pid(None);
         let _ = reply.send(reading);
     }
 }
 
-/// The progress of one request.
+/// The progress of the reading for one request.
 struct RequestProgress<'a> {
     wanted: Weak<()>,
     blocked: Vec<Pid>,
-    thread: &'a Progress,
+    thread: &'a ReaderThread,
 }
 
 impl ReadingProgress for RequestProgress<'_> {
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn the_blocked_readings_of_one_user_leave_room_for_those_of_others() {
         let mut threads = ReadingThreads::default();
-        let blocked: [Arc<Progress>; MAX_BLOCKED_THREADS] = Default::default();
+        let blocked: [Arc<ReaderThread>; MAX_BLOCKED_THREADS] = Default::default();
         let owners = blocked.each_ref().map(|thread| {
             let owner = (1..=4).find(|user| threads.has_room_for(*user)).unwrap();
             threads.abandon(thread, owner);

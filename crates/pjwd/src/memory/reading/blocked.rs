@@ -32,13 +32,10 @@ pub(super) fn find_processes_with_held_mmap_lock(
         tids.into_iter().any(|tid| proc.thread_stat(pid, tid).is_ok_and(|stat| stat.state == 'D'))
     };
     blocked.extend(pids().filter(|pid| has_blocked_thread(*pid)));
-    let in_space = pids().zip(spaces.iter().copied());
+    let pids_with_space = || pids().zip(spaces).filter_map(|(pid, space)| Some((pid, (*space)?)));
     let blocked_spaces: BTreeSet<u32> =
-        in_space.clone().filter(|(pid, _)| blocked.contains(pid)).filter_map(|(_, space)| space).collect();
-    blocked.extend(
-        in_space
-            .filter(|(_, space)| space.is_some_and(|space| blocked_spaces.contains(&space)))
-            .map(|(pid, _)| pid),
-    );
+        pids_with_space().filter(|(pid, _)| blocked.contains(pid)).map(|(_, space)| space).collect();
+    let in_blocked_space = pids_with_space().filter(|(_, space)| blocked_spaces.contains(space));
+    blocked.extend(in_blocked_space.map(|(pid, _)| pid));
     blocked
 }

@@ -1,4 +1,5 @@
-//! Samples the threads of each address space for a moment: do they wait for one another to map and unmap memory?
+//! Samples the threads of each address space for a moment, to find threads that wait for one another to map and unmap
+//! memory.
 //!
 //! Only the threads of address spaces with several threads are sampled. If fewer than two of these threads are active
 //! in the first rounds, no more rounds follow. So a job whose processes sleep, or have one thread each, costs nothing
@@ -78,18 +79,18 @@ fn threads_to_sample(
     processes: &[LiveProcess],
     spaces: &[Option<u32>],
 ) -> Vec<SampledThread> {
-    // A process of which it is unknown counts as an address space of its own.
+    // The key of an address space is its number, or the pid of the process if the number is unknown.
     let key = |(process, space): (&LiveProcess, &Option<u32>)| space.ok_or(process.id.pid);
     let keys: Vec<Result<u32, Pid>> = processes.iter().zip(spaces).map(key).collect();
     let mut counts: BTreeMap<Result<u32, Pid>, usize> = BTreeMap::new();
     for (process, key) in processes.iter().zip(&keys) {
         *counts.entry(*key).or_default() += process.threads.max(1);
     }
-    let several: Vec<Result<u32, Pid>> =
+    let with_several_threads: Vec<Result<u32, Pid>> =
         counts.into_iter().filter(|&(_, count)| count > 1).map(|(key, _)| key).collect();
     let mut threads = Vec::new();
     for (process, key) in processes.iter().zip(&keys) {
-        let Ok(space) = several.binary_search(key) else { continue };
+        let Ok(space) = with_several_threads.binary_search(key) else { continue };
         let pid = process.id.pid;
         // A process that has ended has no threads.
         let tids = proc.tids(pid).unwrap_or_default().into_iter();

@@ -161,7 +161,7 @@ pub enum ReadingError {
 /// The memory cgroup in which the processes of a job are.
 struct JobCgroup {
     cgroup: CgroupDir,
-    /// Whether no other process is in it.
+    /// Whether no other process is in the cgroup, and its memory use can be read.
     is_own: bool,
 }
 
@@ -211,7 +211,7 @@ pub fn measure_job_memory(
         sum: JobMemory::default(),
         processes: Vec::with_capacity(alive.len()),
         peak: cgroup.as_ref().filter(|job| job.is_own).and_then(|job| read_memory_peak(&job.cgroup)),
-        available: available(&mut proc, cgroup.as_ref()),
+        available: available_memory(&mut proc, cgroup.as_ref()),
         workers: None,
         map_lock_waits: None,
         ended_processes: u32::try_from(processes.len() - alive.len()).unwrap_or(u32::MAX),
@@ -250,7 +250,7 @@ fn live_process(proc: &mut ProcDir, process: JobProcess) -> Option<LiveProcess> 
     Some(live)
 }
 
-/// Whether this very process still exists, and no other one has its pid.
+/// Returns whether `process` still exists. False if another process has its pid now.
 fn is_alive(proc: &mut ProcDir, process: ProcessId) -> bool {
     let first = proc.thread_stat(process.pid, Tid(process.pid.0));
     first.is_ok_and(|stat| stat.start == process.start)
@@ -269,8 +269,7 @@ fn read_pages(
 ) -> Result<(), ReadingError> {
     let spaces = number_address_spaces(processes, compare_address_spaces);
     let blocked = find_processes_with_held_mmap_lock(proc, processes, &spaces, progress);
-    // The memory of each address space by its number.
-    let mut read: BTreeMap<u32, ProcessMemory> = BTreeMap::new();
+    let mut memory_by_space: BTreeMap<u32, ProcessMemory> = BTreeMap::new();
     for (&LiveProcess { id: process, thread, .. }, address_space) in
         processes.iter().zip(spaces.iter().copied())
     {
@@ -279,10 +278,11 @@ fn read_pages(
         }
         let pid = process.pid;
         // The kernel reports the same pages for each process of an address space.
-        if let Some(same) = address_space.and_then(|space| read.get(&space)) {
-            match is_alive(proc, process) {
-                true => reading.processes.push(ProcessMemory { pid, ..same.clone() }),
-                false => reading.ended_processes += 1,
+        if let Some(memory) = address_space.and_then(|space| memory_by_space.get(&space)) {
+            if is_alive(proc, process) {
+                reading.processes.push(ProcessMemory { pid, ..memory.clone() });
+            } else {
+                reading.ended_processes += 1;
             }
             continue;
         }
@@ -296,15 +296,15 @@ fn read_pages(
             Ok(_) if !is_alive(proc, process) => reading.ended_processes += 1,
             Ok(memory) => {
                 let memory = ProcessMemory { pid, address_space, ..memory };
-                read.extend(address_space.map(|space| (space, memory.clone())));
+                memory_by_space.extend(address_space.map(|space| (space, memory.clone())));
                 reading.processes.push(memory);
             }
             Err(errno) => count_failure(proc, process, errno, reading),
         }
     }
     reading.sum = JobMemory::sum(&reading.processes);
-    let unknown = reading.processes.iter().filter(|process| process.address_space.is_none());
-    let sizes = read.values().chain(unknown).map(|process| process.uss);
+    let without_space = reading.processes.iter().filter(|process| process.address_space.is_none());
+    let sizes = memory_by_space.values().chain(without_space).map(|process| process.uss);
     reading.workers = Some(WorkerMemory::from_unique_set_sizes(reading.at.since_boot, sizes));
     if watches_threads {
         reading.map_lock_waits = Some(map_lock::find_map_lock_waits(proc, processes, &spaces, progress));
@@ -364,9 +364,9 @@ fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut Jo
         let pid = process.pid;
         match proc.read_memory_counters(thread.unwrap_or(pid)) {
             Ok(_) if !is_alive(proc, process) => reading.ended_processes += 1,
-            Ok(ProcessMemoryCounters { rss, anonymous: own, page_tables, swap }) => {
+            Ok(ProcessMemoryCounters { rss, anonymous: anonymous_bytes, page_tables, swap }) => {
                 if address_space.is_none_or(|space| counted.insert(space)) {
-                    anonymous.push(own);
+                    anonymous.push(anonymous_bytes);
                 }
                 let by_node = BTreeMap::new();
                 let memory =
@@ -485,7 +485,7 @@ fn job_cgroup(proc: &mut ProcDir, processes: &[LiveProcess]) -> Option<JobCgroup
 }
 
 /// The memory that the job can still get: what its cgroup and the machine have left.
-fn available(proc: &mut ProcDir, cgroup: Option<&JobCgroup>) -> u64 {
+fn available_memory(proc: &mut ProcDir, cgroup: Option<&JobCgroup>) -> u64 {
     let of_machine = proc.available_memory().unwrap_or(u64::MAX);
     let of_cgroup = cgroup.and_then(|job| job.cgroup.available_memory());
     of_cgroup.map_or(of_machine, |left| left.min(of_machine))

@@ -1,4 +1,4 @@
-//! What the caller of a reading learns and says while it is made.
+//! The interface between a running memory reading and its caller: what is read now, and whether to go on.
 
 use pjw_core::ids::Pid;
 
