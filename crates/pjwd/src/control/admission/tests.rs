@@ -124,7 +124,7 @@ fn idle_users_are_removed_from_memory() {
     for uid in 0..100_000 {
         now += PERIOD / 100;
         assert!(rates.admit(Uid(uid), now));
-        assert!(rates.until.len() <= PRUNE_ABOVE);
+        assert!(rates.until.len() <= PRUNE_FROM);
     }
 }
 
