@@ -21,6 +21,10 @@ const REUSE_FACTOR: u32 = 20;
 const MIN_REUSE: Duration = Duration::from_secs(1);
 /// The time for which a prediction from the pages of processes is not replaced by one from an estimate.
 const MAX_PREDICTION_AGE: Duration = Duration::from_secs(300);
+/// The number of estimates from which a prediction follows.
+const MIN_ESTIMATES: usize = 3;
+/// The time for which a prediction is kept without another reading from which one may follow.
+const MAX_SHORTAGE_AGE: Duration = Duration::from_secs(20 * 60);
 
 /// A summary of one measurement of a job's memory use, for the memory history of the job. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,13 +50,15 @@ struct JobRecord {
     /// When the job began, as the status shows it. A later job may have the same id.
     since: String,
     samples: VecDeque<MemorySample>,
-    /// What the workers had for themselves, by readings of pages, and by estimates. The two can't be compared.
+    /// The private memory of the workers, by readings of pages.
     workers: VecDeque<WorkerMemory>,
+    /// The private memory of the workers, by estimates. An estimate can't be compared with a reading of pages.
     estimated_workers: VecDeque<WorkerMemory>,
     /// The latest reading of each kind.
     latest: BTreeMap<ReadingKind, Arc<JobMemoryReading>>,
+    /// The largest memory use that any reading found, in bytes.
     largest: u64,
-    /// What the latest reading has found that observed the threads.
+    /// The result of the latest reading that observed the threads.
     map_lock_waits: Vec<MmapLockWaits>,
     shortage: Option<PredictedMemoryShortage>,
 }
@@ -66,19 +72,19 @@ impl JobRecord {
     /// pages is younger than [`MAX_PREDICTION_AGE`].
     fn update_shortage_prediction(&mut self, workers: WorkerMemory, kind: ReadingKind, available: u64) {
         let is_estimate = kind == ReadingKind::Estimate;
-        let is_known = self.workers.back().is_some_and(|pages| {
+        let has_recent_pages = self.workers.back().is_some_and(|pages| {
             Duration::from_nanos(workers.at.0.saturating_sub(pages.at.0)) < MAX_PREDICTION_AGE
         });
-        let known = if is_estimate { &mut self.estimated_workers } else { &mut self.workers };
-        push_bounded(known, workers);
+        let history = if is_estimate { &mut self.estimated_workers } else { &mut self.workers };
+        push_bounded(history, workers);
         if !is_estimate {
-            self.shortage = predict_memory_shortage(known.make_contiguous(), available);
-        } else if !is_known {
-            // Estimates come without a request, also while a job still loads its data: only workers that grow for
-            // longer count.
-            let is_enough = workers.workers > 1 && known.len() >= MIN_ESTIMATES;
-            let known = known.make_contiguous();
-            self.shortage = is_enough.then(|| predict_memory_shortage(known, available)).flatten();
+            self.shortage = predict_memory_shortage(history.make_contiguous(), available);
+        } else if !has_recent_pages {
+            // pjwd estimates without a request, also while a job still loads its data. So only workers that grow over
+            // several estimates count.
+            let is_enough = workers.workers > 1 && history.len() >= MIN_ESTIMATES;
+            let history = history.make_contiguous();
+            self.shortage = is_enough.then(|| predict_memory_shortage(history, available)).flatten();
         }
     }
 
@@ -92,11 +98,6 @@ impl JobRecord {
         }
     }
 }
-
-/// The number of estimates from which a prediction follows.
-const MIN_ESTIMATES: usize = 3;
-/// The time for which a prediction is kept without another reading from which one may follow.
-const MAX_SHORTAGE_AGE: Duration = Duration::from_secs(20 * 60);
 
 /// The stored measurements of the memory use of each job: the latest full results, a history of summaries, and the
 /// prediction of a memory shortage.
@@ -137,8 +138,8 @@ impl MemoryRecords {
         reading: JobMemoryReading,
     ) -> Arc<JobMemoryReading> {
         self.remove_earlier_job(job, job_start_time);
-        let fresh = || JobRecord { since: job_start_time.to_owned(), ..JobRecord::default() };
-        let record = self.jobs.entry(job.clone()).or_insert_with(fresh);
+        let new_record = || JobRecord { since: job_start_time.to_owned(), ..JobRecord::default() };
+        let record = self.jobs.entry(job.clone()).or_insert_with(new_record);
         let sample = MemorySample {
             time: reading.at.wall_clock,
             kind: reading.kind,
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reading_is_used_again_for_as_long_as_it_was_dear() {
+    fn a_reading_is_used_again_for_20_times_its_cpu_time() {
         let mut records = MemoryRecords::default();
         records.add(&job(), "12:00", reading(100, GIB, GIB));
         let recent = |seconds: u64, kind| {
@@ -376,7 +377,7 @@ mod tests {
     #[test]
     fn of_many_calls_of_a_user_some_wait_and_share_one_reading_and_the_others_are_refused() {
         let turns = TurnQueue::default();
-        let Poll::Ready(Ok(of_admin)) = poll(&mut Box::pin(turns.wait_for_turn(TurnRequester::User(0), 4)))
+        let Poll::Ready(Ok(root_turn)) = poll(&mut Box::pin(turns.wait_for_turn(TurnRequester::User(0), 4)))
         else {
             panic!("it waits")
         };
@@ -392,7 +393,7 @@ mod tests {
             }
         }
         assert_eq!((waiting.len(), refused), (4, 12));
-        drop(of_admin);
+        drop(root_turn);
         let mut records = MemoryRecords::default();
         let mut readings = 0;
         for mut call in waiting {

@@ -168,14 +168,14 @@ impl MetricCounters {
                 MaskOutcome::Gone => 1,
                 MaskOutcome::Refused { .. } => 2,
             };
-            self.mask_actions[action_index(action.kind)][outcome] += 1;
+            self.mask_actions[mask_action_index(action.kind)][outcome] += 1;
         }
         for (action, outcome) in &report.cpuset_outcomes {
             let outcome = match outcome {
                 CpusetOutcome::Done { .. } => 0,
                 CpusetOutcome::Gone => 1,
                 CpusetOutcome::Refused { .. } | CpusetOutcome::NotMoved { .. } => 2,
-                // It is counted when it is complete.
+                // A delayed change is counted when it is complete.
                 CpusetOutcome::Delayed => continue,
             };
             self.cpuset_actions[cpuset_action_index(&action.change)][outcome] += 1;
@@ -188,7 +188,7 @@ impl MetricCounters {
 }
 
 /// Returns the index of `kind` in the counters of the mask changes (`mask_actions`).
-fn action_index(kind: MaskActionKind) -> usize {
+fn mask_action_index(kind: MaskActionKind) -> usize {
     match kind {
         MaskActionKind::Confine => 0,
         MaskActionKind::Repair => 1,
@@ -202,6 +202,7 @@ fn action_index(kind: MaskActionKind) -> usize {
     }
 }
 
+/// Returns the index of `change` in the counters of the cpuset changes (`cpuset_actions`).
 fn cpuset_action_index(change: &CpusetChange) -> usize {
     match change {
         CpusetChange::Create { .. } => 0,
@@ -263,7 +264,7 @@ mod tests {
     #[test]
     fn the_index_of_each_action_matches_its_name() {
         for (at, kind) in MASK_ACTION_KINDS.into_iter().enumerate() {
-            assert_eq!(action_index(kind), at, "{}", kind.name());
+            assert_eq!(mask_action_index(kind), at, "{}", kind.name());
         }
         let names: Vec<&str> = cpuset_actions_of_all_kinds().iter().map(CpusetAction::kind_name).collect();
         assert_eq!(names, CPUSET_ACTION_NAMES);
@@ -285,14 +286,14 @@ mod tests {
             ],
             cpuset_outcomes: cpuset_actions_of_all_kinds()
                 .into_iter()
-                .map(|job_cpuset| (job_cpuset, CpusetOutcome::Gone))
+                .map(|action| (action, CpusetOutcome::Gone))
                 .collect(),
             ..CycleReport::default()
         };
-        let mut faults =
+        let mut failures =
             OngoingFailures { journal_error: Some("full".to_owned()), ..OngoingFailures::default() };
-        faults.audit_violations.insert(None, "two holders".to_owned());
-        counters.count_cycle(CycleCause::Timer, Duration::from_millis(3), &report, &faults);
+        failures.audit_violations.insert(None, "two holders".to_owned());
+        counters.count_cycle(CycleCause::Timer, Duration::from_millis(3), &report, &failures);
         counters.count_cycle(
             CycleCause::Full,
             Duration::from_secs(60),

@@ -1,4 +1,5 @@
-//! The values that the metrics table reads: PUs counted, and jobs beyond the limit summed into one.
+//! The values that the metrics table reads, computed from the published status: the numbers of PUs by use, the values
+//! of single jobs, and the sums over the jobs beyond `metrics.max_jobs`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -93,11 +94,11 @@ pub struct PuCounts {
 impl PuCounts {
     /// Counts the PUs in the description of the pool. The PUs in `offline` count as offline only.
     fn from_pool(pool: &wire::Pool, offline: &CpuSet) -> Self {
-        let on = |list: &str| cpus(list).difference(offline).len();
+        let count_online = |list: &str| cpus(list).difference(offline).len();
         Self {
-            free: on(&pool.free),
-            allocated: on(&pool.allocated),
-            housekeeping: on(&pool.housekeeping),
+            free: count_online(&pool.free),
+            allocated: count_online(&pool.allocated),
+            housekeeping: count_online(&pool.housekeeping),
             offline: offline.len(),
         }
     }
@@ -137,19 +138,19 @@ impl<'p> MetricValues<'p> {
         let mut order: Vec<usize> = (0..status.jobs.len()).collect();
         // RFC 3339 times of equal length sort as text.
         order.sort_by_key(|&at| (&status.jobs[at].since, &status.jobs[at].id));
-        let named: BTreeSet<usize> = order.into_iter().take(max_jobs).collect();
-        let mut jobs = Vec::with_capacity(named.len() + 1);
+        let single_jobs: BTreeSet<usize> = order.into_iter().take(max_jobs).collect();
+        let mut jobs = Vec::with_capacity(single_jobs.len() + 1);
         let mut other = JobMetrics { id: OTHER_JOBS_LABEL_VALUE.to_owned(), ..JobMetrics::default() };
         for (at, job) in status.jobs.iter().enumerate() {
             let demand = snapshot.published.job_demands.get(at).copied().unwrap_or_default();
-            let facts = JobMetrics::from_job(job, demand, &core_of);
-            if named.contains(&at) {
-                jobs.push(facts);
+            let metrics = JobMetrics::from_job(job, demand, &core_of);
+            if single_jobs.contains(&at) {
+                jobs.push(metrics);
             } else {
-                other.add(&facts);
+                other.add(&metrics);
             }
         }
-        let summed_jobs = status.jobs.len() - named.len();
+        let summed_jobs = status.jobs.len() - single_jobs.len();
         if summed_jobs > 0 {
             jobs.push(other);
         }
@@ -187,7 +188,7 @@ impl<'p> MetricValues<'p> {
     }
 }
 
-/// Parses a CPU list that this daemon wrote.
+/// Parses a CPU list of the status. The daemon wrote the list, so it is never invalid.
 fn cpus(list: &str) -> CpuSet {
     list.parse().unwrap_or_default()
 }

@@ -73,10 +73,10 @@ impl SampleWriter<'_> {
     /// seconds, and the number of durations. As Prometheus requires, the sample of a bucket includes the counts of
     /// all buckets with lower bounds.
     pub fn write_histogram(&mut self, histogram: &DurationHistogram) {
-        let mut below = 0;
+        let mut cumulative = 0;
         for ((_, bound), bucket) in BUCKET_BOUNDS.iter().zip(histogram.bucket_counts) {
-            below += bucket;
-            self.append_sample("_bucket", [("le", *bound)], below);
+            cumulative += bucket;
+            self.append_sample("_bucket", [("le", *bound)], cumulative);
         }
         self.append_sample("_bucket", [("le", "+Inf")], histogram.count);
         self.append_sample("_sum", [], histogram.sum.as_secs_f64());
@@ -92,22 +92,22 @@ impl SampleWriter<'_> {
         value: impl Display,
     ) {
         append_formatted(self.text, format_args!("{}{suffix}", self.family.name));
-        let mut before = '{';
+        let mut separator = '{';
         for (label, value) in labels {
-            append_formatted(self.text, format_args!("{before}{label}=\"{}\"", Escaped(value)));
-            before = ',';
+            append_formatted(self.text, format_args!("{separator}{label}=\"{}\"", Escaped(value)));
+            separator = ',';
         }
-        if before == ',' {
+        if separator == ',' {
             self.text.push('}');
         }
         append_formatted(self.text, format_args!(" {value}\n"));
     }
 }
 
-/// Appends the formatted text of `what` to `text`.
-pub(super) fn append_formatted(text: &mut String, what: std::fmt::Arguments<'_>) {
+/// Appends the formatted text of `arguments` to `text`.
+pub(super) fn append_formatted(text: &mut String, arguments: std::fmt::Arguments<'_>) {
     // Writing to a String can't fail.
-    let _ = text.write_fmt(what);
+    let _ = text.write_fmt(arguments);
 }
 
 /// Displays a text with escaped quotation marks, backslashes and line ends, as the Prometheus formats require for the

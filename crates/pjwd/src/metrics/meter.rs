@@ -1,5 +1,5 @@
-//! From the event loop to the metrics service: a [`MetricsRecorder`] on the loop's thread, and one [`MetricsSnapshot`]
-//! per cycle.
+//! The path of the metrics from the event loop to the metrics service: a [`MetricsRecorder`] on the loop's thread sends
+//! one [`MetricsSnapshot`] per cycle.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub struct CycleTimer {
 #[derive(Debug)]
 pub struct MetricsRecorder {
     counters: MetricCounters,
-    started: UnixMillis,
+    started_at: UnixMillis,
     snapshot: watch::Sender<Option<Arc<MetricsSnapshot>>>,
     settings: watch::Sender<MetricsSettings>,
 }
@@ -68,15 +68,15 @@ impl MetricsRecorder {
     /// settings.
     #[must_use]
     pub fn new(settings: &Settings) -> (Self, MetricsReceiver) {
-        let (snapshot, receiver) = watch::channel(None);
+        let (snapshot_sender, snapshot) = watch::channel(None);
         let (settings_sender, settings) = watch::channel(settings.metrics.clone());
-        let meter = Self {
+        let recorder = Self {
             counters: MetricCounters::default(),
-            started: clock::now().wall_clock,
-            snapshot,
+            started_at: clock::now().wall_clock,
+            snapshot: snapshot_sender,
             settings: settings_sender,
         };
-        (meter, MetricsReceiver { snapshot: receiver, settings })
+        (recorder, MetricsReceiver { snapshot, settings })
     }
 
     fn is_on(&self) -> bool {
@@ -156,9 +156,13 @@ impl MetricsRecorder {
             return;
         }
         let offline_pus = state.topology.cpus().difference(&state.pool.online_cpus());
-        let (counters, started_at, published_at) =
-            (self.counters.clone(), self.started, clock::now().wall_clock);
-        let snapshot = MetricsSnapshot { counters, published: status, offline_pus, started_at, published_at };
+        let snapshot = MetricsSnapshot {
+            counters: self.counters.clone(),
+            published: status,
+            offline_pus,
+            started_at: self.started_at,
+            published_at: clock::now().wall_clock,
+        };
         self.snapshot.send_replace(Some(Arc::new(snapshot)));
     }
 }

@@ -26,11 +26,11 @@ use super::text::{MetricsFormat, metrics_text};
 use super::{facts::MetricValues, textfile};
 use crate::{config::MetricsSettings, host::directories::remove_file_if_exists};
 
-/// How long a text is served again before a new text is made.
+/// The time for which a text is served again before a new text is made.
 const CACHE_TIME: Duration = Duration::from_millis(250);
-/// The delay before listening is tried again.
+/// The delay after a failure to listen at an address, before the next attempt.
 const LISTEN_RETRY: Duration = Duration::from_secs(5);
-/// How long the stop of the daemon waits for the file to be removed.
+/// The time for which the stop of the daemon waits for the removal of the text file.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A text and the time at which it was made.
@@ -41,8 +41,8 @@ type CachedText = (Instant, Rc<str>);
 struct TextCache {
     snapshot: watch::Receiver<Option<Arc<MetricsSnapshot>>>,
     settings: watch::Receiver<MetricsSettings>,
-    /// The last text in each format.
-    last: RefCell<[Option<CachedText>; 2]>,
+    /// The last text in each format: classic, then OpenMetrics.
+    last_texts: RefCell<[Option<CachedText>; 2]>,
 }
 
 impl TextCache {
@@ -55,13 +55,13 @@ impl TextCache {
 
 impl MetricsSource for TextCache {
     fn text(&self, format: MetricsFormat) -> Option<Rc<str>> {
-        let place = usize::from(format == MetricsFormat::OpenMetrics);
-        let last = self.last.borrow()[place].clone();
-        if let Some((_, text)) = last.filter(|(at, _)| at.elapsed() < CACHE_TIME) {
+        let index = usize::from(format == MetricsFormat::OpenMetrics);
+        let last_text = self.last_texts.borrow()[index].clone();
+        if let Some((_, text)) = last_text.filter(|(made_at, _)| made_at.elapsed() < CACHE_TIME) {
             return Some(text);
         }
         let text: Rc<str> = self.render(format)?.into();
-        self.last.borrow_mut()[place] = Some((Instant::now(), Rc::clone(&text)));
+        self.last_texts.borrow_mut()[index] = Some((Instant::now(), Rc::clone(&text)));
         Some(text)
     }
 }
@@ -71,31 +71,30 @@ impl MetricsSource for TextCache {
 /// becomes true, removes the file, stops the HTTP server and returns. Must run inside a [`tokio::task::LocalSet`].
 pub async fn serve_metrics(receiver: MetricsReceiver, mut stop: watch::Receiver<bool>) {
     let MetricsReceiver { snapshot, mut settings } = receiver;
-    let cache = Rc::new(TextCache { snapshot, settings: settings.clone(), last: RefCell::default() });
+    let cache = Rc::new(TextCache { snapshot, settings: settings.clone(), last_texts: RefCell::default() });
     let mut listeners = Listeners {
         cache: Rc::clone(&cache),
         connections: ConnectionCount::default(),
         open: BTreeMap::new(),
     };
-    let mut file_writer = TextFileWriter { cache, path: None, failing: false, next: Instant::now() };
+    let mut file_writer = TextFileWriter { cache, path: None, is_failing: false, next_write: Instant::now() };
     loop {
-        let now = settings.borrow_and_update().clone();
-        listeners.set_addresses(&now.listen_addresses);
-        file_writer.set_path(now.textfile_path.as_deref()).await;
-        loop {
+        let current = settings.borrow_and_update().clone();
+        listeners.set_addresses(&current.listen_addresses);
+        file_writer.set_path(current.textfile_path.as_deref()).await;
+        let is_stopping = loop {
             tokio::select! {
-                () = file_writer.due() => {
-                    file_writer.write_file(now.write_interval).await;
-                    continue;
-                }
-                Ok(()) = settings.changed() => break,
-                _ = stop.wait_for(|stop| *stop) => {}
+                () = file_writer.due() => file_writer.write_file(current.write_interval).await,
+                Ok(()) = settings.changed() => break false,
+                _ = stop.wait_for(|stop| *stop) => break true,
             }
-            listeners.set_addresses(&[]);
-            let _ = timeout(REMOVAL_TIMEOUT, file_writer.set_path(None)).await;
-            return;
+        };
+        if is_stopping {
+            break;
         }
     }
+    listeners.set_addresses(&[]);
+    let _ = timeout(REMOVAL_TIMEOUT, file_writer.set_path(None)).await;
 }
 
 /// The listeners of the HTTP endpoint.
@@ -132,7 +131,7 @@ impl Listeners {
 /// Returns a listener at `address`. If the address can't be used yet, tries again each [`LISTEN_RETRY`] until it can
 /// be used. Logs the first failure.
 async fn bind_until_success(address: SocketAddr) -> TcpListener {
-    let mut failing = false;
+    let mut is_failing = false;
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => {
@@ -143,10 +142,10 @@ async fn bind_until_success(address: SocketAddr) -> TcpListener {
                 return listener;
             }
             Err(error) => {
-                if !failing {
+                if !is_failing {
                     warn!(%address, "can't listen for metrics at {address}: {error}; {}", remedy_of(&error));
                 }
-                failing = true;
+                is_failing = true;
                 sleep(LISTEN_RETRY).await;
             }
         }
@@ -173,15 +172,15 @@ fn remedy_of(error: &io::Error) -> &'static str {
 struct TextFileWriter {
     cache: Rc<TextCache>,
     path: Option<PathBuf>,
-    failing: bool,
-    next: Instant,
+    is_failing: bool,
+    next_write: Instant,
 }
 
 impl TextFileWriter {
     /// Waits until the file is due. Never returns if no file is configured.
     async fn due(&self) {
         match self.path {
-            Some(_) => sleep_until(self.next).await,
+            Some(_) => sleep_until(self.next_write).await,
             None => pending().await,
         }
     }
@@ -189,11 +188,11 @@ impl TextFileWriter {
     /// Sets the path of the file, `None` for no file. If the path changes, removes the file at the old path. If this
     /// file can't be removed, logs the failure. The next write is due at once in any case.
     async fn set_path(&mut self, path: Option<&Path>) {
-        self.next = Instant::now();
+        self.next_write = Instant::now();
         if self.path.as_deref() == path {
             return;
         }
-        self.failing = false;
+        self.is_failing = false;
         if let Some(old) = std::mem::replace(&mut self.path, path.map(Path::to_owned)) {
             let name = old.display().to_string();
             if let Err(error) = blocking(move || remove_file_if_exists(&old)).await {
@@ -207,25 +206,24 @@ impl TextFileWriter {
     async fn write_file(&mut self, interval: Duration) {
         let begun = Instant::now();
         let (Some(path), Some(text)) = (self.path.clone(), self.cache.render(MetricsFormat::Classic)) else {
-            // No cycle has ended since metrics were switched on.
-            self.next = begun + CACHE_TIME;
+            self.next_write = begun + CACHE_TIME;
             return;
         };
         let name = path.display().to_string();
         let written = blocking(move || textfile::write_metrics_file(&path, &text)).await;
         match &written {
-            Ok(()) if self.failing => info!("the metrics in {name} can be written again"),
-            Err(error) if !self.failing => warn!(
+            Ok(()) if self.is_failing => info!("the metrics in {name} can be written again"),
+            Err(error) if !self.is_failing => warn!(
                 "the metrics can't be written to {name}: {error}; make the directory, or, under systemd, let the unit write there (docs/metrics.md); pjwd retries each metrics.interval"
             ),
             _ => {}
         }
-        self.failing = written.is_err();
-        self.next = begun + interval;
+        self.is_failing = written.is_err();
+        self.next_write = begun + interval;
     }
 }
 
 /// Runs disk I/O on a thread of its own.
 async fn blocking(work: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
-    spawn_blocking(work).await.unwrap_or_else(|lost| Err(io::Error::other(lost)))
+    spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use crate::host::directories::remove_file_if_exists;
 
-    fn place() -> (tempfile::TempDir, PathBuf) {
+    fn metrics_path() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("pjw.prom");
         (directory, path)
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn the_file_is_replaced_atomically() {
-        let (directory, path) = place();
+        let (directory, path) = metrics_path();
         write_metrics_file(&path, "one\n").unwrap();
         let mut reader = fs::File::open(&path).unwrap();
         let first = fs::metadata(&path).unwrap();
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_leftover_temporary_file_is_replaced() {
-        let (directory, path) = place();
+        let (directory, path) = metrics_path();
         fs::write(directory.path().join("pjw.prom.tmp"), "# HELP pjw_cyc").unwrap();
         write_metrics_file(&path, "whole\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "whole\n");
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn links_are_not_followed() {
-        let (directory, path) = place();
+        let (directory, path) = metrics_path();
         let victim = directory.path().join("victim");
         fs::write(&victim, "precious").unwrap();
         symlink(&victim, &path).unwrap();
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_failed_write_keeps_the_old_file() {
-        let (directory, path) = place();
+        let (directory, path) = metrics_path();
         write_metrics_file(&path, "old\n").unwrap();
         // The directory blocks the temporary file, for root too.
         fs::create_dir(directory.path().join("pjw.prom.tmp")).unwrap();
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn removing_a_missing_file_is_no_error() {
-        let (directory, path) = place();
+        let (directory, path) = metrics_path();
         write_metrics_file(&path, "x\n").unwrap();
         remove_file_if_exists(&path).unwrap();
         remove_file_if_exists(&path).unwrap();

@@ -41,7 +41,7 @@ pub const JOURNAL_FILE_NAMES: [&str; 2] = [LINES, STATE];
 const REWRITE_BYTES: u64 = 1 << 20;
 /// A removed or replaced `journal.jsonl` is opened again this many times.
 const MAX_ATTEMPTS: usize = 10;
-/// The space that is reserved at once, beside what is needed.
+/// The space that is reserved beyond the requested bytes, so that the next requests need no system call.
 const RESERVED_BYTES: u64 = 256 << 10;
 
 /// The reason why a file of the journal (the files in which pjwd records its changes) can't be opened, read or
@@ -60,16 +60,13 @@ impl JournalError {
     /// Makes the error that `operation` on the file `path` failed with `error`. `operation` is a verb, such as `open`.
     /// The cause of `error` decides which remedy the message names.
     fn new(operation: &'static str, path: &Path, error: &io::Error) -> Self {
-        let remedy = match error.raw_os_error() {
-            Some(libc_enospc) if libc_enospc == nix::libc::ENOSPC => "free space there and try again",
-            Some(libc_erofs) if libc_erofs == nix::libc::EROFS => {
-                "make it writable, or choose another --state-dir"
-            }
-            Some(libc_eacces) if libc_eacces == nix::libc::EACCES => {
-                "run as its owner, or choose another --state-dir"
-            }
+        let remedy = match error.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ENOSPC) => "free space there and try again",
+            Some(Errno::EROFS) => "make it writable, or choose another --state-dir",
+            Some(Errno::EACCES) => "run as its owner, or choose another --state-dir",
+            // An error that is not the kernel's, such as a file of another type.
             None => "remove it, or choose another --state-dir",
-            _ => "check the directory, or choose another --state-dir",
+            Some(_) => "check the directory, or choose another --state-dir",
         };
         Self { operation, path: path.to_owned(), why: error.to_string(), remedy, is_in_use: false }
     }
@@ -121,8 +118,8 @@ impl FileJournal {
         let expected = read_state(dir, boot_id, &mut recovered);
         let (length, last) = read_batches(&lines, dir, boot_id, &expected, &mut recovered)
             .map_err(|error| JournalError::new("read", &path, &error))?;
-        let (state, dir) = (inode_of(&dir.join(STATE)), dir.to_owned());
-        let boot_id = boot_id.to_owned();
+        let state = inode_of(&dir.join(STATE));
+        let (dir, boot_id) = (dir.to_owned(), boot_id.to_owned());
         Ok((Self { dir, boot_id, lines, state, last, length, reserved: 0 }, recovered))
     }
 
@@ -178,20 +175,20 @@ impl FileJournal {
     /// Replaces `journal.jsonl` by a new file with one batch (line) that has no records. The new file is renamed to
     /// its place: if the daemon is killed meanwhile, the old file or the new one is there.
     fn replace_jsonl(&mut self) -> io::Result<()> {
-        let fresh = self.dir.join("journal.jsonl.new");
-        directories::remove_file_if_exists(&fresh)?;
+        let new_path = self.dir.join("journal.jsonl.new");
+        directories::remove_file_if_exists(&new_path)?;
         let mut options = OpenOptions::new();
         options.read(true).append(true).create_new(true).mode(0o600);
         let (boot_id, records) = (Cow::from(&self.boot_id), Cow::from(&[][..]));
         let line = line_of(&Batch { boot_id, number: self.last + 1, records })?;
-        let replaced = directories::open_own_file(&fresh, &mut options).and_then(|file| {
+        let replaced = directories::open_own_file(&new_path, &mut options).and_then(|file| {
             let mut lines = lock(file, |_| false)?;
             lines.write_all(&line)?;
-            std::fs::rename(&fresh, self.path())?;
+            std::fs::rename(&new_path, self.path())?;
             Ok(lines)
         });
         if replaced.is_err() {
-            let _ = std::fs::remove_file(&fresh);
+            let _ = std::fs::remove_file(&new_path);
         }
         self.lines = replaced?;
         (self.last, self.length, self.reserved) = (self.last + 1, line.len() as u64, 0);
@@ -206,14 +203,14 @@ impl FileJournal {
     /// file if it is missing. From then on the journal uses this file, instead of the removed one that was still
     /// open.
     fn recreate_jsonl(&mut self) -> Result<(), JournalError> {
-        let unusable = |error: anyhow::Error| JournalError {
+        let directory_error = |error: anyhow::Error| JournalError {
             operation: "make",
             path: self.dir.clone(),
             why: crate::error_text::error_chain_text(error.as_ref()),
             remedy: "it was removed while pjwd ran: make it again, writable for pjwd",
             is_in_use: false,
         };
-        directories::make_state_directory(&self.dir, Uid::effective().as_raw()).map_err(unusable)?;
+        directories::make_state_directory(&self.dir, Uid::effective().as_raw()).map_err(directory_error)?;
         let (_, lines) = open_and_lock_jsonl(&self.dir)?;
         (self.lines, self.length, self.reserved) = (lines, 0, 0);
         Ok(())
@@ -267,7 +264,7 @@ fn is_stopping(dir: &Path, pid: u32) -> bool {
 /// If the process still holds the lock after the wait, or if the file can't be opened.
 fn open_and_lock_jsonl(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalError> {
     let path = dir.join(LINES);
-    let refused = |why: String, is_in_use| JournalError {
+    let lock_error = |why: String, is_in_use| JournalError {
         operation: "lock",
         path: path.clone(),
         why,
@@ -279,21 +276,22 @@ fn open_and_lock_jsonl(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalErro
         options.read(true).append(true).create(true).mode(0o600);
         let file = directories::open_own_file(&path, &mut options)
             .map_err(|error| JournalError::new("open", &path, &error))?;
-        let again = file.try_clone().map_err(|error| JournalError::new("open", &path, &error))?;
+        // lock() takes the file, so the pid in the error is read through a second handle.
+        let second_handle = file.try_clone().map_err(|error| JournalError::new("open", &path, &error))?;
         let is_alive = |file: &File| running_holder(file).is_some_and(|pid| !is_stopping(dir, pid));
         let locked = lock(file, is_alive).map_err(|errno| match errno {
             Errno::EAGAIN => {
-                let by = running_holder(&again).map(|pid| format!(" by process {pid}")).unwrap_or_default();
-                refused(format!("it is in use{by}"), true)
+                let by = running_holder(&second_handle).map(|pid| format!(" by process {pid}")).unwrap_or_default();
+                lock_error(format!("it is in use{by}"), true)
             }
-            _ => refused(errno.to_string(), false),
+            _ => lock_error(errno.to_string(), false),
         })?;
         // The process that held the lock may have replaced the file.
         if is_file_at_path(&path, &locked) {
             return Ok((path, locked));
         }
     }
-    Err(refused("it is replaced again and again".to_owned(), false))
+    Err(lock_error("it is replaced again and again".to_owned(), false))
 }
 
 impl Journal for FileJournal {
@@ -328,8 +326,8 @@ impl Journal for FileJournal {
         if !is_file_at_path(&self.path(), &self.lines) {
             self.recreate_jsonl()?;
         }
-        let is_empty = self.length == 0;
-        // Before the other file, which names this batch.
+        let was_empty = self.length == 0;
+        // The batch is written before `state.json`, which names it as the last one.
         self.append_batch(&[])?;
         let state = StateFile {
             schema: SCHEMA,
@@ -339,17 +337,17 @@ impl Journal for FileJournal {
             records: Cow::from(records),
         };
         let path = self.dir.join(STATE);
-        let fresh = self.dir.join("state.json.new");
+        let new_path = self.dir.join("state.json.new");
         let written = serde_json::to_vec(&state).map_err(io::Error::from).and_then(|bytes| {
-            directories::recreate_file(&fresh)?.write_all(&bytes)?;
-            std::fs::rename(&fresh, &path)
+            directories::recreate_file(&new_path)?.write_all(&bytes)?;
+            std::fs::rename(&new_path, &path)
         });
         if let Err(error) = written {
-            let _ = std::fs::remove_file(&fresh);
+            let _ = std::fs::remove_file(&new_path);
             return Err(JournalError::new("write", &path, &error));
         }
         self.state = inode_of(&path);
-        if !is_empty {
+        if !was_empty {
             self.replace_jsonl().map_err(|error| JournalError::new("shorten", &self.path(), &error))?;
         }
         if was_removed {

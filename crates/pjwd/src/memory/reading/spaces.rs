@@ -1,8 +1,9 @@
 //! Which processes of a job share an address space, so that its memory counts once.
 //!
-//! The scans of the daemon know this after two looks. A reading may come earlier. So it compares the other processes by
-//! kcmp(2), but only those with the same start address of the stack: the kernel keeps this address in the `mm_struct`,
-//! and execve(2) chooses a new one. Processes that executed a program of their own cause no call.
+//! The scans of the daemon find this out for a process at its second scan. A memory reading may come earlier. So the
+//! reading compares the processes without a group by kcmp(2), but only if their stacks have the same start address: the
+//! kernel keeps this address in the `mm_struct`, and execve(2) chooses a new one. Processes that executed a program of
+//! their own cause no call.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -51,64 +52,68 @@ pub(super) fn number_address_spaces(
     processes: &[LiveProcess],
     compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno> + Copy,
 ) -> Vec<Option<u32>> {
-    let mut with_stack: BTreeMap<u64, u32> = BTreeMap::new();
+    let mut stack_users: BTreeMap<u64, u32> = BTreeMap::new();
     for stack in processes.iter().filter_map(|process| process.stack_start) {
-        *with_stack.entry(stack).or_default() += 1;
+        *stack_users.entry(stack).or_default() += 1;
     }
-    // The first process of each address space with its number, in the order of the kernel, by the address of the stack.
-    let mut known: BTreeMap<Option<u64>, Vec<(Pid, u32)>> = BTreeMap::new();
-    // A process may have executed a program after the last scan. Then it has another stack than its group.
-    let mut groups: BTreeMap<(u32, Option<u64>), u32> = BTreeMap::new();
-    let mut number = |unused: u32, process: &LiveProcess| {
+    // For each start address of a stack: one process of each address space, with the number of this space.
+    let mut numbered_spaces: BTreeMap<Option<u64>, Vec<(Pid, u32)>> = BTreeMap::new();
+    // The key includes the stack: a process that executed a program after the last scan has another stack than its
+    // group, and no longer belongs to the group.
+    let mut group_numbers: BTreeMap<(u32, Option<u64>), u32> = BTreeMap::new();
+    let mut number_process = |unused: u32, process: &LiveProcess| {
         let stack = process.stack_start;
         let group = process.group.map(|group| (group, stack));
-        if let Some(&number) = group.and_then(|group| groups.get(&group)) {
+        if let Some(&number) = group.and_then(|group| group_numbers.get(&group)) {
             return Some(number);
         }
-        let is_alone = stack.is_some_and(|stack| with_stack.get(&stack) == Some(&1));
-        let number = match process.thread.filter(|_| !is_alone) {
+        let has_own_stack = stack.is_some_and(|stack| stack_users.get(&stack) == Some(&1));
+        let number = match process.thread.filter(|_| !has_own_stack) {
             None => Some(unused),
-            Some(thread) => number_address_space(known.entry(stack).or_default(), thread, unused, compare),
+            Some(thread) => {
+                find_or_add_space(numbered_spaces.entry(stack).or_default(), thread, unused, compare)
+            }
         };
+        // A group has a number even if its processes can't be compared.
         let number = number.or(group.map(|_| unused))?;
-        groups.extend(group.map(|group| (group, number)));
+        group_numbers.extend(group.map(|group| (group, number)));
         Some(number)
     };
-    (0..).zip(processes).map(|(unused, process)| number(unused, process)).collect()
+    (0..).zip(processes).map(|(unused, process)| number_process(unused, process)).collect()
 }
 
 /// Returns the number of the address space of the process `pid`. `None` if `pid` can't be compared, for example
 /// because it has ended.
 ///
-/// `known` has one process for each known address space, with the number of this space. It is sorted in the order of
-/// kcmp(2), which `compare` calls. If the address space of `pid` is new, its number is `unused`, and `pid` is added
-/// to `known`. Processes in `known` that have ended are removed.
-fn number_address_space(
-    known: &mut Vec<(Pid, u32)>,
+/// `spaces` has one process for each numbered address space, with the number of this space. It is sorted in the order
+/// of kcmp(2), which `compare` calls. If the address space of `pid` is new, its number is `unused`, and `pid` is added
+/// to `spaces`. Processes in `spaces` that have ended are removed.
+fn find_or_add_space(
+    spaces: &mut Vec<(Pid, u32)>,
     pid: Pid,
     unused: u32,
     compare: impl Fn(Pid, Pid) -> Result<Ordering, Errno>,
 ) -> Option<u32> {
     // A process that may not be compared with any other may not be compared with itself either.
     while compare(pid, pid).is_ok() {
-        let mut failed = None;
-        let found = known.binary_search_by(|&(other, _)| {
+        let mut incomparable = None;
+        let position = spaces.binary_search_by(|&(other, _)| {
             compare(other, pid).unwrap_or_else(|_| {
-                failed = Some(other);
+                incomparable = Some(other);
                 Ordering::Less
             })
         });
-        let Some(other) = failed else {
-            if let Err(index) = found {
-                known.insert(index, (pid, unused));
+        let Some(other) = incomparable else {
+            if let Err(index) = position {
+                spaces.insert(index, (pid, unused));
             }
-            return Some(found.map_or(unused, |index| known[index].1));
+            return Some(position.map_or(unused, |index| spaces[index].1));
         };
-        // One of the two has ended meanwhile. If that is the other one, it is left out.
+        // One of the two processes has ended meanwhile. If it is `other`, the search starts again without `other`.
         if compare(other, other).is_ok() {
             return None;
         }
-        known.retain(|(known, _)| *known != other);
+        spaces.retain(|&(space_pid, _)| space_pid != other);
     }
     None
 }
@@ -126,7 +131,7 @@ mod tests {
         LiveProcess { id, group, threads: 1, thread: Some(Pid(pid)), stack_start }
     }
 
-    /// Processes that nothing is known of, all with the same stack.
+    /// Processes without a group, all with the same stack.
     fn forked(pids: &[u32]) -> Vec<LiveProcess> {
         pids.iter().map(|&pid| process(pid, None, Some(0x7fff_0000))).collect()
     }
@@ -147,13 +152,13 @@ mod tests {
             number_address_spaces(&forked(&[30, 39, 10, 49, 20, 31, 11, 21, 19]), compare),
             [Some(0), None, Some(2), None, Some(4), Some(0), Some(2), Some(4), None]
         );
-        // Process 20 ends once it is known.
-        let is_over = Cell::new(false);
+        // Process 20 ends after it got its number.
+        let has_ended = Cell::new(false);
         let ending = |one: Pid, other: Pid| {
-            if is_over.get() && (one.0 == 20 || other.0 == 20) {
+            if has_ended.get() && (one.0 == 20 || other.0 == 20) {
                 return Err(Errno::ESRCH);
             }
-            is_over.set(is_over.get() || one.0 == 30);
+            has_ended.set(has_ended.get() || one.0 == 30);
             compare(one, other)
         };
         assert_eq!(number_address_spaces(&forked(&[20, 30, 10, 31, 11]), ending), [0, 1, 2, 1, 2].map(Some));

@@ -69,8 +69,9 @@ pub struct ConnectionCount(Rc<Cell<usize>>);
 struct ConnectionSlot(ConnectionCount);
 
 impl ConnectionCount {
-    fn admit(&self, most: usize) -> Option<ConnectionSlot> {
-        (self.0.get() < most).then(|| {
+    /// Takes a slot for one more connection. `None` if `max_connections` connections are open.
+    fn admit(&self, max_connections: usize) -> Option<ConnectionSlot> {
+        (self.0.get() < max_connections).then(|| {
             self.0.set(self.0.get() + 1);
             ConnectionSlot(self.clone())
         })
@@ -98,36 +99,36 @@ pub async fn serve_http<T: MetricsSource>(
     connections: ConnectionCount,
 ) {
     let mut clients = JoinSet::new();
-    let mut failing = false;
+    let mut is_failing = false;
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                failing = false;
+                is_failing = false;
                 while clients.try_join_next().is_some() {}
-                let Some(admitted) = connections.admit(limits.max_connections) else {
+                let Some(slot) = connections.admit(limits.max_connections) else {
                     reject(&stream);
                     continue;
                 };
                 let source = Rc::clone(&source);
                 clients.spawn_local(async move {
-                    let _admitted = admitted;
+                    let _slot = slot;
                     // A slow or closed connection is not an error.
                     let _ =
                         timeout(limits.connection_timeout, handle_connection(stream, &*source, limits)).await;
                 });
             }
             Err(error) => {
-                if !failing {
+                if !is_failing {
                     warn!(%error, "can't accept connections for metrics; retrying until it works");
                 }
-                failing = true;
+                is_failing = true;
                 sleep(ACCEPT_RETRY).await;
             }
         }
     }
 }
 
-/// Answers one connection too many with 503, if that does not block.
+/// Answers a connection above the maximum number with 503, if that does not block.
 fn reject(stream: &TcpStream) {
     let _ = stream.try_write(&Response::refusal(Refusal::TooManyConnections).head_and_body(true));
     // Unread bytes would reset the connection on close.
@@ -144,7 +145,7 @@ async fn handle_connection<T: MetricsSource>(
 ) -> std::io::Result<()> {
     let mut head = Vec::with_capacity(1024);
     let deadline = Instant::now() + limits.request_timeout;
-    let asked = loop {
+    let request = loop {
         match parse_head(&head) {
             Parsed::Request(request) => break Ok(request),
             Parsed::Refused(status) => break Err(status),
@@ -161,7 +162,7 @@ async fn handle_connection<T: MetricsSource>(
             Ok(Err(error)) => return Err(error),
         }
     };
-    let (response, with_body) = match asked {
+    let (response, with_body) = match request {
         Err(status) => (Response::refusal(status), true),
         Ok(Request { format, with_body }) => {
             let text = source.text(format);
@@ -175,11 +176,11 @@ async fn handle_connection<T: MetricsSource>(
     stream.write_all(&response.head_and_body(with_body)).await?;
     stream.shutdown().await?;
     let mut ignored = [0; 1024];
-    let mut left = MAX_DRAINED_BYTES;
-    while left > 0 {
+    let mut remaining = MAX_DRAINED_BYTES;
+    while remaining > 0 {
         match stream.read(&mut ignored).await? {
             0 => break,
-            read => left = left.saturating_sub(read),
+            read => remaining = remaining.saturating_sub(read),
         }
     }
     Ok(())
@@ -251,10 +252,10 @@ fn parse_head(head: &[u8]) -> Parsed {
         Err(httparse::Error::TooManyHeaders) => return Parsed::Refused(Refusal::HeadTooLarge),
         Err(_) => return Parsed::Refused(Refusal::BadRequest),
     }
-    let named = |name: &'static str| {
+    let fields_named = |name: &'static str| {
         request.headers.iter().filter(move |field| field.name.eq_ignore_ascii_case(name))
     };
-    let hosts = named("host").count();
+    let hosts = fields_named("host").count();
     if hosts > 1 || (hosts == 0 && request.version == Some(1)) {
         return Parsed::Refused(Refusal::InvalidHost);
     }
@@ -266,17 +267,19 @@ fn parse_head(head: &[u8]) -> Parsed {
         Some("HEAD") => false,
         _ => return Parsed::Refused(Refusal::MethodNotAllowed),
     };
-    let takes_openmetrics =
-        named("accept").filter_map(|field| std::str::from_utf8(field.value).ok()).any(accepts_openmetrics);
+    let mut accept_values = fields_named("accept").filter_map(|field| std::str::from_utf8(field.value).ok());
+    let takes_openmetrics = accept_values.any(accepts_openmetrics);
     let format = if takes_openmetrics { MetricsFormat::OpenMetrics } else { MetricsFormat::Classic };
     Parsed::Request(Request { format, with_body })
 }
 
 /// The path of a request target, without the query and without scheme and host.
 fn path_of(target: &str) -> &str {
-    let whole = target.strip_prefix("http://").map(|rest| rest.find('/').map_or("/", |at| &rest[at..]));
-    let path = whole.unwrap_or(target);
-    path.split('?').next().unwrap_or(path)
+    let path_and_query = match target.strip_prefix("http://") {
+        Some(host_and_path) => host_and_path.find('/').map_or("/", |at| &host_and_path[at..]),
+        None => target,
+    };
+    path_and_query.split('?').next().unwrap_or(path_and_query)
 }
 
 /// Returns whether the client accepts the OpenMetrics format, in version 1.0.0 or in any version. `field` is the
@@ -299,32 +302,33 @@ fn accepts_openmetrics(field: &str) -> bool {
 struct Response {
     status: &'static str,
     content_type: &'static str,
-    /// One more header field, with its line end.
-    field: &'static str,
+    /// One more header field with its line end, or empty.
+    extra_field: &'static str,
     body: Rc<str>,
 }
 
 impl Response {
     fn text(body: Rc<str>, format: MetricsFormat) -> Self {
-        Self { status: "200 OK", content_type: format.content_type(), field: "", body }
+        Self { status: "200 OK", content_type: format.content_type(), extra_field: "", body }
     }
 
     fn refusal(refusal: Refusal) -> Self {
-        let field = match refusal {
+        let extra_field = match refusal {
             Refusal::MethodNotAllowed => "Allow: GET, HEAD\r\n",
             Refusal::TooManyConnections | Refusal::NoMetricsYet => "Retry-After: 1\r\n",
             _ => "",
         };
         let (status, body) = refusal.status_line_and_body();
-        Self { status, content_type: "text/plain; charset=utf-8", field, body: format!("{body}\n").into() }
+        let content_type = "text/plain; charset=utf-8";
+        Self { status, content_type, extra_field, body: format!("{body}\n").into() }
     }
 
     /// Returns the whole response as bytes. Leaves out the body if `with_body` is false, as for the method `HEAD`.
     fn head_and_body(&self, with_body: bool) -> Vec<u8> {
-        let Self { status, content_type, field, body } = self;
+        let Self { status, content_type, extra_field, body } = self;
         let length = body.len();
         let mut bytes = format!(
-            "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n{field}\
+            "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\n{extra_field}\
              Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
         )
         .into_bytes();

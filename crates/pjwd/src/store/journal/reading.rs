@@ -1,4 +1,4 @@
-//! The content of the two files of the journal: the format, and what a daemon reads that an earlier one wrote.
+//! The format of the two files of the journal, and how a daemon reads the records that an earlier daemon left in them.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -15,8 +15,8 @@ pub(super) const LINES: &str = "journal.jsonl";
 pub(super) const STATE: &str = "state.json";
 /// The format of both files. A file with another schema is set aside.
 pub(super) const SCHEMA: u32 = 1;
-/// The begin of each line of `journal.jsonl`.
-const BEGIN_OF_BATCH: &[u8] = b"{\"boot_id\":\"";
+/// The first bytes of each line of `journal.jsonl`.
+const BATCH_PREFIX: &[u8] = b"{\"boot_id\":\"";
 /// The largest state file in bytes. This program writes no larger file.
 const MAX_STATE_BYTES: u64 = 256 << 20;
 
@@ -38,10 +38,12 @@ pub struct RecoveredJournal {
     pub is_found: bool,
 }
 
+/// The content of `state.json`.
 #[derive(Serialize, Deserialize)]
 pub(super) struct StateFile<'a> {
     pub(super) schema: u32,
     pub(super) boot_id: Cow<'a, str>,
+    /// The number of the last batch that the file includes.
     pub(super) last: u64,
     /// Whether a batch follows this file in any case. False in files of earlier versions.
     #[serde(default)]
@@ -58,6 +60,7 @@ pub(super) struct Expected {
     pub(super) is_followed: bool,
 }
 
+/// One line of `journal.jsonl`.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Batch<'a> {
     pub(super) boot_id: Cow<'a, str>,
@@ -80,13 +83,13 @@ pub fn has_journal_files(dir: &Path, has_state_file: bool) -> bool {
 /// `dir` may be the state directory of another daemon.
 #[must_use]
 pub fn has_records(dir: &Path, boot_id: &str) -> bool {
-    let text_of = |name: &str| {
+    let read_file = |name: &str| {
         let mut text = Vec::new();
         let opened = directories::open_own_file(&dir.join(name), OpenOptions::new().read(true));
         opened.and_then(|file| file.take(MAX_STATE_BYTES).read_to_end(&mut text)).map(|_| text)
     };
     let is_missing = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
-    let lines = match text_of(LINES) {
+    let lines = match read_file(LINES) {
         Err(error) if !is_missing(&error) => return true,
         lines => lines.unwrap_or_default(),
     };
@@ -100,11 +103,12 @@ pub fn has_records(dir: &Path, boot_id: &str) -> bool {
         let batch = serde_json::from_slice::<Batch<'_>>(line);
         batch.is_ok_and(|batch| batch.boot_id != boot_id || batch.records.is_empty())
     };
-    let has_state = match text_of(STATE) {
+    let has_state_records = match read_file(STATE) {
         Err(error) => !is_missing(&error),
         Ok(text) => !is_empty_state(&text),
     };
-    has_state || !lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()).all(is_empty_batch)
+    let mut batches = lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+    has_state_records || !batches.all(is_empty_batch)
 }
 
 /// Reads `state.json` in the directory `dir`, and stores its records in `recovered` if the file is of the boot
@@ -151,11 +155,11 @@ pub(super) fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJou
 fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) {
     recovered.has_lost_records = true;
     let aside = path.with_extension("json.unreadable");
-    let kept = match std::fs::rename(path, &aside) {
+    let what_was_done = match std::fs::rename(path, &aside) {
         Ok(()) => format!("kept as {}", aside.display()),
         Err(error) => format!("left there ({error})"),
     };
-    recovered.remarks.push(format!("{} {why}; {kept}, starting from what is running", path.display()));
+    recovered.remarks.push(format!("{} {why}; {what_was_done}, starting from what is running", path.display()));
 }
 
 /// Reads the batches (lines with records) in `lines`, the file `journal.jsonl` in `dir`. Adds to `recovered` the
@@ -176,7 +180,7 @@ pub(super) fn read_batches(
     let mut reader = BufReader::new(lines);
     reader.seek(SeekFrom::Start(0))?;
     let (mut length, mut line, mut last) = (0u64, Vec::new(), expected.last);
-    let (mut has_gap, mut has_later) = (false, false);
+    let (mut has_gap, mut has_expected_batch) = (false, false);
     loop {
         line.clear();
         let read = reader.by_ref().take(MAX_STATE_BYTES).read_until(b'\n', &mut line)?;
@@ -190,7 +194,7 @@ pub(super) fn read_batches(
             break;
         };
         (length, recovered.is_found) = (length + read as u64, true);
-        has_later |= batch.boot_id == boot_id && batch.number >= expected.last;
+        has_expected_batch |= batch.boot_id == boot_id && batch.number >= expected.last;
         if batch.boot_id == boot_id && batch.number > last {
             has_gap |= batch.number > last + 1;
             last = batch.number;
@@ -199,14 +203,14 @@ pub(super) fn read_batches(
     }
     if length < lines.metadata()?.len() {
         reader.seek(SeekFrom::Start(length))?;
-        let mut rest = Vec::new();
-        reader.take(MAX_STATE_BYTES).read_to_end(&mut rest)?;
-        let saved = save_unreadable_lines(dir, &rest);
-        recovered.has_lost_records |= saved.is_some();
-        recovered.remarks.extend(saved);
+        let mut unparsed = Vec::new();
+        reader.take(MAX_STATE_BYTES).read_to_end(&mut unparsed)?;
+        let remark = save_unreadable_lines(dir, &unparsed);
+        recovered.has_lost_records |= remark.is_some();
+        recovered.remarks.extend(remark);
         lines.set_len(length)?;
     }
-    if has_gap || (expected.is_followed && !has_later) {
+    if has_gap || (expected.is_followed && !has_expected_batch) {
         recovered.has_lost_records = true;
         let dir = dir.display();
         recovered.remarks.push(format!("records are missing in {dir}: a file there was removed or emptied"));
@@ -214,21 +218,22 @@ pub(super) fn read_batches(
     Ok((length, last))
 }
 
-/// Saves `rest`, the lines of the journal that can't be parsed, in the file `journal.jsonl.unreadable` in `dir`.
-/// Another version of pjwd may have written them, and an administrator may need their affinity masks. Returns a
-/// remark for the log, also if the file can't be written. Returns `None` and saves nothing if `rest` is only an
+/// Saves `lines`, the lines of the journal that can't be parsed, in the file `journal.jsonl.unreadable` in `dir`.
+/// Another version of pjwd may have written these lines, and an administrator may need their affinity masks. Returns a
+/// remark for the log, also if the file can't be written. Returns `None` and saves nothing if `lines` is only an
 /// incomplete last line that begins like a batch.
-fn save_unreadable_lines(dir: &Path, rest: &[u8]) -> Option<String> {
-    let has_begin_of_batch = rest.iter().zip(BEGIN_OF_BATCH).all(|(byte, expected)| byte == expected);
-    if !rest.contains(&b'\n') && has_begin_of_batch {
+fn save_unreadable_lines(dir: &Path, lines: &[u8]) -> Option<String> {
+    // The daemon may have been killed within the prefix.
+    let begins_like_batch = lines.iter().zip(BATCH_PREFIX).all(|(byte, expected)| byte == expected);
+    if !lines.contains(&b'\n') && begins_like_batch {
         return None;
     }
     let path = dir.join("journal.jsonl.unreadable");
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
-    let kept = directories::open_own_file(&path, &mut options).and_then(|mut file| file.write_all(rest));
+    let saved = directories::open_own_file(&path, &mut options).and_then(|mut file| file.write_all(lines));
     let path = path.display();
-    Some(match kept {
+    Some(match saved {
         Ok(()) => format!("lines of the journal that this version can't read are kept in {path}"),
         Err(error) => format!("lines of the journal that this version can't read are lost ({path}: {error})"),
     })
