@@ -22,7 +22,7 @@ use crate::socket_access::SocketAccess;
 #[derive(Debug, Error)]
 pub enum BindError {
     /// Another process already listens on the socket, or holds the lock file of the socket.
-    #[error("pjwd is running already{}: it holds {path}; stop it, or choose another --socket", holder(.pid), path = path.display())]
+    #[error("pjwd is running already{}: it holds {path}; stop it, or choose another --socket", as_process(.pid), path = path.display())]
     InUse {
         /// The path of the socket on which the daemon was to listen.
         path: PathBuf,
@@ -65,7 +65,7 @@ pub enum BindError {
     },
 }
 
-fn holder(pid: &Option<i32>) -> String {
+fn as_process(pid: &Option<i32>) -> String {
     pid.map(|pid| format!(" as process {pid}")).unwrap_or_default()
 }
 
@@ -115,7 +115,7 @@ impl BoundSocket {
         if inode_of(&self.path) != Some(self.inode) {
             (self.listener, self.inode) = listen_at(&self.path, self.access)?;
         }
-        self.dup_listener().map_err(fault("listen on", &self.path))
+        self.dup_listener().map_err(io_error("listen on", &self.path))
     }
 
     /// Returns a duplicate of the listening socket's file descriptor, for the server. Dropping the duplicate
@@ -131,7 +131,7 @@ impl BoundSocket {
 impl Drop for BoundSocket {
     fn drop(&mut self) {
         // Another process may have put another socket at this path in the meantime.
-        if std::fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode) {
+        if inode_of(&self.path) == Some(self.inode) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -168,13 +168,13 @@ pub fn bind_with_access(path: &Path, access: SocketAccess) -> Result<BoundSocket
 /// accepts no further connections at the moment, or if the calling process has no permission to connect.
 #[must_use]
 pub fn is_listening(path: &Path) -> bool {
-    matches!(listening(path), Listening::Process(_))
+    matches!(probe_listener(path), Listening::Process(_))
 }
 
 /// Makes the directory of the socket at `path` if it is missing. Fails if something other than a socket is at `path`.
 fn prepare_socket_path(path: &Path) -> Result<(), BindError> {
     if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        std::fs::create_dir_all(dir).map_err(fault("make", dir))?;
+        std::fs::create_dir_all(dir).map_err(io_error("make", dir))?;
     }
     match std::fs::symlink_metadata(path).map(|meta| meta.file_type()) {
         Ok(kind) if kind.is_socket() => {}
@@ -183,7 +183,7 @@ fn prepare_socket_path(path: &Path) -> Result<(), BindError> {
             return Err(BindError::NotASocket { path: path.to_owned(), what });
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(fault("look at", path)(error)),
+        Err(error) => return Err(io_error("look at", path)(error)),
     }
     Ok(())
 }
@@ -191,18 +191,18 @@ fn prepare_socket_path(path: &Path) -> Result<(), BindError> {
 /// Listens on a new socket at `path` with the permissions `access`. Replaces a socket file at which no process listens,
 /// and fails if a process listens there. Returns the listener, and the device and inode of the new file.
 fn listen_at(path: &Path, access: SocketAccess) -> Result<(UnixListener, (u64, u64)), BindError> {
-    if let Listening::Process(pid) = listening(path) {
-        // A daemon runs that was started by other means, without the lock.
-        return Err(held(path, pid));
+    if let Listening::Process(pid) = probe_listener(path) {
+        // A process listens here that does not have the lock.
+        return Err(in_use_error(path, pid));
     }
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(fault("remove the stale", path)(error));
+            return Err(io_error("remove the stale", path)(error));
         }
         _ => {}
     }
-    let listener = access.listen_at(path).map_err(fault("listen on", path))?;
-    let meta = std::fs::symlink_metadata(path).map_err(fault("look at", path))?;
+    let listener = access.listen_at(path).map_err(io_error("listen on", path))?;
+    let meta = std::fs::symlink_metadata(path).map_err(io_error("look at", path))?;
     Ok((listener, (meta.dev(), meta.ino())))
 }
 
@@ -212,25 +212,25 @@ fn inode_of(path: &Path) -> Option<(u64, u64)> {
 }
 
 fn is_lock_in_place(path: &Path, lock: &File) -> bool {
-    let open = lock.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
-    open.is_some() && open == inode_of(&lock_path(path))
+    let lock_inode = lock.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
+    lock_inode.is_some() && lock_inode == inode_of(&lock_path(path))
 }
 
 /// The path of the lock file beside the socket at `path`.
 fn lock_path(path: &Path) -> PathBuf {
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".lock");
-    PathBuf::from(beside)
+    let mut lock_path = path.as_os_str().to_owned();
+    lock_path.push(".lock");
+    PathBuf::from(lock_path)
 }
 
-fn fault(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BindError {
+fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BindError {
     let path = path.to_owned();
     move |why| BindError::Io { operation, path, why }
 }
 
-/// The error for a socket on which a process listens. The kernel reports the process that called listen(2). For a
-/// socket unit that is the service manager, which must not be reported as pjwd.
-fn held(path: &Path, pid: Option<i32>) -> BindError {
+/// Returns the error for a socket on which the process `pid` listens. The kernel reports the process that called
+/// listen(2). For a socket unit, this is the service manager, which must not be reported as pjwd.
+fn in_use_error(path: &Path, pid: Option<i32>) -> BindError {
     let path = path.to_owned();
     let comm = pid.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     match comm.as_deref().map(str::trim_end) {
@@ -250,24 +250,24 @@ fn not_a_file() -> io::Error {
 /// If another process holds the lock. The error has the pid of the process that listens at `path`, if this pid is
 /// known. If the lock file can't be used, for example because it is not a regular file.
 fn lock_socket(path: &Path) -> Result<Flock<File>, BindError> {
-    let beside = lock_path(path);
+    let lock_path = lock_path(path);
     let mut options = OpenOptions::new();
     // Through a symbolic link the lock file would be created at the target of the link. Opening a pipe without a reader
     // must not block the start.
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
     options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags.bits());
-    let file = options.open(&beside).map_err(|why| match listening(path) {
+    let file = options.open(&lock_path).map_err(|why| match probe_listener(path) {
         // The daemon of another user has a lock file that this user cannot open.
-        Listening::Process(pid) if why.kind() == io::ErrorKind::PermissionDenied => held(path, pid),
-        _ if why.raw_os_error() == Some(Errno::ENXIO as i32) => fault("lock", &beside)(not_a_file()),
-        _ => fault("make", &beside)(why),
+        Listening::Process(pid) if why.kind() == io::ErrorKind::PermissionDenied => in_use_error(path, pid),
+        _ if why.raw_os_error() == Some(Errno::ENXIO as i32) => io_error("lock", &lock_path)(not_a_file()),
+        _ => io_error("make", &lock_path)(why),
     })?;
     if !file.metadata().is_ok_and(|meta| meta.is_file()) {
-        return Err(fault("lock", &beside)(not_a_file()));
+        return Err(io_error("lock", &lock_path)(not_a_file()));
     }
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        Errno::EWOULDBLOCK => held(path, listening(path).pid()),
-        errno => fault("lock", &beside)(errno.into()),
+        Errno::EWOULDBLOCK => in_use_error(path, probe_listener(path).pid()),
+        errno => io_error("lock", &lock_path)(errno.into()),
     })
 }
 
@@ -287,7 +287,8 @@ impl Listening {
     }
 }
 
-fn listening(path: &Path) -> Listening {
+/// Tries to connect to the socket at `path`, and returns whether a process listens there.
+fn probe_listener(path: &Path) -> Listening {
     match dial(path, Duration::ZERO) {
         Ok(stream) => Listening::Process(listener_pid(&stream)),
         Err(Errno::ECONNREFUSED | Errno::ENOENT) => Listening::Nothing,

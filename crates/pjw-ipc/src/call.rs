@@ -60,7 +60,7 @@ macro_rules! parameters {
         #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct $name {
-            $($(#[$field_doc])* #[serde(skip_serializing_if = "skip")] pub $field: $type,)*
+            $($(#[$field_doc])* #[serde(skip_serializing_if = "is_absent")] pub $field: $type,)*
         }
     )*};
 }
@@ -175,8 +175,8 @@ parameters! {
     }
 }
 
-/// Whether a parameter is absent. Absent parameters are not sent; `null` would mean the same.
-fn skip<T: Serialize>(value: &T) -> bool {
+/// Returns whether a parameter is absent. An absent parameter is not sent, although `null` would mean the same.
+fn is_absent<T: Serialize>(value: &T) -> bool {
     serde_json::to_value(value).is_ok_and(|value| value.is_null())
 }
 

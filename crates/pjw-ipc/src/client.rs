@@ -18,7 +18,7 @@ use crate::service_commands;
 
 /// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
 const MAX_REPLY: usize = 64 << 20;
-/// How long a process reads after the deadline what arrived before it.
+/// The time after the deadline of a call in which the client still reads bytes that have arrived already.
 const LATE_READING_TIME: Duration = Duration::from_millis(100);
 /// The maximum time for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
@@ -131,37 +131,37 @@ impl Client {
     /// If no daemon listens at `path`, the daemon does not accept the connection in time, `path` is too long for a Unix
     /// socket, or the user has no permission.
     pub fn connect_with_timeout(path: &Path, timeout: Duration) -> Result<Self, ConnectError> {
-        let path_there = path.to_owned();
+        let owned_path = path.to_owned();
         if let Some(length) = length_if_too_long(path) {
-            return Err(ConnectError::PathTooLong { path: path_there, length });
+            return Err(ConnectError::PathTooLong { path: owned_path, length });
         }
-        // The kernel refuses a connection to a file of another kind as it refuses one to a socket without a listener.
+        // connect(2) fails with the same error for a file of another kind and for a socket without a listener.
         let is_other_file =
             || std::fs::metadata(path).is_ok_and(|metadata| !metadata.file_type().is_socket());
         let stream = dial(path, timeout).map_err(|errno| match errno {
-            Errno::ECONNREFUSED if is_other_file() => ConnectError::NotASocket { path: path_there },
+            Errno::ECONNREFUSED if is_other_file() => ConnectError::NotASocket { path: owned_path },
             Errno::ENOENT | Errno::ECONNREFUSED | Errno::ENOTDIR => {
-                ConnectError::NotRunning { path: path_there }
+                ConnectError::NotRunning { path: owned_path }
             }
-            Errno::EACCES | Errno::EPERM => ConnectError::PermissionDenied { path: path_there },
-            Errno::EAGAIN => ConnectError::Timeout { path: path_there },
-            errno => ConnectError::Io { path: path_there, why: errno.into() },
+            Errno::EACCES | Errno::EPERM => ConnectError::PermissionDenied { path: owned_path },
+            Errno::EAGAIN => ConnectError::Timeout { path: owned_path },
+            errno => ConnectError::Io { path: owned_path, why: errno.into() },
         })?;
         Ok(Self { stream, buffer: Vec::new(), timeout, deadline: None })
     }
 
     /// Limits the time of the next read or write on the socket to the time until the deadline of the call. Must be
-    /// called before each of them: then a daemon that sends a byte now and then does not extend the time. Without a
-    /// deadline, the next read or write waits without a limit. Fails if the deadline has passed.
+    /// called before each read and write, so that a daemon that sends a byte now and then does not extend the time.
+    /// Without a deadline, the next read or write waits without a limit. Fails if the deadline has passed.
     fn limit_wait(&self) -> Result<(), ClientError> {
-        let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.is_zero()) {
+        let remaining = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if remaining.is_some_and(|remaining| remaining.is_zero()) {
             return Err(ClientError::Timeout(self.timeout));
         }
         // A socket accepts any timeout that is not zero, and rounds it to microseconds.
-        let left = left.map(|left| left.max(Duration::from_millis(1)));
-        let _ = self.stream.set_read_timeout(left);
-        let _ = self.stream.set_write_timeout(left);
+        let timeout = remaining.map(|remaining| remaining.max(Duration::from_millis(1)));
+        let _ = self.stream.set_read_timeout(timeout);
+        let _ = self.stream.set_write_timeout(timeout);
         Ok(())
     }
 
@@ -244,13 +244,13 @@ impl Client {
             call["more"] = Value::from(true);
         }
         let message = format!("{call}\0");
-        let mut left = message.as_bytes();
-        while !left.is_empty() {
+        let mut unsent = message.as_bytes();
+        while !unsent.is_empty() {
             self.limit_wait()?;
-            match self.stream.write(left) {
-                Ok(written) => left = &left[written..],
+            match self.stream.write(unsent) {
+                Ok(written) => unsent = &unsent[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.not_sent(error)),
+                Err(error) => return Err(self.send_error(error)),
             }
         }
         Ok(())
@@ -258,18 +258,19 @@ impl Client {
 
     /// Returns the error for a call that could not be sent because of `error`. If the server has rejected the
     /// connection and sent the reason, the result is this reason.
-    fn not_sent(&mut self, error: io::Error) -> ClientError {
+    fn send_error(&mut self, error: io::Error) -> ClientError {
         match error.kind() {
             // A server that rejects a connection sends the reason before it closes the connection.
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => match self.read_reply::<Value>() {
                 Err(refused @ ClientError::Refused { .. }) => refused,
                 _ => ClientError::Io(error),
             },
-            _ => self.broke(error),
+            _ => self.connection_error(error),
         }
     }
 
-    fn broke(&self, error: io::Error) -> ClientError {
+    /// Returns the error of the call for `error`, which a read or write on the socket returned.
+    fn connection_error(&self, error: io::Error) -> ClientError {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ClientError::Timeout(self.timeout),
             _ => ClientError::Io(error),
@@ -291,10 +292,10 @@ impl Client {
             if searched > MAX_REPLY {
                 return Err(ClientError::Malformed("it does not end".to_owned()));
             }
-            // A process that was stopped or frozen reads what arrived meanwhile, however late it is. A daemon that goes
-            // on sending does not extend this.
-            let late = self.limit_wait().err();
-            if late.is_some() {
+            // This process may have been stopped or frozen until after the deadline. So it still reads what arrived in
+            // the meantime. A daemon that goes on sending does not extend the reading time.
+            let timeout_error = self.limit_wait().err();
+            if timeout_error.is_some() {
                 if late_since.get_or_insert_with(Instant::now).elapsed() > LATE_READING_TIME {
                     return Err(ClientError::Timeout(self.timeout));
                 }
@@ -304,24 +305,24 @@ impl Client {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(ClientError::Io(io::ErrorKind::UnexpectedEof.into())),
                 Ok(read) => self.buffer.extend_from_slice(&chunk[..read]),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted && late.is_none() => {}
-                Err(error) => return Err(late.unwrap_or_else(|| self.broke(error))),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted && timeout_error.is_none() => {}
+                Err(error) => return Err(timeout_error.unwrap_or_else(|| self.connection_error(error))),
             }
         };
         let message: Vec<u8> = self.buffer.drain(..=end).collect();
-        let nonsense = |error: serde_json::Error| ClientError::Malformed(error.to_string());
-        let reply: Value = serde_json::from_slice(&message[..end]).map_err(nonsense)?;
+        let malformed = |error: serde_json::Error| ClientError::Malformed(error.to_string());
+        let reply: Value = serde_json::from_slice(&message[..end]).map_err(malformed)?;
         let parameters = reply.get("parameters").cloned().unwrap_or_else(|| json!({}));
         if let Some(error) = reply.get("error").and_then(Value::as_str) {
-            return Err(refused(error, &parameters));
+            return Err(refusal_error(error, &parameters));
         }
         let continues = reply.get("continues").and_then(Value::as_bool).unwrap_or(false);
-        serde_json::from_value(parameters).map(|reply| (reply, continues)).map_err(nonsense)
+        serde_json::from_value(parameters).map(|reply| (reply, continues)).map_err(malformed)
     }
 }
 
 /// Returns the error for a call that the server answered with the Varlink error `error` and its `parameters`.
-fn refused(error: &str, parameters: &Value) -> ClientError {
+fn refusal_error(error: &str, parameters: &Value) -> ClientError {
     let text = |key: &str| parameters.get(key).and_then(Value::as_str);
     let message = match (text("message"), text("parameter")) {
         (Some(message), _) => message.to_owned(),
@@ -401,8 +402,8 @@ pub fn socket_path(chosen_path: Option<&Path>, uid: u32, xdg_runtime_dir: Option
     if is_forged { system } else { choose_socket(own, system) }
 }
 
-/// The user's own socket if a process listens there, or if the system's socket does not exist. A socket file that a
-/// killed daemon left behind does not hide the system's daemon.
+/// Returns the user's own socket if a process listens there, or if the system's socket does not exist. Otherwise
+/// returns the system's socket. So a socket file that a killed daemon left behind does not hide the system's daemon.
 fn choose_socket(own: PathBuf, system: PathBuf) -> PathBuf {
     let is_alive = match dial(&own, Duration::ZERO) {
         Ok(_) => true,

@@ -1,5 +1,5 @@
-//! One connection: it reads requests and sends the replies in the same order. A request is a JSON object and a zero
-//! byte.
+//! The server's side of one connection. It reads Varlink requests and sends the replies in the same order. A request is
+//! a JSON object and a zero byte.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use tokio::time::{Duration, Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info};
 
 use crate::call::{CallError, Reply};
-use crate::request::{Content, Described, Request, RequestParser};
+use crate::request::{Content, DescriptionParameters, Request, RequestParser};
 use crate::service::{Peer, Replies, ServerLimits, Service};
 use crate::slots::Slot;
 use crate::unsent::ReplyBudget;
@@ -44,6 +44,7 @@ const LAST_REPLY_DELAY: Duration = Duration::from_millis(5);
 /// would show the hang-up.
 const HANG_UP_INTERVAL: Duration = Duration::from_millis(250);
 
+/// A Varlink reply or error, as it is sent.
 #[derive(Serialize)]
 struct Response<'a, P> {
     parameters: &'a P,
@@ -81,12 +82,12 @@ pub(crate) async fn serve_connection<S: Service>(
     stream: UnixStream,
     peer: Peer,
     service: Rc<S>,
-    shared: ConnectionContext,
+    context: ConnectionContext,
     slot: &Slot,
 ) -> io::Result<()> {
-    let ConnectionContext { limits, parser, unsent, mut stop } = shared;
+    let ConnectionContext { limits, parser, unsent, mut stop } = context;
     let (reader, writer) = stream.into_split();
-    let mut reader = Reader { reader, buffer: Vec::new(), ended: false, limits };
+    let mut reader = Reader { reader, buffer: Vec::new(), has_ended: false, limits };
     let mut writer = Writer { writer, uid: peer.uid, unsent, limits };
     loop {
         let idle = slot.mark_idle();
@@ -99,7 +100,7 @@ pub(crate) async fn serve_connection<S: Service>(
         let request = match parser.parse(bytes, peer.is_of_root_or_own_user()).await? {
             Ok(request) => request,
             Err(error) => {
-                writer.error(&CallError::InvalidParameter("method".to_owned())).await?;
+                writer.send_error(&CallError::InvalidParameter("method".to_owned())).await?;
                 if error.is_data() {
                     continue;
                 }
@@ -114,20 +115,24 @@ pub(crate) async fn serve_connection<S: Service>(
             _ if oneway => {}
             Ok(Outgoing::Plain(parameters)) => writer.send_reply(parameters, false).await?,
             Ok(Outgoing::Own(Replies::Single(reply))) => writer.send_reply(reply, false).await?,
-            Ok(Outgoing::Own(Replies::Stream(_))) if !more => writer.error(&CallError::ExpectedMore).await?,
+            Ok(Outgoing::Own(Replies::Stream(_))) if !more => {
+                writer.send_error(&CallError::ExpectedMore).await?;
+            }
             Ok(Outgoing::Own(Replies::Stream(replies))) => {
                 stream_replies(replies, &mut reader, &mut writer, &mut stop, slot).await?;
             }
-            Err(error) => writer.error(&error).await?,
+            Err(error) => writer.send_error(&error).await?,
         }
     }
 }
 
-/// The result of a call: a reply of pjw's own interface, or a reply of the interface `org.varlink.service`. Or no
-/// reply, because the client has hung up.
+/// The result of a call.
 enum Outgoing {
+    /// The parameters of a reply of the interface `org.varlink.service`.
     Plain(Map<String, Value>),
+    /// A reply, or a series of replies, of pjw's own interface.
     Own(Replies),
+    /// No reply, because the client has hung up.
     Abandoned(io::Error),
 }
 
@@ -146,8 +151,8 @@ async fn answer_request<S: Service>(
     reader: &mut Reader,
 ) -> Result<Outgoing, CallError> {
     match request.content? {
-        Content::Info => Ok(Outgoing::Plain(info())),
-        Content::Description(described) => description(described).map(Outgoing::Plain),
+        Content::Info => Ok(Outgoing::Plain(service_info())),
+        Content::Description(parameters) => interface_description(parameters).map(Outgoing::Plain),
         Content::Own(call) => {
             let more = request.more && !request.oneway;
             // The caller of a oneway call may hang up at once.
@@ -177,7 +182,8 @@ fn log_dropped(peer: Peer, method: &str) {
     }
 }
 
-fn info() -> Map<String, Value> {
+/// Returns the parameters of the reply to `GetInfo`.
+fn service_info() -> Map<String, Value> {
     Map::from_iter([
         ("vendor".to_owned(), Value::from("pjw")),
         ("product".to_owned(), Value::from("pjwd, the process jail warden")),
@@ -187,11 +193,12 @@ fn info() -> Map<String, Value> {
     ])
 }
 
-fn description(Described { interface }: Described) -> Result<Map<String, Value>, CallError> {
-    let text = match interface.as_str() {
+/// Returns the parameters of the reply to `GetInterfaceDescription`.
+fn interface_description(parameters: DescriptionParameters) -> Result<Map<String, Value>, CallError> {
+    let text = match parameters.interface.as_str() {
         INTERFACE_NAME => INTERFACE_DEFINITION,
         "org.varlink.service" => SERVICE_DESCRIPTION,
-        _ => return Err(CallError::InterfaceNotFound(interface)),
+        _ => return Err(CallError::InterfaceNotFound(parameters.interface)),
     };
     Ok(Map::from_iter([("description".to_owned(), Value::from(text))]))
 }
@@ -220,8 +227,8 @@ async fn stream_replies(
             end = reader.wait_for_hang_up() => return Err(end),
             reply = replies.recv() => reply,
             _ = stop.wait_for(|stop| *stop) => None,
-            // The client should see this event before the next one occurs. Except for a short delay: if the stream
-            // ends now, this reply must say so.
+            // The client gets the held reply before the next one is ready, but after a short delay: if the stream ends
+            // within the delay, the held reply says so.
             () = sleep(LAST_REPLY_DELAY), if held.is_some() && replies.is_empty() => {
                 if let Some(reply) = held.take() {
                     writer.send_reply(reply, true).await?;
@@ -231,9 +238,9 @@ async fn stream_replies(
         };
         drop(idle);
         match (next, held.take()) {
-            (Some(reply), before) => {
-                if let Some(before) = before {
-                    writer.send_reply(before, true).await?;
+            (Some(reply), earlier) => {
+                if let Some(earlier) = earlier {
+                    writer.send_reply(earlier, true).await?;
                 }
                 held = Some(reply);
             }
@@ -247,8 +254,8 @@ async fn stream_replies(
 struct Reader {
     reader: OwnedReadHalf,
     buffer: Vec<u8>,
-    /// The client has closed its sending side. It may still read.
-    ended: bool,
+    /// Whether the client has closed its sending side. The client may still read.
+    has_ended: bool,
     limits: ServerLimits,
 }
 
@@ -258,35 +265,35 @@ impl Reader {
     /// arrive, or if the connection breaks.
     async fn next_request(&mut self) -> io::Result<Option<Box<[u8]>>> {
         let mut searched = 0;
-        let mut complete_by = None;
+        let mut deadline = None;
         loop {
-            let found = self.buffer[searched..].iter().position(|&byte| byte == 0);
-            searched = found.map_or(self.buffer.len(), |end| searched + end);
+            let end = self.buffer[searched..].iter().position(|&byte| byte == 0);
+            searched = end.map_or(self.buffer.len(), |end| searched + end);
             if searched > self.limits.max_request_bytes {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a request is too long"));
             }
-            if found.is_some() {
+            if end.is_some() {
                 let request = self.buffer[..searched].into();
                 self.buffer.drain(..=searched);
                 return Ok(Some(request));
             }
-            if self.ended {
+            if self.has_ended {
                 return Ok(None);
             }
             if self.buffer.is_empty() {
-                let idle = timeout(self.limits.idle_timeout, self.fill()).await;
-                let Ok(filled) = idle else { return Ok(None) };
+                let filled = timeout(self.limits.idle_timeout, self.fill()).await;
+                let Ok(filled) = filled else { return Ok(None) };
                 filled?;
             } else {
-                // The limit is for the whole request: single bytes now and then do not extend it.
-                let by = *complete_by.get_or_insert_with(|| Instant::now() + self.limits.request_timeout);
-                timeout_at(by, self.fill()).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+                // The limit is for the whole request: single bytes now and then do not extend the time.
+                let deadline = *deadline.get_or_insert_with(|| Instant::now() + self.limits.request_timeout);
+                timeout_at(deadline, self.fill()).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
             }
         }
     }
 
     async fn fill(&mut self) -> io::Result<()> {
-        self.ended = self.reader.read_buf(&mut self.buffer).await? == 0;
+        self.has_ended = self.reader.read_buf(&mut self.buffer).await? == 0;
         Ok(())
     }
 
@@ -295,7 +302,7 @@ impl Reader {
     /// meantime are kept for later. When more than one request of the maximum size is kept, no more bytes are read.
     async fn wait_for_hang_up(&mut self) -> io::Error {
         loop {
-            if !self.ended && self.buffer.len() <= self.limits.max_request_bytes {
+            if !self.has_ended && self.buffer.len() <= self.limits.max_request_bytes {
                 if let Err(error) = self.fill().await {
                     return error;
                 }
@@ -307,7 +314,7 @@ impl Reader {
         }
     }
 
-    /// Whether the client has closed both directions. Only then unix(7) sockets report POLLHUP.
+    /// Returns whether the client has closed both directions. Only then a Unix socket reports `POLLHUP`.
     fn is_closed(&self) -> bool {
         let mut poll_fd = [PollFd::new(self.reader.as_ref().as_fd(), PollFlags::empty())];
         let closed = PollFlags::POLLHUP | PollFlags::POLLERR;
@@ -337,24 +344,24 @@ impl Writer {
         let bytes = message(&Response { parameters: &parameters, continues, error: None })?;
         // The message contains the parameters: free their memory while the message waits.
         drop(parameters);
-        let Some(held) = self.unsent.reserve(self.uid, bytes.len()) else {
+        let Some(reservation) = self.unsent.reserve(self.uid, bytes.len()) else {
             let busy = "too many replies of pjwd wait to be read by your programs: end the programs that do not read, or try again later";
-            self.error(&CallError::Busy(busy.to_owned())).await?;
-            return if continues { Err(too_much()) } else { Ok(()) };
+            self.send_error(&CallError::Busy(busy.to_owned())).await?;
+            return if continues { Err(too_many_unsent_bytes()) } else { Ok(()) };
         };
         tokio::select! {
-            sent = self.send(&bytes) => sent,
-            () = held.wait_until_dropped() => Err(too_much()),
+            sent = self.write_in_time(&bytes) => sent,
+            () = reservation.wait_until_dropped() => Err(too_many_unsent_bytes()),
         }
     }
 
-    async fn error(&mut self, error: &CallError) -> io::Result<()> {
+    async fn send_error(&mut self, error: &CallError) -> io::Result<()> {
         let (name, parameters) = error.to_varlink();
         let bytes = message(&Response { parameters: &parameters, continues: false, error: Some(name) })?;
-        self.send(&bytes).await
+        self.write_in_time(&bytes).await
     }
 
-    async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+    async fn write_in_time(&mut self, bytes: &[u8]) -> io::Result<()> {
         match timeout(self.limits.write_timeout, self.writer.write_all(bytes)).await {
             Ok(written) => written,
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "a reply was not read in time")),
@@ -362,13 +369,14 @@ impl Writer {
     }
 }
 
-/// Serialises the whole response first, so that a response that cannot be serialised is not sent in part.
+/// Serialises `response`, and appends the zero byte. The whole response is serialised before it is sent, so that a
+/// response that can't be serialised is not sent in part.
 fn message<P: Serialize>(response: &Response<'_, P>) -> io::Result<Vec<u8>> {
     let mut bytes = serde_json::to_vec(response)?;
     bytes.push(0);
     Ok(bytes)
 }
 
-fn too_much() -> io::Error {
+fn too_many_unsent_bytes() -> io::Error {
     io::Error::new(io::ErrorKind::OutOfMemory, "too many bytes wait to be read")
 }

@@ -1,5 +1,5 @@
-//! Connecting with a timeout. A daemon that hangs accepts no connection once its queue is full, and connect(2) then
-//! waits.
+//! Connecting to the daemon's socket with a timeout. A daemon that hangs accepts no connections. When its queue of
+//! connections is full, connect(2) waits.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -19,8 +19,8 @@ use nix::sys::time::TimeVal;
 /// # Errors
 /// [`Errno::EAGAIN`] if the daemon does not accept the connection in time. Other errors are those of connect(2).
 pub(crate) fn dial(path: &Path, timeout: Duration) -> Result<UnixStream, Errno> {
-    let waiting = if timeout.is_zero() { SockFlag::SOCK_NONBLOCK } else { SockFlag::empty() };
-    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | waiting, None)?;
+    let nonblock = if timeout.is_zero() { SockFlag::SOCK_NONBLOCK } else { SockFlag::empty() };
+    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | nonblock, None)?;
     if !timeout.is_zero() {
         let seconds = i64::try_from(timeout.as_secs().max(1)).unwrap_or(i64::MAX);
         setsockopt(&fd, SendTimeout, &TimeVal::new(seconds, 0))?;

@@ -1,7 +1,7 @@
-//! The requests of clients: what they contain, and on which thread they are parsed.
+//! The requests of clients: their content, and the thread on which they are parsed.
 //!
-//! One thread serves all clients. To parse a request of 64 KiB takes it some milliseconds, and a user can send one on
-//! each of many connections. So a large request is parsed on another thread.
+//! One thread serves all clients. Parsing a request of 64 KiB takes some milliseconds, and a user can send such a
+//! request on each of many connections. So a large request is parsed on another thread.
 
 use std::io;
 
@@ -14,7 +14,7 @@ use crate::call::{self, Call, CallError};
 
 /// The largest size of a request that is parsed on the thread that serves all clients, in bytes. Larger requests are
 /// rare: they name hundreds of processes.
-const MAX_BYTES_PARSED_AT_ONCE: usize = 4 * 1024;
+const MAX_BYTES_PARSED_INLINE: usize = 4 * 1024;
 
 /// The JSON object of a request.
 #[derive(Deserialize)]
@@ -45,7 +45,7 @@ pub(crate) enum Content {
     /// `GetInfo` of the interface `org.varlink.service`.
     Info,
     /// `GetInterfaceDescription` of the interface `org.varlink.service`.
-    Description(Described),
+    Description(DescriptionParameters),
     /// A call of our own interface.
     Own(Call),
 }
@@ -53,7 +53,7 @@ pub(crate) enum Content {
 /// The parameters of `GetInterfaceDescription`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Described {
+pub(crate) struct DescriptionParameters {
     pub(crate) interface: String,
 }
 
@@ -92,9 +92,9 @@ impl RequestParser {
         Self { turn: Semaphore::new(1) }
     }
 
-    /// Parses a request. A request of more than [`MAX_BYTES_PARSED_AT_ONCE`] bytes is large: another thread parses
+    /// Parses a request. A request of more than [`MAX_BYTES_PARSED_INLINE`] bytes is large: another thread parses
     /// it, while the server goes on with other clients. Large requests of users are parsed one after the other. A
-    /// large request of an administrator (`is_administrator`) is parsed at once.
+    /// large request of an administrator (`is_administrator`) does not wait for the others.
     ///
     /// # Errors
     /// The outer error if the other thread has ended without a result. The inner error is a syntax error if the bytes
@@ -104,7 +104,7 @@ impl RequestParser {
         bytes: Box<[u8]>,
         is_administrator: bool,
     ) -> io::Result<Result<Request, serde_json::Error>> {
-        if bytes.len() <= MAX_BYTES_PARSED_AT_ONCE {
+        if bytes.len() <= MAX_BYTES_PARSED_INLINE {
             return Ok(Request::parse(&bytes));
         }
         // The semaphore is never closed.
@@ -136,8 +136,8 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let parser = RequestParser::new();
-            let large = || request(MAX_BYTES_PARSED_AT_ONCE + 1);
-            let other_is_parsed = parser.turn.acquire().await.unwrap();
+            let large = || request(MAX_BYTES_PARSED_INLINE + 1);
+            let other_turn = parser.turn.acquire().await.unwrap();
             let waiting = parser.parse(large(), false);
             tokio::pin!(waiting);
             tokio::select! {
@@ -145,9 +145,9 @@ mod tests {
                 _ = &mut waiting => panic!("two large requests are parsed at once"),
                 () = ready(()) => {}
             }
-            assert!(is_status(parser.parse(request(MAX_BYTES_PARSED_AT_ONCE), false).await));
+            assert!(is_status(parser.parse(request(MAX_BYTES_PARSED_INLINE), false).await));
             assert!(is_status(parser.parse(large(), true).await));
-            drop(other_is_parsed);
+            drop(other_turn);
             assert!(is_status(waiting.await));
         });
     }

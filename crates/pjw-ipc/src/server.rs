@@ -6,8 +6,8 @@
 //! - the time in which a reply must be read, and the bytes of all replies that wait to be read.
 //!
 //! A client that exceeds a limit loses its connection. A client with one connection too many receives an error first.
-//! Other clients are not affected. Except: if all connections for users are taken, an idle connection of a user with
-//! several is closed for a user without any.
+//! Other clients are not affected, with one exception: if all connections for users are taken, an idle connection of a
+//! user with several connections is closed for a user without any.
 
 use std::io;
 use std::os::unix::net::UnixListener as StdListener;
@@ -47,8 +47,8 @@ pub async fn serve<S: Service>(
     limits: ServerLimits,
     stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let (_, none) = mpsc::unbounded_channel();
-    serve_with_new_listeners(listener, none, service, limits, stop).await
+    let (_, no_new_listeners) = mpsc::unbounded_channel();
+    serve_with_new_listeners(listener, no_new_listeners, service, limits, stop).await
 }
 
 /// Serves clients as [`serve`] does, and also lets the caller replace the listener. The caller sends a new listener
@@ -64,11 +64,11 @@ pub async fn serve_with_new_listeners<S: Service>(
     limits: ServerLimits,
     mut stop: watch::Receiver<bool>,
 ) -> io::Result<()> {
-    let mut listener = registered(listener)?;
+    let mut listener = register_listener(listener)?;
     let connections = Connections::new(geteuid().as_raw());
     let unsent = ReplyBudget::new(limits.max_unread_reply_bytes);
     let parser = Rc::new(RequestParser::new());
-    let mut failing = false;
+    let mut is_failing = false;
     loop {
         let accepted = tokio::select! {
             // A successor comes last, so that every connection to the former listener is accepted.
@@ -76,22 +76,22 @@ pub async fn serve_with_new_listeners<S: Service>(
             _ = stop.wait_for(|stop| *stop) => break,
             accepted = listener.accept() => accepted,
             Some(successor) = new_listeners.recv() => {
-                listener = registered(successor)?;
+                listener = register_listener(successor)?;
                 continue;
             }
         };
         match accepted {
             Ok((stream, _)) => {
-                failing = false;
+                is_failing = false;
                 let (parser, unsent) = (Rc::clone(&parser), Rc::clone(&unsent));
-                let shared = ConnectionContext { limits, parser, unsent, stop: stop.clone() };
-                serve_in_task(stream, &service, &connections, shared);
+                let context = ConnectionContext { limits, parser, unsent, stop: stop.clone() };
+                serve_in_task(stream, &service, &connections, context);
             }
             Err(error) => {
-                if !failing {
+                if !is_failing {
                     warn!(%error, "can't accept connections; trying again");
                 }
-                failing = true;
+                is_failing = true;
                 sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
@@ -104,7 +104,8 @@ pub async fn serve_with_new_listeners<S: Service>(
     Ok(())
 }
 
-fn registered(listener: StdListener) -> io::Result<UnixListener> {
+/// Registers `listener` with the tokio runtime.
+fn register_listener(listener: StdListener) -> io::Result<UnixListener> {
     listener.set_nonblocking(true)?;
     UnixListener::from_std(listener)
 }
@@ -128,11 +129,11 @@ fn serve_in_task<S: Service>(
     stream: UnixStream,
     service: &Rc<S>,
     connections: &Rc<Connections>,
-    shared: ConnectionContext,
+    context: ConnectionContext,
 ) {
     let Ok(credentials) = stream.peer_cred() else { return };
     let peer = Peer { uid: credentials.uid(), gid: credentials.gid(), pid: credentials.pid() };
-    serve_peer_in_task(stream, peer, service, connections, shared);
+    serve_peer_in_task(stream, peer, service, connections, context);
 }
 
 /// Starts a task that answers the calls of `peer` on `stream`. If too many connections are open, sends an error and
@@ -142,9 +143,9 @@ fn serve_peer_in_task<S: Service>(
     peer: Peer,
     service: &Rc<S>,
     connections: &Rc<Connections>,
-    shared: ConnectionContext,
+    context: ConnectionContext,
 ) {
-    let Some(slot) = connections.take_slot(peer.uid, &shared.limits) else {
+    let Some(slot) = connections.take_slot(peer.uid, &context.limits) else {
         debug!(uid = peer.uid, "too many connections");
         connection::send_busy_error(&stream, "too many connections: try again later");
         return;
@@ -152,11 +153,11 @@ fn serve_peer_in_task<S: Service>(
     let service = Rc::clone(service);
     spawn_local(async move {
         let served = tokio::select! {
-            // Comes first: when another user has the slot, no further request may be read, because it would be
-            // interrupted.
+            // This branch comes first: when another user has the slot, no further request may be read, because its
+            // answer would be interrupted.
             biased;
             () = slot.wait_until_displaced() => Err(io::Error::other("another user gets its slot")),
-            served = connection::serve_connection(stream, peer, service, shared, &slot) => served,
+            served = connection::serve_connection(stream, peer, service, context, &slot) => served,
         };
         if let Err(end) = served {
             debug!(uid = peer.uid, %end, "connection closed");
@@ -206,9 +207,9 @@ mod tests {
         let connect = |uid| {
             let (client, stream) = UnixStream::pair().unwrap();
             let (parser, unsent) = (Rc::clone(&parser), Rc::clone(&unsent));
-            let shared = ConnectionContext { limits, parser, unsent, stop: stop.clone() };
+            let context = ConnectionContext { limits, parser, unsent, stop: stop.clone() };
             let peer = Peer { uid, gid: uid, pid: None };
-            serve_peer_in_task(stream, peer, &service, &connections, shared);
+            serve_peer_in_task(stream, peer, &service, &connections, context);
             client
         };
         let mut clients = [7, 7, 8].map(connect);
@@ -224,9 +225,9 @@ mod tests {
         }
         let mut newcomer = connect(9);
         exchange(&mut newcomer).await;
-        let mut rest = Vec::new();
-        clients[0].read_to_end(&mut rest).await.unwrap();
-        assert!(rest.is_empty(), "{}", String::from_utf8_lossy(&rest));
+        let mut received = Vec::new();
+        clients[0].read_to_end(&mut received).await.unwrap();
+        assert!(received.is_empty(), "{}", String::from_utf8_lossy(&received));
         exchange(&mut clients[1]).await;
         exchange(&mut clients[2]).await;
         assert_eq!(connections.count(), 3);

@@ -1,4 +1,4 @@
-//! How pjwd is started and restarted on this machine, for messages.
+//! The commands that start, restart and check pjwd on this machine, as text for messages to the user.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The open connections of the server, and how many each user may have.
+//! The open connections of the server, and the number of connections that each user may have.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -15,6 +15,7 @@ pub(crate) struct Connections {
     open: RefCell<BTreeMap<u64, Rc<OpenConnection>>>,
     /// The number of connections that were accepted so far.
     accepted: Cell<u64>,
+    /// Notified when a connection is closed.
     closed: Notify,
     /// The user id of the server's process.
     own_uid: u32,
@@ -52,20 +53,20 @@ impl Connections {
     /// - Users other than root and the user of the server can't get the last slots, which are reserved
     ///   (`reserved_connections`). One such user can have at most `max_connections_per_user` connections, and at most
     ///   as many as there are free slots.
-    /// - If no slot is free for a user without any connection, an idle connection of another user is closed, and the
-    ///   user gets its slot. So a user without connections is refused only if no such user has several connections with
-    ///   an idle one among them.
+    /// - If no slot is free for a user without any connection, an idle connection of another user with several
+    ///   connections is closed, and its slot goes to the new connection. The new connection is refused only if no other
+    ///   user has several connections with an idle one among them.
     /// - Root and the user of the server can get all slots. Their connections are never closed for another user.
     pub(crate) fn take_slot(self: &Rc<Self>, uid: u32, limits: &ServerLimits) -> Option<Slot> {
-        let mine = self.open.borrow().values().filter(|connection| connection.uid == uid).count();
+        let user_connections = self.open.borrow().values().filter(|connection| connection.uid == uid).count();
         let is_administrator = self.is_administrator(uid);
         let reserved = if is_administrator { 0 } else { limits.reserved_connections };
         let free = limits.max_connections.saturating_sub(reserved).saturating_sub(self.count());
-        // A user may have as many connections as are free. So a few users can't take all of them. Many users can.
-        let has_share = is_administrator || mine < limits.max_connections_per_user.min(free);
+        // A user may have as many connections as are free. So a few users can't take all slots. Many users can.
+        let has_share = is_administrator || user_connections < limits.max_connections_per_user.min(free);
         let is_admitted = if free == 0 {
             // The new connection takes the place of the displaced one, so the reserved slots are not affected.
-            !is_administrator && mine == 0 && self.displace_one()
+            !is_administrator && user_connections == 0 && self.displace_one()
         } else {
             has_share
         };
@@ -96,12 +97,12 @@ impl Connections {
             }
         }
         let several = users.into_values().filter(|(count, _)| *count > 1);
-        let idle = several.filter_map(|(count, oldest_idle)| Some((count, Reverse(oldest_idle?))));
-        let displaced = idle.max().and_then(|(_, Reverse(number))| open.remove(&number));
-        if let Some(connection) = &displaced {
+        let candidates = several.filter_map(|(count, oldest_idle)| Some((count, Reverse(oldest_idle?))));
+        let chosen = candidates.max().and_then(|(_, Reverse(number))| open.remove(&number));
+        if let Some(connection) = &chosen {
             connection.displaced.notify_one();
         }
-        displaced.is_some()
+        chosen.is_some()
     }
 
     /// Returns when there are no connections.
@@ -112,7 +113,7 @@ impl Connections {
     }
 }
 
-/// The slot of one connection. Dropping it frees the slot.
+/// The slot of one connection. Dropping this value frees the slot.
 #[derive(Debug)]
 pub(crate) struct Slot {
     connections: Rc<Connections>,
@@ -121,15 +122,15 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Marks the connection as idle until the returned value is dropped. The task of the connection calls this before
-    /// it waits for a request, or for the next reply of a series.
+    /// Marks the connection as idle until the returned value is dropped. The task of the connection calls this function
+    /// before it waits for a request, or for the next reply of a series.
     pub(crate) fn mark_idle(&self) -> Idle<'_> {
         self.connection.is_idle.set(true);
         Idle(&self.connection.is_idle)
     }
 
-    /// Returns when another user gets this slot. The connection was idle at that time, and the caller must close it
-    /// before it does anything else with it.
+    /// Waits until another user gets this slot. The connection was idle at that time, and the caller must close the
+    /// connection before it does anything else with it.
     pub(crate) async fn wait_until_displaced(&self) {
         self.connection.displaced.notified().await;
     }

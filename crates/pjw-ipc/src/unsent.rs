@@ -14,74 +14,78 @@ use tokio::sync::Notify;
 /// a list of these replies.
 #[derive(Debug)]
 pub(crate) struct ReplyBudget {
-    most: usize,
-    waiting: RefCell<Waiting>,
+    max_bytes: usize,
+    waiting: RefCell<UnsentReplies>,
 }
 
 /// The replies that the server has not sent yet, of all connections.
 #[derive(Debug, Default)]
-struct Waiting {
-    /// The replies in the order of their arrival.
-    replies: BTreeMap<u64, Reply>,
-    came: u64,
+struct UnsentReplies {
+    /// The replies by their numbers, in the order of their arrival.
+    replies: BTreeMap<u64, UnsentReply>,
+    /// The number of the reply that arrived last.
+    last_number: u64,
 }
 
 #[derive(Debug)]
-struct Reply {
+struct UnsentReply {
     uid: u32,
     bytes: usize,
-    give_up: Rc<Notify>,
+    /// Notified when the budget drops this reply.
+    dropped: Rc<Notify>,
 }
 
 /// The bytes that one unsent reply occupies in the [`ReplyBudget`]. Dropping this value frees the bytes.
 #[derive(Debug)]
 pub(crate) struct ReservedBytes {
-    unsent: Rc<ReplyBudget>,
+    budget: Rc<ReplyBudget>,
     number: u64,
-    give_up: Rc<Notify>,
+    dropped: Rc<Notify>,
 }
 
 impl ReplyBudget {
-    /// Makes a budget in which all unsent replies together can have at most `most` bytes.
-    pub(crate) fn new(most: usize) -> Rc<Self> {
-        Rc::new(Self { most, waiting: RefCell::default() })
+    /// Makes a budget in which all unsent replies together can have at most `max_bytes` bytes.
+    pub(crate) fn new(max_bytes: usize) -> Rc<Self> {
+        Rc::new(Self { max_bytes, waiting: RefCell::default() })
     }
 
     /// Reserves space for a new reply of `bytes` bytes to the user `uid`. If the unsent replies and the new reply
-    /// together exceed the limit, drops unsent replies until they do not: each time the oldest reply to the user
-    /// whose replies have the most bytes. If this user is `uid` itself, returns `None` instead, and the new reply
+    /// together exceed the limit, drops unsent replies until the limit is kept: each time the oldest reply to the
+    /// user whose replies have the most bytes. If this user is `uid` itself, returns `None` instead, and the new reply
     /// must not be sent.
     pub(crate) fn reserve(self: &Rc<Self>, uid: u32, bytes: usize) -> Option<ReservedBytes> {
         let mut waiting = self.waiting.borrow_mut();
-        while let Some(heaviest) = waiting.user_to_give_way(uid, bytes, self.most) {
+        while let Some(heaviest) = waiting.user_to_give_way(uid, bytes, self.max_bytes) {
             if heaviest == uid {
                 return None;
             }
-            waiting.give_up_oldest_of(heaviest);
+            waiting.drop_oldest_of(heaviest);
         }
-        waiting.came += 1;
-        let (number, give_up) = (waiting.came, Rc::new(Notify::new()));
-        waiting.replies.insert(number, Reply { uid, bytes, give_up: Rc::clone(&give_up) });
-        Some(ReservedBytes { unsent: Rc::clone(self), number, give_up })
+        waiting.last_number += 1;
+        let (number, dropped) = (waiting.last_number, Rc::new(Notify::new()));
+        waiting.replies.insert(number, UnsentReply { uid, bytes, dropped: Rc::clone(&dropped) });
+        Some(ReservedBytes { budget: Rc::clone(self), number, dropped })
     }
 }
 
-impl Waiting {
-    /// The user with the most waiting bytes, if `bytes` more would exceed the budget.
-    fn user_to_give_way(&self, uid: u32, bytes: usize, most: usize) -> Option<u32> {
-        let mut of_users = BTreeMap::from([(uid, bytes)]);
+impl UnsentReplies {
+    /// Returns the user with the most unsent bytes, if a new reply of `bytes` bytes to the user `uid` would exceed the
+    /// limit of `max_bytes`. The new reply counts for its user.
+    fn user_to_give_way(&self, uid: u32, bytes: usize, max_bytes: usize) -> Option<u32> {
+        let mut bytes_of_users = BTreeMap::from([(uid, bytes)]);
         for reply in self.replies.values() {
-            *of_users.entry(reply.uid).or_default() += reply.bytes;
+            *bytes_of_users.entry(reply.uid).or_default() += reply.bytes;
         }
-        let is_too_much = of_users.values().sum::<usize>() > most;
-        let heaviest = of_users.into_iter().max_by_key(|&(_, bytes)| bytes);
+        let is_too_much = bytes_of_users.values().sum::<usize>() > max_bytes;
+        let heaviest = bytes_of_users.into_iter().max_by_key(|&(_, bytes)| bytes);
         heaviest.filter(|_| is_too_much).map(|(uid, _)| uid)
     }
 
-    fn give_up_oldest_of(&mut self, uid: u32) {
+    /// Drops the oldest unsent reply to the user `uid`.
+    fn drop_oldest_of(&mut self, uid: u32) {
         let oldest = self.replies.iter().find(|(_, reply)| reply.uid == uid).map(|(&number, _)| number);
         if let Some(reply) = oldest.and_then(|number| self.replies.remove(&number)) {
-            reply.give_up.notify_one();
+            reply.dropped.notify_one();
         }
     }
 }
@@ -89,13 +93,13 @@ impl Waiting {
 impl ReservedBytes {
     /// Waits until the budget drops this reply, to make space for a reply to another user.
     pub(crate) async fn wait_until_dropped(&self) {
-        self.give_up.notified().await;
+        self.dropped.notified().await;
     }
 }
 
 impl Drop for ReservedBytes {
     fn drop(&mut self) {
-        self.unsent.waiting.borrow_mut().replies.remove(&self.number);
+        self.budget.waiting.borrow_mut().replies.remove(&self.number);
     }
 }
 
@@ -107,8 +111,8 @@ mod tests {
 
     use super::*;
 
-    fn is_given_up(held: &ReservedBytes) -> bool {
-        pin!(held.wait_until_dropped()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    fn is_dropped(reserved: &ReservedBytes) -> bool {
+        pin!(reserved.wait_until_dropped()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
     #[test]
@@ -117,7 +121,7 @@ mod tests {
         let first = unsent.reserve(7, 60).unwrap();
         assert!(unsent.reserve(7, 41).is_none(), "a user who reads nothing is refused more");
         let second = unsent.reserve(7, 40);
-        assert!(second.is_some() && !is_given_up(&first));
+        assert!(second.is_some() && !is_dropped(&first));
         drop(first);
         assert!(unsent.reserve(7, 60).is_some());
         assert!(unsent.reserve(7, 101).is_none(), "more than there is for all");
@@ -127,11 +131,11 @@ mod tests {
     fn the_user_with_the_most_waiting_bytes_gives_way_oldest_reply_first() {
         let unsent = ReplyBudget::new(100);
         let heavy: Vec<ReservedBytes> = [40, 30, 20].map(|bytes| unsent.reserve(7, bytes).unwrap()).into();
-        let roots = unsent.reserve(0, 30).unwrap();
-        assert_eq!(heavy.iter().map(is_given_up).collect::<Vec<_>>(), [true, false, false]);
+        let reply_to_root = unsent.reserve(0, 30).unwrap();
+        assert_eq!(heavy.iter().map(is_dropped).collect::<Vec<_>>(), [true, false, false]);
         assert!(unsent.reserve(7, 30).is_none());
-        assert!(!is_given_up(&roots), "who has little waiting is left alone");
+        assert!(!is_dropped(&reply_to_root), "who has little waiting is left alone");
         drop(heavy);
-        assert!(unsent.reserve(7, 70).is_some(), "what was given up is not counted twice");
+        assert!(unsent.reserve(7, 70).is_some(), "a dropped reply is not counted twice");
     }
 }

@@ -1,7 +1,7 @@
 //! The types of the interface, as they are sent and as `pjwctl --json` prints them.
 //!
-//! Their field names are public. Fields may be added. To rename or remove one needs a new [`SCHEMA_VERSION`] and an
-//! entry in the CHANGELOG. A test compares the types with the `.varlink` file.
+//! The field names of the types are public. Fields may be added. Renaming or removing a field needs a new
+//! [`SCHEMA_VERSION`] and an entry in the CHANGELOG. A test compares the types with the `.varlink` file.
 
 use std::collections::BTreeMap;
 

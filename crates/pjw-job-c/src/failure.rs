@@ -20,24 +20,24 @@ impl Failure {
 
 thread_local! {
     /// The message about the last failure in this thread, which [`last_failure_message`] returns.
-    static LAST: RefCell<CString> = RefCell::default();
+    static LAST_MESSAGE: RefCell<CString> = RefCell::default();
 }
 
 /// Returns a pointer to the message about the last failure in the calling thread, as a C string. The message is empty
 /// if no function has failed. The pointer is valid until the next failure in this thread.
 pub(crate) fn last_failure_message() -> *const c_char {
-    LAST.with_borrow(|text| text.as_ptr())
+    LAST_MESSAGE.with_borrow(|text| text.as_ptr())
 }
 
 /// Calls `call`, and returns its result to the C program. If `call` fails, sets `errno`, stores the message for the
 /// calling thread and returns -1. A panic in `call` counts as a failure with `EIO`, because a panic that left the
 /// library would abort the C program.
 pub(crate) fn to_c_result(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
-    let result = catch_unwind(AssertUnwindSafe(call));
-    let fault = || Failure { errno: libc::EIO, text: "a fault in libpjw_job".to_owned() };
-    let result = result.unwrap_or_else(|_| Err(fault()));
+    let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_panic| {
+        Err(Failure { errno: libc::EIO, text: "a fault in libpjw_job".to_owned() })
+    });
     result.unwrap_or_else(|failure| {
-        LAST.set(CString::new(failure.text.replace('\0', "?")).unwrap_or_default());
+        LAST_MESSAGE.set(CString::new(failure.text.replace('\0', "?")).unwrap_or_default());
         // SAFETY: the location of errno is valid for the calling thread.
         unsafe { *libc::__errno_location() = failure.errno };
         -1

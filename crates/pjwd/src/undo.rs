@@ -73,7 +73,7 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     let own_cgroups = directories::own_cgroup_names(state_dir, is_second_pjwd);
     let mut node = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;
     let is_recorded = has_journal_files(state_dir, false);
-    // Only root makes cgroups.
+    // Only a pjwd of root makes cgroups.
     let is_own = |found: &LeftoverCpuset| found.other_writer.is_none();
     let has_cgroups = Uid::effective().is_root() && node.list_job_cpusets(&own_cgroups).iter().any(is_own);
     if !is_recorded && !has_cgroups {
@@ -92,14 +92,14 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     let capabilities = probe::probe_kernel_support(&own_cgroups);
     let only_managed_user = only_user(capabilities.can_set_all_masks);
     let cpuset_support = capabilities.cpuset_support;
-    let policy = Policy { only_managed_user, cpuset_support, own_cgroups, ..policy() };
+    let policy = Policy { only_managed_user, cpuset_support, own_cgroups, ..release_policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
     let affinity_persists = policy.cpuset_support.affinity_persists;
     node.prepare_changes(affinity_persists, &policy.own_cgroups).context("can't open /proc")?;
     let events = probe::open_process_events().ok();
     let has_events = events.is_some();
     node.set_process_event_socket(events);
-    let mut warden = Warden::new(node, journal, state, recovered.records, policy, host());
+    let mut warden = Warden::new(node, journal, state, recovered.records, policy, local_host());
     warden.set_fork_events_complete_since(has_events.then(|| clock::now().since_boot));
     warden.find_leftover_cpusets();
 
@@ -136,9 +136,9 @@ fn remove_journal_files(state_dir: &Path) -> std::io::Result<()> {
 /// and no job has a cpuset. Changes nothing. Returns a summary with a remark about each such process. The release
 /// never counts as complete, because another daemon may have its records elsewhere.
 fn find_unrecorded_masks(state_dir: &Path, node: LinuxMachine) -> anyhow::Result<ReleaseSummary> {
-    let policy = Policy { only_managed_user: only_user(Uid::effective().is_root()), ..policy() };
+    let policy = Policy { only_managed_user: only_user(Uid::effective().is_root()), ..release_policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
-    let mut warden = Warden::new(node, NoJournal, state, Vec::new(), policy, host());
+    let mut warden = Warden::new(node, NoJournal, state, Vec::new(), policy, local_host());
     warden.state_mut().unknown_masks.request_search();
     find_processes(&mut warden, false);
     let remarks = vec![format!(
@@ -147,22 +147,22 @@ fn find_unrecorded_masks(state_dir: &Path, node: LinuxMachine) -> anyhow::Result
     )];
     let mut undone = ReleaseSummary { remarks, ..ReleaseSummary::default() };
     add_unknown_mask_remarks(warden.state(), &mut undone);
-    // A daemon may have its records elsewhere.
     undone.is_complete = false;
     Ok(undone)
 }
 
 /// The policy without batch systems and pinning.
-fn policy() -> Policy {
+fn release_policy() -> Policy {
     let own_pid = Some(Pid(std::process::id()));
     Policy { sources: BTreeSet::new(), pin_hot_threads: false, own_pid, ..Policy::default() }
 }
 
+/// Returns the only user whose processes this process can change. `None` if it can change those of all users.
 fn only_user(can_set_all_masks: bool) -> Option<ids::Uid> {
     (!can_set_all_masks).then(|| ids::Uid(Uid::effective().as_raw()))
 }
 
-fn host() -> pjw_sources::LocalHost {
+fn local_host() -> pjw_sources::LocalHost {
     pjw_sources::LocalHost { name: clock::hostname(), flux_user: None }
 }
 
@@ -178,21 +178,21 @@ fn release_all_jobs<J: Journal>(
     undone: &mut ReleaseSummary,
 ) -> anyhow::Result<()> {
     let caller = Caller { uid: ids::Uid(Uid::effective().as_raw()), is_admin: true };
-    let all = Command::ReleaseAll { caller };
+    let release_command = Command::ReleaseAll { caller };
     for _ in 0..MAX_CYCLES {
-        let report = run_cycle(warden, std::slice::from_ref(&all), has_events);
+        let report = run_cycle(warden, std::slice::from_ref(&release_command), has_events);
         for reply in report.replies {
             if let Reply::Released(jobs) = reply? {
                 undone.released_jobs.extend(jobs);
             }
         }
-        // A process that was forked before the mask of its parent was restored, and that no scan found yet.
+        // A process may have been forked before the mask of its parent was restored, and not be found by a scan yet.
         let mut unscanned = warden.state().lineage.unscanned_descendants();
-        let is_scanned = unscanned.all(|(_, descendant)| descendant.inherited_mask_requests.is_empty());
-        let nothing_left = warden.state().journaled_masks().next().is_none()
+        let no_mask_inherited = unscanned.all(|(_, child)| child.inherited_mask_requests.is_empty());
+        let nothing_recorded = warden.state().journaled_masks().next().is_none()
             && warden.state().released_masks.is_empty()
             && warden.state().cpusets.paths().next().is_none();
-        if !report.has_unfinished_work && nothing_left && is_scanned {
+        if !report.has_unfinished_work && nothing_recorded && no_mask_inherited {
             break;
         }
         // systemd may be busy. Retry the requests without an answer after a delay.
@@ -214,12 +214,12 @@ fn release_all_jobs<J: Journal>(
         }
         undone.remarks.push(remark);
     }
-    let left = warden.state().journaled_masks().count();
-    if left > 0 {
+    let unrestored = warden.state().journaled_masks().count();
+    if unrestored > 0 {
         let refused = warden.ongoing_failures().refused_masks.values().next();
         let why = refused
             .map_or_else(|| "the threads could not be changed".to_owned(), |refused| refused.reason.clone());
-        bail!("{left} affinity masks are not restored: {why}; run pjwd --release-all again");
+        bail!("{unrestored} affinity masks are not restored: {why}; run pjwd --release-all again");
     }
     Ok(())
 }
@@ -307,12 +307,12 @@ impl Journal for NoJournal {
     }
 }
 
-/// Returns the paths of the cgroups whose cpuset still restricts its processes: it does not have all online CPUs.
+/// Returns the paths of the cgroups whose cpuset still restricts its processes: the cpuset lacks an online CPU.
 fn narrow_cpusets(state: &WardenState) -> impl Iterator<Item = &str> {
     let online = state.pool.online_cpus();
     state.cpusets.paths().filter(move |path| {
-        let place = state.cgroups.get(*path).and_then(Observed::present);
-        let cpuset = place.and_then(|place| place.cpuset.as_ref());
+        let cgroup = state.cgroups.get(*path).and_then(Observed::present);
+        let cpuset = cgroup.and_then(|cgroup| cgroup.cpuset.as_ref());
         cpuset.is_some_and(|cpuset| {
             !cpuset.effective_cpus.is_empty() && !online.is_subset(&cpuset.effective_cpus)
         })
@@ -327,7 +327,8 @@ mod tests {
 
     #[test]
     fn a_release_is_complete_only_after_the_search_for_unknown_masks() {
-        let mut state = WardenState::new(regular_topology(1, 1, 1, 2, 1), &policy().housekeeping_cpus);
+        let topology = regular_topology(1, 1, 1, 2, 1);
+        let mut state = WardenState::new(topology, &release_policy().housekeeping_cpus);
         let mut undone = ReleaseSummary::default();
         add_unknown_mask_remarks(&state, &mut undone);
         assert!(undone.is_complete && undone.remarks.is_empty());

@@ -1,10 +1,10 @@
 //! The lock by which one pjwd serves a machine, or a user.
 //!
 //! The lock file is at a path that depends on the user only: not on the configuration, the socket or the state
-//! directory. The kernel drops the lock when the process ends (flock(2)). The file names the process that holds it, for
-//! the message to a second one, and tells the next one where the last one made its journal. So the file has a directory
-//! of its own: it stays when the state directory is deleted. Only its owner may open the file: with any descriptor of
-//! it, another user could take the lock.
+//! directory. The kernel drops the lock when the process ends (flock(2)). The file names the process that holds the
+//! lock, for the error message of a second pjwd. The file also names the state directory of the last journal, for the
+//! next pjwd. So the file has a directory of its own: the file stays when the state directory is deleted. Only the
+//! owner may open the file, because another user could take the lock with any descriptor of the file.
 //!
 //! `/run/user/UID` exists only while the user is logged in. So a plain user has a second lock file below `/tmp`, which
 //! a daemon finds that starts before a login or after a logout ([`LockDirectories`]).
@@ -32,16 +32,16 @@ use crate::host::{directories, flock_holder::is_running, inode::is_file_at_path}
 
 /// The name of the lock file in its directory.
 const FILE_NAME: &str = "warden.lock";
-/// How long to wait for a lock. The files of a killed daemon stay locked until the kernel has removed its BPF
+/// The time to wait for a lock. The files of a killed daemon stay locked until the kernel has removed its BPF
 /// programs, which takes until every task was off its PU once.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to wait for a lock of a daemon that is alive and not stopping: it may have been killed and not yet begun to
-/// end.
-const TIMEOUT_OF_LIVING: Duration = Duration::from_millis(500);
+/// The time to wait for a lock of a daemon that is alive and not stopping. The daemon may have been killed and not yet
+/// begun to end.
+const TIMEOUT_IF_ALIVE: Duration = Duration::from_millis(500);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The most bytes that are read from a lock file: two paths and a number.
 const MAX_BYTES: u64 = 64 << 10;
-/// How often the file may be removed by another process while the lock is taken.
+/// The number of attempts to take the lock, if another process removes the file again and again.
 const MAX_ATTEMPTS: usize = 10;
 
 /// Locks `file` (flock(2)) and returns the locked file. If another process holds the lock, waits for the end of that
@@ -56,7 +56,7 @@ pub(super) fn lock(mut file: File, is_alive: impl Fn(&File) -> bool) -> Result<F
         match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(locked) => return Ok(locked),
             Err((unlocked, Errno::EWOULDBLOCK)) => {
-                let timeout = if is_alive(&unlocked) { TIMEOUT_OF_LIVING } else { TIMEOUT };
+                let timeout = if is_alive(&unlocked) { TIMEOUT_IF_ALIVE } else { TIMEOUT };
                 if begun.elapsed() >= timeout {
                     return Err(Errno::EWOULDBLOCK);
                 }
@@ -125,10 +125,8 @@ impl LockHolder {
 
     /// Returns the last journal of this process. If it has made none, returns the last one of an earlier process.
     fn last_journal(&self) -> Option<JournalPlace> {
-        let made = self.journal_of_boot.clone();
-        let (state_dir, has_state_file) = (self.state_dir.clone(), self.has_state_file);
-        let own = made.map(|boot_id| JournalPlace { state_dir, boot_id, has_state_file });
-        own.or_else(|| self.earlier_journal.clone())
+        let Some(boot_id) = self.journal_of_boot.clone() else { return self.earlier_journal.clone() };
+        Some(JournalPlace { state_dir: self.state_dir.clone(), boot_id, has_state_file: self.has_state_file })
     }
 
     /// Reads the holder of the lock from the lock file. `None` if the file does not describe a holder.
@@ -136,7 +134,7 @@ impl LockHolder {
         let mut text = Vec::new();
         file.rewind().ok()?;
         file.take(MAX_BYTES).read_to_end(&mut text).ok()?;
-        // Behind the text of the last process may be the rest of an earlier text.
+        // The text of an earlier process may have been longer. Its end then follows this text.
         serde_json::Deserializer::from_slice(&text).into_iter().next()?.ok()
     }
 
@@ -168,7 +166,7 @@ impl fmt::Display for LockHolder {
 #[derive(Debug, Error)]
 pub enum LockError {
     /// Another pjwd holds the lock.
-    #[error("another pjwd runs {serves}{}: stop it first (for tests, --beside runs a second one beside it)", of_holder(.holder))]
+    #[error("another pjwd runs {serves}{}: stop it first (for tests, --beside runs a second one beside it)", in_parentheses(.holder))]
     Held {
         /// The machine or the user that the other pjwd serves, as text for the message: `on this machine` or
         /// `for user 1000`.
@@ -199,7 +197,7 @@ impl LockError {
 }
 
 /// Returns the description of the holder in parentheses, for an error message. Empty if the holder is unknown.
-fn of_holder(holder: &Option<Box<LockHolder>>) -> String {
+fn in_parentheses(holder: &Option<Box<LockHolder>>) -> String {
     holder.as_ref().map(|holder| format!(" ({holder})")).unwrap_or_default()
 }
 
@@ -264,7 +262,7 @@ impl LastingFile {
         }
         match lock_file(&self.path, holder) {
             Ok(file) => Ok(self.file.replace(file).is_some()),
-            // The log has said so.
+            // This failure was logged at the start.
             Err(LockError::Unusable { .. }) if self.file.is_none() => Ok(false),
             Err(error) => Err(error),
         }
@@ -316,7 +314,7 @@ impl DaemonLock {
             }
         }
         let lock = Self { path, holder, file, lasting, former_files };
-        // The file at another place may be the only one that names a journal.
+        // A file that was locked later may be the only one that names an earlier journal. So all files get this entry.
         lock.write_holder().map_err(|error| LockError::Unusable {
             path: lock.path.clone(),
             why: error.to_string(),
@@ -334,8 +332,8 @@ impl DaemonLock {
     /// the original affinity masks of the threads that the earlier pjwd changed.
     #[must_use]
     pub fn earlier_state_dir(&self, boot_id: &str) -> Option<&Path> {
-        let of_boot = self.holder.earlier_journal.as_ref().filter(|journal| journal.boot_id == boot_id);
-        of_boot.map(|journal| Path::new(&journal.state_dir))
+        let journal = self.holder.earlier_journal.as_ref().filter(|journal| journal.boot_id == boot_id)?;
+        Some(Path::new(&journal.state_dir))
     }
 
     /// Returns whether the earlier pjwd is known to have written the file `state.json` of the journal in
@@ -417,21 +415,21 @@ impl DaemonLock {
     /// the second pjwd then run at the same time.
     pub fn reacquire_if_removed(&mut self) -> Result<bool, LockError> {
         let Self { lasting, holder, .. } = self;
-        let lasting = lasting.as_mut().map_or(Ok(false), |lasting| lasting.relock_if_removed(holder));
-        let usual = self.relock_usual_file_if_removed();
-        // After a logout, the usual file can't be made again. A second pjwd is the more important news.
-        if matches!(lasting, Err(LockError::Held { .. })) {
-            return lasting;
+        let is_lasting_new = lasting.as_mut().map_or(Ok(false), |lasting| lasting.relock_if_removed(holder));
+        let is_usual_new = self.relock_usual_file_if_removed();
+        // After a logout, the usual file can't be made again. That a second pjwd runs is the more important error.
+        if matches!(is_lasting_new, Err(LockError::Held { .. })) {
+            return is_lasting_new;
         }
-        let is_usual_new = usual?;
-        Ok(lasting? || is_usual_new)
+        let is_usual_new = is_usual_new?;
+        Ok(is_lasting_new? || is_usual_new)
     }
 
     /// Makes and locks the file in [`LockDirectories::usual`] again if it was removed, and returns true. Returns
-    /// false if it is in place, or if its directory is gone (after a logout) and the file in
+    /// false if the file is in place, or if its directory is gone (after a logout) and the file in
     /// [`LockDirectories::lasting`] is locked.
     fn relock_usual_file_if_removed(&mut self) -> Result<bool, LockError> {
-        // After the last logout there is no /run/user/UID, and the other file is enough.
+        // After the last logout there is no /run/user/UID, and the lasting file is enough.
         let has_lasting_file = self.lasting.as_ref().is_some_and(|lasting| lasting.file.is_some());
         let is_logged_out = || self.path.ancestors().nth(2).is_some_and(|dir| !dir.exists());
         if is_file_at_path(&self.path, &self.file) || (has_lasting_file && is_logged_out()) {
@@ -452,20 +450,20 @@ fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockEr
     if let Some(dir) = path.parent() {
         make_lock_directory(dir, uid).map_err(|(why, remedy)| unusable(why, remedy))?;
     }
-    let of_io = |error: io::Error| unusable(error.to_string(), remedy_of(&error));
+    let io_error = |error: io::Error| unusable(error.to_string(), remedy_of(&error));
     for _ in 0..MAX_ATTEMPTS {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = directories::open_own_file(path, &mut options).map_err(of_io)?;
+        let file = directories::open_own_file(path, &mut options).map_err(io_error)?;
         let is_alive = |file: &File| LockHolder::read(file).is_some_and(|holder| holder.is_running_daemon());
-        // A second descriptor, to read from after the lock was refused.
-        let again = file.try_clone().map_err(of_io)?;
+        // lock() takes the file, so the holder in the error is read through a second handle.
+        let second_handle = file.try_clone().map_err(io_error)?;
         let locked = lock(file, is_alive).map_err(|errno| match errno {
             Errno::EWOULDBLOCK => {
                 let serves = if uid == 0 { "on this machine".to_owned() } else { format!("for user {uid}") };
-                LockError::Held { serves, holder: LockHolder::read(&again).map(Box::new) }
+                LockError::Held { serves, holder: LockHolder::read(&second_handle).map(Box::new) }
             }
-            other => of_io(other.into()),
+            other => io_error(other.into()),
         })?;
         // Another process may have removed the file before it was locked.
         if !is_file_at_path(path, &locked) {
@@ -474,7 +472,7 @@ fn lock_file(path: &Path, holder: &mut LockHolder) -> Result<Flock<File>, LockEr
         if holder.last_journal().is_none() {
             holder.earlier_journal = LockHolder::read(&locked).and_then(|before| before.last_journal());
         }
-        write(&locked, holder).map_err(of_io)?;
+        write(&locked, holder).map_err(io_error)?;
         return Ok(locked);
     }
     Err(unusable("it is removed again and again".to_owned(), "find out which program removes it"))

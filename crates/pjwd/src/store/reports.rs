@@ -105,10 +105,10 @@ impl ReportStore {
             return self.rewrite_or_shrink();
         }
         if !self.is_in_place() {
-            return self.make_again();
+            return self.make_file_again();
         }
         if let Err(error) = self.append(&line) {
-            // Half of the space, so that the next reports find room too.
+            // Dropping half of the reports makes room for the next reports too.
             self.drop_oldest(self.kept_bytes / 2);
             self.log_shortage(&error);
             self.shrink();
@@ -140,7 +140,7 @@ impl ReportStore {
     pub fn set_max_reports(&mut self, max_reports: u32) {
         let before = self.kept.len();
         self.max_reports = max_reports as usize;
-        self.trim();
+        self.drop_excess();
         if self.kept.len() < before {
             self.rewrite_or_shrink();
         }
@@ -151,7 +151,7 @@ impl ReportStore {
     /// drops the oldest ones.
     pub fn restore_removed_file(&mut self) {
         if self.file.is_some() && !self.is_in_place() {
-            self.make_again();
+            self.make_file_again();
         }
     }
 
@@ -169,31 +169,32 @@ impl ReportStore {
     /// - An incomplete report is replaced by a complete one.
     /// - Otherwise, `report` is dropped, and the function returns false.
     fn keep_report(&mut self, report: Report, bytes: u64) -> bool {
-        if let Some(known) = self.kept.iter().position(|(known, _)| is_same_run(known, &report)) {
-            let is_incomplete = self.kept.get(known).is_some_and(|(known, _)| known.incomplete.is_some());
+        if let Some(index) = self.kept.iter().position(|(kept, _)| is_same_run(kept, &report)) {
+            let is_incomplete = self.kept.get(index).is_some_and(|(kept, _)| kept.incomplete.is_some());
             if !is_incomplete || report.incomplete.is_some() {
                 return false;
             }
-            if let Some((_, bytes)) = self.kept.remove(known) {
+            if let Some((_, bytes)) = self.kept.remove(index) {
                 self.kept_bytes -= bytes;
             }
         }
         self.kept.push_back((Arc::new(report), bytes));
         self.kept_bytes += bytes;
-        self.trim();
+        self.drop_excess();
         true
     }
 
-    fn trim(&mut self) {
+    /// Drops the oldest reports until both limits are kept: the number of reports and their size.
+    fn drop_excess(&mut self) {
         while self.kept.len() > self.max_reports {
             self.drop_one();
         }
         self.drop_oldest(MAX_KEPT_BYTES);
     }
 
-    /// Drops the oldest reports until the others have at most `most_bytes` bytes. Never drops the newest.
-    fn drop_oldest(&mut self, most_bytes: u64) {
-        while self.kept_bytes > most_bytes && self.kept.len() > 1 {
+    /// Drops the oldest reports until the others have at most `max_bytes` bytes. Never drops the newest.
+    fn drop_oldest(&mut self, max_bytes: u64) {
+        while self.kept_bytes > max_bytes && self.kept.len() > 1 {
             self.drop_one();
         }
     }
@@ -215,7 +216,8 @@ impl ReportStore {
         for (number, line) in lines.filter(|(_, line)| *line != b"\n") {
             let complete = line.ends_with(b"\n").then_some(line);
             match complete.and_then(|line| serde_json::from_slice::<Report>(line).ok()) {
-                // A daemon that was killed while it wrote over the oldest reports has left some twice.
+                // A report is in the file twice if a daemon was killed while it wrote over the oldest reports. It is
+                // kept once.
                 Some(report) => {
                     self.keep_report(report, line.len() as u64);
                 }
@@ -237,7 +239,7 @@ impl ReportStore {
 
     fn append(&mut self, line: &[u8]) -> io::Result<()> {
         let Some(file) = &self.file else { return Err(io::Error::other("it could not be opened")) };
-        // After an error the file may have a part of the line. It stays, because its room is needed.
+        // After an error, the file may have a part of the line. The file is not cut, because its space is needed.
         file.write_all_at(line, self.length)?;
         self.length += line.len() as u64;
         Ok(())
@@ -245,7 +247,7 @@ impl ReportStore {
 
     /// Makes the directory and the file again, after another program removed them, and writes the kept reports into
     /// the file. If this fails, logs it once.
-    fn make_again(&mut self) {
+    fn make_file_again(&mut self) {
         let made = directories::make_state_directory(&self.dir, Uid::effective().as_raw());
         let opened = made.map_err(io::Error::other).and_then(|()| self.open_file());
         match opened {
@@ -271,12 +273,12 @@ impl ReportStore {
     /// Replaces the file by a new one with all kept reports. If this fails, the old file stays.
     fn rewrite(&mut self) -> io::Result<()> {
         let text = self.text()?;
-        let fresh = self.dir.join("reports.jsonl.new");
-        let written = directories::recreate_file(&fresh)
+        let new_path = self.dir.join("reports.jsonl.new");
+        let written = directories::recreate_file(&new_path)
             .and_then(|mut file| file.write_all(&text))
-            .and_then(|()| std::fs::rename(&fresh, self.path()));
+            .and_then(|()| std::fs::rename(&new_path, self.path()));
         if let Err(error) = written {
-            let _ = std::fs::remove_file(&fresh);
+            let _ = std::fs::remove_file(&new_path);
             return Err(error);
         }
         (self.file, self.length) = (Some(self.open_file()?), text.len() as u64);
@@ -309,7 +311,7 @@ impl ReportStore {
         Ok(text)
     }
 
-    /// Logs that reports are lost, or in memory only. Once, until a report can be written again.
+    /// Logs that reports are lost or in memory only. Logs this once, until the whole file was written again.
     fn log_shortage(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.is_short_of_space, true) {
             warn!(
@@ -324,8 +326,9 @@ impl ReportStore {
 /// Whether two reports are on the same run of a job. Two complete reports with different ends are on two runs that
 /// began in the same millisecond.
 fn is_same_run(one: &Report, other: &Report) -> bool {
+    let has_same_start = one.id == other.id && one.started == other.started;
     let are_both_complete = one.incomplete.is_none() && other.incomplete.is_none();
-    (&one.id, &one.started) == (&other.id, &other.started) && (!are_both_complete || one.ended == other.ended)
+    has_same_start && (!are_both_complete || one.ended == other.ended)
 }
 
 fn line_of(report: &Report) -> io::Result<Vec<u8>> {

@@ -1,4 +1,5 @@
-//! The counts of processes and threads per job. Only dirty jobs are counted again.
+//! The counts of processes and threads per job, for the status. Only the jobs in the [`DirtySet`] of a cycle are
+//! counted again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -81,10 +82,10 @@ impl JobCounts {
             pids.retain(|&pid| part.contains_whole_process(pid) || !self.update_active_threads(state, pid));
             match part {
                 DirtyScope::Whole => {
-                    pids.extend(self.jobs.get(job).into_iter().flat_map(|known| &known.pids));
+                    pids.extend(self.jobs.get(job).into_iter().flat_map(|counted| &counted.pids));
                     pids.extend(state.members_of(job).map(|member| member.id.pid));
                 }
-                DirtyScope::Processes(some) => pids.extend(some),
+                DirtyScope::Processes(changed) => pids.extend(changed),
             }
             pids.sort_unstable();
             pids.dedup();
@@ -99,7 +100,7 @@ impl JobCounts {
 
     /// Returns the numbers of processes and threads of the job `job`. All numbers are zero if the job has no processes.
     pub(crate) fn counts_of(&self, job: &JobId) -> ProcessCounts {
-        self.jobs.get(job).map(|known| known.sum).unwrap_or_default()
+        self.jobs.get(job).map(|counted| counted.sum).unwrap_or_default()
     }
 
     /// Counts the process `member` and its threads, and adds the numbers to those of its job. Does nothing if `state`
@@ -112,9 +113,9 @@ impl JobCounts {
             |&tid: &Tid| Some((tid, count_thread(state, job, member, tid, member.threads.get(&tid)?)));
         let active_threads = active.filter_map(count_active).collect();
         self.members.insert(member.id.pid, CountedMember { job: job.id.clone(), counts, active_threads });
-        let known = self.jobs.entry(job.id.clone()).or_default();
-        known.pids.insert(member.id.pid);
-        known.sum.change(counts, u32::saturating_add, u64::saturating_add);
+        let counted_job = self.jobs.entry(job.id.clone()).or_default();
+        counted_job.pids.insert(member.id.pid);
+        counted_job.sum.add(counts);
     }
 
     /// Counts the active threads (those that a scan reads each time) of the process `pid` again. Returns false if all
@@ -125,19 +126,18 @@ impl JobCounts {
         let Some(counted) = self.members.get_mut(&pid).filter(|counted| counted.job == member.job) else {
             return false;
         };
-        let is_same = counted.active_threads.keys().eq(active);
-        let Some((job, known)) = state.jobs.get(&member.job).zip(self.jobs.get_mut(&member.job)) else {
-            return false;
-        };
-        if !is_same {
+        if !counted.active_threads.keys().eq(active) {
             return false;
         }
+        let Some((job, counted_job)) = state.jobs.get(&member.job).zip(self.jobs.get_mut(&member.job)) else {
+            return false;
+        };
         for (&tid, before) in &mut counted.active_threads {
             let Some(thread) = member.threads.get(&tid) else { return false };
             let now = count_thread(state, job, member, tid, thread);
-            for counts in [&mut counted.counts, &mut known.sum] {
-                counts.change(*before, u32::saturating_sub, u64::saturating_sub);
-                counts.change(now, u32::saturating_add, u64::saturating_add);
+            for counts in [&mut counted.counts, &mut counted_job.sum] {
+                counts.subtract(*before);
+                counts.add(now);
             }
             *before = now;
         }
@@ -146,28 +146,35 @@ impl JobCounts {
 
     fn remove(&mut self, pid: Pid) {
         let Some(CountedMember { job, counts, .. }) = self.members.remove(&pid) else { return };
-        let Some(known) = self.jobs.get_mut(&job) else { return };
-        known.pids.remove(&pid);
-        known.sum.change(counts, u32::saturating_sub, u64::saturating_sub);
-        if known.pids.is_empty() {
+        let Some(counted_job) = self.jobs.get_mut(&job) else { return };
+        counted_job.pids.remove(&pid);
+        counted_job.sum.subtract(counts);
+        if counted_job.pids.is_empty() {
             self.jobs.remove(&job);
         }
     }
 }
 
 impl ProcessCounts {
-    /// Changes each number by the same number in `by`. `how` and `how64` are the operation, such as a saturating
-    /// addition.
-    fn change(&mut self, by: Self, how: fn(u32, u32) -> u32, how64: fn(u64, u64) -> u64) {
-        self.processes = how(self.processes, by.processes);
-        self.threads = how(self.threads, by.threads);
-        self.hot_threads = how(self.hot_threads, by.hot_threads);
-        self.pinned_threads = how(self.pinned_threads, by.pinned_threads);
-        self.outside_threads = how(self.outside_threads, by.outside_threads);
-        self.strays = how(self.strays, by.strays);
-        self.outside_cpuset = how(self.outside_cpuset, by.outside_cpuset);
-        self.demand.total_permille = how64(self.demand.total_permille, by.demand.total_permille);
-        self.demand.waiting_permille = how64(self.demand.waiting_permille, by.demand.waiting_permille);
+    fn add(&mut self, other: Self) {
+        self.combine(other, u32::saturating_add, u64::saturating_add);
+    }
+
+    fn subtract(&mut self, other: Self) {
+        self.combine(other, u32::saturating_sub, u64::saturating_sub);
+    }
+
+    /// Replaces each number by the result of `op32` or `op64` for this number and the same number of `other`.
+    fn combine(&mut self, other: Self, op32: fn(u32, u32) -> u32, op64: fn(u64, u64) -> u64) {
+        self.processes = op32(self.processes, other.processes);
+        self.threads = op32(self.threads, other.threads);
+        self.hot_threads = op32(self.hot_threads, other.hot_threads);
+        self.pinned_threads = op32(self.pinned_threads, other.pinned_threads);
+        self.outside_threads = op32(self.outside_threads, other.outside_threads);
+        self.strays = op32(self.strays, other.strays);
+        self.outside_cpuset = op32(self.outside_cpuset, other.outside_cpuset);
+        self.demand.total_permille = op64(self.demand.total_permille, other.demand.total_permille);
+        self.demand.waiting_permille = op64(self.demand.waiting_permille, other.demand.waiting_permille);
     }
 }
 
@@ -175,13 +182,12 @@ impl ProcessCounts {
 fn count_process(state: &WardenState, job: &Job, member: &Member) -> ProcessCounts {
     let mut counts = ProcessCounts {
         processes: 1,
-        strays: u32::from(is_outside(state, job, member)),
+        strays: u32::from(is_stray(state, job, member)),
         outside_cpuset: u32::from(!state.is_in_job_cpuset(member)),
         ..ProcessCounts::default()
     };
     for (&tid, thread) in &member.threads {
-        let of_thread = count_thread(state, job, member, tid, thread);
-        counts.change(of_thread, u32::saturating_add, u64::saturating_add);
+        counts.add(count_thread(state, job, member, tid, thread));
     }
     counts
 }
@@ -210,11 +216,12 @@ fn count_thread(
 }
 
 /// Whether the last scan found the process `member` outside the cgroup that the batch scheduler made for the job.
-fn is_outside(state: &WardenState, job: &Job, member: &Member) -> bool {
-    let Some(known) = state.processes.get(&member.id.pid).filter(|_| job.cgroup.is_some()) else {
+fn is_stray(state: &WardenState, job: &Job, member: &Member) -> bool {
+    if job.cgroup.is_none() {
         return false;
-    };
+    }
+    let Some(process) = state.processes.get(&member.id.pid) else { return false };
     let is_inside =
         |claim: &JobReference| claim.job == job.id && matches!(claim.kind, JobIdAttribute::Cgroup(_));
-    !known.batch_identity.job_references.iter().any(is_inside)
+    !process.batch_identity.job_references.iter().any(is_inside)
 }

@@ -78,28 +78,33 @@ impl EventHistory {
     pub fn record(&mut self, event: Arc<Event>, jobs: &[Arc<Job>]) {
         self.count += 1;
         let is_refusal = event.event == EventKind::Refused.name();
-        let (memory, most) =
+        let (list, limit) =
             if is_refusal { (&mut self.refusals, MAX_REFUSALS) } else { (&mut self.events, MAX_EVENTS) };
-        push((self.count, Arc::clone(&event)), memory, most);
-        let known = self.histories.contains_key(&event.job);
-        // A refusal does not start a job history.
-        if !event.job.is_empty() && (!is_refusal || known) {
-            if self.histories.len() >= MAX_HISTORIES && !known {
-                let there: BTreeSet<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
-                self.histories.retain(|job, _| there.contains(job.as_str()));
-            }
-            let history = self.histories.entry(event.job.clone()).or_default();
-            if !known || event.event == EventKind::Assigned.name() {
-                let job = jobs.iter().find(|job| job.id == event.job);
-                let since = job.map(|job| job.since.as_str()).unwrap_or_default();
-                if history.since != since {
-                    *history = JobHistory { since: since.to_owned(), events: VecDeque::new() };
-                }
-            }
-            push(Arc::clone(&event), &mut history.events, MAX_EVENTS_OF_A_JOB);
+        push_bounded(list, (self.count, Arc::clone(&event)), limit);
+        let starts_history = !is_refusal && !event.job.is_empty();
+        if starts_history || self.histories.contains_key(&event.job) {
+            self.record_for_job(&event, jobs);
         }
         // There may be no subscriber.
         let _ = self.live.send(event);
+    }
+
+    /// Stores `event` in the history of its job, as [`EventHistory::record`] describes. `jobs` are the jobs that exist.
+    fn record_for_job(&mut self, event: &Arc<Event>, jobs: &[Arc<Job>]) {
+        let is_new = !self.histories.contains_key(&event.job);
+        if is_new && self.histories.len() >= MAX_HISTORIES {
+            let present_jobs: BTreeSet<&str> = jobs.iter().map(|job| job.id.as_str()).collect();
+            self.histories.retain(|job, _| present_jobs.contains(job.as_str()));
+        }
+        let history = self.histories.entry(event.job.clone()).or_default();
+        if is_new || event.event == EventKind::Assigned.name() {
+            let job = jobs.iter().find(|job| job.id == event.job);
+            let since = job.map(|job| job.since.as_str()).unwrap_or_default();
+            if history.since != since {
+                *history = JobHistory { since: since.to_owned(), events: VecDeque::new() };
+            }
+        }
+        push_bounded(&mut history.events, Arc::clone(event), MAX_EVENTS_OF_A_JOB);
     }
 
     /// Returns the stored events of the current job `job`, oldest first. Events of an earlier job with the
@@ -142,7 +147,7 @@ impl EventHistory {
                 };
                 let event = match event {
                     Ok(event) => event,
-                    Err(broadcast::error::RecvError::Lagged(missed)) => Arc::new(overrun(missed)),
+                    Err(broadcast::error::RecvError::Lagged(missed)) => Arc::new(overrun_event(missed)),
                     Err(broadcast::error::RecvError::Closed) => return,
                 };
                 if sender.send(Reply::Event { event }).await.is_err() {
@@ -154,15 +159,16 @@ impl EventHistory {
     }
 }
 
-fn push<T>(item: T, memory: &mut VecDeque<T>, most: usize) {
-    if memory.len() == most {
-        memory.pop_front();
+/// Adds `item` at the end of `list`, and removes the oldest item if there are more than `limit`.
+fn push_bounded<T>(list: &mut VecDeque<T>, item: T, limit: usize) {
+    if list.len() == limit {
+        list.pop_front();
     }
-    memory.push_back(item);
+    list.push_back(item);
 }
 
-/// The event for one subscriber that lost events.
-fn overrun(missed: u64) -> Event {
+/// The event that tells one subscriber the number of events that it lost.
+fn overrun_event(missed: u64) -> Event {
     let text = format!(
         "{missed} events are missing here, because this client reads too slowly: pjwctl events lists those still in memory"
     );
@@ -226,7 +232,7 @@ mod tests {
         record(EventKind::Released, "over", &[]);
         assert_eq!(record(EventKind::Assigned, "new", &new), ["new"]);
         assert_eq!(record(EventKind::Resized, "larger", &new), ["new", "larger"]);
-        // Ends and begins again between two looks at the status.
+        // The job ends and begins again before the status is published again.
         record(EventKind::Released, "over", &old);
         assert_eq!(record(EventKind::Assigned, "third", &old), ["third"]);
         assert_eq!(texts(&past_events.events_of_job(&old[0])), ["third"]);

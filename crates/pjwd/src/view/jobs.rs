@@ -1,4 +1,5 @@
-//! What the status shows of each job. Only the jobs that changed are computed again.
+//! The descriptions of the jobs in the status, and the warnings about single jobs. Only those of changed jobs are
+//! computed again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -62,16 +63,16 @@ impl JobViews {
             state.unassigned_pids_by_user.iter().map(|(&user, pids)| (user, pids.len())).collect();
         let is_all = dirty.contains_everything() || shared != self.shared;
         let mut changed: BTreeSet<&JobId> = dirty.listed_jobs().map(|(id, _)| id).collect();
-        let known: Vec<JobId> = if is_all { self.views.keys().cloned().collect() } else { Vec::new() };
+        let described: Vec<JobId> = if is_all { self.views.keys().cloned().collect() } else { Vec::new() };
         if is_all {
-            changed.extend(state.jobs.keys().chain(&known));
+            changed.extend(state.jobs.keys().chain(&described));
         }
         // A rule can concern the processes of another provision.
-        let is_provision = |id: &&JobId| {
-            let is_changed = state.jobs.get(id).is_none_or(|job| job.provision.is_some());
-            is_changed || self.views.get(*id).is_some_and(|view| view.job.provision.is_some())
+        let concerns_provisions = |id: &&JobId| {
+            let has_ended_or_is_provision = state.jobs.get(id).is_none_or(|job| job.provision.is_some());
+            has_ended_or_is_provision || self.views.get(*id).is_some_and(|view| view.job.provision.is_some())
         };
-        if changed.iter().any(is_provision) {
+        if changed.iter().any(concerns_provisions) {
             changed.extend(state.jobs.provisions().map(|job| &job.id));
         }
         let users = unassigned.keys().chain(self.unassigned.keys());
@@ -81,7 +82,7 @@ impl JobViews {
         (self.shared, self.unassigned) = (shared, unassigned);
         let mut changes = ViewChanges { is_any: is_all || !changed.is_empty(), ..ViewChanges::default() };
         for id in changed {
-            let now = match state.jobs.get(id) {
+            let warnings = match state.jobs.get(id) {
                 Some(job) => {
                     let (view, warnings) = self.describe_job(state, policy, job);
                     self.views.insert(id.clone(), view);
@@ -92,19 +93,22 @@ impl JobViews {
                     Vec::new()
                 }
             };
-            let before = if now.is_empty() {
-                self.warnings.remove(id)
-            } else {
-                self.warnings.insert(id.clone(), now.clone())
-            };
-            let before = before.unwrap_or_default();
-            let is_in = |warnings: &[Arc<wire::Warning>], code: &str| {
-                warnings.iter().any(|warning| warning.code == code)
-            };
-            changes.begun.extend(now.iter().filter(|warning| !is_in(&before, &warning.code)).cloned());
-            changes.ended.extend(before.iter().filter(|warning| !is_in(&now, &warning.code)).cloned());
+            self.replace_warnings(id, warnings, &mut changes);
         }
         changes
+    }
+
+    /// Replaces the warnings about the job `id` by `warnings`. Adds the warnings that begin and end to `changes`.
+    fn replace_warnings(&mut self, id: &JobId, warnings: Vec<Arc<wire::Warning>>, changes: &mut ViewChanges) {
+        let before = self.warnings.remove(id).unwrap_or_default();
+        let has_code = |warnings: &[Arc<wire::Warning>], code: &str| {
+            warnings.iter().any(|warning| warning.code == code)
+        };
+        changes.begun.extend(warnings.iter().filter(|warning| !has_code(&before, &warning.code)).cloned());
+        changes.ended.extend(before.iter().filter(|warning| !has_code(&warnings, &warning.code)).cloned());
+        if !warnings.is_empty() {
+            self.warnings.insert(id.clone(), warnings);
+        }
     }
 
     /// Returns the description of `job` for the status, and the warnings about the job.
@@ -116,13 +120,13 @@ impl JobViews {
     ) -> (JobView, Vec<Arc<wire::Warning>>) {
         let mut counts = self.counts.counts_of(&job.id);
         counts.strays += saturating_u32(self.unassigned.get(&job.owner).copied().unwrap_or(0));
-        // Processes in the cpuset need no second check, and there may be many.
-        let outside_cpuset = Some(state.members_of(&job.id)).filter(|_| counts.outside_cpuset > 0);
+        // If all processes are in the cpuset, they need no check, and there may be many.
+        let checked_members = Some(state.members_of(&job.id)).filter(|_| counts.outside_cpuset > 0);
         let enforcement = match effective_enforcement_of_members(
             state,
             policy,
             job,
-            outside_cpuset.into_iter().flatten(),
+            checked_members.into_iter().flatten(),
         ) {
             EffectiveEnforcement::Cpuset { .. } => "cpuset",
             EffectiveEnforcement::Affinity { .. } => "affinity",

@@ -42,13 +42,13 @@ pub(crate) fn job_to_wire(
     enforcement: &str,
 ) -> wire::Job {
     let (topology, pool) = (&state.topology, &state.pool);
-    // The PUs of a frozen job have no effect: it waits for cores.
+    // A frozen job waits for cores, so the PUs in its grant are not shown.
     let grant = job.grant.as_ref().filter(|grant| grant.ownership != Ownership::Frozen);
     let requested = job.request.as_ref().map(|request| request.cpu_request.core_count(topology));
-    let state = match (&job.request, grant) {
+    let state_name = match (&job.request, grant) {
         _ if job.was_released => "released",
         (None, None) => "observed",
-        // It waits for a process. It gets cores when it has one.
+        // A borrower without a process does not wait for cores: it gets cores when it has a process.
         (Some(_), None) if job.is_borrower() && counts.processes == 0 => "reserved",
         (Some(_), None) => "waiting",
         (_, Some(_)) if counts.processes == 0 => "reserved",
@@ -60,7 +60,7 @@ pub(crate) fn job_to_wire(
         id: job.id.to_string(),
         source: job.id.source().to_string(),
         owner: job.owner.0,
-        state: state.to_owned(),
+        state: state_name.to_owned(),
         class: match class {
             PriorityClass::Guaranteed => "guaranteed",
             PriorityClass::Normal => "normal",
@@ -134,10 +134,10 @@ fn truncated(text: &str) -> String {
 /// needs attention.
 #[must_use]
 pub fn plan_to_wire(plan: &Plan, plan_warnings: &[Arc<Warning>]) -> PlanReply {
-    let cpusets = plan.cpuset_actions.iter().map(cpuset_action_to_wire);
+    let cpuset_actions = plan.cpuset_actions.iter().map(cpuset_action_to_wire);
     PlanReply {
-        actions: cpusets.chain(plan.mask_actions.iter().map(action_to_wire)).collect(),
-        warnings: plan_warnings.iter().map(|warning| warning_to_wire(warning)).collect(),
+        actions: cpuset_actions.chain(plan.mask_actions.iter().map(mask_action_to_wire)).collect(),
+        warnings: plan_warnings.iter().map(|warning| plan_warning_to_wire(warning)).collect(),
     }
 }
 
@@ -167,7 +167,7 @@ pub(crate) fn largest_requests_to_wire(
     wire::Fits { l3, numa_node, package, machine }
 }
 
-fn action_to_wire(action: &MaskAction) -> wire::Action {
+fn mask_action_to_wire(action: &MaskAction) -> wire::Action {
     wire::Action {
         action: action.kind.name().to_owned(),
         job: action.job.to_string(),
@@ -210,7 +210,7 @@ pub fn status_warning_to_wire(warning: &Warning) -> wire::Warning {
     }
 }
 
-fn warning_to_wire(plan_warning: &Warning) -> wire::Abstained {
+fn plan_warning_to_wire(plan_warning: &Warning) -> wire::Abstained {
     wire::Abstained {
         code: plan_warning.code.to_owned(),
         job: plan_warning.job.as_ref().map(ToString::to_string).unwrap_or_default(),

@@ -20,28 +20,32 @@ fn warning(code: &str, job: String, text: String, remedy: &str) -> wire::Warning
     wire::Warning { code: code.to_owned(), job, text, remedy: remedy.to_owned() }
 }
 
-/// Returns the warnings for the status about the failures in `faults`, such as a failed write of the journal. Also
+/// Returns the warnings for the status about the `failures`, such as a failed write of the journal. Also
 /// returns a warning if pjwd was started with `--beside`, as a second pjwd on the same machine. `own_cgroups` has the
 /// names of pjwd's cgroups, by which the second pjwd is recognised.
-pub(super) fn fault_warnings(faults: &OngoingFailures, own_cgroups: &OwnCgroupNames) -> Vec<wire::Warning> {
+pub(super) fn failure_warnings(
+    failures: &OngoingFailures,
+    own_cgroups: &OwnCgroupNames,
+) -> Vec<wire::Warning> {
     let mut warnings = Vec::from_iter(beside_warning(own_cgroups));
-    for (job, violation) in &faults.audit_violations {
+    for (job, violation) in &failures.audit_violations {
         let job = job.as_ref().map(ToString::to_string).unwrap_or_default();
         let remedy = "this is a bug of pjw: nothing is changed for this job; please report it with the log";
         warnings.push(warning("audit", job, violation.clone(), remedy));
     }
-    if let Some(fault) = &faults.journal_error {
+    if let Some(fault) = &failures.journal_error {
         let text = format!("jobs are only released, because other changes can't be recorded: {fault}");
         let remedy = "do what the text says; jobs continue unchanged, pjwd retries in each cycle, and a job that is released meanwhile comes back \
                       if pjwd is restarted before it can write";
         warnings.push(warning("journal", String::new(), text, remedy));
     }
-    let mut refused: BTreeMap<String, (usize, String)> = BTreeMap::new();
-    for refusal in faults.refused_masks.values() {
-        let entry = refused.entry(refusal.job.to_string()).or_insert_with(|| (0, refusal.reason.clone()));
-        entry.0 += 1;
+    let mut refused_jobs: BTreeMap<String, (usize, String)> = BTreeMap::new();
+    for refused in failures.refused_masks.values() {
+        let (threads, _) =
+            refused_jobs.entry(refused.job.to_string()).or_insert_with(|| (0, refused.reason.clone()));
+        *threads += 1;
     }
-    for (job, (threads, reason)) in refused {
+    for (job, (threads, reason)) in refused_jobs {
         let text = format!("{threads} threads can't be put on their cores: {reason}");
         warnings.push(warning("unconfined", job, text, "pjwd retries in each cycle"));
     }
@@ -66,8 +70,8 @@ impl ConvertedWarnings {
             let before = self.plan_warnings.drain(..).zip(self.converted.drain(..));
             let before: BTreeMap<Arc<Warning>, Arc<wire::Warning>> = before.collect();
             let convert = |warning: &Arc<Warning>| {
-                let known = before.get(warning).cloned();
-                known.unwrap_or_else(|| Arc::new(status_warning_to_wire(warning)))
+                let unchanged = before.get(warning).cloned();
+                unchanged.unwrap_or_else(|| Arc::new(status_warning_to_wire(warning)))
             };
             self.converted = plan_warnings.iter().map(convert).collect();
             self.plan_warnings = plan_warnings.to_vec();
@@ -101,12 +105,12 @@ pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> 
 /// - The job is frozen.
 pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: ProcessCounts) -> Vec<wire::Warning> {
     let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
-    let overlap = overlap(job)
+    let overlap = overlap_text(job)
         .map(|text| of_job("overlap", text, "release one of the jobs, or set on_exhausted = \"refuse\""));
-    let housekeeping = overlaps_housekeeping(job, &policy.housekeeping_cpus).map(|text| {
+    let housekeeping = housekeeping_text(job, &policy.housekeeping_cpus).map(|text| {
         of_job("housekeeping", text, "the CPUs become housekeeping when the job ends or is released")
     });
-    let oversubscribed = oversubscribed(job, counts).map(|text| {
+    let oversubscribed = oversubscribed_text(job, counts).map(|text| {
         let remedy =
             "it slows down only itself; ask for more cores, or start fewer threads (OMP_NUM_THREADS)";
         of_job("oversubscribed", text, remedy)
@@ -122,13 +126,13 @@ pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: ProcessCounts) ->
     overlap.into_iter().chain(housekeeping).chain(oversubscribed).chain(frozen).collect()
 }
 
-/// Returns the warning that the cycles (scan, decision and changes) of pjwd begin late. `by` is the longest recent
+/// Returns the warning that the cycles (scan, decision and changes) of pjwd begin late. `delay` is the longest recent
 /// delay.
-pub(super) fn lateness_warning(by: Duration) -> wire::Warning {
+pub(super) fn lateness_warning(delay: Duration) -> wire::Warning {
     wire::Warning {
         code: "behind".to_owned(),
         job: String::new(),
-        text: format!("pjwd is late: due work waited up to {} ms", by.as_millis()),
+        text: format!("pjwd is late: due work waited up to {} ms", delay.as_millis()),
         remedy:
             "nothing is lost; find out which program starts these processes, or raise cpu_budget_permille"
                 .to_owned(),
@@ -148,14 +152,15 @@ fn beside_warning(own_cgroups: &OwnCgroupNames) -> Option<wire::Warning> {
     (*own_cgroups != OwnCgroupNames::default()).then(|| warning("beside", String::new(), text, remedy))
 }
 
-fn overlap(job: &Job) -> Option<String> {
+/// Returns the text of the warning if other jobs hold PUs of `job`.
+fn overlap_text(job: &Job) -> Option<String> {
     let grant = job.grant.as_ref().filter(|grant| grant.is_shared)?;
     Some(format!("{} holds {}, and other jobs hold some of these too", job.id, cpus_text(&grant.cpus)))
 }
 
-/// The job holds PUs that the configuration has since reserved for housekeeping. Jobs with a scheduler's grant are
-/// exempt.
-fn overlaps_housekeeping(job: &Job, housekeeping: &CpuSet) -> Option<String> {
+/// Returns the text of the warning if the job holds PUs that the configuration has since reserved for housekeeping.
+/// Jobs with a scheduler's grant are exempt.
+fn housekeeping_text(job: &Job, housekeeping: &CpuSet) -> Option<String> {
     let grant = job.grant.as_ref().filter(|grant| grant.granted_by == GrantedBy::Warden)?;
     let both = grant.cpus.intersection(housekeeping);
     let verb = if both.len() == 1 { "is" } else { "are" };
@@ -163,7 +168,8 @@ fn overlaps_housekeeping(job: &Job, housekeeping: &CpuSet) -> Option<String> {
         .then(|| format!("{} holds {}, which {verb} configured for housekeeping", job.id, cpus_text(&both)))
 }
 
-fn oversubscribed(job: &Job, counts: ProcessCounts) -> Option<String> {
+/// Returns the text of the warning if the job has more hot threads than PUs.
+fn oversubscribed_text(job: &Job, counts: ProcessCounts) -> Option<String> {
     let pus = job.grant.as_ref()?.cpus.len();
     let hot = usize::try_from(counts.hot_threads).unwrap_or(usize::MAX);
     let cpus = if pus == 1 { "1 CPU".to_owned() } else { format!("{pus} CPUs") };

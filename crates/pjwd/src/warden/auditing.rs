@@ -1,4 +1,4 @@
-//! The audit of each plan: the actions of jobs that fail it are dropped.
+//! The audit of each plan and of the grants. The planned actions of a job that fails the audit are dropped.
 
 use pjw_core::audit::{GrantAudit, audit_actions};
 use pjw_core::cpuset_group::CpusetAction;
@@ -15,28 +15,29 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     pub(super) fn without_unsound_actions(&mut self, plan: Plan) -> Plan {
         self.ongoing_failures.audit_violations.clear();
         self.audit_grants();
-        let of_actions = audit_actions(&self.state, &plan, &self.policy);
-        let of_grants = self.audited_grants.iter().flat_map(|(_, audit)| audit.violations());
-        for violation in of_grants.chain(&of_actions) {
+        let action_violations = audit_actions(&self.state, &plan, &self.policy);
+        let grant_violations = self.audited_grants.iter().flat_map(|(_, audit)| audit.violations());
+        for violation in grant_violations.chain(&action_violations) {
             self.ongoing_failures
                 .audit_violations
                 .insert(violation.concerned_job().cloned(), violation.to_string());
         }
-        let broken = &self.ongoing_failures.audit_violations;
-        if broken.is_empty() {
+        let violations = &self.ongoing_failures.audit_violations;
+        if violations.is_empty() {
             return plan;
         }
-        let is_valid = |job: &JobId| !broken.contains_key(&None) && !broken.contains_key(&Some(job.clone()));
-        let (kept, dropped): (Vec<MaskAction>, Vec<MaskAction>) =
+        let is_valid =
+            |job: &JobId| !violations.contains_key(&None) && !violations.contains_key(&Some(job.clone()));
+        let (mask_actions, dropped): (Vec<MaskAction>, Vec<MaskAction>) =
             plan.mask_actions.into_iter().partition(|action| is_valid(&action.job));
         dropped.iter().for_each(|action| self.state.record_mask_not_attempted(action));
-        let (cpuset_actions, unsound): (Vec<CpusetAction>, Vec<CpusetAction>) =
+        let (cpuset_actions, dropped): (Vec<CpusetAction>, Vec<CpusetAction>) =
             plan.cpuset_actions.into_iter().partition(|action| is_valid(&action.job));
         // A job without a valid cpuset plan is kept by masks.
-        unsound
+        dropped
             .iter()
             .for_each(|action| self.state.cpusets.record_refusal(action, "its plan failed the audit"));
-        Plan { cpuset_actions, mask_actions: kept }
+        Plan { cpuset_actions, mask_actions }
     }
 
     /// Checks the grants (the PUs that a job holds) of the jobs that changed, and those that a change of the pool
@@ -46,10 +47,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let changed = self.state.jobs.take_changed_ids();
         let version = self.state.pool.change_count();
         match &mut self.audited_grants {
-            Some((audited, _)) if *audited == version && changed.is_empty() => {}
-            Some((audited, audit)) => {
+            Some((audited_version, _)) if *audited_version == version && changed.is_empty() => {}
+            Some((audited_version, audit)) => {
                 audit.update(&self.state, &changed, &self.policy);
-                *audited = version;
+                *audited_version = version;
             }
             None => self.audited_grants = Some((version, GrantAudit::new(&self.state, &self.policy))),
         }

@@ -1,9 +1,9 @@
-//! The changes of cpusets in a cycle. A change that takes long is completed by the node after the cycle.
+//! The changes of cpusets in a cycle. A change that takes long is completed in the background after the cycle.
 //!
 //! Before the kernel moves a process to another cgroup, it lets all forks in progress on the machine end. Beside very
-//! many processes that fork, that takes hundreds of milliseconds. Meanwhile affinity masks keep the job on its cores,
+//! many processes that fork, this takes hundreds of milliseconds. Meanwhile affinity masks keep the job on its cores,
 //! and the command is answered. Only the cpuset can keep a job in an isolated partition: `pjwctl run --isolated` and
-//! `pjwctl assign --isolated` wait for it.
+//! `pjwctl assign --isolated` wait for the cpuset.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -23,8 +23,8 @@ use crate::host::thaw_watcher::ThawWatcher;
 /// The longest time that one cycle waits for changes of cpusets.
 const MAX_WAIT: Duration = Duration::from_millis(100);
 
-/// The longest time that a release of all jobs waits for changes of cpusets, including those of systemd: usually
-/// nothing is left of the jobs when it is answered.
+/// The longest time that a release of all jobs waits for changes of cpusets, including those of systemd. Usually
+/// nothing is left of the jobs when the command is answered.
 const MAX_WAIT_OF_RELEASE_ALL: Duration = Duration::from_secs(5);
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
@@ -44,16 +44,17 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         report: &mut CycleReport,
     ) {
         let finished = self.node.take_finished_cpuset_changes();
-        if !finished.is_empty() {
-            self.state.note_finished_cpuset_changes(&finished, request);
-            let delayed = &self.state.cpusets.delayed_changes;
-            let jobs: BTreeSet<&JobId> = finished.iter().map(|(action, _)| &action.job).collect();
-            for job in jobs.into_iter().filter(|job| !delayed.has_change_for(job)) {
-                info!(%job, "the delayed changes of its cpuset were made or refused");
-            }
-            report.events.extend(cpuset_events(&finished));
-            report.cpuset_outcomes.extend(finished);
+        if finished.is_empty() {
+            return;
         }
+        self.state.note_finished_cpuset_changes(&finished, request);
+        let delayed = &self.state.cpusets.delayed_changes;
+        let jobs: BTreeSet<&JobId> = finished.iter().map(|(action, _)| &action.job).collect();
+        for job in jobs.into_iter().filter(|job| !delayed.has_change_for(job)) {
+            info!(%job, "the delayed changes of its cpuset were made or refused");
+        }
+        report.events.extend(cpuset_events(&finished));
+        report.cpuset_outcomes.extend(finished);
     }
 
     /// Makes the planned changes of cpusets in `actions`, in this order. Returns each change with its result. A change

@@ -52,10 +52,10 @@ pub struct Warden<N, J> {
     pub(super) ongoing_failures: OngoingFailures,
     /// The process events that were read since the event loop last took this value.
     events_read: EventCount,
-    /// The batch identities that scans read and that are not in the state yet. A batch identity names the jobs to which
-    /// a process may belong. The scan was part of a dry run, or its cycle was undone. The batch identity of a process
-    /// is read only once.
-    pub(super) pending_claims: BTreeMap<ProcessId, BatchIdentity>,
+    /// The batch identities that are not in the state yet, because the scan that read them was part of a dry run or of
+    /// an undone cycle. A batch identity names the jobs to which a process may belong. It is read only once for each
+    /// process.
+    pub(super) pending_identities: BTreeMap<ProcessId, BatchIdentity>,
     /// The calls of sched_setaffinity(2) that scans of dry runs reported. Each call is reported only once.
     pub(super) affinity_requests: Vec<AffinityRequest>,
     /// The online PUs that the topology lacks.
@@ -95,7 +95,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             host,
             ongoing_failures: OngoingFailures::default(),
             events_read: EventCount::default(),
-            pending_claims: BTreeMap::new(),
+            pending_identities: BTreeMap::new(),
             affinity_requests: Vec::new(),
             unknown_pus: CpuSet::new(),
             audited_grants: None,
@@ -165,16 +165,16 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let ProcessEventBatch { events, events_lost, still_dropping } = self.node.read_process_events();
         let exited = self.state.usage.pids_with_exit_times_to_read(&events);
         if !exited.is_empty() {
-            // A parent that waits for its child at once leaves little time.
-            let read = self.node.read_cpu_times(&exited).into_iter();
-            let times = read.filter_map(|(pid, read)| Some((pid, *read.present()?))).collect();
+            // The times of an exited process can be read only until its parent waits for it.
+            let observed = self.node.read_cpu_times(&exited).into_iter();
+            let times = observed.filter_map(|(pid, times)| Some((pid, *times.present()?))).collect();
             self.state.usage.note_exit_times(&events, times);
         }
         // An event for which there is no room counts as lost.
         let events_lost = self.state.apply_process_events(&events) || events_lost;
         if events_lost {
             self.state.forget_fork_records();
-            // Until the caller says otherwise: the next decision may be about a process whose fork event was lost.
+            // The next decision may be about a process whose fork event was lost.
             self.state.fork_events_complete_since = None;
             self.events_read.events_lost = true;
         }
@@ -206,8 +206,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// for example because another job holds them, pjw removes it too. Otherwise, the job whose id is in the name of
     /// the cgroup gets the cpuset again.
     pub fn find_leftover_cpusets(&mut self) {
-        let found = self.node.list_job_cpusets(&self.policy.own_cgroups);
-        found.into_iter().for_each(|found| self.state.add_leftover_cpuset(found));
+        for cpuset in self.node.list_job_cpusets(&self.policy.own_cgroups) {
+            self.state.add_leftover_cpuset(cpuset);
+        }
     }
 
     /// Returns the journal: the storage in which pjwd records each change before it makes the change.
@@ -266,19 +267,16 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let mut report = CycleReport::default();
         let mut request = request;
         self.set_cpuset_time_limit(commands);
-        let mut last_scan_due = commands.iter().any(changes_process_masks);
-        let known: BTreeSet<JobId> = commands
+        let mut is_fork_scan_due = commands.iter().any(changes_process_masks);
+        // A released job is kept only so that it is not found again. If it is assigned again, it counts as a new job.
+        let is_existing = |id: &JobId| self.state.jobs.get(id).is_some_and(|job| !job.was_released);
+        let existing_jobs: BTreeSet<JobId> = commands
             .iter()
             .filter_map(|command| match command {
-                // A released job is kept only so that it is not found again. Assigned anew, it is a new one.
-                Command::Assign(assign) => {
-                    let held = self.state.jobs.get(&assign.job).filter(|job| !job.was_released);
-                    held.map(|job| job.id.clone())
-                }
+                Command::Assign(assign) if is_existing(&assign.job) => Some(assign.job.clone()),
                 _ => None,
             })
             .collect();
-        let all_commands = commands;
         if let Some(fault) = self.confine_forks(&mut report).filter(|_| !commands.iter().any(is_release)) {
             // The journal can't be written, and the records of the forked processes must be its next records. So this
             // cycle ends here without the requested scan, and the next rescan is a full scan.
@@ -286,48 +284,49 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             report.replies = refuse_unrecorded_commands(commands, &fault);
             return report;
         }
-        // Not before the forks are confined: that decision reads no cgroups, so it must not know of these changes.
+        // After the confinement of the forks: that decision reads no cgroups, so it must not know of these changes.
         self.record_finished_cpuset_changes(&mut request, &mut report);
         let mut next = Some(request);
-        let mut commands = commands;
+        let mut round_commands = commands;
         for round in 0..=MAX_ROUNDS {
             let Some(request) = next.take() else { break };
             if round == MAX_ROUNDS {
                 report.has_unfinished_work = true;
                 break;
             }
-            next = self.run_round(&request, commands, &mut report);
-            commands = &[];
-            if next.is_none() && last_scan_due {
-                last_scan_due = false;
-                next = self.forked_process_scan(all_commands);
+            next = self.run_round(&request, round_commands, &mut report);
+            round_commands = &[];
+            if next.is_none() && is_fork_scan_due {
+                is_fork_scan_due = false;
+                next = self.forked_process_scan(commands);
             }
         }
-        // Drop the processes that ended before the first scan of all their facts.
+        // Drop the processes that ended before a scan read them.
         report.confined_new_processes.retain(|fork| self.state.processes.contains_key(&fork.pid));
-        self.release_unenforceable_jobs(all_commands, &known, &mut report);
-        report.refuse_ended_jobs(all_commands, &self.state);
+        self.release_unenforceable_jobs(commands, &existing_jobs, &mut report);
+        report.refuse_ended_jobs(commands, &self.state);
         self.forget_ended_threads();
         report
     }
 
-    /// Returns the scan of the processes that were forked while `commands` changed their parents. Their parents were
-    /// confined or released, and no scan has read the new processes yet. `None` if there are none. Returns a scan of
-    /// all processes if it is not known which were forked. First reads the pending process events.
+    /// Returns the scan of the processes that were forked while `commands` confined or released their parents, and that
+    /// no scan has read yet. `None` if there are no such processes. Returns a scan of all processes if it is not known
+    /// which processes were forked. First reads the pending process events.
     fn forked_process_scan(&mut self, commands: &[Command]) -> Option<ScanRequest> {
         self.read_process_events();
         let request = command_scan_request(&mut self.state, commands);
         let ScanScope::Partial(mut forked) = request.scope else { return Some(request) };
         forked.retain(|pid| !self.state.processes.contains_key(pid));
         forked.extend(self.state.lineage.scan_queue.take_urgent_pids());
-        let (scope, cgroups) = (ScanScope::Partial(forked.clone()), BTreeSet::new());
-        let (active_threads, idle_watch) = (BTreeMap::new(), Arc::default());
-        (!forked.is_empty()).then_some(ScanRequest {
-            scope,
+        if forked.is_empty() {
+            return None;
+        }
+        Some(ScanRequest {
+            scope: ScanScope::Partial(forked.clone()),
             pids_to_read_threads_of: forked,
-            active_threads,
-            cgroups,
-            idle_watch,
+            active_threads: BTreeMap::new(),
+            cgroups: BTreeSet::new(),
+            idle_watch: Arc::default(),
         })
     }
 
@@ -384,7 +383,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.unknown_pus = snapshot.online.difference(self.state.topology.cpus());
         let mut is_recorded = true;
         self.policy.may_grant = self.ongoing_failures.journal_error.is_none();
-        let before = self.prepare_rollback(commands);
+        let rollback_state = self.prepare_rollback(commands);
         let Decision { mut records, plan, warnings, events, replies, next_scan, newly_planned, reports } =
             reconcile(&mut self.state, snapshot, commands, &self.policy);
         report.plan_warnings = warnings;
@@ -401,21 +400,22 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             });
             plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         }
-        if let Err(fault) = self.write_records_and_reports(&records, &reports, before.is_some()) {
-            if let Some(before) = before {
-                return self.decide_on_releases(&fault, before, snapshot, commands, report);
+        if let Err(fault) = self.write_records_and_reports(&records, &reports, rollback_state.is_some()) {
+            if let Some(rollback_state) = rollback_state {
+                return self.decide_on_releases(&fault, rollback_state, snapshot, commands, report);
             }
             let puts_back_only = commands.is_empty() && !self.policy.may_grant;
             if !puts_back_only && !only_releases(commands) {
-                self.drop_applied_claims(snapshot);
-                // These jobs are gone from the state.
+                self.drop_applied_identities(snapshot);
+                // The ended jobs are gone from the state, so their reports are needed.
                 report.ended_jobs.extend(reports);
-                return self.undo_unrecorded_decision(&fault, commands, &plan, report);
+                self.undo_unrecorded_decision(&fault, commands, &plan, report);
+                return None;
             }
             plan = self.without_unrecorded_actions(plan, &fault);
             is_recorded = false;
         }
-        self.drop_applied_claims(snapshot);
+        self.drop_applied_identities(snapshot);
         report.add_events(events);
         report.ended_jobs.extend(reports);
         report.replies.extend(replies);
@@ -424,7 +424,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             return next_scan.filter(|_| is_empty && is_recorded);
         }
         let Plan { cpuset_actions, mask_actions } = plan;
-        // The next scan is about actions that are not made.
+        // Without any action that was recorded or puts back, the next scan would be about actions that are not made.
         let next_scan =
             next_scan.filter(|_| is_recorded || !(cpuset_actions.is_empty() && mask_actions.is_empty()));
         let cpusets = self.apply_cpuset_changes(cpuset_actions);
@@ -432,26 +432,26 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let events = [cpuset_events(&cpusets), mask_events(&self.state, &outcomes)].concat();
         self.state.usage.count_violations_and_repairs(&events);
         report.events.extend(events);
-        let moved = outcomes.is_empty() || report.count_mask_changes(&outcomes);
-        // A refused cpuset change leaves the job to masks. The next round decides that at once.
-        let moved = moved || !cpusets.is_empty();
+        let has_mask_progress = outcomes.is_empty() || report.count_mask_changes(&outcomes);
+        // After a refused cpuset change, masks keep the job on its cores. The next round decides on these masks.
+        let has_progress = has_mask_progress || !cpusets.is_empty();
         report.mask_outcomes.extend(outcomes);
         report.cpuset_outcomes.extend(cpusets);
-        next_scan.filter(|_| moved)
+        next_scan.filter(|_| has_progress)
     }
 
     /// Scans the processes in `request`. Adds to each process its CPU times and the jobs that its attributes name, such
     /// as its environment variables.
     pub(super) fn scan_processes(&mut self, request: &ScanRequest) -> Snapshot {
         let mut snapshot = self.node.scan(request);
-        for seen in snapshot.processes.values_mut() {
-            let Observed::Present(process) = seen else { continue };
+        for observed in snapshot.processes.values_mut() {
+            let Observed::Present(process) = observed else { continue };
             if let Some(attributes) = &process.attributes {
-                let claims =
+                let identity =
                     pjw_sources::recognise_jobs(&process.comm, attributes, &self.host, &self.policy.sources);
-                self.pending_claims.insert(process.id, claims);
+                self.pending_identities.insert(process.id, identity);
             }
-            process.batch_identity = self.pending_claims.get(&process.id).cloned();
+            process.batch_identity = self.pending_identities.get(&process.id).cloned();
         }
         self.read_process_events();
         self.read_usage(request, &mut snapshot);
@@ -485,11 +485,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
 
     /// Removes the refused masks of threads that have ended or left their job.
     fn forget_ended_threads(&mut self) {
-        let alive = |thread: &ThreadId| {
+        let is_in_job = |thread: &ThreadId| {
             let member = self.state.members.get(&thread.process.pid);
-            let known = member.and_then(|member| member.threads.get(&thread.tid));
-            known.is_some_and(|known| known.start == thread.start)
+            let member_thread = member.and_then(|member| member.threads.get(&thread.tid));
+            member_thread.is_some_and(|member_thread| member_thread.start == thread.start)
         };
-        self.ongoing_failures.refused_masks.retain(|thread, _| alive(thread));
+        self.ongoing_failures.refused_masks.retain(|thread, _| is_in_job(thread));
     }
 }

@@ -1,4 +1,5 @@
-//! The probe for forked processes outside of their job's cores. It is quick, so it comes before each scan.
+//! The probe for forked processes with a mask outside of their job's cores. The probe is quick, so it comes before each
+//! scan.
 
 use std::collections::BTreeMap;
 
@@ -45,7 +46,7 @@ pub(super) fn changes_process_masks(command: &Command) -> bool {
     match command {
         Command::Assign(assign) => !assign.pids.is_empty() || assign.session.is_some(),
         Command::Want { .. } => false,
-        // Members that a changed rule recognises no longer leave.
+        // Processes that a changed rule no longer recognises leave their job.
         Command::Provision(_)
         | Command::Release { .. }
         | Command::Undo { .. }

@@ -24,13 +24,12 @@ fn records_size(records: usize, machine: &CpuSet) -> u64 {
     ((records + OTHER_RECORDS) * bytes_per_record) as u64
 }
 
-/// Returns whether the action takes back what an earlier one did.
+/// Returns whether `action` takes back what an earlier change of a cpuset did.
 fn puts_back(action: &CpusetAction) -> bool {
+    use CpusetChange::{Create, MoveBack, MoveIn, Remove, RemoveLimits};
     match action.change {
-        CpusetChange::MoveBack { .. } | CpusetChange::RemoveLimits { .. } | CpusetChange::Remove { .. } => {
-            true
-        }
-        CpusetChange::Create { .. } | CpusetChange::MoveIn { .. } => false,
+        MoveBack { .. } | RemoveLimits { .. } | Remove { .. } => true,
+        Create { .. } | MoveIn { .. } => false,
     }
 }
 
@@ -104,12 +103,10 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// - The journal has reserved enough disk space for the records of the commands, so that the write can't fail for
     ///   lack of space. Space is reserved only if the commands concern few threads.
     pub(super) fn prepare_rollback(&mut self, commands: &[Command]) -> Option<WardenState> {
-        // The client learns that the job was not made. So the job ends in any case, as one whose last process has
-        // exited.
+        // An undone job ends in any case, because the client learns that the job was not made.
         if commands.iter().all(|command| matches!(command, Command::Undo { .. })) {
             return None;
         }
-        // No job gets the freed cores, so there is nothing to take back.
         if only_releases(commands) && !self.policy.may_grant {
             return None;
         }
@@ -123,7 +120,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             Command::Release { job, .. } | Command::Undo { job, .. } => Some(2 * threads_of(job)),
             // One record of the job.
             Command::Want { .. } => Some(1),
-            // It is not known which processes these concern.
+            // It is not known which processes these commands concern.
             Command::Assign(_)
             | Command::Provision(_)
             | Command::ReleaseAll { .. }
@@ -155,19 +152,18 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
 
     /// Leaves out the changes of a decision, because its records could not be written to the journal for the reason
     /// `fault`. The changes in `plan` are not made, and `report` gets a refusal for each of the `commands`. The next
-    /// cycle writes the whole state to the journal. Always returns `None`: no further scan is needed.
+    /// cycle writes the whole state to the journal.
     pub(super) fn undo_unrecorded_decision(
         &mut self,
         fault: &J::Fault,
         commands: &[Command],
         plan: &Plan,
         report: &mut CycleReport,
-    ) -> Option<ScanRequest> {
+    ) {
         let fault = fault.to_string();
         plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
         report.replies.extend(refuse_unrecorded_commands(commands, &fault));
         self.ongoing_failures.journal_error = Some(fault);
-        None
     }
 
     /// Decides again from `snapshot`, because the records of a decision could not be written to the journal for the
@@ -185,7 +181,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         let fault = fault.to_string();
         self.state = before;
         self.state.full_scan_due = true;
-        // The earlier state counts its next changes with the same numbers.
+        // The next changes of the earlier state get the same numbers as the changes that were undone.
         self.audited_grants = None;
         let refusals = refuse_unrecorded_commands(commands, &fault);
         self.ongoing_failures.journal_error = Some(fault);
@@ -194,23 +190,23 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             report.replies.extend(refusals);
             return None;
         }
-        let earlier = std::mem::take(&mut report.replies);
+        let earlier_replies = std::mem::take(&mut report.replies);
         let next_scan = self.decide_and_apply(snapshot, &releases, report);
-        let mut of_releases = std::mem::replace(&mut report.replies, earlier).into_iter();
+        let mut release_replies = std::mem::replace(&mut report.replies, earlier_replies).into_iter();
         let replies = commands.iter().zip(refusals).map(|(command, refusal)| {
-            if is_release(command) { of_releases.next().unwrap_or(refusal) } else { refusal }
+            if is_release(command) { release_replies.next().unwrap_or(refusal) } else { refusal }
         });
         report.replies.extend(replies);
         next_scan
     }
 
-    /// Removes the pending claims of the processes in `snapshot`, because the state contains these claims now. A claim
-    /// says to which job a process belongs according to its attributes, such as its environment variables.
-    pub(super) fn drop_applied_claims(&mut self, snapshot: &Snapshot) {
+    /// Removes the pending batch identities of the processes in `snapshot`, because the state contains them now. A
+    /// batch identity names the jobs to which a process may belong by its attributes, such as its environment.
+    pub(super) fn drop_applied_identities(&mut self, snapshot: &Snapshot) {
         match &snapshot.scope {
-            ScanScope::Full => self.pending_claims.clear(),
+            ScanScope::Full => self.pending_identities.clear(),
             ScanScope::Partial(_) => {
-                self.pending_claims.retain(|id, _| !snapshot.processes.contains_key(&id.pid));
+                self.pending_identities.retain(|id, _| !snapshot.processes.contains_key(&id.pid));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The report of a cycle, and the faults that keep the warden from its work.
+//! The report of a cycle, and the failures that last beyond a cycle.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use pjw_core::{job::JobId, refusal::Refusal, time::Nanos, usage::JobReport};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OngoingFailures {
     /// The error of the last write of the journal. `None` if this write succeeded. While there is an error,
-    /// pjwd changes no affinity masks or cpusets.
+    /// jobs are only released: pjwd only puts affinity masks and cpusets back.
     pub journal_error: Option<String>,
     /// The jobs that failed the audit, each with the violated rule as text. The audit checks the granted
     /// cores and the planned changes of each job before the changes are made. No changes of affinity masks or
@@ -69,8 +69,8 @@ pub struct CycleReport {
     pub mask_writes: BTreeMap<ThreadId, u32>,
 }
 
-/// If the mask of a thread has to be written more often in one cycle, the program changes it as fast as pjw. The next
-/// cycle goes on, after the interval.
+/// The largest number of writes of one thread's mask in a cycle before the other changes are left to the next cycle. If
+/// more writes are needed, the program changes the mask as fast as pjw.
 const MAX_MASK_WRITES: u32 = 3;
 
 /// A new process of a job whose affinity mask pjwd changed even before any scan had read the process. pjwd does this
@@ -105,8 +105,8 @@ impl CycleReport {
     /// event of the kind violation in each report: further ones are dropped.
     pub(super) fn add_events(&mut self, mut events: Vec<Event>) {
         let is_repeated = |event: &Event| {
-            let mut violations = self.events.iter().filter(|known| known.kind == EventKind::Violation);
-            violations.any(|known| (&known.job, known.pid) == (&event.job, event.pid))
+            let mut violations = self.events.iter().filter(|earlier| earlier.kind == EventKind::Violation);
+            violations.any(|earlier| earlier.job == event.job && earlier.pid == event.pid)
         };
         events.retain(|event| event.kind != EventKind::Violation || !is_repeated(event));
         self.events.append(&mut events);
@@ -127,14 +127,15 @@ impl CycleReport {
     /// of the last round (scan, decision and changes) with their results. Returns true if another round is useful:
     /// the last round changed the mask of a thread that has had fewer than [`MAX_MASK_WRITES`] changes.
     pub(super) fn count_mask_changes(&mut self, outcomes: &[(MaskAction, MaskOutcome)]) -> bool {
-        let mut progress = false;
-        for (action, _) in outcomes.iter().filter(|(_, outcome)| matches!(outcome, MaskOutcome::Done { .. }))
-        {
-            let writes = self.mask_writes.entry(action.thread).or_default();
-            *writes += 1;
-            progress |= *writes < MAX_MASK_WRITES;
+        let mut is_round_useful = false;
+        for (action, outcome) in outcomes {
+            if matches!(outcome, MaskOutcome::Done { .. }) {
+                let writes = self.mask_writes.entry(action.thread).or_default();
+                *writes += 1;
+                is_round_useful |= *writes < MAX_MASK_WRITES;
+            }
         }
-        progress
+        is_round_useful
     }
 
     /// Replaces the replies to some of the `commands` by refusals: to each command that made a new job for processes

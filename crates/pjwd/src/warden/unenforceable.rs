@@ -13,53 +13,55 @@ use super::report::CycleReport;
 
 impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// Releases each new job for which the kernel refused all affinity masks, and refuses the commands that made the
-    /// job or changed it. `commands` are the commands of the cycle, and `report` has their replies. `known` lists the
-    /// jobs that existed before the cycle and were not released: these stay.
+    /// job or changed it. `commands` are the commands of the cycle, and `report` has their replies. `existing_jobs` are
+    /// the jobs that existed before the cycle and were not released: these stay.
     pub(super) fn release_unenforceable_jobs(
         &mut self,
         commands: &[Command],
-        known: &BTreeSet<JobId>,
+        existing_jobs: &BTreeSet<JobId>,
         report: &mut CycleReport,
     ) {
-        let undone = self.find_unenforceable_jobs(commands, known, report);
-        if undone.is_empty() {
+        let unenforceable = self.find_unenforceable_jobs(commands, existing_jobs, report);
+        if unenforceable.is_empty() {
             return;
         }
         for reply in &mut report.replies {
             let Ok(Reply::Assigned(job) | Reply::Wanted(job)) = &*reply else { continue };
-            if let Some((_, why)) = undone.get(&job.id) {
+            if let Some((_, why)) = unenforceable.get(&job.id) {
                 let refusal = Refusal::Unenforceable { job: job.id.clone(), why: why.clone() };
                 *reply = Err(refusal);
             }
         }
-        let undone: Vec<Command> =
-            undone.into_iter().map(|(job, (caller, why))| Command::Undo { job, caller, why }).collect();
+        let undo_commands: Vec<Command> = unenforceable
+            .into_iter()
+            .map(|(job, (caller, why))| Command::Undo { job, caller, why })
+            .collect();
         let mut release_report = CycleReport::default();
-        let mut next = Some(command_scan_request(&mut self.state, &undone));
-        let mut commands: &[Command] = &undone;
+        let mut next = Some(command_scan_request(&mut self.state, &undo_commands));
+        let mut round_commands: &[Command] = &undo_commands;
         for _ in 0..MAX_ROUNDS {
             let Some(request) = next.take() else { break };
-            next = self.run_round(&request, commands, &mut release_report);
-            commands = &[];
+            next = self.run_round(&request, round_commands, &mut release_report);
+            round_commands = &[];
         }
         report.add_release(release_report);
         report.has_unfinished_work |= next.is_some();
     }
 
     /// Returns the new jobs for which the kernel refused all masks. Each has the user who assigned processes to the
-    /// job, and an error of the kernel. A job is new if it is not in `known`. `commands` are the commands of the
-    /// cycle, and `report` has their replies.
+    /// job, and an error of the kernel. A job is new if it is not in `existing_jobs`. `commands` are the
+    /// commands of the cycle, and `report` has their replies.
     fn find_unenforceable_jobs(
         &self,
         commands: &[Command],
-        known: &BTreeSet<JobId>,
+        existing_jobs: &BTreeSet<JobId>,
         report: &CycleReport,
     ) -> BTreeMap<JobId, (Caller, String)> {
         let mut found = BTreeMap::new();
         for (command, reply) in commands.iter().zip(&report.replies) {
             let (Command::Assign(assign), Ok(_)) = (command, reply) else { continue };
             let id = &assign.job;
-            if assign.pids.is_empty() || known.contains(id) || !self.state.jobs.contains_key(id) {
+            if assign.pids.is_empty() || existing_jobs.contains(id) || !self.state.jobs.contains_key(id) {
                 continue;
             }
             if let Some(why) = error_of_all_masks(report, id) {
@@ -70,8 +72,8 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 }
 
-/// Returns an error of the kernel if it refused every change of an affinity mask for the job `job`. `None` if it made
-/// a change, or if there was none.
+/// Returns an error of the kernel if the kernel refused every change of an affinity mask for the job `job`. `None` if a
+/// change was made, or if no change was tried.
 fn error_of_all_masks(report: &CycleReport, job: &JobId) -> Option<String> {
     let mut error = None;
     for (_, outcome) in report.mask_outcomes.iter().filter(|(action, _)| action.job == *job) {

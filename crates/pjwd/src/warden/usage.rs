@@ -1,4 +1,4 @@
-//! What the jobs used, as far as it must be read together with a scan.
+//! The CPU times and the peak memory use of jobs that are read together with a scan.
 
 use pjw_core::ports::{Journal, MachineInterface};
 use pjw_core::scan::ScanRequest;

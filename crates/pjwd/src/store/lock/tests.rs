@@ -78,7 +78,7 @@ fn a_daemon_waits_for_a_process_that_only_thaws_or_releases_jobs() {
     let released = LockHolder::for_this_process(None, Path::new("/tmp/one"));
     let lock = acquire(dir.path(), released).unwrap();
     let holding = thread::spawn(move || {
-        thread::sleep(TIMEOUT_OF_LIVING * 2);
+        thread::sleep(TIMEOUT_IF_ALIVE * 2);
         drop(lock);
     });
     acquire(dir.path(), holder("/tmp/one")).unwrap();

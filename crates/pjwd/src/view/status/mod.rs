@@ -29,7 +29,7 @@ use super::counts::CpuDemand;
 use super::jobs::JobViews;
 use super::to_wire::{event_to_wire, largest_requests_to_wire, saturating_u32};
 use super::topology_tree;
-use super::warnings::{ConvertedWarnings, fault_warnings, lateness_warning};
+use super::warnings::{ConvertedWarnings, failure_warnings, lateness_warning};
 use crate::warden::Warden;
 
 /// The status that the event loop sent to the control server after a cycle (scan, decision and changes), together with
@@ -77,11 +77,11 @@ pub struct StatusPublisher {
     /// The host name of the machine.
     hostname: String,
     /// Sends each new status to the control server.
-    view: watch::Sender<Arc<PublishedStatus>>,
+    status: watch::Sender<Arc<PublishedStatus>>,
     /// Sends the events of the daemon to the control server.
     events: mpsc::UnboundedSender<Arc<wire::Event>>,
     /// Sends the topology to the control server. The topology changes only when PUs are added to the machine.
-    machine: watch::Sender<Arc<wire::Topology>>,
+    topology: watch::Sender<Arc<wire::Topology>>,
     /// The part of the status with the host name and the numbers of cores, packages, NUMA nodes and L3 caches.
     node: wire::Node,
     /// The cores of the machine, as the status lists them.
@@ -126,15 +126,16 @@ impl StatusPublisher {
     /// caches in `topology`.
     #[must_use]
     pub fn new(hostname: String, topology: &Topology) -> (Self, StatusReceiver) {
-        let (view, seen) = watch::channel(Arc::new(PublishedStatus::default()));
-        let (machine, known) = watch::channel(Arc::new(topology_tree::topology_to_wire(topology)));
+        let (status, status_receiver) = watch::channel(Arc::new(PublishedStatus::default()));
+        let wire_topology = Arc::new(topology_tree::topology_to_wire(topology));
+        let (topology_sender, topology_receiver) = watch::channel(wire_topology);
         let (events, event_receiver) = mpsc::unbounded_channel();
         let publisher = Self {
             node: node_to_wire(&hostname, topology),
             hostname,
-            view,
+            status,
             events,
-            machine,
+            topology: topology_sender,
             cores: cores_to_wire(topology),
             warnings: Vec::new(),
             plan_warnings: ConvertedWarnings::default(),
@@ -146,7 +147,12 @@ impl StatusPublisher {
             fits: None,
             last: None,
         };
-        (publisher, StatusReceiver { status: seen, topology: known, events: event_receiver })
+        let receiver = StatusReceiver {
+            status: status_receiver,
+            topology: topology_receiver,
+            events: event_receiver,
+        };
+        (publisher, receiver)
     }
 
     /// Sets the directory that contains a subdirectory with files for each job. The published status contains the
@@ -165,7 +171,7 @@ impl StatusPublisher {
     /// Publishes the new topology of the machine to the control server (the part of pjwd that answers clients). Must
     /// be called after PUs (logical CPUs) were added to the machine.
     pub fn publish_topology(&mut self, topology: &Topology) {
-        self.machine.send_replace(Arc::new(topology_tree::topology_to_wire(topology)));
+        self.topology.send_replace(Arc::new(topology_tree::topology_to_wire(topology)));
         (self.node, self.cores) = (node_to_wire(&self.hostname, topology), cores_to_wire(topology));
         self.last = None;
     }
@@ -210,10 +216,9 @@ impl StatusPublisher {
         let changes = self.jobs.update(state, warden.policy(), dirty);
         changes.begun.iter().for_each(|warning| log_begun(warning));
         changes.ended.iter().for_each(|warning| log_ended(&warning.code, &warning.job));
-        // The warnings about single jobs come between these two.
-        let faults = fault_warnings(warden.ongoing_failures(), &warden.policy().own_cgroups);
-        let mut warnings: Vec<_> = faults.into_iter().map(Arc::new).collect();
-        let faults = warnings.len();
+        let failures = failure_warnings(warden.ongoing_failures(), &warden.policy().own_cgroups);
+        let mut warnings: Vec<_> = failures.into_iter().map(Arc::new).collect();
+        let failure_count = warnings.len();
         warnings.extend_from_slice(self.plan_warnings.update(plan_warnings));
         warnings.extend(loop_status.lateness.map(lateness_warning).map(Arc::new));
         let has_same_warnings = self.warnings == warnings;
@@ -227,21 +232,23 @@ impl StatusPublisher {
             DaemonMode::Observe => "observe",
             DaemonMode::Enforce => "enforce",
         };
-        let lending = lending(warden.policy(), &loop_status.demand_detection);
-        let is_same = |last: &StatusSnapshot| {
-            let head = &last.status.summary;
-            !changes.is_any
-                && head.lending.as_ref() == Some(&lending)
-                && (&head.fits, head.discovery.as_str(), head.mode.as_str()) == (&fits, discovery, mode)
-                && has_same_warnings
+        let lending = lending_to_wire(warden.policy(), &loop_status.demand_detection);
+        let is_unchanged = |last: &StatusSnapshot| {
+            let summary = &last.status.summary;
+            let has_same_summary = summary.lending.as_ref() == Some(&lending)
+                && summary.fits == fits
+                && summary.discovery == discovery
+                && summary.mode == mode;
+            has_same_summary && has_same_warnings && !changes.is_any
         };
-        if let Some(last) = self.last.as_ref().filter(|last| is_same(last)) {
+        if let Some(last) = self.last.as_ref().filter(|last| is_unchanged(last)) {
             return last.clone();
         }
-        let (before, after) = warnings.split_at(faults);
-        let published = before.iter().chain(self.jobs.warnings()).chain(after).cloned().collect();
+        // The warnings about single jobs come after those about failures.
+        let (before, after) = warnings.split_at(failure_count);
+        let all_warnings = before.iter().chain(self.jobs.warnings()).chain(after).cloned().collect();
         self.warnings = warnings;
-        let head = wire::Status {
+        let summary = wire::Status {
             schema: wire::SCHEMA_VERSION,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -260,19 +267,19 @@ impl StatusPublisher {
             lending: Some(lending),
             ..wire::Status::default()
         };
-        let status = PublishedStatus::new(head, self.jobs.jobs(), published, Arc::clone(&self.cores));
-        let status = Arc::new(status);
-        self.view.send_replace(Arc::clone(&status));
+        let jobs = self.jobs.jobs();
+        let status = Arc::new(PublishedStatus::new(summary, jobs, all_warnings, Arc::clone(&self.cores)));
+        self.status.send_replace(Arc::clone(&status));
         let (job_demands, unassigned_processes) = (self.jobs.demands(), self.jobs.unassigned_count());
         let snapshot = StatusSnapshot { status, job_demands, unassigned_processes };
         self.last = Some(snapshot.clone());
         snapshot
     }
 
-    /// The largest requests that fit now. They change only with the pool.
+    /// Returns the sizes of the largest requests that can be served now. Computes them again only if the pool changed.
     fn fits(&mut self, state: &WardenState) -> wire::Fits {
         let version = state.pool.change_count();
-        if self.fits.as_ref().is_none_or(|(known, _)| *known != version) {
+        if self.fits.as_ref().is_none_or(|(computed_at, _)| *computed_at != version) {
             self.fits =
                 Some((version, largest_requests_to_wire(largest_requests(&state.pool, &state.topology))));
         }
@@ -284,20 +291,18 @@ impl StatusPublisher {
     /// the warnings of the cycle, which name the unassigned processes.
     fn report_unassigned(&mut self, state: &WardenState, plan_warnings: &[Arc<Warning>]) {
         let mut users = BTreeSet::new();
-        let mut news = Vec::new();
-        for plan_warning in
-            plan_warnings.iter().filter(|plan_warning| plan_warning.code == EventKind::Stray.name())
-        {
-            let Some(pid) = plan_warning.pid else { continue };
-            let Some(known) = state.processes.get(&pid) else { continue };
-            let user = known.process.uid;
+        let mut events = Vec::new();
+        for warning in plan_warnings.iter().filter(|warning| warning.code == EventKind::Stray.name()) {
+            let Some(pid) = warning.pid else { continue };
+            let Some(known_process) = state.processes.get(&pid) else { continue };
+            let user = known_process.process.uid;
             users.insert(user);
             if !self.unassigned_users.contains(&user) {
-                news.push(Event::new(EventKind::Stray, plan_warning.text.clone()).with_pid(pid));
+                events.push(Event::new(EventKind::Stray, warning.text.clone()).with_pid(pid));
             }
         }
         self.unassigned_users = users;
-        self.publish_events(news);
+        self.publish_events(events);
     }
 
     /// Logs which of the `warnings` have begun since the last call, and which warnings have ended.
@@ -319,7 +324,8 @@ fn log_ended(code: &str, job: &str) {
     info!(condition = %code, job = %job, "no longer the case");
 }
 
-fn lending(policy: &Policy, demand_detection: &OwnerDemandDetection) -> wire::Lending {
+/// Returns the part of the status about the lending of cores.
+fn lending_to_wire(policy: &Policy, demand_detection: &OwnerDemandDetection) -> wire::Lending {
     let (demand, why_sampled) = match demand_detection {
         OwnerDemandDetection::NotLoaded => ("unknown", String::new()),
         OwnerDemandDetection::Reported => ("reported", String::new()),
@@ -332,15 +338,15 @@ fn lending(policy: &Policy, demand_detection: &OwnerDemandDetection) -> wire::Le
 /// Returns the description of the machine for clients: its name, its CPUs, and the numbers of cores, packages, NUMA
 /// nodes and L3 caches. Parts without CPUs do not count.
 fn node_to_wire(hostname: &str, topology: &Topology) -> wire::Node {
-    let inhabited =
+    let count_with_cpus =
         |level| saturating_u32(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
     wire::Node {
         hostname: hostname.to_owned(),
         cpus: topology.cpus().to_string(),
         cores: saturating_u32(topology.cores().len()),
-        packages: inhabited(TopologyLevel::Package),
-        numa_nodes: inhabited(TopologyLevel::NumaNode),
-        l3: inhabited(TopologyLevel::L3),
+        packages: count_with_cpus(TopologyLevel::Package),
+        numa_nodes: count_with_cpus(TopologyLevel::NumaNode),
+        l3: count_with_cpus(TopologyLevel::L3),
     }
 }
 
@@ -350,13 +356,13 @@ fn cores_to_wire(topology: &Topology) -> Arc<[wire::Core]> {
         let pu = core.pus.first()?;
         topology.domain_of(level, pu).map(|domain| domain.number)
     };
-    let core = |core| wire::Core {
-        cpus: pjw_core::topology::Core::clone(core).pus.to_string(),
+    let core_to_wire = |core: &pjw_core::topology::Core| wire::Core {
+        cpus: core.pus.to_string(),
         package: number(TopologyLevel::Package, core),
         numa_node: number(TopologyLevel::NumaNode, core),
         l3: number(TopologyLevel::L3, core),
     };
-    topology.cores().iter().map(core).collect()
+    topology.cores().iter().map(core_to_wire).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The status as the event loop makes it: it shares what did not change with the status before it.
+//! The status as the event loop makes it. It shares its unchanged jobs, warnings and cores with the earlier status.
 
 use std::sync::{Arc, OnceLock};
 

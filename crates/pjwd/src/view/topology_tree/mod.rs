@@ -26,31 +26,36 @@ struct Part {
 #[must_use]
 pub fn topology_to_wire(topology: &Topology) -> wire::Topology {
     let devices = topology.details();
-    let with_pus =
+    let count_with_pus =
         |level| saturating_u32(topology.domains(level).filter(|domain| !domain.cpus.is_empty()).count());
     let kinds: BTreeSet<u32> = topology.cores().iter().map(|core| core.kind_index).collect();
     let smt: BTreeSet<u32> = topology.cores().iter().map(|core| saturating_u32(core.pus.len())).collect();
-    let (levels, memory) = (parts_by_level(topology), memory(topology));
-    let levels: Vec<&[Part]> = levels.iter().map(Vec::as_slice).collect();
+    let parts_by_level = parts_by_level(topology);
+    let levels: Vec<&[Part]> = parts_by_level.iter().map(Vec::as_slice).collect();
     let mut tree = subtrees(topology, topology.cpus(), &levels);
-    for node in &memory {
+    let memory_nodes = memory_nodes(topology);
+    for node in &memory_nodes {
         insert_memory_node(node, &mut tree);
     }
     wire::Topology {
-        packages: with_pus(TopologyLevel::Package),
+        packages: count_with_pus(TopologyLevel::Package),
         dies: saturating_u32(devices.dies.len()),
-        numa_nodes: with_pus(TopologyLevel::NumaNode),
-        memory_nodes: saturating_u32(memory.len()),
-        l3: with_pus(TopologyLevel::L3),
+        numa_nodes: count_with_pus(TopologyLevel::NumaNode),
+        memory_nodes: saturating_u32(memory_nodes.len()),
+        l3: count_with_pus(TopologyLevel::L3),
         cores: saturating_u32(topology.cores().len()),
         pus: saturating_u32(topology.cpus().len()),
         smt: smt.into_iter().collect(),
         kinds: saturating_u32(kinds.len().max(devices.core_kinds.len())),
-        core_kinds: devices.core_kinds.iter().filter(|_| devices.core_kinds.len() > 1).map(kind).collect(),
+        core_kinds: if devices.core_kinds.len() > 1 {
+            devices.core_kinds.iter().map(core_kind_to_wire).collect()
+        } else {
+            Vec::new()
+        },
         cpus: topology.cpus().to_string(),
         offline: devices.unavailable_pus.to_string(),
         disallowed: devices.disallowed_pus.to_string(),
-        devices: devices.devices.iter().map(device).collect(),
+        devices: devices.devices.iter().map(device_to_wire).collect(),
         fits: None,
         tree,
     }
@@ -66,24 +71,24 @@ pub fn add_free_core_counts(
     fits: &wire::Fits,
     pool: &wire::Pool,
 ) -> wire::Topology {
-    let set = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
-    let free = set(&pool.free);
-    let running = free.union(&set(&pool.housekeeping)).union(&set(&pool.allocated));
+    let parse = |list: &str| list.parse::<CpuSet>().unwrap_or_default();
+    let free = parse(&pool.free);
+    let online = free.union(&parse(&pool.housekeeping)).union(&parse(&pool.allocated));
     topology.fits = Some(fits.clone());
     for part in &mut topology.tree {
-        set_free_cores(part, &free, &running);
+        set_free_cores(part, &free, &online);
     }
     topology
 }
 
 /// Sets the number of free cores of a part and its children, and returns the number for the part. A core is free if
-/// it has an online PU and all its online PUs are in `free`. `running` has the online PUs.
-fn set_free_cores(part: &mut wire::Domain, free: &CpuSet, running: &CpuSet) -> u32 {
+/// it has an online PU and all its online PUs are in `free`. `online` has the online PUs.
+fn set_free_cores(part: &mut wire::Domain, free: &CpuSet, online: &CpuSet) -> u32 {
     let cores = if part.kind == "core" {
-        let here = part.cpus.parse::<CpuSet>().unwrap_or_default().intersection(running);
-        u32::from(!here.is_empty() && here.is_subset(free))
+        let online_pus = part.cpus.parse::<CpuSet>().unwrap_or_default().intersection(online);
+        u32::from(!online_pus.is_empty() && online_pus.is_subset(free))
     } else {
-        part.children.iter_mut().map(|child| set_free_cores(child, free, running)).sum()
+        part.children.iter_mut().map(|child| set_free_cores(child, free, online)).sum()
     };
     part.fits = Some(cores);
     cores
@@ -94,26 +99,25 @@ fn set_free_cores(part: &mut wire::Domain, free: &CpuSet, running: &CpuSet) -> u
 fn parts_by_level(topology: &Topology) -> Vec<Vec<Part>> {
     let mut levels: Vec<Vec<Part>> = Vec::new();
     for &level in topology.levels() {
-        let to_part = |domain| part(domain, topology.cpus_belonging_to(domain));
+        let to_part = |domain| domain_part(domain, topology.cpus_belonging_to(domain));
         levels.push(topology.domains(level).map(to_part).filter(|part| !part.cpus.is_empty()).collect());
         if level == TopologyLevel::Package {
-            let dies = topology.details().dies.iter();
-            let die =
+            let die_part =
                 |die: &Die| Part { kind: "die", number: die.number, cpus: die.cpus.clone(), memory_bytes: 0 };
-            levels.push(dies.map(die).collect());
+            levels.push(topology.details().dies.iter().map(die_part).collect());
         }
     }
     levels
 }
 
-/// The NUMA nodes without PUs of their own, with the PUs near them.
-fn memory(topology: &Topology) -> Vec<Part> {
-    let alone =
+/// Returns the NUMA nodes without PUs of their own, with the PUs near them.
+fn memory_nodes(topology: &Topology) -> Vec<Part> {
+    let without_pus =
         topology.domains(TopologyLevel::NumaNode).filter(|node| topology.cpus_belonging_to(node).is_empty());
-    alone.map(|node| part(node, node.cpus.clone())).collect()
+    without_pus.map(|node| domain_part(node, node.cpus.clone())).collect()
 }
 
-fn part(domain: &TopologyDomain, cpus: CpuSet) -> Part {
+fn domain_part(domain: &TopologyDomain, cpus: CpuSet) -> Part {
     Part { kind: domain.level.into(), number: domain.number, cpus, memory_bytes: domain.memory_bytes }
 }
 
@@ -125,39 +129,40 @@ fn part(domain: &TopologyDomain, cpus: CpuSet) -> Part {
 /// - PUs that are in no part of the first level follow, in subtrees of the next levels.
 /// - If `levels` is empty, each core is a subtree of its own.
 fn subtrees(topology: &Topology, cpus: &CpuSet, levels: &[&[Part]]) -> Vec<wire::Domain> {
-    let Some((&level, below)) = levels.split_first() else { return core_domains(topology, cpus) };
-    let mut left = cpus.clone();
-    let mut found = Vec::new();
+    let Some((&level, lower_levels)) = levels.split_first() else { return core_domains(topology, cpus) };
+    let mut remaining = cpus.clone();
+    let mut trees = Vec::new();
     for part in level {
-        let mine = part.cpus.intersection(&left);
-        if mine.is_empty() {
+        let part_cpus = part.cpus.intersection(&remaining);
+        if part_cpus.is_empty() {
             continue;
         }
-        left = left.difference(&mine);
-        found.push(wire::Domain { children: subtrees(topology, &mine, below), ..part_to_wire(part, &mine) });
+        remaining = remaining.difference(&part_cpus);
+        let children = subtrees(topology, &part_cpus, lower_levels);
+        trees.push(wire::Domain { children, ..part_to_wire(part, &part_cpus) });
     }
-    if !left.is_empty() {
-        found.extend(subtrees(topology, &left, below));
+    if !remaining.is_empty() {
+        trees.extend(subtrees(topology, &remaining, lower_levels));
     }
-    found
+    trees
 }
 
 /// Inserts `node`, a NUMA node without PUs of its own, into `tree`. The node becomes a child of the smallest part
-/// that contains all PUs near it. There, it follows the last child that has such PUs. If no part contains all of
-/// them, it is inserted at the top level.
+/// that contains all PUs near the node. There, it follows the last child that has such PUs. If no part contains all
+/// these PUs, the node is inserted at the top level.
 fn insert_memory_node(node: &Part, tree: &mut Vec<wire::Domain>) {
     let cpus = |part: &wire::Domain| part.cpus.parse::<CpuSet>().unwrap_or_default();
-    let around = |part: &wire::Domain| {
+    let can_contain_node = |part: &wire::Domain| {
         let has_parts = part.children.iter().any(|child| child.kind != "core");
         let is_equal = part.kind == "numa_node" && cpus(part) == node.cpus;
         has_parts && !is_equal && !node.cpus.is_empty() && node.cpus.is_subset(&cpus(part))
     };
-    if let Some(at) = tree.iter().position(around) {
+    if let Some(at) = tree.iter().position(can_contain_node) {
         return insert_memory_node(node, &mut tree[at].children);
     }
-    let near = |part: &wire::Domain| node.cpus.intersects(&cpus(part));
-    let place = tree.iter().rposition(near).map_or(tree.len(), |at| at + 1);
-    tree.insert(place, part_to_wire(node, &node.cpus));
+    let is_near = |part: &wire::Domain| node.cpus.intersects(&cpus(part));
+    let index = tree.iter().rposition(is_near).map_or(tree.len(), |at| at + 1);
+    tree.insert(index, part_to_wire(node, &node.cpus));
 }
 
 fn part_to_wire(part: &Part, cpus: &CpuSet) -> wire::Domain {
@@ -172,24 +177,24 @@ fn part_to_wire(part: &Part, cpus: &CpuSet) -> wire::Domain {
 
 /// Returns the cores whose first PU is in `cpus`, in the form for the tree.
 fn core_domains(topology: &Topology, cpus: &CpuSet) -> Vec<wire::Domain> {
-    let several = topology.details().core_kinds.len() > 1;
-    let is_here = |core: &Core| core.pus.first().is_some_and(|pu| cpus.contains(pu));
-    let here = (0..).zip(topology.cores()).filter(|(_, core)| is_here(core));
-    here.map(|(number, core)| wire::Domain {
+    let has_several_kinds = topology.details().core_kinds.len() > 1;
+    let is_included = |core: &Core| core.pus.first().is_some_and(|pu| cpus.contains(pu));
+    let included = (0..).zip(topology.cores()).filter(|(_, core)| is_included(core));
+    included.map(|(number, core)| wire::Domain {
         kind: "core".to_owned(),
         number,
         cpus: core.pus.to_string(),
-        core_kind: several.then_some(core.kind_index),
+        core_kind: has_several_kinds.then_some(core.kind_index),
         ..wire::Domain::default()
     })
     .collect()
 }
 
-fn kind(kind: &CoreKind) -> wire::CoreKind {
+fn core_kind_to_wire(kind: &CoreKind) -> wire::CoreKind {
     wire::CoreKind { name: kind.name.clone(), cpus: kind.cpus.to_string() }
 }
 
-fn device(device: &Device) -> wire::Device {
+fn device_to_wire(device: &Device) -> wire::Device {
     wire::Device {
         class: device.class.name().to_owned(),
         names: device.names.clone(),
