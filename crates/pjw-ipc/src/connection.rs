@@ -287,7 +287,8 @@ impl Reader {
             } else {
                 // The limit is for the whole request: single bytes now and then do not extend the time.
                 let deadline = *deadline.get_or_insert_with(|| Instant::now() + self.limits.request_timeout);
-                timeout_at(deadline, self.fill()).await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+                let filled = timeout_at(deadline, self.fill()).await;
+                filled.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
             }
         }
     }

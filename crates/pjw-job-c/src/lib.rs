@@ -149,7 +149,7 @@ pub unsafe extern "C" fn pjw_job_cpus(
             return Err(Failure::invalid("the set is NULL"));
         }
         let bytes = cpu_set_bytes(&cpus, size)?;
-        // SAFETY: the caller gives room for `size` bytes, which is as many as there are.
+        // SAFETY: the caller gives room for `size` bytes, and `bytes` has `size` bytes.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), set.cast(), size) };
         Ok(c_int::try_from(cpus.len()).unwrap_or(c_int::MAX))
     })
@@ -217,10 +217,10 @@ pub unsafe extern "C" fn pjw_job_want(job: *mut PjwJob, cores: c_int) -> c_int {
     to_c_result(|| {
         // SAFETY: the caller gives NULL or a job.
         let job = unsafe { job_of(job) }?;
-        match (u32::try_from(cores), cores) {
-            (Ok(cores), _) => job.set_wanted_cores(cores)?,
-            (Err(_), -1) => job.reset_wanted_cores()?,
-            (Err(_), _) => return Err(Failure::invalid(format!("{cores} is no number of cores"))),
+        match cores {
+            0.. => job.set_wanted_cores(cores.cast_unsigned())?,
+            -1 => job.reset_wanted_cores()?,
+            _ => return Err(Failure::invalid(format!("{cores} is no number of cores"))),
         }
         Ok(0)
     })
@@ -243,7 +243,7 @@ impl From<WantError> for Failure {
     }
 }
 
-/// The job behind a pointer.
+/// Returns the job to which `job` points. Fails with `EINVAL` if `job` is NULL.
 ///
 /// # Safety
 /// The pointer must be NULL or from [`pjw_job_open`].
@@ -252,16 +252,16 @@ unsafe fn job_of<'a>(job: *mut PjwJob) -> Result<&'a Job, Failure> {
     unsafe { job.as_ref() }.map(|job| &job.0).ok_or_else(|| Failure::invalid("the job is NULL"))
 }
 
-/// Writes `cores` to `place`, and returns 0. Fails with `EINVAL` if `place` is NULL.
+/// Writes `cores` to `destination`, and returns 0. Fails with `EINVAL` if `destination` is NULL.
 ///
 /// # Safety
-/// `place` must be NULL or have room for the value.
-unsafe fn write_cores(place: *mut PjwCores, cores: PjwCores) -> Result<c_int, Failure> {
-    if place.is_null() {
+/// `destination` must be NULL or have room for the value.
+unsafe fn write_cores(destination: *mut PjwCores, cores: PjwCores) -> Result<c_int, Failure> {
+    if destination.is_null() {
         return Err(Failure::invalid("the pointer for the cores is NULL"));
     }
     // SAFETY: the caller guarantees the room.
-    unsafe { place.write(cores) };
+    unsafe { destination.write(cores) };
     Ok(0)
 }
 

@@ -1,4 +1,4 @@
-//! The directory in which pjwd publishes the files of a job.
+//! The directory in which pjwd publishes the files of a job: how a program finds it, and the names of the files.
 
 use std::env;
 use std::ffi::OsString;
@@ -52,16 +52,20 @@ fn find_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf
     let id = text("PJW_JOB").or_else(|| text("SLURM_JOB_ID").map(|number| format!("slurm:{number}")))?;
     // An id has no slash and is neither `.` nor `..`, so it names a directory directly below.
     let id: JobId = id.parse().ok()?;
-    let xdg = variable("XDG_RUNTIME_DIR").map(|directory| PathBuf::from(directory).join("pjwd"));
-    let own = [PathBuf::from(format!("/run/user/{user}/pjwd")), PathBuf::from(format!("/tmp/pjwd-{user}"))];
-    let bases = xdg.into_iter().filter(|base| base.is_absolute()).chain(own);
-    let bases = bases.filter(|_| user != 0).chain([PathBuf::from("/run/pjwd")]);
-    bases.map(|base| job_directory(&base, &id)).find(is_trusted)
+    let mut state_directories = Vec::new();
+    if user != 0 {
+        let xdg = variable("XDG_RUNTIME_DIR").map(|directory| PathBuf::from(directory).join("pjwd"));
+        state_directories.extend(xdg.filter(|directory| directory.is_absolute()));
+        state_directories.push(PathBuf::from(format!("/run/user/{user}/pjwd")));
+        state_directories.push(PathBuf::from(format!("/tmp/pjwd-{user}")));
+    }
+    state_directories.push(PathBuf::from("/run/pjwd"));
+    state_directories.into_iter().map(|directory| job_directory(&directory, &id)).find(is_trusted)
 }
 
-/// The directory of a job of the daemon whose state directory is `base`.
-fn job_directory(base: &Path, id: &JobId) -> PathBuf {
-    base.join("jobs").join(id.to_string())
+/// Returns the directory of a job of the daemon with the state directory `state_directory`.
+fn job_directory(state_directory: &Path, id: &JobId) -> PathBuf {
+    state_directory.join("jobs").join(id.to_string())
 }
 
 #[cfg(test)]

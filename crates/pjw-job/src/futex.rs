@@ -1,4 +1,5 @@
-//! The two uses of futex(2): a reader waits for another value of the sequence counter, and the writer adds 1 to it.
+//! The two uses of futex(2) for the core map: a reader waits for another value of the sequence counter, and the writer
+//! adds 1 to the counter and wakes the readers.
 
 use std::io;
 use std::sync::atomic::AtomicU32;

@@ -1,4 +1,4 @@
-//! What a program can read about the cores of a job, and how the program asks for fewer or more cores.
+//! The type [`Job`], by which a program reads the cores of its job, and asks for fewer or more cores.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ use crate::layout::CoreMapContent;
 use crate::mask;
 use crate::page::{CoreMapError, CoreMapReader};
 
-/// How often a program without a core map looks for one, and for a change of its mask.
+/// The interval at which a program without a core map checks whether there is one, and whether its mask has changed.
 const MASK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The source of the cores that a program reads for its job: the core map (a file in which pjwd publishes the CPUs of
@@ -89,16 +89,15 @@ impl Cores {
     /// Returns the cores in the affinity mask of the calling thread. Used if pjwd publishes no core map for the job.
     fn from_affinity_mask() -> Self {
         let cpus = mask::own_mask();
-        let none = CpuSet::new;
         Self {
             epoch: 0,
             source: CoresSource::AffinityMask,
             core_count: mask::core_count(&cpus),
             own: cpus.clone(),
             cpus,
-            borrowed: none(),
-            leaving: none(),
-            lent: none(),
+            borrowed: CpuSet::new(),
+            leaving: CpuSet::new(),
+            lent: CpuSet::new(),
             leaving_at_ns: None,
         }
     }
@@ -207,21 +206,22 @@ impl Job {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mask = mask::own_mask();
         loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let pause = remaining.unwrap_or(MASK_INTERVAL).min(MASK_INTERVAL);
             match self.read() {
                 Some((_, content)) if content.epoch != epoch => return Some(Cores::from_core_map(content)),
-                Some((page, _)) => match page.wait_for_change(epoch, left) {
+                Some((page, _)) => match page.wait_for_change(epoch, remaining) {
                     Ok(Some(content)) if content.is_live => {
                         self.set_last_content(Some(&content));
                         return Some(Cores::from_core_map(content));
                     }
                     Ok(None) => return None,
-                    // The job has ended, or its directory was made again: look once more.
+                    // The job has ended, or its directory was made again. The next round opens the core map again.
                     Ok(Some(_)) => continue,
-                    Err(_) => std::thread::sleep(left.map_or(MASK_INTERVAL, |left| left.min(MASK_INTERVAL))),
+                    Err(_) => std::thread::sleep(pause),
                 },
                 None if epoch != 0 || mask::own_mask() != mask => return Some(Cores::from_affinity_mask()),
-                None => std::thread::sleep(left.map_or(MASK_INTERVAL, |left| left.min(MASK_INTERVAL))),
+                None => std::thread::sleep(pause),
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return None;
@@ -323,8 +323,8 @@ impl Job {
         let path = self.directory.as_ref()?.join(CORE_MAP_FILE_NAME);
         let opened = CoreMapReader::open(&path).ok().map(Arc::new);
         let mut page = self.page.write().unwrap_or_else(PoisonError::into_inner);
-        let mapped = page.as_ref().zip(opened.as_ref());
-        if !mapped.is_some_and(|(mapped, opened)| mapped.has_same_file_as(opened)) {
+        let both = page.as_ref().zip(opened.as_ref());
+        if !both.is_some_and(|(mapped, opened)| mapped.has_same_file_as(opened)) {
             *page = opened;
         }
         page.clone()

@@ -70,7 +70,7 @@ pub const TRUNCATED_FLAG: u32 = 2;
 
 // The offsets of further fields, in bytes from the start of the core map. The table above lists the fields.
 const LEAVING_AT_OFFSET: usize = 32;
-const FLAGS_OFFSET: usize = 40;
+pub(crate) const FLAGS_OFFSET: usize = 40;
 const WORDS_OFFSET: usize = 44;
 const CPU_COUNT_OFFSET: usize = 48;
 const CORE_COUNT_OFFSET: usize = 52;
@@ -161,24 +161,20 @@ impl CoreMapContent {
     /// version and the size) are not checked.
     #[must_use]
     pub fn decode(words: &[u64; COREMAP_WORDS]) -> Option<Self> {
-        let number = |offset: usize| half(words, offset);
-        let in_use = words_in_use(words)?;
-        let set = |number: usize| {
-            let first = SETS_OFFSET / 8 + number * WORDS_PER_CPU_SET;
-            CpuSet::from_words(&words[first..first + in_use])
-        };
-        let flags = number(FLAGS_OFFSET);
-        let at = words[LEAVING_AT_OFFSET / 8];
+        let [own, borrowed, leaving, lent] =
+            cpu_set_word_ranges(words)?.map(|range| CpuSet::from_words(&words[range]));
+        let flags = number_in_words(words, FLAGS_OFFSET);
+        let leaving_at_ns = words[LEAVING_AT_OFFSET / 8];
         Some(Self {
             epoch: words[EPOCH_OFFSET / 8],
             is_live: flags & LIVE_FLAG != 0,
             is_truncated: flags & TRUNCATED_FLAG != 0,
-            own: set(0),
-            borrowed: set(1),
-            leaving: set(2),
-            lent: set(3),
-            leaving_at_ns: (at != 0).then_some(at),
-            core_count: number(CORE_COUNT_OFFSET),
+            own,
+            borrowed,
+            leaving,
+            lent,
+            leaving_at_ns: (leaving_at_ns != 0).then_some(leaving_at_ns),
+            core_count: number_in_words(words, CORE_COUNT_OFFSET),
         })
     }
 }
@@ -208,12 +204,13 @@ pub(crate) fn cpu_bit_position(cpu: Pu) -> Option<([usize; 2], u64)> {
     })
 }
 
+/// Returns how many words of each set of CPUs are in use. `None` if the number is larger than [`WORDS_PER_CPU_SET`].
 fn words_in_use(words: &[u64; COREMAP_WORDS]) -> Option<usize> {
-    usize::try_from(half(words, WORDS_OFFSET)).ok().filter(|&in_use| in_use <= WORDS_PER_CPU_SET)
+    usize::try_from(number_in_words(words, WORDS_OFFSET)).ok().filter(|&in_use| in_use <= WORDS_PER_CPU_SET)
 }
 
-/// The 4-byte number at an offset that is a multiple of 4.
-fn half(words: &[u64; COREMAP_WORDS], offset: usize) -> u32 {
+/// Returns the 4-byte number at `offset`, a multiple of 4, in bytes from the start of the core map.
+fn number_in_words(words: &[u64; COREMAP_WORDS], offset: usize) -> u32 {
     let bytes = words[offset / 8].to_ne_bytes();
     let at = offset % 8;
     u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])

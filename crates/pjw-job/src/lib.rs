@@ -1,4 +1,4 @@
-//! What a program can know of the cores that its job has, and how the program asks for more or fewer.
+//! The crate by which a program reads the cores of its job, and asks for more or fewer cores.
 //!
 //! pjwd publishes the *core map* of each job in a directory, by default `/run/pjwd/jobs/ID`. A program opens its job
 //! once with [`Job::of_this_process`], reads its cores with [`Job::cores`], which makes no system call, and waits for
@@ -18,8 +18,8 @@
 //!
 //! The examples `thread_pool` and `spin_lock` are programs that follow the core map, and are meant to be copied.
 //!
-//! The map is a state and not a series of messages: a program that was busy while the map changed twice reads the last
-//! state. `docs/coremap.md` describes the files byte for byte.
+//! The core map is a state and not a series of messages: a program that was busy while the core map changed twice reads the
+//! last state. `docs/coremap.md` describes the files byte for byte.
 //!
 //! The core map is the CPUs of a job, as pjwd publishes them. It is in the file `coremap` of 4096 bytes, which programs
 //! map into their memory. [`layout`] describes the file, and pjwd writes it by [`CoreMapWriter`]. Programs need these

@@ -25,18 +25,17 @@ pub(crate) fn own_mask() -> CpuSet {
 /// Returns the number of physical cores that have at least one CPU in `cpus`. /sys says which CPUs belong to the same
 /// core. A CPU that /sys does not describe counts as a core of its own.
 pub(crate) fn core_count(cpus: &CpuSet) -> u32 {
-    let mut rest = cpus.clone();
+    let mut uncounted = cpus.clone();
     let mut cores = 0;
-    while let Some(cpu) = rest.first() {
+    while let Some(cpu) = uncounted.first() {
         cores += 1;
-        let siblings = siblings(cpu);
-        rest.remove(cpu);
-        rest = rest.difference(&siblings);
+        uncounted.remove(cpu);
+        uncounted = uncounted.difference(&siblings(cpu));
     }
     cores
 }
 
-/// The CPUs of the core of a CPU.
+/// Returns the CPUs of the core to which `cpu` belongs. Only `cpu` if /sys does not describe the core.
 fn siblings(cpu: Pu) -> CpuSet {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     let list = std::fs::read_to_string(path).ok().and_then(|list| list.trim().parse().ok());

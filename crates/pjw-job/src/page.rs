@@ -3,6 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -15,13 +16,14 @@ use thiserror::Error;
 
 use crate::futex;
 use crate::layout::{
-    COREMAP_BYTES, COREMAP_WORDS, CoreMapContent, HEADER_WORDS, SEQUENCE_OFFSET, cpu_bit_position,
-    cpu_set_word_ranges, has_known_header,
+    COREMAP_BYTES, COREMAP_WORDS, CoreMapContent, FLAGS_OFFSET, HEADER_WORDS, LIVE_FLAG, SEQUENCE_OFFSET,
+    cpu_bit_position, cpu_set_word_ranges, has_known_header,
 };
 
-/// How many times a reader tries again without giving up its CPU, while pjwd writes. A write takes some microseconds.
+/// The number of times that a reader tries again without giving up its CPU, while pjwd writes. A write takes some
+/// microseconds.
 const SPINS: u32 = 200;
-/// How long a reader then tries, before it returns [`CoreMapError::Unfinished`]. A write can stay incomplete for
+/// The time for which a reader then tries again, before it returns [`CoreMapError::Unfinished`]. A write can stay incomplete for
 /// longer: if pjwd was killed during the write, until the next pjwd writes the core map, or while the machine stands
 /// still.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
@@ -172,11 +174,11 @@ impl CoreMapReader {
             if content.epoch != epoch || !content.is_live {
                 return Ok(Some(content));
             }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_some_and(|left| left.is_zero()) {
+            let remaining = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if remaining.is_some_and(|remaining| remaining.is_zero()) {
                 return Ok(None);
             }
-            futex::wait_while_equal(self.sequence(), sequence, left);
+            futex::wait_while_equal(self.sequence(), sequence, remaining);
         }
     }
 
@@ -191,12 +193,12 @@ impl CoreMapReader {
     pub fn has_cpu(&self, cpu: Pu) -> Option<bool> {
         let (words, bit) = cpu_bit_position(cpu)?;
         let before = self.sequence().load(Ordering::Acquire);
-        let flags = self.word(40 / 8).load(Ordering::Relaxed).to_ne_bytes();
-        let found = words.iter().any(|&word| self.word(word).load(Ordering::Relaxed) & bit != 0);
+        let flags = self.word(FLAGS_OFFSET / 8).load(Ordering::Relaxed).to_ne_bytes();
+        let has_cpu = words.iter().any(|&word| self.word(word).load(Ordering::Relaxed) & bit != 0);
         fence(Ordering::Acquire);
         let is_stable = before.is_multiple_of(2) && self.sequence().load(Ordering::Relaxed) == before;
-        let is_live = u32::from_ne_bytes([flags[0], flags[1], flags[2], flags[3]]) & 1 != 0;
-        (is_stable && is_live).then_some(found)
+        let is_live = u32::from_ne_bytes([flags[0], flags[1], flags[2], flags[3]]) & LIVE_FLAG != 0;
+        (is_stable && is_live).then_some(has_cpu)
     }
 
     /// Returns the content of the core map, and the sequence counter that belongs to it. `None` if pjwd writes during
@@ -207,17 +209,21 @@ impl CoreMapReader {
             return None;
         }
         let mut words = [0; COREMAP_WORDS];
-        let mut copy = |range: std::ops::Range<usize>| {
-            range.for_each(|index| words[index] = self.word(index).load(Ordering::Relaxed));
-            cpu_set_word_ranges(&words)
-        };
-        // The number of words in use may be half-written. The sequence counter shows that afterwards.
-        for range in copy(0..HEADER_WORDS)? {
-            copy(range);
+        self.copy_words(0..HEADER_WORDS, &mut words);
+        // The number of words in use may be half-written. The sequence counter then shows afterwards that pjwd wrote.
+        for range in cpu_set_word_ranges(&words)? {
+            self.copy_words(range, &mut words);
         }
         fence(Ordering::Acquire);
-        let is_whole = self.sequence().load(Ordering::Relaxed) == before;
-        is_whole.then(|| CoreMapContent::decode(&words)).flatten().map(|content| (content, before))
+        if self.sequence().load(Ordering::Relaxed) != before {
+            return None;
+        }
+        CoreMapContent::decode(&words).map(|content| (content, before))
+    }
+
+    /// Copies the words of the core map with the indices in `range` to the same indices of `words`.
+    fn copy_words(&self, range: Range<usize>, words: &mut [u64; COREMAP_WORDS]) {
+        range.for_each(|index| words[index] = self.word(index).load(Ordering::Relaxed));
     }
 
     fn sequence(&self) -> &AtomicU32 {

@@ -1,7 +1,7 @@
 //! The writer of the core map, which is the file `coremap` of a job. pjwd has one writer for each job.
 //!
 //! The writer never touches the mapped memory itself: a file that somebody truncates, or a full file system, would end
-//! the process by SIGBUS. It writes the content by pwrite(2), and has the kernel change the sequence counter (futex(2),
+//! the process by SIGBUS. The writer writes the content by pwrite(2), and lets the kernel change the sequence counter (futex(2),
 //! `FUTEX_WAKE_OP`), which also wakes the readers.
 
 use std::fs::{File, OpenOptions};
@@ -25,6 +25,7 @@ use crate::page::{map, unmap};
 pub struct CoreMapWriter {
     file: File,
     page: NonNull<u64>,
+    /// The present content of the core map, as [`CoreMapWriter::content`] describes.
     last: CoreMapContent,
 }
 
@@ -103,10 +104,10 @@ impl CoreMapWriter {
     /// If the file was truncated, or if the file system refuses the write. The file can then stay marked as being
     /// written, so that no program can read it. The caller should replace the file by [`CoreMapWriter::create`].
     pub fn write(&mut self, content: &CoreMapContent) -> io::Result<()> {
-        let mut sequence = [0; COREMAP_BYTES];
-        self.file.read_exact_at(&mut sequence, 0)?;
-        // A daemon that was killed while it wrote left an odd counter.
-        if sequence_of(&sequence).is_multiple_of(2) {
+        let mut old_page = [0; COREMAP_BYTES];
+        self.file.read_exact_at(&mut old_page, 0)?;
+        // If a daemon was killed while it wrote, the counter is odd already.
+        if sequence_of(&old_page).is_multiple_of(2) {
             self.advance(RESERVED_OFFSET)?;
         }
         fence(Ordering::SeqCst);
@@ -130,11 +131,11 @@ impl CoreMapWriter {
         self.write(&content)
     }
 
-    /// Adds 1 to the sequence counter, and wakes all that wait for the word at `waiters`.
-    fn advance(&self, waiters: usize) -> io::Result<()> {
+    /// Adds 1 to the sequence counter, and wakes all programs that wait for the word at the offset `waiters_offset`.
+    fn advance(&self, waiters_offset: usize) -> io::Result<()> {
         let word = |offset: usize| self.page.as_ptr().cast::<u32>().wrapping_add(offset / 4);
         // SAFETY: both words are in the page, which is mapped until this value is dropped.
-        unsafe { futex::add_one_and_wake(word(SEQUENCE_OFFSET), word(waiters)) }
+        unsafe { futex::add_one_and_wake(word(SEQUENCE_OFFSET), word(waiters_offset)) }
     }
 }
 
