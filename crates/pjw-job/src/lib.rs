@@ -18,8 +18,8 @@
 //!
 //! The examples `thread_pool` and `spin_lock` are programs that follow the core map, and are meant to be copied.
 //!
-//! The core map is a state and not a series of messages: a program that was busy while the core map changed twice reads the
-//! last state. `docs/coremap.md` describes the files byte for byte.
+//! The core map is a state and not a series of messages: a program that was busy while the core map changed twice reads
+//! the last state. `docs/coremap.md` describes the files byte for byte.
 //!
 //! The core map is the CPUs of a job, as pjwd publishes them. It is in the file `coremap` of 4096 bytes, which programs
 //! map into their memory. [`layout`] describes the file, and pjwd writes it by [`CoreMapWriter`]. Programs need these

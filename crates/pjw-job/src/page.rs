@@ -23,9 +23,9 @@ use crate::layout::{
 /// The number of times that a reader tries again without giving up its CPU, while pjwd writes. A write takes some
 /// microseconds.
 const SPINS: u32 = 200;
-/// The time for which a reader then tries again, before it returns [`CoreMapError::Unfinished`]. A write can stay incomplete for
-/// longer: if pjwd was killed during the write, until the next pjwd writes the core map, or while the machine stands
-/// still.
+/// The time for which a reader then tries again, before it returns [`CoreMapError::Unfinished`]. A write can stay
+/// incomplete for longer: if pjwd was killed during the write, until the next pjwd writes the core map, or while the
+/// machine stands still.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);
 /// A value that no sequence counter has, because the counter has 32 bits.
 const NO_SEQUENCE: u64 = u64::MAX;

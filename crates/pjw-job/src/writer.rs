@@ -1,8 +1,8 @@
 //! The writer of the core map, which is the file `coremap` of a job. pjwd has one writer for each job.
 //!
 //! The writer never touches the mapped memory itself: a file that somebody truncates, or a full file system, would end
-//! the process by SIGBUS. The writer writes the content by pwrite(2), and lets the kernel change the sequence counter (futex(2),
-//! `FUTEX_WAKE_OP`), which also wakes the readers.
+//! the process by SIGBUS. The writer writes the content by pwrite(2), and lets the kernel change the sequence counter
+//! (futex(2), `FUTEX_WAKE_OP`), which also wakes the readers.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

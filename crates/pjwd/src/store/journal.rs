@@ -276,12 +276,12 @@ fn open_and_lock_jsonl(dir: &Path) -> Result<(PathBuf, Flock<File>), JournalErro
         options.read(true).append(true).create(true).mode(0o600);
         let file = directories::open_own_file(&path, &mut options)
             .map_err(|error| JournalError::new("open", &path, &error))?;
-        // lock() takes the file, so the pid in the error is read through a second handle.
-        let second_handle = file.try_clone().map_err(|error| JournalError::new("open", &path, &error))?;
+        // lock() takes the file, so the pid in the error is read through another handle.
+        let handle = file.try_clone().map_err(|error| JournalError::new("open", &path, &error))?;
         let is_alive = |file: &File| running_holder(file).is_some_and(|pid| !is_stopping(dir, pid));
         let locked = lock(file, is_alive).map_err(|errno| match errno {
             Errno::EAGAIN => {
-                let by = running_holder(&second_handle).map(|pid| format!(" by process {pid}")).unwrap_or_default();
+                let by = running_holder(&handle).map(|pid| format!(" by process {pid}")).unwrap_or_default();
                 lock_error(format!("it is in use{by}"), true)
             }
             _ => lock_error(errno.to_string(), false),

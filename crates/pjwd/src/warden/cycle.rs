@@ -424,7 +424,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
             return next_scan.filter(|_| is_empty && is_recorded);
         }
         let Plan { cpuset_actions, mask_actions } = plan;
-        // Without any action that was recorded or puts back, the next scan would be about actions that are not made.
+        // If nothing was recorded and no action is left, the next scan would be about actions that are not made.
         let next_scan =
             next_scan.filter(|_| is_recorded || !(cpuset_actions.is_empty() && mask_actions.is_empty()));
         let cpusets = self.apply_cpuset_changes(cpuset_actions);

@@ -155,11 +155,11 @@ pub(super) fn read_state(dir: &Path, boot_id: &str, recovered: &mut RecoveredJou
 fn set_aside(path: &Path, why: &str, recovered: &mut RecoveredJournal) {
     recovered.has_lost_records = true;
     let aside = path.with_extension("json.unreadable");
-    let what_was_done = match std::fs::rename(path, &aside) {
+    let result = match std::fs::rename(path, &aside) {
         Ok(()) => format!("kept as {}", aside.display()),
         Err(error) => format!("left there ({error})"),
     };
-    recovered.remarks.push(format!("{} {why}; {what_was_done}, starting from what is running", path.display()));
+    recovered.remarks.push(format!("{} {why}; {result}, starting from what is running", path.display()));
 }
 
 /// Reads the batches (lines with records) in `lines`, the file `journal.jsonl` in `dir`. Adds to `recovered` the
