@@ -33,7 +33,8 @@ pub(crate) fn last_failure_message() -> *const c_char {
 /// calling thread and returns -1. A panic in `call` counts as a failure with `EIO`, because a panic that left the
 /// library would abort the C program.
 pub(crate) fn to_c_result(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
-    let result = catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_panic| {
+    let result = catch_unwind(AssertUnwindSafe(call));
+    let result = result.unwrap_or_else(|_panic| {
         Err(Failure { errno: libc::EIO, text: "a fault in libpjw_job".to_owned() })
     });
     result.unwrap_or_else(|failure| {

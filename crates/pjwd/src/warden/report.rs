@@ -69,8 +69,8 @@ pub struct CycleReport {
     pub mask_writes: BTreeMap<ThreadId, u32>,
 }
 
-/// The largest number of writes of one thread's mask in a cycle before the other changes are left to the next cycle. If
-/// more writes are needed, the program changes the mask as fast as pjw.
+/// After this number of writes of one thread's mask in a cycle, further writes are left to the next cycle, because the
+/// program changes the mask as fast as pjw.
 const MAX_MASK_WRITES: u32 = 3;
 
 /// A new process of a job whose affinity mask pjwd changed even before any scan had read the process. pjwd does this
