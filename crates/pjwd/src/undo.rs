@@ -104,27 +104,27 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     warden.find_leftover_cpusets();
 
     let is_any_unrecorded = warden.state().cpusets.has_undecided_leftovers();
-    let mut undone = ReleaseSummary { remarks: recovered.remarks, ..ReleaseSummary::default() };
+    let mut summary = ReleaseSummary { remarks: recovered.remarks, ..ReleaseSummary::default() };
     if is_any_unrecorded {
         // The cpusets without a record become jobs, whose masks are read before the release.
         run_cycle(&mut warden, &[], has_events);
     }
     find_processes(&mut warden, has_events);
-    release_all_jobs(&mut warden, has_events, &mut undone)?;
+    release_all_jobs(&mut warden, has_events, &mut summary)?;
     if warden.state().unknown_masks.is_search_pending() {
         // While changes were planned, a cycle that changes nothing had one scan.
         observe(&mut warden, 1, has_events);
     }
-    add_unknown_mask_remarks(warden.state(), &mut undone);
+    add_unknown_mask_remarks(warden.state(), &mut summary);
     job_files::remove_files_of_all_jobs(state_dir);
     if let Err(fault) = warden.rewrite_journal() {
         // The next daemon would take up the released jobs again.
         remove_journal_files(state_dir).with_context(|| {
             format!("everything is restored, but {fault}, and the journal can't be removed")
         })?;
-        undone.remarks.push(format!("the journal was removed, because {fault}"));
+        summary.remarks.push(format!("the journal was removed, because {fault}"));
     }
-    Ok(undone)
+    Ok(summary)
 }
 
 /// Removes the files of the journal. That needs no space, as writing an empty journal does.
@@ -145,10 +145,10 @@ fn find_unrecorded_masks(state_dir: &Path, node: LinuxMachine) -> anyhow::Result
         "nothing is recorded in {}: a daemon with another --state-dir keeps its records there",
         state_dir.display()
     )];
-    let mut undone = ReleaseSummary { remarks, ..ReleaseSummary::default() };
-    add_unknown_mask_remarks(warden.state(), &mut undone);
-    undone.is_complete = false;
-    Ok(undone)
+    let mut summary = ReleaseSummary { remarks, ..ReleaseSummary::default() };
+    add_unknown_mask_remarks(warden.state(), &mut summary);
+    summary.is_complete = false;
+    Ok(summary)
 }
 
 /// The policy without batch systems and pinning.
@@ -167,7 +167,7 @@ fn local_host() -> pjw_sources::LocalHost {
 }
 
 /// Releases all jobs of `warden`. For this, runs cycles until no recorded mask and no cpuset is left, but at most
-/// [`MAX_CYCLES`]. Adds the released jobs to `undone`. Also adds a remark about each cpuset whose cgroup still
+/// [`MAX_CYCLES`]. Adds the released jobs to `summary`. Also adds a remark about each cpuset whose cgroup still
 /// exists, because processes are left in it. `has_events` says whether the kernel reports forks.
 ///
 /// # Errors
@@ -175,7 +175,7 @@ fn local_host() -> pjw_sources::LocalHost {
 fn release_all_jobs<J: Journal>(
     warden: &mut Warden<LinuxMachine, J>,
     has_events: bool,
-    undone: &mut ReleaseSummary,
+    summary: &mut ReleaseSummary,
 ) -> anyhow::Result<()> {
     let caller = Caller { uid: ids::Uid(Uid::effective().as_raw()), is_admin: true };
     let release_command = Command::ReleaseAll { caller };
@@ -183,7 +183,7 @@ fn release_all_jobs<J: Journal>(
         let report = run_cycle(warden, std::slice::from_ref(&release_command), has_events);
         for reply in report.replies {
             if let Reply::Released(jobs) = reply? {
-                undone.released_jobs.extend(jobs);
+                summary.released_jobs.extend(jobs);
             }
         }
         // A process may have been forked before the mask of its parent was restored, and not be found by a scan yet.
@@ -212,7 +212,7 @@ fn release_all_jobs<J: Journal>(
         if let Some(reason) = warden.state().cpusets.move_back_error(path) {
             remark += &format!(": {reason}, and pjwd --release-all moves it back then");
         }
-        undone.remarks.push(remark);
+        summary.remarks.push(remark);
     }
     let unrestored = warden.state().journaled_masks().count();
     if unrestored > 0 {
@@ -246,21 +246,21 @@ fn find_processes<J: Journal>(warden: &mut Warden<LinuxMachine, J>, has_events: 
     }
 }
 
-/// Adds a remark to `undone` for each process whose mask an earlier pjwd may have set. The remark has the `taskset`
+/// Adds a remark to `summary` for each process whose mask an earlier pjwd may have set. The remark has the `taskset`
 /// command that widens the mask. Also adds a remark if the search for such processes is not complete. Sets
-/// `is_complete` of `undone` to true if there is no such process and the search is complete, and to false otherwise.
-fn add_unknown_mask_remarks(state: &WardenState, undone: &mut ReleaseSummary) {
+/// `is_complete` of `summary` to true if there is no such process and the search is complete, and to false otherwise.
+fn add_unknown_mask_remarks(state: &WardenState, summary: &mut ReleaseSummary) {
     let pids: BTreeSet<Pid> = state.unknown_masks.processes().map(|process| process.pid).collect();
     let is_search_pending = state.unknown_masks.is_search_pending();
-    undone.is_complete = pids.is_empty() && !is_search_pending;
+    summary.is_complete = pids.is_empty() && !is_search_pending;
     let all = state.topology.cpus();
-    undone.remarks.extend(pids.iter().map(|pid| {
+    summary.remarks.extend(pids.iter().map(|pid| {
         format!(
             "the mask of process {pid} may be that of an earlier pjwd: taskset -pac {all} {pid} widens it"
         )
     }));
     if is_search_pending {
-        undone.remarks.push(
+        summary.remarks.push(
             "not all processes could be searched for masks of an earlier pjwd: run pjwd --release-all again"
                 .to_owned(),
         );
@@ -329,11 +329,11 @@ mod tests {
     fn a_release_is_complete_only_after_the_search_for_unknown_masks() {
         let topology = regular_topology(1, 1, 1, 2, 1);
         let mut state = WardenState::new(topology, &release_policy().housekeeping_cpus);
-        let mut undone = ReleaseSummary::default();
-        add_unknown_mask_remarks(&state, &mut undone);
-        assert!(undone.is_complete && undone.remarks.is_empty());
+        let mut summary = ReleaseSummary::default();
+        add_unknown_mask_remarks(&state, &mut summary);
+        assert!(summary.is_complete && summary.remarks.is_empty());
         state.unknown_masks.request_search();
-        add_unknown_mask_remarks(&state, &mut undone);
-        assert!(!undone.is_complete && undone.remarks[0].contains("run pjwd --release-all again"));
+        add_unknown_mask_remarks(&state, &mut summary);
+        assert!(!summary.is_complete && summary.remarks[0].contains("run pjwd --release-all again"));
     }
 }

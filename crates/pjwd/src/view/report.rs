@@ -48,13 +48,14 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
     }
 }
 
-/// The largest memory use of a job, in bytes, and how it was measured. The sum of the resident set sizes is used only
-/// if the job grew beyond the readings of its pages: it counts shared pages several times.
+/// Returns the largest memory use of a job, in bytes, and how it was measured. The sum of the resident set sizes counts
+/// shared pages several times. So it is used only if it is larger than the sum of the proportional set sizes, because
+/// the job may have grown after the last reading of its pages.
 fn largest_memory_use(usage: &JobUsage) -> Option<(u64, ReadingKind)> {
-    let of_cgroup = usage.memory_peak.map(|bytes| (bytes, ReadingKind::Estimate));
-    let of_pages = usage.largest_pss.map(|bytes| (bytes, ReadingKind::Pages));
-    let of_counters = usage.largest_rss.map(|bytes| (bytes, ReadingKind::Counters));
-    of_cgroup.or_else(|| of_pages.into_iter().chain(of_counters).max_by_key(|(bytes, _)| *bytes))
+    let from_cgroup = usage.memory_peak.map(|bytes| (bytes, ReadingKind::Estimate));
+    let from_pages = usage.largest_pss.map(|bytes| (bytes, ReadingKind::Pages));
+    let from_counters = usage.largest_rss.map(|bytes| (bytes, ReadingKind::Counters));
+    from_cgroup.or_else(|| from_pages.into_iter().chain(from_counters).max_by_key(|(bytes, _)| *bytes))
 }
 
 fn shared_kind(shared: SharedMemory) -> ReadingKind {
@@ -65,7 +66,7 @@ fn level_to_wire((pus, ns): (u64, u64)) -> UseLevel {
     UseLevel { cpus: u32::try_from(pus).unwrap_or(u32::MAX), seconds: seconds(ns) }
 }
 
-/// A time in seconds with milliseconds, rounded.
+/// Converts `ns` to seconds, rounded to milliseconds.
 fn seconds(ns: u64) -> Thousandths {
     Thousandths((ns + 500_000) / 1_000_000)
 }

@@ -1,4 +1,4 @@
-//! The directory of the lock file, and what the user can do if it or the file can't be used.
+//! The directory of the lock file, and the remedies in the errors about this directory and the lock file.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
