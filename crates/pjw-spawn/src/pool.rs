@@ -1,4 +1,5 @@
-//! A pool: workers, and spares that replace a worker that dies.
+//! A pool of worker processes with spares: processes, forked in advance and stopped before `main`, that replace failed
+//! workers.
 
 use std::collections::VecDeque;
 
@@ -209,6 +210,7 @@ impl WorkerPool {
         Ok(())
     }
 
+    /// Stores `child` as the process of the worker with the index `index`, and adds its pidfd to the epoll set.
     fn watch(&mut self, index: usize, child: Child) -> Result<(), Errno> {
         let child = self.workers[index].child.insert(child);
         self.epoll.add(child, EpollEvent::new(EpollFlags::EPOLLIN, index as u64))
@@ -248,11 +250,11 @@ impl WorkerPool {
             None => {
                 let restored = self.restore_missing();
                 if timeout_ms.is_none() && self.workers.iter().all(|worker| worker.child.is_none()) {
-                    let is_missing = self.workers.iter().any(|worker| worker.is_missing);
-                    let error = restored.err().filter(|_| is_missing);
+                    let is_any_missing = self.workers.iter().any(|worker| worker.is_missing);
+                    let error = restored.err().filter(|_| is_any_missing);
                     return Err(error.map_or(WorkerPoolWaitError::AllDone, WorkerPoolWaitError::NotReplaced));
                 }
-                // Otherwise an error shows again at the next call, or when a worker is replaced.
+                // Otherwise the error is dropped: the next call tries again.
                 let timeout = timeout_ms.map_or(EpollTimeout::NONE, EpollTimeout::from);
                 let Some(index) = self.next_ended(timeout)? else { return Ok(None) };
                 index
@@ -289,15 +291,15 @@ impl WorkerPool {
     /// Tries again to replace each failed worker that could not be replaced before. Then makes the missing spares
     /// (stopped processes that replace failed workers). Continues after an error, and returns the first error.
     fn restore_missing(&mut self) -> Result<(), ForkError> {
-        let mut first = Ok(());
+        let mut result = Ok(());
         for index in 0..self.workers.len() {
             if self.workers[index].is_missing {
                 let replaced = self.replace_worker(index);
-                first = first.and(replaced);
+                result = result.and(replaced);
             }
         }
         let refilled = self.refill_spares();
-        first.and(refilled)
+        result.and(refilled)
     }
 
     /// Starts a new process for the worker with the index `index`. Uses a spare, which is a process that was forked
@@ -309,7 +311,7 @@ impl WorkerPool {
             Some(spare) => match self.template.start_spare(spare, &self.workers[index].instance) {
                 // The spare was killed.
                 Err(ForkError::Ended) => self.fork(index)?,
-                begun => begun?,
+                started => started?,
             },
             None => self.fork(index)?,
         };

@@ -1,8 +1,9 @@
 //! How many items a farm needs so that its cores are used: Amdahl's law with numbers. Pure functions.
 //!
-//! A farm holds all its cores while its serial part runs on one of them. The same items on one core, without a farm,
-//! take the serial part and the items. The share of the farm's core time that this is, is the efficiency: the ratio
-//! "Athena MJ/AthenaMP" in table 1 of Binet et al., "Multicore in production", J. Phys.: Conf. Ser. 368 (2012) 012018.
+//! A farm occupies all its cores while its serial part runs on one of them. Without a farm, one core needs the time of
+//! the serial part plus the time of all items. The efficiency is this time divided by the core time of the farm: the
+//! ratio "Athena MJ/AthenaMP" in table 1 of Binet et al., "Multicore in production", J. Phys.: Conf. Ser. 368 (2012)
+//! 012018.
 
 use std::time::Duration;
 
@@ -46,8 +47,8 @@ impl FarmCosts {
     /// the farm ever waits.
     #[must_use]
     pub fn efficiency_permille(&self, items: u64) -> u32 {
-        let held = self.wall_ns(items).saturating_mul(u128::from(self.workers));
-        let permille = self.work_ns(items).saturating_mul(1000).checked_div(held);
+        let occupied = self.wall_ns(items).saturating_mul(u128::from(self.workers));
+        let permille = self.work_ns(items).saturating_mul(1000).checked_div(occupied);
         permille.map_or(0, |permille| u32::try_from(permille).unwrap_or(u32::MAX))
     }
 
@@ -70,11 +71,11 @@ impl FarmCosts {
     /// most the number of workers of this farm. If no number of workers has this efficiency, the result is 1.
     #[must_use]
     pub fn max_workers_for_efficiency(&self, items: u64, efficiency_permille: u32) -> u32 {
-        let has_it = |workers: &u32| {
+        let is_efficient = |workers: &u32| {
             let fewer = Self { workers: *workers, ..*self };
             fewer.efficiency_permille(items) >= efficiency_permille
         };
-        (1..=self.workers).rev().find(has_it).unwrap_or(1)
+        (1..=self.workers).rev().find(is_efficient).unwrap_or(1)
     }
 
     fn wall_ns(&self, items: u64) -> u128 {
@@ -90,8 +91,8 @@ impl FarmCosts {
 fn duration(nanoseconds: u128) -> Duration {
     const PER_SECOND: u128 = 1_000_000_000;
     let seconds = u64::try_from(nanoseconds / PER_SECOND);
-    let rest = u32::try_from(nanoseconds % PER_SECOND).unwrap_or(0);
-    seconds.map_or(Duration::MAX, |seconds| Duration::new(seconds, rest))
+    let subsecond_ns = u32::try_from(nanoseconds % PER_SECOND).unwrap_or(0);
+    seconds.map_or(Duration::MAX, |seconds| Duration::new(seconds, subsecond_ns))
 }
 
 #[cfg(test)]
@@ -114,8 +115,8 @@ mod tests {
 
     #[test]
     fn the_ratios_of_table_1_follow_from_the_serial_part() {
-        // On eight cores, items that take 5.46 times the serial part give the first round of the paper. Merging made
-        // faster, so that the serial part is 2.5 times shorter, gives the second round.
+        // On eight cores, items that take 5.46 times the serial part give the first ratio of the table. Faster merging,
+        // which makes the serial part 2.5 times shorter, gives the second ratio.
         assert_eq!(costs(1000, 1, 8).efficiency_permille(5464), 480);
         assert_eq!(costs(393, 1, 8).efficiency_permille(5464), 680);
     }

@@ -1,4 +1,4 @@
-//! On which CPUs the workers run.
+//! The affinity masks of the workers of a farm.
 
 use std::fs;
 
@@ -24,8 +24,8 @@ pub enum WorkerCpus {
 }
 
 impl WorkerCpus {
-    /// Returns a list of affinity masks for the worker processes of a farm. Worker `i` gets the mask with the index `i
-    /// % n`, where `n` is the length of the list. The list is empty if each worker keeps the affinity mask of the
+    /// Returns a list of affinity masks for the worker processes of a farm. Worker `i` gets the mask with the index
+    /// `i % n`, where `n` is the length of the list. The list is empty if each worker keeps the affinity mask of the
     /// master, which is the process that started the farm.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl WorkerCpus {
     }
 }
 
-/// Each PU of `allowed` as a set: the first PUs of all cores, then the second ones, and so on.
+/// Returns one set for each PU of `allowed`: the first PU of each core, then the second PU of each core, and so on.
 fn one_pu_each(allowed: &CpuSet, core_of: impl Fn(Pu) -> CpuSet) -> Vec<CpuSet> {
     let rank = |pu: Pu| core_of(pu).intersection(allowed).iter().filter(|other| *other < pu).count();
     let mut pus: Vec<(usize, Pu)> = allowed.iter().map(|pu| (rank(pu), pu)).collect();
@@ -65,7 +65,7 @@ fn one_pu_each(allowed: &CpuSet, core_of: impl Fn(Pu) -> CpuSet) -> Vec<CpuSet> 
     pus.into_iter().map(|(_, pu)| CpuSet::from(pu)).collect()
 }
 
-/// The PUs of the core of a PU, as the kernel lists them. The PU alone if the kernel does not.
+/// Returns the PUs of the core to which `pu` belongs, from sysfs. Only `pu` itself if sysfs has no list.
 fn core_of(pu: Pu) -> CpuSet {
     let path = format!("/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list", pu.0);
     let list = fs::read_to_string(path).ok().and_then(|list| list.trim().parse().ok());

@@ -1,4 +1,5 @@
-//! The way of a result in the master: into its order, to the writer, and to the program.
+//! The queues through which a result passes in the master: ordered if requested, then to the writer, then to the
+//! program.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::Ordering;
@@ -16,15 +17,15 @@ pub(crate) struct ResultQueue {
     is_in_order: bool,
     has_reader: bool,
     pub(crate) has_writer: bool,
-    /// Results that came before one with a lower number.
+    /// Results that arrived before the result of an item with a lower number, by item number.
     out_of_order: BTreeMap<u64, Outcome>,
-    /// The number of the next result, if they come in order.
+    /// The number of the item whose result is the next in order.
     next_in_order: u64,
     /// Results that are not yet, or not completely, in the ring buffer to the writer.
     outgoing: VecDeque<ItemResult>,
     /// The bytes of the first result in `outgoing` that were already written into the ring buffer.
     sent_bytes: usize,
-    /// Results that are in the ring or with the writer. They are kept until it has written them.
+    /// Results that were sent to the writer and are not written yet.
     unwritten: VecDeque<ItemResult>,
     /// The number of results that the writer has written.
     written: u64,
@@ -72,11 +73,11 @@ impl ResultQueue {
         number: u64,
         outcome: Outcome,
     ) -> bool {
-        let window = ItemQueue(shared);
-        if window.item_state(number) != (ItemState { position: number, owner, status: ItemStatus::Claimed }) {
+        let queue = ItemQueue(shared);
+        if queue.item_state(number) != (ItemState { position: number, owner, status: ItemStatus::Claimed }) {
             return false;
         }
-        window.store_item_state(ItemState::new(number, ItemStatus::Returned));
+        queue.store_item_state(ItemState::new(number, ItemStatus::Returned));
         if !self.is_in_order {
             self.emit(shared, ItemResult { number, outcome });
             return true;
@@ -104,9 +105,9 @@ impl ResultQueue {
         let mut is_any_sent = false;
         while let Some(result) = self.outgoing.front() {
             let ring = writer::ring(shared);
-            let label = ResultHeader::from_outcome(result.number, &result.outcome);
-            let rest = result.outcome.bytes().get(self.sent_bytes..).unwrap_or_default();
-            let Some((length, is_last)) = ring.write_piece(label, rest) else { break };
+            let header = ResultHeader::from_outcome(result.number, &result.outcome);
+            let unsent = result.outcome.bytes().get(self.sent_bytes..).unwrap_or_default();
+            let Some((length, is_last)) = ring.write_piece(header, unsent) else { break };
             is_any_sent = true;
             self.sent_bytes += length;
             if is_last {
@@ -124,14 +125,14 @@ impl ResultQueue {
     /// the program. Returns whether there were such results. `shared` is the shared memory of the farm.
     pub(crate) fn deliver_written(&mut self, shared: &SharedMemory) -> bool {
         let written = shared.control().written.load(Ordering::SeqCst);
-        let news = written != self.written;
+        let is_any_new = written != self.written;
         while self.written < written {
             self.written += 1;
             let Some(result) = self.unwritten.pop_front() else { break };
             let outcome = result.outcome.without_bytes();
             self.deliver(shared, ItemResult { number: result.number, outcome });
         }
-        news
+        is_any_new
     }
 
     /// Prepares the results for a new writer process after the old one was killed. Empties the ring buffer, and queues
@@ -162,29 +163,26 @@ impl ResultQueue {
     /// - The state word of each such item goes to the item that enters the window, if the farm has one.
     /// - If an item has entered the window, wakes the reader. A farm without a reader wakes the workers.
     fn advance_window(&self, shared: &SharedMemory) {
-        let (window, control) = (ItemQueue(shared), shared.control());
+        let (queue, control) = (ItemQueue(shared), shared.control());
         let total = control.total.load(Ordering::SeqCst);
         let mut lowest = control.lowest.load(Ordering::SeqCst);
-        let mut is_any_free = false;
-        while window.item_state(lowest) == ItemState::new(lowest, ItemStatus::Delivered) {
-            let next = lowest + window.window_size();
-            if let Some(payload) =
-                shared.item_locations().get(usize::try_from(lowest % window.window_size()).unwrap_or(0))
-            {
-                let end = payload.start.load(Ordering::SeqCst) + payload.length.load(Ordering::SeqCst);
-                control.freed_bytes.store(end, Ordering::SeqCst);
+        let mut has_any_entered = false;
+        while queue.item_state(lowest) == ItemState::new(lowest, ItemStatus::Delivered) {
+            let entering = lowest + queue.window_size();
+            if let Some(location) = shared.item_location(lowest) {
+                control.freed_bytes.store(location.end(), Ordering::SeqCst);
             }
             lowest += 1;
             control.lowest.store(lowest, Ordering::SeqCst);
-            if next < total {
+            if entering < total {
                 let status = if self.has_reader { ItemStatus::Free } else { ItemStatus::Ready };
-                window.store_item_state(ItemState::new(next, status));
-                is_any_free = true;
+                queue.store_item_state(ItemState::new(entering, status));
+                has_any_entered = true;
             }
         }
-        if is_any_free && self.has_reader {
+        if has_any_entered && self.has_reader {
             control.room.notify();
-        } else if is_any_free {
+        } else if has_any_entered {
             control.items.0.notify();
         }
     }

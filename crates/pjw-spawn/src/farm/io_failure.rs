@@ -42,7 +42,7 @@ impl IoFailure {
         self.code.store(code, Ordering::SeqCst);
         self.number.store(number, Ordering::SeqCst);
         self.size.store(size, Ordering::SeqCst);
-        // Last: a process that is killed before has stored no reason.
+        // Stored last: a process that is killed before this store has stored no reason.
         self.kind.store(kind, Ordering::SeqCst);
         1
     }

@@ -1,4 +1,4 @@
-//! The processes of a farm beside the master.
+//! What the master knows about each other process of its farm.
 
 use crate::child::Child;
 

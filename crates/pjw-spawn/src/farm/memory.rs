@@ -95,13 +95,20 @@ pub(crate) struct ItemLocation {
     pub(crate) length: AtomicU64,
 }
 
-// SAFETY: each consists of atomic numbers.
+impl ItemLocation {
+    /// Returns the position behind the last byte of the item.
+    pub(crate) fn end(&self) -> u64 {
+        self.start.load(Ordering::SeqCst) + self.length.load(Ordering::SeqCst)
+    }
+}
+
+// SAFETY: the type consists of atomic numbers only.
 unsafe impl Shareable for FarmControl {}
-// SAFETY: each consists of atomic numbers.
+// SAFETY: the type consists of atomic numbers only.
 unsafe impl Shareable for WorkerControl {}
-// SAFETY: each consists of atomic numbers.
+// SAFETY: the type consists of atomic numbers only.
 unsafe impl Shareable for ItemLocation {}
-// SAFETY: it is an atomic number.
+// SAFETY: the type is an atomic number.
 unsafe impl Shareable for AtomicU64 {}
 
 /// The sizes of the parts of a farm's shared memory, from which the layout of the memory is computed.
@@ -125,10 +132,10 @@ pub(crate) struct SharedMemory {
     start: NonNull<u8>,
     length: usize,
     pub(crate) sizes: MemorySizes,
-    /// Where each part begins.
+    /// The offset in bytes at which each part begins.
     workers_at: usize,
     states_at: usize,
-    payloads_at: usize,
+    locations_at: usize,
     rings_at: usize,
     input_at: usize,
 }
@@ -141,19 +148,19 @@ impl SharedMemory {
     /// The error of mmap(2). `ENOMEM` also if the sum of the sizes overflows.
     pub(crate) fn map(sizes: MemorySizes) -> Result<Self, Errno> {
         let mut length = 0_usize;
-        let mut part = |bytes: Option<usize>| {
+        let mut add_part = |bytes: Option<usize>| {
             let at = length;
             let bytes = bytes.and_then(|bytes| bytes.checked_next_multiple_of(4096));
             length = bytes.and_then(|bytes| length.checked_add(bytes)).ok_or(Errno::ENOMEM)?;
             Ok::<usize, Errno>(at)
         };
-        part(Some(size_of::<FarmControl>()))?;
-        let workers_at = part(sizes.workers.checked_mul(size_of::<WorkerControl>()))?;
-        let states_at = part(sizes.window.checked_mul(size_of::<AtomicU64>()))?;
-        let item_locations = if sizes.input > 0 { sizes.window } else { 0 };
-        let payloads_at = part(item_locations.checked_mul(size_of::<ItemLocation>()))?;
-        let rings_at = part((sizes.workers + usize::from(sizes.has_writer)).checked_mul(sizes.ring))?;
-        let input_at = part(Some(sizes.input))?;
+        add_part(Some(size_of::<FarmControl>()))?;
+        let workers_at = add_part(sizes.workers.checked_mul(size_of::<WorkerControl>()))?;
+        let states_at = add_part(sizes.window.checked_mul(size_of::<AtomicU64>()))?;
+        let location_count = if sizes.input > 0 { sizes.window } else { 0 };
+        let locations_at = add_part(location_count.checked_mul(size_of::<ItemLocation>()))?;
+        let rings_at = add_part((sizes.workers + usize::from(sizes.has_writer)).checked_mul(sizes.ring))?;
+        let input_at = add_part(Some(sizes.input))?;
         let (access, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         // SAFETY: the kernel chooses an address where nothing is mapped.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), length, access, flags, -1, 0) };
@@ -161,13 +168,12 @@ impl SharedMemory {
             return Err(Errno::last());
         }
         let start = NonNull::new(start.cast()).ok_or(Errno::ENOMEM)?;
-        let shared = Self { start, length, sizes, workers_at, states_at, payloads_at, rings_at, input_at };
+        let shared = Self { start, length, sizes, workers_at, states_at, locations_at, rings_at, input_at };
         shared.control().total.store(UNKNOWN_TOTAL, Ordering::SeqCst);
         Ok(shared)
     }
 
-    /// # Panics
-    /// Never: all places are computed in [`SharedMemory::map`].
+    /// Returns the `count` values of the part that begins at the offset `at`, which [`SharedMemory::map`] has computed.
     fn part<T: Shareable>(&self, at: usize, count: usize) -> &[T] {
         debug_assert!(at + count * size_of::<T>() <= self.length);
         // SAFETY: the part lies inside of the mapping, which lives as long as `self`, and begins at a page. All bytes
@@ -191,10 +197,15 @@ impl SharedMemory {
         self.part(self.states_at, self.sizes.window)
     }
 
-    /// Returns the places of the bytes of the items in the window. The window is the range of items that the shared
-    /// memory describes now. The slice is empty if the farm has no reader process.
-    pub(crate) fn item_locations(&self) -> &[ItemLocation] {
-        self.part(self.payloads_at, if self.sizes.input > 0 { self.sizes.window } else { 0 })
+    /// Returns the place of the bytes of the item with the number `number`, which must be in the window (the range of
+    /// items that the shared memory describes now). `None` if the farm has no reader process.
+    pub(crate) fn item_location(&self, number: u64) -> Option<&ItemLocation> {
+        if self.sizes.input == 0 {
+            return None;
+        }
+        let index = usize::try_from(number % self.sizes.window as u64).ok()?;
+        let locations: &[ItemLocation] = self.part(self.locations_at, self.sizes.window);
+        locations.get(index)
     }
 
     /// Returns the memory of a ring buffer for results. If `index` is the index of a worker, the ring buffer transfers
@@ -212,7 +223,7 @@ impl SharedMemory {
 
     fn bytes(&self, at: usize, length: usize) -> RingMemory {
         debug_assert!(at + length <= self.length);
-        // SAFETY: the place lies inside of the mapping.
+        // SAFETY: the range lies inside of the mapping.
         RingMemory { start: unsafe { self.start.add(at) }, length }
     }
 }
@@ -253,8 +264,8 @@ impl RingMemory {
         }
         let offset = self.offset(at);
         let (first, second) = bytes.split_at(bytes.len().min(self.length - offset));
-        // SAFETY: both pieces lie in the circle: the first ends at its end at the latest, the second is shorter than
-        // it.
+        // SAFETY: both pieces lie in the ring buffer: the first ends at its end at the latest, and the second begins at
+        // its beginning and is not longer than the buffer.
         unsafe {
             self.start.add(offset).as_ptr().copy_from_nonoverlapping(first.as_ptr(), first.len());
             self.start.as_ptr().copy_from_nonoverlapping(second.as_ptr(), second.len());
@@ -271,11 +282,11 @@ impl RingMemory {
             return;
         }
         let offset = self.offset(at);
-        let first = length.min(self.length - offset);
-        // SAFETY: both pieces lie in the circle, as in `write`.
+        let first_length = length.min(self.length - offset);
+        // SAFETY: both pieces lie in the ring buffer, as in `write`.
         unsafe {
-            to.extend_from_slice(std::slice::from_raw_parts(self.start.add(offset).as_ptr(), first));
-            to.extend_from_slice(std::slice::from_raw_parts(self.start.as_ptr(), length - first));
+            to.extend_from_slice(std::slice::from_raw_parts(self.start.add(offset).as_ptr(), first_length));
+            to.extend_from_slice(std::slice::from_raw_parts(self.start.as_ptr(), length - first_length));
         }
     }
 
@@ -289,7 +300,7 @@ impl RingMemory {
         if offset + length > self.length {
             return &[];
         }
-        // SAFETY: the bytes lie in the circle.
+        // SAFETY: the bytes lie in the ring buffer.
         unsafe { std::slice::from_raw_parts(self.start.add(offset).as_ptr(), length) }
     }
 }

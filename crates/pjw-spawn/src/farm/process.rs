@@ -1,4 +1,4 @@
-//! Forking a process of the farm, and its end.
+//! The fork and the exit of a process of the farm.
 
 use std::fs;
 use std::io::Write;
@@ -14,7 +14,7 @@ use super::functions::ForkFunction;
 use crate::child::Child;
 use crate::signals::child_status_is_discarded;
 
-/// The exit status of a process of the farm whose function panicked, as Rust's programs have it.
+/// The exit status of a process of the farm whose function panicked: that of a Rust program that panics.
 const PANICKED: i32 = 101;
 
 /// Checks that the calling process can start a farm, and so become the master of the farm. The process must have only
@@ -45,11 +45,11 @@ pub(crate) enum ForkResult {
 /// # Errors
 /// The error of the fork. `EINVAL` if `function` returned a negative number, or returned 0 in the calling process.
 pub(crate) fn fork(function: &mut Option<ForkFunction<'_>>) -> Result<ForkResult, Errno> {
-    // Another thread may hold the lock, and in the new process it would never release it.
+    // Held during the fork: if another thread held this lock at the fork, it would stay locked in the new process.
     let _stdout = std::io::stdout().lock();
     flush_streams();
     let master = nix::unistd::getpid();
-    // The descriptor makes sure that the pidfd finds a free one: after the fork it is too late to fail.
+    // Keeps a descriptor free for the pidfd, so that the lack of descriptors is an error before the fork, not after it.
     let reserved = EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?;
     let pid = match function {
         Some(function) => function()?,
@@ -58,7 +58,7 @@ pub(crate) fn fork(function: &mut Option<ForkFunction<'_>>) -> Result<ForkResult
         None => Errno::result(unsafe { libc::fork() })?,
     };
     drop(reserved);
-    // kill(2) takes a negative id for several processes.
+    // With a negative id, kill(2) would signal several processes.
     if pid < 0 || (pid == 0 && nix::unistd::getpid() == master) {
         return Err(Errno::EINVAL);
     }
@@ -79,7 +79,7 @@ pub(crate) fn fork(function: &mut Option<ForkFunction<'_>>) -> Result<ForkResult
     Ok(ForkResult::Master(Child { pid: Pid(pid.cast_unsigned()), pidfd }))
 }
 
-/// The pidfd of a child that was not waited for.
+/// Opens the pidfd of a child that was not waited for.
 fn pidfd_of(pid: libc::pid_t) -> Result<OwnedFd, Errno> {
     let pid = rustix::process::Pid::from_raw(pid).ok_or(Errno::ESRCH)?;
     let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
@@ -101,7 +101,7 @@ fn end(status: i32) -> ! {
     unsafe { libc::_exit(status) }
 }
 
-/// Writes what streams of Rust and of C hold back. Otherwise a forked process could write it again.
+/// Writes the buffered data of the streams of Rust and of C. Otherwise, a forked process could write this data again.
 fn flush_streams() {
     let _ = std::io::stdout().flush();
     // SAFETY: a null pointer stands for all streams that are open for writing.

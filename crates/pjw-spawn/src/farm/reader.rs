@@ -19,7 +19,7 @@ impl Reader<'_> {
     /// process: 0, or 1 after an error.
     pub(crate) fn run(&self, read: &mut ReadFunction<'_>) -> i32 {
         let control = self.shared.control();
-        // A reader before this one may have been killed before it woke the workers.
+        // An earlier reader may have been killed before it woke the workers.
         control.items.0.notify_always();
         let mut number = self.first_unpublished();
         let mut bytes = Vec::new();
@@ -35,6 +35,7 @@ impl Reader<'_> {
                     return control.reader_failure.store(IoFailureReason::ItemTooLarge { number, size });
                 }
                 Ok(true) if number < MAX_ITEMS => self.publish(number, &bytes),
+                // The input has ended, or a farm can't have more items.
                 Ok(_) => control.total.store(number, Ordering::SeqCst),
             }
             number += 1;
@@ -47,10 +48,11 @@ impl Reader<'_> {
     /// Returns the number of the first item that no reader has put into the shared memory. A killed reader may have
     /// put in one item more than it has counted.
     fn first_unpublished(&self) -> u64 {
-        let window = ItemQueue(self.shared);
+        let queue = ItemQueue(self.shared);
         let mut number = self.shared.control().filled.load(Ordering::SeqCst);
         loop {
-            let state = window.item_state(number);
+            let state = queue.item_state(number);
+            // The state is still that of an earlier item, or no reader has put in this item yet.
             if state.position < number || state == ItemState::new(number, ItemStatus::Free) {
                 return number;
             }
@@ -58,20 +60,16 @@ impl Reader<'_> {
         }
     }
 
-    fn payload(&self, number: u64) -> &ItemLocation {
-        let item_locations = self.shared.item_locations();
-        &item_locations[usize::try_from(number).unwrap_or(usize::MAX) & (item_locations.len() - 1)]
-    }
-
     /// Waits until there is room for the item `number`. Then puts its bytes into the shared memory, and makes the
     /// item ready for the workers.
     fn publish(&self, number: u64, bytes: &[u8]) {
         let start = self.shared.control().room.wait_until(|| self.input_position(number, bytes.len()));
-        // SAFETY: no item that is still needed lies there, and no other process writes items.
+        // SAFETY: the range contains no item that is still needed, and no other process writes items.
         unsafe { self.shared.input_ring().write(start, bytes) };
-        let payload = self.payload(number);
-        payload.start.store(start, Ordering::SeqCst);
-        payload.length.store(bytes.len() as u64, Ordering::SeqCst);
+        if let Some(location) = self.shared.item_location(number) {
+            location.start.store(start, Ordering::SeqCst);
+            location.length.store(bytes.len() as u64, Ordering::SeqCst);
+        }
         ItemQueue(self.shared).store_item_state(ItemState::new(number, ItemStatus::Ready));
     }
 
@@ -86,12 +84,11 @@ impl Reader<'_> {
         }
         let control = self.shared.control();
         let (capacity, length) = (self.shared.sizes.input as u64, length as u64);
-        let head = match number.checked_sub(1).map(|last| self.payload(last)) {
-            Some(last) => last.start.load(Ordering::SeqCst) + last.length.load(Ordering::SeqCst),
-            None => 0,
-        };
-        let fits = head % capacity + length <= capacity;
-        let start = if fits { head } else { head.next_multiple_of(capacity) };
+        let previous = number.checked_sub(1).and_then(|previous| self.shared.item_location(previous));
+        let head = previous.map_or(0, ItemLocation::end);
+        let fits_before_end = head % capacity + length <= capacity;
+        let start = if fits_before_end { head } else { head.next_multiple_of(capacity) };
+        // The results of all earlier items were delivered.
         let is_empty = control.lowest.load(Ordering::SeqCst) == number;
         let freed = control.freed_bytes.load(Ordering::SeqCst);
         (is_empty || start + length - freed <= capacity).then_some(start)

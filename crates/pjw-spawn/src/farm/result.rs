@@ -1,4 +1,4 @@
-//! What a worker computes, and what comes back.
+//! The item that a worker computes, its result, and the progress of a farm.
 
 use crate::child::ExitStatus;
 

@@ -1,8 +1,8 @@
-//! A ring: the way of results from one process to another through the shared memory.
+//! A ring buffer in the shared memory, which transfers results from one process to another.
 //!
-//! A result is put in as one or more pieces, so it may be longer than the ring. A piece is seen by the other side when
-//! `head` has moved over it, and not before. So a process that is killed while it writes a piece has put in nothing,
-//! and a result counts when its last piece is seen.
+//! A result is written as one or more pieces, so it may be longer than the ring buffer. The receiving process sees a
+//! piece when `head` has moved past it, and not before. So a process that is killed while it writes a piece has sent
+//! nothing, and a result counts when its last piece is seen.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use super::result::Outcome;
 use crate::child::ExitStatus;
 
 /// The size in bytes of the header before each piece of a result: a [`ResultHeader`], and the length of the piece.
-const HEAD_BYTES: usize = 32;
+const HEADER_BYTES: usize = 32;
 /// Values of [`ResultHeader::kind`].
 const DONE: u32 = 0;
 const FAILED: u32 = 1;
@@ -22,15 +22,15 @@ const KILLED_BY_EXIT: u32 = 3;
 /// killed its worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResultHeader {
-    pub(crate) position: u64,
+    pub(crate) number: u64,
     kind: u32,
     code: i32,
     attempts: u32,
 }
 
 impl ResultHeader {
-    /// Returns the header for a result: `position` is the number of the item, and `outcome` is its outcome.
-    pub(crate) fn from_outcome(position: u64, outcome: &Outcome) -> Self {
+    /// Returns the header for a result: `number` is the number of the item, and `outcome` is its outcome.
+    pub(crate) fn from_outcome(number: u64, outcome: &Outcome) -> Self {
         let (kind, code, attempts) = match outcome {
             Outcome::Done(_) => (DONE, 0, 0),
             Outcome::Failed { code, .. } => (FAILED, *code, 0),
@@ -39,18 +39,18 @@ impl ResultHeader {
             }
             Outcome::Killed { attempts, end: ExitStatus::Code(code) } => (KILLED_BY_EXIT, *code, *attempts),
         };
-        Self { position, kind, code, attempts }
+        Self { number, kind, code, attempts }
     }
 
-    /// Returns the header for the result of an item that was computed. `position` is the number of the item.
-    pub(crate) fn done(position: u64) -> Self {
-        Self { position, kind: DONE, code: 0, attempts: 0 }
+    /// Returns the header for the result of an item that was computed. `number` is the number of the item.
+    pub(crate) fn done(number: u64) -> Self {
+        Self { number, kind: DONE, code: 0, attempts: 0 }
     }
 
     /// Returns the header for the result of an item that failed: the function of the program returned the error `code`.
-    /// `position` is the number of the item.
-    pub(crate) fn failed(position: u64, code: i32) -> Self {
-        Self { position, kind: FAILED, code, attempts: 0 }
+    /// `number` is the number of the item.
+    pub(crate) fn failed(number: u64, code: i32) -> Self {
+        Self { number, kind: FAILED, code, attempts: 0 }
     }
 
     /// Returns the outcome of the item, with the bytes `bytes` of the result. `None` if the header is invalid.
@@ -67,13 +67,13 @@ impl ResultHeader {
 
     /// Returns the header of a piece with `length` bytes, as it is in the ring buffer. `is_last` says whether this is
     /// the last piece of the result.
-    fn to_bytes(self, length: usize, is_last: bool) -> [u8; HEAD_BYTES] {
-        let mut bytes = [0; HEAD_BYTES];
-        bytes[..8].copy_from_slice(&self.position.to_ne_bytes());
+    fn to_bytes(self, length: usize, is_last: bool) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..8].copy_from_slice(&self.number.to_ne_bytes());
         let length = u32::try_from(length).unwrap_or(u32::MAX);
         let words = [self.kind, self.code.cast_unsigned(), self.attempts, length, u32::from(is_last)];
-        for (to, word) in bytes[8..].chunks_exact_mut(4).zip(words) {
-            to.copy_from_slice(&word.to_ne_bytes());
+        for (field, word) in bytes[8..].chunks_exact_mut(4).zip(words) {
+            field.copy_from_slice(&word.to_ne_bytes());
         }
         bytes
     }
@@ -112,27 +112,27 @@ pub(crate) struct ResultRing<'a> {
 }
 
 impl ResultRing<'_> {
-    /// Writes one piece of a result into the ring buffer: the header `label`, and as many of `bytes` as fit now.
+    /// Writes one piece of a result into the ring buffer: the header `header`, and as many of `bytes` as fit now.
     /// Returns how many of `bytes` were written, and whether this was the last piece.
     ///
     /// Returns `None`, and writes nothing, if there is too little free space: neither for all of `bytes` nor for a
     /// quarter of the ring buffer.
-    pub(crate) fn write_piece(&self, label: ResultHeader, bytes: &[u8]) -> Option<(usize, bool)> {
+    pub(crate) fn write_piece(&self, header: ResultHeader, bytes: &[u8]) -> Option<(usize, bool)> {
         let capacity = self.bytes.len();
         let head = self.control.head.load(Ordering::SeqCst);
         let used = head.wrapping_sub(self.control.tail.0.load(Ordering::SeqCst));
-        let room = capacity.saturating_sub(usize::try_from(used).unwrap_or(capacity));
-        let least = bytes.len().min(capacity / 4);
-        let most = room.checked_sub(HEAD_BYTES).filter(|most| *most >= least)?;
-        // All pieces have a length that is a multiple of 8, so a head is never cut.
-        let length = bytes.len().min(most & !7);
+        let free = capacity.saturating_sub(usize::try_from(used).unwrap_or(capacity));
+        let min_length = bytes.len().min(capacity / 4);
+        let max_length = free.checked_sub(HEADER_BYTES).filter(|max_length| *max_length >= min_length)?;
+        // Rounded down to a multiple of 8: a piece takes up such a number of bytes.
+        let length = bytes.len().min(max_length & !7);
         let is_last = length == bytes.len();
-        // SAFETY: the room belongs to the process that puts in, which is this one, until `head` moves.
+        // SAFETY: until `head` moves, only the sending process, which is this one, uses the free space.
         unsafe {
-            self.bytes.write(head, &label.to_bytes(length, is_last));
-            self.bytes.write(head + HEAD_BYTES as u64, &bytes[..length]);
+            self.bytes.write(head, &header.to_bytes(length, is_last));
+            self.bytes.write(head + HEADER_BYTES as u64, &bytes[..length]);
         }
-        let size = (HEAD_BYTES + length.next_multiple_of(8)) as u64;
+        let size = (HEADER_BYTES + length.next_multiple_of(8)) as u64;
         self.control.head.store(head + size, Ordering::SeqCst);
         Some((length, is_last))
     }
@@ -146,29 +146,29 @@ impl ResultRing<'_> {
             return RingReadOutcome::Nothing;
         }
         let used = usize::try_from(used).unwrap_or(usize::MAX);
-        if used < HEAD_BYTES || used > self.bytes.len() {
+        if used < HEADER_BYTES || used > self.bytes.len() {
             return RingReadOutcome::Invalid;
         }
-        let mut head = Vec::with_capacity(HEAD_BYTES);
-        // SAFETY: the process that puts in does not write here until `tail` moves.
-        unsafe { self.bytes.read(tail, HEAD_BYTES, &mut head) };
-        let position = head[..8].try_into().map_or(0, u64::from_ne_bytes);
-        let word = |at: usize| head[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
+        let mut header_bytes = Vec::with_capacity(HEADER_BYTES);
+        // SAFETY: the sending process does not write to these bytes until `tail` moves.
+        unsafe { self.bytes.read(tail, HEADER_BYTES, &mut header_bytes) };
+        let number = header_bytes[..8].try_into().map_or(0, u64::from_ne_bytes);
+        let word = |at: usize| header_bytes[at..at + 4].try_into().map_or(0, u32::from_ne_bytes);
         let (kind, code, attempts) = (word(8), word(12).cast_signed(), word(16));
-        let header = ResultHeader { position, kind, code, attempts };
+        let header = ResultHeader { number, kind, code, attempts };
         let (length, is_last) = (word(20) as usize, word(24));
-        let size = HEAD_BYTES + length.next_multiple_of(8);
+        let size = HEADER_BYTES + length.next_multiple_of(8);
         if size > used || is_last > 1 {
             return RingReadOutcome::Invalid;
         }
         // SAFETY: as above.
-        unsafe { self.bytes.read(tail + HEAD_BYTES as u64, length, &mut partial.0) };
+        unsafe { self.bytes.read(tail + HEADER_BYTES as u64, length, &mut partial.0) };
         self.control.tail.0.store(tail + size as u64, Ordering::SeqCst);
         if is_last == 0 {
             return RingReadOutcome::Piece;
         }
         let outcome = header.outcome(std::mem::take(&mut partial.0));
-        outcome.map_or(RingReadOutcome::Invalid, |outcome| RingReadOutcome::Result(position, outcome))
+        outcome.map_or(RingReadOutcome::Invalid, |outcome| RingReadOutcome::Result(number, outcome))
     }
 
     /// Empties the ring buffer. Must be called while no other process uses the buffer.
@@ -201,8 +201,8 @@ mod tests {
         let mut partial = PartialResult::default();
         for size in (0..3000).step_by(7) {
             let bytes: Vec<u8> = (0..size).map(|at| u8::try_from((at + size) % 251).unwrap()).collect();
-            let put = ring.write_piece(ResultHeader::failed(size as u64, -3), &bytes);
-            assert_eq!(put, Some((size, true)));
+            let written = ring.write_piece(ResultHeader::failed(size as u64, -3), &bytes);
+            assert_eq!(written, Some((size, true)));
             let expected = Outcome::Failed { code: -3, bytes };
             assert_eq!(ring.read_piece(&mut partial), RingReadOutcome::Result(size as u64, expected));
             assert_eq!(ring.read_piece(&mut partial), RingReadOutcome::Nothing);
@@ -224,8 +224,8 @@ mod tests {
             }
             match ring.read_piece(&mut partial) {
                 RingReadOutcome::Piece => pieces += 1,
-                RingReadOutcome::Result(position, outcome) => {
-                    assert_eq!((position, outcome), (5, Outcome::Done(bytes)));
+                RingReadOutcome::Result(number, outcome) => {
+                    assert_eq!((number, outcome), (5, Outcome::Done(bytes)));
                     break;
                 }
                 other => unreachable!("{other:?}"),
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_takes_nothing_and_values_of_others_are_noticed() {
+    fn a_full_ring_takes_nothing_and_an_invalid_head_is_noticed() {
         let shared = shared();
         let ring = ring(&shared);
         while ring.write_piece(ResultHeader::done(1), &[1; 100]).is_some() {}

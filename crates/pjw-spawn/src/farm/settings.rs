@@ -1,15 +1,15 @@
-//! The numbers of a farm, and their limits.
+//! The options of a farm, their defaults and their limits.
 
 use super::cpus::WorkerCpus;
 use super::error::FarmError;
 use super::window::{MAX_ITEMS, MAX_WORKERS};
 
 const MIB: u64 = 1 << 20;
-/// The usual window (the number of items that can be in work at the same time) of a farm whose number of items is
+/// The default window (the number of items that can be in work at the same time) of a farm whose number of items is
 /// known, and whose results have no order. The window is so large that one long item does not keep the others
 /// waiting.
 const UNORDERED_WINDOW: u64 = 1 << 20;
-/// The usual window of any other farm, and the limit of the option `chunk`.
+/// The default window of any other farm, and the limit of the option `chunk`.
 const WINDOW: u64 = 4096;
 
 /// The options of a farm, such as the number of workers and the sizes of the buffers.
@@ -67,8 +67,8 @@ impl FarmSettings {
     /// Returns the size of the window: the largest number of items that can be in work at the same time. The size is a
     /// power of two. `items` is the number of items of the farm. `None` if this number is unknown.
     pub(crate) fn window_size(&self, items: Option<u64>) -> u64 {
-        let usual = if items.is_some() && !self.is_in_order { UNORDERED_WINDOW } else { WINDOW };
-        let window = self.window.unwrap_or(usual.max(4 * u64::from(self.workers) * self.chunk));
+        let default = if items.is_some() && !self.is_in_order { UNORDERED_WINDOW } else { WINDOW };
+        let window = self.window.unwrap_or(default.max(4 * u64::from(self.workers) * self.chunk));
         window.min(items.unwrap_or(u64::MAX)).max(1).next_power_of_two()
     }
 }

@@ -1,9 +1,9 @@
-//! The queue of the items: a window of positions that moves over all items.
+//! The queue of the items: a window of positions (item numbers) that moves over all items.
 //!
-//! Position p has the word `p % window` of the shared memory. The word holds the position, the worker that took the
-//! item, and the status. A worker takes an item by one compare-and-exchange of this word, so there is no moment at
-//! which an item is taken and its owner is unknown. `next` only says from where to search: a worker that is killed
-//! before it moves `next` costs the others one step.
+//! The item at position p has the state word with the index `p % window` in the shared memory. The word contains the
+//! position, the worker that took the item (the owner), and the status. A worker takes an item by one
+//! compare-and-exchange of this word, so there is no moment at which an item is taken and its owner is unknown. `next`
+//! only says from where to search: a worker that is killed before it moves `next` costs the others one step.
 //!
 //! The owner changes the word only once, from READY to CLAIMED. All further changes are made by the master.
 
@@ -30,7 +30,7 @@ pub(crate) enum ItemStatus {
     Free = 0,
     /// The item can be taken by a worker.
     Ready = 1,
-    /// A worker has taken it.
+    /// A worker has taken the item.
     Claimed = 2,
     /// The master process has received the result of the item.
     Returned = 3,
@@ -54,11 +54,11 @@ impl ItemState {
         Self { position, owner: 0, status }
     }
 
-    fn word(self) -> u64 {
+    fn to_word(self) -> u64 {
         self.position << POSITION_SHIFT | u64::from(self.owner) << OWNER_SHIFT | self.status as u64
     }
 
-    fn of_word(word: u64) -> Self {
+    fn from_word(word: u64) -> Self {
         let status = match word & 0xF {
             0 => ItemStatus::Free,
             1 => ItemStatus::Ready,
@@ -88,7 +88,7 @@ pub(crate) enum TakenItem {
 pub(crate) struct ItemQueue<'a>(pub(crate) &'a SharedMemory);
 
 impl<'a> ItemQueue<'a> {
-    fn word(self, position: u64) -> &'a AtomicU64 {
+    fn state_word(self, position: u64) -> &'a AtomicU64 {
         let states = self.0.state_words();
         // The window is a power of two.
         &states[usize::try_from(position).unwrap_or(usize::MAX) & (states.len() - 1)]
@@ -97,12 +97,12 @@ impl<'a> ItemQueue<'a> {
     /// Returns the state of the item with the number `position`. If this item is not in the window, returns the state
     /// of an earlier or later item, which has a different number.
     pub(crate) fn item_state(self, position: u64) -> ItemState {
-        ItemState::of_word(self.word(position).load(Ordering::SeqCst))
+        ItemState::from_word(self.state_word(position).load(Ordering::SeqCst))
     }
 
     /// Stores `state` as the state of the item with the number `state.position`.
     pub(crate) fn store_item_state(self, state: ItemState) {
-        self.word(state.position).store(state.word(), Ordering::SeqCst);
+        self.state_word(state.position).store(state.to_word(), Ordering::SeqCst);
     }
 
     /// Returns the size of the window: the number of items whose states are in the shared memory.
@@ -121,16 +121,18 @@ impl<'a> ItemQueue<'a> {
             if total != UNKNOWN_TOTAL && position >= total {
                 return TakenItem::End;
             }
-            let word = self.word(position);
-            let seen = word.load(Ordering::SeqCst);
-            let state = ItemState::of_word(seen);
+            let word = self.state_word(position);
+            let current = word.load(Ordering::SeqCst);
+            let state = ItemState::from_word(current);
+            // The word is still that of an earlier item, or the reader has not read this item yet.
             if state.position < position || state == ItemState::new(position, ItemStatus::Free) {
                 return TakenItem::NothingYet;
             }
             if state == ItemState::new(position, ItemStatus::Ready) {
                 let claimed = ItemState { position, owner, status: ItemStatus::Claimed };
-                let taken = word.compare_exchange(seen, claimed.word(), Ordering::SeqCst, Ordering::SeqCst);
-                if taken.is_ok() {
+                let exchange =
+                    word.compare_exchange(current, claimed.to_word(), Ordering::SeqCst, Ordering::SeqCst);
+                if exchange.is_ok() {
                     control.next.0.fetch_max(position + 1, Ordering::SeqCst);
                     return TakenItem::Item(position);
                 }
@@ -165,7 +167,7 @@ impl<'a> ItemQueue<'a> {
     /// Returns whether workers have taken all items of the farm. `false` while the number of items is unknown.
     pub(crate) fn is_exhausted(self) -> bool {
         let control = self.0.control();
-        // A worker that was killed may not have moved `next`.
+        // `next` may lie before taken items: a worker may have been killed before it moved `next`.
         let mut position = control.next.0.load(Ordering::SeqCst);
         let total = control.total.load(Ordering::SeqCst);
         while position < total && self.item_state(position).position >= position {
@@ -191,65 +193,65 @@ mod tests {
     #[test]
     fn a_word_holds_position_owner_and_status() {
         let state = ItemState { position: MAX_ITEMS, owner: MAX_WORKERS, status: ItemStatus::Returned };
-        assert_eq!(ItemState::of_word(state.word()), state);
+        assert_eq!(ItemState::from_word(state.to_word()), state);
     }
 
     #[test]
     fn items_are_taken_in_order_and_once() {
         let shared = shared();
-        let window = ItemQueue(&shared);
-        (0..8).for_each(|position| window.store_item_state(ItemState::new(position, ItemStatus::Ready)));
-        assert_eq!(window.take_next_item(0), TakenItem::Item(0));
-        assert_eq!(window.take_next_item(1), TakenItem::Item(1));
-        assert_eq!(window.take_next_item(0), TakenItem::Item(2));
-        assert_eq!(window.claimed_items(0), [0, 2]);
+        let queue = ItemQueue(&shared);
+        (0..8).for_each(|position| queue.store_item_state(ItemState::new(position, ItemStatus::Ready)));
+        assert_eq!(queue.take_next_item(0), TakenItem::Item(0));
+        assert_eq!(queue.take_next_item(1), TakenItem::Item(1));
+        assert_eq!(queue.take_next_item(0), TakenItem::Item(2));
+        assert_eq!(queue.claimed_items(0), [0, 2]);
         shared.control().total.store(4, Ordering::SeqCst);
-        assert_eq!(window.take_next_item(2), TakenItem::Item(3));
-        assert_eq!(window.take_next_item(2), TakenItem::End);
-        assert!(window.is_exhausted());
+        assert_eq!(queue.take_next_item(2), TakenItem::Item(3));
+        assert_eq!(queue.take_next_item(2), TakenItem::End);
+        assert!(queue.is_exhausted());
     }
 
     #[test]
     fn a_worker_that_is_killed_right_after_taking_an_item_hides_none() {
         let shared = shared();
-        let window = ItemQueue(&shared);
-        (0..4).for_each(|position| window.store_item_state(ItemState::new(position, ItemStatus::Ready)));
+        let queue = ItemQueue(&shared);
+        (0..4).for_each(|position| queue.store_item_state(ItemState::new(position, ItemStatus::Ready)));
         // Two workers took an item each, and were killed before they moved `next`.
-        window.store_item_state(ItemState { position: 0, owner: 1, status: ItemStatus::Claimed });
-        window.store_item_state(ItemState { position: 1, owner: 2, status: ItemStatus::Claimed });
-        assert_eq!(window.claimed_items(1), [0]);
-        assert_eq!(window.claimed_items(2), [1]);
-        assert_eq!(window.take_next_item(0), TakenItem::Item(2));
+        queue.store_item_state(ItemState { position: 0, owner: 1, status: ItemStatus::Claimed });
+        queue.store_item_state(ItemState { position: 1, owner: 2, status: ItemStatus::Claimed });
+        assert_eq!(queue.claimed_items(1), [0]);
+        assert_eq!(queue.claimed_items(2), [1]);
+        assert_eq!(queue.take_next_item(0), TakenItem::Item(2));
         assert_eq!(shared.control().next.0.load(Ordering::SeqCst), 3);
-        assert!(!window.is_exhausted());
+        assert!(!queue.is_exhausted());
     }
 
     #[test]
     fn a_worker_that_is_killed_again_and_again_right_after_taking_an_item_hides_none() {
         let shared = shared();
-        let window = ItemQueue(&shared);
-        (0..8).for_each(|position| window.store_item_state(ItemState::new(position, ItemStatus::Ready)));
-        // More often than there are workers, before `next` was moved.
+        let queue = ItemQueue(&shared);
+        (0..8).for_each(|position| queue.store_item_state(ItemState::new(position, ItemStatus::Ready)));
+        // The worker is killed more often than there are workers, each time before it moves `next`.
         for position in 0..8 {
-            window.store_item_state(ItemState { position, owner: 1, status: ItemStatus::Claimed });
-            assert_eq!(window.claimed_items(1), Vec::from_iter(0..=position));
+            queue.store_item_state(ItemState { position, owner: 1, status: ItemStatus::Claimed });
+            assert_eq!(queue.claimed_items(1), Vec::from_iter(0..=position));
         }
     }
 
     #[test]
     fn a_position_that_is_not_filled_is_waited_for() {
         let shared = shared();
-        let window = ItemQueue(&shared);
-        (0..8).for_each(|position| window.store_item_state(ItemState::new(position, ItemStatus::Free)));
-        assert_eq!(window.take_next_item(0), TakenItem::NothingYet);
-        window.store_item_state(ItemState::new(0, ItemStatus::Ready));
-        assert_eq!(window.take_next_item(0), TakenItem::Item(0));
+        let queue = ItemQueue(&shared);
+        (0..8).for_each(|position| queue.store_item_state(ItemState::new(position, ItemStatus::Free)));
+        assert_eq!(queue.take_next_item(0), TakenItem::NothingYet);
+        queue.store_item_state(ItemState::new(0, ItemStatus::Ready));
+        assert_eq!(queue.take_next_item(0), TakenItem::Item(0));
         // The window is full: position 8 has the word of position 0.
         (1..8).for_each(|position| {
-            window.store_item_state(ItemState { position, owner: 1, status: ItemStatus::Claimed });
+            queue.store_item_state(ItemState { position, owner: 1, status: ItemStatus::Claimed });
         });
-        assert_eq!(window.take_next_item(0), TakenItem::NothingYet);
-        window.store_item_state(ItemState::new(8, ItemStatus::Ready));
-        assert_eq!(window.take_next_item(0), TakenItem::Item(8));
+        assert_eq!(queue.take_next_item(0), TakenItem::NothingYet);
+        queue.store_item_state(ItemState::new(8, ItemStatus::Ready));
+        assert_eq!(queue.take_next_item(0), TakenItem::Item(8));
     }
 }

@@ -50,11 +50,13 @@ impl<'f> Worker<'f, '_> {
     /// items without waiting, up to the number that [`Worker::chunk_limit`] returns. Returns `false` if there are no
     /// more items.
     fn take_items(&self, queue: ItemQueue<'_>, taken: &mut Vec<u64>) -> bool {
-        let found = || match queue.take_next_item(self.index) {
+        let take_or_end = || match queue.take_next_item(self.index) {
             TakenItem::NothingYet => None,
-            found => Some(found),
+            item_or_end => Some(item_or_end),
         };
-        let TakenItem::Item(first) = self.shared.control().items.0.wait_until(found) else { return false };
+        let TakenItem::Item(first) = self.shared.control().items.0.wait_until(take_or_end) else {
+            return false;
+        };
         taken.push(first);
         for _ in 1..self.chunk_limit(first) {
             let TakenItem::Item(number) = queue.take_next_item(self.index) else { break };
@@ -81,41 +83,37 @@ impl<'f> Worker<'f, '_> {
     /// `result` is a buffer that is used for all items, one after the other. Until the whole result is written, the
     /// shared memory shows that this worker computes the item.
     fn compute_item(&mut self, number: u64, result: &mut Vec<u8>) {
-        let own = &self.shared.worker_controls()[self.index as usize];
+        let index = self.index as usize;
+        let control = &self.shared.worker_controls()[index];
         // 0 stands for no item.
-        own.running.store(number + 1, Ordering::SeqCst);
+        control.running.store(number + 1, Ordering::SeqCst);
         result.clear();
-        let bytes = self.payload(number);
+        let bytes = self.item_bytes(number);
         let item = WorkItem { number, bytes, worker: self.index };
         let header = match (self.functions.work)(item, result) {
             Ok(()) => ResultHeader::done(number),
             Err(code) => ResultHeader::failed(number, code),
         };
-        let ring = ResultRing { control: &own.results, bytes: self.shared.result_ring(self.index as usize) };
-        let mut rest = &result[..];
+        let ring = ResultRing { control: &control.results, bytes: self.shared.result_ring(index) };
+        let mut unsent = &result[..];
         loop {
-            let (length, is_last) = ring.control.room.wait_until(|| ring.write_piece(header, rest));
+            let (length, is_last) = ring.control.room.wait_until(|| ring.write_piece(header, unsent));
             self.waker.wake_if_sleeping(&self.shared.control().is_master_sleeping.0);
-            rest = &rest[length..];
+            unsent = &unsent[length..];
             if is_last {
                 break;
             }
         }
-        own.running.store(0, Ordering::SeqCst);
+        control.running.store(0, Ordering::SeqCst);
     }
 
     /// Returns the bytes of the item with the number `number`, which this worker has taken. Empty if the farm has no
     /// reader process.
-    fn payload(&self, number: u64) -> &'f [u8] {
-        let item_locations = self.shared.item_locations();
-        if item_locations.is_empty() {
-            return &[];
-        }
-        // The number of locations is a power of two.
-        let slot = usize::try_from(number).unwrap_or(usize::MAX) & (item_locations.len() - 1);
-        let location = &item_locations[slot];
+    fn item_bytes(&self, number: u64) -> &'f [u8] {
+        let Some(location) = self.shared.item_location(number) else { return &[] };
+        let start = location.start.load(Ordering::SeqCst);
         let length = usize::try_from(location.length.load(Ordering::SeqCst)).unwrap_or(0);
-        // SAFETY: the reader does not write there before the master has delivered the result of this item.
-        unsafe { self.shared.input_ring().slice(location.start.load(Ordering::SeqCst), length) }
+        // SAFETY: the reader does not write to these bytes before the master has delivered the result of this item.
+        unsafe { self.shared.input_ring().slice(start, length) }
     }
 }

@@ -9,7 +9,7 @@ use super::result::{ItemResult, Outcome};
 use super::ring::{PartialResult, ResultHeader, ResultRing, RingReadOutcome};
 use super::wake::MasterWaker;
 
-/// The position that stands for the end of all results.
+/// The item number that stands for the end of all results.
 const END: u64 = u64::MAX;
 
 /// Returns the ring buffer that transfers results from the master to the writer process. `shared` is the shared memory
@@ -38,13 +38,14 @@ pub(crate) fn run_writer(
     let (control, ring) = (shared.control(), ring(shared));
     let mut partial = PartialResult::default();
     loop {
-        let taken = ring.control.filled.wait_until(|| match ring.read_piece(&mut partial) {
+        let received = ring.control.filled.wait_until(|| match ring.read_piece(&mut partial) {
             RingReadOutcome::Nothing => None,
-            taken => Some(taken),
+            received => Some(received),
         });
-        match taken {
+        match received {
             RingReadOutcome::Result(END, _) => {
-                return end.as_mut().map_or(Ok(()), |end| end()).err().map_or(0, status_of);
+                let Some(end) = end else { return 0 };
+                return end().err().map_or(0, status_of);
             }
             RingReadOutcome::Result(number, outcome) => {
                 if let Err(code) = write(&ItemResult { number, outcome }) {
@@ -53,15 +54,15 @@ pub(crate) fn run_writer(
                 control.written.fetch_add(1, Ordering::SeqCst);
             }
             RingReadOutcome::Piece | RingReadOutcome::Nothing => {}
-            // The master could send the result again. But the memory of the farm is not sound: also bytes of results
-            // may have been overwritten, which nothing would notice.
+            // The master could send the result again. But another process has written to the memory of the farm, and
+            // may also have changed the bytes of results, which nothing would notice.
             RingReadOutcome::Invalid => return control.writer_failure.store(IoFailureReason::InvalidMessage),
         }
         waker.wake_if_sleeping(&control.is_master_sleeping.0);
     }
 }
 
-/// The exit status for a code of the program: the code, or 1 if the code is no exit status of a failure.
+/// Returns the exit status for an error code of the program: the code, or 1 if the code is not from 1 to 255.
 fn status_of(code: i32) -> i32 {
     if (1..=255).contains(&code) { code } else { 1 }
 }

@@ -1,4 +1,5 @@
-//! The descriptors of the host and of tasks.
+//! The file descriptors of tasks and of their host: a table of their own, numbers that do not collide, and which
+//! descriptors are closed.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -44,7 +45,7 @@ fn close_descriptors_in_proc(first: RawFd, last: RawFd) -> Result<(), i32> {
             Ok(bytes) => buffer.get(..usize::try_from(bytes).unwrap_or(0)).unwrap_or_default(),
             Err(errno) => break Err(errno),
         };
-        // The kernel goes on with the next number, so none is left out.
+        // Closing while reading skips none: the kernel continues the list with the next number.
         for descriptor in numbers_in(entries) {
             if (first..=last).contains(&descriptor) && i64::from(descriptor) != directory {
                 close(descriptor.into());
@@ -55,26 +56,27 @@ fn close_descriptors_in_proc(first: RawFd, last: RawFd) -> Result<(), i32> {
     listed
 }
 
-/// Returns the names that are numbers in entries of a directory, as getdents64(2) writes them.
+/// Returns those names in directory entries that are numbers. `entries` are the bytes that getdents64(2) has written.
 fn numbers_in(mut entries: &[u8]) -> impl Iterator<Item = RawFd> {
-    /// Where an entry has its length, and where its name begins.
+    /// The bytes of an entry that contain its length (`d_reclen`).
     const LENGTH: std::ops::Range<usize> = 16..18;
+    /// The offset of the name in an entry (`d_name`).
     const NAME: usize = 19;
     let names = std::iter::from_fn(move || {
         let length = u16::from_ne_bytes(entries.get(LENGTH)?.try_into().ok()?);
-        let (entry, rest) = entries.split_at_checked(length.into())?;
-        entries = rest;
+        let (entry, later_entries) = entries.split_at_checked(length.into())?;
+        entries = later_entries;
         entry.get(NAME..)?.split(|byte| *byte == 0).next()
     });
     names.filter_map(|name| std::str::from_utf8(name).ok()?.parse().ok())
 }
 
-/// Closes the descriptors of a range that are below the soft limit: where there is no /proc, or no number for a
-/// descriptor.
+/// Closes the file descriptors from `first` to `last` that are below the soft limit `RLIMIT_NOFILE` and below 2²⁰. Used
+/// if `/proc/thread-self/fd` can't be read. Returns an error number if the limit can't be read.
 fn close_below_limit(first: RawFd, last: RawFd) -> Result<(), i32> {
     let mut limit = libc::rlimit64 { rlim_cur: 0, rlim_max: 0 };
     let arguments = [0, libc::RLIMIT_NOFILE.into(), 0, bare::address(&raw mut limit), 0];
-    // SAFETY: the kernel writes one limit.
+    // SAFETY: the kernel writes one `rlimit64`.
     unsafe { bare::raw_syscall(libc::SYS_prlimit64, arguments)? };
     let end = i64::try_from(limit.rlim_cur).unwrap_or(i64::MAX).min(i64::from(last) + 1).min(1 << 20);
     (i64::from(first)..end).for_each(close);
@@ -82,7 +84,7 @@ fn close_below_limit(first: RawFd, last: RawFd) -> Result<(), i32> {
 }
 
 fn close(descriptor: i64) {
-    // SAFETY: the table of descriptors is that of the calling process alone, which uses none of those that it closes.
+    // SAFETY: no other thread uses the table of descriptors, and the caller no longer uses the closed descriptor.
     let _ = unsafe { bare::raw_syscall(libc::SYS_close, [descriptor, 0, 0, 0, 0]) };
 }
 
@@ -95,7 +97,7 @@ pub(super) fn close_cloexec_descriptors(highest: RawFd, kept: [RawFd; 2]) -> Res
     close_descriptor_range(above, RawFd::MAX).map_err(Errno::from_raw)?;
     let mut first_own = 3;
     for descriptor in 3..=highest {
-        // SAFETY: asks only.
+        // SAFETY: only reads the flags of the descriptor.
         let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFD) };
         if flags < 0 || kept.contains(&descriptor) {
             continue;
@@ -118,7 +120,7 @@ pub(super) fn move_above(descriptor: OwnedFd, first_own: RawFd) -> Result<OwnedF
 
 /// Copies a file descriptor to a free number that is at least `first_own`. The copy has the flag close-on-exec.
 pub(super) fn copy_above(descriptor: &impl AsRawFd, first_own: RawFd) -> Result<OwnedFd, Errno> {
-    // SAFETY: makes a copy.
+    // SAFETY: only makes a copy.
     let copy = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_DUPFD_CLOEXEC, first_own) };
     // SAFETY: the copy is new.
     Errno::result(copy).map(|copy| unsafe { OwnedFd::from_raw_fd(copy) })
@@ -135,17 +137,20 @@ pub(super) fn highest_descriptor(is_own_table: bool) -> RawFd {
     })
 }
 
-/// Since Linux 6.2 the size of the directory is the number of open descriptors. To list them takes several times longer
-/// than a look at each number. `None` if they are not all among the first numbers. No other thread may change the table
-/// meanwhile.
+/// Returns the highest number of an open file descriptor by a check of the numbers 0 to 511, until as many descriptors
+/// are found as are open. `None` if not all open descriptors have such numbers, or if their number is unknown. No other
+/// thread may change the table during the call.
 ///
-/// One call of poll(2) for all numbers would be quicker, and wrong: it takes events from open files that other
-/// processes share, and says of a descriptor with `O_PATH` that it is not open.
+/// Since Linux 6.2, the size of the directory `/proc/thread-self/fd` is the number of open descriptors. Reading the
+/// directory takes several times longer than the check of each number. One call of poll(2) for all numbers would be
+/// faster, but wrong: it takes events from open files that other processes share, and reports a descriptor with
+/// `O_PATH` as not open.
 fn find_highest() -> Option<RawFd> {
-    const MOST: RawFd = 512;
+    const CHECKED_NUMBERS: RawFd = 512;
     let count = rustix::fs::stat(c"/proc/thread-self/fd").ok()?.st_size;
-    // SAFETY: asks only.
-    let mut open = (0..MOST).filter(|descriptor| unsafe { libc::fcntl(*descriptor, libc::F_GETFD) } >= 0);
+    // SAFETY: only reads the flags of a descriptor.
+    let is_open = |descriptor: &RawFd| unsafe { libc::fcntl(*descriptor, libc::F_GETFD) } >= 0;
+    let mut open = (0..CHECKED_NUMBERS).filter(is_open);
     open.nth(usize::try_from(count).ok()?.checked_sub(1)?)
 }
 
@@ -167,7 +172,7 @@ mod tests {
             for least in [400, 900] {
                 let high = copy_above(&directory, least).unwrap();
                 for is_own_table in [true, false] {
-                    // Other threads may have opened higher ones before the table became that of the thread alone.
+                    // The table may have higher descriptors, which other threads opened before the table was copied.
                     assert!(highest_descriptor(is_own_table) >= high.as_raw_fd());
                 }
                 assert_eq!(highest_descriptor(true), highest_descriptor(false));
@@ -177,7 +182,7 @@ mod tests {
     }
 
     fn is_open(descriptor: RawFd) -> bool {
-        // SAFETY: asks only.
+        // SAFETY: only reads the flags of the descriptor.
         unsafe { libc::fcntl(descriptor, libc::F_GETFD) >= 0 }
     }
 
@@ -214,8 +219,8 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// Opens 100 descriptors, lowers the limit below them, and closes the first 50. Returns whether exactly these are
-    /// closed.
+    /// Opens the descriptors 700 to 799, lowers the limit below them, and closes those up to 749. Returns whether
+    /// exactly these are closed.
     fn closes_above_the_limit() -> bool {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: the process has these descriptors and limits for itself alone.
@@ -234,7 +239,7 @@ mod tests {
     fn descriptors_above_a_lowered_limit_are_closed_also_before_linux_5_9() {
         let thread = std::thread::spawn(|| {
             refuse_call(libc::SYS_close_range, Errno::ENOSYS);
-            // A process of its own: its limit is not that of the other tests.
+            // In a new process, so that the other tests keep their limit.
             // SAFETY: the new process makes system calls, and ends.
             match unsafe { libc::fork() } {
                 // SAFETY: ends the process.

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 const MAGIC: u64 = 0x3153_4b53_4154_4a50;
 /// `PJW_TASKS_NAMES_` of pjw_tasks.h.
 const MAX_NAMES: usize = 4096;
-/// The number of low bits of [`PublishedAddress::state`] that have the phase: 1 is being written, 2 written, 3
-/// published.
+/// The number of low bits of [`PublishedAddress::state`] that contain the phase of the entry: 1 while it is being
+/// written, 2 when it is written, 3 when it is published.
 const PHASE_BITS: u32 = 2;
 /// The name of the environment variable that contains the address of the directory of an address space. By this
 /// variable, a task (a process in the address space) finds the table of all tasks.
@@ -25,7 +25,7 @@ pub(super) struct TaskDirectory {
     nonce: AtomicU64,
     /// The number of ranks.
     size: AtomicU32,
-    /// The number of processes that have found each other, where they share no address space.
+    /// The number of processes that have attached to the directory, if the processes do not share an address space.
     attached: AtomicU32,
     /// The number of the present barrier in the high 32 bits, and the number of waiting ranks in the low 32 bits.
     barrier: AtomicU64,
@@ -75,7 +75,7 @@ impl TaskDirectory {
     /// of ranks.
     pub(super) fn pid_of(&self, rank: u32) -> &AtomicU32 {
         let first = (&raw const *self).wrapping_add(1).cast::<AtomicU32>();
-        // SAFETY: the directory was made with a word for each rank.
+        // SAFETY: the directory is followed by one word for each rank.
         unsafe { &*first.wrapping_add(rank as usize) }
     }
 

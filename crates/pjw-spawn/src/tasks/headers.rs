@@ -1,8 +1,9 @@
 //! The program headers that a task finds by `AT_PHDR`: a copy on its stack, in which no header asks for the protection
 //! of relocated variables (`PT_GNU_RELRO`).
 //!
-//! The C library of a static program protects them at its start by mprotect(2), which divides the mapping of the
-//! variables, and interrupts all CPUs on which other tasks run, while it holds the lock of the address space.
+//! The C library of a static program protects relocated variables at its start by mprotect(2). The call divides the
+//! mapping of the variables. While it holds the lock of the address space, it interrupts all CPUs on which other tasks
+//! run.
 
 use std::os::fd::RawFd;
 
@@ -17,7 +18,7 @@ const MAX_HEADERS: usize = 24;
 const PT_NULL: u32 = 0;
 const PT_PHDR: u32 = 6;
 const PT_GNU_RELRO: u32 = 0x6474_e552;
-/// Where a header has its address in memory (`p_vaddr`).
+/// The bytes of a header that contain the address in memory (`p_vaddr`).
 const ADDRESS: std::ops::Range<usize> = 16..24;
 
 /// The program headers of tasks. All tasks of a program have the same bytes.
@@ -35,12 +36,12 @@ impl HeaderCopy {
         let count =
             usize::try_from(program.program_header_count).ok().filter(|count| *count <= MAX_HEADERS)?;
         let address = program.program_headers;
-        let holds =
+        let has_headers =
             |segment: &&Segment| segment.address <= address && address - segment.address < segment.file_bytes;
-        let segment = program.segments().find(holds)?;
+        let segment = program.segments().find(has_headers)?;
         let offset = segment.file_offset + (address - segment.address);
         let mut copy = Self { bytes: [0; HEADER_BYTES * MAX_HEADERS], count };
-        // SAFETY: there is room for so many headers.
+        // SAFETY: the copy has room for `MAX_HEADERS` headers, and `count` is not larger.
         unsafe { read_exactly(file, copy.bytes.as_mut_ptr(), copy.length(), offset).ok()? };
         copy.disable_relro().then_some(copy)
     }
@@ -51,7 +52,7 @@ impl HeaderCopy {
     /// Also sets the address in the header `PT_PHDR` to the address of this copy, relative to the address at which the
     /// program is mapped. The copy ends 8 bytes below that address.
     fn disable_relro(&mut self) -> bool {
-        let at = self.length().saturating_add(NULL_WORD_BYTES).wrapping_neg();
+        let copy_address = self.length().saturating_add(NULL_WORD_BYTES).wrapping_neg();
         let mut has_changed = false;
         for header in self.bytes.chunks_exact_mut(HEADER_BYTES).take(self.count) {
             match header.first_chunk().map_or(PT_NULL, |kind: &[u8; 4]| u32::from_le_bytes(*kind)) {
@@ -60,19 +61,19 @@ impl HeaderCopy {
                     has_changed = true;
                 }
                 // musl subtracts this address from that of the headers, to find where the program is mapped.
-                PT_PHDR => header[ADDRESS].copy_from_slice(&at.to_le_bytes()),
+                PT_PHDR => header[ADDRESS].copy_from_slice(&copy_address.to_le_bytes()),
                 _ => {}
             }
         }
         has_changed
     }
 
-    /// The length of the headers in bytes.
+    /// Returns the length of the headers in bytes.
     fn length(&self) -> u64 {
         (self.count * HEADER_BYTES) as u64
     }
 
-    /// Returns the headers. They belong to the end of the stack, below one null word.
+    /// Returns the bytes of the headers. Their place is at the end of the stack, below one null word.
     pub(super) fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.count * HEADER_BYTES).unwrap_or_default()
     }
@@ -100,8 +101,8 @@ mod tests {
         let load = header(1, 0x1000);
         let mut copy = copy_of(&[header(PT_PHDR, 64), load, header(PT_GNU_RELRO, 0x3000)]);
         assert!(copy.disable_relro());
-        let place = 0_u64.wrapping_sub(3 * 56 + 8);
-        let expected = [header(PT_PHDR, place), load, header(PT_NULL, 0x3000)];
+        let copy_address = 0_u64.wrapping_sub(3 * 56 + 8);
+        let expected = [header(PT_PHDR, copy_address), load, header(PT_NULL, 0x3000)];
         assert_eq!(copy.bytes(), expected.as_flattened());
         assert!(!copy_of(&[load]).disable_relro());
     }

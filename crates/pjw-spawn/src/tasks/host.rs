@@ -36,20 +36,22 @@ pub(super) const SLOT_LOST: RawFd = -2;
 pub(super) const SLOT_MAPPED: RawFd = -4;
 /// The value of [`Slot::pidfd`] while the program is mapped in the slot, and no task was requested for it yet.
 pub(super) const SLOT_READY: RawFd = -5;
-/// The task in the slot has ended, and its memory is still mapped.
+/// The value of [`Slot::pidfd`] if the task in the slot has ended, and its memory is still mapped.
 const ENDED: RawFd = -3;
-/// How long the memory of an ended task may stay. Tasks of one group often end together: then the host ends before, and
-/// nothing has to be unmapped. Each unmapping interrupts the CPUs on which tasks run.
+/// How long the memory of an ended task may stay mapped. Each unmapping interrupts the CPUs on which tasks run. The
+/// tasks of one group often end together. The host then ends before this time, and unmaps nothing.
 const UNMAP_AFTER: Duration = Duration::from_millis(20);
-/// The longest time after its start for which a task is among the [`NewTasks`], if the kernel takes its pidfd into the
-/// epoll set then. So the host may learn of its end later by this time.
+/// The longest time for which a started task is among the [`NewTasks`], before its pidfd is added to the epoll set. The
+/// host may learn of the end of such a task later by this time.
 const WATCH_AFTER: Duration = Duration::from_millis(10);
-/// The sizes of the mappings that fill the gaps above the slots. glibc leaves gaps of up to 64 MiB between the arenas
-/// of threads. A heap of a task needs 1 MiB.
+/// The size in bytes of the largest mapping that fills a gap above the slots. glibc leaves gaps of up to 64 MiB between
+/// the arenas of threads.
 const LARGEST_FILLING: usize = 64 << 20;
+/// The size in bytes of the smallest mapping that fills a gap above the slots. A heap of a task needs 1 MiB.
 const SMALLEST_FILLING: usize = 1 << 20;
+/// The most mappings that fill gaps above the slots.
 const MOST_FILLINGS: usize = 64;
-/// The most ends of tasks that are read at once.
+/// The most events of epoll(7) that are read at once.
 const MAX_EVENTS: i32 = 16;
 
 /// The parameters of the host: the process that owns the address space of the tasks and starts the tasks. The host has
@@ -146,10 +148,10 @@ fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFail
     }
     // SAFETY: the name ends with a NUL byte.
     unsafe { libc::prctl(libc::PR_SET_NAME, TASK_HOST_NAME.as_ptr()) };
-    // For the tasks, which inherit it. The runtime of Rust ignores this signal. The host blocks it.
+    // For the tasks, which inherit the action: the runtime of Rust ignores `SIGPIPE`. The host itself blocks it.
     signals::set_default_action(libc::SIGPIPE);
     if plan.must_not_dump {
-        // SAFETY: changes the address space only.
+        // SAFETY: only sets whether the address space can be dumped.
         unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0_u64) };
     }
     let first_own = close_cloexec_descriptors(plan.highest_descriptor, [plan.socket, plan.file])
@@ -170,7 +172,7 @@ fn serve_requests(plan: &HostParameters, first_own: RawFd, socket: BorrowedFd<'_
                 return 1;
             }
             if !plan.frees_leftovers {
-                // The requests of a group come together.
+                // The requests for a group of tasks come together, and find their slots mapped.
                 host.map_slots_ahead();
             }
             host.serve()
@@ -229,7 +231,7 @@ impl<'a> Host<'a> {
         } else {
             None
         };
-        // The slots, with their rooms for heaps, are among the own ranges.
+        // Only now, so that `own_ranges` contains the slots with their rooms for heaps.
         // SAFETY: no task lives.
         unsafe { unmap_heap_rooms(plan, slots_at) };
         let host = Self {
@@ -273,10 +275,8 @@ impl<'a> Host<'a> {
         while may_get_more || self.living > 0 {
             let timeout = self.longest_wait();
             // SAFETY: there is room for so many events.
-            let count = unsafe {
-                let (at, most) = (events.as_mut_ptr(), MAX_EVENTS);
-                libc::epoll_wait(self.epoll.as_raw_fd(), at, most, timeout)
-            };
+            let count =
+                unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), MAX_EVENTS, timeout) };
             let Ok(count) = usize::try_from(count) else {
                 if Errno::last() == Errno::EINTR {
                     continue;
@@ -285,17 +285,17 @@ impl<'a> Host<'a> {
             };
             // The slots of ended tasks come first: requests may need them.
             self.look_at_new_tasks();
-            let mut is_asked = false;
+            let mut has_requests = false;
             for event in events.iter().take(count) {
                 match event.u64 {
-                    SOCKET => is_asked = true,
+                    SOCKET => has_requests = true,
                     slot => self.handle_task_end(slot, true),
                 }
             }
-            if is_asked && may_get_more {
-                // The parent waits for the answers. The end of the host tells it that none will come.
-                let Ok(more) = self.start_requested_tasks() else { return 1 };
-                may_get_more = more;
+            if has_requests && may_get_more {
+                // If the answers can't be sent, the end of the host tells the waiting parent that none will come.
+                let Ok(more_can_come) = self.start_requested_tasks() else { return 1 };
+                may_get_more = more_can_come;
                 if !may_get_more {
                     self.close_unneeded();
                 }
@@ -304,8 +304,9 @@ impl<'a> Host<'a> {
         0
     }
 
-    /// Ends the connection with the parent, which would wait for an answer for ever. Closes the streams that tasks
-    /// inherited from the host: a pipe has its end when no process holds it.
+    /// Ends the connection with the parent, because the parent would otherwise wait for an answer for ever. Closes the
+    /// streams that the tasks inherited from the host, because the reader of a pipe finds its end only when no process
+    /// has the writing end open.
     fn close_unneeded(&self) {
         let _ = shutdown(self.socket, Shutdown::Both);
         // SAFETY: epoll(7) forgets the descriptor with this call, and the event is ignored.
@@ -341,7 +342,7 @@ impl<'a> Host<'a> {
             if has_ended {
                 self.handle_task_end(slot as u64, false);
             } else if !is_due || self.add_to_epoll(pidfd, slot as u64).is_err() {
-                // Also a task whose pidfd the kernel refuses stays among them. There was room for it before.
+                // A task also stays new if the kernel refuses its pidfd. `new_tasks` has had room for it before.
                 self.new_tasks.add(slot, pidfd, next_look);
             }
         }
@@ -382,10 +383,10 @@ impl<'a> Host<'a> {
             self.unmap_ended_tasks();
         }
         let next = [self.unmap_at, self.new_tasks.look_at()].into_iter().flatten().min();
-        next.map_or(-1, |at| {
-            let left = at.saturating_duration_since(now).as_millis();
-            i32::try_from(left).unwrap_or(i32::MAX).saturating_add(1)
-        })
+        let Some(next) = next else { return -1 };
+        let milliseconds = next.saturating_duration_since(now).as_millis();
+        // Rounded up.
+        i32::try_from(milliseconds).unwrap_or(i32::MAX).saturating_add(1)
     }
 
     /// Unmaps the memory of all tasks that have ended. If no task lives and the address space is a lasting one
@@ -428,8 +429,9 @@ fn fill_gaps_above(slots_at: u64) {
     while bytes >= SMALLEST_FILLING && count < MOST_FILLINGS {
         match map_anonymous_with_protection(bytes, libc::PROT_NONE).map(|at| at.expose_provenance() as u64) {
             Ok(at) if at >= slots_at => count += 1,
-            filled => {
-                if let Ok(at) = filled {
+            mapped => {
+                // No gap of this size is left above the slots.
+                if let Ok(at) = mapped {
                     // SAFETY: the range was mapped just now.
                     unsafe { unmap(at, at + bytes as u64) };
                 }
@@ -439,7 +441,7 @@ fn fill_gaps_above(slots_at: u64) {
     }
 }
 
-/// Unmaps what the room for a heap has in each slot.
+/// Unmaps everything in the rooms for heaps, of which each slot has one.
 ///
 /// # Safety
 /// No task may live.

@@ -28,10 +28,12 @@ use crate::child::Child;
 
 /// How long the master waits between two attempts to fork a process.
 const FORK_PAUSE: Duration = Duration::from_millis(50);
-/// The longest time between two looks for processes that have died, while results come without a pause.
-const LONGEST_UNSEEN: Duration = Duration::from_millis(10);
+/// The longest time between two checks for processes that have died, while results come without a pause.
+const LONGEST_UNCHECKED: Duration = Duration::from_millis(10);
 /// The most results that are taken from one worker before the others have their turn.
 const RESULTS_IN_TURN: usize = 256;
+/// The number in an event of epoll(7) that stands for the eventfd of the [`MasterWaker`], not for a process.
+const WAKER_EVENT: u64 = u64::MAX;
 
 /// What a call of [`RunningFarm::next_within`] returns: the result of one more item, no result within the time limit,
 /// or the end after all results. A farm is a group of worker processes that compute numbered items.
@@ -78,7 +80,7 @@ pub struct RunningFarm<'a> {
     /// fail.
     fork_fails_since: Option<Instant>,
     /// The last time at which the master checked whether processes have ended.
-    looked_at: Instant,
+    last_check: Instant,
     /// Whether all results were delivered. The processes then end, and are not replaced.
     is_ending: bool,
     /// Whether all processes of the farm have ended, or were killed after an error.
@@ -107,15 +109,15 @@ impl<'a> RunningFarm<'a> {
         items: Option<u64>,
     ) -> Result<Self, FarmError> {
         let failed = |what| move |errno| FarmError::SystemCall { what, errno };
-        let number = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
+        let to_usize = |value: u64| usize::try_from(value).unwrap_or(usize::MAX);
         let has_writer = functions.write.is_some();
-        // More workers than items would find nothing.
+        // Each further worker would have no item.
         let worker_count = items.unwrap_or(u64::MAX).min(settings.workers.into());
         let sizes = MemorySizes {
-            workers: number(worker_count),
-            window: number(settings.window_size(items)),
-            ring: number(settings.ring_bytes.next_power_of_two()),
-            input: if items.is_some() { 0 } else { number(settings.input_bytes).next_multiple_of(4096) },
+            workers: to_usize(worker_count),
+            window: to_usize(settings.window_size(items)),
+            ring: to_usize(settings.ring_bytes.next_power_of_two()),
+            input: if items.is_some() { 0 } else { to_usize(settings.input_bytes).next_multiple_of(4096) },
             has_writer,
         };
         let shared =
@@ -124,12 +126,14 @@ impl<'a> RunningFarm<'a> {
             shared.control().total.store(items, Ordering::SeqCst);
         }
         let status = if items.is_some() { ItemStatus::Ready } else { ItemStatus::Free };
-        (0..sizes.window as u64)
-            .for_each(|position| ItemQueue(&shared).store_item_state(ItemState::new(position, status)));
-        let watch = failed("the processes of the farm can't be watched");
-        let waker = MasterWaker::new().map_err(watch)?;
-        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(watch)?;
-        epoll.add(waker.descriptor(), EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX)).map_err(watch)?;
+        for position in 0..sizes.window as u64 {
+            ItemQueue(&shared).store_item_state(ItemState::new(position, status));
+        }
+        let not_watched = failed("the processes of the farm can't be watched");
+        let waker = MasterWaker::new().map_err(not_watched)?;
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(not_watched)?;
+        let waker_event = EpollEvent::new(EpollFlags::EPOLLIN, WAKER_EVENT);
+        epoll.add(waker.descriptor(), waker_event).map_err(not_watched)?;
         let mut farm = Self {
             workers: (0..sizes.workers).map(|_| FarmProcess::new(true)).collect(),
             partials: (0..sizes.workers).map(|_| PartialResult::default()).collect(),
@@ -139,7 +143,7 @@ impl<'a> RunningFarm<'a> {
             delivery: ResultQueue::new(settings.is_in_order, items.is_none(), has_writer),
             replaced: 0,
             fork_fails_since: None,
-            looked_at: Instant::now(),
+            last_check: Instant::now(),
             is_ending: false,
             has_ended: false,
             end_failure: None,
@@ -173,11 +177,10 @@ impl<'a> RunningFarm<'a> {
             Err(error) => {
                 self.kill_all();
                 self.has_ended = true;
-                // What has come before the error is delivered before it.
-                self.delivery.pop().map_or(Err(error.clone()), |result| {
-                    self.failure = Some(error);
-                    Ok(NextResult::Result(result))
-                })
+                // Results that arrived before the error are returned before the error.
+                let Some(result) = self.delivery.pop() else { return Err(error) };
+                self.failure = Some(error);
+                Ok(NextResult::Result(result))
             }
             next => next,
         }
@@ -225,7 +228,7 @@ impl<'a> RunningFarm<'a> {
     /// - If a process ended with an error after the last result, one call returns this error before
     ///   [`NextResult::End`].
     fn next_until(&mut self, deadline: Option<Instant>) -> Result<NextResult, FarmError> {
-        let mut has_looked = false;
+        let mut has_polled = false;
         loop {
             if let Some(result) = self.delivery.pop() {
                 return Ok(NextResult::Result(result));
@@ -234,14 +237,14 @@ impl<'a> RunningFarm<'a> {
                 return self.failure.take().map_or(Ok(NextResult::End), Err);
             }
             if self.collect_results()? {
-                // Also a master that never sleeps replaces what died.
-                if self.looked_at.elapsed() >= LONGEST_UNSEEN {
+                // A master that finds results each time never gets to the wait below, and must still replace processes.
+                if self.last_check.elapsed() >= LONGEST_UNCHECKED {
                     self.wait_for_event(Duration::ZERO)?;
                     self.replace_missing_processes()?;
                 }
                 continue;
             }
-            // A writer that died has to be replaced first: the new one calls the function for the end.
+            // A writer that died is replaced first, because the new writer must call the function for its end.
             if Some(self.delivery.progress.delivered) == self.progress().total && !self.writer.is_missing() {
                 self.let_processes_end();
                 if self.children().next().is_none() {
@@ -253,15 +256,15 @@ impl<'a> RunningFarm<'a> {
             self.replace_missing_processes()?;
             let timeout = self.max_wait(deadline);
             if timeout == Duration::ZERO {
-                if has_looked {
+                if has_polled {
                     return Ok(NextResult::TimedOut);
                 }
-                // Also a caller that never waits finds what died.
-                has_looked = true;
+                // One check without a wait, so that dead processes are also found if the caller never waits.
+                has_polled = true;
                 self.wait_for_event(timeout)?;
                 continue;
             }
-            // From here on the others wake the master. What came before is found by looking once more.
+            // From here on, the other processes wake the master. Results that came before are collected once more.
             self.shared.control().is_master_sleeping.0.store(1, Ordering::SeqCst);
             if !self.collect_results()? {
                 self.wait_for_event(timeout)?;
@@ -272,9 +275,14 @@ impl<'a> RunningFarm<'a> {
 
     /// Returns the longest time for which the master may sleep now. 0 if `deadline` has passed.
     fn max_wait(&self, deadline: Option<Instant>) -> Duration {
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let pause = self.fork_fails_since.map(|_| FORK_PAUSE);
-        left.into_iter().chain(pause).fold(LONGEST_WAIT, Duration::min)
+        let mut wait = LONGEST_WAIT;
+        if let Some(deadline) = deadline {
+            wait = wait.min(deadline.saturating_duration_since(Instant::now()));
+        }
+        if self.fork_fails_since.is_some() {
+            wait = wait.min(FORK_PAUSE);
+        }
+        wait
     }
 
     /// Receives results from the ring buffers of the workers, and sends them to the writer if the farm has one. Makes
@@ -282,18 +290,19 @@ impl<'a> RunningFarm<'a> {
     /// results from the workers while results wait for free space in the ring buffer of the writer. Returns whether any
     /// result was moved, or is ready for the caller.
     fn collect_results(&mut self) -> Result<bool, FarmError> {
-        let mut news = self.delivery.has_writer && self.delivery.deliver_written(&self.shared);
-        news |= self.delivery.send_to_writer(&self.shared);
+        let mut is_any_moved = self.delivery.has_writer && self.delivery.deliver_written(&self.shared);
+        is_any_moved |= self.delivery.send_to_writer(&self.shared);
         // While the writer is behind, the workers wait as soon as their rings are full.
         for index in 0..self.workers.len() {
             if !self.delivery.has_unsent_results() {
-                news |= self.take_results(index, RESULTS_IN_TURN)?;
+                is_any_moved |= self.take_results(index, RESULTS_IN_TURN)?;
                 self.delivery.send_to_writer(&self.shared);
             }
         }
-        Ok(news || self.delivery.has_results())
+        Ok(is_any_moved || self.delivery.has_results())
     }
 
+    /// Returns the ring buffer through which the worker with the index `index` sends results.
     fn ring(&self, index: usize) -> ResultRing<'_> {
         ResultRing {
             control: &self.shared.worker_controls()[index].results,
@@ -310,8 +319,9 @@ impl<'a> RunningFarm<'a> {
     /// this worker has not taken.
     fn take_results(&mut self, index: usize, max_results: usize) -> Result<bool, FarmError> {
         let owner = u32::try_from(index).unwrap_or(u32::MAX);
-        let mut news = false;
+        let mut is_any_read = false;
         for _ in 0..max_results {
+            // As in `ring`, which would borrow all of `self` while `partials` is changed.
             let ring = ResultRing {
                 control: &self.shared.worker_controls()[index].results,
                 bytes: self.shared.result_ring(index),
@@ -328,31 +338,31 @@ impl<'a> RunningFarm<'a> {
                 }
                 RingReadOutcome::Invalid => return Err(FarmError::Overwritten(owner)),
             }
-            news = true;
+            is_any_read = true;
         }
-        if news {
+        if is_any_read {
             self.ring(index).control.room.notify();
         }
-        Ok(news)
+        Ok(is_any_read)
     }
 
     /// Waits for an event, but not longer than `timeout`, rounded up to milliseconds. An event is one of these: a
     /// process of the farm wakes the master, a process of the farm ends, or a signal is handled. Handles the end of
     /// each process that has ended.
     fn wait_for_event(&mut self, timeout: Duration) -> Result<(), FarmError> {
-        // Rounded up: a shorter sleep would be repeated.
+        // Rounded up: a shorter sleep would end before the time limit of the caller, and be repeated.
         let milliseconds = u16::try_from(timeout.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
         let timeout = EpollTimeout::from(milliseconds);
         let mut events = [EpollEvent::empty(); 16];
         let found = match self.epoll.wait(&mut events, timeout) {
             Ok(found) => found,
-            // A signal was handled: the caller may want to look at what its handler did.
+            // A signal was handled. The call returns, as if an event had come.
             Err(Errno::EINTR) => 0,
             Err(errno) => {
                 return Err(FarmError::SystemCall { what: "the master can't wait", errno });
             }
         };
-        self.looked_at = Instant::now();
+        self.last_check = Instant::now();
         for event in &events[..found] {
             match self.event_role(event.data()) {
                 Some(role) => self.handle_end(role)?,
@@ -377,8 +387,8 @@ impl<'a> RunningFarm<'a> {
     }
 
     fn children(&self) -> impl Iterator<Item = &Child> {
-        let others = [&self.reader, &self.writer];
-        self.workers.iter().chain(others).filter_map(|member| member.child.as_ref())
+        let members = self.workers.iter().chain([&self.reader, &self.writer]);
+        members.filter_map(|member| member.child.as_ref())
     }
 
     fn forget_children(&mut self) {

@@ -20,8 +20,8 @@ use crate::farm::worker::Worker;
 use crate::farm::writer;
 use crate::own_policy::set_own_mask;
 
-/// If so many processes of a worker die one after the other while they compute no item, the farm ends with an error.
-/// No item is the cause then.
+/// The number of deaths in succession of a worker and its replacements while they compute no item, after which the farm
+/// ends with an error. Such deaths have another cause than an item.
 const MOST_IDLE_DEATHS: u32 = 10;
 /// For how long the master tries again to fork a process.
 const FORK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -113,10 +113,10 @@ impl RunningFarm<'_> {
         while self.take_results(index, RESULTS_AT_ONCE)? {}
         self.partials[index].clear();
         self.ring(index).reset();
-        let own = &self.shared.worker_controls()[index];
-        let was_finished = own.is_finished.swap(0, Ordering::SeqCst) == 1;
+        let control = &self.shared.worker_controls()[index];
+        let was_finished = control.is_finished.swap(0, Ordering::SeqCst) == 1;
         // `running` is the number of the item plus 1, or 0 if the worker computed none.
-        let interrupted = own.running.swap(0, Ordering::SeqCst).checked_sub(1);
+        let interrupted = control.running.swap(0, Ordering::SeqCst).checked_sub(1);
         let mut unfinished = ItemQueue(&self.shared).claimed_items(owner);
         if was_finished && unfinished.is_empty() {
             self.store_end_failure(ProcessRole::Worker(index), end);
@@ -161,8 +161,8 @@ impl RunningFarm<'_> {
         self.count_death(ProcessRole::Reader, number, number, end)
     }
 
-    /// Handles the end of the writer: results that it has not written are sent again later. Returns `true`, because a
-    /// new writer is needed.
+    /// Handles the end of the writer. Queues again the results that the writer has not written, for the new writer.
+    /// Returns `true`, because a new writer is needed.
     ///
     /// # Errors
     /// - The reason that the writer has stored: [`FarmError::IoProcessFailed`] or [`FarmError::ResultOverwritten`].
@@ -198,23 +198,26 @@ impl RunningFarm<'_> {
         })
     }
 
-    /// Counts a death of the reader or the writer, as `role` says. `done` is the number of items that the processes
-    /// with this role have read or written. If this number has changed since the last death, the count begins again
-    /// at 1. Returns `true`, because a new process is needed. `end` says how the process ended.
+    /// Counts a death of the reader or the writer, as `role` says. `completed` is the number of items that the
+    /// processes with this role have read or written. If this number has changed since the last death, the count
+    /// begins again at 1. Returns `true`, because a new process is needed. `end` says how the process ended.
     ///
     /// # Errors
     /// [`FarmError::IoProcessDies`] with the item `number` if the count has reached the permitted number of attempts.
     fn count_death(
         &mut self,
         role: ProcessRole,
-        done: u64,
+        completed: u64,
         number: u64,
         end: ExitStatus,
     ) -> Result<bool, FarmError> {
         let attempts = self.settings.attempts;
         let member = self.member(role);
-        let before = if member.died_at == done { member.deaths } else { 0 };
-        (member.deaths, member.died_at) = (before + 1, done);
+        if member.died_at != completed {
+            member.deaths = 0;
+        }
+        member.deaths += 1;
+        member.died_at = completed;
         if member.deaths < attempts {
             return Ok(true);
         }
@@ -274,7 +277,6 @@ impl RunningFarm<'_> {
     /// the descriptors of the other processes. A worker also sets its affinity mask, if the farm has masks. Returns the
     /// exit status for the process.
     fn run_role(&mut self, role: ProcessRole) -> i32 {
-        // Closes the descriptors of the other processes.
         self.workers.clear();
         (self.reader.child, self.writer.child) = (None, None);
         let (shared, waker) = (&self.shared, &self.waker);
