@@ -1,5 +1,5 @@
-//! System calls without the C library, whose functions write `errno`. That variable lies at the thread pointer:
-//! processes that share memory and have the same thread pointer share it too.
+//! System calls without the C library. The functions of the C library write `errno`, which lies at the thread pointer.
+//! Processes that share their memory and have the same thread pointer would write the same `errno`.
 
 use std::ffi::c_long;
 
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_call_returns_its_result_or_its_errno() {
-        // SAFETY: both calls only ask.
+        // SAFETY: both calls change nothing.
         let (pid, failed) = unsafe {
             let flags = i64::from(libc::F_GETFD);
             (raw_syscall(libc::SYS_getpid, [0; 5]), raw_syscall(libc::SYS_fcntl, [-1, flags, 0, 0, 0]))
@@ -90,16 +90,16 @@ mod tests {
     fn all_arguments_reach_the_kernel() {
         let mut old: u64 = 0;
         let bytes = size_of_val(&old).try_into().unwrap();
-        let (how, none) = (i64::from(libc::SIG_BLOCK), address(std::ptr::null::<u64>()));
+        let (how, null) = (i64::from(libc::SIG_BLOCK), address(std::ptr::null::<u64>()));
         // SAFETY: the kernel writes one set of signals.
-        let asked =
-            unsafe { raw_syscall(libc::SYS_rt_sigprocmask, [how, none, address(&raw mut old), bytes, 0]) };
-        assert_eq!((asked, old), (Ok(0), crate::signals::blocked_signals()));
+        let result =
+            unsafe { raw_syscall(libc::SYS_rt_sigprocmask, [how, null, address(&raw mut old), bytes, 0]) };
+        assert_eq!((result, old), (Ok(0), crate::signals::blocked_signals()));
         // SAFETY: the fourth argument is a wrong size, so the kernel refuses the call.
         let refused =
-            unsafe { raw_syscall(libc::SYS_rt_sigprocmask, [how, none, address(&raw mut old), 1, 0]) };
+            unsafe { raw_syscall(libc::SYS_rt_sigprocmask, [how, null, address(&raw mut old), 1, 0]) };
         assert_eq!(refused, Err(libc::EINVAL));
-        // SAFETY: changes nothing: the fifth argument of an unknown prctl(2) must be looked at by nothing.
+        // SAFETY: changes nothing: the kernel refuses an unknown operation of prctl(2).
         let unknown = unsafe { raw_syscall(libc::SYS_prctl, [i64::from(i32::MAX), 0, 0, 0, 0]) };
         assert_eq!(unknown, Err(libc::EINVAL));
     }

@@ -105,11 +105,11 @@ impl SpawnContext {
         };
         let Some(replicas) = &self.setup.replicas else {
             for indexes in indexes_by_spawner(&batch.instances, self.max_spawners(batch.instances.len())) {
-                let reported = batch.start_spawner(self, indexes, None);
+                let report = batch.start_spawner(self, indexes, None);
                 if self.setup.image.is_some()
-                    && let Ok(Err(error)) = reported.recv()
+                    && let Ok(Err(error)) = report.recv()
                 {
-                    // This thread sends nothing.
+                    // The thread has ended, and has sent no results.
                     batch.busy_spawners = 0;
                     return Err(error.into());
                 }
@@ -122,7 +122,7 @@ impl SpawnContext {
             batch.start_spawner(self, indexes, Some(entry));
         }
         if let Err(error) = entries.wait() {
-            // These threads send nothing.
+            // The threads end, and send no results.
             batch.busy_spawners = 0;
             return Err(error.into());
         }
@@ -162,8 +162,9 @@ impl SpawnContext {
 }
 
 impl SpawnContext {
-    /// Whether the calling thread can start a single instance itself. An instance that ends with its launcher needs a
-    /// thread that lives as long as the context, and replicas need one with a mount namespace of its own.
+    /// Returns whether the calling thread can start a single instance itself. An instance that ends with its launcher
+    /// needs a thread that lives as long as the context. Replicas need a thread with a mount namespace of its own. A task
+    /// needs a thread that makes its address space.
     fn needs_no_thread(&self) -> bool {
         !self.setup.ends_with_launcher && self.setup.replicas.is_none() && self.setup.image.is_none()
     }
@@ -171,7 +172,7 @@ impl SpawnContext {
     /// Returns the largest number of spawner threads for `instances` instances in the same mount namespace.
     fn max_spawners(&self, instances: usize) -> usize {
         match self.setup.templates {
-            // All tasks are in one address space, which has one spawner.
+            // All instances are tasks in one address space, which has one spawner.
             _ if self.setup.image.is_some() => 1,
             Some(_) => self.max_spawner_threads.min(instances / INSTANCES_OF_A_TEMPLATE).max(1),
             None => self.max_spawner_threads,
@@ -196,16 +197,16 @@ impl SpawnContext {
 /// spawner. Instances with the same placement (the same `Arc`) have the same spawner. If there are more placements than
 /// spawners, placements that follow each other share a spawner.
 fn indexes_by_spawner(instances: &[Instance], max_spawners: usize) -> Vec<Vec<usize>> {
-    let mut numbers = HashMap::new();
+    let mut placement_numbers = HashMap::new();
     for instance in instances {
-        let number = numbers.len();
-        numbers.entry(Arc::as_ptr(&instance.placement)).or_insert(number);
+        let next_number = placement_numbers.len();
+        placement_numbers.entry(Arc::as_ptr(&instance.placement)).or_insert(next_number);
     }
-    let count = numbers.len().min(max_spawners);
-    let mut shares = vec![Vec::new(); count];
+    let spawner_count = placement_numbers.len().min(max_spawners);
+    let mut shares = vec![Vec::new(); spawner_count];
     for (index, instance) in instances.iter().enumerate() {
-        let number = numbers[&Arc::as_ptr(&instance.placement)];
-        shares[number * count / numbers.len()].push(index);
+        let number = placement_numbers[&Arc::as_ptr(&instance.placement)];
+        shares[number * spawner_count / placement_numbers.len()].push(index);
     }
     shares
 }
@@ -232,8 +233,8 @@ impl SpawnBatch {
         let missing = SpawnError { step: SpawnStep::Clone, errno: Errno::ECANCELED };
         let mut results: Vec<_> = self.instances.iter().map(|_| Err(missing)).collect();
         for (index, result) in self {
-            if let Some(place) = results.get_mut(index) {
-                *place = result;
+            if let Some(entry) = results.get_mut(index) {
+                *entry = result;
             }
         }
         results
@@ -312,7 +313,7 @@ impl SpawnBatch {
             if self.busy_spawners == 0 {
                 return None;
             }
-            // An error here would be one of a socket that nothing else has.
+            // An error is not expected, because only this batch and its threads use the socket.
             match results::receive_packet(self.socket.as_fd(), wait) {
                 Ok(Some(packet)) => self.store_packet(packet),
                 Ok(None) => return None,
@@ -349,28 +350,29 @@ impl SpawnBatch {
         indexes: Vec<usize>,
         entry: Option<NamespaceEntry>,
     ) -> mpsc::Receiver<Result<(), AddressSpaceError>> {
-        let (report, reported) = mpsc::channel();
+        let (report_sender, report) = mpsc::channel();
         let setup = Arc::clone(&context.setup);
         let instances = Arc::clone(&self.instances);
         let is_cancelled = Arc::clone(&self.is_cancelled);
         let refusal = Arc::clone(&self.refusal);
         let (forked, mismatch) = (Arc::clone(&self.forked), Arc::clone(&self.mismatch));
         let socket = self.sending.as_raw_fd();
-        let (keep, released) = mpsc::channel::<()>();
+        // The thread waits until `keep_alive` is dropped.
+        let (keep_alive, released) = mpsc::channel::<()>();
         let ends_with_launcher = setup.ends_with_launcher;
-        let failed = indexes.clone();
+        let indexes_if_failed = indexes.clone();
         let thread = std::thread::Builder::new().name("spawner".into()).stack_size(THREAD_STACK_BYTES);
         let started = thread.spawn(move || {
             signals::block_all_signals();
             if entry.is_some_and(|entry| !entry.enter()) {
                 return;
             }
-            // The descriptors of the space must be in no other table: the host ends when they are closed.
+            // The descriptors of an address space must be in no other table, because its host ends when they are closed.
             let has_own_table = unshare_descriptor_table().is_ok();
             let work = SpawnerWork { setup, instances, indexes, is_cancelled, refusal, forked, mismatch };
-            match work.run(socket, has_own_table, &report) {
+            match work.run(socket, has_own_table, &report_sender) {
                 Err(error) => {
-                    let _ = report.send(Err(error));
+                    let _ = report_sender.send(Err(error));
                 }
                 Ok(host) if ends_with_launcher => {
                     let _ = released.recv();
@@ -383,16 +385,16 @@ impl SpawnBatch {
             Ok(_) => {
                 self.busy_spawners += 1;
                 if ends_with_launcher {
-                    context.keep_spawner_thread(keep);
+                    context.keep_spawner_thread(keep_alive);
                 }
             }
             Err(error) => {
                 let errno = Errno::from_raw(error.raw_os_error().unwrap_or(libc::EAGAIN));
                 let error = SpawnError { step: SpawnStep::Clone, errno };
-                self.results.extend(failed.into_iter().map(|index| (index, Err(error))));
+                self.results.extend(indexes_if_failed.into_iter().map(|index| (index, Err(error))));
             }
         }
-        reported
+        report
     }
 }
 
@@ -424,19 +426,19 @@ mod tests {
     use crate::placement::Placement;
     use crate::template::Arguments;
 
-    /// A list of instances, each with the number of its placement.
-    fn instances(placements: &[usize]) -> Vec<Instance> {
-        let parts: Vec<_> = (0..10).map(|_| Arc::new(Placement::default())).collect();
+    /// Makes one instance for each element of `numbers`. The element is the number of its placement.
+    fn instances(numbers: &[usize]) -> Vec<Instance> {
+        let placements: Vec<_> = (0..10).map(|_| Arc::new(Placement::default())).collect();
         let arguments = Arc::new(Arguments::literal(&["true"]).unwrap());
-        let instance = |(rank, part): (usize, &usize)| Instance {
+        let instance = |(rank, number): (usize, &usize)| Instance {
             rank: u32::try_from(rank).unwrap(),
-            size: u32::try_from(placements.len()).unwrap(),
+            size: u32::try_from(numbers.len()).unwrap(),
             arguments: Arc::clone(&arguments),
             variables: Vec::new(),
-            placement: Arc::clone(&parts[*part]),
+            placement: Arc::clone(&placements[*number]),
             stdio: Stdio::default(),
         };
-        placements.iter().enumerate().map(instance).collect()
+        numbers.iter().enumerate().map(instance).collect()
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A process of a group that was started. Its end is awaited through its pidfd.
+//! A started process, and how to wait for its end through its pidfd.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -75,9 +75,10 @@ impl Child {
 
 /// Calls waitid(2) once with the options `flags`, for the child process that `kind` and `id` name. Returns how the
 /// process ended. `None` if `flags` contain `WNOHANG` and the process still runs. Fails with `EINTR` if a signal has
-/// interrupted the call. nix has no form of waitid(2) for a process that was ended by a real-time signal.
+/// interrupted the call. The function `waitid` of nix can't be used, because it fails for a process that was ended by a
+/// real-time signal.
 fn wait_once(kind: libc::idtype_t, id: libc::id_t, flags: i32) -> Result<Option<ExitStatus>, Errno> {
-    // SAFETY: zero is a valid value of each of its fields, and stands for "no child has ended".
+    // SAFETY: zero is a valid value of each field of a siginfo_t. A pid of 0 stands for "no child has ended".
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one siginfo_t into `info`, which outlives the call.
     Errno::result(unsafe { libc::waitid(kind, id, &raw mut info, flags) })?;
@@ -121,10 +122,11 @@ pub(crate) fn end_without_pidfd(pid: Pid) {
     }
 }
 
+/// Returns whether `process` is a child of the calling process that was not waited for.
 fn is_own(process: Id<'_>) -> bool {
-    let look = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-    // Each other error is of the form of the answer.
-    waitid(process, look) != Err(Errno::ECHILD)
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    // Other errors mean only that nix can't represent how the child has ended.
+    waitid(process, flags) != Err(Errno::ECHILD)
 }
 
 impl AsFd for Child {

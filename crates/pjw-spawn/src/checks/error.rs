@@ -1,4 +1,4 @@
-//! Why a group can't be started.
+//! Why a group of processes can't be started.
 
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
@@ -35,7 +35,7 @@ pub enum CheckError {
     /// or PUs that are not in the affinity mask of the caller.
     #[error(
         "instance {rank} was given the CPUs {}, and {why}; choose from {}",
-        text(.cpus), text(.allowed)
+        list_text(.cpus), list_text(.allowed)
     )]
     InvalidMask {
         /// The rank of the instance, counted from 0.
@@ -51,7 +51,7 @@ pub enum CheckError {
     /// node from which the caller can't have memory.
     #[error(
         "instance {rank} was to prefer the memory of NUMA node {node}, and {why}; choose from {}",
-        text(.allowed)
+        list_text(.allowed)
     )]
     InvalidNumaNode {
         /// The rank of the instance, counted from 0.
@@ -132,6 +132,7 @@ fn starters_text(starters: u64) -> String {
     }
 }
 
-fn text(cpus: &CpuSet) -> String {
-    if cpus.is_empty() { "none".to_owned() } else { cpus.to_string() }
+/// Returns the text of a list of CPUs or NUMA nodes. An empty list is `none`.
+fn list_text(list: &CpuSet) -> String {
+    if list.is_empty() { "none".to_owned() } else { list.to_string() }
 }

@@ -17,7 +17,10 @@ const ONLINE: &str = "/sys/devices/system/cpu/online";
 pub(super) fn check_masks(instances: &[Instance]) -> Result<(), CheckError> {
     let allowed = own_mask().map_err(unreadable)?;
     let mut checked = HashSet::new();
-    for instance in instances.iter().filter(|other| checked.insert(Arc::as_ptr(&other.placement))) {
+    for instance in instances {
+        if !checked.insert(Arc::as_ptr(&instance.placement)) {
+            continue;
+        }
         let Some(cpus) = &instance.placement.cpus else { continue };
         if let Some(why) = mask_error_text(cpus, &allowed, online) {
             return Err(CheckError::InvalidMask { rank: instance.rank, cpus: cpus.clone(), why, allowed });

@@ -1,4 +1,4 @@
-//! What is checked before the first process is made. If something is wrong, nothing starts.
+//! The checks before the first process of a group is made. If a check fails, no process is started.
 
 mod error;
 mod masks;
@@ -33,8 +33,8 @@ pub(crate) fn check_all(setup: &Setup, instances: &[Instance], starters: usize) 
     }
     Replicas::check_free_memory(setup.replicas.as_deref())?;
     if instances.len() == 1 {
-        // The kernel's own check is enough: if it refuses the only process, nothing has been started. Reading
-        // the limits takes longer than the start.
+        // For a single process, the check of the kernel at the start is enough. Reading the limits takes longer than the
+        // start.
         return Ok(());
     }
     // Each spawner thread has one template.

@@ -1,5 +1,5 @@
-//! Whether the kernel gives this process memory of each NUMA node that a placement prefers. set_mempolicy(2) would
-//! refuse another one when the instance starts.
+//! Whether the kernel gives this process memory of each NUMA node that a placement prefers. For any other node,
+//! set_mempolicy(2) would fail when the instance starts.
 
 use std::collections::HashSet;
 use std::fs;
@@ -18,9 +18,13 @@ const WITH_MEMORY: &str = "/sys/devices/system/node/has_memory";
 /// must be allowed to use it. A placement that several instances share is checked once. Checks nothing if the kernel
 /// does not report the nodes.
 pub(super) fn check_nodes(instances: &[Instance]) -> Result<(), CheckError> {
+    // Read only if an instance has a preferred node.
     let mut allowed = None;
     let mut checked = HashSet::new();
-    for instance in instances.iter().filter(|other| checked.insert(Arc::as_ptr(&other.placement))) {
+    for instance in instances {
+        if !checked.insert(Arc::as_ptr(&instance.placement)) {
+            continue;
+        }
         let Some(node) = instance.placement.preferred_numa_node else { continue };
         let allowed = allowed.get_or_insert_with(allowed_nodes);
         let Some(allowed) = allowed else { return Ok(()) };
@@ -40,12 +44,12 @@ pub fn can_prefer_numa_node(node: u32) -> bool {
     allowed_nodes().is_none_or(|allowed| allowed.contains(Pu(node)))
 }
 
-/// The NUMA nodes from which the calling thread can have memory. `None` if the kernel does not tell.
+/// Returns the NUMA nodes from which the calling thread can have memory. `None` if the kernel does not report them.
 fn allowed_nodes() -> Option<CpuSet> {
     own_memory_nodes().or_else(|| nodes_in(WITH_MEMORY))
 }
 
-/// Reads a list of NUMA nodes, which has the form of a list of CPUs. `None` if the kernel does not tell.
+/// Reads a list of NUMA nodes, which has the form of a list of CPUs, from `file`. `None` if the file can't be read.
 fn nodes_in(file: &str) -> Option<CpuSet> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
@@ -75,14 +79,14 @@ fn node_error_text(
 mod tests {
     use super::*;
 
-    /// On a machine with the nodes 0 to 3, of which 3 has no memory.
+    /// Returns the text of the error on a machine with the nodes 0 to 3, of which node 3 has no memory.
     fn why(node: u32, allowed: &str) -> Option<&'static str> {
         let nodes_in = |file: &str| if file == ONLINE { "0-3".parse().ok() } else { "0-2".parse().ok() };
         node_error_text(node, &allowed.parse().unwrap(), nodes_in)
     }
 
     #[test]
-    fn a_node_whose_memory_this_process_may_use_is_right() {
+    fn a_node_whose_memory_this_process_may_use_is_accepted() {
         assert_eq!(why(1, "0-2"), None);
         assert_eq!(node_error_text(1, &"0-2".parse().unwrap(), |_| None), None);
     }

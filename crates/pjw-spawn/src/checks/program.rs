@@ -1,4 +1,4 @@
-//! Whether there is the program, and whether it can be executed.
+//! Whether the program exists, and whether it can be executed.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -27,7 +27,10 @@ pub fn find_program(program: &OsStr) -> Result<PathBuf, CheckError> {
     }
     if program.as_bytes().contains(&b'/') {
         let path = Path::new(program);
-        return why_not_executable(path).map_or_else(|| Ok(path.to_owned()), |why| Err(refusal(path, why)));
+        return match why_not_executable(path) {
+            None => Ok(path.to_owned()),
+            Some(why) => Err(refusal(path, why)),
+        };
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into());
     let mut first_found = None;
@@ -45,7 +48,7 @@ pub fn find_program(program: &OsStr) -> Result<PathBuf, CheckError> {
 enum WhyNot {
     /// There is no file at the path.
     Missing,
-    /// A directory above it may not be searched, so it is unknown whether there is the file. The variant contains the
+    /// A directory in the path may not be searched, so it is unknown whether the file exists. The variant contains the
     /// text for the user.
     Hidden(String),
     /// Another reason, as a text for the user.

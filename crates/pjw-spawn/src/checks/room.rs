@@ -1,4 +1,4 @@
-//! Whether there is room for so many processes, and for a descriptor of each.
+//! Whether the limits of the system allow the processes of a group, and a file descriptor for each process.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -126,9 +126,9 @@ pub(super) fn check_cgroups(
         let link = PathBuf::from(format!("/proc/self/fd/{descriptor}"));
         let (Ok(cgroup), Ok(directory)) = (fs::metadata(&link), fs::read_link(&link)) else { continue };
         let id = |cgroup: &fs::Metadata| (cgroup.dev(), cgroup.ino());
-        if fs::metadata(&directory).is_ok_and(|seen| id(&seen) == id(&cgroup)) {
-            let known = by_cgroup.entry(id(&cgroup)).or_insert((directory, Demand::default()));
-            known.1.instances += wanted;
+        if fs::metadata(&directory).is_ok_and(|visible| id(&visible) == id(&cgroup)) {
+            let (_, demand) = by_cgroup.entry(id(&cgroup)).or_insert((directory, Demand::default()));
+            demand.instances += wanted;
         }
     }
     let mut placed: Vec<(PathBuf, Demand)> = by_cgroup.into_values().collect();
@@ -196,7 +196,7 @@ fn check_limits(
 pub fn raise_descriptor_limit(additional_descriptors: usize) -> Result<(), CheckError> {
     let Ok((soft, _)) = getrlimit(Resource::RLIMIT_NOFILE) else { return Ok(()) };
     let needed = additional_descriptors as u64 + SPARE_DESCRIPTORS;
-    // To count the open descriptors takes longer than to start a process.
+    // Counting the open descriptors takes longer than the start of a process.
     if needed * UNCOUNTED_SHARE <= soft {
         return Ok(());
     }
@@ -216,7 +216,7 @@ pub fn raise_descriptor_limit(additional_descriptors: usize) -> Result<(), Check
     })
 }
 
-/// The number of threads of the system: the fourth field of /proc/loadavg, proc(5).
+/// Returns the number of threads of the system: the fourth field of /proc/loadavg, proc(5).
 fn all_threads() -> Option<u64> {
     let text = fs::read_to_string("/proc/loadavg").ok()?;
     text.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()
@@ -236,13 +236,13 @@ fn system_limits(all_threads: Option<u64>) -> Vec<Limit> {
     ["pid_max", "threads-max"].into_iter().filter_map(limit).collect()
 }
 
-/// The limit of the caller's user.
+/// Returns the limit of the caller's user, as [`limit_of_user`].
 fn user_limit(needed: u64, all_threads: Option<u64>) -> Option<Limit> {
     limit_of_user(getuid(), needed, all_threads, effective_capabilities)
 }
 
-/// Checks whether `RLIMIT_NPROC` has room for `wanted` instances and `templates` templates of the user `uid`. Above it,
-/// a process that has taken this user fails to execute its program, also if the caller has capabilities: execve(2).
+/// Checks whether `RLIMIT_NPROC` has room for `wanted` instances and `templates` templates of the user `uid`. Above the
+/// limit, a process that has taken this user can't execute its program, also if the caller has capabilities: execve(2).
 /// Since Linux 5.14 the last process may be one too many; then the next one fails.
 fn check_other_user(uid: u32, wanted: u64, templates: u64) -> Result<(), CheckError> {
     let needed = wanted + templates;
@@ -304,8 +304,8 @@ fn is_unlimited(
     may_be_initial_root(&uid_map(), uid)
 }
 
-/// Returns whether the user `uid` may be root of the initial user namespace. `uid_map` names the ids in the namespace
-/// above, which may not be the initial one, user_namespaces(7). A user that is not named there has any id.
+/// Returns whether the user `uid` may be root of the initial user namespace. `uid_map` maps users to ids in the
+/// namespace above, which may not be the initial one, user_namespaces(7). A user that is not in the map may have any id.
 fn may_be_initial_root(uid_map: &str, uid: Uid) -> bool {
     let id_above = uid_map.lines().find_map(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u32>);
@@ -316,13 +316,14 @@ fn may_be_initial_root(uid_map: &str, uid: Uid) -> bool {
     id_above.is_none_or(|id| id == 0)
 }
 
-/// A namespace that can't be read counts as the initial one: there may be no others (`CONFIG_USER_NS`).
+/// Returns whether `namespace` is the initial user namespace. If it can't be read (`None`), it counts as the initial
+/// one, because the kernel may have no others (`CONFIG_USER_NS`).
 fn is_initial(namespace: Option<u64>) -> bool {
     namespace.is_none_or(|namespace| namespace == INITIAL_USER_NAMESPACE)
 }
 
-/// Returns the inode number of the user namespace of the process with this directory in /proc. `None` if it can't be
-/// read, as that of a process in a namespace above.
+/// Returns the inode number of the user namespace of the process with the directory `process` in /proc. `None` if it
+/// can't be read. For example, that of a process in a namespace above can't be read.
 fn user_namespace(process: &Path) -> Option<u64> {
     Some(fs::metadata(process.join("ns/user")).ok()?.ino())
 }
@@ -340,8 +341,8 @@ fn effective_capabilities() -> u64 {
 /// Counts the threads of the real user `uid` in the user namespace `namespace`. Counts those in all namespaces if
 /// this is the initial namespace or unknown. Returns 0 if /proc can't be read.
 ///
-/// Since Linux 5.14, only the threads in the namespace count for its limit. Before, those in the namespaces above
-/// count too. The result is then too low, and the kernel may refuse a process later.
+/// Since Linux 5.14, only the threads in the namespace count for its limit. On older kernels, those in the namespaces
+/// above count too. The result is then too low, and the kernel may refuse a process later.
 fn threads_of_user(uid: u32, namespace: Option<u64>) -> u64 {
     let Ok(processes) = fs::read_dir("/proc") else { return 0 };
     let is_process =
@@ -349,21 +350,21 @@ fn threads_of_user(uid: u32, namespace: Option<u64>) -> u64 {
     let threads = |entry: fs::DirEntry| {
         let process = entry.path();
         let status = read_text(&process.join("status"))?;
-        let is_users = field(&status, "Uid:")?.parse::<u32>().ok()? == uid;
-        let counts = is_users && (is_initial(namespace) || user_namespace(&process) == namespace);
+        let has_user = field(&status, "Uid:")?.parse::<u32>().ok()? == uid;
+        let counts = has_user && (is_initial(namespace) || user_namespace(&process) == namespace);
         counts.then(|| field(&status, "Threads:")?.parse::<u64>().ok()).flatten()
     };
     processes.flatten().filter(is_process).filter_map(threads).sum()
 }
 
-/// The text of a file of `/proc`. Programs and users can put names that are not valid UTF-8 into some of them.
+/// Returns the text of a file of `/proc`. Names that are not valid UTF-8 are in some of these files.
 fn read_text(path: &Path) -> Option<String> {
     let mut text = Vec::with_capacity(USUAL_BYTES);
     fs::File::open(path).ok()?.read_to_end(&mut text).ok()?;
     Some(String::from_utf8_lossy(&text).into_owned())
 }
 
-/// The first word of a field in /proc/PID/status.
+/// Returns the first word of the field `name` in the text of /proc/PID/status.
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()
 }
@@ -406,18 +407,18 @@ fn pids_cgroup(cgroups: &str, mounts: &str) -> Option<PidsCgroup> {
         None => kind == "cgroup2",
     };
     mounts.lines().find_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        let mut after = after.split(' ');
-        let (kind, options) = (after.next()?, after.nth(1)?);
-        let mut before = before.split(' ').skip(3);
-        let (root, mount) = (before.next()?, before.next()?);
+        let (mount_fields, file_system_fields) = line.split_once(" - ")?;
+        let mut file_system_fields = file_system_fields.split(' ');
+        let (kind, options) = (file_system_fields.next()?, file_system_fields.nth(1)?);
+        let mut mount_fields = mount_fields.split(' ').skip(3);
+        let (root, mount) = (mount_fields.next()?, mount_fields.next()?);
         let below = Path::new(path).strip_prefix(root).ok()?;
         let directory = || Path::new(mount).join(below);
         is_hierarchy(kind, options).then(|| PidsCgroup { directory: directory(), is_v1: v1.is_some() })
     })
 }
 
-/// The number in a file. `None` for `max`.
+/// Returns the number in a file. `None` if the file contains `max`, or can't be read.
 fn number_in(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
@@ -467,9 +468,9 @@ mod tests {
         let placed =
             placed.map(|(path, instances, starters)| (PathBuf::from(path), Demand { instances, starters }));
         let demands = cgroup_demands(placed);
-        let of = |path: &str| demands.get(Path::new(path)).map(|demand| (demand.instances, demand.starters));
-        assert_eq!([of("/cg/a"), of("/cg/a/b"), of("/cg/c")], [Some((8, 3)), Some((3, 1)), Some((4, 0))]);
-        assert_eq!(of("/cg"), Some((12, 3)));
+        let sum = |path: &str| demands.get(Path::new(path)).map(|demand| (demand.instances, demand.starters));
+        assert_eq!([sum("/cg/a"), sum("/cg/a/b"), sum("/cg/c")], [Some((8, 3)), Some((3, 1)), Some((4, 0))]);
+        assert_eq!(sum("/cg"), Some((12, 3)));
     }
 
     #[test]

@@ -13,12 +13,13 @@ use crate::template::{Argument, Arguments, Piece};
 
 /// The longest string with its NUL byte: `MAX_ARG_STRLEN`, 32 pages of 4 KiB. With larger pages the limit is higher.
 const MAX_STRING: usize = 128 * 1024;
-/// The lower and the upper limit of all strings and pointers: `ARG_MAX`, and 3/4 of the usual stack (`_STK_LIM`).
+/// The least value of the limit for all strings and pointers together: `ARG_MAX`.
 const MIN_TOTAL: u64 = 128 * 1024;
+/// The greatest value of the limit for all strings and pointers together: 3/4 of the usual stack (`_STK_LIM`).
 const MAX_TOTAL: u64 = 6 * 1024 * 1024;
 /// The number of bytes that are counted for the value of a rank variable, with its NUL byte. A number has at most 10
 /// digits. A list of CPUs can be longer.
-const NUMBER: usize = 11;
+const RANK_VALUE_BYTES: usize = 11;
 
 /// The size of some strings: the longest one, and all of them with their pointers.
 #[derive(Debug, Clone, Copy, Default)]
@@ -35,17 +36,18 @@ pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), C
     let mut shared = size_of_strings(&setup.environment);
     shared.add(setup.program.as_bytes_with_nul().len());
     if setup.has_rank_variables {
-        RANK_VARIABLES.iter().for_each(|name| shared.add(name.len() + 1 + NUMBER));
+        RANK_VARIABLES.iter().for_each(|name| shared.add(name.len() + 1 + RANK_VALUE_BYTES));
     }
-    let mut last: Option<(&Arc<Arguments>, Size)> = None;
+    let mut previous: Option<(&Arc<Arguments>, Size)> = None;
     let mut why = None;
     for instance in instances {
-        let of_arguments = match last {
+        // Neighbours mostly share their arguments.
+        let arguments_size = match previous {
             Some((arguments, size)) if Arc::ptr_eq(arguments, &instance.arguments) => size,
             _ => size_of_arguments(&instance.arguments),
         };
-        last = Some((&instance.arguments, of_arguments));
-        let size = shared.with(of_arguments).with(size_of_strings(&instance.variables));
+        previous = Some((&instance.arguments, arguments_size));
+        let size = shared.with(arguments_size).with(size_of_strings(&instance.variables));
         if size.longest <= MAX_STRING && size.total as u64 <= max_total {
             return Ok(());
         }
@@ -58,6 +60,7 @@ pub(super) fn check_sizes(setup: &Setup, instances: &[Instance]) -> Result<(), C
     Err(CheckError::TooLarge { why: why.unwrap_or_default() })
 }
 
+/// Returns the limit for all strings and pointers together, in bytes.
 fn max_total() -> u64 {
     let stack = getrlimit(Resource::RLIMIT_STACK).map_or(u64::MAX, |(soft, _)| soft);
     (stack / 4).clamp(MIN_TOTAL, MAX_TOTAL)
@@ -73,12 +76,12 @@ fn size_of_strings(strings: &[CString]) -> Size {
 /// Returns the least size of an argument list. A placeholder stands for a number of up to 10 digits, and counts as
 /// one digit.
 fn size_of_arguments(arguments: &Arguments) -> Size {
-    let piece = |piece: &Piece| if let Piece::Literal(literal) = piece { literal.len() } else { 1 };
+    let min_length = |piece: &Piece| if let Piece::Literal(literal) = piece { literal.len() } else { 1 };
     let mut size = Size::default();
     for argument in &arguments.list {
         size.add(match argument {
             Argument::Fixed(fixed) => fixed.as_bytes_with_nul().len(),
-            Argument::PerInstance(pieces) => pieces.iter().map(piece).sum::<usize>() + 1,
+            Argument::PerInstance(pieces) => pieces.iter().map(min_length).sum::<usize>() + 1,
         });
     }
     size
@@ -91,6 +94,7 @@ impl Size {
         self.total += bytes + size_of::<usize>();
     }
 
+    /// Returns the size of the strings of both values together.
     fn with(self, other: Self) -> Self {
         Self { longest: self.longest.max(other.longest), total: self.total + other.total }
     }

@@ -57,7 +57,7 @@ const MAX_EVENTS: i32 = 16;
 /// The parameters of the host: the process that owns the address space of the tasks and starts the tasks. The host has
 /// no heap, so this value does not use the heap.
 pub(super) struct HostParameters {
-    pub(super) shape: ProgramLayout,
+    pub(super) layout: ProgramLayout,
     pub(super) slot: SlotShape,
     /// The file of the program.
     pub(super) file: RawFd,
@@ -199,21 +199,21 @@ impl<'a> Host<'a> {
         first_own: RawFd,
         socket: BorrowedFd<'a>,
     ) -> Result<Self, TaskStartFailure> {
-        let of_clone = |errno| (SpawnStep::Clone, errno);
+        let at_clone = |errno| (SpawnStep::Clone, errno);
         // SAFETY: the host has a table of descriptors of its own, in which nothing else uses this one.
-        let file = move_above(unsafe { OwnedFd::from_raw_fd(plan.file) }, first_own).map_err(of_clone)?;
+        let file = move_above(unsafe { OwnedFd::from_raw_fd(plan.file) }, first_own).map_err(at_clone)?;
         // SAFETY: has no precondition.
-        let epoll = Errno::result(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map_err(of_clone)?;
+        let epoll = Errno::result(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) }).map_err(at_clone)?;
         // SAFETY: the descriptor is new.
-        let epoll = move_above(unsafe { OwnedFd::from_raw_fd(epoll) }, first_own).map_err(of_clone)?;
+        let epoll = move_above(unsafe { OwnedFd::from_raw_fd(epoll) }, first_own).map_err(at_clone)?;
         // SAFETY: the host uses no heap from here on.
-        unsafe { free_heap(plan.heap_begin).map_err(of_clone)? };
-        let initial_values = InitialValues::read(&plan.shape, file.as_raw_fd());
+        unsafe { free_heap(plan.heap_begin).map_err(at_clone)? };
+        let initial_values = InitialValues::read(&plan.layout, file.as_raw_fd());
         let initial_values = initial_values.map_err(|errno| (SpawnStep::Exec, errno))?;
-        let headers = HeaderCopy::read(&plan.shape, file.as_raw_fd());
-        let slots_at = reserve_slots(plan).map_err(of_clone)?;
+        let headers = HeaderCopy::read(&plan.layout, file.as_raw_fd());
+        let slots_at = reserve_slots(plan).map_err(at_clone)?;
         fill_gaps_above(slots_at);
-        let table = map_anonymous(plan.capacity * size_of::<Slot>()).map_err(of_clone)?.cast::<Slot>();
+        let table = map_anonymous(plan.capacity * size_of::<Slot>()).map_err(at_clone)?.cast::<Slot>();
         for index in 0..plan.capacity {
             // SAFETY: the memory has room for so many slots.
             unsafe { table.add(index).write(Slot { pidfd: SLOT_FREE, pid: 0 }) };
@@ -223,9 +223,9 @@ impl<'a> Host<'a> {
         // SAFETY: the parent has mapped memory of this size for the directory, and has written nothing there.
         let directory = unsafe { TaskDirectory::create(plan.directory, plan.size, plan.nonce) };
         let starts =
-            map_anonymous(MAX_PENDING_REQUESTS * size_of::<TaskStart<'_>>()).map_err(of_clone)?.cast();
+            map_anonymous(MAX_PENDING_REQUESTS * size_of::<TaskStart<'_>>()).map_err(at_clone)?.cast();
         let own_ranges = if plan.frees_leftovers {
-            let memory = map_anonymous(HostMappings::BYTES).map_err(of_clone)?;
+            let memory = map_anonymous(HostMappings::BYTES).map_err(at_clone)?;
             // SAFETY: the memory is new and has the size.
             Some(unsafe { HostMappings::read(memory) })
         } else {
@@ -251,7 +251,7 @@ impl<'a> Host<'a> {
             unmap_at: None,
             new_tasks: NewTasks::NONE,
         };
-        host.add_to_epoll(host.socket.as_raw_fd(), SOCKET).map_err(of_clone)?;
+        host.add_to_epoll(host.socket.as_raw_fd(), SOCKET).map_err(at_clone)?;
         Ok(host)
     }
 
@@ -284,7 +284,7 @@ impl<'a> Host<'a> {
                 return 1;
             };
             // The slots of ended tasks come first: requests may need them.
-            self.look_at_new_tasks();
+            self.check_new_tasks();
             let mut has_requests = false;
             for event in events.iter().take(count) {
                 match event.u64 {
@@ -332,18 +332,18 @@ impl<'a> Host<'a> {
 
     /// Handles the ends of those new tasks that have ended. If the time of the new tasks is over, adds the pidfds of
     /// the others to the epoll set, so that their ends wake the host.
-    fn look_at_new_tasks(&mut self) {
-        let Some(look_at) = self.new_tasks.look_at() else { return };
+    fn check_new_tasks(&mut self) {
+        let Some(check_at) = self.new_tasks.check_at() else { return };
         let mut tasks = std::mem::replace(&mut self.new_tasks, NewTasks::NONE);
         let now = Instant::now();
-        let is_due = look_at <= now;
-        let next_look = if is_due { now + WATCH_AFTER } else { look_at };
-        for (slot, pidfd, has_ended) in tasks.look() {
+        let is_due = check_at <= now;
+        let next_check = if is_due { now + WATCH_AFTER } else { check_at };
+        for (slot, pidfd, has_ended) in tasks.check() {
             if has_ended {
                 self.handle_task_end(slot as u64, false);
             } else if !is_due || self.add_to_epoll(pidfd, slot as u64).is_err() {
                 // A task also stays new if the kernel refuses its pidfd. `new_tasks` has had room for it before.
-                self.new_tasks.add(slot, pidfd, next_look);
+                self.new_tasks.add(slot, pidfd, next_check);
             }
         }
     }
@@ -382,7 +382,7 @@ impl<'a> Host<'a> {
         if self.unmap_at.is_some_and(|at| at <= now) {
             self.unmap_ended_tasks();
         }
-        let next = [self.unmap_at, self.new_tasks.look_at()].into_iter().flatten().min();
+        let next = [self.unmap_at, self.new_tasks.check_at()].into_iter().flatten().min();
         let Some(next) = next else { return -1 };
         let milliseconds = next.saturating_duration_since(now).as_millis();
         // Rounded up.

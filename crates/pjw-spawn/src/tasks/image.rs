@@ -154,17 +154,17 @@ impl ProgramLayout {
 
     /// Returns whether one mapping with the protections of the stack can hold the stack and all variables: no variables
     /// can be executed, and none are in a page with code or constants.
-    pub(super) fn has_variables_as_stack(&self) -> bool {
-        let is_as_stack = |variables: &Segment| {
+    pub(super) fn can_map_variables_with_stack(&self) -> bool {
+        let fits = |variables: &Segment| {
             let (begin, end) = variables.pages();
-            let meets = |other: &Segment| {
+            let shares_page = |other: &Segment| {
                 let (other_begin, other_end) = other.pages();
                 begin < other_end && other_begin < end
             };
             variables.protection == libc::PROT_READ | libc::PROT_WRITE
-                && !self.segments().any(|other| !other.is_writable() && meets(other))
+                && !self.segments().any(|other| !other.is_writable() && shares_page(other))
         };
-        !self.has_executable_stack && self.segments().filter(|segment| segment.is_writable()).all(is_as_stack)
+        !self.has_executable_stack && self.segments().filter(|segment| segment.is_writable()).all(fits)
     }
 }
 
@@ -173,7 +173,7 @@ impl ProgramLayout {
 #[derive(Debug)]
 pub(crate) struct TaskProgram {
     pub(super) file: OwnedFd,
-    pub(super) shape: ProgramLayout,
+    pub(super) layout: ProgramLayout,
 }
 
 impl TaskProgram {
@@ -188,12 +188,12 @@ impl TaskProgram {
         let path = Path::new(std::ffi::OsStr::from_bytes(path.to_bytes()));
         let unreadable = |error: std::io::Error| ImageError::Unreadable(error.to_string());
         let file = File::open(path).map_err(unreadable)?;
-        let shape = read_layout(&file)?;
+        let layout = read_layout(&file)?;
         let mode = file.metadata().map_err(unreadable)?.mode();
         if mode & (libc::S_ISUID | libc::S_ISGID) != 0 || has_file_capabilities(&file) {
             return Err(ImageError::Privileged);
         }
-        Ok(Self { file: file.into(), shape })
+        Ok(Self { file: file.into(), layout })
     }
 }
 
@@ -215,15 +215,15 @@ struct HeaderReader<'a> {
 }
 
 impl HeaderReader<'_> {
-    /// Returns bytes of the file. An end of the file before that is an error.
+    /// Returns `N` bytes of the file from `offset` on. Fails if the file ends before.
     fn read<const N: usize>(&mut self, offset: u64) -> Result<[u8; N], ImageError> {
-        if self.known::<N>(offset).is_none() {
+        if self.buffered::<N>(offset).is_none() {
             self.read_block(offset)?;
         }
-        self.known(offset).ok_or(ImageError::NoElf)
+        self.buffered(offset).ok_or(ImageError::NoElf)
     }
 
-    fn known<const N: usize>(&self, offset: u64) -> Option<[u8; N]> {
+    fn buffered<const N: usize>(&self, offset: u64) -> Option<[u8; N]> {
         let at = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
         self.bytes.get(at..at.checked_add(N)?)?.try_into().ok()
     }
@@ -233,8 +233,8 @@ impl HeaderReader<'_> {
     fn read_block(&mut self, offset: u64) -> Result<(), ImageError> {
         (self.bytes, self.offset) = (vec![0; BYTES_PER_READ], offset);
         let mut count = 0;
-        while let Some(rest) = self.bytes.get_mut(count..).filter(|rest| !rest.is_empty()) {
-            match self.file.read_at(rest, offset + count as u64) {
+        while let Some(unfilled) = self.bytes.get_mut(count..).filter(|unfilled| !unfilled.is_empty()) {
+            match self.file.read_at(unfilled, offset + count as u64) {
                 Ok(0) => break,
                 Ok(read) => count += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -246,7 +246,7 @@ impl HeaderReader<'_> {
     }
 }
 
-/// Returns the little-endian number of `length` bytes at an offset. All offsets are inside of the headers.
+/// Returns the little-endian number of `length` bytes at the offset `at`. All offsets are inside of the headers.
 fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
     bytes.iter().skip(at).take(length).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
@@ -259,54 +259,59 @@ fn number(bytes: &[u8], at: usize, length: usize) -> u64 {
 /// read.
 fn read_layout(file: &File) -> Result<ProgramLayout, ImageError> {
     let mut headers = HeaderReader { file, bytes: Vec::new(), offset: 0 };
-    let begin: [u8; 4] = headers.read(0)?;
-    if begin.starts_with(b"#!") {
+    let magic: [u8; 4] = headers.read(0)?;
+    if magic.starts_with(b"#!") {
         return Err(ImageError::Script);
     }
-    if begin != *b"\x7fELF" {
+    if magic != *b"\x7fELF" {
         return Err(ImageError::NoElf);
     }
     let header: [u8; HEADER_BYTES] = headers.read(0)?;
     check_processor(&header)?;
-    let size = file.metadata().map_err(|error| ImageError::Unreadable(error.to_string()))?.len();
+    let file_size = file.metadata().map_err(|error| ImageError::Unreadable(error.to_string()))?.len();
+    // The fields e_type, e_phoff, e_phnum and e_phentsize, elf(5).
     let kind = number(&header, 16, 2);
     let (offset, count) = (number(&header, 32, 8), number(&header, 56, 2));
     if ![ET_EXEC, ET_DYN].contains(&kind) || number(&header, 54, 2) != PROGRAM_HEADER_BYTES as u64 {
         return Err(ImageError::NoElf);
     }
     // A program without PT_GNU_STACK gets no executable stack on x86-64, binfmt_elf.c.
-    let mut shape =
+    let mut layout =
         ProgramLayout { entry: number(&header, 24, 8), program_header_count: count, ..ProgramLayout::EMPTY };
     let mut dynamic = None;
-    let mut is_dynamic = false;
+    let mut has_interpreter = false;
     for index in 0..count {
         let at = offset.checked_add(index * PROGRAM_HEADER_BYTES as u64).ok_or(ImageError::NoElf)?;
         let header: [u8; PROGRAM_HEADER_BYTES] = headers.read(at)?;
         match number(&header, 0, 4) {
-            PT_LOAD => shape.add_segment(&header, size)?,
+            PT_LOAD => layout.add_segment(&header, file_size)?,
             PT_DYNAMIC => dynamic = Some((number(&header, 8, 8), number(&header, 32, 8))),
-            PT_INTERP => is_dynamic = true,
-            PT_GNU_STACK => shape.has_executable_stack = number(&header, 4, 4) & PF_X != 0,
+            PT_INTERP => has_interpreter = true,
+            PT_GNU_STACK => layout.has_executable_stack = number(&header, 4, 4) & PF_X != 0,
             _ => {}
         }
     }
-    if is_dynamic {
+    if has_interpreter {
         return Err(ImageError::Dynamic);
     }
     if kind == ET_EXEC {
         return Err(ImageError::FixedAddress);
     }
     check_dynamic_section(&mut headers, dynamic)?;
-    if shape.entry == 0 {
+    if layout.entry == 0 {
         return Err(ImageError::Library);
     }
-    shape.find_program_headers(offset)?;
-    shape.merge_read_only_segments();
-    Ok(shape)
+    layout.find_program_headers(offset)?;
+    if layout.entry >= layout.span {
+        return Err(ImageError::NoElf);
+    }
+    layout.merge_read_only_segments();
+    Ok(layout)
 }
 
 /// Checks in the ELF header that the program is for x86-64 with pointers of 64 bits.
 fn check_processor(header: &[u8]) -> Result<(), ImageError> {
+    // The class is 1 for 32 bits and 2 for 64 bits. The byte order is 1 for little-endian.
     let (class, order, machine) = (number(header, 4, 1), number(header, 5, 1), number(header, 18, 2));
     match (class, order, machine) {
         (2, 1, EM_X86_64) => Ok(()),
@@ -324,14 +329,14 @@ fn check_processor(header: &[u8]) -> Result<(), ImageError> {
     }
 }
 
-/// Checks that the program is static and runs at any address. `section` is the offset and the length of its dynamic
-/// section in the file. Such a program has a dynamic section for its own relocations. The section names no library and
-/// has no name. Fails if there is no section, or if the section has one of these names.
+/// Checks that the program is static and runs at any address. Such a program has a dynamic section for its own
+/// relocations. The section contains neither the name of a needed library (`DT_NEEDED`) nor a name of the program as a
+/// library (`DT_SONAME`). `section` is the offset and the length of the section in the file, if there is one.
 fn check_dynamic_section(
     headers: &mut HeaderReader<'_>,
     section: Option<(u64, u64)>,
 ) -> Result<(), ImageError> {
-    // Without relocations of its own, a program that was linked for address 0 does not run elsewhere.
+    // A program without its own relocations runs only at the address for which it was linked.
     let Some((offset, bytes)) = section else { return Err(ImageError::FixedAddress) };
     let mut is_library = false;
     for at in (0..bytes.min(MAX_DYNAMIC)).step_by(16) {
@@ -366,16 +371,17 @@ impl ProgramLayout {
             return Ok(());
         }
         let end = segment.address.checked_add(segment.memory_bytes).filter(|end| *end <= MAX_SPAN);
+        let end = end.ok_or(ImageError::NoElf)?;
         let alignment = number(header, 48, 8).max(1);
         let is_mappable = segment.file_bytes <= segment.memory_bytes
             && segment.address % PAGE == segment.file_offset % PAGE
             && segment.file_offset.checked_add(segment.file_bytes).is_some_and(|end| end <= size_of_file)
             && alignment.is_power_of_two()
             && alignment <= MAX_SPAN;
-        let (Some(end), true, Some(place)) = (end, is_mappable, self.segments.get_mut(self.count)) else {
+        if !is_mappable {
             return Err(ImageError::NoElf);
-        };
-        *place = segment;
+        }
+        *self.segments.get_mut(self.count).ok_or(ImageError::NoElf)? = segment;
         self.count += 1;
         self.span = self.span.max(end.next_multiple_of(PAGE));
         self.alignment = self.alignment.max(alignment);
@@ -386,30 +392,29 @@ impl ProgramLayout {
     /// `-z separate-code` do. Fewer mappings make the start of a task faster, and also the end of every task in the
     /// same address space (acct_collect() in the kernel visits all mappings).
     fn merge_read_only_segments(&mut self) {
-        let mut joined = [Segment::default(); MAX_SEGMENTS];
-        let mut count = 0;
+        let mut merged = [Segment::default(); MAX_SEGMENTS];
+        let mut count = 0_usize;
         for segment in self.segments() {
-            let last = joined.get_mut(..count).and_then(|joined| joined.last_mut());
-            match last.and_then(|last| last.joined_with(segment).map(|both| (last, both))) {
-                Some((last, both)) => *last = both,
+            let joined = count.checked_sub(1).and_then(|last| merged[last].joined_with(segment));
+            match joined {
+                Some(joined) => merged[count - 1] = joined,
                 None => {
-                    joined[count] = *segment;
+                    merged[count] = *segment;
                     count += 1;
                 }
             }
         }
-        (self.segments, self.count) = (joined, count);
+        (self.segments, self.count) = (merged, count);
     }
 
-    /// Finds where the table of program headers is in memory, and checks the entry.
+    /// Finds where the table of program headers, which begins at `offset` in the file, is in memory.
     fn find_program_headers(&mut self, offset: u64) -> Result<(), ImageError> {
-        let holds = |segment: &&Segment| {
+        let has_table = |segment: &&Segment| {
             offset >= segment.file_offset && offset - segment.file_offset < segment.file_bytes
         };
-        let first = self.segments().find(holds).ok_or(ImageError::NoElf)?;
-        let address = first.address + (offset - first.file_offset);
-        self.program_headers = address;
-        if self.entry >= self.span { Err(ImageError::NoElf) } else { Ok(()) }
+        let segment = self.segments().find(has_table).ok_or(ImageError::NoElf)?;
+        self.program_headers = segment.address + (offset - segment.file_offset);
+        Ok(())
     }
 }
 
@@ -426,31 +431,31 @@ mod tests {
     }
 
     fn program(segments: &[Segment]) -> ProgramLayout {
-        let mut shape = ProgramLayout { count: segments.len(), span: 0x10_0000, ..ProgramLayout::EMPTY };
-        shape.segments[..segments.len()].copy_from_slice(segments);
-        shape
+        let mut layout = ProgramLayout { count: segments.len(), span: 0x10_0000, ..ProgramLayout::EMPTY };
+        layout.segments[..segments.len()].copy_from_slice(segments);
+        layout
     }
 
     fn joined(segments: &[Segment]) -> Vec<Segment> {
-        let mut shape = program(segments);
-        shape.merge_read_only_segments();
-        shape.segments().copied().collect()
+        let mut layout = program(segments);
+        layout.merge_read_only_segments();
+        layout.segments().copied().collect()
     }
 
     #[test]
     fn variables_that_can_be_executed_or_share_a_page_with_constants_need_mappings_of_their_own() {
         let constants = segment(0x1000, 0x1000, 0x1800, CONSTANT);
-        let has = |variables| program(&[constants, variables]).has_variables_as_stack();
-        assert!(has(segment(0x3000, 0x3000, 0x800, VARIABLES)));
-        assert!(!has(segment(0x3000, 0x3000, 0x800, VARIABLES | libc::PROT_EXEC)));
+        let fit = |variables| program(&[constants, variables]).can_map_variables_with_stack();
+        assert!(fit(segment(0x3000, 0x3000, 0x800, VARIABLES)));
+        assert!(!fit(segment(0x3000, 0x3000, 0x800, VARIABLES | libc::PROT_EXEC)));
         assert!(
-            !has(segment(0x2800, 0x2800, 0x800, VARIABLES)),
+            !fit(segment(0x2800, 0x2800, 0x800, VARIABLES)),
             "they begin in the last page of the constants"
         );
-        assert!(!has(segment(0x800, 0x800, 0x900, VARIABLES)), "they end in the first page of the constants");
+        assert!(!fit(segment(0x800, 0x800, 0x900, VARIABLES)), "they end in the first page of the constants");
         let mut with_code_on_stack = program(&[segment(0x3000, 0x3000, 0x800, VARIABLES)]);
         with_code_on_stack.has_executable_stack = true;
-        assert!(!with_code_on_stack.has_variables_as_stack());
+        assert!(!with_code_on_stack.can_map_variables_with_stack());
     }
 
     #[test]

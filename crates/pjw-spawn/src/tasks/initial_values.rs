@@ -1,8 +1,8 @@
 //! The initial values of the variables of a program. The host reads them from the file once, and each task copies them.
 //!
-//! So one anonymous mapping holds the stack and the variables of a task. Otherwise the variables would be two mappings
-//! of their own, one of the file and one of zeros. Each mapping of the address space costs time at the start and the
-//! end of a task.
+//! So one anonymous mapping holds the stack and the variables of a task. Without the copy, the variables would need two
+//! further mappings: one of the file, and one of zeros. Each mapping of the address space costs time at the start and
+//! the end of a task.
 
 use std::os::fd::RawFd;
 
@@ -12,14 +12,15 @@ use super::image::{ProgramLayout, Segment};
 use super::own_memory::map_anonymous;
 use super::page::PAGE;
 
-/// The largest variables that tasks copy: their bytes in the file, and in memory.
+/// The most bytes of initial values in the file for which each task copies the values.
 const MOST_COPIED: u64 = 64 << 10;
+/// The most bytes of variables in memory for which each task copies the values.
 const MOST_MAPPED_WITH_STACK: u64 = 1 << 20;
 
 /// The initial values of the variables of a program, from its file. All tasks copy them from the memory of the host.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct InitialValues {
-    /// The bytes of the writable segments, one after the other. Each begins at the beginning of a page.
+    /// The bytes of the writable segments, one after the other. Each segment begins at the beginning of its first page.
     bytes: *const u8,
 }
 
@@ -35,7 +36,7 @@ impl InitialValues {
             program.segments().filter(|segment| segment.is_writable()).map(bytes).sum::<u64>()
         };
         let file_bytes = sum(|segment| PagedRange::of(segment).file_bytes);
-        if !program.has_variables_as_stack()
+        if !program.can_map_variables_with_stack()
             || file_bytes > MOST_COPIED
             || sum(|segment| segment.memory_bytes) > MOST_MAPPED_WITH_STACK
         {
@@ -76,9 +77,9 @@ impl InitialValues {
     }
 }
 
-/// A segment from the beginning of its first page on.
+/// A segment, extended to the beginning of its first page.
 struct PagedRange {
-    /// Relative to the address at which the program is mapped.
+    /// The address of the first page, relative to the address at which the program is mapped.
     address: u64,
     file_offset: u64,
     file_bytes: u64,
@@ -86,11 +87,11 @@ struct PagedRange {
 
 impl PagedRange {
     fn of(segment: &Segment) -> Self {
-        let before = segment.address % PAGE;
+        let offset_in_page = segment.address % PAGE;
         Self {
-            address: segment.address - before,
-            file_offset: segment.file_offset - before,
-            file_bytes: if segment.file_bytes == 0 { 0 } else { segment.file_bytes + before },
+            address: segment.address - offset_in_page,
+            file_offset: segment.file_offset - offset_in_page,
+            file_bytes: if segment.file_bytes == 0 { 0 } else { segment.file_bytes + offset_in_page },
         }
     }
 }

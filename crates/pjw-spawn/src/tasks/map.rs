@@ -1,8 +1,9 @@
 //! Maps a program into a slot, as binfmt_elf.c of the kernel does it at execve(2).
 //!
-//! Code and constants are private mappings of the file: all copies share their pages through the page cache. The
-//! variables of most programs are small. Then one anonymous mapping holds the stack and the variables, and each task
-//! copies the initial values into it: each mapping of the address space costs time at the start and the end of a task.
+//! Code and constants are private mappings of the file: all copies share their pages through the page cache. If the
+//! variables are small, as in most programs, one anonymous mapping holds the stack and the variables, and each task
+//! copies the initial values into this mapping. Each mapping of the address space costs time at the start and the end
+//! of a task.
 
 use std::os::fd::RawFd;
 
@@ -32,21 +33,22 @@ unsafe fn map_at(
     Errno::result(mapped).map(drop)
 }
 
-/// Unmaps the memory from `address` on, in the length of `bytes` bytes. The address range then stays reserved
-/// (`PROT_NONE`), so that nothing else is mapped there.
+/// Unmaps `bytes` bytes of memory from `address` on. The address range then stays reserved (`PROT_NONE`), so that the
+/// kernel maps nothing else there.
 ///
 /// # Safety
 /// Nothing may use the memory.
 pub(super) unsafe fn unmap_and_reserve(address: u64, bytes: u64) -> Result<(), Errno> {
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees that the memory is unused.
     unsafe { map_at(address, bytes, libc::PROT_NONE, libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1, 0) }
 }
 
-/// The maximum size of the part of a program's variables that is written for certain: its relocations are at the
-/// beginning.
+/// The maximum size in bytes of the part of a program's variables that is populated ahead. The relocations are at the
+/// beginning of the variables, so this part is written for certain.
 const MOST_WRITTEN: u64 = 64 << 10;
 
-/// The end of a stack that is written for certain: the arguments and the variables, and the first frames below them.
+/// The size in bytes of the end of a stack that is populated ahead. It contains the arguments, the environment
+/// variables and the first frames below them, so it is written for certain.
 const WRITTEN_STACK: u64 = 2 * PAGE;
 
 /// Returns the begin and the end of the pages that a program writes first: the beginning of its variables, to which it
@@ -59,8 +61,8 @@ pub(super) fn first_written_range(program: &ProgramLayout) -> (u64, u64) {
     })
 }
 
-/// Maps the stack and the program of a task into the slot `slot`, and takes the last pages of the stack. `file` is the
-/// file of the program. If `advise` is true, tells the kernel to use no huge pages for the stack (madvise(2)). If
+/// Maps the stack and the program of a task into the slot `slot`, and populates the last pages of the stack. `file` is
+/// the file of the program. If `advise` is true, tells the kernel to use no huge pages for the stack (madvise(2)). If
 /// `variables_are_copied` is true, the task has to copy the [`super::initial_values::InitialValues`] of its variables
 /// before it begins the program.
 ///
@@ -92,7 +94,7 @@ pub(super) unsafe fn map_task_slot(
         unsafe { map_segment(slot.program, segment, file)? };
     }
     let written = WRITTEN_STACK.min(slot.program - slot.stack);
-    // Linux before 5.14 has no such call: then each page costs a fault, as it does if the call fails.
+    // If the call fails, as on Linux before 5.14, each of these pages costs a page fault later.
     // SAFETY: changes no contents.
     unsafe { libc::syscall(libc::SYS_madvise, slot.program - written, written, libc::MADV_POPULATE_WRITE) };
     Ok(())
@@ -110,7 +112,7 @@ unsafe fn map_segment(base: u64, segment: &Segment, file: RawFd) -> Result<(), E
     let mut anonymous_from = begin_page;
     if segment.file_bytes > 0 {
         let offset = segment.file_offset - segment.file_offset % PAGE;
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that the memory is unused.
         unsafe { map_at(begin_page, file_end - begin_page, segment.protection, 0, file, offset)? };
         anonymous_from = file_end.next_multiple_of(PAGE);
     }
@@ -118,7 +120,7 @@ unsafe fn map_segment(base: u64, segment: &Segment, file: RawFd) -> Result<(), E
     if anonymous_from >= end {
         return Ok(());
     }
-    // SAFETY: as above.
+    // SAFETY: the caller guarantees that the memory is unused.
     unsafe { map_at(anonymous_from, end - anonymous_from, segment.protection, libc::MAP_ANONYMOUS, -1, 0) }
 }
 
@@ -129,12 +131,9 @@ unsafe fn map_segment(base: u64, segment: &Segment, file: RawFd) -> Result<(), E
 /// # Safety
 /// The program must have been mapped at `base` without `variables_are_copied`, and not have begun.
 pub(super) unsafe fn zero_rest_of_file_pages(base: u64, program: &ProgramLayout) {
-    for segment in program.segments().filter(|segment| segment.file_bytes < segment.memory_bytes) {
+    for segment in program.segments().filter(|segment| segment.is_writable() && segment.file_bytes > 0) {
         let begin = base + segment.address + segment.file_bytes;
         let end = begin.next_multiple_of(PAGE).min(base + segment.address + segment.memory_bytes);
-        if !segment.is_writable() || segment.file_bytes == 0 {
-            continue;
-        }
         if let (Ok(begin), Ok(bytes)) = (usize::try_from(begin), usize::try_from(end - begin)) {
             // SAFETY: this is a part of a page of the segment, which is mapped writable.
             unsafe { std::ptr::with_exposed_provenance_mut::<u8>(begin).write_bytes(0, bytes) };

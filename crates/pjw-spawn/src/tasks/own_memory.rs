@@ -1,4 +1,4 @@
-//! The memory of the host: it gives up its heap, and unmaps what ended tasks have left.
+//! The memory of the host. The host gives up its heap, and unmaps what ended tasks have left.
 
 use std::ptr;
 use std::sync::OnceLock;
@@ -7,9 +7,9 @@ use nix::errno::Errno;
 
 use super::page::{ADDRESS_LIMIT, PAGE};
 
-/// The lowest address that may be mapped is higher than this page: `vm.mmap_min_addr`.
+/// The lowest address that is unmapped. Tasks map nothing below this address (`vm.mmap_min_addr`).
 const FIRST_ADDRESS: u64 = 4096;
-/// The most ranges that are remembered. pjwctl has about 80 mappings.
+/// The most mappings of the host that are stored. pjwctl has about 80 mappings.
 const MAX_RANGES: usize = 1024;
 
 /// Returns the address at which the heap (brk(2)) of the calling process begins, from field 47 of /proc/self/stat. The
@@ -21,7 +21,7 @@ pub(super) fn heap_begin() -> Option<u64> {
         return Some(*begin);
     }
     let text = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // Field 47 of proc(5). The third one is the first after the name.
+    // Field 47 of proc(5). The text behind the name begins with field 3.
     let begin = text.rsplit_once(')')?.1.split_whitespace().nth(47 - 3)?.parse().ok()?;
     (begin != 0).then(|| *BEGIN.get_or_init(|| begin))
 }
@@ -71,7 +71,7 @@ pub(super) struct MemoryForFork {
 }
 
 impl MemoryForFork {
-    /// Maps `bytes` bytes. The calling process must not write to them: the fork would see it.
+    /// Maps `bytes` bytes. The calling process must not write to them, because the fork expects zeros.
     ///
     /// # Errors
     /// The error of mmap(2).
@@ -96,7 +96,7 @@ impl Drop for MemoryForFork {
 pub(super) struct HostMappings {
     ranges: *mut (u64, u64),
     count: usize,
-    /// Whether all were read.
+    /// Whether all mappings were read.
     is_complete: bool,
 }
 
@@ -118,7 +118,7 @@ impl HostMappings {
         }
         let mut parser = RangeParser::default();
         let mut bytes = [0_u8; 4096];
-        own.is_complete = loop {
+        own.is_complete = 'read: loop {
             // SAFETY: the buffer has the length that is given.
             let count = unsafe { libc::read(file, bytes.as_mut_ptr().cast(), bytes.len()) };
             let Ok(count) = usize::try_from(count) else { break false };
@@ -127,9 +127,7 @@ impl HostMappings {
             }
             for byte in bytes.iter().take(count) {
                 if parser.push_byte(*byte).is_some_and(|range| !own.add(range)) {
-                    // SAFETY: the descriptor was opened above.
-                    unsafe { libc::close(file) };
-                    return own;
+                    break 'read false;
                 }
             }
         };
@@ -138,12 +136,12 @@ impl HostMappings {
         own
     }
 
-    /// Returns whether there was room.
+    /// Adds `range` to the mappings. Returns false, and adds nothing, if there are [`MAX_RANGES`] already.
     fn add(&mut self, range: (u64, u64)) -> bool {
         if self.count == MAX_RANGES {
             return false;
         }
-        // SAFETY: the memory has room for so many ranges.
+        // SAFETY: the memory has room for `MAX_RANGES` ranges.
         unsafe { self.ranges.add(self.count).write(range) };
         self.count += 1;
         true
@@ -160,13 +158,13 @@ impl HostMappings {
         }
         let mut free_from = FIRST_ADDRESS;
         for index in 0..self.count {
-            // SAFETY: so many ranges were written.
+            // SAFETY: `count` ranges were written.
             let (begin, end) = unsafe { self.ranges.add(index).read() };
             // SAFETY: the caller guarantees that nothing uses the memory between the own ranges.
             unsafe { unmap(free_from, begin) };
             free_from = free_from.max(end);
         }
-        // SAFETY: as above.
+        // SAFETY: the caller guarantees that nothing uses the memory above the own ranges.
         unsafe { unmap(free_from, ADDRESS_LIMIT) };
     }
 }
@@ -177,17 +175,19 @@ impl HostMappings {
 /// Nothing may use the range.
 pub(super) unsafe fn unmap(begin: u64, end: u64) {
     if begin < end.min(ADDRESS_LIMIT) {
-        // SAFETY: the caller guarantees it. Ranges without mappings are allowed, munmap(2).
+        // SAFETY: the caller guarantees that nothing uses the range. Ranges without mappings are allowed, munmap(2).
         unsafe { libc::syscall(libc::SYS_munmap, begin, end.min(ADDRESS_LIMIT) - begin) };
     }
 }
 
-/// Takes the bytes of /proc/PID/maps one by one.
+/// Parses the address ranges in /proc/PID/maps, byte by byte.
 #[derive(Debug, Default)]
 struct RangeParser {
+    /// The begin of the range in the current line, after its `-` was read.
     begin: Option<u64>,
+    /// The hexadecimal number that is being read.
     number: u64,
-    /// The range of the line was read.
+    /// Whether the range of the current line was read.
     is_done: bool,
 }
 

@@ -1,10 +1,10 @@
 //! What the host gets for each task: a request in a buffer that both processes see, and a message with descriptors.
 //!
-//! A request begins with a [`RequestHeader`]. After it come the words of the mask, the working directory, and the
-//! strings of the task. Several requests may be on their way, one after the other in the buffer. The message has the
-//! offset of its request. The host answers all requests that have come with one message, when their tasks have
-//! begun. Before that, each task writes its process id into its request: if the host is killed, its parent finds the
-//! task there.
+//! A request begins with a [`RequestHeader`]. The words of the mask, the working directory, and the strings of the task
+//! follow. Several requests may be on their way, one after the other in the buffer. The message contains the offset of
+//! its request. When the tasks of all requests that have come have begun, the host answers these requests by one
+//! message. At its start, each task writes its process id into its request. So the parent can find the task if the host
+//! is killed.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, offset_of};
@@ -39,7 +39,7 @@ const MAX_SEND_TIME: Duration = Duration::from_secs(10);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestHeader {
     pub(super) rank: u32,
-    /// The process id of the task, which the task writes before it does anything else. 0 before.
+    /// The process id of the task. The task writes it before it does anything else. 0 until then.
     pub(super) task: u32,
     pub(super) argument_count: usize,
     pub(super) variable_count: usize,
@@ -98,7 +98,7 @@ impl RequestBuffer {
         self.used = 0;
     }
 
-    /// Writes a request behind the earlier requests in the buffer. `head` is the part of fixed size, `mask` the
+    /// Writes a request behind the earlier requests in the buffer. `header` is the part of fixed size, `mask` the
     /// affinity mask, and `directory` the working directory. `strings` contains the arguments, the variables and the
     /// path of the program. Returns the offset of the request in the buffer.
     ///
@@ -106,7 +106,7 @@ impl RequestBuffer {
     /// `E2BIG` if the rest of the buffer is too small for the request.
     pub(super) fn write(
         &mut self,
-        head: RequestHeader,
+        header: RequestHeader,
         mask: &[u64],
         directory: &[u8],
         strings: &[u8],
@@ -116,11 +116,11 @@ impl RequestBuffer {
         if offset + needed > BUFFER_BYTES {
             return Err(Errno::E2BIG);
         }
-        // SAFETY: all parts fit into the rest of the buffer, which no reference points to. RequestBuffer and offset are
-        // aligned.
+        // SAFETY: all parts fit into the rest of the buffer, which no reference points to. The mapping and the offset
+        // are aligned.
         unsafe {
             let request = self.at.add(offset);
-            request.cast::<RequestHeader>().write(head);
+            request.cast::<RequestHeader>().write(header);
             let words = request.add(size_of::<RequestHeader>());
             words.copy_from_nonoverlapping(mask.as_ptr().cast(), size_of_val(mask));
             let text = words.add(size_of_val(mask));
@@ -134,10 +134,10 @@ impl RequestBuffer {
     /// Returns the process id of the task that was made for the request at `offset`. `None` if no task was made, or if
     /// the task has done nothing yet. `offset` must be one that [`RequestBuffer::write`] has returned.
     pub(super) fn task(&self, offset: usize) -> Option<Pid> {
-        let place = self.at.wrapping_add(offset + offset_of!(RequestHeader, task)).cast();
+        let field = self.at.wrapping_add(offset + offset_of!(RequestHeader, task)).cast();
         // SAFETY: the request at the offset is mapped and aligned. After the request was sent, only its task writes the
         // field, atomically.
-        let pid = unsafe { AtomicU32::from_ptr(place) }.load(Acquire);
+        let pid = unsafe { AtomicU32::from_ptr(field) }.load(Acquire);
         (pid != 0).then_some(Pid(pid))
     }
 }
@@ -153,7 +153,7 @@ impl Drop for RequestBuffer {
 #[derive(Clone, Copy)]
 pub(super) struct Request {
     request: *const u8,
-    pub(super) head: RequestHeader,
+    pub(super) header: RequestHeader,
 }
 
 impl Request {
@@ -163,41 +163,42 @@ impl Request {
     /// There must be a complete request at the address. It must not be changed until it is answered.
     pub(super) unsafe fn read(request: *const u8) -> Self {
         // SAFETY: the caller guarantees it.
-        Self { request, head: unsafe { request.cast::<RequestHeader>().read() } }
+        Self { request, header: unsafe { request.cast::<RequestHeader>().read() } }
     }
 
     /// Returns the field of the request in which the task writes its process id.
     pub(super) fn task(&self) -> &AtomicU32 {
-        let place = self.request.wrapping_add(offset_of!(RequestHeader, task)).cast_mut().cast();
+        let field = self.request.wrapping_add(offset_of!(RequestHeader, task)).cast_mut().cast();
         // SAFETY: the request is complete and aligned, and its memory is writable. While the task starts, all accesses
         // to the field are atomic.
-        unsafe { AtomicU32::from_ptr(place) }
+        unsafe { AtomicU32::from_ptr(field) }
     }
 
-    fn at(&self, offset: usize) -> *const u8 {
+    /// Returns the address of the byte at `offset` behind the header.
+    fn behind_header(&self, offset: usize) -> *const u8 {
         self.request.wrapping_add(size_of::<RequestHeader>() + offset)
     }
 
     fn mask_bytes(&self) -> usize {
-        self.head.mask_words * size_of::<u64>()
+        self.header.mask_words * size_of::<u64>()
     }
 
     /// Returns the size and the address of the affinity mask, for sched_setaffinity(2).
     pub(super) fn mask(&self) -> (usize, *const u8) {
-        (self.mask_bytes(), self.at(0))
+        (self.mask_bytes(), self.behind_header(0))
     }
 
     /// Returns the path of the working directory for the task, as a C string. Null if the task has the working
     /// directory of the host.
     pub(super) fn directory(&self) -> *const u8 {
-        if self.head.directory_bytes == 0 { ptr::null() } else { self.at(self.mask_bytes()) }
+        if self.header.directory_bytes == 0 { ptr::null() } else { self.behind_header(self.mask_bytes()) }
     }
 
     /// Returns the arguments, the environment variables and the path of the program, each with its NUL byte.
     pub(super) fn strings(&self) -> &[u8] {
-        let at = self.at(self.mask_bytes() + self.head.directory_bytes);
-        // SAFETY: a complete request has so many bytes there.
-        unsafe { std::slice::from_raw_parts(at, self.head.string_bytes) }
+        let strings = self.behind_header(self.mask_bytes() + self.header.directory_bytes);
+        // SAFETY: a complete request has `string_bytes` bytes there.
+        unsafe { std::slice::from_raw_parts(strings, self.header.string_bytes) }
     }
 }
 
@@ -251,8 +252,8 @@ impl Answer {
 /// 10 s. Returns whether the message was sent.
 pub(super) fn send_answers(socket: BorrowedFd<'_>, answers: &[Answer], pidfds: &[BorrowedFd<'_>]) -> bool {
     let mut bytes = [0; ANSWER_BYTES * MAX_PENDING_REQUESTS];
-    for (place, answer) in bytes.chunks_exact_mut(ANSWER_BYTES).zip(answers) {
-        place.copy_from_slice(&answer.to_bytes());
+    for (chunk, answer) in bytes.chunks_exact_mut(ANSWER_BYTES).zip(answers) {
+        chunk.copy_from_slice(&answer.to_bytes());
     }
     let bytes = bytes.get(..answers.len() * ANSWER_BYTES).unwrap_or_default();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PENDING_REQUESTS))];
@@ -264,7 +265,7 @@ pub(super) fn send_answers(socket: BorrowedFd<'_>, answers: &[Answer], pidfds: &
     loop {
         match sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
             Err(rustix::io::Errno::INTR) => {}
-            // Too many descriptors of this user are under way (unix(7)): their receivers have to take some first.
+            // Too many descriptors of this user are in transit, unix(7). Receivers must take some of them first.
             Err(rustix::io::Errno::TOOMANYREFS) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -286,8 +287,8 @@ pub(super) fn receive_answers(socket: BorrowedFd<'_>) -> Result<Vec<(Answer, Opt
     let count = loop {
         let mut parts = [IoSliceMut::new(&mut bytes)];
         match recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            // If the host has ended with requests unread, the kernel says so once, before it passes on what the host
-            // has sent: unix_release_sock() in net/unix/af_unix.c.
+            // If the host has ended with requests unread, the kernel returns CONNRESET once, before it returns the
+            // messages that the host has sent: unix_release_sock() in net/unix/af_unix.c.
             Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNRESET) => {}
             Err(error) => return Err(Errno::from_raw(error.raw_os_error())),
             Ok(message) => break message.bytes,
@@ -323,14 +324,15 @@ mod tests {
             assert_eq!(Answer::from_bytes(&answer.to_bytes()), answer);
         }
     }
+
     #[test]
     fn the_answer_of_a_host_that_ended_with_requests_unread_is_received() {
-        let (socket, of_host) =
+        let (socket, host_socket) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let refused = Answer::failed(SpawnStep::Clone, Errno::ENOMEM);
-        assert!(send_answers(of_host.as_fd(), &[refused], &[]));
+        assert!(send_answers(host_socket.as_fd(), &[refused], &[]));
         rustix::io::write(&socket, &0_usize.to_ne_bytes()).unwrap();
-        drop(of_host);
+        drop(host_socket);
         let received = receive_answers(socket.as_fd()).unwrap();
         assert_eq!(received.iter().map(|(answer, _)| *answer).collect::<Vec<_>>(), [refused]);
         assert_eq!(receive_answers(socket.as_fd()).unwrap().len(), 0);

@@ -9,8 +9,10 @@ use super::page::PAGE;
 use super::slot::{SlotShape, stack_bytes};
 use crate::failure::SpawnError;
 
-/// The mappings of a task: guard, stack, the segments of its program, and what malloc(3) and its first thread take.
+/// The number of mappings of a task: the guard, the stack, the segments of its program, and the mappings of malloc(3)
+/// and of its first thread.
 const MAPPINGS_OF_A_TASK: u64 = 12;
+
 /// Error: an address space for tasks can't be made, so no task was started. A task is a process that shares its
 /// address space with other processes of the same program.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -49,7 +51,7 @@ pub enum AddressSpaceError {
 /// Returns the advice for the user if the host can't be made because of `errno`.
 fn remedy_of_host(errno: Errno) -> &'static str {
     match errno {
-        // The kernel does not say which of the limits it was: mmap(2).
+        // The error of mmap(2) does not say which of the limits is reached.
         Errno::ENOMEM => {
             "start fewer tasks, make the stack smaller with ulimit -s, or raise a limit: ulimit -d (RLIMIT_DATA), ulimit -v \
              (RLIMIT_AS), or the commit limit of a machine with vm.overcommit_memory=2 (vm.overcommit_ratio)"
@@ -66,7 +68,7 @@ fn remedy_of_host(errno: Errno) -> &'static str {
 /// [`AddressSpaceError::Room`] if the tasks need more addresses or mappings than a limit allows.
 pub(crate) fn check_room(image: &TaskProgram, tasks: usize) -> Result<(), AddressSpaceError> {
     let error = |needed, limit, remedy| AddressSpaceError::Room { tasks, needed, limit, remedy };
-    let slot = SlotShape::new(&image.shape, stack_bytes());
+    let slot = SlotShape::new(&image.layout, stack_bytes());
     let Some(bytes) = slot.and_then(|slot| slot.bytes_of(tasks as u64)) else {
         let remedy = "start fewer, or make the stack smaller with ulimit -s";
         return Err(error(
@@ -91,19 +93,20 @@ pub(crate) fn check_room(image: &TaskProgram, tasks: usize) -> Result<(), Addres
         ));
     }
     let mappings = tasks as u64 * MAPPINGS_OF_A_TASK;
-    let most =
+    let max_mappings =
         std::fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
-    match most {
-        Some(most) if mappings > most => Err(error(
+    match max_mappings {
+        Some(max_mappings) if mappings > max_mappings => Err(error(
             format!("{mappings} mappings"),
-            format!("one address space may have {most} (vm.max_map_count)"),
+            format!("one address space may have {max_mappings} (vm.max_map_count)"),
             "start fewer, or raise it: sysctl vm.max_map_count=N",
         )),
         _ => Ok(()),
     }
 }
 
-/// The addresses that the calling process has mapped, in bytes: the first field of /proc/self/statm.
+/// Returns the size in bytes of the addresses that the calling process has mapped: the first field of
+/// /proc/self/statm.
 fn own_addresses() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     text.split_whitespace().next().and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * PAGE

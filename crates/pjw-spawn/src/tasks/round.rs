@@ -1,9 +1,10 @@
 //! A round: the host takes all requests that have come, makes their tasks, and answers all requests together when all
 //! tasks have begun.
 //!
-//! A task whose program was mapped ahead is made at once. For the others, the host maps all programs first: if tasks
-//! began meanwhile, they and the host would wait for one lock of the kernel. A task needs some time until it begins.
-//! Meanwhile the host makes the next one. A message for each answer would wake the parent for each.
+//! A task whose program was mapped ahead is made at once. For the other tasks, the host first maps all programs: if
+//! tasks began meanwhile, these tasks and the host would wait for the same lock of the kernel. A task needs some time
+//! until it begins. Meanwhile the host makes the next task. All answers are one message, so that the parent wakes only
+//! once.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -26,7 +27,7 @@ use crate::failure::SpawnStep;
 const MAX_DESCRIPTORS: usize = 4;
 
 /// The descriptors that have come with a request.
-type Passed = [Option<OwnedFd>; MAX_DESCRIPTORS];
+type PassedDescriptors = [Option<OwnedFd>; MAX_DESCRIPTORS];
 
 /// Error: no more requests can come.
 struct NoMoreRequests;
@@ -34,16 +35,17 @@ struct NoMoreRequests;
 /// Error: the answers to the requests of a round could not be sent. The tasks of the round were killed.
 pub(super) struct NotAnswered;
 
-/// A request of the round, of which a task was made or not.
+/// What the round has done for one request: the mapped slot, then the task or the failure.
 struct Outcome {
     /// The descriptors that have come with the request. The task inherits them.
-    passed: Passed,
+    passed: PassedDescriptors,
     /// The slot in which the program is mapped, until the task is made.
     prepared: Option<usize>,
-    /// The process, or 0.
+    /// The process id of the task. 0 if no task was made.
     pid: u32,
-    /// The pidfd of a task that may begin. -1 for others.
+    /// The pidfd of the task. -1 if no task was made, or if the host could not detect its end.
     pidfd: RawFd,
+    /// The slot of the task.
     slot: usize,
     failure: Option<TaskStartFailure>,
 }
@@ -99,7 +101,7 @@ impl<'a> Host<'a> {
     /// wait: `None` if no request has arrived. Fails if no more requests can come. Gives each descriptor a number of at
     /// least [`Host::first_own`], because tasks use the lower numbers. A descriptor for which no such number is free is
     /// `None` in the result.
-    fn receive_request(&self) -> Result<Option<(Request, Passed)>, NoMoreRequests> {
+    fn receive_request(&self) -> Result<Option<(Request, PassedDescriptors)>, NoMoreRequests> {
         let mut offset = [0_u8; size_of::<usize>()];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -115,13 +117,13 @@ impl<'a> Host<'a> {
         if received < offset.len() {
             return Err(NoMoreRequests);
         }
-        let mut descriptors: Passed = [const { None }; MAX_DESCRIPTORS];
-        let mut places = descriptors.iter_mut();
+        let mut descriptors: PassedDescriptors = [const { None }; MAX_DESCRIPTORS];
+        let mut free_entries = descriptors.iter_mut();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(list) = message {
                 for descriptor in list {
-                    if let Some(place) = places.next() {
-                        *place = move_above(descriptor, self.first_own).ok();
+                    if let Some(entry) = free_entries.next() {
+                        *entry = move_above(descriptor, self.first_own).ok();
                     }
                 }
             }
@@ -138,28 +140,28 @@ impl<'a> Host<'a> {
         &mut self,
         index: usize,
         request: Request,
-        passed: &Passed,
+        passed: &PassedDescriptors,
     ) -> Result<usize, TaskStartFailure> {
-        let head = &request.head;
+        let header = &request.header;
         let expected =
-            head.streams.iter().filter(|is_passed| **is_passed).count() + usize::from(head.has_cgroup);
+            header.streams.iter().filter(|is_passed| **is_passed).count() + usize::from(header.has_cgroup);
         // The kernel leaves out descriptors above the limit of the host (`MSG_CTRUNC`, recvmsg(2)).
         if passed.iter().take(expected).any(Option::is_none) {
             return Err((SpawnStep::Stdio, Errno::EMFILE));
         }
-        if head.rank >= self.plan.size {
+        if header.rank >= self.plan.size {
             return Err((SpawnStep::Clone, Errno::EINVAL));
         }
         let mut passed = passed.iter().map(|descriptor| descriptor.as_ref().map_or(-1, AsRawFd::as_raw_fd));
         let mut next = |is_passed| if is_passed { passed.next().unwrap_or(-1) } else { -1 };
-        let streams = head.streams.map(&mut next);
-        let cgroup = head.has_cgroup.then(|| next(true));
+        let streams = header.streams.map(&mut next);
+        let cgroup = header.has_cgroup.then(|| next(true));
         let descriptors = Descriptors { streams, cgroup, first_own: self.first_own };
         let slot = self.mapped_slot()?;
         let start = self
             .write_stack(&self.addresses_of(slot), request, &descriptors)
             .inspect_err(|_| self.unmap_slot(slot))?;
-        // SAFETY: there is room for so many starts, and no task of another round uses this one.
+        // SAFETY: `starts` has room for each request of a round, and no task of another round uses this start.
         unsafe { self.starts.wrapping_add(index).write(start) };
         self.set_unused(slot, SLOT_MAPPED);
         Ok(slot)
@@ -183,19 +185,20 @@ impl<'a> Host<'a> {
                 outcome.failure = Some(failed);
             }
         }
-        // The task has its own copies.
+        // The task has its own copies of these descriptors.
         outcome.passed = [const { None }; MAX_DESCRIPTORS];
     }
 
-    /// The first slots have the highest addresses: the kernel places heaps in the highest slots first.
+    /// Returns the addresses of the slot with the index `slot`. The first slots have the highest addresses, because the
+    /// kernel places heaps in the highest slots first.
     fn addresses_of(&self, slot: usize) -> TaskSlot {
         self.plan.slot.slot(self.slots_at, self.slots.len().saturating_sub(slot + 1))
     }
 
     /// Sets the state of a slot in which no task lives.
     fn set_unused(&mut self, slot: usize, state: RawFd) {
-        if let Some(place) = self.slots.get_mut(slot) {
-            place.pidfd = state;
+        if let Some(slot) = self.slots.get_mut(slot) {
+            slot.pidfd = state;
         }
     }
 
@@ -208,8 +211,9 @@ impl<'a> Host<'a> {
         self.set_unused(slot, SLOT_FREE);
     }
 
-    /// Maps the program and the stack for the first requests of a group, at most [`MAX_PENDING_REQUESTS`]. If the
-    /// kernel refuses one, the request for it tries again and is answered with the reason.
+    /// Maps the program and the stack into the slots for the first requests of a group, at most
+    /// [`MAX_PENDING_REQUESTS`]. Stops at the first error: a request tries again to map a slot, and is answered with
+    /// the error.
     pub(super) fn map_slots_ahead(&mut self) {
         for slot in 0..self.slots.len().min(MAX_PENDING_REQUESTS) {
             if self.map_slot(slot).is_err() {
@@ -241,7 +245,7 @@ impl<'a> Host<'a> {
         let (file, advise) = (self.file.as_raw_fd(), plan.stacks_need_advice);
         // SAFETY: the slot is free.
         let mapped = unsafe {
-            map::map_task_slot(&addresses, &plan.shape, file, advise, self.initial_values.is_some())
+            map::map_task_slot(&addresses, &plan.layout, file, advise, self.initial_values.is_some())
         };
         match mapped {
             Ok(()) => self.set_unused(slot, SLOT_READY),
@@ -263,19 +267,20 @@ impl<'a> Host<'a> {
         let base = slot.program;
         let contents = StackContents {
             strings: request.strings(),
-            argument_count: request.head.argument_count,
-            variable_count: request.head.variable_count,
-            program_headers: base + plan.shape.program_headers,
+            argument_count: request.header.argument_count,
+            variable_count: request.header.variable_count,
+            program_headers: base + plan.layout.program_headers,
             header_copy: self.headers.as_ref().map_or(&[][..], HeaderCopy::bytes),
-            program_header_count: plan.shape.program_header_count,
-            entry: base + plan.shape.entry,
+            program_header_count: plan.layout.program_header_count,
+            entry: base + plan.layout.entry,
             auxiliary: &plan.auxiliary,
         };
         // SAFETY: the stack is mapped, and no task uses it yet.
         let stack = unsafe { stack::write_initial_stack(base, plan.slot.stack_bytes, &contents) }
             .map_err(|errno| (SpawnStep::Exec, errno))?;
-        let entry_point = EntryPoint { shape: &plan.shape, base, stack, initial_values: self.initial_values };
-        let pid = self.directory.pid_of(request.head.rank);
+        let initial_values = self.initial_values;
+        let entry_point = EntryPoint { layout: &plan.layout, base, stack, initial_values };
+        let pid = self.directory.pid_of(request.header.rank);
         Ok(TaskStart::new(request, entry_point, descriptors, pid))
     }
 
@@ -291,20 +296,21 @@ impl<'a> Host<'a> {
         } else {
             copy_above(&pidfd, self.first_own).inspect_err(|_| {
                 kill_task(pid);
-                self.wait(index, pidfd.as_raw_fd());
+                self.wait_for_start(index, pidfd.as_raw_fd());
             })
         };
         let kept = kept.map(IntoRawFd::into_raw_fd);
-        if let Some(place) = self.slots.get_mut(slot) {
-            *place = Slot { pidfd: kept.unwrap_or(SLOT_LOST), pid };
+        if let Some(slot) = self.slots.get_mut(slot) {
+            *slot = Slot { pidfd: kept.unwrap_or(SLOT_LOST), pid };
         }
         self.living += usize::from(kept.is_ok());
         kept
     }
 
-    /// Waits until a task of the round needs its start no more. Returns its failure.
-    fn wait(&self, index: usize, pidfd: RawFd) -> Option<TaskStartFailure> {
-        // SAFETY: the start was written when the task was begun.
+    /// Waits until the task with the index `index` in the round no longer uses its [`TaskStart`]. Returns the failure
+    /// if its start has failed. `pidfd` is the pidfd of the task.
+    fn wait_for_start(&self, index: usize, pidfd: RawFd) -> Option<TaskStartFailure> {
+        // SAFETY: the start was written before the task was made.
         let start = unsafe { &*self.starts.wrapping_add(index) };
         task_start::wait_until_unused(start, pidfd);
         start.failure()
@@ -314,10 +320,13 @@ impl<'a> Host<'a> {
     /// whose end the host could not detect. Returns whether the answers were sent. If not, kills all tasks of the
     /// round.
     fn answer_requests(&mut self, outcomes: &mut [Outcome]) -> bool {
-        // From the last one on: when it has begun, most others have, and the host sleeps once.
-        let begun = outcomes.iter_mut().enumerate().rev().filter(|(_, outcome)| outcome.pidfd >= 0);
-        for (index, outcome) in begun {
-            outcome.failure = self.wait(index, outcome.pidfd);
+        if outcomes.is_empty() {
+            return true;
+        }
+        // The last task comes first: when it has begun, most others have begun too, so the host sleeps only once.
+        let made = outcomes.iter_mut().enumerate().rev().filter(|(_, outcome)| outcome.pidfd >= 0);
+        for (index, outcome) in made {
+            outcome.failure = self.wait_for_start(index, outcome.pidfd);
             if let Err(errno) = self.watch_task(outcome.slot, outcome.pidfd) {
                 kill_task(outcome.pid);
                 // SAFETY: closes the pidfd of the task, which nothing else uses.
@@ -329,9 +338,6 @@ impl<'a> Host<'a> {
                 (outcome.pidfd, outcome.failure) = (-1, Some((SpawnStep::Clone, errno)));
             }
         }
-        if outcomes.is_empty() {
-            return true;
-        }
         let mut answers = [Answer::default(); MAX_PENDING_REQUESTS];
         let mut pidfds = [self.socket; MAX_PENDING_REQUESTS];
         let mut count = 0;
@@ -340,10 +346,10 @@ impl<'a> Host<'a> {
                 outcome.failure.map_or_else(Answer::default, |(step, errno)| Answer::failed(step, errno));
             (answer.pid, answer.has_pidfd) = (outcome.pid, outcome.pidfd >= 0);
             if answer.has_pidfd
-                && let Some(place) = pidfds.get_mut(count)
+                && let Some(pidfd) = pidfds.get_mut(count)
             {
                 // SAFETY: the table of slots keeps the descriptor open.
-                *place = unsafe { BorrowedFd::borrow_raw(outcome.pidfd) };
+                *pidfd = unsafe { BorrowedFd::borrow_raw(outcome.pidfd) };
                 count += 1;
             }
         }

@@ -16,16 +16,16 @@ use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use super::image::ProgramLayout;
 use super::page::{ADDRESS_LIMIT, PAGE};
 
-/// What a page of the page table covers on x86-64.
+/// The size in bytes of the addresses that one page of the page table covers on x86-64.
 const COVERED: u64 = 2 << 20;
 /// The size of a guard: a range where nothing is mapped, so that a stack or a program that exceeds its range fails.
 const GUARD: u64 = 64 << 10;
-/// The stack of a task if the limit of the stack (`RLIMIT_STACK`) is infinite. The usual limit.
+/// The size in bytes of the stack of a task if the limit of the stack (`RLIMIT_STACK`) is infinite.
 const USUAL_STACK: u64 = 8 << 20;
-/// The smallest stack of a task, also if the limit of the stack is lower.
+/// The size in bytes of the stack of a task if the limit of the stack is lower.
 const MIN_STACK: u64 = 256 << 10;
-/// The room for a heap: malloc(3) of glibc maps 1 MiB at once if brk(2) fails (`MMAP_AS_MORECORE_SIZE`, malloc.c), and
-/// the variables of the first thread before. Whatever is mapped first lies at the end of the room.
+/// The size in bytes of the room for a heap. glibc first maps the variables of the first thread. Then malloc(3) maps
+/// 1 MiB at once if brk(2) fails (`MMAP_AS_MORECORE_SIZE`, malloc.c). What is mapped first lies at the end of the room.
 const HEAP_ROOM: u64 = (1 << 20) + SMALL_MAPPINGS;
 /// The part of [`HEAP_ROOM`] for the variables of the first thread, and for other small mappings.
 const SMALL_MAPPINGS: u64 = 64 << 10;
@@ -48,12 +48,13 @@ pub(super) struct SlotShape {
     pub(super) alignment: u64,
     /// The size of the stack.
     pub(super) stack_bytes: u64,
-    /// Where the program begins in slot 0, relative to the slot.
+    /// The offset of the program in slot 0.
     program: u64,
-    /// The bytes of the program.
+    /// The size of the program.
     span: u64,
-    /// The unit of the distances: a page, or 0 if all programs have the same distance.
-    unit: u64,
+    /// The unit of the distances between programs and the ends of their slots: a page, or 0 if all programs have the
+    /// same distance.
+    distance_unit: u64,
 }
 
 /// The addresses of one slot.
@@ -86,18 +87,19 @@ impl SlotShape {
         let tail = program.span.checked_add(GUARD + SMALL_MAPPINGS + HOT_HEAP)?.checked_add(COVERED)?;
         let tail = tail.checked_next_multiple_of(program.alignment)?;
         let stack_bytes = stack_bytes.max(MIN_STACK).checked_next_multiple_of(PAGE)?;
-        // A program with a larger alignment can't begin at any page.
-        let unit = if program.alignment <= PAGE { PAGE } else { 0 };
-        let needed =
-            GUARD.checked_add(stack_bytes)?.checked_add(tail)?.checked_add((DISTANCES - 1) * unit)?;
+        // A program with a larger alignment than a page can't begin at each page.
+        let distance_unit = if program.alignment <= PAGE { PAGE } else { 0 };
+        let max_distance = (DISTANCES - 1) * distance_unit;
+        let needed = GUARD.checked_add(stack_bytes)?.checked_add(tail)?.checked_add(max_distance)?;
         let bytes = needed.checked_next_multiple_of(alignment)?;
-        Some(Self { bytes, alignment, stack_bytes, program: bytes - tail, span: program.span, unit })
+        Some(Self { bytes, alignment, stack_bytes, program: bytes - tail, span: program.span, distance_unit })
     }
 
     /// Returns the addresses of the slot with the number `index`. `slots_at` is the address of slot 0, the lowest one.
     pub(super) fn slot(&self, slots_at: u64, index: usize) -> TaskSlot {
         let begin = slots_at + index as u64 * self.bytes;
-        let program = begin + self.program - index as u64 * PAGES_BETWEEN_DISTANCES % DISTANCES * self.unit;
+        let distance = index as u64 * PAGES_BETWEEN_DISTANCES % DISTANCES * self.distance_unit;
+        let program = begin + self.program - distance;
         let heap_room = program + self.span + GUARD;
         TaskSlot { begin, stack: program - self.stack_bytes, program, heap_room }
     }
@@ -181,8 +183,14 @@ mod tests {
         let stack = 4 << 40;
         let program = stack - PAGE;
         let stack_bytes = program - GUARD;
-        let slot =
-            SlotShape { bytes: stack, alignment: COVERED, stack_bytes, program, span: PAGE, unit: PAGE };
+        let slot = SlotShape {
+            bytes: stack,
+            alignment: COVERED,
+            stack_bytes,
+            program,
+            span: PAGE,
+            distance_unit: PAGE,
+        };
         assert_eq!(slot.bytes_of(10), Some(10 * stack + COVERED));
         assert_eq!(slot.bytes_of(4_000), None);
         assert_eq!(slot.bytes_of(u64::MAX), None);

@@ -1,4 +1,5 @@
-//! The side of the process that starts tasks: it makes the host, and asks it for each task.
+//! The address space of tasks, for the process that starts them: this process forks the host, and sends the host a
+//! request for each task.
 
 use std::collections::VecDeque;
 use std::ffi::CStr;
@@ -61,9 +62,9 @@ pub struct AddressSpace {
     nonce: u64,
     /// The offsets of the requests that are on their way, the oldest first.
     posted: VecDeque<usize>,
-    /// The answers that have come with others, and the pidfds of the tasks.
+    /// The answers that have arrived and were not returned yet, each with the pidfd of its task.
     arrived: VecDeque<(Answer, Option<OwnedFd>)>,
-    /// Another value is responsible for the host.
+    /// Whether the caller of [`AddressSpace::leave_host`] must end the host, and not this value.
     is_left: bool,
 }
 
@@ -125,21 +126,21 @@ impl AddressSpace {
             return Err(AddressSpaceError::Unsupported("another user or group"));
         }
         let failed = |errno| AddressSpaceError::Host(SpawnError { step: SpawnStep::Clone, errno });
-        let of_io = |error: rustix::io::Errno| failed(Errno::from_raw(error.raw_os_error()));
-        let slot = SlotShape::new(&image.shape, stack_bytes()).ok_or_else(|| failed(Errno::ENOMEM))?;
-        let (socket, of_host) =
+        let io_failed = |error: rustix::io::Errno| failed(Errno::from_raw(error.raw_os_error()));
+        let slot = SlotShape::new(&image.layout, stack_bytes()).ok_or_else(|| failed(Errno::ENOMEM))?;
+        let (socket, host_socket) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .map_err(of_io)?;
+                .map_err(io_failed)?;
         let buffer = RequestBuffer::new().map_err(failed)?;
         let directory = MemoryForFork::map(TaskDirectory::size_in_bytes(parameters.size)).map_err(failed)?;
         let mut nonce = [0; 8];
-        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(of_io)?;
+        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(io_failed)?;
         let nonce = u64::from_ne_bytes(nonce);
         let plan = HostParameters {
-            shape: image.shape,
+            layout: image.layout,
             slot,
             file: image.file.as_raw_fd(),
-            socket: of_host.as_raw_fd(),
+            socket: host_socket.as_raw_fd(),
             buffer: buffer.address(),
             directory: directory.address(),
             capacity: parameters.capacity,
@@ -148,7 +149,7 @@ impl AddressSpace {
             heap_begin: heap_begin().ok_or_else(|| failed(Errno::ENOSYS))?,
             highest_descriptor: highest_descriptor(parameters.has_own_table)
                 .max(socket.as_raw_fd())
-                .max(of_host.as_raw_fd()),
+                .max(host_socket.as_raw_fd()),
             auxiliary: AuxiliaryVector::of_this_process(),
             must_not_dump: kernel_version() < SEPARATE_CORE_DUMPS,
             stacks_need_advice: kernel_version() < STACKS_WITHOUT_HUGE_PAGES,
@@ -156,7 +157,7 @@ impl AddressSpace {
             nonce,
         };
         let host = fork_host(&plan).map_err(failed)?;
-        drop(of_host);
+        drop(host_socket);
         Ok(Self {
             setup,
             socket,
@@ -170,8 +171,8 @@ impl AddressSpace {
         })
     }
 
-    /// Waits until the host, the process that owns the address space, is ready to start tasks. Requests that were sent
-    /// before wait for it too.
+    /// Waits until the host, the process that owns the address space, is ready to start tasks. The host answers
+    /// requests that were sent before only then.
     ///
     /// # Errors
     /// [`AddressSpaceError::Host`] with the failed step. Then no task was started, and none will be.
@@ -236,21 +237,21 @@ impl AddressSpace {
     /// # Errors
     /// The errors of [`AddressSpace::start`].
     pub(crate) fn wait_for_oldest_request(&mut self) -> Result<Child, SpawnError> {
-        let of_clone = |errno| SpawnError { step: SpawnStep::Clone, errno };
+        let at_clone = |errno| SpawnError { step: SpawnStep::Clone, errno };
         let received = self.receive_answer();
         self.posted.pop_front();
-        let (answer, pidfd) = received.map_err(of_clone)?;
+        let (answer, pidfd) = received.map_err(at_clone)?;
         let child = pidfd.map(|pidfd| Child { pid: Pid(answer.pid), pidfd });
         match (answer.errno, child) {
             (0, Some(child)) => return Ok(child),
             (_, Some(child)) => {
                 let _ = child.wait();
             }
-            // No caller could wait for a task without a pidfd.
+            // A task without a pidfd is killed, because no caller could wait for it.
             (_, None) if answer.pid != 0 => kill_and_wait(Pid(answer.pid)),
             (_, None) => {}
         }
-        Err(if answer.errno == 0 { of_clone(Errno::EMFILE) } else { error_of(answer) })
+        Err(if answer.errno == 0 { at_clone(Errno::EMFILE) } else { error_of(answer) })
     }
 
     /// Writes the request for the task `instance` into the memory for requests. The host (the process that owns the
@@ -271,7 +272,7 @@ impl AddressSpace {
         strings.extend_from_slice(variable.as_bytes());
         strings.extend_from_slice(setup.program.as_bytes_with_nul());
         let stdio = &instance.stdio;
-        let head = RequestHeader {
+        let header = RequestHeader {
             rank: instance.rank,
             task: 0,
             argument_count,
@@ -289,7 +290,7 @@ impl AddressSpace {
             string_bytes: strings.len(),
             name: comm(&setup.program),
         };
-        let written = self.buffer.write(head, mask, directory, &strings);
+        let written = self.buffer.write(header, mask, directory, &strings);
         written.map_err(|errno| SpawnError { step: SpawnStep::Exec, errno })
     }
 
@@ -314,7 +315,7 @@ impl AddressSpace {
                 SendFlags::NOSIGNAL,
             ) {
                 Err(rustix::io::Errno::INTR) => {}
-                // The kernel reports the second one if the host has ended with requests unread.
+                // The kernel reports CONNRESET if the host has ended with requests unread.
                 Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => {
                     return Err(self.errno_of_ended_host());
                 }
@@ -336,7 +337,7 @@ impl AddressSpace {
             self.arrived.extend(receive_answers(self.socket.as_fd())?);
         }
         self.arrived.pop_front().ok_or_else(|| {
-            // No caller gets these tasks.
+            // These tasks are killed, because no caller gets them.
             let unanswered = std::mem::take(&mut self.posted);
             unanswered.iter().filter_map(|offset| self.buffer.task(*offset)).for_each(end_without_pidfd);
             self.errno_of_ended_host()
@@ -380,7 +381,7 @@ impl Drop for AddressSpace {
 /// Hosts that end with their last task, and were not waited for.
 static HOSTS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// Waits for the hosts that have ended.
+/// Reaps the hosts that have ended.
 fn reap_hosts() {
     let lives = |host: &Pid| {
         let waited = waitpid(nix::unistd::Pid::from_raw(host.0.cast_signed()), Some(WaitPidFlag::WNOHANG));
@@ -402,6 +403,7 @@ fn kill_and_wait(child: Pid) {
     let _ = waitpid(child, None);
 }
 
+/// Returns the process id of the process whose end also ends the host and the tasks. 0 if there is no such process.
 fn launcher(setup: &Setup) -> i32 {
     if setup.ends_with_launcher { std::process::id().cast_signed() } else { 0 }
 }
@@ -441,7 +443,7 @@ fn fork_host(plan: &HostParameters) -> Result<Pid, Errno> {
 /// `list` must end with a null pointer, and each string with a NUL byte.
 unsafe fn append_strings(mut list: *const *const libc::c_char, strings: &mut Vec<u8>) -> usize {
     let mut count = 0;
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees the ends of the list and of the strings.
     unsafe {
         while !(*list).is_null() {
             strings.extend_from_slice(CStr::from_ptr(*list).to_bytes_with_nul());
@@ -452,15 +454,16 @@ unsafe fn append_strings(mut list: *const *const libc::c_char, strings: &mut Vec
     count
 }
 
-/// The name of a process of a program, as execve(2) sets it.
+/// Returns the name of a process that executes `program`, as execve(2) sets it.
 fn comm(program: &CStr) -> [u8; COMM_BYTES] {
     let name = program.to_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let mut comm = [0; COMM_BYTES];
-    comm[..COMM_BYTES - 1].iter_mut().zip(name).for_each(|(place, byte)| *place = *byte);
+    let length = name.len().min(COMM_BYTES - 1);
+    comm[..length].copy_from_slice(&name[..length]);
     comm
 }
 
-/// The version of the running kernel. 0.0 if it can't be read.
+/// Returns the version of the running kernel. 0.0 if the version can't be read.
 fn kernel_version() -> (u32, u32) {
     static VERSION: OnceLock<(u32, u32)> = OnceLock::new();
     *VERSION.get_or_init(|| {

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 const MAX_ENTRIES: usize = 48;
 /// The bytes of the null word that the kernel keeps at the end of a stack.
 pub(super) const NULL_WORD_BYTES: u64 = 8;
-/// What the stack must have left below the arguments.
+/// The bytes of the stack that must be left below its initial contents.
 const ROOM_BELOW: u64 = 128 << 10;
 /// The bytes of `AT_RANDOM`.
 const RANDOM_BYTES: usize = 16;
@@ -40,18 +40,17 @@ impl AuxiliaryVector {
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
         let read = bytes.chunks_exact(16).map(|pair| (word(&pair[..8]), word(&pair[8..])));
         let mut auxiliary = Self { entries: [(0, 0); MAX_ENTRIES], count: 0, platform: [0; NAME_BYTES] };
-        for (entry, place) in read.take_while(|(key, _)| *key != libc::AT_NULL).zip(&mut auxiliary.entries) {
-            *place = entry;
+        for (pair, entry) in read.take_while(|(key, _)| *key != libc::AT_NULL).zip(&mut auxiliary.entries) {
+            *entry = pair;
             auxiliary.count += 1;
         }
         // SAFETY: has no precondition.
         let platform = unsafe { libc::getauxval(libc::AT_PLATFORM) };
         if platform != 0 {
-            // SAFETY: the kernel ends the name with a NUL byte, and it stays on the first stack of the process.
-            let name = unsafe { std::ffi::CStr::from_ptr(pointer(platform).cast_const().cast()) };
-            for (byte, place) in name.to_bytes().iter().zip(&mut auxiliary.platform[..NAME_BYTES - 1]) {
-                *place = *byte;
-            }
+            // SAFETY: the kernel ends the name with a NUL byte, and the name stays on the first stack of the process.
+            let name = unsafe { std::ffi::CStr::from_ptr(pointer(platform).cast_const().cast()) }.to_bytes();
+            let length = name.len().min(NAME_BYTES - 1);
+            auxiliary.platform[..length].copy_from_slice(&name[..length]);
         }
         auxiliary
     }
@@ -72,14 +71,16 @@ pub(super) struct StackContents<'a> {
     pub(super) auxiliary: &'a AuxiliaryVector,
 }
 
-/// Writes words towards higher addresses.
-struct Words(*mut u64);
+/// Writes words one after the other, towards higher addresses. Contains the address of the next word.
+struct WordWriter(*mut u64);
 
-impl Words {
+impl WordWriter {
+    /// Writes the next word.
+    ///
     /// # Safety
-    /// The address must be writable.
+    /// The address of the next word must be writable.
     unsafe fn push(&mut self, word: u64) {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees that the address is writable.
         unsafe {
             self.0.write(word);
             self.0 = self.0.add(1);
@@ -103,6 +104,7 @@ pub(super) unsafe fn write_initial_stack(
     let strings = contents.strings.len() as u64;
     let words = 3 + contents.argument_count + contents.variable_count + 2 * (MAX_ENTRIES + 2);
     let headers = contents.header_copy.len() as u64;
+    // 256 bytes have room for the null word, the name of the platform, the random bytes and the alignment.
     let needed = strings + headers + (words * size_of::<u64>()) as u64 + 256;
     if needed.saturating_add(ROOM_BELOW) > bytes {
         return Err(Errno::E2BIG);
@@ -111,7 +113,7 @@ pub(super) unsafe fn write_initial_stack(
     let strings_at = headers_at - strings;
     let platform_at = strings_at - NAME_BYTES as u64;
     let random_at = (platform_at - RANDOM_BYTES as u64) & !15;
-    // SAFETY: all of this lies within the bytes below `top`.
+    // SAFETY: all ranges lie within the `bytes` bytes below `top`.
     unsafe {
         let copy = contents.header_copy;
         pointer(headers_at).copy_from_nonoverlapping(copy.as_ptr(), copy.len());
@@ -120,7 +122,7 @@ pub(super) unsafe fn write_initial_stack(
         libc::syscall(libc::SYS_getrandom, random_at, RANDOM_BYTES, 0);
     }
     let begin = (random_at - (words * size_of::<u64>()) as u64) & !15;
-    let mut out = Words(pointer(begin).cast());
+    let mut out = WordWriter(pointer(begin).cast());
     let mut starts = StringStarts { strings: contents.strings, at: 0 };
     // SAFETY: `words` words fit between `begin` and `random_at`.
     unsafe {
@@ -148,13 +150,13 @@ pub(super) unsafe fn write_initial_stack(
             libc::AT_PLATFORM => platform_at,
             _ => value,
         };
-        // SAFETY: as above.
+        // SAFETY: `words` contains two words for each entry.
         unsafe {
             out.push(key);
             out.push(value);
         }
     }
-    // SAFETY: as above.
+    // SAFETY: `words` contains two words for the end of the vector.
     unsafe {
         out.push(libc::AT_NULL);
         out.push(0);
@@ -162,24 +164,26 @@ pub(super) unsafe fn write_initial_stack(
     Ok(begin)
 }
 
-/// Addresses have 64 bits wherever tasks run.
+/// Returns `address` as a pointer. Tasks run only where addresses have 64 bits.
 fn pointer(address: u64) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap_or(0))
 }
 
-/// Finds the beginnings of strings that follow each other.
+/// Finds the offset of each string in a sequence of strings, of which each ends with a NUL byte.
 struct StringStarts<'a> {
     strings: &'a [u8],
+    /// The offset of the next string.
     at: usize,
 }
 
 impl StringStarts<'_> {
+    /// Returns the offset of the next string.
     fn next_start(&mut self) -> u64 {
         let start = self.at;
-        let rest = self.strings.get(start..).unwrap_or_default();
-        // Debug builds take long to look at each byte.
-        // SAFETY: reads at most so many bytes.
-        self.at = start + unsafe { libc::strnlen(rest.as_ptr().cast(), rest.len()) } + 1;
+        let remaining = self.strings.get(start..).unwrap_or_default();
+        // By strnlen(3), because a loop over the bytes is slow in debug builds.
+        // SAFETY: reads at most the bytes of `remaining`.
+        self.at = start + unsafe { libc::strnlen(remaining.as_ptr().cast(), remaining.len()) } + 1;
         start as u64
     }
 }
