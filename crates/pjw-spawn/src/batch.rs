@@ -163,8 +163,8 @@ impl SpawnContext {
 
 impl SpawnContext {
     /// Returns whether the calling thread can start a single instance itself. An instance that ends with its launcher
-    /// needs a thread that lives as long as the context. Replicas need a thread with a mount namespace of its own. A task
-    /// needs a thread that makes its address space.
+    /// needs a thread that lives as long as the context. Replicas need a thread with a mount namespace of its own. A
+    /// task needs a thread that makes its address space.
     fn needs_no_thread(&self) -> bool {
         !self.setup.ends_with_launcher && self.setup.replicas.is_none() && self.setup.image.is_none()
     }
@@ -367,7 +367,7 @@ impl SpawnBatch {
             if entry.is_some_and(|entry| !entry.enter()) {
                 return;
             }
-            // The descriptors of an address space must be in no other table, because its host ends when they are closed.
+            // The descriptors of an address space must be in no other table: the host ends when they are closed.
             let has_own_table = unshare_descriptor_table().is_ok();
             let work = SpawnerWork { setup, instances, indexes, is_cancelled, refusal, forked, mismatch };
             match work.run(socket, has_own_table, &report_sender) {

@@ -1,12 +1,13 @@
 //! Makes a process that executes a program at once: clone3(2) with the semantics of vfork(2).
 //!
 //! The process shares the memory of the caller until it executes its program, so no page table is copied and no memory
-//! is committed. The calling thread sleeps until then. Except if it traces the process: then it passes on the signals
-//! that stop the process. The process has a stack of its own. Between its birth and execve(2) it makes system calls
-//! only: it takes no lock and allocates nothing.
+//! is committed. The calling thread sleeps until then. A calling thread that traces the process does not sleep: it
+//! passes on the signals that stop the process. The process has a stack of its own. Before execve(2), the process makes
+//! system calls only: it takes no lock and allocates nothing.
 //!
-//! The caller must have blocked all signals, except those of the C library. The process begins with them blocked, and
-//! without the handlers of the caller (`CLONE_CLEAR_SIGHAND`, Linux 5.5), so that no handler runs in the shared memory.
+//! The caller must have blocked all signals, except those of the C library. The process begins with the same blocked
+//! signals, and without the handlers of the caller (`CLONE_CLEAR_SIGHAND`, Linux 5.5), so that no handler runs in the
+//! shared memory.
 
 use std::ffi::{c_char, c_int, c_long};
 use std::mem::MaybeUninit;
@@ -146,7 +147,7 @@ pub(crate) fn clone_and_exec(
     let (failure, own_pid) = (Failure::default(), AtomicI32::new(0));
     let mut shared = Shared { start, failure, own_pid, has_handlers: false };
     let mut pidfd: c_int = -1;
-    // A signal stops a traced process, also before execve(2). A calling thread that slept could not continue it.
+    // A signal stops a traced process, also before execve(2). A sleeping tracer could not let the process continue.
     let is_traced = start.template.is_some_and(|template| template.is_traced);
     let sleep = if is_traced { 0 } else { libc::CLONE_VFORK as u64 };
     let mut arguments = CloneArguments {
@@ -161,14 +162,13 @@ pub(crate) fn clone_and_exec(
         arguments.flags |= CLONE_INTO_CGROUP;
         arguments.cgroup = u64::from(cgroup.cast_unsigned());
     }
-    // SAFETY: the stack is not used by another process, because this function returns only after the process has
-    // executed its program or has ended. `shared` and all that it points to outlive that. The process makes system
-    // calls only.
+    // SAFETY: this function returns only after the process has executed its program or has ended. So no other process
+    // uses the stack, and `shared` and all that it points to exist long enough. The process makes system calls only.
     let mut pid = unsafe { clone_and_run(&arguments, (&raw const shared).cast(), run_child) };
     if pid == -i64::from(libc::ENOSYS) && start.cgroup.is_none() {
-        // As in a container: the filter of Docker and containerd can't see the flags of clone3(2), so it has none.
+        // The seccomp filters of Docker and containerd refuse clone3(2), because a filter can't see its flags.
         shared.has_handlers = true;
-        // SAFETY: as above.
+        // SAFETY: as for clone3(2).
         pid = unsafe { old_clone_and_run(&arguments, (&raw const shared).cast(), run_child) };
     }
     if pid < 0 {
@@ -195,7 +195,7 @@ pub(crate) fn clone_and_exec(
 /// `errno`, such as `EACCES` or `EBUSY`. Otherwise the failed step is [`SpawnStep::Clone`]. `EAGAIN` always gives
 /// [`SpawnStep::Clone`], because a limit of the user or of the system can also be the reason.
 pub(crate) fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
-    let of_cgroup = [
+    let cgroup_errnos = [
         Errno::EACCES,
         Errno::EPERM,
         Errno::EBADF,
@@ -204,9 +204,8 @@ pub(crate) fn clone_error(errno: Errno, cgroup: Option<RawFd>) -> SpawnError {
         Errno::ENODEV,
         Errno::ENOENT,
     ];
-    let step =
-        if cgroup.is_some() && of_cgroup.contains(&errno) { SpawnStep::Cgroup } else { SpawnStep::Clone };
-    SpawnError { step, errno }
+    let is_of_cgroup = cgroup.is_some() && cgroup_errnos.contains(&errno);
+    SpawnError { step: if is_of_cgroup { SpawnStep::Cgroup } else { SpawnStep::Clone }, errno }
 }
 
 /// Calls clone3(2) with `arguments`. The new process calls `run(shared)` on the stack in `arguments`, and `run` never
@@ -222,7 +221,7 @@ pub(crate) unsafe fn clone_and_run(arguments: &CloneArguments, shared: *const ()
 }
 
 /// As [`clone_and_run`], by clone(2). Only the flags, the pidfd, the exit signal and the stack of `arguments` are used.
-/// The flags above 32 bits are left out: the process inherits the signal handlers of the caller.
+/// The flags above 32 bits are not passed, so the process inherits the signal handlers of the caller.
 ///
 /// # Safety
 /// As [`clone_and_run`].
@@ -258,7 +257,7 @@ unsafe fn call_and_run(number: c_long, first: [i64; 3], shared: *const (), run: 
             in("rdi") first[0],
             in("rsi") first[1],
             in("rdx") first[2],
-            // Without the flags of clone(2) for its fourth and its fifth argument, these are not read.
+            // r8 is the fifth argument of clone(2), which the kernel does not read without the flag for it.
             in("r8") shared,
             in("r9") run,
             lateout("rcx") _,
@@ -277,7 +276,8 @@ unsafe fn call_and_run(number: c_long, first: [i64; 3], shared: *const (), run: 
 #[cfg(target_arch = "aarch64")]
 unsafe fn call_and_run(number: c_long, first: [i64; 3], shared: *const (), run: ChildFunction) -> i64 {
     let result: i64;
-    // SAFETY: as above. The kernel keeps all registers except x0.
+    // SAFETY: the caller guarantees the stack. The kernel keeps all registers except x0. The code of the process is
+    // only the call of `run`, which has its argument in a register and does not return.
     unsafe {
         std::arch::asm!(
             "svc 0",
@@ -315,7 +315,7 @@ unsafe fn call_and_run(_: c_long, _: [i64; 3], _: *const (), _: ChildFunction) -
 /// - If a step fails, stores the step and its errno in `shared`, and ends the process.
 /// - The process shares the memory of the caller, so this function must not allocate, lock or unwind.
 extern "C" fn run_child(shared: *const ()) -> ! {
-    // SAFETY: `start` passes a `Shared`, which outlives the use.
+    // SAFETY: `clone_and_exec` passes a `Shared`, which exists until this process has executed its program or ended.
     let shared = unsafe { &*shared.cast::<Shared<'_>>() };
     let start = shared.start;
     if shared.has_handlers {
@@ -328,7 +328,7 @@ extern "C" fn run_child(shared: *const ()) -> ! {
     let (step, errno) = match prepare_child(start) {
         Err(failure) => failure,
         Ok(()) => {
-            // SAFETY: the program and both lists end with a zero, and outlive the call.
+            // SAFETY: the path ends with a NUL byte, and both lists with a null pointer. All exist during the call.
             unsafe { libc::execve(start.program, start.arguments, start.environment) };
             (SpawnStep::Exec, Errno::last_raw())
         }
@@ -347,7 +347,7 @@ pub(crate) type FailedStep = (SpawnStep, i32);
 fn prepare_child(start: &StartParameters<'_>) -> Result<(), FailedStep> {
     let settings = start.settings;
     if let Some(mask) = start.mask {
-        // The first act: if the process has to move to another CPU, it does the rest there.
+        // The first step, so that a process that has to move to another CPU makes all further steps there.
         set_own_mask(mask).map_err(|errno| (SpawnStep::Mask, errno as i32))?;
     }
     if let Some(policy) = start.memory_policy {
@@ -355,7 +355,7 @@ fn prepare_child(start: &StartParameters<'_>) -> Result<(), FailedStep> {
     }
     set_standard_streams(start.streams)?;
     if !settings.directory.is_null() {
-        // SAFETY: the path ends with a zero.
+        // SAFETY: the path ends with a NUL byte.
         checked(SpawnStep::Directory, unsafe { libc::chdir(settings.directory) }.into())?;
     }
     if let Some(credentials) = settings.credentials {
@@ -374,17 +374,18 @@ fn prepare_child(start: &StartParameters<'_>) -> Result<(), FailedStep> {
     if let Some(template) = start.template {
         become_template(template)?;
     }
-    // The runtime of Rust ignores this signal, and the program would inherit that.
+    // The runtime of Rust ignores `SIGPIPE`, and the program would inherit this action.
     signals::set_default_action(libc::SIGPIPE);
-    // The stop of a traced process after execve(2) is one for this signal, which comes only if it is not blocked. The
-    // breakpoints that follow would unblock it anyway.
+    // A traced process stops after execve(2) only if `SIGTRAP` is not blocked. Its later breakpoints would unblock the
+    // signal anyway.
     let not_blocked = match start.template {
         Some(TemplateStart { is_traced: true, .. }) => 1 << (libc::SIGTRAP - 1),
         _ => 0,
     };
     let blocked_signals: KernelSignals = settings.blocked_signals & !not_blocked;
     let (set, no_old) = (&raw const blocked_signals, std::ptr::null_mut::<KernelSignals>());
-    // SAFETY: the set has the size that is given. The C library's function does not unblock its own two signals.
+    // By the system call, because sigprocmask(3) does not change the two signals that the C library uses itself.
+    // SAFETY: the set has the size that is given.
     let unblocked = unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, set, no_old, size_of::<KernelSignals>())
     };
@@ -399,23 +400,24 @@ fn checked(step: SpawnStep, result: i64) -> Result<(), FailedStep> {
 /// Makes the descriptors in `streams` the standard input, output and error of the calling process. -1 leaves the stream
 /// unchanged. A descriptor below 3 is first copied to a number above 2, so that two streams can be exchanged.
 pub(crate) fn set_standard_streams(mut streams: [RawFd; 3]) -> Result<(), FailedStep> {
-    let of_stdio = |errno| (SpawnStep::Stdio, errno);
+    let at_stdio = |errno| (SpawnStep::Stdio, errno);
     for stream in streams.iter_mut().filter(|stream| (0..3).contains(*stream)) {
         let arguments = [(*stream).into(), libc::F_DUPFD_CLOEXEC.into(), 3, 0, 0];
         // SAFETY: changes descriptors of the process only, whose table is its own.
-        let copy = unsafe { bare::raw_syscall(libc::SYS_fcntl, arguments) }.map_err(of_stdio)?;
-        *stream = RawFd::try_from(copy).map_err(|_| of_stdio(libc::EMFILE))?;
+        let copy = unsafe { bare::raw_syscall(libc::SYS_fcntl, arguments) }.map_err(at_stdio)?;
+        *stream = RawFd::try_from(copy).map_err(|_| at_stdio(libc::EMFILE))?;
     }
     for (target, &stream) in (0..).zip(&streams).filter(|(_, stream)| **stream >= 0) {
-        // SAFETY: as above. The two differ, so the copy is not closed by execve(2).
-        unsafe { bare::raw_syscall(libc::SYS_dup3, [stream.into(), target, 0, 0, 0]) }.map_err(of_stdio)?;
+        // Both numbers differ, so dup3(2) makes a copy, which execve(2) does not close.
+        // SAFETY: changes descriptors of the process only, whose table is its own.
+        unsafe { bare::raw_syscall(libc::SYS_dup3, [stream.into(), target, 0, 0, 0]) }.map_err(at_stdio)?;
     }
     Ok(())
 }
 
 /// Removes the ambient capabilities of the calling process, and then gives it the groups and the user in
 /// `credentials`. The order is: supplementary groups, group, user. After the change of the user, the process may not
-/// change the others. Uses bare system calls, because the functions of the C library would change all threads that it
+/// change its groups. Uses bare system calls, because the functions of the C library would change all threads that it
 /// knows.
 fn set_own_credentials(credentials: &Credentials) -> Result<(), FailedStep> {
     let (uid, gid, groups) = (credentials.uid, credentials.gid, &credentials.groups);
@@ -442,9 +444,10 @@ pub(crate) fn request_parent_death_signal(launcher: c_int) -> Result<(), FailedS
     let arguments = [libc::PR_SET_PDEATHSIG.into(), libc::SIGKILL.into(), 0, 0, 0];
     // SAFETY: changes the process only.
     unsafe { bare::raw_syscall(libc::SYS_prctl, arguments) }.map_err(|errno| (SpawnStep::Clone, errno))?;
-    // SAFETY: has no precondition. After the end of its parent, a process has another one.
+    // After the end of its parent, a process has another parent.
+    // SAFETY: has no precondition.
     if unsafe { libc::getppid() } != launcher {
-        // SAFETY: as in `run_child`.
+        // SAFETY: ends the process without the handlers of exit(3), which belong to the caller.
         unsafe { libc::_exit(127) }
     }
     Ok(())
@@ -459,7 +462,7 @@ fn become_template(template: TemplateStart) -> Result<(), FailedStep> {
     if !template.is_traced {
         return Ok(());
     }
-    let none = std::ptr::null_mut::<libc::c_void>();
+    let null = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: changes the process only. The call uses neither the address nor the data.
-    checked(SpawnStep::Clone, unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, none, none) })
+    checked(SpawnStep::Clone, unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, null, null) })
 }

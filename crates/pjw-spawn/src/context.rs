@@ -129,9 +129,9 @@ impl SpawnContext {
     #[must_use]
     pub fn add_rank_variables(mut self) -> Self {
         let setup = self.setup_mut();
-        let is_own =
+        let is_rank_variable =
             |variable: &CString| RANK_VARIABLES.iter().any(|name| is_named(variable, name.as_bytes()));
-        setup.environment.retain(|variable| !is_own(variable));
+        setup.environment.retain(|variable| !is_rank_variable(variable));
         setup.has_rank_variables = true;
         self
     }
@@ -308,7 +308,8 @@ impl SpawnContext {
         threads + templates + usize::from(self.setup.image.is_some())
     }
 
-    /// An instance is either a task or a fork of a template.
+    /// Sets that instances are forked from templates, which stop at `kind`. Undoes an earlier call of
+    /// [`SpawnContext::share_memory`], because an instance is either a task or a fork of a template.
     fn with_templates(mut self, kind: TemplateStopPoint) -> Self {
         let setup = self.setup_mut();
         setup.templates = Some(kind);
@@ -321,16 +322,18 @@ impl SpawnContext {
     }
 }
 
-/// Returns a variable as `NAME=value`. `None` for a text with a NUL byte.
+/// Returns an environment variable as `NAME=value`. `None` if the name or the value contains a NUL byte.
 fn variable(name: &OsStr, value: &OsStr) -> Option<CString> {
     CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
 }
 
-/// The same, without the variable that a task has for itself alone.
+/// Returns an environment variable that instances inherit, as [`variable`]. `None` also for `PJW_TASKS`, which pjw sets
+/// for each task itself.
 fn inherited(name: &OsStr, value: &OsStr) -> Option<CString> {
     if name == directory::TASKS_VARIABLE { None } else { variable(name, value) }
 }
 
+/// Returns whether `variable`, which has the form `NAME=value`, has the name `name`.
 fn is_named(variable: &CStr, name: &[u8]) -> bool {
-    variable.to_bytes().strip_prefix(name).is_some_and(|rest| rest.starts_with(b"="))
+    variable.to_bytes().strip_prefix(name).is_some_and(|after_name| after_name.starts_with(b"="))
 }

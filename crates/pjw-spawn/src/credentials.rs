@@ -1,4 +1,4 @@
-//! As which user an instance runs.
+//! The user and the groups of an instance.
 
 /// The user and the groups as which a started process runs.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The stop of a traced process after its execve(2): ptrace(2).
+//! Waits for the stop of a traced process after its execve(2), ptrace(2).
 
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
@@ -29,9 +29,9 @@ pub(crate) fn continue_until_exec(pid: i64, own_pid: &AtomicI32) {
 /// if waitid(2) fails. The stop remains, so that a later waitid(2) reports it again.
 fn wait_for_stop(pid: i64) -> Option<i32> {
     loop {
-        // SAFETY: zero is a valid value of each of its fields.
+        // SAFETY: zero is a valid value of each field of a siginfo_t.
         let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-        // Without WSTOPPED: the stops of a traced process are reported in any case.
+        // Without `WSTOPPED`, because waitid(2) reports the stops of a traced process in any case.
         let options = i64::from(libc::WEXITED | libc::WNOWAIT);
         let arguments = [libc::P_PID.into(), pid, bare::address(&raw mut info), options, 0];
         // SAFETY: the kernel writes one siginfo_t into `info`, which outlives the call.
@@ -48,18 +48,18 @@ fn wait_for_stop(pid: i64) -> Option<i32> {
 
 /// Returns whether a process that has stopped for `SIGTRAP` has executed its program. The kernel then sends the signal
 /// in the name of the process itself (`ptrace_event` in linux/ptrace.h). Another process can't send such a signal: for
-/// kill(2) the kernel sets `si_pid` to the sender, and for sigqueue(3) `si_code` is another one.
+/// kill(2), the kernel sets `si_pid` to the sender, and for sigqueue(3), `si_code` is not `SI_USER`.
 ///
 /// `PTRACE_O_TRACEEXEC` would report the same. But this option can be set only while the process is stopped.
 fn is_exec_stop(pid: i64, own_pid: i32) -> bool {
-    // SAFETY: zero is a valid value of each of its fields.
+    // SAFETY: zero is a valid value of each field of a siginfo_t.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let arguments = [libc::PTRACE_GETSIGINFO.into(), pid, 0, bare::address(&raw mut info), 0];
     // SAFETY: the kernel writes one siginfo_t into `info`, which outlives the call.
-    let is_known = unsafe { bare::raw_syscall(libc::SYS_ptrace, arguments) }.is_ok();
-    // SAFETY: every value of the bytes of this field is a process id. The field is in use with the code below.
+    let has_info = unsafe { bare::raw_syscall(libc::SYS_ptrace, arguments) }.is_ok();
+    // SAFETY: each value of the bytes of this field is a valid number. With `SI_USER`, the field is in use.
     let sender = unsafe { info.si_pid() };
-    is_known && info.si_code == libc::SI_USER && sender == own_pid
+    has_info && info.si_code == libc::SI_USER && sender == own_pid
 }
 
 #[cfg(test)]
@@ -84,7 +84,7 @@ mod tests {
         let program = find_program(OsStr::new("true")).unwrap();
         let program = CString::new(program.as_os_str().as_bytes()).unwrap();
         let (arguments, environment) = ([program.as_ptr(), std::ptr::null()], [std::ptr::null()]);
-        let none = std::ptr::null_mut::<libc::c_void>();
+        let null = std::ptr::null_mut::<libc::c_void>();
         let mut byte = 0_u8;
         // SAFETY: the new process makes system calls only, and ends.
         let process = unsafe { libc::fork() };
@@ -93,7 +93,7 @@ mod tests {
             unsafe {
                 libc::signal(libc::SIGTRAP, libc::SIG_IGN);
                 signals::block_all_signals();
-                libc::ptrace(libc::PTRACE_TRACEME, 0, none, none);
+                libc::ptrace(libc::PTRACE_TRACEME, 0, null, null);
                 libc::write(socket, (&raw const byte).cast(), 1);
                 libc::read(socket, (&raw mut byte).cast(), 1);
                 signals::set_blocked_signals(0);

@@ -15,8 +15,8 @@ pub enum SpawnStep {
     /// The kernel creates the process in the cgroup that the [`Placement`](crate::Placement) of the process contains:
     /// clone3(2) with `CLONE_INTO_CGROUP`.
     Cgroup,
-    /// The thread that starts the process sets its own affinity mask and memory policy to those that the process is to
-    /// have. The process inherits both.
+    /// The process gets its affinity mask and its memory policy. It sets them itself, or the thread that starts the
+    /// process sets its own, which the process inherits.
     Mask,
     /// The process changes its supplementary groups, its group and its user to those that the
     /// [`SpawnContext`](crate::SpawnContext) sets.
@@ -30,7 +30,7 @@ pub enum SpawnStep {
 }
 
 impl SpawnStep {
-    /// All steps, each at the place of its number.
+    /// All steps. The index of a step is its number.
     const ALL: [Self; 7] =
         [Self::Clone, Self::Cgroup, Self::Mask, Self::Credentials, Self::Directory, Self::Stdio, Self::Exec];
 
@@ -83,7 +83,7 @@ pub struct SpawnError {
 }
 
 impl SpawnError {
-    /// The text of the error.
+    /// Returns the text of the error.
     fn text(&self) -> String {
         match (self.step, self.errno) {
             (SpawnStep::Clone, Errno::EOWNERDEAD) => {
@@ -96,7 +96,7 @@ impl SpawnError {
         }
     }
 
-    /// A clause with the remedy, for the errors that have a usual cause.
+    /// Returns a clause with the remedy if the error has a usual cause, and otherwise an empty text.
     fn remedy(&self) -> &'static str {
         match (self.step, self.errno) {
             (SpawnStep::Clone | SpawnStep::Cgroup, Errno::EAGAIN) => {

@@ -1,4 +1,4 @@
-//! One process of a group.
+//! The description of one process of a group.
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;

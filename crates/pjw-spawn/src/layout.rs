@@ -1,7 +1,8 @@
 //! The argument list and the environment of instances, as the arrays of pointers that execve(2) reads.
 //!
-//! What all instances of a spawner have in common is laid out once. Before each instance, only its own arguments and
-//! variables are written again. The memory of the last instance can be used for the next one: execve(2) has copied it.
+//! What all instances of a spawner have in common is laid out once. Before the start of an instance, only its own
+//! arguments and variables are written. The memory with those of the previous instance is used again, because execve(2)
+//! has copied them.
 
 use std::ffi::{CString, c_char};
 use std::fmt::Write as _;
@@ -20,10 +21,10 @@ pub(crate) const RANK_VARIABLES: [&str; 3] = ["PJW_RANK", "PJW_SIZE", "PJW_CPUS"
 /// (process) after the other.
 pub(crate) struct ExecArrays {
     arguments: Vec<*const c_char>,
-    /// The arguments that differ between instances, each with its place in `arguments`.
+    /// The arguments that differ between instances, each with its index in `arguments`.
     own_arguments: Vec<(usize, Vec<u8>)>,
     /// The list that is laid out in `arguments`.
-    of_arguments: Option<Arc<Arguments>>,
+    current_list: Option<Arc<Arguments>>,
     environment: Vec<*const c_char>,
     /// How many variables of `environment` all instances have.
     shared_variables: usize,
@@ -31,7 +32,7 @@ pub(crate) struct ExecArrays {
     /// The texts of the variables in [`RANK_VARIABLES`], each ended by a NUL byte.
     rank_variables: [String; 3],
     /// The placement for which `PJW_CPUS` is written.
-    of_placement: Option<Arc<Placement>>,
+    current_placement: Option<Arc<Placement>>,
 }
 
 impl ExecArrays {
@@ -42,12 +43,12 @@ impl ExecArrays {
         Self {
             arguments: Vec::new(),
             own_arguments: Vec::new(),
-            of_arguments: None,
+            current_list: None,
             shared_variables: environment.len(),
             environment,
             has_rank_variables,
             rank_variables: Default::default(),
-            of_placement: None,
+            current_placement: None,
         }
     }
 
@@ -62,27 +63,29 @@ impl ExecArrays {
     /// Fills the argument array for `instance`. If the last instance had the same list of arguments, writes only the
     /// arguments that contain the rank or the number of instances.
     fn lay_out_arguments(&mut self, instance: &Instance) {
-        if !self.of_arguments.as_ref().is_some_and(|laid_out| Arc::ptr_eq(laid_out, &instance.arguments)) {
+        let is_laid_out =
+            self.current_list.as_ref().is_some_and(|list| Arc::ptr_eq(list, &instance.arguments));
+        if !is_laid_out {
             self.arguments.clear();
             self.own_arguments.clear();
-            for (at, argument) in instance.arguments.list.iter().enumerate() {
+            for (index, argument) in instance.arguments.list.iter().enumerate() {
                 self.arguments.push(match argument {
                     Argument::Fixed(fixed) => fixed.as_ptr(),
                     Argument::PerInstance(_) => {
-                        self.own_arguments.push((at, Vec::new()));
+                        self.own_arguments.push((index, Vec::new()));
                         ptr::null()
                     }
                 });
             }
             self.arguments.push(ptr::null());
-            self.of_arguments = Some(Arc::clone(&instance.arguments));
+            self.current_list = Some(Arc::clone(&instance.arguments));
         }
-        for (at, bytes) in &mut self.own_arguments {
-            if let Argument::PerInstance(pieces) = &instance.arguments.list[*at] {
+        for (index, bytes) in &mut self.own_arguments {
+            if let Argument::PerInstance(pieces) = &instance.arguments.list[*index] {
                 bytes.clear();
                 pieces.iter().for_each(|piece| piece.append(instance.rank, instance.size, bytes));
                 bytes.push(0);
-                self.arguments[*at] = bytes.as_ptr().cast();
+                self.arguments[*index] = bytes.as_ptr().cast();
             }
         }
     }
@@ -107,10 +110,10 @@ impl ExecArrays {
         let _ = write!(rank, "{rank_name}={}\0", instance.rank);
         let _ = write!(size, "{size_name}={}\0", instance.size);
         let placement = &instance.placement;
-        if !self.of_placement.as_ref().is_some_and(|written| Arc::ptr_eq(written, placement)) {
+        if !self.current_placement.as_ref().is_some_and(|written| Arc::ptr_eq(written, placement)) {
             cpus.clear();
             let _ = write!(cpus, "{cpus_name}={}\0", placement.cpus.clone().unwrap_or_default());
-            self.of_placement = Some(Arc::clone(placement));
+            self.current_placement = Some(Arc::clone(placement));
         }
     }
 }

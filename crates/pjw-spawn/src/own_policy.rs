@@ -7,8 +7,10 @@ use pjw_core::cpuset::{CpuSet, Pu};
 
 use crate::bare;
 
-/// 8,192 PUs, the largest `NR_CPUS`. A kernel with longer masks gets a larger buffer.
+/// The size of the first buffer for a mask in words: 8,192 PUs, the largest `NR_CPUS`. If the kernel has longer masks,
+/// the buffer is enlarged.
 const MASK_WORDS: usize = 128;
+/// The size of the largest buffer for a mask in words.
 const MAX_MASK_WORDS: usize = (Pu::MAX.0 as usize + 1) / 64;
 /// The most NUMA nodes of a kernel: `NODES_SHIFT` is at most 10.
 const MAX_NODES: usize = 1024;
@@ -95,7 +97,7 @@ impl MemoryPolicy {
     /// Makes this policy the memory policy of the calling thread. Does not change the variable `errno` of the C
     /// library.
     pub(crate) fn set_for_calling_thread(&self) -> Result<(), Errno> {
-        // The kernel reads one bit less than it is given: get_nodes() in mm/mempolicy.c, Linux 6.18.
+        // The kernel reads one bit less than the number that it is given: get_nodes() in mm/mempolicy.c, Linux 6.18.
         let arguments = [self.mode.into(), bare::address(self.nodes.as_ptr()), MAX_NODES as i64, 0, 0];
         // SAFETY: the kernel reads at most MAX_NODES bits of `nodes`.
         let set = unsafe { bare::raw_syscall(libc::SYS_set_mempolicy, arguments) };

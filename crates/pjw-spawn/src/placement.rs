@@ -1,4 +1,4 @@
-//! Where an instance runs.
+//! Where an instance runs: on which CPUs, with the memory of which NUMA node, and in which cgroup.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

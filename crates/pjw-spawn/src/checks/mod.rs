@@ -33,8 +33,8 @@ pub(crate) fn check_all(setup: &Setup, instances: &[Instance], starters: usize) 
     }
     Replicas::check_free_memory(setup.replicas.as_deref())?;
     if instances.len() == 1 {
-        // For a single process, the check of the kernel at the start is enough. Reading the limits takes longer than the
-        // start.
+        // For a single process, the check of the kernel at the start is enough. Reading the limits takes longer than
+        // the start.
         return Ok(());
     }
     // Each spawner thread has one template.

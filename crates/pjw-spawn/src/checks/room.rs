@@ -305,7 +305,7 @@ fn is_unlimited(
 }
 
 /// Returns whether the user `uid` may be root of the initial user namespace. `uid_map` maps users to ids in the
-/// namespace above, which may not be the initial one, user_namespaces(7). A user that is not in the map may have any id.
+/// namespace above, which may not be the initial one, user_namespaces(7). A user that is not in it may have any id.
 fn may_be_initial_root(uid_map: &str, uid: Uid) -> bool {
     let id_above = uid_map.lines().find_map(|line| {
         let mut numbers = line.split_whitespace().map(str::parse::<u32>);

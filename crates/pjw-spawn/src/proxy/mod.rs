@@ -1,17 +1,18 @@
-//! Proxy: a program is loaded and linked once, and every instance is a fork of it.
+//! Templates: a program is loaded and linked once, in a template, and each instance is a fork of the template.
 //!
-//! A [`Template`] is a process of the program that is stopped before `main`. ptrace(2) leads it there and gives it a
-//! page of code of ours (`templates/message/stub.rs`); from then on it is not traced, and waits on a channel without
-//! using a CPU. [`Template::fork`] writes the arguments and the environment of an instance over the template's and has
-//! it make one clone(2) with `CLONE_PARENT`, so that the instance is a child of the launcher.
+//! A [`Template`] is a process of the program that is stopped before `main`. The launcher traces the process by
+//! ptrace(2) until it has reached this point, and maps a page with code of this crate (`templates/message/stub.rs`)
+//! into the process. Then the template is not traced any more, and waits on a channel without using a CPU.
+//! [`Template::fork`] writes the arguments and the environment of an instance over those of the template. The template
+//! then calls clone(2) with `CLONE_PARENT`, so that the instance is a child of the launcher.
 //!
-//! Instances have of their own what a started program has: process id, arguments, environment, mask, streams, exit
-//! status, the bytes of `AT_RANDOM`, the names in /proc. They share what the loader made: the address layout, the stack
-//! canary and the pointer guard of dynamic programs.
+//! Each instance has its own process id, arguments, environment, mask, streams, exit status, bytes of `AT_RANDOM` and
+//! names in /proc, as a program started by exec. All instances share what the loader made: the address layout, and the
+//! stack canary and the pointer guard of dynamic programs.
 
 mod parameters;
 mod refusal;
-/// Templates exist for x86_64 only. Elsewhere the same names say so.
+/// Templates exist for x86_64 only. On other architectures, `no_templates.rs` has the same names.
 #[cfg_attr(not(target_arch = "x86_64"), path = "no_templates.rs")]
 mod templates;
 

@@ -1,4 +1,4 @@
-//! Other processors than x86_64 have no templates.
+//! The types and functions of templates for architectures other than x86_64, on which templates do not exist.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -57,14 +57,14 @@ impl InstanceParameters {
     }
 }
 
-/// The pointers of a list up to the null pointer.
+/// Iterates over the pointers of a list. Ends at the null pointer that ends the list.
 struct Strings(*const *const c_char);
 
 impl Iterator for Strings {
     type Item = *const c_char;
 
     fn next(&mut self) -> Option<*const c_char> {
-        // SAFETY: guaranteed by the caller of `InstanceParameters::from_address`. The null pointer is not passed.
+        // SAFETY: the caller of `InstanceParameters::from_address` guarantees the list. The iterator stays at its end.
         unsafe {
             let pointer = *self.0;
             if pointer.is_null() {
@@ -77,6 +77,6 @@ impl Iterator for Strings {
 }
 
 fn text(pointer: *const c_char) -> &'static CStr {
-    // SAFETY: guaranteed by the caller of `InstanceParameters::from_address`.
+    // SAFETY: the caller of `InstanceParameters::from_address` guarantees the strings.
     unsafe { CStr::from_ptr(pointer) }
 }

@@ -1,4 +1,4 @@
-//! Why a program can't have a template.
+//! Errors: why a program can't have a template, and why a template can't fork an instance.
 
 use nix::errno::Errno;
 use thiserror::Error;

@@ -27,9 +27,11 @@ use crate::signals::KernelSignals;
 const UNDECIDED: u32 = u32::MAX;
 /// The value of [`TaskStart::step`] after the program has begun. Other values are the number of the failed step.
 const BEGUN: u32 = u32::MAX - 1;
-/// The values of [`TaskStart::busy_state`]: the task no longer uses the start, uses it, or uses it while the host sleeps.
+/// The value of [`TaskStart::busy_state`] if the task no longer uses the [`TaskStart`].
 const UNUSED: u32 = 0;
+/// The value of [`TaskStart::busy_state`] while the task uses the [`TaskStart`], and the host does not sleep.
 const BUSY: u32 = 1;
+/// The value of [`TaskStart::busy_state`] while the task uses the [`TaskStart`], and the host sleeps until it does not.
 const AWAITED: u32 = 2;
 /// How long the host sleeps before it checks whether the task was killed.
 static CHECK_AFTER: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 100_000_000 };
@@ -250,8 +252,8 @@ fn set_up_task(start: &TaskStart<'_>) -> Result<(), FailedStep> {
     let arguments = [libc::SIG_SETMASK.into(), set, 0, size_of::<KernelSignals>() as i64, 0];
     // SAFETY: the set has the size that is given.
     unsafe { bare::raw_syscall(libc::SYS_rt_sigprocmask, arguments) }.map_err(at_clone)?;
-    // The kernel must not clear `busy_state` at the end of the task. A program without a C library would not set another
-    // address.
+    // The kernel must not clear `busy_state` at the end of the task. A program without a C library would not set
+    // another address.
     // SAFETY: null stands for no address.
     unsafe { bare::raw_syscall(libc::SYS_set_tid_address, [0; 5]) }.map(drop).map_err(at_clone)
 }

@@ -1,4 +1,5 @@
-//! The channel between the launcher and a template: a pair of sockets that keep the bounds of messages.
+//! The channel between the launcher and a template: a pair of sockets of the type `SOCK_SEQPACKET`, which keep messages
+//! apart.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -52,7 +53,7 @@ impl Channel {
         wait_readable(&[self.as_fd(), template.as_fd()], is_cancelled)?;
         let mut bytes = vec![0; size_of::<T>()];
         match retry(|| recv(self.0.as_raw_fd(), &mut bytes, MsgFlags::MSG_DONTWAIT)) {
-            // EAGAIN: the template has ended, and a process that it has started has its socket still open.
+            // EAGAIN: the template has ended, and a process that the template has forked still has its socket open.
             Ok(0) | Err(Errno::ECONNRESET | Errno::EAGAIN) => Ok(None),
             Ok(length) => Ok(value_of(&bytes[..length])),
             Err(errno) => Err(errno),
