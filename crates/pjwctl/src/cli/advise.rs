@@ -47,7 +47,7 @@ pub struct AdviseArgs {
 /// The units of a time, for a message.
 const UNITS: &str = "us, ms, s, m and h";
 
-/// A time with its unit, of at most a year.
+/// Parses a time with its unit. `None` if it is negative or longer than a year.
 fn time(text: &str) -> Option<Duration> {
     const YEAR: Duration = Duration::from_secs(366 * 24 * 3600);
     let parsed: SignedDuration = text.parse().ok()?;

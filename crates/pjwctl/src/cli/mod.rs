@@ -1,4 +1,5 @@
-//! The definition of the command line. Help, shell completions and man pages are generated from it.
+//! The command line of pjwctl, defined for the library clap. Help, shell completions and man pages are generated from
+//! this definition.
 
 mod advise;
 mod core_count;
@@ -344,8 +345,8 @@ impl Cli {
             }
             _ => return Ok(cli),
         };
-        let whole = clap_command();
-        let mut command = whole.find_subcommand(name).cloned().unwrap_or_else(|| whole.clone());
+        let pjwctl = clap_command();
+        let mut command = pjwctl.find_subcommand(name).cloned().unwrap_or_else(|| pjwctl.clone());
         Err(command.error(kind, why))
     }
 }

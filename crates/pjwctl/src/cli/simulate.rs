@@ -20,10 +20,10 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
     for its run time. With --demand, each column is a job that owns cores, and a besteffort job wants every core. Needs no \
     running pjwd, only its program.";
 
-/// The bounds of numbers of cores are those of the configuration.
+/// The largest number of cores that an option takes. It is the limit of the configuration too.
 const MAX_CORES: i64 = Pu::MAX.0 as i64 + 1;
 
-/// The options that have no meaning for a curve of demand.
+/// The options for the replay of a job log (`--trace`), which have no meaning for `--demand`.
 const OPTIONS_OF_LOGS: [&str; 5] = ["unit", "policy", "reference_policy", "per_job_csv", "fragmentation_csv"];
 
 /// The command line options of `pjwctl simulate`, which replays a file on a simulated machine. With `--trace`, the
@@ -112,7 +112,7 @@ pub enum ReferencePolicyArg {
     KubeletL3,
 }
 
-/// A time as the configuration key `lending.lend_after` takes it.
+/// Parses a time with its unit, in the range of the configuration key `lending.lend_after`.
 fn lend_after(text: &str) -> Result<Duration, String> {
     let parsed: Option<SignedDuration> = text.parse().ok();
     let parsed = parsed.and_then(|duration| Duration::try_from(duration).ok());

@@ -104,7 +104,8 @@ pub struct SpawnArgs {
     pub command: Vec<OsString>,
 }
 
-/// 0 is left to the command to refuse: it then says that nothing was started.
+/// Parses the number of instances. Accepts 0, which `pjwctl spawn` then refuses with the message that nothing was
+/// started.
 fn instance_count(text: &str) -> Result<u32, String> {
     if text.parse::<u32>() == Ok(0) { Ok(0) } else { at_least_one(text) }
 }

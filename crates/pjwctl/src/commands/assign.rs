@@ -78,8 +78,8 @@ fn wait_for_partition(client: &mut Client, mut job: Job) -> anyhow::Result<Job> 
         if status.mode != "enforce" {
             break;
         }
-        let known = status.jobs.into_iter().find(|known| known.id == job.id && known.state != "released");
-        job = known.ok_or_else(|| anyhow!("{} was released before its partition was complete", job.id))?;
+        let held = status.jobs.into_iter().find(|other| other.id == job.id && other.state != "released");
+        job = held.ok_or_else(|| anyhow!("{} was released before its partition was complete", job.id))?;
         if is_unconfined(&job) {
             sleep(TIME_BETWEEN_CHECKS);
         }

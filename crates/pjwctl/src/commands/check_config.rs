@@ -24,22 +24,22 @@ pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
     let mut pjwd = daemon_program::pjwd_command()?;
     pjwd.arg("--check-config").arg(daemon_program::option_argument("--config", file.as_os_str()));
     let program = Path::new(pjwd.get_program()).display().to_string();
-    let said = pjwd
+    let output = pjwd
         .stdout(Stdio::inherit())
         .output()
         .map_err(|error| anyhow!("can't start {program}: {error}; check that pjw is installed completely"))?;
-    output::print_escaped_error(&first_errors(&String::from_utf8_lossy(&said.stderr), MAX_ERRORS));
-    Ok(if said.status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    output::print_escaped_error(&first_errors(&String::from_utf8_lossy(&output.stderr), MAX_ERRORS));
+    Ok(if output.status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Checks that the file `file` exists, can be opened and is no directory. A pipe is not opened, because it can be
 /// read only once.
 fn check_readable(file: &Path) -> io::Result<()> {
-    let what = file.metadata()?;
-    if what.is_dir() {
+    let metadata = file.metadata()?;
+    if metadata.is_dir() {
         return Err(ErrorKind::IsADirectory.into());
     }
-    if what.is_file() { File::open(file).map(drop) } else { Ok(()) }
+    if metadata.is_file() { File::open(file).map(drop) } else { Ok(()) }
 }
 
 /// Returns a text with the reason why the configuration file can't be read, and with a remedy. `error` is the error
@@ -55,21 +55,21 @@ fn unreadable_file_text(error: &io::Error) -> String {
     }
 }
 
-/// Returns the first `most` errors in `said`, the error output of `pjwd --check-config`. An error can have several
-/// lines. Leaves out the prefix `pjwd: `. If there are more errors, the last line says how many.
-fn first_errors(said: &str, most: usize) -> String {
-    let said = said.strip_prefix("pjwd: ").unwrap_or(said);
-    // An error begins at the start of a line. Its further lines are indented.
-    let begins = |line: &&str| !line.starts_with(' ');
-    let mistakes = said.lines().filter(begins).count();
-    let mut printed = 0;
-    let lines = said.lines().take_while(|line| {
-        printed += usize::from(begins(line));
-        printed <= most
-    });
-    let mut text = lines.map(|line| line.to_owned() + "\n").collect::<String>();
-    if mistakes > most {
-        let _ = writeln!(text, "and {} more", mistakes - most);
+/// Returns the first `max_errors` errors in `stderr`, the error output of `pjwd --check-config`. An error can have
+/// several lines. Leaves out the prefix `pjwd: `. If there are more errors, the last line says how many.
+fn first_errors(stderr: &str, max_errors: usize) -> String {
+    let mut text = String::new();
+    let mut errors = 0;
+    for line in stderr.strip_prefix("pjwd: ").unwrap_or(stderr).lines() {
+        // An error begins at the start of a line. Its further lines are indented.
+        errors += usize::from(!line.starts_with(' '));
+        if errors <= max_errors {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    if errors > max_errors {
+        let _ = writeln!(text, "and {} more", errors - max_errors);
     }
     text
 }
@@ -79,9 +79,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_mistake_begins_with_its_place() {
-        let said = "pjwd: f:3:1: a: no\n  3 | a\n    | ^\nf:7:8: b: no\n";
-        assert_eq!(first_errors(said, 9), "f:3:1: a: no\n  3 | a\n    | ^\nf:7:8: b: no\n");
+    fn every_error_begins_with_its_position() {
+        let stderr = "pjwd: f:3:1: a: no\n  3 | a\n    | ^\nf:7:8: b: no\n";
+        assert_eq!(first_errors(stderr, 9), "f:3:1: a: no\n  3 | a\n    | ^\nf:7:8: b: no\n");
         assert_eq!(first_errors("", 9), "");
     }
 

@@ -43,10 +43,11 @@ impl DaemonAddress {
         let path = self.path();
         let client = Client::connect(&path)?;
         let (uid, xdg) = (geteuid().as_raw(), std::env::var_os("XDG_RUNTIME_DIR"));
+        let own = runtime_dir(uid, xdg.as_deref().map(Path::new));
         if self.socket_option().is_none()
-            && let Some(note) = another_answers(&path, &runtime_dir(uid, xdg.as_deref().map(Path::new)), uid)
+            && let Some(warning) = other_daemon_warning(&path, &own, uid)
         {
-            output::print_error(&note);
+            output::print_error(&warning);
         }
         Ok(client)
     }
@@ -62,9 +63,9 @@ impl DaemonAddress {
 /// does not run now. The two daemons do not know each other's jobs. `path` is the socket that answers, and `own` the
 /// directory of the user's daemon. `None` if `path` is in `own`, or if `own` does not exist or belongs to another
 /// user.
-fn another_answers(path: &Path, own: &Path, uid: u32) -> Option<String> {
-    let was_there = own.symlink_metadata().is_ok_and(|dir| dir.is_dir() && dir.uid() == uid);
-    (was_there && !path.starts_with(own)).then(|| {
+fn other_daemon_warning(path: &Path, own: &Path, uid: u32) -> Option<String> {
+    let own_exists = own.symlink_metadata().is_ok_and(|dir| dir.is_dir() && dir.uid() == uid);
+    (own_exists && !path.starts_with(own)).then(|| {
         format!(
             "your own pjwd, which listens in {}, is not running: {} answers instead; start yours again with: pjwd",
             own.display(),
@@ -133,22 +134,22 @@ mod tests {
     fn a_reply_of_the_systems_daemon_instead_of_the_users_own_is_noticed() {
         let (dir, uid) = (tempfile::tempdir().unwrap(), geteuid().as_raw());
         let (own, system) = (dir.path().join("pjwd"), dir.path().join("run/pjwd.sock"));
-        assert_eq!(another_answers(&system, &own, uid), None, "there never was an own one");
+        assert_eq!(other_daemon_warning(&system, &own, uid), None, "the user never had a daemon");
         std::fs::create_dir(&own).unwrap();
-        let socket_option = another_answers(&system, &own, uid).unwrap();
+        let warning = other_daemon_warning(&system, &own, uid).unwrap();
         assert!(
-            socket_option.contains(own.to_str().unwrap()) && socket_option.contains(system.to_str().unwrap()),
-            "{socket_option}"
+            warning.contains(own.to_str().unwrap()) && warning.contains(system.to_str().unwrap()),
+            "{warning}"
         );
         assert_eq!(
-            another_answers(&own.join("pjwd.sock"), &own, uid),
+            other_daemon_warning(&own.join("pjwd.sock"), &own, uid),
             None,
-            "it is the own one that answers"
+            "the user's own daemon answers"
         );
         assert_eq!(
-            another_answers(&system, &own, uid + 1),
+            other_daemon_warning(&system, &own, uid + 1),
             None,
-            "a directory of another's is no trace of one's own"
+            "the directory of another user is no sign of an own daemon"
         );
     }
 }

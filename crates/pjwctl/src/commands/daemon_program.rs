@@ -10,18 +10,19 @@ use anyhow::{Context, anyhow};
 use serde::de::DeserializeOwned;
 
 /// The directories in which distributions install daemons. The PATH of a plain user does not contain them.
-const USUAL: [&str; 2] = ["/usr/sbin", "/usr/lib/pjw"];
+const DAEMON_DIRECTORIES: [&str; 2] = ["/usr/sbin", "/usr/lib/pjw"];
 
 /// Returns a command that runs the program `pjwd`, without arguments. Searches the program first in the directory of
 /// this pjwctl, so that both have the same version, then in the directories of `PATH`, `/usr/sbin` and `/usr/lib/pjw`.
 pub(super) fn pjwd_command() -> anyhow::Result<Command> {
-    let own = std::env::current_exe().ok();
+    let pjwctl = std::env::current_exe().ok();
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let dirs: Vec<PathBuf> = places(own.as_deref(), &path).collect();
+    let dirs: Vec<PathBuf> = search_directories(pjwctl.as_deref(), &path).collect();
     let found = dirs.iter().map(|dir| dir.join("pjwd")).find(|file| is_program(file));
     found.map(Command::new).ok_or_else(|| {
         let first = dirs.first().map(|dir| dir.display().to_string()).unwrap_or_default();
-        anyhow!("pjwd was not found (looked in {first}, PATH, {}): install pjw completely", USUAL.join(", "))
+        let last = DAEMON_DIRECTORIES.join(", ");
+        anyhow!("pjwd was not found (looked in {first}, PATH, {last}): install pjw completely")
     })
 }
 
@@ -75,10 +76,12 @@ pub(super) fn load_topology_from_pjwd<T: DeserializeOwned>(arguments: &[OsString
     })
 }
 
-fn places(own: Option<&Path>, path: &OsStr) -> impl Iterator<Item = PathBuf> {
-    let beside = own.and_then(Path::parent).map(Path::to_owned);
+/// Returns the directories in which `pjwd` is searched, the first one first. `pjwctl` is the path of this program, and
+/// `path` the value of `PATH`.
+fn search_directories(pjwctl: Option<&Path>, path: &OsStr) -> impl Iterator<Item = PathBuf> {
+    let beside = pjwctl.and_then(Path::parent).map(Path::to_owned);
     let path: Vec<PathBuf> = std::env::split_paths(path).filter(|dir| dir.is_absolute()).collect();
-    beside.into_iter().chain(path).chain(USUAL.map(PathBuf::from))
+    beside.into_iter().chain(path).chain(DAEMON_DIRECTORIES.map(PathBuf::from))
 }
 
 fn is_program(file: &Path) -> bool {
@@ -91,10 +94,10 @@ mod tests {
 
     #[test]
     fn the_program_beside_this_one_comes_first() {
-        let places: Vec<_> =
-            places(Some(Path::new("/opt/pjw/pjwctl")), OsStr::new("/bin:.:/usr/bin")).collect();
+        let directories: Vec<_> =
+            search_directories(Some(Path::new("/opt/pjw/pjwctl")), OsStr::new("/bin:.:/usr/bin")).collect();
         let expected = ["/opt/pjw", "/bin", "/usr/bin", "/usr/sbin", "/usr/lib/pjw"].map(PathBuf::from);
-        assert_eq!(places, expected);
+        assert_eq!(directories, expected);
     }
 
     #[test]

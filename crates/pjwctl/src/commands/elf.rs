@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 
 /// `ELFMAG`, `ELFCLASS64` and `ELFDATA2LSB`.
 const MAGIC: &[u8] = b"\x7fELF\x02\x01";
-const HEAD_SIZE: usize = 64;
+/// The size of the ELF header.
+const HEADER_SIZE: usize = 64;
 /// The longest table that is read. The strings of a program with long C++ names have some MB.
 const MAX_TABLE: usize = 256 << 20;
 /// The kinds of program headers and of entries of the dynamic section.
@@ -35,10 +36,10 @@ pub(super) struct DynamicSection {
     pub(super) search_after: Vec<PathBuf>,
 }
 
-/// A program header: its kind, the offset of the part in the file, and the address and the size of the part in the
-/// file.
+/// The description of a part of the program (a program header): its kind, its offset and size in the file, and its
+/// address in memory.
 #[derive(Debug, Clone, Copy)]
-struct Part {
+struct ProgramHeader {
     kind: usize,
     offset: usize,
     address: usize,
@@ -50,10 +51,12 @@ impl DynamicSection {
     /// this machine, or is truncated.
     pub(super) fn read(path: &Path) -> Option<Self> {
         let file = File::open(path).ok()?;
-        let parts = read_program_headers(&file)?;
-        let mut section =
-            Self { linker: parts.iter().find_map(|part| linker(&file, part)), ..Self::default() };
-        let Some(dynamic) = parts.iter().find(|part| part.kind == PT_DYNAMIC) else { return Some(section) };
+        let headers = read_program_headers(&file)?;
+        let linker = headers.iter().find_map(|header| linker_path(&file, header));
+        let mut section = Self { linker, ..Self::default() };
+        let Some(dynamic) = headers.iter().find(|header| header.kind == PT_DYNAMIC) else {
+            return Some(section);
+        };
         let entries = read_at(&file, dynamic.offset, dynamic.size)?;
         let entries: Vec<(usize, usize)> = entries
             .chunks_exact(16)
@@ -61,15 +64,13 @@ impl DynamicSection {
             .collect();
         let values = |kind: usize| entries.iter().filter(move |entry| entry.0 == kind).map(|entry| entry.1);
         let offset_of = |address: usize| {
-            let mut loaded = parts.iter().filter(|part| part.kind == PT_LOAD);
+            let mut loaded = headers.iter().filter(|header| header.kind == PT_LOAD);
             let part = loaded.find(|part| address >= part.address && address - part.address < part.size)?;
             (address - part.address).checked_add(part.offset)
         };
-        let (Some(at), Some(size)) = (values(DT_STRTAB).next().and_then(offset_of), values(DT_STRSZ).next())
-        else {
-            return Some(section);
-        };
-        let strings = read_at(&file, at, size)?;
+        let Some(offset) = values(DT_STRTAB).next().and_then(offset_of) else { return Some(section) };
+        let Some(size) = values(DT_STRSZ).next() else { return Some(section) };
+        let strings = read_at(&file, offset, size)?;
         let text = |offset: usize| {
             let text = strings.get(offset..)?.split(|byte| *byte == 0).next()?;
             Some(OsString::from_vec(text.to_vec()))
@@ -87,44 +88,53 @@ impl DynamicSection {
     }
 }
 
-/// Returns the path of the dynamic linker, if the part has it.
-fn linker(file: &File, part: &Part) -> Option<PathBuf> {
-    let mut text = read_at(file, part.offset, (part.kind == PT_INTERP).then_some(part.size)?)?;
+/// Returns the path of the dynamic linker, if `header` describes the part of the file that contains this path.
+fn linker_path(file: &File, header: &ProgramHeader) -> Option<PathBuf> {
+    if header.kind != PT_INTERP {
+        return None;
+    }
+    let mut text = read_at(file, header.offset, header.size)?;
     text.retain(|byte| *byte != 0);
     Some(OsString::from_vec(text).into())
 }
 
 /// Reads the program headers of an ELF file. `None` if `file` is no little-endian 64-bit ELF file, or if the file ends
 /// before the end of the headers.
-fn read_program_headers(file: &File) -> Option<Vec<Part>> {
-    let head = read_at(file, 0, HEAD_SIZE)?;
-    if !head.starts_with(MAGIC) {
+fn read_program_headers(file: &File) -> Option<Vec<ProgramHeader>> {
+    let elf_header = read_at(file, 0, HEADER_SIZE)?;
+    if !elf_header.starts_with(MAGIC) {
         return None;
     }
-    let (size, count) = (read_number(&head, 54, 2)?, read_number(&head, 56, 2)?);
-    let headers = read_at(file, read_number(&head, 32, 8)?, size * count)?;
-    let part = |header: &[u8]| {
+    // e_phoff, e_phentsize and e_phnum.
+    let offset = read_number(&elf_header, 32, 8)?;
+    let (size, count) = (read_number(&elf_header, 54, 2)?, read_number(&elf_header, 56, 2)?);
+    let headers = read_at(file, offset, size * count)?;
+    let program_header = |header: &[u8]| {
         let field = |at| read_number(header, at, 8);
-        Some(Part {
+        Some(ProgramHeader {
             kind: read_number(header, 0, 4)?,
             offset: field(8)?,
             address: field(16)?,
             size: field(32)?,
         })
     };
-    Some(headers.chunks_exact(size.max(1)).map_while(part).collect())
+    Some(headers.chunks_exact(size.max(1)).map_while(program_header).collect())
 }
 
-/// Reads bytes of a file. `None` past its end, and for more than a program has in one table.
+/// Reads `length` bytes of a file from `offset` on. `None` if the file ends before, or if `length` is above
+/// [`MAX_TABLE`].
 fn read_at(file: &File, offset: usize, length: usize) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; Some(length).filter(|length| *length <= MAX_TABLE)?];
+    if length > MAX_TABLE {
+        return None;
+    }
+    let mut bytes = vec![0; length];
     file.read_exact_at(&mut bytes, offset as u64).ok()?;
     Some(bytes)
 }
 
-/// Returns the directories of a list, with `$ORIGIN` replaced.
-fn directories(list: &OsStr, of: &Path) -> Vec<PathBuf> {
-    let origin = of.parent().unwrap_or(Path::new(".")).as_os_str().as_bytes();
+/// Returns the directories of `list`, a list in the ELF file `file`. Replaces `$ORIGIN` by the directory of this file.
+fn directories(list: &OsStr, file: &Path) -> Vec<PathBuf> {
+    let origin = file.parent().unwrap_or(Path::new(".")).as_os_str().as_bytes();
     let expanded = |directory: &[u8]| {
         let rest = directory.strip_prefix(b"$ORIGIN").or_else(|| directory.strip_prefix(b"${ORIGIN}"));
         let bytes = rest.map_or_else(|| directory.to_vec(), |rest| [origin, rest].concat());

@@ -27,15 +27,16 @@ pub(super) fn run(warden: &DaemonAddress, subject: &str, json: JsonArg) -> anyho
     let mut client = warden.connect()?;
     match read_explanation(&mut client, pid) {
         Ok(reasons) => output::print_reply(json, &reasons, render::explain::process_reasons_text),
-        Err(fault) => Err(match job_of_that_name(&mut client, subject) {
-            Some(job) => anyhow!("{fault}; there is a job of that name: pjwctl explain {job}"),
-            None => fault.into(),
+        Err(error) => Err(match job_named(&mut client, subject) {
+            Some(job) => anyhow!("{error}; there is a job of that name: pjwctl explain {job}"),
+            None => error.into(),
         }),
     }
 }
 
-/// The job that `assign` makes of this number, if it exists. For a hint only: without a reply there is no hint.
-fn job_of_that_name(client: &mut Client, number: &str) -> Option<String> {
+/// Returns the id of the job with the name `number`, if the daemon knows such a job. The result is used only for a
+/// hint, so a failed call returns `None`.
+fn job_named(client: &mut Client, number: &str) -> Option<String> {
     let job = parse_job_id(number).ok()?;
     client.call::<ExplainJobReply>("ExplainJob", &JobParameter { job }).ok().map(|reasons| reasons.job)
 }

@@ -47,58 +47,55 @@ fn collect_diagnosis_input(warden: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     let mut scanner = JobScanner::new(topology.clone())
         .context("can't read /proc, which the diagnosis needs: mount it (mount -t proc proc /proc)")?;
     let first = scanner.scan_processes();
-    let runs =
+    let daemon_runs =
         first.processes.values().filter_map(Observed::present).any(|process| {
-            process.comm == Comm::from("pjwd") && [Uid::ROOT, viewer()].contains(&process.uid)
+            process.comm == Comm::from("pjwd") && [Uid::ROOT, caller_uid()].contains(&process.uid)
         });
-    let answer = warden::read_daemon_state(warden, runs);
-    let watched = scanner.scan_jobs_twice(&first, &answer.records, &answer.housekeeping);
-    let processes: Vec<(Pid, Uid, Comm)> = programs(&watched.after).collect();
+    let daemon = warden::read_daemon_state(warden, daemon_runs);
+    let scans = scanner.scan_jobs_twice(&first, &daemon.records, &daemon.housekeeping);
+    let processes: Vec<(Pid, Uid, Comm)> = programs(&scans.after).collect();
     let policy = scanner.policy();
-    let mut host = survey::read_host_facts(&watched.after.online);
+    let mut host = survey::read_host_facts(&scans.after.online);
     host.incomplete_scan_reason =
-        watched.after.incomplete_reason.clone().or_else(|| watched.before.incomplete_reason.clone());
-    let has_kernel = watched
-        .after
-        .processes
-        .values()
-        .filter_map(Observed::present)
-        .any(|process| process.is_kernel_thread);
-    host.in_container = !has_kernel && !host.hides_processes;
-    let watch = scanner.scan_pair(&watched);
-    let mut jobs = watch.observed_jobs(&answer.held);
+        scans.after.incomplete_reason.clone().or_else(|| scans.before.incomplete_reason.clone());
+    let sees_kernel_threads =
+        scans.after.processes.values().filter_map(Observed::present).any(|process| process.is_kernel_thread);
+    host.in_container = !sees_kernel_threads && !host.hides_processes;
+    let scan_pair = scanner.scan_pair(&scans);
+    let mut jobs = scan_pair.observed_jobs(&daemon.held);
     let mounts = CgroupMounts::read();
     for job in jobs.iter_mut().take(MAX_CGROUPS) {
         job.has_cpuset_controller =
             job.cgroup.as_deref().and_then(|path| survey::has_cpuset_controller(&mounts, path));
     }
     for job in &mut jobs {
-        job.enforcement = answer.kept_by.get(&job.id).cloned().unwrap_or_default();
+        job.enforcement = daemon.kept_by.get(&job.id).cloned().unwrap_or_default();
     }
     Ok(DiagnosisInput {
-        online: watched.after.online.intersection(topology.cpus()),
+        online: scans.after.online.intersection(topology.cpus()),
         topology,
-        scan_interval_ms: watch.scan_interval_ms(),
+        scan_interval_ms: scan_pair.scan_interval_ms(),
         jobs,
-        unassigned_processes: watch.unassigned_processes(),
-        interrupts: watched.interrupts.clone(),
+        unassigned_processes: scan_pair.unassigned_processes(),
+        interrupts: scans.interrupts.clone(),
         host,
         conflicting_programs: conflicting_programs(processes.iter().copied(), policy.first_person_uid),
         schedulers: scan::schedulers(&processes, policy.first_person_uid),
         cpuset_support: survey::read_cpuset_support(),
-        warden: answer.warden,
-        caller_uid: viewer(),
+        warden: daemon.warden,
+        caller_uid: caller_uid(),
         first_person_uid: policy.first_person_uid,
     })
 }
 
-/// The processes that are not kernel threads.
+/// The processes that are not kernel threads, with their users and the names of their programs.
 fn programs(snapshot: &Snapshot) -> impl Iterator<Item = (Pid, Uid, Comm)> + '_ {
-    let seen = snapshot.processes.values().filter_map(Observed::present);
-    seen.filter(|process| !process.is_kernel_thread)
+    let processes = snapshot.processes.values().filter_map(Observed::present);
+    processes
+        .filter(|process| !process.is_kernel_thread)
         .map(|process| (process.id.pid, process.uid, process.comm))
 }
 
-fn viewer() -> Uid {
+fn caller_uid() -> Uid {
     Uid(geteuid().as_raw())
 }

@@ -21,7 +21,7 @@ use pjw_sources::LocalHost;
 use pjw_sources::service::{SCHEDULERS, Scheduler};
 
 /// The time between the two scans: long enough to measure which threads run, short enough for the user to wait.
-const SPAN: Duration = Duration::from_secs(1);
+const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 /// The maximum number of scans until the members of all jobs are known.
 const MAX_SCANS: usize = 4;
 /// The maximum number of files that are read from a configuration directory.
@@ -106,25 +106,24 @@ impl JobScanner {
     ) -> ScanResults {
         self.state.pool.set_housekeeping(housekeeping);
         records.iter().cloned().for_each(|record| self.state.apply_record(record));
-        let mut more = self.decide(first);
+        let mut next_scan = self.decide(first);
         for _ in 0..MAX_SCANS {
-            let Some(look) = more.take() else { break };
-            let snapshot = self.observe(&look);
-            more = self.decide(&snapshot);
+            let Some(request) = next_scan.take() else { break };
+            let snapshot = self.observe(&request);
+            next_scan = self.decide(&snapshot);
         }
         let pids_to_read_threads_of = pids_to_scan_fully(&self.state);
         let cgroups = self.state.job_cgroup_paths();
-        let closer = ScanScope::Partial(pids_to_read_threads_of.clone());
-        let interrupts = irq::InterruptCounts::read();
+        let interrupts_before = irq::InterruptCounts::read();
         let before = self.observe(&scan::ScanRequest {
-            scope: closer,
+            scope: ScanScope::Partial(pids_to_read_threads_of.clone()),
             pids_to_read_threads_of,
             active_threads: BTreeMap::new(),
             cgroups: cgroups.clone(),
             idle_watch: Arc::default(),
         });
         self.decide(&before);
-        std::thread::sleep(SPAN);
+        std::thread::sleep(SCAN_INTERVAL);
         let pids_to_read_threads_of = pids_to_scan_fully(&self.state);
         let after = self.observe(&scan::ScanRequest {
             scope: ScanScope::Full,
@@ -133,17 +132,17 @@ impl JobScanner {
             cgroups,
             idle_watch: Arc::default(),
         });
-        let interrupts = irq::InterruptCounts::read().interrupts_since(&interrupts, irq::target_cpus);
+        let interrupts = irq::InterruptCounts::read().interrupts_since(&interrupts_before, irq::target_cpus);
         self.decide(&after);
         ScanResults { before, after, interrupts }
     }
 
-    /// Makes one scan of the processes in `look`, and adds to each process the jobs of batch systems that its cgroup
+    /// Makes one scan of the processes in `request`, and adds to each process the jobs of batch systems that its cgroup
     /// and its environment variables name.
-    fn observe(&mut self, look: &scan::ScanRequest) -> Snapshot {
-        let mut snapshot = self.node.scan(look);
-        for seen in snapshot.processes.values_mut() {
-            let Observed::Present(process) = seen else { continue };
+    fn observe(&mut self, request: &scan::ScanRequest) -> Snapshot {
+        let mut snapshot = self.node.scan(request);
+        for observed in snapshot.processes.values_mut() {
+            let Observed::Present(process) = observed else { continue };
             process.batch_identity = process.attributes.as_ref().map(|attributes| {
                 pjw_sources::recognise_jobs(&process.comm, attributes, &self.host, &self.policy.sources)
             });
@@ -164,18 +163,19 @@ impl JobScanner {
 /// whether the batch system binds jobs to cores, according to its configuration files. A process with a user id of at
 /// least `first_person_uid` belongs to a person, and does not count as a daemon.
 pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) -> Vec<DetectedBatchSystem> {
-    let here = |service: &&Scheduler| {
+    let is_running = |service: &&Scheduler| {
         processes.iter().any(|(_, uid, comm)| service.is_daemon(comm, *uid, first_person_uid))
     };
-    let seen = |service: &Scheduler| service.describe_core_binding(configuration(service).as_deref());
-    SCHEDULERS.iter().filter(here).map(seen).collect()
+    let describe = |service: &Scheduler| service.describe_core_binding(configuration(service).as_deref());
+    SCHEDULERS.iter().filter(is_running).map(describe).collect()
 }
 
-/// The text of a batch system's configuration, from the first directory that contains one.
+/// The text of a batch system's configuration, from the first directory that contains one. The directory of the path in
+/// the environment variable of the batch system comes first.
 fn configuration(service: &Scheduler) -> Option<String> {
-    let named = std::env::var_os(service.config_variable).filter(|_| !service.config_variable.is_empty());
-    let named = named.map(PathBuf::from).map(|path| if path.is_file() { parent(&path) } else { path });
-    let directories = named.into_iter().chain(service.config_directories.iter().map(PathBuf::from));
+    let path = std::env::var_os(service.config_variable).filter(|_| !service.config_variable.is_empty());
+    let path = path.map(PathBuf::from).map(|path| if path.is_file() { parent(&path) } else { path });
+    let directories = path.into_iter().chain(service.config_directories.iter().map(PathBuf::from));
     let mut texts = directories.filter_map(|directory| read_configuration_in(service, &directory));
     texts.next()
 }
@@ -204,7 +204,7 @@ fn read_file_or_directory(directory: &Path, file: &str) -> Option<String> {
         return survey::read_regular_file(&path);
     }
     let entries = std::fs::read_dir(&path).ok()?.flatten();
-    // By name, the order in which programs read such directories.
+    // A map sorts the files by name, because batch systems read such a directory in this order.
     let files: BTreeMap<_, _> =
         entries.take(MAX_FILES).map(|entry| (entry.file_name(), entry.path())).collect();
     Some(

@@ -18,7 +18,8 @@ use crate::render::status::is_alarming;
 use super::super::connection::{DaemonAddress, read_status};
 use super::super::show;
 
-/// The timeout of the warden. A warden that hangs is a finding, and half a minute would be too long to wait for it.
+/// The time limit for the connection to the daemon, and for each call. A daemon that hangs is a finding, and the user
+/// should not wait for half a minute to see this finding.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The maximum number of jobs whose members are read.
 const MAX_JOBS: usize = 256;
@@ -58,18 +59,18 @@ impl DaemonState {
 ///   [`TIMEOUT`], the result says that the daemon does not respond.
 pub(super) fn read_daemon_state(warden: &DaemonAddress, runs: bool) -> DaemonState {
     if !runs && warden.socket_option().is_none() {
-        return DaemonState::without_jobs(absent());
+        return DaemonState::without_jobs(not_running_status());
     }
     let mut client = match Client::connect_with_timeout(&warden.path(), TIMEOUT) {
         Ok(client) => client,
-        Err(fault @ ConnectError::NotRunning { .. }) => {
-            return DaemonState::without_jobs(DaemonStatus::Absent(fault.to_string()));
+        Err(error @ ConnectError::NotRunning { .. }) => {
+            return DaemonState::without_jobs(DaemonStatus::Absent(error.to_string()));
         }
-        Err(fault) => return DaemonState::without_jobs(DaemonStatus::Unresponsive(fault.to_string())),
+        Err(error) => return DaemonState::without_jobs(DaemonStatus::Unresponsive(error.to_string())),
     };
     match read_status(&mut client) {
         Ok(status) => daemon_state_from_status(&mut client, &status),
-        Err(fault) => DaemonState::without_jobs(DaemonStatus::Unresponsive(fault.to_string())),
+        Err(error) => DaemonState::without_jobs(DaemonStatus::Unresponsive(error.to_string())),
     }
 }
 
@@ -105,33 +106,38 @@ fn daemon_state_from_status(client: &mut Client, status: &wire::Status) -> Daemo
 
 /// Returns the status of lending that a running pjwd reports.
 fn lending_status(lending: &wire::Lending) -> LendingStatus {
+    if !lending.why_not.is_empty() {
+        return LendingStatus::Off(lending.why_not.clone());
+    }
     match lending.demand.as_str() {
-        _ if !lending.why_not.is_empty() => LendingStatus::Off(lending.why_not.clone()),
         "reported" => LendingStatus::WithWakeupReports,
         "sampled" => LendingStatus::WithCpuTimeSamples(lending.why_sampled.clone()),
         _ => LendingStatus::Unknown,
     }
 }
 
-/// Makes the job for the diagnosis from its description in the status of pjwd. Properties that the status does not have
-/// get default values.
-fn job_from_wire(id: &JobId, job: &wire::Job) -> Job {
+/// Makes the job for the diagnosis from `reported`, its description in the status of pjwd. Properties that the status
+/// does not have get default values.
+fn job_from_wire(id: &JobId, reported: &wire::Job) -> Job {
     // The doctor must not end the job, not even one without processes. So the job counts as a reservation.
-    let mut known = Job::new(id.clone(), Uid(job.owner), EndCondition::Timeout, UnixMillis::default());
-    known.request = (job.requested_cores > 0).then(|| JobRequest::with_core_count(job.requested_cores));
-    known.was_released = job.state == "released";
-    let cpus: CpuSet = job.cpus.parse().unwrap_or_default();
-    known.grant = (!cpus.is_empty()).then(|| Grant {
+    let mut job = Job::new(id.clone(), Uid(reported.owner), EndCondition::Timeout, UnixMillis::default());
+    job.request =
+        (reported.requested_cores > 0).then(|| JobRequest::with_core_count(reported.requested_cores));
+    job.was_released = reported.state == "released";
+    let cpus: CpuSet = reported.cpus.parse().unwrap_or_default();
+    let granted_by =
+        if reported.granted_by == "scheduler" { GrantedBy::Scheduler } else { GrantedBy::Warden };
+    job.grant = (!cpus.is_empty()).then(|| Grant {
         cpus,
-        granted_by: if job.granted_by == "scheduler" { GrantedBy::Scheduler } else { GrantedBy::Warden },
-        is_shared: job.shared,
+        granted_by,
+        is_shared: reported.shared,
         may_split_cores: true,
         granted_at: Nanos::default(),
         reasons: Vec::new(),
         second_best: String::new(),
         ownership: Ownership::Owned,
     });
-    known
+    job
 }
 
 /// Makes the record that a process belongs to the job `job`. `member` is the description of the process that pjwd
@@ -163,7 +169,7 @@ fn finding_from_warning(warning: &wire::Warning) -> Finding {
 }
 
 /// Returns the status of a daemon that does not run, with the command that starts it.
-fn absent() -> DaemonStatus {
+fn not_running_status() -> DaemonStatus {
     DaemonStatus::Absent(format!(
         "pjwd is not running; start it with: {}",
         service_commands::pjwd_start_commands()
