@@ -13,14 +13,14 @@ use crate::output;
 use crate::render::advise::{FarmAdvice, advice_text};
 
 /// Runs `pjwctl advise`: prints how many items a farm needs so that its cores are well used. A farm is a group of
-/// worker processes that compute numbered items. `what` contains the command line options.
-pub(super) fn run(what: &cli::AdviseArgs) -> anyhow::Result<ExitCode> {
-    let workers = match what.workers {
+/// worker processes that compute numbered items. `request` contains the command line options.
+pub(super) fn run(request: &cli::AdviseArgs) -> anyhow::Result<ExitCode> {
+    let workers = match request.workers {
         Some(workers) => workers,
         None => own_cpus().context("can't read the CPUs of this process; give --workers N")?,
     };
-    let costs = FarmCosts { serial: what.serial, item: what.item, workers };
-    output::print_reply(what.json, &FarmAdvice::new(&costs, what.items), advice_text)
+    let costs = FarmCosts { serial: request.serial, item: request.item, workers };
+    output::print_reply(request.json, &FarmAdvice::new(&costs, request.items), advice_text)
 }
 
 /// The number of CPUs that this process may use.

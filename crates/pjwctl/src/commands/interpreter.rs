@@ -22,7 +22,7 @@ pub(super) fn missing_interpreter_text(program: &Path) -> Option<String> {
     for _ in 0..MAX_SCRIPTS {
         let Some(interpreter) = script_interpreter(&file) else {
             let linker = DynamicSection::read(&file)?.linker.filter(|linker| is_missing(linker))?;
-            let linker = shown(&linker);
+            let linker = escaped(&linker);
             return Some(format!(
                 "its dynamic linker {linker} is missing: install it, or a program that is built for this system"
             ));
@@ -30,8 +30,8 @@ pub(super) fn missing_interpreter_text(program: &Path) -> Option<String> {
         if is_missing(&interpreter) {
             return Some(format!(
                 "the interpreter {} in the first line of {} is missing: install it, or correct that line",
-                shown(&interpreter),
-                shown(&file)
+                escaped(&interpreter),
+                escaped(&file)
             ));
         }
         file = interpreter;
@@ -39,8 +39,9 @@ pub(super) fn missing_interpreter_text(program: &Path) -> Option<String> {
     None
 }
 
-/// A return at the end of a line of a script from another system belongs to the name, and must be seen.
-fn shown(path: &Path) -> String {
+/// Returns `path` with control characters escaped. If the first line of a script ends with CRLF, the carriage return
+/// belongs to the name of the interpreter, and the user must see it.
+fn escaped(path: &Path) -> String {
     path.to_string_lossy().escape_debug().to_string()
 }
 

@@ -1,4 +1,5 @@
-//! The verbs, one file for each: it sends a request, and prints the reply as text or as JSON.
+//! The verbs (subcommands) of pjwctl, one file for each. Most verbs send a request to the daemon, and print the reply
+//! as text or as JSON.
 
 mod advise;
 mod assign;

@@ -38,9 +38,9 @@ pub(super) fn unprovision(warden: &DaemonAddress, name: &str) -> anyhow::Result<
     let job = parse_job_id(name)?;
     let mut client = warden.connect()?;
     let status = read_status(&mut client)?;
-    match status.jobs.iter().find(|known| known.id == job) {
+    match status.jobs.iter().find(|other| other.id == job) {
         None => bail!("there is no job {job}: pjwctl provision --list shows the provisions"),
-        Some(known) if known.provision.is_none() => {
+        Some(found) if found.provision.is_none() => {
             bail!("{job} is not a provision: pjwctl release {job} releases it")
         }
         Some(_) => {}

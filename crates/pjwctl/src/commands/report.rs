@@ -36,14 +36,14 @@ pub(super) fn run(warden: &DaemonAddress, request: &ReportArgs) -> anyhow::Resul
     output::print_reply(request.json, &report, |report, term| report_text(report, &names, term))
 }
 
-/// Returns the time at which the job `job` began that runs now, if that is another run than the one of `report`. A job
-/// that was released is still known to the daemon, and `report` is about this very run.
+/// Returns the start of the job `job` that the daemon knows now, if this is a later run than the run in `report`. The
+/// daemon may also still know the run in `report`, after its release: the result is then `None`.
 fn start_of_later_run(client: &mut Client, job: &str, report: &Report) -> Option<String> {
     let request = GetJob { job: job.to_owned(), ..GetJob::default() };
     let reply: GetJobReply = client.call("GetJob", &request).ok()?;
-    let (since, started): (Timestamp, Timestamp) =
-        (reply.job.since.parse().ok()?, report.started.parse().ok()?);
-    (since > started).then_some(reply.job.since)
+    let known_start: Timestamp = reply.job.since.parse().ok()?;
+    let reported_start: Timestamp = report.started.parse().ok()?;
+    (known_start > reported_start).then_some(reply.job.since)
 }
 
 /// Prints a table of the jobs that have ended, and how they used their cores. `last` is the maximum number of jobs in

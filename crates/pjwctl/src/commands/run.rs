@@ -5,9 +5,9 @@
 //! place. So the process id, the signals, the terminal and the exit status are those of the command. If pjwctl is
 //! killed before, the job ends with its only member. The socket is closed on exec.
 //!
-//! `run` never waits in a queue: that is the task of a batch system. Except a besteffort job that can borrow no core:
-//! the daemon freezes its processes, also pjwctl, until there is one. And an isolated job waits until the kernel has
-//! made its partition.
+//! `run` never waits in a queue, which is the task of a batch system. Two kinds of jobs wait all the same. If a
+//! besteffort job can borrow no core, the daemon freezes its processes, also pjwctl, until there is a core. An isolated
+//! job waits until the kernel has made its partition.
 
 use std::ffi::OsStr;
 use std::io;
@@ -38,7 +38,7 @@ pub(super) const TIME_BETWEEN_CHECKS: Duration = Duration::from_millis(20);
 /// How long a job that waits for a core goes on waiting while no pjwd runs.
 const MAX_TIME_WITHOUT_DAEMON: Duration = Duration::from_secs(600);
 /// The number of times that the cores of a new besteffort job may be exchanged before its command starts.
-const MOST_EXCHANGES: u32 = 5;
+const MAX_EXCHANGES: u32 = 5;
 /// How long a command waits until the kernel has made the partition of an isolated job and moved its processes into it.
 pub(super) const MAX_TIME_FOR_PARTITION: Duration = Duration::from_secs(5);
 /// The codes of the warnings that a job has no cpuset, or no isolated partition.
@@ -64,7 +64,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
     let core_args = &request.core_args;
     let cores_unit = request.cores_unit;
     let is_isolated = core_args.isolated == Some(true);
-    let request = Assign {
+    let parameters = Assign {
         job: parse_job_id(&job)?,
         cores: core_args.cores.and_then(CoreCountArg::core_count),
         all_cores: (core_args.cores == Some(CoreCountArg::All)).then_some(true),
@@ -79,7 +79,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
         fresh: Some(true),
         ..Assign::default()
     };
-    let job: Job = call_for_field(&mut client, "Assign", &request, "job")?;
+    let job: Job = call_for_field(&mut client, "Assign", &parameters, "job")?;
     let cpus = match wait_for_cores(warden, &mut client, job.clone(), is_isolated) {
         Ok(cpus) => cpus,
         Err(error) => {
@@ -89,7 +89,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
     };
     print_missing_cpuset(&mut client, &job.id, core_args);
     let mut command = Command::new(program);
-    // The variable of a job around this one names another directory.
+    // An inherited variable names the directory of the job in which pjwctl was started.
     match job_directory(&status, &job.id) {
         Some(directory) => command.env("PJW_JOB_DIR", directory),
         None => command.env_remove("PJW_JOB_DIR"),
@@ -158,9 +158,10 @@ pub(super) fn wait_for_cores(
         if !is_frozen {
             let cpus = verify_grant(&job);
             exchanges += 1;
-            let can_change = match is_isolated {
-                true => begin.elapsed() < MAX_TIME_FOR_PARTITION,
-                false => job.class == "besteffort" && exchanges <= MOST_EXCHANGES,
+            let can_change = if is_isolated {
+                begin.elapsed() < MAX_TIME_FOR_PARTITION
+            } else {
+                job.class == "besteffort" && exchanges <= MAX_EXCHANGES
             };
             if cpus.is_ok() || !can_change {
                 return cpus;
@@ -174,8 +175,8 @@ pub(super) fn wait_for_cores(
             }
             other => other?,
         };
-        let known = status.jobs.into_iter().find(|known| known.id == job.id);
-        job = known.ok_or_else(|| anyhow!("{} was released before it had a core", job.id))?;
+        let held = status.jobs.into_iter().find(|other| other.id == job.id);
+        job = held.ok_or_else(|| anyhow!("{} was released before it had a core", job.id))?;
     }
 }
 
@@ -228,7 +229,7 @@ fn verify_grant(job: &Job) -> anyhow::Result<CpuSet> {
         .cpus
         .parse()
         .context("pjwd's reply has no CPUs: check that pjwctl and pjwd have the same version")?;
-    match outside(&cpus)? {
+    match mask_outside(&cpus)? {
         None => Ok(cpus),
         Some(allowed) => bail!(
             "{} was granted {}, but this process is still allowed on {}: the command was not started; \
@@ -240,8 +241,9 @@ fn verify_grant(job: &Job) -> anyhow::Result<CpuSet> {
     }
 }
 
-/// The first affinity mask of this process's threads that is not inside `cpus`.
-fn outside(cpus: &CpuSet) -> anyhow::Result<Option<CpuSet>> {
+/// Returns the affinity mask of a thread of this process that is not confined to `cpus`. `None` if there is no such
+/// thread.
+fn mask_outside(cpus: &CpuSet) -> anyhow::Result<Option<CpuSet>> {
     let masks = own_masks().map_err(|error| anyhow!("can't read this process's CPU mask: {error}"))?;
     Ok(masks.into_iter().find(|mask| mask.is_empty() || !mask.is_subset(cpus)))
 }
@@ -322,9 +324,9 @@ mod tests {
     #[test]
     fn a_process_is_inside_its_own_mask_and_outside_any_other() {
         let mine = own_masks().unwrap().into_iter().fold(CpuSet::new(), |all, mask| all.union(&mask));
-        assert_eq!(outside(&mine).unwrap(), None);
+        assert_eq!(mask_outside(&mine).unwrap(), None);
         let elsewhere = CpuSet::from(pjw_core::cpuset::Pu(60_000));
-        assert!(outside(&elsewhere).unwrap().is_some());
-        assert!(outside(&CpuSet::new()).unwrap().is_some(), "no grant at all is no jail");
+        assert!(mask_outside(&elsewhere).unwrap().is_some());
+        assert!(mask_outside(&CpuSet::new()).unwrap().is_some(), "no grant at all is no jail");
     }
 }

@@ -15,26 +15,26 @@ use crate::cli::ShowArgs;
 use crate::output;
 use crate::render::show::{self, JobDetails};
 
-/// The longest wait for a reading of pages.
+/// The maximum time that pjwctl waits until pjwd has read the pages of a job.
 const READING_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// After this time without a reply, pjwctl prints that the reading takes long, and why.
-const EXPLANATION_TIMEOUT: Duration = Duration::from_secs(2);
+const NOTICE_DELAY: Duration = Duration::from_secs(2);
 
 /// Runs `pjwctl show`: prints the properties of a job, its memory, its processes and its latest events. `request`
 /// contains the command line options.
 pub(super) fn run(warden: &DaemonAddress, request: &ShowArgs) -> anyhow::Result<ExitCode> {
     let mut client = warden.connect()?;
-    let mut details = read_named(&mut client, &request.job)?;
+    let mut details = read_job_by_name(&mut client, &request.job)?;
     let memory = if request.memory {
         let mut client = warden.connect_with_timeout(READING_TIMEOUT)?;
-        let words = format!(
+        let notice = format!(
             "the memory of {} is being read: 1 TiB takes half a minute of CPU time or more, and the readings that others \
              asked for come first; Ctrl-C ends the waiting",
             details.job.id
         );
         run_with_delayed_notice(
-            EXPLANATION_TIMEOUT,
-            || output::print_error(&words),
+            NOTICE_DELAY,
+            || output::print_error(&notice),
             || read_memory(&mut client, &details.job.id, request),
         )
         .map(Some)
@@ -46,8 +46,8 @@ pub(super) fn run(warden: &DaemonAddress, request: &ShowArgs) -> anyhow::Result<
     // Without the option the memory is an extra: not every job has an estimate.
     match memory {
         Ok(memory) => details.memory = memory,
-        Err(fault) if request.memory => return Err(fault.into()),
-        Err(fault) => details.no_memory_reason = Some(fault.to_string()),
+        Err(error) if request.memory => return Err(error.into()),
+        Err(error) => details.no_memory_reason = Some(error.to_string()),
     }
     output::print_reply(request.json, &details, |details, term| {
         let uids = details.members.iter().map(|member| member.uid).chain([details.job.owner]);
@@ -55,13 +55,14 @@ pub(super) fn run(warden: &DaemonAddress, request: &ShowArgs) -> anyhow::Result<
     })
 }
 
-/// Reads the job that the user named. A number that is no job may be meant as a process.
-fn read_named(client: &mut Client, name: &str) -> anyhow::Result<JobDetails> {
-    read_job_details(client, parse_job_id(name)?).map_err(|fault| match fault {
+/// Reads the job with the name `name`. If there is no such job and `name` is a number, the error says how to ask for
+/// the process with this id.
+fn read_job_by_name(client: &mut Client, name: &str) -> anyhow::Result<JobDetails> {
+    read_job_details(client, parse_job_id(name)?).map_err(|error| match error {
         ClientError::Refused { message, .. } if name.bytes().all(|byte| byte.is_ascii_digit()) => {
             anyhow!("{message}; for the process {name}: pjwctl explain {name}")
         }
-        fault => fault.into(),
+        error => error.into(),
     })
 }
 
@@ -81,15 +82,16 @@ fn run_with_delayed_notice<T>(
     print_notice: impl FnOnce() + Send,
     work: impl FnOnce() -> T,
 ) -> T {
-    let (is_done, done) = mpsc::channel::<()>();
+    let (sender, receiver) = mpsc::channel::<()>();
     thread::scope(|scope| {
         scope.spawn(move || {
-            if done.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
+            if receiver.recv_timeout(timeout) == Err(RecvTimeoutError::Timeout) {
                 print_notice();
             }
         });
         let result = work();
-        drop(is_done);
+        // Wakes the other thread, if it still waits.
+        drop(sender);
         result
     })
 }
@@ -107,8 +109,8 @@ pub(super) fn read_job_details(client: &mut Client, job: String) -> Result<JobDe
         for member in page.members {
             match members.last_mut() {
                 // The page before ended within this process: append its further threads.
-                Some(begun) if (begun.pid, begun.start_time) == (member.pid, member.start_time) => {
-                    begun.threads.extend(member.threads);
+                Some(last) if (last.pid, last.start_time) == (member.pid, member.start_time) => {
+                    last.threads.extend(member.threads);
                 }
                 _ => members.push(member),
             }
@@ -124,10 +126,10 @@ mod tests {
 
     #[test]
     fn only_work_that_takes_long_is_explained() {
-        let (said, heard) = mpsc::channel();
-        let work = || heard.recv_timeout(Duration::from_secs(60));
+        let (sender, receiver) = mpsc::channel();
+        let work = || receiver.recv_timeout(Duration::from_secs(60));
         assert_eq!(
-            run_with_delayed_notice(Duration::ZERO, || said.send(7).unwrap(), work),
+            run_with_delayed_notice(Duration::ZERO, || sender.send(7).unwrap(), work),
             Ok(7),
             "while the work goes on"
         );

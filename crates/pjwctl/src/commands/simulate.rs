@@ -27,71 +27,73 @@ const MAX_LINE_BYTES: u64 = 1 << 20;
 const MAX_LOG_BYTES: u64 = 1 << 30;
 
 /// Runs `pjwctl simulate`: replays a job log or a curve of CPU demand on a simulated machine, and prints the result.
-/// `what` contains the command line options.
-pub(super) fn run(what: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
-    match (&what.demand, &what.job_log) {
-        (Some(path), _) => replay_curve(what, path),
-        (None, Some(path)) => replay_log(what, path),
+/// `request` contains the command line options.
+pub(super) fn run(request: &cli::SimulateArgs) -> anyhow::Result<ExitCode> {
+    match (&request.demand, &request.job_log) {
+        (Some(path), _) => replay_curve(request, path),
+        (None, Some(path)) => replay_log(request, path),
         (None, None) => Err(anyhow!("there is nothing to replay: add --trace FILE or --demand FILE.csv")),
     }
 }
 
 /// Replays the job log in the file `path` on a simulated machine, and prints how the machine was used. Also writes the
-/// files of the options `--per-job` and `--fragmentation`, if they are given. `what` contains the command line options.
-fn replay_log(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCode> {
+/// files of the options `--per-job` and `--fragmentation`, if they are given. `request` contains the command line
+/// options.
+fn replay_log(request: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCode> {
     let (name, bytes) = read_input(path, "log", "give a log in the standard workload format")?;
     let trace = swf::parse(&bytes).map_err(|error| anyhow!("{name}: {error}"))?;
-    let topology = machine(what)?;
-    let rules = ReplayOptions {
-        unit: match what.unit {
+    let topology = load_machine(request)?;
+    let options = ReplayOptions {
+        unit: match request.unit {
             ProcessorUnitArg::Core => ProcessorUnit::Core,
             ProcessorUnitArg::Pu => ProcessorUnit::Pu,
         },
-        chooser: chooser(what),
-        housekeeping_cpus: what.housekeeping.select_housekeeping_cpus(&topology)?,
+        chooser: chooser(request),
+        housekeeping_cpus: request.housekeeping.select_housekeeping_cpus(&topology)?,
     };
-    let done = replay(&topology, &trace, &rules, |_| {});
-    let simulation = SimulationResult::new(&done, &topology, &trace, &rules);
-    if let Some(path) = &what.per_job_csv {
-        write(path, &per_job_csv(&done))?;
+    let outcome = replay(&topology, &trace, &options, |_| {});
+    let simulation = SimulationResult::new(&outcome, &topology, &trace, &options);
+    if let Some(path) = &request.per_job_csv {
+        write_file(path, &per_job_csv(&outcome))?;
     }
-    if let Some(path) = &what.fragmentation_csv {
-        write(path, &fragmentation_csv(&simulation))?;
+    if let Some(path) = &request.fragmentation_csv {
+        write_file(path, &fragmentation_csv(&simulation))?;
     }
-    output::print_reply(what.json, &simulation, simulation_text)
+    output::print_reply(request.json, &simulation, simulation_text)
 }
 
 /// Replays the curve of CPU demand in the file `path` twice on a simulated machine: without and with lending of cores.
-/// Prints a comparison. `what` contains the command line options.
-fn replay_curve(what: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCode> {
+/// Prints a comparison. `request` contains the command line options.
+fn replay_curve(request: &cli::SimulateArgs, path: &Path) -> anyhow::Result<ExitCode> {
     let (name, bytes) = read_input(path, "curve", "give a line with a few numbers for each time")?;
     let curve = curve::parse(&bytes).map_err(|error| anyhow!("{name}: {error}"))?;
-    let topology = machine(what)?;
+    let topology = load_machine(request)?;
     let defaults = LendingPolicy::default();
     let lending = LendingPolicy {
-        buffer_cores: what.buffer_cores.unwrap_or(defaults.buffer_cores),
-        lend_after: what.lend_after.unwrap_or(defaults.lend_after),
-        cores_at_once: what.cores_at_once.unwrap_or(defaults.cores_at_once),
+        buffer_cores: request.buffer_cores.unwrap_or(defaults.buffer_cores),
+        lend_after: request.lend_after.unwrap_or(defaults.lend_after),
+        cores_at_once: request.cores_at_once.unwrap_or(defaults.cores_at_once),
         ..defaults
     };
-    let housekeeping_cpus = what.housekeeping.select_housekeeping_cpus(&topology)?;
-    let replayed = |enabled| {
+    let housekeeping_cpus = request.housekeeping.select_housekeeping_cpus(&topology)?;
+    let simulate = |enabled| {
         let lending = LendingPolicy { enabled, ..lending.clone() };
         let options = DemandReplayOptions { housekeeping_cpus: housekeeping_cpus.clone(), lending };
         replay_demand(&topology, &curve, &options).map_err(|error| anyhow!("{name}: {error}"))
     };
-    let result = LendingSimulationResult::new(&replayed(false)?, &replayed(true)?, &lending);
-    output::print_reply(what.json, &result, demand_text)
+    let result = LendingSimulationResult::new(&simulate(false)?, &simulate(true)?, &lending);
+    output::print_reply(request.json, &result, demand_text)
 }
 
-fn machine(what: &cli::SimulateArgs) -> anyhow::Result<Topology> {
-    let source = daemon_program::topology_source_option(what.input.as_deref(), what.synthetic.as_deref());
+fn load_machine(request: &cli::SimulateArgs) -> anyhow::Result<Topology> {
+    let source =
+        daemon_program::topology_source_option(request.input.as_deref(), request.synthetic.as_deref());
     let arguments: Vec<OsString> = std::iter::once("--plain".into()).chain(source).collect();
     daemon_program::load_topology_from_pjwd(&arguments)
 }
 
-fn chooser(what: &cli::SimulateArgs) -> CoreChooser {
-    match (what.reference_policy, what.policy) {
+fn chooser(request: &cli::SimulateArgs) -> CoreChooser {
+    match (request.reference_policy, request.policy) {
         (Some(ReferencePolicyArg::FirstFit), _) => CoreChooser::Reference(ReferencePolicy::FirstFit),
         (Some(ReferencePolicyArg::Kubelet), _) => CoreChooser::Reference(ReferencePolicy::Kubelet),
         (Some(ReferencePolicyArg::KubeletL3), _) => CoreChooser::Reference(ReferencePolicy::KubeletL3),
@@ -122,17 +124,17 @@ fn read_input(path: &Path, kind: &str, remedy: &str) -> anyhow::Result<(String, 
     Ok((name, bytes))
 }
 
-/// Reads all bytes of `from`. Bounds the memory use, because `from` may be a device or a pipe without an end.
+/// Reads all bytes of `input`. Bounds the memory use, because `input` may be a device or a pipe without an end.
 ///
 /// # Errors
 /// If a line is longer than [`MAX_LINE_BYTES`]: this error contains the advice `remedy`. If the text is longer than
 /// [`MAX_LOG_BYTES`], or can't be read.
-fn read_limited(from: &mut dyn Read, remedy: &str) -> io::Result<Vec<u8>> {
+fn read_limited(input: &mut dyn Read, remedy: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     loop {
-        let known = bytes.len();
-        from.take(MAX_LINE_BYTES).read_to_end(&mut bytes)?;
-        let part = &bytes[known..];
+        let length_before = bytes.len();
+        input.take(MAX_LINE_BYTES).read_to_end(&mut bytes)?;
+        let part = &bytes[length_before..];
         if (part.len() as u64) < MAX_LINE_BYTES {
             return Ok(bytes);
         }
@@ -145,7 +147,7 @@ fn read_limited(from: &mut dyn Read, remedy: &str) -> io::Result<Vec<u8>> {
     }
 }
 
-fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+fn write_file(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(path, text).map_err(|error| {
         anyhow!("can't write {}: {error}; name a file in a directory that you may write to", path.display())
     })

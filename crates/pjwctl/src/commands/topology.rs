@@ -11,9 +11,10 @@ use super::daemon_program;
 use crate::{cli, file, output, render};
 
 /// Runs `pjwctl topology`: prints the packages, NUMA nodes, caches and cores of the machine as a tree or as a drawing.
-/// `what` contains the command line options.
-pub(super) fn run(warden: &DaemonAddress, what: &cli::TopologyArgs) -> anyhow::Result<ExitCode> {
-    let source = daemon_program::topology_source_option(what.input.as_deref(), what.synthetic.as_deref());
+/// `request` contains the command line options.
+pub(super) fn run(warden: &DaemonAddress, request: &cli::TopologyArgs) -> anyhow::Result<ExitCode> {
+    let source =
+        daemon_program::topology_source_option(request.input.as_deref(), request.synthetic.as_deref());
     let (topology, status): (Topology, _) = match source {
         Some(source) => (daemon_program::load_topology_from_pjwd(&[source])?, None),
         None => {
@@ -22,12 +23,12 @@ pub(super) fn run(warden: &DaemonAddress, what: &cli::TopologyArgs) -> anyhow::R
             (topology, Some(read_status(&mut client)?))
         }
     };
-    let Some(file) = &what.svg_file else {
+    let Some(file) = &request.svg_file else {
         let text =
             |topology: &Topology, term| render::topology::topology_text(topology, status.as_ref(), term);
-        return output::print_reply(what.json, &topology, text);
+        return output::print_reply(request.json, &topology, text);
     };
-    let diagram = render::diagram::svg_drawing(&title(what, status.as_ref()), &topology, status.as_ref());
+    let diagram = render::diagram::svg_drawing(&title(request, status.as_ref()), &topology, status.as_ref());
     match file.to_str() {
         Some("-") => output::print(&diagram)?,
         _ => file::write_atomically(file, &diagram)?,
@@ -36,9 +37,9 @@ pub(super) fn run(warden: &DaemonAddress, what: &cli::TopologyArgs) -> anyhow::R
 }
 
 /// The title of a drawing: the name of the machine, or the source of its description.
-fn title(what: &cli::TopologyArgs, status: Option<&Status>) -> String {
+fn title(request: &cli::TopologyArgs, status: Option<&Status>) -> String {
     let file =
-        what.input.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+        request.input.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     let host = status.map(|status| status.node.hostname.clone());
-    file.or_else(|| what.synthetic.clone()).or(host).unwrap_or_default()
+    file.or_else(|| request.synthetic.clone()).or(host).unwrap_or_default()
 }

@@ -27,37 +27,38 @@ use crate::output;
 const SOCKET: &str = "/run/pjwd/pjwd.sock";
 /// The delay before a request is repeated.
 const RETRY_DELAY: Duration = Duration::from_millis(30);
-/// The number of delays in which a task checks its own affinity mask, before it reads the grant again.
+/// How often a task checks its own affinity mask before it requests the status of the daemon again.
 const CHECKS_PER_STATUS: u32 = 10;
-/// An older report is that of an earlier job with the same id: a batch system may run a job again.
+/// The maximum age of a report of a job that has just ended. An older report belongs to an earlier job with the same
+/// id, because a batch system may run a job again.
 const NEW_REPORT_AGE: SignedDuration = SignedDuration::from_mins(10);
-/// The time before the deadline at which waiting ends, so that the reason can still be printed.
+/// The time that must be left before the deadline when waiting ends, so that the reason can still be printed.
 const REPORT_TIME: Duration = Duration::from_millis(100);
 
 /// A client with which a hook of a batch system calls the daemon. All calls of one hook end at the same deadline.
 pub(super) struct HookClient {
     socket: PathBuf,
-    until: Instant,
+    deadline: Instant,
 }
 
 impl HookClient {
     /// Makes a client for the daemon that listens on `socket`, or on the socket of the system's daemon if `socket` is
-    /// `None`. `until` is the deadline of all calls.
-    pub(super) fn new(socket: Option<PathBuf>, until: Instant) -> Self {
-        let named = socket.filter(|path| !path.as_os_str().is_empty());
-        Self { socket: named.unwrap_or_else(|| PathBuf::from(SOCKET)), until }
+    /// `None`. All calls end at `deadline`.
+    pub(super) fn new(socket: Option<PathBuf>, deadline: Instant) -> Self {
+        let socket = socket.filter(|path| !path.as_os_str().is_empty());
+        Self { socket: socket.unwrap_or_else(|| PathBuf::from(SOCKET)), deadline }
     }
 
-    fn left(&self) -> Duration {
-        self.until.saturating_duration_since(Instant::now())
+    fn time_left(&self) -> Duration {
+        self.deadline.saturating_duration_since(Instant::now())
     }
 
     fn may_retry(&self) -> bool {
-        self.left() > REPORT_TIME + RETRY_DELAY
+        self.time_left() > REPORT_TIME + RETRY_DELAY
     }
 
     fn connect(&self) -> anyhow::Result<Client> {
-        Ok(Client::connect_with_timeout(&self.socket, self.left())?)
+        Ok(Client::connect_with_timeout(&self.socket, self.time_left())?)
     }
 
     /// Calls the method `method` of the daemon with the parameters `request`, and returns the field `field` of the
@@ -78,7 +79,7 @@ impl HookClient {
                 Err(ClientError::Refused { error, .. }) if error.ends_with(".Busy") && self.may_retry() => {
                     sleep(RETRY_DELAY);
                 }
-                answer => return Ok(answer),
+                reply => return Ok(reply),
             }
         }
     }
@@ -95,11 +96,11 @@ impl HookClient {
         announcement: JobAnnouncement,
         cores: Option<u32>,
     ) -> anyhow::Result<()> {
-        let amount = match cores {
+        let cpu_request = match cores {
             Some(cores) => CpuRequest::Cores(cores),
             None => announcement.cpu_request?,
         };
-        let (count, smt) = match amount {
+        let (count, smt) = match cpu_request {
             CpuRequest::Cores(n) => (n, None),
             CpuRequest::Pus(n) => (n, Some("pus".to_owned())),
             CpuRequest::Exactly(cpus) => {
@@ -110,10 +111,7 @@ impl HookClient {
         let request = Assign { job: job.to_string(), cores: Some(count), smt, owner, ..Assign::default() };
         let job: Job = self.call("Assign", &request, "job")??;
         if job.cpus.is_empty() {
-            bail!(
-                "{} has no cores yet: it waits for free cores (pjwctl jobs shows which jobs hold cores)",
-                job.id
-            );
+            return Err(waiting_job_error(&job.id));
         }
         Ok(())
     }
@@ -123,11 +121,12 @@ impl HookClient {
     pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<()> {
         for job in std::iter::once(&announcement.job).chain(&announcement.alias) {
             let job = job.to_string();
-            match self.call::<Value>("Release", &JobParameter { job: job.clone() }, "released")? {
-                Err(ClientError::Refused { .. })
-                    if self.status()?.jobs.iter().all(|other| other.id != job) => {}
-                answer => drop(answer?),
+            let reply = self.call::<Value>("Release", &JobParameter { job: job.clone() }, "released")?;
+            let was_refused = matches!(reply, Err(ClientError::Refused { .. }));
+            if was_refused && self.status()?.jobs.iter().all(|other| other.id != job) {
+                continue;
             }
+            reply?;
         }
         Ok(())
     }
@@ -234,11 +233,14 @@ fn no_cores_error(job: &JobId, state: Option<&str>) -> anyhow::Error {
                 "pjwd does not know how many cores {job} has: pjwctl status shows the missing information"
             )
         }
-        Some(_) => anyhow!(
-            "{job} has no cores yet: it waits for free cores (pjwctl jobs shows which jobs hold cores)"
-        ),
+        Some(_) => waiting_job_error(&job.to_string()),
         None => anyhow!("pjwd knows no job {job} yet: pjwctl jobs lists the known jobs"),
     }
+}
+
+/// Returns the error for a hook whose job waits for free cores. `job` is the id of the job.
+fn waiting_job_error(job: &str) -> anyhow::Error {
+    anyhow!("{job} has no cores yet: it waits for free cores (pjwctl jobs shows which jobs hold cores)")
 }
 
 /// Returns the user id of `owner`. If `owner` is a user name, looks up the name in the user database.

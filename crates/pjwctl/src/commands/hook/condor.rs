@@ -25,8 +25,8 @@ pub(super) fn hook_job_exit(context: &HookInput) -> anyhow::Result<JobVariables>
     if is_root() { context.release_and_log(&announcement(context, &ad)?) } else { Ok(Vec::new()) }
 }
 
-/// The ad of the job, which HTCondor's starter writes to this pipe. The pipe must be read to its end, so that the write
-/// does not fail.
+/// Reads the ad of the job, which HTCondor's starter writes to the standard input of the hook. This pipe must be read
+/// to its end, so that the write does not fail.
 fn job_ad() -> String {
     let mut ad = Vec::new();
     let _ = std::io::stdin().lock().take(MAX_FILE_BYTES).read_to_end(&mut ad);

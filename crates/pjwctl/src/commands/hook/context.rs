@@ -20,8 +20,8 @@ use crate::{output, render};
 /// The maximum number of bytes that a hook reads of a file.
 pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// A job with less CPU time gets no line.
-const LEAST_REPORTED: Thousandths = Thousandths(50);
+/// The minimum CPU time in seconds of a job about which a line is printed.
+const MIN_REPORTED_CPU_TIME: Thousandths = Thousandths(50);
 
 /// The names and values of the environment variables that a hook sets for the programs of a job.
 pub(super) type JobVariables = Vec<(String, String)>;
@@ -41,14 +41,14 @@ pub(super) struct HookInput {
 
 impl HookInput {
     /// Makes the input of a hook from its environment variables and from `request`, its command line options. `socket`
-    /// is the path of the daemon's socket, if the command line contains a path. `until` is the deadline of all calls to
-    /// the daemon.
-    pub(super) fn from_arguments(socket: Option<PathBuf>, request: &HookArgs, until: Instant) -> Self {
+    /// is the path of the daemon's socket, if the command line contains a path. All calls to the daemon end at
+    /// `deadline`.
+    pub(super) fn from_arguments(socket: Option<PathBuf>, request: &HookArgs, deadline: Instant) -> Self {
         let text = |word: std::ffi::OsString| word.to_string_lossy().into_owned();
         let environ = std::env::vars_os().map(|(name, value)| (text(name), text(value))).collect();
         let name = read_file(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default().trim().to_owned();
         Self {
-            client: HookClient::new(socket, until),
+            client: HookClient::new(socket, deadline),
             attributes: BatchAttributes { environ, ..BatchAttributes::default() },
             host: LocalHost { name, flux_user: None },
             arguments: request.arguments.iter().cloned().map(text).collect(),
@@ -67,7 +67,7 @@ impl HookInput {
     /// of environment variables.
     pub(super) fn release(&self, announcement: &JobAnnouncement) -> anyhow::Result<JobVariables> {
         self.client.release(announcement)?;
-        self.print_line_of(announcement);
+        self.print_usage_line(announcement);
         Ok(Vec::new())
     }
 
@@ -76,7 +76,7 @@ impl HookInput {
     /// an empty list of environment variables.
     pub(super) fn release_and_log(&self, announcement: &JobAnnouncement) -> anyhow::Result<JobVariables> {
         self.client.release(announcement)?;
-        if let Some(line) = self.print_line_of(announcement).filter(|_| is_root()) {
+        if let Some(line) = self.print_usage_line(announcement).filter(|_| is_root()) {
             output::log_info(Path::new(output::SYSTEM_LOG), &line);
         }
         Ok(Vec::new())
@@ -84,10 +84,13 @@ impl HookInput {
 
     /// Prints one line about how a released job used its cores, and returns the line. `None` if there is nothing to
     /// say, because the job hardly ran here.
-    fn print_line_of(&self, announcement: &JobAnnouncement) -> Option<String> {
-        let report = self.client.report(announcement, Timestamp::now());
-        let line = render::report::report_line(&report.filter(|report| report.cpu_s >= LEAST_REPORTED)?);
-        // The job is released already. The line is for its output, and nothing depends on it.
+    fn print_usage_line(&self, announcement: &JobAnnouncement) -> Option<String> {
+        let report = self.client.report(announcement, Timestamp::now())?;
+        if report.cpu_s < MIN_REPORTED_CPU_TIME {
+            return None;
+        }
+        let line = render::report::report_line(&report);
+        // The job is released already, so a line that can't be printed is no failure of the hook.
         let _ = output::print(&line);
         Some(line)
     }

@@ -43,9 +43,9 @@ use context::{HookInput, JobVariables, is_root};
 ///   function then returns only if the command can't be executed.
 pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<ExitCode> {
     let (kind, strict, timeout) = (request.kind, request.strict, request.timeout);
-    let until = Instant::now() + timeout;
+    let deadline = Instant::now() + timeout;
     let arguments = request.arguments.clone();
-    let work = move || run_hook(kind, &HookInput::from_arguments(socket, &request, until));
+    let work = move || run_hook(kind, &HookInput::from_arguments(socket, &request, deadline));
     let (variables, code) = match run_with_timeout(timeout, work) {
         Ok(variables) => (variables, ExitCode::SUCCESS),
         Err(error) => (Vec::new(), report_failure(kind, strict, &error.to_string(), "")),
@@ -74,9 +74,11 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
 /// Returns `None` if `words` does not contain the name of a hook, or if `error` is a request for help. The caller must
 /// then print `error`.
 pub fn handle_hook_usage_error(words: &[OsString], error: &clap::Error) -> Option<ExitCode> {
-    let words = words_after_hook(words.get(1..)?).filter(|_| error.use_stderr())?;
-    let end = words.iter().position(|word| word == "--");
-    let (options, command) = end.map_or((words, &[][..]), |at| (&words[..at], &words[at + 1..]));
+    let arguments = words_after_hook(words.get(1..)?).filter(|_| error.use_stderr())?;
+    let (options, command) = match arguments.iter().position(|word| word == "--") {
+        Some(end) => (&arguments[..end], &arguments[end + 1..]),
+        None => (arguments, &[][..]),
+    };
     let kind = options.iter().find_map(|word| HookKind::from_str(word.to_str()?, false).ok())?;
     let text = error.to_string();
     let mistake =

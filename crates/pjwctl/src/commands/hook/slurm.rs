@@ -13,15 +13,16 @@ use pjw_sources::task;
 use super::context::{HookInput, JobVariables, read_file};
 use super::variables;
 
-const CONF: &str = "/etc/slurm/slurm.conf";
+/// The configuration file of Slurm, if `SLURM_CONF` names no other.
+const DEFAULT_CONF: &str = "/etc/slurm/slurm.conf";
 
 /// Runs the `Prolog` of Slurm, before a job starts: registers the job at the daemon. Has no effect if Slurm confines
 /// the job to cores itself (`ConstrainCores=yes`). Returns no environment variables.
 pub(super) fn prolog(context: &HookInput) -> anyhow::Result<JobVariables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
-    let conf = conf(context);
+    let conf = read_conf(context);
     if !conf.constrains_cores {
-        let job = name(&announcement, conf);
+        let job = discovered_id(&announcement, conf);
         context.client.register(&job, announcement, context.cores)?;
     }
     Ok(Vec::new())
@@ -43,14 +44,14 @@ pub(super) fn task_prolog(context: &HookInput) -> anyhow::Result<JobVariables> {
     variables::slurm_task_variables(context, &status, &job, task)
 }
 
-/// The id by which the daemon will discover the job: the one in the name of its directory.
-fn name(announcement: &JobAnnouncement, conf: SlurmConf) -> JobId {
+/// Returns the id by which the daemon will discover the job: the id in the name of its cgroup directory.
+fn discovered_id(announcement: &JobAnnouncement, conf: SlurmConf) -> JobId {
     announcement.alias.as_ref().filter(|_| conf.has_sluid_directories).unwrap_or(&announcement.job).clone()
 }
 
-fn conf(context: &HookInput) -> SlurmConf {
-    let slurm = Path::new(context.variable("SLURM_CONF").unwrap_or(CONF));
-    let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+fn read_conf(context: &HookInput) -> SlurmConf {
+    let path = Path::new(context.variable("SLURM_CONF").unwrap_or(DEFAULT_CONF));
+    let is_cgroup_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
     let text = |path: &Path| read_file(path).unwrap_or_default();
-    slurm_conf::parse(&text(slurm), &text(&slurm.with_file_name("cgroup.conf")), unified)
+    slurm_conf::parse(&text(path), &text(&path.with_file_name("cgroup.conf")), is_cgroup_v2)
 }

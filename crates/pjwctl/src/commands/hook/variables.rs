@@ -99,8 +99,8 @@ fn grant_variables(status: &Status, job: &Job, cpus: &CpuSet) -> JobVariables {
 /// The share of one task.
 #[derive(Debug, PartialEq, Eq)]
 struct TaskShare {
-    /// The number of threads for a program that starts one per core. Where the user requested CPUs for each task, their
-    /// number.
+    /// The number of threads for a program that starts one per core. If the user requested CPUs for each task, this is
+    /// the number of these CPUs.
     threads: usize,
     /// The number of PUs.
     pus: usize,
@@ -120,17 +120,18 @@ fn task_share(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: Slurm
     let own = mask.map(|mask| mask.intersection(grant)).filter(|own| !own.is_empty() && own != grant);
     let usable = own.as_ref().unwrap_or(grant);
     let usable_cores = count_cores(usable, cores).max(1);
-    let in_core = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default().intersection(usable).len();
-    let widest = cores.iter().map(in_core).max().unwrap_or(1).max(1);
+    let usable_pus = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default().intersection(usable).len();
+    let max_pus_in_core = cores.iter().map(usable_pus).max().unwrap_or(1).max(1);
     let tasks = if own.is_some() { 1 } else { task.task_count as usize };
     let (threads, pus, has_all_cpus) = match task.cpus_per_task {
         // The requested CPUs are threads. The last core may be allocated whole for one of them.
         Some(requested) => {
-            (requested as usize, requested as usize, requested as usize * tasks + widest > usable.len())
+            let requested = requested as usize;
+            (requested, requested, requested * tasks + max_pus_in_core > usable.len())
         }
         None => {
-            // Other steps may run beside a step that has only a part of the job's CPUs. It uses the same part of the
-            // grant.
+            // Other steps may run beside a step that has only a part of the job's CPUs. Such a step uses the same part
+            // of the grant.
             let (part, whole) = match (own.is_some(), task.step_cpus, task.job_cpus) {
                 (false, Some(step), Some(job)) if step < job => (step as usize, job as usize),
                 _ => (1, 1),
@@ -140,7 +141,7 @@ fn task_share(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: Slurm
     };
     let threads = threads.clamp(1, usable.len().max(1));
     let pus = pus.clamp(1, usable.len().max(1));
-    let by_core = widest > 1 && threads <= usable_cores;
+    let by_core = max_pus_in_core > 1 && threads <= usable_cores;
     let places = if by_core { "cores" } else { "threads" };
     TaskShare { threads, pus, places: (tasks == 1 && has_all_cpus).then_some(places) }
 }

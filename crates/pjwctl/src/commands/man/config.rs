@@ -7,10 +7,10 @@ const SHIPPED: &str = include_str!("../../../../../config/pjwd.toml");
 /// Makes the manual page pjwd.toml(5) of the daemon's configuration file.
 pub(super) fn page() -> Page {
     let mut blocks = SHIPPED.split("\n\n");
-    let head = blocks.next().map(prose).unwrap_or_default();
-    // The first lines of the file describe the file itself.
+    // The first block describes the file itself. Its first line is a title.
+    let first_block = blocks.next().map(prose).unwrap_or_default();
     let about = "the configuration of the process jail warden";
-    let description = head.split_once('\n').map_or("", |(_, description)| description).trim();
+    let description = first_block.split_once('\n').map_or("", |(_, description)| description).trim();
     let mut text = roff::page_header("pjwd.toml", 5, about);
     text += &roff::section("DESCRIPTION");
     text += "pjwd reads one file, in TOML: the one that \\-\\-config names, else /etc/pjw/pjwd.toml as root and\n\
@@ -29,20 +29,20 @@ fn block_text(block: &str) -> String {
     let keys: Vec<&str> = block.lines().filter_map(key).collect();
     let text = prose(block);
     let (description, example) = text.split_at(text.find("[[").unwrap_or(text.len()));
-    let described = match keys.is_empty() {
-        true => format!(".PP\n{}\n", roff::escape_roff(description.trim())),
-        false => roff::list_entry(&keys.join(", "), description.trim()),
+    let entry = if keys.is_empty() {
+        format!(".PP\n{}\n", roff::escape_roff(description.trim()))
+    } else {
+        roff::list_entry(&keys.join(", "), description.trim())
     };
-    let shown = if example.is_empty() { String::new() } else { roff::verbatim(example.trim_end()) };
-    described + &shown
+    if example.is_empty() { entry } else { entry + &roff::verbatim(example.trim_end()) }
 }
 
-/// The line without its `#`, if it then is a key or the header of a table.
+/// Returns `line` without its `#`, if the rest is a key or the header of a table.
 fn key(line: &str) -> Option<&str> {
     line.strip_prefix('#').filter(|line| !line.is_empty() && !line.starts_with(' '))
 }
 
-/// The lines of the description.
+/// Returns the description in `block`: its comment lines, without the `# `.
 fn prose(block: &str) -> String {
     block.lines().filter_map(|line| line.strip_prefix("# ")).map(|line| line.to_owned() + "\n").collect()
 }

@@ -7,13 +7,13 @@ use super::{page::Page, roff};
 pub(super) fn page(help: &str) -> Option<Page> {
     let (about, rest) = help.split_once("\nUsage: ")?;
     let (usage, options) = rest.split_once("\n\nOptions:\n")?;
-    let (first, description) = about.split_once("\n\n")?;
-    let about = first.trim().trim_start_matches("pjwd").trim_end_matches('.');
+    let (title, description) = about.split_once("\n\n")?;
+    let about = title.trim().trim_start_matches("pjwd").trim_end_matches('.');
     let text = [
         roff::page_header("pjwd", 8, &format!("the process jail warden, which{about}")),
         roff::section("SYNOPSIS") + &roff::escape_roff(usage) + "\n",
         roff::section("DESCRIPTION") + &roff::paragraphs(description),
-        roff::section("OPTIONS") + &options.split("\n\n").map(option).collect::<Option<String>>()?,
+        roff::section("OPTIONS") + &options.split("\n\n").map(option_entry).collect::<Option<String>>()?,
         roff::section("SIGNALS"),
         roff::list_entry(
             "SIGHUP",
@@ -53,8 +53,9 @@ pub(super) fn page(help: &str) -> Option<Page> {
     Some(Page { name: "pjwd".into(), section: 8, text: text.concat() })
 }
 
-/// An option of the help: its name on one line, its description on the next ones.
-fn option(entry: &str) -> Option<String> {
+/// Returns the list entry for an option. `entry` is the text of the option in the help: its name on one line, and its
+/// description on the next ones.
+fn option_entry(entry: &str) -> Option<String> {
     let (name, description) = entry.trim().split_once('\n')?;
     let description = description.lines().map(str::trim).collect::<Vec<_>>().join("\n");
     Some(roff::list_entry(name, &description))

@@ -19,29 +19,29 @@ use page::Page;
 /// Runs `pjwctl man`: writes the manual pages of pjw into the directory `dir`, one file for each page. If `dir` is
 /// `None`, prints the page pjwctl(1) instead.
 pub(super) fn run(dir: Option<&Path>) -> anyhow::Result<ExitCode> {
-    let mut pages = of_commands()?;
+    let mut pages = command_pages()?;
     let Some(dir) = dir else {
         output::print(pages.first().map_or("", |page| page.text.as_str()))?;
         return Ok(ExitCode::SUCCESS);
     };
-    pages.push(of_the_daemon()?);
+    pages.push(daemon_page()?);
     pages.push(config::page());
     pages.iter().try_for_each(|page| page.write(dir))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// The page of pjwctl first, then one for each verb.
-fn of_commands() -> anyhow::Result<Vec<Page>> {
+fn command_pages() -> anyhow::Result<Vec<Page>> {
     let command = cli::clap_command().mut_subcommand("help", |help| help.hide(true));
     let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
     std::iter::once(&command).chain(verbs).map(verb::page).collect()
 }
 
-fn of_the_daemon() -> anyhow::Result<Page> {
+fn daemon_page() -> anyhow::Result<Page> {
     let mut pjwd = daemon_program::pjwd_command()?;
     let program = Path::new(pjwd.get_program()).display().to_string();
-    let said = pjwd.arg("--help").output().map_err(|error| anyhow!("can't start {program}: {error}"))?;
-    daemon::page(&String::from_utf8_lossy(&said.stdout)).ok_or_else(|| {
+    let output = pjwd.arg("--help").output().map_err(|error| anyhow!("can't start {program}: {error}"))?;
+    daemon::page(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
         anyhow!("{program} --help can't be parsed: check that it has the same version as pjwctl; install pjw completely")
     })
 }
@@ -52,7 +52,7 @@ mod tests {
 
     #[test]
     fn every_visible_verb_has_a_page() {
-        let pages = of_commands().unwrap();
+        let pages = command_pages().unwrap();
         assert_eq!(pages[0].name, "pjwctl");
         for verb in cli::clap_command().get_subcommands().filter(|verb| !verb.is_hide_set()) {
             let name = format!("pjwctl-{}", verb.get_name());
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn every_page_has_its_sections_and_none_is_called_extra() {
-        for page in of_commands().unwrap() {
+        for page in command_pages().unwrap() {
             for part in [".TH", ".SH NAME", ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH \"SEE ALSO\""] {
                 assert!(page.text.contains(part), "{}: {part} is missing", page.name);
             }

@@ -29,7 +29,6 @@ impl Page {
     /// Writes this page to the file [`Page::path`]. `dir` must exist. The directory of another section is created.
     pub(super) fn write(&self, dir: &Path) -> anyhow::Result<()> {
         let path = self.path(dir);
-        // The given directory must exist. One beside it may be created.
         let made = match path.parent() {
             Some(other) if other != dir && dir.is_dir() => std::fs::create_dir_all(other),
             _ => Ok(()),

@@ -10,13 +10,13 @@ pub(super) fn page(command: &clap::Command) -> anyhow::Result<Page> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned();
     let about = command.get_about().map(ToString::to_string).unwrap_or_default();
     let mut text = roff::page_header(&name, 1, &about) + &roff::section("SYNOPSIS") + &synopsis(command);
-    let mut parts = Vec::new();
-    man.render_description_section(&mut parts)?;
-    man.render_options_section(&mut parts)?;
+    let mut sections = Vec::new();
+    man.render_description_section(&mut sections)?;
+    man.render_options_section(&mut sections)?;
     if command.has_subcommands() {
-        man.render_subcommands_section(&mut parts)?;
+        man.render_subcommands_section(&mut sections)?;
     }
-    text += &String::from_utf8_lossy(&parts).replace('…', "...");
+    text += &String::from_utf8_lossy(&sections).replace('…', "...");
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     text += &after.split("\n\n").filter(|part| !part.is_empty()).map(after_help).collect::<String>();
     text += &roff::see_also(&name);
@@ -29,10 +29,11 @@ fn synopsis(command: &clap::Command) -> String {
     roff::escape_roff(usage.trim_start_matches("Usage:").trim()) + "\n"
 }
 
-/// A section from a paragraph of the text after the help. Its first word decides which section.
+/// Returns the section for `paragraph`, a paragraph of the text after the help. The text before its first colon decides
+/// which section it is.
 fn after_help(paragraph: &str) -> String {
-    let (first, rest) = paragraph.split_once(':').unwrap_or_default();
-    match first {
+    let (label, rest) = paragraph.split_once(':').unwrap_or_default();
+    match label {
         "Example" | "Examples" => roff::section("EXAMPLES") + &roff::verbatim(rest.trim_start_matches('\n')),
         "Exit codes" => roff::section("EXIT STATUS") + &roff::escape_roff(rest.trim()) + "\n",
         "Socket" => roff::section("FILES") + &roff::escape_roff(rest.trim()) + "\n",
