@@ -1,4 +1,4 @@
-//! Advice about the start of a program that is dearer than it has to be.
+//! Advice about programs that start slowly, because the dynamic linker searches many directories of `LD_LIBRARY_PATH`.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -73,8 +73,9 @@ fn read_file(path: &Path) -> anyhow::Result<String> {
 /// command has `*` and `instances` is `None`.
 fn parse_commands(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<RankedCommand>> {
     let mut commands = Vec::new();
-    let mut taken = BTreeSet::new();
-    let mut of_others = None;
+    let mut named_ranks = BTreeSet::new();
+    // The index of the command with `*`.
+    let mut star_command = None;
     for (number, line) in logical_lines(text) {
         let words = split_into_words(&line).map_err(|error| anyhow!("line {number}: {error}"))?;
         let Some((ranks, command)) = words.split_first() else { continue };
@@ -83,28 +84,28 @@ fn parse_commands(text: &str, instances: Option<u32>) -> anyhow::Result<Vec<Rank
         };
         let arguments = arguments.iter().map(OsString::from).collect();
         let ranks = if ranks == "*" {
-            if of_others.replace(commands.len()).is_some() {
+            if star_command.replace(commands.len()).is_some() {
                 bail!("line {number}: * was used before: remove one of the two lines");
             }
             Vec::new()
         } else {
             parse_ranks(ranks).map_err(|error| anyhow!("line {number}: {error}"))?
         };
-        if let Some(rank) = ranks.iter().find(|rank| !taken.insert(**rank)) {
+        if let Some(rank) = ranks.iter().find(|rank| !named_ranks.insert(**rank)) {
             bail!("line {number}: rank {rank} has a command already: remove it from one of the lines");
         }
         commands.push(RankedCommand { ranks, program: program.into(), arguments, line: Some(number) });
     }
-    let size = match (instances, of_others, taken.last()) {
+    let size = match (instances, star_command, named_ranks.last()) {
         (Some(instances), ..) => instances,
         (None, None, Some(last)) => last + 1,
         (None, ..) => bail!("the number of instances is unknown: add -n N"),
     };
-    if let Some(rank) = taken.last().filter(|last| **last >= size) {
+    if let Some(rank) = named_ranks.last().filter(|last| **last >= size) {
         bail!("rank {rank} is not below the number of instances, {size}: correct the ranks, or -n");
     }
-    let others: Vec<u32> = (0..size).filter(|rank| !taken.contains(rank)).collect();
-    match (of_others.and_then(|index| commands.get_mut(index)), others.first()) {
+    let others: Vec<u32> = (0..size).filter(|rank| !named_ranks.contains(rank)).collect();
+    match (star_command.and_then(|index| commands.get_mut(index)), others.first()) {
         (Some(command), _) => command.ranks = others,
         (None, Some(rank)) => bail!("rank {rank} has no command: add a line for it, or * for all others"),
         (None, None) => {}

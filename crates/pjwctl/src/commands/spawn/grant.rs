@@ -80,19 +80,19 @@ impl Grant {
         let pid = std::process::id();
         let mut client = warden.connect()?;
         let assign = Self::job_request(request, size, program, pid)?;
-        let fault = match call_for_field(&mut client, "Assign", &assign, "job") {
+        let refusal = match call_for_field(&mut client, "Assign", &assign, "job") {
             Ok(job) => return Self::of_new_job(warden, client, job),
-            Err(fault @ ClientError::Refused { .. }) => fault,
-            Err(fault) => return Err(fault.into()),
+            Err(refusal @ ClientError::Refused { .. }) => refusal,
+            Err(error) => return Err(error.into()),
         };
         match own_job(&mut client, pid) {
-            Some(job) if may_use(&job, request) => {
-                if is_schedulers(&job) {
+            Some(job) if uses_own_job(&job, request) => {
+                if is_batch_system_job(&job) {
                     check_batch_system_options(&job, request)?;
                 }
                 Self::of_own_job(&mut client, job)
             }
-            // The options say which cores a job of their own is to have.
+            // The options ask for other cores than those of the job of this process: it leaves that job for a new one.
             Some(_) if assign.keep_members.is_some() => {
                 let assign = Assign { keep_members: None, ..assign };
                 let job = call_for_field(&mut client, "Assign", &assign, "job")?;
@@ -102,9 +102,9 @@ impl Grant {
                 let why = format!(
                     "spawn -n {size} asks for {size} cores, one for each instance (with fewer, give --cores, and several share)"
                 );
-                Err(anyhow::Error::from(fault).context(why))
+                Err(anyhow::Error::from(refusal).context(why))
             }
-            _ => Err(fault.into()),
+            _ => Err(refusal.into()),
         }
     }
 
@@ -135,7 +135,7 @@ impl Grant {
         let granted = run::wait_for_cores(warden, &mut client, job, false);
         match granted.and_then(|cpus| take_whole_grant(&cpus, &id).map(|()| cpus)) {
             Ok(cpus) => {
-                let (directory, cpu_count_variables) = surroundings(&mut client, &id);
+                let (directory, cpu_count_variables) = directory_and_variables(&mut client, &id);
                 let origin = CpuOrigin::Warden;
                 Ok(Self { cpus, origin, job: Some(id), directory, cpu_count_variables, client: Some(client) })
             }
@@ -148,8 +148,8 @@ impl Grant {
 
     /// The cores of the job that this process belongs to.
     fn of_own_job(client: &mut Client, job: String) -> anyhow::Result<Self> {
-        let (directory, cpu_count_variables) = surroundings(client, &job);
-        let origin = if is_schedulers(&job) { CpuOrigin::BatchSystem } else { CpuOrigin::Warden };
+        let (directory, cpu_count_variables) = directory_and_variables(client, &job);
+        let origin = if is_batch_system_job(&job) { CpuOrigin::BatchSystem } else { CpuOrigin::Warden };
         Ok(Self { cpus: own_mask()?, origin, job: Some(job), directory, cpu_count_variables, client: None })
     }
 
@@ -162,12 +162,12 @@ impl Grant {
 }
 
 /// Whether the instances are to run on the cores of `id`, the job of this process.
-fn may_use(id: &str, request: &SpawnArgs) -> bool {
+fn uses_own_job(id: &str, request: &SpawnArgs) -> bool {
     let has_core_options = request.cores.is_some()
         || request.class.is_some()
         || request.within_job.is_some()
         || request.cores_unit.is_some();
-    request.job.is_none() && (is_schedulers(id) || !has_core_options)
+    request.job.is_none() && (is_batch_system_job(id) || !has_core_options)
 }
 
 /// Checks the options for instances on the cores of `id`, the job of a batch system that this process belongs to.
@@ -185,7 +185,7 @@ fn check_batch_system_options(id: &str, request: &SpawnArgs) -> anyhow::Result<(
 }
 
 /// Whether the job is one of a batch system. No second job is made for a process of such a job.
-fn is_schedulers(id: &str) -> bool {
+fn is_batch_system_job(id: &str) -> bool {
     !id.starts_with("manual:")
 }
 
@@ -195,9 +195,9 @@ fn own_job(client: &mut Client, pid: u32) -> Option<String> {
     reasons.job
 }
 
-/// The directory with the core map of a job, and the variables for its size. Without the directory the instances have
-/// the cores of their masks.
-fn surroundings(client: &mut Client, job: &str) -> (Option<PathBuf>, Vec<CpuCountVariable>) {
+/// Returns the directory with the core map of the job `job`, and the variables that tell an instance the size of its
+/// part. If the status of the daemon can't be read, there is no directory, and the variables are the default ones.
+fn directory_and_variables(client: &mut Client, job: &str) -> (Option<PathBuf>, Vec<CpuCountVariable>) {
     match read_status(client) {
         Ok(status) => (job_directory(&status, job), cpu_count_variables(&status)),
         Err(_) => (None, CpuCountVariable::defaults()),

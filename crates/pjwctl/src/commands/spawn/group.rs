@@ -27,15 +27,15 @@ const BATCH: u64 = 1 << 32;
 const CHILD: u64 = 2 << 32;
 const KIND: u64 = !0 << 32;
 /// The most events that are taken at once.
-const EVENTS: usize = 256;
+const MAX_EVENTS: usize = 256;
 /// The most lines about failed instances.
 const MAX_FAILURE_LINES: usize = 10;
-/// With more instances, a terminal gets a progress line.
-const MANY: usize = 100;
+/// The largest group without a progress line on a terminal.
+const MAX_SIZE_WITHOUT_PROGRESS: usize = 100;
 /// The time between two progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-/// The time in milliseconds for which a reader that takes nothing is waited for when the instances have ended after a
-/// signal.
+/// The maximum time in milliseconds that pjwctl waits for a reader that takes no text, after a signal has ended
+/// instances or the start.
 const MAX_STALL_AFTER_SIGNAL: u16 = 1000;
 
 /// A program, and the instances (processes) of `pjwctl spawn` that will execute it.
@@ -71,16 +71,15 @@ pub(super) struct InstanceGroup {
     running: usize,
     begun: usize,
     failure_lines: usize,
-    /// Whether the user is to be told why a task may have ended at its start: once, and only of instances that share
-    /// their memory.
-    has_brk_hint: bool,
+    /// Whether [`BRK_HINT`] may still be printed: once, and only about instances that share their memory.
+    may_print_brk_hint: bool,
     /// When the first process was made, and when the last one had begun its program.
-    started_between: Option<(Duration, Duration)>,
+    start_period: Option<(Duration, Duration)>,
     progress: Option<Instant>,
     /// Whether the cursor is behind a progress line.
     has_progress_line: bool,
     /// The indexes of the contexts none of whose instances is a fork of a template.
-    executed: Vec<usize>,
+    contexts_without_forks: Vec<usize>,
     /// What the finished batches tell of their templates.
     templates: TemplateUse,
 }
@@ -114,11 +113,11 @@ impl InstanceGroup {
             running: 0,
             begun: 0,
             failure_lines: 0,
-            has_brk_hint: false,
-            started_between: None,
-            progress: (size > MANY && io::stderr().is_terminal()).then(Instant::now),
+            may_print_brk_hint: false,
+            start_period: None,
+            progress: (size > MAX_SIZE_WITHOUT_PROGRESS && io::stderr().is_terminal()).then(Instant::now),
             has_progress_line: false,
-            executed: Vec::new(),
+            contexts_without_forks: Vec::new(),
             templates: TemplateUse { unequal_variable, ..TemplateUse::default() },
         };
         group.watch(&group.signals.descriptor, SIGNALS)?;
@@ -141,7 +140,7 @@ impl InstanceGroup {
             }
         }
         let ranks = instances.iter().map(|instance| instance.rank).collect();
-        self.has_brk_hint |= context.shares_memory();
+        self.may_print_brk_hint |= context.shares_memory();
         let batch = context.start(instances)?;
         let number = BATCH | self.batches.len() as u64;
         self.contexts.push(context);
@@ -188,7 +187,7 @@ impl InstanceGroup {
     /// large group.
     fn handle_events_while(&mut self, holds: impl Fn(&Self) -> bool) -> anyhow::Result<()> {
         while holds(self) {
-            let mut events = [EpollEvent::empty(); EVENTS];
+            let mut events = [EpollEvent::empty(); MAX_EVENTS];
             let (count, has_output) = match self.wait_for_events(&mut events) {
                 Err(Errno::EINTR) => (0, false),
                 other => other.context("waiting for the instances failed")?,
@@ -209,14 +208,14 @@ impl InstanceGroup {
     /// Waits for events, and stores them in `events`. Returns their number, and whether there is output of instances
     /// to print.
     fn wait_for_events(&self, events: &mut [EpollEvent]) -> nix::Result<(usize, bool)> {
-        let mut waits: Vec<PollFd<'_>> = self.labels.waits().collect();
-        if waits.is_empty() {
+        let mut descriptors: Vec<PollFd<'_>> = self.labels.poll_descriptors().collect();
+        if descriptors.is_empty() {
             return Ok((self.epoll.wait(events, EpollTimeout::NONE)?, false));
         }
-        waits.push(PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN));
-        poll(&mut waits, PollTimeout::NONE)?;
-        waits.pop();
-        let has_output = waits.iter().any(|wait| wait.any() != Some(false));
+        descriptors.push(PollFd::new(self.epoll.0.as_fd(), PollFlags::POLLIN));
+        poll(&mut descriptors, PollTimeout::NONE)?;
+        descriptors.pop();
+        let has_output = descriptors.iter().any(|descriptor| descriptor.any() != Some(false));
         Ok((self.epoll.wait(events, EpollTimeout::ZERO)?, has_output))
     }
 
@@ -258,7 +257,7 @@ impl InstanceGroup {
     /// Iterates over the contexts whose instances all executed their program: none of the instances was forked from a
     /// template (a process that has loaded the program). The result is complete only when all instances have begun.
     pub(super) fn contexts_without_forks(&self) -> impl Iterator<Item = &pjw_spawn::SpawnContext> {
-        self.executed.iter().filter_map(|index| self.contexts.get(*index))
+        self.contexts_without_forks.iter().filter_map(|index| self.contexts.get(*index))
     }
 
     /// Returns how many instances of the group were forked from templates, and why others were not. A template is a
@@ -283,7 +282,7 @@ impl InstanceGroup {
     /// Returns how long the start of all instances took: the time from the creation of the first process until the last
     /// process had begun its program.
     pub(super) fn start_duration(&self) -> Duration {
-        self.started_between.map_or(Duration::ZERO, |(begin, end)| end.saturating_sub(begin))
+        self.start_period.map_or(Duration::ZERO, |(begin, end)| end.saturating_sub(begin))
     }
 
     fn watch(&self, descriptor: impl AsFd, number: u64) -> anyhow::Result<()> {
@@ -311,23 +310,23 @@ impl InstanceGroup {
         let Some((mut batch, ranks)) = self.batches.get_mut(index).and_then(Option::take) else {
             return Ok(());
         };
-        let mut taken = Ok(());
-        while taken.is_ok()
+        let mut recorded = Ok(());
+        while recorded.is_ok()
             && let Some((instance, result)) = batch.next_ready_result()
         {
             let Some(&rank) = ranks.get(instance) else { continue };
-            taken = self.record_start_result(index, rank, result);
+            recorded = self.record_start_result(index, rank, result);
         }
-        if taken.is_err() || !batch.is_finished() {
+        if recorded.is_err() || !batch.is_finished() {
             self.batches[index] = Some((batch, ranks));
-            return taken;
+            return recorded;
         }
         if let Some((begin, end)) = batch.start_period() {
-            let (first, last) = self.started_between.unwrap_or((begin, end));
-            self.started_between = Some((first.min(begin), last.max(end)));
+            let (first, last) = self.start_period.unwrap_or((begin, end));
+            self.start_period = Some((first.min(begin), last.max(end)));
         }
         if batch.forked_count() == 0 {
-            self.executed.push(index);
+            self.contexts_without_forks.push(index);
         }
         self.templates.forked += batch.forked_count();
         self.templates.refusal = self.templates.refusal.or(batch.template_error());
@@ -394,8 +393,8 @@ impl InstanceGroup {
         state.has_unknown_end = end.is_err();
         self.running -= 1;
         let pid = state.pid.unwrap_or(0);
-        let is_hinted = self.has_brk_hint && state.may_have_missed_brk();
-        self.has_brk_hint &= !is_hinted;
+        let is_hinted = self.may_print_brk_hint && state.may_have_missed_brk();
+        self.may_print_brk_hint &= !is_hinted;
         let hint = if is_hinted { BRK_HINT } else { "" };
         match end {
             Ok(ExitStatus::Code(0)) => {}

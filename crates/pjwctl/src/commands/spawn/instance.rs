@@ -1,4 +1,4 @@
-//! What is known of one instance, and what its end says.
+//! The state of one instance, its exit code, and the remedy if it failed to start.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -92,7 +92,7 @@ fn is_end_without_brk(exit: ExitStatus) -> bool {
 /// The text is a clause that begins with `; `. Empty if the text of `error` already names a remedy.
 pub(super) fn start_failure_remedy(error: SpawnError, program: &Path) -> String {
     let remedy = match (error.step, error.errno) {
-        // The text has it.
+        // The text of the error names the remedy.
         (SpawnStep::Clone | SpawnStep::Cgroup | SpawnStep::Exec, Errno::EAGAIN) => return String::new(),
         (_, Errno::ENOMEM) => "the memory is exhausted: start fewer",
         (_, Errno::EMFILE | Errno::ENFILE) => "too many descriptors are open: see ulimit -n, and fs.file-max",
@@ -156,8 +156,8 @@ mod tests {
             assert!(remedy(step, errno).contains(words), "{step} {errno}: {}", remedy(step, errno));
         }
         let limit = SpawnError { step: SpawnStep::Clone, errno: Errno::EAGAIN };
-        let said = format!("{limit}{}", remedy(limit.step, limit.errno));
-        assert_eq!(said.matches("ulimit -u").count(), 1, "{said}");
+        let text = format!("{limit}{}", remedy(limit.step, limit.errno));
+        assert_eq!(text.matches("ulimit -u").count(), 1, "{text}");
     }
 
     #[test]

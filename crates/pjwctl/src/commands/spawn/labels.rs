@@ -18,12 +18,12 @@ use crate::output;
 /// The length of the longest line in bytes, without its line break. A longer line is divided into lines of this length.
 const MAX_LINE: usize = 1 << 20;
 /// The bytes that are read at once: as many as a pipe usually holds.
-const BUFFER: usize = 64 * 1024;
+const BUFFER_SIZE: usize = 64 * 1024;
 /// The most pipes that are read before signals and ends of instances are looked at again.
 const MAX_PIPES: usize = 64;
 
 /// The names of the streams, for messages.
-const STREAMS: [&str; 2] = ["output", "error"];
+const STREAM_NAMES: [&str; 2] = ["output", "error"];
 
 /// The output of pjwctl while instances run: messages, and with the option `--label` what the instances print, with the
 /// rank of the instance before each line. Nothing waits for a reader, except at the end. While lines are not printed,
@@ -77,9 +77,9 @@ impl LabelledPipes {
         Ok(Stdio { input: None, output: stream(false)?, error: stream(true)? })
     }
 
-    /// Iterates over what [`LabelledPipes::forward_output`] waits for: until the streams take lines that are not
-    /// printed, or else until an instance prints something.
-    pub(super) fn waits(&self) -> impl Iterator<Item = PollFd<'_>> {
+    /// Iterates over the descriptors to wait for before [`LabelledPipes::forward_output`] is called: the streams that
+    /// have not taken all lines, or else the set of the pipes of the instances.
+    pub(super) fn poll_descriptors(&self) -> impl Iterator<Item = PollFd<'_>> {
         let stalled = self.streams.iter().filter(|stream| stream.is_stalled());
         let stalled = stalled.map(|stream| PollFd::new(stream.descriptor(), PollFlags::POLLOUT));
         let set = self.readable.as_ref().filter(|_| !self.pipes.is_empty() && !self.is_stalled());
@@ -121,11 +121,11 @@ impl LabelledPipes {
     /// stream.
     pub(super) fn finish(&mut self, timeout: PollTimeout) {
         for (_, mut labelled) in std::mem::take(&mut self.pipes) {
-            // What an instance left in the background may write for ever.
-            let mut left = capacity(&labelled.pipe);
+            // A process that an instance left in the background may write for ever.
+            let mut bytes_left = capacity(&labelled.pipe);
             loop {
                 match self.read_available_output(&mut labelled) {
-                    Ok(Available::Bytes(count)) if count < left => left -= count,
+                    Ok(Available::Bytes(count)) if count < bytes_left => bytes_left -= count,
                     Ok(Available::Bytes(_) | Available::Nothing) => {
                         self.add_unfinished_line(&mut labelled);
                         break;
@@ -172,7 +172,7 @@ impl LabelledPipes {
     /// # Errors
     /// If the pipe can't be read.
     fn read_available_output(&mut self, labelled: &mut Labelled) -> io::Result<Available> {
-        let mut bytes = [0; BUFFER];
+        let mut bytes = [0; BUFFER_SIZE];
         match labelled.pipe.read(&mut bytes) {
             Ok(0) => {
                 self.add_unfinished_line(labelled);
@@ -193,7 +193,7 @@ impl LabelledPipes {
     /// Adds the beginning of a line whose end was not read to the output stream.
     fn add_unfinished_line(&mut self, labelled: &mut Labelled) {
         let stream = &mut self.streams[usize::from(labelled.is_error)];
-        labelled.line.take_rest(|line| add_labelled(stream, labelled.rank, line));
+        labelled.line.take_unfinished(|line| add_labelled(stream, labelled.rank, line));
     }
 
     /// Prints what the streams take without waiting. Standard output is first: its failure is reported on the other.
@@ -214,7 +214,7 @@ impl LabelledPipes {
         while let Some(index) = self.streams.iter().position(OutputStream::is_stalled) {
             if let Ok(false) = takes_text(self.streams[index].descriptor(), timeout) {
                 self.streams[index].drop_text(StreamState::Failed);
-                let name = STREAMS[index];
+                let name = STREAM_NAMES[index];
                 self.streams[1].add(
                     output::error_line(&format!(
                         "standard {name} takes no more: the rest of the output of the instances is lost"
@@ -226,9 +226,10 @@ impl LabelledPipes {
         }
     }
 
-    /// The first failure of a stream is reported, and from then on its lines are dropped.
+    /// Reports on standard error that the stream with the index `index` has failed. This happens once for each stream,
+    /// because a stream that has failed drops all text.
     fn report_failure(&mut self, index: usize, error: &io::Error) {
-        let name = STREAMS[index];
+        let name = STREAM_NAMES[index];
         let line = output::error_line(&format!(
             "can't write the output of the instances to standard {name}: {error}; the instances go on, and what they print \
              there is lost: check the target of standard {name}"
@@ -263,7 +264,7 @@ fn nonblocking(reader: PipeReader) -> anyhow::Result<File> {
 /// The most bytes that a pipe can hold. An instance may have changed it.
 fn capacity(pipe: &File) -> usize {
     let capacity = fcntl(pipe, FcntlArg::F_GETPIPE_SZ).ok().and_then(|bytes| usize::try_from(bytes).ok());
-    capacity.unwrap_or(BUFFER)
+    capacity.unwrap_or(BUFFER_SIZE)
 }
 
 impl LineBuffer {
@@ -289,7 +290,7 @@ impl LineBuffer {
     }
 
     /// Calls `print` for the beginning of a line that has no end.
-    fn take_rest(&mut self, mut print: impl FnMut(&[u8])) {
+    fn take_unfinished(&mut self, mut print: impl FnMut(&[u8])) {
         if !self.0.is_empty() {
             print(&std::mem::take(&mut self.0));
         }
@@ -307,7 +308,7 @@ mod tests {
         for piece in pieces {
             buffer.add(piece, &mut print);
         }
-        buffer.take_rest(print);
+        buffer.take_unfinished(print);
         lengths
     }
 

@@ -15,8 +15,8 @@ const LIBRARY_CACHE: &str = "/etc/ld.so.cache";
 const CACHE_MAGIC: &[u8] = b"glibc-ld.so.cache1.1";
 /// The sizes in bytes of the header and of an entry of the cache: `struct cache_file_new` and `struct file_entry_new`
 /// of glibc.
-const CACHE_HEAD: usize = 48;
-const CACHE_ENTRY: usize = 24;
+const CACHE_HEADER_SIZE: usize = 48;
+const CACHE_ENTRY_SIZE: usize = 24;
 
 /// Returns how many files that do not exist the dynamic linker tries to open when `program` starts. Many such files
 /// make the start slow. Counts only files in the directories of `library_path`, which is the value of
@@ -29,24 +29,24 @@ pub(super) fn missing_file_opens(program: &Path, library_path: &OsStr) -> usize 
     let existing: Vec<&PathBuf> = directories.iter().filter(|directory| directory.is_dir()).collect();
     let cache = parse_library_cache(&fs::read(LIBRARY_CACHE).unwrap_or_default());
     let mut missed = directories.len() - existing.len();
-    // The C library needs the linker, which is there.
-    let mut known: BTreeSet<OsString> = linker.file_name().map(OsStr::to_owned).into_iter().collect();
+    // The C library needs the linker, which is loaded already.
+    let mut searched: BTreeSet<OsString> = linker.file_name().map(OsStr::to_owned).into_iter().collect();
     let mut queue = VecDeque::from([first]);
     while let Some(section) = queue.pop_front() {
         for name in &section.needed {
-            if !known.insert(name.clone()) || name.as_bytes().contains(&b'/') {
+            if !searched.insert(name.clone()) || name.as_bytes().contains(&b'/') {
                 continue;
             }
-            let of_file = |list: &[PathBuf]| list.iter().map(|at| at.join(name)).find(|path| path.is_file());
-            let found = of_file(&section.search_before).or_else(|| {
+            let find_in = |list: &[PathBuf]| list.iter().map(|at| at.join(name)).find(|path| path.is_file());
+            let found = find_in(&section.search_before).or_else(|| {
                 let (passed, found) = first_file(existing.iter().map(|at| at.join(name)));
                 missed += passed;
                 found
             });
             let found = found
-                .or_else(|| of_file(&section.search_after))
+                .or_else(|| find_in(&section.search_after))
                 .or_else(|| cache.get(name).cloned())
-                .or_else(|| of_file(&DEFAULT_DIRECTORIES.map(PathBuf::from)));
+                .or_else(|| find_in(&DEFAULT_DIRECTORIES.map(PathBuf::from)));
             queue.extend(found.and_then(|path| DynamicSection::read(&path)));
         }
     }
@@ -91,11 +91,13 @@ fn parse_library_cache(bytes: &[u8]) -> BTreeMap<OsString, PathBuf> {
         Some(OsString::from_vec(text.to_vec()))
     };
     let entry = |index: usize| {
-        let at = CACHE_HEAD + index * CACHE_ENTRY;
-        Some((text(read_number(bytes, at + 4, 4))?, PathBuf::from(text(read_number(bytes, at + 8, 4))?)))
+        let at = CACHE_HEADER_SIZE + index * CACHE_ENTRY_SIZE;
+        let name = text(read_number(bytes, at + 4, 4))?;
+        let path = text(read_number(bytes, at + 8, 4))?;
+        Some((name, PathBuf::from(path)))
     };
-    // The first entry of a name is that of the best processor variant.
-    (0..count.min(bytes.len() / CACHE_ENTRY)).rev().filter_map(entry).collect()
+    // The first entry of a name is that of the best processor variant. The map keeps the last entry that it gets.
+    (0..count.min(bytes.len() / CACHE_ENTRY_SIZE)).rev().filter_map(entry).collect()
 }
 
 #[cfg(test)]

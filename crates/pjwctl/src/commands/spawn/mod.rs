@@ -93,7 +93,8 @@ pub(super) fn run(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result
 /// [`StartFailure`] if instances had begun, which were killed then. Any other error if no instance was started.
 fn start_group(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(InstanceGroup, Grant)> {
     reset_launcher_signals();
-    // Before there is memory for each instance. The number of threads that start them is known with the grant only.
+    // This check comes before memory is allocated for each instance. The number of spawner threads is not known before
+    // the grant.
     check_process_limits(usize::try_from(request.instances.unwrap_or(0))?, 0)?;
     let commands = commands::read_commands(request)?;
     let size = commands.iter().map(|command| command.ranks.len()).sum::<usize>();
@@ -221,7 +222,7 @@ fn check_templates(programs: &[Program], sizes: &SizeVariables) -> anyhow::Resul
     }
 }
 
-/// What to do if a program has no template.
+/// Returns what the user can do if `refusal` is the reason why a program has no template.
 fn remedy_for(refusal: &TemplateError) -> &'static str {
     match refusal {
         TemplateError::Damaged => "copy or build the program again",
@@ -253,13 +254,14 @@ fn prepare_program(command: RankedCommand, request: &SpawnArgs) -> anyhow::Resul
         None => context,
         Some(ShareArg::Memory) => context.share_memory()?,
     };
-    // By this the instances of one command find each other.
+    // With this variable, the instances of one command find each other.
     let context = context.set_variable("PJW_GROUP", group_name());
     let arguments = Arguments::for_command(&command.program, &command.arguments).map_err(CheckError::from)?;
     Ok((context, command, Arc::new(arguments)))
 }
 
-/// A name for the instances of this command that no other command of this machine has had since it was started.
+/// Returns a name for the instances of this command. No other command of this machine has had the name since the
+/// machine was started.
 fn group_name() -> String {
     let since_boot = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
     format!("{}.{}", std::process::id(), since_boot.as_nanos())
@@ -365,7 +367,7 @@ fn add_instances(
             (Some(job), Some(directory)) => {
                 context.set_variable("PJW_JOB", job).set_variable("PJW_JOB_DIR", directory)
             }
-            // The variable of a job around this one names another directory.
+            // An inherited variable names the directory of the job in which pjwctl was started.
             (Some(job), None) => context.set_variable("PJW_JOB", job).remove_variable("PJW_JOB_DIR"),
             (None, _) => context,
         };

@@ -12,8 +12,9 @@ pub(super) struct TemplateUse {
     pub(super) begun: usize,
     /// How many of them are forks of a template.
     pub(super) forked: usize,
-    /// Why a program has no template, and why an instance is no fork of its template: the first reasons.
+    /// The first reason why a program has no template.
     pub(super) refusal: Option<TemplateError>,
+    /// The first reason why an instance is no fork of the template of its program.
     pub(super) mismatch: Option<ForkError>,
     /// The name of a variable of which the instances have different values, because their parts have different sizes.
     pub(super) unequal_variable: Option<String>,

@@ -1,4 +1,4 @@
-//! What is printed at the end: JSON, and a line for each instance that failed.
+//! The JSON that `pjwctl spawn --json` prints at the end: how the instances were started, and how each one ended.
 
 use anyhow::anyhow;
 use pjw_spawn::ExitStatus;
@@ -51,9 +51,11 @@ pub(super) fn print_result(
     let instances = states.map(|(rank, state)| instance_report(rank, state)).collect();
     let started_us = u64::try_from(group.start_duration().as_micros()).unwrap_or(u64::MAX);
     let report = Report { job, mode: mode.name(), why: mode.reason(), instances, started_us };
-    output::print_json(&report).map_err(|error| match output::is_closed_pipe(&error) {
-        true => error,
-        false => anyhow!("the instances were started, and the result can't be printed: {error}"),
+    output::print_json(&report).map_err(|error| {
+        if output::is_closed_pipe(&error) {
+            return error;
+        }
+        anyhow!("the instances were started, and the result can't be printed: {error}")
     })
 }
 

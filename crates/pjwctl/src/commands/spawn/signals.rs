@@ -1,8 +1,8 @@
 //! The signals that go to the instances.
 //!
-//! They are blocked, and read from a descriptor. Those that the kernel sends for a key of the terminal, such as Ctrl-C,
-//! go to the whole foreground process group, so the instances in this group have got them already. Signals of job
-//! control keep their effect on this process.
+//! pjwctl blocks them, and reads them from a descriptor. Signals that the kernel sends for a key of the terminal, such
+//! as Ctrl-C, go to the whole foreground process group, so the instances in this group have got them already. Signals
+//! of job control keep their effect on this process.
 
 use anyhow::Context;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
@@ -14,7 +14,7 @@ const FROM_THE_KERNEL: i32 = 0x80;
 /// kernel sends it to the leader of the session only, which pjwctl may be (`ssh -t host pjwctl spawn`).
 const OF_THE_TERMINAL: [Signal; 3] = [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGWINCH];
 /// Signals that are not for the instances.
-const OWN: [Signal; 6] =
+const NOT_FORWARDED: [Signal; 6] =
     [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU, Signal::SIGCONT, Signal::SIGCHLD, Signal::SIGPIPE];
 /// Signals that nohup(1), or a shell that starts a command in the background, makes the command ignore. A blocked
 /// signal is received also if it is ignored, so an ignored one of these is not blocked.
@@ -47,7 +47,7 @@ impl SignalReader {
     /// - those of `SIGHUP`, `SIGINT` and `SIGQUIT` that are ignored.
     pub(super) fn block_signals() -> anyhow::Result<Self> {
         let mut signals = SigSet::all();
-        OWN.iter().for_each(|signal| signals.remove(*signal));
+        NOT_FORWARDED.iter().for_each(|signal| signals.remove(*signal));
         let ignored = ignored_signals();
         let is_ignored = |signal: &&Signal| ignored & (1 << (**signal as i32 - 1)) != 0;
         IGNORED_BY_NOHUP.iter().filter(is_ignored).for_each(|signal| signals.remove(*signal));

@@ -20,7 +20,7 @@ const REMOVED: &str = "\0";
 /// Variables that the user has set are left out.
 pub(super) struct SizeVariables {
     /// The variables of each part, with their values, in the order of the placements.
-    of_parts: Vec<Vec<(String, String)>>,
+    by_part: Vec<Vec<(String, String)>>,
     /// Whether all instances that are started with the same [`SpawnContext`] have the same variables. The variables are
     /// then set in the context, and not for each instance.
     are_common: bool,
@@ -47,16 +47,17 @@ impl SizeVariables {
         let have_same_cores = counts.windows(2).all(|pair| pair[0].cores == pair[1].cores);
         let of_part = |counts: &CpuCounts| {
             let mut set = cpu_count_environment(variables, *counts, environment_variable);
-            // The inherited value is of the job in which pjwctl runs. No library reads the variable when it is loaded,
-            // so different values are no reason against templates: the instances of a template then have none.
+            // An inherited value belongs to the job in which pjwctl was started. No library reads the variable when it
+            // is loaded, so different values are no reason against templates. The instances of a template then have no
+            // such variable.
             let cores = counts.cores.to_string();
-            let is_known = have_same_cores || !has_templates;
-            set.push((CORES_VARIABLE.to_owned(), if is_known { cores } else { REMOVED.to_owned() }));
+            let can_be_set = have_same_cores || !has_templates;
+            set.push((CORES_VARIABLE.to_owned(), if can_be_set { cores } else { REMOVED.to_owned() }));
             set
         };
-        let of_parts: Vec<_> = counts.iter().map(of_part).collect();
-        let are_equal = of_parts.windows(2).all(|pair| pair[0] == pair[1]);
-        Self { of_parts, are_common: are_equal || has_templates }
+        let by_part: Vec<_> = counts.iter().map(of_part).collect();
+        let are_equal = by_part.windows(2).all(|pair| pair[0] == pair[1]);
+        Self { by_part, are_common: are_equal || has_templates }
     }
 
     /// Divides `ranks`, the ranks of the instances of one program, into groups that can be started with the same
@@ -73,8 +74,8 @@ impl SizeVariables {
         }
         let mut groups: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
         for rank in ranks {
-            let own = self.of_parts.get(rank as usize % parts);
-            let first = self.of_parts.iter().position(|other| Some(other) == own);
+            let own = self.by_part.get(rank as usize % parts);
+            let first = self.by_part.iter().position(|other| Some(other) == own);
             groups.entry(first.unwrap_or(0)).or_default().push(rank);
         }
         groups.into_iter().collect()
@@ -84,7 +85,7 @@ impl SizeVariables {
     /// instances is started. `part` is the index of the part of the CPUs on which these instances run. If the instances
     /// of a group can have different values, removes the inherited variables from `context` instead.
     pub(super) fn apply_to_context(&self, context: SpawnContext, part: usize) -> SpawnContext {
-        let variables = self.of_parts.get(part).into_iter().flatten();
+        let variables = self.by_part.get(part).into_iter().flatten();
         variables.fold(context, |context, (name, value)| {
             context.set_variable(name, if self.are_common { value } else { REMOVED })
         })
@@ -93,14 +94,14 @@ impl SizeVariables {
     /// Returns the name of an environment variable whose value differs between parts of the cores. `None` if there is
     /// no such variable.
     pub(super) fn unequal_variable(&self) -> Option<&str> {
-        let mut pairs = self.of_parts.windows(2).flat_map(|pair| pair[0].iter().zip(&pair[1]));
+        let mut pairs = self.by_part.windows(2).flat_map(|pair| pair[0].iter().zip(&pair[1]));
         pairs.find(|(one, other)| one != other).map(|((name, _), _)| name.as_str())
     }
 
     /// Returns the environment variables (`NAME=value`) for an instance on the part with the index `part`. Empty if
     /// [`SizeVariables::apply_to_context`] sets the variables in the context of the instance.
     pub(super) fn own_variables(&self, part: usize) -> Vec<CString> {
-        let own = self.of_parts.get(part).filter(|_| !self.are_common).into_iter().flatten();
+        let own = self.by_part.get(part).filter(|_| !self.are_common).into_iter().flatten();
         own.filter_map(|(name, value)| CString::new(format!("{name}={value}")).ok()).collect()
     }
 }

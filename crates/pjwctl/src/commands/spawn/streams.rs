@@ -5,8 +5,8 @@
 //!
 //! For a pipe that is enough. A terminal takes more if there is room for one byte, and a write then waits until there
 //! is room for all: if the terminal was stopped by Ctrl-S or its program reads nothing. So pjwctl opens a terminal
-//! again with `O_NONBLOCK`. It can't set this flag of the stream itself: other programs, such as the shell, have the
-//! same.
+//! again with `O_NONBLOCK`. It can't set this flag of the stream itself, because other programs, such as the shell, use
+//! the same stream.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -29,7 +29,7 @@ pub(super) struct OutputStream {
     /// The same terminal, opened again so that a write does not wait. `None` for another stream, or if that failed.
     nonblocking: Option<OwnedFd>,
     text: Vec<u8>,
-    /// So many bytes at the begin of `text` are printed.
+    /// The number of bytes at the beginning of `text` that are printed.
     printed: usize,
     pub(super) state: StreamState,
 }
@@ -99,10 +99,10 @@ impl OutputStream {
     /// when everything is written, or when the stream accepts no more text without waiting.
     fn print_lines(&mut self) -> io::Result<()> {
         while self.is_stalled() && takes_text(self.descriptor(), PollTimeout::ZERO)? {
-            let rest = &self.text[self.printed..];
-            let rest = &rest[..rest.len().min(MAX_WRITE)];
-            let lines = rest.iter().rposition(|byte| *byte == b'\n').map_or(rest.len(), |end| end + 1);
-            match nix::unistd::write(self.descriptor(), &rest[..lines]) {
+            let pending = &self.text[self.printed..];
+            let piece = &pending[..pending.len().min(MAX_WRITE)];
+            let length = piece.iter().rposition(|byte| *byte == b'\n').map_or(piece.len(), |end| end + 1);
+            match nix::unistd::write(self.descriptor(), &piece[..length]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => self.printed += count,
                 Err(Errno::EINTR) => {}
