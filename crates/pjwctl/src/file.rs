@@ -16,7 +16,7 @@ pub fn write_atomically(path: &Path, content: &str) -> anyhow::Result<()> {
     // A symbolic link stays a link: its target is replaced.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let written = match fs::metadata(&target) {
-        Ok(what) if !what.is_file() => write_directly(&target, content),
+        Ok(metadata) if !metadata.is_file() => write_directly(&target, content),
         _ => replace_file(&target, content),
     };
     written.map_err(|error| {
@@ -31,17 +31,17 @@ fn write_directly(path: &Path, text: &str) -> io::Result<()> {
 /// Writes `text` to a temporary file beside `path`, and renames this file to `path` after its data are on the disk.
 /// After an error, removes the temporary file.
 fn replace_file(path: &Path, text: &str) -> io::Result<()> {
-    let draft = draft_of(path)?;
+    let draft = draft_path(path)?;
     let mut file = OpenOptions::new().write(true).create_new(true).open(&draft)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
-    let placed = written.and_then(|()| fs::rename(&draft, path));
-    if placed.is_err() {
+    let replaced = written.and_then(|()| fs::rename(&draft, path));
+    if replaced.is_err() {
         let _ = fs::remove_file(&draft);
     }
-    placed
+    replaced
 }
 
-fn draft_of(path: &Path) -> io::Result<PathBuf> {
+fn draft_path(path: &Path) -> io::Result<PathBuf> {
     let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?;
     let mut draft = std::ffi::OsString::from(".");
     draft.push(name);

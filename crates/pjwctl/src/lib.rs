@@ -20,9 +20,9 @@ use std::process::ExitCode;
 /// Runs pjwctl with the command line of this process. Returns the exit code. An error is printed to standard error.
 #[must_use]
 pub fn main() -> ExitCode {
-    // First of all: until then, a SIGSEGV or SIGBUS that another process sends is lost in the handlers of Rust's
-    // runtime, and `run` and `spawn` would start what was to be ended. The verb is not known yet. The others lose only
-    // the runtime's message about an overflow of the stack.
+    // This call comes first. Until then, a SIGSEGV or SIGBUS that another process sends is lost in the handlers of
+    // Rust's runtime, and `run` and `spawn` would start a command that was to be ended. The verb is not known yet, so
+    // the call is made for all verbs. The other verbs lose only the runtime's message about a stack overflow.
     pjw_spawn::clear_fault_handlers();
     stack::with_enough_stack(execute_command_line)
 }
@@ -51,8 +51,8 @@ fn execute_command_line() -> ExitCode {
 /// Prints an error of the command line, or the help that was requested.
 fn print_usage_error(error: &clap::Error) -> ExitCode {
     match error.print().and_then(|()| std::io::stdout().flush()) {
-        Err(fault) if fault.kind() != std::io::ErrorKind::BrokenPipe => {
-            output::print_error(&format!("can't write the output: {fault}"));
+        Err(write_error) if write_error.kind() != std::io::ErrorKind::BrokenPipe => {
+            output::print_error(&format!("can't write the output: {write_error}"));
             ExitCode::FAILURE
         }
         _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),

@@ -20,7 +20,7 @@ use crate::{cli::JsonArg, render::Terminal, render::text::escape_control_charact
 /// The path of the Unix socket of the system log (syslog).
 pub const SYSTEM_LOG: &str = "/dev/log";
 /// The number of columns if the width is unknown.
-const USUAL_WIDTH: usize = 80;
+const DEFAULT_WIDTH: usize = 80;
 
 /// Returns the properties of standard output: the width of its terminal in columns, and whether text that is printed
 /// there can have colours. If standard output is no terminal, or if the width is unknown, the width is 80 columns.
@@ -29,7 +29,7 @@ pub fn stdout_properties() -> Terminal {
     let stdout = io::stdout();
     let has_colours = anstream::AutoStream::choice(&stdout) != anstream::ColorChoice::Never;
     let columns = rustix::termios::tcgetwinsize(&stdout).map(|size| usize::from(size.ws_col)).unwrap_or(0);
-    Terminal { width: if columns == 0 { USUAL_WIDTH } else { columns }, has_colours }
+    Terminal { width: if columns == 0 { DEFAULT_WIDTH } else { columns }, has_colours }
 }
 
 /// Prints `text` to standard output unchanged, and adds no line break.
@@ -41,7 +41,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     let written = stdout.flush().and_then(|()| write_all_waiting(stdout.as_fd(), text.as_bytes()));
     written.map_err(|error| match error.kind() {
-        io::ErrorKind::BrokenPipe => Closed.into(),
+        io::ErrorKind::BrokenPipe => ClosedPipe.into(),
         _ => anyhow!("can't write the output: {error}; check the target of standard output"),
     })
 }
@@ -156,7 +156,7 @@ pub fn print_escaped_error(text: &str) {
 /// Users do not need to see this error.
 #[must_use]
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
-    error.is::<Closed>()
+    error.is::<ClosedPipe>()
 }
 
 /// Starts a thread that ends this process with exit code 0 as soon as the reader of standard output closes the pipe.
@@ -170,7 +170,7 @@ pub fn exit_when_stdout_reader_closes() {
     std::thread::spawn(|| {
         let stdout = io::stdout();
         loop {
-            // No events are requested: the kernel always reports a closed pipe, and never for a file.
+            // No events are requested. The kernel reports a closed pipe in any case, and reports nothing for a file.
             let mut ends = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
             match poll(&mut ends, PollTimeout::NONE) {
                 Ok(_) => std::process::exit(0),
@@ -184,7 +184,7 @@ pub fn exit_when_stdout_reader_closes() {
 /// The reader of standard output has closed the pipe.
 #[derive(Debug, Error)]
 #[error("the reader of the output has closed the pipe")]
-struct Closed;
+struct ClosedPipe;
 
 #[cfg(test)]
 mod tests {

@@ -11,7 +11,7 @@ use super::{Terminal, style};
 /// The efficiencies of the table, in thousandths.
 const EFFICIENCIES: [u32; 5] = [500, 750, 900, 950, 990];
 /// The efficiency that the advice aims at, in thousandths.
-const GOOD: u32 = 900;
+const GOOD_EFFICIENCY: u32 = 900;
 
 /// The result of `pjwctl advise`, which computes how well a farm uses its cores. A farm is a group of worker
 /// processes that compute numbered items. Times are in seconds. The efficiency is a number from 0 to 1: the core time
@@ -97,8 +97,8 @@ impl FarmAdvice {
 impl FarmEstimate {
     /// Computes the estimate for a farm with the costs `costs` that computes `items` items.
     fn new(costs: &FarmCosts, items: u64) -> Self {
-        let (wall_s, one_core_s) =
-            (costs.wall_time(items).as_secs_f64(), costs.time_on_one_core(items).as_secs_f64());
+        let wall_s = costs.wall_time(items).as_secs_f64();
+        let one_core_s = costs.time_on_one_core(items).as_secs_f64();
         let held_core_s = costs.occupied_core_time(items).as_secs_f64();
         Self {
             items,
@@ -108,7 +108,7 @@ impl FarmEstimate {
             efficiency: share(costs.efficiency_permille(items)),
             held_core_s,
             idle_core_s: (held_core_s - one_core_s).max(0.0),
-            workers_for_90_percent: costs.max_workers_for_efficiency(items, GOOD),
+            workers_for_90_percent: costs.max_workers_for_efficiency(items, GOOD_EFFICIENCY),
         }
     }
 }
@@ -130,7 +130,7 @@ fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
             .to_owned();
     }
     let workers = count_with_noun(costs.workers, "worker", "workers");
-    let enough = costs.min_items_for_efficiency(GOOD);
+    let enough = costs.min_items_for_efficiency(GOOD_EFFICIENCY);
     let Some(items) = items else {
         return match enough {
             Some(enough) => format!(
@@ -143,13 +143,12 @@ fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
         };
     };
     let used = costs.efficiency_permille(items) / 10;
-    if used >= GOOD / 10 {
+    if used >= GOOD_EFFICIENCY / 10 {
         return format!("{used} % of the core time of {workers} is used.");
     }
-    let fewer = costs.max_workers_for_efficiency(items, GOOD);
-    let fewer = match fewer {
+    let fewer = match costs.max_workers_for_efficiency(items, GOOD_EFFICIENCY) {
         1 => "a program without a farm".to_owned(),
-        fewer => format!("{fewer} workers"),
+        max_workers => format!("{max_workers} workers"),
     };
     match enough {
         Some(enough) if enough > items => {
@@ -157,7 +156,7 @@ fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
                 "Only {used} % of the core time of {workers} is used: take {enough} items in one job, or {fewer}."
             )
         }
-        // The last round has too few items.
+        // There are enough items, but fewer than workers remain for the last round.
         _ => format!(
             "Only {used} % of the core time of {workers} is used: take a multiple of {} items, or {fewer}.",
             costs.workers

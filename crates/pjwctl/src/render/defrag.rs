@@ -7,7 +7,7 @@ use super::text::{escape_control_characters, shorten_cpu_list, wrap_text};
 use super::{Terminal, style};
 
 /// The maximum width of a CPU list, in columns.
-const LIST: usize = 20;
+const MAX_LIST_WIDTH: usize = 20;
 
 /// The stage of a defragmentation that [`defrag_text`] describes: the moves of jobs are only planned, or are done. A
 /// defragmentation moves jobs to other cores, so that the cores of each job are closer together, or so that larger
@@ -39,7 +39,7 @@ fn moves_text(reply: &DefragReply, term: Terminal) -> String {
     table.set_width(u16::try_from(term.width).unwrap_or(u16::MAX));
     table.set_header(["job", "from", "to", "why"]);
     for moved in &reply.moves {
-        let [from, to] = [&moved.from, &moved.to].map(|list| shorten_cpu_list(list, LIST));
+        let [from, to] = [&moved.from, &moved.to].map(|list| shorten_cpu_list(list, MAX_LIST_WIDTH));
         table.add_row([
             escape_control_characters(&moved.job),
             from,
@@ -68,9 +68,9 @@ fn largest_requests_text(reply: &DefragReply, stage: DefragStage) -> String {
         ("package", before.package, after.package),
     ];
     let (first, second) = if stage == DefragStage::Planned { ("now", "after") } else { ("before", "now") };
-    let news = levels.into_iter().filter(|&(level, before, after)| level == "L3" || before != after);
-    let news = news.map(|(level, before, after)| format!("one {level}: {before} {first}, {after} {second}"));
-    format!("largest request that fits {}", news.collect::<Vec<_>>().join("; "))
+    let kept = levels.into_iter().filter(|&(level, before, after)| level == "L3" || before != after);
+    let texts = kept.map(|(level, before, after)| format!("one {level}: {before} {first}, {after} {second}"));
+    format!("largest request that fits {}", texts.collect::<Vec<_>>().join("; "))
 }
 
 #[cfg(test)]
@@ -105,8 +105,8 @@ mod tests {
 
     #[test]
     fn an_empty_plan_of_moves_has_a_message() {
-        let none = DefragReply { moves: vec![], ..reply() };
-        assert_snapshot!(defrag_text(&none, DefragStage::Planned, samples::PLAIN_TERMINAL), @r"
+        let empty = DefragReply { moves: vec![], ..reply() };
+        assert_snapshot!(defrag_text(&empty, DefragStage::Planned, samples::PLAIN_TERMINAL), @r"
         nothing to move: no job would lie closer together, and no larger request would
         fit
         ");

@@ -98,10 +98,10 @@ impl LendingSimulationResult {
         lending: &LendingPolicy,
     ) -> Self {
         let owners = &with_lending.owners;
-        let revocations = owners.iter().map(|one| one.revocations).sum();
-        let cores = owners.iter().map(|one| f64::from(one.owner.cores)).sum();
+        let revocations = owners.iter().map(|totals| totals.revocations).sum();
+        let cores = owners.iter().map(|totals| f64::from(totals.owner.cores)).sum();
         Self {
-            owners: owners.iter().map(|one| OwnerSummary::new(one, with_lending.duration)).collect(),
+            owners: owners.iter().map(|totals| OwnerSummary::new(totals, with_lending.duration)).collect(),
             usable: with_lending.usable_cores,
             duration_s: with_lending.duration.as_secs_f64(),
             lending: LendingSettings {
@@ -111,8 +111,8 @@ impl LendingSimulationResult {
             },
             without_lending: UtilisationSummary::new(without_lending),
             with_lending: UtilisationSummary::new(with_lending),
-            lent_core_hours: owners.iter().map(|one| one.lent_core_s).sum::<f64>() / SECONDS_PER_HOUR,
-            loans: owners.iter().map(|one| one.loans).sum(),
+            lent_core_hours: owners.iter().map(|totals| totals.lent_core_s).sum::<f64>() / SECONDS_PER_HOUR,
+            loans: owners.iter().map(|totals| totals.loans).sum(),
             revocations,
             revocations_per_core_hour: per_core_hour(revocations, cores, with_lending.duration),
         }
@@ -120,17 +120,17 @@ impl LendingSimulationResult {
 }
 
 impl OwnerSummary {
-    /// Computes the summary of an owner from `one`, its totals. `duration` is the simulated time.
-    fn new(one: &OwnerTotals, duration: Duration) -> Self {
-        let cores = one.owner.cores;
+    /// Computes the summary of an owner from its totals. `duration` is the simulated time.
+    fn new(totals: &OwnerTotals, duration: Duration) -> Self {
+        let cores = totals.owner.cores;
         Self {
-            name: one.owner.job.name().to_owned(),
+            name: totals.owner.job.name().to_owned(),
             cores,
-            mean_cores_used: one.used_core_s / duration.as_secs_f64(),
-            lent_core_hours: one.lent_core_s / SECONDS_PER_HOUR,
-            loans: one.loans,
-            revocations: one.revocations,
-            revocations_per_core_hour: per_core_hour(one.revocations, f64::from(cores), duration),
+            mean_cores_used: totals.used_core_s / duration.as_secs_f64(),
+            lent_core_hours: totals.lent_core_s / SECONDS_PER_HOUR,
+            loans: totals.loans,
+            revocations: totals.revocations,
+            revocations_per_core_hour: per_core_hour(totals.revocations, f64::from(cores), duration),
         }
     }
 }

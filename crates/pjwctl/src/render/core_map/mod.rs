@@ -14,8 +14,8 @@ use super::{Terminal, style, text};
 
 /// The maximum number of lines of the map.
 const MAX_LINES: usize = 24;
-/// The number of cells in a block.
-const BLOCK: usize = 8;
+/// The number of cells in a block. A space stands between two blocks of the same L3.
+const BLOCK_CELLS: usize = 8;
 /// The letters, in the order of the jobs.
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 
@@ -83,7 +83,7 @@ impl Holder {
 #[derive(Debug)]
 pub struct PuHolders {
     by_pu: BTreeMap<Pu, Holder>,
-    /// The owner and the borrower of each lent PU, as places in the list of jobs.
+    /// The owner and the borrower of each lent PU, as indexes in the list of jobs.
     lent: BTreeMap<Pu, (usize, usize)>,
 }
 
@@ -128,11 +128,11 @@ impl PuHolders {
     /// as indexes in the list of jobs. The value is the set of PUs that the owner lends to the borrower.
     #[must_use]
     pub fn lent_pus_by_jobs(&self, pus: &CpuSet) -> BTreeMap<(usize, usize), CpuSet> {
-        let mut among: BTreeMap<(usize, usize), CpuSet> = BTreeMap::new();
+        let mut groups: BTreeMap<(usize, usize), CpuSet> = BTreeMap::new();
         for (pu, jobs) in pus.iter().filter_map(|pu| Some((pu, *self.lent.get(&pu)?))) {
-            among.entry(jobs).or_default().insert(pu);
+            groups.entry(jobs).or_default().insert(pu);
         }
-        among
+        groups
     }
 
     /// Returns the holder of one core, which decides the character of this core in the core map. `pus` are the PUs
@@ -165,11 +165,11 @@ impl PuHolders {
     /// [`Holder::Free`], to its PUs.
     #[must_use]
     pub fn pus_by_holder(&self, pus: &CpuSet) -> BTreeMap<Holder, CpuSet> {
-        let mut among: BTreeMap<Holder, CpuSet> = BTreeMap::new();
+        let mut groups: BTreeMap<Holder, CpuSet> = BTreeMap::new();
         for pu in pus.iter() {
-            among.entry(self.by_pu.get(&pu).copied().unwrap_or(Holder::Offline)).or_default().insert(pu);
+            groups.entry(self.by_pu.get(&pu).copied().unwrap_or(Holder::Offline)).or_default().insert(pu);
         }
-        among
+        groups
     }
 }
 
@@ -187,21 +187,22 @@ struct Row {
 #[must_use]
 pub fn core_map_text(cores: &[Core], holders: &PuHolders, term: Terminal) -> String {
     let rows = rows_of_cores(cores);
-    let label = rows.iter().map(|row| text::char_count(&row.label)).max().unwrap_or(0);
+    let label_width = rows.iter().map(|row| text::char_count(&row.label)).max().unwrap_or(0);
     let lists: Vec<String> =
         rows.iter().map(|row| text::shorten_cpu_list(&row.pus.to_string(), 16)).collect();
-    let list = lists.iter().map(|list| text::char_count(list)).max().unwrap_or(0);
-    let width_left = term.width.saturating_sub(label + 2 + list + 2).max(BLOCK);
+    let list_width = lists.iter().map(|list| text::char_count(list)).max().unwrap_or(0);
+    let head_width = label_width + 2 + list_width + 2;
+    let width_left = term.width.saturating_sub(head_width).max(BLOCK_CELLS);
     let drawn: Vec<Vec<String>> = rows.iter().map(|row| row_lines(row, holders, width_left, term)).collect();
     if drawn.iter().map(Vec::len).sum::<usize>() > MAX_LINES {
         return rows.iter().map(|row| row_as_lists(row, holders, term)).collect();
     }
     let mut map = String::new();
-    for ((row, list_text), lines) in rows.iter().zip(&lists).zip(drawn) {
-        let mut head = format!("{:label$}  {list_text:list$}  ", row.label);
+    for ((row, list), lines) in rows.iter().zip(&lists).zip(drawn) {
+        let mut head = format!("{:label_width$}  {list:list_width$}  ", row.label);
         for line in lines {
             map += &format!("{head}{line}\n");
-            head = " ".repeat(label + 2 + list + 2);
+            head = " ".repeat(head_width);
         }
     }
     map
@@ -214,12 +215,13 @@ fn rows_of_cores(cores: &[Core]) -> Vec<Row> {
     let mut before: Option<&Core> = None;
     for core in cores {
         let pus = parse_cpu_list(&core.cpus);
-        let same = |of: fn(&Core) -> Option<u32>| before.is_some_and(|before| of(before) == of(core));
-        let same_row = same(|core| core.package) && same(|core| core.numa_node);
-        match rows.last_mut().filter(|_| same_row) {
+        let is_as_before =
+            |field: fn(&Core) -> Option<u32>| before.is_some_and(|before| field(before) == field(core));
+        let is_in_last_row = is_as_before(|core| core.package) && is_as_before(|core| core.numa_node);
+        match rows.last_mut().filter(|_| is_in_last_row) {
             Some(row) => {
                 row.pus.extend(pus.iter());
-                match row.caches.last_mut().filter(|_| same(|core| core.l3)) {
+                match row.caches.last_mut().filter(|_| is_as_before(|core| core.l3)) {
                     Some(cache) => cache.push(pus),
                     None => row.caches.push(vec![pus]),
                 }
@@ -241,21 +243,20 @@ fn row_label(core: &Core) -> String {
 }
 
 /// Draws a row of the map as lines of at most `width_left` columns, with one character for each core. If the row is
-/// too long for one line, the line breaks are between two L3 caches if possible, else between two blocks of [`BLOCK`]
-/// cores.
+/// too long for one line, the line breaks are between two L3 caches if possible, else between two blocks of
+/// [`BLOCK_CELLS`] cores.
 fn row_lines(row: &Row, holders: &PuHolders, width_left: usize, term: Terminal) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     let mut used = 0;
     for (n, cache) in row.caches.iter().enumerate() {
-        // Between small L3s their borders divide the cells. Blocks would make that less clear.
         let between = if n == 0 { "" } else { "│" };
-        let blocks: Vec<&[CpuSet]> = cache.chunks(BLOCK).collect();
-        let whole = cache.len() + blocks.len() - 1;
+        let blocks: Vec<&[CpuSet]> = cache.chunks(BLOCK_CELLS).collect();
+        let cache_width = cache.len() + blocks.len() - 1;
         for (m, block) in blocks.iter().enumerate() {
             let gap = if m == 0 { between } else { " " };
-            let needs = if m == 0 && whole <= width_left { whole } else { block.len() };
-            if used > 0 && used + text::char_count(gap) + needs > width_left {
+            let needed_width = if m == 0 && cache_width <= width_left { cache_width } else { block.len() };
+            if used > 0 && used + text::char_count(gap) + needed_width > width_left {
                 lines.push(std::mem::take(&mut line));
                 used = 0;
             } else {
@@ -275,9 +276,9 @@ fn row_lines(row: &Row, holders: &PuHolders, width_left: usize, term: Terminal) 
 
 /// A row as lists: `package 0 node 0: a 0-31, # 32`.
 fn row_as_lists(row: &Row, holders: &PuHolders, term: Terminal) -> String {
-    let among = holders.pus_by_holder(&row.pus);
+    let groups = holders.pus_by_holder(&row.pus);
     let parts: Vec<String> =
-        among.iter().map(|(holder, pus)| format!("{} {pus}", holder.symbol().0)).collect();
+        groups.iter().map(|(holder, pus)| format!("{} {pus}", holder.symbol().0)).collect();
     text::wrap_text(&format!("{}: {}", row.label, parts.join(", ")), term.width, "", "  ")
 }
 
