@@ -27,7 +27,7 @@ pub(crate) fn with_enough_stack(work: fn() -> ExitCode) -> ExitCode {
 /// signal mask and the parent death signal (prctl(2)) of this thread. While `work` runs, this thread blocks all
 /// signals. If no thread can be created, runs `work` in this thread. A panic of `work` continues in this thread.
 fn run_in_new_thread(work: fn() -> ExitCode) -> ExitCode {
-    // A signal that the thread blocks, to read it from a descriptor, must not come to this thread instead.
+    // A signal that the new thread blocks, to read it from a descriptor, must not come to this thread instead.
     let Ok(mask) = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK) else { return work() };
     let parent_end_signal = prctl::get_pdeathsig().ok().flatten();
     let started = thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {

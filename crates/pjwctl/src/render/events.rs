@@ -28,28 +28,28 @@ mod tests {
     use super::super::samples;
     use super::*;
 
-    fn happened(kind: &str, job: &str, text: &str) -> Event {
+    fn event(kind: &str, job: &str, text: &str) -> Event {
         let time = "2026-05-04T12:00:00Z".into();
         Event { time, event: kind.into(), job: job.into(), text: text.into(), ..Event::default() }
     }
 
     #[test]
     fn an_event_is_a_line() {
-        let line = event_line(&happened("assigned", "manual:a", "2 cores: 2-3"), samples::PLAIN_TERMINAL);
+        let line = event_line(&event("assigned", "manual:a", "2 cores: 2-3"), samples::PLAIN_TERMINAL);
         assert_eq!(line, "2026-05-04T12:00:00Z assigned   manual:a 2 cores: 2-3\n");
-        let line = event_line(&happened("started", "", "pjwd 0.1.0"), samples::PLAIN_TERMINAL);
+        let line = event_line(&event("started", "", "pjwd 0.1.0"), samples::PLAIN_TERMINAL);
         assert_eq!(line, "2026-05-04T12:00:00Z started    - pjwd 0.1.0\n");
     }
 
     #[test]
     fn an_event_stays_a_line_whatever_a_process_is_called() {
-        let line = event_line(&happened("stray", "", "evil\n\x1b[31mname"), samples::PLAIN_TERMINAL);
+        let line = event_line(&event("stray", "", "evil\n\x1b[31mname"), samples::PLAIN_TERMINAL);
         assert_eq!(line, "2026-05-04T12:00:00Z stray      - evil\\n\\u{1b}[31mname\n");
     }
 
     #[test]
     fn trouble_is_coloured() {
-        let line = event_line(&happened("violation", "manual:a", "x"), samples::COLOURED_TERMINAL);
+        let line = event_line(&event("violation", "manual:a", "x"), samples::COLOURED_TERMINAL);
         assert!(line.contains("\x1b[1m\x1b[31mviolation \x1b[0m"), "{line:?}");
     }
 }

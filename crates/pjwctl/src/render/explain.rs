@@ -13,7 +13,7 @@ use super::{Terminal, show, style};
 #[must_use]
 pub fn grant_explanation_text(reasons: &ExplainJobReply, term: Terminal) -> String {
     let holds = cpus_phrase(&reasons.cpus, usize::MAX);
-    let mut text = title(&reasons.job, &format!(": {holds}"), term) + &because(&reasons.grant_reasons, term);
+    let mut text = title(&reasons.job, &format!(": {holds}"), term) + &bullets(&reasons.grant_reasons, term);
     if !reasons.second_best.is_empty() {
         text += &wrap_text(&format!("runner-up: {}", reasons.second_best), term.width, "- ", "  ");
     }
@@ -29,7 +29,7 @@ pub fn process_reasons_text(reasons: &ExplainPidReply, term: Terminal) -> String
         .as_ref()
         .map_or(": in no job".to_owned(), |job| format!(": in {}", escape_control_characters(job)));
     let mut text =
-        title(&format!("process {}", reasons.pid), &job, term) + &because(&reasons.membership_reasons, term);
+        title(&format!("process {}", reasons.pid), &job, term) + &bullets(&reasons.membership_reasons, term);
     if !reasons.threads.is_empty() {
         text += "\n";
         text += &show::threads_table(&reasons.threads, term);
@@ -38,15 +38,17 @@ pub fn process_reasons_text(reasons: &ExplainPidReply, term: Terminal) -> String
     text
 }
 
-fn title(what: &str, rest: &str, term: Terminal) -> String {
+/// Returns a line with `subject` in the style of a heading, and `text` after it.
+fn title(subject: &str, text: &str, term: Terminal) -> String {
     format!(
         "{}{}\n",
-        style::apply_style(&escape_control_characters(what), style::HEADING, term),
-        escape_control_characters(rest)
+        style::apply_style(&escape_control_characters(subject), style::HEADING, term),
+        escape_control_characters(text)
     )
 }
 
-fn because(sentences: &[String], term: Terminal) -> String {
+/// Returns a list with one entry for each sentence.
+fn bullets(sentences: &[String], term: Terminal) -> String {
     sentences.iter().map(|sentence| wrap_text(sentence, term.width, "- ", "  ")).collect()
 }
 

@@ -13,20 +13,20 @@ pub fn plan_text(plan: &PlanReply, term: Terminal) -> String {
     let mut parts = vec![if plan.actions.is_empty() {
         "nothing to change\n".to_owned()
     } else {
-        plan.actions.iter().map(|action| self::action(action, term)).collect()
+        plan.actions.iter().map(|action| action_text(action, term)).collect()
     }];
     if !plan.warnings.is_empty() {
         let heading = style::apply_style("left as it is", style::HEADING, term);
-        let lines = plan.warnings.iter().map(|abstained| self::abstained(abstained, term));
+        let lines = plan.warnings.iter().map(|abstained| abstained_text(abstained, term));
         parts.push(heading + "\n" + &lines.collect::<String>());
     }
     parts.join("\n")
 }
 
-fn action(action: &Action, term: Terminal) -> String {
+fn action_text(action: &Action, term: Terminal) -> String {
     let job = if action.job.is_empty() { String::new() } else { format!("{}: ", action.job) };
-    let what = escape_control_characters(&format!("{job}{}", change_text(action)));
-    wrap_text(&what, term.width, "", "  ") + &wrap_text(&action.why, term.width, "    ", "    ")
+    let change = escape_control_characters(&format!("{job}{}", change_text(action)));
+    wrap_text(&change, term.width, "", "  ") + &wrap_text(&action.why, term.width, "    ", "    ")
 }
 
 /// Returns a sentence about the planned change `action`, of a cpuset or of an affinity mask. A daemon of a later
@@ -62,7 +62,7 @@ fn mask_change_text(kind: &str, action: &Action) -> String {
     }
 }
 
-fn abstained(abstained: &Abstained, term: Terminal) -> String {
+fn abstained_text(abstained: &Abstained, term: Terminal) -> String {
     let mut who = abstained.job.clone();
     if let Some(pid) = abstained.pid {
         who += &format!(" process {pid}");

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::{Terminal, style, text::count_with_noun};
 
 /// The number of samples in the table. JSON and CSV have all samples.
-const ROWS: usize = 10;
+const MAX_ROWS: usize = 10;
 
 /// The result of `pjwctl simulate --trace`, which replays a job log on a simulated machine. Contains how many jobs
 /// got cores, how well the machine was used, and how the cores of the jobs were distributed. `--json` prints this
@@ -166,34 +166,34 @@ pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
     let mut text = style::apply_style(&heading, style::HEADING, term) + "\n\n";
     let percent = |part: f64| format!("{:.1} %", part * 100.0);
     let refused = f64::from(result.refused) / f64::from(result.jobs.max(1));
-    let mut costs = |name: &str, value: &str| {
+    let mut line = |name: &str, value: &str| {
         let _ = writeln!(text, "{name:<22}{value:>10}");
     };
-    costs("started", &result.started.to_string());
-    costs("refused", &result.refused.to_string());
-    costs("  of all", &percent(refused));
+    line("started", &result.started.to_string());
+    line("refused", &result.refused.to_string());
+    line("  of all", &percent(refused));
     if result.skipped > 0 {
-        costs("skipped as unknown", &result.skipped.to_string());
+        line("skipped as unknown", &result.skipped.to_string());
     }
-    costs("utilisation", &percent(result.utilisation));
+    line("utilisation", &percent(result.utilisation));
     for (level, name, mean) in [
         (TopologyLevel::Package, "packages per job", result.mean_packages),
         (TopologyLevel::NumaNode, "NUMA nodes per job", result.mean_numa_nodes),
         (TopologyLevel::L3, "L3s per job", result.mean_l3),
     ] {
         if result.levels.contains(&level) {
-            costs(name, &format!("{mean:.3}"));
+            line(name, &format!("{mean:.3}"));
         }
     }
-    costs("split cores per job", &format!("{:.3}", result.mean_split_cores));
-    costs("decision, median", &microseconds(result.decision_ns.p50));
-    costs("decision, 99 of 100", &microseconds(result.decision_ns.p99));
+    line("split cores per job", &format!("{:.3}", result.mean_split_cores));
+    line("decision, median", &microseconds(result.decision_ns.p50));
+    line("decision, 99 of 100", &microseconds(result.decision_ns.p99));
     text + "\nfree cores, and the largest request that one part could serve\n"
         + &sample_table(&result.fragmentation, &result.levels)
 }
 
-/// Returns a table of the samples in `all`, with at most [`ROWS`] rows. If there are more samples, the table has the
-/// first, the last, and samples at equal distances between the two. The largest requests are those of the levels in
+/// Returns a table of the samples in `all`, with at most [`MAX_ROWS`] rows. If there are more samples, the table has
+/// the first, the last, and samples at equal distances between the two. The largest requests are those of the levels in
 /// `levels`.
 fn sample_table(all: &[FragmentationSample], levels: &[TopologyLevel]) -> String {
     let mut table = Table::new();
@@ -205,9 +205,9 @@ fn sample_table(all: &[FragmentationSample], levels: &[TopologyLevel]) -> String
     ];
     let columns = columns.into_iter().filter(|(level, _)| levels.contains(level));
     table.set_header(["at", "free"].into_iter().chain(columns.map(|(_, name)| name)));
-    let rows = ROWS.min(all.len());
-    for costs in 0..rows {
-        let Some(sample) = all.get(costs * (all.len() - 1) / (rows - 1).max(1)) else { continue };
+    let rows = MAX_ROWS.min(all.len());
+    for row in 0..rows {
+        let Some(sample) = all.get(row * (all.len() - 1) / (rows - 1).max(1)) else { continue };
         let largest = [
             (TopologyLevel::L3, sample.largest_l3),
             (TopologyLevel::NumaNode, sample.largest_numa_node),
@@ -240,15 +240,15 @@ fn microseconds(nanoseconds: u64) -> String {
 #[must_use]
 pub fn per_job_csv(replay: &ReplayResult) -> String {
     let mut text = "job,submit_s,end_s,requested,cpus,packages,numa_nodes,l3\n".to_owned();
-    for one in &replay.started_jobs {
-        let (job, domains_used) = (one.job, one.domains_used);
-        let cpus = quoted(&one.cpus.to_string());
+    for started in &replay.started_jobs {
+        let (job, domains_used) = (started.job, started.domains_used);
+        let cpus = quoted(&started.cpus.to_string());
         let _ = writeln!(
             text,
             "{},{},{},{},{cpus},{},{},{}",
             job.number,
             job.submit_s,
-            one.end_s(),
+            started.end_s(),
             job.processors,
             domains_used.packages,
             domains_used.numa_nodes,

@@ -8,13 +8,13 @@ use pjw_core::cpuset::CpuSet;
 /// processes, and an escaped name can't disturb the terminal.
 #[must_use]
 pub fn escape_control_characters(text: &str) -> String {
-    let harmful = |c: char| {
+    let is_harmful = |c: char| {
         c.is_control()
             || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
     };
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        if harmful(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
+        if is_harmful(c) { safe.extend(c.escape_default()) } else { safe.push(c) }
     }
     safe
 }
@@ -26,19 +26,19 @@ pub fn escape_control_characters(text: &str) -> String {
 pub fn wrap_text(text: &str, width: usize, first_prefix: &str, later_prefix: &str) -> String {
     let mut lines = String::new();
     let mut line = first_prefix.to_owned();
-    let mut empty = true;
+    let mut is_line_empty = true;
     for word in escape_control_characters(text).split_whitespace() {
-        if !empty && char_count(&line) + 1 + char_count(word) > width {
+        if !is_line_empty && char_count(&line) + 1 + char_count(word) > width {
             lines.push_str(&line);
             lines.push('\n');
             later_prefix.clone_into(&mut line);
-            empty = true;
+            is_line_empty = true;
         }
-        if !empty {
+        if !is_line_empty {
             line.push(' ');
         }
         line.push_str(word);
-        empty = false;
+        is_line_empty = false;
     }
     lines + line.trim_end() + "\n"
 }
@@ -93,16 +93,16 @@ pub fn shorten_cpu_list(list: &str, width: usize) -> String {
         return escape_control_characters(list);
     }
     let count = list.parse::<CpuSet>().map(|set| set.len()).unwrap_or_default();
-    let rest = format!("…({count})");
+    let ending = format!("…({count})");
     let mut short = String::new();
     for piece in list.split(',') {
-        if char_count(&short) + char_count(piece) + 1 + char_count(&rest) > width {
+        if char_count(&short) + char_count(piece) + 1 + char_count(&ending) > width {
             break;
         }
         short.push_str(piece);
         short.push(',');
     }
-    escape_control_characters(&(short + &rest))
+    escape_control_characters(&(short + &ending))
 }
 
 /// Returns the CPU list `list` with a noun before it: `CPU 0` or `CPUs 2-3`. If `list` is empty, returns `no CPU`.

@@ -67,10 +67,10 @@ fn fill_style_of_job(n: usize) -> FillStyle {
         1 => base.map(|part| part + (255 - part) * 6 / 10),
         _ => base.map(|part| part * 55 / 100),
     };
-    let bright = (299 * r + 587 * g + 114 * b) / 1000;
+    let brightness = (299 * r + 587 * g + 114 * b) / 1000;
     FillStyle {
         fill: format!("#{r:02x}{g:02x}{b:02x}"),
-        text: if bright < 128 { "#ffffff" } else { TEXT_COLOUR },
+        text: if brightness < 128 { "#ffffff" } else { TEXT_COLOUR },
     }
 }
 
@@ -143,12 +143,12 @@ impl Svg {
         label: (&str, &str),
         fill_style: &FillStyle,
     ) {
-        let (x, y) = at;
+        let ((x, y), (first, second)) = (at, label);
         let colour = format!(r#" fill="{}""#, fill_style.text);
-        self.text(x, y, size, label.0, &colour);
-        if !label.1.is_empty() {
+        self.text(x, y, size, first, &colour);
+        if !second.is_empty() {
             let bold = if size < 10 { r#" font-weight="bold""# } else { "" };
-            self.text(right, y, size, label.1, &format!(r#" text-anchor="end"{bold}{colour}"#));
+            self.text(right, y, size, second, &format!(r#" text-anchor="end"{bold}{colour}"#));
         }
     }
 
@@ -186,10 +186,10 @@ impl Svg {
         self.text(x, y, 9, text, &colour);
     }
 
-    fn text(&mut self, x: u32, y: u32, size: u32, text: &str, more: &str) {
+    fn text(&mut self, x: u32, y: u32, size: u32, text: &str, attributes: &str) {
         if !text.is_empty() {
             let text = escape_xml(text);
-            self.put(&format!(r#"<text x="{x}" y="{y}" font-size="{size}"{more}>{text}</text>"#));
+            self.put(&format!(r#"<text x="{x}" y="{y}" font-size="{size}"{attributes}>{text}</text>"#));
         }
     }
 

@@ -169,36 +169,38 @@ pub fn report_text(report: &DoctorReport, names: &UserNames, show_all: bool, ter
     parts.join("\n")
 }
 
-/// Returns the first line of the text: the numbers of problems, pieces of advice and notes. `all` says whether the
-/// option `--all` was given. If it was not, the line says that the option shows the notes.
-fn summary_text(report: &DoctorReport, all: bool, term: Terminal) -> String {
-    let of = |severity: Severity| {
-        let with = report.findings.iter().filter(|finding| finding.severity == severity.name());
-        u32::try_from(with.count()).unwrap_or(u32::MAX)
+/// Returns the first line of the text: the numbers of problems, pieces of advice and notes. `show_all` says whether
+/// the option `--all` was given. If it was not, the line says that the option shows the notes.
+fn summary_text(report: &DoctorReport, show_all: bool, term: Terminal) -> String {
+    let count = |severity: Severity| {
+        let findings = report.findings.iter().filter(|finding| finding.severity == severity.name());
+        u32::try_from(findings.count()).unwrap_or(u32::MAX)
     };
-    let (problems, advice, notes) = (of(Severity::Problem), of(Severity::Advice), of(Severity::Note));
-    let mut text = Vec::new();
+    let mut parts = Vec::new();
+    let problems = count(Severity::Problem);
     if problems > 0 {
-        let parts = count_with_noun(problems, "problem", "problems");
-        text.push(style::apply_style(&parts, style::FAILURE, term));
+        let text = count_with_noun(problems, "problem", "problems");
+        parts.push(style::apply_style(&text, style::FAILURE, term));
     }
+    let advice = count(Severity::Advice);
     if advice > 0 {
-        let parts = count_with_noun(advice, "piece of advice", "pieces of advice");
-        text.push(style::apply_style(&parts, style::WARNING, term));
+        let text = count_with_noun(advice, "piece of advice", "pieces of advice");
+        parts.push(style::apply_style(&text, style::WARNING, term));
     }
-    if text.is_empty() {
-        text.push("nothing to do".to_owned());
+    if parts.is_empty() {
+        parts.push("nothing to do".to_owned());
     }
+    let notes = count(Severity::Note);
     if notes > 0 {
-        let parts = count_with_noun(notes, "note", "notes");
-        text.push(if all { parts } else { format!("{parts} (--all shows them)") });
+        let text = count_with_noun(notes, "note", "notes");
+        parts.push(if show_all { text } else { format!("{text} (--all shows them)") });
     }
     let title = style::apply_style(
         &format!("{}:", escape_control_characters(&report.hostname)),
         style::HEADING,
         term,
     );
-    format!("{title} {}\n", text.join(", "))
+    format!("{title} {}\n", parts.join(", "))
 }
 
 /// Returns the text of a finding: its severity in the left margin, and its text beside it. The remedy, if there is
@@ -224,10 +226,10 @@ fn finding_text(finding: &DoctorFinding, term: Terminal) -> String {
     )
 }
 
-/// Returns the text of the facts about the machine, each with its code in the left margin. Without `all`, facts that
-/// are details are left out.
-fn facts_text(facts: &[DoctorFact], all: bool, term: Terminal) -> String {
-    let shown = facts.iter().filter(|fact| all || !fact.is_detail);
+/// Returns the text of the facts about the machine, each with its code in the left margin. Without `show_all`, facts
+/// that are details are left out.
+fn facts_text(facts: &[DoctorFact], show_all: bool, term: Terminal) -> String {
+    let shown = facts.iter().filter(|fact| show_all || !fact.is_detail);
     let blank = " ".repeat(FACT_MARGIN);
     let line = |fact: &DoctorFact| {
         let name = format!("{:<FACT_MARGIN$}", fact.code);
@@ -237,16 +239,17 @@ fn facts_text(facts: &[DoctorFact], all: bool, term: Terminal) -> String {
     shown.map(line).collect()
 }
 
+/// The headings of the table of jobs.
 const HEADINGS: [&str; 9] =
     ["job", "owner", "cores", "holds", "may use", "procs", "threads", "hot", "would get"];
 
-/// The columns with numbers.
-const NUMBERS: [usize; 4] = [2, 5, 6, 7];
+/// The indexes of the columns with numbers.
+const NUMBER_COLUMNS: [usize; 4] = [2, 5, 6, 7];
 
-/// Returns the table of jobs. Without `all`, the table has at most [`MAX_JOBS`] jobs.
-fn jobs_table(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) -> String {
-    let shown = if all { jobs.len() } else { jobs.len().min(MAX_JOBS) };
-    let list = |list: &str| if list.is_empty() { "-".to_owned() } else { shorten_cpu_list(list, LIST_WIDTH) };
+/// Returns the table of jobs. Without `show_all`, the table has at most [`MAX_JOBS`] jobs.
+fn jobs_table(jobs: &[DoctorJob], names: &UserNames, show_all: bool, term: Terminal) -> String {
+    let shown = if show_all { jobs.len() } else { jobs.len().min(MAX_JOBS) };
+    let cell = |list: &str| if list.is_empty() { "-".to_owned() } else { shorten_cpu_list(list, LIST_WIDTH) };
     let row = |job: &DoctorJob| {
         [
             escape_control_characters(&job.id),
@@ -256,26 +259,26 @@ fn jobs_table(jobs: &[DoctorJob], names: &UserNames, all: bool, term: Terminal) 
                 None if job.cpus.is_empty() => "?".to_owned(),
                 None => "-".to_owned(),
             },
-            list(&job.cpus),
-            list(&job.allowed_cpus),
+            cell(&job.cpus),
+            cell(&job.allowed_cpus),
             job.processes.to_string(),
             job.threads.to_string(),
             job.hot_threads.to_string(),
-            list(&job.expected_cpus),
+            cell(&job.expected_cpus),
         ]
     };
     let rows: Vec<[String; 9]> = jobs[..shown].iter().map(row).collect();
-    // The column of PUs that pjwd would grant is shown only if a job has such.
-    let last = if jobs.iter().any(|job| !job.expected_cpus.is_empty()) { 9 } else { 8 };
+    // The last column, with the PUs that pjwd would grant, is shown only if a job has such PUs.
+    let columns = if jobs.iter().any(|job| !job.expected_cpus.is_empty()) { 9 } else { 8 };
     let heading = HEADINGS.map(str::to_owned);
-    let widths: Vec<usize> = (0..last)
+    let widths: Vec<usize> = (0..columns)
         .map(|at| rows.iter().chain([&heading]).map(|row| char_count(&row[at])).max().unwrap_or(0))
         .collect();
     let width_left = term.width.saturating_sub(widths.iter().sum());
-    let gap = if width_left >= 2 * (last - 1) { "  " } else { " " };
+    let gap = if width_left >= 2 * (columns - 1) { "  " } else { " " };
     let line = |row: &[String; 9]| {
         let cells = row.iter().zip(&widths).enumerate().map(|(at, (cell, &width))| {
-            if NUMBERS.contains(&at) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+            if NUMBER_COLUMNS.contains(&at) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
         });
         cells.collect::<Vec<_>>().join(gap).trim_end().to_owned()
     };

@@ -1,4 +1,4 @@
-//! The table of jobs, and the lines that `assign` and `release` print.
+//! The table of jobs, and the lines that `assign`, `provision`, `want` and `release` print about jobs.
 
 use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, TableStyle};
 use jiff::Timestamp;
@@ -10,11 +10,11 @@ use super::{Terminal, UserNames, core_map::job_symbol, style, text, user_name};
 const HEADINGS: [&str; 10] =
     ["job", "owner", "cores", "cpus", "procs", "threads", "hot", "pinned", "viol", "since"];
 /// The maximum width of a user name. `show` has the whole name.
-const OWNER_WIDTH: usize = 10;
+const MAX_OWNER_WIDTH: usize = 10;
 /// The maximum number of lines of a CPU list. `show` has the whole list.
-const LIST_LINES: usize = 3;
+const MAX_LIST_LINES: usize = 3;
 /// The maximum width of a list of lent or borrowed CPUs. `show` has the whole lists.
-const MOVED_WIDTH: usize = 50;
+const MAX_LOAN_LIST_WIDTH: usize = 50;
 /// The minimum width of a list and of an id, also on a terminal that is too narrow.
 const MIN_WIDTH: usize = 8;
 
@@ -33,15 +33,16 @@ pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal
 #[must_use]
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| job_cells(job, names, now)).collect();
-    let widest = |column: usize| {
+    let column_width = |column: usize| {
         let cells = rows.iter().map(|row| text::char_count(&row[column]));
         cells.chain([text::char_count(HEADINGS[column])]).max().unwrap_or(0)
     };
-    let others: usize = (0..10).filter(|column| ![0, 3].contains(column)).map(widest).sum();
+    let other_width: usize = (0..10).filter(|column| ![0, 3].contains(column)).map(column_width).sum();
     // A letter and a blank begin each row, and a blank follows each column but the last.
-    let width_left = term.width.saturating_sub(2 + others + 9);
-    let ids = widest(0).min(width_left.saturating_sub(widest(3)).max(width_left / 2)).max(MIN_WIDTH);
-    let lists = width_left.saturating_sub(ids).max(MIN_WIDTH);
+    let width_left = term.width.saturating_sub(2 + other_width + 9);
+    let max_id_width = width_left.saturating_sub(column_width(3)).max(width_left / 2);
+    let id_width = column_width(0).min(max_id_width).max(MIN_WIDTH);
+    let list_width = width_left.saturating_sub(id_width).max(MIN_WIDTH);
 
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
@@ -49,9 +50,9 @@ pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Termina
     let mut leads = vec![" ".to_owned()];
     for (n, row) in rows.into_iter().enumerate() {
         let [id, owner, cores, cpus, rest @ ..] = row;
-        let cpus = text::shorten_cpu_list(&cpus, lists * LIST_LINES);
-        let id = text::break_lines(&id, ids, |_| true);
-        let cpus = text::break_lines(&cpus, lists, |c| c == ',');
+        let cpus = text::shorten_cpu_list(&cpus, list_width * MAX_LIST_LINES);
+        let id = text::break_lines(&id, id_width, |_| true);
+        let cpus = text::break_lines(&cpus, list_width, |c| c == ',');
         let height = id.lines().count().max(cpus.lines().count()).max(1);
         leads.push(style::apply_style(job_symbol(n).encode_utf8(&mut [0; 4]), style::job_style(n), term));
         leads.extend(std::iter::repeat_n(" ".to_owned(), height - 1));
@@ -72,17 +73,20 @@ fn class_lines(jobs: &[Job]) -> impl Iterator<Item = String> {
     let with_class = jobs.iter().enumerate().filter(|(_, job)| job.class != "normal");
     with_class.map(|(n, job)| {
         let class = text::escape_control_characters(&job.class);
-        let moved = [("lends", &job.lent), ("borrows", &job.borrowed)].into_iter();
-        let moved = moved.filter(|(_, cpus)| !cpus.is_empty());
-        let moved = moved.map(|(verb, cpus)| format!(", {verb} {}", text::cpus_phrase(cpus, MOVED_WIDTH)));
-        format!("{} is {class}{}\n", job_symbol(n), moved.collect::<String>())
+        let mut line = format!("{} is {class}", job_symbol(n));
+        for (verb, cpus) in [("lends", &job.lent), ("borrows", &job.borrowed)] {
+            if !cpus.is_empty() {
+                line += &format!(", {verb} {}", text::cpus_phrase(cpus, MAX_LOAN_LIST_WIDTH));
+            }
+        }
+        line + "\n"
     })
 }
 
 /// Returns the cells of the table row of a job, without the letter of the job.
 fn job_cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
     let cores = if job.requested_cores == 0 { "-".to_owned() } else { job.requested_cores.to_string() };
-    // For a job without cores, the reason distinguishes the cases.
+    // A job without cores has its state in this column.
     let cpus = if job.cpus.is_empty() {
         format!("({})", text::escape_control_characters(&job.state))
     } else {
@@ -90,7 +94,7 @@ fn job_cells(job: &Job, names: &UserNames, now: Timestamp) -> [String; 10] {
     };
     [
         text::escape_control_characters(&job.id),
-        user_name(names, job.owner).chars().take(OWNER_WIDTH).collect(),
+        user_name(names, job.owner).chars().take(MAX_OWNER_WIDTH).collect(),
         cores,
         text::escape_control_characters(&cpus),
         job.processes.to_string(),

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_are_those_of_their_standards() {
+    fn base64_and_crc32_have_the_values_of_their_standards() {
         let forms = ["", "f", "fo", "foo", "foob", "fooba", "foobar"].map(|text| base64(text.as_bytes()));
         assert_eq!(
             forms,

@@ -121,7 +121,7 @@ fn threads_text(report: &Report) -> String {
 fn serial_text(report: &Report) -> String {
     let alone = format!("{} with one thread alone", time(report.serial_s));
     match report.serial_phases {
-        // Older daemons did not count them.
+        // Older daemons did not count the phases.
         0 | 1 => alone,
         phases => format!("{alone}, in {phases} phases, the longest {}", time(report.serial_longest_s)),
     }
@@ -150,14 +150,14 @@ pub fn reports_text(reports: &[Report], names: &UserNames, now: Timestamp, term:
         ]
     };
     let mut rows: Vec<[String; 9]> = reports.iter().map(row).collect();
-    // The other columns, with a blank before each. A long id continues on the next line.
-    let widest = |column: usize| {
+    let column_width = |column: usize| {
         let cells = rows.iter().map(|row| text::char_count(&row[column]));
         cells.chain([text::char_count(HEADINGS[column])]).max().unwrap_or(0)
     };
-    let others: usize = (1..9).map(|column| 1 + widest(column)).sum();
-    let ids = term.width.saturating_sub(others).max(MIN_ID_WIDTH);
-    rows.iter_mut().for_each(|row| row[0] = text::break_lines(&row[0], ids, |_| true));
+    // A blank stands before each column but the first. A long id continues on the next line.
+    let other_width: usize = (1..9).map(|column| 1 + column_width(column)).sum();
+    let id_width = term.width.saturating_sub(other_width).max(MIN_ID_WIDTH);
+    rows.iter_mut().for_each(|row| row[0] = text::break_lines(&row[0], id_width, |_| true));
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(HEADINGS);
@@ -198,13 +198,11 @@ fn share_of_held_time_text(report: &Report) -> String {
     }
     let percent = u128::from(report.cpu_s.0) * 100_000 / held;
     let held_mean = report.cores_held_mean;
-    let cores = match held_mean.0 {
-        // A report of an older pjwd, or a job that always held its most cores, as far as one digit can show it.
-        0 => text::count_with_noun(report.cores, "core", "cores"),
-        mean if mean.abs_diff(u64::from(report.cores) * 1000) < 50 => {
-            text::count_with_noun(report.cores, "core", "cores")
-        }
-        _ => format!("{} cores on average", tenths(held_mean)),
+    // An older pjwd reports no mean. With one decimal place, a mean that is this near shows the same number.
+    let cores = if held_mean.0 == 0 || held_mean.0.abs_diff(u64::from(report.cores) * 1000) < 50 {
+        text::count_with_noun(report.cores, "core", "cores")
+    } else {
+        format!("{} cores on average", tenths(held_mean))
     };
     format!(", {percent} % of {} on {cores}", time(report.wall_s))
 }

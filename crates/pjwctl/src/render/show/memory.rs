@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use pjw_ipc::wire::{FarMemory, MapLockWaits, Memory, MemoryDenied, ProcessMemory, Warning};
+use pjw_ipc::wire::{Memory, MemoryDenied, ProcessMemory};
 
 use super::super::text::{count_with_noun, escape_control_characters, percent_text, remedy_lines, wrap_text};
 use super::super::{Terminal, style};
@@ -21,14 +21,14 @@ pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
         text += &wrap_text(&line, term.width, "  ", "    ");
     }
     if let Some(warning) = &memory.warning {
-        text += &warning_text(warning, term);
+        text += &warning_text(&warning.text, &warning.remedy, term);
     }
     for far in memory.far.iter().take(MAX_ROWS) {
-        text += &far_text(far, term);
+        text += &warning_text(&format!("process {}: {}", far.pid, far.text), &far.remedy, term);
     }
     text += &more_rows(memory.far.len());
     for waits in memory.map_lock_waits.iter().take(MAX_ROWS) {
-        text += &map_lock_text(waits, term);
+        text += &warning_text(&waits.text, &waits.remedy, term);
     }
     text += &more_rows(memory.map_lock_waits.len());
     for denied in memory.denied.iter().take(MAX_ROWS) {
@@ -49,9 +49,7 @@ pub(super) fn memory_text(memory: &Memory, term: Terminal) -> String {
 /// each shared page) and no USS (pages that one process alone maps).
 fn memory_sum_lines(memory: &Memory, is_estimate: bool) -> Vec<String> {
     let shared = percent_text(memory.shared_permille);
-    let processes =
-        u64::try_from(memory.processes.len()).unwrap_or(u64::MAX) + u64::from(memory.more_processes);
-    let processes = count_with_noun(processes, "process", "processes");
+    let processes = count_with_noun(process_count(memory), "process", "processes");
     let rss = bytes(memory.rss);
     let used = match memory.uss {
         Some(uss) if !is_estimate => format!(
@@ -67,7 +65,7 @@ fn memory_sum_lines(memory: &Memory, is_estimate: bool) -> Vec<String> {
         ),
     };
     let peak = memory.peak.map(|peak| format!(", at most {} so far", bytes(peak))).unwrap_or_default();
-    let rest = format!(
+    let details = format!(
         "page tables {}, swapped out {}{peak}; {} is left for it",
         bytes(memory.page_tables),
         bytes(memory.swap),
@@ -81,15 +79,18 @@ fn memory_sum_lines(memory: &Memory, is_estimate: bool) -> Vec<String> {
     let cost = format!("read in {} ms of CPU time", memory.cost_us.div_ceil(1000));
     let unknown = unknown_spaces(memory).filter(|_| !is_estimate);
     let shared = shared_spaces(memory);
-    [Some(used), Some(rest), nodes, shared, unknown, gone, Some(cost)].into_iter().flatten().collect()
+    [Some(used), Some(details), nodes, shared, unknown, gone, Some(cost)].into_iter().flatten().collect()
+}
+
+/// Returns the number of processes of the job, also of those that are not in `memory.processes`.
+fn process_count(memory: &Memory) -> u64 {
+    u64::try_from(memory.processes.len()).unwrap_or(u64::MAX) + u64::from(memory.more_processes)
 }
 
 /// Returns a sentence with the number of processes that share the address space of another process of the job. `None`
 /// if there are no such processes.
 fn shared_spaces(memory: &Memory) -> Option<String> {
-    let processes =
-        u64::try_from(memory.processes.len()).unwrap_or(u64::MAX) + u64::from(memory.more_processes);
-    let more = processes.saturating_sub(u64::from(memory.address_spaces));
+    let more = process_count(memory).saturating_sub(u64::from(memory.address_spaces));
     (more > 0).then(|| {
         let verb = if more == 1 { "shares" } else { "share" };
         format!(
@@ -103,7 +104,6 @@ fn shared_spaces(memory: &Memory) -> Option<String> {
 /// if there are no such processes, or if the job has only one process.
 fn unknown_spaces(memory: &Memory) -> Option<String> {
     let unknown = memory.processes.iter().filter(|process| process.address_space.is_none()).count();
-    // A single process shares with none.
     (unknown > 0 && memory.processes.len() > 1).then(|| {
         let unknown = count_with_noun(u64::try_from(unknown).unwrap_or(u64::MAX), "process", "processes");
         format!(
@@ -113,19 +113,9 @@ fn unknown_spaces(memory: &Memory) -> Option<String> {
     })
 }
 
-fn warning_text(warning: &Warning, term: Terminal) -> String {
-    let text = escape_control_characters(&warning.text);
-    wrap_text(&text, term.width, "  ! ", "    ") + &remedy_lines(&warning.remedy, term.width)
-}
-
-fn far_text(far: &FarMemory, term: Terminal) -> String {
-    let text = format!("process {}: {}", far.pid, escape_control_characters(&far.text));
-    wrap_text(&text, term.width, "  ! ", "    ") + &remedy_lines(&far.remedy, term.width)
-}
-
-fn map_lock_text(waits: &MapLockWaits, term: Terminal) -> String {
-    let text = escape_control_characters(&waits.text);
-    wrap_text(&text, term.width, "  ! ", "    ") + &remedy_lines(&waits.remedy, term.width)
+/// Returns the lines of a warning, and below them the lines of its remedy.
+fn warning_text(text: &str, remedy: &str, term: Terminal) -> String {
+    wrap_text(text, term.width, "  ! ", "    ") + &remedy_lines(remedy, term.width)
 }
 
 fn denied_text(denied: &MemoryDenied) -> String {
@@ -151,16 +141,16 @@ fn processes_table(memory: &Memory, term: Terminal) -> String {
     for process in rows.iter().take(MAX_ROWS) {
         let uss = process.uss.unwrap_or(0);
         let shared = process.rss.saturating_sub(uss).saturating_mul(1000) / process.rss.max(1);
-        let is_joint = |other: &&ProcessMemory| {
+        let shares_space = |other: &&ProcessMemory| {
             other.pid != process.pid
                 && other.address_space.is_some()
                 && other.address_space == process.address_space
         };
-        let joint = memory.processes.iter().find(is_joint);
-        let joint = joint.map(|other| format!("  same address space as {}", other.pid)).unwrap_or_default();
+        let sharer = memory.processes.iter().find(shares_space);
+        let note = sharer.map(|other| format!("  same address space as {}", other.pid)).unwrap_or_default();
         let _ = writeln!(
             lines,
-            "{:>10} {:>11} {:>11} {:>11} {:>7} {:>11}{joint}",
+            "{:>10} {:>11} {:>11} {:>11} {:>7} {:>11}{note}",
             process.pid,
             bytes(process.rss),
             bytes(process.pss.unwrap_or(0)),
@@ -211,7 +201,7 @@ fn bytes(amount: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use pjw_ipc::wire::MemorySample;
+    use pjw_ipc::wire::{FarMemory, MapLockWaits, MemorySample, Warning};
 
     use super::super::super::samples::PLAIN_TERMINAL;
     use super::*;

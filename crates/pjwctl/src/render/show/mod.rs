@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::text::{count_with_noun, escape_control_characters, percent_text, wrap_text};
 use super::{Terminal, UserNames, style, text, user_name};
 
-/// The most pids in the line about an address space.
+/// The maximum number of process ids in the line about an address space.
 const MAX_PIDS_IN_A_LINE: usize = 8;
 
 /// The data that `pjwctl show` prints about one job: the properties of the job, its processes (`members`), its latest
@@ -49,7 +49,7 @@ pub fn job_details_text(details: &JobDetails, names: &UserNames, term: Terminal)
         wrap_text(why, term.width, &format!("{heading}: "), "  ")
     }));
     if !details.members.is_empty() {
-        parts.push(details.members.iter().map(|member| self::member(member, names, term)).collect());
+        parts.push(details.members.iter().map(|member| member_text(member, names, term)).collect());
     }
     if !details.history.is_empty() {
         let history = details.history.iter().map(|event| {
@@ -146,22 +146,23 @@ fn shared_address_spaces(members: &[Member], term: Terminal) -> String {
             (None, 1) => "an address space with a process outside of this job".to_owned(),
             (None, _) => "an address space".to_owned(),
         };
-        let (tasks, verb) =
-            (count_with_noun(count, "task", "tasks"), if pids.len() == 1 { "shares" } else { "share" });
+        let tasks = count_with_noun(count, "task", "tasks");
+        let verb = if pids.len() == 1 { "shares" } else { "share" };
         let text = format!("{tasks} {verb} {space}: {}{more}", shown.join(", "));
         wrap_text(&text, term.width, "  ", "    ")
     };
     pids.iter().map(line).collect()
 }
 
-fn member(member: &Member, names: &UserNames, term: Terminal) -> String {
+fn member_text(member: &Member, names: &UserNames, term: Terminal) -> String {
     let title = format!("{} {}", member.pid, escape_control_characters(&member.comm));
-    let known = format!(" of {}, known by {}", user_name(names, member.uid), known_by(&member.evidence));
-    let title = style::apply_style(&title, style::HEADING, term) + &known + "\n";
+    let evidence = evidence_text(&member.evidence);
+    let origin = format!(" of {}, known by {evidence}", user_name(names, member.uid));
+    let title = style::apply_style(&title, style::HEADING, term) + &origin + "\n";
     title + &threads_table(&member.threads, term)
 }
 
-fn known_by(evidence: &str) -> String {
+fn evidence_text(evidence: &str) -> String {
     match evidence {
         "registered" => "registration".to_owned(),
         "cgroup" => "its cgroup".to_owned(),

@@ -35,7 +35,7 @@ pub fn status_text(status: &Status, names: &UserNames, now: Timestamp, term: Ter
 fn status_header(status: &Status, term: Terminal) -> String {
     let title = format!("{}:", escape_control_characters(&status.node.hostname));
     let observes = if status.mode == "observe" { " (changes nothing)" } else { "" };
-    let warden = wrap_text(
+    let daemon = wrap_text(
         &format!(
             "{title} pjwd {}, mode {}{observes}, discovery by {}, pid {}",
             status.version, status.mode, status.discovery, status.pid
@@ -44,10 +44,10 @@ fn status_header(status: &Status, term: Terminal) -> String {
         "",
         "  ",
     );
-    let warden = warden
+    let daemon = daemon
         .strip_prefix(&title)
         .map(|rest| style::apply_style(&title, style::HEADING, term) + rest)
-        .unwrap_or(warden);
+        .unwrap_or(daemon);
     let node = &status.node;
     let machine = format!(
         "{}, {}, {}, {}, {}",
@@ -72,10 +72,11 @@ fn status_header(status: &Status, term: Terminal) -> String {
         )
     };
     let lines = [machine, free].into_iter().chain(slow_lending(status));
-    warden + &lines.map(|line| wrap_text(&line, term.width, "", "  ")).collect::<String>()
+    daemon + &lines.map(|line| wrap_text(&line, term.width, "", "  ")).collect::<String>()
 }
 
-/// Why lent cores come back later than they could. `None` if they do not, or nothing is lent.
+/// Returns a sentence with the reason why lent cores come back later than they could. `None` if they come back at once,
+/// or if nothing is lent.
 fn slow_lending(status: &Status) -> Option<String> {
     let lending = status.lending.as_ref().filter(|lending| lending.why_not.is_empty())?;
     (lending.demand == "sampled").then(|| {
@@ -87,7 +88,7 @@ fn slow_lending(status: &Status) -> Option<String> {
 /// Returns a line with the meanings of the symbols in the core map, such as the one for free cores. The letters of
 /// jobs are left out. Only symbols that occur in the map are listed. Empty if none of them occurs.
 fn legend(status: &Status, holders: &PuHolders, term: Terminal) -> String {
-    let signs = [
+    let meanings = [
         (Holder::Free, "free"),
         (Holder::Housekeeping, "housekeeping"),
         (Holder::Offline, "offline"),
@@ -99,7 +100,7 @@ fn legend(status: &Status, holders: &PuHolders, term: Terminal) -> String {
         .iter()
         .map(|core| holders.holder_of_core(&core.cpus.parse::<CpuSet>().unwrap_or_default()))
         .collect();
-    let present = signs.into_iter().filter(|(holder, _)| shown.contains(holder));
+    let present = meanings.into_iter().filter(|(holder, _)| shown.contains(holder));
     let entries: Vec<String> = present
         .map(|(holder, meaning)| {
             let (cell, style) = holder.symbol();
@@ -113,14 +114,13 @@ fn legend(status: &Status, holders: &PuHolders, term: Terminal) -> String {
 /// id of the job comes first.
 fn warning_text(warning: &Warning, term: Terminal) -> String {
     let style = if is_alarming(warning) { style::FAILURE } else { style::WARNING };
-    // A text that names its job does not need the id once more.
     let job = if warning.job.is_empty() || warning.text.contains(&warning.job) {
         String::new()
     } else {
         format!("{}: ", warning.job)
     };
-    let what = format!("{job}{}", warning.text);
-    let text = wrap_text(&what, term.width, "! ", "  ");
+    let text = format!("{job}{}", warning.text);
+    let text = wrap_text(&text, term.width, "! ", "  ");
     let text = text.lines().map(|line| style::apply_style(line, style, term) + "\n").collect::<String>();
     text + &remedy_lines(&warning.remedy, term.width)
 }

@@ -39,9 +39,9 @@ pub fn topology_text(topology: &Topology, status: Option<&Status>, term: Termina
         term,
     };
     let groups: Vec<Vec<&Domain>> = tree.group_equal_parts(topology.tree.iter());
-    let mut more = tree.take_devices(|device| !hangs_on_any(device, &topology.tree));
-    more.extend(tree.loose(topology.tree.iter()));
-    tree.draw_groups(&groups, "", &more);
+    let mut extra_lines = tree.take_devices(|device| !belongs_to_any(device, &topology.tree));
+    extra_lines.extend(tree.loose_cores(topology.tree.iter()));
+    tree.draw_groups(&groups, "", &extra_lines);
     tree.lines
 }
 
@@ -56,9 +56,9 @@ pub(super) fn part_counts_text(topology: &Topology) -> String {
         (topology.cores, "core", "cores"),
         (topology.pus, "PU", "PUs"),
     ];
-    let there = parts.into_iter().filter(|(number, _, _)| *number > 0);
+    let present = parts.into_iter().filter(|(number, _, _)| *number > 0);
     let mut parts: Vec<String> =
-        there.map(|(number, one, many)| count_with_noun(number, one, many)).collect();
+        present.map(|(number, one, many)| count_with_noun(number, one, many)).collect();
     if topology.kinds > 1 {
         parts.push(format!("{} kinds of core", topology.kinds));
     }
@@ -75,17 +75,19 @@ pub(super) fn largest_requests_sentence(topology: &Topology, fits: &Fits) -> Str
         (topology.packages, fits.package, "one package"),
         (1, fits.machine, "the machine"),
     ];
-    let there = levels.into_iter().filter(|(parts, _, _)| *parts > 0);
-    let parts: Vec<String> = there.map(|(_, cores, place)| format!("{cores} in {place}")).collect();
+    let present = levels.into_iter().filter(|(parts, _, _)| *parts > 0);
+    let parts: Vec<String> = present.map(|(_, cores, place)| format!("{cores} in {place}")).collect();
     format!("largest request that still fits, in cores: {}", parts.join(", "))
 }
 
 /// Returns the name of a part of the machine, such as `package 0`, `NUMA node 0` or `L3#0`.
 pub(super) fn domain_name(domain: &Domain) -> String {
-    cpus_text(domain, &domain.number.to_string())
+    numbered_name(domain, &domain.number.to_string())
 }
 
-fn cpus_text(domain: &Domain, number: &str) -> String {
+/// Returns the name of a part of the same kind as `domain`, with `number` in it. `number` can also be a list of
+/// numbers.
+fn numbered_name(domain: &Domain, number: &str) -> String {
     match domain.kind.as_str() {
         "numa_node" => format!("NUMA node {number}"),
         "l3" => format!("L3#{number}"),
@@ -149,7 +151,7 @@ impl<'a> Tree<'a> {
         for (holder, pus) in self.holders(&set) {
             key.push_str(&format!("{holder:?} {}", pus.len()));
         }
-        for device in self.devices.iter().filter(|device| hangs(device, &set)) {
+        for device in self.devices.iter().filter(|device| is_near(device, &set)) {
             key.push_str(&format!("{} {}", device.address, device.names.join(" ")));
         }
         for child in part.children.iter().filter(|child| child.kind != "core") {
@@ -159,22 +161,22 @@ impl<'a> Tree<'a> {
     }
 
     /// Appends a line for each group of parts to `self.lines`, and below each line the lines of the inner parts.
-    /// `indent` is the beginning of each line. `more` has lines of the same level that come before the first group,
-    /// such as those of devices.
-    fn draw_groups(&mut self, groups: &[Vec<&Domain>], indent: &str, more: &[String]) {
-        let lines = groups.len() + more.len();
+    /// `indent` is the beginning of each line. `extra_lines` has lines of the same level that come before the first
+    /// group, such as those of devices.
+    fn draw_groups(&mut self, groups: &[Vec<&Domain>], indent: &str, extra_lines: &[String]) {
+        let lines = groups.len() + extra_lines.len();
         let branch = |n: usize| if n + 1 == lines { ("└─ ", "   ") } else { ("├─ ", "│  ") };
-        for (n, line) in more.iter().enumerate() {
+        for (n, line) in extra_lines.iter().enumerate() {
             self.lines.push_str(&format!("{indent}{}{line}\n", branch(n).0));
         }
         for (n, group) in groups.iter().enumerate() {
-            let (here, below) = branch(n + more.len());
+            let (here, below) = branch(n + extra_lines.len());
             let Some(first) = group.first() else { continue };
             let inner = self.group_inner_parts(group);
             let mut line = format!("{indent}{here}{}", self.group_text(group, inner.is_empty()));
-            let mut more = self.devices_of(first);
+            let mut inner_lines = self.devices_of(first);
             if !inner.is_empty() {
-                more.extend(self.loose(group.iter().flat_map(|part| &part.children)));
+                inner_lines.extend(self.loose_cores(group.iter().flat_map(|part| &part.children)));
             }
             if inner.is_empty() && !first.children.is_empty() {
                 let held: Vec<(String, usize)> = self.holder_texts(group);
@@ -184,12 +186,12 @@ impl<'a> Tree<'a> {
                     line.push_str(if held.is_empty() { "" } else { ": " });
                     line.push_str(&held.join(", "));
                 } else {
-                    more.extend(held.into_iter().map(|(text, _)| text));
+                    inner_lines.extend(held.into_iter().map(|(text, _)| text));
                 }
             }
             self.lines.push_str(&line);
             self.lines.push('\n');
-            self.draw_groups(&inner, &format!("{indent}{below}"), &more);
+            self.draw_groups(&inner, &format!("{indent}{below}"), &inner_lines);
         }
     }
 
@@ -214,18 +216,19 @@ impl<'a> Tree<'a> {
         let Some(first) = group.first() else { return String::new() };
         let ids: CpuSet = group.iter().map(|part| Pu(part.number.min(Pu::MAX.0))).collect();
         let times = if group.len() > 1 { format!("{} x ", group.len()) } else { String::new() };
-        let mut parts = vec![format!("{times}{}", cpus_text(first, &shorten_cpu_list(&ids.to_string(), 16)))];
+        let name = numbered_name(first, &shorten_cpu_list(&ids.to_string(), 16));
+        let mut parts = vec![format!("{times}{name}")];
         let sizes = || group.iter().map(|part| part.memory_bytes);
-        match (sizes().min().map(memory_size_text), sizes().max().map(memory_size_text)) {
-            _ if sizes().max() == Some(0) => {}
-            (Some(least), Some(most)) if least != most => parts.push(format!("{least} to {most}")),
-            (_, most) => parts.extend(most),
+        let (least, most) = (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0));
+        if most > 0 {
+            let (least, most) = (memory_size_text(least), memory_size_text(most));
+            parts.push(if least == most { most } else { format!("{least} to {most}") });
         }
         let set = shorten_cpu_list(&all_cpus(group).to_string(), 24);
         match (first.children.is_empty(), set.is_empty()) {
             (true, true) => parts.push("memory alone".to_owned()),
             (true, false) => parts.push(format!("memory alone, near CPUs {set}")),
-            // A part with one part only: that one shows the contents.
+            // The line of the single inner part shows the cores.
             (false, _) if first.children.len() == 1 && !is_leaf => {}
             (false, _) => {
                 parts.push(self.core_counts_text(&cores(first)));
@@ -234,14 +237,16 @@ impl<'a> Tree<'a> {
                 }
             }
         }
-        if let (false, Some(free), 1) = (is_leaf || first.children.len() == 1, first.fits, group.len()) {
+        let has_fits = group.len() == 1 && first.children.len() != 1 && !is_leaf;
+        if let Some(free) = first.fits.filter(|_| has_fits) {
             parts.push(format!("{free} free"));
         }
         parts.join(", ")
     }
 
-    /// One line for the cores among these parts, which are in no smaller part.
-    fn loose<'d>(&self, parts: impl Iterator<Item = &'d Domain>) -> Vec<String> {
+    /// Returns one line about the cores among `parts`, which are in no smaller part. Returns no line if there are no
+    /// cores.
+    fn loose_cores<'d>(&self, parts: impl Iterator<Item = &'d Domain>) -> Vec<String> {
         let cores: Vec<&Domain> = parts.filter(|part| part.kind == "core").collect();
         if cores.is_empty() {
             return Vec::new();
@@ -281,26 +286,27 @@ impl<'a> Tree<'a> {
 
     /// Returns the numbers of cores of each kind as text, such as `4 cores of 2 PUs, 8 of 1 PU` on a hybrid machine.
     fn core_counts_text(&self, cores: &[&Domain]) -> String {
-        let mut sorts: BTreeMap<(usize, Option<u32>), u64> = BTreeMap::new();
+        let mut counts: BTreeMap<(usize, Option<u32>), u64> = BTreeMap::new();
         for core in cores {
-            *sorts.entry((cpus(core).len(), core.core_kind)).or_default() += 1;
+            *counts.entry((cpus(core).len(), core.core_kind)).or_default() += 1;
         }
-        let sorts = sorts.into_iter().rev().map(|((pus, kind), cores)| {
+        let counts = counts.into_iter().rev().map(|((pus, kind), cores)| {
             let kind = kind.and_then(|kind| self.kinds.get(kind as usize));
             let kind = kind.map(|kind| escape_control_characters(&kind.name) + " ").unwrap_or_default();
             let cores = count_with_noun(cores, &format!("{kind}core"), &format!("{kind}cores"));
             format!("{cores} of {}", count_with_noun(pus as u64, "PU", "PUs"))
         });
-        sorts.collect::<Vec<_>>().join(", ")
+        counts.collect::<Vec<_>>().join(", ")
     }
 
-    /// One line for the devices of this part that belong to no smaller part.
+    /// Returns one line with the devices of `part` that belong to no smaller part. Marks these devices as drawn.
+    /// Returns no line if there are none.
     fn devices_of(&mut self, part: &Domain) -> Vec<String> {
         if !carries_devices(part) {
             return Vec::new();
         }
         let set = cpus(part);
-        self.take_devices(|device| hangs(device, &set) && !hangs_on_any(device, &part.children))
+        self.take_devices(|device| is_near(device, &set) && !belongs_to_any(device, &part.children))
     }
 
     /// Returns one line with those devices that have not been drawn yet and for which `is_here` returns true. Marks
@@ -317,16 +323,19 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Whether devices can belong to this part: buses belong to packages and memory.
+/// Returns whether devices can belong to `part`. The buses of devices belong to packages and to memory, but not to
+/// caches and cores.
 fn carries_devices(part: &Domain) -> bool {
     !matches!(part.kind.as_str(), "core" | "l3")
 }
 
-fn hangs_on_any(device: &Device, parts: &[Domain]) -> bool {
-    parts.iter().any(|part| carries_devices(part) && hangs(device, &cpus(part)))
+/// Returns whether `device` belongs to at least one of `parts`.
+fn belongs_to_any(device: &Device, parts: &[Domain]) -> bool {
+    parts.iter().any(|part| carries_devices(part) && is_near(device, &cpus(part)))
 }
 
-fn hangs(device: &Device, cpus: &CpuSet) -> bool {
+/// Returns whether the device is near PUs (logical CPUs) that are all in `cpus`.
+fn is_near(device: &Device, cpus: &CpuSet) -> bool {
     let near = device.cpus.parse::<CpuSet>().unwrap_or_default();
     !near.is_empty() && near.is_subset(cpus)
 }
