@@ -51,8 +51,8 @@ use sizes::SizeVariables;
 /// The descriptors of a labelled instance: both ends of two pipes.
 const DESCRIPTORS_OF_LABELS: usize = 4;
 
-/// The descriptors that a program has open during the start: both ends of a socket pair. Another program's start counts
-/// them as open, and needs two for sets of watched descriptors and one for signals.
+/// The descriptors that the start of a program needs: both ends of a socket pair, two sets of watched descriptors, and
+/// one descriptor for signals. The socket pair of a program is still open when the next program is started.
 const DESCRIPTORS_OF_PROGRAMS: usize = 5;
 
 /// A command whose program was found and whose arguments were parsed.

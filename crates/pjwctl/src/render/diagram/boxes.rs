@@ -52,10 +52,10 @@ pub(super) struct Metrics {
 /// A group of boxes inside a larger box of the drawing. The boxes of a group are placed together, in a grid or in rows.
 #[derive(Debug, Default)]
 pub(super) struct BoxGroup {
-    pub(super) frames: Vec<DiagramBox>,
+    pub(super) boxes: Vec<DiagramBox>,
     /// The boxes are placed one after the other instead of in a grid.
     pub(super) flows: bool,
-    /// Each box is as wide as the section.
+    /// Each box is as wide as the group.
     pub(super) stretch: bool,
     /// The number of columns, if the shape of the grid is given.
     pub(super) columns: Option<usize>,
@@ -70,7 +70,7 @@ pub(super) struct DiagramBox {
     pub(super) label: String,
     pub(super) note: String,
     hint: String,
-    pub(super) sections: Vec<BoxGroup>,
+    pub(super) groups: Vec<BoxGroup>,
     /// The position inside the outer box.
     pub(super) x: u32,
     pub(super) y: u32,
@@ -98,12 +98,12 @@ impl DiagramBox {
         let mut devices: Vec<&Device> = topology.devices.iter().collect();
         let mut machine = DiagramBox::new(BoxKind::Machine, String::new(), "the machine".to_owned());
         builder.add_parts(&mut machine, &topology.tree, &[], &mut devices);
-        machine.sections.extend(strip(devices.into_iter().map(device_box)));
+        machine.groups.extend(flow_group(devices.into_iter().map(device_box)));
         if !topology.offline.is_empty() {
             let offline = format!("offline or hidden: CPUs {}", shorten_cpu_list(&topology.offline, 40));
             let hint = format!("offline or hidden: CPUs {}", escape_control_characters(&topology.offline));
-            machine.sections.push(BoxGroup {
-                frames: vec![DiagramBox::new(BoxKind::Offline, offline, hint)],
+            machine.groups.push(BoxGroup {
+                boxes: vec![DiagramBox::new(BoxKind::Offline, offline, hint)],
                 flows: true,
                 stretch: true,
                 columns: None,
@@ -125,8 +125,8 @@ impl DiagramBox {
             BoxKind::Device => "#e6efe0",
             BoxKind::Offline => "#c9c9c9",
         };
-        let (fill_style, note, sections) = (FillStyle::plain(fill), String::new(), Vec::new());
-        Self { kind, fill_style, label, note, hint, sections, x: 0, y: 0, width: 0, height: 0 }
+        let (fill_style, note, groups) = (FillStyle::plain(fill), String::new(), Vec::new());
+        Self { kind, fill_style, label, note, hint, groups, x: 0, y: 0, width: 0, height: 0 }
     }
 
     /// Returns the font size, the height of the header and the distances of this box. They depend only on the kind of
@@ -177,15 +177,15 @@ impl DiagramBox {
                 );
             }
         }
-        for child in self.sections.iter().flat_map(|section| &section.frames) {
+        for child in self.groups.iter().flat_map(|group| &group.boxes) {
             child.draw(svg, at.0, at.1);
         }
         svg.end_group();
     }
 
     /// The number of boxes inside.
-    fn hosts(&self) -> usize {
-        self.sections.iter().map(|section| section.frames.len()).sum()
+    fn box_count(&self) -> usize {
+        self.groups.iter().map(|group| group.boxes.len()).sum()
     }
 
     /// Returns the SVG attributes of the border of this box, and the radius of its corners in pixels.
@@ -202,12 +202,12 @@ impl DiagramBox {
 }
 
 impl Builder<'_> {
-    /// Adds boxes for `parts` (parts of the machine, such as packages or cores) to the box `boxes`. `path` has the
+    /// Adds boxes for `parts` (parts of the machine, such as packages or cores) to the box `outer`. `path` has the
     /// names of the parts that enclose `parts`. `devices` has the devices that have no box yet: each that belongs to
     /// one of the parts gets a box inside the box of this part, and is removed from `devices`.
     fn add_parts(
         &self,
-        boxes: &mut DiagramBox,
+        outer: &mut DiagramBox,
         parts: &[Domain],
         path: &[String],
         devices: &mut Vec<&Device>,
@@ -216,23 +216,23 @@ impl Builder<'_> {
         let memory = parts.iter().filter(is_memory).map(memory_node_box);
         let mut main: Vec<BoxGroup> = Vec::new();
         for part in parts.iter().filter(|part| !is_memory(part)) {
-            let boxes = if part.kind == "core" {
+            let child = if part.kind == "core" {
                 self.core_box(part, path)
             } else {
                 self.domain_box(part, path, devices)
             };
-            // Cores of one size form one section. A grid of different sizes would have many gaps.
-            let matches = |section: &BoxGroup| {
-                let last = section.frames.last();
-                part.kind != "core" || last.is_some_and(|last| last.hosts() == boxes.hosts())
+            // Cores of one size form one group. A grid of different sizes would have many gaps.
+            let matches = |group: &BoxGroup| {
+                let last = group.boxes.last();
+                part.kind != "core" || last.is_some_and(|last| last.box_count() == child.box_count())
             };
-            match main.last_mut().filter(|section| matches(section)) {
-                Some(section) => section.frames.push(boxes),
-                None => main.push(BoxGroup { frames: vec![boxes], ..BoxGroup::default() }),
+            match main.last_mut().filter(|group| matches(group)) {
+                Some(group) => group.boxes.push(child),
+                None => main.push(BoxGroup { boxes: vec![child], ..BoxGroup::default() }),
             }
         }
-        boxes.sections.extend(main);
-        boxes.sections.extend(strip(memory));
+        outer.groups.extend(main);
+        outer.groups.extend(flow_group(memory));
     }
 
     /// Makes the box of a package, die, NUMA node or cache, with the boxes of its inner parts. `path` has the names
@@ -247,19 +247,15 @@ impl Builder<'_> {
             _ => BoxKind::Cache,
         };
         let own = domain_name(part);
-        let memory = if part.memory_bytes > 0 {
-            format!(", {}", memory_size_text(part.memory_bytes))
-        } else {
-            String::new()
-        };
-        let cores = cores_in(part);
+        let memory = memory_suffix(part);
+        let cores = core_count(part);
         let free = part.fits.map_or_else(String::new, |fits| format!("; {fits} of {cores} cores free"));
         let hint = format!("{own}: CPUs {}{memory}{free}", escape_control_characters(&part.cpus));
-        let mut boxes = DiagramBox::new(kind, format!("{own}{memory}"), hint);
-        boxes.note = part.fits.map_or_else(String::new, |fits| format!("{fits}/{cores} free"));
+        let mut new_box = DiagramBox::new(kind, format!("{own}{memory}"), hint);
+        new_box.note = part.fits.map_or_else(String::new, |fits| format!("{fits}/{cores} free"));
         let mut path = path.to_vec();
         path.push(own);
-        self.add_parts(&mut boxes, &part.children, &path, devices);
+        self.add_parts(&mut new_box, &part.children, &path, devices);
         if kind != BoxKind::Cache {
             let cpus = part.cpus.parse::<CpuSet>().unwrap_or_default();
             let is_here = |device: &Device| {
@@ -268,9 +264,9 @@ impl Builder<'_> {
             };
             let here: Vec<&Device> = devices.iter().copied().filter(|device| is_here(device)).collect();
             devices.retain(|device| !is_here(device));
-            boxes.sections.extend(strip(here.into_iter().map(device_box)));
+            new_box.groups.extend(flow_group(here.into_iter().map(device_box)));
         }
-        boxes
+        new_box
     }
 
     /// Makes the box of a core, with the boxes of its PUs (logical CPUs). `path` has the names of the enclosing parts.
@@ -285,22 +281,22 @@ impl Builder<'_> {
         path.reverse();
         let place = path.join(", ");
         let hint = format!("{place}: CPUs {}", escape_control_characters(&part.cpus));
-        let mut boxes = DiagramBox::new(BoxKind::Core, format!("C{}{initial}", part.number), hint);
+        let mut new_box = DiagramBox::new(BoxKind::Core, format!("C{}{initial}", part.number), hint);
         if let Some((holders, _)) = self.holders_and_status {
             let holder = holders.holder_of_core(&pus);
-            boxes.note = match holder {
+            new_box.note = match holder {
                 Holder::Job(n) => job_symbol(n).to_string(),
                 Holder::SeveralJobs | Holder::Lent => holder.symbol().0.to_string(),
                 _ => String::new(),
             };
             if holders.pus_by_holder(&pus).len() == 1 {
-                boxes.fill_style = FillStyle::for_holder(holder);
+                new_box.fill_style = FillStyle::for_holder(holder);
             }
         }
         let cells: Vec<DiagramBox> = pus.iter().map(|pu| self.pu_box(pu, &place)).collect();
         let columns = if cells.len() > 3 { cells.len().div_ceil(2) } else { cells.len() };
-        boxes.sections.push(BoxGroup { frames: cells, columns: Some(columns), ..BoxGroup::default() });
-        boxes
+        new_box.groups.push(BoxGroup { boxes: cells, columns: Some(columns), ..BoxGroup::default() });
+        new_box
     }
 
     /// Makes the box of the PU (logical CPU) `pu`, with its number. `place` is the text that names the core of the PU
@@ -312,26 +308,22 @@ impl Builder<'_> {
             hint.push_str("; forbidden by the cpuset of pjwd");
         }
         let kind = if is_forbidden { BoxKind::Forbidden } else { BoxKind::Pu };
-        let mut boxes = DiagramBox::new(kind, pu.to_string(), String::new());
+        let mut new_box = DiagramBox::new(kind, pu.to_string(), String::new());
         if let Some((holders, status)) = self.holders_and_status {
             let holder = holders.holder_of_core(&pu.into());
             hint.push_str("; ");
             hint.push_str(&holder.name(&status.jobs));
-            boxes.fill_style = FillStyle::for_holder(holder);
+            new_box.fill_style = FillStyle::for_holder(holder);
         }
-        boxes.hint = hint;
-        (boxes.width, boxes.height) = (self.cell, 15);
-        boxes
+        new_box.hint = hint;
+        (new_box.width, new_box.height) = (self.cell, 15);
+        new_box
     }
 }
 
 /// Makes the box of a NUMA node that contains no other parts of the machine, only memory.
 fn memory_node_box(part: &Domain) -> DiagramBox {
-    let size = if part.memory_bytes > 0 {
-        format!(", {}", memory_size_text(part.memory_bytes))
-    } else {
-        String::new()
-    };
+    let size = memory_suffix(part);
     let near = if part.cpus.is_empty() {
         "no CPUs".to_owned()
     } else {
@@ -353,14 +345,21 @@ fn device_box(device: &Device) -> DiagramBox {
     DiagramBox::new(BoxKind::Device, truncate_text(&device_class_and_names(device), 28), hint)
 }
 
-fn strip(frames: impl Iterator<Item = DiagramBox>) -> Option<BoxGroup> {
-    let frames: Vec<DiagramBox> = frames.collect();
-    (!frames.is_empty()).then(|| BoxGroup { frames, flows: true, ..BoxGroup::default() })
+/// Returns the memory size of `part` with a comma before it, such as `, 32 GiB`. Empty if the part has no memory.
+fn memory_suffix(part: &Domain) -> String {
+    if part.memory_bytes == 0 {
+        return String::new();
+    }
+    format!(", {}", memory_size_text(part.memory_bytes))
 }
 
-fn cores_in(part: &Domain) -> String {
-    fn cores(part: &Domain) -> usize {
-        if part.kind == "core" { 1 } else { part.children.iter().map(cores).sum() }
-    }
-    cores(part).to_string()
+/// Puts `boxes` into a group in which they are placed one after the other. `None` if there are no boxes.
+fn flow_group(boxes: impl Iterator<Item = DiagramBox>) -> Option<BoxGroup> {
+    let boxes: Vec<DiagramBox> = boxes.collect();
+    (!boxes.is_empty()).then(|| BoxGroup { boxes, flows: true, ..BoxGroup::default() })
+}
+
+/// Returns the number of cores in `part`.
+fn core_count(part: &Domain) -> usize {
+    if part.kind == "core" { 1 } else { part.children.iter().map(core_count).sum() }
 }

@@ -21,8 +21,11 @@ use svg::{FillStyle, Svg, truncate_text};
 const MARGIN: u32 = 14;
 /// The minimum width of the drawing, for the texts above it.
 const MIN_WIDTH: u32 = 500;
+/// The font size of the title, in pixels.
 const TITLE: u32 = 16;
+/// The font size of all other texts outside of the boxes, in pixels.
 const TEXT: u32 = 11;
+/// The distance between two lines of text, in pixels.
 const LINE: u32 = 16;
 
 /// Returns an SVG drawing of the machine with the heading `title`: nested boxes for its packages, NUMA nodes, caches
@@ -45,12 +48,13 @@ pub fn svg_drawing(title: &str, topology: &Topology, status: Option<&Status>) ->
     let height = legend_top + count_to_u32(rows) * (LINE + 4) + MARGIN;
 
     let mut svg = Svg::new(width + 2 * MARGIN, height);
-    let letters = (width * 100 / (TITLE * 70)) as usize;
+    // A bold letter is at most 0.7 times as wide as the font size.
+    let max_letters = (width * 100 / (TITLE * 70)) as usize;
     svg.bold_text(
         MARGIN,
         MARGIN + TITLE - 3,
         TITLE,
-        &truncate_text(&escape_control_characters(title), letters),
+        &truncate_text(&escape_control_characters(title), max_letters),
     );
     for (n, line) in (0..).zip(&lines_above) {
         svg.plain_text(MARGIN, MARGIN + TITLE + 6 + LINE * n + 11, TEXT, line);
@@ -110,7 +114,7 @@ impl Entry {
 /// holder in `topology`, such as housekeeping or offline.
 fn legend(topology: &Topology, holders: &PuHolders, status: &Status) -> Vec<Entry> {
     let all = topology.cpus.parse().unwrap_or_default();
-    let among = holders.pus_by_holder(&all);
+    let groups = holders.pus_by_holder(&all);
     let mut entries = Vec::new();
     for (n, job) in status.jobs.iter().enumerate().filter(|(_, job)| !job.cpus.is_empty()) {
         let id = escape_control_characters(&job.id);
@@ -124,7 +128,7 @@ fn legend(topology: &Topology, holders: &PuHolders, status: &Status) -> Vec<Entr
         ));
     }
     for holder in [Holder::SeveralJobs, Holder::Lent, Holder::Housekeeping, Holder::Free, Holder::Offline] {
-        if let Some(pus) = among.get(&holder) {
+        if let Some(pus) = groups.get(&holder) {
             let has_symbol = matches!(holder, Holder::SeveralJobs | Holder::Lent);
             let cell = if has_symbol { holder.symbol().0.to_string() } else { String::new() };
             let word = holder.name(&[]);
