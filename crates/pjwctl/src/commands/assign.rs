@@ -15,7 +15,7 @@ use crate::{output, render};
 
 /// Runs `pjwctl assign`: requests cores for a job from the daemon, and adds processes to the job. `request` contains
 /// the command line options.
-pub(super) fn run(warden: &DaemonAddress, request: &AssignArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(daemon: &DaemonAddress, request: &AssignArgs) -> anyhow::Result<ExitCode> {
     let parameters = call::Assign {
         job: parse_job_id(&request.job)?,
         cores: request.core_args.cores.and_then(CoreCountArg::core_count),
@@ -33,7 +33,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &AssignArgs) -> anyhow::Resul
         within_job: request.core_args.within_job.map(|rule| value_name(&rule)),
         ..call::Assign::default()
     };
-    let mut client = warden.connect()?;
+    let mut client = daemon.connect()?;
     let mut job: Job = call_for_field(&mut client, "Assign", &parameters, "job")?;
     if is_unconfined(&job) {
         job = wait_for_partition(&mut client, job)?;

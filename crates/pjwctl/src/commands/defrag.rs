@@ -10,17 +10,17 @@ use crate::{cli::JsonArg, output, render, render::defrag::DefragStage};
 
 /// Runs `pjwctl plan --defrag`: prints the jobs that must move to other cores so that larger requests for cores fit.
 /// Moves no job.
-pub(super) fn plan(warden: &DaemonAddress, json: JsonArg) -> anyhow::Result<ExitCode> {
-    call(warden, "PlanDefrag", DefragStage::Planned, json)
+pub(super) fn plan(daemon: &DaemonAddress, json: JsonArg) -> anyhow::Result<ExitCode> {
+    call(daemon, "PlanDefrag", DefragStage::Planned, json)
 }
 
 /// Runs `pjwctl defrag`: makes the daemon move jobs to other cores so that larger requests for cores fit. Prints the
 /// moved jobs.
-pub(super) fn run(warden: &DaemonAddress, json: JsonArg) -> anyhow::Result<ExitCode> {
-    call(warden, "Defrag", DefragStage::Done, json)
+pub(super) fn run(daemon: &DaemonAddress, json: JsonArg) -> anyhow::Result<ExitCode> {
+    call(daemon, "Defrag", DefragStage::Done, json)
 }
 
-fn call(warden: &DaemonAddress, method: &str, stage: DefragStage, json: JsonArg) -> anyhow::Result<ExitCode> {
-    let reply: DefragReply = warden.connect()?.call(method, &NoParameters {})?;
+fn call(daemon: &DaemonAddress, method: &str, stage: DefragStage, json: JsonArg) -> anyhow::Result<ExitCode> {
+    let reply: DefragReply = daemon.connect()?.call(method, &NoParameters {})?;
     output::print_reply(json, &reply, |reply, term| render::defrag::defrag_text(reply, stage, term))
 }

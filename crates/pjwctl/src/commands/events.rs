@@ -15,8 +15,8 @@ struct Reply {
 
 /// Runs `pjwctl events`: prints the latest events of the daemon. If `follow` is true, waits for new events and prints
 /// them too, until the user interrupts pjwctl. If `json` is true, prints JSON.
-pub(super) fn run(warden: &DaemonAddress, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
-    let mut client = warden.connect()?;
+pub(super) fn run(daemon: &DaemonAddress, follow: bool, json: bool) -> anyhow::Result<ExitCode> {
+    let mut client = daemon.connect()?;
     if follow {
         output::exit_when_stdout_reader_closes();
     }

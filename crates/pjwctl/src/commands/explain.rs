@@ -12,10 +12,10 @@ use crate::{cli::JsonArg, output, render};
 /// Runs `pjwctl explain`: prints why a job or a process has its CPUs. `subject` is a process id if it consists of
 /// digits, and a job id otherwise. A job with a number as its name must therefore be given with its source, such as
 /// `slurm:7`.
-pub(super) fn run(warden: &DaemonAddress, subject: &str, json: JsonArg) -> anyhow::Result<ExitCode> {
+pub(super) fn run(daemon: &DaemonAddress, subject: &str, json: JsonArg) -> anyhow::Result<ExitCode> {
     if subject.is_empty() || !subject.bytes().all(|byte| byte.is_ascii_digit()) {
         let job = parse_job_id(subject)?;
-        let reasons: ExplainJobReply = warden.connect()?.call("ExplainJob", &JobParameter { job })?;
+        let reasons: ExplainJobReply = daemon.connect()?.call("ExplainJob", &JobParameter { job })?;
         return output::print_reply(json, &reasons, render::explain::grant_explanation_text);
     }
     let pid = subject.parse().map_err(|_| {
@@ -24,7 +24,7 @@ pub(super) fn run(warden: &DaemonAddress, subject: &str, json: JsonArg) -> anyho
              as in manual:{subject}"
         )
     })?;
-    let mut client = warden.connect()?;
+    let mut client = daemon.connect()?;
     match read_explanation(&mut client, pid) {
         Ok(reasons) => output::print_reply(json, &reasons, render::explain::process_reasons_text),
         Err(error) => Err(match job_named(&mut client, subject) {

@@ -9,7 +9,7 @@ use crate::{cli::JsonArg, output, render};
 
 /// Runs `pjwctl plan`: prints the changes of affinity masks and cpusets that the daemon would make next. Makes no
 /// changes.
-pub(super) fn run(warden: &DaemonAddress, json: JsonArg) -> anyhow::Result<ExitCode> {
-    let plan: PlanReply = warden.connect()?.call("Plan", &NoParameters {})?;
+pub(super) fn run(daemon: &DaemonAddress, json: JsonArg) -> anyhow::Result<ExitCode> {
+    let plan: PlanReply = daemon.connect()?.call("Plan", &NoParameters {})?;
     output::print_reply(json, &plan, render::plan::plan_text)
 }

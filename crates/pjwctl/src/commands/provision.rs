@@ -15,28 +15,28 @@ use crate::{output, render};
 
 /// Runs `pjwctl provision`: makes the daemon keep cores for a service. Without the name of a service in `request`,
 /// lists the provisions instead. A provision is a job that holds the cores of a service.
-pub(super) fn run(warden: &DaemonAddress, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
-    let (Some(name), Some(cores)) = (&request.name, request.cores) else { return list(warden, request) };
+pub(super) fn run(daemon: &DaemonAddress, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
+    let (Some(name), Some(cores)) = (&request.name, request.cores) else { return list(daemon, request) };
     let find_user = |name: &str| User::from_name(name).ok().flatten().map(|user| Uid(user.uid.as_raw()));
     let rule = request.rule.as_deref().map(|rule| ProvisionRule::parse(rule, find_user)).transpose();
     let rule = rule.map_err(|error| anyhow!("--match: {error}"))?;
     let parameters =
         call::Provision { job: parse_job_id(name)?, cores, rule: rule.map(|rule| rule.to_string()) };
-    let job: Job = call_for_field(&mut warden.connect()?, "Provision", &parameters, "job")?;
+    let job: Job = call_for_field(&mut daemon.connect()?, "Provision", &parameters, "job")?;
     output::print_reply(request.json, &job, |job, _| render::jobs::provision_line(job))
 }
 
-fn list(warden: &DaemonAddress, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
-    let status = read_status(&mut warden.connect()?)?;
+fn list(daemon: &DaemonAddress, request: &ProvisionArgs) -> anyhow::Result<ExitCode> {
+    let status = read_status(&mut daemon.connect()?)?;
     let provisions: Vec<Job> = status.jobs.into_iter().filter(|job| job.provision.is_some()).collect();
     output::print_reply(request.json, &provisions, |jobs, _| render::jobs::provisions_text(jobs))
 }
 
 /// Runs `pjwctl unprovision`: ends the provision with the name `name`, so that its cores become free. A provision is a
 /// job that holds the cores of a service.
-pub(super) fn unprovision(warden: &DaemonAddress, name: &str) -> anyhow::Result<ExitCode> {
+pub(super) fn unprovision(daemon: &DaemonAddress, name: &str) -> anyhow::Result<ExitCode> {
     let job = parse_job_id(name)?;
-    let mut client = warden.connect()?;
+    let mut client = daemon.connect()?;
     let status = read_status(&mut client)?;
     match status.jobs.iter().find(|other| other.id == job) {
         None => bail!("there is no job {job}: pjwctl provision --list shows the provisions"),

@@ -15,11 +15,11 @@ use crate::render::report::{jobstats_line, report_text, reports_text};
 
 /// Runs `pjwctl report`: prints how a job that has ended used its cores. Without a job in `request`, prints a table of
 /// the jobs that have ended.
-pub(super) fn run(warden: &DaemonAddress, request: &ReportArgs) -> anyhow::Result<ExitCode> {
-    let Some(job) = &request.job else { return print_ended_jobs(warden, request.last, request.json) };
+pub(super) fn run(daemon: &DaemonAddress, request: &ReportArgs) -> anyhow::Result<ExitCode> {
+    let Some(job) = &request.job else { return print_ended_jobs(daemon, request.last, request.json) };
     let job = parse_job_id(job)?;
     let parameters = GetReports { job: Some(job.clone()), last: Some(1) };
-    let mut client = warden.connect()?;
+    let mut client = daemon.connect()?;
     let reports: Vec<Report> = call_for_field(&mut client, "GetReports", &parameters, "reports")?;
     let Some(report) = reports.into_iter().next() else {
         bail!("there is no report of {job}: pjwctl jobs --ended lists the jobs that have one");
@@ -49,12 +49,12 @@ fn start_of_later_run(client: &mut Client, job: &str, report: &Report) -> Option
 /// Prints a table of the jobs that have ended, and how they used their cores. `last` is the maximum number of jobs in
 /// the table: the jobs that ended last. If `last` is `None`, prints all jobs of which the daemon has a report.
 pub(super) fn print_ended_jobs(
-    warden: &DaemonAddress,
+    daemon: &DaemonAddress,
     last: Option<u32>,
     json: JsonArg,
 ) -> anyhow::Result<ExitCode> {
     let parameters = GetReports { job: None, last };
-    let reports: Vec<Report> = call_for_field(&mut warden.connect()?, "GetReports", &parameters, "reports")?;
+    let reports: Vec<Report> = call_for_field(&mut daemon.connect()?, "GetReports", &parameters, "reports")?;
     output::print_reply(json, &reports, |reports, term| {
         let names = user_names(reports.iter().map(|report| report.owner));
         reports_text(reports, &names, Timestamp::now(), term)

@@ -51,14 +51,14 @@ pub(super) const NOT_EXECUTABLE: u8 = 126;
 /// Runs `pjwctl run`: makes a job of this process, waits until the job holds cores, and executes the command in
 /// `request`. The command replaces this process. The function returns only if the command was not executed. If the
 /// job was already made, it is then released.
-pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(daemon: &DaemonAddress, request: &RunArgs) -> anyhow::Result<ExitCode> {
     let Some((program, arguments)) = request.command.split_first() else { bail!("no command was given") };
     if program.is_empty() {
         bail!("the name of the command is empty: give a program after --");
     }
     let pid = std::process::id();
     let job = request.job.clone().unwrap_or_else(|| default_job_name(program, pid));
-    let mut client = warden.connect()?;
+    let mut client = daemon.connect()?;
     // The PUs of each core do not depend on the job, and a failure here leaves nothing to undo.
     let status = read_status(&mut client)?;
     let core_args = &request.core_args;
@@ -80,7 +80,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &RunArgs) -> anyhow::Result<E
         ..Assign::default()
     };
     let job: Job = call_for_field(&mut client, "Assign", &parameters, "job")?;
-    let cpus = match wait_for_cores(warden, &mut client, job.clone(), is_isolated) {
+    let cpus = match wait_for_cores(daemon, &mut client, job.clone(), is_isolated) {
         Ok(cpus) => cpus,
         Err(error) => {
             release(&mut client, &job.id);
@@ -145,7 +145,7 @@ fn exec_failure(program: &OsStr, error: &io::Error) -> (u8, String) {
 /// # Errors
 /// If the job is released meanwhile, or if this process can also run on other PUs.
 pub(super) fn wait_for_cores(
-    warden: &DaemonAddress,
+    daemon: &DaemonAddress,
     client: &mut Client,
     mut job: Job,
     is_isolated: bool,
@@ -170,7 +170,7 @@ pub(super) fn wait_for_cores(
         std::thread::sleep(TIME_BETWEEN_CHECKS);
         let status = match read_status(client) {
             Err(ClientError::Io(_) | ClientError::Timeout(_)) => {
-                *client = connect_again(warden, &job)?;
+                *client = connect_again(daemon, &job)?;
                 continue;
             }
             other => other?,
@@ -200,11 +200,11 @@ pub(super) fn print_missing_cpuset(client: &mut Client, job: &str, request: &Cor
 ///
 /// # Errors
 /// The last error, if no connection could be made in this time.
-fn connect_again(warden: &DaemonAddress, job: &Job) -> anyhow::Result<Client> {
+fn connect_again(daemon: &DaemonAddress, job: &Job) -> anyhow::Result<Client> {
     let begin = Instant::now();
     let mut is_reported = false;
     loop {
-        match warden.connect() {
+        match daemon.connect() {
             Ok(client) => return Ok(client),
             Err(error) if begin.elapsed() > MAX_TIME_WITHOUT_DAEMON => return Err(error),
             Err(error) if !is_reported => {

@@ -22,11 +22,11 @@ const NOTICE_DELAY: Duration = Duration::from_secs(2);
 
 /// Runs `pjwctl show`: prints the properties of a job, its memory, its processes and its latest events. `request`
 /// contains the command line options.
-pub(super) fn run(warden: &DaemonAddress, request: &ShowArgs) -> anyhow::Result<ExitCode> {
-    let mut client = warden.connect()?;
+pub(super) fn run(daemon: &DaemonAddress, request: &ShowArgs) -> anyhow::Result<ExitCode> {
+    let mut client = daemon.connect()?;
     let mut details = read_job_by_name(&mut client, &request.job)?;
     let memory = if request.memory {
-        let mut client = warden.connect_with_timeout(READING_TIMEOUT)?;
+        let mut client = daemon.connect_with_timeout(READING_TIMEOUT)?;
         let notice = format!(
             "the memory of {} is being read: 1 TiB takes half a minute of CPU time or more, and the readings that others \
              asked for come first; Ctrl-C ends the waiting",

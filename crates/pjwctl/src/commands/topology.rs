@@ -12,13 +12,13 @@ use crate::{cli, file, output, render};
 
 /// Runs `pjwctl topology`: prints the packages, NUMA nodes, caches and cores of the machine as a tree or as a drawing.
 /// `request` contains the command line options.
-pub(super) fn run(warden: &DaemonAddress, request: &cli::TopologyArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(daemon: &DaemonAddress, request: &cli::TopologyArgs) -> anyhow::Result<ExitCode> {
     let source =
         daemon_program::topology_source_option(request.input.as_deref(), request.synthetic.as_deref());
     let (topology, status): (Topology, _) = match source {
         Some(source) => (daemon_program::load_topology_from_pjwd(&[source])?, None),
         None => {
-            let mut client = warden.connect()?;
+            let mut client = daemon.connect()?;
             let topology = call_for_field(&mut client, "GetTopology", &NoParameters {}, "topology")?;
             (topology, Some(read_status(&mut client)?))
         }

@@ -10,9 +10,9 @@ use crate::{output, render};
 
 /// Runs `pjwctl want`: tells the daemon how many cores a job can use at present. `request` contains the job and the
 /// number.
-pub(super) fn run(warden: &DaemonAddress, request: &WantArgs) -> anyhow::Result<ExitCode> {
+pub(super) fn run(daemon: &DaemonAddress, request: &WantArgs) -> anyhow::Result<ExitCode> {
     let wanted = request.cores.0;
     let parameters = call::Want { job: parse_job_id(&request.job)?, cores: wanted };
-    let job: Job = call_for_field(&mut warden.connect()?, "Want", &parameters, "job")?;
+    let job: Job = call_for_field(&mut daemon.connect()?, "Want", &parameters, "job")?;
     output::print_reply(request.json, &job, |job, _| render::jobs::wanted_cores_line(job, wanted))
 }

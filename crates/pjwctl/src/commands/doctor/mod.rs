@@ -27,8 +27,8 @@ const MAX_CGROUPS: usize = 256;
 
 /// Runs `pjwctl doctor`: examines the setup of the machine, and prints the findings. `request` contains the command
 /// line options.
-pub(super) fn run(warden: &DaemonAddress, request: &DoctorArgs) -> anyhow::Result<ExitCode> {
-    let input = collect_diagnosis_input(warden)?;
+pub(super) fn run(daemon: &DaemonAddress, request: &DoctorArgs) -> anyhow::Result<ExitCode> {
+    let input = collect_diagnosis_input(daemon)?;
     let report = DoctorReport::new(clock::hostname(), &input, &machine_facts(&input), &diagnose(&input));
     output::print_reply(request.json, &report, |report, term| {
         let names = user_names(input.jobs.iter().map(|job| job.owner.0));
@@ -37,12 +37,12 @@ pub(super) fn run(warden: &DaemonAddress, request: &DoctorArgs) -> anyhow::Resul
 }
 
 /// Collects the input of the diagnosis: the topology of this machine, its jobs and their threads, facts about the
-/// kernel and the host, and the state of the daemon at the address `warden`. Takes more than one second, because the
+/// kernel and the host, and the state of the daemon at the address `daemon`. Takes more than one second, because the
 /// threads are scanned twice.
 ///
 /// # Errors
 /// If the topology or `/proc` can't be read. A daemon that does not answer is no error.
-fn collect_diagnosis_input(warden: &DaemonAddress) -> anyhow::Result<DiagnosisInput> {
+fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisInput> {
     let topology = load_topology(TopologySource::Live)?;
     let mut scanner = JobScanner::new(topology.clone())
         .context("can't read /proc, which the diagnosis needs: mount it (mount -t proc proc /proc)")?;
@@ -51,8 +51,8 @@ fn collect_diagnosis_input(warden: &DaemonAddress) -> anyhow::Result<DiagnosisIn
         first.processes.values().filter_map(Observed::present).any(|process| {
             process.comm == Comm::from("pjwd") && [Uid::ROOT, caller_uid()].contains(&process.uid)
         });
-    let daemon = warden::read_daemon_state(warden, daemon_runs);
-    let scans = scanner.scan_jobs_twice(&first, &daemon.records, &daemon.housekeeping);
+    let daemon_state = warden::read_daemon_state(daemon, daemon_runs);
+    let scans = scanner.scan_jobs_twice(&first, &daemon_state.records, &daemon_state.housekeeping);
     let processes: Vec<(Pid, Uid, Comm)> = programs(&scans.after).collect();
     let policy = scanner.policy();
     let mut host = survey::read_host_facts(&scans.after.online);
@@ -62,14 +62,14 @@ fn collect_diagnosis_input(warden: &DaemonAddress) -> anyhow::Result<DiagnosisIn
         scans.after.processes.values().filter_map(Observed::present).any(|process| process.is_kernel_thread);
     host.in_container = !sees_kernel_threads && !host.hides_processes;
     let scan_pair = scanner.scan_pair(&scans);
-    let mut jobs = scan_pair.observed_jobs(&daemon.held);
+    let mut jobs = scan_pair.observed_jobs(&daemon_state.held);
     let mounts = CgroupMounts::read();
     for job in jobs.iter_mut().take(MAX_CGROUPS) {
         job.has_cpuset_controller =
             job.cgroup.as_deref().and_then(|path| survey::has_cpuset_controller(&mounts, path));
     }
     for job in &mut jobs {
-        job.enforcement = daemon.kept_by.get(&job.id).cloned().unwrap_or_default();
+        job.enforcement = daemon_state.kept_by.get(&job.id).cloned().unwrap_or_default();
     }
     Ok(DiagnosisInput {
         online: scans.after.online.intersection(topology.cpus()),
@@ -82,7 +82,7 @@ fn collect_diagnosis_input(warden: &DaemonAddress) -> anyhow::Result<DiagnosisIn
         conflicting_programs: conflicting_programs(processes.iter().copied(), policy.first_person_uid),
         schedulers: scan::schedulers(&processes, policy.first_person_uid),
         cpuset_support: survey::read_cpuset_support(),
-        warden: daemon.warden,
+        warden: daemon_state.status,
         caller_uid: caller_uid(),
         first_person_uid: policy.first_person_uid,
     })

@@ -1,4 +1,4 @@
-//! Reads the state of a running warden, so that the doctor knows the registered jobs and their members. A scan of the
+//! Reads the state of a running daemon, so that the doctor knows the registered jobs and their members. A scan of the
 //! node alone cannot find these.
 
 use std::collections::BTreeMap;
@@ -27,10 +27,11 @@ const MAX_JOBS: usize = 256;
 /// The state of the daemon pjwd that `pjwctl doctor` uses: whether pjwd runs, its jobs and their processes, and the PUs
 /// (logical CPUs) of each job.
 pub(super) struct DaemonState {
-    pub(super) warden: DaemonStatus,
-    /// The jobs of the warden and their members.
+    /// Whether the daemon runs and replies, and what it says about itself.
+    pub(super) status: DaemonStatus,
+    /// The jobs of the daemon and their members.
     pub(super) records: Vec<Record>,
-    /// The PUs of each job that the warden confines.
+    /// The PUs of each job that the daemon confines.
     pub(super) held: BTreeMap<JobId, CpuSet>,
     /// How each job is kept on its PUs.
     pub(super) kept_by: BTreeMap<JobId, String>,
@@ -40,9 +41,9 @@ pub(super) struct DaemonState {
 
 impl DaemonState {
     /// Makes the state of a daemon of which no job is known.
-    fn without_jobs(warden: DaemonStatus) -> Self {
+    fn without_jobs(status: DaemonStatus) -> Self {
         Self {
-            warden,
+            status,
             records: Vec::new(),
             held: BTreeMap::new(),
             kept_by: BTreeMap::new(),
@@ -57,11 +58,11 @@ impl DaemonState {
 ///   that no daemon runs.
 /// - If the connection or the call fails for another reason, for example because the daemon does not reply within
 ///   [`TIMEOUT`], the result says that the daemon does not respond.
-pub(super) fn read_daemon_state(warden: &DaemonAddress, runs: bool) -> DaemonState {
-    if !runs && warden.socket_option().is_none() {
+pub(super) fn read_daemon_state(daemon: &DaemonAddress, runs: bool) -> DaemonState {
+    if !runs && daemon.socket_option().is_none() {
         return DaemonState::without_jobs(not_running_status());
     }
-    let mut client = match Client::connect_with_timeout(&warden.path(), TIMEOUT) {
+    let mut client = match Client::connect_with_timeout(&daemon.path(), TIMEOUT) {
         Ok(client) => client,
         Err(error @ ConnectError::NotRunning { .. }) => {
             return DaemonState::without_jobs(DaemonStatus::Absent(error.to_string()));

@@ -61,7 +61,7 @@ impl Grant {
     /// If pjwd can't be reached, or refuses the job. If this process belongs to a job of a batch system, and an option
     /// was given that only a job of pjwd can have.
     pub(super) fn obtain(
-        warden: &DaemonAddress,
+        daemon: &DaemonAddress,
         request: &SpawnArgs,
         size: u32,
         program: &OsStr,
@@ -78,10 +78,10 @@ impl Grant {
             });
         }
         let pid = std::process::id();
-        let mut client = warden.connect()?;
+        let mut client = daemon.connect()?;
         let assign = Self::job_request(request, size, program, pid)?;
         let refusal = match call_for_field(&mut client, "Assign", &assign, "job") {
-            Ok(job) => return Self::of_new_job(warden, client, job),
+            Ok(job) => return Self::of_new_job(daemon, client, job),
             Err(refusal @ ClientError::Refused { .. }) => refusal,
             Err(error) => return Err(error.into()),
         };
@@ -96,7 +96,7 @@ impl Grant {
             Some(_) if assign.keep_members.is_some() => {
                 let assign = Assign { keep_members: None, ..assign };
                 let job = call_for_field(&mut client, "Assign", &assign, "job")?;
-                Self::of_new_job(warden, client, job)
+                Self::of_new_job(daemon, client, job)
             }
             None if request.cores.is_none() && size > 1 => {
                 let why = format!(
@@ -130,9 +130,9 @@ impl Grant {
 
     /// Waits until `job`, a new job that contains this process, holds its cores. Then lets this thread run on all these
     /// cores, and returns them as a grant. After an error, releases the job.
-    fn of_new_job(warden: &DaemonAddress, mut client: Client, job: Job) -> anyhow::Result<Self> {
+    fn of_new_job(daemon: &DaemonAddress, mut client: Client, job: Job) -> anyhow::Result<Self> {
         let id = job.id.clone();
-        let granted = run::wait_for_cores(warden, &mut client, job, false);
+        let granted = run::wait_for_cores(daemon, &mut client, job, false);
         match granted.and_then(|cpus| take_whole_grant(&cpus, &id).map(|()| cpus)) {
             Ok(cpus) => {
                 let (directory, cpu_count_variables) = directory_and_variables(&mut client, &id);

@@ -60,8 +60,8 @@ type Prepared = (SpawnContext, RankedCommand, Arc<Arguments>);
 
 /// Runs `pjwctl spawn`: starts several instances (processes) of a command, and waits until they have ended. With
 /// `--async`, only waits until they have begun. `request` contains the command line options.
-pub(super) fn run(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
-    let (group, grant) = match start_group(warden, request) {
+pub(super) fn run(daemon: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<ExitCode> {
+    let (group, grant) = match start_group(daemon, request) {
         Ok(started) => started,
         Err(error) if error.is::<StartFailure>() => {
             output::print_error(&error.to_string());
@@ -91,7 +91,7 @@ pub(super) fn run(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result
 ///
 /// # Errors
 /// [`StartFailure`] if instances had begun, which were killed then. Any other error if no instance was started.
-fn start_group(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(InstanceGroup, Grant)> {
+fn start_group(daemon: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(InstanceGroup, Grant)> {
     reset_launcher_signals();
     // This check comes before memory is allocated for each instance. The number of spawner threads is not known before
     // the grant.
@@ -115,7 +115,7 @@ fn start_group(warden: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(I
     raise_descriptor_limit(size as usize * descriptors + programs.len() * DESCRIPTORS_OF_PROGRAMS)?;
     let topology = topology::load_topology(TopologySource::Live)?;
     let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
-    let grant = Grant::obtain(warden, request, size, &name)?;
+    let grant = Grant::obtain(daemon, request, size, &name)?;
     let started = placements(&topology, &grant.cpus, grant.origin, request, size).and_then(|placements| {
         let used = &placements[..placements.len().min(size as usize)];
         let has_templates = request.proxy != ProxyArg::Never;
