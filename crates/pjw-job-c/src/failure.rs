@@ -34,9 +34,8 @@ pub(crate) fn last_failure_message() -> *const c_char {
 /// library would abort the C program.
 pub(crate) fn to_c_result(call: impl FnOnce() -> Result<c_int, Failure>) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(call));
-    let result = result.unwrap_or_else(|_panic| {
-        Err(Failure { errno: libc::EIO, text: "a fault in libpjw_job".to_owned() })
-    });
+    let result = result
+        .unwrap_or_else(|_panic| Err(Failure { errno: libc::EIO, text: "a fault in libpjw_job".to_owned() }));
     result.unwrap_or_else(|failure| {
         LAST_MESSAGE.set(CString::new(failure.text.replace('\0', "?")).unwrap_or_default());
         // SAFETY: the location of errno is valid for the calling thread.

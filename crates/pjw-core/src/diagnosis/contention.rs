@@ -238,10 +238,7 @@ fn oversubscription_findings(input: &DiagnosisInput) -> Vec<Finding> {
 /// Returns the cores to which hot threads of several processes are bound, with these threads. Only cores with several
 /// online PUs are in the result. At least one of the threads must be bound to all online PUs of the core. In this
 /// case, a launcher such as `mpirun` has reserved the whole core for one process. `bound` has all bound hot threads.
-fn shared_cores<'a>(
-    input: &'a DiagnosisInput,
-    bound: &[BoundThread<'a>],
-) -> Vec<(CpuSet, Stack<'a>)> {
+fn shared_cores<'a>(input: &'a DiagnosisInput, bound: &[BoundThread<'a>]) -> Vec<(CpuSet, Stack<'a>)> {
     let mut by_core: BTreeMap<CpuSet, (bool, Stack<'_>)> = BTreeMap::new();
     for BoundThread { job, pid, mask } in bound {
         let Some(first) = mask.first() else { continue };

@@ -150,8 +150,9 @@ pub fn predict_memory_shortage(
     let oldest = comparable.clone().last()?;
     let observed = newest.at.0.saturating_sub(oldest.at.0);
     // The newest reading of the first half.
-    let middle =
-        comparable.clone().find(|reading| newest.at.0.saturating_sub(reading.at.0) >= observed.div_ceil(2))?;
+    let middle = comparable
+        .clone()
+        .find(|reading| newest.at.0.saturating_sub(reading.at.0) >= observed.div_ceil(2))?;
     let (growth, time) = slower_growth(growth_since(oldest, newest), growth_since(middle, newest));
     if time == 0 || growth < MIN_GROWTH {
         return None;

@@ -147,8 +147,7 @@ fn jobs_kept_by_masks(input: &DiagnosisInput) -> Option<Finding> {
     let kept_by_masks = input.job_ids(|job| job.enforcement == "affinity" && job.process_count > 0);
     let first = kept_by_masks.first()?;
     let verb = if kept_by_masks.len() == 1 { "is" } else { "are" };
-    let text =
-        format!("{} {verb} kept by masks, though this node has cpusets", join_names(&kept_by_masks));
+    let text = format!("{} {verb} kept by masks, though this node has cpusets", join_names(&kept_by_masks));
     let remedy = format!(
         "nothing, if masks will do; pjwctl explain {first} shows why it has no cpuset, enforcement = \"cpuset\" in \
          pjwd.toml warns of it"

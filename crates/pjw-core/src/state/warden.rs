@@ -466,8 +466,7 @@ impl WardenState {
         self.lineage.scan_queue.forget_exiting(pid);
         if self.fork_events_complete_since.is_none() {
             self.lineage.remove_descendant(pid);
-        } else if let Some((process, is_member)) =
-            tracked_in(&self.members, &self.processes_to_restore, pid)
+        } else if let Some((process, is_member)) = tracked_in(&self.members, &self.processes_to_restore, pid)
         {
             self.lineage.record_end(process, is_member);
         }

@@ -73,7 +73,8 @@ fn compare_own_thread(
     proc: &mut ProcDir,
     own_pid: Pid,
 ) -> Result<Option<TaskScanUnavailable>, TaskScanUnavailable> {
-    let facts = Facts::read(proc, own_pid).map_err(|errno| read_error("the thread of pjwd in /proc", errno))?;
+    let facts =
+        Facts::read(proc, own_pid).map_err(|errno| read_error("the thread of pjwd in /proc", errno))?;
     let mut record_count = 0_u32;
     let mut difference = None;
     let mut scanned_run_ns = 0;
@@ -89,7 +90,8 @@ fn compare_own_thread(
     if record_count != 1 {
         return Ok(Some(differs("number of records", record_count, 1)));
     }
-    let later = sched(proc, own_pid, facts.tid).map_err(|errno| read_error("the schedstat of pjwd", errno))?;
+    let later =
+        sched(proc, own_pid, facts.tid).map_err(|errno| read_error("the schedstat of pjwd", errno))?;
     let exceeded = later.map(|later| later.run_ns).filter(|later_run_ns| scanned_run_ns > *later_run_ns);
     let too_large =
         exceeded.map(|most| differs("run time", scanned_run_ns, format_args!("at most {most} ns")));

@@ -101,9 +101,8 @@ impl JobViews {
     /// Replaces the warnings about the job `id` by `warnings`. Adds the warnings that begin and end to `changes`.
     fn replace_warnings(&mut self, id: &JobId, warnings: Vec<Arc<wire::Warning>>, changes: &mut ViewChanges) {
         let before = self.warnings.remove(id).unwrap_or_default();
-        let has_code = |warnings: &[Arc<wire::Warning>], code: &str| {
-            warnings.iter().any(|warning| warning.code == code)
-        };
+        let has_code =
+            |warnings: &[Arc<wire::Warning>], code: &str| warnings.iter().any(|warning| warning.code == code);
         changes.begun.extend(warnings.iter().filter(|warning| !has_code(&before, &warning.code)).cloned());
         changes.ended.extend(before.iter().filter(|warning| !has_code(&warnings, &warning.code)).cloned());
         if !warnings.is_empty() {
@@ -122,16 +121,13 @@ impl JobViews {
         counts.strays += saturating_u32(self.unassigned.get(&job.owner).copied().unwrap_or(0));
         // If all processes are in the cpuset, they need no check, and there may be many.
         let checked_members = Some(state.members_of(&job.id)).filter(|_| counts.outside_cpuset > 0);
-        let enforcement = match effective_enforcement_of_members(
-            state,
-            policy,
-            job,
-            checked_members.into_iter().flatten(),
-        ) {
-            EffectiveEnforcement::Cpuset { .. } => "cpuset",
-            EffectiveEnforcement::Affinity { .. } => "affinity",
-            EffectiveEnforcement::NotYet { .. } | EffectiveEnforcement::Nothing => "none",
-        };
+        let enforcement =
+            match effective_enforcement_of_members(state, policy, job, checked_members.into_iter().flatten())
+            {
+                EffectiveEnforcement::Cpuset { .. } => "cpuset",
+                EffectiveEnforcement::Affinity { .. } => "affinity",
+                EffectiveEnforcement::NotYet { .. } | EffectiveEnforcement::Nothing => "none",
+            };
         let mut wire_job = job_to_wire(job, counts, state, enforcement);
         wire_job.shared |= job.grant.as_ref().is_some_and(|grant| grant.cpus.intersects(&self.shared));
         let warnings = job_warnings(job, policy, counts).into_iter().chain(rule_warnings(state, policy, job));

@@ -248,21 +248,24 @@ impl<'a> Search<'a> {
     fn moves(&self, steps: &[DefragStep]) -> Vec<JobMove> {
         let last_of_its_job =
             |index: usize| steps[index + 1..].iter().all(|later| later.job != steps[index].job);
-        let last_steps =
-            (0..steps.len()).filter(|&index| last_of_its_job(index)).map(|index| &steps[index]);
-        last_steps.filter_map(|step| {
-            let job =
-                self.jobs.iter().find(|job| *job.id == step.job).filter(|job| *job.from != job.current)?;
-            let improvement = fewer_domains_text(self.topology, job.from, &job.current)
-                .unwrap_or_else(|| step.improvement.clone());
-            Some(JobMove {
-                job: step.job.clone(),
-                from: job.from.clone(),
-                to: job.current.clone(),
-                improvement,
+        let last_steps = (0..steps.len()).filter(|&index| last_of_its_job(index)).map(|index| &steps[index]);
+        last_steps
+            .filter_map(|step| {
+                let job = self
+                    .jobs
+                    .iter()
+                    .find(|job| *job.id == step.job)
+                    .filter(|job| *job.from != job.current)?;
+                let improvement = fewer_domains_text(self.topology, job.from, &job.current)
+                    .unwrap_or_else(|| step.improvement.clone());
+                Some(JobMove {
+                    job: step.job.clone(),
+                    from: job.from.clone(),
+                    to: job.current.clone(),
+                    improvement,
+                })
             })
-        })
-        .collect()
+            .collect()
     }
 }
 

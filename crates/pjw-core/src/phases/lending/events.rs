@@ -163,13 +163,8 @@ fn record_loan_times(draft: &mut CycleDraft<'_>, moves: &CoreMoves, lent_after: 
     let owners_of_unwanted = owners(&moves.unwanted);
     let owners_of_unexchanged = owners(&moves.unexchanged);
     let lending_owners = owners(lent_after);
-    let all = [
-        &owners_of_lent,
-        &owners_of_taken,
-        &owners_of_kept,
-        &owners_of_unwanted,
-        &owners_of_unexchanged,
-    ];
+    let all =
+        [&owners_of_lent, &owners_of_taken, &owners_of_kept, &owners_of_unwanted, &owners_of_unexchanged];
     let all: BTreeSet<&JobId> = all.into_iter().flatten().collect();
     for owner in all {
         let lending = &mut draft.state.lending;

@@ -47,10 +47,9 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     let mut scanner = JobScanner::new(topology.clone())
         .context("can't read /proc, which the diagnosis needs: mount it (mount -t proc proc /proc)")?;
     let first = scanner.scan_processes();
-    let daemon_runs =
-        first.processes.values().filter_map(Observed::present).any(|process| {
-            process.comm == Comm::from("pjwd") && [Uid::ROOT, caller_uid()].contains(&process.uid)
-        });
+    let daemon_runs = first.processes.values().filter_map(Observed::present).any(|process| {
+        process.comm == Comm::from("pjwd") && [Uid::ROOT, caller_uid()].contains(&process.uid)
+    });
     let daemon_state = warden::read_daemon_state(daemon, daemon_runs);
     let scans = scanner.scan_jobs_twice(&first, &daemon_state.records, &daemon_state.housekeeping);
     let processes: Vec<(Pid, Uid, Comm)> = programs(&scans.after).collect();

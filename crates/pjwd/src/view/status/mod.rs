@@ -147,11 +147,8 @@ impl StatusPublisher {
             fits: None,
             last: None,
         };
-        let receiver = StatusReceiver {
-            status: status_receiver,
-            topology: topology_receiver,
-            events: event_receiver,
-        };
+        let receiver =
+            StatusReceiver { status: status_receiver, topology: topology_receiver, events: event_receiver };
         (publisher, receiver)
     }
 

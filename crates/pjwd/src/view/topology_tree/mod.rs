@@ -180,14 +180,15 @@ fn core_domains(topology: &Topology, cpus: &CpuSet) -> Vec<wire::Domain> {
     let has_several_kinds = topology.details().core_kinds.len() > 1;
     let is_included = |core: &Core| core.pus.first().is_some_and(|pu| cpus.contains(pu));
     let included = (0..).zip(topology.cores()).filter(|(_, core)| is_included(core));
-    included.map(|(number, core)| wire::Domain {
-        kind: "core".to_owned(),
-        number,
-        cpus: core.pus.to_string(),
-        core_kind: has_several_kinds.then_some(core.kind_index),
-        ..wire::Domain::default()
-    })
-    .collect()
+    included
+        .map(|(number, core)| wire::Domain {
+            kind: "core".to_owned(),
+            number,
+            cpus: core.pus.to_string(),
+            core_kind: has_several_kinds.then_some(core.kind_index),
+            ..wire::Domain::default()
+        })
+        .collect()
 }
 
 fn core_kind_to_wire(kind: &CoreKind) -> wire::CoreKind {
