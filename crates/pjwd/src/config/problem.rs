@@ -20,7 +20,7 @@ const QUOTED_VALUE: usize = 60;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     file: String,
-    position: Option<FilePosition>,
+    position: Option<Box<FilePosition>>,
     key: Option<String>,
     text: String,
 }
@@ -59,7 +59,7 @@ impl ConfigError {
         text: impl Into<String>,
     ) -> Self {
         let key = key.map(|key| escape_and_cut(key, QUOTED_VALUE));
-        Self { file: file_name(path), position: Some(position), key, text: text.into() }
+        Self { file: file_name(path), position: Some(Box::new(position)), key, text: text.into() }
     }
 
     /// Returns the configuration key that has the mistake, such as `balance.pin`. `None` if the error concerns no
