@@ -211,7 +211,10 @@ fn decide_recovery(state: &WardenState, candidate: &Candidate) -> RecoveryDecisi
     }
     let cpus = &cpuset.effective_cpus;
     let unknown = cpus.difference(state.topology.cpus());
-    if cpus.is_empty() || !unknown.is_empty() {
+    if cpus.is_empty() {
+        return RecoveryDecision::Removed(Some(format!("{path} has no CPUs")));
+    }
+    if !unknown.is_empty() {
         return RecoveryDecision::Removed(Some(format!(
             "{path} has {}, which this machine does not have",
             cpus_text(&unknown)

@@ -25,6 +25,8 @@ pub(super) fn run(file: &Path) -> anyhow::Result<ExitCode> {
     pjwd.arg("--check-config").arg(daemon_program::option_argument("--config", file.as_os_str()));
     let program = Path::new(pjwd.get_program()).display().to_string();
     let output = pjwd
+        // The file may be `/dev/stdin`.
+        .stdin(Stdio::inherit())
         .stdout(Stdio::inherit())
         .output()
         .map_err(|error| anyhow!("can't start {program}: {error}; check that pjw is installed completely"))?;

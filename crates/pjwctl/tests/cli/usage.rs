@@ -283,6 +283,16 @@ fn check_config_prints_the_result_of_pjwd() {
 }
 
 #[test]
+fn check_config_reads_a_configuration_from_its_standard_input() {
+    let (_dir, mut command) = pjwctl_beside_pjwd("cat");
+    let (input, mut writer) = std::io::pipe().unwrap();
+    std::io::Write::write_all(&mut writer, b"interval = \"2s\"\n").unwrap();
+    drop(writer);
+    let output = answer(command.args(["check-config", "/dev/stdin"]).stdin(input));
+    assert_eq!((output.code, output.stdout.as_str()), (Some(0), "interval = \"2s\"\n"), "{}", output.stderr);
+}
+
+#[test]
 fn a_missing_configuration_is_refused_with_a_remedy() {
     assert_refused(
         &without_daemon(&["check-config", "/nonexistent"]),
