@@ -1,7 +1,8 @@
 //! The environment of a program that makes itself a template: a list of pointers with room for the variables of an
 //! instance.
 //!
-//! setenv(3) would allocate memory in each instance, and so copy pages that the instance else shares with the template.
+//! setenv(3) would allocate memory in each instance, and so copy pages that the instance otherwise shares with the
+//! template.
 
 use std::ffi::c_char;
 use std::ptr;
@@ -63,9 +64,9 @@ impl Environment {
             if !has_name(variable) {
                 return;
             }
-            for at in 0..self.count {
-                if have_same_name(*self.list.add(at), variable) {
-                    *self.list.add(at) = variable;
+            for index in 0..self.count {
+                if have_same_name(*self.list.add(index), variable) {
+                    *self.list.add(index) = variable;
                     return;
                 }
             }
@@ -94,12 +95,12 @@ unsafe fn count_variables() -> usize {
     count
 }
 
-/// Whether a text is of the form NAME=value with a name.
+/// Returns whether `text` has the form `NAME=value` with a name that is not empty.
 ///
 /// # Safety
-/// The text is a C string.
+/// `text` must be a C string.
 unsafe fn has_name(text: *const c_char) -> bool {
-    // SAFETY: guaranteed by the caller. The NUL byte is not passed.
+    // SAFETY: guaranteed by the caller. No byte behind the NUL byte is read.
     unsafe { *text.cast::<u8>() != b'=' && have_same_name(text, text) }
 }
 
@@ -110,7 +111,7 @@ unsafe fn has_name(text: *const c_char) -> bool {
 /// Both must be C strings.
 unsafe fn have_same_name(left: *const c_char, right: *const c_char) -> bool {
     let (mut left, mut right) = (left.cast::<u8>(), right.cast::<u8>());
-    // SAFETY: guaranteed by the caller. The NUL byte is not passed.
+    // SAFETY: guaranteed by the caller. No byte behind the NUL byte is read.
     unsafe {
         while *left == *right && *left != 0 {
             if *left == b'=' {
@@ -128,12 +129,16 @@ mod tests {
 
     #[test]
     fn variables_have_the_same_name_if_they_are_equal_up_to_the_first_equals_sign() {
-        let same = |left: &std::ffi::CStr, right: &std::ffi::CStr| {
+        let names_match = |left: &std::ffi::CStr, right: &std::ffi::CStr| {
             // SAFETY: both are C strings.
             unsafe { have_same_name(left.as_ptr(), right.as_ptr()) }
         };
-        assert!(same(c"A=1", c"A=2") && same(c"A=", c"A=x=y"));
-        assert!(!same(c"A=1", c"AB=1") && !same(c"AB=1", c"A=1") && !same(c"A", c"A") && !same(c"", c""));
+        for (left, right) in [(c"A=1", c"A=2"), (c"A=", c"A=x=y")] {
+            assert!(names_match(left, right), "{left:?} {right:?}");
+        }
+        for (left, right) in [(c"A=1", c"AB=1"), (c"AB=1", c"A=1"), (c"A", c"A"), (c"", c"")] {
+            assert!(!names_match(left, right), "{left:?} {right:?}");
+        }
         // SAFETY: both are C strings.
         unsafe {
             assert!(has_name(c"A=1".as_ptr()) && !has_name(c"=1".as_ptr()) && !has_name(c"A".as_ptr()));

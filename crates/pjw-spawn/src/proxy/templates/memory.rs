@@ -1,4 +1,4 @@
-//! Writing into the memory of a template or a spare from the launcher.
+//! How the launcher (the process that started a template) writes into the memory of a template or a spare.
 
 use std::io::IoSlice;
 
@@ -29,11 +29,11 @@ pub(super) fn write(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), F
 /// The errors of [`write()`].
 fn write_pieces(process: &Child, changes: &[(u64, Vec<u8>)]) -> Result<(), ForkError> {
     let local: Vec<IoSlice<'_>> = changes.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
-    let remote = |(address, bytes): &(u64, Vec<u8>)| RemoteIoVec {
+    let remote_piece = |(address, bytes): &(u64, Vec<u8>)| RemoteIoVec {
         base: usize::try_from(*address).unwrap_or(0),
         len: bytes.len(),
     };
-    let remote: Vec<RemoteIoVec> = changes.iter().map(remote).collect();
+    let remote: Vec<RemoteIoVec> = changes.iter().map(remote_piece).collect();
     let length: usize = remote.iter().map(|piece| piece.len).sum();
     let pid = nix::unistd::Pid::from_raw(process.pid.0.cast_signed());
     match process_vm_writev(pid, &local, &remote) {
@@ -56,9 +56,9 @@ mod tests {
     #[test]
     fn more_pieces_than_one_call_takes_are_written() {
         let memory: Vec<AtomicU8> = (0..2500).map(|_| AtomicU8::new(0)).collect();
-        let this = std::process::id();
         // Only the process id is used.
-        let process = Child { pid: Pid(this), pidfd: std::fs::File::open("/dev/null").unwrap().into() };
+        let process =
+            Child { pid: Pid(std::process::id()), pidfd: std::fs::File::open("/dev/null").unwrap().into() };
         let change = |byte: &AtomicU8| (byte.as_ptr().expose_provenance() as u64, vec![7]);
         let changes: Vec<_> = memory.iter().map(change).collect();
         assert_eq!(write(&process, &changes), Ok(()));

@@ -1,4 +1,5 @@
-//! The template and its instances, for x86_64.
+//! Templates: processes that have loaded a program and are stopped, and from which further processes of the program
+//! (instances) are forked. For x86_64.
 
 mod channel;
 mod environment;
@@ -7,7 +8,7 @@ mod load;
 mod memory;
 mod message;
 mod processes;
-mod shape;
+mod properties;
 mod spare;
 mod template;
 #[cfg(test)]

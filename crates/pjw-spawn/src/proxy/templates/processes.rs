@@ -1,4 +1,4 @@
-//! What the kernel tells about a template and its instances: pidfds, streams, and the online PUs.
+//! Queries to the kernel about the processes of a template: pidfds, open standard streams, and the online PUs.
 
 use std::fs;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -16,17 +16,17 @@ use crate::proxy::refusal::ForkError;
 /// # Errors
 /// [`ForkError::Ended`] if the process is no child of the calling process. The program of a template may belong to
 /// another user, and could name any process.
-pub(super) fn open_child(pid: i32) -> Result<Child, ForkError> {
-    let own_pid = Pid(pid.cast_unsigned());
+pub(super) fn open_child(raw_pid: i32) -> Result<Child, ForkError> {
+    let pid = Pid(raw_pid.cast_unsigned());
     // SAFETY: the call takes numbers.
-    let pidfd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) });
+    let pidfd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, raw_pid, 0) });
     let pidfd = pidfd.map_err(|errno| {
-        end_without_pidfd(own_pid);
+        end_without_pidfd(pid);
         SpawnError { step: SpawnStep::Clone, errno }
     })?;
     // SAFETY: the kernel has opened the descriptor for this call, and nothing else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(RawFd::try_from(pidfd).unwrap_or(-1)) };
-    let child = Child { pid: own_pid, pidfd };
+    let child = Child { pid, pidfd };
     if child.is_own_or_ended() { Ok(child) } else { Err(ForkError::Ended) }
 }
 

@@ -1,17 +1,19 @@
-//! Spares: instances that exist already, stopped before `main`, and get their arguments when they are needed.
+//! Spares: processes that are forked from a template in advance and stopped before `main`. A spare gets its arguments
+//! when it is needed.
+
+use std::os::fd::AsRawFd;
 
 use super::channel::Channel;
 use super::load::tracee::{bytes_of, kill_and_wait};
 use super::memory::write;
 use super::message::block::MemoryMap;
-use super::message::image::PlacedStrings;
+use super::message::strings::PlacedStrings;
 use super::message::{InstanceSetup, TemplateMessage};
 use super::template::Template;
 use crate::child::Child;
 use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::proxy::refusal::ForkError;
-use std::os::fd::AsRawFd;
 
 /// A process of a program that was made in advance and is stopped before `main`. The process uses no CPU. It is forked
 /// from a [`Template`], a process that has loaded the program. [`Template::start_spare`] gives the spare its arguments,
@@ -25,11 +27,11 @@ pub struct SpareProcess {
     pub(super) channel: Channel,
     /// The arguments and environment variables that are in the memory of the spare until it gets its own: those that
     /// the template had when the spare was forked. Empty if they are unknown.
-    image: PlacedStrings,
-    /// The memory map that the spare inherited from the template. `None` if the template still had its first one.
-    map: Option<MemoryMap>,
+    written_strings: PlacedStrings,
+    /// The memory map that the spare inherited from the template. `None` if the template still had its first map.
+    inherited_map: Option<MemoryMap>,
     /// The address and the size of the memory of the spare for arguments and environment variables.
-    strings: (u64, u64),
+    string_memory: (u64, u64),
 }
 
 impl Template {
@@ -41,17 +43,17 @@ impl Template {
     /// The errors of [`Template::fork`].
     pub fn make_spare(&mut self) -> Result<SpareProcess, ForkError> {
         let failed = |errno| ForkError::from(SpawnError { step: SpawnStep::Clone, errno });
-        let (channel, other) = Channel::pair().map_err(failed)?;
+        let (channel, spare_end) = Channel::pair().map_err(failed)?;
         self.wait_until_idle()?;
-        self.message.add_spare(self.loaded.block, &self.start, other.as_raw_fd());
+        self.message.add_spare(self.loaded.block, &self.common, spare_end.as_raw_fd());
         self.send()?;
         let child = self.next_child()?;
         Ok(SpareProcess {
             child: Some(child),
             channel,
-            image: self.image.clone(),
-            map: self.map,
-            strings: self.strings,
+            written_strings: self.written_strings.clone(),
+            inherited_map: self.inherited_map,
+            string_memory: self.string_memory,
         })
     }
 
@@ -67,15 +69,15 @@ impl Template {
         let own = self.instance_setup(instance)?;
         let strings = self.instance_strings(instance);
         self.check_fit(instance, &strings)?;
-        if strings.size() > spare.strings.1 {
-            // The memory of the spare is from before a larger instance.
+        if strings.size() > spare.string_memory.1 {
+            // The template has mapped larger memory for strings after it forked the spare.
             return self.fork(instance);
         }
-        let image = strings.place_at(spare.strings.0);
-        let map = self.memory_map_for(&image).filter(|map| spare.map.as_ref() != Some(map));
+        let placed = strings.place_at(spare.string_memory.0);
+        let map = self.memory_map_for(&placed).filter(|map| spare.inherited_map.as_ref() != Some(map));
         let random = self.new_random_bytes();
         let own = InstanceSetup { memory_map: map.map(|map| bytes_of(&map).to_vec()), random, ..own };
-        let changes = image.changes(&spare.image, self.pointers_at());
+        let changes = placed.changes(&spare.written_strings, self.pointers_at());
         let mut message = TemplateMessage::default();
         let child = spare.child.take().ok_or(ForkError::Ended)?;
         // The message can be sent to a spare that has ended: a process that another thread forked while the spare was
@@ -89,7 +91,7 @@ impl Template {
             kill_and_wait(&child);
             return Err(error);
         }
-        message.make_message_to_spare(self.loaded.block, &self.start, own);
+        message.make_message_to_spare(self.loaded.block, &self.common, own);
         let descriptors = message.descriptors.clone();
         let sent =
             message.into_bytes(self.loaded.block).map(|bytes| spare.channel.send(&bytes, &descriptors));

@@ -1,4 +1,4 @@
-//! A template, and how it makes instances.
+//! A template: a process that has loaded a program, and from which further processes (instances) are forked.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char};
@@ -16,13 +16,13 @@ use pjw_core::ids::Pid;
 use super::load::tracee::kill_and_wait;
 use super::load::{LoadedTemplate, load, load_until_fork_here};
 use super::memory::write;
+use super::message::addresses::MAX_POINTERS;
 use super::message::block::{MemoryMap, TemplateBlock};
-use super::message::image::{InstanceStrings, PlacedStrings};
-use super::message::place::MAX_POINTERS;
+use super::message::strings::{InstanceStrings, PlacedStrings};
 use super::message::stub::{MAX_INSTANCES, TemplateReply};
 use super::message::{CommonSetup, InstanceSetup, TemplateMessage};
 use super::processes::{has_streams, online_cpus, open_child};
-use super::shape::{TemplateProperties, is_linker_variable};
+use super::properties::{TemplateProperties, is_linker_variable};
 use crate::child::Child;
 use crate::context::SpawnContext;
 use crate::failure::{SpawnError, SpawnStep};
@@ -37,11 +37,11 @@ use crate::setup::{Setup, TemplateStopPoint};
 const BIND_NOW: &CStr = c"LD_BIND_NOW=1";
 /// The longest argument or variable of execve(2), with its NUL byte: `MAX_ARG_STRLEN`.
 const MAX_STRING: usize = 32 * 4096;
-/// What execve(2) allows for all strings: at least this, at most three quarters of 8 MiB, else a quarter of
-/// `RLIMIT_STACK`.
+/// The bounds of the bytes that execve(2) allows for all strings together: a quarter of `RLIMIT_STACK`, but at least
+/// 128 KiB and at most three quarters of 8 MiB.
 const MIN_STRINGS: u64 = 128 * 1024;
 const MAX_STRINGS: u64 = 6 * 1024 * 1024;
-/// The bytes at `AT_RANDOM`, and for how many instances they are got at once.
+/// The number of bytes at `AT_RANDOM` (getauxval(3)), and the number of instances for which they are got at once.
 const RANDOM_SIZE: usize = 16;
 const RANDOM_COUNT: usize = 16;
 
@@ -57,15 +57,15 @@ pub struct Template {
     // Its pointers lead into `setup`.
     layout: ExecArrays,
     setup: Arc<Setup>,
-    pub(super) start: CommonSetup,
+    pub(super) common: CommonSetup,
     /// The fixed properties of the template. `None` if the template has stopped in `fork_here`.
-    shape: Option<TemplateProperties>,
+    properties: Option<TemplateProperties>,
     /// The strings of the last instance, which are still in the memory of the template.
-    pub(super) image: PlacedStrings,
+    pub(super) written_strings: PlacedStrings,
     /// The address and the size of the memory for strings.
-    pub(super) strings: (u64, u64),
-    /// The map of the memory that the template has taken, and that its instances inherit. `None` for the first one.
-    pub(super) map: Option<MemoryMap>,
+    pub(super) string_memory: (u64, u64),
+    /// The memory map that the template has set for itself, and that its instances inherit. `None` for its first map.
+    pub(super) inherited_map: Option<MemoryMap>,
     /// The mask that the template has requested, and that its instances inherit.
     inherited_mask: Option<CpuSet>,
     max_strings: u64,
@@ -75,8 +75,8 @@ pub struct Template {
     has_streams: bool,
     /// The message that was not sent yet.
     pub(super) message: TemplateMessage,
-    /// How many instances each message makes that has no reply yet.
-    sent: VecDeque<usize>,
+    /// For each message that has no reply yet, the number of its instances. The oldest message is first.
+    unanswered: VecDeque<usize>,
     /// The results that were received and not returned yet: process ids and negative errnos.
     results: VecDeque<i32>,
     /// Random bytes for the next instances.
@@ -125,15 +125,15 @@ impl Template {
     fn load_linked(setup: Arc<Setup>, first: &Instance) -> Result<Self, TemplateError> {
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
         let (arguments, mut variables) = texts(&mut layout, first);
-        let shape = TemplateProperties::for_program(&setup.program, &variables);
-        let is_others = |variable: &&mut &CStr| !is_linker_variable(variable.to_bytes());
-        if let Some(replaced) = variables.iter_mut().rev().find(is_others) {
+        let properties = TemplateProperties::for_program(&setup.program, &variables);
+        let is_replaceable = |variable: &&mut &CStr| !is_linker_variable(variable.to_bytes());
+        if let Some(replaced) = variables.iter_mut().rev().find(is_replaceable) {
             *replaced = BIND_NOW;
         }
         // Instances take their masks and nodes themselves. If the template changed PUs, each fork would flush the TLB
         // of the PU before.
         let loaded = load(&setup, cgroup(&first.placement), &arguments, &variables)?;
-        Ok(Self::from_loaded(setup, layout, loaded, Some(shape), first))
+        Ok(Self::from_loaded(setup, layout, loaded, Some(properties), first))
     }
 
     /// Starts a template for a program that calls [`super::fork_here`], and waits until the program has called this
@@ -159,16 +159,16 @@ impl Template {
     }
 
     /// Makes the template with the process in `loaded`. `layout` must have been made for the environment in `setup`.
-    /// `shape` has the fixed properties of the template, and is `None` if the process has stopped in `fork_here`.
+    /// `properties` has the fixed properties of the template, and is `None` if the process has stopped in `fork_here`.
     fn from_loaded(
         setup: Arc<Setup>,
         layout: ExecArrays,
         loaded: LoadedTemplate,
-        shape: Option<TemplateProperties>,
+        properties: Option<TemplateProperties>,
         first: &Instance,
     ) -> Self {
-        let start = CommonSetup {
-            thread_id: loaded.thread_id,
+        let common = CommonSetup {
+            thread_id_address: loaded.thread_id_address,
             robust_list: loaded.robust_list,
             channel: loaded.descriptor,
             launcher: setup.ends_with_launcher.then(|| u64::from(std::process::id())),
@@ -177,18 +177,18 @@ impl Template {
         Self {
             layout,
             setup,
-            start,
-            shape,
-            image: PlacedStrings::default(),
-            strings: (loaded.block.strings_address(), TemplateBlock::strings_size()),
-            map: None,
+            common,
+            properties,
+            written_strings: PlacedStrings::default(),
+            string_memory: (loaded.block.strings_address(), TemplateBlock::strings_size()),
+            inherited_map: None,
             inherited_mask: None,
             max_strings: (stack_limit / 4).clamp(MIN_STRINGS, MAX_STRINGS),
             cgroup: first.placement.cgroup.clone(),
             online_cpus: online_cpus(),
             has_streams: has_streams(loaded.child.pid),
             message: TemplateMessage::default(),
-            sent: VecDeque::new(),
+            unanswered: VecDeque::new(),
             results: VecDeque::new(),
             random: Vec::new(),
             loaded,
@@ -206,8 +206,8 @@ impl Template {
     /// [`Template::load_until_fork_here`], the file is not checked, and the result is always true.
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {
-        let Some(shape) = &self.shape else { return true };
-        shape.is_current(&self.setup.program)
+        let Some(properties) = &self.properties else { return true };
+        properties.is_current(&self.setup.program)
     }
 
     /// Makes an instance, which is a process of the program, as a fork of the template. The instance has the
@@ -240,19 +240,19 @@ impl Template {
         mut on_result: impl FnMut(&'a Instance, Result<Child, ForkError>),
     ) {
         let mut added = VecDeque::new();
-        let mut length = 1;
+        let mut batch_size = 1;
         for instance in instances {
             match self.add_to_message(instance) {
                 Ok(()) => added.push_back(instance),
                 Err(error) => on_result(instance, Err(error)),
             }
-            if self.message.instance_count() >= length {
-                length = (2 * length).min(MAX_INSTANCES);
+            if self.message.instance_count() >= batch_size {
+                batch_size = (2 * batch_size).min(MAX_INSTANCES);
                 // An error shows again when the results are received.
                 let _ = self.send();
             }
-            while self.sent.len() > 1 {
-                let children = self.results.len() + self.sent.front().copied().unwrap_or(0);
+            while self.unanswered.len() > 1 {
+                let children = self.results.len() + self.unanswered.front().copied().unwrap_or(0);
                 added.drain(..children).for_each(|earlier| on_result(earlier, self.next_child()));
             }
         }
@@ -268,12 +268,12 @@ impl Template {
         if !self.message.has_room() || !own.streams.is_empty() && self.message.instance_count() > 0 {
             self.send()?;
         }
-        if strings.size() > self.strings.1 {
+        if strings.size() > self.string_memory.1 {
             self.map_string_memory(2 * strings.size())?;
         }
-        let image = strings.place_at(self.strings.0);
+        let placed = strings.place_at(self.string_memory.0);
         own.random = self.new_random_bytes();
-        let changes = image.changes(&self.image, self.pointers_at());
+        let changes = placed.changes(&self.written_strings, self.pointers_at());
         if TemplateMessage::can_copy(&changes) {
             changes.into_iter().for_each(|(address, bytes)| self.message.add_copy(address, bytes));
         } else {
@@ -282,17 +282,17 @@ impl Template {
             let written = write(&self.loaded.child, &changes);
             if !matches!(written, Ok(()) | Err(ForkError::WriteForbidden(_))) {
                 // A part of the strings may have been written: the next instance writes all of its own.
-                self.image = PlacedStrings::default();
+                self.written_strings = PlacedStrings::default();
             }
             written?;
         }
-        let map = self.memory_map_for(&image);
-        if let Some(map) = map.filter(|_| map != self.map) {
+        let map = self.memory_map_for(&placed);
+        if let Some(map) = map.filter(|_| map != self.inherited_map) {
             self.message.add_memory_map(&map);
-            self.map = Some(map);
+            self.inherited_map = Some(map);
         }
-        self.message.add_instance(self.loaded.block, &self.start, own);
-        self.image = image;
+        self.message.add_instance(self.loaded.block, &self.common, own);
+        self.written_strings = placed;
         Ok(())
     }
 
@@ -303,8 +303,8 @@ impl Template {
         let (arguments, variables) = texts(&mut self.layout, instance);
         let interpreter = &self.loaded.interpreter;
         let given = arguments.iter().skip(usize::from(!interpreter.is_empty())).map(|text| text.to_bytes());
-        let known = if self.shape.is_some() { 0 } else { self.setup.environment.len() };
-        let variables = variables.iter().skip(known).map(|text| text.to_bytes());
+        let inherited_count = if self.properties.is_some() { 0 } else { self.setup.environment.len() };
+        let variables = variables.iter().skip(inherited_count).map(|text| text.to_bytes());
         InstanceStrings::new(interpreter.iter().map(Vec::as_slice).chain(given), variables)
     }
 
@@ -320,7 +320,7 @@ impl Template {
         if bytes.is_none_or(|bytes| self.loaded.channel.send(&bytes, &descriptors).is_err()) {
             return Err(self.end());
         }
-        self.sent.push_back(count);
+        self.unanswered.push_back(count);
         Ok(())
     }
 
@@ -352,7 +352,7 @@ impl Template {
 
     /// Waits until the template has handled its oldest message.
     fn receive(&mut self) -> Result<(), ForkError> {
-        let count = self.sent.pop_front().ok_or(ForkError::Ended)?;
+        let count = self.unanswered.pop_front().ok_or(ForkError::Ended)?;
         let reply = self.reply()?;
         self.results.extend(reply.pids.iter().take(count));
         Ok(())
@@ -365,7 +365,7 @@ impl Template {
     /// Sends the prepared message, and waits until the template has handled all messages.
     pub(super) fn wait_until_idle(&mut self) -> Result<(), ForkError> {
         self.send()?;
-        while !self.sent.is_empty() {
+        while !self.unanswered.is_empty() {
             self.receive()?;
         }
         Ok(())
@@ -373,19 +373,19 @@ impl Template {
 
     /// Returns the affinity mask, the NUMA node and the standard streams that the process `instance` sets for itself.
     pub(super) fn instance_setup(&self, instance: &Instance) -> Result<InstanceSetup, ForkError> {
-        let of_mask = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
+        let invalid_placement = SpawnError { step: SpawnStep::Mask, errno: Errno::EINVAL };
         let Placement { cpus, preferred_numa_node, .. } = &*instance.placement;
         let mask = match cpus {
             Some(cpus) if self.inherited_mask.as_ref() == Some(cpus) => None,
-            Some(cpus) if !cpus.intersects(&self.online_cpus) => return Err(of_mask.into()),
+            Some(cpus) if !cpus.intersects(&self.online_cpus) => return Err(invalid_placement.into()),
             Some(cpus) => Some(cpus.words().iter().flat_map(|word| word.to_ne_bytes()).collect()),
             None => None,
         };
         let nodes = match preferred_numa_node {
             Some(node) if !Path::new(&format!("/sys/devices/system/node/node{node}")).exists() => {
-                return Err(of_mask.into());
+                return Err(invalid_placement.into());
             }
-            Some(node) => Some(MemoryPolicy::prefer_node(*node).map_err(|_| of_mask)?.node_mask()),
+            Some(node) => Some(MemoryPolicy::prefer_node(*node).map_err(|_| invalid_placement)?.node_mask()),
             None => None,
         };
         let Stdio { input, output, error } = &instance.stdio;
@@ -394,17 +394,17 @@ impl Template {
         Ok(InstanceSetup { mask, nodes, streams: streams.collect(), ..InstanceSetup::default() })
     }
 
-    /// Returns the memory map of a process with the strings `image`. `None` if the map of the template is unknown.
-    pub(super) fn memory_map_for(&self, image: &PlacedStrings) -> Option<MemoryMap> {
+    /// Returns the memory map of a process with the strings `placed`. `None` if the map of the template is unknown.
+    pub(super) fn memory_map_for(&self, placed: &PlacedStrings) -> Option<MemoryMap> {
         let map = self.loaded.memory_map?;
         let variables =
-            if self.shape.is_some() { image.variable_range() } else { map.env_start..map.env_end };
-        Some(map.with_strings(image.argument_range(), variables))
+            if self.properties.is_some() { placed.variable_range() } else { map.env_start..map.env_end };
+        Some(map.with_strings(placed.argument_range(), variables))
     }
 
     /// Returns the address, in the memory of the template, of the pointers to the arguments and environment variables.
     pub(super) fn pointers_at(&self) -> u64 {
-        self.loaded.stack.at + 8
+        self.loaded.stack.address + 8
     }
 
     /// Returns random bytes for a new process, and their address (`AT_RANDOM`). `None` for a template in `fork_here`.
@@ -421,8 +421,8 @@ impl Template {
     /// Checks whether a process for `instance` can be forked from this template. The properties that can't be changed
     /// after the template was loaded must be equal, and `strings` must not exceed the limits of execve(2).
     pub(super) fn check_fit(&self, instance: &Instance, strings: &InstanceStrings) -> Result<(), ForkError> {
-        match &self.shape {
-            Some(shape) => shape.check(strings, &self.loaded.stack)?,
+        match &self.properties {
+            Some(properties) => properties.check(strings, &self.loaded.stack)?,
             None if strings.pointer_count() > MAX_POINTERS => {
                 return Err(ForkError::Mismatch("number of pointers"));
             }
@@ -450,7 +450,7 @@ impl Template {
             TemplateMessage::for_memory_mapping(size).into_bytes(self.loaded.block).unwrap_or_default();
         self.loaded.channel.send(&bytes, &[]).map_err(|_| ForkError::Ended)?;
         let no_memory = SpawnError { step: SpawnStep::Exec, errno: Errno::ENOMEM };
-        self.strings = (u64::try_from(self.reply()?.result).map_err(|_| no_memory)?, size);
+        self.string_memory = (u64::try_from(self.reply()?.result).map_err(|_| no_memory)?, size);
         Ok(())
     }
 }
@@ -459,7 +459,7 @@ impl Drop for Template {
     fn drop(&mut self) {
         kill_and_wait(&self.loaded.child);
         // An instance first requests to be killed with this thread, which may end next, and then closes its channel.
-        if self.start.launcher.is_some() {
+        if self.common.launcher.is_some() {
             self.loaded.channel.wait_closed();
         }
     }

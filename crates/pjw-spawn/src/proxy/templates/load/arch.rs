@@ -1,5 +1,5 @@
-//! What the proxy knows of the processor: x86_64. Except for [`crate::proxy::templates::message::stub`], everything
-//! else is the same on all.
+//! The code for the architecture x86_64: registers, machine instructions and system calls of a traced process. Other
+//! code for this architecture is in [`crate::proxy::templates::message::stub`] and [`crate::proxy::fork_here`].
 
 use crate::proxy::templates::message::stub::StubData;
 

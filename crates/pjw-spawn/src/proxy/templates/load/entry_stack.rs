@@ -9,7 +9,7 @@ use super::tracee::Tracee;
 #[derive(Debug, Clone)]
 pub(in crate::proxy::templates) struct EntryStack {
     /// The address of the argument count.
-    pub(in crate::proxy::templates) at: u64,
+    pub(in crate::proxy::templates) address: u64,
     /// The pointers to the arguments, a zero, the pointers to the variables, a zero.
     pub(in crate::proxy::templates) pointers: Vec<u64>,
     /// How many of the pointers are arguments.
@@ -22,7 +22,7 @@ impl EntryStack {
     /// is the stack pointer of the process. Fails with `ENOEXEC` if the stack has another layout.
     pub(in crate::proxy::templates) fn read(tracee: &Tracee, stack_pointer: u64) -> Result<Self, Errno> {
         let argument_count = usize::try_from(tracee.read_u64(stack_pointer)?).map_err(|_| Errno::ENOEXEC)?;
-        let mut words = Words { tracee, at: stack_pointer + 8, chunk: Vec::new() };
+        let mut words = Words { tracee, address: stack_pointer + 8, unused: Vec::new() };
         let mut pointers = Vec::new();
         while pointers.iter().filter(|pointer| **pointer == 0).count() < 2 {
             pointers.push(words.next_word()?);
@@ -37,19 +37,19 @@ impl EntryStack {
         if pointers.get(argument_count) != Some(&0) {
             return Err(Errno::ENOEXEC);
         }
-        Ok(Self { at: stack_pointer, pointers, argument_count, auxiliary })
+        Ok(Self { address: stack_pointer, pointers, argument_count, auxiliary })
     }
 
     /// Returns a value without content, for a program that is already running. At `address` in the memory of the
     /// program there is room for the pointers to the arguments and environment variables of a forked process.
     pub(in crate::proxy::templates) fn without_content(address: u64) -> Self {
-        Self { at: address - 8, pointers: Vec::new(), argument_count: 0, auxiliary: Vec::new() }
+        Self { address: address - 8, pointers: Vec::new(), argument_count: 0, auxiliary: Vec::new() }
     }
 
     /// Returns the value of an entry of the auxiliary vector, getauxval(3). `kind` is the type of the entry, such as
     /// `AT_ENTRY`. `None` if there is no such entry.
     pub(in crate::proxy::templates) fn auxiliary_value(&self, kind: u64) -> Option<u64> {
-        self.auxiliary.iter().find(|(of, _)| *of == kind).map(|(_, value)| *value)
+        self.auxiliary.iter().find(|(entry_kind, _)| *entry_kind == kind).map(|(_, value)| *value)
     }
 
     /// Returns the number of environment variables.
@@ -58,28 +58,28 @@ impl EntryStack {
     }
 }
 
-/// Reads the words of a stack one after the other, upwards from the address `at`. Reads the memory in blocks that end
-/// where a page ends, because no mapping ends elsewhere.
+/// Reads the words of a stack one after the other, upwards. Reads the memory in blocks that end where a page ends,
+/// because no mapping ends elsewhere.
 struct Words<'a> {
     tracee: &'a Tracee,
-    at: u64,
-    chunk: Vec<u8>,
+    /// The address of the memory that is read next.
+    address: u64,
+    /// The bytes that were read, and not returned yet.
+    unused: Vec<u8>,
 }
 
 impl Words<'_> {
     /// Returns the next word of the stack. If all words that were read before have been returned, first reads the stack
     /// up to the end of the next page. Fails with the error of this access.
     fn next_word(&mut self) -> Result<u64, Errno> {
-        if self.chunk.is_empty() {
-            let length = 4096 - self.at % 4096;
-            self.chunk = vec![0; usize::try_from(length).unwrap_or(8)];
-            self.tracee.read(self.at, &mut self.chunk)?;
-            self.at += length;
+        if self.unused.is_empty() {
+            let length = 4096 - self.address % 4096;
+            self.unused = vec![0; usize::try_from(length).unwrap_or(8)];
+            self.tracee.read(self.address, &mut self.unused)?;
+            self.address += length;
         }
-        let mut word = [0; 8];
-        let rest = self.chunk.split_off(8.min(self.chunk.len()));
-        word.copy_from_slice(self.chunk.get(..8).ok_or(Errno::EFAULT)?);
-        self.chunk = rest;
+        let word: [u8; 8] = *self.unused.first_chunk().ok_or(Errno::EFAULT)?;
+        self.unused.drain(..word.len());
         Ok(u64::from_ne_bytes(word))
     }
 }

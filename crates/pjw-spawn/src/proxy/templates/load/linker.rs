@@ -30,29 +30,29 @@ const MAX_SYMBOLS: u64 = 1 << 14;
 
 /// A breakpoint, and the bytes that it replaced.
 struct Breakpoint {
-    at: u64,
-    before: [u8; arch::BREAKPOINT.len()],
+    address: u64,
+    replaced: [u8; arch::BREAKPOINT.len()],
 }
 
 impl Breakpoint {
-    fn set(tracee: &Tracee, at: u64) -> Result<Self, Errno> {
-        let mut before = [0; arch::BREAKPOINT.len()];
-        tracee.read(at, &mut before)?;
-        tracee.write(at, &arch::BREAKPOINT)?;
-        Ok(Self { at, before })
+    fn set(tracee: &Tracee, address: u64) -> Result<Self, Errno> {
+        let mut replaced = [0; arch::BREAKPOINT.len()];
+        tracee.read(address, &mut replaced)?;
+        tracee.write(address, &arch::BREAKPOINT)?;
+        Ok(Self { address, replaced })
     }
 
-    /// Whether the process has just run into it.
+    /// Returns whether the process has just executed this breakpoint.
     fn is_hit(&self, tracee: &Tracee) -> Result<bool, Errno> {
-        Ok(arch::breakpoint_before(&tracee.registers()?) == self.at)
+        Ok(arch::breakpoint_before(&tracee.registers()?) == self.address)
     }
 
-    /// Puts the instruction back. A process that has run into the breakpoint will execute it.
+    /// Restores the instruction. A process that has just executed the breakpoint will continue with this instruction.
     fn remove(self, tracee: &Tracee) -> Result<(), Errno> {
-        tracee.write(self.at, &self.before)?;
+        tracee.write(self.address, &self.replaced)?;
         let registers = tracee.registers()?;
-        if arch::breakpoint_before(&registers) == self.at {
-            tracee.set_registers(arch::with_instruction_pointer(registers, self.at))?;
+        if arch::breakpoint_before(&registers) == self.address {
+            tracee.set_registers(arch::with_instruction_pointer(registers, self.address))?;
         }
         Ok(())
     }
@@ -75,7 +75,7 @@ pub(in crate::proxy::templates) fn run_until_linked(
     Ok(entry.remove(tracee)?)
 }
 
-/// Runs until a breakpoint.
+/// Lets the process run until it has executed `breakpoint`.
 fn run_to(tracee: &mut Tracee, breakpoint: &Breakpoint) -> Result<(), TraceError> {
     while tracee.run()? != StopReason::Trap || !breakpoint.is_hit(tracee)? {}
     Ok(())
@@ -95,16 +95,17 @@ fn run_linker(tracee: &mut Tracee, debug: u64, entry: &Breakpoint) -> Result<(),
             break function;
         }
     };
-    // An auditor (`LD_AUDIT`) and its libraries are linked before, with calls of their own.
+    // An auditor (`LD_AUDIT`) and its libraries are linked before the program, with further calls of the function.
+    // These calls come before the first change of `r_state`.
     let mut has_begun = false;
     loop {
-        let called = Breakpoint::set(tracee, function)?;
-        while tracee.run()? != StopReason::Trap || !called.is_hit(tracee)? {
+        let call = Breakpoint::set(tracee, function)?;
+        while tracee.run()? != StopReason::Trap || !call.is_hit(tracee)? {
             if entry.is_hit(tracee)? {
-                return Ok(called.remove(tracee)?);
+                return Ok(call.remove(tracee)?);
             }
         }
-        called.remove(tracee)?;
+        call.remove(tracee)?;
         // r_state has 32 bits; the rest is padding.
         let is_consistent = tracee.read_u64(debug + R_STATE)? & u64::from(u32::MAX) == RT_CONSISTENT;
         if has_begun && is_consistent {
@@ -132,11 +133,11 @@ fn symbol_address(tracee: &Tracee, base: u64, name: &[u8]) -> Result<Option<u64>
     let (Some(strings), Some(symbols)) = (strings, symbols) else { return Ok(None) };
     // Linkers place the names directly behind the symbols.
     let count = strings.saturating_sub(symbols) / SYMBOL_SIZE;
-    for at in (0..count.min(MAX_SYMBOLS)).map(|index| symbols + index * SYMBOL_SIZE) {
+    for symbol in (0..count.min(MAX_SYMBOLS)).map(|index| symbols + index * SYMBOL_SIZE) {
         let mut text = vec![0; name.len() + 1];
-        let offset = tracee.read_u64(at)? & u64::from(u32::MAX);
+        let offset = tracee.read_u64(symbol)? & u64::from(u32::MAX);
         if tracee.read(strings + offset, &mut text).is_ok() && text.split_last() == Some((&0, name)) {
-            return Ok(Some(base + tracee.read_u64(at + 8)?));
+            return Ok(Some(base + tracee.read_u64(symbol + 8)?));
         }
     }
     Ok(None)
@@ -147,18 +148,20 @@ fn symbol_address(tracee: &Tracee, base: u64, name: &[u8]) -> Result<Option<u64>
 fn dynamic_section(tracee: &Tracee, base: u64) -> Result<Option<u64>, Errno> {
     let mut header = [0; 64];
     tracee.read(base, &mut header)?;
-    let headers = base + number(&header[32..40]);
-    let (size, count) = (number(&header[54..56]), number(&header[56..58]));
-    for at in (0..count).map(|index| headers + index * size) {
-        let kind = tracee.read_u64(at)? & u64::from(u32::MAX);
+    // The fields e_phoff, e_phentsize and e_phnum.
+    let program_headers = base + parse_little_endian(&header[32..40]);
+    let size = parse_little_endian(&header[54..56]);
+    let count = parse_little_endian(&header[56..58]);
+    for program_header in (0..count).map(|index| program_headers + index * size) {
+        let kind = tracee.read_u64(program_header)? & u64::from(u32::MAX);
         if kind == u64::from(PT_DYNAMIC) {
-            return Ok(Some(base + tracee.read_u64(at + 16)?));
+            return Ok(Some(base + tracee.read_u64(program_header + 16)?));
         }
     }
     Ok(None)
 }
 
-/// Returns the little-endian number of at most 8 bytes.
-fn number(bytes: &[u8]) -> u64 {
+/// Returns the number that `bytes`, at most 8 bytes, contain in little-endian order.
+fn parse_little_endian(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }

@@ -1,5 +1,6 @@
-//! Makes a template: starts the program, runs it until it is linked, and leaves it to the code of
-//! [`super::message::stub`].
+//! Starts a program and makes the process a template, from which further processes of the program are forked. Either
+//! this module stops the process when the program is linked ([`load`]), or the program stops itself
+//! ([`load_until_fork_here`]). The process then runs the code of [`super::message::stub`].
 
 mod arch;
 pub(super) mod entry_stack;
@@ -18,10 +19,10 @@ use nix::unistd::Pid;
 
 use self::entry_stack::EntryStack;
 use self::linker::run_until_linked;
-use self::tracee::{TraceError, Tracee, bytes_of, kill_and_wait};
+use self::tracee::{TraceError, Tracee, bytes_of, errno_of, kill_and_wait};
 use super::channel::{Channel, wait_readable};
+use super::message::addresses::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, TemplateAddresses};
 use super::message::block::{BLOCK_SIZE, CODE_SIZE, MemoryMap, REPLY_SIZE, TemplateBlock};
-use super::message::place::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, TemplateAddresses};
 use super::message::stub::{self, StubData};
 use crate::child::{Child, ExitStatus};
 use crate::clone::{self, ChildStack, ProcessSettings, StartParameters, TemplateStart};
@@ -49,8 +50,9 @@ pub(super) struct LoadedTemplate {
     pub(super) interpreter: Vec<Vec<u8>>,
     /// The addresses that `/proc` shows for the template. `None` if the kernel does not report them.
     pub(super) memory_map: Option<MemoryMap>,
-    /// Where the C library keeps the thread id. `None` if it has not been asked for it yet, as in a static program.
-    pub(super) thread_id: Option<u64>,
+    /// The address at which the C library keeps the thread id. `None` if the C library has not told the kernel an
+    /// address yet, as in a static program.
+    pub(super) thread_id_address: Option<u64>,
     /// The address and the length of the list of robust futexes, get_robust_list(2).
     pub(super) robust_list: (u64, u64),
 }
@@ -64,12 +66,12 @@ pub(super) fn load(
     arguments: &[&CStr],
     environment: &[&CStr],
 ) -> Result<LoadedTemplate, TemplateError> {
-    let (channel, other) = Channel::pair().map_err(failed("socketpair"))?;
-    let template = TemplateStart { channel: other.as_raw_fd(), is_traced: true };
+    let (channel, template_end) = Channel::pair().map_err(failed("socketpair"))?;
+    let template = TemplateStart { channel: template_end.as_raw_fd(), is_traced: true };
     let started = start_program(setup, cgroup, arguments, environment, template)?;
-    let mut tracee = Tracee::after_exec(started).map_err(|lost| match lost {
+    let mut tracee = Tracee::after_exec(started).map_err(|error| match error {
         TraceError::Failed(errno) => TemplateError::Forbidden(errno),
-        lost => refusal("execve")(lost),
+        error => refusal("execve")(error),
     })?;
     let pid = tracee.pid();
     check_program(pid)?;
@@ -82,14 +84,14 @@ pub(super) fn load(
     run_until_linked(&mut tracee, &stack).map_err(refusal("linking"))?;
     check_threads(pid)?;
     let added = stack.argument_count.saturating_sub(arguments.len());
-    let interpreter = interpreter(&tracee, &stack, added).map_err(failed("arguments"))?;
-    let thread_id = thread_id(&mut tracee, &stack).map_err(refusal("thread id"))?;
-    if thread_id.is_some_and(|address| !holds_pid(&tracee, address)) {
+    let interpreter = interpreter_arguments(&tracee, &stack, added).map_err(failed("arguments"))?;
+    let thread_id_address = thread_id_address(&mut tracee, &stack).map_err(refusal("thread id"))?;
+    if thread_id_address.is_some_and(|address| !holds_pid(&tracee, address)) {
         return Err(TemplateError::UnknownThreadIdAddress);
     }
     let robust_list = robust_list(&mut tracee, &stack).map_err(refusal("robust list"))?;
     let memory_map = memory_map(&mut tracee).map_err(refusal("memory map"))?;
-    let descriptor = u64::try_from(other.as_raw_fd()).unwrap_or(u64::MAX);
+    let descriptor = u64::try_from(template_end.as_raw_fd()).unwrap_or(u64::MAX);
     let block = install_template_code(&mut tracee, descriptor).map_err(refusal("memory"))?;
     let child = tracee.detach().map_err(failed("detach"))?;
     Ok(LoadedTemplate {
@@ -100,7 +102,7 @@ pub(super) fn load(
         stack,
         interpreter,
         memory_map,
-        thread_id,
+        thread_id_address,
         robust_list,
     })
 }
@@ -151,27 +153,28 @@ pub(super) fn load_until_fork_here(
     environment: &[&CStr],
     is_cancelled: &AtomicBool,
 ) -> Result<LoadedTemplate, TemplateError> {
-    let (channel, other) = Channel::pair().map_err(failed("socketpair"))?;
-    let variable = CString::new(format!("{}={}", CHANNEL_VARIABLE, other.as_raw_fd())).unwrap_or_default();
+    let (channel, template_end) = Channel::pair().map_err(failed("socketpair"))?;
+    let variable = format!("{}={}", CHANNEL_VARIABLE, template_end.as_raw_fd());
+    let variable = CString::new(variable).unwrap_or_default();
     let environment = [environment, &[&variable]].concat();
-    let template = TemplateStart { channel: other.as_raw_fd(), is_traced: false };
+    let template = TemplateStart { channel: template_end.as_raw_fd(), is_traced: false };
     let child = start_program(setup, cgroup, arguments, &environment, template)?;
-    let descriptor = u64::try_from(other.as_raw_fd()).unwrap_or(u64::MAX);
+    let descriptor = u64::try_from(template_end.as_raw_fd()).unwrap_or(u64::MAX);
     // The program's end of the channel is then the only one.
-    drop(other);
-    let place =
+    drop(template_end);
+    let addresses =
         wait_until_fork_here(&child, &channel, is_cancelled).inspect_err(|_| kill_and_wait(&child))?;
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.pid.0)).unwrap_or_default();
     Ok(LoadedTemplate {
         child,
         channel,
         descriptor,
-        block: TemplateBlock(place.block),
-        stack: EntryStack::without_content(place.pointers),
+        block: TemplateBlock(addresses.block),
+        stack: EntryStack::without_content(addresses.pointers),
         interpreter: Vec::new(),
-        memory_map: MemoryMap::from_stat(&stat, place.brk),
-        thread_id: Some(place.thread_id).filter(|address| *address != 0),
-        robust_list: (place.robust_list, place.robust_list_length),
+        memory_map: MemoryMap::from_stat(&stat, addresses.brk),
+        thread_id_address: Some(addresses.thread_id_address).filter(|address| *address != 0),
+        robust_list: (addresses.robust_list, addresses.robust_list_length),
     })
 }
 
@@ -187,8 +190,8 @@ fn wait_until_fork_here(
     channel: &Channel,
     is_cancelled: &AtomicBool,
 ) -> Result<TemplateAddresses, TemplateError> {
-    if let Some(place) = channel.receive(child, Some(is_cancelled)).map_err(failed("start"))? {
-        return Ok(place);
+    if let Some(addresses) = channel.receive(child, Some(is_cancelled)).map_err(failed("start"))? {
+        return Ok(addresses);
     }
     // A program may close the channel long before its end.
     wait_readable(&[child.as_fd()], Some(is_cancelled)).map_err(failed("start"))?;
@@ -203,7 +206,7 @@ fn failed(step: &'static str) -> impl Fn(Errno) -> TemplateError {
 }
 
 fn refusal(step: &'static str) -> impl Fn(TraceError) -> TemplateError {
-    move |lost| match lost {
+    move |error| match error {
         TraceError::Exited(status) => TemplateError::Exited(status),
         TraceError::Killed(signal) => TemplateError::Killed(signal),
         TraceError::Failed(errno) => TemplateError::Failed { step, errno },
@@ -213,22 +216,20 @@ fn refusal(step: &'static str) -> impl Fn(TraceError) -> TemplateError {
 /// Checks that the executed file can become a template: it must be a program for this processor, without set-id bits
 /// and file capabilities. For a script, checks its interpreter.
 fn check_program(pid: Pid) -> Result<(), TemplateError> {
-    let of_io = |error: std::io::Error| {
-        TemplateError::Forbidden(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw))
-    };
-    let file = File::open(format!("/proc/{pid}/exe")).map_err(of_io)?;
-    let mode = file.metadata().map_err(of_io)?.mode();
+    let forbidden = |error: std::io::Error| TemplateError::Forbidden(errno_of(&error));
+    let file = File::open(format!("/proc/{pid}/exe")).map_err(forbidden)?;
+    let mode = file.metadata().map_err(forbidden)?.mode();
     if mode & SET_ID != 0 || has_capabilities(&file) {
         return Err(TemplateError::Privileged);
     }
     let mut header = [0; 20];
-    file.read_exact_at(&mut header, 0).map_err(of_io)?;
+    file.read_exact_at(&mut header, 0).map_err(forbidden)?;
     let is_64_bit = header[4] == 2;
     let machine = u16::from_le_bytes([header[18], header[19]]);
     if is_64_bit && machine == arch::ELF_MACHINE { Ok(()) } else { Err(TemplateError::WrongArchitecture) }
 }
 
-/// Checks that the memory of the program has its entry point. The kernel checks this only for a program without a
+/// Checks that the entry point of the program is in memory. The kernel checks this only for a program without a
 /// dynamic linker.
 fn check_entry_point(tracee: &Tracee, stack: &EntryStack) -> Result<(), TemplateError> {
     let Some(entry) = stack.auxiliary_value(libc::AT_ENTRY) else { return Ok(()) };
@@ -257,13 +258,17 @@ fn check_threads(pid: Pid) -> Result<(), TemplateError> {
 
 /// Reads the `added` arguments that the kernel has put before the given ones, for a script with `#!`: the interpreter,
 /// its argument, and the path of the script in place of argument 0.
-fn interpreter(tracee: &Tracee, stack: &EntryStack, added: usize) -> Result<Vec<Vec<u8>>, Errno> {
+fn interpreter_arguments(
+    tracee: &Tracee,
+    stack: &EntryStack,
+    added: usize,
+) -> Result<Vec<Vec<u8>>, Errno> {
     let count = if added == 0 { 0 } else { added + 1 };
     stack.pointers[..count].iter().map(|address| tracee.read_string(*address)).collect()
 }
 
-/// Returns the address that the program has given to set_tid_address(2).
-fn thread_id(tracee: &mut Tracee, stack: &EntryStack) -> Result<Option<u64>, TraceError> {
+/// Returns the address that the program has given to set_tid_address(2). `None` if there is none yet.
+fn thread_id_address(tracee: &mut Tracee, stack: &EntryStack) -> Result<Option<u64>, TraceError> {
     let address = with_scratch_memory(tracee, stack, |tracee, scratch| {
         tracee.call(libc::SYS_prctl, [PR_GET_TID_ADDRESS, scratch, 0, 0, 0, 0])?;
         Ok(tracee.read_u64(scratch)?)
@@ -294,9 +299,9 @@ fn with_scratch_memory<T>(
     work: impl FnOnce(&mut Tracee, u64) -> Result<T, TraceError>,
 ) -> Result<T, TraceError> {
     let mut before = [0; 16];
-    tracee.read(stack.at, &mut before)?;
-    let result = work(tracee, stack.at);
-    tracee.write(stack.at, &before)?;
+    tracee.read(stack.address, &mut before)?;
+    let result = work(tracee, stack.address);
+    tracee.write(stack.address, &before)?;
     result
 }
 

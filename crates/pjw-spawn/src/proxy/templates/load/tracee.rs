@@ -1,4 +1,5 @@
-//! A stopped process: its memory, its registers, and system calls that it is made to make.
+//! A process that is traced with ptrace(2): its memory, its registers, and the system calls that the tracer
+//! makes it execute.
 
 use std::fs::File;
 use std::mem::{MaybeUninit, size_of};
@@ -143,13 +144,14 @@ impl Tracee {
         loop {
             resume(self.pid, signal)?;
             match wait_for_stop(self.pid) {
-                Ok(StopOrSignal::StopReason(stop)) => return Ok(stop),
+                Ok(StopOrSignal::Stop(reason)) => return Ok(reason),
                 Ok(StopOrSignal::Signal(arrived)) => signal = Some(arrived),
-                Err(lost) => {
-                    if !matches!(lost, TraceError::Failed(_)) {
+                Err(error) => {
+                    let has_ended = !matches!(error, TraceError::Failed(_));
+                    if has_ended {
                         self.child = None;
                     }
-                    return Err(lost);
+                    return Err(error);
                 }
             }
         }
@@ -162,22 +164,20 @@ impl Tracee {
         number: i64,
         arguments: [u64; 6],
     ) -> Result<u64, TraceError> {
-        let before = self.registers()?;
-        let at = arch::instruction_pointer(&before);
-        let mut code = [0; arch::SYSTEM_CALL.len()];
-        self.read(at, &mut code)?;
-        self.write(at, &arch::SYSTEM_CALL)?;
-        self.set_registers(arch::for_system_call(before, number, arguments))?;
+        let saved_registers = self.registers()?;
+        let address = arch::instruction_pointer(&saved_registers);
+        let mut saved_code = [0; arch::SYSTEM_CALL.len()];
+        self.read(address, &mut saved_code)?;
+        self.write(address, &arch::SYSTEM_CALL)?;
+        self.set_registers(arch::for_system_call(saved_registers, number, arguments))?;
         self.step()?;
-        let system_call_result = arch::system_call_result(&self.registers()?);
-        self.write(at, &code)?;
-        self.set_registers(before)?;
-        let errno = i64::from_ne_bytes(system_call_result.to_ne_bytes())
-            .checked_neg()
-            .and_then(|n| i32::try_from(n).ok());
+        let result = arch::system_call_result(&self.registers()?);
+        self.write(address, &saved_code)?;
+        self.set_registers(saved_registers)?;
+        let errno = result.cast_signed().checked_neg().and_then(|negated| i32::try_from(negated).ok());
         match errno {
             Some(errno @ 1..=4095) => Err(TraceError::Failed(Errno::from_raw(errno))),
-            _ => Ok(system_call_result),
+            _ => Ok(result),
         }
     }
 
@@ -205,7 +205,7 @@ pub(in crate::proxy::templates) fn kill_and_wait(child: &Child) {
 /// Why waitpid(2) has returned for a traced process: a stop that the tracer wanted, or a signal that the process
 /// gets.
 enum StopOrSignal {
-    StopReason(StopReason),
+    Stop(StopReason),
     Signal(Signal),
 }
 
@@ -218,9 +218,9 @@ enum StopOrSignal {
 fn wait_for_stop(pid: Pid) -> Result<StopOrSignal, TraceError> {
     loop {
         match waitpid(pid, Some(WaitPidFlag::__WALL)) {
-            Ok(WaitStatus::PtraceSyscall(_)) => return Ok(StopOrSignal::StopReason(StopReason::SystemCall)),
+            Ok(WaitStatus::PtraceSyscall(_)) => return Ok(StopOrSignal::Stop(StopReason::SystemCall)),
             Ok(WaitStatus::Stopped(_, Signal::SIGTRAP) | WaitStatus::PtraceEvent(..)) => {
-                return Ok(StopOrSignal::StopReason(StopReason::Trap));
+                return Ok(StopOrSignal::Stop(StopReason::Trap));
             }
             Ok(WaitStatus::Stopped(_, signal)) => return Ok(StopOrSignal::Signal(signal)),
             Ok(WaitStatus::Exited(_, status)) => return Err(TraceError::Exited(status)),
@@ -254,18 +254,18 @@ pub(in crate::proxy::templates) fn value_of<T: PlainData>(bytes: &[u8]) -> Optio
 /// The type must have no padding. All combinations of bytes must be valid values of the type.
 pub(in crate::proxy::templates) unsafe trait PlainData: Copy {}
 
-// SAFETY: numbers of 64 bits, in the order of C.
+// SAFETY: the type has only numbers of 64 bits, in the order of C.
 unsafe impl PlainData for crate::proxy::templates::message::stub::StubData {}
 // SAFETY: as above.
 unsafe impl PlainData for crate::proxy::templates::message::stub::TemplateCall {}
-// SAFETY: as above.
+// SAFETY: the type has a number of 64 bits, and an even number of numbers of 32 bits.
 unsafe impl PlainData for crate::proxy::templates::message::stub::TemplateReply {}
 
-// SAFETY: as above, and two numbers of 32 bits that fill the last 64.
+// SAFETY: the type has numbers of 64 bits. The two numbers of 32 bits at the end fill 64 bits.
 unsafe impl PlainData for crate::proxy::templates::message::block::MemoryMap {}
 
-// SAFETY: as the first ones.
-unsafe impl PlainData for crate::proxy::templates::message::place::TemplateAddresses {}
+// SAFETY: the type has only numbers of 64 bits, in the order of C.
+unsafe impl PlainData for crate::proxy::templates::message::addresses::TemplateAddresses {}
 
 /// Returns the errno of an I/O error. `EIO` if the error has none.
 pub(in crate::proxy::templates) fn errno_of(error: &std::io::Error) -> Errno {

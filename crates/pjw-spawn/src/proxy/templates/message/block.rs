@@ -1,4 +1,4 @@
-//! The memory that a template gets beside its program's own: a page of code and a block of data.
+//! The memory that a template has beside that of its program: a page of code and a block of data.
 
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -15,8 +15,8 @@ pub(in crate::proxy::templates) const REPLY_SIZE: usize = PAGE;
 /// The size of a page in bytes.
 const PAGE: usize = 4096;
 
-/// The offsets of the parts of the block. At the beginning is a `msghdr`, and then its `iovec`, its control buffer
-/// and the received message. In pages of their own are the strings and the reply, which are written for each
+/// The offsets of the parts of the block. The block begins with a `msghdr`. Its `iovec`, its control buffer and the
+/// received message follow. The strings and the reply have pages of their own, because they are written for each
 /// instance.
 const IOVEC: u64 = 64;
 const CONTROL: u64 = 128;
@@ -79,10 +79,12 @@ impl TemplateBlock {
     /// recvmsg(2).
     pub(in crate::proxy::templates) fn initial_bytes(self) -> Vec<u8> {
         let mut words = [0u64; (CONTROL / 8) as usize];
+        // msg_iov, msg_iovlen, msg_control and msg_controllen of the msghdr.
         words[2] = self.0 + IOVEC;
         words[3] = 1;
         words[4] = self.0 + CONTROL;
         words[5] = CONTROL_SIZE;
+        // iov_base and iov_len of the iovec.
         words[8] = self.message_address();
         words[9] = MAX_MESSAGE as u64;
         words.iter().flat_map(|word| word.to_ne_bytes()).collect()

@@ -1,8 +1,9 @@
-//! The message that makes instances: calls, and the bytes that they use. A pure computation.
+//! The message to a template that makes it fork instances: system calls, and the bytes to which their arguments point.
+//! A pure computation.
 
+pub(super) mod addresses;
 pub(super) mod block;
-pub(super) mod image;
-pub(super) mod place;
+pub(super) mod strings;
 pub(super) mod stub;
 
 use std::mem;
@@ -46,8 +47,8 @@ struct CallList {
 /// its program begins. This type contains the parameters that are the same for all instances of the template.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CommonSetup {
-    /// Where the C library keeps the thread id.
-    pub(super) thread_id: Option<u64>,
+    /// The address at which the C library keeps the thread id.
+    pub(super) thread_id_address: Option<u64>,
     /// The address and the length of the list of robust futexes, set_robust_list(2). A forked process does not inherit
     /// it.
     pub(super) robust_list: (u64, u64),
@@ -71,8 +72,8 @@ pub(super) struct InstanceSetup {
     pub(super) streams: Vec<(u64, RawFd)>,
     /// The bytes of the map for `PR_SET_MM_MAP`, unless the process has inherited it.
     pub(super) memory_map: Option<Vec<u8>>,
-    /// The address of its bytes of `AT_RANDOM`, and these bytes. The instance writes them itself: it writes to this
-    /// page of its stack anyway.
+    /// The address of the bytes of `AT_RANDOM` (getauxval(3)), and the new bytes. The instance writes them itself,
+    /// because it writes to this page of its stack anyway.
     pub(super) random: Option<(u64, Vec<u8>)>,
 }
 
@@ -116,14 +117,14 @@ impl TemplateMessage {
     /// Adds an operation to the message: the template sets its memory map to `map` (`PR_SET_MM_MAP`). Processes that
     /// are forked later inherit the map.
     pub(super) fn add_memory_map(&mut self, map: &MemoryMap) {
-        self.template.set_memory_map(bytes_of(map).to_vec());
+        self.template.add_memory_map(bytes_of(map).to_vec());
     }
 
     /// Adds the fork of an instance (a process of the program) to the message. `block` is the memory in which the
-    /// template receives messages. `start` has the parameters that all instances have in common, and `own` the
+    /// template receives messages. `common` has the parameters that all instances have in common, and `own` the
     /// parameters of this instance.
-    pub(super) fn add_instance(&mut self, block: TemplateBlock, start: &CommonSetup, own: InstanceSetup) {
-        self.add_fork(block, start);
+    pub(super) fn add_instance(&mut self, block: TemplateBlock, common: &CommonSetup, own: InstanceSetup) {
+        self.add_fork(block, common);
         // The template keeps no end of an instance's pipe.
         for (index, _) in (0..).zip(&own.streams) {
             self.template.add(
@@ -135,23 +136,23 @@ impl TemplateMessage {
         let mut calls = CallList::default();
         calls.add_stream_calls(block, &own.streams);
         self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
-        calls.add_program_start(start, own);
+        calls.add_program_start(common, own);
         self.instances.push(calls);
     }
 
     /// Adds an operation to the message: the template forks a spare. A spare is a process that waits for a message to
     /// itself ([`TemplateMessage::make_message_to_spare`]), which turns the spare into an instance. `channel` is the
     /// descriptor of the socket by which the spare receives this message. `block` is the memory in which the template
-    /// receives messages. `start` has the parameters that all instances have in common.
-    pub(super) fn add_spare(&mut self, block: TemplateBlock, start: &CommonSetup, channel: RawFd) {
-        self.add_fork(block, start);
+    /// receives messages. `common` has the parameters that all instances have in common.
+    pub(super) fn add_spare(&mut self, block: TemplateBlock, common: &CommonSetup, channel: RawFd) {
+        self.add_fork(block, common);
         let received = block.descriptor_address(self.descriptors.len() as u64);
         self.descriptors.push(channel);
         self.template.add(libc::SYS_close, &[received], INDIRECT_DESCRIPTOR | IGNORE_ERROR);
         let mut calls = CallList::default();
         calls.add(
             libc::SYS_dup2,
-            &[received, start.channel, 0, 0, 0, start.channel],
+            &[received, common.channel, 0, 0, 0, common.channel],
             INDIRECT_DESCRIPTOR | EXPECT_RESULT,
         );
         calls.add(libc::SYS_close, &[received], INDIRECT_DESCRIPTOR | IGNORE_ERROR);
@@ -160,33 +161,33 @@ impl TemplateMessage {
     }
 
     /// Makes this a message to a spare. A spare is a stopped process that this message turns into an instance: it then
-    /// begins its program. `block` is the memory in which the spare receives messages. `start` has the parameters of
+    /// begins its program. `block` is the memory in which the spare receives messages. `common` has the parameters of
     /// all instances, and `own` those of this instance. A spare sends no reply.
     pub(super) fn make_message_to_spare(
         &mut self,
         block: TemplateBlock,
-        start: &CommonSetup,
+        common: &CommonSetup,
         own: InstanceSetup,
     ) {
         let mut calls = mem::take(&mut self.template);
         calls.add_stream_calls(block, &own.streams);
         self.descriptors.extend(own.streams.iter().map(|(_, descriptor)| *descriptor));
-        calls.add_program_start(start, own);
+        calls.add_program_start(common, own);
         self.template = calls;
     }
 
     /// Adds the call of clone(2) by which the template forks one process, the next element of `instances`. The
     /// template stores the process id of the new process, or the negative errno, in `block`: see
     /// [`TemplateBlock::pid_address`].
-    fn add_fork(&mut self, block: TemplateBlock, start: &CommonSetup) {
+    fn add_fork(&mut self, block: TemplateBlock, common: &CommonSetup) {
         let mut flags = flag_argument(libc::CLONE_PARENT | libc::SIGCHLD);
-        if start.thread_id.is_some() {
+        if common.thread_id_address.is_some() {
             flags |= flag_argument(libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID);
         }
         let result = block.pid_address(self.instances.len());
         self.template.add(
             libc::SYS_clone,
-            &[flags, 0, 0, start.thread_id.unwrap_or(0), result],
+            &[flags, 0, 0, common.thread_id_address.unwrap_or(0), result],
             FORK_PROCESS,
         );
     }
@@ -217,21 +218,22 @@ impl TemplateMessage {
 }
 
 impl CallList {
-    fn add(&mut self, number: i64, first: &[u64], flags: u64) {
-        let mut arguments = [0; 6];
-        arguments[..first.len()].copy_from_slice(first);
-        self.calls.push(TemplateCall { number, arguments, flags });
+    /// Adds the system call `number` with `arguments`. All further arguments are 0.
+    fn add(&mut self, number: i64, arguments: &[u64], flags: u64) {
+        let mut padded = [0; 6];
+        padded[..arguments.len()].copy_from_slice(arguments);
+        self.calls.push(TemplateCall { number, arguments: padded, flags });
     }
 
-    /// Adds a call whose argument with the index `argument` is the address of `data`.
-    fn add_with_data(&mut self, number: i64, first: &[u64], flags: u64, data: Vec<u8>, argument: usize) {
-        self.data.push((data, self.calls.len(), argument));
-        self.add(number, first, flags);
+    /// Adds a call whose argument with the index `index` is the address of `data`.
+    fn add_with_data(&mut self, number: i64, arguments: &[u64], flags: u64, data: Vec<u8>, index: usize) {
+        self.data.push((data, self.calls.len(), index));
+        self.add(number, arguments, flags);
     }
 
     fn size(&self) -> usize {
-        let data = self.data.iter().map(|(data, ..)| data.len().next_multiple_of(8));
-        size_of_val(self.calls.as_slice()) + data.sum::<usize>()
+        let data_sizes = self.data.iter().map(|(data, ..)| data.len().next_multiple_of(8));
+        size_of_val(self.calls.as_slice()) + data_sizes.sum::<usize>()
     }
 
     /// Appends the calls and then their data to `bytes`, the earlier part of a message. A process receives the message
@@ -261,15 +263,15 @@ impl CallList {
         }
     }
 
-    fn set_memory_map(&mut self, map: Vec<u8>) {
+    fn add_memory_map(&mut self, map: Vec<u8>) {
         let arguments = [flag_argument(libc::PR_SET_MM), flag_argument(PR_SET_MM_MAP), 0, map.len() as u64];
         self.add_with_data(libc::SYS_prctl, &arguments, IGNORE_ERROR, map, 2);
     }
 
     /// Adds the calls that a new instance makes for itself, such as the call for its affinity mask, and then the
-    /// operation that begins its program. `start` has the parameters of all instances, and `own` those of this
+    /// operation that begins its program. `common` has the parameters of all instances, and `own` those of this
     /// instance.
-    fn add_program_start(&mut self, start: &CommonSetup, own: InstanceSetup) {
+    fn add_program_start(&mut self, common: &CommonSetup, own: InstanceSetup) {
         if let Some((address, bytes)) = own.random {
             let length = bytes.len() as u64;
             self.add_with_data(0, &[address, 0, length], COPY_BYTES, bytes, 1);
@@ -282,19 +284,19 @@ impl CallList {
             self.add_with_data(libc::SYS_set_mempolicy, &arguments, EXPECT_RESULT, nodes, 1);
         }
         if let Some(map) = own.memory_map {
-            self.set_memory_map(map);
+            self.add_memory_map(map);
         }
-        let (head, length) = start.robust_list;
+        let (head, length) = common.robust_list;
         if head != 0 {
             self.add(libc::SYS_set_robust_list, &[head, length], IGNORE_ERROR);
         }
-        if let Some(launcher) = start.launcher {
+        if let Some(launcher) = common.launcher {
             let arguments = [flag_argument(libc::PR_SET_PDEATHSIG), flag_argument(libc::SIGKILL), 0, 0, 0, 0];
             self.add(libc::SYS_prctl, &arguments, EXPECT_RESULT);
-            // The launcher may have ended before.
+            // If the launcher has ended before, the instance has another parent.
             self.add(libc::SYS_getppid, &[0, 0, 0, 0, 0, launcher], EXPECT_RESULT);
         }
-        self.add(libc::SYS_close, &[start.channel], IGNORE_ERROR);
+        self.add(libc::SYS_close, &[common.channel], IGNORE_ERROR);
         self.calls.push(TemplateCall { flags: BEGIN_PROGRAM, ..TemplateCall::default() });
     }
 }

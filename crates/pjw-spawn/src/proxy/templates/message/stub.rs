@@ -86,11 +86,11 @@ std::arch::global_asm!(
     ".balign 16",
     ".globl pjw_spawn_stub, pjw_spawn_stub_end",
     ".hidden pjw_spawn_stub, pjw_spawn_stub_end",
-    ".set slots, pjw_spawn_stub - 168",
+    ".set stub_data, pjw_spawn_stub - 168",
     "pjw_spawn_stub:",
     // Wait for a message: recvmsg(channel, header, 0).
-    "2: mov edi, [rip + slots + 136]",
-    "mov rsi, [rip + slots + 144]",
+    "2: mov edi, [rip + stub_data + 136]",
+    "mov rsi, [rip + stub_data + 144]",
     "mov qword ptr [rsi + 40], 64", // msg_controllen, which the kernel has changed
     "xor edx, edx",
     "mov eax, 47",
@@ -99,7 +99,7 @@ std::arch::global_asm!(
     "je 2b",
     "test rax, rax",
     "jle 9f",
-    "mov rbx, [rip + slots + 152]",
+    "mov rbx, [rip + stub_data + 152]",
     // One call. A system call changes only rax, rcx and r11.
     "3: mov rax, [rbx]",
     "mov rdi, [rbx + 8]",
@@ -109,9 +109,9 @@ std::arch::global_asm!(
     "mov r8, [rbx + 40]",
     "mov r9, [rbx + 48]",
     "mov r12, [rbx + 56]",
-    "test r12d, {resume}",
+    "test r12d, {begin_program}",
     "jnz 8f",
-    "test r12d, {serve}",
+    "test r12d, {wait}",
     "jnz 2b",
     "test r12d, {copy}",
     "jnz 21f",
@@ -119,11 +119,11 @@ std::arch::global_asm!(
     "jz 4f",
     "mov edi, [rdi]",
     "4: syscall",
-    "test r12d, {check}",
+    "test r12d, {expect_result}",
     "jz 5f",
     "cmp rax, r9",
     "jne 9f",
-    "5: test r12d, {quiet}",
+    "5: test r12d, {ignore_error}",
     "jnz 6f",
     "test r12d, {fork}",
     "jnz 20f",
@@ -133,43 +133,44 @@ std::arch::global_asm!(
     "jnz 7f",
     "add rbx, 64",
     "jmp 3b",
-    // The template goes on. The instance goes on with its own calls.
+    // After clone(2): the new instance goes on with its own calls, the template with its next call.
     "20: test rax, rax",
     "jz 22f",
     "mov [r8], eax",
     "jmp 6b",
     "22: mov rbx, r9",
     "jmp 3b",
+    // COPY_BYTES.
     "21: mov rcx, rdx",
     "rep movsb",
     "jmp 6b",
     // The reply: write(channel, reply, 72).
-    "7: mov rsi, [rip + slots + 160]",
+    "7: mov rsi, [rip + stub_data + 160]",
     "mov [rsi], rax",
-    "mov edi, [rip + slots + 136]",
+    "mov edi, [rip + stub_data + 136]",
     "mov edx, 72",
     "mov eax, 1",
     "syscall",
     "jmp 2b",
     // The program begins.
-    "8: mov rsp, [rip + slots + 8]",
-    "mov rax, [rip + slots + 16]",
-    "mov rbx, [rip + slots + 24]",
-    "mov rcx, [rip + slots + 32]",
-    "mov rdx, [rip + slots + 40]",
-    "mov rsi, [rip + slots + 48]",
-    "mov rdi, [rip + slots + 56]",
-    "mov rbp, [rip + slots + 64]",
-    "mov r8, [rip + slots + 72]",
-    "mov r9, [rip + slots + 80]",
-    "mov r10, [rip + slots + 88]",
-    "mov r11, [rip + slots + 96]",
-    "mov r12, [rip + slots + 104]",
-    "mov r13, [rip + slots + 112]",
-    "mov r14, [rip + slots + 120]",
-    "mov r15, [rip + slots + 128]",
-    "jmp [rip + slots]",
-    // The channel has ended, or a check failed: exit_group(125).
+    "8: mov rsp, [rip + stub_data + 8]",
+    "mov rax, [rip + stub_data + 16]",
+    "mov rbx, [rip + stub_data + 24]",
+    "mov rcx, [rip + stub_data + 32]",
+    "mov rdx, [rip + stub_data + 40]",
+    "mov rsi, [rip + stub_data + 48]",
+    "mov rdi, [rip + stub_data + 56]",
+    "mov rbp, [rip + stub_data + 64]",
+    "mov r8, [rip + stub_data + 72]",
+    "mov r9, [rip + stub_data + 80]",
+    "mov r10, [rip + stub_data + 88]",
+    "mov r11, [rip + stub_data + 96]",
+    "mov r12, [rip + stub_data + 104]",
+    "mov r13, [rip + stub_data + 112]",
+    "mov r14, [rip + stub_data + 120]",
+    "mov r15, [rip + stub_data + 128]",
+    "jmp [rip + stub_data]",
+    // The channel has ended, or a result was not as expected: exit_group(125).
     "9: mov edi, 125",
     "mov eax, 231",
     "syscall",
@@ -178,10 +179,10 @@ std::arch::global_asm!(
     indirect = const INDIRECT_DESCRIPTOR,
     fork = const FORK_PROCESS,
     last = const LAST_CALL,
-    resume = const BEGIN_PROGRAM,
-    serve = const WAIT_FOR_MESSAGE,
-    check = const EXPECT_RESULT,
-    quiet = const IGNORE_ERROR,
+    begin_program = const BEGIN_PROGRAM,
+    wait = const WAIT_FOR_MESSAGE,
+    expect_result = const EXPECT_RESULT,
+    ignore_error = const IGNORE_ERROR,
     copy = const COPY_BYTES,
 );
 
@@ -194,7 +195,7 @@ unsafe extern "C" {
 /// must directly follow a value of [`StubData`].
 pub(in crate::proxy::templates) fn code() -> &'static [u8] {
     let (start, end) = (&raw const pjw_spawn_stub, &raw const pjw_spawn_stub_end);
-    // SAFETY: both symbols bound one block of constant bytes in this program's read-only data.
+    // SAFETY: the symbols are the bounds of one block of constant bytes in this program's read-only data.
     unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) }
 }
 
@@ -204,7 +205,7 @@ mod tests {
     use std::mem::{offset_of, size_of};
 
     #[test]
-    fn the_slots_lie_where_the_assembly_reads_them() {
+    fn the_fields_lie_where_the_assembly_reads_them() {
         assert_eq!(size_of::<StubData>(), 168);
         assert_eq!(offset_of!(StubData, rbp), 64);
         assert_eq!(offset_of!(StubData, r8_to_r15), 72);

@@ -1,4 +1,5 @@
-//! What a program that makes itself a template tells its launcher.
+//! The agreement between a launcher and a program that makes itself a template (`fork_here`): the environment variable
+//! with the channel, and the message with the addresses that the launcher needs.
 
 /// The name of an environment variable for a program that becomes a template in `fork_here`. A template is a process
 /// from which further processes are forked. The variable contains the number of the file descriptor by which the
@@ -18,10 +19,15 @@ pub(in crate::proxy::templates) const POINTERS_SIZE: usize = 32 * 1024;
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(in crate::proxy::templates) struct TemplateAddresses {
+    /// The address of the [`TemplateBlock`](super::block::TemplateBlock).
     pub(in crate::proxy::templates) block: u64,
+    /// The address of the memory for the pointers to arguments and environment variables.
     pub(in crate::proxy::templates) pointers: u64,
+    /// The end of the heap: brk(2).
     pub(in crate::proxy::templates) brk: u64,
-    pub(in crate::proxy::templates) thread_id: u64,
+    /// The address at which the C library keeps the thread id. 0 if there is none.
+    pub(in crate::proxy::templates) thread_id_address: u64,
+    /// The address and the length of the head of the robust futex list, get_robust_list(2).
     pub(in crate::proxy::templates) robust_list: u64,
     pub(in crate::proxy::templates) robust_list_length: u64,
 }

@@ -1,9 +1,10 @@
-//! What differs between instances in memory: the strings of the arguments and of the environment, and the pointers to
-//! them. A pure computation.
+//! The memory content that differs between the instances of a template: the strings of the arguments and of the
+//! environment, and the pointers to these strings. A pure computation.
 
 use std::ops::Range;
 
-/// Writes go in pieces of pages, because a fork copies whole pages.
+/// The size of a page in bytes. Each page is compared and written for itself, because the kernel copies whole pages
+/// after a fork.
 const PAGE: usize = 4096;
 
 /// The arguments and environment variables of one instance (a process that is forked from a template), each with its
@@ -12,8 +13,9 @@ const PAGE: usize = 4096;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::proxy::templates) struct InstanceStrings {
     bytes: Vec<u8>,
-    /// Where each variable and each argument begins.
+    /// The offsets in `bytes` at which the variables begin.
     variables: Vec<usize>,
+    /// The offsets in `bytes` at which the arguments begin.
     arguments: Vec<usize>,
 }
 
@@ -22,12 +24,12 @@ pub(in crate::proxy::templates) struct InstanceStrings {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(in crate::proxy::templates) struct PlacedStrings {
     /// The address of the first string.
-    at: u64,
+    address: u64,
     strings: Vec<u8>,
     /// As on the stack: the arguments, a zero, the variables, a zero.
     pointers: Vec<u64>,
-    /// Where the arguments begin in `strings`.
-    arguments_at: usize,
+    /// The offset in `strings` at which the arguments begin.
+    arguments_offset: usize,
 }
 
 impl InstanceStrings {
@@ -82,25 +84,26 @@ impl InstanceStrings {
         self.variables.iter().filter_map(|start| self.bytes[*start..].split(|byte| *byte == 0).next())
     }
 
-    /// Returns these strings with their addresses in the memory of a process, and the pointers to them. `at` is the
-    /// address of the first string. The other strings follow it.
-    pub(in crate::proxy::templates) fn place_at(self, at: u64) -> PlacedStrings {
-        let addresses = |starts: &[usize]| starts.iter().map(|start| at + *start as u64).collect::<Vec<_>>();
+    /// Returns these strings with their addresses in the memory of a process, and the pointers to them. `address`
+    /// is the address of the first string. The other strings follow it.
+    pub(in crate::proxy::templates) fn place_at(self, address: u64) -> PlacedStrings {
+        let addresses =
+            |starts: &[usize]| starts.iter().map(|start| address + *start as u64).collect::<Vec<_>>();
         let pointers = [addresses(&self.arguments), vec![0], addresses(&self.variables), vec![0]].concat();
-        let arguments_at = self.arguments.first().copied().unwrap_or(self.bytes.len());
-        PlacedStrings { at, strings: self.bytes, pointers, arguments_at }
+        let arguments_offset = self.arguments.first().copied().unwrap_or(self.bytes.len());
+        PlacedStrings { address, strings: self.bytes, pointers, arguments_offset }
     }
 }
 
 impl PlacedStrings {
     /// Returns the address range of the arguments, which `/proc/PID/cmdline` shows.
     pub(in crate::proxy::templates) fn argument_range(&self) -> Range<u64> {
-        self.at + self.arguments_at as u64..self.at + self.strings.len() as u64
+        self.address + self.arguments_offset as u64..self.address + self.strings.len() as u64
     }
 
     /// Returns the address range of the environment variables, which `/proc/PID/environ` shows.
     pub(in crate::proxy::templates) fn variable_range(&self) -> Range<u64> {
-        self.at..self.at + self.arguments_at as u64
+        self.address..self.address + self.arguments_offset as u64
     }
 
     /// Returns the changes that turn `before`, the strings now in memory, into these strings. Each change contains an
@@ -110,31 +113,42 @@ impl PlacedStrings {
         before: &Self,
         pointers_at: u64,
     ) -> Vec<(u64, Vec<u8>)> {
+        let mut changes = self.pointer_changes(before, pointers_at);
+        changes.extend(self.string_changes(before));
+        changes
+    }
+
+    /// Returns the changes of the list of pointers at the address `pointers_at`: one for each run of pointers that
+    /// differ from those in `before`.
+    fn pointer_changes(&self, before: &Self, pointers_at: u64) -> Vec<(u64, Vec<u8>)> {
+        let is_same = |index: &usize| before.pointers.get(*index) == self.pointers.get(*index);
+        let count = self.pointers.len();
         let mut changes = Vec::new();
-        let is_same = |index: usize| before.pointers.get(index) == self.pointers.get(index);
-        let mut index = 0;
-        while index < self.pointers.len() {
-            if is_same(index) {
-                index += 1;
-                continue;
-            }
-            let end =
-                (index..self.pointers.len()).find(|index| is_same(*index)).unwrap_or(self.pointers.len());
-            let bytes = self.pointers[index..end].iter().flat_map(|pointer| pointer.to_ne_bytes()).collect();
-            changes.push((pointers_at + 8 * index as u64, bytes));
-            index = end;
+        let mut end = 0;
+        while let Some(start) = (end..count).find(|index| !is_same(index)) {
+            end = (start..count).find(is_same).unwrap_or(count);
+            let bytes = self.pointers[start..end].iter().flat_map(|pointer| pointer.to_ne_bytes()).collect();
+            changes.push((pointers_at + 8 * start as u64, bytes));
         }
-        // A piece ends where a page of the process ends. Most pages are the same, and are compared faster as a whole.
+        changes
+    }
+
+    /// Returns the changes of the strings: for each page of the process, the bytes from the first to the last one that
+    /// differs from `before`.
+    fn string_changes(&self, before: &Self) -> Vec<(u64, Vec<u8>)> {
+        let has_moved = self.address != before.address;
+        let is_new = |at: &usize| has_moved || before.strings.get(*at) != self.strings.get(*at);
+        let mut changes = Vec::new();
         let mut start = 0;
         while start < self.strings.len() {
-            let in_page = usize::try_from((self.at + start as u64) % PAGE as u64).unwrap_or(0);
-            let end = (start + PAGE - in_page).min(self.strings.len());
-            let is_new =
-                |at: &usize| self.at != before.at || before.strings.get(*at) != self.strings.get(*at);
-            if (self.at != before.at || before.strings.get(start..end) != self.strings.get(start..end))
+            let offset_in_page = usize::try_from((self.address + start as u64) % PAGE as u64).unwrap_or(0);
+            let end = (start + PAGE - offset_in_page).min(self.strings.len());
+            // Most pages are the same. They are compared faster as a whole.
+            let is_same_page = !has_moved && before.strings.get(start..end) == self.strings.get(start..end);
+            if !is_same_page
                 && let (Some(first), Some(last)) = ((start..end).find(is_new), (start..end).rfind(is_new))
             {
-                changes.push((self.at + first as u64, self.strings[first..=last].to_vec()));
+                changes.push((self.address + first as u64, self.strings[first..=last].to_vec()));
             }
             start = end;
         }
@@ -146,20 +160,20 @@ impl PlacedStrings {
 mod tests {
     use super::*;
 
-    fn image(at: u64, arguments: &[&str], variables: &[&str]) -> PlacedStrings {
+    fn placed(address: u64, arguments: &[&str], variables: &[&str]) -> PlacedStrings {
         InstanceStrings::new(
             arguments.iter().map(|text| text.as_bytes()),
             variables.iter().map(|text| text.as_bytes()),
         )
-        .place_at(at)
+        .place_at(address)
     }
 
     #[test]
     fn pointers_lead_to_their_strings() {
-        let image = image(0x1000, &["prog", "x"], &["A=1"]);
-        assert_eq!(image.strings, b"A=1\0prog\0x\0");
-        assert_eq!(image.pointers, [0x1004, 0x1009, 0, 0x1000, 0]);
-        assert_eq!((image.variable_range(), image.argument_range()), (0x1000..0x1004, 0x1004..0x100b));
+        let strings = placed(0x1000, &["prog", "x"], &["A=1"]);
+        assert_eq!(strings.strings, b"A=1\0prog\0x\0");
+        assert_eq!(strings.pointers, [0x1004, 0x1009, 0, 0x1000, 0]);
+        assert_eq!((strings.variable_range(), strings.argument_range()), (0x1000..0x1004, 0x1004..0x100b));
     }
 
     #[test]
@@ -170,28 +184,28 @@ mod tests {
     }
 
     #[test]
-    fn an_image_without_variables_has_an_empty_environment() {
-        let image = image(0x1000, &["p"], &[]);
-        assert_eq!(image.pointers, [0x1000, 0, 0]);
-        assert_eq!((image.variable_range(), image.argument_range()), (0x1000..0x1000, 0x1000..0x1002));
+    fn strings_without_variables_have_an_empty_environment() {
+        let strings = placed(0x1000, &["p"], &[]);
+        assert_eq!(strings.pointers, [0x1000, 0, 0]);
+        assert_eq!((strings.variable_range(), strings.argument_range()), (0x1000..0x1000, 0x1000..0x1002));
     }
 
     #[test]
     fn only_pages_that_differ_are_written() {
         let long = format!("A={}", "a".repeat(2 * PAGE));
-        let before = image(0x1000, &["p", "1"], &[&long]);
-        let after = image(0x1000, &["p", "2"], &[&long]);
+        let before = placed(0x1000, &["p", "1"], &[&long]);
+        let after = placed(0x1000, &["p", "2"], &[&long]);
         let changes = after.changes(&before, 0x9000);
         assert_eq!(changes.len(), 1);
         assert_eq!(changes[0], (0x1000 + long.len() as u64 + 3, b"2".to_vec()));
         assert_eq!(after.changes(&after, 0x9000), []);
-        assert_eq!(image(0x5000, &["p", "2"], &[&long]).changes(&after, 0x9000).len(), 5);
+        assert_eq!(placed(0x5000, &["p", "2"], &[&long]).changes(&after, 0x9000).len(), 5);
     }
 
     #[test]
     fn only_pointers_that_differ_are_written() {
-        let before = image(0x1000, &["p", "9", "z"], &["A=1"]);
-        let after = image(0x1000, &["p", "10", "z"], &["A=1"]);
+        let before = placed(0x1000, &["p", "9", "z"], &["A=1"]);
+        let after = placed(0x1000, &["p", "10", "z"], &["A=1"]);
         let changes = after.changes(&before, 0x9000);
         assert_eq!(changes[0], (0x9010, 0x1009u64.to_ne_bytes().to_vec()));
         assert_eq!(changes[1], (0x1006, b"10\0z\0".to_vec()));
