@@ -1,4 +1,4 @@
-//! The way of the results from the spawner threads to the caller: a socket that carries the pidfds.
+//! The channel for the results of a batch, from the spawner threads to the caller: a socket that also carries pidfds.
 //!
 //! A spawner thread has its own table of descriptors, so a pidfd must be sent. Results are sent in packets of up to
 //! [`MAX_RESULTS`], because the caller would be woken for each packet. The socket can be polled.
@@ -21,7 +21,7 @@ use crate::failure::{SpawnError, SpawnStep};
 /// The largest number of results in one [`ResultPacket`], which is a message from a spawner thread. Each result can
 /// contain a pidfd. The kernel passes at most 253 descriptors with one message (`SCM_MAX_FD`).
 pub(crate) const MAX_RESULTS: usize = 64;
-/// The bytes of one result, and of the head of a packet.
+/// The sizes in bytes of one result and of the head of a packet.
 const RESULT_BYTES: usize = 16;
 const HEAD_BYTES: usize = 24;
 
@@ -72,7 +72,7 @@ pub(crate) fn send_packet(socket: BorrowedFd<'_>, packet: &mut ResultPacket) -> 
     let sent = loop {
         match sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
             Err(rustix::io::Errno::INTR) => {}
-            // Too many descriptors are under way (unix(7)): the caller has to take some first.
+            // Too many descriptors were sent and not received yet (unix(7)): the caller must receive some first.
             Err(rustix::io::Errno::TOOMANYREFS) => std::thread::yield_now(),
             other => break other,
         }
@@ -101,20 +101,21 @@ pub(crate) fn receive_packet(socket: BorrowedFd<'_>, wait: bool) -> io::Result<O
         RecvAncillaryMessage::ScmRights(pidfds) => pidfds.collect::<Vec<OwnedFd>>(),
         _ => Vec::new(),
     });
-    let (head, results) = bytes[..received].split_at(HEAD_BYTES.min(received));
-    let [is_last, begin, end] = [0, 8, 16].map(|at| number(head.get(at..at + 8)));
-    if head.len() < HEAD_BYTES {
+    if received < HEAD_BYTES {
         return Ok(None);
     }
+    let (head, results) = bytes[..received].split_at(HEAD_BYTES);
+    let [is_last, begin, end] = [0, 8, 16].map(|at| parse_u64(&head[at..at + 8]));
     let results = results.chunks_exact(RESULT_BYTES).map(|bytes| {
-        let [index, pid, step, errno] = [0, 4, 8, 12].map(|at| word(&bytes[at..at + 4]));
+        let [index, pid, step, errno] = [0, 4, 8, 12].map(|at| parse_u32(&bytes[at..at + 4]));
         let result = if pid == 0 {
             let step = SpawnStep::from_number(step as usize).unwrap_or(SpawnStep::Clone);
             Err(SpawnError { step, errno: Errno::from_raw(errno.cast_signed()) })
         } else {
-            pidfds
-                .next()
-                .map_or_else(|| Err(end_unreachable(Pid(pid))), |pidfd| Ok(Child { pid: Pid(pid), pidfd }))
+            match pidfds.next() {
+                Some(pidfd) => Ok(Child { pid: Pid(pid), pidfd }),
+                None => Err(end_unreachable(Pid(pid))),
+            }
         };
         (index as usize, result)
     });
@@ -126,7 +127,8 @@ pub(crate) fn receive_packet(socket: BorrowedFd<'_>, wait: bool) -> io::Result<O
     }))
 }
 
-/// Ends a process whose pidfd found no place in the table of descriptors.
+/// Ends the process `pid`, whose pidfd was not received because the table of descriptors is full. Returns the error for
+/// this process.
 fn end_unreachable(pid: Pid) -> SpawnError {
     end_without_pidfd(pid);
     SpawnError { step: SpawnStep::Clone, errno: Errno::EMFILE }
@@ -136,10 +138,10 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-fn number(bytes: Option<&[u8]>) -> u64 {
-    bytes.and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
+fn parse_u64(bytes: &[u8]) -> u64 {
+    bytes.try_into().map_or(0, u64::from_ne_bytes)
 }
 
-fn word(bytes: &[u8]) -> u32 {
+fn parse_u32(bytes: &[u8]) -> u32 {
     bytes.try_into().map_or(0, u32::from_ne_bytes)
 }

@@ -1,4 +1,5 @@
-//! What each instance gets from its context: the program, the environment, the credentials, signals and limits.
+//! The parameters that a context gives to each of its instances: the program, the environment, the credentials, signals
+//! and limits.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -55,7 +56,7 @@ impl Setup {
     /// calling process still has this limit, so that the new process inherits it.
     pub(crate) fn descriptor_limit_to_restore(&self) -> Option<libc::rlimit64> {
         let (soft, hard) = self.descriptor_limit?;
-        let now = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
-        (now != (soft, hard)).then_some(libc::rlimit64 { rlim_cur: soft, rlim_max: hard })
+        let current = getrlimit(Resource::RLIMIT_NOFILE).ok()?;
+        (current != (soft, hard)).then_some(libc::rlimit64 { rlim_cur: soft, rlim_max: hard })
     }
 }

@@ -1,5 +1,5 @@
-//! The signals that the calling thread has blocked, as the kernel has them, and the actions of some signals. The C
-//! library's functions for blocked signals leave out two signals of its own.
+//! The blocked signals of the calling thread, and the actions of signals. This module makes the system calls itself,
+//! because the C library's functions for blocked signals leave out two signals that the library uses.
 
 use nix::errno::Errno;
 
@@ -18,8 +18,8 @@ pub(crate) fn block_all_signals() -> KernelSignals {
     change_blocked_signals(libc::SIG_BLOCK, Some(!library_signals()))
 }
 
-/// The real-time signals that the C library keeps for itself, nptl(7). setuid(3) and similar functions send one to each
-/// thread, and wait until all threads have handled it.
+/// Returns the real-time signals that the C library keeps for itself, nptl(7). setuid(3) and similar functions send one
+/// to each thread, and wait until all threads have handled it.
 fn library_signals() -> KernelSignals {
     (FIRST_REAL_TIME_SIGNAL..libc::SIGRTMIN()).fold(0, |signals, signal| signals | 1 << (signal - 1))
 }
@@ -41,10 +41,10 @@ fn change_blocked_signals(how: i32, signals: Option<KernelSignals>) -> KernelSig
     let new = signals.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let mut old: KernelSignals = 0;
     // SAFETY: `new` is null or points to a set of the given size, `old` to room for one. Both outlive the call.
-    let done = unsafe {
+    let result = unsafe {
         libc::syscall(libc::SYS_rt_sigprocmask, how, new, &raw mut old, size_of::<KernelSignals>())
     };
-    debug_assert_eq!(Errno::result(done), Ok(0));
+    debug_assert_eq!(Errno::result(result), Ok(0));
     old
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn clear_handlers() {
 /// [`clear_handlers`] does for all signals.
 fn clear_handler(signal: i64) {
     let size = size_of::<KernelSignals>() as i64;
-    // The kernel's struct sigaction begins with the handler, and has 32 bytes. All zero, it is the default action.
+    // The kernel's struct sigaction begins with the handler, and has 32 bytes. The default action has only zeros.
     let (mut action, default) = ([0_u64; 4], [0_u64; 4]);
     let read = [signal, 0, bare::address(&raw mut action), size, 0];
     let write = [signal, bare::address(&raw const default), 0, size, 0];

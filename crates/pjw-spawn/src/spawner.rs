@@ -59,9 +59,9 @@ pub(crate) fn settings(setup: &Setup) -> ProcessSettings<'_> {
 /// Starts the process `instance` from the calling thread, and keeps the affinity mask and the memory policy of this
 /// thread. The new process sets its own mask and policy. Returns when the process has begun its program or has failed.
 pub(crate) fn start_single_instance(setup: &Setup, instance: &Instance) -> Result<Child, SpawnError> {
-    let of_mask = |errno| SpawnError { step: SpawnStep::Mask, errno };
+    let mask_failed = |errno| SpawnError { step: SpawnStep::Mask, errno };
     let node = instance.placement.preferred_numa_node;
-    let memory_policy = node.map(MemoryPolicy::prefer_node).transpose().map_err(of_mask)?;
+    let memory_policy = node.map(MemoryPolicy::prefer_node).transpose().map_err(mask_failed)?;
     let (settings, mut stack) = (settings(setup), ChildStack::new());
     let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
     let start = StartParameters {
@@ -85,14 +85,14 @@ fn start_parameters<'a>(
     instance: &Instance,
 ) -> StartParameters<'a> {
     let (arguments, environment) = layout.fill(instance);
-    let stream = |stream: &Option<Arc<OwnedFd>>| stream.as_ref().map_or(-1, |fd| fd.as_raw_fd());
+    let number = |stream: &Option<Arc<OwnedFd>>| stream.as_ref().map_or(-1, |fd| fd.as_raw_fd());
     let stdio = &instance.stdio;
     StartParameters {
         program: program.as_ptr(),
         arguments,
         environment,
         settings,
-        streams: [stream(&stdio.input), stream(&stdio.output), stream(&stdio.error)],
+        streams: [number(&stdio.input), number(&stdio.output), number(&stdio.error)],
         cgroup: instance.placement.cgroup.as_ref().map(|cgroup| cgroup.as_raw_fd()),
         mask: None,
         memory_policy: None,

@@ -1,4 +1,4 @@
-//! For tests: kernels that lack a system call, and systems that forbid it.
+//! For tests: makes a system call fail, as on a kernel that lacks the call and on a system that forbids the call.
 
 use nix::errno::Errno;
 

@@ -1,4 +1,4 @@
-//! The arguments of instances: `%r` is the rank, `%n` the number of instances, `%%` a percent sign.
+//! The arguments of instances, with placeholders: `%r` is the rank, `%n` the number of instances, `%%` a percent sign.
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -99,7 +99,7 @@ impl Arguments {
         list: &[S],
         split: impl Fn(&[u8]) -> Result<Vec<Piece>, ArgumentError>,
     ) -> Result<Self, ArgumentError> {
-        let argument = |text: &S| {
+        let parse_argument = |text: &S| {
             let bytes = text.as_ref().as_bytes();
             if bytes.contains(&0) {
                 return Err(ArgumentError::NulByte { argument: lossy(bytes) });
@@ -111,7 +111,7 @@ impl Arguments {
                 _ => Argument::PerInstance(pieces),
             })
         };
-        let list: Vec<Argument> = list.iter().map(argument).collect::<Result<_, _>>()?;
+        let list: Vec<Argument> = list.iter().map(parse_argument).collect::<Result<_, _>>()?;
         if list.is_empty() { Err(ArgumentError::EmptyList) } else { Ok(Self { list }) }
     }
 

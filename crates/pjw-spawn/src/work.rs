@@ -146,6 +146,7 @@ impl SpawnerWork {
                     spawner.start(instance)
                 }
             };
+            // `instance` is an element of `self.instances`: its address gives its index.
             let offset = ptr::from_ref(instance).addr() - self.instances.as_ptr().addr();
             packet.results.push((offset / size_of::<Instance>(), result));
             packet.start_period.1 = now();
@@ -179,46 +180,45 @@ impl SpawnerWork {
         // The host is not one of the instances.
         packet.start_period = (now(), now());
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);
-        let mut posted = VecDeque::new();
+        let mut pending = VecDeque::new();
         // The host is made ready on another CPU while these requests are written.
         for &index in self.indexes.iter().take(MAX_PENDING_REQUESTS) {
             let Some(instance) = self.instances.get(index) else { break };
             if space.send_request(instance, &mut layout).is_err() {
                 break;
             }
-            posted.push_back(index);
+            pending.push_back(index);
         }
         space.wait_until_ready()?;
         let _ = ready.send(Ok(()));
-        let sent = posted.len();
+        let sent_count = pending.len();
         let mut finish = |index, result| {
             packet.results.push((index, result));
             packet.start_period.1 = now();
             send_if_full(socket, packet);
         };
-        for &index in self.indexes.iter().skip(sent) {
+        for &index in self.indexes.iter().skip(sent_count) {
             if self.is_cancelled.load(Ordering::Relaxed) {
                 break;
             }
             let Some(instance) = self.instances.get(index) else { break };
-            if posted.len() == MAX_PENDING_REQUESTS {
-                posted
-                    .pop_front()
-                    .into_iter()
-                    .for_each(|index| finish(index, space.wait_for_oldest_request()));
+            if pending.len() == MAX_PENDING_REQUESTS
+                && let Some(oldest) = pending.pop_front()
+            {
+                finish(oldest, space.wait_for_oldest_request());
             }
             let mut result = space.send_request(instance, &mut layout);
             if result.is_err() {
-                // There may be room when the requests on their way are done.
-                posted.drain(..).for_each(|index| finish(index, space.wait_for_oldest_request()));
+                // There may be room for the request when the pending requests are done.
+                pending.drain(..).for_each(|earlier| finish(earlier, space.wait_for_oldest_request()));
                 result = space.send_request(instance, &mut layout);
             }
             match result {
-                Ok(()) => posted.push_back(index),
+                Ok(()) => pending.push_back(index),
                 Err(error) => finish(index, Err(error)),
             }
         }
-        posted.into_iter().for_each(|index| finish(index, space.wait_for_oldest_request()));
+        pending.into_iter().for_each(|earlier| finish(earlier, space.wait_for_oldest_request()));
         Ok(space.leave_host())
     }
 
@@ -245,8 +245,8 @@ fn send_if_full(socket: RawFd, packet: &mut ResultPacket) {
     }
 }
 
-/// The batch keeps both ends open until the last packet, so sending fails only if the system has no memory. Then the
-/// results of the packet are lost.
+/// Sends `packet` to `socket`. The batch keeps both ends open until the last packet, so sending fails only if the
+/// system has no memory. The results of the packet are lost then.
 fn send(socket: RawFd, packet: &mut ResultPacket) {
     // SAFETY: the batch keeps the descriptor open until it has the last packet of this thread.
     let socket = unsafe { BorrowedFd::borrow_raw(socket) };

@@ -1,7 +1,5 @@
-//! The copies of files on a node.
-//!
-//! The tmpfs has no mount point outside of the namespace of its thread: it is gone with the thread and its last
-//! instance, in whatever way they end.
+//! Copies the files of a program into a tmpfs on one NUMA node, and mounts the copies over the files in the mount
+//! namespace of the calling thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -92,11 +90,11 @@ impl Replicas {
     pub fn of_process(pid: Pid, nodes: impl IntoIterator<Item = u32>) -> Result<Self, ReplicaError> {
         let maps = PathBuf::from(format!("/proc/{pid}/maps"));
         let text = fs::read_to_string(&maps).map_err(failed(&maps, "read"))?;
-        let with_size = |path: &str| {
+        let regular_file = |path: &str| {
             let file = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
             Some((PathBuf::from(path), file.len()))
         };
-        let files = mapped_files(&text).into_iter().filter_map(with_size).collect();
+        let files = mapped_files(&text).into_iter().filter_map(regular_file).collect();
         Ok(Self { files, nodes: nodes.into_iter().collect() })
     }
 
@@ -125,12 +123,12 @@ impl Replicas {
     /// [`ReplicaError::NotEnoughMemory`] if the copies need more than a quarter on a node. [`ReplicaError::Failed`] if
     /// the free memory of a node can't be read.
     pub fn check_free_memory<'a>(replicas: impl IntoIterator<Item = &'a Self>) -> Result<(), ReplicaError> {
-        let mut needed = BTreeMap::new();
+        let mut needed_per_node = BTreeMap::new();
         for program in replicas {
             let bytes = program.bytes_per_node();
-            program.nodes.iter().for_each(|node| *needed.entry(*node).or_insert(0) += bytes);
+            program.nodes.iter().for_each(|node| *needed_per_node.entry(*node).or_insert(0) += bytes);
         }
-        for (node, needed) in needed {
+        for (node, needed) in needed_per_node {
             let path = PathBuf::from(format!("/sys/devices/system/node/node{node}/meminfo"));
             let text = fs::read_to_string(&path).map_err(failed(&path, "read"))?;
             let most = free_bytes(&text) / PARTS_OF_FREE;
@@ -203,15 +201,15 @@ impl Replicas {
     /// of the mount, which is not attached to a directory yet.
     fn make_tmpfs(&self, node: u32) -> Result<OwnedFd, ReplicaError> {
         let tmpfs = Path::new("tmpfs");
-        let at = |step| failed(tmpfs, step);
-        let context = fsopen(tmpfs, FsOpenFlags::FSOPEN_CLOEXEC).map_err(at("fsopen"))?;
+        let step_failed = |step| failed(tmpfs, step);
+        let context = fsopen(tmpfs, FsOpenFlags::FSOPEN_CLOEXEC).map_err(step_failed("fsopen"))?;
         let size = (self.bytes_per_node() + BYTES_PER_FILE).to_string();
-        fsconfig_set_string(context.as_fd(), "size", &size).map_err(at("size"))?;
-        fsconfig_set_string(context.as_fd(), "mode", "0755").map_err(at("mode"))?;
-        fsconfig_set_string(context.as_fd(), "mpol", format!("bind:{node}")).map_err(at("memory policy"))?;
-        fsconfig_create(context.as_fd()).map_err(at("fsconfig"))?;
+        fsconfig_set_string(context.as_fd(), "size", &size).map_err(step_failed("size"))?;
+        fsconfig_set_string(context.as_fd(), "mode", "0755").map_err(step_failed("mode"))?;
+        fsconfig_set_string(context.as_fd(), "mpol", format!("bind:{node}")).map_err(step_failed("memory policy"))?;
+        fsconfig_create(context.as_fd()).map_err(step_failed("fsconfig"))?;
         let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
-        fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(at("fsmount"))
+        fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(step_failed("fsmount"))
     }
 }
 
@@ -239,17 +237,16 @@ fn megabytes(bytes: u64) -> u64 {
 /// Copies the file at `path` into the directory `to`. The name of the copy is `number`. The copy has the permission
 /// bits of the file, but nobody may write to it.
 fn copy(path: &Path, to: BorrowedFd<'_>, number: usize) -> Result<(), ReplicaError> {
-    let of_io = |step| move |error: io::Error| failed(path, step)(error);
-    let mut from = File::open(path).map_err(of_io("open"))?;
-    let mode = from.metadata().map_err(of_io("stat"))?.permissions().mode();
+    let mut source = File::open(path).map_err(failed(path, "open"))?;
+    let mode = source.metadata().map_err(failed(path, "stat"))?.permissions().mode();
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let to = openat(to, number.to_string(), flags, Mode::RUSR).map_err(failed(path, "create"))?;
-    let mut to = File::from(to);
-    io::copy(&mut from, &mut to).map_err(of_io("copy"))?;
-    // Nobody writes to a copy.
-    to.set_permissions(fs::Permissions::from_mode(mode & 0o555)).map_err(of_io("chmod"))
+    let target = openat(to, number.to_string(), flags, Mode::RUSR).map_err(failed(path, "create"))?;
+    let mut target = File::from(target);
+    io::copy(&mut source, &mut target).map_err(failed(path, "copy"))?;
+    target.set_permissions(fs::Permissions::from_mode(mode & 0o555)).map_err(failed(path, "chmod"))
 }
 
+/// Returns a function that makes the error of the operation `step` on `path` from the error of a system call.
 fn failed<E: Into<io::Error>>(path: &Path, step: &'static str) -> impl Fn(E) -> ReplicaError {
     let path = path.to_owned();
     move |error| {
@@ -261,29 +258,31 @@ fn failed<E: Into<io::Error>>(path: &Path, step: &'static str) -> impl Fn(E) -> 
 /// Returns the paths of the files that a process has mapped. `maps` is the text of `/proc/PID/maps`. Leaves out
 /// memory without a file, and files that were removed.
 fn mapped_files(maps: &str) -> BTreeSet<&str> {
-    let path = |line: &'_ str| {
-        let mut rest = line;
-        let mut inode = "0";
-        for _ in 0..5 {
-            let (field, after) = rest.trim_start().split_once(' ')?;
-            (inode, rest) = (field, after);
-        }
-        let at = line.len() - rest.trim_start().len();
-        (inode != "0").then_some(at)
-    };
-    let paths = maps.lines().filter_map(|line| Some(&line[path(line)?..]));
+    let paths = maps.lines().filter_map(mapped_path);
     paths.filter(|path| path.starts_with('/') && !path.ends_with(" (deleted)")).collect()
 }
 
-/// Returns the free bytes in the text of a node's `meminfo`, with those of the page cache.
+/// Returns the path in one line of `/proc/PID/maps`. `None` for memory without a file, which has the inode number 0.
+fn mapped_path(line: &str) -> Option<&str> {
+    // The path follows five fields: the addresses, the permissions, the offset, the device and the inode number.
+    let mut field = "";
+    let mut remaining = line;
+    for _ in 0..5 {
+        (field, remaining) = remaining.trim_start().split_once(' ')?;
+    }
+    (field != "0").then_some(remaining.trim_start())
+}
+
+/// Returns the free memory of a NUMA node in bytes, with the memory of the page cache. `meminfo` is the text of the
+/// node's `meminfo`, which has lines such as `Node 0 MemFree: 10 kB`.
 fn free_bytes(meminfo: &str) -> u64 {
-    let kib = |line: &str| {
-        let (_, rest) = line.split_once(' ')?.1.split_once(' ')?;
-        let (name, value) = rest.split_once(':')?;
-        let counts = ["MemFree", "Active(file)", "Inactive(file)"].contains(&name.trim());
-        counts.then(|| value.trim().trim_end_matches(" kB").parse::<u64>().ok()).flatten()
+    let free_kib = |line: &str| {
+        let (_, entry) = line.split_once(' ')?.1.split_once(' ')?;
+        let (name, value) = entry.split_once(':')?;
+        let is_free = ["MemFree", "Active(file)", "Inactive(file)"].contains(&name.trim());
+        is_free.then(|| value.trim().trim_end_matches(" kB").parse::<u64>().ok()).flatten()
     };
-    meminfo.lines().filter_map(kib).sum::<u64>() * 1024
+    meminfo.lines().filter_map(free_kib).sum::<u64>() * 1024
 }
 
 #[cfg(test)]
@@ -343,19 +342,17 @@ mod tests {
 
     #[test]
     fn replicas_that_do_not_fit_are_refused_with_what_they_need() {
-        let of = |bytes| Replicas { files: vec![("/x".into(), bytes)], nodes: BTreeSet::from([0]) };
-        assert_eq!(of(1_000_000).to_string(), "1 x 2 MB");
+        let with_file_of = |bytes| Replicas { files: vec![("/x".into(), bytes)], nodes: BTreeSet::from([0]) };
+        assert_eq!(with_file_of(1_000_000).to_string(), "1 x 2 MB");
         if !Path::new("/sys/devices/system/node/node0").exists() {
             eprintln!("skipped: this kernel has no NUMA nodes");
             return;
         }
-        assert_eq!(Replicas::check_free_memory([&of(4096), &of(4096)]), Ok(()));
-        let refused = Replicas::check_free_memory([&of(4096), &of(1 << 50)]).unwrap_err();
+        assert_eq!(Replicas::check_free_memory([&with_file_of(4096), &with_file_of(4096)]), Ok(()));
+        let refused = Replicas::check_free_memory([&with_file_of(4096), &with_file_of(1 << 50)]).unwrap_err();
         assert!(matches!(refused, ReplicaError::NotEnoughMemory { node: 0, .. }), "{refused}");
-        let line = refused.to_string();
-        assert!(
-            line.contains("1125899907 MB on NUMA node 0") && line.contains("run without replicas"),
-            "{line}"
-        );
+        let message = refused.to_string();
+        assert!(message.contains("1125899907 MB on NUMA node 0"), "{message}");
+        assert!(message.contains("run without replicas"), "{message}");
     }
 }

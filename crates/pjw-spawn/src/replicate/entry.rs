@@ -1,5 +1,6 @@
-//! Lets the spawner threads of a batch enter their nodes before the first instance is started: if one can't, none is
-//! started. The thread of the instances without a node enters none, and waits for the others.
+//! Lets the spawner threads of a batch enter the mount namespaces for their NUMA nodes before the first instance is
+//! started. If a thread can't enter its namespace, no instance of the batch is started. The thread of the instances
+//! without a NUMA node enters no namespace, and waits for the others.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
