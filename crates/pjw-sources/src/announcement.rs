@@ -1,8 +1,8 @@
 //! The description of a job that a scheduler gives to a hook: the job's id, its owner, and its amount of this node.
 //! The hook may run before the job has a process.
 //!
-//! The input is plain data: the hook's environment, its arguments, or its standard input. The files of the batch
-//! systems parse the formats.
+//! The input is plain data: the hook's environment, its arguments, or its standard input. The module of each batch
+//! system parses the formats.
 //!
 //! Nothing is guessed. A value that is missing or impossible is a [`HookInputError`], which names the
 //! variable and the remedy. A job without a count can still be released, and the hook's configuration can give
@@ -14,7 +14,7 @@ use pjw_core::{ids::Uid, snapshot::BatchAttributes};
 use crate::system::{BatchEnvironment, valid_cpu_count};
 use crate::{condor, flux, host::LocalHost, lsf, pbs, sge, slurm};
 
-pub use crate::flaw::HookInputError;
+pub use crate::error::HookInputError;
 
 /// The announcement of a job: the job id, the owner, and the number of cores or PUs (logical CPUs), as a batch
 /// system describes them to a hook. A hook is a program that the batch system runs when a job starts or ends.
@@ -42,19 +42,20 @@ pub enum JobOwner {
     Name(String),
 }
 
-/// An amount with a count that a machine can have.
-fn amount(
+/// Makes a request for `count` cores or PUs (logical CPUs), as `unit` says. Fails if no machine can have this number.
+fn to_cpu_request(
     count: Result<u32, HookInputError>,
     unit: fn(u32) -> CpuRequest,
 ) -> Result<CpuRequest, HookInputError> {
     count.and_then(|count| valid_cpu_count(count).map(unit).ok_or(HookInputError::CountOutOfRange(count)))
 }
 
-/// The user id in a variable. The largest number means "no user" (chown(2)).
-fn uid(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> {
-    let number =
-        text.parse().ok().filter(|&uid| text.bytes().all(|byte| byte.is_ascii_digit()) && uid != u32::MAX);
-    number.map(|uid| JobOwner::Uid(Uid(uid))).ok_or_else(|| HookInputError::invalid_user(variable, text))
+/// Parses `text`, a user id. `variable` names the source of the text in the error. The largest number is refused: it
+/// means "no user" (chown(2)).
+fn parse_uid(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    let uid = text.parse().ok().filter(|&uid| is_number && uid != u32::MAX);
+    uid.map(|uid| JobOwner::Uid(Uid(uid))).ok_or_else(|| HookInputError::invalid_user(variable, text))
 }
 
 /// Parses `text`, a user name or a user id. `variable` names the source of the text in the error.
@@ -62,12 +63,12 @@ fn uid(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> {
 /// # Errors
 /// If `text` is neither.
 fn parse_owner(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> {
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    let name = |byte: u8| byte.is_ascii_graphic() && !b":/".contains(&byte);
-    if digits {
-        return uid(variable, text);
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_name_byte = |byte: u8| byte.is_ascii_graphic() && !b":/".contains(&byte);
+    if is_number {
+        return parse_uid(variable, text);
     }
-    let is_name = (1..=256).contains(&text.len()) && !text.starts_with('-') && text.bytes().all(name);
+    let is_name = (1..=256).contains(&text.len()) && !text.starts_with('-') && text.bytes().all(is_name_byte);
     let owner = is_name.then(|| JobOwner::Name(text.to_owned()));
     owner.ok_or_else(|| HookInputError::invalid_user(variable, text))
 }
@@ -99,12 +100,12 @@ pub fn from_slurm(
     let (job, alias) = slurm::job_id_and_sluid(environ)?;
     let owner = environ
         .first_set_variable(["SLURM_JOB_UID", "SLURM_UID"])
-        .and_then(|(variable, text)| uid(variable, text));
+        .and_then(|(variable, text)| parse_uid(variable, text));
     Ok(JobAnnouncement {
         job,
         alias,
         owner,
-        cpu_request: amount(slurm::job_cpu_count(environ, host), CpuRequest::Pus),
+        cpu_request: to_cpu_request(slurm::job_cpu_count(environ, host), CpuRequest::Pus),
     })
 }
 
@@ -123,7 +124,7 @@ pub fn from_lsf(environment: &BatchAttributes, host: &LocalHost) -> Result<JobAn
     let owner = environ
         .first_set_variable(["LSB_JOB_EXECUSER", "LSFUSER"])
         .and_then(|(variable, text)| parse_owner(variable, text));
-    let cpu_request = amount(lsf::slot_count(environ, host), CpuRequest::Cores);
+    let cpu_request = to_cpu_request(lsf::slot_count(environ, host), CpuRequest::Cores);
     Ok(JobAnnouncement { job: lsf::job_id(environ)?, alias: None, owner, cpu_request })
 }
 
@@ -139,11 +140,13 @@ pub fn from_lsf(environment: &BatchAttributes, host: &LocalHost) -> Result<JobAn
 /// If the first argument is no valid job id. Without a valid owner or number of CPUs, the call succeeds, and
 /// the field `owner` or `cpu_request` of the result is an error.
 pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
-    let amount = match arguments.get(2..) {
-        Some([exec_vnode, node, ..]) => amount(pbs::cpu_count_of_node(exec_vnode, node), CpuRequest::Pus),
+    let cpu_request = match arguments.get(2..) {
+        Some([exec_vnode, node, ..]) => {
+            to_cpu_request(pbs::cpu_count_of_node(exec_vnode, node), CpuRequest::Pus)
+        }
         _ => Err(HookInputError::CountNotProvided(JobSource::Pbs)),
     };
-    pbs_job(arguments, amount)
+    pbs_job(arguments, cpu_request)
 }
 
 /// Reads the description of a job from the arguments of Torque's prologue script. Not for the epilogue script, which
@@ -162,7 +165,7 @@ pub fn from_openpbs(arguments: &[&str]) -> Result<JobAnnouncement, HookInputErro
 pub fn from_torque(arguments: &[&str]) -> Result<JobAnnouncement, HookInputError> {
     let limits = arguments.get(4).copied().unwrap_or_default();
     let hosts = arguments.get(8).copied().unwrap_or_default();
-    pbs_job(arguments, amount(pbs::processors_per_node(limits, hosts), CpuRequest::Cores))
+    pbs_job(arguments, to_cpu_request(pbs::processors_per_node(limits, hosts), CpuRequest::Cores))
 }
 
 /// Makes the announcement of a PBS job from the arguments of a hook: the first is the job id, the second is the user.
@@ -232,7 +235,7 @@ pub fn from_sge(
         job: sge::job_id(environ)?,
         alias: None,
         owner,
-        cpu_request: amount(count, CpuRequest::Cores),
+        cpu_request: to_cpu_request(count, CpuRequest::Cores),
     })
 }
 
@@ -252,20 +255,21 @@ pub fn from_condor(
     const OWNER: &str = "Owner in the job's ad";
     let slot =
         BatchEnvironment::with_variables(&["_CONDOR_SLOT"], environment).required_value("_CONDOR_SLOT")?;
-    let flaw = |_| HookInputError::invalid_job_id("_CONDOR_SLOT", slot);
-    let named = JobId::new(JobSource::Condor, slot).map_err(flaw)?;
+    let invalid_id = |_| HookInputError::invalid_job_id("_CONDOR_SLOT", slot);
+    let slot_id = JobId::new(JobSource::Condor, slot).map_err(invalid_id)?;
     // The variable may lack the machine's name, which the directory of the cgroup contains.
-    let first = |name: &str| name.split('@').next().map(str::to_owned);
-    let full = condor::string_attribute(machine_ad, "Name").filter(|name| first(name) == first(slot));
-    let (job, alias) = match full.and_then(|name| JobId::new(JobSource::Condor, name).ok()) {
-        Some(full) if full != named => (full, Some(named)),
-        _ => (named, None),
+    let without_machine = |name: &str| name.split('@').next().map(str::to_owned);
+    let full_name = condor::string_attribute(machine_ad, "Name")
+        .filter(|name| without_machine(name) == without_machine(slot));
+    let (job, alias) = match full_name.and_then(|name| JobId::new(JobSource::Condor, name).ok()) {
+        Some(full_id) if full_id != slot_id => (full_id, Some(slot_id)),
+        _ => (slot_id, None),
     };
-    let owner = condor::string_attribute(job_ad, "Owner").ok_or(HookInputError::Missing(OWNER));
     let count = condor::slot_core_count(machine_ad)
         .unwrap_or(Err(HookInputError::CountNotProvided(JobSource::Condor)));
+    let owner = condor::string_attribute(job_ad, "Owner").ok_or(HookInputError::Missing(OWNER));
     let owner = owner.and_then(|name| parse_owner(OWNER, name));
-    Ok(JobAnnouncement { job, alias, owner, cpu_request: amount(count, CpuRequest::Cores) })
+    Ok(JobAnnouncement { job, alias, owner, cpu_request: to_cpu_request(count, CpuRequest::Cores) })
 }
 
 /// Reads the description of a job from `environment`: the environment in which Flux runs its prolog and epilog.
@@ -279,7 +283,7 @@ pub fn from_flux(environment: &BatchAttributes) -> Result<JobAnnouncement, HookI
     let environ = BatchEnvironment::with_variables(&["FLUX_JOB_ID", "FLUX_JOB_USERID"], environment);
     let id = environ.required_value("FLUX_JOB_ID")?;
     let job = flux::parse_job_id(id).ok_or_else(|| HookInputError::invalid_job_id("FLUX_JOB_ID", id))?;
-    let owner = environ.required_value("FLUX_JOB_USERID").and_then(|text| uid("FLUX_JOB_USERID", text));
+    let owner = environ.required_value("FLUX_JOB_USERID").and_then(|text| parse_uid("FLUX_JOB_USERID", text));
     Ok(JobAnnouncement {
         job,
         alias: None,

@@ -1,4 +1,4 @@
-//! HTCondor.
+//! How pjw recognises the jobs of HTCondor.
 //!
 //! Cgroups (both versions): `htcondor/<EXECUTE directory, / as _>_<slot name>`, with one more directory below in
 //! newer versions, below the daemon's own cgroup. The path names the *slot*, not the job. The number of the job is in
@@ -13,38 +13,41 @@ use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes};
-use crate::{counts, flaw::HookInputError, host::LocalHost};
+use crate::{counts, error::HookInputError, host::LocalHost};
 
 /// How pjw recognises the processes and jobs of HTCondor. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Condor,
     launchers: &["condor_starter"],
     variables: &["_CONDOR_SLOT"],
-    own: JobProcessGrouping::Neither,
-    narrowable: false,
+    process_grouping: JobProcessGrouping::Neither,
+    has_narrowable_cpuset: false,
     find_directory_role,
     environ_claim,
 };
 
 fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
-    let at = process.parts.iter().position(|part| *part == "htcondor")?;
-    let directory = process.parts.get(at + 1)?;
-    Some(CgroupDirectoryRole::job_directory(JobId::new(JobSource::Condor, slot_of(directory)?).ok()?, at + 1))
+    let at = process.directories.iter().position(|part| *part == "htcondor")?;
+    let directory = process.directories.get(at + 1)?;
+    let job = JobId::new(JobSource::Condor, slot_of_directory(directory)?).ok()?;
+    Some(CgroupDirectoryRole::job_directory(job, at + 1))
 }
 
-/// The name of the slot: the last part of the directory's name. The whole name where slots have names of their own
-/// (`SLOT_TYPE_<N>_NAME_PREFIX`).
-fn slot_of(directory: &str) -> Option<&str> {
+/// Returns the name of the slot to which a directory belongs: the last part of the directory's name, from `slot` on.
+/// Returns the whole name if there is no such part, which is so for slots with other names
+/// (`SLOT_TYPE_<N>_NAME_PREFIX`). `None` if this name has no `@`.
+fn slot_of_directory(directory: &str) -> Option<&str> {
     let begins_slot = |at: &usize| directory[at + "_slot".len()..].starts_with(|c: char| c.is_ascii_digit());
-    let last = directory.rmatch_indices("_slot").map(|(at, _)| at).find(begins_slot);
-    last.map(|at| &directory[at + 1..]).or_else(|| directory.contains('@').then_some(directory))
+    let slot = directory.rmatch_indices("_slot").map(|(at, _)| at).find(begins_slot);
+    slot.map(|at| &directory[at + 1..]).or_else(|| directory.contains('@').then_some(directory))
 }
 
 fn environ_claim(environ: BatchEnvironment<'_>, _host: &LocalHost) -> Option<EnvironClaim> {
     JobId::new(JobSource::Condor, environ.get("_CONDOR_SLOT")?).ok().map(EnvironClaim::from_job_id)
 }
 
-/// The value of an attribute in an ad in the long form, with lines such as `Cpus = 4`. Names are not case-sensitive.
+/// Returns the value of the attribute `name` in the ClassAd `ad`, which has lines such as `Cpus = 4`. Names are not
+/// case-sensitive.
 fn attribute<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
     let value = |line: &'a str| {
         let (attribute, value) = line.split_once('=')?;

@@ -1,8 +1,8 @@
 //! Core counts in the forms of the batch systems: `72(x2),36` (Slurm), `hostA 4 hostB 8 ` (LSF), and one host name
 //! per slot (LSF).
 //!
-//! The texts come from the environment, so they can have any content. Nothing is expanded: the cost is one pass over
-//! the text, whatever the numbers.
+//! The texts come from the environment, so they can have any content. No list is expanded: each function reads the text
+//! once, so large numbers cost no more time than small ones.
 
 use thiserror::Error;
 
@@ -38,17 +38,18 @@ pub enum CountsError {
     },
 }
 
-/// Equal counts in a row: `4(x2)` is 4 on each of 2 nodes.
+/// Equal counts of consecutive nodes: `4(x2)` is a count of 4 on each of 2 nodes.
 struct Run {
     count: u32,
     nodes: u32,
 }
 
-fn runs(text: &str) -> impl Iterator<Item = Result<Run, CountsError>> {
-    text.split(',').enumerate().map(|(at, item)| run(item).ok_or(CountsError::NotACount { part: at + 1 }))
+fn parse_runs(text: &str) -> impl Iterator<Item = Result<Run, CountsError>> {
+    let parse = |(at, item): (usize, &str)| parse_run(item).ok_or(CountsError::NotACount { part: at + 1 });
+    text.split(',').enumerate().map(parse)
 }
 
-fn run(item: &str) -> Option<Run> {
+fn parse_run(item: &str) -> Option<Run> {
     let (count, nodes) = match item.split_once("(x") {
         Some((count, times)) => (count, parse_digits(times.strip_suffix(')')?)?),
         None => (item, 1),
@@ -73,12 +74,12 @@ pub fn count_if_same_on_all_nodes(count_list: &str) -> Result<Option<u32>, Count
         return Err(CountsError::Empty);
     }
     let mut first = None;
-    let mut same = true;
-    for run in runs(count_list) {
+    let mut is_same = true;
+    for run in parse_runs(count_list) {
         let count = run?.count;
-        same &= *first.get_or_insert(count) == count;
+        is_same &= *first.get_or_insert(count) == count;
     }
-    Ok(first.filter(|_| same))
+    Ok(first.filter(|_| is_same))
 }
 
 /// Returns the count of one machine in Slurm's list `count_list`. The list has one count for each machine of
@@ -92,18 +93,18 @@ pub fn count_of_node(count_list: &str, node_index: u32, node_count: u32) -> Resu
     if count_list.is_empty() {
         return Err(CountsError::Empty);
     }
-    let mut counts = 0;
-    let mut found = None;
-    for run in runs(count_list) {
+    let mut total = 0;
+    let mut count_at_index = None;
+    for run in parse_runs(count_list) {
         let run = run?;
-        counts += u64::from(run.nodes);
-        if u64::from(node_index) < counts {
-            found.get_or_insert(run.count);
+        total += u64::from(run.nodes);
+        if u64::from(node_index) < total {
+            count_at_index.get_or_insert(run.count);
         }
     }
-    found
-        .filter(|_| counts == u64::from(node_count))
-        .ok_or(CountsError::LengthMismatch { counts, nodes: node_count })
+    count_at_index
+        .filter(|_| total == u64::from(node_count))
+        .ok_or(CountsError::LengthMismatch { counts: total, nodes: node_count })
 }
 
 /// Returns the number of slots on the host `host_name` in LSF's list `host_slot_pairs`, such as
@@ -140,8 +141,8 @@ pub fn slot_count_of_host_in_list(host_list: &str, host_name: &str) -> Result<Op
     if host_list.trim_ascii().is_empty() {
         return Err(CountsError::Empty);
     }
-    let times = host_list.split_ascii_whitespace().filter(|name| host_names_match(name, host_name)).count();
-    Ok(u32::try_from(times).ok().filter(|&times| times > 0))
+    let slots = host_list.split_ascii_whitespace().filter(|name| host_names_match(name, host_name)).count();
+    Ok(u32::try_from(slots).ok().filter(|&slots| slots > 0))
 }
 
 #[cfg(test)]

@@ -83,20 +83,19 @@ pub fn find_node(host_list: &str, node_name: &str) -> Result<NodePosition, Hostl
     }
     let mut node_count = 0;
     let mut index = None;
-    for (at, entry) in entries(host_list).enumerate() {
-        let number = at + 1;
+    for (entry, number) in split_entries(host_list).zip(1..) {
         let pieces = parse_entry(entry, number)?;
-        let nodes = pieces.iter().try_fold(1, |nodes: u64, piece| nodes.checked_mul(piece.choices()));
+        let nodes = pieces.iter().try_fold(1, |nodes: u64, piece| nodes.checked_mul(piece.text_count()));
         let sum = nodes.and_then(|nodes| nodes.checked_add(node_count)).filter(|&sum| sum <= MAX_NODES);
         let sum = sum.ok_or(HostlistError::TooManyNodes { entry: number })?;
-        // After the check, because the limit also bounds the cost of the search.
+        // The search comes after this check, because the limit also bounds the cost of the search.
         if index.is_none() {
-            let short = Short { entry: !entry.contains('.'), name: !node_name.contains('.') };
-            index = index_of_name(&pieces, node_name, short).map(|place| node_count + place);
+            let short = ShortNames { entry: !entry.contains('.'), searched: !node_name.contains('.') };
+            index = index_of_name(&pieces, node_name, short).map(|offset| node_count + offset);
         }
         node_count = sum;
     }
-    // Both numbers are below the limit, so they fit.
+    // Both numbers are at most the limit, so they fit into 32 bits.
     let narrow = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
     Ok(NodePosition { index: index.map(narrow), node_count: narrow(node_count) })
 }
@@ -106,14 +105,18 @@ pub fn find_node(host_list: &str, node_name: &str) -> Result<NodePosition, Hostl
 /// and `n1.example.org` match. Upper and lower case are not distinguished. Empty names do not match.
 #[must_use]
 pub fn host_names_match(first: &str, second: &str) -> bool {
-    let short = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
-    let both_full = first.contains('.') && second.contains('.');
-    !first.is_empty()
-        && if both_full { first.eq_ignore_ascii_case(second) } else { short(first) == short(second) }
+    if first.is_empty() {
+        return false;
+    }
+    if first.contains('.') && second.contains('.') {
+        return first.eq_ignore_ascii_case(second);
+    }
+    let without_domain = |name: &str| name.split('.').next().unwrap_or_default().to_ascii_lowercase();
+    without_domain(first) == without_domain(second)
 }
 
-/// The texts between commas outside of brackets.
-fn entries(list: &str) -> impl Iterator<Item = &str> {
+/// Splits `list` at the commas outside of brackets into its entries.
+fn split_entries(list: &str) -> impl Iterator<Item = &str> {
     let mut inside = false;
     list.split(move |character| {
         match character {
@@ -139,8 +142,8 @@ struct Range {
 }
 
 impl Piece<'_> {
-    /// The number of texts that the piece stands for.
-    fn choices(&self) -> u64 {
+    /// Returns the number of texts for which the piece stands.
+    fn text_count(&self) -> u64 {
         match self {
             Piece::Text(_) => 1,
             Piece::Ranges(ranges) => ranges.iter().map(Range::size).sum(),
@@ -164,9 +167,9 @@ fn parse_entry(text: &str, entry: usize) -> Result<Vec<Piece<'_>>, HostlistError
         return Err(HostlistError::EmptyEntry { entry });
     }
     let mut pieces = Vec::new();
-    let mut rest = text;
-    while let Some((text, after)) = rest.split_once('[') {
-        let (ranges, behind) = after.split_once(']').ok_or(HostlistError::UnpairedBracket { entry })?;
+    let mut remaining = text;
+    while let Some((text, bracket)) = remaining.split_once('[') {
+        let (ranges, after) = bracket.split_once(']').ok_or(HostlistError::UnpairedBracket { entry })?;
         if text.contains(']') || ranges.contains('[') {
             return Err(HostlistError::UnpairedBracket { entry });
         }
@@ -174,22 +177,24 @@ fn parse_entry(text: &str, entry: usize) -> Result<Vec<Piece<'_>>, HostlistError
             return Err(HostlistError::TooManyNodes { entry });
         }
         pieces.push(Piece::Text(text));
-        let ranges: Option<_> = ranges.split(',').map(range).collect();
+        let ranges: Option<_> = ranges.split(',').map(parse_range).collect();
         pieces.push(Piece::Ranges(ranges.ok_or(HostlistError::InvalidRange { entry })?));
-        rest = behind;
+        remaining = after;
     }
-    if rest.contains(']') {
+    if remaining.contains(']') {
         return Err(HostlistError::UnpairedBracket { entry });
     }
-    pieces.push(Piece::Text(rest));
+    pieces.push(Piece::Text(remaining));
     Ok(pieces)
 }
 
-fn range(text: &str) -> Option<Range> {
+/// Parses `text`, a number such as `7` or a range of numbers such as `1-3`. `None` if the text has another form.
+fn parse_range(text: &str) -> Option<Range> {
     let (low, high) = text.split_once('-').unwrap_or((text, text));
     let number = |text: &str| {
-        let digits = (1..=MAX_DIGITS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
-        digits.then(|| text.parse::<u64>().ok())?
+        let is_number =
+            (1..=MAX_DIGITS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| text.parse::<u64>().ok())?
     };
     let range = Range { low: number(low)?, high: number(high)?, width: low.len() };
     (range.low <= range.high).then_some(range)
@@ -197,35 +202,36 @@ fn range(text: &str) -> Option<Range> {
 
 /// Which of two compared host names have no domain. If one has none, the domain of the other is ignored.
 #[derive(Clone, Copy)]
-struct Short {
-    /// Whether the names that the entry of the list stands for have no domain.
+struct ShortNames {
+    /// Whether the names for which the entry of the list stands have no domain.
     entry: bool,
     /// Whether the searched name has no domain.
-    name: bool,
+    searched: bool,
 }
 
 /// Returns the index of `name` among the names that `pieces`, the pieces of an entry of the list, stand for. The
 /// index is counted from 0, in the order of the list. `None` if `name` is not one of them. `short` says which of the
 /// names have no domain: such a name also matches the same name with any domain.
-fn index_of_name(pieces: &[Piece<'_>], name: &str, short: Short) -> Option<u64> {
-    let Some((piece, rest)) = pieces.split_first() else {
+fn index_of_name(pieces: &[Piece<'_>], name: &str, short: ShortNames) -> Option<u64> {
+    let Some((piece, following)) = pieces.split_first() else {
         return (name.is_empty() || short.entry && name.starts_with('.')).then_some(0);
     };
     match piece {
         Piece::Text(text) => match strip_prefix_ignoring_case(name, text) {
-            Some(name) => index_of_name(rest, name, short),
+            Some(name) => index_of_name(following, name, short),
             None => {
                 let domain = strip_prefix_ignoring_case(text, name)?;
-                (short.name && rest.is_empty() && domain.starts_with('.')).then_some(0)
+                (short.searched && following.is_empty() && domain.starts_with('.')).then_some(0)
             }
         },
         Piece::Ranges(ranges) => {
-            let inner = rest.iter().try_fold(1, |n: u64, piece| n.checked_mul(piece.choices()))?;
-            let digits = name.bytes().take(MAX_DIGITS).take_while(u8::is_ascii_digit).count();
-            (1..=digits).rev().find_map(|length| {
+            let names_per_number =
+                following.iter().try_fold(1, |n: u64, piece| n.checked_mul(piece.text_count()))?;
+            let digit_count = name.bytes().take(MAX_DIGITS).take_while(u8::is_ascii_digit).count();
+            (1..=digit_count).rev().find_map(|length| {
                 let (number, name) = name.split_at(length);
-                let outer = index_in_ranges(ranges, number)?.checked_mul(inner)?;
-                outer.checked_add(index_of_name(rest, name, short)?)
+                let first_index = index_in_ranges(ranges, number)?.checked_mul(names_per_number)?;
+                first_index.checked_add(index_of_name(following, name, short)?)
             })
         }
     }
@@ -238,8 +244,9 @@ fn index_in_ranges(ranges: &[Range], number: &str) -> Option<u64> {
     let value: u64 = number.parse().ok()?;
     let mut before = 0;
     for range in ranges {
-        let spelled = number.len() == range.width || number.len() > range.width && !number.starts_with('0');
-        if spelled && (range.low..=range.high).contains(&value) {
+        let has_right_width =
+            number.len() == range.width || number.len() > range.width && !number.starts_with('0');
+        if has_right_width && (range.low..=range.high).contains(&value) {
             return Some(before + value - range.low);
         }
         before += range.size();
@@ -256,8 +263,8 @@ fn strip_prefix_ignoring_case<'a>(name: &'a str, prefix: &str) -> Option<&'a str
 mod tests {
     use super::*;
 
-    fn check(list: &str, node: &str, index: Option<u32>, of: u32) {
-        assert_eq!(find_node(list, node), Ok(NodePosition { index, node_count: of }), "{node} in {list}");
+    fn check(list: &str, node: &str, index: Option<u32>, node_count: u32) {
+        assert_eq!(find_node(list, node), Ok(NodePosition { index, node_count }), "{node} in {list}");
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! pjw-sources interprets the attributes that batch systems leave on processes.
 //!
-//! There is one file for each batch system (`SYSTEMS` is the table). The file has the forms of the system's cgroups,
-//! its variables, the names of its launchers, and the form of its core counts. All functions are pure: attributes in,
-//! claims out.
+//! There is one module for each batch system (`SYSTEMS` is the table). The module has the forms of the system's
+//! cgroups, its variables, the names of its launchers, and the form of its core counts. All functions are pure: they
+//! get attributes, and return claims.
 //!
 //! A claim is not a decision. pjw-core weighs the claims, together with the user of the process, which is not known
-//! here. A *place* (cgroup) weighs much, because a job's user cannot choose it. The environment weighs little,
+//! here. The cgroup weighs much, because a job's user cannot choose it. The environment weighs little,
 //! because every user can set it. Program names prove nothing. What the attributes do not show is left open: an unknown
 //! core count is `None`, and an id that [`pjw_core::job::JobId`] does not allow makes no claim.
 //!
@@ -13,16 +13,16 @@
 #![forbid(unsafe_code)]
 
 pub mod announcement;
+mod cgroup_path;
 mod condor;
 pub mod counts;
-mod flaw;
+mod error;
 mod flux;
 mod host;
 pub mod hostlist;
 mod lsf;
 mod oar;
 mod pbs;
-mod place;
 pub mod service;
 mod sge;
 mod slurm;
@@ -35,7 +35,7 @@ use std::collections::BTreeSet;
 use pjw_core::snapshot::{BatchAttributes, BatchIdentity, BatchRole, JobIdAttribute, JobReference};
 use pjw_core::{ids::Comm, job::JobSource};
 
-use place::CgroupPath;
+use cgroup_path::CgroupPath;
 use system::{BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes};
 
 pub use host::LocalHost;
@@ -62,7 +62,7 @@ pub fn job_variable_names() -> BTreeSet<&'static str> {
 /// a cpuset. pjwd narrows the cpuset: it removes the PUs (logical CPUs) that pjw has not granted to the job.
 #[must_use]
 pub fn batch_systems_with_narrowable_cpusets() -> BTreeSet<JobSource> {
-    SYSTEMS.iter().filter(|system| system.narrowable).map(|system| system.source).collect()
+    SYSTEMS.iter().filter(|system| system.has_narrowable_cpuset).map(|system| system.source).collect()
 }
 
 /// Returns the batch system to which a launcher with the program name `comm` belongs. A launcher is a daemon of
@@ -102,26 +102,20 @@ pub fn recognise_jobs(
     let is_enabled = |source: &JobSource| enabled_systems.contains(source);
     let systems: Vec<&BatchSystem> = SYSTEMS.iter().filter(|system| is_enabled(&system.source)).collect();
     let launcher = batch_system_of_launcher(comm).filter(is_enabled);
-    let place = find_outermost_directory(&systems, comm, attributes, host);
+    let directory = find_outermost_directory(&systems, comm, attributes, host);
 
-    let role = match (launcher, &place) {
+    let helper = directory.as_ref().filter(|(_, role, _)| role.is_of_helper()).map(|(source, ..)| *source);
+    let role = match (launcher, helper) {
         (Some(source), _) => BatchRole::Launcher(source),
-        (
-            None,
-            Some((
-                source,
-                CgroupDirectoryRole::SchedulerOnly { .. } | CgroupDirectoryRole::Job { helper: true, .. },
-                _,
-            )),
-        ) => BatchRole::Helper(*source),
-        (None, _) => BatchRole::Ordinary,
+        (None, Some(source)) => BatchRole::Helper(source),
+        (None, None) => BatchRole::Ordinary,
     };
-    let place = match place {
-        // Directories with processes of the scheduler only name no job.
+    let cgroup_job = match directory {
+        // A directory that has only processes of the scheduler names no job.
         Some((_, CgroupDirectoryRole::SchedulerOnly { .. }, _)) => {
             return BatchIdentity { role, job_references: Vec::new() };
         }
-        Some((_, CgroupDirectoryRole::Job { job, .. }, directory)) => Some((job, directory)),
+        Some((_, CgroupDirectoryRole::Job { job, .. }, path)) => Some((job, path)),
         None => None,
     };
 
@@ -131,51 +125,52 @@ pub fn recognise_jobs(
             Some(((system.environ_claim)(BatchEnvironment::new(system, attributes), host)?, system))
         })
         .collect();
-    let mut claims = Vec::new();
-    if let Some((job, directory)) = &place {
-        let same = environ_claims.iter().find(|(environ_claim, _)| environ_claim.is_for_job(job));
-        let (cpu_request, tasks) = same
-            .map_or((None, None), |(environ_claim, _)| (environ_claim.amount.clone(), environ_claim.tasks));
-        let kind = JobIdAttribute::Cgroup(directory.clone());
-        claims.push(JobReference { job: job.clone(), kind, cpu_request, tasks });
+    let mut job_references = Vec::new();
+    if let Some((job, path)) = &cgroup_job {
+        let claim = environ_claims.iter().find(|(environ_claim, _)| environ_claim.is_for_job(job));
+        let (cpu_request, tasks) = claim.map_or((None, None), |(environ_claim, _)| {
+            (environ_claim.cpu_request.clone(), environ_claim.tasks)
+        });
+        let kind = JobIdAttribute::Cgroup(path.clone());
+        job_references.push(JobReference { job: job.clone(), kind, cpu_request, tasks });
     }
     for (environ_claim, system) in environ_claims {
-        let contradicted = place
+        let is_contradicted = cgroup_job
             .as_ref()
             .is_some_and(|(job, _)| job.source() == environ_claim.job.source() && *job != environ_claim.job);
-        if !contradicted {
-            let kind = JobIdAttribute::Environment { process_scope: system.own };
-            let EnvironClaim { job, amount: cpu_request, tasks, .. } = environ_claim;
-            claims.push(JobReference { job, kind, cpu_request, tasks });
+        if !is_contradicted {
+            let kind = JobIdAttribute::Environment { process_scope: system.process_grouping };
+            let EnvironClaim { job, cpu_request, tasks, .. } = environ_claim;
+            job_references.push(JobReference { job, kind, cpu_request, tasks });
         }
     }
-    BatchIdentity { role, job_references: claims }
+    BatchIdentity { role, job_references }
 }
 
 /// Returns the outermost cgroup directory of a process that one of `systems` recognises. The result has the batch
 /// system, the role of the directory, and its path. The role says whether the directory belongs to a job or contains
 /// only processes of the batch system. `comm` is the program name of the process.
 ///
-/// Searches the cgroup paths in `attributes` in the order of [`place::paths_by_priority`], and uses the first path
-/// with such a directory. `None` if no path has one.
+/// Searches the cgroup paths in `attributes` in the order of [`cgroup_path::paths_by_priority`], and uses the first
+/// path with such a directory. `None` if no path has one.
 fn find_outermost_directory(
     systems: &[&BatchSystem],
     comm: &Comm,
     attributes: &BatchAttributes,
     host: &LocalHost,
 ) -> Option<(JobSource, CgroupDirectoryRole, String)> {
-    place::paths_by_priority(&attributes.cgroups).find_map(|line| {
+    cgroup_path::paths_by_priority(&attributes.cgroups).find_map(|line| {
         let path = CgroupPath::new(line, host.flux_user)?;
         let process = ProcessAttributes {
-            parts: path.trusted_directories(),
+            directories: path.trusted_directories(),
             comm,
             command_line: &attributes.command_line,
         };
-        let (source, place) = systems
+        let (source, role) = systems
             .iter()
             .filter_map(|system| Some((system.source, (system.find_directory_role)(&process)?)))
-            .min_by_key(|(source, place)| (place.depth(), *source))?;
-        let directory = path.path_to_directory(place.depth());
-        Some((source, place, directory))
+            .min_by_key(|(source, role)| (role.depth(), *source))?;
+        let directory = path.path_to_directory(role.depth());
+        Some((source, role, directory))
     })
 }

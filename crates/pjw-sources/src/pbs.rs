@@ -1,4 +1,4 @@
-//! OpenPBS, PBS Professional, Torque.
+//! How pjw recognises the jobs of OpenPBS, PBS Professional and Torque.
 //!
 //! Job ids are kept as they are, with the server name: `123.server`, `124[3].server` for members of arrays. Cgroups:
 //! OpenPBS's hook creates `<prefix>.service/jobid/<id>` (v1; the prefix is `pbs_jobs` unless configured otherwise),
@@ -9,21 +9,23 @@
 //! has the number, or pjw's own hook gives it. Torque's `PBS_NUM_PPN` is the share of a node if the job has one node
 //! and `PBS_NP`, the total of the job, agrees.
 
+use std::collections::BTreeSet;
+
 use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{
     BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes, valid_cpu_count,
 };
-use crate::{counts, flaw::HookInputError, host::LocalHost};
+use crate::{counts, error::HookInputError, host::LocalHost};
 
 /// How pjw recognises the processes and jobs of PBS (OpenPBS and Torque). An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Pbs,
     launchers: &["pbs_mom"],
     variables: &["PBS_JOBID", "PBS_NUM_PPN", "PBS_NUM_NODES", "PBS_NP"],
-    own: JobProcessGrouping::Session,
-    narrowable: false,
+    process_grouping: JobProcessGrouping::Session,
+    has_narrowable_cpuset: false,
     find_directory_role,
     environ_claim,
 };
@@ -31,25 +33,25 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
 /// Returns the role of the outermost job directory of PBS on the cgroup path of `process`. The role says to which job
 /// the directory belongs: the name of the directory is the job id. `None` if there is no such directory.
 fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
-    let parts = process.parts;
-    (0..parts.len()).find_map(|at| {
-        let depth = match (parts[at], parts.get(at + 1)) {
+    let directories = process.directories;
+    (0..directories.len()).find_map(|at| {
+        let depth = match (directories[at], directories.get(at + 1)) {
             ("torque", _) => at + 1,
             (service, Some(&"jobid")) if service.ends_with(".service") => at + 2,
             _ => return None,
         };
-        Some(CgroupDirectoryRole::job_directory(parse_job_id(parts.get(depth)?)?, depth))
+        Some(CgroupDirectoryRole::job_directory(parse_job_id(directories.get(depth)?)?, depth))
     })
 }
 
 fn environ_claim(environ: BatchEnvironment<'_>, _host: &LocalHost) -> Option<EnvironClaim> {
     let job = parse_job_id(environ.get("PBS_JOBID")?)?;
-    let share = environ.positive_number("PBS_NUM_PPN");
-    let whole = share.is_some()
-        && environ.positive_number("PBS_NP") == share
-        && environ.positive_number("PBS_NUM_NODES") == Some(1);
-    let amount = share.filter(|_| whole).and_then(valid_cpu_count).map(CpuRequest::Cores);
-    Some(EnvironClaim { amount, ..EnvironClaim::from_job_id(job) })
+    let processors_per_node = environ.positive_number("PBS_NUM_PPN");
+    let has_one_node = environ.positive_number("PBS_NUM_NODES") == Some(1);
+    let is_whole_job = has_one_node && environ.positive_number("PBS_NP") == processors_per_node;
+    let cpu_request =
+        processors_per_node.filter(|_| is_whole_job).and_then(valid_cpu_count).map(CpuRequest::Cores);
+    Some(EnvironClaim { cpu_request, ..EnvironClaim::from_job_id(job) })
 }
 
 /// Returns the number of CPUs that a job has on the machine `node`. `exec_vnode` is OpenPBS's list of the vnodes of the
@@ -92,21 +94,20 @@ pub(crate) fn processors_per_node(limits: &str, hosts: &str) -> Result<u32, Hook
     let nodes =
         limits.split(',').find_map(|limit| limit.trim().strip_prefix("nodes=")).ok_or_else(no_count)?;
     let mut parts = nodes.split(':');
-    let first = parts.next().unwrap_or_default();
-    let share = match parts.find_map(|part| part.strip_prefix("ppn=")) {
+    let node_count = parts.next().unwrap_or_default();
+    let per_node = match parts.find_map(|part| part.strip_prefix("ppn=")) {
         Some(text) if !nodes.contains('+') => {
             counts::parse_digits(text).ok_or_else(|| HookInputError::invalid_number(WHAT, text))?
         }
         Some(_) => return Err(no_count()),
         None => 1,
     };
-    let distinct: std::collections::BTreeSet<&str> =
-        hosts.split(',').filter(|host| !host.is_empty()).collect();
-    match counts::parse_digits(first) {
-        Some(1) => Ok(share),
-        // The name of a host instead of a number.
-        None if !nodes.contains('+') => Ok(share),
-        Some(nodes) if distinct.len() == nodes as usize && !limits.contains('+') => Ok(share),
+    let machines: BTreeSet<&str> = hosts.split(',').filter(|host| !host.is_empty()).collect();
+    match counts::parse_digits(node_count) {
+        Some(1) => Ok(per_node),
+        // The list has the name of a host instead of a number of nodes.
+        None if !nodes.contains('+') => Ok(per_node),
+        Some(nodes) if machines.len() == nodes as usize && !limits.contains('+') => Ok(per_node),
         _ => Err(no_count()),
     }
 }

@@ -1,7 +1,7 @@
 //! The services of batch systems on a node, and what their configuration says about the binding of jobs.
 //!
-//! For `pjwctl doctor`: which daemons run, which files to read, and what the files mean for a warden. Texts in,
-//! sentences out. Other code reads the files. A setting that cannot be determined is reported as such, never guessed.
+//! For `pjwctl doctor`: the daemons of each batch system, its configuration files, and what the texts of these files
+//! mean for pjwd. Other code reads the files. A setting that can't be determined is reported as unknown, never guessed.
 
 use pjw_core::diagnosis::{DetectedBatchSystem, JobBinding};
 use pjw_core::ids::{Comm, Uid};
@@ -27,7 +27,7 @@ pub struct Scheduler {
     pub config_files: &'static [&'static str],
     /// Returns how the configuration in the given text binds jobs to cores, and what this means for pjwd, as a text for
     /// users.
-    judge: fn(&str) -> (JobBinding, &'static str),
+    describe: fn(&str) -> (JobBinding, &'static str),
 }
 
 /// All batch systems and container orchestrators that `pjwctl doctor` recognises on a machine.
@@ -44,7 +44,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
             "/var/spool/slurmd/conf-cache",
         ],
         config_files: &["slurm.conf", "cgroup.conf"],
-        judge: slurm_binding,
+        describe: slurm_binding,
     },
     Scheduler {
         name: "LSF",
@@ -52,7 +52,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "LSF_ENVDIR",
         config_directories: &["/etc", "/usr/share/lsf/conf", "/opt/lsf/conf"],
         config_files: &["lsf.conf"],
-        judge: lsf_binding,
+        describe: lsf_binding,
     },
     Scheduler {
         name: "PBS",
@@ -60,7 +60,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &["/var/spool/pbs/mom_priv/hooks", "/var/spool/torque/mom_priv"],
         config_files: &["pbs_cgroups.HK"],
-        judge: pbs_binding,
+        describe: pbs_binding,
     },
     Scheduler {
         name: "Grid Engine",
@@ -68,7 +68,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "SGE_ROOT",
         config_directories: &["/var/lib/gridengine", "/usr/share/gridengine", "/opt/sge"],
         config_files: &["default/common/bootstrap", "default/common/configuration"],
-        judge: grid_engine_binding,
+        describe: grid_engine_binding,
     },
     Scheduler {
         name: "HTCondor",
@@ -76,7 +76,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "CONDOR_CONFIG",
         config_directories: &["/etc/condor", "/usr/local/etc/condor"],
         config_files: &["condor_config", "condor_config.local", "config.d/"],
-        judge: condor_binding,
+        describe: condor_binding,
     },
     Scheduler {
         name: "Flux",
@@ -84,7 +84,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &["/etc/flux/system/conf.d"],
         config_files: &["./"],
-        judge: flux_binding,
+        describe: flux_binding,
     },
     Scheduler {
         name: "OAR",
@@ -92,7 +92,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &[],
         config_files: &[],
-        judge: oar_binding,
+        describe: oar_binding,
     },
     Scheduler {
         name: "Kubernetes",
@@ -100,7 +100,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &["/var/lib/kubelet"],
         config_files: &["cpu_manager_state"],
-        judge: kubernetes_binding,
+        describe: kubernetes_binding,
     },
     Scheduler {
         name: "Nomad",
@@ -108,7 +108,7 @@ pub const SCHEDULERS: [Scheduler; 9] = [
         config_variable: "",
         config_directories: &[],
         config_files: &[],
-        judge: nomad_binding,
+        describe: nomad_binding,
     },
 ];
 
@@ -129,42 +129,41 @@ impl Scheduler {
     /// files: its binding is known.
     #[must_use]
     pub fn describe_core_binding(&self, configuration_text: Option<&str>) -> DetectedBatchSystem {
-        let needs_none = self.config_files.is_empty();
-        let (binding, meaning) = match configuration_text {
-            Some(text) => (self.judge)(text),
-            None if needs_none => (self.judge)(""),
-            None => (JobBinding::Unknown, ""),
-        };
-        let effect_on_pjw = match (binding, meaning) {
-            (JobBinding::Unknown, "") => {
-                let hint = if self.config_variable.is_empty() {
-                    "look as root".to_owned()
-                } else {
-                    format!("set {} or look as root", self.config_variable)
-                };
-                let file = self.config_files.first().copied().unwrap_or_default();
-                format!(
-                    "how it binds jobs is not known ({file} was not found or can't be read: {hint}); if it sets a \
-             cpuset, that is the grant; else pjwd grants cores"
-                )
+        let (binding, effect_on_pjw) = match (configuration_text, self.config_files.first()) {
+            (None, Some(file)) => (JobBinding::Unknown, self.describe_unreadable_file(file)),
+            (text, _) => {
+                let (binding, effect) = (self.describe)(text.unwrap_or_default());
+                (binding, effect.to_owned())
             }
-            (_, meaning) => meaning.to_owned(),
         };
         DetectedBatchSystem { name: self.name.to_owned(), binding, effect_on_pjw }
+    }
+
+    /// Returns the text for users that says what it means for pjwd if the configuration file `file` can't be read.
+    fn describe_unreadable_file(&self, file: &str) -> String {
+        let hint = if self.config_variable.is_empty() {
+            "look as root".to_owned()
+        } else {
+            format!("set {} or look as root", self.config_variable)
+        };
+        format!(
+            "how it binds jobs is not known ({file} was not found or can't be read: {hint}); if it sets a \
+             cpuset, that is the grant; else pjwd grants cores"
+        )
     }
 }
 
 /// Returns the value of `key` in `text`, which has lines `KEY=VALUE` or `KEY VALUE`. If the key occurs several times,
 /// the last line counts. Keys are not case-sensitive, and comments begin with `#`. `None` if no line has the key.
 fn find_value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    let of_line = |line: &'a str| {
+    let value_in_line = |line: &'a str| {
         let line = line.split('#').next()?.trim();
         let end = line.find(|c: char| c == '=' || c.is_whitespace())?;
-        let (name, rest) = line.split_at(end);
-        let rest = rest.trim_start().trim_start_matches('=').trim().trim_matches('"');
-        name.eq_ignore_ascii_case(key).then_some(rest)
+        let (name, value) = line.split_at(end);
+        let value = value.trim_start().trim_start_matches('=').trim().trim_matches('"');
+        name.eq_ignore_ascii_case(key).then_some(value)
     };
-    text.lines().filter_map(of_line).next_back()
+    text.lines().filter_map(value_in_line).next_back()
 }
 
 fn is_yes(value: Option<&str>) -> bool {
@@ -176,9 +175,9 @@ fn is_yes(value: Option<&str>) -> bool {
 /// `slurm.conf` and `cgroup.conf`, see slurm.conf(5) and cgroup.conf(5). Without settings, nothing is bound.
 fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
     let plugins = find_value(text, "TaskPlugin").unwrap_or_default().to_ascii_lowercase();
-    let has = |plugin: &str| plugins.split(',').any(|part| part.trim().trim_start_matches("task/") == plugin);
+    let has_plugin = |plugin: &str| plugins.split(',').any(|part| part.trim().trim_start_matches("task/") == plugin);
     let includes = find_value(text, "Include").is_some();
-    match (is_yes(find_value(text, "ConstrainCores")), has("cgroup"), has("affinity")) {
+    match (is_yes(find_value(text, "ConstrainCores")), has_plugin("cgroup"), has_plugin("affinity")) {
         (true, true, _) => (
             JobBinding::Cpusets,
             "it constrains cores (ConstrainCores=yes): its cpuset is the grant, pjwd only balances inside",
@@ -203,9 +202,10 @@ fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
 /// Returns how LSF binds jobs to cores, and what this means for pjwd, as text for users. `text` is the content of
 /// `lsf.conf`, see lsf.conf(5).
 fn lsf_binding(text: &str) -> (JobBinding, &'static str) {
-    let enforces = find_value(text, "LSB_RESOURCE_ENFORCE").is_some_and(|what| what.contains("cpu"));
-    let binds = find_value(text, "LSF_BIND_JOB").or_else(|| find_value(text, "LSB_BIND_JOB"));
-    match (enforces, binds.is_some_and(|how| !how.eq_ignore_ascii_case("none") && !how.is_empty())) {
+    let makes_cpusets = find_value(text, "LSB_RESOURCE_ENFORCE").is_some_and(|what| what.contains("cpu"));
+    let binding = find_value(text, "LSF_BIND_JOB").or_else(|| find_value(text, "LSB_BIND_JOB"));
+    let sets_masks = binding.is_some_and(|how| !how.eq_ignore_ascii_case("none") && !how.is_empty());
+    match (makes_cpusets, sets_masks) {
         (true, _) => (
             JobBinding::Cpusets,
             "jobs with affinity[] get a cpuset (LSB_RESOURCE_ENFORCE), which is the grant; for other jobs pjwd grants cores",
@@ -219,7 +219,7 @@ fn lsf_binding(text: &str) -> (JobBinding, &'static str) {
 }
 
 /// Returns how PBS binds jobs to cores, and what this means for pjwd, as text for users. `text` has the settings of the
-/// cgroups hook, which are JSON of a known form. Only whether the hook is enabled matters here.
+/// cgroups hook. Only whether the hook is enabled matters here.
 fn pbs_binding(text: &str) -> (JobBinding, &'static str) {
     let is_on = text.split_ascii_whitespace().any(|word| word == "enabled=true")
         || text.replace(' ', "").contains("enabled=true");
@@ -242,12 +242,12 @@ fn grid_engine_binding(text: &str) -> (JobBinding, &'static str) {
              if it sets a cpuset, that is the grant; else pjwd grants cores",
         );
     };
-    let uses = parameters.split([',', ' ']).any(|parameter| {
+    let uses_cgroups = parameters.split([',', ' ']).any(|parameter| {
         parameter
             .strip_prefix("use_cgroups=")
             .is_some_and(|how| ["yes", "true", "1", "systemd"].contains(&how))
     });
-    if uses {
+    if uses_cgroups {
         (
             JobBinding::Cpusets,
             "jobs with -binding get a cpuset (USE_CGROUPS), which is the grant; for other jobs pjwd grants cores",
@@ -277,11 +277,11 @@ fn condor_binding(text: &str) -> (JobBinding, &'static str) {
 /// Returns how Flux binds jobs to cores, and what this means for pjwd, as text for users. `text` is its configuration,
 /// which says whether jobs are units of systemd (`service = "sdexec"`).
 fn flux_binding(text: &str) -> (JobBinding, &'static str) {
-    let own_units = text.lines().any(|line| {
+    let has_unit_per_job = text.lines().any(|line| {
         let line: String = line.split('#').next().unwrap_or_default().split_whitespace().collect();
         line == "service=\"sdexec\""
     });
-    if own_units {
+    if has_unit_per_job {
         (
             JobBinding::Masks,
             "jobs have units of their own (sdexec) and masks from its shell: pjwd grants cores and confines the jobs to them",
@@ -327,12 +327,12 @@ fn nomad_binding(_: &str) -> (JobBinding, &'static str) {
 mod tests {
     use super::*;
 
-    fn service(name: &str) -> Scheduler {
-        SCHEDULERS.into_iter().find(|service| service.name == name).unwrap()
+    fn scheduler(name: &str) -> Scheduler {
+        SCHEDULERS.into_iter().find(|scheduler| scheduler.name == name).unwrap()
     }
 
     fn binding(name: &str, text: &str) -> JobBinding {
-        service(name).describe_core_binding(Some(text)).binding
+        scheduler(name).describe_core_binding(Some(text)).binding
     }
 
     #[test]
@@ -351,8 +351,8 @@ mod tests {
         ] {
             assert_eq!(binding("Slurm", text), expected, "{text:?}");
         }
-        let seen = service("Slurm").describe_core_binding(Some(""));
-        assert_eq!(seen.effect_on_pjw, "it binds nothing here: pjwd grants cores");
+        let description = scheduler("Slurm").describe_core_binding(Some(""));
+        assert_eq!(description.effect_on_pjw, "it binds nothing here: pjwd grants cores");
     }
 
     #[test]
@@ -378,19 +378,17 @@ mod tests {
 
     #[test]
     fn a_configuration_that_cannot_be_read_is_not_guessed() {
-        let seen = service("Slurm").describe_core_binding(None);
-        assert_eq!(seen.binding, JobBinding::Unknown);
-        assert!(
-            seen.effect_on_pjw.contains("slurm.conf") && seen.effect_on_pjw.contains("SLURM_CONF"),
-            "{seen:?}"
-        );
-        assert!(service("PBS").describe_core_binding(None).effect_on_pjw.contains("look as root"));
-        assert_eq!(service("OAR").describe_core_binding(None).binding, JobBinding::Cpusets);
+        let description = scheduler("Slurm").describe_core_binding(None);
+        assert_eq!(description.binding, JobBinding::Unknown);
+        assert!(description.effect_on_pjw.contains("slurm.conf"), "{description:?}");
+        assert!(description.effect_on_pjw.contains("SLURM_CONF"), "{description:?}");
+        assert!(scheduler("PBS").describe_core_binding(None).effect_on_pjw.contains("look as root"));
+        assert_eq!(scheduler("OAR").describe_core_binding(None).binding, JobBinding::Cpusets);
     }
 
     #[test]
-    fn a_persons_program_of_that_name_is_no_service() {
-        let slurm = service("Slurm");
+    fn a_persons_program_with_the_name_of_a_daemon_is_no_daemon() {
+        let slurm = scheduler("Slurm");
         assert!(slurm.is_daemon(&Comm::from("slurmd"), Uid(0), 1000));
         assert!(!slurm.is_daemon(&Comm::from("slurmd"), Uid(1000), 1000));
         assert!(!slurm.is_daemon(&Comm::from("slurmdx"), Uid(0), 1000));
@@ -398,11 +396,11 @@ mod tests {
 
     #[test]
     fn hostile_texts_are_only_texts() {
-        for service in SCHEDULERS {
+        for scheduler in SCHEDULERS {
             for text in
                 ["=\n==\n#\n = \n", "\u{0}\u{ffff}", "TaskPlugin", "execd_params", &"x=".repeat(10_000)]
             {
-                assert!(!service.describe_core_binding(Some(text)).effect_on_pjw.is_empty());
+                assert!(!scheduler.describe_core_binding(Some(text)).effect_on_pjw.is_empty());
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Grid Engine and its descendants: Son of Grid Engine (Debian), the systemd fork, Open Cluster Scheduler.
+//! How pjw recognises the jobs of Grid Engine and its descendants: Son of Grid Engine (Debian), the systemd fork, Open
+//! Cluster Scheduler.
 //!
 //! Job ids are `<job>.<task>`, the names of Grid Engine's directories on the node. A job without tasks is task 1
 //! there, and has `SGE_TASK_ID=undefined` in its environment. Only this form can be read from all attributes.
@@ -23,15 +24,15 @@ use crate::system::{
     BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes, job_number,
     valid_cpu_count,
 };
-use crate::{counts, flaw::HookInputError, host::LocalHost};
+use crate::{counts, error::HookInputError, host::LocalHost};
 
 /// How pjw recognises the processes and jobs of Grid Engine. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
     source: JobSource::Sge,
     launchers: &["sge_shepherd"],
     variables: &["JOB_ID", "SGE_TASK_ID", "NSLOTS", "NHOSTS"],
-    own: JobProcessGrouping::Session,
-    narrowable: false,
+    process_grouping: JobProcessGrouping::Session,
+    has_narrowable_cpuset: false,
     find_directory_role,
     environ_claim,
 };
@@ -40,42 +41,45 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
 /// which job the directory belongs: the name of the directory contains the job id. `None` if there is no such
 /// directory.
 fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
-    let parts = process.parts;
+    let directories = process.directories;
     (0..parts.len()).find_map(|at| {
-        let unit = parts[at].strip_suffix(".scope").or_else(|| parts[at].strip_suffix(".service"));
+        let directory = directories[at];
+        let unit = directory.strip_suffix(".scope").or_else(|| directory.strip_suffix(".service"));
         if let Some(name) = unit.and_then(|unit| unit.strip_prefix("sge-")) {
             return Some(CgroupDirectoryRole::job_directory(job_and_task(name)?, at));
         }
-        if parts[at] == "sge" {
-            return Some(CgroupDirectoryRole::job_directory(job_and_task(parts.get(at + 1)?)?, at + 1));
+        if directory == "sge" {
+            return Some(CgroupDirectoryRole::job_directory(job_and_task(directories.get(at + 1)?)?, at + 1));
         }
-        let cell = parts[at].strip_suffix(".slice")?;
-        let jobs = parts.get(at + 1)?.strip_suffix("-jobs.slice")?;
-        let own = parts.get(at + 2)?;
-        let name = own
+        let cell = directory.strip_suffix(".slice")?;
+        let cell_of_jobs = directories.get(at + 1)?.strip_suffix("-jobs.slice")?;
+        let slice_or_scope = directories.get(at + 2)?;
+        let name = slice_or_scope
             .strip_suffix(".slice")
-            .and_then(|own| own.strip_prefix(cell)?.strip_prefix("-jobs-"))
-            .or_else(|| own.strip_suffix(".scope")?.strip_prefix(cell)?.strip_prefix('.'));
-        Some(CgroupDirectoryRole::job_directory(job_before_suffix(name.filter(|_| jobs == cell)?)?, at + 2))
+            .and_then(|slice| slice.strip_prefix(cell)?.strip_prefix("-jobs-"))
+            .or_else(|| slice_or_scope.strip_suffix(".scope")?.strip_prefix(cell)?.strip_prefix('.'));
+        let job = job_before_suffix(name.filter(|_| cell_of_jobs == cell)?)?;
+        Some(CgroupDirectoryRole::job_directory(job, at + 2))
     })
 }
 
-/// `<job>.<task>`.
+/// Parses `name`, which has the form `<job>.<task>`.
 fn job_and_task(name: &str) -> Option<JobId> {
     let (id, task) = name.split_once('.')?;
-    job(id, task)
+    make_job_id(id, task)
 }
 
-/// `<job>[.<task>]`, followed by a suffix that starts with a dot or a dash.
+/// Parses the start of `name`, which has the form `<job>[.<task>]`. A suffix that begins with a dot or a dash can
+/// follow.
 fn job_before_suffix(name: &str) -> Option<JobId> {
-    let (id, rest) = name.split_at(name.find(['.', '-']).unwrap_or(name.len()));
-    let task = rest.strip_prefix('.').and_then(|rest| job_number(rest.split(['.', '-']).next()?));
-    job(id, task.unwrap_or("1"))
+    let (id, task_and_suffix) = name.split_at(name.find(['.', '-']).unwrap_or(name.len()));
+    let task = task_and_suffix.strip_prefix('.').and_then(|text| job_number(text.split(['.', '-']).next()?));
+    make_job_id(id, task.unwrap_or("1"))
 }
 
 fn environ_claim(environ: BatchEnvironment<'_>, _host: &LocalHost) -> Option<EnvironClaim> {
-    let amount = slot_count(environ).ok().and_then(valid_cpu_count).map(CpuRequest::Cores);
-    Some(EnvironClaim { amount, ..EnvironClaim::from_job_id(job_id(environ).ok()?) })
+    let cpu_request = slot_count(environ).ok().and_then(valid_cpu_count).map(CpuRequest::Cores);
+    Some(EnvironClaim { cpu_request, ..EnvironClaim::from_job_id(job_id(environ).ok()?) })
 }
 
 /// Returns the job id, such as `7.1`, from Grid Engine's environment variables `JOB_ID` and `SGE_TASK_ID`. For a job
@@ -85,7 +89,7 @@ fn environ_claim(environ: BatchEnvironment<'_>, _host: &LocalHost) -> Option<Env
 /// If a variable is not set, or if the values are no valid id.
 pub(crate) fn job_id(environ: BatchEnvironment<'_>) -> Result<JobId, HookInputError> {
     let (task, number) = (environ.required_value("SGE_TASK_ID")?, environ.required_value("JOB_ID")?);
-    job(number, if task == "undefined" { "1" } else { task })
+    make_job_id(number, if task == "undefined" { "1" } else { task })
         .ok_or_else(|| HookInputError::invalid_job_id("JOB_ID", &format!("{number}.{task}")))
 }
 
@@ -95,7 +99,7 @@ pub(crate) fn job_id(environ: BatchEnvironment<'_>) -> Result<JobId, HookInputEr
 /// - If `NHOSTS` is not 1. The job then has several machines, and `NSLOTS` is the total for all of them.
 /// - If `NSLOTS` or `NHOSTS` is not set or is no number.
 pub(crate) fn slot_count(environ: BatchEnvironment<'_>) -> Result<u32, HookInputError> {
-    if number(environ, "NHOSTS")? == 1 {
+    if required_number(environ, "NHOSTS")? == 1 {
         slots_on_all_hosts(environ)
     } else {
         Err(HookInputError::CountNotProvided(JobSource::Sge))
@@ -108,13 +112,13 @@ pub(crate) fn slot_count(environ: BatchEnvironment<'_>) -> Result<u32, HookInput
 /// # Errors
 /// If `NSLOTS` is not set or is no number.
 pub(crate) fn slots_on_all_hosts(environ: BatchEnvironment<'_>) -> Result<u32, HookInputError> {
-    number(environ, "NSLOTS")
+    required_number(environ, "NSLOTS")
 }
 
-fn number(environ: BatchEnvironment<'_>, variable: &'static str) -> Result<u32, HookInputError> {
+fn required_number(environ: BatchEnvironment<'_>, variable: &'static str) -> Result<u32, HookInputError> {
     let text = environ.required_value(variable)?;
-    let bad = || HookInputError::invalid_number(variable, text);
-    environ.positive_number(variable).ok_or_else(bad)
+    let invalid = || HookInputError::invalid_number(variable, text);
+    environ.positive_number(variable).ok_or_else(invalid)
 }
 
 /// Returns the number of the job's Grid Engine slots on this machine. `text` is the content of the file whose path is
@@ -125,13 +129,13 @@ fn number(environ: BatchEnvironment<'_>, variable: &'static str) -> Result<u32, 
 /// If the text is invalid, or if no line is for this machine.
 pub(crate) fn slot_count_in_hostfile(text: &str, host: &LocalHost) -> Result<u32, HookInputError> {
     let variable = "PE_HOSTFILE";
-    let two = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
-    let pairs = text.lines().map(two).collect::<Vec<_>>().join(" ");
+    let host_and_slots = |line: &str| line.split_ascii_whitespace().take(2).collect::<Vec<_>>().join(" ");
+    let pairs = text.lines().map(host_and_slots).collect::<Vec<_>>().join(" ");
     let count = counts::slot_count_of_host_in_pairs(&pairs, &host.name)
         .map_err(|why| HookInputError::invalid_list(variable, &why))?;
     count.ok_or_else(|| HookInputError::host_not_listed(variable, &host.name))
 }
 
-fn job(id: &str, task: &str) -> Option<JobId> {
+fn make_job_id(id: &str, task: &str) -> Option<JobId> {
     JobId::new(JobSource::Sge, &format!("{}.{}", job_number(id)?, job_number(task)?)).ok()
 }

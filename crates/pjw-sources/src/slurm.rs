@@ -1,4 +1,4 @@
-//! Slurm 22.05 to 26.05.
+//! How pjw recognises the jobs of Slurm 22.05 to 26.05.
 //!
 //! Cgroups, below any path: v2 `[<node>_]slurmstepd.scope/job_<id>/step_<S>/{slurm,user/task_<T>}`, v1
 //! `slurm[_<node>]/uid_<uid>/job_<id>/step_<S>`. From 26.05 on the SLUID names the v2 directory: `s` and 13
@@ -26,7 +26,7 @@ use crate::system::{
     BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes, job_number,
     valid_cpu_count,
 };
-use crate::{counts, flaw::HookInputError, host::LocalHost, hostlist};
+use crate::{counts, error::HookInputError, host::LocalHost, hostlist};
 
 /// How pjw recognises the processes and jobs of Slurm. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -46,12 +46,14 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
         "SLURM_CPUS_ON_NODE",
         "SLURM_TASKS_PER_NODE",
     ],
-    own: JobProcessGrouping::Neither,
-    narrowable: true,
+    process_grouping: JobProcessGrouping::Neither,
+    has_narrowable_cpuset: true,
     find_directory_role,
     environ_claim,
 };
 
+/// The two names of the variable with the list of the job's nodes: the newer name and the older name.
+pub(crate) const JOB_NODE_LISTS: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
 /// The command line of the placeholder process of the step `extern`.
 const PLACEHOLDER: &str = "sleep 100000000";
 
@@ -62,64 +64,62 @@ const PLACEHOLDER: &str = "sleep 100000000";
 /// The role also says whether the process belongs to Slurm and not to the job. This is so for the placeholder process
 /// of the step `extern`, in which Slurm collects processes that were not started by a job step.
 fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
-    let parts = process.parts;
+    let directories = process.directories;
     (0..parts.len()).find_map(|at| {
-        let below = |n: usize| parts.get(at + n).copied();
-        let unified = parts[at] == "slurmstepd.scope" || parts[at].ends_with("_slurmstepd.scope");
-        let legacy = parts[at] == "slurm" || parts[at].starts_with("slurm_");
-        if (unified || legacy) && below(1) == Some("system") {
+        let below = |n: usize| directories.get(at + n).copied();
+        let is_v2 = directories[at] == "slurmstepd.scope" || directories[at].ends_with("_slurmstepd.scope");
+        let is_v1 = directories[at] == "slurm" || directories[at].starts_with("slurm_");
+        if (is_v2 || is_v1) && below(1) == Some("system") {
             return Some(CgroupDirectoryRole::SchedulerOnly { depth: at + 1 });
         }
         let levels = match below(1)?.strip_prefix("uid_") {
-            None if unified => 1,
-            Some(user) if legacy && user.parse::<u32>().is_ok() => 2,
+            None if is_v2 => 1,
+            Some(user) if is_v1 && user.parse::<u32>().is_ok() => 2,
             _ => return None,
         };
-        let job = job_of_directory(below(levels)?, unified)?;
+        let job = job_of_directory(below(levels)?, is_v2)?;
         let depth = at + levels;
         let step = below(levels + 1).and_then(|part| part.strip_prefix("step_"));
-        if unified && step.is_some() && below(levels + 2) == Some("slurm") {
+        if is_v2 && step.is_some() && below(levels + 2) == Some("slurm") {
             return Some(CgroupDirectoryRole::SchedulerOnly { depth: depth + 2 });
         }
-        let placeholder =
+        let is_placeholder =
             process.comm.as_bytes() == b"sleep" && process.command_line.trim_end() == PLACEHOLDER;
-        Some(CgroupDirectoryRole::Job { job, depth, helper: placeholder && step == Some("extern") })
+        Some(CgroupDirectoryRole::Job { job, depth, is_helper: is_placeholder && step == Some("extern") })
     })
 }
 
-fn job_of_directory(name: &str, unified: bool) -> Option<JobId> {
+fn job_of_directory(name: &str, is_v2: bool) -> Option<JobId> {
     let id = match name.strip_prefix("job_") {
         Some(number) => job_number(number)?,
-        None => sluid(name).filter(|_| unified)?,
+        None => sluid(name).filter(|_| is_v2)?,
     };
     JobId::new(JobSource::Slurm, id).ok()
 }
 
-/// The text, if it is a SLUID, the cluster-wide unique id of a job. Crockford's alphabet has no I, L, O and U.
+/// Returns `text` if it is a SLUID, the cluster-wide unique id of a job. Crockford's alphabet has no I, L, O and U.
 fn sluid(text: &str) -> Option<&str> {
     let digits = text.strip_prefix('s')?;
-    let crockford = |byte: u8| byte.is_ascii_alphanumeric() && !b"ILOU".contains(&byte.to_ascii_uppercase());
-    (digits.len() == 13 && digits.bytes().all(crockford)).then_some(text)
+    let is_digit = |byte: u8| byte.is_ascii_alphanumeric() && !b"ILOU".contains(&byte.to_ascii_uppercase());
+    (digits.len() == 13 && digits.bytes().all(is_digit)).then_some(text)
 }
 
 /// Reads the job and its number of PUs (logical CPUs) from the environment of a process. `host` is this machine.
 /// `None` if the environment names no valid job, or if the process belongs to Slurm's prolog or epilog, which run for
 /// a job but not in the job.
 fn environ_claim(environ: BatchEnvironment<'_>, host: &LocalHost) -> Option<EnvironClaim> {
-    // The node's prolog and epilog run for the job, not in the job.
     if let Some("prolog_slurmd" | "epilog_slurmd") = environ.get("SLURM_SCRIPT_CONTEXT") {
         return None;
     }
     let (job, alias) = job_id_and_sluid(environ).ok()?;
     let count = job_cpu_count(environ, host).ok().or_else(|| count_of_batch_step(environ));
-    let amount = count.and_then(valid_cpu_count).map(CpuRequest::Pus);
-    Some(EnvironClaim { job, alias, amount, tasks: tasks_of_job(environ, host) })
+    let cpu_request = count.and_then(valid_cpu_count).map(CpuRequest::Pus);
+    Some(EnvironClaim { job, alias, cpu_request, tasks: tasks_of_job(environ, host) })
 }
 
-/// The number of the job's tasks on this node. Without --ntasks the variable says 1.
+/// Returns the number of the job's tasks on this node. Without `--ntasks`, the variable has the value 1.
 fn tasks_of_job(environ: BatchEnvironment<'_>, host: &LocalHost) -> Option<u32> {
-    let lists = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
-    count_of_this_node(environ, host, "SLURM_TASKS_PER_NODE", lists).ok().filter(|&tasks| tasks > 0)
+    count_of_this_node(environ, host, "SLURM_TASKS_PER_NODE", JOB_NODE_LISTS).ok().filter(|&tasks| tasks > 0)
 }
 
 /// Returns the number of the job's Slurm CPUs on this machine, from the environment variable
@@ -129,7 +129,7 @@ fn tasks_of_job(environ: BatchEnvironment<'_>, host: &LocalHost) -> Option<u32> 
 /// If the variable is not set or invalid, or if the environment does not show which of the numbers is for this
 /// machine.
 pub(crate) fn job_cpu_count(environ: BatchEnvironment<'_>, host: &LocalHost) -> Result<u32, HookInputError> {
-    count_of_this_node(environ, host, "SLURM_JOB_CPUS_PER_NODE", ["SLURM_JOB_NODELIST", "SLURM_NODELIST"])
+    count_of_this_node(environ, host, "SLURM_JOB_CPUS_PER_NODE", JOB_NODE_LISTS)
 }
 
 /// Returns the count for this machine from the environment variable `variable`. This variable has one count for each
@@ -148,17 +148,16 @@ pub(crate) fn count_of_this_node(
     lists: [&'static str; 2],
 ) -> Result<u32, HookInputError> {
     let counts = environ.required_value(variable)?;
-    let bad = |why| HookInputError::invalid_list(variable, &why);
-    if let Some(count) = counts::count_if_same_on_all_nodes(counts).map_err(bad)? {
+    let invalid = |why| HookInputError::invalid_list(variable, &why);
+    if let Some(count) = counts::count_if_same_on_all_nodes(counts).map_err(invalid)? {
         return Ok(count);
     }
-    let set = lists.into_iter().find_map(|list| Some((list, environ.get(list)?)));
-    let (list, nodes) = set.ok_or(HookInputError::Missing(lists[0]))?;
+    let (list, nodes) = environ.first_set_variable(lists)?;
     let name = environ.get("SLURMD_NODENAME").unwrap_or(&host.name);
     let position =
         hostlist::find_node(nodes, name).map_err(|why| HookInputError::invalid_list(list, &why))?;
     let index = position.index.ok_or_else(|| HookInputError::host_not_listed(list, name))?;
-    counts::count_of_node(counts, index, position.node_count).map_err(bad)
+    counts::count_of_node(counts, index, position.node_count).map_err(invalid)
 }
 
 /// Returns the job number (`SLURM_JOB_ID`) as a job id, and the SLUID (Slurm's cluster-wide unique id of a job) as a
@@ -170,14 +169,16 @@ pub(crate) fn job_id_and_sluid(
     environ: BatchEnvironment<'_>,
 ) -> Result<(JobId, Option<JobId>), HookInputError> {
     let (variable, number) = environ.first_set_variable(["SLURM_JOB_ID", "SLURM_JOBID"])?;
-    let flaw = || HookInputError::invalid_job_id(variable, number);
+    let invalid = || HookInputError::invalid_job_id(variable, number);
     let job =
-        job_number(number).and_then(|number| JobId::new(JobSource::Slurm, number).ok()).ok_or_else(flaw)?;
+        job_number(number).and_then(|number| JobId::new(JobSource::Slurm, number).ok()).ok_or_else(invalid)?;
     let alias =
         environ.get("SLURM_JOB_SLUID").and_then(sluid).and_then(|id| JobId::new(JobSource::Slurm, id).ok());
     Ok((job, alias))
 }
 
+/// Returns the number of CPUs of the batch script, which has no step number. `None` in a step, because the variable has
+/// the count of the step there. Also `None` if the environment has the counts of the job.
 fn count_of_batch_step(environ: BatchEnvironment<'_>) -> Option<u32> {
     let in_step = environ.get("SLURM_STEP_ID").or_else(|| environ.get("SLURM_STEPID")).is_some();
     let has_job_count = environ.get("SLURM_JOB_CPUS_PER_NODE").is_some();

@@ -1,4 +1,5 @@
-//! The settings of slurm.conf(5) and cgroup.conf(5) for cores.
+//! The settings in slurm.conf(5) and cgroup.conf(5) that decide whether jobs get cpusets, and how the cgroups of jobs
+//! are named.
 //!
 //! Both files have lines of `Key=Value`, with `#` comments. Keys are not case-sensitive. A file that is not readable
 //! is an empty text. A missing key has Slurm's default.
@@ -24,45 +25,49 @@ pub struct SlurmConf {
 /// `task/cgroup`.
 #[must_use]
 pub fn parse(slurm_conf: &str, cgroup_conf: &str, has_only_cgroup_v2: bool) -> SlurmConf {
-    let yes = |value: &str| value.eq_ignore_ascii_case("yes");
-    let constrain = last(cgroup_conf, "ConstrainCores").is_some_and(yes);
-    // The line may be in a file that slurm.conf includes. Then cgroup.conf alone decides.
-    let whole = !slurm_conf.is_empty() && last_after(slurm_conf, "Include", char::is_whitespace).is_none();
-    let plugins = last(slurm_conf, "TaskPlugin");
-    let by_cgroup = plugins.map_or(!whole, |plugins| lists(plugins, "task", "cgroup"));
-    let v1 = last(cgroup_conf, "CgroupPlugin").is_some_and(|plugin| lists(plugin, "cgroup", "v1"));
-    let tracked = last(slurm_conf, "ProctrackType").is_none_or(|plugin| lists(plugin, "proctrack", "cgroup"));
-    let numbers = last(cgroup_conf, "CgroupJobIdPaths").is_some_and(yes);
+    let is_yes = |value: &str| value.eq_ignore_ascii_case("yes");
+    let constrains_cores = last_value(cgroup_conf, "ConstrainCores").is_some_and(is_yes);
+    // TaskPlugin may be in a file that slurm.conf includes. Then cgroup.conf alone decides.
+    let has_includes = last_value_after(slurm_conf, "Include", char::is_whitespace).is_some();
+    let is_complete = !slurm_conf.is_empty() && !has_includes;
+    let has_cgroup_tasks = last_value(slurm_conf, "TaskPlugin")
+        .map_or(!is_complete, |plugins| has_plugin(plugins, "task", "cgroup"));
+    let uses_cgroup_v1 =
+        last_value(cgroup_conf, "CgroupPlugin").is_some_and(|plugin| has_plugin(plugin, "cgroup", "v1"));
+    let tracks_by_cgroup = last_value(slurm_conf, "ProctrackType")
+        .is_none_or(|plugin| has_plugin(plugin, "proctrack", "cgroup"));
+    let uses_job_numbers = last_value(cgroup_conf, "CgroupJobIdPaths").is_some_and(is_yes);
     SlurmConf {
-        constrains_cores: constrain && by_cgroup,
-        has_sluid_directories: has_only_cgroup_v2 && !v1 && tracked && !numbers,
+        constrains_cores: constrains_cores && has_cgroup_tasks,
+        has_sluid_directories: has_only_cgroup_v2 && !uses_cgroup_v1 && tracks_by_cgroup && !uses_job_numbers,
     }
 }
 
-/// Whether a list of plugins contains one, with or without its kind as a prefix.
-fn lists(plugins: &str, kind: &str, name: &str) -> bool {
+/// Returns whether the list `plugins` contains the plugin `name`, with or without its `kind` as a prefix.
+fn has_plugin(plugins: &str, kind: &str, name: &str) -> bool {
     plugins.split(',').map(str::trim).any(|plugin| {
         let plugin = plugin.strip_prefix(kind).and_then(|rest| rest.strip_prefix('/')).unwrap_or(plugin);
         plugin.eq_ignore_ascii_case(name)
     })
 }
 
-fn lines(text: &str) -> impl Iterator<Item = &str> {
+/// Returns the lines of `text` without comments.
+fn settings(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(|line| line.split('#').next().unwrap_or_default().trim())
 }
 
-/// The value of a key in lines `KEY=VALUE`. The last line counts.
-fn last<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    last_after(text, key, |c| c == '=').map(|value| value.trim_matches('"'))
+/// Returns the value of `key` in the last line of the form `KEY=VALUE`.
+fn last_value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    last_value_after(text, key, |c| c == '=').map(|value| value.trim_matches('"'))
 }
 
-/// The value of a key in lines of a key, a separator and a value. The last line counts.
-fn last_after<'a>(text: &'a str, key: &str, separator: fn(char) -> bool) -> Option<&'a str> {
+/// Returns the value of `key` in the last line that consists of the key, a separator and a value.
+fn last_value_after<'a>(text: &'a str, key: &str, separator: fn(char) -> bool) -> Option<&'a str> {
     let value = |line: &'a str| {
         let (name, value) = line.split_once(separator)?;
         name.trim().eq_ignore_ascii_case(key).then(|| value.trim())
     };
-    lines(text).filter_map(value).last()
+    settings(text).filter_map(value).last()
 }
 
 #[cfg(test)]
@@ -99,12 +104,12 @@ mod tests {
 
     #[test]
     fn directories_are_named_by_sluid_unless_configured_otherwise() {
-        let sluids = |slurm, cgroup, unified| parse(slurm, cgroup, unified).has_sluid_directories;
-        assert!(sluids("", "", true));
-        assert!(sluids("ProctrackType=proctrack/cgroup\n", "CgroupPlugin=cgroup/v2\n", true));
-        assert!(!sluids("", "", false));
-        assert!(!sluids("", "CgroupJobIdPaths=yes\n", true));
-        assert!(!sluids("", "CgroupPlugin=cgroup/v1\n", true));
-        assert!(!sluids("ProctrackType=proctrack/linuxproc\n", "", true));
+        let has_sluids = |slurm, cgroup, is_v2| parse(slurm, cgroup, is_v2).has_sluid_directories;
+        assert!(has_sluids("", "", true));
+        assert!(has_sluids("ProctrackType=proctrack/cgroup\n", "CgroupPlugin=cgroup/v2\n", true));
+        assert!(!has_sluids("", "", false));
+        assert!(!has_sluids("", "CgroupJobIdPaths=yes\n", true));
+        assert!(!has_sluids("", "CgroupPlugin=cgroup/v1\n", true));
+        assert!(!has_sluids("ProctrackType=proctrack/linuxproc\n", "", true));
     }
 }

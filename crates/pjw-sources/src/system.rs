@@ -1,10 +1,10 @@
-//! The description of one batch system: one row of the table of sources.
+//! The description of one batch system: how pjw recognises its processes and jobs. An entry of the table `SYSTEMS`.
 
 use pjw_core::ids::Comm;
 use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::{BatchAttributes, JobProcessGrouping};
 
-use crate::{flaw::HookInputError, host::LocalHost};
+use crate::{error::HookInputError, host::LocalHost};
 
 /// The maximum number of cores of a job. No machine has more: a larger count is an error or a lie.
 const MAX_CORES: u32 = 65_536;
@@ -20,10 +20,10 @@ pub(crate) struct BatchSystem {
     /// other variables.
     pub(crate) variables: &'static [&'static str],
     /// Whether the batch system starts each job in a process group of its own, in a session of its own, or in neither.
-    pub(crate) own: JobProcessGrouping,
+    pub(crate) process_grouping: JobProcessGrouping,
     /// Whether pjwd may narrow the cpuset of a job's cgroup, that is, remove PUs (logical CPUs) from it. True only if
     /// the batch system writes this cpuset for no other purpose than to give cores to the job.
-    pub(crate) narrowable: bool,
+    pub(crate) has_narrowable_cpuset: bool,
     /// Returns the role of the outermost directory on the cgroup path of a process that belongs to this batch system:
     /// the directory belongs to a job, or contains only processes of the batch system. `None` if no directory on the
     /// path belongs to the batch system.
@@ -39,7 +39,7 @@ pub(crate) struct ProcessAttributes<'a> {
     /// The trusted directories on the cgroup path of the process, outermost first. The directory of a user's service
     /// manager (`user@UID.service`) and the directories below it are not trusted, because the user can create
     /// directories there.
-    pub(crate) parts: &'a [&'a str],
+    pub(crate) directories: &'a [&'a str],
     /// The program name of the process.
     pub(crate) comm: &'a Comm,
     /// The command line of the process.
@@ -57,7 +57,7 @@ pub(crate) enum CgroupDirectoryRole {
         depth: usize,
         /// Whether the process in the directory belongs to the batch system and not to the job. True only if more than
         /// the program name of the process shows this.
-        helper: bool,
+        is_helper: bool,
     },
     /// Only the batch system puts processes into the directory, and only its own processes.
     SchedulerOnly {
@@ -71,7 +71,15 @@ impl CgroupDirectoryRole {
     /// process of the job, not of the batch system. `depth` is the index of the directory on the cgroup path,
     /// counted from 0.
     pub(crate) fn job_directory(job: JobId, depth: usize) -> Self {
-        CgroupDirectoryRole::Job { job, depth, helper: false }
+        CgroupDirectoryRole::Job { job, depth, is_helper: false }
+    }
+
+    /// Returns whether the process in the directory belongs to the batch system and not to a job.
+    pub(crate) fn is_of_helper(&self) -> bool {
+        match self {
+            CgroupDirectoryRole::Job { is_helper, .. } => *is_helper,
+            CgroupDirectoryRole::SchedulerOnly { .. } => true,
+        }
     }
 
     /// Returns the index of the directory on the cgroup path. The outermost directory has the index 0.
@@ -92,7 +100,7 @@ pub(crate) struct EnvironClaim {
     pub(crate) alias: Option<JobId>,
     /// The number of cores or PUs (logical CPUs) that the job has on this machine. `None` if the environment does not
     /// contain it.
-    pub(crate) amount: Option<CpuRequest>,
+    pub(crate) cpu_request: Option<CpuRequest>,
     /// The number of tasks of the job on this machine. `None` if the environment does not contain it.
     pub(crate) tasks: Option<u32>,
 }
@@ -100,7 +108,7 @@ pub(crate) struct EnvironClaim {
 impl EnvironClaim {
     /// Makes a claim for `job` without a second job id, a number of cores or a number of tasks.
     pub(crate) fn from_job_id(job: JobId) -> Self {
-        Self { job, alias: None, amount: None, tasks: None }
+        Self { job, alias: None, cpu_request: None, tasks: None }
     }
 
     /// Returns whether `job` is the job id or the second job id in this claim.
@@ -143,8 +151,8 @@ impl<'a> BatchEnvironment<'a> {
         self,
         names: [&'static str; 2],
     ) -> Result<(&'static str, &'a str), HookInputError> {
-        let set = names.into_iter().find_map(|name| Some((name, self.get(name)?)));
-        set.ok_or(HookInputError::Missing(names[0]))
+        let variable = names.into_iter().find_map(|name| Some((name, self.get(name)?)));
+        variable.ok_or(HookInputError::Missing(names[0]))
     }
 
     /// Returns the value of the environment variable `name`. Returns `None` if the variable is not set, if it
@@ -164,8 +172,8 @@ impl<'a> BatchEnvironment<'a> {
 /// Returns `text` if it is a job number: 1 to 20 digits without leading zeros. Otherwise returns `None`. Leading zeros
 /// are refused, because otherwise `7` and `07` would count as two jobs.
 pub(crate) fn job_number(text: &str) -> Option<&str> {
-    let digits = !text.is_empty() && text.len() <= 20 && text.bytes().all(|byte| byte.is_ascii_digit());
-    (digits && !text.starts_with('0')).then_some(text)
+    let is_number = (1..=20).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number && !text.starts_with('0')).then_some(text)
 }
 
 /// Returns `count` if a machine can have this number of cores or PUs (logical CPUs): from 1 to 65,536. Otherwise

@@ -46,19 +46,17 @@ pub fn read_slurm_task_cpus(attributes: &BatchAttributes, host: &LocalHost) -> S
         "SLURMD_NODENAME",
     ];
     let environ = BatchEnvironment::with_variables(VARIABLES, attributes);
-    let of_job = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
     let in_step = environ.get("SLURM_STEP_ID").is_some();
-    let (counts, lists) = match environ.get("SLURM_STEP_TASKS_PER_NODE") {
+    let (count_variable, list_variables) = match environ.get("SLURM_STEP_TASKS_PER_NODE") {
         Some(_) if in_step => ("SLURM_STEP_TASKS_PER_NODE", ["SLURM_STEP_NODELIST", "SLURM_NODELIST"]),
-        _ => ("SLURM_TASKS_PER_NODE", of_job),
+        _ => ("SLURM_TASKS_PER_NODE", slurm::JOB_NODE_LISTS),
     };
-    let task_count = slurm::count_of_this_node(environ, host, counts, lists).unwrap_or(1).max(1);
+    let task_count = slurm::count_of_this_node(environ, host, count_variable, list_variables);
     let job_cpus = slurm::job_cpu_count(environ, host).ok().filter(|&cpus| cpus > 0);
-    let step_cpus = environ.positive_number("SLURM_CPUS_ON_NODE");
     SlurmTaskCpus {
         cpus_per_task: environ.positive_number("SLURM_CPUS_PER_TASK"),
-        step_cpus,
+        step_cpus: environ.positive_number("SLURM_CPUS_ON_NODE"),
         job_cpus,
-        task_count,
+        task_count: task_count.unwrap_or(1).max(1),
     }
 }

@@ -206,7 +206,8 @@ impl Replicas {
         let size = (self.bytes_per_node() + BYTES_PER_FILE).to_string();
         fsconfig_set_string(context.as_fd(), "size", &size).map_err(step_failed("size"))?;
         fsconfig_set_string(context.as_fd(), "mode", "0755").map_err(step_failed("mode"))?;
-        fsconfig_set_string(context.as_fd(), "mpol", format!("bind:{node}")).map_err(step_failed("memory policy"))?;
+        fsconfig_set_string(context.as_fd(), "mpol", format!("bind:{node}"))
+            .map_err(step_failed("memory policy"))?;
         fsconfig_create(context.as_fd()).map_err(step_failed("fsconfig"))?;
         let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
         fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(step_failed("fsmount"))

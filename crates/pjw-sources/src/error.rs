@@ -1,4 +1,4 @@
-//! Errors in the description of a job that a scheduler gives to a hook.
+//! The error type for the description of a job that a batch system gives to a hook.
 
 use pjw_core::job::JobSource;
 use thiserror::Error;
@@ -86,7 +86,7 @@ impl HookInputError {
     }
 }
 
-/// A text for a message, cut to 40 characters.
+/// Returns `text` for a message, cut to 40 characters.
 fn shortened(text: &str) -> String {
     const MAX_LENGTH: usize = 40;
     match text.char_indices().nth(MAX_LENGTH) {

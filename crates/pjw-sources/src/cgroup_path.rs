@@ -1,6 +1,7 @@
-//! The lines of `/proc/PID/cgroup`: their order of trust, and the trusted part of each path.
+//! The cgroup paths in `/proc/PID/cgroup`: the order in which they are searched for a job, and the trusted part of each
+//! path.
 //!
-//! Only the end of a path has a known form. Anything may precede it: the directory of a container, of init. Below the
+//! Only the end of a path has a known form. Other directories can precede it, such as that of a container. Below the
 //! directory of a user's service manager, `user@<uid>.service`, systemd lets that user create any directories
 //! (systemd's CGROUP_DELEGATION.md). So a path is trusted only down to that directory. The whole path is trusted
 //! below the manager of root, and below the manager of Flux's own user, because Flux runs jobs in services there.
@@ -17,16 +18,17 @@ use pjw_core::{ids::Uid, process_cgroups::ProcessCgroups};
 pub(crate) fn paths_by_priority(cgroups: &ProcessCgroups) -> impl Iterator<Item = &str> {
     const ORDER: [&str; 7] = ["", "cpuset", "name=systemd", "freezer", "memory", "cpu", "cpuacct"];
     ORDER.into_iter().flat_map(move |wanted| {
-        let has = move |controllers: &str| controllers.split(',').any(|controller| controller == wanted);
-        cgroups.lines.iter().filter(move |(controllers, _)| has(controllers)).map(|(_, path)| path.as_str())
+        let lines = cgroups.lines.iter();
+        let lines = lines.filter(move |(controllers, _)| controllers.split(',').any(|name| name == wanted));
+        lines.map(|(_, path)| path.as_str())
     })
 }
 
 /// A cgroup path with the list of its trusted directories. The directory of a user's service manager
 /// (`user@UID.service`) and all directories below it are not trusted, because the user can create directories there.
 pub(crate) struct CgroupPath<'a> {
-    whole: &'a str,
-    parts: Vec<&'a str>,
+    path: &'a str,
+    trusted_directories: Vec<&'a str>,
 }
 
 impl<'a> CgroupPath<'a> {
@@ -37,30 +39,31 @@ impl<'a> CgroupPath<'a> {
         if path.ends_with(" (deleted)") {
             return None;
         }
-        let believed = |part: &&str| match service_manager_user(part) {
+        let is_trusted = |directory: &&str| match service_manager_user(directory) {
             Some(user) => user == Some(Uid::ROOT) || (flux_user.is_some() && user == flux_user),
             None => true,
         };
-        let whole = path.strip_prefix('/')?;
-        Some(Self { whole: path, parts: whole.split('/').take_while(believed).collect() })
+        let directories = path.strip_prefix('/')?.split('/');
+        Some(Self { path, trusted_directories: directories.take_while(is_trusted).collect() })
     }
 
     /// Returns the names of the trusted directories of the path ([`CgroupPath`]), outermost first.
     pub(crate) fn trusted_directories(&self) -> &[&'a str] {
-        &self.parts
+        &self.trusted_directories
     }
 
     /// Returns the path of the trusted directory with the index `depth`. The outermost directory has the index 0.
     pub(crate) fn path_to_directory(&self, depth: usize) -> String {
-        let length: usize = self.parts.iter().take(depth + 1).map(|part| part.len() + 1).sum();
-        self.whole.get(..length).unwrap_or(self.whole).to_owned()
+        let directories = self.trusted_directories.iter().take(depth + 1);
+        let length: usize = directories.map(|directory| directory.len() + 1).sum();
+        self.path.get(..length).unwrap_or(self.path).to_owned()
     }
 }
 
-/// Returns the user id in `part`, the name of a cgroup directory, if this is the directory of a user's service manager
-/// (`user@UID.service`). `None` for any other name. `Some(None)` if the user id can't be parsed.
-pub(crate) fn service_manager_user(part: &str) -> Option<Option<Uid>> {
-    let user = part.strip_prefix("user@")?.strip_suffix(".service")?;
+/// Returns the user id in `directory`, the name of a cgroup directory, if this is the directory of a user's service
+/// manager (`user@UID.service`). `None` for any other name. `Some(None)` if the user id can't be parsed.
+pub(crate) fn service_manager_user(directory: &str) -> Option<Option<Uid>> {
+    let user = directory.strip_prefix("user@")?.strip_suffix(".service")?;
     Some(user.parse().ok().map(Uid))
 }
 
@@ -68,17 +71,17 @@ pub(crate) fn service_manager_user(part: &str) -> Option<Option<Uid>> {
 mod tests {
     use super::*;
 
-    fn parts(path: &str) -> Vec<&str> {
-        CgroupPath::new(path, Some(Uid(64))).map_or(Vec::new(), |path| path.parts)
+    fn trusted(path: &str) -> Vec<&str> {
+        CgroupPath::new(path, Some(Uid(64))).map_or(Vec::new(), |path| path.trusted_directories)
     }
 
     #[test]
     fn a_path_is_trusted_down_to_the_manager_of_a_plain_user() {
-        assert_eq!(parts("/user.slice/user-7.slice/user@7.service/a"), ["user.slice", "user-7.slice"]);
-        assert_eq!(parts("/user@x.service/a"), [""; 0]);
-        assert_eq!(parts("/user@64.service/a"), ["user@64.service", "a"]);
-        assert_eq!(parts("/user@0.service/a"), ["user@0.service", "a"]);
-        assert_eq!(parts("/a/b (deleted)"), [""; 0]);
+        assert_eq!(trusted("/user.slice/user-7.slice/user@7.service/a"), ["user.slice", "user-7.slice"]);
+        assert_eq!(trusted("/user@x.service/a"), [""; 0]);
+        assert_eq!(trusted("/user@64.service/a"), ["user@64.service", "a"]);
+        assert_eq!(trusted("/user@0.service/a"), ["user@0.service", "a"]);
+        assert_eq!(trusted("/a/b (deleted)"), [""; 0]);
     }
 
     #[test]
