@@ -80,8 +80,8 @@ impl StringLists {
     /// # Safety
     /// As [`StringLists::read`], and `next` must not be NULL.
     unsafe fn read_lists(mut next: *const *const c_char, count: c_uint, each: bool) -> Self {
-        let number = if each { count } else { 1 };
-        let lists = (0..number).map(|_| {
+        let list_count = if each { count } else { 1 };
+        let lists = (0..list_count).map(|_| {
             let mut list = Vec::new();
             // SAFETY: each list ends with NULL, and the next one begins after it.
             unsafe {
@@ -106,7 +106,7 @@ impl StringLists {
     /// environment does not have the form `NAME=value`.
     pub(crate) fn one_of_assignments(&self) -> Option<Vec<(&OsStr, &OsStr)>> {
         let [list] = &self.0[..] else { return None };
-        list.iter().map(assignment).collect()
+        list.iter().map(split_assignment).collect()
     }
 
     /// Iterates over the lists, in the order of the processes. A list that is common to all processes occurs once.
@@ -115,11 +115,11 @@ impl StringLists {
     }
 }
 
-/// Returns the name and the value of a variable `NAME=value`.
-fn assignment(variable: &CString) -> Option<(&OsStr, &OsStr)> {
+/// Returns the name and the value of a variable `NAME=value`. `None` if the text has no `=`.
+fn split_assignment(variable: &CString) -> Option<(&OsStr, &OsStr)> {
     let bytes = variable.to_bytes();
-    let at = bytes.iter().position(|byte| *byte == b'=')?;
-    Some((OsStr::from_bytes(&bytes[..at]), OsStr::from_bytes(&bytes[at + 1..])))
+    let equals_sign = bytes.iter().position(|byte| *byte == b'=')?;
+    Some((OsStr::from_bytes(&bytes[..equals_sign]), OsStr::from_bytes(&bytes[equals_sign + 1..])))
 }
 
 /// Returns the C strings as `OsStr`, the type that the functions of `pjw_spawn` take.
@@ -139,7 +139,7 @@ pub(crate) unsafe fn read_masks(
     if count > 0 && masks.is_null() {
         return Err(Failure::invalid("mask is NULL, and clen is not 0"));
     }
-    let read = |index: c_uint| {
+    let read_mask = |index: c_uint| {
         // SAFETY: the caller gives `count` pointers.
         let mask = unsafe { (*masks.add(index as usize)).cast::<[u64; size_of::<cpu_set_t>() / 8]>() };
         // SAFETY: the pointer is NULL or points to a set. The set may be aligned to less than a word.
@@ -147,5 +147,5 @@ pub(crate) unsafe fn read_masks(
         let words = words.ok_or_else(|| Failure::invalid(format!("mask {index} is NULL")))?;
         Ok(CpuSet::from_words(&words))
     };
-    (0..count).map(read).collect()
+    (0..count).map(read_mask).collect()
 }

@@ -1,5 +1,5 @@
-//! Groups whose start the caller does not wait for. Each has a descriptor that becomes readable when every process has
-//! begun or has failed.
+//! Groups of processes whose start the caller does not wait for. Each group has a descriptor, which becomes readable
+//! when every process of the group has begun or has failed.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -38,20 +38,20 @@ pub(crate) fn start(context: SpawnContext, instances: Vec<Instance>) -> Result<c
     let event = Arc::new(event.map_err(|errno| Failure::from_errno("eventfd", errno))?);
     let fd = event.as_raw_fd();
     let waker = Arc::clone(&event);
-    // The thread comes first: if it can't be made, no process has been started of which nobody would know.
-    let (started, start) = mpsc::channel::<(SpawnContext, SpawnBatch)>();
+    // The thread is made before the processes are started. So no process is left without a thread that waits for it.
+    let (sender, receiver) = mpsc::channel::<(SpawnContext, SpawnBatch)>();
     let thread = std::thread::Builder::new().name("pspawn".into()).spawn(move || {
-        let Ok((context, batch)) = start.recv() else { return Results::new() };
+        let Ok((context, batch)) = receiver.recv() else { return Results::new() };
         let results = batch.into_results();
         drop(context);
-        // The counter is 0 before, so the write can't fail.
+        // The write can't fail, because the counter is still 0.
         let _ = waker.write(1);
         results
     });
     let thread = thread.map_err(|error| Failure::from_errno("a thread can't be made", errno_of(&error)))?;
     let batch = context.start(instances)?;
     // The thread waits for this message, so the send can't fail.
-    let _ = started.send((context, batch));
+    let _ = sender.send((context, batch));
     let mut groups = GROUPS.lock().unwrap_or_else(PoisonError::into_inner);
     groups.get_or_insert_default().insert(fd, Background { event, thread });
     Ok(fd)

@@ -1,4 +1,5 @@
-//! How a failure reaches the caller: as `errno`, and as a text of the calling thread.
+//! The failures of this library, and how a failure reaches the C program: as `errno`, and as a message that the library
+//! keeps for the calling thread.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int};
@@ -49,18 +50,18 @@ impl From<CheckError> for Failure {
 
 thread_local! {
     /// The message about the last failure in this thread, which [`last_failure_message`] returns.
-    static LAST: RefCell<CString> = RefCell::default();
+    static LAST_MESSAGE: RefCell<CString> = RefCell::default();
 }
 
 /// Stores `text` as the message that [`last_failure_message`] returns in the calling thread.
 pub(crate) fn store_failure_message(text: &str) {
-    LAST.set(CString::new(text.replace('\0', "?")).unwrap_or_default());
+    LAST_MESSAGE.set(CString::new(text.replace('\0', "?")).unwrap_or_default());
 }
 
 /// Returns a pointer to the message about the last failure in the calling thread, as a C string. The message is empty
 /// if no function has failed. The pointer is valid until the next failure in this thread.
 pub(crate) fn last_failure_message() -> *const c_char {
-    LAST.with_borrow(|text| text.as_ptr())
+    LAST_MESSAGE.with_borrow(|text| text.as_ptr())
 }
 
 /// Calls `call`, and returns its result to the C program. If `call` fails, sets `errno`, stores the message for the

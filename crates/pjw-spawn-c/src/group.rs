@@ -1,4 +1,5 @@
-//! The processes of one call, and where their process ids go.
+//! The processes of one call: the arguments from which they are started, and the C program's array for their process
+//! ids.
 
 use std::ffi::{CString, c_int, c_uint};
 use std::sync::Arc;
@@ -17,7 +18,8 @@ pub(crate) struct StartArguments {
     pub(crate) count: c_uint,
     /// The arguments: one list for all processes, or one list for each process.
     pub(crate) arguments: StringLists,
-    /// None for the environment of the context, one for all, or one for each.
+    /// The environments: one for all processes, or one for each process. If there is no environment, the processes have
+    /// that of the context.
     pub(crate) environments: StringLists,
     /// The affinity masks. Process i has the mask with the index `i % n`, where `n` is the number of masks. If there
     /// are no masks, all processes run on the CPUs of the calling thread.
@@ -87,19 +89,17 @@ impl PidArray<'_> {
             Ok(child) => pid_t::try_from(child.pid.0).unwrap_or(pid_t::MAX),
             Err(error) => -(error.errno as c_int),
         };
-        for (place, result) in self.0.into_iter().flatten().zip(results) {
-            *place = pid_or_errno(result);
+        for (element, result) in self.0.into_iter().flatten().zip(results) {
+            *element = pid_or_errno(result);
         }
-        let first = results.iter().find_map(|result| result.as_ref().err());
-        let begun = results.iter().filter(|result| result.is_ok()).count();
-        match first {
-            Some(error) if begun == 0 => Err(Failure::from_errno(error.step.name(), error.errno)),
-            failed => {
-                if let Some(error) = failed {
-                    store_failure_message(&format!("{}: {}", error.step, error.errno.desc()));
-                }
-                Ok(c_int::try_from(begun).unwrap_or(c_int::MAX))
+        let first_error = results.iter().find_map(|result| result.as_ref().err());
+        let begun_count = results.iter().filter(|result| result.is_ok()).count();
+        if let Some(error) = first_error {
+            if begun_count == 0 {
+                return Err(Failure::from_errno(error.step.name(), error.errno));
             }
+            store_failure_message(&format!("{}: {}", error.step, error.errno.desc()));
         }
+        Ok(c_int::try_from(begun_count).unwrap_or(c_int::MAX))
     }
 }

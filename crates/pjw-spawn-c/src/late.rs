@@ -1,4 +1,4 @@
-//! The late fork: the program is the template.
+//! Late fork for C programs: a program that has done its start-up makes itself a template.
 
 use nix::errno::Errno;
 use spawn::proxy::{ForkHereError, InstanceParameters};
@@ -11,7 +11,7 @@ use crate::failure::Failure;
 /// `None` at once.
 pub(crate) fn fork_here() -> Result<Option<InstanceParameters>, Failure> {
     match spawn::proxy::fork_here() {
-        Ok(own) => Ok(own),
+        Ok(parameters) => Ok(parameters),
         Err(ForkHereError::Failed { step, errno }) => Err(Failure::from_errno(step, errno)),
         Err(error @ ForkHereError::MultipleThreads(_)) => {
             Err(Failure { errno: Errno::EBUSY, text: error.to_string() })

@@ -34,7 +34,7 @@ pub struct PspawnContext {
 }
 
 /// The value to which [`PspawnContext::private`] points: a program, and the CPUs on which its processes run.
-struct ContextOnCpu {
+struct ContextOnCpus {
     context: SpawnContext,
     /// `None` for the CPUs of the calling thread.
     cpus: Option<CpuSet>,
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn pspawn_context_create(
         context.check_instances(
             &StartArguments { count: 1, arguments, environments: StringLists::none(), masks }.instances()?,
         )?;
-        let private = Box::into_raw(Box::new(ContextOnCpu { context, cpus })).cast();
+        let private = Box::into_raw(Box::new(ContextOnCpus { context, cpus })).cast();
         // SAFETY: the caller gives room for a context.
         unsafe { ctx.write(PspawnContext { private }) };
         Ok(0)
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn pspawn_context_create(
 pub unsafe extern "C" fn pspawn_context_destroy(ctx: *mut PspawnContext) {
     // SAFETY: the caller gives NULL or a context.
     let Some(ctx) = (unsafe { ctx.as_mut() }) else { return };
-    let private = std::mem::replace(&mut ctx.private, ptr::null_mut()).cast::<ContextOnCpu>();
+    let private = std::mem::replace(&mut ctx.private, ptr::null_mut()).cast::<ContextOnCpus>();
     if !private.is_null() {
         // SAFETY: the value is from `pspawn_context_create`, and nothing else knows it any more.
         drop(unsafe { Box::from_raw(private) });
@@ -104,7 +104,7 @@ pub unsafe extern "C" fn pspawn(ctx: *mut PspawnContext, argv: *const *const c_c
     // SAFETY: the caller guarantees the same, and `pid` has room for one number.
     match unsafe { pspawn_n(&raw mut pid, ctx, 1, argv) } {
         1 => pid,
-        failed => failed,
+        failure => failure,
     }
 }
 
@@ -129,16 +129,17 @@ pub unsafe extern "C" fn pspawn_n(
         // SAFETY: the caller gives NULL or a context.
         let private = unsafe { ctx.as_ref() }.map_or(ptr::null_mut(), |ctx| ctx.private);
         // SAFETY: a context that was not freed has a value of `pspawn_context_create`.
-        let on_cpu = unsafe { private.cast::<ContextOnCpu>().as_ref() };
-        let on_cpu = on_cpu.ok_or_else(|| Failure::invalid("the context is NULL or was destroyed"))?;
+        let context = unsafe { private.cast::<ContextOnCpus>().as_ref() };
+        let ContextOnCpus { context, cpus } =
+            context.ok_or_else(|| Failure::invalid("the context is NULL or was destroyed"))?;
         let count = c_uint::try_from(nspawns).map_err(|_| Failure::invalid("nspawns is negative"))?;
         // SAFETY: the caller gives NULL or such a list.
         let arguments = unsafe { StringLists::one_for_all(argv) }?;
-        let masks = on_cpu.cpus.iter().cloned().collect();
+        let masks = cpus.iter().cloned().collect();
         let instances =
             StartArguments { count, arguments, environments: StringLists::none(), masks }.instances()?;
-        let results = on_cpu.context.spawn_n(instances)?;
-        // SAFETY: the caller gives NULL or the room.
+        let results = context.spawn_n(instances)?;
+        // SAFETY: the caller guarantees NULL or memory for so many values.
         unsafe { PidArray::new(pids, count) }.write(&results)
     })
 }
@@ -184,7 +185,7 @@ pub unsafe extern "C" fn pspawn_v(
         // SAFETY: the caller guarantees the same.
         let (context, group) = unsafe { read_start_arguments(filename, argv, envp, nspawns, masks, flags) }?;
         let results = context.spawn_n(group.instances()?)?;
-        // SAFETY: the caller gives NULL or the room.
+        // SAFETY: the caller guarantees NULL or memory for so many values.
         unsafe { PidArray::new(pids, nspawns) }.write(&results)
     })
 }
@@ -231,7 +232,7 @@ pub unsafe extern "C" fn ipspawn(
 pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_uint) -> c_int {
     to_c_result(|| {
         let results = background::collect(fd)?;
-        // SAFETY: the caller gives NULL or the room.
+        // SAFETY: the caller guarantees NULL or memory for so many values.
         unsafe { PidArray::new(pids, nspawns) }.write(&results)
     })
 }
@@ -251,14 +252,14 @@ pub unsafe extern "C" fn pspawn_collect(fd: c_int, pids: *mut pid_t, nspawns: c_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pspawn_fork_here(argc: *mut c_int, argv: *mut *mut *mut c_char) -> c_int {
     to_c_result(|| {
-        let Some(own) = late::fork_here()? else { return Ok(0) };
-        // SAFETY: the caller gives NULL or the room. The list is never freed, like that of main().
+        let Some(parameters) = late::fork_here()? else { return Ok(0) };
+        // SAFETY: the caller guarantees NULL or memory for a value. The list is never freed, like that of main().
         unsafe {
             if !argc.is_null() {
-                argc.write(c_int::try_from(own.arguments().count()).unwrap_or(c_int::MAX));
+                argc.write(c_int::try_from(parameters.arguments().count()).unwrap_or(c_int::MAX));
             }
             if !argv.is_null() {
-                argv.write(own.argv().cast_mut().cast());
+                argv.write(parameters.argv().cast_mut().cast());
             }
         }
         Ok(1)
@@ -272,7 +273,7 @@ pub extern "C" fn pspawn_error() -> *const c_char {
     failure::last_failure_message()
 }
 
-/// Reads the number of a CPU.
+/// Returns the CPU set with the CPU `core`. Fails with `EINVAL` if no CPU can have this number.
 fn read_core(core: c_int) -> Result<CpuSet, Failure> {
     let pu = u32::try_from(core).ok().map(Pu).filter(|pu| *pu <= Pu::MAX);
     let pu =
@@ -310,7 +311,7 @@ unsafe fn read_start_arguments(
         return Err(Failure::invalid("filename is NULL"));
     }
     // SAFETY: the caller guarantees lists as the flags say.
-    let (arguments, environments) = unsafe {
+    let (arguments, mut environments) = unsafe {
         (
             StringLists::read(argv, count, flags & ARGV_EACH != 0)?,
             StringLists::read_environments(envp, count, flags & ENVP_EACH != 0)?,
@@ -322,9 +323,8 @@ unsafe fn read_start_arguments(
     let path =
         if path.as_bytes().contains(&b'/') { path.to_owned() } else { Path::new(".").join(path).into() };
     let mut context = SpawnContext::new(path)?;
-    let mut environments = environments;
     if let Some(variables) = environments.one_of_assignments() {
-        // It is laid out once for all processes.
+        // As the environment of the context, it is laid out in memory only once for all processes.
         context = context.set_environment(variables);
         environments = StringLists::none();
     } else if !environments.is_empty() {

@@ -18,12 +18,12 @@ pub use types::{PjwFarmBytes, PjwFarmItem, PjwFarmOptions, PjwFarmProgress, PjwF
 pub struct PjwFarm {
     running: RunningFarm<'static>,
     /// The result whose bytes the caller may read.
-    last: Option<ItemResult>,
+    last_result: Option<ItemResult>,
 }
 
 impl Failure {
-    /// The failure of a farm that can't go on. EAGAIN of fork(2) becomes ENOMEM: from `pjw_farm_next`, EAGAIN means
-    /// that no result came in time.
+    /// Returns the failure of a farm that can't continue. `EAGAIN` of fork(2) becomes `ENOMEM`, because `EAGAIN` of
+    /// `pjw_farm_next` means that no result came in time.
     fn of_farm_without_workers(error: FarmError) -> Self {
         let failure = Self::from(error);
         let errno = if failure.errno == Errno::EAGAIN { Errno::ENOMEM } else { failure.errno };
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn pjw_farm_append(to: *mut PjwFarmBytes, bytes: *const c_
         if bytes.is_null() {
             return Err(Failure::invalid("bytes is NULL, and size is not 0"));
         }
-        // SAFETY: the caller guarantees so many bytes.
+        // SAFETY: the caller guarantees `size` bytes.
         to.0.extend_from_slice(unsafe { std::slice::from_raw_parts(bytes.cast(), size) });
         Ok(0)
     })
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn pjw_farm_start(options: *const PjwFarmOptions) -> *mut 
     to_c_result(|| {
         // SAFETY: the caller guarantees the same.
         let running = unsafe { options::start(options) }?;
-        farm = Box::into_raw(Box::new(PjwFarm { running, last: None }));
+        farm = Box::into_raw(Box::new(PjwFarm { running, last_result: None }));
         Ok(0)
     });
     farm
@@ -135,8 +135,8 @@ pub unsafe extern "C" fn pjw_farm_next(
         loop {
             match farm.running.next_within(timeout).map_err(Failure::of_farm_without_workers)? {
                 NextResult::Result(next) => {
-                    let next = farm.last.insert(next);
-                    // SAFETY: the caller gives the room.
+                    let next = farm.last_result.insert(next);
+                    // SAFETY: the caller guarantees memory for a result.
                     unsafe { result.write(PjwFarmResult::from_result(next)) };
                     return Ok(1);
                 }
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn pjw_farm_get_progress(
         if progress.is_null() {
             return Err(Failure::invalid("progress is NULL"));
         }
-        // SAFETY: the caller gives the room.
+        // SAFETY: the caller guarantees memory for the value.
         unsafe { progress.write(PjwFarmProgress::from_progress(&farm.running.progress())) };
         Ok(0)
     })
@@ -191,12 +191,12 @@ pub unsafe extern "C" fn pjw_farm_workers(farm: *const PjwFarm, pids: *mut pid_t
         if pids.is_null() && count > 0 {
             return Err(Failure::invalid("pids is NULL, and count is not 0"));
         }
-        let running = farm.running.worker_pids();
-        for (at, pid) in running.iter().enumerate().take(count as usize) {
-            // SAFETY: the caller gives room for so many values.
-            unsafe { pids.add(at).write(pid.0.cast_signed()) };
+        let worker_pids = farm.running.worker_pids();
+        for (index, pid) in worker_pids.iter().enumerate().take(count as usize) {
+            // SAFETY: the caller guarantees memory for `count` values.
+            unsafe { pids.add(index).write(pid.0.cast_signed()) };
         }
-        Ok(c_int::try_from(running.len()).unwrap_or(c_int::MAX))
+        Ok(c_int::try_from(worker_pids.len()).unwrap_or(c_int::MAX))
     })
 }
 

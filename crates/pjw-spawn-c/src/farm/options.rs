@@ -36,7 +36,7 @@ pub(super) unsafe fn start(options: *const PjwFarmOptions) -> Result<RunningFarm
     // SAFETY: the options have this length.
     let options = unsafe { options.read() };
     let work = options.work.ok_or_else(|| Failure::invalid("work is NULL"))?;
-    // SAFETY: the caller guarantees a C string, and what ALLOW_THREADS needs.
+    // SAFETY: the caller guarantees the requirements of `pjw_farm_start`.
     let farm = unsafe { farm_from_options(&options) }?;
     let work = rust_work_function(work, options.data);
     Ok(match options.read {
@@ -69,17 +69,17 @@ unsafe fn farm_from_options(options: &PjwFarmOptions) -> Result<Farm<'static>, F
         farm = farm.in_order();
     }
     if flags & ALLOW_THREADS != 0 {
-        // SAFETY: the caller guarantees it.
+        // SAFETY: the caller guarantees that the functions wait for no lock of another thread.
         farm = unsafe { farm.allow_threads() };
     }
-    let set = |value: u64, farm, set: fn(Farm<'static>, u64) -> Farm<'static>| match value {
+    let set_unless_0 = |farm, value: u64, set: fn(Farm<'static>, u64) -> Farm<'static>| match value {
         0 => farm,
         value => set(farm, value),
     };
-    farm = set(options.chunk, farm, Farm::chunk);
-    farm = set(options.window, farm, Farm::window);
-    farm = set(options.ring_bytes, farm, Farm::ring_bytes);
-    farm = set(options.input_bytes, farm, Farm::input_bytes);
+    farm = set_unless_0(farm, options.chunk, Farm::chunk);
+    farm = set_unless_0(farm, options.window, Farm::window);
+    farm = set_unless_0(farm, options.ring_bytes, Farm::ring_bytes);
+    farm = set_unless_0(farm, options.input_bytes, Farm::input_bytes);
     if options.attempts > 0 {
         farm = farm.attempts(options.attempts);
     }
@@ -98,14 +98,14 @@ unsafe fn farm_from_options(options: &PjwFarmOptions) -> Result<Farm<'static>, F
 /// # Safety
 /// `options.cpus` must be NULL or a C string.
 unsafe fn worker_cpus(options: &PjwFarmOptions) -> Result<WorkerCpus, Failure> {
-    let one_each = options.flags & ONE_PU_EACH != 0;
+    let has_one_pu_each = options.flags & ONE_PU_EACH != 0;
     if options.cpus.is_null() {
-        return Ok(if one_each { WorkerCpus::OnePuEach } else { WorkerCpus::Inherit });
+        return Ok(if has_one_pu_each { WorkerCpus::OnePuEach } else { WorkerCpus::Inherit });
     }
-    if one_each {
+    if has_one_pu_each {
         return Err(Failure::invalid("cpus and PJW_FARM_ONE_PU_EACH exclude each other"));
     }
-    // SAFETY: the caller guarantees it.
+    // SAFETY: the caller guarantees a C string.
     let text = unsafe { CStr::from_ptr(options.cpus) }.to_string_lossy();
     let lists = text.split(';').map(|list| {
         list.parse::<CpuSet>().map_err(|error| Failure::invalid(format!("cpus: {list:?}: {error}")))
@@ -143,12 +143,12 @@ fn set_functions(mut farm: Farm<'static>, options: &PjwFarmOptions) -> Farm<'sta
     farm
 }
 
-/// Calls a function of C with bytes to which it appends.
-fn with_bytes<T>(bytes: &mut Vec<u8>, call: impl FnOnce(*mut PjwFarmBytes) -> T) -> T {
+/// Calls `call`, which passes the pointer to a C function. The C function appends to `bytes` by this pointer.
+fn with_c_bytes<T>(bytes: &mut Vec<u8>, call: impl FnOnce(*mut PjwFarmBytes) -> T) -> T {
     let mut appended = PjwFarmBytes(std::mem::take(bytes));
-    let returned = call(&raw mut appended);
+    let result = call(&raw mut appended);
     *bytes = appended.0;
-    returned
+    result
 }
 
 /// Returns a work function that calls the C function `work` with the pointer `data`. A result of `work` other than 0 is
@@ -159,7 +159,7 @@ fn rust_work_function(
 ) -> impl FnMut(WorkItem<'_>, &mut Vec<u8>) -> Result<(), i32> + 'static {
     move |item, result| {
         let item = PjwFarmItem::from_item(&item);
-        match with_bytes(result, |result| work(data, &raw const item, result)) {
+        match with_c_bytes(result, |result| work(data, &raw const item, result)) {
             0 => Ok(()),
             code => Err(code),
         }
@@ -172,7 +172,7 @@ fn rust_read_function(
     read: ReadFunction,
     data: *mut c_void,
 ) -> impl FnMut(u64, &mut Vec<u8>) -> Result<bool, i32> + 'static {
-    move |number, bytes| match with_bytes(bytes, |bytes| read(data, number, bytes)) {
+    move |number, bytes| match with_c_bytes(bytes, |bytes| read(data, number, bytes)) {
         0 => Ok(false),
         code if code < 0 => Err(code),
         _ => Ok(true),

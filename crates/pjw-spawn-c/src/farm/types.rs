@@ -1,4 +1,4 @@
-//! The types of `pjw_farm.h`.
+//! The types of `pjw_farm.h` as Rust types with the same layout, and the conversions of items, results and progress.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
