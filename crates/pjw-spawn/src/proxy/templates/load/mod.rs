@@ -258,11 +258,7 @@ fn check_threads(pid: Pid) -> Result<(), TemplateError> {
 
 /// Reads the `added` arguments that the kernel has put before the given ones, for a script with `#!`: the interpreter,
 /// its argument, and the path of the script in place of argument 0.
-fn interpreter_arguments(
-    tracee: &Tracee,
-    stack: &EntryStack,
-    added: usize,
-) -> Result<Vec<Vec<u8>>, Errno> {
+fn interpreter_arguments(tracee: &Tracee, stack: &EntryStack, added: usize) -> Result<Vec<Vec<u8>>, Errno> {
     let count = if added == 0 { 0 } else { added + 1 };
     stack.pointers[..count].iter().map(|address| tracee.read_string(*address)).collect()
 }
