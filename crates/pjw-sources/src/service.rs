@@ -175,7 +175,8 @@ fn is_yes(value: Option<&str>) -> bool {
 /// `slurm.conf` and `cgroup.conf`, see slurm.conf(5) and cgroup.conf(5). Without settings, nothing is bound.
 fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
     let plugins = find_value(text, "TaskPlugin").unwrap_or_default().to_ascii_lowercase();
-    let has_plugin = |plugin: &str| plugins.split(',').any(|part| part.trim().trim_start_matches("task/") == plugin);
+    let has_plugin =
+        |plugin: &str| plugins.split(',').any(|part| part.trim().trim_start_matches("task/") == plugin);
     let includes = find_value(text, "Include").is_some();
     match (is_yes(find_value(text, "ConstrainCores")), has_plugin("cgroup"), has_plugin("affinity")) {
         (true, true, _) => (
@@ -221,9 +222,9 @@ fn lsf_binding(text: &str) -> (JobBinding, &'static str) {
 /// Returns how PBS binds jobs to cores, and what this means for pjwd, as text for users. `text` has the settings of the
 /// cgroups hook. Only whether the hook is enabled matters here.
 fn pbs_binding(text: &str) -> (JobBinding, &'static str) {
-    let is_on = text.split_ascii_whitespace().any(|word| word == "enabled=true")
+    let is_enabled = text.split_ascii_whitespace().any(|word| word == "enabled=true")
         || text.replace(' ', "").contains("enabled=true");
-    if is_on {
+    if is_enabled {
         (JobBinding::Cpusets, "its cgroups hook is on: its cpuset is the grant, pjwd only balances inside")
     } else {
         (JobBinding::Unbound, "its cgroups hook is off: pjwd grants cores")

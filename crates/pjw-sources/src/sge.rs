@@ -42,7 +42,7 @@ pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
 /// directory.
 fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let directories = process.directories;
-    (0..parts.len()).find_map(|at| {
+    (0..directories.len()).find_map(|at| {
         let directory = directories[at];
         let unit = directory.strip_suffix(".scope").or_else(|| directory.strip_suffix(".service"));
         if let Some(name) = unit.and_then(|unit| unit.strip_prefix("sge-")) {

@@ -65,7 +65,7 @@ const PLACEHOLDER: &str = "sleep 100000000";
 /// of the step `extern`, in which Slurm collects processes that were not started by a job step.
 fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirectoryRole> {
     let directories = process.directories;
-    (0..parts.len()).find_map(|at| {
+    (0..directories.len()).find_map(|at| {
         let below = |n: usize| directories.get(at + n).copied();
         let is_v2 = directories[at] == "slurmstepd.scope" || directories[at].ends_with("_slurmstepd.scope");
         let is_v1 = directories[at] == "slurm" || directories[at].starts_with("slurm_");

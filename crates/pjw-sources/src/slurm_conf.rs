@@ -46,7 +46,7 @@ pub fn parse(slurm_conf: &str, cgroup_conf: &str, has_only_cgroup_v2: bool) -> S
 /// Returns whether the list `plugins` contains the plugin `name`, with or without its `kind` as a prefix.
 fn has_plugin(plugins: &str, kind: &str, name: &str) -> bool {
     plugins.split(',').map(str::trim).any(|plugin| {
-        let plugin = plugin.strip_prefix(kind).and_then(|rest| rest.strip_prefix('/')).unwrap_or(plugin);
+        let plugin = plugin.strip_prefix(kind).and_then(|suffix| suffix.strip_prefix('/')).unwrap_or(plugin);
         plugin.eq_ignore_ascii_case(name)
     })
 }
