@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use pjw_benches::load::compiled::{compile, library_flags};
 use pjw_benches::measure::chart::Chart;
-use pjw_benches::measure::results::{Figure, median, print_line, publish};
+use pjw_benches::measure::results::{Figure, median, print_line, publish, target_directory};
 use pjw_benches::programs::daemon::PrivateWarden;
 use pjw_benches::programs::program::Program;
 use pjw_benches::setup::Setup;
 
 const SOURCE: &str = include_str!("../crates/pjw-job-c/examples/adaptive_team.c");
 const JOB: &str = "team";
-/// The most numbers of cores that are measured.
-const MOST_STEPS: usize = 16;
+/// How many different numbers of cores are measured at most.
+const MAX_COUNTS: usize = 16;
 /// How long a change of the cores may take until the team has its new size and speed.
 const SETTLE_TIME: Duration = Duration::from_millis(300);
 const LINE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -61,8 +61,9 @@ fn main() -> anyhow::Result<()> {
     for round in 0..setup.effort.pick(1, 7) {
         for turn in 0..TEAMS.len() {
             let at = (turn + round) % TEAMS.len();
-            for (all, measured) in rates[at].iter_mut().zip(measure(&setup, &program, TEAMS[at], &counts)?) {
-                all.extend(measured);
+            let measured = measure(&setup, &program, TEAMS[at], &counts)?;
+            for (rates_of_count, measured) in rates[at].iter_mut().zip(measured) {
+                rates_of_count.extend(measured);
             }
         }
     }
@@ -78,7 +79,7 @@ fn compile_program(directory: &Path) -> anyhow::Result<PathBuf> {
 
 /// The numbers of cores that are measured: all cores first, one last, and those between at equal distances.
 fn core_counts(cores: usize) -> Vec<usize> {
-    let steps = cores.min(MOST_STEPS);
+    let steps = cores.min(MAX_COUNTS);
     let mut counts: Vec<usize> = (1..=steps).rev().map(|step| cores * step / steps).collect();
     if let Some(last) = counts.last_mut() {
         *last = 1;
@@ -86,7 +87,7 @@ fn core_counts(cores: usize) -> Vec<usize> {
     counts
 }
 
-/// Returns for each number of cores the phases of the program each second, once for each 100 ms.
+/// Returns the rates of the program in phases per second: for each number of cores, one rate for each 100 ms.
 fn measure(setup: &Setup, program: &Path, team: Team, counts: &[usize]) -> anyhow::Result<Vec<Vec<f64>>> {
     let warden =
         PrivateWarden::start_with_cpusets(&setup.programs, &setup.scale.unusable_pus, &setup.interrupt)?;
@@ -113,12 +114,12 @@ fn read_rates(setup: &Setup, program: &mut Program) -> anyhow::Result<Vec<f64>> 
         let [seconds, _threads, phases] = numbers[..] else { bail!("the program printed {line:?}") };
         Ok((seconds, phases))
     };
-    let first = read()?;
-    let (mut before, mut rates) = (first, Vec::new());
-    while before.0 - first.0 < setup.effort.pick(0.3, 2.0) {
-        let now = read()?;
-        rates.push((now.1 - before.1) / (now.0 - before.0));
-        before = now;
+    let (begin_s, mut phases_before) = read()?;
+    let (mut seconds_before, mut rates) = (begin_s, Vec::new());
+    while seconds_before - begin_s < setup.effort.pick(0.3, 2.0) {
+        let (seconds, phases) = read()?;
+        rates.push((phases - phases_before) / (seconds - seconds_before));
+        (seconds_before, phases_before) = (seconds, phases);
     }
     Ok(rates)
 }
@@ -126,8 +127,8 @@ fn read_rates(setup: &Setup, program: &mut Program) -> anyhow::Result<Vec<f64>> 
 /// Prints the table of the rates, and writes the figures and the chart. `rates` has the measured rates by team and
 /// number of cores.
 fn report(counts: &[usize], rates: &[Vec<Vec<f64>>; TEAMS.len()]) -> anyhow::Result<()> {
-    let medians = rates.each_ref().map(|of_counts| {
-        of_counts.iter().map(|rates| median(rates).unwrap_or(f64::NAN)).collect::<Vec<f64>>()
+    let medians = rates.each_ref().map(|rates_by_count| {
+        rates_by_count.iter().map(|rates| median(rates).unwrap_or(f64::NAN)).collect::<Vec<f64>>()
     });
     let [fixed, following] = &medians;
     let share = |count: usize| count as f64 / counts[0] as f64;
@@ -156,6 +157,6 @@ fn report(counts: &[usize], rates: &[Vec<Vec<f64>>; TEAMS.len()]) -> anyhow::Res
         y_label: "phases per second".into(),
         lines,
     };
-    chart.write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench"), "adapting")?;
+    chart.write(&target_directory()?, "adapting")?;
     publish("adapting", &figures)
 }

@@ -3,12 +3,11 @@
 //! 512 and 8,192 PUs are compared with naive first fit.
 #![forbid(unsafe_code)]
 
-use std::io::{Write, stdout};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use pjw_benches::measure::results::{Figure, write_json};
+use pjw_benches::measure::results::{Figure, print_line, target_directory, write_json};
 use pjw_core::topology::{RegularShape, Topology};
 use pjw_core::{cpuset::CpuSet, job::Placement};
 use pjw_linux::topology::{TopologySource, load_topology};
@@ -16,6 +15,7 @@ use pjw_sim::replay::{CoreChooser, ProcessorUnit, ReplayOptions, ReplayResult, r
 use pjw_sim::swf::{JobLog, LoggedJob, parse};
 use pjw_sim::{locality::LocalityCounts, reference::ReferencePolicy, seed::RandomStream};
 
+/// The allocator of pjw, which is measured.
 const PACK: CoreChooser = CoreChooser::Allocator(Placement::Pack);
 const NASA: &str = "NASA-iPSC-1993-first2000.swf";
 const LCG: &str = "LCG-2005-one-site-first1000.swf";
@@ -27,9 +27,9 @@ const MACHINES: [&str; 6] = [
     "AMD-19h-Zen4-2xEpyc-9654.xml",
     "nvidiagpunumanodes.xml",
 ];
-/// Returns a count of the domains that a grant uses.
+/// Returns the number of domains of one kind that a grant uses.
 type Count = fn(&LocalityCounts) -> u32;
-/// The counts, with their names.
+/// The kinds of domains that are counted, with their names.
 const COUNTS: [(&str, Count); 4] = [
     ("packages", |domains_used| domains_used.packages),
     ("NUMA nodes", |domains_used| domains_used.numa_nodes),
@@ -58,12 +58,8 @@ fn main() -> anyhow::Result<()> {
         figures.extend(decision_figures(name, &Topology::from_shape(shape))?);
     }
     figures.push(replay_figure(&Topology::from_shape(small))?);
-    let path = write_json(&root.join("target/bench"), "allocator", &figures)?;
+    let path = write_json(&target_directory()?, "allocator", &figures)?;
     print_line(&format!("written to {}", path.display()))
-}
-
-fn print_line(line: &str) -> anyhow::Result<()> {
-    writeln!(stdout(), "{line}").context("can't write to stdout")
 }
 
 /// Replays every stream of jobs with every policy, and compares the allocator with each other policy.
@@ -162,6 +158,8 @@ fn mixed_jobs(cores: usize, jobs: u64) -> JobLog {
     JobLog { jobs: jobs.collect(), skipped_jobs: 0 }
 }
 
+/// Turns the sizes of the jobs from cores into PUs, with `siblings` PUs for each core. Every fourth job gets one PU
+/// less, so that it leaves a PU of its last core free.
 fn by_pu(mut log: JobLog, siblings: usize) -> JobLog {
     let siblings = u32::try_from(siblings).unwrap_or(1);
     for job in &mut log.jobs {
@@ -195,9 +193,9 @@ fn decision_times(topology: &Topology, log: &JobLog, chooser: CoreChooser) -> Ve
     let options = ReplayOptions { unit: ProcessorUnit::Core, chooser, housekeeping_cpus: CpuSet::new() };
     let runs = [(); 3].map(|()| replay(topology, log, &options, |_| {}).started_jobs);
     let [first, second, third] =
-        runs.map(|run| run.into_iter().map(|one| one.decision_time).collect::<Vec<_>>());
-    let best = first.into_iter().zip(second).zip(third).map(|((one, two), three)| one.min(two).min(three));
-    let mut times: Vec<Duration> = best.collect();
+        runs.map(|jobs| jobs.into_iter().map(|job| job.decision_time).collect::<Vec<_>>());
+    let shortest = first.into_iter().zip(second).zip(third).map(|((one, two), three)| one.min(two).min(three));
+    let mut times: Vec<Duration> = shortest.collect();
     times.sort_unstable();
     times
 }

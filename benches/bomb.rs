@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use pjw_benches::load::processes::{Activity, LoadProcesses};
 use pjw_benches::measure::results::{Figure, print_line, publish, quantile};
 use pjw_benches::measure::usage::ProcessUsage;
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// The cores of the second job are checked after this number of calls.
 const CHECK_EVERY: usize = 50;
 /// How long the job of the fork bomb may exist after its last process.
-const CLEAN_TIMEOUT: Duration = Duration::from_secs(30);
+const JOB_END_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> anyhow::Result<()> {
     let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
@@ -56,10 +56,16 @@ fn run_fork_bomb(
     processes: u32,
     interrupt: &StopSignal,
 ) -> anyhow::Result<Vec<Figure>> {
-    let before = job_cpus(warden, "manual:neighbour")?;
-    let length = RawClient::connect(&warden.socket())?.call(STATUS_CALL)?;
-    let echo = EchoServer::start(length, interrupt)?;
-    let mut clients = [RawClient::connect(&warden.socket())?, RawClient::connect(&echo.socket())?];
+    let neighbour_cpus = job_cpus(warden, "manual:neighbour")?;
+    let check_neighbour = || -> anyhow::Result<()> {
+        let cpus = job_cpus(warden, "manual:neighbour")?;
+        ensure!(cpus == neighbour_cpus, "the second job has lost its cores");
+        Ok(())
+    };
+    let reply_bytes = RawClient::connect(&warden.socket())?.call(STATUS_CALL)?;
+    let echo = EchoServer::start(reply_bytes, interrupt)?;
+    let mut daemon_client = RawClient::connect(&warden.socket())?;
+    let mut echo_client = RawClient::connect(&echo.socket())?;
     let script = format!("i=0; while [ $i -lt {processes} ]; do (:) & i=$((i+1)); done; wait");
     let mut command = warden.run_command("bomb", 1);
     let mut bomb = Program::start("the fork bomb", command.args(["sh", "-c", &script]))?;
@@ -70,13 +76,10 @@ fn run_fork_bomb(
         if let Some(status) = bomb.exit_status()? {
             break status;
         }
-        let [daemon, echo] = &mut clients;
-        answers.pjwd_ms.push(call_ms(daemon)?);
-        answers.echo_ms.push(call_ms(echo)?);
-        if answers.pjwd_ms.len().is_multiple_of(CHECK_EVERY)
-            && job_cpus(warden, "manual:neighbour")? != before
-        {
-            bail!("the second job has lost its cores");
+        answers.pjwd_ms.push(call_ms(&mut daemon_client)?);
+        answers.echo_ms.push(call_ms(&mut echo_client)?);
+        if answers.pjwd_ms.len().is_multiple_of(CHECK_EVERY) {
+            check_neighbour()?;
         }
         std::thread::sleep(PAUSE);
     };
@@ -85,12 +88,10 @@ fn run_fork_bomb(
     }
     let took = began.elapsed().as_secs_f64();
     print_line(&format!("{processes} processes in {took:.1} s; {} calls", answers.pjwd_ms.len()))?;
-    wait_for("the job of the fork bomb still exists", CLEAN_TIMEOUT, interrupt, || {
+    wait_for("the job of the fork bomb still exists", JOB_END_TIMEOUT, interrupt, || {
         Ok(warden.job("manual:bomb")?.is_none().then_some(()))
     })?;
-    if job_cpus(warden, "manual:neighbour")? != before {
-        bail!("the second job has lost its cores");
-    }
+    check_neighbour()?;
     print_line(&format!(
         "pjwd uses {:.1} MiB of memory afterwards",
         ProcessUsage::new(warden.pid())?.rss_mib()?

@@ -1,8 +1,10 @@
-//! Measures pjwd beside many processes of a plain user that fork or spin without a pause: the time of `assign`,
-//! `release`, `status` and of a hook, asked by a client with a real-time priority, the time until the job's process is
-//! in its cpuset, and the time from the fork of a worker outside its job's cores to its mask. The peers are servers
-//! with the normal priority: an echo server, and the listener of the bench `reaction`; and the bare write(2) that moves
-//! a process to another cgroup, by the client with the real-time priority: the lower limit of a change of cpusets.
+//! Measures pjwd beside many processes of a plain user that fork or spin without a pause. A client with a real-time
+//! priority measures the time of `assign`, `release`, `status` and of a hook, and the time until the job's process is
+//! in its cpuset. Also measured is the time from the fork of a worker outside its job's cores until its mask is set.
+//!
+//! Two peers are servers with the normal priority: an echo server, and the listener of the bench `reaction`. The third
+//! peer is the lower limit of a change of cpusets: the bare write(2) that moves a process to another cgroup, by the
+//! client with the real-time priority.
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -76,9 +78,7 @@ fn measure_round(setup: &Setup, activity: UserActivity, processes: usize) -> any
     let reply_bytes = RawClient::connect(&warden.socket())?.call(STATUS_CALL)?;
     let echo = EchoServer::start(reply_bytes, interrupt)?;
     let bystander = LoadProcesses::start(1, 1, Activity::Sleeping, interrupt)?;
-    let cgroup = match Cgroup::new("cpuset", "busy")
-        .and_then(|cgroup| Ok((cgroup.set_cpus(&scale.usable_cores[0])?, cgroup).1))
-    {
+    let cgroup = match make_cgroup(&scale.usable_cores[0]) {
         Ok(cgroup) => Some(cgroup),
         Err(error) => {
             print_line(&format!("skipped: {BARE_MOVE}: {error:#}"))?;
@@ -103,6 +103,12 @@ fn measure_round(setup: &Setup, activity: UserActivity, processes: usize) -> any
     drop(load);
     warden.release_all()?;
     Ok(times)
+}
+
+fn make_cgroup(cpus: &CpuSet) -> anyhow::Result<Cgroup> {
+    let cgroup = Cgroup::new("cpuset", "busy")?;
+    cgroup.set_cpus(cpus)?;
+    Ok(cgroup)
 }
 
 /// Runs `measure` on this thread with the lowest real-time priority, so that the client does not wait for a CPU itself.
@@ -140,9 +146,10 @@ impl Client<'_> {
         };
         let mut until_in_cpuset = Vec::new();
         for round in 0..effort.pick(5, 200) {
+            // `measure` calls the daemon after the pause.
             let begin = Instant::now() + PAUSE;
             measure("assign", &mut || warden.assign_cores("busy", 1, &target.pids()))?;
-            // In the other rounds, the release comes while the process may still be moved.
+            // In the other rounds, the daemon may still move the process when the release comes.
             if round % 2 == 0 && self.wait_until_in_cpuset()? {
                 until_in_cpuset.push(begin.elapsed().as_secs_f64() * 1000.0);
             }
@@ -210,17 +217,17 @@ fn measure_births(
     cores: &[CpuSet],
     interrupt: &StopSignal,
 ) -> anyhow::Result<Times> {
-    let workers = (effort.pick(5, 60), WORKER_PAUSE);
+    let count = effort.pick(5, 60);
     let (core, sleep) = (&cores[0], find_sleep()?);
-    let forker = Forker::start(WorkerStart::OutsideJob, workers, core, &sleep, interrupt)?;
+    let forker = Forker::start(WorkerStart::OutsideJob, (count, WORKER_PAUSE), core, &sleep, interrupt)?;
     warden.assign("births", core, &[forker.pid()])?;
     forker.wait_for_times(interrupt)?;
     // The job ends with the forker.
     warden.release_all()?;
-    let forker = Forker::start(WorkerStart::OutsideJob, workers, core, &sleep, interrupt)?;
+    let forker = Forker::start(WorkerStart::OutsideJob, (count, WORKER_PAUSE), core, &sleep, interrupt)?;
     let listener = ForkListener::start(forker.pid(), core, core, interrupt)?;
     forker.wait_for_times(interrupt)?;
-    let bare = listener.reaction_times_ms(workers.0, interrupt)?;
+    let bare = listener.reaction_times_ms(count, interrupt)?;
     Ok(Times::from([("birth", warden.reaction_times_ms()), (LISTENER, bare)]))
 }
 
@@ -240,14 +247,14 @@ fn compare(load: &str, rounds: &[Times]) -> anyhow::Result<Vec<Figure>> {
     ];
     for (what, peer) in peers {
         for (quantile_name, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
-            let of = |name| {
-                let values: Vec<f64> =
+            let median_of = |name| {
+                let quantiles: Vec<f64> =
                     rounds.iter().filter_map(|round| quantile(round.get(name)?, share)).collect();
-                median(&values)
+                median(&quantiles)
             };
             let name = format!("{what} {load}, {quantile_name}");
-            match of(what).zip(of(peer)) {
-                Some((ours, peers)) => figures.push(Figure::new(&name, ours, "ms", peer, peers)),
+            match median_of(what).zip(median_of(peer)) {
+                Some((value, peer_value)) => figures.push(Figure::new(&name, value, "ms", peer, peer_value)),
                 // This machine has no cpusets.
                 None if [what, peer].iter().any(|name| [BARE_MOVE, IN_CPUSET].contains(name)) => {}
                 None => bail!("nothing was measured: {name}"),

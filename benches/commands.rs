@@ -1,11 +1,10 @@
 //! What one `assign` and one `release` cost beside many idle jobs: the CPU time of pjwd, and the time until the answer.
-//! The peer does to the process what the command does, by bare system calls.
+//! The peer changes the cpuset or the mask of the process as the command does, by bare system calls.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use nix::time::{ClockId, clock_gettime};
 use pjw_benches::load::idle_jobs::{ENFORCEMENTS, IdleJobs};
 use pjw_benches::load::processes::{Activity, LoadProcesses};
 use pjw_benches::measure::results::{Figure, median, print_line, publish};
@@ -15,11 +14,11 @@ use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
 use pjw_benches::setup::Setup;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Tid;
-use pjw_linux::sys::affinity;
+use pjw_linux::sys::{affinity, clock::own_thread_cpu_time};
 
 const COMMAND_JOB: &str = "commands";
 
-/// The CPU time of the server, and the time until the answer, both in ms.
+/// The cost of each call of one command: the CPU time of the daemon, and the time until the answer, both in ms.
 #[derive(Default)]
 struct Costs {
     cpu_ms: Vec<f64>,
@@ -52,8 +51,8 @@ fn main() -> anyhow::Result<()> {
             }
             let bare = median(&bare_ms).context("nothing was measured")?;
             for (command, costs) in [("assign", assign), ("release", release)] {
-                let both = median(&costs.cpu_ms).zip(median(&costs.answer_ms));
-                let (cpu, answer) = both.context("nothing was measured")?;
+                let medians = median(&costs.cpu_ms).zip(median(&costs.answer_ms));
+                let (cpu, answer) = medians.context("nothing was measured")?;
                 let name = format!("{command} beside {size} jobs, kept by {way}");
                 print_line(&format!("{name}: {cpu:.2} ms of CPU, answer after {answer:.2} ms"))?;
                 figures.push(Figure::new(&format!("{name}: CPU"), cpu, "ms", "bare system calls", bare));
@@ -74,13 +73,13 @@ fn main() -> anyhow::Result<()> {
 impl Costs {
     fn measure(
         &mut self,
-        server: &ProcessUsage,
+        daemon: &ProcessUsage,
         command: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let (begin, before) = (Instant::now(), server.cpu_time()?);
+        let (begin, before) = (Instant::now(), daemon.cpu_time()?);
         command()?;
         self.answer_ms.push(begin.elapsed().as_secs_f64() * 1000.0);
-        self.cpu_ms.push(server.cpu_time()?.saturating_sub(before).as_secs_f64() * 1000.0);
+        self.cpu_ms.push(daemon.cpu_time()?.saturating_sub(before).as_secs_f64() * 1000.0);
         Ok(())
     }
 }
@@ -88,8 +87,7 @@ impl Costs {
 /// Puts the process `pid` on the PUs `core` with bare system calls, and back. Returns half of the CPU time, in ms: the
 /// work of one command. If `by_cpuset` is true, moves the process into a new cgroup. Otherwise, sets its affinity mask.
 fn bare_change(by_cpuset: bool, core: &CpuSet, pid: u32) -> anyhow::Result<f64> {
-    let thread_cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
-    let before = thread_cpu()?;
+    let before = own_thread_cpu_time();
     if by_cpuset {
         let cgroup = Cgroup::new("cpuset", "command")?;
         cgroup.set_cpus(core)?;
@@ -99,5 +97,5 @@ fn bare_change(by_cpuset: bool, core: &CpuSet, pid: u32) -> anyhow::Result<f64> 
         affinity::set_mask(Tid(pid), core).context("can't set the mask")?;
         affinity::set_mask(Tid(pid), &original).context("can't set the mask")?;
     }
-    Ok(thread_cpu()?.saturating_sub(before).as_secs_f64() * 1000.0 / 2.0)
+    Ok(own_thread_cpu_time().saturating_sub(before).as_secs_f64() * 1000.0 / 2.0)
 }

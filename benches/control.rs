@@ -21,13 +21,18 @@ use serde_json::{Value, json};
 /// The calls: the name in the figures, the method, and the parameters.
 const CALLS: [(&str, &str, &str); 2] =
     [("status", "GetStatus", "{}"), ("a job and its members", "GetJob", "{\"job\":\"manual:control\"}")];
-const PER_PROCESS: usize = 50;
+const THREADS_PER_PROCESS: usize = 50;
 const CLIENTS: usize = 4;
 
 fn main() -> anyhow::Result<()> {
     let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let threads = effort.pick(1000, 10_000);
-    let load = LoadProcesses::start(threads / PER_PROCESS, PER_PROCESS, Activity::Sleeping, &interrupt)?;
+    let load = LoadProcesses::start(
+        threads / THREADS_PER_PROCESS,
+        THREADS_PER_PROCESS,
+        Activity::Sleeping,
+        &interrupt,
+    )?;
     let keys = format!("housekeeping = \"{}\"\n", scale.unusable_pus);
     let warden = PrivateWarden::start_with_config(&programs, &keys, EventSource::ProcEvents, &interrupt)?;
     let _: Value = Client::connect(&warden.socket())?
@@ -62,13 +67,15 @@ struct Bench<'a> {
     parameters: Value,
 }
 
-/// The measurements of one server.
+/// The measurements of one server, with one value for each round.
 #[derive(Default)]
 struct Answers {
     p50_us: Vec<f64>,
     p99_us: Vec<f64>,
     connecting_us: Vec<f64>,
+    /// The answers each second to one client.
     one_per_s: Vec<f64>,
+    /// The answers each second to [`CLIENTS`] clients together.
     several_per_s: Vec<f64>,
 }
 
@@ -93,10 +100,10 @@ impl Bench<'_> {
         let mut measured = Measured::default();
         for round in 0..effort.pick(2, 9) {
             // The servers take turns. Each one is first in every second round.
-            let sockets = [(true, warden.socket()), (false, echo.socket())];
+            let mut servers = [(&mut measured.pjwd, warden.socket()), (&mut measured.echo, echo.socket())];
             for at in [round % 2, (round + 1) % 2] {
-                let (is_pjwd, socket) = &sockets[at];
-                measured.answers_of(*is_pjwd).add(self.measure_server(socket)?);
+                let (answers, socket) = &mut servers[at];
+                answers.add(self.measure_server(socket)?);
             }
             measured.through_client_us.push(self.measure_client_us(&warden.socket())?);
         }
@@ -108,7 +115,7 @@ impl Bench<'_> {
     fn measure_server(&self, socket: &Path) -> anyhow::Result<Answers> {
         self.interrupt.check()?;
         let mut client = RawClient::connect(socket)?;
-        let (one, times) = call_repeatedly(self.window, || client.call(&self.request).map(drop))?;
+        let (one_per_s, times) = call_repeatedly(self.window, || client.call(&self.request).map(drop))?;
         let (_, connecting) =
             call_repeatedly(self.window / 4, || RawClient::connect(socket)?.call(&self.request).map(drop))?;
         let (Some(p50), Some(p99)) = (quantile(&times, 0.5), quantile(&times, 0.99)) else {
@@ -118,7 +125,7 @@ impl Bench<'_> {
             p50_us: vec![p50],
             p99_us: vec![p99],
             connecting_us: quantile(&connecting, 0.5).into_iter().collect(),
-            one_per_s: vec![one],
+            one_per_s: vec![one_per_s],
             several_per_s: vec![self.measure_several_clients(socket)?],
         })
     }
@@ -174,10 +181,6 @@ struct Measured {
 }
 
 impl Measured {
-    fn answers_of(&mut self, is_pjwd: bool) -> &mut Answers {
-        if is_pjwd { &mut self.pjwd } else { &mut self.echo }
-    }
-
     /// Returns the figures of the medians over all rounds. `call_name` is the name of the call in the results.
     fn figures(&self, call_name: &str) -> anyhow::Result<Vec<Figure>> {
         let Self { pjwd, echo, through_client_us } = self;

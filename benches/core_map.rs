@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use nix::unistd::gettid;
 use pjw_benches::measure::chart::Chart;
-use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile};
+use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile, target_directory};
 use pjw_benches::setup::effort::Effort;
 use pjw_core::cpuset::{CpuSet, Pu};
 use pjw_core::ids::Tid;
@@ -22,9 +22,9 @@ use pjw_job::layout::CoreMapContent;
 use pjw_job::{CORE_MAP_FILE_NAME, CoreMapReader, CoreMapWriter};
 use pjw_linux::sys::affinity;
 
-/// The state directory of pjwd is in memory, too.
+/// Where the page is made: in memory, as in the state directory of pjwd.
 const MEMORY: &str = "/dev/shm";
-/// The time between two changes: the reader sleeps by then.
+/// The time between two changes: long enough that the reader sleeps again.
 const PAUSE: Duration = Duration::from_micros(500);
 /// The quantiles of the chart, in percent.
 const PERCENTILES: [f64; 8] = [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 99.0, 99.9];
@@ -49,14 +49,15 @@ fn main() -> anyhow::Result<()> {
     report(&reads, &from_page, &from_pipe)
 }
 
-/// Prints the times, and writes the figures and the chart. `reads` has the times of the three kinds of reads, in ns.
+/// Prints the times, and writes the figures and the chart. `reads` has the times of the reads in the order of
+/// [`measure_reads`], in ns.
 /// `from_page` and `from_pipe` have the times from a change to the reader, in µs.
 fn report(reads: &[Vec<f64>; 3], from_page: &[f64], from_pipe: &[f64]) -> anyhow::Result<()> {
-    let [cpu, whole, mask] = reads.each_ref().map(|times| median(times).unwrap_or(f64::NAN));
+    let [has_cpu, whole, mask] = reads.each_ref().map(|times| median(times).unwrap_or(f64::NAN));
     let system_call = "sched_getaffinity";
     let mut figures = vec![
         Figure::new("a read of the whole page", whole, "ns", system_call, mask),
-        Figure::new("whether the job has a CPU", cpu, "ns", system_call, mask),
+        Figure::new("whether the job has a CPU", has_cpu, "ns", system_call, mask),
     ];
     let at = |times: &[f64], share| quantile(times, share).unwrap_or(f64::NAN);
     print_line(&format!(
@@ -85,7 +86,7 @@ fn report(reads: &[Vec<f64>; 3], from_page: &[f64], from_pipe: &[f64]) -> anyhow
         y_label: "us".into(),
         lines: vec![("the page".into(), points(from_page)), ("a byte in a pipe".into(), points(from_pipe))],
     };
-    chart.write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench"), "core_map")?;
+    chart.write(&target_directory()?, "core_map")?;
     publish("core_map", &figures)
 }
 
@@ -108,12 +109,12 @@ fn content(epoch: u64) -> CoreMapContent {
 /// Returns three mean times in ns: of the check whether the job has a CPU, of a read of the whole page, and of
 /// sched_getaffinity(2).
 fn measure_reads(reader: &CoreMapReader, effort: Effort) -> anyhow::Result<[f64; 3]> {
-    let (count, own) = (effort.pick(1_000, 1_000_000), Tid(gettid().as_raw().unsigned_abs()));
+    let (count, own_tid) = (effort.pick(1_000, 1_000_000), Tid(gettid().as_raw().unsigned_abs()));
     let begin = Instant::now();
     for _ in 0..count {
         black_box(reader.has_cpu(black_box(Pu(3))));
     }
-    let cpu = begin.elapsed();
+    let has_cpu = begin.elapsed();
     let begin = Instant::now();
     for _ in 0..count {
         black_box(reader.read()?);
@@ -121,10 +122,10 @@ fn measure_reads(reader: &CoreMapReader, effort: Effort) -> anyhow::Result<[f64;
     let whole = begin.elapsed();
     let begin = Instant::now();
     for _ in 0..count {
-        black_box(affinity::get_mask(own)?);
+        black_box(affinity::get_mask(own_tid)?);
     }
     let mask = begin.elapsed();
-    Ok([cpu, whole, mask].map(|time| time.as_secs_f64() * 1e9 / f64::from(count)))
+    Ok([has_cpu, whole, mask].map(|time| time.as_secs_f64() * 1e9 / f64::from(count)))
 }
 
 /// Returns the times in µs from just before the write of a core map until a thread that waited for the change has read
@@ -146,7 +147,8 @@ fn changes_of_page(
     times_between(count, change, wait)
 }
 
-/// The times in µs from just before the write of a byte to a pipe until a thread that waited for it has the byte.
+/// Returns the times in µs from just before the write of a byte to a pipe until a thread that waited for the byte has
+/// read it.
 fn bytes_in_pipe(effort: Effort) -> anyhow::Result<Vec<f64>> {
     let (mut output, mut input) = pipe().context("can't make a pipe")?;
     let change = |_| Ok(input.write_all(&[1])?);

@@ -6,16 +6,13 @@
 #![forbid(unsafe_code)]
 
 use std::convert::Infallible;
-use std::io::{Write, stdout};
-use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use nix::time::{ClockId, clock_gettime};
 use nix::unistd::getuid;
 use pjw_benches::load::processes::{self, Activity, LoadProcesses};
-use pjw_benches::measure::results::{Figure, median, write_json};
+use pjw_benches::measure::results::{Figure, median, print_line, target_directory, write_json};
 use pjw_benches::peers::syscalls::SyscallScan;
 use pjw_benches::programs::interrupt::StopSignal;
 use pjw_core::command::{AssignCommand, Caller, Command};
@@ -28,7 +25,9 @@ use pjw_linux::{node::LinuxMachine, sys::clock};
 use pjw_sources::{LocalHost, job_variable_names};
 use pjwd::warden::Warden;
 
-const CYCLES: usize = 15;
+const MEASURED_CYCLES: usize = 15;
+/// The first cycles confine the load processes and find the busy threads. They are not measured.
+const WARM_UP_CYCLES: usize = 5;
 /// The time between two scans: long enough for each spinning thread to run.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -58,9 +57,8 @@ fn main() -> anyhow::Result<()> {
         measure_cycles("a cycle over 5,000 idle threads", 50, 100, Activity::Sleeping, &interrupt)?,
         measure_cycles("a cycle over 500 busy threads", 10, 50, Activity::Spinning, &interrupt)?,
     ];
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
-    let path = write_json(&root.join("target/bench"), "cycle", &figures)?;
-    writeln!(stdout(), "written to {}", path.display()).context("can't write to stdout")
+    let path = write_json(&target_directory()?, "cycle", &figures)?;
+    print_line(&format!("written to {}", path.display()))
 }
 
 /// Measures the CPU time of a cycle for a job with `processes` load processes of `threads` threads each, and of a scan
@@ -77,30 +75,27 @@ fn measure_cycles(
     let mut warden = new_warden(&pids)?;
     let mut bare = SyscallScan::new()?;
     let (mut cycles, mut scans) = (Vec::new(), Vec::new());
-    // The first cycles confine the load processes and find the busy threads.
-    for round in 0..CYCLES + 5 {
+    for round in 0..WARM_UP_CYCLES + MEASURED_CYCLES {
         interrupt.check()?;
         thread::sleep(PAUSE);
         let request = warden.state().scan_request(false);
-        let (cycle_ms, _) = cpu_time_ms(|| warden.run_cycle(request, &[]))?;
-        let (scan_ms, thread_count) = cpu_time_ms(|| bare.scan(&pids))?;
+        let (cycle_ms, _) = cpu_time_ms(|| warden.run_cycle(request, &[]));
+        let (scan_ms, thread_count) = cpu_time_ms(|| bare.scan(&pids));
         let thread_count = thread_count.context("a measured process ended")?;
         if thread_count != processes * threads {
             bail!("the scan found {thread_count} threads instead of {}", processes * threads);
         }
-        if round >= 5 {
+        if round >= WARM_UP_CYCLES {
             cycles.push(cycle_ms);
             scans.push(scan_ms);
         }
     }
     let (Some(cycle), Some(scan)) = (median(&cycles), median(&scans)) else { bail!("nothing was measured") };
     let figure = Figure::new(name, cycle, "ms of CPU", "the same scan by bare system calls", scan);
-    writeln!(
-        stdout(),
+    print_line(&format!(
         "{name}: {cycle:.2} ms of CPU; the same scan by bare system calls: {scan:.2} ms; ratio {:.2}",
         figure.ratio
-    )
-    .context("can't write to stdout")?;
+    ))?;
     Ok(figure)
 }
 
@@ -124,12 +119,9 @@ fn new_warden(pids: &[u32]) -> anyhow::Result<Warden<LinuxMachine, DiscardingJou
     Ok(warden)
 }
 
-/// Runs `work` and returns the CPU time that this thread used, in milliseconds.
-fn cpu_time_ms<T>(work: impl FnOnce() -> T) -> anyhow::Result<(f64, T)> {
-    let before =
-        clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("can't read the CPU time of this thread")?;
-    let done = work();
-    let after =
-        clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("can't read the CPU time of this thread")?;
-    Ok((Duration::from(after - before).as_secs_f64() * 1000.0, done))
+/// Runs `work`. Returns the CPU time that this thread used for it, in milliseconds, and the result of `work`.
+fn cpu_time_ms<T>(work: impl FnOnce() -> T) -> (f64, T) {
+    let before = clock::own_thread_cpu_time();
+    let result = work();
+    (clock::own_thread_cpu_time().saturating_sub(before).as_secs_f64() * 1000.0, result)
 }
