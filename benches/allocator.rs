@@ -194,8 +194,8 @@ fn decision_times(topology: &Topology, log: &JobLog, chooser: CoreChooser) -> Ve
     let runs = [(); 3].map(|()| replay(topology, log, &options, |_| {}).started_jobs);
     let [first, second, third] =
         runs.map(|jobs| jobs.into_iter().map(|job| job.decision_time).collect::<Vec<_>>());
-    let shortest = first.into_iter().zip(second).zip(third).map(|((one, two), three)| one.min(two).min(three));
-    let mut times: Vec<Duration> = shortest.collect();
+    let best = first.into_iter().zip(second).zip(third).map(|((one, two), three)| one.min(two).min(three));
+    let mut times: Vec<Duration> = best.collect();
     times.sort_unstable();
     times
 }

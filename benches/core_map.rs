@@ -50,8 +50,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 /// Prints the times, and writes the figures and the chart. `reads` has the times of the reads in the order of
-/// [`measure_reads`], in ns.
-/// `from_page` and `from_pipe` have the times from a change to the reader, in µs.
+/// [`measure_reads`], in ns. `from_page` and `from_pipe` have the times from a change to the reader, in µs.
 fn report(reads: &[Vec<f64>; 3], from_page: &[f64], from_pipe: &[f64]) -> anyhow::Result<()> {
     let [has_cpu, whole, mask] = reads.each_ref().map(|times| median(times).unwrap_or(f64::NAN));
     let system_call = "sched_getaffinity";

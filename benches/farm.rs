@@ -1,10 +1,12 @@
-//! A farm: the memory of workers that are forked late, early, or started one by one (figure 2 of the AthenaMP paper);
-//! the efficiency of jobs with a serial part (table 1 of the paper); the rate of short items, beside Python's
-//! `multiprocessing.Pool` and `xargs -P`; and the rate of a farm with a reader and a writer in a job of pjw, beside the
-//! same farm outside of pjw.
+//! Measures a farm, in four parts:
 //!
-//! The paper: Binet et al., "Multicore in production: advantages and limits of the multi-process approach in the ATLAS
-//! experiment", J. Phys.: Conf. Ser. 368 (2012) 012018.
+//! - `memory`: the memory of workers that are forked late, forked early, or started one by one (figure 2 of the paper).
+//! - `serial`: the efficiency of jobs with a serial part (table 1 of the paper).
+//! - `items`: the rate of short items, beside Python's `multiprocessing.Pool` and `xargs -P`.
+//! - `cores`: the rate of a farm with a reader and a writer in a job of pjw, beside the same farm outside of pjw.
+//!
+//! The paper, about AthenaMP: Binet et al., "Multicore in production: advantages and limits of the multi-process
+//! approach in the ATLAS experiment", J. Phys.: Conf. Ser. 368 (2012) 012018.
 #![forbid(unsafe_code)]
 
 use std::process::Command;
@@ -34,7 +36,7 @@ const LATE: &str = "late fork";
 const EARLY: &str = "early fork";
 const INSTANCES: &str = "instances";
 const FARM: &str = "a farm";
-/// The name of [`ItemPool::PythonFarm`].
+/// The name of [`ItemPool::PythonFarm`] in the results.
 const PYTHON_FARM: &str = "pjw_farm in Python";
 const SPLIT: &str = "even split, known before";
 const JOB: &str = "farm";
@@ -164,9 +166,10 @@ fn items(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let (workers, items) = (2, bench.effort.pick(50, 2000));
     let directory = tempfile::tempdir().context("can't make a directory")?;
     let pools = [ItemPool::PythonFarm, ItemPool::PythonPool, ItemPool::xargs(directory.path(), items, ITEM)?];
-    let own = |way| -> Way<'_> { Box::new(move || measure_items(way, workers, items, ITEM)) };
+    let farm = |way| -> Way<'_> { Box::new(move || measure_items(way, workers, items, ITEM)) };
     let mut names = vec![FARM, SPLIT, "a farm with reader and writer"];
-    let mut ways = vec![own(ItemWay::Farm), own(ItemWay::EvenSplit), own(ItemWay::FarmWithReaderAndWriter)];
+    let mut ways =
+        vec![farm(ItemWay::Farm), farm(ItemWay::EvenSplit), farm(ItemWay::FarmWithReaderAndWriter)];
     for pool in &pools {
         match pool.measure(workers, 4, ITEM) {
             Ok(_) => {
@@ -268,22 +271,23 @@ impl Bench {
     ) -> anyhow::Result<f64> {
         let Self { interrupt, scale, .. } = self;
         match placing {
-            Placing::Free => self.seconds_of(&mut reader_and_writer_command(farm, &[], None)?, None),
+            Placing::Free => self.run_farm(&mut reader_and_writer_command(farm, &[], None)?, None),
             Placing::ByHand => {
-                self.seconds_of(&mut reader_and_writer_command(farm, &scale.usable_cores, None)?, None)
+                self.run_farm(&mut reader_and_writer_command(farm, &scale.usable_cores, None)?, None)
             }
             Placing::Job => {
                 let warden = PrivateWarden::start_with_cpusets(programs, &scale.unusable_pus, interrupt)?;
                 let launcher = warden.run_command(JOB, scale.core_count);
-                self.seconds_of(&mut reader_and_writer_command(farm, &[], Some(launcher))?, Some(&warden))
+                self.run_farm(&mut reader_and_writer_command(farm, &[], Some(launcher))?, Some(&warden))
             }
         }
     }
 
-    /// Runs a farm and returns the time that it prints. With a daemon, prints how many threads the daemon has pinned.
-    fn seconds_of(&self, command: &mut Command, warden: Option<&PrivateWarden>) -> anyhow::Result<f64> {
+    /// Runs a farm, and returns the run time that the farm prints, in seconds. With a daemon, prints how many threads
+    /// the daemon has pinned.
+    fn run_farm(&self, command: &mut Command, warden: Option<&PrivateWarden>) -> anyhow::Result<f64> {
         let mut program = Program::start("a farm", command)?;
-        let mut pinned = 0;
+        let mut most_pinned = 0;
         let line = loop {
             self.interrupt.check()?;
             if let Some(line) = program.try_read_line(LOOK_INTERVAL) {
@@ -296,11 +300,12 @@ impl Bench {
             }
             if let Some(warden) = warden {
                 let job = warden.job(&format!("manual:{JOB}"))?;
-                pinned = job.and_then(|job| job["pinned"].as_u64()).unwrap_or(0).max(pinned);
+                let pinned = job.and_then(|job| job["pinned"].as_u64()).unwrap_or(0);
+                most_pinned = most_pinned.max(pinned);
             }
         };
         if warden.is_some() {
-            print_line(&format!("pjwd has pinned at most {pinned} threads of the farm at a time"))?;
+            print_line(&format!("pjwd has pinned at most {most_pinned} threads of the farm at a time"))?;
         }
         line.parse().with_context(|| format!("a farm printed {line:?} instead of its time"))
     }
@@ -330,7 +335,7 @@ fn compare_rates(title: &str, rates: &[Vec<f64>; Placing::ALL.len()]) -> anyhow:
     Ok(figures)
 }
 
-/// The CPU time of the children that were waited for, in seconds.
+/// Returns the CPU time of the children that were waited for, in seconds.
 fn cpu_time_of_children() -> anyhow::Result<f64> {
     let usage = getrusage(UsageWho::RUSAGE_CHILDREN).context("can't read the CPU time of children")?;
     let microseconds = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();

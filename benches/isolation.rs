@@ -38,6 +38,7 @@ enum Separation {
     Warden,
 }
 
+/// All separations. pjwd is the last one, with which the others are compared.
 const SEPARATIONS: [Separation; 5] =
     [Separation::Alone, Separation::Nothing, Separation::Weights, Separation::Taskset, Separation::Warden];
 
@@ -61,8 +62,8 @@ struct JobLauncher<'a> {
 }
 
 impl JobLauncher<'_> {
-    /// Returns the beginning of a command that starts a job in its place: with pjwd as the job `name` with `cores`
-    /// cores, in the cgroup, or with taskset(1). `None` if the job is not separated.
+    /// Returns the beginning of a command that starts a job: with pjwd as the job `name` with `cores` cores, in the
+    /// cgroup, or with taskset(1). `None` if the job is not separated.
     fn command(&self, name: &str, cores: usize) -> Option<Command> {
         match self {
             JobLauncher { warden: Some(warden), .. } => Some(warden.run_command(name, cores)),
@@ -130,12 +131,12 @@ impl Bench {
                 }
             }
         }
-        let medians: Vec<Option<f64>> = times.iter().map(|times| median(times)).collect();
+        let medians = times.each_ref().map(|times| median(times));
+        let [.., under_warden] = medians;
         let mut figures = Vec::new();
         for (separation, time) in SEPARATIONS.iter().zip(&medians) {
             let Some(time) = time else { continue };
             print_line(&format!("job B, {}: {time:.3} s", separation.name()))?;
-            let under_warden = medians.last().copied().flatten();
             if let Some(under_warden) = under_warden.filter(|_| *separation != Separation::Warden) {
                 figures.push(Figure::new("job B with pjwd", under_warden, "s", separation.name(), *time));
             }
@@ -147,30 +148,32 @@ impl Bench {
     /// if it would take more than 15 s (2 s) without separation.
     fn choose_steps(&self) -> anyhow::Result<u64> {
         let alone = self.measure_b(Separation::Alone, TRIAL_STEPS)?;
-        let slower = (self.measure_b(Separation::Nothing, TRIAL_STEPS)? / alone).max(1.0);
+        let slowdown = (self.measure_b(Separation::Nothing, TRIAL_STEPS)? / alone).max(1.0);
         let (wanted, most) = self.effort.pick((0.3, 2.0), (2.0, 15.0));
-        Ok(ceil_count(f64::min(wanted, most / slower) / alone, 10_000) * TRIAL_STEPS)
+        Ok(ceil_count(f64::min(wanted, most / slowdown) / alone, 10_000) * TRIAL_STEPS)
     }
 
-    /// Returns the time of B in seconds. Every process that was started for it has ended when this function returns.
+    /// Runs job B, beside job A unless `separation` is [`Separation::Alone`]. Returns the time of B in seconds. Every
+    /// process that was started has ended when this function returns.
     fn measure_b(&self, separation: Separation, steps: u64) -> anyhow::Result<f64> {
         let warden = (separation == Separation::Warden).then(|| self.start_warden()).transpose()?;
         let cgroups = (separation == Separation::Weights).then(|| self.make_cgroups()).transpose()?;
         let halves = (separation == Separation::Taskset).then_some(&self.halves);
-        let place = |of_a: bool| JobLauncher {
+        let launcher = |is_a: bool| JobLauncher {
             warden: warden.as_ref(),
-            cgroup: cgroups.as_ref().map(|(a, b)| if of_a { a } else { b }),
-            cpus: halves.map(|(a, b)| if of_a { a } else { b }),
+            cgroup: cgroups.as_ref().map(|(a, b)| if is_a { a } else { b }),
+            cpus: halves.map(|(a, b)| if is_a { a } else { b }),
         };
         let Scale { a_cores, b_cores, a_workers, .. } = self.scale;
         let _a = match separation {
             Separation::Alone => None,
             _ => {
-                Some(self.start_job(place(true).command("isolation-a", a_cores), "job A", (a_workers, 0))?)
+                let command = launcher(true).command("isolation-a", a_cores);
+                Some(self.start_job(command, "job A", (a_workers, 0))?)
             }
         };
-        let mut b =
-            self.start_job(place(false).command("isolation-b", b_cores), "job B", (b_cores, steps))?;
+        let command = launcher(false).command("isolation-b", b_cores);
+        let mut b = self.start_job(command, "job B", (b_cores, steps))?;
         let seconds = b.read_line(JOB_TIMEOUT, &self.interrupt)?;
         seconds.parse().with_context(|| format!("job B printed {seconds:?} instead of its time"))
     }
@@ -205,25 +208,25 @@ impl Bench {
         let launch = |launcher, steps| {
             mpi.launch(launcher, (ranks, steps), &job, temporary_dir.path(), &self.interrupt)
         };
-        let one = |steps| launch(None, steps)?.slowest_seconds(&self.interrupt);
-        let trial = one(TRIAL_STEPS)?;
+        let run_one = |steps| launch(None, steps)?.slowest_seconds(&self.interrupt);
+        let trial = run_one(TRIAL_STEPS)?;
         let steps = ceil_count(self.effort.pick(0.5, 4.0) / trial, 10_000) * TRIAL_STEPS;
-        let two = |warden: Option<&PrivateWarden>| {
-            let run = |name| warden.map(|warden| warden.run_command(name, ranks));
-            let (first, second) = (launch(run("mpi-a"), steps)?, launch(run("mpi-b"), steps)?);
+        let run_two = |warden: Option<&PrivateWarden>| {
+            let launcher = |name| warden.map(|warden| warden.run_command(name, ranks));
+            let (first, second) = (launch(launcher("mpi-a"), steps)?, launch(launcher("mpi-b"), steps)?);
             anyhow::Ok([first.slowest_seconds(&self.interrupt)?, second.slowest_seconds(&self.interrupt)?])
         };
         let mut times = MpiTimes::default();
         for round in 0..self.effort.pick(1, 5) {
             for turn in 0..3 {
                 match (turn + round) % 3 {
-                    0 => times.alone.push(one(steps)?),
-                    1 => times.unseparated.push(two(None)?),
-                    _ => times.under_warden.push(two(Some(&self.start_warden()?))?),
+                    0 => times.alone.push(run_one(steps)?),
+                    1 => times.unseparated.push(run_two(None)?),
+                    _ => times.under_warden.push(run_two(Some(&self.start_warden()?))?),
                 }
             }
         }
-        times.publish(mpi.name)
+        times.figures(mpi.name)
     }
 }
 
@@ -241,21 +244,26 @@ struct MpiTimes {
 impl MpiTimes {
     /// Prints the table of the run times, and returns the figures of the slower one of the two runs. `name` is the name
     /// of the MPI program.
-    fn publish(&self, name: &str) -> anyhow::Result<Vec<Figure>> {
-        let run = |rounds: &[[f64; 2]], run: usize| {
+    fn figures(&self, name: &str) -> anyhow::Result<Vec<Figure>> {
+        let median_of_run = |rounds: &[[f64; 2]], run: usize| {
             median(&rounds.iter().filter_map(|times| times.get(run).copied()).collect::<Vec<_>>())
         };
-        let slower = |rounds: &[[f64; 2]]| {
+        let median_of_slower = |rounds: &[[f64; 2]]| {
             median(&rounds.iter().map(|[first, second]| first.max(*second)).collect::<Vec<_>>())
         };
-        let medians = (median(&self.alone), slower(&self.unseparated), slower(&self.under_warden));
+        let medians = (
+            median(&self.alone),
+            median_of_slower(&self.unseparated),
+            median_of_slower(&self.under_warden),
+        );
         let (Some(alone), Some(unseparated), Some(under_warden)) = medians else {
             bail!("nothing was measured")
         };
         print_line(&format!("two runs of {name}, started together; one run alone takes {alone:.3} s"))?;
         print_line("run      without pjwd   of alone   with pjwd   of alone")?;
         for (number, label) in ["first", "second"].into_iter().enumerate() {
-            let times = (run(&self.unseparated, number), run(&self.under_warden, number));
+            let times =
+                (median_of_run(&self.unseparated, number), median_of_run(&self.under_warden, number));
             let (Some(without), Some(with)) = times else { bail!("nothing was measured") };
             print_line(&format!(
                 "{label:6} {without:12.3} s {:10.3} {with:9.3} s {:10.3}",

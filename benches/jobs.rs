@@ -1,24 +1,25 @@
-//! The CPU time that pjwd uses each second while many jobs are idle, by the number of jobs, where cpusets keep the jobs
-//! and where masks do. The peer is a loop that scans the same processes by bare system calls at the same interval, in
-//! the same seconds.
+//! Measures the CPU time that pjwd uses each second while many jobs are idle, by the number of jobs. Cpusets keep the
+//! jobs on their cores in one half of the cases, and masks in the other half. The peer is a loop that scans the same
+//! processes by bare system calls at the same interval, in the same seconds.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use nix::time::{ClockId, clock_gettime};
 use pjw_benches::load::idle_jobs::{ENFORCEMENTS, IdleJobs};
 use pjw_benches::measure::results::{Figure, print_line, publish};
 use pjw_benches::measure::usage::ProcessUsage;
 use pjw_benches::peers::syscalls::SyscallScan;
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
 use pjw_benches::setup::Setup;
+use pjw_linux::sys::clock::own_thread_cpu_time;
 
 /// The interval of pjwd by default, and of the bare loop.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The shorter interval at which pjwd first scans, so that it knows after a short time which processes are idle.
 const SHORT_INTERVAL: Duration = Duration::from_millis(100);
-/// pjwd scans idle processes more rarely the longer they are idle. After this number of intervals that changes no more.
+/// pjwd scans idle processes more rarely the longer they are idle. After this number of intervals, the time between two
+/// scans does not grow any more.
 const SETTLING_INTERVALS: u32 = 120;
 /// One rescan of eight is full, and rescans are ten intervals apart: this number of intervals contains one full rescan.
 const MEASURED_INTERVALS: u32 = 80;
@@ -55,10 +56,9 @@ fn main() -> anyhow::Result<()> {
             let (begin, cpu_before) = (Instant::now(), daemon.cpu_time()?);
             let mut bare_cpu = Duration::ZERO;
             for number in 1..=effort.pick(2, MEASURED_INTERVALS) {
-                let thread_cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
-                let before = thread_cpu()?;
+                let before = own_thread_cpu_time();
                 bare.scan(&pids).context("a process of the load ended")?;
-                bare_cpu += thread_cpu()?.saturating_sub(before);
+                bare_cpu += own_thread_cpu_time().saturating_sub(before);
                 interrupt.sleep_until(begin + INTERVAL * number)?;
             }
             let ms_per_s = |cpu: Duration| cpu.as_secs_f64() * 1000.0 / begin.elapsed().as_secs_f64();

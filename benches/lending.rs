@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use pjw_benches::measure::chart::Chart;
-use pjw_benches::measure::results::{Figure, median, print_line, publish};
+use pjw_benches::measure::results::{Figure, median, print_line, publish, target_directory};
 use pjw_benches::peers::cgroups::Cgroup;
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden, Programs};
 use pjw_benches::programs::interrupt::StopSignal;
@@ -38,20 +38,21 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// few cores.
 const KEYS: &str = "[lending]\nenabled = true\nbuffer = 0\nlend_after = \"100ms\"\n";
 
+/// How the server and the batch program are separated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Separation {
     /// There is only the server.
     Alone,
-    /// The same once more: the spread.
+    /// There is only the server, once more. The difference to [`Separation::Alone`] is the noise of the machine.
     AloneAgain,
-    /// Both run without separation.
+    /// Both programs run without separation.
     Nothing,
-    /// Each has a cgroup, with weights of 100 to 1.
+    /// Each program has a cgroup, with weights of 100 to 1.
     Weights,
     /// The batch program has a cgroup with idle priority, and may run on all cores: what the kernel gives without a
     /// daemon.
     Idle,
-    /// Each has half of the cores.
+    /// Each program has half of the cores.
     Halves,
     /// The batch program gets the cores that the server did not use in the last second.
     EachSecond,
@@ -98,11 +99,13 @@ struct Measures {
     harvested: f64,
 }
 
-/// One run.
+/// The results of one run, with their course over time.
 #[derive(Debug, Clone)]
 struct Run {
     measures: Measures,
+    /// The answers of the server in each second.
     server_over_time: Vec<f64>,
+    /// The phases of the batch program in each second.
     batch_over_time: Vec<f64>,
 }
 
@@ -115,7 +118,9 @@ struct Bench {
     programs: Programs,
     cpus: CpuSet,
     cores: usize,
+    /// The PUs of the server and of the batch program for [`Separation::Halves`].
     halves: (CpuSet, CpuSet),
+    /// The number of iterations of a request, as the program takes it.
     iterations: String,
 }
 
@@ -168,7 +173,7 @@ fn report(runs: &Runs) -> anyhow::Result<()> {
     }
     let mut figures = figures(&rows);
     figures.extend(spread(runs)?);
-    let directory = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
+    let directory = target_directory()?;
     chart(runs).write(&directory, "lending")?;
     let table = directory.join("lending_table.csv");
     std::fs::write(&table, table_csv(&rows)).with_context(|| format!("can't write {}", table.display()))?;
@@ -184,16 +189,16 @@ struct Row {
 /// Returns the row of the table for the separation with the index `at`: the medians of its runs. `None` if this
 /// separation was skipped.
 fn row(runs: &Runs, at: usize) -> Option<Row> {
-    let of = |value: fn(&Measures) -> f64| {
+    let median_of = |value: fn(&Measures) -> f64| {
         median(&runs[at].iter().map(|run| value(&run.measures)).collect::<Vec<f64>>())
     };
     let medians = Measures {
-        answers_per_s: of(|run| run.answers_per_s)?,
-        p50_us: of(|run| run.p50_us)?,
-        p99_us: of(|run| run.p99_us)?,
-        p999_us: of(|run| run.p999_us)?,
-        phases_per_s: of(|run| run.phases_per_s)?,
-        harvested: of(|run| run.harvested)?,
+        answers_per_s: median_of(|run| run.answers_per_s)?,
+        p50_us: median_of(|run| run.p50_us)?,
+        p99_us: median_of(|run| run.p99_us)?,
+        p999_us: median_of(|run| run.p999_us)?,
+        phases_per_s: median_of(|run| run.phases_per_s)?,
+        harvested: median_of(|run| run.harvested)?,
     };
     Some(Row { name: SEPARATIONS[at].name(), medians })
 }
@@ -201,8 +206,8 @@ fn row(runs: &Runs, at: usize) -> Option<Row> {
 /// Returns the figures of the table. The server in each separation is compared with the server alone. The batch program
 /// is compared with its run without separation.
 fn figures(rows: &[Row]) -> Vec<Figure> {
-    let of = |separation: Separation| rows.iter().find(|row| row.name == separation.name());
-    let Some(alone) = of(Separation::Alone) else { return Vec::new() };
+    let row_of = |separation: Separation| rows.iter().find(|row| row.name == separation.name());
+    let Some(alone) = row_of(Separation::Alone) else { return Vec::new() };
     let mut figures = Vec::new();
     for Row { name, medians } in rows.iter().filter(|row| row.name != alone.name) {
         for (what, value, unit, peer) in [
@@ -216,7 +221,7 @@ fn figures(rows: &[Row]) -> Vec<Figure> {
         let used = format!("idle core time used, {name}");
         figures.push(Figure::new(&used, medians.harvested, "share", "all of it", 1.0));
         let phases = medians.phases_per_s;
-        let Some(nothing) = of(Separation::Nothing).filter(|_| phases > 0.0) else { continue };
+        let Some(nothing) = row_of(Separation::Nothing).filter(|_| phases > 0.0) else { continue };
         let batch = format!("batch throughput, {name}");
         figures.push(Figure::new(&batch, phases, "1/s", nothing.name, nothing.medians.phases_per_s));
     }
@@ -226,24 +231,23 @@ fn figures(rows: &[Row]) -> Vec<Figure> {
 /// Prints how much the p99 of the server alone differs between its runs, beside what pjw changes. A change by less than
 /// this spread can't be told from the noise of the machine. Returns the spread as a figure.
 fn spread(runs: &Runs) -> anyhow::Result<Option<Figure>> {
-    let p99s = |separations: &[Separation]| -> Vec<f64> {
-        let of = |separation: &Separation| SEPARATIONS.iter().position(|known| known == separation);
-        let runs = separations.iter().filter_map(of).flat_map(|at| &runs[at]);
-        runs.map(|run| run.measures.p99_us).collect()
+    let p99s = |wanted: &[Separation]| -> Vec<f64> {
+        let runs = SEPARATIONS.iter().zip(runs).filter(|(separation, _)| wanted.contains(separation));
+        runs.flat_map(|(_, runs)| runs).map(|run| run.measures.p99_us).collect()
     };
     let (alone, pjw) = (p99s(&[Separation::Alone, Separation::AloneAgain]), p99s(&[Separation::Warden]));
     let least = alone.iter().copied().fold(f64::INFINITY, f64::min);
     let most = alone.iter().copied().fold(0.0, f64::max);
-    let Some((middle, of_pjw)) = median(&alone).zip(median(&pjw)) else { return Ok(None) };
+    let Some((alone_median, pjw_median)) = median(&alone).zip(median(&pjw)) else { return Ok(None) };
     print_line(&format!(
         "p99: the runs of the server alone differ by x{:.2} ({least:.0} to {most:.0} us); pjw has x{:.2} of their median",
         most / least,
-        of_pjw / middle
+        pjw_median / alone_median
     ))?;
     Ok(Some(Figure::new("server p99, the slowest run alone", most, "us", "the fastest run alone", least)))
 }
 
-/// The table as CSV.
+/// Returns the table as CSV.
 fn table_csv(rows: &[Row]) -> String {
     let mut csv =
         String::from("separation,answers_per_s,p50_us,p99_us,p99_9_us,batch_per_s,idle_core_time_used\n");
@@ -257,25 +261,25 @@ fn table_csv(rows: &[Row]) -> String {
     csv
 }
 
-/// Makes the chart of the throughput of the server and of the batch program over time, without separation and with pjw.
-/// Contains the first run of each.
+/// Makes the chart of the throughput of the server and of the batch program over time, in the first run without
+/// separation and in the first run with pjw.
 fn chart(runs: &Runs) -> Chart {
-    let lines = [Separation::Nothing, Separation::Warden].into_iter().flat_map(|separation| {
-        let run = SEPARATIONS.iter().position(|known| *known == separation).and_then(|at| runs[at].first());
-        let points = |values: &[f64]| (0..).map(f64::from).zip(values.iter().copied()).collect::<Vec<_>>();
-        run.into_iter().flat_map(move |run| {
-            let name = separation.name();
-            [
-                (format!("server, {name}"), points(&run.server_over_time)),
-                (format!("batch, {name}"), points(&run.batch_over_time)),
-            ]
-        })
-    });
+    let points = |values: &[f64]| (0..).map(f64::from).zip(values.iter().copied()).collect::<Vec<_>>();
+    let mut lines = Vec::new();
+    for (separation, runs) in SEPARATIONS.iter().zip(runs) {
+        if ![Separation::Nothing, Separation::Warden].contains(separation) {
+            continue;
+        }
+        let Some(run) = runs.first() else { continue };
+        let name = separation.name();
+        lines.push((format!("server, {name}"), points(&run.server_over_time)));
+        lines.push((format!("batch, {name}"), points(&run.batch_over_time)));
+    }
     Chart {
         title: "A server whose demand changes, beside a batch program".into(),
         x_label: "second".into(),
         y_label: "answers and phases per second".into(),
-        lines: lines.collect(),
+        lines,
     }
 }
 
@@ -283,23 +287,23 @@ impl Bench {
     fn new(effort: Effort, interrupt: StopSignal, programs: Programs, scale: &Scale) -> anyhow::Result<Self> {
         let cores = &scale.usable_cores;
         let half = cores.split_at(cores.len() / 2);
-        let out = Command::new(programs.path(PROGRAM))
+        let output = Command::new(programs.path(PROGRAM))
             .args(["calibrate", "--request-us", &REQUEST_US.to_string()])
             .output()
             .context("can't start the program of the bench: make build")?;
-        let iterations = String::from_utf8(out.stdout)?.trim().to_owned();
+        let iterations = String::from_utf8(output.stdout)?.trim().to_owned();
         let (cpus, halves) = (pus_of(cores), (pus_of(half.0), pus_of(half.1)));
         Ok(Self { effort, interrupt, programs, cpus, cores: cores.len(), halves, iterations })
     }
 
-    fn batch(&self, mut launcher: Command) -> anyhow::Result<Program> {
+    fn start_batch(&self, mut launcher: Command) -> anyhow::Result<Program> {
         let threads = self.cores.to_string();
         launcher.arg(self.programs.path(PROGRAM));
         launcher.args(["batch", "--threads", &threads, "--iterations", &self.iterations]);
         Program::start_until_ready("the batch program", &mut launcher, TIMEOUT, &self.interrupt)
     }
 
-    fn server(&self, mut launcher: Command) -> anyhow::Result<Program> {
+    fn start_server(&self, mut launcher: Command) -> anyhow::Result<Program> {
         let (workers, request_us) = (self.cores.to_string(), REQUEST_US.to_string());
         let step_ms = self.step_ms().to_string();
         launcher.arg(self.programs.path(PROGRAM));
@@ -312,7 +316,8 @@ impl Bench {
         self.effort.pick(100, 1000)
     }
 
-    fn bound(cpus: &CpuSet) -> Command {
+    /// Returns the beginning of a command that binds a program to `cpus`.
+    fn taskset_command(cpus: &CpuSet) -> Command {
         let mut command = Command::new("taskset");
         command.arg("-c").arg(cpus.to_string());
         command
@@ -324,39 +329,39 @@ impl Bench {
     /// # Errors
     /// If the separation is not possible on this machine.
     fn run(&self, separation: Separation) -> anyhow::Result<Run> {
-        let everywhere = || Self::bound(&self.cpus);
+        let everywhere = || Self::taskset_command(&self.cpus);
         match separation {
             Separation::Alone | Separation::AloneAgain => {
-                let server = self.server(everywhere())?;
+                let server = self.start_server(everywhere())?;
                 self.measure(server, None)
             }
             Separation::Nothing => {
-                let batch = self.batch(everywhere())?;
-                let server = self.server(everywhere())?;
+                let batch = self.start_batch(everywhere())?;
+                let server = self.start_server(everywhere())?;
                 self.measure(server, Some(batch))
             }
             Separation::Weights => {
                 let groups = (Cgroup::new("cpu", "server")?, Cgroup::new("cpu", "batch")?);
                 groups.0.set_weight(100)?;
                 groups.1.set_weight(1)?;
-                let batch = self.batch(groups.1.run_command())?;
-                let server = self.server(groups.0.run_command())?;
+                let batch = self.start_batch(groups.1.run_command())?;
+                let server = self.start_server(groups.0.run_command())?;
                 self.measure(server, Some(batch))
             }
             Separation::Idle => {
                 let group = Cgroup::new("cpu", "batch")?;
                 group.set_idle()?;
-                let batch = self.batch(group.run_command())?;
-                let server = self.server(everywhere())?;
+                let batch = self.start_batch(group.run_command())?;
+                let server = self.start_server(everywhere())?;
                 self.measure(server, Some(batch))
             }
             Separation::Halves => {
-                let batch = self.batch(Self::bound(&self.halves.1))?;
-                let server = self.server(Self::bound(&self.halves.0))?;
+                let batch = self.start_batch(Self::taskset_command(&self.halves.1))?;
+                let server = self.start_server(Self::taskset_command(&self.halves.0))?;
                 self.measure(server, Some(batch))
             }
             Separation::EachSecond => self.move_cores_each_second(everywhere()),
-            Separation::Warden => self.with_warden(),
+            Separation::Warden => self.run_with_warden(),
         }
     }
 
@@ -364,20 +369,20 @@ impl Bench {
     /// gets the cores that the server did not use in the last second, but at least one. `launcher` is the beginning of
     /// the command of the batch program.
     fn move_cores_each_second(&self, launcher: Command) -> anyhow::Result<Run> {
-        let batch = self.batch(launcher)?;
-        let server = self.server(Self::bound(&self.cpus))?;
+        let batch = self.start_batch(launcher)?;
+        let server = self.start_server(Self::taskset_command(&self.cpus))?;
         let (server_pid, batch_pid, is_over) = (server.pid(), batch.pid(), AtomicBool::new(false));
         thread::scope(|scope| {
             scope.spawn(|| {
-                let used = || process_cpu_time(Pid(server_pid)).unwrap_or_default();
-                let mut before = used();
+                let server_cpu_time = || process_cpu_time(Pid(server_pid)).unwrap_or_default();
+                let mut before = server_cpu_time();
                 while !is_over.load(Ordering::Relaxed) {
                     thread::sleep(Duration::from_secs(1));
-                    let now = used();
+                    let now = server_cpu_time();
                     let used_ms = now.saturating_sub(before).as_millis();
-                    let cores = usize::try_from(used_ms.div_ceil(1000)).unwrap_or(usize::MAX);
+                    let used_cores = usize::try_from(used_ms.div_ceil(1000)).unwrap_or(usize::MAX);
                     before = now;
-                    let left = self.cores.saturating_sub(cores).max(1);
+                    let left = self.cores.saturating_sub(used_cores).max(1);
                     let cpus: CpuSet = self.cpus.iter().skip(self.cpus.len().saturating_sub(left)).collect();
                     for tid in threads_of(batch_pid) {
                         // A thread may have ended.
@@ -393,7 +398,7 @@ impl Bench {
 
     /// Measures both programs as jobs of pjwd: the server owns the cores, and the batch program borrows them. Prints
     /// the CPU time of pjwd.
-    fn with_warden(&self) -> anyhow::Result<Run> {
+    fn run_with_warden(&self) -> anyhow::Result<Run> {
         let keys = format!("enforcement = \"auto\"\nhousekeeping = \"\"\n{KEYS}");
         let warden = PrivateWarden::start_with_config(
             &self.programs,
@@ -407,8 +412,8 @@ impl Bench {
         let reserve = ["assign", "server", "--cores", &cores, "--class", "guaranteed"];
         let reserved = warden.pjwctl_command(&reserve).output().context("can't start pjwctl")?;
         anyhow::ensure!(reserved.status.success(), "{}", String::from_utf8_lossy(&reserved.stderr));
-        let batch = self.batch(warden.pjwctl_command(&run))?;
-        let server = self.server(Self::bound(&self.cpus))?;
+        let batch = self.start_batch(warden.pjwctl_command(&run))?;
+        let server = self.start_server(Self::taskset_command(&self.cpus))?;
         let pid = server.pid().to_string();
         let joined = warden
             .pjwctl_command(&["assign", "server", "--pid", &pid])
@@ -427,15 +432,17 @@ impl Bench {
     /// Measures the server and the batch program until the server ends. `batch` is `None` for the server alone.
     fn measure(&self, mut server: Program, mut batch: Option<Program>) -> anyhow::Result<Run> {
         let begin = Instant::now();
-        let used = |program: &Option<Program>| {
+        let cpu_time_of = |program: &Option<Program>| {
             program.as_ref().and_then(|program| process_cpu_time(Pid(program.pid()))).unwrap_or_default()
         };
         batch.iter_mut().for_each(Program::discard_lines);
-        let before = used(&batch);
+        let batch_cpu_before = cpu_time_of(&batch);
         let server_pid = Pid(server.pid());
         let mut server_cpu = Duration::ZERO;
         let limit = Duration::from_millis(self.step_ms() * STEPS) + TIMEOUT;
-        let (mut phases, mut line) = (Vec::new(), None);
+        // The number of phases in each line of the batch program, which prints a line each 100 ms.
+        let mut phases = Vec::new();
+        let mut line = None;
         while line.is_none() {
             server_cpu = process_cpu_time(server_pid).unwrap_or(server_cpu);
             if let Some(batch) = &mut batch {
@@ -445,31 +452,31 @@ impl Bench {
             anyhow::ensure!(begin.elapsed() < limit, "the server did not end in {} s", limit.as_secs());
         }
         let elapsed = begin.elapsed();
-        let batch_cpu = used(&batch).saturating_sub(before);
+        let batch_cpu = cpu_time_of(&batch).saturating_sub(batch_cpu_before);
         let result: Value = serde_json::from_str(&line.context("the server printed nothing")?)?;
         let number = |key: &str| result[key].as_f64().unwrap_or(f64::NAN);
-        let left = elapsed.as_secs_f64() * self.cores as f64 - server_cpu.as_secs_f64();
-        let per_second =
+        let left_core_s = elapsed.as_secs_f64() * self.cores as f64 - server_cpu.as_secs_f64();
+        let server_over_time =
             result["per_second"].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
-        let all = phases.last().copied().unwrap_or(0.0) - phases.first().copied().unwrap_or(0.0);
-        let seconds: Vec<f64> = phases.iter().step_by(10).copied().collect();
+        let finished_phases = phases.last().copied().unwrap_or(0.0) - phases.first().copied().unwrap_or(0.0);
+        let each_second: Vec<f64> = phases.iter().step_by(10).copied().collect();
         let measures = Measures {
             answers_per_s: number("completed") / number("seconds"),
             p50_us: number("p50_us"),
             p99_us: number("p99_us"),
             p999_us: number("p999_us"),
-            phases_per_s: all / elapsed.as_secs_f64(),
-            harvested: batch_cpu.as_secs_f64() / left,
+            phases_per_s: finished_phases / elapsed.as_secs_f64(),
+            harvested: batch_cpu.as_secs_f64() / left_core_s,
         };
         Ok(Run {
             measures,
-            server_over_time: per_second,
-            batch_over_time: seconds.windows(2).map(|pair| pair[1] - pair[0]).collect(),
+            server_over_time,
+            batch_over_time: each_second.windows(2).map(|pair| pair[1] - pair[0]).collect(),
         })
     }
 }
 
-/// The threads of a process.
+/// Returns the thread ids of the process `pid`.
 fn threads_of(pid: u32) -> Vec<u32> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_string_lossy().parse().ok()).collect()

@@ -22,6 +22,7 @@ const JOB: &str = "locks";
 const CHANGE_INTERVAL: Duration = Duration::from_millis(50);
 const QUICK_TIME: Duration = Duration::from_millis(500);
 const FULL_TIME: Duration = Duration::from_secs(2);
+/// The first part of a run, which is not measured.
 const SETTLE_TIME: Duration = Duration::from_millis(300);
 const LINE_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -30,6 +31,7 @@ const LOCKS: [&str; 4] = ["test-and-set", "mcs", "pthread", "example"];
 /// The index of the MCS lock in `LOCKS`.
 const MCS: usize = 1;
 
+/// Which cores the job loses while its locks are measured.
 #[derive(Debug, Clone, Copy)]
 enum Revocation {
     /// The job keeps all cores.
@@ -88,7 +90,7 @@ impl Bench {
         Ok((0..LOCKS.len()).filter(|at| *at != MCS).map(figure).collect())
     }
 
-    /// Returns how often each second the threads took the lock, once for each 100 ms.
+    /// Returns how often each second the threads together took the lock. The result has one rate for each 100 ms.
     fn measure(&self, lock: &str, revocation: Revocation) -> anyhow::Result<Vec<f64>> {
         let interrupt = &self.setup.interrupt;
         let Setup { programs, scale, .. } = &self.setup;
@@ -96,16 +98,20 @@ impl Bench {
         let mut command = warden.run_command(JOB, self.setup.scale.core_count);
         command.arg(self.setup.programs.path(PROGRAM)).args([&self.cpus.len().to_string(), lock]);
         let mut program = Program::start(lock, &mut command)?;
+        // The threads run when the first line is printed.
         program.read_line(LINE_TIMEOUT, interrupt)?;
         self.change_cores(&warden, revocation, SETTLE_TIME)?;
         program.discard_lines();
         self.change_cores(&warden, revocation, self.setup.effort.pick(QUICK_TIME, FULL_TIME))?;
         let lines = iter::from_fn(|| program.try_read_line(Duration::ZERO));
-        let counts = lines.map(|line| read(&line)).collect::<anyhow::Result<Vec<_>>>()?;
-        Ok(counts.windows(2).map(|pair| (pair[1].1 - pair[0].1) / (pair[1].0 - pair[0].0)).collect())
+        let samples = lines.map(|line| parse_line(&line)).collect::<anyhow::Result<Vec<_>>>()?;
+        let rate = |((begin_s, count_before), (end_s, count)): (&(f64, f64), &(f64, f64))| {
+            (count - count_before) / (end_s - begin_s)
+        };
+        Ok(samples.iter().zip(samples.iter().skip(1)).map(rate).collect())
     }
 
-    /// Changes the cores of the job each 50 ms.
+    /// Changes the cores of the job each 50 ms, as `revocation` says, for the time `time`.
     fn change_cores(
         &self,
         warden: &PrivateWarden,
@@ -130,8 +136,8 @@ impl Bench {
     }
 }
 
-/// Reads a line of the program: the time in seconds, and how often the lock was taken.
-fn read(line: &str) -> anyhow::Result<(f64, f64)> {
+/// Parses a line of the program: the time in seconds, and how often the lock was taken until then.
+fn parse_line(line: &str) -> anyhow::Result<(f64, f64)> {
     let Some((seconds, count)) = line.split_once(' ') else { bail!("the program printed {line:?}") };
     let number = |text: &str| text.parse().with_context(|| format!("the program printed {line:?}"));
     Ok((number(seconds)?, number(count)?))

@@ -2,8 +2,8 @@
 //! beside the same call without a reading. The two take turns.
 //!
 //! `--gib N`, or `PJW_BENCH_MEMORY_GIB`, is the resident memory of the job. Without them it is the smaller of 16 GiB
-//! and 60 % of the memory that the machine has available. A job that is larger than this memory has several processes,
-//! which share it.
+//! and 60 % of the memory that the machine has available. A job that is larger than the available memory has several
+//! processes, which share their memory.
 #![forbid(unsafe_code)]
 
 use std::env;
@@ -43,27 +43,28 @@ fn main() -> anyhow::Result<()> {
         .call("Assign", &json!({ "job": JOB, "cores": 1, "pids": large.pids() }))?;
     let first = read_memory(&warden)?;
     ensure!(
-        first.resident >= bytes,
+        first.resident_bytes >= bytes,
         "pjwctl shows {} bytes of resident memory, and the job has {bytes}",
-        first.resident
+        first.resident_bytes
     );
     let window = Duration::from_millis(effort.pick(500, 4000));
-    let (mut beside, mut without, mut costs) = (Latencies::default(), Latencies::default(), Vec::new());
+    let (mut beside_reading, mut without_reading) = (Latencies::default(), Latencies::default());
+    let mut costs_ms = Vec::new();
     for round in 0..effort.pick(2, 10) {
         interrupt.check()?;
         // The two take turns. Each one is first in every second round.
         for is_reading in [round % 2 == 0, round % 2 != 0] {
             let socket = warden.socket();
             if is_reading {
-                costs.extend(while_reading(&warden, || beside.measure(&socket, window))?);
+                costs_ms.extend(while_reading(&warden, || beside_reading.measure(&socket, window))?);
             } else {
-                without.measure(&socket, window)?;
+                without_reading.measure(&socket, window)?;
             }
         }
     }
-    let cost = median(&costs).context("no reading was complete: use a longer run")?;
-    print_line(&format!("{} readings, each with {cost:.0} ms of CPU time", costs.len()))?;
-    publish("memory", &figures(bytes >> 20, &beside, &without)?)
+    let cost_ms = median(&costs_ms).context("no reading was complete: use a longer run")?;
+    print_line(&format!("{} readings, each with {cost_ms:.0} ms of CPU time", costs_ms.len()))?;
+    publish("memory", &figures(bytes >> 20, &beside_reading, &without_reading)?)
 }
 
 /// Returns the memory that the job is to have, in bytes.
@@ -117,7 +118,7 @@ struct Reading {
     /// The CPU time of the reading in pjwd, in ms.
     cost_ms: f64,
     /// The sum of the resident set sizes, in bytes.
-    resident: u64,
+    resident_bytes: u64,
 }
 
 /// Reads the memory of the job once with `pjwctl show --memory`. Returns the CPU time of the reading and the resident
@@ -131,11 +132,12 @@ fn read_memory(warden: &PrivateWarden) -> anyhow::Result<Reading> {
     let shown: Value = serde_json::from_slice(&output.stdout).context("pjwctl printed no JSON")?;
     let memory = &shown["memory"];
     let cost_us = memory["cost_us"].as_f64().context("pjwctl printed no cost_us")?;
-    let resident = memory["rss"].as_u64().context("pjwctl printed no rss")?;
-    Ok(Reading { cost_ms: cost_us / 1000.0, resident })
+    let resident_bytes = memory["rss"].as_u64().context("pjwctl printed no rss")?;
+    Ok(Reading { cost_ms: cost_us / 1000.0, resident_bytes })
 }
 
-/// Does `work` while the memory of the job is read again and again. Returns the CPU time of each reading, in ms.
+/// Does `work` while another thread reads the memory of the job again and again. Returns the CPU time of each
+/// reading, in ms. `work` begins when the first reading has begun.
 fn while_reading(
     warden: &PrivateWarden,
     work: impl FnOnce() -> anyhow::Result<()>,
@@ -160,14 +162,15 @@ fn while_reading(
     })
 }
 
-/// Writes the quantiles of each turn to `memory.csv`, with a chart beside it. Returns the medians of all turns.
-fn figures(mib: u64, beside: &Latencies, without: &Latencies) -> anyhow::Result<Vec<Figure>> {
+/// Writes the quantiles of each turn to `memory.csv`, with a chart beside this file. Returns the figures of the medians
+/// over all turns. `mib` is the memory of the job in MiB.
+fn figures(mib: u64, beside_reading: &Latencies, without_reading: &Latencies) -> anyhow::Result<Vec<Figure>> {
     let points = |values: &[f64]| (1..).map(f64::from).zip(values.iter().copied()).collect();
     let lines = [
-        ("p50, no reading", &without.p50_us),
-        ("p50 while memory is read", &beside.p50_us),
-        ("p99, no reading", &without.p99_us),
-        ("p99 while memory is read", &beside.p99_us),
+        ("p50, no reading", &without_reading.p50_us),
+        ("p50 while memory is read", &beside_reading.p50_us),
+        ("p99, no reading", &without_reading.p99_us),
+        ("p99 while memory is read", &beside_reading.p99_us),
     ];
     let chart = Chart {
         title: format!("Time of status while {mib} MiB of a job are read"),
@@ -181,5 +184,8 @@ fn figures(mib: u64, beside: &Latencies, without: &Latencies) -> anyhow::Result<
         let name = format!("status while {mib} MiB of a job are read: {what}");
         anyhow::Ok(Figure::new(&name, own, "us", "no reading", peer))
     };
-    Ok(vec![figure("p50", &beside.p50_us, &without.p50_us)?, figure("p99", &beside.p99_us, &without.p99_us)?])
+    Ok(vec![
+        figure("p50", &beside_reading.p50_us, &without_reading.p50_us)?,
+        figure("p99", &beside_reading.p99_us, &without_reading.p99_us)?,
+    ])
 }

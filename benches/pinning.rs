@@ -148,6 +148,7 @@ struct Pairs {
 /// The results of all rounds of a program.
 #[derive(Debug, Default)]
 struct Rounds {
+    /// The time of a lap in each round, in seconds: under the kernel alone, with pins, and floating.
     kernel: Vec<f64>,
     pins: Vec<f64>,
     floating: Vec<f64>,
@@ -158,13 +159,13 @@ struct Rounds {
 
 impl Rounds {
     fn add(&mut self, kernel: f64, pairs: &Pairs) -> anyhow::Result<()> {
-        let medians = |of: fn(&[f64; 2]) -> f64| {
-            median(&pairs.times.iter().map(of).collect::<Vec<f64>>()).context("nothing was measured")
+        let median_of = |value: fn(&[f64; 2]) -> f64| {
+            median(&pairs.times.iter().map(value).collect::<Vec<f64>>()).context("nothing was measured")
         };
         self.kernel.push(kernel);
-        self.pins.push(medians(|[pins, _]| *pins)?);
-        self.floating.push(medians(|[_, floating]| *floating)?);
-        self.pins_to_floating.push(medians(|[pins, floating]| pins / floating)?);
+        self.pins.push(median_of(|[pins, _]| *pins)?);
+        self.floating.push(median_of(|[_, floating]| *floating)?);
+        self.pins_to_floating.push(median_of(|[pins, floating]| pins / floating)?);
         self.pinned_turns += pairs.pinned_turns;
         Ok(())
     }
@@ -183,7 +184,6 @@ impl Rounds {
             "{kind}: threads were pinned in {pinned_turns} of {} turns",
             pins.len() * PAIRS_PER_ROUND
         ))?;
-        // Without pins there is nothing to compare.
         if *pinned_turns > 0 {
             let name = format!("{kind}: pjwd with pins");
             figures.extend(compare(&name, pins, without, floating, pins_to_floating)?);
@@ -205,9 +205,10 @@ fn compare(
     // The ranks of the confidence interval of a median: a binomial distribution, by its normal approximation.
     #[expect(clippy::cast_precision_loss)]
     let rank_offset = (0.98 / (ratios.len() as f64).sqrt()).min(0.5);
-    let medians = [median(ratios), quantile(ratios, 0.5 - rank_offset), quantile(ratios, 0.5 + rank_offset)];
+    let ratio_and_interval =
+        [median(ratios), quantile(ratios, 0.5 - rank_offset), quantile(ratios, 0.5 + rank_offset)];
     let ([Some(value), Some(peer_value)], [Some(ratio), Some(low), Some(high)]) =
-        ([median(own_times), median(peer_times)], medians)
+        ([median(own_times), median(peer_times)], ratio_and_interval)
     else {
         bail!("nothing was measured")
     };

@@ -80,6 +80,7 @@ impl Method {
     }
 }
 
+/// A method, and whether the load of other forks ran beside it.
 type Key = (Method, bool);
 
 fn main() -> anyhow::Result<()> {
@@ -88,7 +89,7 @@ fn main() -> anyhow::Result<()> {
     let Setup { effort, interrupt, programs, scale } = Setup::prepare()?;
     let cores = (scale.usable_cores[0].clone(), scale.usable_cores[0].union(&scale.usable_cores[1]));
     let bench = Bench { effort, interrupt, programs, scale, cores, sleep: find_sleep()? };
-    let mut all: BTreeMap<Key, ReactionTimes> = BTreeMap::new();
+    let mut all_times: BTreeMap<Key, ReactionTimes> = BTreeMap::new();
     let mut skipped: Vec<Method> = Vec::new();
     for round in 0..effort.pick(1, 5) {
         // The methods take turns, so that other load on the machine affects them alike.
@@ -100,7 +101,7 @@ fn main() -> anyhow::Result<()> {
                     continue;
                 }
                 match bench.measure(method) {
-                    Ok(times) => all.entry((method, with_forks)).or_default().extend(times),
+                    Ok(times) => all_times.entry((method, with_forks)).or_default().extend(times),
                     Err(error) => {
                         bench.interrupt.check()?;
                         print_line(&format!("skipped: {}: {error:#}", method.name()))?;
@@ -116,8 +117,8 @@ fn main() -> anyhow::Result<()> {
             }
         }
     }
-    print_times(&all)?;
-    publish("reaction", &figures(&all)?)
+    print_times(&all_times)?;
+    publish("reaction", &figures(&all_times)?)
 }
 
 struct Bench {
@@ -127,6 +128,7 @@ struct Bench {
     scale: Scale,
     /// The PUs of one core, and of two cores.
     cores: (CpuSet, CpuSet),
+    /// The path of sleep(1), the program of the workers.
     sleep: PathBuf,
 }
 
@@ -199,8 +201,8 @@ impl Bench {
         Ok(ReactionTimes { kernel_clock_ms: warden.reaction_times_ms(), ..times })
     }
 
-    /// Starts a forker, and returns the times of its workers. With `warden`, first assigns the forker to a job that has
-    /// the PUs `mask`. `count_and_pause` has the number of workers and the pause between two workers.
+    /// Starts a forker, and returns the reaction times to its workers. With `warden`, first assigns the forker to a job
+    /// that has the PUs `mask`. `count_and_pause` has the number of workers and the pause between two workers.
     fn fork(
         &self,
         warden: Option<&PrivateWarden>,
@@ -223,35 +225,37 @@ fn load_name(with_forks: bool) -> &'static str {
 
 /// Prints two tables: the times that the forkers measured, and the times by the kernel's clock. Each row is one method,
 /// with or without a load of other forks.
-fn print_times(all: &BTreeMap<Key, ReactionTimes>) -> anyhow::Result<()> {
+fn print_times(all_times: &BTreeMap<Key, ReactionTimes>) -> anyhow::Result<()> {
     print_header(
         "from before the fork to the right mask, measured by the parent, ms",
         &["missed", "at once"],
     )?;
-    for ((method, with_forks), times) in all {
+    for ((method, with_forks), times) in all_times {
         let counts = format!("{:>8}{:>10}", times.missed, times.right_at_first_check);
         print_line(&(format_row(*method, *with_forks, &times.ms) + &counts))?;
     }
     print_header("from the fork to the mask, by the kernel's clock, ms", &[])?;
-    for ((method, with_forks), times) in all.iter().filter(|(_, times)| !times.kernel_clock_ms.is_empty()) {
+    let by_kernel_clock = all_times.iter().filter(|(_, times)| !times.kernel_clock_ms.is_empty());
+    for ((method, with_forks), times) in by_kernel_clock {
         print_line(&format_row(*method, *with_forks, &times.kernel_clock_ms))?;
     }
     Ok(())
 }
 
-fn print_header(what: &str, more: &[&str]) -> anyhow::Result<()> {
-    let more: String = more.iter().map(|word| format!("{word:>9}")).collect();
-    print_line(&format!("\n{what:<74}{:>8}{:>10}{:>10}{:>10}{more}", "workers", "p50", "p99", "max"))
+fn print_header(title: &str, more_columns: &[&str]) -> anyhow::Result<()> {
+    let more_columns: String = more_columns.iter().map(|column| format!("{column:>9}")).collect();
+    print_line(&format!("\n{title:<74}{:>8}{:>10}{:>10}{:>10}{more_columns}", "workers", "p50", "p99", "max"))
 }
 
 fn format_row(method: Method, with_forks: bool, ms: &[f64]) -> String {
-    let at = |share| quantile(ms, share).unwrap_or(f64::NAN);
+    let quantile_ms = |share| quantile(ms, share).unwrap_or(f64::NAN);
     let name = format!("{}, {}", method.name(), load_name(with_forks));
-    format!("{name:<74}{:>8}{:>10.3}{:>10.3}{:>10.3}", ms.len(), at(0.5), at(0.99), at(1.0))
+    let [p50, p99, max] = [0.5, 0.99, 1.0].map(quantile_ms);
+    format!("{name:<74}{:>8}{p50:>10.3}{p99:>10.3}{max:>10.3}", ms.len())
 }
 
 /// Returns the figures: each case of pjwd compared with each peer, at each quantile.
-fn figures(all: &BTreeMap<Key, ReactionTimes>) -> anyhow::Result<Vec<Figure>> {
+fn figures(all_times: &BTreeMap<Key, ReactionTimes>) -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for with_forks in [false, true] {
         for (case, peers) in [
@@ -260,17 +264,20 @@ fn figures(all: &BTreeMap<Key, ReactionTimes>) -> anyhow::Result<Vec<Figure>> {
             (Case::OnPin, &[Method::ForkListener(Case::OnPin), Method::Polling, Method::Cgrulesengd]),
         ] {
             for (name, share) in [("p50", 0.5), ("p99", 0.99), ("max", 1.0)] {
-                let of = |method| {
-                    all.get(&(method, with_forks))
+                let parent_clock = |method| {
+                    all_times
+                        .get(&(method, with_forks))
                         .and_then(|times: &ReactionTimes| quantile(&times.ms, share))
                 };
-                let Some(own_value) = of(Method::Warden(case)) else { continue };
+                let Some(own_value) = parent_clock(Method::Warden(case)) else { continue };
                 let what = format!("{}, {}, {name}", Method::Warden(case).name(), load_name(with_forks));
                 figures.extend(peers.iter().filter_map(|&peer| {
-                    of(peer).map(|peer_value| Figure::new(&what, own_value, "ms", peer.name(), peer_value))
+                    let peer_value = parent_clock(peer)?;
+                    Some(Figure::new(&what, own_value, "ms", peer.name(), peer_value))
                 }));
                 let kernel_clock = |method| {
-                    all.get(&(method, with_forks)).and_then(|times| quantile(&times.kernel_clock_ms, share))
+                    let times = all_times.get(&(method, with_forks))?;
+                    quantile(&times.kernel_clock_ms, share)
                 };
                 let values = kernel_clock(Method::Warden(case)).zip(kernel_clock(Method::ForkListener(case)));
                 figures.extend(values.map(|(own_value, peer_value)| {
