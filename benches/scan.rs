@@ -4,9 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use nix::time::{ClockId, clock_gettime};
 use pjw_benches::load::processes::{self, Activity, LoadProcesses};
 use pjw_benches::measure::results::{Figure, median, print_line, publish};
 use pjw_benches::peers::syscalls::SyscallScan;
@@ -14,10 +15,9 @@ use pjw_benches::programs::interrupt::StopSignal;
 use pjw_benches::setup::effort::Effort;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::{ids::Pid, ports::MachineInterface, snapshot::Observed};
-use pjw_linux::{bpf::TaskScan, node::LinuxMachine};
+use pjw_linux::{bpf::TaskScan, node::LinuxMachine, sys::clock::own_thread_cpu_time};
 use pjw_sources::job_variable_names;
 use procfs::process::Process;
-use std::time::Duration;
 
 /// A way to read the state, the run time and the mask of all threads of some processes.
 trait ScanMethod {
@@ -65,6 +65,7 @@ enum ScanKind {
 struct PjwScan {
     node: LinuxMachine,
     kind: ScanKind,
+    /// What the scan reads: `BPF` or `/proc`.
     source: &'static str,
 }
 
@@ -178,41 +179,39 @@ fn compare(
     (effort, interrupt): (Effort, &StopSignal),
 ) -> anyhow::Result<Vec<Figure>> {
     let mut scan_methods = scan_methods()?;
-    let mut costs: Vec<Vec<f64>> = vec![Vec::new(); scan_methods.len()];
+    let mut costs_ns: Vec<Vec<f64>> = vec![Vec::new(); scan_methods.len()];
     // The first round fills the caches and is not measured.
     for round in 0..=effort.pick(3, 15) {
         for turn in 0..scan_methods.len() {
             interrupt.check()?;
             if matches!(activity, Activity::Waking(_)) {
                 // All threads have run since the last scan after this time.
-                std::thread::sleep(Duration::from_millis(600));
+                thread::sleep(Duration::from_millis(600));
             }
-            let number = (turn + round) % scan_methods.len();
-            let method = &mut scan_methods[number];
-            let cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
-            let before = cpu()?;
+            let at = (turn + round) % scan_methods.len();
+            let method = &mut scan_methods[at];
+            let before = own_thread_cpu_time();
             let threads_found = method.scan(pids)?;
-            let cpu_time = cpu()?.saturating_sub(before);
+            let cpu_time = own_thread_cpu_time().saturating_sub(before);
             if threads_found != threads {
                 bail!("{} found {threads_found} threads of {threads}", method.name());
             }
             if round > 0 {
-                costs[number].push(cpu_time.as_secs_f64() * 1e9 / threads as f64);
+                costs_ns[at].push(cpu_time.as_secs_f64() * 1e9 / threads as f64);
             }
         }
     }
-    let medians: Vec<f64> = costs.iter().filter_map(|costs| median(costs)).collect();
+    let medians: Vec<f64> = costs_ns.iter().filter_map(|costs| median(costs)).collect();
     let names: Vec<String> = scan_methods.iter().map(|method| method.name()).collect();
     for (name, cpu_time) in names.iter().zip(&medians) {
         print_line(&format!("{what}: {name}: {cpu_time:.0} ns per thread"))?;
     }
-    let own = names.iter().zip(&medians).filter(|(name, _)| name.starts_with("pjw"));
-    let peers = || names.iter().zip(&medians).filter(|(name, _)| !name.starts_with("pjw"));
-    let beside = |(own, &value): (&String, &f64)| {
+    let mut figures = Vec::new();
+    for (own, value) in names.iter().zip(&medians).filter(|(name, _)| name.starts_with("pjw")) {
         let name = format!("{what}: {own}");
-        peers()
-            .map(move |(peer, &peer_value)| Figure::new(&name, value, "ns/thread", peer, peer_value))
-            .collect::<Vec<_>>()
-    };
-    Ok(own.flat_map(beside).collect())
+        for (peer, peer_value) in names.iter().zip(&medians).filter(|(name, _)| !name.starts_with("pjw")) {
+            figures.push(Figure::new(&name, *value, "ns/thread", peer, *peer_value));
+        }
+    }
+    Ok(figures)
 }

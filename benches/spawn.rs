@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use pjw_benches::load::compiled::{compile_image, compile_small, compile_with_libraries};
 use pjw_benches::measure::chart::Chart;
-use pjw_benches::measure::results::{Figure, print_line};
+use pjw_benches::measure::results::{Figure, print_line, target_directory};
 use pjw_benches::measure::start_cost::StartCost;
 use pjw_benches::peers::spawn_schemes::{Parent, SpawnSchemes};
 use pjw_benches::programs::interrupt::StopSignal;
@@ -20,7 +20,8 @@ use pjw_benches::setup::prepare_scale;
 use pjw_core::cpuset::CpuSet;
 use tempfile::TempDir;
 
-/// The ways of the program of C: (name, name in the program, whether it copies the page tables of the parent).
+/// The schemes of the C program: the name in the results, the name in the program, and whether the scheme copies the
+/// page tables of the parent.
 const PEERS: [(&str, &str, bool); 9] = [
     ("sfork", "sfork", true),
     ("afork", "afork", true),
@@ -36,16 +37,16 @@ const POSIX_SPAWN: &str = "posix_spawn, then mask";
 const LIMIT: &str = "limit: bare vfork loops";
 const FORK: &str = "bare fork loop, no exec";
 const FORK_PER_PU: &str = "the same on each PU";
-/// The name of these loops in the program of C.
+/// The name of [`FORK_PER_PU`] in the C program.
 const FORK_LOOPS: &str = "fork_per_pu";
 const SYNCHRONOUS: &str = "pjw-spawn";
 const ASYNCHRONOUS: &str = "pjw-spawn, asynchronous";
 const TEMPLATE: &str = "pjw-spawn, template";
 const LATE: &str = "pjw-spawn, late fork";
 const LATE_LIMIT: &str = "bare fork loop of the same program on each PU";
-/// The most processes of a scheme that copies the page tables of a large parent.
-const MOST_COPIES: u32 = 100;
-/// The processes that may have a large image at the same time.
+/// The largest group of a scheme that copies the page tables of a large parent.
+const MAX_COPIES: u32 = 100;
+/// The number of processes with a large image that run at the same time.
 const IMAGES_AT_ONCE: u32 = 20;
 /// The LD_LIBRARY_PATH of slide 17.
 const LONG_PATH: &str = "/home/user/opt/open64/x86_open64-4.2.5/lib:/home/user/opt/mpi/openmpi-1.5.3-openf90/lib/:\
@@ -68,20 +69,24 @@ struct Bench {
     pus: CpuSet,
     directory: TempDir,
     peers: SpawnSchemes,
+    /// The path of a small program that ends at once.
     small: PathBuf,
 }
 
-/// One value of a cost.
+/// Returns one value of a cost.
 type Value = fn(&StartCost) -> f64;
 
-/// A way to start a group of so many processes.
+/// A way to start a group of processes.
 struct Scheme<'a> {
     name: &'static str,
+    /// Whether the scheme copies the page tables of the parent.
     copies_parent: bool,
+    /// Starts a group with this number of processes, and returns the cost of each process.
     run: Box<dyn Fn(u32) -> anyhow::Result<StartCost> + 'a>,
 }
 
-/// The result of a scheme: its name, and the number of processes with the costs of each.
+/// The results of the schemes. Each entry has the name of a scheme and a list: a number of processes, and the cost of
+/// each of them.
 type Results = Vec<(&'static str, Vec<(u32, StartCost)>)>;
 
 impl Bench {
@@ -93,7 +98,7 @@ impl Bench {
         Ok(Self { effort, interrupt, pus, directory, peers, small })
     }
 
-    /// The ways of the program of C.
+    /// Returns the schemes of the C program.
     fn peers<'a>(&'a self, parent: Parent<'a>, program: &'a Path) -> Vec<Scheme<'a>> {
         let scheme = |(name, word, copies_parent)| Scheme {
             name,
@@ -103,13 +108,14 @@ impl Bench {
         PEERS.map(scheme).into()
     }
 
-    /// Runs the schemes in turns, and returns the medians. `counts` are numbers of processes, each with the most
-    /// rounds. A scheme whose rounds differ little has fewer of them.
+    /// Runs the schemes in turns, and returns the medians. `counts` has the numbers of processes, each with the largest
+    /// number of rounds. A scheme whose rounds differ little has fewer rounds. A scheme that copies the page tables of
+    /// the parent starts at most `max_copies` processes.
     fn measure(
         &self,
         schemes: &[Scheme<'_>],
         counts: &[(u32, usize)],
-        most_copies: u32,
+        max_copies: u32,
     ) -> anyhow::Result<Results> {
         let mut results: Results = schemes.iter().map(|scheme| (scheme.name, Vec::new())).collect();
         for &(count, rounds) in counts {
@@ -117,7 +123,8 @@ impl Bench {
             for _ in 0..rounds {
                 for (scheme, costs) in schemes.iter().zip(&mut costs) {
                     self.interrupt.check()?;
-                    if (!scheme.copies_parent || count <= most_copies) && !StartCost::are_settled(costs) {
+                    let is_too_large = scheme.copies_parent && count > max_copies;
+                    if !is_too_large && !StartCost::are_settled(costs) {
                         costs.push((scheme.run)(count).with_context(|| scheme.name)?);
                     }
                 }
@@ -131,7 +138,7 @@ impl Bench {
 }
 
 /// Returns the schemes of pjw-spawn: one process after the other, several at once, and forks from a template.
-fn own<'a>(group: &'a SpawnedGroup, templates: &'a SpawnedGroup) -> [Scheme<'a>; 3] {
+fn pjw_schemes<'a>(group: &'a SpawnedGroup, templates: &'a SpawnedGroup) -> [Scheme<'a>; 3] {
     let scheme = |name, run: Box<dyn Fn(u32) -> anyhow::Result<()> + 'a>| Scheme {
         name,
         copies_parent: false,
@@ -152,29 +159,36 @@ fn schemes(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
         .chain([("LD_LIBRARY_PATH".into(), LONG_PATH.into())])
         .collect();
     let quick = bench.effort == Effort::Quick;
-    let all: &[(u32, usize)] = &[(1, 15), (2, 9), (5, 9), (10, 9), (100, 5), (1000, 3), (2000, 3)];
-    let some: &[(u32, usize)] = &[(100, 3), (1000, 3)];
-    let small_mb = bench.effort.pick(8, 512);
-    let cells = [(0, &[][..], "empty", all), (0, &long, "long", some), (small_mb, &[], "empty", some)];
-    let last = (small_mb, &long[..], "long", &some[..1]);
+    let many_counts: &[(u32, usize)] = &[(1, 15), (2, 9), (5, 9), (10, 9), (100, 5), (1000, 3), (2000, 3)];
+    let few_counts: &[(u32, usize)] = &[(100, 3), (1000, 3)];
+    let large_mb = bench.effort.pick(8, 512);
+    // The memory of the parent, its environment, the name of the environment, and the numbers of processes.
+    let parents = [
+        (0, &[][..], "empty", many_counts),
+        (0, &long[..], "long", few_counts),
+        (large_mb, &[][..], "empty", few_counts),
+        (large_mb, &long[..], "long", &few_counts[..1]),
+    ];
     let mut figures = Vec::new();
     let mut small_parent = None;
-    for (number, (ballast_mb, environment, words, counts)) in cells.into_iter().chain([last]).enumerate() {
+    for (ballast_mb, environment, environment_name, counts) in parents {
         let counts = if quick { &[(1, 1), (20, 1)] } else { counts };
-        let results = cell(bench, ballast_mb, environment, counts)?;
-        let title = format!("parent of {ballast_mb} MB, {words} environment");
+        let results = measure_with_parent(bench, ballast_mb, environment, counts)?;
+        let title = format!("parent of {ballast_mb} MB, {environment_name} environment");
         print_table(&title, &results)?;
-        write_charts(&format!("spawn-schemes-{ballast_mb}mb-{words}"), &title, "processes", &results)?;
+        let file = format!("spawn-schemes-{ballast_mb}mb-{environment_name}");
+        write_charts(&file, &title, "processes", &results)?;
         figures.extend(against_posix_spawn(&title, &results)?);
-        if number == 0 {
-            figures.extend(against_bounds(&results)?);
+        if environment_name != "empty" {
+            continue;
         }
         let (count, cost) = at_most(&results, ASYNCHRONOUS, 1000)?;
-        if ballast_mb == 0 && words == "empty" {
-            small_parent = Some(cost);
-        } else if let (Some(small), "empty") = (small_parent, words) {
+        if let Some(small) = small_parent {
             let name = format!("{ASYNCHRONOUS}, {count} processes, parent of {ballast_mb} MB: CPU");
-            figures.push(Figure::new(&name, cost.cpu_us, "us", "parent of 0 MB", small.cpu_us));
+            figures.push(Figure::new(&name, cost.cpu_us, "us", "parent of 0 MB", small));
+        } else {
+            figures.extend(against_bounds(&results)?);
+            small_parent = Some(cost.cpu_us);
         }
     }
     Ok(figures)
@@ -182,7 +196,7 @@ fn schemes(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
 
 /// Measures all schemes with a parent that has `ballast_mb` MB of memory and the variables `environment`. `counts` has
 /// the numbers of processes, each with the number of rounds.
-fn cell(
+fn measure_with_parent(
     bench: &Bench,
     ballast_mb: usize,
     environment: &[(String, String)],
@@ -193,9 +207,9 @@ fn cell(
     let templates = SpawnedGroup::new(&bench.small, "small", environment, &bench.pus)?.with_templates();
     let ballast = vec![1_u8; ballast_mb << 20];
     let mut schemes = bench.peers(parent, &bench.small);
-    schemes.extend(own(&group, &templates));
-    let most_copies = if ballast_mb > 0 { MOST_COPIES } else { u32::MAX };
-    let results = bench.measure(&schemes, counts, most_copies);
+    schemes.extend(pjw_schemes(&group, &templates));
+    let max_copies = if ballast_mb > 0 { MAX_COPIES } else { u32::MAX };
+    let results = bench.measure(&schemes, counts, max_copies);
     drop(black_box(ballast));
     results
 }
@@ -216,7 +230,7 @@ fn against_posix_spawn(title: &str, results: &Results) -> anyhow::Result<Vec<Fig
     Ok(figures)
 }
 
-/// The ways of pjw-spawn beside what the kernel allows.
+/// Returns the figures that compare the schemes of pjw-spawn with bare loops in C, which are the limit.
 fn against_bounds(results: &Results) -> anyhow::Result<Vec<Figure>> {
     let mut figures = Vec::new();
     for (name, bound) in [(SYNCHRONOUS, LIMIT), (ASYNCHRONOUS, LIMIT), (TEMPLATE, FORK_PER_PU)] {
@@ -241,7 +255,7 @@ fn print_table(title: &str, results: &Results) -> anyhow::Result<()> {
     for (name, costs) in results {
         let cells: String = costs
             .iter()
-            .map(|(at, cost)| format!("  {at:>5}: {:>8.0} us {:>6.0}/s", cost.cpu_us, cost.rate))
+            .map(|(count, cost)| format!("  {count:>5}: {:>8.0} us {:>6.0}/s", cost.cpu_us, cost.rate))
             .collect();
         print_line(&format!("{name:<25}{cells}"))?;
     }
@@ -251,16 +265,15 @@ fn print_table(title: &str, results: &Results) -> anyhow::Result<()> {
 /// Writes two charts of the results: the CPU time of a process, and the number of processes per second. `file` is the
 /// beginning of the file names.
 fn write_charts(file: &str, title: &str, x_label: &str, results: &Results) -> anyhow::Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the benches are in no workspace")?;
     let kinds: [(&str, &str, Value); 2] =
         [("cpu", "CPU time, us", |cost| cost.cpu_us), ("rate", "processes per second", |cost| cost.rate)];
     for (kind, y_label, value) in kinds {
         let line = |costs: &[(u32, StartCost)]| {
-            costs.iter().map(|(at, cost)| (f64::from(*at), value(cost))).collect::<Vec<_>>()
+            costs.iter().map(|(x, cost)| (f64::from(*x), value(cost))).collect::<Vec<_>>()
         };
         let lines = results.iter().map(|(name, costs)| (String::from(*name), line(costs))).collect();
         let chart = Chart { title: title.into(), x_label: x_label.into(), y_label: y_label.into(), lines };
-        chart.write(&root.join("target/bench"), &format!("{file}-{kind}"))?;
+        chart.write(&target_directory()?, &format!("{file}-{kind}"))?;
     }
     Ok(())
 }
@@ -308,7 +321,7 @@ fn libraries(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let parent = Parent { ballast_mb: 0, environment: &environment, pus: &bench.pus };
     let mut schemes = bench.peers(parent, &program);
     schemes.retain(|scheme| scheme.name == POSIX_SPAWN);
-    schemes.extend(own(&group, &templates));
+    schemes.extend(pjw_schemes(&group, &templates));
     let results = bench.measure(&schemes, counts, u32::MAX)?;
     let title = format!("a program with {libraries} libraries");
     print_table(&title, &results)?;
@@ -319,14 +332,14 @@ fn libraries(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
 /// Measures the start of a program with a large image by exec and from a template, for several shares of pages that the
 /// program writes. Prints from which share on exec is cheaper. Writes the charts, and returns the figures.
 fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
-    let (megabytes, parts) = bench.effort.pick((10, 1), (100, 10));
+    let (megabytes, rounds) = bench.effort.pick((10, 1), (100, 10));
     let program = compile_image(bench.directory.path(), megabytes)?;
     let mut results: Results = vec![(ASYNCHRONOUS, Vec::new()), (TEMPLATE, Vec::new())];
     for share in [0, 1, 10, 50, 100] {
         let group = || SpawnedGroup::new(&program, &share.to_string(), &[], &bench.pus);
         let ways = [group()?, group()?.with_templates()];
         let mut costs = [Vec::new(), Vec::new()];
-        for _ in 0..parts {
+        for _ in 0..rounds {
             for (way, costs) in ways.iter().zip(&mut costs) {
                 bench.interrupt.check()?;
                 costs.push(StartCost::measure(IMAGES_AT_ONCE, || way.start(IMAGES_AT_ONCE))?);
@@ -358,34 +371,38 @@ fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
 
 /// Returns the share from which exec is cheaper than a template, on straight lines between the measured shares.
 fn break_even(exec: &[(u32, StartCost)], template: &[(u32, StartCost)]) -> Option<f64> {
+    // For each share, the CPU time that a template saves.
     let gains: Vec<(f64, f64)> = exec
         .iter()
         .zip(template)
         .map(|((share, exec), (_, template))| (f64::from(*share), exec.cpu_us - template.cpu_us))
         .collect();
-    let crossing = gains.windows(2).find_map(|pair| {
+    let &(first_share, first_gain) = gains.first()?;
+    if first_gain <= 0.0 {
+        return Some(first_share);
+    }
+    gains.windows(2).find_map(|pair| {
         let [(from, gain), (to, next)] = *pair else { return None };
         (gain > 0.0 && next <= 0.0).then(|| from + (to - from) * gain / (gain - next))
-    });
-    gains.first().filter(|(_, gain)| *gain <= 0.0).map(|(share, _)| *share).or(crossing)
+    })
 }
 
 /// Measures the rate of started processes for several numbers of PUs that start them. Writes the charts, and returns
 /// the figures.
 fn pus(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
-    let all: Vec<_> = bench.pus.iter().collect();
+    let all_pus: Vec<_> = bench.pus.iter().collect();
     let mut numbers: Vec<usize> =
-        std::iter::successors(Some(1), |n| Some(2 * n)).take_while(|n| *n < all.len()).collect();
-    numbers.push(all.len());
+        std::iter::successors(Some(1), |n| Some(2 * n)).take_while(|n| *n < all_pus.len()).collect();
+    numbers.push(all_pus.len());
     let mut merged: Results = Vec::new();
     for number in numbers {
-        let some: CpuSet = all[..number].iter().copied().collect();
-        let parent = Parent { ballast_mb: 0, environment: &[], pus: &some };
-        let group = SpawnedGroup::new(&bench.small, "small", &[], &some)?;
-        let templates = SpawnedGroup::new(&bench.small, "small", &[], &some)?.with_templates();
+        let pus: CpuSet = all_pus[..number].iter().copied().collect();
+        let parent = Parent { ballast_mb: 0, environment: &[], pus: &pus };
+        let group = SpawnedGroup::new(&bench.small, "small", &[], &pus)?;
+        let templates = SpawnedGroup::new(&bench.small, "small", &[], &pus)?.with_templates();
         let mut schemes = bench.peers(parent, &bench.small);
         schemes.retain(|scheme| ["posix_spawn on each PU", POSIX_SPAWN, LIMIT].contains(&scheme.name));
-        schemes.extend(own(&group, &templates));
+        schemes.extend(pjw_schemes(&group, &templates));
         let count = u32::try_from(number)? * bench.effort.pick(10, 500);
         let results = bench.measure(&schemes, &[(count, bench.effort.pick(1, 5))], u32::MAX)?;
         if merged.is_empty() {
@@ -400,15 +417,15 @@ fn pus(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     write_charts("spawn-pus", title, "PUs", &merged)?;
     let rate = |name: &str, pus: u32| at_most(&merged, name, pus).map(|(_, cost)| cost.rate);
     for (number, serial) in
-        merged.iter().find(|(name, _)| *name == POSIX_SPAWN).map_or(&[][..], |(_, all)| all)
+        merged.iter().find(|(name, _)| *name == POSIX_SPAWN).map_or(&[][..], |(_, costs)| costs)
     {
         let [own, template] =
-            [rate(ASYNCHRONOUS, *number)?, rate(TEMPLATE, *number)?].map(|own| own / serial.rate);
+            [rate(ASYNCHRONOUS, *number)?, rate(TEMPLATE, *number)?].map(|rate| rate / serial.rate);
         print_line(&format!(
             "on {number} PUs: {own:.2} times the rate of one posix_spawn after the other, {template:.2} times with templates"
         ))?;
     }
-    let most = u32::try_from(all.len())?;
+    let most = u32::try_from(all_pus.len())?;
     let mut figures = Vec::new();
     for name in [ASYNCHRONOUS, TEMPLATE, POSIX_SPAWN] {
         let title = format!("{name}, {most} PUs: rate");

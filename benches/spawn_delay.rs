@@ -43,8 +43,8 @@ const BARE_WITH_MASK: &str = "bare vfork, mask and exec";
 const POSIX_SPAWN: &str = "posix_spawn without a mask";
 const WRAPPER: &str = "taskset -c PU PROGRAM";
 
-/// Which of `count` ways has this turn in this round. Each way follows each other one equally often: a way that follows
-/// taskset finds cold caches.
+/// Returns the index of the way, of `count` ways, that has the turn `turn` in the round `round`. Each way follows each
+/// other way equally often, because a way that follows taskset finds cold caches.
 fn at_turn(turn: usize, round: usize, count: usize) -> usize {
     (turn * (1 + round % (count - 1)) + round) % count
 }
@@ -69,7 +69,7 @@ fn delays(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec
     let output = Arc::new(OwnedFd::from(writer));
     let own = OwnStart::new(program, pus, &output, None)?;
     let mut vfork = VforkDelay::start(directory, pus, program)?;
-    let command = |mut command: Command| -> anyhow::Result<()> {
+    let run_to_end = |mut command: Command| -> anyhow::Result<()> {
         let mut child = command
             .stdin(ProcessStdio::null())
             .stdout(output.try_clone().context("can't copy the pipe")?)
@@ -92,11 +92,11 @@ fn delays(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec
                     continue;
                 }
                 OWN => own.start(round)?,
-                POSIX_SPAWN => command(Command::new(program))?,
+                POSIX_SPAWN => run_to_end(Command::new(program))?,
                 _ => {
                     let mut taskset = Command::new("taskset");
                     taskset.arg("-c").arg(&first_pu).arg(program);
-                    command(taskset)?;
+                    run_to_end(taskset)?;
                 }
             }
             times.push(own.microseconds_since(before, &mut reader)?);
@@ -104,15 +104,12 @@ fn delays(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec
     }
     let [(_, own), peers @ ..] = &times;
     let at = |values: &[f64], share| quantile(values, share).context("nothing was measured");
-    let mut figures = Vec::new();
-    for (name, values) in peers {
-        let median = at(values, 0.5)? - at(&peers[0].1, 0.5)?;
-        if *name != BARE {
-            print_line(&format!("{name} adds {median:.0} us to {BARE} (p50)"))?;
-        }
+    let bare_us = at(&peers[0].1, 0.5)?;
+    for (name, values) in peers.iter().skip(1).chain(&times[..1]) {
+        let added_us = at(values, 0.5)? - bare_us;
+        print_line(&format!("{name} adds {added_us:.0} us to {BARE} (p50)"))?;
     }
-    let added = at(own, 0.5)? - at(&peers[0].1, 0.5)?;
-    print_line(&format!("{OWN} adds {added:.0} us to {BARE} (p50)"))?;
+    let mut figures = Vec::new();
     for (quantile_name, share) in [("p50", 0.5), ("p99", 0.99)] {
         let title = format!("{OWN}, from the call to the first instruction: {quantile_name}");
         for (peer, values) in peers {
@@ -122,8 +119,8 @@ fn delays(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec
     Ok(figures)
 }
 
-/// Measures the same time for processes that are born in a cgroup of v2 (`CLONE_INTO_CGROUP`), in turns with processes
-/// that stay in the cgroup of the bench. Returns the figures. Measures nothing if no cgroup can be made.
+/// Measures the same time as [`delays`] for processes that are born in a cgroup of v2 (`CLONE_INTO_CGROUP`), in turns
+/// with processes that stay in the cgroup of the bench. Returns the figures. Measures nothing if no cgroup can be made.
 fn delays_in_cgroup(setup: &Setup, directory: &Path, program: &Path) -> anyhow::Result<Vec<Figure>> {
     let Some(cgroup) = EmptyCgroup::make() else {
         print_line(&format!("{OWN_IN_CGROUP}: not measured, because this user can make no cgroup of v2"))?;
@@ -155,8 +152,8 @@ fn delays_in_cgroup(setup: &Setup, directory: &Path, program: &Path) -> anyhow::
     }
     let at = |values: &[f64], share| quantile(values, share).context("nothing was measured");
     let [(bare_name, bare), (own_name, own), (_, in_cgroup)] = &times;
-    let added = at(in_cgroup, 0.5)? - at(bare, 0.5)?;
-    print_line(&format!("{OWN_IN_CGROUP} adds {added:.0} us to {BARE} (p50)"))?;
+    let added_us = at(in_cgroup, 0.5)? - at(bare, 0.5)?;
+    print_line(&format!("{OWN_IN_CGROUP} adds {added_us:.0} us to {BARE} (p50)"))?;
     let mut figures = Vec::new();
     for (quantile_name, share) in [("p50", 0.5), ("p99", 0.99)] {
         let title = format!("{OWN_IN_CGROUP}, from the call to the first instruction: {quantile_name}");
@@ -217,7 +214,7 @@ impl OwnStart {
     }
 }
 
-/// A worker: it writes the time at which `main` begins, in the place where a record has it, and waits for a signal.
+/// A worker: it writes a record with the time at which `main` begins, and waits for a signal.
 const WORKER: &str = r"
 #include <stdint.h>
 #include <time.h>
@@ -249,7 +246,7 @@ fn replacements(setup: &Setup, directory: &Path) -> anyhow::Result<Vec<Figure>> 
     };
     let mut supervised = restart()?;
     own.microseconds_since(0, &mut reader)?;
-    let (mut of_pool, mut of_supervisor) = (Vec::new(), Vec::new());
+    let (mut pool_ms, mut supervisor_ms) = (Vec::new(), Vec::new());
     for round in 0..setup.effort.pick(5, 1000) {
         setup.interrupt.check()?;
         let worker = pool.worker(round % own.instances.len()).context("a worker was not replaced")?;
@@ -257,14 +254,14 @@ fn replacements(setup: &Setup, directory: &Path) -> anyhow::Result<Vec<Figure>> 
         worker.send_signal(Signal::SIGKILL as i32)?;
         let ended = pool.wait(None)?.context("no worker has ended")?;
         ended.replacement.context("the worker was not replaced")??;
-        of_pool.push(own.microseconds_since(before, &mut reader)? / 1000.0);
-        // Here the pool makes the next spare: a worker that dies later finds it ready.
+        pool_ms.push(own.microseconds_since(before, &mut reader)? / 1000.0);
+        // This call makes the next spare worker, so that the spare is ready when the next worker dies.
         ensure!(pool.wait(Some(0))?.is_none(), "another worker has ended");
         let before = now_ns()?;
         supervised.kill()?;
         supervised.wait()?;
         supervised = restart()?;
-        of_supervisor.push(own.microseconds_since(before, &mut reader)? / 1000.0);
+        supervisor_ms.push(own.microseconds_since(before, &mut reader)? / 1000.0);
     }
     supervised.kill()?;
     supervised.wait()?;
@@ -276,7 +273,7 @@ fn replacements(setup: &Setup, directory: &Path) -> anyhow::Result<Vec<Figure>> 
     }
     let peer = "a supervisor that uses posix_spawn";
     let figure = |(name, share)| {
-        let [own, peer_value] = [&of_pool, &of_supervisor].map(|times| quantile(times, share));
+        let [own, peer_value] = [&pool_ms, &supervisor_ms].map(|times| quantile(times, share));
         let (own, peer_value) = own.zip(peer_value).context("nothing was measured")?;
         let title = format!("pool, from the death of a worker to main of the next: {name}");
         Ok(Figure::new(&title, own, "ms", peer, peer_value))

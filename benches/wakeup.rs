@@ -1,24 +1,23 @@
 //! Measures what the owner of a core feels of a borrower.
 //!
-//! First: how late the owner runs after a wake-up. Its core is empty, lent to a program with one thread for each PU, or
-//! shared with the same program at the normal priority, or with the policy SCHED_IDLE in a cgroup of its own. The owner
-//! works for 20 us after each wake-up, and in a second table for 1.2 ms, two thirds of the time: the kernel runs a
-//! thread that uses little before others in any case, so only the second table shows what the priority of the other
-//! program does.
+//! The first two tables show how late the owner runs after a wake-up. Its core is empty, lent to a program with one
+//! thread for each PU, or shared with this program. The program that shares the core has the normal priority, or the
+//! policy SCHED_IDLE in a cgroup of its own. In the first table, the owner works for 20 us after each wake-up. In the
+//! second table, it works for 1.2 ms, which is two thirds of the time. The kernel always prefers a thread that uses
+//! little CPU time, so only the second table shows what the priority of the other program does.
 //!
-//! Third: how long it takes from the owner's wake-up until no thread of a borrower with 64 threads is on its core, nor
-//! may be. The owner works without a pause meanwhile. pjwd hears the wake-up by BPF, or samples the owner. The limit is
-//! the bare write of a cpuset with such a program.
+//! The third table shows the time from the owner's wake-up until no thread of a borrower with 64 threads is on the
+//! core, and none may run there. The owner works without a pause meanwhile. pjwd hears the wake-up by BPF, or samples the
+//! owner. The limit is the bare write of a cpuset that holds such a program.
 #![forbid(unsafe_code)]
 
-use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use pjw_benches::load::owner::{Measurement, measure_owner, run_as_owner_or_borrower, start_borrower};
 use pjw_benches::measure::chart::Chart;
-use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile};
+use pjw_benches::measure::results::{Figure, median, print_line, publish, quantile, target_directory};
 use pjw_benches::peers::cgroups::Cgroup;
 use pjw_benches::programs::daemon::{EventSource, PrivateWarden};
 use pjw_benches::setup::Setup;
@@ -35,12 +34,12 @@ const NO_BPF: &str = "because BPF can't report them";
 /// The quantiles of the chart, in percent.
 const PERCENTILES: [f64; 8] = [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 99.0, 99.9];
 
-/// One row of the results.
+/// One row of the results: what is measured, and which other program runs on the core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Row {
     /// There is no borrower.
     Empty,
-    /// The same once more: the spread.
+    /// There is no borrower, once more. The difference to [`Row::Empty`] is the noise of the machine.
     EmptyAgain,
     /// The borrower is a besteffort job.
     Lent,
@@ -83,8 +82,8 @@ fn main() -> anyhow::Result<()> {
     run_as_owner_or_borrower()?;
     let setup = Setup::prepare()?;
     let rounds = setup.effort.pick(1, 9);
-    let lateness = measure_rows(&setup, LATENESS, Measurement::CycleDelay, rounds)?;
-    let busy = measure_rows(&setup, LATENESS, Measurement::BusyCycleDelay, rounds)?;
+    let lateness = measure_rows(&setup, LATENESS, Measurement::Lateness, rounds)?;
+    let busy = measure_rows(&setup, LATENESS, Measurement::BusyLateness, rounds)?;
     let returns = measure_rows(&setup, RETURN, Measurement::Return, rounds)?;
     let mut figures = Vec::new();
     report("how late an owner runs that works for 20 us", "", LATENESS, &lateness, &mut figures)?;
@@ -100,7 +99,7 @@ fn main() -> anyhow::Result<()> {
             .map(|(row, times)| (row.name().into(), points(times)))
             .collect(),
     };
-    chart.write(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench"), "wakeup")?;
+    chart.write(&target_directory()?, "wakeup")?;
     publish("wakeup", &figures)
 }
 
@@ -130,8 +129,8 @@ fn measure_rows<const N: usize>(
     Ok(all)
 }
 
-/// The median over the rounds of a quantile of each. Other programs of the machine disturb some rounds, and the p99 of
-/// all times together would be that of these rounds.
+/// Returns a quantile of each round, as the median over the rounds. Other programs of the machine disturb some rounds,
+/// and the p99 of all times together would be that of these rounds.
 fn quantile_of_rounds(times: &Times, share: f64) -> f64 {
     let rounds = times.iter().flatten();
     let quantiles: Vec<f64> = rounds.filter_map(|times| quantile(times, share)).collect();
@@ -146,7 +145,6 @@ fn report<const N: usize>(
     all: &[Times; N],
     figures: &mut Vec<Figure>,
 ) -> anyhow::Result<()> {
-    let at = quantile_of_rounds;
     print_line(&format!(
         "\n{title:<48}{:>10}{:>10}{:>10}{:>10}{:>12}",
         "wake-ups", "p50 us", "p99 us", "max us", "p99 ratio"
@@ -154,12 +152,13 @@ fn report<const N: usize>(
     for (row, times) in rows.iter().zip(all).filter(|(_, times)| times.is_some()) {
         let count: usize = times.iter().flatten().map(Vec::len).sum();
         let max = times.iter().flatten().flatten().copied().fold(0.0, f64::max);
-        let (p50, p99) = (at(times, 0.5), at(times, 0.99));
-        let ratio = p99 / at(&all[0], 0.99);
+        let (p50, p99) = (quantile_of_rounds(times, 0.5), quantile_of_rounds(times, 0.99));
+        let ratio = p99 / quantile_of_rounds(&all[0], 0.99);
         print_line(&format!("{:<48}{count:>10}{p50:>10.1}{p99:>10.1}{max:>10.1}{ratio:>12.2}", row.name()))?;
-        for (quantile, share, value) in [("p50", 0.5, p50), ("p99", 0.99, p99)] {
-            let name = format!("{prefix}{quantile}, {}", row.name());
-            figures.push(Figure::new(&name, value, "us", rows[0].name(), at(&all[0], share)));
+        for (quantile_name, share, value) in [("p50", 0.5, p50), ("p99", 0.99, p99)] {
+            let name = format!("{prefix}{quantile_name}, {}", row.name());
+            let peer_value = quantile_of_rounds(&all[0], share);
+            figures.push(Figure::new(&name, value, "us", rows[0].name(), peer_value));
         }
     }
     Ok(())
@@ -177,7 +176,8 @@ fn measure(setup: &Setup, row: Row, measurement: Measurement) -> anyhow::Result<
     }
 }
 
-/// The owner is a guaranteed job of one core in each row, so that it always has the same core.
+/// Returns the beginning of the command of the owner. In each row the owner is a guaranteed job of one core, so that it
+/// always has the same core.
 fn owner_command(warden: &PrivateWarden) -> Command {
     warden.pjwctl_command(&["run", "--job", "owner", "--cores", "1", "--class", "guaranteed", "--"])
 }
@@ -199,11 +199,11 @@ fn lateness(setup: &Setup, row: Row, measurement: Measurement) -> anyhow::Result
     let group = (row == Row::IdlePolicy).then(|| Cgroup::new("cpu", "idle-policy")).transpose()?;
     let launcher = match (row, &group) {
         (Row::Lent, _) => Some(borrower_command(setup, &warden)),
-        (Row::Normal, _) => Some(bound(Command::new("taskset"), &setup.scale.usable_pus)),
+        (Row::Normal, _) => Some(complete_taskset(Command::new("taskset"), &setup.scale.usable_pus)),
         (_, Some(group)) => {
             let mut command = group.run_command();
             command.args(["chrt", "--idle", "0", "taskset"]);
-            Some(bound(command, &setup.scale.usable_pus))
+            Some(complete_taskset(command, &setup.scale.usable_pus))
         }
         (_, None) => None,
     };
@@ -213,8 +213,8 @@ fn lateness(setup: &Setup, row: Row, measurement: Measurement) -> anyhow::Result
     measure_owner(owner_command(&warden), measurement, count, borrower, &setup.interrupt)
 }
 
-/// Completes a command that ends with taskset(1).
-fn bound(mut command: Command, cpus: &CpuSet) -> Command {
+/// Completes a command that ends with taskset(1): appends the option that binds a program to `cpus`.
+fn complete_taskset(mut command: Command, cpus: &CpuSet) -> Command {
     command.arg("-c").arg(cpus.to_string());
     command
 }
@@ -253,7 +253,7 @@ fn cpuset_writes(setup: &Setup) -> anyhow::Result<Vec<f64>> {
         group.set_cpus(&others)?;
         times.push(begin.elapsed().as_secs_f64() * 1e6);
         group.set_cpus(all)?;
-        setup.interrupt.sleep_until(Instant::now() + std::time::Duration::from_millis(5))?;
+        setup.interrupt.sleep_until(Instant::now() + Duration::from_millis(5))?;
     }
     Ok(times)
 }

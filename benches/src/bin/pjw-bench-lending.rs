@@ -90,7 +90,7 @@ fn print_line(line: &str) -> anyhow::Result<()> {
     writeln!(out, "{line}").and_then(|()| out.flush()).context("can't write to standard output")
 }
 
-/// A chain of operations, each of which needs the result of the one before.
+/// Computes a chain of operations, each of which needs the result of the one before.
 fn work(iterations: u64) -> u64 {
     (0..iterations)
         .fold(1, |value, _| black_box(value).wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1))
@@ -99,14 +99,14 @@ fn work(iterations: u64) -> u64 {
 /// Returns how many iterations of [`work`] take `request_us` µs of CPU time. Measures this by the fastest of many
 /// runs, because the fastest run was not interrupted.
 fn iterations_of(request_us: u64) -> u64 {
-    const TRIAL: u64 = 200_000;
+    const TRIAL_ITERATIONS: u64 = 200_000;
     let time = |_| {
         let begin = Instant::now();
-        black_box(work(TRIAL));
+        black_box(work(TRIAL_ITERATIONS));
         begin.elapsed().as_nanos().max(1)
     };
     let fastest = (0..200).map(time).min().unwrap_or(1);
-    u64::try_from(u128::from(TRIAL) * u128::from(request_us) * 1000 / fastest).unwrap_or(u64::MAX)
+    u64::try_from(u128::from(TRIAL_ITERATIONS) * u128::from(request_us) * 1000 / fastest).unwrap_or(u64::MAX)
 }
 
 /// Returns the times at which the requests arrive, counted from the start of the server. The times between two requests
@@ -145,19 +145,20 @@ fn answer_requests(args: &ServerArgs) -> anyhow::Result<()> {
     print_line("ready")?;
     let begin = Instant::now();
     let answer = || {
-        let mut latencies: Vec<(Duration, Duration)> = Vec::new();
+        let mut answered: Vec<(Duration, Duration)> = Vec::new();
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&arrival) = arrivals.get(index) else { return latencies };
+            let Some(&arrival) = arrivals.get(index) else { return answered };
             let early = arrival.saturating_sub(begin.elapsed());
             if !early.is_zero() {
                 thread::sleep(early);
             }
             black_box(work(args.iterations));
             let done = begin.elapsed();
-            latencies.push((done, done.saturating_sub(arrival)));
+            answered.push((done, done.saturating_sub(arrival)));
         }
     };
+    // For each request, the time of its answer since the start, and its latency.
     let answered: Vec<(Duration, Duration)> = thread::scope(|scope| {
         let workers: Vec<_> = (0..args.workers).map(|_| scope.spawn(answer)).collect();
         workers.into_iter().flat_map(|worker| worker.join().unwrap_or_default()).collect()

@@ -6,7 +6,7 @@ use anyhow::Context;
 use serde::Serialize;
 
 use crate::measure::other_programs::{self, CpuUseMeter};
-use crate::measure::results::median;
+use crate::measure::results::{ceil_count, median};
 use crate::programs::daemon::{PrivateWarden, Programs};
 use crate::programs::interrupt::StopSignal;
 use crate::programs::program::Program;
@@ -165,9 +165,9 @@ impl Experiment<'_> {
             let repetition_began = Instant::now();
             for setting in Setting::ALL {
                 let meter = CpuUseMeter::start(&self.scale.usable_pus)?;
-                let own = times.times_of(setting);
-                own.seconds.push(self.measure_b(setting, steps)?);
-                own.others_cpus.push(meter.used_by_others()?);
+                let setting_times = times.times_of(setting);
+                setting_times.seconds.push(self.measure_b(setting, steps)?);
+                setting_times.others_cpus.push(meter.used_by_others()?);
             }
             report(repetition, &times);
             if repetition >= MIN_REPETITIONS
@@ -187,15 +187,12 @@ impl Experiment<'_> {
         other_programs::measure_cpu_use(&self.scale.usable_pus, self.interrupt)
     }
 
-    /// Chooses the number of steps of B, by a short trial run.
+    /// Chooses the number of steps of B, by two short trial runs.
     fn choose_steps(&self) -> anyhow::Result<u64> {
         let alone = self.measure_b(Setting::Alone, TRIAL_STEPS)?;
-        let slower = (self.measure_b(Setting::Beside, TRIAL_STEPS)? / alone).max(1.0);
-        let wanted = ALONE_SECONDS.min(MAX_BESIDE_SECONDS / slower);
-        // The number of steps is small, whole and positive.
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let trials = (wanted / alone).ceil().clamp(1.0, 10_000.0) as u64;
-        Ok(trials * TRIAL_STEPS)
+        let slowdown = (self.measure_b(Setting::Beside, TRIAL_STEPS)? / alone).max(1.0);
+        let wanted = ALONE_SECONDS.min(MAX_BESIDE_SECONDS / slowdown);
+        Ok(ceil_count(wanted / alone, 10_000) * TRIAL_STEPS)
     }
 
     /// Runs job B with `steps` steps in the setting `setting`, and returns its run time in seconds. Starts what the

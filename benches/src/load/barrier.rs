@@ -13,7 +13,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 #[derive(Debug)]
 pub struct SpinBarrier {
     threads: usize,
+    /// The number of threads that have not arrived yet.
     remaining: AtomicUsize,
+    /// Flips when the last thread arrives.
     sense: AtomicBool,
 }
 
@@ -21,6 +23,7 @@ pub struct SpinBarrier {
 #[derive(Debug)]
 pub struct BarrierWaiter<'a> {
     barrier: &'a SpinBarrier,
+    /// The sense for which this thread waits next.
     sense: bool,
 }
 
@@ -44,7 +47,7 @@ impl BarrierWaiter<'_> {
     /// Waits until all threads of the barrier have called this function. The thread spins meanwhile.
     pub fn wait(&mut self) {
         let SpinBarrier { threads, remaining, sense } = self.barrier;
-        // Release the writes of this thread, acquire the writes of the others.
+        // AcqRel releases the writes of this thread and acquires the writes of the others.
         if remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
             remaining.store(*threads, Ordering::Relaxed);
             sense.store(self.sense, Ordering::Release);

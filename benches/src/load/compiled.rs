@@ -87,18 +87,20 @@ pub fn compile_image(directory: &Path, megabytes: u32) -> anyhow::Result<PathBuf
 pub fn compile_with_libraries(directory: &Path, count: u32) -> anyhow::Result<PathBuf> {
     let compilers = u32::try_from(thread::available_parallelism()?.get())?;
     thread::scope(|scope| {
-        let all: Vec<_> = (0..compilers)
+        let threads: Vec<_> = (0..compilers)
             .map(|first| {
                 let mut numbers = (first..count).step_by(compilers as usize);
                 scope.spawn(move || numbers.try_for_each(|number| compile_library(directory, number)))
             })
             .collect();
-        all.into_iter()
-            .try_for_each(|one| one.join().unwrap_or_else(|_| bail!("a thread that compiled has failed")))
+        threads.into_iter().try_for_each(|thread| {
+            thread.join().unwrap_or_else(|_| bail!("a thread that compiled has failed"))
+        })
     })?;
-    let declared: String = (0..count).map(|number| format!("int begin_{number}(int);\n")).collect();
-    let called: String = (0..count).map(|number| format!("    sum += begin_{number}(sum);\n")).collect();
-    let source = format!("{declared}int main(void) {{\n    int sum = 1;\n{called}    return sum == 0;\n}}\n");
+    let declarations: String = (0..count).map(|number| format!("int begin_{number}(int);\n")).collect();
+    let calls: String = (0..count).map(|number| format!("    sum += begin_{number}(sum);\n")).collect();
+    let source =
+        format!("{declarations}int main(void) {{\n    int sum = 1;\n{calls}    return sum == 0;\n}}\n");
     let directory_text = directory.display();
     let mut flags = vec![
         "-Wl,--no-as-needed".to_owned(),

@@ -18,7 +18,7 @@ use pjw_linux::sys::affinity;
 use pjw_spawn::farm::{Farm, ItemResult, RunningFarm};
 
 const ARGUMENT: &str = "--farm-process";
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 /// The size in bytes of the data that all worker processes of a measured farm need. The workers of a farm can share
 /// this data.
 pub const COMMON_BYTES: usize = 64 << 20;
@@ -109,8 +109,8 @@ pub fn compute(time: Duration) -> anyhow::Result<()> {
 /// # Errors
 /// If the process can't be started or fails.
 pub fn measure_items(way: ItemWay, workers: u32, items: u32, item_cpu_time: Duration) -> anyhow::Result<f64> {
-    let numbers = [workers.to_string(), items.to_string(), item_cpu_time.as_nanos().to_string()];
-    answer_of(&[&["items", way.word()], &numbers.each_ref().map(String::as_str)[..]].concat())
+    let item_ns = item_cpu_time.as_nanos().to_string();
+    run_farm_process(&["items", way.word(), &workers.to_string(), &items.to_string(), &item_ns])
 }
 
 /// Returns a command that runs a farm (a group of worker processes that compute items) with a reader and a writer
@@ -148,9 +148,8 @@ pub fn reader_and_writer_command(
 /// If the process can't be started or fails.
 pub fn measure_job(job: Job) -> anyhow::Result<f64> {
     let Job { serial_ms, items, item_cpu_time, workers } = job;
-    let numbers =
-        [serial_ms.to_string(), items.to_string(), item_cpu_time.as_nanos().to_string(), workers.to_string()];
-    answer_of(&[&["job"], &numbers.each_ref().map(String::as_str)[..]].concat())
+    let item_ns = item_cpu_time.as_nanos().to_string();
+    run_farm_process(&["job", &serial_ms.to_string(), &items.to_string(), &item_ns, &workers.to_string()])
 }
 
 /// Measures the memory of a farm (a group of worker processes) with `workers` workers, in MiB: the sum of the
@@ -161,7 +160,7 @@ pub fn measure_job(job: Job) -> anyhow::Result<f64> {
 /// If the process can't be started or fails.
 pub fn measure_memory(fork_time: ForkTime, workers: u32) -> anyhow::Result<f64> {
     let word = if fork_time == ForkTime::Late { "late" } else { "early" };
-    answer_of(&["memory", word, &workers.to_string()])
+    run_farm_process(&["memory", word, &workers.to_string()])
 }
 
 /// Measures the memory of `count` processes that are started one by one and share no data, in MiB: the sum of their
@@ -175,8 +174,7 @@ pub fn measure_instances(count: u32) -> anyhow::Result<f64> {
         let mut command = own_command(&["instance"])?;
         instances.push(command.stdin(Stdio::piped()).spawn().context("can't start an instance")?);
     }
-    let mut kib = 0.0;
-    // The instances write to them once more at their end.
+    // The pipes stay open, because each instance writes once more at its end.
     let mut outputs = Vec::new();
     for instance in &mut instances {
         let mut line = String::new();
@@ -185,6 +183,7 @@ pub fn measure_instances(count: u32) -> anyhow::Result<f64> {
         ensure!(line == "ready\n", "an instance failed");
         outputs.push(output);
     }
+    let mut kib = 0.0;
     for instance in &instances {
         kib += pss_kib(instance.id())?;
     }
@@ -202,7 +201,8 @@ fn own_command(arguments: &[&str]) -> anyhow::Result<Command> {
     Ok(command)
 }
 
-fn answer_of(arguments: &[&str]) -> anyhow::Result<f64> {
+/// Runs a farm process with the arguments `arguments`, and returns the number that it prints.
+fn run_farm_process(arguments: &[&str]) -> anyhow::Result<f64> {
     let output = own_command(arguments)?.stderr(Stdio::inherit()).output().context("can't start a farm")?;
     ensure!(output.status.success(), "the farm {} failed: {}", arguments.join(" "), output.status);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -242,7 +242,7 @@ pub fn run_as_farm_process() -> anyhow::Result<()> {
         })?,
         ["memory", "late", workers] => memory_of(ForkTime::Late, workers.parse()?)?,
         ["memory", "early", workers] => memory_of(ForkTime::Early, workers.parse()?)?,
-        ["instance"] => instance()?,
+        ["instance"] => run_instance()?,
         _ => bail!("{ARGUMENT} has unknown arguments: {words:?}"),
     };
     let mut out = stdout().lock();
@@ -255,7 +255,8 @@ fn way_of(word: &str) -> anyhow::Result<ItemWay> {
     ItemWay::ALL.into_iter().find(|(_, other)| *other == word).map(|(way, _)| way).context("an unknown way")
 }
 
-fn computed(time: Duration) -> Result<(), i32> {
+/// Computes as [`compute`] does. The error is the one with which an item of a farm fails.
+fn compute_in_farm(time: Duration) -> Result<(), i32> {
     compute(time).map_err(|_| 1)
 }
 
@@ -277,9 +278,9 @@ fn time_of_items(way: ItemWay, workers: u32, items: u32, item_cpu_time: Duration
     let begin = Instant::now();
     let farm = Farm::new(workers);
     let (expected, running) = if way == ItemWay::EvenSplit {
-        (workers, farm.start(workers.into(), |_, _| computed(item_cpu_time * (items / workers))))
+        (workers, farm.start(workers.into(), |_, _| compute_in_farm(item_cpu_time * (items / workers))))
     } else {
-        (items, farm.start(items.into(), |_, _| computed(item_cpu_time)))
+        (items, farm.start(items.into(), |_, _| compute_in_farm(item_cpu_time)))
     };
     let done = finish(running?)?;
     ensure!(done == expected as usize, "{done} of {expected} items came back");
@@ -292,20 +293,20 @@ fn reader_and_writer(farm: ReaderAndWriter, cores: &[CpuSet]) -> anyhow::Result<
     let ReaderAndWriter { workers, items, item_cpu_time, io } = farm;
     let begin = Instant::now();
     let sink = tempfile::tempfile().context("can't make a file")?;
-    let written = move |result: &ItemResult| {
+    let write_result = move |result: &ItemResult| {
         let pjw_spawn::farm::Outcome::Done(bytes) = &result.outcome else { return Err(1) };
-        computed(io)?;
+        compute_in_farm(io)?;
         (&sink).write_all(bytes).map_err(|_| 1)
     };
-    let running = Farm::new(workers).writer(written).start_with_reader(
+    let running = Farm::new(workers).writer(write_result).start_with_reader(
         |number, bytes| {
             bytes.resize(64, 1);
-            computed(io)?;
+            compute_in_farm(io)?;
             Ok(number < items.into())
         },
         |read, result| {
             result.extend_from_slice(read.bytes);
-            computed(item_cpu_time)
+            compute_in_farm(item_cpu_time)
         },
     )?;
     for (pid, cpus) in running.worker_pids().into_iter().zip(cores) {
@@ -327,7 +328,8 @@ fn time_of_job(job: Job) -> anyhow::Result<f64> {
             compute(job.item_cpu_time)?;
         }
     } else {
-        let running = Farm::new(job.workers).start(job.items.into(), |_, _| computed(job.item_cpu_time))?;
+        let running = Farm::new(job.workers)
+            .start(job.items.into(), |_, _| compute_in_farm(job.item_cpu_time))?;
         ensure!(finish(running)? == job.items as usize, "not all items came back");
     }
     compute(serial / 3)?;
@@ -337,12 +339,13 @@ fn time_of_job(job: Job) -> anyhow::Result<f64> {
 /// Returns `bytes` bytes of new memory. Each of its pages was written, so that the kernel has allocated it.
 fn load(bytes: usize) -> Vec<u8> {
     let mut memory = vec![0; bytes];
-    memory.chunks_mut(PAGE).for_each(|page| page[0] = 1);
+    memory.chunks_mut(PAGE_BYTES).for_each(|page| page[0] = 1);
     black_box(memory)
 }
 
+/// Reads each page of `memory`.
 fn read_all(memory: &[u8]) -> u64 {
-    black_box(memory.chunks(PAGE).map(|page| u64::from(page[0])).sum())
+    black_box(memory.chunks(PAGE_BYTES).map(|page| u64::from(page[0])).sum())
 }
 
 /// Returns the memory in MiB that a farm with `workers` workers uses while all workers have their data. This is the
@@ -375,7 +378,7 @@ fn memory_of(fork_time: ForkTime, workers: u32) -> anyhow::Result<f64> {
 
 /// Runs as one of several processes that do not share their data. Loads the data, prints `ready`, and waits until
 /// standard input is closed. The result has no meaning.
-fn instance() -> anyhow::Result<f64> {
+fn run_instance() -> anyhow::Result<f64> {
     let memory = (load(COMMON_BYTES), load(PRIVATE_BYTES_PER_WORKER));
     let mut out = stdout().lock();
     writeln!(out, "ready").and_then(|()| out.flush()).context("can't write")?;
@@ -384,7 +387,7 @@ fn instance() -> anyhow::Result<f64> {
     Ok(f64::from(black_box(memory).0[0]))
 }
 
-/// The proportional set size of a process: each shared page counts in part.
+/// Returns the proportional set size of the process `pid` in KiB: each shared page counts in part.
 fn pss_kib(pid: u32) -> anyhow::Result<f64> {
     let path = PathBuf::from(format!("/proc/{pid}/smaps_rollup"));
     let text = fs::read_to_string(&path).with_context(|| format!("can't read {}", path.display()))?;

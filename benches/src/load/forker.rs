@@ -10,7 +10,6 @@
 
 use std::env;
 use std::hint::spin_loop;
-use std::io::{Write, stdout};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -25,6 +24,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_core::{cpuset::CpuSet, snapshot::ProcessEvent};
 use pjw_linux::{proc::events::ProcEventSocket, sys::affinity};
 
+use crate::measure::results::print_line;
 use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
 const ARGUMENT: &str = "--forker";
@@ -88,7 +88,8 @@ impl ReactionTimes {
         self.kernel_clock_ms.extend(others.kernel_clock_ms);
     }
 
-    /// Adds the result of one worker. `line` is the line that the forker printed, as [`Parent::run_worker`] returns it.
+    /// Adds the result of one worker. `line` is the line that the forker printed, as [`ForkerProcess::run_worker`]
+    /// returns it.
     fn add_line(&mut self, line: &str) -> anyhow::Result<()> {
         let mut words = line.split_ascii_whitespace();
         match words.next() {
@@ -177,7 +178,7 @@ pub fn run_as_forker() -> anyhow::Result<()> {
     }
     set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
     set_timerslack(1).context("can't set the timer slack")?;
-    let mut next = |what: &'static str| arguments.next().context(what);
+    let mut next = |error: &'static str| arguments.next().context(error);
     let argument = next("the kind of start is missing")?;
     let worker_start = WorkerStart::ALL
         .into_iter()
@@ -188,7 +189,7 @@ pub fn run_as_forker() -> anyhow::Result<()> {
     let right_mask: CpuSet = next("the mask is missing")?.parse()?;
     let own_tid = current_tid()?;
     let (forks, reactions) = start_observer(right_mask.clone())?;
-    let parent = Parent {
+    let forker = ForkerProcess {
         worker_start,
         right_mask,
         worker: next("the program is missing")?,
@@ -198,20 +199,20 @@ pub fn run_as_forker() -> anyhow::Result<()> {
     };
     print_line("ready")?;
     if worker_start != WorkerStart::InNoJob {
-        parent.wait_for_mask("the forker is not in its job", CpuSet::is_subset)?;
+        forker.wait_for_mask("the forker is not in its job", CpuSet::is_subset)?;
     }
     for index in 0..workers {
         // Multiples of the golden ratio are spread evenly, and are the same in each run.
         let share = (f64::from(index + 1) * 0.618_033_988_75).fract();
-        parent.pause(pause.mul_f64(share));
-        print_line(&parent.run_worker()?)?;
+        forker.pause(pause.mul_f64(share));
+        print_line(&forker.run_worker()?)?;
     }
     process::exit(0);
 }
 
 /// The forker: the process that forks workers for a measurement. The observer is a thread of this process that looks
 /// when a worker has the right mask.
-struct Parent {
+struct ForkerProcess {
     worker_start: WorkerStart,
     /// The affinity mask that each worker is to get.
     right_mask: CpuSet,
@@ -224,8 +225,8 @@ struct Parent {
     reactions: Receiver<anyhow::Result<Reaction>>,
 }
 
-/// The time from the fork of a worker to its right mask, and whether the first check found it. `None` if no check
-/// found it.
+/// The time from the fork of a worker until it had the right mask, and whether the first check found this mask. `None`
+/// if no check found the right mask.
 type Reaction = Option<(Duration, bool)>;
 
 /// Starts the thread that measures when the workers have the mask `right_mask`. For each worker, the caller must send
@@ -238,7 +239,7 @@ fn start_observer(
     let (forks, fork_times) = channel();
     let (send_reaction, reactions) = channel();
     thread::spawn(move || {
-        // The thread ends when the parent drops its sender.
+        // The thread ends when the other thread drops the sender of the fork times.
         fork_times
             .iter()
             .try_for_each(|begin| send_reaction.send(observe_worker(&mut proc_events, &right_mask, begin)))
@@ -257,7 +258,7 @@ fn observe_worker(
     right_mask: &CpuSet,
     begin: Instant,
 ) -> anyhow::Result<Reaction> {
-    let parent = Pid(process::id());
+    let own_pid = Pid(process::id());
     let mut events = Vec::new();
     let mut worker = None;
     let mut checks = 0_u32;
@@ -265,7 +266,7 @@ fn observe_worker(
         if worker.is_none() {
             proc_events.drain_events(&mut events);
             worker = events.drain(..).find_map(|event| match event {
-                ProcessEvent::Fork { parent: of, child, .. } if of == parent => Some(Tid(child.0)),
+                ProcessEvent::Fork { parent, child, .. } if parent == own_pid => Some(Tid(child.0)),
                 _ => None,
             });
         }
@@ -281,7 +282,7 @@ fn observe_worker(
     Ok(None)
 }
 
-impl Parent {
+impl ForkerProcess {
     /// Waits for `time`. With [`WorkerStart::OnPin`], spins meanwhile: pjwd binds a thread to one PU only if it runs
     /// most of the time.
     fn pause(&self, time: Duration) {
@@ -382,11 +383,6 @@ impl Drop for Worker {
 
 fn current_tid() -> anyhow::Result<Tid> {
     Ok(Tid(u32::try_from(gettid().as_raw())?))
-}
-
-fn print_line(line: &str) -> anyhow::Result<()> {
-    let mut out = stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context("can't write to stdout")
 }
 
 #[cfg(test)]

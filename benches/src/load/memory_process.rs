@@ -17,11 +17,11 @@ use crate::programs::interrupt::StopSignal;
 use crate::programs::program::Program;
 
 const ARGUMENT: &str = "--memory-process";
-const PAGE: usize = 4096;
+const PAGE_BYTES: usize = 4096;
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// The available memory that the processes must leave to other programs, in bytes.
 const RESERVE_BYTES: u64 = 2 << 30;
-/// The most processes that share memory.
+/// The largest number of processes that share memory.
 const MAX_PROCESSES: u64 = 64;
 
 /// A group of processes with much resident memory. They are killed when this value is dropped or the bench ends.
@@ -89,12 +89,12 @@ pub fn run_as_memory_process() -> anyhow::Result<()> {
         return Ok(());
     }
     set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
-    // The kernel reads a huge page as fast as a small one.
+    // The kernel counts a huge page as fast as a small one, so with huge pages the memory would be read too fast.
     set_thp_disable(true).context("can't turn huge pages off")?;
     let bytes: usize = arguments.next().context("the number of bytes is missing")?.parse()?;
     let processes: u32 = arguments.next().context("the number of processes is missing")?.parse()?;
     let mut data = vec![0_u8; bytes];
-    data.iter_mut().step_by(PAGE).for_each(|byte| *byte = 1);
+    data.iter_mut().step_by(PAGE_BYTES).for_each(|byte| *byte = 1);
     black_box(&data);
     let mut pids = vec![std::process::id()];
     // The other processes are the workers of a farm: the kernel ends them with this process.

@@ -1,5 +1,6 @@
-//! The load of a bench: processes with many threads, forks, MPI programs, a barrier, the owner
-//! of a lent core, farms, and processes with much memory.
+//! The load of a bench: processes with many threads, idle jobs, forks, MPI programs, ranks that share memory, farms,
+//! the owner of a lent core, processes with much memory, and processes of a plain user. Also a barrier, and C programs
+//! that a bench compiles.
 
 pub mod barrier;
 pub mod compiled;

@@ -12,6 +12,10 @@ use anyhow::{Context, bail};
 
 use crate::{programs::interrupt::StopSignal, programs::program::Program};
 
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+const DONE_TIMEOUT: Duration = Duration::from_secs(180);
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A program that launches MPI programs, such as `mpirun` of Open MPI, with the options that the benches pass to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MpiLauncher {
@@ -72,13 +76,13 @@ impl MpiLauncher {
         };
         command.args(self.bind_arguments).args(["-np", &ranks.to_string()]).arg(job);
         command.args(["--workers", "1", "--steps", &steps.to_string()]);
-        // Without the variables of a batch system in which the bench may run: the launchers would use that batch
-        // system. Open MPI does not run as root without the two variables, and looks for a remote shell unless there
-        // is only one machine.
+        // The launchers would use a batch system whose variables they see, so only two variables are kept.
         let kept = ["PATH", "HOME"].into_iter().filter_map(|name| Some((name, std::env::var_os(name)?)));
         let kept: Vec<_> = kept.collect();
         command.env_clear().envs(kept);
+        // Open MPI does not run as root without these variables.
         command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        // The launchers start the ranks on this machine only, without a remote shell.
         command.envs([("OMPI_MCA_plm", "isolated"), ("HYDRA_LAUNCHER", "fork")]);
         command.env("TMPDIR", temporary_dir);
         let mut run =
@@ -94,10 +98,6 @@ impl MpiLauncher {
         Ok(run)
     }
 }
-
-const READY_TIMEOUT: Duration = Duration::from_secs(60);
-const DONE_TIMEOUT: Duration = Duration::from_secs(180);
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A running MPI program. Dropping this value ends the program and its ranks (processes).
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use nix::sys::prctl::{set_pdeathsig, set_timerslack};
 use nix::sys::signal::Signal;
 use nix::unistd::gettid;
@@ -27,9 +27,9 @@ const BORROWER: &str = "--borrower";
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long an owner may need for all its measurements.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(120);
-/// An owner (a process whose core is lent while it sleeps) begins no further measurement after this time. On a busy
-/// machine its core is lent for short times only, so the measurements could take very long.
-const MOST_TIME: Duration = Duration::from_secs(40);
+/// An owner begins no further measurement after this time. On a busy machine its core is lent for short times only, so
+/// the measurements could take very long.
+const MAX_TIME: Duration = Duration::from_secs(40);
 /// The time between two checks whether the core is lent.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// How long the owner works after a wake-up: so short that its core stays lent.
@@ -53,20 +53,22 @@ const LONG_SLEEP_US: (u64, u64) = (30_000, 60_000);
 pub enum Measurement {
     /// The time from the end of a sleep of the owner until the owner runs. If there is a borrower, only sleeps that end
     /// while the core is lent count.
-    CycleDelay,
+    Lateness,
     /// The time from the end of a sleep of the owner until the owner runs, while the owner uses most of its core. If
     /// there is a borrower, only sleeps that end while the core is lent count.
-    BusyCycleDelay,
+    BusyLateness,
     /// The time from the end of a sleep of the owner until the core is returned: no thread of the borrower is on the
     /// core, and none may run there.
     Return,
 }
 
 impl Measurement {
+    const ALL: [Self; 3] = [Self::Lateness, Self::BusyLateness, Self::Return];
+
     fn argument(self) -> &'static str {
         match self {
-            Self::CycleDelay => "lateness",
-            Self::BusyCycleDelay => "busy-lateness",
+            Self::Lateness => "lateness",
+            Self::BusyLateness => "busy-lateness",
             Self::Return => "return",
         }
     }
@@ -127,9 +129,15 @@ pub fn run_as_owner_or_borrower() -> anyhow::Result<()> {
             set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
             // The kernel delays the end of a sleep by up to 50 µs unless a thread asks for less.
             set_timerslack(1).context("can't set the timer slack")?;
-            let threads = borrower.first().map(|pid| threads_of(pid)).transpose()?.unwrap_or_default();
+            let borrower_threads = borrower.first().map(|pid| threads_of(pid)).transpose()?.unwrap_or_default();
             print_line("ready")?;
-            let mut owner = Owner { threads, random: Random(0x9E37_79B9_7F4A_7C15) };
+            let measurement = Measurement::ALL
+                .into_iter()
+                .find(|known| known.argument() == measurement)
+                .with_context(|| {
+                    format!("{OWNER} takes lateness, busy-lateness or return, not {measurement:?}")
+                })?;
+            let mut owner = Owner { borrower_threads, random: Random(0x9E37_79B9_7F4A_7C15) };
             let times = owner.measure(measurement, count.parse()?)?;
             print_line(&serde_json::to_string(&times)?)?;
             std::process::exit(0)
@@ -158,21 +166,22 @@ fn run_borrower(threads: usize) -> ! {
 }
 
 /// Returns the threads of the process `pid`, which is the borrower.
-fn threads_of(pid: &str) -> anyhow::Result<Vec<Thread>> {
+fn threads_of(pid: &str) -> anyhow::Result<Vec<BorrowerThread>> {
     let entries = fs::read_dir(format!("/proc/{pid}/task")).context("the borrower has ended")?;
     let tids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    Ok(tids.map(|tid: u32| Thread { tid: Tid(tid), stat: format!("/proc/{pid}/task/{tid}/stat") }).collect())
+    let thread = |tid: u32| BorrowerThread { tid: Tid(tid), stat: format!("/proc/{pid}/task/{tid}/stat") };
+    Ok(tids.map(thread).collect())
 }
 
 /// A thread of the borrower, the program that uses the core of the owner while the owner sleeps.
 #[derive(Debug)]
-struct Thread {
+struct BorrowerThread {
     tid: Tid,
     /// The path of the file `/proc/PID/task/TID/stat` of the thread.
     stat: String,
 }
 
-impl Thread {
+impl BorrowerThread {
     fn may_run_on(&self, cpus: &CpuSet) -> anyhow::Result<bool> {
         let mask = affinity::get_mask(self.tid).context("the borrower has ended")?;
         Ok(mask.intersects(cpus))
@@ -190,23 +199,21 @@ impl Thread {
 /// The owner: a process whose core is lent to the borrower while it sleeps.
 #[derive(Debug)]
 struct Owner {
-    /// The threads of the borrower. None without a borrower.
-    threads: Vec<Thread>,
+    /// The threads of the borrower. Empty if there is no borrower.
+    borrower_threads: Vec<BorrowerThread>,
     random: Random,
 }
 
 impl Owner {
-    /// Repeats the measurement with the name `measurement`, and returns the times in µs: at most `count`. Returns
-    /// fewer times if [`MOST_TIME`] has passed. A measurement in which the core was not lent gives no time. Fails for
-    /// an unknown name.
-    fn measure(&mut self, measurement: &str, count: usize) -> anyhow::Result<Vec<f64>> {
+    /// Repeats the measurement `measurement`, and returns the times in µs: at most `count`. Returns fewer times if
+    /// [`MAX_TIME`] has passed. A measurement in which the core was not lent gives no time.
+    fn measure(&mut self, measurement: Measurement, count: usize) -> anyhow::Result<Vec<f64>> {
         let (mut times, begin) = (Vec::new(), Instant::now());
-        while times.len() < count && begin.elapsed() < MOST_TIME {
+        while times.len() < count && begin.elapsed() < MAX_TIME {
             let time = match measurement {
-                "lateness" => self.lateness(SHORT_SLEEP_US, WORK_TIME)?,
-                "busy-lateness" => self.lateness(BUSY_SLEEP_US, LONG_WORK_TIME)?,
-                "return" => self.time_until_return()?,
-                other => bail!("{OWNER} takes lateness, busy-lateness or return, not {other:?}"),
+                Measurement::Lateness => self.lateness(SHORT_SLEEP_US, WORK_TIME)?,
+                Measurement::BusyLateness => self.lateness(BUSY_SLEEP_US, LONG_WORK_TIME)?,
+                Measurement::Return => self.time_until_return()?,
             };
             times.extend(time.map(|time| time.as_secs_f64() * 1e6));
         }
@@ -224,7 +231,7 @@ impl Owner {
         while end.elapsed() < late + work_time {
             spin_loop();
         }
-        Ok((self.threads.is_empty() || is_lent).then_some(late))
+        Ok((self.borrower_threads.is_empty() || is_lent).then_some(late))
     }
 
     /// Returns the time from the end of a sleep of the owner until no thread of the borrower is on the core. `None` if
@@ -234,21 +241,22 @@ impl Owner {
     /// If the borrower still has the core after [`READY_TIMEOUT`].
     fn time_until_return(&mut self) -> anyhow::Result<Option<Duration>> {
         self.wait_until_lent()?;
-        let own = own_cpus()?;
+        let core = own_cpus()?;
         let end = self.sleep(LONG_SLEEP_US);
         if !self.is_lent()? {
             return Ok(None);
         }
         // The checks are also the owner's work, which makes pjwd take the core back.
-        for thread in &self.threads {
-            while thread.may_run_on(&own)? {
+        for thread in &self.borrower_threads {
+            while thread.may_run_on(&core)? {
                 ensure!(end.elapsed() < READY_TIMEOUT, "the borrower kept the core");
             }
         }
         let mut time = end.elapsed();
-        for thread in &self.threads {
-            // It takes longer to read where a thread is than to read its mask.
-            while thread.is_on(&own)? {
+        for thread in &self.borrower_threads {
+            // To read where a thread is takes longer than to read its mask. So the time ends before the reading that
+            // finds the thread elsewhere.
+            while thread.is_on(&core)? {
                 ensure!(end.elapsed() < READY_TIMEOUT, "the borrower kept the core");
                 time = end.elapsed();
             }
@@ -264,16 +272,16 @@ impl Owner {
         end
     }
 
-    /// Whether a thread of the borrower may run on a PU of this thread.
+    /// Returns whether the borrower may run on a PU of this thread.
     fn is_lent(&self) -> anyhow::Result<bool> {
-        self.threads.first().map_or(Ok(false), |thread| thread.may_run_on(&own_cpus()?))
+        self.borrower_threads.first().map_or(Ok(false), |thread| thread.may_run_on(&own_cpus()?))
     }
 
     /// Waits until the core is lent to the borrower. Returns at once if there is no borrower. Fails after
     /// [`READY_TIMEOUT`].
     fn wait_until_lent(&self) -> anyhow::Result<()> {
         let begin = Instant::now();
-        while !self.threads.is_empty() && !self.is_lent()? {
+        while !self.borrower_threads.is_empty() && !self.is_lent()? {
             ensure!(begin.elapsed() < READY_TIMEOUT, "the core is not lent");
             thread::sleep(CHECK_INTERVAL);
         }

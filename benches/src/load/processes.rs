@@ -52,7 +52,7 @@ impl Activity {
         }
     }
 
-    /// What one thread of a process does.
+    /// Returns what the thread with the index `index` of a process does.
     fn of_thread(self, index: usize) -> Self {
         match (self, index) {
             (Activity::TwoSpinning, 0..2) => Activity::Spinning,
@@ -166,8 +166,8 @@ fn run_activity(activity: Activity, phase: f64) -> ! {
                 let interval = Duration::from_millis(interval_ms.into());
                 let next = begin + interval * round + interval.mul_f64(phase);
                 thread::sleep(next.saturating_duration_since(Instant::now()));
-                let work = Instant::now() + WORK_TIME;
-                while Instant::now() < work {
+                let work_end = Instant::now() + WORK_TIME;
+                while Instant::now() < work_end {
                     spin_loop();
                 }
                 round += 1;

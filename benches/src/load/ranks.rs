@@ -1,5 +1,5 @@
-//! Ranks that share memory as threads of one process, as processes, or as tasks in one address space: `ranks.c` beside
-//! the other peers.
+//! Ranks that share memory as threads of one process, as processes, or as tasks in one address space. The ranks run the
+//! C program `peers/ranks.c`.
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -107,10 +107,11 @@ impl RankProgram {
         Ok(text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
     }
 
-    /// Starts `count` processes that end at once, and waits for them.
+    /// Starts `count` ranks that end at once, and waits for their end. `way` says whether the ranks are tasks, threads
+    /// of one process, or processes.
     ///
     /// # Errors
-    /// If one did not begin, or failed.
+    /// If a rank can't be started, or if it fails.
     pub fn start_nothing(&self, way: SharingWay, count: u32) -> anyhow::Result<()> {
         let work = RankWork { part: "nothing", count, argument: 0, pus: &[], socket: None };
         let (context, instances) = self.prepare_group(way, &work, &Stdio::default())?;
@@ -144,10 +145,10 @@ impl RankProgram {
         let context = SpawnContext::new(&self.path)?.add_rank_variables().set_variable("PJW_GROUP", group);
         let context = if way == SharingWay::Tasks { context.share_memory()? } else { context };
         let size = if way == SharingWay::Threads { 1 } else { work.count };
-        let all: CpuSet = work.pus.iter().copied().collect();
+        let all_pus: CpuSet = work.pus.iter().copied().collect();
         let placement = |rank: u32| match work.pus {
             [] => Placement::default(),
-            _ if way == SharingWay::Threads => Placement::on_cpus(all.clone()),
+            _ if way == SharingWay::Threads => Placement::on_cpus(all_pus.clone()),
             pus => Placement::on_cpus(CpuSet::from(pus[rank as usize % pus.len()])),
         };
         let instances = (0..size).map(|rank| Instance {

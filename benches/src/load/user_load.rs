@@ -21,8 +21,8 @@ const ARGUMENT: &str = "--user-load";
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest life of a load.
 const MAX_LIFE: Duration = Duration::from_secs(15 * 60);
-/// The user `nobody`.
-const USER: u32 = 65_534;
+/// The ids of the user and of the group `nobody`.
+const NOBODY: u32 = 65_534;
 
 /// What each process of a [`UserLoad`] does. Such a load is a group of processes of an unprivileged user that use the
 /// CPUs without a pause.
@@ -96,10 +96,10 @@ pub fn run_as_leader() -> anyhow::Result<()> {
     let processes: usize = arguments.next().context("the number of processes is missing")?.parse()?;
     setsid().context("can't begin a session")?;
     if Uid::effective().is_root() {
-        setgroups(&[]).and_then(|()| setgid(Gid::from_raw(USER))).context("can't change the group")?;
-        setuid(Uid::from_raw(USER)).context("can't change the user")?;
+        setgroups(&[]).and_then(|()| setgid(Gid::from_raw(NOBODY))).context("can't change the group")?;
+        setuid(Uid::from_raw(NOBODY)).context("can't change the user")?;
     }
-    // A change of the user clears the signal.
+    // The kernel clears the parent death signal when a process changes its user.
     set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
     let (reader, writer) = pipe().context("can't make a pipe")?;
     for _ in 0..processes {
