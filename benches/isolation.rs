@@ -262,8 +262,7 @@ impl MpiTimes {
         print_line(&format!("two runs of {name}, started together; one run alone takes {alone:.3} s"))?;
         print_line("run      without pjwd   of alone   with pjwd   of alone")?;
         for (number, label) in ["first", "second"].into_iter().enumerate() {
-            let times =
-                (median_of_run(&self.unseparated, number), median_of_run(&self.under_warden, number));
+            let times = (median_of_run(&self.unseparated, number), median_of_run(&self.under_warden, number));
             let (Some(without), Some(with)) = times else { bail!("nothing was measured") };
             print_line(&format!(
                 "{label:6} {without:12.3} s {:10.3} {with:9.3} s {:10.3}",

@@ -7,7 +7,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use nix::time::{ClockId, clock_gettime};
+use pjw_benches::load::memory_process::available_bytes;
 use pjw_benches::load::processes::{Activity, LoadProcesses};
 use pjw_benches::measure::results::{Figure, print_line, publish};
 use pjw_benches::measure::usage::ProcessUsage;
@@ -19,6 +19,7 @@ use pjw_benches::setup::Setup;
 use pjw_benches::setup::effort::Effort;
 use pjw_benches::setup::parts::is_selected;
 use pjw_benches::setup::scale::Scale;
+use pjw_linux::sys::clock::own_thread_cpu_time;
 
 /// The interval of pjwd (its default) and of the loop of bare system calls.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -39,7 +40,8 @@ const LARGE_PROCESS: usize = 1000;
 /// With more spinning threads for each CPU, not every thread would run in an interval.
 const MAX_SPINNING_PER_CPU: usize = 50;
 
-/// A case: the number of threads, the number of threads in a process, and what the threads do.
+/// A case: the number of threads, the number of threads in a process, what the threads do, and how many other threads
+/// sleep beside them.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     threads: usize,
@@ -92,9 +94,9 @@ fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
         for per_process in [MEDIUM_PROCESS, LARGE_PROCESS] {
             for activity in activities {
                 let is_too_much = activity == Activity::Spinning && threads > MAX_SPINNING_PER_CPU * cpus;
-                // The size of the processes matters for listing their threads. One activity shows that.
-                let is_shown = per_process == LARGE_PROCESS && activity != Activity::Sleeping;
-                if !is_too_much && !is_shown {
+                // The size of the processes affects only the listing of their threads, which one activity shows.
+                let is_redundant = per_process == LARGE_PROCESS && activity != Activity::Sleeping;
+                if !is_too_much && !is_redundant {
                     cases.push(Case {
                         threads,
                         per_process: per_process.min(threads),
@@ -106,15 +108,20 @@ fn cases(effort: Effort, cpus: usize) -> Vec<Case> {
         }
     }
     let (threads, idle_threads) = effort.pick((10, 990), (100, 9900));
-    let few = Case {
+    let few_active = Case {
         threads,
         per_process: MEDIUM_PROCESS.min(threads),
         activity: Activity::Waking(INTERVAL_MS),
         idle_threads,
     };
     let threads = effort.pick(1000, 10_000);
-    let two = Case { threads, per_process: threads, activity: Activity::TwoSpinning, idle_threads: 0 };
-    effort.pick(cases.iter().copied().take(2).chain([few, two]).collect(), [cases, vec![few, two]].concat())
+    let two_spinning =
+        Case { threads, per_process: threads, activity: Activity::TwoSpinning, idle_threads: 0 };
+    if effort == Effort::Quick {
+        cases.truncate(2);
+    }
+    cases.extend([few_active, two_spinning]);
+    cases
 }
 
 /// Checks whether `threads` more threads can run on this machine.
@@ -126,10 +133,10 @@ fn check_room_for(threads: usize) -> anyhow::Result<()> {
         let text = fs::read_to_string(path).with_context(|| format!("can't read {path}"))?;
         text.trim().parse().with_context(|| format!("{path} is not a number"))
     };
-    let running = fs::read_to_string("/proc/loadavg").context("can't read /proc/loadavg")?;
-    let running =
-        running.split_ascii_whitespace().nth(3).and_then(|field| field.split_once('/')?.1.parse().ok());
-    let needed = u64::try_from(threads)? + running.unwrap_or(0) + 500;
+    let load = fs::read_to_string("/proc/loadavg").context("can't read /proc/loadavg")?;
+    let present_threads =
+        load.split_ascii_whitespace().nth(3).and_then(|field| field.split_once('/')?.1.parse().ok());
+    let needed = u64::try_from(threads)? + present_threads.unwrap_or(0) + 500;
     for (path, what) in [
         ("/proc/sys/kernel/pid_max", "kernel.pid_max"),
         ("/proc/sys/kernel/threads-max", "kernel.threads-max"),
@@ -139,17 +146,13 @@ fn check_room_for(threads: usize) -> anyhow::Result<()> {
             bail!("{what} is {most}, which is too low: sysctl -w {what}={}", 2 * needed);
         }
     }
-    let text = fs::read_to_string("/proc/meminfo").context("can't read /proc/meminfo")?;
-    let free = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let free: u64 = free
-        .and_then(|kib| kib.trim().trim_end_matches(" kB").parse().ok())
-        .context("/proc/meminfo has no MemAvailable")?;
-    let wanted = u64::try_from(threads)? * THREAD_KIB;
-    if free / 2 < wanted {
+    let free_kib = available_bytes()? / 1024;
+    let needed_kib = u64::try_from(threads)? * THREAD_KIB;
+    if free_kib / 2 < needed_kib {
         bail!(
             "the threads need {} MiB of memory, and {} MiB are free, of which half may be used",
-            wanted / 1024,
-            free / 1024
+            needed_kib / 1024,
+            free_kib / 1024
         );
     }
     Ok(())
@@ -244,18 +247,17 @@ impl Bench {
         let (began, before, numad_before) = (Instant::now(), pjwd.cpu_time()?, numad_cpu()?);
         let mut scan_time = Duration::ZERO;
         for number in 1..=intervals {
-            let cpu = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
-            let before_scan = cpu()?;
+            let before_scan = own_thread_cpu_time();
             bare.scan(pids).context("a measured process ended")?;
-            scan_time += cpu()?.saturating_sub(before_scan);
+            scan_time += own_thread_cpu_time().saturating_sub(before_scan);
             self.interrupt.sleep_until(began + INTERVAL * number)?;
         }
-        let each = |cpu: Duration| cpu.as_secs_f64() * 1000.0 / began.elapsed().as_secs_f64();
-        let (pjwd_ms, bare_ms, rss_mib) =
-            (each(pjwd.cpu_time()?.saturating_sub(before)), each(scan_time), pjwd.rss_mib()?);
+        let ms_per_s = |cpu: Duration| cpu.as_secs_f64() * 1000.0 / began.elapsed().as_secs_f64();
+        let pjwd_ms = ms_per_s(pjwd.cpu_time()?.saturating_sub(before));
+        let (bare_ms, rss_mib) = (ms_per_s(scan_time), pjwd.rss_mib()?);
         let numad = match (&numad_usage, numad_before) {
             (Some(numad_usage), Some(before)) => {
-                Some((each(numad_usage.cpu_time()?.saturating_sub(before)), numad_usage.rss_mib()?))
+                Some((ms_per_s(numad_usage.cpu_time()?.saturating_sub(before)), numad_usage.rss_mib()?))
             }
             _ => None,
         };

@@ -1,6 +1,11 @@
-//! Tasks: processes in one address space, beside threads and processes. The figures are those of the paper about
-//! Process-in-Process: page tables of shared memory (figure 9), a switch between two ranks on one core (figure 11), the
-//! start of 15 ranks (figure 12), mmap and munmap (figure 14); and the exchange of halos between two ranks.
+//! Measures tasks, which are processes in one address space, beside threads and processes. Four of the five parts are
+//! figures of the paper about Process-in-Process:
+//!
+//! - `pages`: the page tables of shared memory (figure 9).
+//! - `switch`: a switch between ranks on one core (figure 11).
+//! - `start`: the start of up to 15 ranks (figure 12).
+//! - `map`: mmap and munmap (figure 14).
+//! - `exchange`: the exchange of halos between two ranks.
 //!
 //! The paper: Hori et al., "Process-in-Process: techniques for practical address-space sharing", HPDC 2018.
 #![forbid(unsafe_code)]
@@ -23,10 +28,10 @@ use tempfile::TempDir;
 
 const SHARED_MIB: u32 = 128;
 const RANKS_ON_A_CORE: u32 = 50;
-const STARTED: u32 = 15;
+const MAX_STARTED_RANKS: u32 = 15;
 /// The pause after each group that is started. The host of tasks ends some 10 ms after their start, and must not take
 /// a CPU from the group that is measured next. Its CPU time counts in the next round of tasks, which waits for it.
-const BETWEEN_WAYS: Duration = Duration::from_millis(30);
+const PAUSE: Duration = Duration::from_millis(30);
 
 fn main() -> anyhow::Result<()> {
     let bench = Bench::prepare()?;
@@ -39,6 +44,9 @@ fn main() -> anyhow::Result<()> {
     ];
     run_parts("tasks", &bench, &parts)
 }
+
+/// A line of a chart: its name, and its points.
+type Line = (String, Vec<(f64, f64)>);
 
 struct Bench {
     effort: Effort,
@@ -62,31 +70,39 @@ impl Bench {
     /// Runs the work in all ways in turns. Returns the medians of the first numbers of each way, in the order of
     /// [`SharingWay::ALL`], and those of the second numbers, if the work has two.
     fn medians(&self, rounds: usize, work: &RankWork<'_>) -> anyhow::Result<([f64; 3], [Option<f64>; 3])> {
-        let mut values: [[Vec<f64>; 2]; 3] = Default::default();
+        let mut first_numbers: [Vec<f64>; 3] = Default::default();
+        let mut second_numbers: [Vec<f64>; 3] = Default::default();
         for _ in 0..rounds {
-            for (way, values) in SharingWay::ALL.into_iter().zip(&mut values) {
+            for (at, way) in SharingWay::ALL.into_iter().enumerate() {
                 self.interrupt.check()?;
                 let numbers = self.program.measure(way, work)?;
-                numbers.first().context("a rank has printed nothing")?;
-                values.iter_mut().zip(numbers).for_each(|(values, number)| values.push(number));
+                first_numbers[at].push(*numbers.first().context("a rank has printed nothing")?);
+                second_numbers[at].extend(numbers.get(1));
             }
         }
-        let seconds = values.each_ref().map(|[_, seconds]| median(seconds));
-        Ok((values.map(|[values, _]| median(&values).unwrap_or(f64::NAN)), seconds))
+        let first_medians = first_numbers.map(|numbers| median(&numbers).unwrap_or(f64::NAN));
+        Ok((first_medians, second_numbers.map(|numbers| median(&numbers))))
     }
 }
 
-/// The figures of tasks beside threads and processes.
-fn beside(name: &str, unit: &str, [tasks, threads, processes]: [f64; 3]) -> [Figure; 2] {
+/// Returns the figures that compare tasks with threads and with processes.
+fn compare_ways(name: &str, unit: &str, [tasks, threads, processes]: [f64; 3]) -> [Figure; 2] {
     [
         Figure::new(name, tasks, unit, "threads", threads),
         Figure::new(name, tasks, unit, "processes", processes),
     ]
 }
 
-/// A line for each way, without points.
-fn lines() -> [(String, Vec<(f64, f64)>); 3] {
+/// Returns a line for each way, without points.
+fn empty_lines() -> [Line; 3] {
     SharingWay::ALL.map(|way| (way.name().to_owned(), Vec::new()))
+}
+
+/// Adds a point with the coordinate `x` to each line. `y_values` has one value for each line.
+fn add_points(lines: &mut [Line], x: u32, y_values: impl IntoIterator<Item = f64>) {
+    for ((_, points), y) in lines.iter_mut().zip(y_values) {
+        points.push((f64::from(x), y));
+    }
 }
 
 fn write_chart(
@@ -94,7 +110,7 @@ fn write_chart(
     title: &str,
     x_label: &str,
     y_label: &str,
-    lines: Vec<(String, Vec<(f64, f64)>)>,
+    lines: Vec<Line>,
 ) -> anyhow::Result<()> {
     let chart = Chart { title: title.into(), x_label: x_label.into(), y_label: y_label.into(), lines };
     chart.write(&target_directory()?, name)
@@ -105,12 +121,13 @@ fn write_chart(
 /// runs.
 fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let counts = bench.effort.pick(&[1, 3][..], &[1, 10, 20, 30, 40, 50][..]);
-    let (mut figures, mut lines) = (Vec::new(), lines());
+    let (mut figures, mut lines) = (Vec::new(), empty_lines());
     for &count in counts {
         let work = RankWork { part: "pages", count, argument: SHARED_MIB, pus: &bench.pus, socket: None };
         let (values, _) = bench.medians(bench.effort.pick(1, 11), &work)?;
-        lines.iter_mut().zip(values).for_each(|((_, points), value)| points.push((f64::from(count), value)));
-        figures.extend(beside(&format!("page tables of {SHARED_MIB} MiB, {count} ranks"), "KiB", values));
+        add_points(&mut lines, count, values);
+        let name = format!("page tables of {SHARED_MIB} MiB, {count} ranks");
+        figures.extend(compare_ways(&name, "KiB", values));
     }
     let title = format!("Page tables of {SHARED_MIB} MiB that all ranks share");
     write_chart("tasks-pages", &title, "ranks", "KiB", lines.into())?;
@@ -123,24 +140,24 @@ fn pages(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
 fn switch(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let sizes = bench.effort.pick(&[0, 16][..], &[0, 4, 16, 64][..]);
     let count = bench.effort.pick(5, RANKS_ON_A_CORE);
-    let (mut figures, mut lines, mut lines_of_misses) = (Vec::new(), lines(), lines());
+    let (mut figures, mut lines, mut miss_lines) = (Vec::new(), empty_lines(), empty_lines());
     let mut why_uncounted = None;
     for &kib in sizes {
         let pus = bench.pus.get(..1).context("there is no core")?;
         let work = RankWork { part: "switch", count, argument: kib << 10, pus, socket: None };
-        let (values, counted) = bench.medians(bench.effort.pick(1, 11), &work)?;
-        lines.iter_mut().zip(values).for_each(|((_, points), value)| points.push((f64::from(kib), value)));
-        figures.extend(beside(&format!("switch of {count} ranks on a core, {kib} KiB copied"), "us", values));
-        let misses = counted.map(|misses| misses.context("a rank has printed no dTLB misses"));
-        let [tasks, threads, processes] = misses;
+        let (values, misses) = bench.medians(bench.effort.pick(1, 11), &work)?;
+        add_points(&mut lines, kib, values);
+        let name = format!("switch of {count} ranks on a core, {kib} KiB copied");
+        figures.extend(compare_ways(&name, "us", values));
+        let [tasks, threads, processes] =
+            misses.map(|misses| misses.context("a rank has printed no dTLB misses"));
         let misses = [tasks?, threads?, processes?];
-        // A negative number is that of an error.
+        // A negative number is the negated errno of perf_event_open(2).
         why_uncounted = misses.into_iter().find(|misses| *misses < 0.0);
         if why_uncounted.is_none() {
             let name = format!("dTLB load misses of a switch of {count} ranks, {kib} KiB copied");
-            figures.extend(beside(&name, "misses", misses));
-            let lines = lines_of_misses.iter_mut().zip(misses);
-            lines.for_each(|((_, points), value)| points.push((f64::from(kib), value)));
+            figures.extend(compare_ways(&name, "misses", misses));
+            add_points(&mut miss_lines, kib, misses);
         }
     }
     let x_label = "KiB copied";
@@ -151,7 +168,7 @@ fn switch(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
             "dTLB load misses of a switch",
             x_label,
             "misses",
-            lines_of_misses.into(),
+            miss_lines.into(),
         )?,
         Some(errno) => {
             let error = std::io::Error::from_raw_os_error(format!("{:.0}", -errno).parse()?);
@@ -163,13 +180,13 @@ fn switch(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// Starts so many ranks, and waits for their ends.
+/// Starts a number of ranks, and waits for their end.
 type Start<'a> = dyn Fn(u32) -> anyhow::Result<()> + 'a;
 
 /// Measures the start and the end of ranks that do nothing, for several numbers of ranks. For threads, this includes
 /// the process that contains them. Writes the chart, and returns the figures.
 fn start(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
-    let counts = bench.effort.pick(&[STARTED][..], &[1, 5, 10, STARTED][..]);
+    let counts = bench.effort.pick(&[MAX_STARTED_RANKS][..], &[1, 5, 10, MAX_STARTED_RANKS][..]);
     let ways: [(&str, &Start<'_>); 4] = [
         ("tasks", &|count| bench.program.start_nothing(SharingWay::Tasks, count)),
         ("threads of a process", &|count| bench.program.start_nothing(SharingWay::Threads, count)),
@@ -184,19 +201,17 @@ fn start(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
             for ((_, way), costs) in ways.iter().zip(&mut costs) {
                 bench.interrupt.check()?;
                 costs.push(StartCost::measure(count, || way(count))?);
-                std::thread::sleep(BETWEEN_WAYS);
+                std::thread::sleep(PAUSE);
             }
         }
         let medians: Vec<StartCost> = costs.iter().filter_map(|costs| StartCost::median(costs)).collect();
-        let time = |cost: &StartCost| f64::from(count) * 1e6 / cost.rate;
-        for ((_, points), cost) in lines.iter_mut().zip(&medians) {
-            points.push((f64::from(count), time(cost)));
-        }
+        let time_us = |cost: &StartCost| f64::from(count) * 1e6 / cost.rate;
+        add_points(&mut lines, count, medians.iter().map(time_us));
         let tasks = medians.first().context("nothing was measured")?;
         for ((name, _), other) in ways.iter().zip(&medians).skip(1) {
             let title = |what| format!("start and end of {count} ranks: {what}");
             figures.push(Figure::new(&title("CPU time of each"), tasks.cpu_us, "us", name, other.cpu_us));
-            figures.push(Figure::new(&title("time"), time(tasks), "us", name, time(other)));
+            figures.push(Figure::new(&title("time"), time_us(tasks), "us", name, time_us(other)));
         }
     }
     write_chart("tasks-start", "Start and end of ranks that do nothing", "ranks", "us", lines.into())?;
@@ -217,13 +232,14 @@ fn posix_spawn(program: &Path, count: u32) -> anyhow::Result<()> {
 /// chart, and returns the figures.
 fn map(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let most = u32::try_from(bench.pus.len().min(16))?;
-    let (mut figures, mut lines) = (Vec::new(), lines());
+    let (mut figures, mut lines) = (Vec::new(), empty_lines());
     for count in (1..=most).filter(|count| count.is_power_of_two() || *count == most) {
         let argument = bench.effort.pick(100, 20_000);
         let work = RankWork { part: "map", count, argument, pus: &bench.pus, socket: None };
         let (values, _) = bench.medians(bench.effort.pick(1, 5), &work)?;
-        lines.iter_mut().zip(values).for_each(|((_, points), value)| points.push((f64::from(count), value)));
-        figures.extend(beside(&format!("mmap, first use and munmap of 64 KiB, {count} ranks"), "us", values));
+        add_points(&mut lines, count, values);
+        let name = format!("mmap, first use and munmap of 64 KiB, {count} ranks");
+        figures.extend(compare_ways(&name, "us", values));
     }
     write_chart("tasks-map", "mmap, first use and munmap of 64 KiB", "ranks", "us", lines.into())?;
     Ok(figures)
@@ -255,7 +271,7 @@ fn exchange(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
             }
         }
         let medians = values.map(|values| median(&values).unwrap_or(f64::NAN));
-        lines.iter_mut().zip(medians).for_each(|((_, points), value)| points.push((f64::from(kib), value)));
+        add_points(&mut lines, kib, medians);
         for peer in 1..NAMES.len() {
             let name = format!("exchange of halos of {kib} KiB");
             figures.push(Figure::new(&name, medians[0], "us", NAMES[peer], medians[peer]));

@@ -7,8 +7,8 @@
 //! little CPU time, so only the second table shows what the priority of the other program does.
 //!
 //! The third table shows the time from the owner's wake-up until no thread of a borrower with 64 threads is on the
-//! core, and none may run there. The owner works without a pause meanwhile. pjwd hears the wake-up by BPF, or samples the
-//! owner. The limit is the bare write of a cpuset that holds such a program.
+//! core, and none may run there. The owner works without a pause meanwhile. pjwd hears the wake-up by BPF, or samples
+//! the owner. The limit is the bare write of a cpuset that holds such a program.
 #![forbid(unsafe_code)]
 
 use std::process::Command;

@@ -129,7 +129,8 @@ pub fn run_as_owner_or_borrower() -> anyhow::Result<()> {
             set_pdeathsig(Signal::SIGKILL).context("can't set the parent death signal")?;
             // The kernel delays the end of a sleep by up to 50 µs unless a thread asks for less.
             set_timerslack(1).context("can't set the timer slack")?;
-            let borrower_threads = borrower.first().map(|pid| threads_of(pid)).transpose()?.unwrap_or_default();
+            let borrower_threads =
+                borrower.first().map(|pid| threads_of(pid)).transpose()?.unwrap_or_default();
             print_line("ready")?;
             let measurement = Measurement::ALL
                 .into_iter()

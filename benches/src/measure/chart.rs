@@ -59,14 +59,14 @@ impl Chart {
     fn svg(&self) -> String {
         let (left, top, right, bottom) = FRAME;
         let points = || self.lines.iter().flat_map(|(_, points)| points);
-        let mut places: Vec<f64> = points().map(|point| point.0).collect();
-        places.sort_by(f64::total_cmp);
-        places.dedup();
-        let decades = points().map(|point| point.1).filter(|y| *y > 0.0).map(f64::log10);
+        let mut x_values: Vec<f64> = points().map(|(x, _)| *x).collect();
+        x_values.sort_by(f64::total_cmp);
+        x_values.dedup();
+        let decades = points().map(|(_, y)| *y).filter(|y| *y > 0.0).map(f64::log10);
         let lowest = decades.clone().map(f64::floor).fold(f64::INFINITY, f64::min);
         let highest = decades.map(f64::ceil).fold(lowest + 1.0, f64::max);
-        let step = (right - left) / places.len().max(2).saturating_sub(1) as f64;
-        let x_of = |x: f64| left + step * places.iter().take_while(|place| **place < x).count() as f64;
+        let step = (right - left) / x_values.len().max(2).saturating_sub(1) as f64;
+        let x_of = |x: f64| left + step * x_values.iter().take_while(|value| **value < x).count() as f64;
         let y_of = |y: f64| bottom - (y.log10() - lowest) / (highest - lowest) * (bottom - top);
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" font-family=\"sans-serif\" \
@@ -77,8 +77,8 @@ impl Chart {
         label(&mut svg, (middle, top - 16.0), "middle", &self.title);
         label(&mut svg, (middle, bottom + 40.0), "middle", &self.x_label);
         label(&mut svg, (left - 70.0, top - 16.0), "start", &self.y_label);
-        for place in &places {
-            label(&mut svg, (x_of(*place), bottom + 18.0), "middle", &place.to_string());
+        for x in &x_values {
+            label(&mut svg, (x_of(*x), bottom + 18.0), "middle", &x.to_string());
         }
         let mut decade = lowest;
         while decade <= highest {
@@ -89,12 +89,12 @@ impl Chart {
         }
         for (number, (name, points)) in self.lines.iter().enumerate() {
             let colour = COLOURS[number % COLOURS.len()];
-            let at: Vec<String> = points
+            let corners: Vec<String> = points
                 .iter()
-                .filter(|point| point.1 > 0.0)
+                .filter(|(_, y)| *y > 0.0)
                 .map(|(x, y)| format!("{:.1},{:.1}", x_of(*x), y_of(*y)))
                 .collect();
-            let path = at.join(" ");
+            let path = corners.join(" ");
             let _ = writeln!(
                 svg,
                 "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>"

@@ -92,8 +92,11 @@ fn parse_ticks(stat: &str, own: &str, cpus: &CpuSet) -> Ticks {
         }
         // The fields are user, nice, system, idle, iowait, irq, softirq and steal. The guest times follow. They are
         // part of user and nice.
-        for (n, ticks) in fields.map_while(|field| field.parse::<u64>().ok()).enumerate().take(8) {
-            *if matches!(n, 3 | 4) { &mut sum.idle } else { &mut sum.busy } += ticks;
+        for (index, ticks) in fields.map_while(|field| field.parse::<u64>().ok()).enumerate().take(8) {
+            match index {
+                3 | 4 => sum.idle += ticks,
+                _ => sum.busy += ticks,
+            }
         }
     }
     // After the name in parentheses, utime, stime, cutime and cstime are the 12th to the 15th field.
@@ -102,6 +105,7 @@ fn parse_ticks(stat: &str, own: &str, cpus: &CpuSet) -> Ticks {
     sum
 }
 
+/// Returns how many of the `cpus` CPUs other programs used on average between two readings.
 #[expect(clippy::cast_precision_loss, reason = "ticks of some minutes, and CPUs of a machine")]
 fn cpus_of_others(before: Ticks, after: Ticks, cpus: usize) -> f64 {
     let busy = after.busy.saturating_sub(before.busy);
@@ -122,9 +126,9 @@ mod tests {
 
     #[test]
     fn only_the_given_cpus_count_and_all_children_are_own_time() {
-        let of = |cpus: &str| parse_ticks(STAT, OWN, &cpus.parse().unwrap());
-        assert_eq!(of("0"), Ticks { busy: 21, idle: 110, own: 4321 });
-        assert_eq!(of("0-1"), Ticks { busy: 31, idle: 160, own: 4321 });
+        let ticks_of = |cpus: &str| parse_ticks(STAT, OWN, &cpus.parse().unwrap());
+        assert_eq!(ticks_of("0"), Ticks { busy: 21, idle: 110, own: 4321 });
+        assert_eq!(ticks_of("0-1"), Ticks { busy: 31, idle: 160, own: 4321 });
         assert_eq!(parse_ticks("", "", &"0".parse().unwrap()), Ticks::default());
     }
 
@@ -146,9 +150,9 @@ mod tests {
         let mut spinner =
             Command::new("sh").args(["-c", "while :; do :; done"]).stdin(Stdio::null()).spawn().unwrap();
         // A busy machine may not run the child at once.
-        let seen = (0..100).any(|_| measure_cpu_use(&all, &interrupt).unwrap() > 0.0);
+        let is_counted = (0..100).any(|_| measure_cpu_use(&all, &interrupt).unwrap() > 0.0);
         spinner.kill().unwrap();
         spinner.wait().unwrap();
-        assert!(seen);
+        assert!(is_counted);
     }
 }

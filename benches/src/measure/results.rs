@@ -87,12 +87,14 @@ pub fn print_line(line: &str) -> anyhow::Result<()> {
 /// # Errors
 /// If the output or the file can't be written.
 pub fn publish(name: &str, figures: &[Figure]) -> anyhow::Result<()> {
-    let wide = |text: fn(&Figure) -> &str| figures.iter().map(|figure| text(figure).len()).max().unwrap_or(0);
-    let (names, peers) = (wide(|figure| &figure.name), wide(|figure| &figure.peer));
+    let width =
+        |text: fn(&Figure) -> &str| figures.iter().map(|figure| text(figure).len()).max().unwrap_or(0);
+    let (name_width, peer_width) = (width(|figure| &figure.name), width(|figure| &figure.peer));
     print_line("")?;
     for Figure { name, value, unit, peer, peer_value, ratio } in figures {
         print_line(&format!(
-            "{name:<names$}  {value:>12.3}  {peer:<peers$}  {peer_value:>12.3} {unit:<10}  x{ratio:.3}"
+            "{name:<name_width$}  {value:>12.3}  {peer:<peer_width$}  {peer_value:>12.3} {unit:<10}  \
+             x{ratio:.3}"
         ))?;
     }
     let path = write_json(&target_directory()?, name, &figures)?;

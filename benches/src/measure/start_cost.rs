@@ -9,9 +9,9 @@ use nix::sys::time::TimeVal;
 use crate::measure::results::median;
 
 /// The fewest rounds after which a measurement may end. With fewer rounds, their spread is unknown.
-const FEWEST_ROUNDS: usize = 3;
-/// The spread below which a median is known well enough.
-const SPREAD: f64 = 1.1;
+const MIN_ROUNDS: usize = 3;
+/// The ratio of the largest to the smallest value below which a median is known well enough.
+const SETTLED_SPREAD: f64 = 1.1;
 
 /// The cost of starting one process, as the mean over a group of processes that were started together.
 #[derive(Debug, Clone, Copy)]
@@ -53,26 +53,26 @@ impl StartCost {
             let values = costs.iter().map(field);
             values.clone().fold(0.0, f64::max) / values.fold(f64::INFINITY, f64::min)
         };
-        costs.len() >= FEWEST_ROUNDS
-            && spread(|cost| cost.cpu_us) < SPREAD
-            && spread(|cost| cost.rate) < SPREAD
+        costs.len() >= MIN_ROUNDS
+            && spread(|cost| cost.cpu_us) < SETTLED_SPREAD
+            && spread(|cost| cost.rate) < SETTLED_SPREAD
     }
 
     /// Returns the median CPU time and the median rate of the measured rounds in `costs`. `None` if `costs` is empty.
     #[must_use]
     pub fn median(costs: &[Self]) -> Option<Self> {
-        let of = |field: fn(&Self) -> f64| median(&costs.iter().map(field).collect::<Vec<_>>());
-        Some(Self { cpu_us: of(|cost| cost.cpu_us)?, rate: of(|cost| cost.rate)? })
+        let median_of = |field: fn(&Self) -> f64| median(&costs.iter().map(field).collect::<Vec<_>>());
+        Some(Self { cpu_us: median_of(|cost| cost.cpu_us)?, rate: median_of(|cost| cost.rate)? })
     }
 }
 
-/// The CPU time of this program and of the children that were waited for.
+/// Returns the CPU time of this program and of the children that were waited for, in µs.
 fn own_cpu_us() -> anyhow::Result<f64> {
-    let of = |who| {
+    let cpu_us_of = |who| {
         let usage = getrusage(who).context("can't read the CPU time")?;
         anyhow::Ok(microseconds(usage.user_time()) + microseconds(usage.system_time()))
     };
-    Ok(of(UsageWho::RUSAGE_SELF)? + of(UsageWho::RUSAGE_CHILDREN)?)
+    Ok(cpu_us_of(UsageWho::RUSAGE_SELF)? + cpu_us_of(UsageWho::RUSAGE_CHILDREN)?)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "CPU time of some hours")]

@@ -1,5 +1,5 @@
-//! The CPU time and memory of another process. The CPU time is in nanoseconds and has that of threads that ended in
-//! it.
+//! The CPU time and the memory of another process. The CPU time has a resolution of 1 ns, and includes that of threads
+//! that have ended.
 
 use std::fs;
 use std::time::Duration;

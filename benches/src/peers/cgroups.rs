@@ -11,14 +11,15 @@ use anyhow::{Context, bail};
 use pjw_core::cpuset::CpuSet;
 use pjw_linux::cgroup::CgroupMounts;
 
-/// How long the removal is tried: a cgroup holds an ended process until the process is waited for.
-const EMPTY_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the removal of a cgroup is tried: a cgroup holds an ended process until the process is waited for.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A cgroup that a bench has created. Dropping this value removes the cgroup. All processes of the cgroup must have
 /// ended by then.
 #[derive(Debug)]
 pub struct Cgroup {
     dir: PathBuf,
+    /// Whether the cgroup is in cgroup v2.
     unified: bool,
 }
 
@@ -32,12 +33,12 @@ impl Cgroup {
     pub fn new(controller: &str, name: &str) -> anyhow::Result<Self> {
         let mounts = CgroupMounts::read();
         let has = |options: &str| options.split(',').any(|option| option == controller);
-        let legacy = mounts.v1_mounts.iter().find(|(options, _)| has(options)).map(|(_, root)| root.clone());
+        let v1_root = mounts.v1_mounts.iter().find(|(options, _)| has(options)).map(|(_, root)| root.clone());
         let is_delegated = |root: &Path| {
             let text = fs::read_to_string(root.join("cgroup.subtree_control")).unwrap_or_default();
             text.split_ascii_whitespace().any(|name| name == controller)
         };
-        let (root, unified) = match (legacy, mounts.v2_mount_point) {
+        let (root, unified) = match (v1_root, mounts.v2_mount_point) {
             (Some(root), _) => (root, false),
             (None, Some(root)) if is_delegated(&root) => (root, true),
             _ => bail!("no cgroup hierarchy here has the {controller} controller"),
@@ -66,8 +67,8 @@ impl Cgroup {
     /// # Errors
     /// If the kernel refuses the value.
     pub fn set_weight(&self, cores: usize) -> anyhow::Result<()> {
-        let (each, most) = if self.unified { (100, 10_000) } else { (1024, 262_144) };
-        self.write(self.weight_file(), &(cores * each).min(most).to_string())
+        let (weight_per_core, max_weight) = if self.unified { (100, 10_000) } else { (1024, 262_144) };
+        self.write(self.weight_file(), &(cores * weight_per_core).min(max_weight).to_string())
     }
 
     /// Gives the processes of the cgroup idle priority (`cpu.idle`): they run only while no other process wants the
@@ -136,7 +137,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        let deadline = Instant::now() + EMPTY_TIMEOUT;
+        let deadline = Instant::now() + REMOVAL_TIMEOUT;
         while fs::remove_dir(&self.dir).is_err() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }

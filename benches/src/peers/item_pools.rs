@@ -1,5 +1,5 @@
-//! What computes many short items on several processes, beside a farm: Python's `multiprocessing.Pool` and `xargs -P`.
-//! And the module pjw_farm of Python.
+//! Ways to compute many short items on several processes, with which the bench `farm` compares a farm: Python's
+//! `multiprocessing.Pool`, `xargs -P`, and pjw's own Python module `pjw_farm`.
 
 use std::fmt::Write;
 use std::fs::File;
@@ -11,7 +11,8 @@ use anyhow::{Context, ensure};
 
 use crate::load::compiled::compile;
 
-/// Computes an item: the process uses so much CPU time, as an item of the farm does.
+/// The beginning of each Python program. The function `work` computes an item: it uses CPU time, as an item of the farm
+/// does.
 const PYTHON_WORK: &str = r"
 import sys, time
 workers, items, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])

@@ -1,4 +1,4 @@
-//! The other ways to start a group of processes, in a program of C that measures itself.
+//! Other ways to start a group of processes than pjw-spawn, in a C program that measures itself.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

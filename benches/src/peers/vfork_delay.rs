@@ -17,13 +17,13 @@ const SOURCE: &str = include_str!("vfork_delay.c");
 pub struct VforkDelay {
     requests: ChildStdin,
     delays: ChildStdout,
-    // After the pipes, so that the program ends before it is waited for.
-    _program: Ended,
+    // Dropped after the pipes, so that the program ends before it is waited for.
+    _program: WaitOnDrop,
 }
 
 /// The process of the C program. The drop waits for its end, so its standard input must be closed before.
 #[derive(Debug)]
-struct Ended(Child);
+struct WaitOnDrop(Child);
 
 impl VforkDelay {
     /// Compiles the C program in `directory` and starts it. `started` is the path of the program that it will start.
@@ -40,7 +40,7 @@ impl VforkDelay {
         let mut child = command.spawn().context("can't start the program of vfork")?;
         let requests = child.stdin.take().context("the program of vfork has no input")?;
         let delays = child.stdout.take().context("the program of vfork has no output")?;
-        Ok(Self { requests, delays, _program: Ended(child) })
+        Ok(Self { requests, delays, _program: WaitOnDrop(child) })
     }
 
     /// Starts one process by vfork(2) and exec. Returns the time from just before vfork until the program of the
@@ -60,7 +60,7 @@ impl VforkDelay {
     }
 }
 
-impl Drop for Ended {
+impl Drop for WaitOnDrop {
     fn drop(&mut self) {
         let _ = self.0.wait();
     }

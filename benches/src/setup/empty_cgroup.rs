@@ -20,10 +20,10 @@ impl EmptyCgroup {
     #[must_use]
     pub fn make() -> Option<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "))?.split(' ').nth(4)?;
-        let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-        let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
-        let path = format!("{mount}{}/pjw-bench-{}", own.trim_end_matches('/'), process::id());
+        let mount_point = mounts.lines().find(|line| line.contains(" - cgroup2 "))?.split(' ').nth(4)?;
+        let own_cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let own_path = own_cgroups.lines().find_map(|line| line.strip_prefix("0::"))?;
+        let path = format!("{mount_point}{}/pjw-bench-{}", own_path.trim_end_matches('/'), process::id());
         fs::create_dir(&path).ok()?;
         Some(Self(path.into()))
     }

@@ -1,4 +1,4 @@
-//! The setup of a bench that measures the daemon.
+//! The setup of a bench: how much it measures, the size of the machine, and what else it needs to start.
 
 pub mod effort;
 pub mod empty_cgroup;
