@@ -50,6 +50,7 @@ impl Faults {
     #[must_use]
     pub fn from_random(random: &RandomStream) -> Self {
         let mut swarm = random.substream("swarm");
+        // A stream of its own, so that this fault does not change the choices of the others.
         let mut delays = random.substream("delays");
         let delayed_change_permille = if delays.random_bool(500) { delays.random_below(500) } else { 0 };
         let mut sometimes =

@@ -38,7 +38,9 @@ pub struct PuLocation {
 /// caches, NUMA nodes and packages a set of PUs uses.
 #[derive(Debug, Clone)]
 pub struct PuLocations {
+    /// The location of each PU, by its number. `None` for a number without a PU.
     by_pu: Vec<Option<PuLocation>>,
+    /// The PUs of each core.
     cores: Vec<CpuSet>,
 }
 
@@ -69,10 +71,12 @@ impl PuLocations {
             }
         }
         for level in [TopologyLevel::L3, TopologyLevel::NumaNode, TopologyLevel::Package] {
-            for (number, domain) in (0..).zip(topology.domains(level)) {
+            for (index, domain) in (0..).zip(topology.domains(level)) {
                 for pu in domain.cpus.iter() {
                     let Some(Some(location)) = by_pu.get_mut(pu.0 as usize) else { continue };
-                    location.domain_mut(level).get_or_insert(number);
+                    if let Some(domain_index) = location.domain_index_mut(level) {
+                        domain_index.get_or_insert(index);
+                    }
                 }
             }
         }
@@ -96,13 +100,13 @@ impl PuLocations {
     /// of which some, but not all PUs are in `cpus`.
     #[must_use]
     pub fn domains_used(&self, cpus: &CpuSet) -> LocalityCounts {
-        let locality: Vec<PuLocation> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
-        let cores: BTreeSet<u32> = locality.iter().map(|location| location.core).collect();
+        let locations: Vec<PuLocation> = cpus.iter().filter_map(|pu| self.location_of(pu)).collect();
+        let cores: BTreeSet<u32> = locations.iter().map(|location| location.core).collect();
         let split = cores.into_iter().filter(|&core| !self.cores[core as usize].is_subset(cpus));
         LocalityCounts {
-            packages: distinct(locality.iter().map(|location| location.package)),
-            numa_nodes: distinct(locality.iter().map(|location| location.numa_node)),
-            l3_caches: distinct(locality.iter().map(|location| location.l3)),
+            packages: count_distinct(locations.iter().map(|location| location.package)),
+            numa_nodes: count_distinct(locations.iter().map(|location| location.numa_node)),
+            l3_caches: count_distinct(locations.iter().map(|location| location.l3)),
             split_cores: u32::try_from(split.count()).unwrap_or(u32::MAX),
         }
     }
@@ -115,19 +119,21 @@ impl PuLocation {
     /// [`TopologyLevel::Machine`].
     #[must_use]
     pub fn domain_index(mut self, level: TopologyLevel) -> Option<u32> {
-        if level == TopologyLevel::Machine { None } else { *self.domain_mut(level) }
+        *self.domain_index_mut(level)?
     }
 
-    fn domain_mut(&mut self, level: TopologyLevel) -> &mut Option<u32> {
+    /// Returns the field for the domains of `level`. `None` for [`TopologyLevel::Machine`], which has no field.
+    fn domain_index_mut(&mut self, level: TopologyLevel) -> Option<&mut Option<u32>> {
         match level {
-            TopologyLevel::L3 => &mut self.l3,
-            TopologyLevel::NumaNode => &mut self.numa_node,
-            TopologyLevel::Package | TopologyLevel::Machine => &mut self.package,
+            TopologyLevel::L3 => Some(&mut self.l3),
+            TopologyLevel::NumaNode => Some(&mut self.numa_node),
+            TopologyLevel::Package => Some(&mut self.package),
+            TopologyLevel::Machine => None,
         }
     }
 }
 
-fn distinct(numbers: impl Iterator<Item = Option<u32>>) -> u32 {
+fn count_distinct(numbers: impl Iterator<Item = Option<u32>>) -> u32 {
     u32::try_from(numbers.flatten().collect::<BTreeSet<u32>>().len()).unwrap_or(u32::MAX)
 }
 

@@ -147,20 +147,21 @@ impl SimMachineInterface {
         self.online = world.online.clone();
         let watched = watch.groups.iter().flat_map(|group| group.pids.iter().map(move |pid| (*pid, group)));
         for (pid, group) in watched {
-            let known = self.cpu_times.get(&pid).copied();
-            let idle_at = known.and_then(|(_, idle_at)| idle_at);
+            let last_scan = self.cpu_times.get(&pid).copied();
+            let idle_at = last_scan.and_then(|(_, idle_at)| idle_at);
             let Some(process) = world.processes.get(&pid) else {
                 active.insert(pid, idle_at);
                 continue;
             };
             let run_ns = process.run_ns();
-            let is_idle = known.is_some_and(|(before, _)| before == run_ns) && !is_hotplug;
+            let is_idle = last_scan.is_some_and(|(before, _)| before == run_ns) && !is_hotplug;
             self.cpu_times.insert(pid, (run_ns, is_idle.then_some(at)));
             let is_checked = full || pid.0 % MASK_CHECK_INTERVAL == self.scans % MASK_CHECK_INTERVAL;
-            let within = group.expected_cpus.as_ref().filter(|_| is_checked);
-            let is_inside =
-                |thread| within.is_none_or(|within| world.effective_mask(process, thread).is_subset(within));
-            if is_idle && process.threads.values().all(is_inside) {
+            let expected_cpus = group.expected_cpus.as_ref().filter(|_| is_checked);
+            let has_expected_mask = |thread| {
+                expected_cpus.is_none_or(|cpus| world.effective_mask(process, thread).is_subset(cpus))
+            };
+            if is_idle && process.threads.values().all(has_expected_mask) {
                 idle.insert(pid);
             } else {
                 active.insert(pid, idle_at);
@@ -169,15 +170,16 @@ impl SimMachineInterface {
         (active, idle)
     }
 
-    /// The watched processes outside of jobs that ran or ended since the last scan.
+    /// Returns the watched processes outside of jobs that ran or ended since the last scan, or were not scanned before.
     fn active_unassigned(&mut self, watch: &WatchedProcesses) -> BTreeSet<Pid> {
         let world = self.world.borrow();
-        let mut is_idle = |pid: Pid| {
-            let run_ns = world.processes.get(&pid)?.run_ns();
-            let (before, _) = self.cpu_times.insert(pid, (run_ns, None))?;
-            (before == run_ns).then_some(())
+        let mut is_active = |pid: Pid| {
+            let Some(process) = world.processes.get(&pid) else { return true };
+            let run_ns = process.run_ns();
+            let last_scan = self.cpu_times.insert(pid, (run_ns, None));
+            last_scan.is_none_or(|(before, _)| before != run_ns)
         };
-        watch.unassigned_pids.iter().copied().filter(|&pid| is_idle(pid).is_none()).collect()
+        watch.unassigned_pids.iter().copied().filter(|&pid| is_active(pid)).collect()
     }
 
     /// Lets time pass between two steps of the warden. No two scans have the same time. The workload may make a step.
@@ -196,8 +198,7 @@ impl SimMachineInterface {
 /// attributes (cgroups, environment and command line) if they changed since the last reading. Returns `None` if the
 /// process has ended.
 fn read_process(world: &mut SimMachine, pid: Pid, with_threads: bool) -> Option<Process> {
-    let found = world.processes.get_mut(&pid)?;
-    let attributes_changed = std::mem::replace(&mut found.attributes_changed, false);
+    let attributes_changed = std::mem::take(&mut world.processes.get_mut(&pid)?.attributes_changed);
     let process = &world.processes[&pid];
     let attributes = attributes_changed.then(|| BatchAttributes {
         cgroups: process_cgroups(process, &world.cpuset_support.hierarchy),
@@ -237,17 +238,21 @@ fn read_process(world: &mut SimMachine, pid: Pid, with_threads: bool) -> Option<
     })
 }
 
-/// Removes all threads from `process` except the active ones in `active`, as a scan that reads only these. Removes
-/// none if an active thread has ended, or if another thread ran since the last such scan. `others` has the CPU time
-/// of these other threads at that scan, in ns, by process. It gets the present time, or loses the entry if no thread
-/// is removed.
-fn keep_active_threads_only(process: &mut Process, active: &BTreeSet<Tid>, others: &mut BTreeMap<Pid, u64>) {
-    let known = others.remove(&process.id.pid);
+/// Removes all threads from `process` except those in `active`, as a scan that reads only the active threads. Removes
+/// none if an active thread has ended, or if another thread ran since the last such scan. `others_ns` has the CPU time
+/// of these other threads at that scan, in ns, by process. The entry of the process gets their present CPU time, or is
+/// deleted if no thread is removed.
+fn keep_active_threads_only(
+    process: &mut Process,
+    active: &BTreeSet<Tid>,
+    others_ns: &mut BTreeMap<Pid, u64>,
+) {
+    let ns_before = others_ns.remove(&process.id.pid);
     let Some(threads) = &mut process.threads else { return };
     let other_threads = threads.iter().filter(|thread| !active.contains(&thread.tid));
     let (count, run_ns) = other_threads.fold((0, 0), |(count, ns), thread| (count + 1, ns + thread.run_ns));
-    if count + active.len() == threads.len() && known.is_none_or(|known| known == run_ns) {
-        others.insert(process.id.pid, run_ns);
+    if count + active.len() == threads.len() && ns_before.is_none_or(|before| before == run_ns) {
+        others_ns.insert(process.id.pid, run_ns);
         threads.retain(|thread| active.contains(&thread.tid));
         process.has_all_threads = false;
     }
@@ -269,7 +274,6 @@ impl MachineInterface for SimMachineInterface {
         };
         let mut processes = BTreeMap::new();
         let mut ended_idle_until = BTreeMap::new();
-        let mut scope = request.scope.clone();
         let mut incomplete_reason = None;
         for pid in pids {
             if self.faults.occurs(self.faults.unreadable_process_permille) {
@@ -282,28 +286,29 @@ impl MachineInterface for SimMachineInterface {
             }
             let is_requested = request.pids_to_read_threads_of.contains(&pid) && !idle.contains(&pid);
             let with_threads = is_requested || (!is_full && !unassigned.contains(&pid));
-            let mut process = read_process(&mut self.world.borrow_mut(), pid, with_threads);
-            if let Some(process) = &mut process {
-                process.idle_until = active.get(&pid).copied().flatten();
-                match request.active_threads.get(&pid).filter(|_| !is_full) {
-                    Some(active) => keep_active_threads_only(process, active, &mut self.other_threads_ns),
-                    None => drop(self.other_threads_ns.remove(&pid)),
-                }
-            }
-            if process.is_none() {
-                let idle_until = active.get(&pid).copied().flatten();
+            let idle_until = active.get(&pid).copied().flatten();
+            let process = read_process(&mut self.world.borrow_mut(), pid, with_threads);
+            let Some(mut process) = process else {
                 ended_idle_until.extend(idle_until.map(|until| (pid, until)));
+                processes.insert(pid, Observed::Gone);
+                continue;
+            };
+            process.idle_until = idle_until;
+            match request.active_threads.get(&pid).filter(|_| !is_full) {
+                Some(tids) => keep_active_threads_only(&mut process, tids, &mut self.other_threads_ns),
+                None => drop(self.other_threads_ns.remove(&pid)),
             }
-            processes.insert(pid, process.map_or(Observed::Gone, Observed::Present));
+            processes.insert(pid, Observed::Present(process));
         }
-        if incomplete_reason.is_some() {
-            scope = ScanScope::Partial(processes.keys().copied().collect());
-        }
+        let scope = match incomplete_reason {
+            Some(_) => ScanScope::Partial(processes.keys().copied().collect()),
+            None => request.scope.clone(),
+        };
         // The affinity requests are read last.
         let mut affinity_requests = std::mem::take(&mut self.world.borrow_mut().affinity_requests);
         affinity_requests.retain(|_| !self.faults.occurs(self.faults.silent_event_loss_permille));
         let world = self.world.borrow();
-        let changed = self.cgroups.iter().filter(|(path, known)| read_cgroup(&world, path) != **known);
+        let changed = self.cgroups.iter().filter(|(path, last)| read_cgroup(&world, path) != **last);
         let paths: BTreeSet<&String> = changed.map(|(path, _)| path).chain(&request.cgroups).collect();
         let cgroups: BTreeMap<_, _> =
             paths.into_iter().map(|path| (path.clone(), read_cgroup(&world, path))).collect();
@@ -362,22 +367,24 @@ impl MachineInterface for SimMachineInterface {
         let world = self.world.borrow();
         let is_present =
             |path: &&String| own_cgroups.is_own_path(path) && read_cgroup(&world, path) != Observed::Gone;
-        let found = |path: &String, scheduler_cpuset| LeftoverCpuset {
+        let leftover = |path: &String, scheduler_cpuset| LeftoverCpuset {
             path: path.clone(),
             owner: world.cgroup_owners.get(path).copied(),
             origin_cgroup: world.cgroup_origins.get(path).filter(|origin| !origin.is_empty()).cloned(),
             scheduler_cpuset,
             other_writer: None,
         };
-        let narrowed = world.scheduler_cpusets_in_effect().map(|one| found(&one.path, Some(one.clone())));
-        world.cpusets.keys().filter(is_present).map(|path| found(path, None)).chain(narrowed).collect()
+        let in_scheduler_cgroups =
+            world.scheduler_cpusets_in_effect().map(|cpuset| leftover(&cpuset.path, Some(cpuset.clone())));
+        let own = world.cpusets.keys().filter(is_present).map(|path| leftover(path, None));
+        own.chain(in_scheduler_cgroups).collect()
     }
 
     fn change_mask(&mut self, action: &MaskAction) -> MaskOutcome {
         self.faults.maybe_kill_daemon();
         self.pass_time();
         let (id, tid) = (action.thread.process, action.thread.tid);
-        // The start times of a mask probe are those of the fork events.
+        // The start time that a mask probe reports is that of the fork event, so it is not compared.
         let is_probed = self.probed.contains(&id);
         let mut world = self.world.borrow_mut();
         world.record_mask_requested_by_pjw(&action.requested_mask);
@@ -389,10 +396,9 @@ impl MachineInterface for SimMachineInterface {
         if self.faults.occurs(self.faults.refused_change_permille) {
             return MaskOutcome::Refused { errno: 1, reason: "refused by chance".to_owned() };
         }
-        // The plan is made from the last reading.
-        let present =
-            world.effective_mask(&world.processes[&id.pid], &world.processes[&id.pid].threads[&tid]);
-        if present == action.current_mask {
+        // The mask in the plan is that of the last reading.
+        let process = &world.processes[&id.pid];
+        if world.effective_mask(process, &process.threads[&tid]) == action.current_mask {
             world.record_mask_read(id.pid, tid);
         }
         if !world.request_mask_as_pjw(id.pid, tid, &action.requested_mask) {

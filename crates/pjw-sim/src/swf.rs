@@ -137,22 +137,25 @@ fn parse_job(line: usize, text: &str) -> Result<Option<LoggedJob>, SwfError> {
     }
     let number = |(field, name): (usize, &'static str)| {
         let text = fields[field - 1];
-        let wrong = || SwfError::InvalidNumber { line, field, name, text: text.chars().take(20).collect() };
-        text.parse::<i64>().map_err(|_| wrong())
+        let error = || SwfError::InvalidNumber { line, field, name, text: text.chars().take(20).collect() };
+        text.parse::<i64>().map_err(|_| error())
     };
-    // The value of a field in which -1 means unknown.
-    let known = |column: (usize, &'static str)| match number(column)? {
+    // Returns the value of a field in which -1 means unknown.
+    let known_value = |column: (usize, &'static str)| match number(column)? {
         -1 => Ok(None),
         value => natural(line, column, value).map(Some),
     };
-    let (id, submit) = (natural(line, JOB, number(JOB)?)?, natural(line, SUBMIT, number(SUBMIT)?)?);
-    let (run, got, wanted) = (known(RUN)?, known(PROCESSORS)?, known(REQUESTED)?);
-    let (Some(run), Some(processors)) = (run, got.or(wanted).filter(|&n| n > 0)) else { return Ok(None) };
+    let id = natural(line, JOB, number(JOB)?)?;
+    let submit_s = natural(line, SUBMIT, number(SUBMIT)?)?;
+    let (run_s, used, requested) = (known_value(RUN)?, known_value(PROCESSORS)?, known_value(REQUESTED)?);
+    let processors = used.or(requested).filter(|&processors| processors > 0);
+    let (Some(run_s), Some(processors)) = (run_s, processors) else { return Ok(None) };
     // A larger number is refused later, like any request that is too large.
     let processors = u32::try_from(processors).unwrap_or(u32::MAX);
-    Ok(Some(LoggedJob { number: id, submit_s: submit, run_s: run, processors }))
+    Ok(Some(LoggedJob { number: id, submit_s, run_s, processors }))
 }
 
+/// Converts the value of a field to an unsigned number. Returns an error if the value is negative.
 fn natural(line: usize, (field, name): (usize, &'static str), value: i64) -> Result<u64, SwfError> {
     u64::try_from(value).map_err(|_| SwfError::Negative { line, field, name, value })
 }

@@ -51,7 +51,7 @@ impl Workload {
             return;
         }
         let is_full = world.processes.len() > MAX_PROCESSES;
-        let Some(pid) = self.random_process(world) else { return };
+        let pid = self.random_process(world);
         match self.random.random_below(20) {
             0..=2 if !is_full => {
                 let user = self.random.random_element(&USERS).copied().unwrap_or(Uid::ROOT);
@@ -83,18 +83,20 @@ impl Workload {
         world.advance(u64::from(self.random.random_below(50)) * 1_000_000);
     }
 
-    fn random_process(&mut self, world: &SimMachine) -> Option<Pid> {
+    /// Returns a random process other than process 1. Returns process 1 if there is no other.
+    fn random_process(&mut self, world: &SimMachine) -> Pid {
         let pids: Vec<Pid> = world.processes.keys().copied().filter(|&pid| pid != Pid(1)).collect();
-        self.random.random_element(&pids).copied().or(Some(Pid(1)))
+        self.random.random_element(&pids).copied().unwrap_or(Pid(1))
     }
 
-    /// A random thread of a process, which then forks or clones.
+    /// Returns a random thread of the process `pid`.
     fn random_thread(&mut self, world: &SimMachine, pid: Pid) -> Tid {
         let tids: Vec<Tid> = world.processes[&pid].threads.keys().copied().collect();
         self.random.random_element(&tids).copied().unwrap_or(Tid(pid.0))
     }
 
-    /// A process becomes a daemon by a double fork and setsid(2). Its parent has exited before the next scan.
+    /// Makes the process `pid` start a daemon by a double fork and setsid(2). The parent of the daemon exits before the
+    /// next scan.
     fn daemonise(&mut self, world: &mut SimMachine, pid: Pid) {
         let uid = world.processes[&pid].uid;
         let middle = world.spawn(pid, uid);
@@ -103,15 +105,15 @@ impl Workload {
         world.exit_process(middle);
     }
 
+    /// Makes each thread of the process `pid` switch between running and sleeping, with a probability of one half.
     fn toggle_load(&mut self, world: &mut SimMachine, pid: Pid) {
-        for thread in
-            world.processes.get_mut(&pid).into_iter().flat_map(|process| process.threads.values_mut())
-        {
+        let Some(process) = world.processes.get_mut(&pid) else { return };
+        for thread in process.threads.values_mut() {
             thread.is_busy ^= self.random.random_bool(500);
         }
     }
 
-    /// A thread of the process `pid` requests a mask: every PU, one PU, or a random set of PUs.
+    /// Makes a thread of the process `pid` request a mask: every PU, one PU, or a random set of PUs.
     fn request_random_mask(&mut self, world: &mut SimMachine, pid: Pid) {
         let tid = self.random_thread(world, pid);
         let count = pu_count(world);
@@ -123,7 +125,8 @@ impl Workload {
         world.request_mask(pid, tid, &mask);
     }
 
-    /// A process sets the environment variable of a job that belongs to another user or does not exist.
+    /// Makes the process `pid` set the environment variables of a job to which it does not belong, or which does not
+    /// exist. Has no effect on a process of a job.
     fn claim_other_job(&mut self, world: &mut SimMachine, pid: Pid) {
         let id = self.random.random_below(self.next_job + 3);
         if let Some(process) = world.processes.get_mut(&pid).filter(|process| process.expected_job.is_none())
@@ -143,8 +146,8 @@ impl Workload {
         world.exec(stepd, "slurmstepd");
         world.move_process(stepd, &format!("{directory}/step_0/slurm"));
         let user = self.random.random_element(&USERS).copied().unwrap_or(Uid::ROOT);
-        let count = pu_count(world);
         if self.random.random_bool(300) {
+            let count = pu_count(world);
             let first = self.random.random_below(count);
             let last = (first + self.random.random_below(3)).min(count - 1);
             world.cpusets.insert(directory.clone(), CpuSet::from_range(Pu(first), Pu(last)));

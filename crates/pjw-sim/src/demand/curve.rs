@@ -191,7 +191,7 @@ pub fn parse(bytes: &[u8]) -> Result<DemandCurve, CurveError> {
         let point = parse_point(&line, &columns)?;
         if let Some(before) = points.last().map(|last| last.time).filter(|before| point.time <= *before) {
             let before = before.as_secs_f64().to_string();
-            return Err(CurveError::TimeNotAfter { line: line.number, text: line.shown(0), before });
+            return Err(CurveError::TimeNotAfter { line: line.number, text: line.shortened_field(0), before });
         }
         last_line = line.number;
         points.push(point);
@@ -218,21 +218,23 @@ impl<'t> Line<'t> {
         self.fields == [""] || self.fields[0].starts_with('#')
     }
 
-    /// Whether the line names the columns. A line whose only wrong field is the time is a demand with a wrong time.
+    /// Returns whether the line names the columns. A line whose only wrong field is the time is a demand with a wrong
+    /// time.
     fn has_names(&self) -> bool {
         let others = &self.fields[1..];
-        time(self.fields[0]).is_none() && others.iter().any(|field| cores(field).is_none())
+        parse_time(self.fields[0]).is_none() && others.iter().any(|field| parse_cores(field).is_none())
     }
 
-    /// A field, cut to a length that fits into a message.
-    fn shown(&self, field: usize) -> String {
-        shortened(self.fields[field])
+    /// Returns the field with the index `index`, cut to a length that fits into a message.
+    fn shortened_field(&self, index: usize) -> String {
+        shortened(self.fields[index])
     }
 }
 
-/// A column of the file. The number of cores is missing if the file does not say it.
+/// A column of the file.
 struct Column {
     job: JobId,
+    /// The number of cores that the owner owns. `None` if the file does not say it.
     owned: Option<u32>,
 }
 
@@ -252,7 +254,7 @@ fn named_columns(header: &Line<'_>) -> Result<Vec<Column>, CurveError> {
             reason,
         })?;
         let owned = owned.map(|text| {
-            owned_cores(text).ok_or_else(|| CurveError::InvalidOwnedCores {
+            parse_owned_cores(text).ok_or_else(|| CurveError::InvalidOwnedCores {
                 line,
                 owner: name.to_owned(),
                 text: shortened(text),
@@ -271,8 +273,8 @@ fn named_columns(header: &Line<'_>) -> Result<Vec<Column>, CurveError> {
 fn unnamed_columns(first: &Line<'_>) -> Result<Vec<Column>, CurveError> {
     let line = first.number;
     let names: Vec<String> = match first.fields.len() - 1 {
-        0 if time(first.fields[0]).is_none() => {
-            return Err(CurveError::InvalidTime { line, text: first.shown(0) });
+        0 if parse_time(first.fields[0]).is_none() => {
+            return Err(CurveError::InvalidTime { line, text: first.shortened_field(0) });
         }
         0 => return Err(CurveError::NoOwner { line }),
         1 => vec!["owner".to_owned()],
@@ -293,11 +295,11 @@ fn parse_point(line: &Line<'_>, columns: &[Column]) -> Result<DemandPoint, Curve
         let (found, expected) = (line.fields.len(), columns.len() + 1);
         return Err(CurveError::WrongFieldCount { line: number, found, expected });
     }
-    let time =
-        time(line.fields[0]).ok_or_else(|| CurveError::InvalidTime { line: number, text: line.shown(0) })?;
+    let time = parse_time(line.fields[0])
+        .ok_or_else(|| CurveError::InvalidTime { line: number, text: line.shortened_field(0) })?;
     let used = columns.iter().zip(&line.fields[1..]).map(|(column, field)| {
         let (owner, text) = (column.job.name().to_owned(), shortened(field));
-        match (cores(field), column.owned) {
+        match (parse_cores(field), column.owned) {
             (None, _) => Err(CurveError::InvalidCores { line: number, owner, text }),
             (Some(used), Some(owned)) if used > f64::from(owned) => {
                 Err(CurveError::AboveOwned { line: number, owner, text, owned })
@@ -322,16 +324,16 @@ fn owners(columns: &[Column], points: &[DemandPoint]) -> Vec<CurveOwner> {
     columns.iter().enumerate().map(owner).collect()
 }
 
-fn time(text: &str) -> Option<Duration> {
+fn parse_time(text: &str) -> Option<Duration> {
     let seconds = text.parse::<f64>().ok()?;
     Duration::try_from_secs_f64(seconds).ok().filter(|time| *time <= MAX_TIME)
 }
 
-fn cores(text: &str) -> Option<f64> {
+fn parse_cores(text: &str) -> Option<f64> {
     text.parse::<f64>().ok().filter(|cores| (0.0..=f64::from(MAX_CORES)).contains(cores))
 }
 
-fn owned_cores(text: &str) -> Option<u32> {
+fn parse_owned_cores(text: &str) -> Option<u32> {
     text.parse().ok().filter(|cores| (1..=MAX_CORES).contains(cores))
 }
 

@@ -6,13 +6,13 @@ use pjw_core::ids::{Pid, ProcessId, Uid, is_cgroup_within};
 use crate::world::SimMachine;
 
 /// Creates or changes the cpuset `job_cpuset`, and returns the outcome. If systemd is to make its cgroup, first moves
-/// the processes `initial` there. Fails if all of these have ended, if the cgroup of a batch system is gone, or if
-/// the cgroup has no cpuset controller. `owner` is the owner of the job.
+/// the processes `initial_processes` there. Fails if all of these processes have ended, if the cgroup of a batch system
+/// is gone, or if the cgroup has no cpuset controller. `owner` is the owner of the job.
 fn create_cpuset(
     world: &mut SimMachine,
     job_cpuset: &JobCpuset,
     owner: Uid,
-    initial: &[ProcessId],
+    initial_processes: &[ProcessId],
 ) -> CpusetOutcome {
     let path = &job_cpuset.path;
     let is_empty = !world.is_cgroup_populated(path);
@@ -24,13 +24,13 @@ fn create_cpuset(
     }
     if job_cpuset.creator == CgroupCreator::Systemd && is_empty {
         let is_alive = |id: &&ProcessId| world.processes.get(&id.pid).is_some_and(|found| found.id == **id);
-        let alive: Vec<Pid> = initial.iter().filter(is_alive).map(|id| id.pid).collect();
+        let alive: Vec<Pid> = initial_processes.iter().filter(is_alive).map(|id| id.pid).collect();
         if alive.is_empty() {
             return CpusetOutcome::Gone;
         }
         for pid in alive {
-            // systemd moves the process wherever it is. If another program moved it after the scan, pjw can't know from
-            // where.
+            // systemd moves the process from any cgroup. If another program moved the process after the scan, pjw can't
+            // know from which cgroup systemd moves it.
             if world.processes[&pid].attributes_changed {
                 world.mark_original_cgroup_unknown(pid);
             }

@@ -1,8 +1,9 @@
 //! Kubernetes' static CPU manager: `takeByTopologyNUMAPacked` of `pkg/kubelet/cm/cpumanager/cpu_assignment.go`.
 //!
-//! "Outer" are the larger domains by the rule of that code: NUMA nodes if there are at least as many packages, else
-//! packages. "Inner" are the others. Domains are always tried with the fewest free cells first, then by number, the
-//! inner domains within their outer one. A domain is free if all its cells are free, housekeeping included.
+//! The outer domains are the larger ones by the rule of that code: NUMA nodes if there are at least as many packages,
+//! else packages. The inner domains are the others. Domains are always tried with the fewest free cells first, then by
+//! number. Inner domains are ordered within their outer domain. A domain is free if all its cells are free, also those
+//! of housekeeping.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,33 +15,33 @@ use crate::locality::{ProcessorUnit, PuLocations};
 /// A domain of a level. Cells without a domain count as one domain.
 type Domain = Option<u32>;
 
-/// Chooses `n` of the cells in `free` by the rules of the kubelet's static CPU manager. `free` must contain at least
-/// `n` cells. `unit` says whether a cell is a core or a PU (logical CPU). `locality` has the location of each PU. If
-/// `by_l3` is true, cells in the same L3 cache are preferred.
+/// Chooses `count` of the cells in `free` by the rules of the kubelet's static CPU manager. `free` must contain at
+/// least `count` cells. `unit` says whether a cell is a core or a PU (logical CPU). `locality` has the location of each
+/// PU. If `by_l3` is true, cells in the same L3 cache are preferred.
 pub(super) fn choose_cells(
-    n: u32,
+    count: u32,
     unit: ProcessorUnit,
     free: Vec<Cell>,
     locality: &PuLocations,
     by_l3: bool,
 ) -> Vec<Cell> {
     let all = all_cells(unit, locality);
-    let count = |level| {
+    let domain_count = |level| {
         all.iter().filter_map(|cell| cell.location.domain_index(level)).collect::<BTreeSet<_>>().len()
     };
-    let numa_first = count(TopologyLevel::Package) >= count(TopologyLevel::NumaNode);
-    let (outer, inner) = if numa_first {
+    let is_numa_outer = domain_count(TopologyLevel::Package) >= domain_count(TopologyLevel::NumaNode);
+    let (outer, inner) = if is_numa_outer {
         (TopologyLevel::NumaNode, TopologyLevel::Package)
     } else {
         (TopologyLevel::Package, TopologyLevel::NumaNode)
     };
-    let l3s = count(TopologyLevel::L3);
-    let average_l3 = all.len().checked_div(l3s).unwrap_or(0);
-    let mut taker = Taker { all, free, outer, inner, taken: Vec::new(), needed: n as usize };
+    let l3s = domain_count(TopologyLevel::L3);
+    let mean_l3_size = all.len().checked_div(l3s).unwrap_or(0);
+    let mut taker = Taker { all, free, outer, inner, taken: Vec::new(), needed: count as usize };
     taker.take_full_domains(&[outer]);
     taker.take_full_domains(&[outer, inner]);
     if by_l3 && l3s > 0 {
-        taker.take_l3s(average_l3);
+        taker.take_l3s(mean_l3_size);
     }
     taker.take_full_cores();
     taker.take_remaining();
@@ -54,11 +55,12 @@ struct Taker {
     outer: TopologyLevel,
     inner: TopologyLevel,
     taken: Vec<Cell>,
+    /// The number of cells that the request still needs.
     needed: usize,
 }
 
 impl Taker {
-    /// Takes free domains of the last of these levels, as long as the request is as large as one.
+    /// Takes free domains of the last level in `levels`, as long as the request needs a whole domain.
     fn take_full_domains(&mut self, levels: &[TopologyLevel]) {
         let Some(&level) = levels.last() else { return };
         for domain in self.ordered_domains(levels).into_iter().filter(Option::is_some) {
@@ -66,7 +68,7 @@ impl Taker {
         }
     }
 
-    /// Takes all of these cells, if all are free and the request is as large.
+    /// Takes all cells for which `inside` returns true, if all of them are free and needed.
     fn take_whole(&mut self, inside: impl Fn(&Cell) -> bool) {
         let size = self.all.iter().filter(|cell| inside(cell)).count();
         let free = self.free.iter().filter(|cell| inside(cell)).count();
@@ -75,13 +77,12 @@ impl Taker {
         }
     }
 
-    /// Takes whole free L3 caches as long as at least `average` cells are needed. `average` is the average number of
-    /// cells in an L3 cache. Takes the remaining cells from the first L3 cache that has enough whole free cores.
-    /// Takes no remaining cells if none has enough.
-    fn take_l3s(&mut self, average: usize) {
+    /// Takes whole free L3 caches as long as at least `mean_size` cells are needed: the mean number of cells in an L3
+    /// cache. Takes the remaining cells from the first L3 cache that has enough whole free cores, if there is one.
+    fn take_l3s(&mut self, mean_size: usize) {
         let levels = [self.outer, self.inner, TopologyLevel::L3];
         for l3 in self.ordered_domains(&levels) {
-            if self.needed >= average {
+            if self.needed >= mean_size {
                 self.take_full_domains(&levels);
             }
             if self.needed == 0 {
@@ -93,41 +94,43 @@ impl Taker {
         }
     }
 
-    /// Takes the rest from whole cores of this L3, if it has enough. Of the last core it takes only the needed cells.
+    /// Takes all needed cells from whole free cores of the L3 cache `l3`, if it has enough of them. Of the last core,
+    /// takes only the needed cells.
     fn take_part_of_l3(&mut self, l3: Domain) {
-        let whole = self.whole_cores();
-        let open = |cell: &Cell| cell.location.l3 == l3 && whole.contains(&cell.location.core);
-        if self.free.iter().filter(|cell| open(cell)).count() >= self.needed {
-            self.take_free_cells(open, self.needed);
+        let whole_cores = self.whole_cores();
+        let is_eligible = |cell: &Cell| cell.location.l3 == l3 && whole_cores.contains(&cell.location.core);
+        if self.free.iter().filter(|cell| is_eligible(cell)).count() >= self.needed {
+            self.take_free_cells(is_eligible, self.needed);
         }
     }
 
-    /// Takes whole cores, as long as the request is as large as one.
+    /// Takes whole free cores, as long as the request needs a whole core.
     fn take_full_cores(&mut self) {
         for core in self.cores() {
             self.take_whole(|cell| cell.location.core == core);
         }
     }
 
-    /// Takes single cells, from cores in use first.
+    /// Takes single cells. Within a pair of domains, cores with the fewest free cells come first, so cores in use.
     fn take_remaining(&mut self) {
         for core in self.cores() {
             self.take_free_cells(|cell| cell.location.core == core, self.needed);
         }
     }
 
-    /// Cores with free cells, in the order in which they are taken.
+    /// Returns the cores with free cells, in the order in which cells are taken.
     fn cores(&self) -> Vec<u32> {
-        self.in_pairs(|cell| cell.location.core)
+        self.ordered_in_pairs(|cell| cell.location.core)
     }
 
-    /// The places of the free cells in each pair of an outer and an inner domain, pair after pair.
-    fn in_pairs<K: Ord + Copy>(&self, place: impl Fn(&Cell) -> K) -> Vec<K> {
+    /// Returns the places of the free cells in each pair of an outer and an inner domain, pair after pair. `place`
+    /// returns the place of a cell: a domain or a core.
+    fn ordered_in_pairs<K: Ord + Copy>(&self, place: impl Fn(&Cell) -> K) -> Vec<K> {
         let is_in = |cell: &Cell, (outer, inner)| {
             cell.location.domain_index(self.outer) == outer && cell.location.domain_index(self.inner) == inner
         };
-        let inside = |pair| fewest_first(&self.free, |cell| is_in(cell, pair), &place);
-        self.domain_pairs().into_iter().flat_map(inside).collect()
+        let places_in = |pair| fewest_first(&self.free, |cell| is_in(cell, pair), &place);
+        self.domain_pairs().into_iter().flat_map(places_in).collect()
     }
 
     /// Returns the numbers of the cores of which all cells (PUs, or the core itself) are free.
@@ -155,12 +158,13 @@ impl Taker {
         outers.into_iter().flat_map(inners).collect()
     }
 
-    /// The domains of the last of these levels, ordered by all levels: outer, inner, L3.
+    /// Returns the domains of the last level in `levels`, in the order in which cells are taken. `levels` is the outer
+    /// level alone, the outer and the inner level, or these two and L3.
     fn ordered_domains(&self, levels: &[TopologyLevel]) -> Vec<Domain> {
         match levels {
             [outer] => fewest_first(&self.free, |_| true, |cell| cell.location.domain_index(*outer)),
             [_, _] => self.domain_pairs().into_iter().map(|(_, inner)| inner).collect(),
-            [_, _, level, ..] => self.in_pairs(|cell| cell.location.domain_index(*level)),
+            [_, _, level, ..] => self.ordered_in_pairs(|cell| cell.location.domain_index(*level)),
             [] => Vec::new(),
         }
     }

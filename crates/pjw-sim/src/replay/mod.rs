@@ -1,10 +1,10 @@
 //! The replay of a job log on a machine. A job starts at its submit time if enough cores are free, else it is
-//! refused. It holds its cores for its run time. Jobs that end at a moment free their cores before others start at
-//! that moment.
+//! refused. A started job holds its cores for its run time. Jobs that end at a moment free their cores before others
+//! start at that moment.
 //!
-//! The allocator chooses, with the pool as in the daemon, or a [`ReferencePolicy`] chooses with the same pool. The
-//! result depends on the log, the machine and the options alone. Only the measured decision times differ from run to
-//! run.
+//! The allocator chooses the cores, with the pool as in the daemon, or a [`ReferencePolicy`] does with the same pool.
+//! The result depends on the log, the machine and the options alone. Only the measured decision times differ from run
+//! to run.
 
 mod sums;
 
@@ -132,39 +132,40 @@ pub fn replay(
     mut on_decision: impl FnMut(JobDecision<'_>),
 ) -> ReplayResult {
     let mut machine = Machine::new(topology, options);
-    let usable_processors = machine.free_units();
-    let mut instants = sample_times(log).peekable();
+    let usable_processors = machine.free_processors();
+    let mut sample_times = sample_times(log).peekable();
+    // The end times of the running jobs, the earliest first, with the indexes of the jobs in the log.
     let mut ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
     let (mut started_jobs, mut free_cores_samples) = (Vec::<StartedJob>::new(), Vec::new());
     let mut refused_count = 0;
-    let mut look = |machine: &mut Machine<'_>, ends: &mut BinaryHeap<_>, time_s| {
-        machine.end_until(time_s, ends);
+    let mut take_sample = |machine: &mut Machine<'_>, ends: &mut BinaryHeap<_>, time_s| {
+        machine.end_jobs_until(time_s, ends);
         free_cores_samples
             .push(FreeCoresSample { time_s, largest_requests: largest_requests(&machine.pool, topology) });
     };
-    for (number, &job) in log.jobs.iter().enumerate() {
-        while let Some(time_s) = instants.next_if(|&time_s| time_s < job.submit_s) {
-            look(&mut machine, &mut ends, time_s);
+    for (index, &job) in log.jobs.iter().enumerate() {
+        while let Some(time_s) = sample_times.next_if(|&time_s| time_s < job.submit_s) {
+            take_sample(&mut machine, &mut ends, time_s);
         }
-        machine.end_until(job.submit_s, &mut ends);
+        machine.end_jobs_until(job.submit_s, &mut ends);
         let begin = Instant::now();
-        let choice = machine.choose_processors(number, job.processors);
+        let choice = machine.choose_processors(index, job.processors);
         let decision_time = begin.elapsed();
         on_decision(JobDecision {
             job,
             holders_before: &machine.pool,
             cpus: choice.as_ref().map(|choice| &choice.cpus),
         });
-        let Some(choice) = choice.filter(|choice| machine.commit_choice(number, choice)) else {
+        let Some(choice) = choice.filter(|choice| machine.commit_choice(index, choice)) else {
             refused_count += 1;
             continue;
         };
         let domains_used = machine.locality.domains_used(&choice.cpus);
-        let one = StartedJob { job, cpus: choice.cpus, domains_used, decision_time };
-        ends.push(Reverse((one.end_s(), number)));
-        started_jobs.push(one);
+        let started = StartedJob { job, cpus: choice.cpus, domains_used, decision_time };
+        ends.push(Reverse((started.end_s(), index)));
+        started_jobs.push(started);
     }
-    instants.for_each(|time_s| look(&mut machine, &mut ends, time_s));
+    sample_times.for_each(|time_s| take_sample(&mut machine, &mut ends, time_s));
     let begin_s = log.jobs.first().map_or(0, |job| job.submit_s);
     ReplayResult {
         started_jobs,
@@ -215,7 +216,8 @@ impl<'r> Machine<'r> {
         Self { topology, locality: PuLocations::from_topology(topology), pool, policy, options }
     }
 
-    fn free_units(&self) -> u32 {
+    /// Returns the number of free processors: whole cores or PUs, as [`ReplayOptions::unit`] says.
+    fn free_processors(&self) -> u32 {
         let free = self.pool.free_cpus();
         match self.options.unit {
             ProcessorUnit::Core => self.topology.whole_core_count(&free),
@@ -223,50 +225,53 @@ impl<'r> Machine<'r> {
         }
     }
 
-    /// Chooses `n` processors for the job with the index `number` in the log. Uses the allocator of pjw or a
+    /// Chooses `count` processors for the job with the index `index` in the log. Uses the allocator of pjw or a
     /// reference policy (an algorithm for comparison), as the options say. Does not change the pool (the list of all
     /// PUs with their holders). Returns `None` if too few processors are free.
-    fn choose_processors(&self, number: usize, n: u32) -> Option<Choice> {
+    fn choose_processors(&self, index: usize, count: u32) -> Option<Choice> {
         match self.options.chooser {
             CoreChooser::Allocator(placement) => {
                 let cpu_request = match self.options.unit {
-                    ProcessorUnit::Core => CpuRequest::Cores(n),
-                    ProcessorUnit::Pu => CpuRequest::Pus(n),
+                    ProcessorUnit::Core => CpuRequest::Cores(count),
+                    ProcessorUnit::Pu => CpuRequest::Pus(count),
                 };
-                let request = JobRequest { cpu_request, placement, ..JobRequest::with_core_count(n) };
-                let offer = allocate(&id(number)?, &request, &self.pool, self.topology, &self.policy).ok()?;
+                let request = JobRequest { cpu_request, placement, ..JobRequest::with_core_count(count) };
+                let job = job_id(index)?;
+                let offer = allocate(&job, &request, &self.pool, self.topology, &self.policy).ok()?;
                 Some(Choice { cpus: offer.cpus.clone(), offer: Some(offer) })
             }
             CoreChooser::Reference(reference) => {
                 let cpus =
-                    reference.choose_pus(n, self.options.unit, &self.pool.free_cpus(), &self.locality)?;
+                    reference.choose_pus(count, self.options.unit, &self.pool.free_cpus(), &self.locality)?;
                 Some(Choice { cpus, offer: None })
             }
         }
     }
 
-    /// Commits a choice to the pool. Returns whether all of it was free.
-    fn commit_choice(&mut self, number: usize, choice: &Choice) -> bool {
-        let Some(job) = id(number) else { return false };
+    /// Commits the choice for the job with the index `index` to the pool. Returns whether all chosen PUs were free.
+    fn commit_choice(&mut self, index: usize, choice: &Choice) -> bool {
+        let Some(job) = job_id(index) else { return false };
         match &choice.offer {
             Some(offer) => self.pool.commit(&job, offer).is_ok(),
             None => self.pool.grant_available(&job, &choice.cpus).is_empty(),
         }
     }
 
-    fn end_until(&mut self, time_s: u64, ends: &mut BinaryHeap<Reverse<(u64, usize)>>) {
-        while let Some(&Reverse((_, number))) = ends.peek().filter(|Reverse((end_s, _))| *end_s <= time_s) {
+    /// Ends the jobs in `ends` that end at `time_s` or before: removes them from `ends`, and frees their PUs.
+    fn end_jobs_until(&mut self, time_s: u64, ends: &mut BinaryHeap<Reverse<(u64, usize)>>) {
+        while let Some(&Reverse((_, index))) = ends.peek().filter(|Reverse((end_s, _))| *end_s <= time_s) {
             ends.pop();
-            if let Some(job) = id(number) {
+            if let Some(job) = job_id(index) {
                 self.pool.release(&job);
             }
         }
     }
 }
 
-/// The job id in the pool: the index in the log, because the numbers in a log may repeat.
-fn id(number: usize) -> Option<JobId> {
-    JobId::new(JobSource::Manual, &number.to_string()).ok()
+/// Returns the id in the pool of the job with the index `index` in the log. The numbers of the jobs in a log may
+/// repeat, so they can't be ids.
+fn job_id(index: usize) -> Option<JobId> {
+    JobId::new(JobSource::Manual, &index.to_string()).ok()
 }
 
 #[cfg(test)]

@@ -20,16 +20,15 @@ impl ReplayResult {
     #[must_use]
     pub fn utilisation(&self) -> f64 {
         let end_s = self.started_jobs.iter().map(StartedJob::end_s).max().unwrap_or(self.begin_s);
-        let units = |one: &StartedJob| match self.unit {
-            ProcessorUnit::Core => one.job.processors,
-            ProcessorUnit::Pu => u32::try_from(one.cpus.len()).unwrap_or(u32::MAX),
+        let processor_s = |started: &StartedJob| {
+            let processors = match self.unit {
+                ProcessorUnit::Core => started.job.processors,
+                ProcessorUnit::Pu => u32::try_from(started.cpus.len()).unwrap_or(u32::MAX),
+            };
+            u128::from(processors) * u128::from(started.end_s() - started.job.submit_s)
         };
-        let held: u128 = self
-            .started_jobs
-            .iter()
-            .map(|one| u128::from(units(one)) * u128::from(one.end_s() - one.job.submit_s))
-            .sum();
-        ratio(held, u128::from(end_s - self.begin_s) * u128::from(self.usable_processors))
+        let held_processor_s: u128 = self.started_jobs.iter().map(processor_s).sum();
+        ratio(held_processor_s, u128::from(end_s - self.begin_s) * u128::from(self.usable_processors))
     }
 
     /// Returns the mean of one of the counts in [`LocalityCounts`] over the started jobs of the replay, such as the
@@ -37,7 +36,8 @@ impl ReplayResult {
     /// count of which the mean is wanted, such as [`LocalityCounts::numa_nodes`]. Returns 0 if no job was started.
     #[must_use]
     pub fn mean_count(&self, select_count: impl Fn(&LocalityCounts) -> u32) -> f64 {
-        let sum: u128 = self.started_jobs.iter().map(|one| u128::from(select_count(&one.domains_used))).sum();
+        let counts = self.started_jobs.iter().map(|started| select_count(&started.domains_used));
+        let sum: u128 = counts.map(u128::from).sum();
         ratio(sum, self.started_jobs.len() as u128)
     }
 
@@ -45,7 +45,7 @@ impl ReplayResult {
     /// the job got some, but not all PUs (logical CPUs) of the core. A core that two jobs split counts twice.
     #[must_use]
     pub fn split_core_count(&self) -> u64 {
-        self.started_jobs.iter().map(|one| u64::from(one.domains_used.split_cores)).sum()
+        self.started_jobs.iter().map(|started| u64::from(started.domains_used.split_cores)).sum()
     }
 
     /// Returns a percentile of the decision times of all started jobs. `percentile` is from 0 to 100. The
@@ -53,7 +53,8 @@ impl ReplayResult {
     /// simulated time. Returns zero if no job was started.
     #[must_use]
     pub fn decision_time_percentile(&self, percentile: usize) -> Duration {
-        let mut times: Vec<Duration> = self.started_jobs.iter().map(|one| one.decision_time).collect();
+        let mut times: Vec<Duration> =
+            self.started_jobs.iter().map(|started| started.decision_time).collect();
         times.sort_unstable();
         let rank = (times.len() * percentile.min(100)).div_ceil(100).saturating_sub(1);
         times.get(rank).copied().unwrap_or_default()

@@ -21,7 +21,7 @@ impl SimMachine {
     /// length of this time to [`SimMachine::observer`].
     pub fn advance(&mut self, ns: u64) {
         if let Some(observer) = self.observer.clone() {
-            // A panic in an observer ends the test.
+            // A panic of an observer fails the test in any case, so a poisoned lock needs no error of its own.
             observer
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)

@@ -26,11 +26,14 @@ impl SimMachine {
     /// the job of the process. On a simulated kernel before Linux 6.2, the move also replaces the affinity mask of each
     /// thread of the process by all PUs (logical CPUs) that the cgroup allows.
     pub fn move_process(&mut self, pid: Pid, cgroup: &str) {
-        let (forgets, now) = (!self.cpuset_support.affinity_persists, self.now);
+        let (forgets_masks, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
             process.original_cgroup = cgroup.to_owned();
-            for thread in process.threads.values_mut().filter(|_| forgets) {
-                (thread.program_mask_request, thread.mask_requested_at) = (ProgramMaskRequest::Hidden, now);
+            if forgets_masks {
+                for thread in process.threads.values_mut() {
+                    thread.program_mask_request = ProgramMaskRequest::Hidden;
+                    thread.mask_requested_at = now;
+                }
             }
         }
         self.move_process_for_pjw(pid, cgroup);
@@ -99,7 +102,7 @@ impl SimMachine {
     /// if the intersection is empty. On a simulated kernel before Linux 6.2, the new mask is always the whole
     /// cpuset.
     pub fn rewrite_cgroup_masks(&mut self, path: &str, only_process: Option<Pid>) {
-        let forgets = !self.cpuset_support.affinity_persists;
+        let forgets_masks = !self.cpuset_support.affinity_persists;
         let is_concerned = |process: &&mut SimProcess| {
             only_process.is_none_or(|pid| pid == process.id.pid) && is_cgroup_within(&process.cgroup, path)
         };
@@ -109,21 +112,22 @@ impl SimMachine {
             process.was_in_cpuset |= has_cpuset;
             for thread in process.threads.values_mut() {
                 thread.fallback_mask = None;
-                if forgets {
+                if forgets_masks {
                     (thread.requested_mask, thread.mask_requested_at) = (self.cpus.clone(), now);
                 }
                 if has_cpuset {
-                    thread.note_replacement();
+                    thread.record_replacement();
                 }
             }
         }
     }
 
-    /// The cpuset that restricts the processes of a cgroup. `None` if there is none.
+    /// Returns the cpuset that restricts the processes of a cgroup: that of the cgroup itself, or of the nearest cgroup
+    /// above that has one. `None` if there is none.
     fn cpuset_of(&self, cgroup: &str) -> Option<&CpuSet> {
-        let around = self.cpusets.iter().filter(|(path, _)| is_cgroup_within(cgroup, path));
-        let around = around.filter(|(path, _)| !self.without_cpuset_controller.contains(*path));
-        around.max_by_key(|(path, _)| path.len()).map(|(_, cpus)| cpus)
+        let enclosing = self.cpusets.iter().filter(|(path, _)| is_cgroup_within(cgroup, path));
+        let enclosing = enclosing.filter(|(path, _)| !self.without_cpuset_controller.contains(*path));
+        enclosing.max_by_key(|(path, _)| path.len()).map(|(_, cpus)| cpus)
     }
 
     /// Returns the PUs (logical CPUs) on which the simulated kernel allows processes of the cgroup at the path
@@ -160,8 +164,8 @@ impl SimMachine {
         if mask.is_empty() { self.effective_cpus(cgroup).intersection(&self.active) } else { mask }
     }
 
-    /// The mask that the kernel stores in a cgroup for a request, without regard to PUs that became inactive since the
-    /// last rewrite.
+    /// Returns the mask that the kernel stores in a cgroup for a request, without regard to PUs that became inactive
+    /// since the last rewrite.
     fn stored_mask(&self, cgroup: &str, requested: &CpuSet) -> CpuSet {
         if self.cpuset_of(cgroup).is_none() {
             return requested.clone();
@@ -206,7 +210,7 @@ impl SimMachine {
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
         if let Some(thread) = thread {
-            thread.note_replacement();
+            thread.record_replacement();
         }
         is_accepted
     }
@@ -227,16 +231,17 @@ impl SimMachine {
     pub fn request_mask(&mut self, pid: Pid, tid: Tid, mask: &CpuSet) -> bool {
         let now = self.now;
         let was_in_cpuset = self.processes.get(&pid).is_none_or(|process| process.was_in_cpuset);
-        // A kernel before Linux 6.2 gives a thread that moves to another cgroup every PU.
-        let is_kernels = |thread: &SimThread| thread.requested_mask == *mask && thread.original_mask != *mask;
+        // On a kernel before Linux 6.2, a move to another cgroup sets the requested mask of a thread to all PUs.
+        let was_set_by_other =
+            |thread: &SimThread| thread.requested_mask == *mask && thread.original_mask != *mask;
         let thread = self.processes.get(&pid).and_then(|process| process.threads.get(&tid));
         let is_hidden =
-            was_in_cpuset || self.requested_by_pjw.contains(mask) || thread.is_some_and(is_kernels);
+            was_in_cpuset || self.requested_by_pjw.contains(mask) || thread.is_some_and(was_set_by_other);
         let thread = self.set_requested(pid, tid, mask);
         let is_accepted = thread.is_some();
         if let Some(thread) = thread {
-            let own_request = if is_hidden { ProgramMaskRequest::Hidden } else { ProgramMaskRequest::Unread };
-            (thread.original_mask, thread.program_mask_request) = (mask.clone(), own_request);
+            let request = if is_hidden { ProgramMaskRequest::Hidden } else { ProgramMaskRequest::Unread };
+            (thread.original_mask, thread.program_mask_request) = (mask.clone(), request);
             thread.mask_requested_at = now;
             thread.run_ns += 1;
         }
@@ -329,9 +334,10 @@ impl SimMachine {
         concerned.iter().for_each(|path| self.rewrite_cgroup_masks(path, None));
     }
 
-    /// In v1, PUs that go offline leave the cpusets and do not come back with them (kernel/cgroup/cpuset-v1.c,
-    /// `cpuset1_hotplug_update_tasks`). The kernel moves the processes of a cpuset that is left without PUs to the
-    /// cgroup above. That is not simulated: such a cpuset keeps its PUs.
+    /// Removes the inactive PUs from the cpuset of the cgroup at `path`, as cgroup v1 does. The PUs do not come back
+    /// when they are online again (kernel/cgroup/cpuset-v1.c, `cpuset1_hotplug_update_tasks`). The kernel moves the
+    /// processes of a cpuset that is left without PUs to the cgroup above. This is not simulated: such a cpuset keeps
+    /// its PUs.
     fn remove_inactive_pus(&mut self, path: &str) {
         let Some(cpus) = self.cpusets.get_mut(path) else { return };
         let left = cpus.intersection(&self.active);

@@ -136,15 +136,15 @@ pub struct SimProcess {
 }
 
 impl SimThread {
-    /// Records that no reading will show the last request of the program, if none did yet.
-    fn note_replacement(&mut self) {
+    /// Records that the mask is replaced: if the daemon has not read the program's last request yet, it never will.
+    fn record_replacement(&mut self) {
         if self.program_mask_request == ProgramMaskRequest::Unread {
             self.program_mask_request = ProgramMaskRequest::Hidden;
         }
     }
 
-    /// A thread that this thread starts: it inherits the mask.
-    fn started(&self, start: StartTime) -> Self {
+    /// Returns a new thread that this thread creates. The new thread inherits the mask.
+    fn new_child(&self, start: StartTime) -> Self {
         Self { start, is_busy: false, state: None, run_ns: 0, wait_ns: 0, ..self.clone() }
     }
 }
@@ -227,12 +227,14 @@ pub struct SimMachine {
     active_at_rewrite: CpuSet,
     /// The masks that pjw requested, or was about to request.
     requested_by_pjw: BTreeSet<CpuSet>,
+    /// The time since boot, in ns.
     now: u64,
     /// The largest id that a new process or thread can get. After this id, the ids begin at 1 again. The
     /// default is small (400), so that ids are reused often.
     pub pid_max: u32,
-    next_number: u32,
-    /// The start time of the last process or thread with each number.
+    /// The id that the next process or thread gets, unless it is in use.
+    next_id: u32,
+    /// The start time of the last process or thread with each id.
     starts: BTreeMap<u32, StartTime>,
 }
 
@@ -291,7 +293,7 @@ impl SimMachine {
             requested_by_pjw: BTreeSet::new(),
             now,
             pid_max: PID_MAX,
-            next_number: 2,
+            next_id: 2,
             starts: BTreeMap::from([(1, id.start)]),
             cpusets: BTreeMap::new(),
             isolated_partitions: BTreeSet::new(),
@@ -313,25 +315,25 @@ impl SimMachine {
     /// Sets the id of the next new process or thread to `id`. If `id` is already in use, the next higher free
     /// id is used.
     pub fn set_next_id(&mut self, id: u32) {
-        self.next_number = id;
+        self.next_id = id;
     }
 
-    /// Returns the id for a new process or thread: the next free number, which begins at 1 again after the largest
-    /// one. If no number is free, returns a number above the largest one.
+    /// Returns the id for a new process or thread: the next free id. After the largest id, the search begins at 1
+    /// again. If no id is free, returns an id above the largest one.
     fn take_next_id(&mut self) -> u32 {
         let is_free = |number: &u32| {
             !self.processes.contains_key(&Pid(*number))
                 && !self.processes.values().any(|process| process.threads.contains_key(&Tid(*number)))
         };
-        let (first, pid_max) = (self.next_number, self.pid_max);
+        let (first, pid_max) = (self.next_id, self.pid_max);
         let number =
             (0..pid_max).map(|step| (first - 1 + step) % pid_max + 1).find(is_free).unwrap_or(pid_max + 1);
-        self.next_number = number % pid_max + 1;
+        self.next_id = number % pid_max + 1;
         number
     }
 
-    /// The start time of a new process or thread: the present tick. Many may start in one tick, but no number is used
-    /// twice in one.
+    /// Returns the start time of a new process or thread with the id `number`: the present tick. Many can start in one
+    /// tick, but no id is used twice in one tick.
     fn start_time(&mut self, number: u32) -> StartTime {
         let tick = self.now / StartTime::TICK.0;
         let after_last = self.starts.get(&number).map_or(0, |last| last.0 + 1);
@@ -363,8 +365,8 @@ impl SimMachine {
         let (parent, creator) = if exists { (parent, creator) } else { (Pid(1), Tid(1)) };
         let pid = Pid(self.take_next_id());
         let start = self.start_time(pid.0);
-        let template = &self.processes[&parent];
-        let thread = template.threads[&creator].started(start);
+        let parent_process = &self.processes[&parent];
+        let thread = parent_process.threads[&creator].new_child(start);
         let requested = thread.requested_mask.clone();
         let child = SimProcess {
             id: ProcessId { pid, start },
@@ -375,7 +377,7 @@ impl SimMachine {
             batch_identity: None,
             attributes_changed: true,
             threads: BTreeMap::from([(Tid(pid.0), thread)]),
-            ..template.clone()
+            ..parent_process.clone()
         };
         self.log(|| format!("  thread {creator} of {parent} forks {pid}@{start}, requested {requested}"));
         self.processes.insert(pid, child);
@@ -392,11 +394,12 @@ impl SimMachine {
         if let Some(process) = self.processes.get_mut(&pid)
             && let Some(creator) = process.threads.get(&creator)
         {
-            let differs = process.threads.values().any(|other| other.original_mask != creator.original_mask);
-            let mut thread = creator.started(start);
-            thread.has_unknown_creator |= differs;
-            // The creator may have requested a mask before and after.
-            thread.note_replacement();
+            let has_other_masks =
+                process.threads.values().any(|other| other.original_mask != creator.original_mask);
+            let mut thread = creator.new_child(start);
+            thread.has_unknown_creator |= has_other_masks;
+            // The creator may have requested a mask before and after the creation.
+            thread.record_replacement();
             thread.run_ns = 1;
             let requested = thread.requested_mask.clone();
             process.threads.insert(tid, thread);
@@ -473,7 +476,7 @@ impl SimMachine {
     }
 }
 
-/// Whether a cgroup is one of these, or is below one of them.
+/// Returns whether a cgroup is one of `paths`, or is below one of them.
 fn is_in_any(cgroup: &str, paths: &BTreeSet<String>) -> bool {
     paths.iter().any(|path| is_cgroup_within(cgroup, path))
 }

@@ -1,8 +1,9 @@
 //! Replays a curve of demand through the decisions of the warden.
 //!
 //! Each owner is a job of the class guaranteed. One job of the class besteffort wants every core. The decisions are
-//! those of [`reconcile`]. The use of the cores is known to it at once, while the daemon samples it. An owner goes
-//! before the besteffort job on each core that it owns: the besteffort job gets what the owner leaves of a lent core.
+//! those of [`reconcile`], which here knows the use of the cores at once. The daemon samples the use. An owner goes
+//! before the besteffort job on each core that the owner owns: the besteffort job gets what the owner leaves of a lent
+//! core.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -30,10 +31,10 @@ use super::curve::{CurveOwner, DemandCurve, DemandPoint};
 const STEP: Duration = Duration::from_millis(10);
 /// The length of the sample by which the daemon gets to know a demand. The sample is much longer than the 100 ms over
 /// which the daemon averages, so that the average is the demand.
-const LASTING: Duration = Duration::from_secs(100);
+const SAMPLE_PERIOD: Duration = Duration::from_secs(100);
 /// The source of the besteffort job, which wants every core. No owner has this source, so the names of owners can't
 /// clash with the name of this job.
-const SOURCE_OF_BESTEFFORT: JobSource = JobSource::Session;
+const BESTEFFORT_SOURCE: JobSource = JobSource::Session;
 
 /// The options of a replay of a curve of CPU demand: the PUs (logical CPUs) that are reserved for the system, and the
 /// settings of lending. In the replay, the jobs of the curve lend the cores that they do not use. One additional job,
@@ -100,8 +101,9 @@ pub struct JobRefused {
     pub refusal: Refusal,
 }
 
-/// A shortage of cores is described by the curve and the machine: the remedies in the refusal name the commands of a
-/// running pjwd, and a replay has no other jobs that could be released.
+/// Returns the reason of a refusal, for the message. A shortage of cores is described by the curve and the machine. The
+/// text of the refusal itself names commands of a running pjwd as remedies, and a replay has no other jobs that could
+/// be released.
 fn why_refused(requested: u64, usable: u32, refusal: &Refusal) -> String {
     if requested <= u64::from(usable) {
         return refusal.to_string();
@@ -138,7 +140,7 @@ pub fn replay_demand(
         let assigned = machine.assign(begin, &owner.job, owner.cores, PriorityClass::Guaranteed);
         assigned.map_err(|refusal| refused(&owner.job, owner.cores, refusal))?;
     }
-    let besteffort = JobId::new(SOURCE_OF_BESTEFFORT, "besteffort");
+    let besteffort = JobId::new(BESTEFFORT_SOURCE, "besteffort");
     if let Ok(job) = &besteffort {
         let assigned = machine.assign(begin, job, usable_cores, PriorityClass::Besteffort);
         assigned.map_err(|refusal| refused(job, usable_cores, refusal))?;
@@ -169,7 +171,7 @@ pub fn replay_demand(
 struct Machine {
     state: WardenState,
     policy: Policy,
-    /// The number of cores of each owner that are lent.
+    /// The number of lent cores of each owner at the last call of [`Machine::count_moves`].
     lent: BTreeMap<JobId, u32>,
 }
 
@@ -234,12 +236,12 @@ impl Machine {
         reconcile(&mut self.state, &snapshot, commands, &self.policy).replies
     }
 
-    /// The warden learns what each owner uses from now on.
+    /// Tells the warden what each owner uses from now on.
     fn set_demand(&mut self, point: &DemandPoint, owners: &[CurveOwner]) {
         let has_smt = self.state.topology.cpus().len() > self.state.topology.cores().len();
         for (owner, cores_used) in owners.iter().zip(&point.cores_used) {
-            let cpu_time = LASTING.mul_f64(*cores_used);
-            let sample = OwnerCpuSample { period: LASTING, cpu_time, lent: &[], has_smt };
+            let cpu_time = SAMPLE_PERIOD.mul_f64(*cores_used);
+            let sample = OwnerCpuSample { period: SAMPLE_PERIOD, cpu_time, lent: &[], has_smt };
             let used = CoreUse::default().add(&sample);
             self.state.lending.record_use(&owner.job, used, owner.cores, nanos(point.time));
         }
@@ -272,13 +274,13 @@ impl Machine {
         self.state.topology.whole_core_count(&pool.pus_of(owner).intersection(&pool.lent_cpus()))
     }
 
-    /// Counts the cores that were lent and taken back since the last call.
+    /// Adds the numbers of cores that were lent and taken back since the last call to the totals of the owners.
     fn count_moves(&mut self, owners: &mut [OwnerTotals]) {
-        for one in owners {
-            let lent = self.lent_cores(&one.owner.job);
-            let before = self.lent.insert(one.owner.job.clone(), lent).unwrap_or(0);
-            one.loans += u64::from(lent.saturating_sub(before));
-            one.revocations += u64::from(before.saturating_sub(lent));
+        for totals in owners {
+            let lent = self.lent_cores(&totals.owner.job);
+            let before = self.lent.insert(totals.owner.job.clone(), lent).unwrap_or(0);
+            totals.loans += u64::from(lent.saturating_sub(before));
+            totals.revocations += u64::from(before.saturating_sub(lent));
         }
     }
 
@@ -289,14 +291,14 @@ impl Machine {
     fn add_core_time(&self, point: &DemandPoint, period: Duration, result: &mut DemandReplayResult) {
         let seconds = period.as_secs_f64();
         let free = self.state.topology.whole_core_count(&self.state.pool.free_cpus());
-        let mut besteffort = f64::from(free);
-        for (one, used) in result.owners.iter_mut().zip(&point.cores_used) {
-            let lent = f64::from(self.lent.get(&one.owner.job).copied().unwrap_or(0));
-            one.lent_core_s += lent * seconds;
-            one.used_core_s += used * seconds;
-            besteffort += lent.min(f64::from(one.owner.cores) - used);
+        let mut besteffort_cores = f64::from(free);
+        for (totals, used) in result.owners.iter_mut().zip(&point.cores_used) {
+            let lent = f64::from(self.lent.get(&totals.owner.job).copied().unwrap_or(0));
+            totals.lent_core_s += lent * seconds;
+            totals.used_core_s += used * seconds;
+            besteffort_cores += lent.min(f64::from(totals.owner.cores) - used);
         }
-        result.besteffort_core_s += besteffort * seconds;
+        result.besteffort_core_s += besteffort_cores * seconds;
         result.duration += period;
     }
 }
@@ -312,7 +314,7 @@ impl DemandReplayResult {
     /// jobs can use no core.
     #[must_use]
     pub fn utilisation(&self) -> f64 {
-        let used: f64 = self.owners.iter().map(|one| one.used_core_s).sum();
+        let used: f64 = self.owners.iter().map(|totals| totals.used_core_s).sum();
         let possible = f64::from(self.usable_cores) * self.duration.as_secs_f64();
         if possible > 0.0 { (used + self.besteffort_core_s) / possible } else { 0.0 }
     }
