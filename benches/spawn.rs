@@ -255,7 +255,7 @@ fn print_table(title: &str, results: &Results) -> anyhow::Result<()> {
     for (name, costs) in results {
         let cells: String = costs
             .iter()
-            .map(|(count, cost)| format!("  {count:>5}: {:>8.0} us {:>6.0}/s", cost.cpu_us, cost.rate))
+            .map(|(x, cost)| format!("  {x:>5}: {:>8.0} us {:>6.0}/s", cost.cpu_us, cost.rate))
             .collect();
         print_line(&format!("{name:<25}{cells}"))?;
     }
