@@ -111,7 +111,7 @@ impl Taker {
         }
     }
 
-    /// Takes single cells. Within a pair of domains, cores with the fewest free cells come first, so cores in use.
+    /// Takes single cells. In each pair of domains, the cores with the fewest free cells come first: those in use.
     fn take_remaining(&mut self) {
         for core in self.cores() {
             self.take_free_cells(|cell| cell.location.core == core, self.needed);
