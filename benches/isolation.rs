@@ -251,11 +251,8 @@ impl MpiTimes {
         let median_of_slower = |rounds: &[[f64; 2]]| {
             median(&rounds.iter().map(|[first, second]| first.max(*second)).collect::<Vec<_>>())
         };
-        let medians = (
-            median(&self.alone),
-            median_of_slower(&self.unseparated),
-            median_of_slower(&self.under_warden),
-        );
+        let medians =
+            (median(&self.alone), median_of_slower(&self.unseparated), median_of_slower(&self.under_warden));
         let (Some(alone), Some(unseparated), Some(under_warden)) = medians else {
             bail!("nothing was measured")
         };

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use pjw_benches::measure::chart::Chart;
 use pjw_benches::measure::results::{Figure, median, print_line, publish, target_directory};
 use pjw_benches::peers::cgroups::Cgroup;
@@ -291,6 +291,12 @@ impl Bench {
             .args(["calibrate", "--request-us", &REQUEST_US.to_string()])
             .output()
             .context("can't start the program of the bench: make build")?;
+        if !output.status.success() {
+            bail!(
+                "the program of the bench can't measure its speed: {}",
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
         let iterations = String::from_utf8(output.stdout)?.trim().to_owned();
         let (cpus, halves) = (pus_of(cores), (pus_of(half.0), pus_of(half.1)));
         Ok(Self { effort, interrupt, programs, cpus, cores: cores.len(), halves, iterations })

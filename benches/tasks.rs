@@ -163,13 +163,9 @@ fn switch(bench: &Bench) -> anyhow::Result<Vec<Figure>> {
     let x_label = "KiB copied";
     write_chart("tasks-switch", "A switch between ranks on one core", x_label, "us", lines.into())?;
     match why_uncounted {
-        None => write_chart(
-            "tasks-dtlb",
-            "dTLB load misses of a switch",
-            x_label,
-            "misses",
-            miss_lines.into(),
-        )?,
+        None => {
+            write_chart("tasks-dtlb", "dTLB load misses of a switch", x_label, "misses", miss_lines.into())?;
+        }
         Some(errno) => {
             let error = std::io::Error::from_raw_os_error(format!("{:.0}", -errno).parse()?);
             print_line(&format!(

@@ -328,8 +328,8 @@ fn time_of_job(job: Job) -> anyhow::Result<f64> {
             compute(job.item_cpu_time)?;
         }
     } else {
-        let running = Farm::new(job.workers)
-            .start(job.items.into(), |_, _| compute_in_farm(job.item_cpu_time))?;
+        let running =
+            Farm::new(job.workers).start(job.items.into(), |_, _| compute_in_farm(job.item_cpu_time))?;
         ensure!(finish(running)? == job.items as usize, "not all items came back");
     }
     compute(serial / 3)?;

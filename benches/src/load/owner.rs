@@ -132,12 +132,10 @@ pub fn run_as_owner_or_borrower() -> anyhow::Result<()> {
             let borrower_threads =
                 borrower.first().map(|pid| threads_of(pid)).transpose()?.unwrap_or_default();
             print_line("ready")?;
-            let measurement = Measurement::ALL
-                .into_iter()
-                .find(|known| known.argument() == measurement)
-                .with_context(|| {
-                    format!("{OWNER} takes lateness, busy-lateness or return, not {measurement:?}")
-                })?;
+            let measurement =
+                Measurement::ALL.into_iter().find(|known| known.argument() == measurement).with_context(
+                    || format!("{OWNER} takes lateness, busy-lateness or return, not {measurement:?}"),
+                )?;
             let mut owner = Owner { borrower_threads, random: Random(0x9E37_79B9_7F4A_7C15) };
             let times = owner.measure(measurement, count.parse()?)?;
             print_line(&serde_json::to_string(&times)?)?;

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::{Gid, Pid, Uid, setgid, setgroups, setsid, setuid};
@@ -91,7 +91,8 @@ pub fn run_as_leader() -> anyhow::Result<()> {
     }
     let activity = match arguments.next().as_deref() {
         Some("forking") => UserActivity::Forking,
-        _ => UserActivity::Spinning,
+        Some("spinning") => UserActivity::Spinning,
+        other => bail!("there is no activity {other:?}"),
     };
     let processes: usize = arguments.next().context("the number of processes is missing")?.parse()?;
     setsid().context("can't begin a session")?;

@@ -63,7 +63,8 @@ impl Chart {
         x_values.sort_by(f64::total_cmp);
         x_values.dedup();
         let decades = points().map(|(_, y)| *y).filter(|y| *y > 0.0).map(f64::log10);
-        let lowest = decades.clone().map(f64::floor).fold(f64::INFINITY, f64::min);
+        // Without a positive value, the axis begins at 1.
+        let lowest = decades.clone().map(f64::floor).min_by(f64::total_cmp).unwrap_or(0.0);
         let highest = decades.map(f64::ceil).fold(lowest + 1.0, f64::max);
         let step = (right - left) / x_values.len().max(2).saturating_sub(1) as f64;
         let x_of = |x: f64| left + step * x_values.iter().take_while(|value| **value < x).count() as f64;
@@ -133,6 +134,16 @@ mod tests {
     #[test]
     fn the_csv_file_has_a_line_for_each_point() {
         assert_eq!(chart().csv(), "line,processes,\"us, CPU\"\none,1,10\none,100,1000\n");
+    }
+
+    #[test]
+    fn an_image_without_a_positive_value_has_the_axis_from_1_to_10() {
+        let lines = vec![("one".into(), vec![(1.0, 0.0)])];
+        let svg = Chart { lines, ..chart() }.svg();
+        assert!(
+            svg.contains(">1</text>") && svg.contains(">10</text>") && !svg.contains(">100</text>"),
+            "{svg}"
+        );
     }
 
     #[test]

@@ -170,8 +170,9 @@ pub(crate) fn job_id_and_sluid(
 ) -> Result<(JobId, Option<JobId>), HookInputError> {
     let (variable, number) = environ.first_set_variable(["SLURM_JOB_ID", "SLURM_JOBID"])?;
     let invalid = || HookInputError::invalid_job_id(variable, number);
-    let job =
-        job_number(number).and_then(|number| JobId::new(JobSource::Slurm, number).ok()).ok_or_else(invalid)?;
+    let job = job_number(number)
+        .and_then(|number| JobId::new(JobSource::Slurm, number).ok())
+        .ok_or_else(invalid)?;
     let alias =
         environ.get("SLURM_JOB_SLUID").and_then(sluid).and_then(|id| JobId::new(JobSource::Slurm, id).ok());
     Ok((job, alias))

@@ -191,7 +191,11 @@ pub fn parse(bytes: &[u8]) -> Result<DemandCurve, CurveError> {
         let point = parse_point(&line, &columns)?;
         if let Some(before) = points.last().map(|last| last.time).filter(|before| point.time <= *before) {
             let before = before.as_secs_f64().to_string();
-            return Err(CurveError::TimeNotAfter { line: line.number, text: line.shortened_field(0), before });
+            return Err(CurveError::TimeNotAfter {
+                line: line.number,
+                text: line.shortened_field(0),
+                before,
+            });
         }
         last_line = line.number;
         points.push(point);
