@@ -192,7 +192,7 @@ fn recover_candidate(draft: &mut CycleDraft<'_>, candidate: &Candidate) {
 /// 2. If the job has a grant (PUs that it holds), the job gets the PUs of this grant.
 /// 3. A cpuset without a recorded owner that does not restrict its processes is removed.
 /// 4. A job of the class besteffort (a job that borrows idle cores) gets the cpuset.
-/// 5. The cpuset is removed if the machine lacks some of its PUs, or if another job holds some of them.
+/// 5. The cpuset is removed if it has no PUs, if the machine lacks some of them, or if another job holds some of them.
 /// 6. Otherwise, the job gets the cpuset.
 fn decide_recovery(state: &WardenState, candidate: &Candidate) -> RecoveryDecision {
     let Candidate { found, job_cpuset: JobCpuset { job, path, .. }, cgroup, processes, .. } = candidate;
@@ -267,7 +267,7 @@ fn store_job_of_cpuset(draft: &mut CycleDraft<'_>, candidate: &Candidate, cpus: 
         cpus: cpus.clone(),
         granted_by: GrantedBy::Warden,
         is_shared: false,
-        // Half a core was granted while cores could be split. The next grant follows the configuration.
+        // Half a core may have been granted while cores could be split. The next grant follows the configuration.
         may_split_cores: !has_whole_cores,
         granted_at: draft.now.since_boot,
         reasons: vec![format!("the cpuset of {path} was found with these CPUs, and no record of the job")],

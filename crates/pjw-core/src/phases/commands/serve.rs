@@ -193,12 +193,13 @@ fn assign(draft: &mut CycleDraft<'_>, args: &AssignCommand) -> Result<Job, Refus
     draft.state.jobs.get(&args.job).cloned().ok_or_else(|| Refusal::NoSuchJob { job: args.job.clone() })
 }
 
-/// Checks whose job the assign command `args` makes or changes. `existing` is the job before the command. Refused in
-/// each of these cases:
+/// Checks that the caller may make or change the job of the assign command `args`. `existing` is the job before the
+/// command. Refused in each of these cases:
 ///
 /// - The job exists, and the command requires a new one ([`AssignCommand::must_be_new`]).
-/// - The caller is no administrator, and the job or its new owner is that of another user, or the command would make a
-///   job of a batch system.
+/// - The caller is no administrator, and the job belongs to another user, or the command names another user as its
+///   owner.
+/// - The caller is no administrator, and the command would make a job of a batch system.
 fn check_may_assign(existing: Option<&Job>, args: &AssignCommand) -> Result<(), Refusal> {
     if let Some(job) = existing {
         if args.must_be_new {

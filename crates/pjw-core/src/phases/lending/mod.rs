@@ -276,7 +276,7 @@ fn lending_owner(state: &WardenState, policy: &Policy, job: &Job, now: Nanos) ->
     // return is announced: the grace period of another core would end later.
     let comes_first = |core: &Core| core.intersects(&runs_on) || core.iter().any(was_left);
     lent.sort_by_key(|core| (comes_first(core), is_announced(state, core)));
-    // An owner that was not sampled yet after a restart gets no lent core back before its first sample.
+    // After a restart, an owner that gave no number gets no lent core back before its first sample.
     if let Some(used) = used_now {
         lent.truncate(may_be_lent(used));
     }
