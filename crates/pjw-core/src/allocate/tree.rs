@@ -80,7 +80,7 @@ pub(super) struct FreeCore {
     /// Whether the job holds these PUs already. Such cores are preferred.
     pub(super) held: bool,
     /// Whether all online PUs of the core are available. If single PUs are given out, a core of which the job holds
-    /// some available PUs has two entries. The entry with the other PUs is never whole.
+    /// some, but not all, of the available PUs has two entries. The entry with the other PUs is never whole.
     pub(super) whole: bool,
     /// The group of the core at each level of the machine.
     pub(super) groups: SmallVec<[CoreGroup; 3]>,

@@ -397,8 +397,8 @@ impl Topology {
         core.and_then(|core| self.0.cores.get(core as usize)).map(|core| core.pus.clone()).unwrap_or_default()
     }
 
-    /// Iterates over the cores of the machine that have at least one PU (logical CPU) in `cpus`. For each of these
-    /// cores, yields the set of those of its PUs that are in `cpus`.
+    /// Iterates over the cores of the machine that have at least one PU (logical CPU) in `cpus`, in hwloc's logical
+    /// order. For each of these cores, yields the set of those of its PUs that are in `cpus`.
     pub fn split_by_core<'a>(&'a self, cpus: &'a CpuSet) -> impl Iterator<Item = CpuSet> + 'a {
         // A job may call this for its few PUs on a machine of hundreds of cores.
         let core_of = |pu: Pu| self.0.index.get(pu.0 as usize)?.core;
