@@ -43,10 +43,11 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
         (Some(request), None) => {
             sentences.push(if members.is_empty() {
                 format!("{} waits for cores; no process belongs to it yet", job.id)
+            } else if let Some(limited) = limited_members_text(state, &members) {
+                format!("{} waits for cores; {limited}", job.id)
             } else {
                 format!("{} waits for cores: its processes run unconfined", job.id)
             });
-            sentences.extend(limited_members_text(state, &members));
             let offer = find_offer(state, policy, &job.id, request);
             sentences.extend(offer.err().map(|why| why.to_string()));
         }
