@@ -196,7 +196,7 @@ pub fn wait_for_end_of_daemon() {
     let _ = setsid();
     let _ = std::fs::write("/proc/self/comm", COMMAND_NAME);
     let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
-    // If the daemon ran in another unit than `pjwd.service`, systemd now sends SIGTERM to the rest of its cgroup.
+    // If the daemon ran in another unit than `pjwd.service`, systemd may now send SIGTERM to its whole cgroup.
     let _ = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM].into_iter().collect::<SigSet>().thread_block();
 }
 

@@ -48,9 +48,9 @@ pub fn report_to_wire(report: &JobReport, verdict: Option<&Verdict>) -> Report {
     }
 }
 
-/// Returns the largest memory use of a job, in bytes, and how it was measured. The sum of the resident set sizes counts
-/// shared pages several times. So it is used only if it is larger than the sum of the proportional set sizes, because
-/// the job may have grown after the last reading of its pages.
+/// Returns the largest memory use of a job, in bytes, and how it was measured. The peak of the job's cgroup is used if
+/// it is known. The sum of the resident set sizes counts shared pages several times. So it is used only if no pages
+/// were read, or if it is at least the sum of the proportional set sizes: the job may have grown after that reading.
 fn largest_memory_use(usage: &JobUsage) -> Option<(u64, ReadingKind)> {
     let from_cgroup = usage.memory_peak.map(|bytes| (bytes, ReadingKind::Estimate));
     let from_pages = usage.largest_pss.map(|bytes| (bytes, ReadingKind::Pages));

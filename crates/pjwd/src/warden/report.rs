@@ -69,8 +69,8 @@ pub struct CycleReport {
     pub mask_writes: BTreeMap<ThreadId, u32>,
 }
 
-/// After this number of writes of one thread's mask in a cycle, further writes are left to the next cycle, because the
-/// program changes the mask as fast as pjw.
+/// Once the mask of a thread was written this many times in a cycle, the thread alone causes no further round, because
+/// the program changes the mask as fast as pjw. The next cycle writes the mask again if it is still wrong.
 const MAX_MASK_WRITES: u32 = 3;
 
 /// A new process of a job whose affinity mask pjwd changed even before any scan had read the process. pjwd does this

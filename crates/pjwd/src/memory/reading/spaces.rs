@@ -1,9 +1,9 @@
 //! Which processes of a job share an address space, so that its memory counts once.
 //!
 //! The scans of the daemon find this out for a process at its second scan. A memory reading may come earlier. So the
-//! reading compares the processes without a group by kcmp(2), but only if their stacks have the same start address: the
-//! kernel keeps this address in the `mm_struct`, and execve(2) chooses a new one. Processes that executed a program of
-//! their own cause no call.
+//! reading compares the processes without a group, and one process of each group, by kcmp(2). It compares only
+//! processes whose stacks have the same start address: the kernel keeps this address in the `mm_struct`, and execve(2)
+//! chooses a new one. Processes that executed a program of their own cause no call.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
