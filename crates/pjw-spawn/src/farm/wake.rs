@@ -49,8 +49,22 @@ impl FutexCondition {
     /// Wakes all processes that wait for this condition variable. Before the call, the caller must change the shared
     /// data that these processes wait for.
     pub(crate) fn notify(&self) {
+        let is_awaited = self.take_is_awaited();
+        self.announce_change(is_awaited);
+    }
+
+    /// The first step of [`FutexCondition::notify`]: returns whether a process may be waiting, and resets this. Must
+    /// come before the increase of `version`. Otherwise, a process could take the new version and set `is_awaited`
+    /// between the two steps. The reset would then lose that the process waits, and no later call would wake it.
+    fn take_is_awaited(&self) -> bool {
+        self.is_awaited.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// The second step of [`FutexCondition::notify`]: increases `version`, and wakes all processes that wait if
+    /// `is_awaited` is true.
+    fn announce_change(&self, is_awaited: bool) {
         self.version.fetch_add(1, Ordering::SeqCst);
-        if self.is_awaited.swap(0, Ordering::SeqCst) != 0 {
+        if is_awaited {
             wake(&self.version);
         }
     }
@@ -113,5 +127,29 @@ impl MasterWaker {
     /// Resets the counter of the eventfd, so that the descriptor is no longer readable.
     pub(crate) fn reset_eventfd(&self) {
         let _ = nix::unistd::read(&self.event, &mut [0; 8]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_begins_to_wait_between_the_steps_of_a_wake_up_is_known_to_the_next_one() {
+        let condition = FutexCondition::default();
+        let mut checks = 0;
+        let mut is_awaited = false;
+        // The first check stands before the load of `version`, and the second one after `is_awaited` was set. Another
+        // process makes a step of `notify` at each of them. A third process uses up its change, so both find nothing.
+        condition.wait_until(|| {
+            checks += 1;
+            match checks {
+                1 => is_awaited = condition.take_is_awaited(),
+                2 => condition.announce_change(is_awaited),
+                _ => return Some(()),
+            }
+            None
+        });
+        assert!(condition.take_is_awaited());
     }
 }
