@@ -41,8 +41,8 @@ const ENDED: RawFd = -3;
 /// How long the memory of an ended task may stay mapped. Each unmapping interrupts the CPUs on which tasks run. The
 /// tasks of one group often end together. The host then ends before this time, and unmaps nothing.
 const UNMAP_AFTER: Duration = Duration::from_millis(20);
-/// The longest time for which a started task is among the [`NewTasks`], before its pidfd is added to the epoll set. The
-/// host may learn of the end of such a task later by this time.
+/// The time for which a started task is among the [`NewTasks`], at most, before its pidfd is added to the epoll set. It
+/// stays there longer if the kernel refuses its pidfd. The host may learn of the end of such a task later by this time.
 const WATCH_AFTER: Duration = Duration::from_millis(10);
 /// The size in bytes of the largest mapping that fills a gap above the slots. glibc leaves gaps of up to 64 MiB between
 /// the arenas of threads.
@@ -168,7 +168,7 @@ fn leave_parent(plan: &HostParameters) -> Result<(RawFd, OwnedFd), TaskStartFail
 fn serve_requests(plan: &HostParameters, first_own: RawFd, socket: BorrowedFd<'_>) -> i32 {
     match Host::prepare(plan, first_own, socket) {
         Ok(mut host) => {
-            if !send_answers(socket, &[Answer::default()], &[]) {
+            if send_answers(socket, &[Answer::default()], &[]).is_err() {
                 return 1;
             }
             if !plan.frees_leftovers {
@@ -183,7 +183,7 @@ fn serve_requests(plan: &HostParameters, first_own: RawFd, socket: BorrowedFd<'_
 
 /// Tells the parent why there is no host. Returns the exit code.
 fn refuse(socket: BorrowedFd<'_>, (step, errno): TaskStartFailure) -> i32 {
-    send_answers(socket, &[Answer::failed(step, errno)], &[]);
+    let _ = send_answers(socket, &[Answer::failed(step, errno)], &[]);
     1
 }
 
@@ -268,7 +268,7 @@ impl<'a> Host<'a> {
 
     /// Starts a task (a process in the shared address space) for each request of the parent, and handles the ends of
     /// tasks. Returns when the last task has ended and no more requests can come. Returns the exit code of the host: 0,
-    /// or 1 if epoll_wait(2) failed or answers could not be sent.
+    /// or 1 if epoll_wait(2) failed or answers could not be sent to a parent that waits for them.
     fn serve(&mut self) -> i32 {
         let mut may_get_more = true;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; MAX_EVENTS as usize];

@@ -249,8 +249,15 @@ impl Answer {
 
 /// Sends `answers` in one message from the host to the process that sent the requests. `pidfds` contains a pidfd for
 /// each answer with `has_pidfd`, in the same order. If too many descriptors of the user are in transit, tries again for
-/// 10 s. Returns whether the message was sent.
-pub(super) fn send_answers(socket: BorrowedFd<'_>, answers: &[Answer], pidfds: &[BorrowedFd<'_>]) -> bool {
+/// 10 s.
+///
+/// # Errors
+/// The error of sendmsg(2): `EPIPE` or `ECONNRESET` if that process has closed its end of the connection.
+pub(super) fn send_answers(
+    socket: BorrowedFd<'_>,
+    answers: &[Answer],
+    pidfds: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
     let mut bytes = [0; ANSWER_BYTES * MAX_PENDING_REQUESTS];
     for (chunk, answer) in bytes.chunks_exact_mut(ANSWER_BYTES).zip(answers) {
         chunk.copy_from_slice(&answer.to_bytes());
@@ -269,7 +276,8 @@ pub(super) fn send_answers(socket: BorrowedFd<'_>, answers: &[Answer], pidfds: &
             Err(rustix::io::Errno::TOOMANYREFS) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            sent => return sent.is_ok(),
+            Err(error) => return Err(Errno::from_raw(error.raw_os_error())),
+            Ok(_) => return Ok(()),
         }
     }
 }
@@ -312,7 +320,7 @@ pub(super) fn receive_answers(socket: BorrowedFd<'_>) -> Result<Vec<(Answer, Opt
 mod tests {
     use std::os::fd::AsFd;
 
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
     use super::*;
 
@@ -330,11 +338,20 @@ mod tests {
         let (socket, host_socket) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         let refused = Answer::failed(SpawnStep::Clone, Errno::ENOMEM);
-        assert!(send_answers(host_socket.as_fd(), &[refused], &[]));
+        assert_eq!(send_answers(host_socket.as_fd(), &[refused], &[]), Ok(()));
         rustix::io::write(&socket, &0_usize.to_ne_bytes()).unwrap();
         drop(host_socket);
         let received = receive_answers(socket.as_fd()).unwrap();
         assert_eq!(received.iter().map(|(answer, _)| *answer).collect::<Vec<_>>(), [refused]);
         assert_eq!(receive_answers(socket.as_fd()).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn the_error_of_answers_says_that_the_process_that_sent_the_requests_has_closed_the_connection() {
+        let (socket, host_socket) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        // Not by a drop of the socket: a process that another test has just forked may have a copy of it.
+        shutdown(&socket, Shutdown::Both).unwrap();
+        assert_eq!(send_answers(host_socket.as_fd(), &[Answer::default()], &[]), Err(Errno::EPIPE));
     }
 }

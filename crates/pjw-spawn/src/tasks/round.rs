@@ -32,7 +32,8 @@ type PassedDescriptors = [Option<OwnedFd>; MAX_DESCRIPTORS];
 /// Error: no more requests can come.
 struct NoMoreRequests;
 
-/// Error: the answers to the requests of a round could not be sent. The tasks of the round were killed.
+/// Error: the answers to the requests of a round could not be sent, although the parent may wait for them. The tasks of
+/// the round were killed.
 pub(super) struct NotAnswered;
 
 /// What the round has done for one request: the mapped slot, then the task or the failure.
@@ -64,7 +65,7 @@ impl Outcome {
 impl<'a> Host<'a> {
     /// Starts one task (a process in the address space of the host) for each request that has arrived, at most
     /// [`MAX_PENDING_REQUESTS`], and answers the requests. A failed start is answered with the error. Returns whether
-    /// further requests can arrive. Fails if the answers could not be sent.
+    /// further requests can arrive. Fails if the answers could not be sent to a parent that may wait for them.
     pub(super) fn start_requested_tasks(&mut self) -> Result<bool, NotAnswered> {
         let mut outcomes = [const { Outcome::NONE }; MAX_PENDING_REQUESTS];
         let mut count = 0;
@@ -94,7 +95,12 @@ impl<'a> Host<'a> {
         for (index, outcome) in outcomes.iter_mut().enumerate() {
             self.make_task(index, outcome);
         }
-        if self.answer_requests(outcomes) { Ok(may_get_more) } else { Err(NotAnswered) }
+        match self.answer_requests(outcomes) {
+            Ok(()) => Ok(may_get_more),
+            // The parent has closed its end of the connection. The host continues for the tasks of earlier rounds.
+            Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(false),
+            Err(_) => Err(NotAnswered),
+        }
     }
 
     /// Receives the next request to start a task, and the file descriptors that were passed with the request. Does not
@@ -317,11 +323,13 @@ impl<'a> Host<'a> {
     }
 
     /// Waits until all tasks of the round have begun or failed, and sends the answers to the requests. Kills a task
-    /// whose end the host could not detect. Returns whether the answers were sent. If not, kills all tasks of the
-    /// round.
-    fn answer_requests(&mut self, outcomes: &mut [Outcome]) -> bool {
+    /// whose end the host could not detect. If the answers can't be sent, kills all tasks of the round.
+    ///
+    /// # Errors
+    /// The error of [`send_answers`].
+    fn answer_requests(&mut self, outcomes: &mut [Outcome]) -> Result<(), Errno> {
         if outcomes.is_empty() {
-            return true;
+            return Ok(());
         }
         // The last task comes first: when it has begun, most others have begun too, so the host sleeps only once.
         let made = outcomes.iter_mut().enumerate().rev().filter(|(_, outcome)| outcome.pidfd >= 0);
@@ -354,10 +362,10 @@ impl<'a> Host<'a> {
             }
         }
         let (answers, pidfds) = (answers.get(..outcomes.len()), pidfds.get(..count));
-        let is_sent = send_answers(self.socket, answers.unwrap_or_default(), pidfds.unwrap_or_default());
-        if !is_sent {
+        let sent = send_answers(self.socket, answers.unwrap_or_default(), pidfds.unwrap_or_default());
+        if sent.is_err() {
             outcomes.iter().filter(|outcome| outcome.pid != 0).for_each(|outcome| kill_task(outcome.pid));
         }
-        is_sent
+        sent
     }
 }
