@@ -1,4 +1,5 @@
-//! The types of `pjw_farm.h` as Rust types with the same layout, and the conversions of items, results and progress.
+//! The types of `pjw_farm.h` as Rust types, and the conversions of items, results and progress. The types whose fields
+//! C programs use have the same layout as in C.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
