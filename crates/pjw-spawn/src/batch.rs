@@ -109,7 +109,7 @@ impl SpawnContext {
                 if self.setup.image.is_some()
                     && let Ok(Err(error)) = report.recv()
                 {
-                    // The thread has ended, and has sent no results.
+                    // The thread ends, and has sent no results.
                     batch.busy_spawners = 0;
                     return Err(error.into());
                 }
@@ -357,7 +357,7 @@ impl SpawnBatch {
         let refusal = Arc::clone(&self.refusal);
         let (forked, mismatch) = (Arc::clone(&self.forked), Arc::clone(&self.mismatch));
         let socket = self.sending.as_raw_fd();
-        // The thread waits until `keep_alive` is dropped.
+        // If the instances end with their launcher, the thread waits at its end until `keep_alive` is dropped.
         let (keep_alive, released) = mpsc::channel::<()>();
         let ends_with_launcher = setup.ends_with_launcher;
         let indexes_if_failed = indexes.clone();

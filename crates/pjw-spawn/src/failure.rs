@@ -70,9 +70,9 @@ impl fmt::Display for SpawnStep {
 
 /// Error: a process could not be started. Contains the step that failed, and the error number of its system call.
 ///
-/// Two error numbers of the step [`SpawnStep::Clone`] come from no system call. They mean that the host of the tasks
-/// has ended ([`AddressSpace`](crate::tasks::AddressSpace)): `EOWNERDEAD` that the signal 9 (`SIGKILL`) has ended it,
-/// and `ENOTRECOVERABLE` that it ended in another way. clone3(2) has neither of them.
+/// Two error numbers of the step [`SpawnStep::Clone`] mean that the host of the tasks has ended
+/// ([`AddressSpace`](crate::tasks::AddressSpace)): `EOWNERDEAD` that the signal 9 (`SIGKILL`) has ended it, and
+/// `ENOTRECOVERABLE` that it ended in another way. clone3(2) has neither of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("{}", self.text())]
 pub struct SpawnError {

@@ -1,5 +1,5 @@
-//! The blocked signals of the calling thread, and the actions of signals. This module makes the system calls itself,
-//! because the C library's functions for blocked signals leave out two signals that the library uses.
+//! The blocked signals of the calling thread, and the actions of signals. The blocked signals are read and set without
+//! the C library's functions for them, because these leave out two signals that the library uses.
 
 use nix::errno::Errno;
 

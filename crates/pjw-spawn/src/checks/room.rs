@@ -357,7 +357,7 @@ fn threads_of_user(uid: u32, namespace: Option<u64>) -> u64 {
     processes.flatten().filter(is_process).filter_map(threads).sum()
 }
 
-/// Returns the text of a file of `/proc`. Names that are not valid UTF-8 are in some of these files.
+/// Returns the text of a file of `/proc`. Some of these files can contain names that are not valid UTF-8.
 fn read_text(path: &Path) -> Option<String> {
     let mut text = Vec::with_capacity(USUAL_BYTES);
     fs::File::open(path).ok()?.read_to_end(&mut text).ok()?;

@@ -70,7 +70,7 @@ impl Template {
         let strings = self.instance_strings(instance);
         self.check_fit(instance, &strings)?;
         if strings.size() > spare.string_memory.1 {
-            // The template has mapped larger memory for strings after it forked the spare.
+            // The memory of the spare can't be enlarged. The template can map larger memory for itself.
             return self.fork(instance);
         }
         let placed = strings.place_at(spare.string_memory.0);
