@@ -186,7 +186,7 @@ const CONFIG: &str = "interval = \"200ms\"\nrescan_interval = \"400ms\"";
 /// The interval of the configuration.
 const INTERVAL: Duration = Duration::from_millis(200);
 /// The time between two looks of the daemon, at least. The daemon checks which processes share an address space in each
-/// scan that begins more than 400 ms after the last check (`TASK_SCAN_INTERVAL` of pjw-linux). So between two scans
+/// scan that begins at least 400 ms after the last check (`TASK_SCAN_INTERVAL` of pjw-linux). So between two scans
 /// that begin this long after one another, there is a check that is later than the check of the first scan by an
 /// interval.
 const LOOK_INTERVAL: Duration = Duration::from_millis(700);

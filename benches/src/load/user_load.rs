@@ -21,7 +21,7 @@ const ARGUMENT: &str = "--user-load";
 const READY_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest life of a load.
 const MAX_LIFE: Duration = Duration::from_secs(15 * 60);
-/// The ids of the user and of the group `nobody`.
+/// The id of the user `nobody`, and of its group.
 const NOBODY: u32 = 65_534;
 
 /// What each process of a [`UserLoad`] does. Such a load is a group of processes of an unprivileged user that use the
