@@ -24,7 +24,6 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use pjw_core::cpuset_group::{CpusetAction, CpusetOutcome};
 use pjw_core::ids::Tid;
 use pjw_core::own_cgroups::OwnCgroupNames;
-use tracing::{info, warn};
 
 use super::move_guard::MoveGuard;
 use crate::cpuset::{CpusetContext, UnrelatedThreads, apply_change};
@@ -258,10 +257,10 @@ impl CpusetChanger {
     }
 
     /// Returns what keeps the thread that makes the changes from its work. `None` if there is no such problem, or no
-    /// such thread. Must be called regularly: the first call that finds a problem logs it.
+    /// such thread.
     pub(super) fn thread_problem(&mut self) -> Option<CpusetThreadProblem> {
         let Worker::Thread(thread) = &mut self.worker else { return None };
-        thread.report_problem(Instant::now())
+        thread.problem(Instant::now())
     }
 
     /// Returns a file descriptor that poll(2) shows as readable when a delayed change is complete. A change is
@@ -435,16 +434,10 @@ impl ChangeThread {
     fn receive_answers(&mut self) {
         while self.handle.is_some() {
             match self.answers.try_recv() {
-                Ok(answer) => self.note_answer(answer),
+                Ok(answer) => self.requests.note_answer(answer, Instant::now()),
                 Err(TryRecvError::Empty) => break,
                 Err(TryRecvError::Disconnected) => self.note_end(),
             }
-        }
-    }
-
-    fn note_answer(&mut self, answer: Answer) {
-        if let Some(blocked) = self.requests.note_answer(answer, Instant::now()) {
-            info!("cpusets can be changed again: the kernel took {} s for a change", blocked.as_secs());
         }
     }
 
@@ -458,19 +451,15 @@ impl ChangeThread {
             Err(panic) => panic_message(&*panic),
         };
         while let Ok(answer) = self.answers.try_recv() {
-            self.note_answer(answer);
+            self.requests.note_answer(answer, Instant::now());
         }
         self.requests.note_end(cause);
     }
 
-    /// Returns what keeps the thread from its work at the time `now`, and logs it at the first time.
-    fn report_problem(&mut self, now: Instant) -> Option<CpusetThreadProblem> {
+    /// Returns what keeps the thread from its work at the time `now`.
+    fn problem(&mut self, now: Instant) -> Option<CpusetThreadProblem> {
         self.receive_answers();
-        let problem = self.requests.problem(self.id, now)?;
-        if self.requests.note_report() {
-            warn!("{}; {}", problem.text(), problem.remedy());
-        }
-        Some(problem)
+        self.requests.problem(self.id, now)
     }
 }
 

@@ -51,8 +51,7 @@ impl LinuxMachine {
     }
 
     /// Returns what keeps the thread that makes the changes of cpusets from its work: a system call of the thread has
-    /// not returned for 20 s, or the thread has ended. `None` if there is no such problem, or no such thread. Must be
-    /// called regularly: the first call that finds a problem logs it.
+    /// not returned for 20 s, or the thread has ended. `None` if there is no such problem, or no such thread.
     pub fn cpuset_thread_problem(&mut self) -> Option<CpusetThreadProblem> {
         self.cpuset_changer.thread_problem()
     }

@@ -64,8 +64,6 @@ pub(super) struct ThreadRequests {
     finished: VecDeque<(CpusetAction, CpusetOutcome)>,
     /// The cgroups that were removed since the last request to restore masks. They wait because that one is open.
     removed: BTreeSet<String>,
-    /// Whether the present problem was reported.
-    is_reported: bool,
 }
 
 impl ThreadRequests {
@@ -143,20 +141,14 @@ impl ThreadRequests {
         since.checked_add(max_wait)
     }
 
-    /// Records the answer of the thread to the oldest open request. `now` is the present time. If the thread had been
-    /// reported as blocked, returns for how long it had given no answer.
-    pub(super) fn note_answer(&mut self, answer: Answer, now: Instant) -> Option<Duration> {
-        let since = match self.state {
-            ThreadState::Working(since) => since,
-            ThreadState::Idle | ThreadState::Ended(_) => return None,
-        };
+    /// Records the answer of the thread to the oldest open request. `now` is the present time.
+    pub(super) fn note_answer(&mut self, answer: Answer, now: Instant) {
         if let (Some(OpenRequest::Change(action)), Answer::Changed(outcome)) = (self.open.pop_front(), answer)
         {
             self.open_changes -= 1;
             self.finished.push_back((*action, outcome));
         }
         self.state = if self.open.is_empty() { ThreadState::Idle } else { ThreadState::Working(now) };
-        std::mem::take(&mut self.is_reported).then(|| now.saturating_duration_since(since))
     }
 
     /// Records that the thread has ended by a panic with the message `cause`. No open change was completed. Must be
@@ -170,7 +162,6 @@ impl ThreadRequests {
         }
         self.open_changes = 0;
         self.removed.clear();
-        self.is_reported = false;
         self.state = ThreadState::Ended(cause);
     }
 
@@ -209,11 +200,6 @@ impl ThreadRequests {
             }
             ThreadState::Ended(cause) => Some(CpusetThreadProblem::Ended { cause: cause.clone() }),
         }
-    }
-
-    /// Records that the present problem is reported. Returns whether this is the first report of it.
-    pub(super) fn note_report(&mut self) -> bool {
-        !std::mem::replace(&mut self.is_reported, true)
     }
 }
 
@@ -281,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_thread_is_reported_once_with_its_cgroup_until_it_answers() {
+    fn a_blocked_thread_is_a_problem_with_its_cgroup_until_it_answers() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut requests = ThreadRequests::default();
@@ -290,21 +276,19 @@ mod tests {
         assert_eq!(requests.problem(THREAD, at(19)), None);
         // Later requests do not hide the one that is blocked.
         requests.add_changes(&[removal("/c")], at(19));
-        for (seconds, is_first) in [(20, true), (21, false), (300, false)] {
+        for seconds in [20, 21, 300] {
             let (cgroup, duration) = (Some("/a".to_owned()), Duration::from_secs(seconds));
             let expected = CpusetThreadProblem::Blocked { cgroup, duration, thread: THREAD };
             assert_eq!(requests.problem(THREAD, at(seconds)), Some(expected));
-            assert_eq!(requests.note_report(), is_first);
         }
-        assert_eq!(requests.note_answer(done(), at(301)), Some(Duration::from_secs(301)));
+        requests.note_answer(done(), at(301));
         assert_eq!(requests.problem(THREAD, at(302)), None);
-        assert_eq!(requests.note_answer(done(), at(303)), None, "the end is reported once");
+        requests.note_answer(done(), at(303));
         let problem = requests.problem(THREAD, at(400));
         assert!(
             matches!(&problem, Some(CpusetThreadProblem::Blocked { cgroup: Some(path), .. }) if path == "/c"),
             "{problem:?}"
         );
-        assert!(requests.note_report(), "this is another problem");
     }
 
     #[test]
@@ -353,7 +337,6 @@ mod tests {
         assert!(requests.has_ended() && !requests.has_open_requests() && requests.open_changes() == 0);
         let problem = CpusetThreadProblem::Ended { cause: "a bug".to_owned() };
         assert_eq!(requests.problem(THREAD, now), Some(problem));
-        assert_eq!([requests.note_report(), requests.note_report()], [true, false]);
         assert_eq!(requests.add_restore(paths(&["/d"]), true, now), None);
         assert_eq!(requests.add_waiting_restore(now), None);
     }
