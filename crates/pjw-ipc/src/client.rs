@@ -18,7 +18,8 @@ use crate::service_commands;
 
 /// The maximum length of a reply in bytes. A daemon that works correctly sends no longer one.
 const MAX_REPLY: usize = 64 << 20;
-/// The time after the deadline of a call in which the client still reads bytes that have arrived already.
+/// The time for which the client still reads bytes that have arrived already, after it has found that the deadline of a
+/// call has passed. It may find this late, because the process was stopped.
 const LATE_READING_TIME: Duration = Duration::from_millis(100);
 /// The maximum time for a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
