@@ -120,7 +120,8 @@ fn lending_status(lending: &wire::Lending) -> LendingStatus {
 /// Makes the job for the diagnosis from `reported`, its description in the status of pjwd. Properties that the status
 /// does not have get default values.
 fn job_from_wire(id: &JobId, reported: &wire::Job) -> Job {
-    // The doctor must not end the job, not even one without processes. So the job counts as a reservation.
+    // The doctor must not end a job of which it finds no process. So the job counts as a reservation. Only a released
+    // job ends nevertheless: the daemon keeps it only for its processes.
     let mut job = Job::new(id.clone(), Uid(reported.owner), EndCondition::Timeout, UnixMillis::default());
     job.request =
         (reported.requested_cores > 0).then(|| JobRequest::with_core_count(reported.requested_cores));
