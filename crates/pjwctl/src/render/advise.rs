@@ -156,7 +156,7 @@ fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
                 "Only {used} % of the core time of {workers} is used: take {enough} items in one job, or {fewer}."
             )
         }
-        // There are enough items, but fewer than workers remain for the last round.
+        // There are enough items, but the last round has fewer items than workers. Or no number of items is enough.
         _ => format!(
             "Only {used} % of the core time of {workers} is used: take a multiple of {} items, or {fewer}.",
             costs.workers

@@ -117,7 +117,8 @@ fn shape_cost(sizes: &[(u32, u32)], columns: usize, gap: u32) -> u64 {
     let (wide, high) = (length(&widths) * u64::from(PAGE.1), length(&heights) * u64::from(PAGE.0));
     let (places, taken) = ((widths.len() * heights.len()) as u64, sizes.len() as u64);
     let ratio = wide.max(high) * 1000 / wide.min(high).max(1);
-    // Empty cells count eight times, so that a grid without empty cells is preferred to one with a better shape.
+    // The factor for empty cells is applied eight times, so that a grid with few of them is preferred to one with a
+    // better shape.
     (0..8).fold(ratio, |cost, _| cost * places / taken.max(1))
 }
 

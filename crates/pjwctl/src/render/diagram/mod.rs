@@ -25,7 +25,7 @@ const MIN_WIDTH: u32 = 500;
 const TITLE: u32 = 16;
 /// The font size of all other texts outside of the boxes, in pixels.
 const TEXT: u32 = 11;
-/// The distance between two lines of text, in pixels.
+/// The distance between two lines of the texts above the machine, and the height of a cell of the legend, in pixels.
 const LINE: u32 = 16;
 
 /// Returns an SVG drawing of the machine with the heading `title`: nested boxes for its packages, NUMA nodes, caches
@@ -48,7 +48,7 @@ pub fn svg_drawing(title: &str, topology: &Topology, status: Option<&Status>) ->
     let height = legend_top + count_to_u32(rows) * (LINE + 4) + MARGIN;
 
     let mut svg = Svg::new(width + 2 * MARGIN, height);
-    // A bold letter is at most 0.7 times as wide as the font size.
+    // An estimate: on average, bold letters are at most 0.7 times as wide as the font size.
     let max_letters = (width * 100 / (TITLE * 70)) as usize;
     svg.bold_text(
         MARGIN,
