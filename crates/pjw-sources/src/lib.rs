@@ -23,7 +23,7 @@ pub mod hostlist;
 mod lsf;
 mod oar;
 mod pbs;
-pub mod service;
+pub mod scheduler;
 mod sge;
 mod slurm;
 pub mod slurm_conf;

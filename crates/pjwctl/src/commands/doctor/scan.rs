@@ -18,7 +18,7 @@ use pjw_core::{
 };
 use pjw_linux::{node::LinuxMachine, proc::irq, survey, sys::clock};
 use pjw_sources::LocalHost;
-use pjw_sources::service::{SCHEDULERS, Scheduler};
+use pjw_sources::scheduler::{SCHEDULERS, Scheduler};
 
 /// The time between the two scans: long enough to measure which threads run, short enough for the user to wait.
 const SCAN_INTERVAL: Duration = Duration::from_secs(1);
@@ -163,20 +163,21 @@ impl JobScanner {
 /// whether the batch system binds jobs to cores, according to its configuration files. A process with a user id of at
 /// least `first_person_uid` belongs to a person, and does not count as a daemon.
 pub(super) fn schedulers(processes: &[(Pid, Uid, Comm)], first_person_uid: u32) -> Vec<DetectedBatchSystem> {
-    let is_running = |service: &&Scheduler| {
-        processes.iter().any(|(_, uid, comm)| service.is_daemon(comm, *uid, first_person_uid))
+    let is_running = |scheduler: &&Scheduler| {
+        processes.iter().any(|(_, uid, comm)| scheduler.is_daemon(comm, *uid, first_person_uid))
     };
-    let describe = |service: &Scheduler| service.describe_core_binding(configuration(service).as_deref());
+    let describe =
+        |scheduler: &Scheduler| scheduler.describe_core_binding(configuration(scheduler).as_deref());
     SCHEDULERS.iter().filter(is_running).map(describe).collect()
 }
 
 /// The text of a batch system's configuration, from the first directory that contains one. The directory of the path in
 /// the environment variable of the batch system comes first.
-fn configuration(service: &Scheduler) -> Option<String> {
-    let path = std::env::var_os(service.config_variable).filter(|_| !service.config_variable.is_empty());
+fn configuration(scheduler: &Scheduler) -> Option<String> {
+    let path = std::env::var_os(scheduler.config_variable).filter(|_| !scheduler.config_variable.is_empty());
     let path = path.map(PathBuf::from).map(|path| if path.is_file() { parent(&path) } else { path });
-    let directories = path.into_iter().chain(service.config_directories.iter().map(PathBuf::from));
-    let mut texts = directories.filter_map(|directory| read_configuration_in(service, &directory));
+    let directories = path.into_iter().chain(scheduler.config_directories.iter().map(PathBuf::from));
+    let mut texts = directories.filter_map(|directory| read_configuration_in(scheduler, &directory));
     texts.next()
 }
 
@@ -184,9 +185,9 @@ fn parent(path: &Path) -> PathBuf {
     path.parent().map(Path::to_owned).unwrap_or_default()
 }
 
-/// Returns the text of all configuration files of `service` in `directory`. `None` if the first file can't be read.
-fn read_configuration_in(service: &Scheduler, directory: &Path) -> Option<String> {
-    let (first, others) = service.config_files.split_first()?;
+/// Returns the text of all configuration files of `scheduler` in `directory`. `None` if the first file can't be read.
+fn read_configuration_in(scheduler: &Scheduler, directory: &Path) -> Option<String> {
+    let (first, others) = scheduler.config_files.split_first()?;
     let mut text = read_file_or_directory(directory, first)?;
     for file in others {
         text.push('\n');
@@ -225,7 +226,7 @@ mod tests {
     #[test]
     fn a_configuration_is_read_from_the_first_directory_that_has_it() {
         let dir = tempfile::tempdir().unwrap();
-        let slurm = SCHEDULERS.iter().find(|service| service.name == "Slurm").unwrap();
+        let slurm = SCHEDULERS.iter().find(|scheduler| scheduler.name == "Slurm").unwrap();
         assert_eq!(read_configuration_in(slurm, dir.path()), None);
         std::fs::write(dir.path().join("slurm.conf"), "TaskPlugin=task/cgroup").unwrap();
         assert_eq!(
@@ -242,7 +243,7 @@ mod tests {
     #[test]
     fn a_directory_of_files_is_read_in_the_order_of_their_names() {
         let dir = tempfile::tempdir().unwrap();
-        let condor = SCHEDULERS.iter().find(|service| service.name == "HTCondor").unwrap();
+        let condor = SCHEDULERS.iter().find(|scheduler| scheduler.name == "HTCondor").unwrap();
         std::fs::create_dir(dir.path().join("config.d")).unwrap();
         for (file, text) in [
             ("condor_config", "ASSIGN_CPU_AFFINITY = false\n"),

@@ -1,6 +1,6 @@
-//! The services of batch systems on a node, and what their configuration says about the binding of jobs.
+//! The schedulers on a node, and what their configuration says about the binding of jobs.
 //!
-//! For `pjwctl doctor`: the daemons of each batch system, its configuration files, and what the texts of these files
+//! For `pjwctl doctor`: the daemons of each scheduler, its configuration files, and what the texts of these files
 //! mean for pjwd. Other code reads the files. A setting that can't be determined is reported as unknown, never guessed.
 
 use pjw_core::diagnosis::{DetectedBatchSystem, JobBinding};
