@@ -422,9 +422,9 @@ impl Drop for SpawnBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arguments::Arguments;
     use crate::instance::Stdio;
     use crate::placement::Placement;
-    use crate::template::Arguments;
 
     /// Makes one instance for each element of `numbers`. The element is the number of its placement.
     fn instances(numbers: &[usize]) -> Vec<Instance> {

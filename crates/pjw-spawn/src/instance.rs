@@ -4,8 +4,8 @@ use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::arguments::Arguments;
 use crate::placement::Placement;
-use crate::template::Arguments;
 
 /// The description of one process that is to be started in a group of processes of the same program: its rank,
 /// arguments, environment variables, placement and standard streams. The properties that all processes of the group

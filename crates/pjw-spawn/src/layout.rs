@@ -9,9 +9,9 @@ use std::fmt::Write as _;
 use std::ptr;
 use std::sync::Arc;
 
+use crate::arguments::{Argument, Arguments};
 use crate::instance::Instance;
 use crate::placement::Placement;
-use crate::template::{Argument, Arguments};
 
 /// The names of the environment variables that describe an instance (one process of a group): its rank, the number of
 /// instances, and its CPUs.

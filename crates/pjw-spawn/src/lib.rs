@@ -10,6 +10,7 @@
 //!
 //! `unsafe` is allowed in this crate, in small functions with a `SAFETY` comment.
 
+mod arguments;
 mod bare;
 mod batch;
 mod checks;
@@ -34,9 +35,9 @@ mod spawner;
 #[cfg(test)]
 mod syscall_filter;
 pub mod tasks;
-mod template;
 mod work;
 
+pub use arguments::{ArgumentError, Arguments};
 pub use batch::SpawnBatch;
 pub use checks::CheckError;
 pub use checks::nodes::can_prefer_numa_node;
@@ -49,4 +50,3 @@ pub use failure::{SpawnError, SpawnStep};
 pub use instance::{Instance, Stdio};
 pub use placement::Placement;
 pub use signals::{clear_fault_handlers, reset_launcher_signals};
-pub use template::{ArgumentError, Arguments};

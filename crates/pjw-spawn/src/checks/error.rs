@@ -4,9 +4,9 @@ use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use thiserror::Error;
 
+use crate::arguments::ArgumentError;
 use crate::replicate::ReplicaError;
 use crate::tasks::room::AddressSpaceError;
-use crate::template::ArgumentError;
 
 /// Error: a group of processes can't be started. A check before the start has failed, so no process was started.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]

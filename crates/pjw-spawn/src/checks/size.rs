@@ -6,10 +6,10 @@ use std::sync::Arc;
 use nix::sys::resource::{Resource, getrlimit};
 
 use super::error::CheckError;
+use crate::arguments::{Argument, Arguments, Piece};
 use crate::instance::Instance;
 use crate::layout::RANK_VARIABLES;
 use crate::setup::Setup;
-use crate::template::{Argument, Arguments, Piece};
 
 /// The longest string with its NUL byte: `MAX_ARG_STRLEN`, 32 pages of 4 KiB. With larger pages the limit is higher.
 const MAX_STRING: usize = 128 * 1024;
