@@ -106,7 +106,7 @@ impl SpawnContext {
         let Some(replicas) = &self.setup.replicas else {
             for indexes in indexes_by_spawner(&batch.instances, self.max_spawners(batch.instances.len())) {
                 let report = batch.start_spawner(self, indexes, None);
-                if self.setup.image.is_some()
+                if self.setup.task_program.is_some()
                     && let Ok(Err(error)) = report.recv()
                 {
                     // The thread ends, and has sent no results.
@@ -166,14 +166,14 @@ impl SpawnContext {
     /// needs a thread that lives as long as the context. Replicas need a thread with a mount namespace of its own. A
     /// task needs a thread that makes its address space.
     fn needs_no_thread(&self) -> bool {
-        !self.setup.ends_with_launcher && self.setup.replicas.is_none() && self.setup.image.is_none()
+        !self.setup.ends_with_launcher && self.setup.replicas.is_none() && self.setup.task_program.is_none()
     }
 
     /// Returns the largest number of spawner threads for `instances` instances in the same mount namespace.
     fn max_spawners(&self, instances: usize) -> usize {
-        match self.setup.templates {
+        match self.setup.template_stop_point {
             // All instances are tasks in one address space, which has one spawner.
-            _ if self.setup.image.is_some() => 1,
+            _ if self.setup.task_program.is_some() => 1,
             Some(_) => self.max_spawner_threads.min(instances / INSTANCES_OF_A_TEMPLATE).max(1),
             None => self.max_spawner_threads,
         }

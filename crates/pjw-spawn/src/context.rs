@@ -76,8 +76,8 @@ impl SpawnContext {
             directory: None,
             ends_with_launcher: false,
             has_rank_variables: false,
-            templates: None,
-            image: None,
+            template_stop_point: None,
+            task_program: None,
             replicas: None,
             blocked_signals: signals::blocked_signals(),
             descriptor_limit: getrlimit(Resource::RLIMIT_NOFILE).ok(),
@@ -205,13 +205,13 @@ impl SpawnContext {
     /// # Errors
     /// [`CheckError::AddressSpace`] if the program can't run as a task. The error contains the reason.
     pub fn share_memory(mut self) -> Result<Self, CheckError> {
-        let image = TaskProgram::read(&self.setup.program).map_err(|why| AddressSpaceError::Program {
+        let task_program = TaskProgram::read(&self.setup.program).map_err(|why| AddressSpaceError::Program {
             program: self.setup.program.to_string_lossy().into_owned(),
             why,
         })?;
         let setup = self.setup_mut();
-        setup.image = Some(Arc::new(image));
-        setup.templates = None;
+        setup.task_program = Some(Arc::new(task_program));
+        setup.template_stop_point = None;
         setup.replicas = None;
         Ok(self)
     }
@@ -220,7 +220,7 @@ impl SpawnContext {
     /// ([`SpawnContext::share_memory`]).
     #[must_use]
     pub fn shares_memory(&self) -> bool {
-        self.setup.image.is_some()
+        self.setup.task_program.is_some()
     }
 
     /// Configures this context so that its processes (instances) will be forked from a template that has already run
@@ -246,7 +246,7 @@ impl SpawnContext {
     pub fn set_replicas(mut self, replicas: Replicas) -> Self {
         let setup = self.setup_mut();
         setup.replicas = Some(Arc::new(replicas));
-        setup.image = None;
+        setup.task_program = None;
         self
     }
 
@@ -304,16 +304,16 @@ impl SpawnContext {
     #[must_use]
     pub fn starter_count(&self, instances: &[Instance]) -> usize {
         let threads = self.spawner_count(instances);
-        let templates = if self.setup.templates.is_some() { threads } else { 0 };
-        threads + templates + usize::from(self.setup.image.is_some())
+        let templates = if self.setup.template_stop_point.is_some() { threads } else { 0 };
+        threads + templates + usize::from(self.setup.task_program.is_some())
     }
 
-    /// Sets that instances are forked from templates, which stop at `kind`. Undoes an earlier call of
+    /// Sets that instances are forked from templates, which stop at `stop_point`. Undoes an earlier call of
     /// [`SpawnContext::share_memory`], because an instance is either a task or a fork of a template.
-    fn with_templates(mut self, kind: TemplateStopPoint) -> Self {
+    fn with_templates(mut self, stop_point: TemplateStopPoint) -> Self {
         let setup = self.setup_mut();
-        setup.templates = Some(kind);
-        setup.image = None;
+        setup.template_stop_point = Some(stop_point);
+        setup.task_program = None;
         self
     }
 

@@ -27,11 +27,11 @@ pub(crate) struct Setup {
     pub(crate) ends_with_launcher: bool,
     /// Whether each instance gets `PJW_RANK`, `PJW_SIZE` and `PJW_CPUS`.
     pub(crate) has_rank_variables: bool,
-    /// The kind of template from which instances are forked. An instance executes the program instead if the program
-    /// can't have a template. `None` if every instance executes the program.
-    pub(crate) templates: Option<TemplateStopPoint>,
+    /// The stop point of the templates from which instances are forked. An instance executes the program instead if the
+    /// program can't have a template. `None` if every instance executes the program.
+    pub(crate) template_stop_point: Option<TemplateStopPoint>,
     /// The program, if the instances share one address space. `None` if each instance has an address space of its own.
-    pub(crate) image: Option<Arc<TaskProgram>>,
+    pub(crate) task_program: Option<Arc<TaskProgram>>,
     /// The copies of the program's files on NUMA nodes, which are used by the instances with a preferred NUMA node.
     /// `None` if there are no copies.
     pub(crate) replicas: Option<Arc<Replicas>>,

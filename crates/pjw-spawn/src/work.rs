@@ -64,7 +64,7 @@ impl SpawnerWork {
         let mut packet = ResultPacket { start_period: (now(), now()), ..ResultPacket::default() };
         let mut host = None;
         match Spawner::new(&self.setup) {
-            Ok(_) if self.setup.image.is_some() => {
+            Ok(_) if self.setup.task_program.is_some() => {
                 host = self.start_tasks(socket, has_own_table, &mut packet, ready)?;
             }
             Ok(mut spawner) => match self.load_template() {
@@ -98,7 +98,7 @@ impl SpawnerWork {
     /// be loaded. In the last case, stores the reason in `refusal`.
     fn load_template(&self) -> Option<Template> {
         let first = self.instances.get(*self.indexes.first()?)?;
-        if self.setup.templates.is_none() || self.instances.len() < 2 {
+        if self.setup.template_stop_point.is_none() || self.instances.len() < 2 {
             return None;
         }
         // The template and its memory lie where its instances will be. An instance without CPUs inherits the mask of

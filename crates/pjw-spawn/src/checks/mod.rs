@@ -24,8 +24,8 @@ pub(crate) fn check_all(setup: &Setup, instances: &[Instance], starters: usize) 
     masks::check_masks(instances)?;
     nodes::check_nodes(instances)?;
     size::check_sizes(setup, instances)?;
-    if let Some(image) = &setup.image {
-        check_room(image, instances.len())?;
+    if let Some(task_program) = &setup.task_program {
+        check_room(task_program, instances.len())?;
     }
     let has_node = |instance: &Instance| instance.placement.preferred_numa_node.is_some();
     if setup.replicas.is_some() && instances.iter().any(has_node) && !room::is_system_administrator() {
@@ -38,7 +38,7 @@ pub(crate) fn check_all(setup: &Setup, instances: &[Instance], starters: usize) 
         return Ok(());
     }
     // Each spawner thread has one template.
-    let templates = if setup.templates.is_some() { starters / 2 } else { 0 };
+    let templates = if setup.template_stop_point.is_some() { starters / 2 } else { 0 };
     room::check_cgroups(instances, starters, templates)?;
     let Some(credentials) = &setup.credentials else {
         return room::check_limits_of_user(instances.len(), starters);

@@ -62,13 +62,13 @@ fn remedy_of_host(errno: Errno) -> &'static str {
     }
 }
 
-/// Checks whether one address space has room for `tasks` tasks of the program `image`.
+/// Checks whether one address space has room for `tasks` tasks of the program `task_program`.
 ///
 /// # Errors
 /// [`AddressSpaceError::Room`] if the tasks need more addresses or mappings than a limit allows.
-pub(crate) fn check_room(image: &TaskProgram, tasks: usize) -> Result<(), AddressSpaceError> {
+pub(crate) fn check_room(task_program: &TaskProgram, tasks: usize) -> Result<(), AddressSpaceError> {
     let error = |needed, limit, remedy| AddressSpaceError::Room { tasks, needed, limit, remedy };
-    let slot = SlotShape::new(&image.layout, stack_bytes());
+    let slot = SlotShape::new(&task_program.layout, stack_bytes());
     let Some(bytes) = slot.and_then(|slot| slot.bytes_of(tasks as u64)) else {
         let remedy = "start fewer, or make the stack smaller with ulimit -s";
         return Err(error(

@@ -100,8 +100,8 @@ impl AddressSpace {
         capacity: usize,
         rank_count: u32,
     ) -> Result<Self, AddressSpaceError> {
-        if let Some(image) = &context.setup.image {
-            check_room(image, capacity)?;
+        if let Some(task_program) = &context.setup.task_program {
+            check_room(task_program, capacity)?;
         }
         let parameters =
             SpaceParameters { capacity, size: rank_count, is_lasting: true, has_own_table: false };
@@ -119,7 +119,7 @@ impl AddressSpace {
         parameters: &SpaceParameters,
     ) -> Result<Self, AddressSpaceError> {
         reap_hosts();
-        let Some(image) = setup.image.clone() else {
+        let Some(task_program) = setup.task_program.clone() else {
             return Err(AddressSpaceError::Unsupported("a context without SpawnContext::share_memory"));
         };
         if setup.credentials.is_some() {
@@ -127,7 +127,7 @@ impl AddressSpace {
         }
         let failed = |errno| AddressSpaceError::Host(SpawnError { step: SpawnStep::Clone, errno });
         let io_failed = |error: rustix::io::Errno| failed(Errno::from_raw(error.raw_os_error()));
-        let slot = SlotShape::new(&image.layout, stack_bytes()).ok_or_else(|| failed(Errno::ENOMEM))?;
+        let slot = SlotShape::new(&task_program.layout, stack_bytes()).ok_or_else(|| failed(Errno::ENOMEM))?;
         let (socket, host_socket) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(io_failed)?;
@@ -137,9 +137,9 @@ impl AddressSpace {
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).map_err(io_failed)?;
         let nonce = u64::from_ne_bytes(nonce);
         let plan = HostParameters {
-            layout: image.layout,
+            layout: task_program.layout,
             slot,
-            file: image.file.as_raw_fd(),
+            file: task_program.file.as_raw_fd(),
             socket: host_socket.as_raw_fd(),
             buffer: buffer.address(),
             directory: directory.address(),

@@ -106,7 +106,7 @@ impl Template {
         requested_mask: Option<CpuSet>,
         is_cancelled: &AtomicBool,
     ) -> Result<Self, TemplateError> {
-        let mut template = match setup.templates {
+        let mut template = match setup.template_stop_point {
             Some(TemplateStopPoint::Late) => Self::late(setup, first, is_cancelled),
             _ => Self::load_linked(setup, first),
         }?;
