@@ -1,4 +1,4 @@
-//! The task scan: loads the program, starts passes and reads their records.
+//! The task scan: loads the program, runs it and reads its records.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -43,7 +43,7 @@ mod move_guard;
 mod online_masks;
 mod process_cache;
 mod scan_plan;
-mod task_pass;
+mod task_scan_result;
 
 use cpuset_changer::CpusetChanger;
 pub use cpuset_changer::CpusetThreadProblem;
@@ -51,7 +51,7 @@ use idle::IdleTracker;
 use mask_write::{refusal_reason, set_mask, set_mask_or_inherit};
 use online_masks::cut_masks;
 use process_cache::{ProcessCache, is_ended_or_unreadable};
-use task_pass::TaskScanResult;
+use task_scan_result::TaskScanResult;
 
 /// Lost affinity requests are logged again only after this long without a loss.
 const LOSS_REPORT_INTERVAL: Duration = Duration::from_secs(60);

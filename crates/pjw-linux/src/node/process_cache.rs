@@ -16,7 +16,7 @@ use pjw_core::process_cgroups::ProcessCgroups;
 use pjw_core::snapshot::{BatchAttributes, Process, Thread};
 
 use super::address_spaces::AddressSpaces;
-use super::task_pass::ScannedProcess;
+use super::task_scan_result::ScannedProcess;
 use crate::proc::memory_files::{BegunRead, EnvironAndCommandLine, MemoryFiles};
 use crate::proc::procfs::{ProcDir, SchedStat, Stat, Status};
 use crate::sys::errno::{is_gone, is_permission_denied};
@@ -55,7 +55,7 @@ pub(super) struct CachedProcess {
     pub(super) thread_count: usize,
     /// The fingerprint (a hash of the cgroups, [`crate::bpf::TaskRecord::cgroup_fingerprint`]) in the last task scan
     /// before the cgroups were read. 0 if unknown.
-    pub(super) last_pass_fingerprint: u64,
+    pub(super) scanned_fingerprint: u64,
     /// The fingerprint (a hash of the cgroups) for which the cached cgroups are valid. 0 if the cgroups must be read.
     pub(super) fingerprint: u64,
 }
@@ -265,7 +265,7 @@ impl ProcessCache {
             threads: Vec::new(),
             other_threads_ns: None,
             thread_count: 1,
-            last_pass_fingerprint: 0,
+            scanned_fingerprint: 0,
             fingerprint: 0,
         };
         self.processes.insert(id.pid, cached);
@@ -359,10 +359,10 @@ impl ProcessCache {
         // different cgroups. So both must be the same twice in a row.
         if fingerprint != 0 {
             cached.fingerprint =
-                if has_same_cgroups && cached.last_pass_fingerprint == fingerprint { fingerprint } else { 0 };
-            cached.last_pass_fingerprint = fingerprint;
+                if has_same_cgroups && cached.scanned_fingerprint == fingerprint { fingerprint } else { 0 };
+            cached.scanned_fingerprint = fingerprint;
         } else if !has_same_cgroups {
-            (cached.fingerprint, cached.last_pass_fingerprint) = (0, 0);
+            (cached.fingerprint, cached.scanned_fingerprint) = (0, 0);
         }
         if cached.program == program && has_same_cgroups {
             return Ok(AttributeRead::Unchanged);

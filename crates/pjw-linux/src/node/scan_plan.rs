@@ -13,7 +13,7 @@ use pjw_core::time::Nanos;
 use super::LinuxMachine;
 use super::idle::{IdleCheck, check_thread_masks};
 use super::process_cache::ProcessCache;
-use super::task_pass::{TaskScanResult, is_task_scan_faster};
+use super::task_scan_result::{TaskScanResult, is_task_scan_faster};
 use crate::bpf::TaskScope;
 
 /// The processes that one scan reads, and what the task scan (a BPF program that reports the state of threads) has

@@ -84,7 +84,7 @@ fn ten_thousand_threads() {
     let many: BTreeSet<Pid> = (1..=50_000).map(|n| Pid(5_000_000 + n)).chain([pid]).collect();
     let begin = Instant::now();
     scan.for_each_task(TaskScope::ThreadsOf(&many), &mut |_| {}).unwrap();
-    println!("the first pass for 50,001 processes {:?}", begin.elapsed());
+    println!("the first task scan for 50,001 processes {:?}", begin.elapsed());
     show(
         "50,001 processes",
         best(|| scan.for_each_task(TaskScope::ThreadsOf(&many), &mut |_| {}).unwrap().reported_tasks),

@@ -1,4 +1,4 @@
-//! The scope of a pass.
+//! The scope of a task scan.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
@@ -36,7 +36,7 @@ fn processes_outside_the_scope_are_only_counted() {
     assert_eq!(
         by_scan(&mut scan, TaskScope::ThreadsOf(&only_one)).len(),
         6,
-        "processes of an earlier pass are dropped"
+        "processes of an earlier task scan are dropped"
     );
 }
 
@@ -125,7 +125,7 @@ fn an_exec_changes_the_stack_address() {
 }
 
 #[test]
-fn a_pass_may_name_65000_processes_and_too_many_are_refused() {
+fn a_task_scan_may_name_65000_processes_and_too_many_are_refused() {
     let Some(mut scan) = scan() else { return };
     let us = Pid(std::process::id());
     let highest: u32 = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap().trim().parse().unwrap();
@@ -140,6 +140,6 @@ fn a_pass_may_name_65000_processes_and_too_many_are_refused() {
     );
     assert!(
         by_scan(&mut scan, TaskScope::ThreadsOf(&many)).contains_key(&Tid(us.0)),
-        "later passes still work"
+        "later task scans still work"
     );
 }

@@ -22,7 +22,7 @@ use pjw_core::ids::{Pid, ProcessId};
 use pjw_core::snapshot::{AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, SharedAddressSpace};
 use pjw_core::time::Nanos;
 
-use super::task_pass::{ScannedSpace, TaskScanResult};
+use super::task_scan_result::{ScannedSpace, TaskScanResult};
 use crate::proc::procfs::Stat;
 
 mod by_kcmp;

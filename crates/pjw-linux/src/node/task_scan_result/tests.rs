@@ -121,7 +121,7 @@ fn node_with_trusted_fingerprint(test_process: &TestProcess) -> Option<LinuxMach
     assert_eq!(
         node.cache.processes[&test_process.pid()].fingerprint,
         0,
-        "the process may have moved between the pass and the read"
+        "the process may have moved between the task scan and the read"
     );
     until_true("the fingerprint is trusted, and the environment is read", || {
         node.scan(&full(&[]));
@@ -152,12 +152,12 @@ fn cgroups_with_the_same_fingerprint_are_read_in_some_full_scans_only() {
 }
 
 #[test]
-fn a_fingerprint_is_trusted_after_two_equal_passes() {
+fn a_fingerprint_is_trusted_after_two_equal_task_scans() {
     let (test_process, _) = TestProcess::start(3);
     let Some(mut node) = node_with_trusted_fingerprint(&test_process) else { return };
     let known = node.cache.processes.get_mut(&test_process.pid()).unwrap();
-    // As if the process had been in another cgroup during the last pass, and back when its file was read.
-    (known.last_pass_fingerprint, known.fingerprint) = (known.fingerprint ^ 1, 0);
+    // As if the process had been in another cgroup during the last task scan, and back when its file was read.
+    (known.scanned_fingerprint, known.fingerprint) = (known.fingerprint ^ 1, 0);
     let mut place = || {
         node.scan(&full(&[]));
         node.cache.processes[&test_process.pid()].fingerprint
@@ -223,10 +223,10 @@ fn a_process_without_its_first_thread_is_observed() {
 }
 
 #[test]
-fn a_pass_is_cheaper_for_many_threads() {
+fn a_task_scan_is_faster_for_many_threads() {
     assert!(!is_task_scan_faster(1, 200), "reading some files is faster");
     assert!(is_task_scan_faster(100, 200));
-    assert!(!is_task_scan_faster(100, 50_000), "the pass would iterate over fifty thousand tasks");
+    assert!(!is_task_scan_faster(100, 50_000), "the task scan would iterate over fifty thousand tasks");
     assert!(is_task_scan_faster(10_000, 50_000));
 }
 
