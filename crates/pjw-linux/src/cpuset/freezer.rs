@@ -12,8 +12,8 @@ use pjw_core::ids::{Pid, ProcessId, is_cgroup_within};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::process_cgroups::ProcessCgroups;
 
-use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
+use super::writing::errno_to_outcome;
 use super::{moving, twins};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;

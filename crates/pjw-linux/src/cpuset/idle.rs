@@ -13,8 +13,8 @@ use pjw_core::ids::{Pid, ProcessId, StartTime, Tid, is_cgroup_within};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::process_cgroups::ProcessCgroups;
 
-use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, SYSTEMD_POLL_INTERVAL, SYSTEMD_TIMEOUT, refused_outcome};
+use super::writing::errno_to_outcome;
 use super::{marks, moving, own, twins};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;

@@ -5,7 +5,6 @@
 //! cgroup and its twins (the cgroups at the same path in the v1 hierarchies of other controllers) are written, and
 //! above them the files that enable controllers and give idle priority. No process is ever killed.
 
-mod bounds;
 mod context;
 mod freezer;
 mod idle;
@@ -16,14 +15,15 @@ mod own;
 mod scope;
 mod twins;
 mod unrelated_threads;
+mod writing;
 
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset};
 use pjw_core::ids::{ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
-use bounds::KnownCpusets;
 use context::{Result, changed_cpuset, done_outcome, refused_outcome};
+use writing::KnownCpusets;
 
 pub(crate) use context::CpusetContext;
 pub use freezer::{thaw_jobs, thaw_killed_processes};
@@ -169,7 +169,7 @@ fn create_or_update_cpuset(
         CgroupCreator::Scheduler => {
             // The attribute comes first: without it, a cpuset of a killed daemon would count as the scheduler's.
             attribute_before = marks::write_scheduler_cpuset(&group, job_cpuset, context.own_cgroups);
-            bounds::write_cpuset(&group, &job_cpuset.spec, true, KnownCpusets::default())
+            writing::write_cpuset(&group, &job_cpuset.spec, true, KnownCpusets::default())
         }
         CgroupCreator::Warden => create_own_cpuset(context, &group, job_cpuset),
         CgroupCreator::Systemd => {
@@ -181,7 +181,7 @@ fn create_or_update_cpuset(
     }
     if created.is_err() {
         match before {
-            Some(Ok(files)) => bounds::restore_cpuset(&group, &files),
+            Some(Ok(files)) => writing::restore_cpuset(&group, &files),
             // The cgroup could not be read, so nothing was written.
             Some(Err(_)) => {}
             None => {
@@ -241,7 +241,7 @@ fn create_own_cpuset(
         if spec.idle {
             idle::ensure_idle_priority(hierarchy, group)?;
         }
-        bounds::write_cpuset(group, spec, false, known)
+        writing::write_cpuset(group, spec, false, known)
     };
     match (0..MAX_ATTEMPTS).map(|_| once()).find(|result| *result != Err(CpusetOutcome::Gone)) {
         Some(Ok(effective)) => freezer::set_frozen(context, group, spec.frozen).map(|()| effective),
@@ -274,7 +274,7 @@ fn remove_cpuset_limits(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset)
     }
     own::repair_parent(context.hierarchy, &group);
     let is_of_scheduler = job_cpuset.creator == CgroupCreator::Scheduler;
-    let effective = bounds::remove_limits(&group, is_of_scheduler && job_cpuset.spec.mems.is_none())?;
+    let effective = writing::remove_limits(&group, is_of_scheduler && job_cpuset.spec.mems.is_none())?;
     if is_of_scheduler {
         marks::remove_scheduler_cpuset(&group);
     }
@@ -311,7 +311,7 @@ fn remove_cpuset(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Res
                     "the cgroup {} can't be removed: processes are still in it",
                     group.path
                 )),
-                other => bounds::errno_to_outcome(&group, "be removed")(other),
+                other => writing::errno_to_outcome(&group, "be removed")(other),
             })
         }
     }

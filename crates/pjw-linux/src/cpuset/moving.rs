@@ -5,8 +5,8 @@ use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::{ProcessId, Tid, is_cgroup_within};
 use pjw_core::process_cgroups::ProcessCgroups;
 
-use super::bounds::errno_to_outcome;
 use super::context::{CpusetContext, Result, refused_outcome};
+use super::writing::errno_to_outcome;
 use crate::{cgroup::CgroupDir, proc::procfs::ProcDir};
 
 /// Reads the cgroups of `process`. `None` if the process has ended, even if another process now has its pid.

@@ -13,8 +13,8 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use rustix::fs::XattrFlags;
 
 use super::{
-    bounds::{KnownCpusets, errno_to_outcome},
     context::{Result, refused_outcome},
+    writing::{KnownCpusets, errno_to_outcome},
 };
 use crate::cgroup::{CgroupDir, CpusetConfig, CpusetMount, SUBTREE_CONTROL};
 

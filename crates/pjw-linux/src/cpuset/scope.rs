@@ -8,9 +8,9 @@ use pjw_core::cpuset_group::{CpusetOutcome, JobCpuset};
 use pjw_core::ids::{ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
-use super::bounds::KnownCpusets;
 use super::context::{CpusetContext, Result, SYSTEMD_POLL_INTERVAL, SYSTEMD_TIMEOUT, refused_outcome};
-use super::{bounds, freezer, idle, marks, moving, own, unrelated_threads};
+use super::writing::KnownCpusets;
+use super::{freezer, idle, marks, moving, own, unrelated_threads, writing};
 use crate::cgroup::{CgroupDir, CpusetConfig};
 use crate::sys::online::{possible_cpus, possible_nodes};
 use crate::systemd::{SystemdError, TransientScope};
@@ -183,7 +183,7 @@ fn update_scope(
     now: &CpusetConfig,
 ) -> Result<()> {
     if !job_cpuset.spec.isolated {
-        bounds::end_partition(group, now)?;
+        writing::end_partition(group, now)?;
     }
     let mems = match &job_cpuset.spec.mems {
         Some(mems) => Some(mems.clone()),
@@ -194,7 +194,7 @@ fn update_scope(
     let is_written = !job_cpuset.spec.isolated && job_cpuset.spec.cpus != now.cpus;
     if is_written {
         // systemd may write its earlier values meanwhile, as at a reload. It then writes the requested values later.
-        bounds::write_cpuset(group, &job_cpuset.spec, true, KnownCpusets::default())?;
+        writing::write_cpuset(group, &job_cpuset.spec, true, KnownCpusets::default())?;
     }
     // If systemd may have other PUs than the cgroup, the PUs are requested even if the cgroup already has them.
     let is_outdated = marks::is_systemd_outdated(group);
@@ -204,7 +204,7 @@ fn update_scope(
     if requested.is_err() {
         marks::mark_systemd_outdated(group);
         if is_written {
-            bounds::restore_cpuset(group, now);
+            writing::restore_cpuset(group, now);
         }
     } else if is_outdated {
         marks::unmark_systemd_outdated(group);
@@ -281,22 +281,22 @@ fn wait_until_applied(
         std::thread::sleep(SYSTEMD_POLL_INTERVAL);
     }
     if job_cpuset.spec.isolated {
-        bounds::isolate(group)?;
+        writing::isolate(group)?;
     }
-    bounds::check_effective(group, &job_cpuset.spec)
+    writing::check_effective(group, &job_cpuset.spec)
 }
 
 /// Restores the earlier cpuset `before` of the scope with the unit `unit` and the cgroup `group` through systemd, after
-/// a change has failed. If the scope has fewer PUs now, it keeps these ([`bounds::cpus_to_restore`]). An error of
+/// a change has failed. If the scope has fewer PUs now, it keeps these ([`writing::cpus_to_restore`]). An error of
 /// systemd is only logged.
 fn restore_scope(context: &mut CpusetContext<'_>, unit: &str, group: &CgroupDir, before: &CpusetConfig) {
     let or_all = |set: &CpuSet, all: fn() -> CpuSet| if set.is_empty() { all() } else { set.clone() };
     let now = group.read_cpuset().unwrap_or_default();
-    let cpus = or_all(&bounds::cpus_to_restore(group, before, &now), possible_cpus);
+    let cpus = or_all(&writing::cpus_to_restore(group, before, &now), possible_cpus);
     let mems = or_all(&before.mems, possible_nodes);
     let mems = Some(&mems).filter(|_| !now.mems.is_empty());
     if now.partition != before.partition {
-        bounds::restore_partition(group, before);
+        writing::restore_partition(group, before);
     }
     if let Err(CpusetOutcome::Refused { reason }) = request_cpuset(context, unit, &now, Some(&cpus), mems) {
         tracing::warn!(unit, reason, "the earlier cpuset could not be restored");
@@ -316,19 +316,19 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
         reset_unit_cpuset(context, group, unit);
         return Ok(unrelated_threads::effective_cpus(context.hierarchy, &group.path));
     }
-    let now = group.read_cpuset().map_err(bounds::errno_to_outcome(group, "be read"))?;
-    bounds::end_partition(group, &now)?;
+    let now = group.read_cpuset().map_err(writing::errno_to_outcome(group, "be read"))?;
+    writing::end_partition(group, &now)?;
     let all = possible_cpus();
     let mems = Some(possible_nodes()).filter(|_| !now.mems.is_empty());
     let cpus = Some(&all).filter(|_| !now.cpus.is_empty());
     request_cpuset(context, unit, &now, cpus, mems.as_ref())?;
     let deadline = Instant::now() + SYSTEMD_TIMEOUT;
     loop {
-        let present = group.read_cpuset().map_err(bounds::errno_to_outcome(group, "be read"))?;
+        let present = group.read_cpuset().map_err(writing::errno_to_outcome(group, "be read"))?;
         let has_cpus = cpus.is_none_or(|cpus| *cpus == present.cpus);
         let has_mems = mems.as_ref().is_none_or(|mems| *mems == present.mems);
         if has_cpus && has_mems {
-            return group.effective_cpus().map_err(bounds::errno_to_outcome(group, "be read"));
+            return group.effective_cpus().map_err(writing::errno_to_outcome(group, "be read"));
         }
         if Instant::now() >= deadline {
             return Err(refused_outcome(format!(

@@ -11,8 +11,8 @@ use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::Pid;
 use pjw_core::own_cgroups::OwnCgroupNames;
 
-use super::bounds::errno_to_outcome;
 use super::context::{Result, refused_outcome};
+use super::writing::errno_to_outcome;
 use crate::cgroup::{CgroupDir, CpusetMount};
 
 /// The maximum number of passes in which all processes are moved out of a cgroup. Each pass lists the processes and
