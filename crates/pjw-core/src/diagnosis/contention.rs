@@ -33,7 +33,7 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
 /// Returns the remedy for jobs that nothing keeps on cores of their own: start pjwd, restart it, or let it enforce.
 /// Returns `if_enforcing` if pjwd runs and enforces already.
 fn remedy_of_daemon(input: &DiagnosisInput, if_enforcing: &str) -> String {
-    match input.warden {
+    match input.daemon {
         DaemonStatus::Responsive { observes: true, .. } => {
             "pjwd changes nothing: set mode = \"enforce\" and pjwctl reload".to_owned()
         }
@@ -292,7 +292,7 @@ fn stack_finding(
 /// - If all threads belong to one process, pjwd spreads them only if they inherited a mask inside one core. Masks
 ///   that a program chose for its own threads are kept.
 fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
-    let pjwd_enforces = matches!(input.warden, DaemonStatus::Responsive { observes: false, .. });
+    let pjwd_enforces = matches!(input.daemon, DaemonStatus::Responsive { observes: false, .. });
     let mut jobs = input.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
     let has_idle = |job: &ObservedJob| job.held_cpus(&input.online).is_some_and(|held| held.intersects(idle));
     let is_spread = pjwd_enforces && stack.others == 0 && jobs.all(has_idle);

@@ -143,7 +143,7 @@ pub struct DiagnosisInput {
     /// determines this only by reading files.
     pub cpuset_support: CpusetSupport,
     /// Whether the daemon `pjwd` runs on the machine, and its reply to the diagnosis.
-    pub warden: DaemonStatus,
+    pub daemon: DaemonStatus,
     /// The user id of the user that runs the diagnosis. A user other than root can't read all facts.
     pub caller_uid: Uid,
     /// The lowest user id that belongs to a person (the config key `first_person_uid`). Lower user ids belong

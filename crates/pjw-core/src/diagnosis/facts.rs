@@ -105,7 +105,7 @@ fn enforcement_text(input: &DiagnosisInput) -> String {
 /// why such cores can't be lent, or how fast an owner gets a lent core back. Uses the report of the running daemon.
 /// If there is no report, derives the fact from the features of the machine.
 fn lending_text(input: &DiagnosisInput) -> String {
-    let reported = match &input.warden {
+    let reported = match &input.daemon {
         DaemonStatus::Responsive { lending, .. } => lending.clone(),
         DaemonStatus::Absent(_) | DaemonStatus::Unresponsive(_) => LendingStatus::Unknown,
     };
@@ -163,7 +163,7 @@ fn lending_text(input: &DiagnosisInput) -> String {
 
 /// Returns the fact about pjwd: whether it runs, and its version and mode.
 fn daemon_text(input: &DiagnosisInput) -> String {
-    match &input.warden {
+    match &input.daemon {
         DaemonStatus::Absent(why) => why.clone(),
         DaemonStatus::Unresponsive(why) => format!("pjwd does not answer: {why}"),
         DaemonStatus::Responsive { version, observes, .. } => {

@@ -124,7 +124,7 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
 /// - pjwd is of another version than `pjwctl`.
 /// - pjwd changes nothing (mode `observe`). Not reported on a machine without jobs.
 fn daemon_finding(input: &DiagnosisInput) -> Option<Finding> {
-    match &input.warden {
+    match &input.daemon {
         DaemonStatus::Absent(_) if !input.jobs.is_empty() => {
             let jobs = counted_noun(input.jobs.len(), "job");
             let text =
@@ -159,7 +159,7 @@ fn daemon_finding(input: &DiagnosisInput) -> Option<Finding> {
 fn add_conflicting_program_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
     for program in &input.conflicting_programs {
         let severity = if program.undoes_pjw_changes { Severity::Advice } else { Severity::Note };
-        let remedy = match &input.warden {
+        let remedy = match &input.daemon {
             DaemonStatus::Responsive { pid, .. } if program.pids.contains(pid) => {
                 format!("{}; pjwctl talks to process {pid}", program.remedy)
             }

@@ -41,7 +41,7 @@ pub fn diagnose(input: &DiagnosisInput) -> Vec<Finding> {
 /// Adds the warnings of the running daemon to `findings`, except those that the diagnosis found too. Such a finding has
 /// the same code, and names at least the same jobs. Adds nothing if no daemon answers.
 fn add_daemon_warnings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
-    let DaemonStatus::Responsive { warnings, .. } = &input.warden else { return };
+    let DaemonStatus::Responsive { warnings, .. } = &input.daemon else { return };
     for warning in warnings {
         let is_same = |finding: &Finding| {
             finding.code == warning.code

@@ -63,7 +63,7 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
             affinity_persists: true,
             ..CpusetSupport::default()
         },
-        warden: answering(false),
+        daemon: answering(false),
         caller_uid: Uid::ROOT,
         first_person_uid: 1000,
     }
@@ -144,15 +144,15 @@ fn a_healthy_node_has_no_findings() {
     assert_eq!(diagnose(&input), []);
     input.jobs = vec![held("slurm:1", "0-3", GrantedBy::Scheduler), held("a", "8-11", GrantedBy::Warden)];
     assert_eq!(diagnose(&input), []);
-    input.warden = absent();
+    input.daemon = absent();
     input.jobs.clear();
-    assert_eq!(diagnose(&input), [], "without jobs no warden is needed");
+    assert_eq!(diagnose(&input), [], "without jobs no daemon is needed");
 }
 
 #[test]
 fn overlapping_jobs_are_reported_with_the_cpus() {
     let mut input = node();
-    input.warden = absent();
+    input.daemon = absent();
     input.jobs = vec![job("slurm:1", "0-3", 1, 1), job("slurm:2", "2-5", 1, 1), job("slurm:3", "8-9", 1, 1)];
     let finding = only(&input, "overlap");
     assert_eq!(finding.severity, Severity::Problem);
@@ -193,7 +193,7 @@ fn findings_of_a_kind_are_limited_and_the_rest_is_counted() {
 #[test]
 fn unbound_jobs_are_a_problem_once_their_demand_exceeds_the_node() {
     let mut input = node();
-    input.warden = absent();
+    input.daemon = absent();
     input.jobs = vec![job("slurm:1", "0-15", 4, 4)];
     assert_eq!(of(&input, "unbound"), [], "alone, it disturbs no job");
     input.jobs.push(job("slurm:2", "0-15", 4, 4));
@@ -208,7 +208,7 @@ fn unbound_jobs_are_a_problem_once_their_demand_exceeds_the_node() {
     let finding = only(&input, "unbound");
     assert_eq!(finding.severity, Severity::Problem);
     assert!(finding.text.ends_with("now 18 threads want 16 CPUs"), "{}", finding.text);
-    input.warden = answering(true);
+    input.daemon = answering(true);
     assert!(only(&input, "unbound").remedy.contains("mode = \"enforce\""));
 }
 
@@ -227,14 +227,14 @@ fn a_job_with_more_hot_threads_than_cpus_is_reported() {
     let finding = only(&input, "oversubscribed");
     assert_eq!(finding.severity, Severity::Problem, "it takes CPUs from others");
     assert_eq!(finding.text, "6 threads of slurm:1 want a CPU most of the time, and it asked for 2 CPUs");
-    for (warden, remedy) in [
+    for (daemon, remedy) in [
         (answering(false), "pjwctl status shows why it holds no cores"),
         (answering(true), "pjwd changes nothing: set mode = \"enforce\""),
         (DaemonStatus::Unresponsive("it hangs".to_owned()), "pjwd does not answer"),
         (absent(), "start pjwd: it gives each job cores"),
     ] {
-        let is_absent = matches!(warden, DaemonStatus::Absent(_));
-        input.warden = warden;
+        let is_absent = matches!(daemon, DaemonStatus::Absent(_));
+        input.daemon = daemon;
         let told = only(&input, "oversubscribed").remedy;
         assert!(told.contains(remedy) && told.contains("start fewer threads"), "{told}");
         assert_eq!(told.contains("start pjwd: "), is_absent, "{told}");
@@ -264,7 +264,7 @@ fn two_mpirun_on_the_same_first_cpus_are_found_also_without_jobs() {
 #[test]
 fn only_a_stack_that_pjwd_spreads_is_promised_to_be_spread() {
     let mut input = node();
-    input.warden = answering(false);
+    input.daemon = answering(false);
     let threads = |pids: [u32; 2]| pids.map(|pid| thread(pid, "0", 0, 990)).to_vec();
     let spread = "pjwd spreads them";
     let job = |cpus, pids| ObservedJob { threads: threads(pids), ..held("a", cpus, GrantedBy::Warden) };
@@ -278,7 +278,7 @@ fn only_a_stack_that_pjwd_spreads_is_promised_to_be_spread() {
     input.jobs = vec![full];
     assert!(!only(&input, "stacked").remedy.starts_with(spread), "no PU of the job idles");
     input.jobs = vec![job("0-1", [7, 8])];
-    input.warden = answering(true);
+    input.daemon = answering(true);
     assert!(!only(&input, "stacked").remedy.starts_with(spread), "pjwd only observes");
     input.jobs = vec![job("0-1", [7, 7])];
     let remedy = only(&input, "stacked").remedy;
@@ -451,7 +451,7 @@ fn warden_version_is_compared_and_its_warnings_are_reported_once() {
     }];
     let warning =
         |code: &str| Finding::new(Severity::Problem, code, "it says so".to_owned(), "do it").with_jobs([&id]);
-    input.warden = DaemonStatus::Responsive {
+    input.daemon = DaemonStatus::Responsive {
         pid: Pid(2),
         version: "1".to_owned(),
         own_version: "2".to_owned(),
@@ -465,16 +465,16 @@ fn warden_version_is_compared_and_its_warnings_are_reported_once() {
     assert!(only(&input, "no-wall").remedy.contains("pjwctl explain manual:a"));
     input.jobs[0].process_count = 0;
     assert_eq!(of(&input, "no-wall"), [], "its first process gets a cpuset");
-    input.warden = DaemonStatus::Unresponsive("it hangs".to_owned());
+    input.daemon = DaemonStatus::Unresponsive("it hangs".to_owned());
     assert_eq!(only(&input, "mute-warden").severity, Severity::Problem);
-    input.warden = absent();
+    input.daemon = absent();
     let _ = only(&input, "no-warden");
 }
 
 #[test]
 fn the_most_urgent_findings_come_first() {
     let mut input = node();
-    input.warden = absent();
+    input.daemon = absent();
     input.host.has_psi = false;
     input.jobs = vec![job("slurm:1", "0-3", 1, 1), job("slurm:2", "2-5", 1, 1)];
     let severities: Vec<Severity> = diagnose(&input).into_iter().map(|finding| finding.severity).collect();

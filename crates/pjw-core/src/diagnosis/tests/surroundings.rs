@@ -126,7 +126,7 @@ fn conflicting_programs_are_reported_if_a_system_user_runs_them() {
     ];
     assert!(texts.iter().zip(begin).all(|((_, text), begin)| text.starts_with(begin)), "{texts:#?}");
 
-    if let DaemonStatus::Responsive { pid, .. } = &mut input.warden {
+    if let DaemonStatus::Responsive { pid, .. } = &mut input.daemon {
         *pid = Pid(9);
     }
     let of_root = of(&input, "master").into_iter().find(|finding| finding.text.contains("of root")).unwrap();
@@ -151,12 +151,12 @@ fn without_systemd_no_remedy_names_its_commands() {
         warnings: Vec::new(),
         lending: LendingStatus::Unknown,
     };
-    for (warden, code) in [
+    for (daemon, code) in [
         (absent(), "no-warden"),
         (DaemonStatus::Unresponsive("it hangs".to_owned()), "mute-warden"),
         (version, "version"),
     ] {
-        input.warden = warden;
+        input.daemon = daemon;
         for has_systemd in [true, false] {
             input.host.has_systemd = has_systemd;
             for code in ["no-cpuset-controller", "overlap", "unbound", "oversubscribed", code] {
@@ -249,7 +249,7 @@ fn what_the_daemon_reports_of_lending_comes_before_what_the_machine_has() {
     let mut input = node();
     input.cpuset_support.idle_priority = IdlePrioritySupport::Available;
     let mut fact = |reported: LendingStatus| {
-        if let DaemonStatus::Responsive { lending, .. } = &mut input.warden {
+        if let DaemonStatus::Responsive { lending, .. } = &mut input.daemon {
             *lending = reported;
         }
         machine_facts(&input).into_iter().find(|fact| fact.code == "lending").unwrap().text

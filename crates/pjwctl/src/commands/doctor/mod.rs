@@ -3,8 +3,8 @@
 //! It changes nothing and starts nothing. If no pjwd runs, it does not connect to the socket, because systemd would
 //! then start one.
 
+mod daemon;
 mod scan;
-mod warden;
 
 use std::process::ExitCode;
 
@@ -50,7 +50,7 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     let daemon_runs = first.processes.values().filter_map(Observed::present).any(|process| {
         process.comm == Comm::from("pjwd") && [Uid::ROOT, caller_uid()].contains(&process.uid)
     });
-    let daemon_state = warden::read_daemon_state(daemon, daemon_runs);
+    let daemon_state = daemon::read_daemon_state(daemon, daemon_runs);
     let scans = scanner.scan_jobs_twice(&first, &daemon_state.records, &daemon_state.housekeeping);
     let processes: Vec<(Pid, Uid, Comm)> = programs(&scans.after).collect();
     let policy = scanner.policy();
@@ -81,7 +81,7 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
         conflicting_programs: conflicting_programs(processes.iter().copied(), policy.first_person_uid),
         schedulers: scan::schedulers(&processes, policy.first_person_uid),
         cpuset_support: survey::read_cpuset_support(),
-        warden: daemon_state.status,
+        daemon: daemon_state.status,
         caller_uid: caller_uid(),
         first_person_uid: policy.first_person_uid,
     })

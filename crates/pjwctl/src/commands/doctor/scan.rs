@@ -1,4 +1,4 @@
-//! Scans the node twice, as a warden in observe mode would, and reads the configuration of its batch systems.
+//! Scans the node twice, as pjwd in observe mode would, and reads the configuration of its batch systems.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -150,7 +150,7 @@ impl JobScanner {
         snapshot
     }
 
-    /// Runs one decision of the warden without its actions. Returns the next scan that the decision needs.
+    /// Runs one decision of the daemon without its actions. Returns the next scan that the decision needs.
     fn decide(&mut self, snapshot: &Snapshot) -> Option<scan::ScanRequest> {
         let decision = reconcile(&mut self.state, snapshot, &[], &self.policy);
         decision.plan.mask_actions.iter().for_each(|action| self.state.record_mask_not_attempted(action));
