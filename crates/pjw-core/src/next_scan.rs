@@ -86,7 +86,7 @@ impl WardenState {
             // The process may belong to another job by now, which waited for the end of this move.
             let process = action.moved_process().and_then(|process| self.members.get(&process.pid));
             if let Some((job, pid)) = process.map(|member| (member.job.clone(), member.id.pid)) {
-                self.dirty.add(&job, pid);
+                self.dirty.add_process(&job, pid);
             }
         }
         let actions = finished.iter().map(|(action, _)| action);

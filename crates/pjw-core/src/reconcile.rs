@@ -148,7 +148,7 @@ fn mark_dirty_by_rescan(state: &mut WardenState) {
 fn still_dirty(plan: &Plan, waiting_jobs: &BTreeSet<JobId>) -> DirtySet {
     let mut dirty = DirtySet::default();
     waiting_jobs.iter().for_each(|job| dirty.add_job(job));
-    plan.mask_actions.iter().for_each(|action| dirty.add(&action.job, action.thread.process.pid));
+    plan.mask_actions.iter().for_each(|action| dirty.add_process(&action.job, action.thread.process.pid));
     dirty
 }
 

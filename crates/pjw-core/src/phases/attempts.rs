@@ -87,8 +87,8 @@ pub(crate) fn report_affinity_violations(draft: &mut CycleDraft<'_>) -> Reported
 fn rate_limit_suffix(draft: &mut CycleDraft<'_>, job: &JobId) -> Option<&'static str> {
     let now = draft.now.since_boot;
     let jobs = &draft.state.jobs;
-    draft.state.attempts.retain(|job, _| jobs.contains_key(job));
-    let reported = draft.state.attempts.entry(job.clone()).or_default();
+    draft.state.reported_attempt_counts.retain(|job, _| jobs.contains_key(job));
+    let reported = draft.state.reported_attempt_counts.entry(job.clone()).or_default();
     if reported.count == 0 || Duration::from_nanos(now.0.saturating_sub(reported.since.0)) >= MINUTE {
         *reported = ReportedAttemptCount { since: now, count: 0 };
     }

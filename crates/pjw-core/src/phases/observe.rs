@@ -188,7 +188,7 @@ fn update_process(draft: &mut CycleDraft<'_>, process: &Process) {
     });
     if let Some(member) = state.members.get(&pid) {
         if is_news {
-            state.dirty.add(&member.job, pid);
+            state.dirty.add_process(&member.job, pid);
         } else if has_threads {
             state.dirty.add_active(&member.job);
         }
@@ -359,7 +359,7 @@ fn update_active_threads(draft: &mut CycleDraft<'_>, process: ProcessId, list: &
     let state = &mut *draft.state;
     if let Some(member) = state.members.get(&pid).filter(|_| is_one_idle) {
         // The thread may be pinned. Its mask is planned a last time.
-        state.dirty.add(&member.job, pid);
+        state.dirty.add_process(&member.job, pid);
     }
 }
 

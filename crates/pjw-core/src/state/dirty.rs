@@ -60,7 +60,7 @@ impl DirtySet {
 
     /// Adds the process `pid` of the job `job` to the set, together with the active processes of the job
     /// ([`DirtyScope::Processes`]). Has no further effect if the set already contains the whole job.
-    pub(crate) fn add(&mut self, job: &JobId, pid: Pid) {
+    pub(crate) fn add_process(&mut self, job: &JobId, pid: Pid) {
         self.add_active(job);
         if let Some(DirtyScope::Processes(pids)) = self.jobs.get_mut(job) {
             pids.insert(pid);
@@ -83,7 +83,7 @@ impl DirtySet {
                 DirtyScope::Whole => self.add_job(job),
                 DirtyScope::Processes(pids) => {
                     self.add_active(job);
-                    pids.iter().for_each(|&pid| self.add(job, pid));
+                    pids.iter().for_each(|&pid| self.add_process(job, pid));
                 }
             }
         }

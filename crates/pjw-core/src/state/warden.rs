@@ -117,7 +117,7 @@ pub struct WardenState {
     pub(crate) reported_affinity_targets: ReportedAffinityTargets,
     /// The number of sched_setaffinity(2) calls for PUs outside the job that pjw has reported in the current minute,
     /// for each job.
-    pub(crate) attempts: BTreeMap<JobId, ReportedAttemptCount>,
+    pub(crate) reported_attempt_counts: BTreeMap<JobId, ReportedAttemptCount>,
     /// The time since which pjwd has received every fork event of the kernel, in ns since boot. pjwd knows
     /// the parent of each process that was forked after this time. `None` if pjwd does not receive fork
     /// events, or if fork events are being lost.
@@ -166,7 +166,7 @@ impl WardenState {
             stray_warnings: BTreeMap::new(),
             users_with_changed_strays: BTreeSet::new(),
             reported_affinity_targets: ReportedAffinityTargets::default(),
-            attempts: BTreeMap::new(),
+            reported_attempt_counts: BTreeMap::new(),
             fork_events_complete_since: None,
             idle_groups: BTreeMap::new(),
             idle_watch: OnceCell::new(),
@@ -451,7 +451,7 @@ impl WardenState {
         self.remove_unassigned(pid);
         self.processes.remove(pid);
         if let Some(member) = self.members.get(&pid) {
-            self.dirty.add(&member.job, pid);
+            self.dirty.add_process(&member.job, pid);
         }
         for member in self.members.remove(pid).into_iter().chain(self.processes_to_restore.remove(&pid)) {
             self.cpusets.remove_process(member.id);

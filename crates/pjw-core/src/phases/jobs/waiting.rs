@@ -49,7 +49,7 @@ pub(crate) fn serve_waiting_jobs(draft: &mut CycleDraft<'_>) {
 fn serving_conditions(state: &WardenState, policy: &Policy) -> ServingConditions {
     let may_share = policy.exhaustion_policy == ExhaustionPolicy::Share;
     ServingConditions {
-        pool_version: state.pool.change_count(),
+        pool_change_count: state.pool.change_count(),
         owned_grants_version: may_share.then(|| state.jobs.owned_grants_version()),
         may_grant: policy.may_grant,
     }

@@ -450,7 +450,7 @@ pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evid
     let inherited_mask = inherited_mask(draft.state, &known.process);
     let before = draft.state.members.remove(pid).or_else(|| draft.state.processes_to_restore.remove(&pid));
     if let Some(before) = &before {
-        draft.state.dirty.add(&before.job, pid);
+        draft.state.dirty.add_process(&before.job, pid);
     }
     let was_new = before.as_ref().map_or(known.was_read_once, |before| before.was_new_at_join);
     let numa_node = before.as_ref().filter(|before| before.job == *job).and_then(|before| before.numa_node);
@@ -468,7 +468,7 @@ pub(crate) fn add_member(draft: &mut CycleDraft<'_>, pid: Pid, job: &JobId, evid
     };
     draft.out.records.push(Record::Joined(member.membership()));
     draft.state.members.insert(member);
-    draft.state.dirty.add(job, pid);
+    draft.state.dirty.add_process(job, pid);
     // The children of the process, and the other processes of its session, may belong to the job because of it.
     draft.recheck.extend(draft.state.processes.children_of(pid));
     let known = draft.state.processes.get(&pid);

@@ -55,7 +55,7 @@ pub(crate) fn mark_provisions_with_left_children(draft: &mut CycleDraft<'_>) {
         state.has_left_provision(process, job).then(|| (job.clone(), process.id.pid))
     };
     let left: Vec<(JobId, Pid)> = processes_to_check(draft).filter_map(left_job).collect();
-    left.into_iter().for_each(|(job, pid)| draft.state.dirty.add(&job, pid));
+    left.into_iter().for_each(|(job, pid)| draft.state.dirty.add_process(&job, pid));
 }
 
 /// Removes the recorded affinity masks of each released job (a job that ended or that a command released) that no

@@ -94,7 +94,7 @@ fn remove_members(draft: &mut CycleDraft<'_>, job: &JobId, leaving: &BTreeSet<Pi
     for &pid in leaving {
         let Some(member) = draft.state.members.remove(pid) else { continue };
         draft.out.records.push(Record::Left(member.membership()));
-        draft.state.dirty.add(job, pid);
+        draft.state.dirty.add_process(job, pid);
         draft.state.processes_to_restore.insert(pid, member);
     }
     // The removed processes may belong to another job.

@@ -7,7 +7,7 @@ use crate::terms::{JobRequest, Refusal};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ServingConditions {
     /// [`PuPool::change_count`](crate::state::pool::PuPool::change_count).
-    pub(crate) pool_version: u64,
+    pub(crate) pool_change_count: u64,
     /// [`Jobs::owned_grants_version`](crate::state::jobs::Jobs::owned_grants_version). `None` if jobs may not share
     /// cores. Which cores a job may share depends on all grants, and the pool has one holder for each PU.
     pub(crate) owned_grants_version: Option<u64>,
