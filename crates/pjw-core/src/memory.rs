@@ -26,7 +26,7 @@ pub struct ProcessMemory {
     /// `None` if the process could not be compared with others: it then counts as an address space of its own.
     pub address_space: Option<u32>,
     /// The bytes in memory on each NUMA node, by the kernel's number of the node. Empty if they were not read.
-    pub by_node: BTreeMap<u32, u64>,
+    pub bytes_by_node: BTreeMap<u32, u64>,
 }
 
 /// The memory of a job: the sums of the memory sizes of its processes. If several processes share an address
@@ -50,7 +50,7 @@ pub struct JobMemory {
     pub address_spaces: u32,
     /// The sum of the bytes in memory on each NUMA node, by the kernel's number of the node. A page that n address
     /// spaces map is counted n times. Empty if the memory on the nodes was not read.
-    pub by_node: BTreeMap<u32, u64>,
+    pub bytes_by_node: BTreeMap<u32, u64>,
 }
 
 impl JobMemory {
@@ -69,8 +69,8 @@ impl JobMemory {
             add(&mut sum.uss, process.uss);
             add(&mut sum.page_tables, process.page_tables);
             add(&mut sum.swap, process.swap);
-            for (&node, &bytes) in &process.by_node {
-                add(sum.by_node.entry(node).or_default(), bytes);
+            for (&node, &bytes) in &process.bytes_by_node {
+                add(sum.bytes_by_node.entry(node).or_default(), bytes);
             }
             sum.address_spaces += 1;
         }
@@ -137,9 +137,9 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn process(pid: u32, address_space: u32, rss: u64, pss: u64, uss: u64) -> ProcessMemory {
-        let (page_tables, swap, by_node) = (1, 2, BTreeMap::from([(0, rss)]));
+        let (page_tables, swap, bytes_by_node) = (1, 2, BTreeMap::from([(0, rss)]));
         let address_space = Some(address_space);
-        ProcessMemory { pid: Pid(pid), rss, pss, uss, page_tables, swap, address_space, by_node }
+        ProcessMemory { pid: Pid(pid), rss, pss, uss, page_tables, swap, address_space, bytes_by_node }
     }
 
     #[test]
@@ -147,7 +147,7 @@ mod tests {
         let sum = JobMemory::sum(&[process(1, 0, 100, 60, 20), process(2, 1, 100, 60, 20)]);
         assert_eq!((sum.rss, sum.pss, sum.uss, sum.shared_permille), (200, 120, 40, 800));
         assert_eq!((sum.page_tables, sum.swap, sum.address_spaces), (2, 4, 2));
-        assert_eq!(sum.by_node, BTreeMap::from([(0, 200)]));
+        assert_eq!(sum.bytes_by_node, BTreeMap::from([(0, 200)]));
         assert_eq!(JobMemory::sum(&[]), JobMemory::default());
     }
 

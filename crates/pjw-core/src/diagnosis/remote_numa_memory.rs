@@ -19,7 +19,7 @@ pub struct HotProcessMemory {
     pub last_cpus: Vec<Pu>,
     /// The memory of the process on each NUMA node, in bytes, by the kernel's number of the node, as in
     /// `/proc/PID/numa_maps`.
-    pub by_node: BTreeMap<u32, u64>,
+    pub bytes_by_node: BTreeMap<u32, u64>,
 }
 
 /// The remote NUMA memory of one process, for a finding of the diagnosis: its memory on NUMA nodes where none of its
@@ -98,7 +98,7 @@ fn remote_numa_memory(topology: &Topology, process: &HotProcessMemory) -> Option
     };
     let node_of = |pu: &Pu| topology.domain_of(TopologyLevel::NumaNode, *pu).map(|node| node.number);
     let thread_nodes: BTreeSet<u32> = process.last_cpus.iter().map(node_of).collect::<Option<_>>()?;
-    let memory_by_node = || process.by_node.iter().filter(|(node, _)| has_pus(node));
+    let memory_by_node = || process.bytes_by_node.iter().filter(|(node, _)| has_pus(node));
     let remote = || memory_by_node().filter(|(node, _)| !thread_nodes.contains(node));
     let sum = |total: u64, bytes: u64| total.saturating_add(bytes);
     let total_bytes = memory_by_node().map(|(_, &bytes)| bytes).fold(0, sum);
@@ -123,11 +123,11 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// Two NUMA nodes of four PUs: node 0 has the PUs 0-3.
-    fn found(last_cpus: &[u32], by_node: &[(u32, u64)]) -> Vec<RemoteNumaMemory> {
+    fn found(last_cpus: &[u32], mib_by_node: &[(u32, u64)]) -> Vec<RemoteNumaMemory> {
         let process = HotProcessMemory {
             pid: Pid(7),
             last_cpus: last_cpus.iter().copied().map(Pu).collect(),
-            by_node: by_node.iter().map(|&(node, mib)| (node, mib * MIB)).collect(),
+            bytes_by_node: mib_by_node.iter().map(|&(node, mib)| (node, mib * MIB)).collect(),
         };
         find_remote_numa_memory(&regular_topology(2, 1, 1, 4, 1), &[process])
     }

@@ -179,8 +179,8 @@ impl ControlService {
         id: &JobId,
         reading: &JobMemoryReading,
     ) -> Result<Vec<RemoteNumaMemory>, CallError> {
-        let nodes = reading.processes.iter().filter(|process| !process.by_node.is_empty());
-        let by_node: BTreeMap<_, _> = nodes.map(|process| (process.pid, process.by_node.clone())).collect();
+        let nodes = reading.processes.iter().map(|process| (process.pid, process.bytes_by_node.clone()));
+        let by_node: BTreeMap<_, _> = nodes.filter(|(_, bytes_by_node)| !bytes_by_node.is_empty()).collect();
         if by_node.is_empty() {
             return Ok(Vec::new());
         }
@@ -357,7 +357,7 @@ impl ControlService {
             peak: reading.peak.or(Some(records.largest_memory_use(id)).filter(|_| !is_estimate)),
             available: reading.available,
             address_spaces: sum.address_spaces,
-            by_node: by_node_to_wire(&sum.by_node),
+            by_node: by_node_to_wire(&sum.bytes_by_node),
             processes: largest.into_iter().map(|process| process_to_wire(process, is_estimate)).collect(),
             more_processes: saturating_u32(more_processes),
             gone: reading.ended_processes,
@@ -416,7 +416,7 @@ fn process_to_wire(process: &ProcessMemory, is_estimate: bool) -> wire::ProcessM
         page_tables: process.page_tables,
         swap: process.swap,
         address_space: process.address_space,
-        by_node: by_node_to_wire(&process.by_node),
+        by_node: by_node_to_wire(&process.bytes_by_node),
     }
 }
 

@@ -228,10 +228,10 @@ pub fn processes_with_remote_numa_memory(
     id: &JobId,
     memory_by_node: BTreeMap<Pid, BTreeMap<u32, u64>>,
 ) -> QueryAnswer {
-    let processes = memory_by_node.into_iter().filter_map(|(pid, by_node)| {
+    let processes = memory_by_node.into_iter().filter_map(|(pid, bytes_by_node)| {
         let member = state.members.get(&pid).filter(|member| member.job == *id)?;
         let hot = member.threads.values().filter(|thread| thread.is_alive() && thread.demand.is_hot);
-        Some(HotProcessMemory { pid, last_cpus: hot.map(|thread| thread.last_cpu).collect(), by_node })
+        Some(HotProcessMemory { pid, last_cpus: hot.map(|thread| thread.last_cpu).collect(), bytes_by_node })
     });
     let processes: Vec<HotProcessMemory> = processes.collect();
     QueryAnswer::RemoteNumaMemory(find_remote_numa_memory(&state.topology, &processes))

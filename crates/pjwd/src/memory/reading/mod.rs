@@ -316,11 +316,11 @@ fn read_pages(
 fn pages_of(proc: &mut ProcDir, pid: Pid, kind: ReadingKind) -> Result<ProcessMemory, Errno> {
     let ProcessMemoryUse { rss, pss, uss, swap } = proc.read_memory_use(pid)?;
     let page_tables = proc.read_memory_counters(pid)?.page_tables;
-    let by_node = match kind {
+    let bytes_by_node = match kind {
         ReadingKind::PagesByNode => proc.read_memory_by_numa_node(pid)?,
         ReadingKind::Pages | ReadingKind::Estimate | ReadingKind::Counters => BTreeMap::new(),
     };
-    Ok(ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space: None, by_node })
+    Ok(ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space: None, bytes_by_node })
 }
 
 /// Measures the memory of `processes` by a method that takes little CPU time. Adds the memory to `reading`, and sets
@@ -368,9 +368,9 @@ fn read_counters(proc: &mut ProcDir, processes: &[LiveProcess], reading: &mut Jo
                 if address_space.is_none_or(|space| counted.insert(space)) {
                     anonymous.push(anonymous_bytes);
                 }
-                let by_node = BTreeMap::new();
+                let (pss, uss, bytes_by_node) = (0, 0, BTreeMap::new());
                 let memory =
-                    ProcessMemory { pid, rss, pss: 0, uss: 0, page_tables, swap, address_space, by_node };
+                    ProcessMemory { pid, rss, pss, uss, page_tables, swap, address_space, bytes_by_node };
                 reading.processes.push(memory);
             }
             Err(errno) => count_failure(proc, process, errno, reading),
