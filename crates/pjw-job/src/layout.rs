@@ -51,7 +51,8 @@ pub const SEQUENCE_OFFSET: usize = 16;
 pub const RESERVED_OFFSET: usize = 20;
 /// The offset of the epoch, in bytes from the start of the core map (the file `coremap` of a job). The epoch is an
 /// 8-byte number that has a new value after each change of the core map. Each write of pjwd replaces all bytes from
-/// this offset to the end. Of the bytes before this offset, a write changes only the sequence counter.
+/// this offset to the end, except the last write, which ends the core map ([`LIVE_FLAG`]). Of the bytes before this
+/// offset, a write changes only the sequence counter.
 pub const EPOCH_OFFSET: usize = 24;
 /// The number of 8-byte words that each set of CPUs occupies in the core map (the file `coremap` of a job). Each bit
 /// stands for one CPU. The core map has four sets: `own`, `borrowed`, `leaving` and `lent` ([`CoreMapContent`]).
@@ -61,7 +62,7 @@ pub const WORDS_PER_CPU_SET: usize = 126;
 pub const MAX_CPUS: u32 = 64 * 126;
 /// A bit in the flags of the core map (the file `coremap` of a job). The bit is set as long as pjwd keeps this file
 /// up to date. If the bit is not set, pjwd no longer writes this file ([`CoreMapContent::is_live`]), and all sets of
-/// CPUs in the file are empty.
+/// CPUs in the file are empty: they have 0 words in use. Words that are not in use may then have any value.
 pub const LIVE_FLAG: u32 = 1;
 /// A bit in the flags of the core map (the file `coremap` of a job). The bit is set if the job has CPUs that are
 /// missing in the core map, because their numbers are [`MAX_CPUS`] or more. The file `coremap.json` in the same
@@ -69,12 +70,14 @@ pub const LIVE_FLAG: u32 = 1;
 pub const TRUNCATED_FLAG: u32 = 2;
 
 // The offsets of further fields, in bytes from the start of the core map. The table above lists the fields.
-const LEAVING_AT_OFFSET: usize = 32;
+pub(crate) const LEAVING_AT_OFFSET: usize = 32;
 pub(crate) const FLAGS_OFFSET: usize = 40;
 const WORDS_OFFSET: usize = 44;
 const CPU_COUNT_OFFSET: usize = 48;
 const CORE_COUNT_OFFSET: usize = 52;
-const SETS_OFFSET: usize = 64;
+pub(crate) const SETS_OFFSET: usize = 64;
+/// The offset of the 4 bytes of the epoch that change if 1 is added to it.
+pub(crate) const LOW_EPOCH_OFFSET: usize = EPOCH_OFFSET + if cfg!(target_endian = "big") { 4 } else { 0 };
 
 /// The size of the core map (the file `coremap` of a job) in 8-byte words.
 pub const COREMAP_WORDS: usize = COREMAP_BYTES / 8;

@@ -3,27 +3,34 @@
 //! The writer never touches the mapped memory itself: a file that somebody truncates, or a full file system, would end
 //! the process by SIGBUS. The writer writes the content by pwrite(2), and lets the kernel change the sequence counter
 //! (futex(2), `FUTEX_WAKE_OP`), which also wakes the readers.
+//!
+//! The writer opens the file for each write, and closes it afterwards. The files of many jobs would otherwise take all
+//! descriptors of pjwd. The mapping needs no descriptor. By the mapping, the writer ends the core map also after the
+//! file was removed.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{Ordering, fence};
 
 use crate::directory::FILE_MODE;
-use crate::futex;
+use crate::futex::{self, Change};
 use crate::layout::{
-    COREMAP_BYTES, CoreMapContent, EPOCH_OFFSET, RESERVED_OFFSET, SEQUENCE_OFFSET, has_known_header,
-    sequence_of, to_words,
+    COREMAP_BYTES, CoreMapContent, EPOCH_OFFSET, LEAVING_AT_OFFSET, LOW_EPOCH_OFFSET, RESERVED_OFFSET,
+    SEQUENCE_OFFSET, SETS_OFFSET, has_known_header, sequence_of, to_words,
 };
 use crate::page::{map, unmap};
 
 /// The writer of the core map of one job. The core map is the file `coremap`, which contains the CPUs of the job. The
-/// programs of the job map the file into their memory. pjwd has one writer for each job.
+/// programs of the job map the file into their memory. pjwd has one writer for each job. A writer maps the file too,
+/// and keeps no descriptor of the file.
 #[derive(Debug)]
 pub struct CoreMapWriter {
-    file: File,
+    path: PathBuf,
+    /// The device and the inode of the file. No other file has both while this one is mapped.
+    file_id: (u64, u64),
     page: NonNull<u64>,
     /// The present content of the core map, as [`CoreMapWriter::content`] describes.
     last: CoreMapContent,
@@ -55,7 +62,7 @@ impl CoreMapWriter {
             let _ = std::fs::remove_file(temporary_path);
             return Err(error);
         }
-        Self::of_file(file, content.clone())
+        Self::of_file(path, &file, content.clone())
     }
 
     /// Opens the core map (the file `coremap`, which contains the CPUs of a job) that an earlier daemon of the same
@@ -64,14 +71,10 @@ impl CoreMapWriter {
     /// layout. `None` if there is no such file, or if it can't be read or mapped.
     #[must_use]
     pub fn open(path: &Path) -> Option<Self> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-        let file = options.open(path).ok()?;
-        let metadata = file.metadata().ok()?;
+        let (file, metadata) = open_file(path).ok()?;
         // SAFETY: the call has no arguments and can't fail.
         let user = unsafe { libc::geteuid() };
-        let is_page = metadata.is_file() && metadata.len() == COREMAP_BYTES as u64;
-        if !is_page || metadata.uid() != user || metadata.nlink() != 1 {
+        if !has_size_of_page(&metadata) || metadata.uid() != user || metadata.nlink() != 1 {
             return None;
         }
         file.set_permissions(PermissionsExt::from_mode(FILE_MODE)).ok()?;
@@ -81,12 +84,14 @@ impl CoreMapWriter {
         // Only a write ends the state in which no program can read the core map. So no caller may find that the core
         // map has the wanted content already.
         last.is_live &= sequence_of(&page).is_multiple_of(2);
-        Self::of_file(file, last).ok()
+        Self::of_file(path, &file, last).ok()
     }
 
-    fn of_file(file: File, last: CoreMapContent) -> io::Result<Self> {
-        let page = map(&file, libc::PROT_READ | libc::PROT_WRITE)?;
-        Ok(Self { file, page, last })
+    /// The writer of the opened file `file`, which is at `path` and has the content `last`.
+    fn of_file(path: &Path, file: &File, last: CoreMapContent) -> io::Result<Self> {
+        let file_id = id_of(&file.metadata()?);
+        let page = map(file, libc::PROT_READ | libc::PROT_WRITE)?;
+        Ok(Self { path: path.to_owned(), file_id, page, last })
     }
 
     /// Returns the present content of the core map: the content that this writer wrote last. Before the first write,
@@ -101,42 +106,86 @@ impl CoreMapWriter {
     /// change of the core map.
     ///
     /// # Errors
-    /// If the file was truncated, or if the file system refuses the write. The file can then stay marked as being
-    /// written, so that no program can read it. The caller should replace the file by [`CoreMapWriter::create`].
+    /// If the file was truncated, removed or replaced, if it can't be opened, or if the file system refuses the write.
+    /// The file can then stay marked as being written, so that no program can read it. The caller should replace the
+    /// file by [`CoreMapWriter::create`], and then call [`CoreMapWriter::mark_not_live`] of this writer.
     pub fn write(&mut self, content: &CoreMapContent) -> io::Result<()> {
-        let mut old_page = [0; COREMAP_BYTES];
-        self.file.read_exact_at(&mut old_page, 0)?;
-        // If a daemon was killed while it wrote, the counter is odd already.
-        if sequence_of(&old_page).is_multiple_of(2) {
-            self.advance(RESERVED_OFFSET)?;
-        }
+        let file = self.open_mapped_file()?;
+        self.begin_write()?;
         fence(Ordering::SeqCst);
         let page = content.encode(0);
-        self.file.write_all_at(&page[EPOCH_OFFSET..], EPOCH_OFFSET as u64)?;
+        file.write_all_at(&page[EPOCH_OFFSET..], EPOCH_OFFSET as u64)?;
         fence(Ordering::SeqCst);
-        self.advance(SEQUENCE_OFFSET)?;
+        self.end_write()?;
         self.last = content.clone();
         Ok(())
     }
 
-    /// Marks the core map (the file `coremap` of the job) as no longer kept up to date: sets
-    /// [`CoreMapContent::is_live`] to false, and makes all sets of CPUs empty. Wakes the programs that wait for a
-    /// change of the core map. Does not remove the file: this is left to the caller.
+    /// Opens the file at the path of this writer.
     ///
     /// # Errors
-    /// The errors of [`CoreMapWriter::write`].
-    pub fn mark_not_live(mut self) -> io::Result<()> {
-        let content =
-            CoreMapContent { is_live: false, epoch: self.last.epoch + 1, ..CoreMapContent::default() };
-        self.write(&content)
+    /// If there is no file or another one, or if the file was truncated.
+    fn open_mapped_file(&self) -> io::Result<File> {
+        let (file, metadata) = open_file(&self.path)?;
+        if id_of(&metadata) != self.file_id || !has_size_of_page(&metadata) {
+            return Err(io::Error::other("the file was replaced or truncated"));
+        }
+        Ok(file)
     }
 
-    /// Adds 1 to the sequence counter, and wakes all programs that wait for the word at the offset `waiters_offset`.
-    fn advance(&self, waiters_offset: usize) -> io::Result<()> {
+    /// Marks the core map (the file `coremap` of the job) as no longer kept up to date: sets
+    /// [`CoreMapContent::is_live`] to false, adds 1 to the epoch, and makes all sets of CPUs empty. Wakes the programs
+    /// that wait for a change of the core map. Does not remove the file: this is left to the caller. The file may be
+    /// removed or replaced already. Opens no file.
+    ///
+    /// # Errors
+    /// If the file was truncated, or if its file system is full.
+    pub fn mark_not_live(self) -> io::Result<()> {
+        self.begin_write()?;
+        self.change(Change::AddOne, LOW_EPOCH_OFFSET, RESERVED_OFFSET)?;
+        // All fields between the epoch and the sets, such as the flags and the number of words in use of each set.
+        for offset in (LEAVING_AT_OFFSET..SETS_OFFSET).step_by(4) {
+            self.change(Change::SetToZero, offset, RESERVED_OFFSET)?;
+        }
+        self.end_write()
+    }
+
+    /// Makes the sequence counter odd. It is odd already if a write was not completed.
+    fn begin_write(&self) -> io::Result<()> {
+        self.change(Change::MakeOdd, SEQUENCE_OFFSET, RESERVED_OFFSET)
+    }
+
+    /// Makes the sequence counter even, and wakes all programs that wait for another value of it.
+    fn end_write(&self) -> io::Result<()> {
+        self.change(Change::AddOne, SEQUENCE_OFFSET, SEQUENCE_OFFSET)
+    }
+
+    /// Changes the 4-byte number at the offset `offset`, and wakes all programs that wait for the number at the offset
+    /// `waiters_offset`.
+    fn change(&self, change: Change, offset: usize, waiters_offset: usize) -> io::Result<()> {
         let word = |offset: usize| self.page.as_ptr().cast::<u32>().wrapping_add(offset / 4);
         // SAFETY: both words are in the page, which is mapped until this value is dropped.
-        unsafe { futex::add_one_and_wake(word(SEQUENCE_OFFSET), word(waiters_offset)) }
+        unsafe { futex::change_and_wake(change, word(offset), word(waiters_offset)) }
     }
+}
+
+/// Opens the file at `path` for reading and writing, and does not follow a link.
+fn open_file(path: &Path) -> io::Result<(File, Metadata)> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path)?;
+    let metadata = file.metadata()?;
+    Ok((file, metadata))
+}
+
+/// Whether the file is a regular one with the size of a core map.
+fn has_size_of_page(metadata: &Metadata) -> bool {
+    metadata.is_file() && metadata.len() == COREMAP_BYTES as u64
+}
+
+/// The device and the inode of a file.
+fn id_of(metadata: &Metadata) -> (u64, u64) {
+    (metadata.dev(), metadata.ino())
 }
 
 impl Drop for CoreMapWriter {

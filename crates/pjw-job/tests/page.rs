@@ -159,6 +159,53 @@ fn readers_of_an_old_page_find_the_page_that_replaced_it() {
 }
 
 #[test]
+fn a_page_that_has_ended_is_empty_also_if_its_file_is_gone_or_its_last_write_is_unfinished() {
+    for sequence in [2, 3] {
+        let directory = Directory::new();
+        let writer = directory.create(&content(7));
+        let reader = CoreMapReader::open(&directory.page()).unwrap();
+        set_sequence(&directory, sequence);
+        std::fs::remove_file(directory.page()).unwrap();
+        writer.mark_not_live().unwrap();
+        assert_eq!(reader.read().unwrap(), CoreMapContent { epoch: 8, ..CoreMapContent::default() });
+        assert_eq!(reader.has_cpu(Pu(0)), None);
+    }
+}
+
+/// Returns how many descriptors of this process belong to files in `directory`.
+fn open_files_in(directory: &Path) -> usize {
+    let directory = directory.canonicalize().unwrap();
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let targets = descriptors.filter_map(|descriptor| std::fs::read_link(descriptor.path()).ok());
+    targets.filter(|target| target.starts_with(&directory)).count()
+}
+
+#[test]
+fn a_writer_keeps_no_descriptor_of_its_file() {
+    let directory = Directory::new();
+    let file = File::create(directory.path().join("other")).unwrap();
+    assert_eq!(open_files_in(directory.path()), 1, "an open file is found");
+    drop(file);
+    let mut first = directory.create(&content(1));
+    first.write(&content(2)).unwrap();
+    let mut second = CoreMapWriter::open(&directory.page()).unwrap();
+    second.write(&content(3)).unwrap();
+    assert_eq!(open_files_in(directory.path()), 0);
+}
+
+#[test]
+fn a_writer_writes_no_file_that_replaced_its_own() {
+    let directory = Directory::new();
+    let mut first = directory.create(&content(1));
+    let _second = directory.create(&content(2));
+    assert!(first.write(&content(3)).is_err());
+    let reader = CoreMapReader::open(&directory.page()).unwrap();
+    assert_eq!(reader.read().unwrap(), content(2));
+    std::fs::remove_file(directory.page()).unwrap();
+    assert!(first.write(&content(3)).is_err() && !directory.page().exists());
+}
+
+#[test]
 fn a_page_that_a_killed_writer_left_unfinished_is_finished_by_the_next_one() {
     let directory = Directory::new();
     drop(directory.create(&content(4)));

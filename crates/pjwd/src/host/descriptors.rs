@@ -8,9 +8,8 @@ use tracing::warn;
 
 /// The number of descriptors that pjwd needs besides those of its clients. These are sockets, epoll and event
 /// descriptors, the files of its state, directories in `/proc`, watches, BPF programs and their maps, connections for
-/// metrics, and files that pjwd opens for a short time. The core map of each job has a descriptor too: there is room
-/// for the core maps of some 20 jobs. The files of a cgroup that show whether its processes ran stay open only if many
-/// descriptors are left. An estimate, rounded up generously.
+/// metrics, and files that pjwd opens for a short time, such as the core map of a job. The files of a cgroup that show
+/// whether its processes ran stay open only if many descriptors are left. An estimate, rounded up generously.
 const OWN_DESCRIPTORS: u64 = 112;
 
 /// Raises the soft limit of open descriptors to the hard limit. If that fails, logs a warning, and the soft limit stays

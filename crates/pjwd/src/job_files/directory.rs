@@ -237,12 +237,12 @@ impl JobDirectory {
             Some(page) if !is_page_current => page.write(&content),
             _ => Ok(()),
         };
-        // A page that was truncated is made again.
-        if written.is_err() {
-            self.page = None;
-        }
+        // A page that was truncated or replaced is made again.
+        let unwritten = if written.is_err() { self.page.take() } else { None };
         if self.page.is_none() {
             let page = CoreMapWriter::create(&page_path, &self.temporary, &content);
+            // Programs that have mapped the former page look for the new one.
+            let _ = unwritten.map(CoreMapWriter::mark_not_live);
             self.page = Some(page.map_err(file_fault("write", &page_path))?);
         }
         files_written?;

@@ -201,6 +201,34 @@ fn a_core_map_that_a_killed_daemon_left_unfinished_is_written_again_also_with_th
 }
 
 #[test]
+fn jobs_take_no_descriptors_so_that_many_jobs_leave_the_daemon_enough() {
+    let mut published = Published::new();
+    for job in 0..30 {
+        published.publish(&format!("job-{job}"), "0-1");
+        published.publish(&format!("job-{job}"), "0");
+    }
+    let state_dir = published.state_dir.path().canonicalize().unwrap();
+    let descriptors = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let targets = descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+    let open: Vec<PathBuf> = targets.filter(|target| target.starts_with(&state_dir)).collect();
+    assert_eq!(open, Vec::<PathBuf>::new());
+}
+
+#[test]
+fn a_core_map_that_another_program_replaced_is_made_again_with_the_next_change() {
+    let mut published = Published::new();
+    published.publish("a", "0-1");
+    let reader = Job::in_directory(&published.path("a"));
+    let other = published.state_dir.path().join("other");
+    fs::write(&other, "rubbish").unwrap();
+    fs::rename(&other, published.path("a").join("coremap")).unwrap();
+    published.publish("a", "0");
+    let cores = [reader, Job::in_directory(&published.path("a"))].map(|job| job.cores());
+    assert!(cores.iter().all(|cores| cores.source == CoresSource::CoreMap), "{cores:?}");
+    assert_eq!(cores.map(|cores| cores.cpus.to_string()), ["0", "0"]);
+}
+
+#[test]
 fn removed_files_are_made_again() {
     let mut published = Published::new();
     published.publish("a", "0-1");
