@@ -205,9 +205,8 @@ impl SpawnContext {
     /// # Errors
     /// [`CheckError::AddressSpace`] if the program can't run as a task. The error contains the reason.
     pub fn share_memory(mut self) -> Result<Self, CheckError> {
-        let task_program = TaskProgram::read(&self.setup.program).map_err(|why| AddressSpaceError::Program {
-            program: self.setup.program.to_string_lossy().into_owned(),
-            why,
+        let task_program = TaskProgram::read(&self.setup.program).map_err(|why| {
+            AddressSpaceError::Program { program: self.setup.program.to_string_lossy().into_owned(), why }
         })?;
         let setup = self.setup_mut();
         setup.task_program = Some(Arc::new(task_program));

@@ -127,7 +127,8 @@ impl AddressSpace {
         }
         let failed = |errno| AddressSpaceError::Host(SpawnError { step: SpawnStep::Clone, errno });
         let io_failed = |error: rustix::io::Errno| failed(Errno::from_raw(error.raw_os_error()));
-        let slot = SlotShape::new(&task_program.layout, stack_bytes()).ok_or_else(|| failed(Errno::ENOMEM))?;
+        let slot =
+            SlotShape::new(&task_program.layout, stack_bytes()).ok_or_else(|| failed(Errno::ENOMEM))?;
         let (socket, host_socket) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(io_failed)?;
