@@ -45,15 +45,16 @@ pub fn expected_masks_of_unverified_forks(state: &WardenState) -> BTreeMap<Pid, 
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }
 
-/// Defers the scans of newly forked processes with the right affinity mask by a few milliseconds. Newly forked
-/// processes with a wrong mask must still be scanned at once. The daemon calls this function after it has read the
-/// masks ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
+/// Defers the scan of each newly forked process with the right affinity mask by a few milliseconds. The daemon must
+/// still scan each other newly forked process at once. The daemon calls this function after it has read the masks
+/// ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
 ///
-/// - `expected` has the masks that newly forked processes should have, by pid.
-/// - `mismatches` lists the processes in `expected` that have another mask. All other processes in `expected` have the
-///   right mask.
+/// `expected` has the masks that newly forked processes should have, by pid. `mismatches` lists the processes in
+/// `expected` that have another mask. A process counts as one with the right mask in these two cases:
 ///
-/// A process that is not in `expected` has the right mask if the process was forked in the cpuset of its job.
+/// - The process is in `expected`, and not in `mismatches`.
+/// - The process is not in `expected`, and was forked in the cpuset of a job that holds cores. No change of this cpuset
+///   is incomplete, and the user has not released the job.
 pub fn defer_scans_if_masks_match(
     state: &mut WardenState,
     expected: &BTreeMap<Pid, ExpectedMask>,

@@ -113,10 +113,12 @@ fn build_part<'s>(free_cores: Vec<&'s FreeCore>, depth: usize, level_count: usiz
 /// frontier has the solutions (choices of domains) that no other solution beats in both cost and units (cores or
 /// logical CPUs).
 ///
-/// - Solution `i` uses the first `i` groups of cores. Cores that are in no domain come first, because they cost
-///   nothing. Then the domains follow, those with the most free units first.
+/// - A group has the cores of `free_cores` in one domain, or cores of `free_cores` that are in no domain. The groups of
+///   cores in no domain come first, because they cost nothing. Then the domains follow, those with the most units in
+///   `free_cores` first.
+/// - Solution `i` in the result uses the first `i` groups. Its units are counted up to `n`.
+/// - The result ends at the first solution with `n` units, or at the solution that uses all groups.
 /// - `depth` is the index of the smallest level, and `level_count` the number of levels.
-/// - The frontier ends at the first solution with `n` units.
 fn smallest_level_frontier(
     free_cores: &[&FreeCore],
     depth: usize,

@@ -76,7 +76,7 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
             | MaskActionKind::Unbind
             | MaskActionKind::Override
             | MaskActionKind::Rebind => {
-                problems.extend(check_confine(state, action));
+                problems.extend(check_limit_to_grant(state, action));
             }
         }
         let violation = |problem| Violation::InvalidMaskAction {
@@ -95,9 +95,11 @@ pub fn audit_actions(state: &WardenState, plan: &Plan, policy: &Policy) -> Vec<V
 ///
 /// - The thread belongs to a process of the job.
 /// - The new mask is not empty and lies inside the grant. It has one PU if the action pins the thread.
-/// - The action changes the mask. This is not checked for a process in a cpuset, whose mask may not be visible.
+/// - The action changes the mask that the scan read. This is not checked for a process in the cpuset of its job. There,
+///   the scan reads only the part of the requested mask that is inside the cpuset. So the action may change the
+///   requested mask although the mask that the scan read stays the same.
 /// - The journal (the file from which a restarted daemon restores its state) contains the new mask.
-fn check_confine(state: &WardenState, action: &MaskAction) -> Vec<MaskActionProblem> {
+fn check_limit_to_grant(state: &WardenState, action: &MaskAction) -> Vec<MaskActionProblem> {
     let MaskAction { kind, job, thread, current_mask, target_mask, .. } = action;
     let mut found = Vec::new();
     let member = state.members.get(&thread.process.pid).filter(|member| member.id == thread.process);

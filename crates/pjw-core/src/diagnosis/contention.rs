@@ -159,7 +159,7 @@ fn oversubscribed_job(input: &DiagnosisInput, job: &ObservedJob, max_pus_per_cor
 
 /// The hot threads with the same mask, or on the same core.
 #[derive(Default)]
-struct Stack<'a> {
+struct HotThreads<'a> {
     threads: usize,
     jobs: BTreeMap<&'a JobId, usize>,
     /// The number of threads that belong to no job.
@@ -167,7 +167,7 @@ struct Stack<'a> {
     pids: BTreeSet<Pid>,
 }
 
-impl<'a> Stack<'a> {
+impl<'a> HotThreads<'a> {
     fn add(&mut self, job: Option<&'a ObservedJob>, pid: Pid) {
         self.threads += 1;
         self.pids.insert(pid);
@@ -215,21 +215,21 @@ fn hot_threads(input: &DiagnosisInput) -> (CpuSet, Vec<BoundThread<'_>>) {
 /// - Threads of several processes are bound to the same core, and another core is idle.
 fn oversubscription_findings(input: &DiagnosisInput) -> Vec<Finding> {
     let (used, bound) = hot_threads(input);
-    let mut by_mask: BTreeMap<&CpuSet, Stack<'_>> = BTreeMap::new();
+    let mut by_mask: BTreeMap<&CpuSet, HotThreads<'_>> = BTreeMap::new();
     for thread in &bound {
         by_mask.entry(&thread.mask).or_default().add(thread.job, thread.pid);
     }
     let unused = input.online.difference(&used);
-    by_mask.retain(|mask, stack| stack.threads > mask.len() && !unused.is_subset(mask));
+    by_mask.retain(|mask, hot| hot.threads > mask.len() && !unused.is_subset(mask));
     let mut findings: Vec<Finding> = by_mask
         .iter()
-        .map(|(mask, stack)| stack_finding(input, (&cpus_text(mask), mask), stack, &unused.difference(mask)))
+        .map(|(mask, hot)| shared_pus_finding(input, (&cpus_text(mask), mask), hot, &unused.difference(mask)))
         .collect();
-    for (core, stack) in shared_cores(input, &bound) {
+    for (core, hot) in shared_cores(input, &bound) {
         let idle = idle_cores(input, &used.union(&core));
         if !idle.is_empty() && !by_mask.contains_key(&core) {
             let bound_to = format!("one core, {}", cpus_text(&core));
-            findings.push(stack_finding(input, (&bound_to, &core), &stack, &idle));
+            findings.push(shared_pus_finding(input, (&bound_to, &core), &hot, &idle));
         }
     }
     findings
@@ -238,20 +238,20 @@ fn oversubscription_findings(input: &DiagnosisInput) -> Vec<Finding> {
 /// Returns the cores to which hot threads of several processes are bound, with these threads. Only cores with several
 /// online PUs are in the result. At least one of the threads must be bound to all online PUs of the core. In this
 /// case, a launcher such as `mpirun` has reserved the whole core for one process. `bound` has all bound hot threads.
-fn shared_cores<'a>(input: &'a DiagnosisInput, bound: &[BoundThread<'a>]) -> Vec<(CpuSet, Stack<'a>)> {
-    let mut by_core: BTreeMap<CpuSet, (bool, Stack<'_>)> = BTreeMap::new();
+fn shared_cores<'a>(input: &'a DiagnosisInput, bound: &[BoundThread<'a>]) -> Vec<(CpuSet, HotThreads<'a>)> {
+    let mut by_core: BTreeMap<CpuSet, (bool, HotThreads<'_>)> = BTreeMap::new();
     for BoundThread { job, pid, mask } in bound {
         let Some(first) = mask.first() else { continue };
         let core = input.topology.core_cpus(first).intersection(&input.online);
         if core.len() > 1 && mask.is_subset(&core) {
             let is_whole = *mask == core;
-            let (has_whole, stack) = by_core.entry(core).or_default();
+            let (has_whole, hot) = by_core.entry(core).or_default();
             *has_whole |= is_whole;
-            stack.add(*job, *pid);
+            hot.add(*job, *pid);
         }
     }
-    let shared = by_core.into_iter().filter(|(_, (has_whole, stack))| *has_whole && stack.pids.len() > 1);
-    shared.map(|(core, (_, stack))| (core, stack)).collect()
+    let shared = by_core.into_iter().filter(|(_, (has_whole, hot))| *has_whole && hot.pids.len() > 1);
+    shared.map(|(core, (_, hot))| (core, hot)).collect()
 }
 
 /// The online PUs of the cores that have none of the PUs in `used`.
@@ -260,47 +260,47 @@ fn idle_cores(input: &DiagnosisInput, used: &CpuSet) -> CpuSet {
     cores.fold(CpuSet::new(), |idle, core| idle.union(&core.pus)).intersection(&input.online)
 }
 
-/// Returns the finding that hot threads are bound to the same PUs while other PUs are idle. `stack` has these
-/// threads, and `idle` has the idle PUs. `bound_to` and `cpus` are the PUs to which the threads are bound, as text and
-/// as a set.
-fn stack_finding(
+/// Returns the finding that hot threads are bound to the same PUs (logical CPUs) while other PUs are idle. A thread is
+/// hot if it runs or waits for a PU most of the time. `hot` has these threads, and `idle` has the idle PUs. `bound_to`
+/// and `cpus` are the PUs to which the threads are bound, as text and as a set.
+fn shared_pus_finding(
     input: &DiagnosisInput,
     (bound_to, cpus): (&str, &CpuSet),
-    stack: &Stack<'_>,
+    hot: &HotThreads<'_>,
     idle: &CpuSet,
 ) -> Finding {
-    let of_each_job = stack.jobs.iter().map(|(job, threads)| format!("{threads} of {job}"));
-    let others = (stack.others > 0).then(|| format!("{} of no job", stack.others));
+    let of_each_job = hot.jobs.iter().map(|(job, threads)| format!("{threads} of {job}"));
+    let others = (hot.others > 0).then(|| format!("{} of no job", hot.others));
     let text = format!(
         "{} hot threads are bound to {bound_to} ({}), while {} {}",
-        stack.threads,
+        hot.threads,
         join_names(of_each_job.chain(others)),
         cpus_text(idle),
         if idle.len() == 1 { "idles" } else { "idle" }
     );
-    let remedy = stack_remedy(input, stack, idle);
+    let remedy = shared_pus_remedy(input, hot, idle);
     Finding::problem("stacked", text, remedy)
-        .with_jobs(stack.jobs.keys().copied())
-        .with_pids(stack.pids.iter().copied())
+        .with_jobs(hot.jobs.keys().copied())
+        .with_pids(hot.pids.iter().copied())
         .with_cpus(cpus)
 }
 
-/// Returns the remedy for hot threads that are bound to the same PUs while other PUs are idle. `stack` has these
+/// Returns the remedy for hot threads that are bound to the same PUs while other PUs are idle. `hot` has these
 /// threads, and `idle` has the idle PUs. The remedy depends on whether pjwd itself will spread the threads:
 ///
 /// - pjwd spreads threads if it enforces, and if each thread belongs to a job that holds idle PUs.
 /// - If all threads belong to one process, pjwd spreads them only if they inherited a mask inside one core. Masks
 ///   that a program chose for its own threads are kept.
-fn stack_remedy(input: &DiagnosisInput, stack: &Stack<'_>, idle: &CpuSet) -> &'static str {
+fn shared_pus_remedy(input: &DiagnosisInput, hot: &HotThreads<'_>, idle: &CpuSet) -> &'static str {
     let pjwd_enforces = matches!(input.daemon, DaemonStatus::Responsive { observes: false, .. });
-    let mut jobs = input.jobs.iter().filter(|job| stack.jobs.contains_key(&job.id));
+    let mut jobs = input.jobs.iter().filter(|job| hot.jobs.contains_key(&job.id));
     let has_idle = |job: &ObservedJob| job.held_cpus(&input.online).is_some_and(|held| held.intersects(idle));
-    let is_spread = pjwd_enforces && stack.others == 0 && jobs.all(has_idle);
-    if stack.pids.len() == 1 && is_spread {
+    let is_spread = pjwd_enforces && hot.others == 0 && jobs.all(has_idle);
+    if hot.pids.len() == 1 && is_spread {
         "one process: pjwd moves its threads in its next cycles if all of them inherited one core (pjwctl events shows it), and keeps \
          masks that its program gave them one by one; if this stays, give each process enough CPUs (mpirun --map-by slot:PE=N) or \
          do not bind it (mpirun --bind-to none)"
-    } else if stack.pids.len() == 1 {
+    } else if hot.pids.len() == 1 {
         "one process: its program, or the launcher, bound all its threads; give each process enough CPUs (mpirun --map-by slot:PE=N) \
          or do not bind it (mpirun --bind-to none)"
     } else if is_spread {

@@ -26,7 +26,7 @@ pub enum DivisionRule {
     L3,
     /// The PUs of the job in one NUMA node form one part.
     NumaNode,
-    /// Each of these CPU lists is one part.
+    /// Each of these CPU lists is one part, even if it contains PUs that the job does not hold.
     Lists(Vec<CpuSet>),
 }
 

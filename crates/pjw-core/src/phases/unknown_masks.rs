@@ -411,9 +411,13 @@ fn avoid_cpus_of_unknown_masks(state: &mut WardenState) {
     state.pool.set_avoided(cpus);
 }
 
-/// Returns those of the masks of unknown origin `recorded` that the process `process` still has. For a process of a
-/// job, returns those that a release of the job restores. Empty if the process has ended. Masks of threads that the
-/// scan did not read are returned unchanged.
+/// Returns the masks in `recorded` that are still valid. `recorded` has the masks of unknown origin of the process
+/// `process`: masks that an earlier run of pjwd may have set.
+///
+/// - If the process belongs to a job, a mask is valid if pjw would restore it for a thread when it releases the job.
+/// - Otherwise, a mask is valid if a thread of the process still has it.
+/// - If the scan did not read the threads that may have the mask, it counts as valid.
+/// - If the process has ended, no mask is valid.
 fn kept_masks(
     draft: &CycleDraft<'_>,
     process: ProcessId,

@@ -22,13 +22,12 @@ pub struct DirtySet {
 pub enum DirtyScope {
     /// All processes of the job.
     Whole,
-    /// Only these processes of the job:
+    /// Some processes of the job:
     ///
-    /// - The processes with these pids. A pid may belong to a process that has exited.
-    /// - All active processes of the job, even if their pids are not in the set. A process is active if the smoothed
-    ///   CPU demand of at least one of its threads is not 0, or if no scan has read its threads yet. If the pid of an
-    ///   active process with many threads is not in the set, the scope may contain only the active threads of the
-    ///   process.
+    /// - Each process whose pid is in this set, with all its threads. Some of these processes may have exited.
+    /// - Each other process of the job that is active. A process is active if the smoothed CPU demand of at least one
+    ///   of its threads is not 0, or if no scan has read its threads yet. If such a process has many threads, the next
+    ///   decision may plan the masks of its active threads only.
     Processes(BTreeSet<Pid>),
 }
 

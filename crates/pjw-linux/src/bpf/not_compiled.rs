@@ -92,8 +92,9 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the lent PUs (logical CPUs) on which a thread
-    /// of the lending job ran. In this build the function can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns the lent PUs (logical CPUs) on which a thread of
+    /// the lending job ran, as the BPF program has reported since the last call. In this build the function can't be
+    /// called, because no value of this type exists.
     pub fn take_reported_pus(&mut self) -> CpuSet {
         match *self {}
     }

@@ -91,9 +91,11 @@ fn record_origin(context: &CpusetContext<'_>, from: &str, to: &str) -> Result<()
 /// - After the move, the process is frozen exactly if the job is frozen.
 /// - If the job does not have idle priority, the process loses that of its earlier job.
 ///
+/// Returns [`CpusetOutcome::Done`], also if the process was in the cgroup at `to` already.
+///
 /// # Errors
 /// [`CpusetOutcome::Gone`] if the process has ended or is in another cgroup. [`CpusetOutcome::Refused`] if the kernel
-/// refuses a step.
+/// refuses a step. If a step after the move to `to` fails, the process stays there.
 fn move_in(
     context: &mut CpusetContext<'_>,
     process: ProcessId,

@@ -394,8 +394,9 @@ pub fn parse_cgroups(cgroup_text: &[u8]) -> ProcessCgroups {
 }
 
 /// Parses `environ_text`, the content of `/proc/PID/environ`: entries `NAME=value`, each with a zero byte at
-/// its end. Returns the values of the environment variables whose names are in `wanted_names`, by name. A value
-/// is cut to 4096 bytes. If a name occurs twice, the first value counts, as for getenv(3).
+/// its end. Returns the values of the environment variables whose names are in `wanted_names`, by name. Of a
+/// value, only the first 4096 bytes are returned, and bytes that are not valid UTF-8 are replaced by U+FFFD. If a
+/// name occurs twice, the first value counts, as for getenv(3).
 #[must_use]
 pub fn parse_environ(environ_text: &[u8], wanted_names: &BTreeSet<&'static str>) -> BTreeMap<String, String> {
     let mut values = BTreeMap::new();

@@ -215,11 +215,11 @@ impl SimMachine {
         is_accepted
     }
 
-    /// Records that pjw is about to request the affinity mask `mask`. The record has an effect when a program later
-    /// requests the same mask, even for another thread. The daemon can't know then whether pjw or the program
-    /// requested the mask. Therefore, [`SimMachine::request_mask`] sets [`SimThread::program_mask_request`] of the
-    /// program's thread to [`ProgramMaskRequest::Hidden`]. The record stays even if the simulated kernel refuses the
-    /// request of pjw.
+    /// Records that pjw is about to request the affinity mask `mask` for a thread. The record has an effect when a
+    /// program later requests the same mask for any thread ([`SimMachine::request_mask`]): the daemon then can't know
+    /// whether pjw or the program requested the mask. Therefore, `request_mask` sets
+    /// [`SimThread::program_mask_request`] of the thread to [`ProgramMaskRequest::Hidden`]. The record stays even if
+    /// the simulated kernel refuses the request of pjw.
     pub fn record_mask_requested_by_pjw(&mut self, mask: &CpuSet) {
         self.requested_by_pjw.insert(mask.clone());
     }

@@ -193,8 +193,9 @@ pub fn simulation_text(result: &SimulationResult, term: Terminal) -> String {
 }
 
 /// Returns a table of the samples in `all`, with at most [`MAX_ROWS`] rows. If there are more samples, the table has
-/// the first, the last, and samples at equal distances between the two. The largest requests are those of the levels in
-/// `levels`.
+/// the first, the last, and samples at equal distances between the two. Each row has the time of the sample, the number
+/// of free cores, and for each level in `levels` (L3 cache, NUMA node, package) the largest request that one part of
+/// the machine on this level could serve.
 fn sample_table(all: &[FragmentationSample], levels: &[TopologyLevel]) -> String {
     let mut table = Table::new();
     table.load_style(TableStyle::new()).set_content_arrangement(ContentArrangement::Disabled);

@@ -122,9 +122,9 @@ impl Config {
 
     /// Returns the time between two periodic scans: the value of the configuration key `rescan_interval`. A periodic
     /// scan reads the processes of jobs, and also processes that belong to no job. At least one periodic scan in
-    /// eight reads every process. The other periodic scans skip idle processes without a job: those that have used no
-    /// CPU time since the last check. The returned time is never shorter than [`Config::scan_interval`], because pjwd
-    /// refuses such a configuration.
+    /// eight reads every process. Each other periodic scan checks whether a process without a job has used CPU time
+    /// since it was last checked, and does not read the process if not. The returned time is at least
+    /// [`Config::scan_interval`]: pjwd refuses a configuration with a shorter `rescan_interval`.
     #[must_use]
     pub fn rescan_interval(&self) -> Duration {
         self.settings.rescan_interval

@@ -66,7 +66,8 @@ impl ControlService {
     ///
     /// - `published` receives the status, the topology and the events from the event loop. The service answers calls
     ///   about these values without the event loop.
-    /// - `outbox` sends the commands and detailed queries of clients to the event loop, each as a [`EventLoopMessage`].
+    /// - `outbox` sends the commands and detailed queries of clients to the event loop: each is an
+    ///   [`EventLoopMessage`].
     /// - `settings` receives the configuration: who is an administrator, what other users are allowed to do, and how
     ///   often pjwd measures the memory use of jobs by itself, without a request of a client.
     pub fn new(

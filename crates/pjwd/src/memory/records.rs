@@ -29,16 +29,17 @@ const MAX_SHORTAGE_AGE: Duration = Duration::from_secs(20 * 60);
 /// A summary of one measurement of a job's memory use, for the memory history of the job. All sizes are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemorySample {
-    /// The UTC time of the reading.
+    /// The UTC time of the measurement.
     pub time: UnixMillis,
     /// The method of the measurement.
     pub kind: ReadingKind,
-    /// The sum of the resident set sizes.
+    /// The sum of the resident set sizes of the processes. A page that several processes map counts for each.
     pub rss: u64,
-    /// The sum of the proportional set sizes. In an estimate: the anonymous memory and the mapped files that the
-    /// kernel charged to the memory cgroup of the job.
+    /// The sum of the proportional set sizes of the processes. For the method [`ReadingKind::Estimate`]: the anonymous
+    /// memory and the mapped files that the kernel charged to the memory cgroup of the job.
     pub pss: u64,
-    /// The part of the memory that several processes share, in permille.
+    /// The part of `rss` that is shared with other processes, in permille. For the method [`ReadingKind::Estimate`]:
+    /// the part of the anonymous memory that processes of the job share.
     pub shared_permille: u32,
     /// The number of processes of the job.
     pub processes: u32,

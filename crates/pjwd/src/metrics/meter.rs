@@ -147,10 +147,10 @@ impl MetricsRecorder {
         }
     }
 
-    /// Sends the values for the metrics to the metrics service of pjwd: the counters, the status `status`, and the
-    /// PUs that are offline. `state` is the state of the daemon, which contains the topology and the online PUs. Must
-    /// be called after each cycle (scan, decision and changes), with the status that was published after this cycle.
-    /// Does nothing while metrics are switched off.
+    /// Sends the values for the metrics to the metrics service of pjwd: all that this recorder has counted, the status
+    /// `status`, and the PUs (logical CPUs) that are offline. `state` is the state of the daemon, which contains the
+    /// topology and the online PUs. Must be called after each cycle (scan, decision and changes), with the status that
+    /// was published after this cycle. Does nothing while metrics are switched off.
     pub fn publish(&self, status: StatusSnapshot, state: &WardenState) {
         if !self.is_on() {
             return;

@@ -98,8 +98,9 @@ pub struct PassedSocket {
 }
 
 impl PassedSocket {
-    /// Reads which file is at `path`, and which users may connect to the socket `listener`. The service manager passed
-    /// `listener` to the daemon. `path` is the path of this socket, or `None` if the socket has no path.
+    /// Makes the record of the socket `listener`, which the service manager passed to the daemon. `path` is the path of
+    /// this socket, or `None` if it has no path. Reads which users may connect to the socket. Also reads which file is
+    /// at `path`, so that the daemon can notice later that the file was removed or replaced.
     #[must_use]
     pub fn new(path: Option<PathBuf>, listener: &UnixListener) -> Self {
         // A killed daemon leaves the file of the socket by which it replaced this one: then nobody listens there.

@@ -81,9 +81,9 @@ impl DaemonMask {
     /// ([`RealtimePriority::lowered_threads`](super::realtime::RealtimePriority::lowered_threads)). In the second case,
     /// these threads get the start mask. `threads_without_priority` is `None` if no thread has the real-time priority.
     ///
-    /// Must be called before each sleep of the event loop. `now` is the current time. If nothing has changed, makes at
-    /// most one system call per second: while the threads are bound, this call checks that no other program changed the
-    /// mask of the event loop.
+    /// Must be called before each sleep of the event loop. `now` is the current time. In the first two cases, reads the
+    /// mask of the event loop at most once per second, and sets all masks again if the mask is no longer as set. If
+    /// nothing has changed, makes no other system call.
     pub fn update_masks(
         &mut self,
         pool: &PuPool,

@@ -61,14 +61,14 @@ pub struct OwnerCpuSampler {
     sampled_at: Option<Instant>,
     /// The time of the next sample. `None` while no job can borrow cores.
     next: Option<Instant>,
-    /// Whether the next sample shows if a thread still runs that the monitor has reported on a lent PU, or that the
-    /// last sample showed.
+    /// Whether the next sample comes earlier than usual, because an idle owner has begun to use its cores. The next
+    /// sample shows whether the owner still uses them.
     is_settling: bool,
     /// The time of the first sample after the last report of the monitor. `None` before the first report.
     reported_at: Option<Instant>,
-    /// The number of samples since the monitor reported a PU, or a sample showed that an idle owner runs.
+    /// The number of samples since the monitor, or a sample, last showed that an idle owner began to use its cores.
     settling_samples: u32,
-    /// Whether the last sample at the usual distance showed that an idle owner runs.
+    /// Whether an idle owner used CPU time, by the last sample that did not come early (`is_settling`).
     has_shown_demand: bool,
     /// The BPF program that reports the lent PUs on which threads of their owner run, if it can be loaded.
     monitor: Monitor,

@@ -239,9 +239,9 @@ pub fn pid_of_running_pjwd(dir: &Path) -> Option<u32> {
     opened.ok().as_ref().and_then(running_holder)
 }
 
-/// Tells each pjwd that starts in the state directory `dir` that this pjwd, which uses the journal there, is stopping:
-/// locks the directory (flock(2), shared). The other pjwd then waits for the journal for up to 5 s instead of 0.5 s.
-/// The lock lasts until this process ends, because the event loop uses the journal until then.
+/// Marks this pjwd as stopping. The mark is for another pjwd that is started with the same state directory `dir`: that
+/// pjwd then waits for the journal in `dir` for up to 5 s instead of 0.5 s. The mark is a shared lock on the directory
+/// (flock(2)). It lasts until this process ends, because the event loop uses the journal until then.
 ///
 /// # Errors
 /// If the directory can't be opened, or if another program has locked it exclusively.

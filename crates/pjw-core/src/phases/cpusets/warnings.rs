@@ -109,9 +109,12 @@ pub(super) fn report_members_not_moved_back(
     }
 }
 
-/// Adds a warning for users for each other job whose cpuset limits processes of the job `id`, if a batch system made
-/// the cgroup of this cpuset. pjw moves no process out of such a cgroup. The job `id` holds no cores. A grant of cores
-/// would not help these processes, because the kernel cuts their masks to the cpuset.
+/// Adds warnings for users about processes of the job `id` that are in the cgroup that a batch system made for another
+/// job. The cpuset of this cgroup limits these processes. pjw does not move them, because the batch system tracks them
+/// by this cgroup. Each warning is about one such other job, and names a process and the number of the others.
+///
+/// Must be called only if the job `id` holds no cores. Even if the job got cores, these processes could not use cores
+/// outside of the cpuset.
 pub(super) fn report_members_in_scheduler_cgroups(draft: &mut CycleDraft<'_>, id: &JobId) {
     let mut limited: BTreeMap<&JobId, (&CpuSet, ProcessId, usize)> = BTreeMap::new();
     for (process, other, cpus) in members_in_scheduler_cgroups(draft.state, id) {

@@ -182,9 +182,12 @@ pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
 /// - The scan did not look at whole jobs, for example a scan of one process that was just forked. Other processes may
 ///   have run since they were last read.
 /// - The scan could not read all processes of the job that ran lately.
-/// - The scan took too long, and fewer than [`MAX_SLOW_SCANS`] earlier scans of this sample did. The function counts
-///   such scans. A sample shorter than [`MIN_SAMPLE_NS`] is excepted, because the caller does not end it.
+/// - The scan took too long ([`is_short_scan`]), and fewer than [`MAX_SLOW_SCANS`] earlier scans of this sample did.
+///   The function counts these scans in the sample.
 /// - pjw records no usage of the job.
+///
+/// If the sample is shorter than [`MIN_SAMPLE_NS`], the length of the scan is neither checked nor counted: the caller
+/// does not end such a sample, even if this function returns true.
 fn may_end_sample(draft: &mut CycleDraft<'_>, job: &JobId) -> bool {
     let Some(read_until) = draft.seen.cpu_times_read_until else { return false };
     if !has_read_active_processes(draft, job) {

@@ -435,7 +435,7 @@ impl UsageState {
         if let Some(parent) = self.processes.get_mut(parent_pid) {
             parent.unclaimed_ns += ended.total_ns() + ended.unclaimed_ns;
         } else if let Some(parent) = self.outside_parents.get_mut(&parent_pid) {
-            parent.end_child(ended, is_unread, idle_until);
+            parent.record_ended_child(ended, is_unread, idle_until);
             self.note_expected(parent_pid);
         }
     }

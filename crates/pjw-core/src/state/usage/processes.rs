@@ -185,12 +185,17 @@ impl OutsideParent {
         (times.start == self.start).then(|| times.children_ns.saturating_sub(self.children_ns))
     }
 
-    /// Records that the child `child` of the parent has ended.
+    /// Records that the process `child`, a child of this parent, has ended.
     ///
-    /// - `is_unread` is true if the last CPU times of the child are unknown.
-    /// - `idle_until` is the last time at which a scan saw that the child had not run, in ns since boot. `None` if
-    ///   there is no such time.
-    pub(super) fn end_child(&mut self, child: ProcessUsage, is_unread: bool, idle_until: Option<Nanos>) {
+    /// - `is_unread` is true if pjw could not read the final CPU times of the child.
+    /// - `idle_until` is a time in ns since boot. A scan found that the child had not run between the last reading of
+    ///   its CPU times and this time. `None` if no scan found this.
+    pub(super) fn record_ended_child(
+        &mut self,
+        child: ProcessUsage,
+        is_unread: bool,
+        idle_until: Option<Nanos>,
+    ) {
         let pending_ns = self.ended.as_ref().map(|ended| ended.before_ns);
         let before_ns = child.parent_before_ns.or(pending_ns).unwrap_or_else(|| self.other_children_ns());
         self.of_jobs_ns += child.total_ns() + child.unclaimed_ns;

@@ -72,9 +72,10 @@ pub struct JobId {
     name: String,
 }
 
-/// The reason why a text is not a valid job id. A job id is written `SOURCE:NAME`, such as `slurm:7`. For a job
-/// that a user created, `NAME` alone is a job id too. If the text does not begin with the name of a
-/// [`JobSource`] and a colon, the whole text is checked as a `NAME`.
+/// The reason why a text is not a valid job id. A job id is written `SOURCE:NAME`, such as `slurm:7`. A text without a
+/// colon is the `NAME` of a job that a user created. A text with a colon is not valid if the part before the first
+/// colon is not the name of a [`JobSource`]. The whole text is then checked as a `NAME`, and a mistake in it is the
+/// reason. If there is none, the reason is [`JobIdError::UnknownSource`].
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum JobIdError {
     /// The part `NAME` of the job id, which is written `SOURCE:NAME` or `NAME`, is empty.

@@ -20,8 +20,8 @@ pub struct TimeHistogram {
 }
 
 impl TimeHistogram {
-    /// Adds an interval of time to the histogram. `value` is the value that the quantity had in the interval, and
-    /// `length_ns` is the length of the interval, in ns.
+    /// Adds an interval of time to the histogram. `value` is the value of the measured quantity in this interval, such
+    /// as the number of PUs (logical CPUs) that a job used. `length_ns` is the length of the interval, in ns.
     pub fn add(&mut self, value: u64, length_ns: u64) {
         let time = self.times.entry(bin_of(value)).or_default();
         *time = time.saturating_add(length_ns);

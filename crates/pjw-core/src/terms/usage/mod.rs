@@ -318,8 +318,9 @@ impl JobReport {
     }
 
     /// Returns how long the job used each number of PUs (logical CPUs): pairs of a number of PUs and a time in ns,
-    /// sorted by the number of PUs. Each number is rounded to a multiple of a step, so that there are at most 18 pairs.
-    /// The step is 1 for a job that held at most 16 PUs.
+    /// sorted by the number of PUs. Each number is rounded to the nearest multiple of a step, but is at most the
+    /// largest number of PUs that the job held. The step is 1/16 of this largest number, rounded up. So there are at
+    /// most 18 pairs.
     #[must_use]
     pub fn time_by_used_pus(&self) -> Vec<(u64, u64)> {
         let step = u64::from(self.usage.pus_max).div_ceil(MAX_LEVEL_STEPS).max(1);

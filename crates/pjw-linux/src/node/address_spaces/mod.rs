@@ -162,9 +162,10 @@ impl AddressSpaces {
         }
     }
 
-    /// Adds the process `id`, whose address space is unknown. `stat` has the values of its first thread. Other
-    /// processes possibly share its address space if their stacks have the same start address. Marks for a check
-    /// the process and those of the others whose address spaces are unknown.
+    /// Adds the process `id`, whose address space is unknown. `stat` has the values of its first thread. Processes
+    /// possibly share an address space if their stacks have the same start address. If there is another process with
+    /// the start address of this process, marks this process for a check. Also marks each other process with this
+    /// start address whose address space is unknown.
     fn add_process(&mut self, id: ProcessId, stat: &Stat) {
         let process = Process {
             id,

@@ -48,7 +48,7 @@ impl CpusetThreadProblem {
         }
     }
 
-    /// Returns what the user can do about it, as a text for users.
+    /// Returns what the user can do about the problem, as a text for users.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {

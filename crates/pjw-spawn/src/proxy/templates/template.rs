@@ -225,7 +225,7 @@ impl Template {
     /// - [`ForkError::Ended`] if the process of the template has ended.
     /// - [`ForkError::Failed`] if the start of this instance failed. The template can make further instances.
     pub fn fork(&mut self, instance: &Instance) -> Result<Child, ForkError> {
-        self.add_to_message(instance)?;
+        self.add_fork_to_message(instance)?;
         self.send()?;
         self.next_child()
     }
@@ -242,7 +242,7 @@ impl Template {
         let mut added = VecDeque::new();
         let mut batch_size = 1;
         for instance in instances {
-            match self.add_to_message(instance) {
+            match self.add_fork_to_message(instance) {
                 Ok(()) => added.push_back(instance),
                 Err(error) => on_result(instance, Err(error)),
             }
@@ -260,8 +260,8 @@ impl Template {
         added.into_iter().for_each(|earlier| on_result(earlier, self.next_child()));
     }
 
-    /// Adds the fork of `instance` to the message that was not sent yet. Sends this message first if it has no room.
-    fn add_to_message(&mut self, instance: &Instance) -> Result<(), ForkError> {
+    /// Adds the request to fork `instance` to the next message to the template. Sends the message first if it is full.
+    fn add_fork_to_message(&mut self, instance: &Instance) -> Result<(), ForkError> {
         let mut own = self.instance_setup(instance)?;
         let strings = self.instance_strings(instance);
         self.check_fit(instance, &strings)?;

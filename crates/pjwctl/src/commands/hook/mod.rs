@@ -138,7 +138,10 @@ fn run_with_timeout<T: Send + 'static>(
 }
 
 /// Runs the hook `kind` of a batch system. Returns the environment variables that the hook sets for the programs of the
-/// job.
+/// job. Empty if the hook sets none.
+///
+/// # Errors
+/// If the hook fails, for example because pjwd can't be reached or refuses the job.
 fn run_hook(kind: HookKind, context: &HookInput) -> anyhow::Result<JobVariables> {
     match kind {
         HookKind::SlurmProlog => slurm::prolog(context),

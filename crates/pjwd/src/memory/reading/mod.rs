@@ -32,11 +32,12 @@ use self::spaces::{LiveProcess, number_address_spaces};
 /// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReadingKind {
-    /// In a result: the kernel's counters of each process alone were read.
+    /// Only the kernel's counters of each process, such as its resident memory. These counters do not show how much
+    /// memory the processes share.
     ///
-    /// In a request: the best method that takes little CPU time. This is [`ReadingKind::Estimate`] if an estimate is
-    /// possible. Otherwise it is [`ReadingKind::Pages`] for a job with at most 256 MiB of resident memory, and the
-    /// counters of each process for a larger job.
+    /// If a caller requests a reading of this kind, pjwd chooses the best method that takes little CPU time, and the
+    /// result has the kind of this method: [`ReadingKind::Estimate`] if an estimate is possible. Otherwise
+    /// [`ReadingKind::Pages`] for a job with at most 256 MiB of resident memory, and this kind for a larger job.
     Counters,
     /// The kernel's counters of each process and of the job's memory cgroup. The share of the memory that several
     /// processes use together is estimated from both.

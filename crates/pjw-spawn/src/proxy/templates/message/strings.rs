@@ -133,8 +133,9 @@ impl PlacedStrings {
         changes
     }
 
-    /// Returns the changes of the strings: for each page of the process, the bytes from the first to the last one that
-    /// differs from `before`.
+    /// Returns the changes of the strings from `before`: one for each page of memory in which a byte differs. A change
+    /// has the address of the first byte in the page that differs, and the new bytes from this byte to the last one in
+    /// the page that differs. If the strings have another address than in `before`, all bytes count as different.
     fn string_changes(&self, before: &Self) -> Vec<(u64, Vec<u8>)> {
         let has_moved = self.address != before.address;
         let is_new = |at: &usize| has_moved || before.strings.get(*at) != self.strings.get(*at);
