@@ -33,12 +33,12 @@ pub struct MemorySample {
     pub time: UnixMillis,
     /// The method of the measurement.
     pub kind: ReadingKind,
-    /// The sum of the resident set sizes of the processes. A page that several processes map counts for each.
+    /// The sum of the resident set sizes of the processes. Processes with the same address space count once.
     pub rss: u64,
     /// The sum of the proportional set sizes of the processes. For the method [`ReadingKind::Estimate`]: the anonymous
     /// memory and the mapped files that the kernel charged to the memory cgroup of the job.
     pub pss: u64,
-    /// The part of `rss` that is shared with other processes, in permille. For the method [`ReadingKind::Estimate`]:
+    /// The part of `rss` that other address spaces also map, in permille. For the method [`ReadingKind::Estimate`]:
     /// the part of the anonymous memory that processes of the job share.
     pub shared_permille: u32,
     /// The number of processes of the job.

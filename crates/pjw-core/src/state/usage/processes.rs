@@ -188,8 +188,8 @@ impl OutsideParent {
     /// Records that the process `child`, a child of this parent, has ended.
     ///
     /// - `is_unread` is true if pjw could not read the final CPU times of the child.
-    /// - `idle_until` is a time in ns since boot. A scan found that the child had not run between the last reading of
-    ///   its CPU times and this time. `None` if no scan found this.
+    /// - `idle_until` is a time in ns since boot. The child is known not to have run between the last reading of its
+    ///   CPU times and this time. `None` if the child may have run at any time since the last reading.
     pub(super) fn record_ended_child(
         &mut self,
         child: ProcessUsage,
