@@ -53,6 +53,12 @@ impl Child {
         is_own(Id::PIDFd(self.pidfd.as_fd())) || self.send_signal(0) == Err(Errno::ESRCH)
     }
 
+    /// Kills the process by `SIGKILL`, and waits until it has ended.
+    pub(crate) fn kill_and_wait(&self) {
+        let _ = self.send_signal(libc::SIGKILL);
+        let _ = self.wait();
+    }
+
     /// Calls [`wait_once`] for this process.
     fn wait_once(&self, flags: i32) -> Result<Option<ExitStatus>, Errno> {
         let pidfd = libc::id_t::try_from(self.pidfd.as_raw_fd()).map_err(|_| Errno::EBADF)?;
@@ -112,7 +118,7 @@ pub(crate) fn wait_without_reaping(pid: Pid) -> Result<ExitStatus, Errno> {
     wait_until_ended(|| wait_once(libc::P_PID, pid.0, libc::WEXITED | libc::WNOWAIT))
 }
 
-/// Kills a child process whose pidfd can't be opened, and waits for its end. Does nothing if `pid` is no child of the
+/// Kills a child process that has no pidfd here, and waits for its end. Does nothing if `pid` is no child of the
 /// calling process. A child that was not waited for keeps its process id.
 pub(crate) fn end_without_pidfd(pid: Pid) {
     let pid = nix::unistd::Pid::from_raw(pid.0.cast_signed());

@@ -37,9 +37,3 @@ impl FarmProcess {
         self.is_wanted && self.child.is_none()
     }
 }
-
-/// Kills the process `child` of a farm by `SIGKILL`, and waits until the process has ended.
-pub(crate) fn kill_and_wait(child: &Child) {
-    let _ = child.send_signal(libc::SIGKILL);
-    let _ = child.wait();
-}

@@ -9,7 +9,6 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use nix::errno::Errno;
-use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, waitpid};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
@@ -249,7 +248,7 @@ impl AddressSpace {
                 let _ = child.wait();
             }
             // A task without a pidfd is killed, because no caller could wait for it.
-            (_, None) if answer.pid != 0 => kill_and_wait(Pid(answer.pid)),
+            (_, None) if answer.pid != 0 => end_without_pidfd(Pid(answer.pid)),
             (_, None) => {}
         }
         Err(if answer.errno == 0 { at_clone(Errno::EMFILE) } else { error_of(answer) })
@@ -394,14 +393,7 @@ fn reap_hosts() {
 /// Kills the host `host`, the process that owns an address space of tasks, and waits for its end. The tasks continue:
 /// the address space exists until the last task has ended.
 pub(crate) fn end_host(host: Pid) {
-    kill_and_wait(host);
-}
-
-/// Kills a child process that nothing has waited for, and waits for its end.
-fn kill_and_wait(child: Pid) {
-    let child = nix::unistd::Pid::from_raw(child.0.cast_signed());
-    let _ = kill(child, Signal::SIGKILL);
-    let _ = waitpid(child, None);
+    end_without_pidfd(host);
 }
 
 /// Returns the process id of the process whose end also ends the host and the tasks. 0 if there is no such process.

@@ -16,7 +16,7 @@ use pjw_core::ids::Pid;
 use super::delivery::ResultQueue;
 use super::error::FarmError;
 use super::functions::FarmFunctions;
-use super::member::{FarmProcess, kill_and_wait};
+use super::member::FarmProcess;
 use super::memory::{MemorySizes, SharedMemory, UNKNOWN_TOTAL};
 use super::result::{FarmProgress, ItemResult};
 use super::ring::{PartialResult, ResultRing, RingReadOutcome};
@@ -397,7 +397,7 @@ impl<'a> RunningFarm<'a> {
     }
 
     fn kill_all(&mut self) {
-        self.children().for_each(kill_and_wait);
+        self.children().for_each(Child::kill_and_wait);
         self.forget_children();
     }
 }

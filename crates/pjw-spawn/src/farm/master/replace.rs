@@ -10,7 +10,7 @@ use super::RunningFarm;
 use crate::child::ExitStatus;
 use crate::farm::error::{FarmError, IoProcess};
 use crate::farm::io_failure::IoFailureReason;
-use crate::farm::member::{FarmProcess, ProcessRole, kill_and_wait};
+use crate::farm::member::{FarmProcess, ProcessRole};
 use crate::farm::memory::UNKNOWN_TOTAL;
 use crate::farm::process::{ForkResult, fork, run_and_exit};
 use crate::farm::reader::Reader;
@@ -265,7 +265,7 @@ impl RunningFarm<'_> {
         match fork(&mut self.functions.fork)? {
             ForkResult::Master(child) => {
                 let event = EpollEvent::new(EpollFlags::EPOLLIN, self.event_number(role));
-                self.epoll.add(&child, event).inspect_err(|_| kill_and_wait(&child))?;
+                self.epoll.add(&child, event).inspect_err(|_| child.kill_and_wait())?;
                 self.member(role).child = Some(child);
                 Ok(())
             }

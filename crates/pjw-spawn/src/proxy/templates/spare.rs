@@ -4,7 +4,7 @@
 use std::os::fd::AsRawFd;
 
 use super::channel::Channel;
-use super::load::tracee::{bytes_of, kill_and_wait};
+use super::load::tracee::bytes_of;
 use super::memory::write;
 use super::message::block::MemoryMap;
 use super::message::strings::PlacedStrings;
@@ -88,7 +88,7 @@ impl Template {
         if TemplateMessage::can_copy(&changes) {
             changes.into_iter().for_each(|(address, bytes)| message.add_copy(address, bytes));
         } else if let Err(error) = write(&child, &changes) {
-            kill_and_wait(&child);
+            child.kill_and_wait();
             return Err(error);
         }
         message.make_message_to_spare(self.loaded.block, &self.common, own);
@@ -98,7 +98,7 @@ impl Template {
         match sent {
             Some(Ok(())) => Ok(child),
             _ => {
-                kill_and_wait(&child);
+                child.kill_and_wait();
                 Err(ForkError::Ended)
             }
         }
@@ -108,7 +108,7 @@ impl Template {
 impl Drop for SpareProcess {
     fn drop(&mut self) {
         if let Some(child) = &self.child {
-            kill_and_wait(child);
+            child.kill_and_wait();
         }
     }
 }

@@ -13,7 +13,6 @@ use nix::sys::resource::{Resource, getrlimit};
 use pjw_core::cpuset::CpuSet;
 use pjw_core::ids::Pid;
 
-use super::load::tracee::kill_and_wait;
 use super::load::{LoadedTemplate, load, load_until_fork_here};
 use super::memory::write;
 use super::message::addresses::MAX_POINTERS;
@@ -457,7 +456,7 @@ impl Template {
 
 impl Drop for Template {
     fn drop(&mut self) {
-        kill_and_wait(&self.loaded.child);
+        self.loaded.child.kill_and_wait();
         // An instance first requests to be killed with this thread, which may end next, and then closes its channel.
         if self.common.launcher.is_some() {
             self.loaded.channel.wait_closed();

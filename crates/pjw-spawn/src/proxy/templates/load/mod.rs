@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 
 use self::entry_stack::EntryStack;
 use self::linker::run_until_linked;
-use self::tracee::{TraceError, Tracee, bytes_of, errno_of, kill_and_wait};
+use self::tracee::{TraceError, Tracee, bytes_of, errno_of};
 use super::channel::{Channel, wait_readable};
 use super::message::addresses::{CHANNEL_VARIABLE, PR_GET_TID_ADDRESS, TemplateAddresses};
 use super::message::block::{BLOCK_SIZE, CODE_SIZE, MemoryMap, REPLY_SIZE, TemplateBlock};
@@ -163,7 +163,7 @@ pub(super) fn load_until_fork_here(
     // The program's end of the channel is then the only one.
     drop(template_end);
     let addresses =
-        wait_until_fork_here(&child, &channel, is_cancelled).inspect_err(|_| kill_and_wait(&child))?;
+        wait_until_fork_here(&child, &channel, is_cancelled).inspect_err(|_| child.kill_and_wait())?;
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.pid.0)).unwrap_or_default();
     Ok(LoadedTemplate {
         child,

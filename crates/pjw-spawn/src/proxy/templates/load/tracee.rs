@@ -62,7 +62,7 @@ impl Tracee {
         match (ptrace::setoptions(pid, options), memory) {
             (Ok(()), Ok(memory)) => Ok(Self { pid, child: Some(child), memory }),
             (options, memory) => {
-                kill_and_wait(&child);
+                child.kill_and_wait();
                 Err(TraceError::Failed(
                     options.err().or(memory.as_ref().err().map(errno_of)).unwrap_or(Errno::EPERM),
                 ))
@@ -191,15 +191,9 @@ impl Tracee {
 impl Drop for Tracee {
     fn drop(&mut self) {
         if let Some(child) = &self.child {
-            kill_and_wait(child);
+            child.kill_and_wait();
         }
     }
-}
-
-/// Kills a child process and waits for its end.
-pub(in crate::proxy::templates) fn kill_and_wait(child: &Child) {
-    let _ = child.send_signal(libc::SIGKILL);
-    let _ = child.wait();
 }
 
 /// Why waitpid(2) has returned for a traced process: a stop that the tracer wanted, or a signal that the process
