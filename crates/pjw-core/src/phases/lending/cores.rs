@@ -4,7 +4,7 @@
 use crate::basics::{CpuSet, Nanos, prelude::*};
 use crate::machine::Topology;
 use crate::state::WardenState;
-use crate::terms::{Grant, GrantedBy, Job, Policy, PriorityClass};
+use crate::terms::{Grant, GrantedBy, Job, JobId, Policy, PriorityClass};
 
 /// A core of an owner or a free core, as the set of its online PUs.
 pub(super) type Core = CpuSet;
@@ -28,14 +28,18 @@ pub(super) fn is_lent_by_owner(state: &WardenState, core: &Core) -> bool {
 
 /// Whether the return of the core is announced to its borrower: a grace period runs.
 pub(super) fn is_announced(state: &WardenState, core: &Core) -> bool {
-    core.iter().any(|pu| state.lending.grace_period_end(pu).is_some())
+    core.iter().any(|pu| state.lending.is_return_announced(pu))
+}
+
+/// Returns the job that owns the core. `None` if no job does.
+pub(super) fn owner_of_core<'a>(state: &'a WardenState, core: &Core) -> Option<&'a JobId> {
+    core.iter().find_map(|pu| state.pool.holder(pu)?.job())
 }
 
 /// Whether an earlier run of the daemon lent the core, and this run has not sampled the owner of the core yet. The
 /// earlier run may have announced the return of the core: announcements are not in the journal.
 pub(super) fn was_lent_before_restart(state: &WardenState, core: &Core) -> bool {
-    let owner = core.iter().find_map(|pu| state.pool.holder(pu)?.job());
-    owner.is_some_and(|owner| state.lending.owner_state(owner).is_none())
+    owner_of_core(state, core).is_some_and(|owner| state.lending.owner_state(owner).is_none())
 }
 
 /// Returns the grant of a job whose cores may be lent. Such a job is of the class guaranteed. pjw chose its cores,

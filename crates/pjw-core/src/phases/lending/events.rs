@@ -26,8 +26,8 @@ pub(super) fn report_loan_changes(
     let still_held = |(owner, cpus): (&JobId, &CpuSet)| cpus.intersection(&draft.state.pool.pus_of(owner));
     let lent_before = draft.state.pool.lent_cpus().union(&union(left_by_borrowers.iter().map(still_held)));
     let lent_after = lent_cpus(draft.state, shares);
-    let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
-    let kept = lent_after.iter().filter(|pu| is_announced(pu) && !leaving.contains_key(pu));
+    let lending = &draft.state.lending;
+    let kept = lent_after.iter().filter(|pu| lending.is_return_announced(*pu) && !leaving.contains_key(pu));
     let kept: CpuSet = kept.collect();
     let unexchanged = kept.intersection(draft.state.lending.exchanged_pus());
     let (lent, returned) = (lent_after.difference(&lent_before), lent_before.difference(&lent_after));
@@ -48,8 +48,9 @@ pub(super) fn report_loan_changes(
         }
         if may_borrow(draft.state, draft.policy, id) {
             report_kept_pus(draft, id, &before.intersection(cpus), &moves);
-            let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
-            let announced = leaving.keys().copied().filter(|pu| cpus.contains(*pu) && !is_announced(pu));
+            let lending = &draft.state.lending;
+            let is_new = |pu: &Pu| cpus.contains(*pu) && !lending.is_return_announced(*pu);
+            let announced = leaving.keys().copied().filter(is_new);
             report_lost_pus(draft, id, &announced.collect(), &before.difference(cpus), &moves);
         }
     }
@@ -95,9 +96,9 @@ fn report_lost_pus(
             report(EventKind::Revoked, id, &cpus, text);
         }
     }
-    let is_announced = |pu: &Pu| draft.state.lending.grace_period_end(*pu).is_some();
+    let lending = &draft.state.lending;
     let revoked = lost.intersection(&moves.taken.union(&moves.exchanged));
-    let unannounced: CpuSet = revoked.iter().filter(|pu| !is_announced(pu)).collect();
+    let unannounced: CpuSet = revoked.iter().filter(|pu| !lending.is_return_announced(*pu)).collect();
     let grace = draft.policy.lending.revocation_grace;
     for (cpus, when) in [(announced, format!(" in {grace:?}")), (&unannounced, String::new())] {
         for (owner, cpus) in by_owner(draft.state, &cpus.intersection(&moves.exchanged)) {

@@ -2,7 +2,7 @@
 
 use crate::basics::{CpuSet, Nanos, Pu, prelude::*};
 use crate::phases::lending::borrower::{Borrower, borrower_with_fewest_cores};
-use crate::phases::lending::cores::{Core, end_of_grace_period, was_lent_before_restart};
+use crate::phases::lending::cores::{Core, end_of_grace_period, owner_of_core, was_lent_before_restart};
 use crate::state::WardenState;
 use crate::terms::{JobId, Policy};
 
@@ -26,8 +26,7 @@ pub(super) fn exchange_lent_cores(
         let owner_state = state.lending.owner_state(owner);
         owner_state.is_some_and(|owner_state| owner_state.may_lend(policy.lending.lend_after, now))
     };
-    let is_exchangeable =
-        |core: &Core| core.iter().find_map(|pu| state.pool.holder(pu)?.job()).is_some_and(may_lend);
+    let is_exchangeable = |core: &Core| owner_of_core(state, core).is_some_and(may_lend);
     let mut spare = spare.into_iter();
     for Borrower { cores, leaving: still_used, .. } in borrowers {
         for core in cores.iter_mut().filter(|core| is_exchangeable(core)) {

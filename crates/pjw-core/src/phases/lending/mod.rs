@@ -65,9 +65,8 @@ pub fn would_change_loans(state: &WardenState, policy: &Policy, now: Nanos) -> b
         return false;
     }
     let decision = decide_loans(state, policy, now);
-    let is_leaving = |pu: &Pu| state.lending.grace_period_end(*pu).is_some();
-    let leaving: BTreeSet<Pu> =
-        state.pool.borrowed_pus().map(|(pu, _)| pu).filter(|pu| is_leaving(pu)).collect();
+    let borrowed = state.pool.borrowed_pus().map(|(pu, _)| pu);
+    let leaving: BTreeSet<Pu> = borrowed.filter(|pu| state.lending.is_return_announced(*pu)).collect();
     !decision.leaving.keys().eq(&leaving)
         || decision.shares.iter().any(|(job, cpus)| state.pool.borrowed_by(job) != *cpus)
 }

@@ -90,6 +90,12 @@ impl LendingState {
         self.grace_period_ends.get(&pu).copied()
     }
 
+    /// Returns whether the return of the borrowed PU (logical CPU) `pu` is announced to its borrower: a grace period
+    /// is running for the PU ([`LendingState::grace_period_end`]).
+    pub(crate) fn is_return_announced(&self, pu: Pu) -> bool {
+        self.grace_period_ends.contains_key(&pu)
+    }
+
     /// Returns what pjw knows about the core use of `owner`, a job whose idle cores may be lent. `None` if pjw
     /// has never measured this use and has never lent a core of `owner`.
     #[must_use]
