@@ -54,6 +54,19 @@ impl<'a> JobPus<'a> {
     }
 }
 
+/// Returns those of `items` for which `amount` is more than 0, each with this amount. The largest amount is first. Items
+/// with equal amounts are in the order of `id`.
+fn with_positive_amount<'a, T, I: Ord>(
+    items: &[&'a T],
+    amount: impl Fn(&T) -> u64,
+    id: impl Fn(&T) -> I,
+) -> Vec<(u64, &'a T)> {
+    let amounts = items.iter().map(|item| (amount(item), *item));
+    let mut positive: Vec<(u64, &T)> = amounts.filter(|(amount, _)| *amount > 0).collect();
+    positive.sort_by_key(|(amount, item)| (Reverse(*amount), id(item)));
+    positive
+}
+
 /// Returns the finding that system processes may run on PUs of jobs, with the processes that ran there. Processes of a
 /// batch system do not count. `None` if there are no such processes, or if jobs have no PUs.
 fn daemons_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Finding> {
@@ -73,12 +86,7 @@ fn daemons_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Find
         let on_job_cpus = process.threads.iter().filter(|thread| jobs.cpus.contains(thread.last_cpu));
         on_job_cpus.map(|thread| u64::from(thread.run_permille)).sum()
     };
-    let mut active: Vec<(u64, &UnassignedProcess)> = allowed
-        .iter()
-        .map(|process| (usage(process), *process))
-        .filter(|(run_permille, _)| *run_permille > 0)
-        .collect();
-    active.sort_by_key(|(run_permille, process)| (Reverse(*run_permille), process.pid));
+    let active = with_positive_amount(&allowed, usage, |process| process.pid);
     let used_permille: u64 = active.iter().map(|(run_permille, _)| run_permille).sum();
     let who = join_names(active.iter().map(|(_, process)| format!("{} ({})", process.comm, process.pid)));
     let begin = format!(
@@ -122,12 +130,7 @@ fn interrupts_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<F
     if on_jobs.is_empty() {
         return None;
     }
-    let mut occurred: Vec<(u64, &Interrupt)> = on_jobs
-        .iter()
-        .map(|interrupt| (rate_on_jobs(interrupt), *interrupt))
-        .filter(|(rate, _)| *rate > 0)
-        .collect();
-    occurred.sort_by_key(|(rate, interrupt)| (Reverse(*rate), interrupt.number));
+    let occurred = with_positive_amount(&on_jobs, rate_on_jobs, |interrupt| interrupt.number);
     let rate = occurred.iter().fold(0_u64, |sum, (rate, _)| sum.saturating_add(*rate));
     let who =
         join_names(occurred.iter().map(|(rate, irq)| format!("{} (IRQ {}, {rate}/s)", irq.name, irq.number)));
