@@ -24,11 +24,13 @@ impl EventLoop {
             self.job_files.give_back_space_of_want_files();
         }
         let (state, policy) = (self.warden.state(), self.warden.policy());
-        let mut changed: BTreeSet<JobId> = dirty.listed_jobs().map(|(id, _)| id.clone()).collect();
+        let published: Vec<JobId>;
+        let mut changed: BTreeSet<&JobId> = dirty.listed_jobs().map(|(id, _)| id).collect();
         if dirty.contains_everything() {
-            changed.extend(state.jobs.keys().chain(self.job_files.job_ids()).cloned());
+            published = self.job_files.job_ids().cloned().collect();
+            changed.extend(state.jobs.keys().chain(&published));
         }
-        for id in &changed {
+        for id in changed {
             let content = state.jobs.get(id).and_then(|job| {
                 let core_map = core_map(state, policy, job)?;
                 let wanted = job.wanted_cores.map(|wanted| wanted.count);
