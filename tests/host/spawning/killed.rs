@@ -216,7 +216,8 @@ fn pjwctl_killed_at_any_moment_leaves_no_process_no_job_no_mount_and_no_cgroup()
         }
         let daemon_of_job = (random.below(5) > 0).then_some((&daemon, random.one_of(cores)));
         let (way, proxy) = (random.one_of(ways), random.one_of(PROXIES));
-        // The program never calls pspawn_fork_here. So no instance begins, and only such a signal ends the start.
+        // The program never calls pspawn_fork_here. So the start ends by such a signal only: one that pjwctl reads, or
+        // one that kills the program. Then each instance executes the program, and is killed with the others.
         let signals: &[&str] = if proxy == LATE { &ENDING_SIGNALS } else { &SIGNALS };
         let (signal, point) = (random.one_of(signals), random.below(LAST_POINT_MICROSECONDS));
         // Half of the points follow the first process: what comes before it takes most of the time.

@@ -62,10 +62,10 @@ pub(super) struct InstanceGroup {
     epoll: Epoll,
     signals: SignalReader,
     labels: LabelledPipes,
-    /// The signal after which no more instances are started.
-    ending: Option<i32>,
-    /// Whether a signal that ends programs has come, also after the start.
-    has_ending_signal: bool,
+    /// The last ending signal (such as SIGTERM) that pjwctl received.
+    ending_signal: Option<i32>,
+    /// Whether an ending signal came during the start, so that no more instances are started.
+    is_start_cancelled: bool,
     /// Signals that came while instances were being started.
     deferred: Vec<ReceivedSignal>,
     running: usize,
@@ -107,8 +107,8 @@ impl InstanceGroup {
             epoll,
             signals,
             labels,
-            ending: None,
-            has_ending_signal: false,
+            ending_signal: None,
+            is_start_cancelled: false,
             deferred: Vec::new(),
             running: 0,
             begun: 0,
@@ -228,8 +228,8 @@ impl InstanceGroup {
         self.signals.unblock();
         // A program may also handle such a signal and go on.
         let has_ended_an_instance =
-            self.has_ending_signal && self.states.iter().any(InstanceState::has_ended_by_signal);
-        let timeout = if self.ending.is_some() || has_ended_an_instance {
+            self.ending_signal.is_some() && self.states.iter().any(InstanceState::has_ended_by_signal);
+        let timeout = if self.is_start_cancelled || has_ended_an_instance {
             PollTimeout::from(MAX_STALL_AFTER_SIGNAL)
         } else {
             PollTimeout::NONE
@@ -240,7 +240,7 @@ impl InstanceGroup {
             self.print_message(&format!("{more} more instances failed; --json lists all"));
         }
         let not_started = self.states.iter().filter(|state| state.was_not_started()).count();
-        if let Some(signal) = self.ending.filter(|_| not_started > 0) {
+        if let Some(signal) = self.ending_signal.filter(|_| not_started > 0) {
             let were = if not_started == 1 { "instance was" } else { "instances were" };
             self.print_message(&format!("{not_started} {were} not started after signal {signal}"));
         }
@@ -267,16 +267,16 @@ impl InstanceGroup {
     }
 
     /// Returns the exit code of pjwctl: the highest exit code of an instance. An instance that was not started because
-    /// of a signal has 128 plus the number of the signal. Returns 1 if labelled output could not be printed, or if no
+    /// of a signal, or that got this signal and was not waited for, has 128 plus the number of the signal. Returns 1 if labelled output could not be printed, or if no
     /// instance was started for another reason than a signal and none failed to start.
     pub(super) fn exit_code(&self) -> ExitCode {
         if self.labels.has_failed() {
             return ExitCode::FAILURE;
         }
-        if self.begun == 0 && self.ending.is_none() && self.states.iter().all(|state| state.error.is_none()) {
+        if self.begun == 0 && self.ending_signal.is_none() && self.states.iter().all(|state| state.error.is_none()) {
             return ExitCode::FAILURE;
         }
-        ExitCode::from(self.states.iter().map(|state| state.exit_code(self.ending)).max().unwrap_or(0))
+        ExitCode::from(self.states.iter().map(|state| state.exit_code(self.ending_signal)).max().unwrap_or(0))
     }
 
     /// Returns how long the start of all instances took: the time from the creation of the first process until the last
@@ -363,7 +363,7 @@ impl InstanceGroup {
                 self.running += 1;
                 state.pid = Some(child.pid.0);
                 state.began = Some(Instant::now());
-                if let Some(signal) = self.ending {
+                if let Some(signal) = self.ending_signal {
                     let _ = child.send_signal(signal);
                 }
                 // An instance that can't be watched is known all the same, and is killed with the others.
@@ -423,12 +423,14 @@ impl InstanceGroup {
     /// ending signal (such as SIGTERM) cancels the start of the remaining instances, and is sent to those that have
     /// begun. Any other signal is deferred until all instances have begun.
     fn forward_signal(&mut self, signal: ReceivedSignal) {
-        self.has_ending_signal |= signal.is_ending;
+        if signal.is_ending {
+            self.ending_signal = Some(signal.number);
+        }
         let mut batches = self.batches.iter().flatten().peekable();
         let is_starting = batches.peek().is_some();
         if is_starting && signal.is_ending {
             batches.for_each(|(batch, _)| batch.cancel());
-            self.ending = Some(signal.number);
+            self.is_start_cancelled = true;
         }
         if is_starting && !signal.is_ending {
             self.deferred.push(signal);

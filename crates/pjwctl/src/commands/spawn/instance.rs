@@ -53,14 +53,15 @@ impl InstanceState {
             && self.began.is_some_and(|began| began.elapsed() < START_OF_A_TASK)
     }
 
-    /// Returns the exit code of this instance, in the form that shells use:
+    /// Returns the exit code of this instance, in the form that shells use. `ending_signal` is the last ending signal
+    /// (such as SIGTERM) that pjwctl received. pjwctl has sent it to the instances that had begun.
     ///
     /// - If the instance was killed by a signal: 128 plus the number of the signal.
     /// - If the program could not be executed: 127 if the program, or its interpreter, does not exist, 126 otherwise.
     /// - If an earlier step of the start failed, such as the creation of the process: 1.
-    /// - If the start was cancelled because of the signal `ending`: 128 plus `ending`.
-    /// - If the exit status is unknown: 1. If the instance has not ended: 0.
-    pub(super) fn exit_code(&self, ending: Option<i32>) -> u8 {
+    /// - If the instance has ended and its exit status is unknown: 1.
+    /// - If the instance was not started, or has not ended: 128 plus `ending_signal`, and 0 without such a signal.
+    pub(super) fn exit_code(&self, ending_signal: Option<i32>) -> u8 {
         let of_signal = |signal| u8::try_from(signal).unwrap_or(0).saturating_add(128);
         match (self.exit, self.error) {
             (Some(ExitStatus::Code(code)), _) => u8::try_from(code).unwrap_or(u8::MAX),
@@ -68,8 +69,8 @@ impl InstanceState {
             (None, Some(error)) if error.step != SpawnStep::Exec => 1,
             (None, Some(error)) if error.errno == Errno::ENOENT => NOT_FOUND,
             (None, Some(_)) => NOT_EXECUTABLE,
-            (None, None) if self.was_not_started() => ending.map_or(0, of_signal),
-            (None, None) => u8::from(self.has_unknown_end),
+            (None, None) if self.has_unknown_end => 1,
+            (None, None) => ending_signal.map_or(0, of_signal),
         }
     }
 }
@@ -171,6 +172,20 @@ mod tests {
             (ExitStatus::Code(1), false),
         ] {
             assert_eq!(is_end_without_brk(exit), expected, "{exit:?}");
+        }
+    }
+
+    #[test]
+    fn an_instance_that_got_the_ending_signal_and_was_not_waited_for_has_the_exit_code_of_this_signal() {
+        let begun = InstanceState { pid: Some(1), ..InstanceState::default() };
+        let lost = InstanceState { has_unknown_end: true, ..InstanceState::default() };
+        for (state, ending_signal, expected) in [
+            (&begun, None, 0),
+            (&begun, Some(15), 143),
+            (&InstanceState::default(), Some(3), 131),
+            (&lost, Some(15), 1),
+        ] {
+            assert_eq!(state.exit_code(ending_signal), expected, "{state:?} {ending_signal:?}");
         }
     }
 
