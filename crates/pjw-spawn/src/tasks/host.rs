@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use pjw_core::ids::TASK_HOST_NAME;
-use rustix::net::{Shutdown, shutdown};
 
 use super::descriptors::{close_cloexec_descriptors, close_descriptor_range, copy_above, move_above};
 use super::directory::TaskDirectory;
@@ -268,7 +267,7 @@ impl<'a> Host<'a> {
 
     /// Starts a task (a process in the shared address space) for each request of the parent, and handles the ends of
     /// tasks. Returns when the last task has ended and no more requests can come. Returns the exit code of the host: 0,
-    /// or 1 if epoll_wait(2) failed or answers could not be sent to a parent that waits for them.
+    /// or 1 if epoll_wait(2) failed or a parent that may wait for an answer gets none.
     fn serve(&mut self) -> i32 {
         let mut may_get_more = true;
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; MAX_EVENTS as usize];
@@ -293,7 +292,7 @@ impl<'a> Host<'a> {
                 }
             }
             if has_requests && may_get_more {
-                // If the answers can't be sent, the end of the host tells the waiting parent that none will come.
+                // The parent waits for the end of a host that does not answer. So the host ends, also if tasks live.
                 let Ok(more_can_come) = self.start_requested_tasks() else { return 1 };
                 may_get_more = more_can_come;
                 if !may_get_more {
@@ -304,11 +303,10 @@ impl<'a> Host<'a> {
         0
     }
 
-    /// Ends the connection with the parent, because the parent would otherwise wait for an answer for ever. Closes the
-    /// streams that the tasks inherited from the host, because the reader of a pipe finds its end only when no process
-    /// has the writing end open.
+    /// Removes the socket from the epoll set: the parent has closed its end of the connection, which would wake the
+    /// host again and again. Closes the streams that the tasks inherited from the host, because the reader of a pipe
+    /// finds its end only when no process has the writing end open.
     fn close_unneeded(&self) {
-        let _ = shutdown(self.socket, Shutdown::Both);
         // SAFETY: epoll(7) forgets the descriptor with this call, and the event is ignored.
         unsafe {
             let (epoll, socket) = (self.epoll.as_raw_fd(), self.socket.as_raw_fd());

@@ -29,11 +29,24 @@ const MAX_DESCRIPTORS: usize = 4;
 /// The descriptors that have come with a request.
 type PassedDescriptors = [Option<OwnedFd>; MAX_DESCRIPTORS];
 
-/// Error: no more requests can come.
-struct NoMoreRequests;
+/// What the parent has sent for one task.
+struct RequestMessage {
+    /// The offset of the request in the buffer that the parent and the host share.
+    offset: usize,
+    passed: PassedDescriptors,
+}
 
-/// Error: the answers to the requests of a round could not be sent, although the parent may wait for them. The tasks of
-/// the round were killed.
+/// Error: no more requests can be received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NoMoreRequests {
+    /// The parent has closed its end of the connection, so it waits for no answer.
+    Closed,
+    /// The next message of the parent can't be received. The parent may wait for an answer to it.
+    Failed,
+}
+
+/// Error: a request gets no answer, although the parent may wait for one. Either the request could not be received, or
+/// the answers of its round could not be sent. In the second case, the tasks of the round were killed.
 pub(super) struct NotAnswered;
 
 /// What the round has done for one request: the mapped slot, then the task or the failure.
@@ -65,11 +78,12 @@ impl Outcome {
 impl<'a> Host<'a> {
     /// Starts one task (a process in the address space of the host) for each request that has arrived, at most
     /// [`MAX_PENDING_REQUESTS`], and answers the requests. A failed start is answered with the error. Returns whether
-    /// further requests can arrive. Fails if the answers could not be sent to a parent that may wait for them.
+    /// further requests can arrive. Fails if a parent that may wait gets no answer: a request could not be received, or
+    /// the answers could not be sent. The requests that were received before the first one that could not are answered.
     pub(super) fn start_requested_tasks(&mut self) -> Result<bool, NotAnswered> {
         let mut outcomes = [const { Outcome::NONE }; MAX_PENDING_REQUESTS];
         let mut count = 0;
-        let mut may_get_more = true;
+        let mut end = None;
         while let Some(outcome) = outcomes.get_mut(count) {
             match self.receive_request() {
                 Ok(Some((request, passed))) => {
@@ -84,8 +98,8 @@ impl<'a> Host<'a> {
                     }
                 }
                 Ok(None) => break,
-                Err(NoMoreRequests) => {
-                    may_get_more = false;
+                Err(reason) => {
+                    end = Some(reason);
                     break;
                 }
             }
@@ -95,48 +109,22 @@ impl<'a> Host<'a> {
         for (index, outcome) in outcomes.iter_mut().enumerate() {
             self.make_task(index, outcome);
         }
-        match self.answer_requests(outcomes) {
-            Ok(()) => Ok(may_get_more),
-            // The parent has closed its end of the connection. The host continues for the tasks of earlier rounds.
-            Err(Errno::EPIPE | Errno::ECONNRESET) => Ok(false),
-            Err(_) => Err(NotAnswered),
+        match (self.answer_requests(outcomes), end) {
+            (Ok(()), None) => Ok(true),
+            // The host continues for the tasks that live.
+            (Ok(()), Some(NoMoreRequests::Closed)) => Ok(false),
+            (Err(errno), _) if is_closed_connection(errno) => Ok(false),
+            (Ok(()), Some(NoMoreRequests::Failed)) | (Err(_), _) => Err(NotAnswered),
         }
     }
 
-    /// Receives the next request to start a task, and the file descriptors that were passed with the request. Does not
-    /// wait: `None` if no request has arrived. Fails if no more requests can come. Gives each descriptor a number of at
-    /// least [`Host::first_own`], because tasks use the lower numbers. A descriptor for which no such number is free is
-    /// `None` in the result.
+    /// Receives the next request to start a task, and the file descriptors that were passed with the request, as
+    /// [`receive_message`] does.
     fn receive_request(&self) -> Result<Option<(Request, PassedDescriptors)>, NoMoreRequests> {
-        let mut offset = [0_u8; size_of::<usize>()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let received = loop {
-            match recvmsg(self.socket, &mut [IoSliceMut::new(&mut offset)], &mut control, flags) {
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => return Ok(None),
-                Err(_) => return Err(NoMoreRequests),
-                Ok(message) => break message.bytes,
-            }
-        };
-        if received < offset.len() {
-            return Err(NoMoreRequests);
-        }
-        let mut descriptors: PassedDescriptors = [const { None }; MAX_DESCRIPTORS];
-        let mut free_entries = descriptors.iter_mut();
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(list) = message {
-                for descriptor in list {
-                    if let Some(entry) = free_entries.next() {
-                        *entry = move_above(descriptor, self.first_own).ok();
-                    }
-                }
-            }
-        }
+        let Some(message) = receive_message(self.socket, self.first_own)? else { return Ok(None) };
         // SAFETY: the parent has written a request, and waits for the answer.
-        let request = unsafe { Request::read(self.plan.buffer.wrapping_add(usize::from_ne_bytes(offset))) };
-        Ok(Some((request, descriptors)))
+        let request = unsafe { Request::read(self.plan.buffer.wrapping_add(message.offset)) };
+        Ok(Some((request, message.passed)))
     }
 
     /// Maps the program and the stack for the task of `request`. `index` is the index of the request in the round, and
@@ -367,5 +355,85 @@ impl<'a> Host<'a> {
             outcomes.iter().filter(|outcome| outcome.pid != 0).for_each(|outcome| kill_task(outcome.pid));
         }
         sent
+    }
+}
+
+/// Receives the next message of the parent from `socket`. Does not wait: `None` if no message has arrived. Gives each
+/// descriptor of the message a number of at least `first_own`, because tasks use the lower numbers. A descriptor for
+/// which no such number is free is `None` in the result.
+fn receive_message(
+    socket: BorrowedFd<'_>,
+    first_own: RawFd,
+) -> Result<Option<RequestMessage>, NoMoreRequests> {
+    let mut offset = [0_u8; size_of::<usize>()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
+    let received = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(&mut offset)], &mut control, flags) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => return Ok(None),
+            Err(error) if is_closed_connection(Errno::from_raw(error.raw_os_error())) => {
+                return Err(NoMoreRequests::Closed);
+            }
+            Err(_) => return Err(NoMoreRequests::Failed),
+            Ok(message) => break message.bytes,
+        }
+    };
+    if received == 0 {
+        return Err(NoMoreRequests::Closed);
+    }
+    if received < offset.len() {
+        return Err(NoMoreRequests::Failed);
+    }
+    let mut passed: PassedDescriptors = [const { None }; MAX_DESCRIPTORS];
+    let mut free_entries = passed.iter_mut();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(list) = message {
+            for descriptor in list {
+                if let Some(entry) = free_entries.next() {
+                    *entry = move_above(descriptor, first_own).ok();
+                }
+            }
+        }
+    }
+    Ok(Some(RequestMessage { offset: usize::from_ne_bytes(offset), passed }))
+}
+
+/// Returns whether `errno`, the error of a call for the socket of the host, means that the parent has closed its end of
+/// the connection. The kernel reports `ECONNRESET` if the parent has left answers unread.
+fn is_closed_connection(errno: Errno) -> bool {
+    matches!(errno, Errno::EPIPE | Errno::ECONNRESET)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+
+    use super::*;
+
+    fn receive_offset(socket: BorrowedFd<'_>) -> Result<Option<usize>, NoMoreRequests> {
+        receive_message(socket, 0).map(|message| message.map(|message| message.offset))
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_received_is_no_end_of_the_connection() {
+        let (socket, host_socket) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        assert_eq!(receive_offset(host_socket.as_fd()), Ok(None));
+        rustix::io::write(&socket, &7_usize.to_ne_bytes()).unwrap();
+        assert_eq!(receive_offset(host_socket.as_fd()), Ok(Some(7)));
+        rustix::io::write(&socket, b"x").unwrap();
+        assert_eq!(receive_offset(host_socket.as_fd()), Err(NoMoreRequests::Failed));
+        // recvmsg(2) fails with ENOTSOCK, as it could with ENOMEM.
+        let (pipe, _writer) = std::io::pipe().unwrap();
+        assert_eq!(receive_offset(pipe.as_fd()), Err(NoMoreRequests::Failed));
+        // Not by a drop of the socket: a process that another test has just forked may have a copy of it.
+        shutdown(&socket, Shutdown::Both).unwrap();
+        assert_eq!(receive_offset(host_socket.as_fd()), Err(NoMoreRequests::Closed));
+        let errors = [Errno::EPIPE, Errno::ECONNRESET, Errno::ENOMEM, Errno::ENOTCONN];
+        assert_eq!(errors.map(is_closed_connection), [true, true, false, false]);
     }
 }

@@ -53,7 +53,8 @@ const COMM_BYTES: usize = 16;
 #[derive(Debug)]
 pub struct AddressSpace {
     setup: Arc<Setup>,
-    socket: OwnedFd,
+    /// The connection with the host.
+    pub(super) socket: OwnedFd,
     buffer: RequestBuffer,
     host: Pid,
     /// The address of the directory of the space, in the memory of the host.

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
@@ -49,16 +50,22 @@ fn instance(rank: u32, code: i32, placement: Placement) -> Instance {
     Instance { placement: Arc::new(placement), ..task(rank, &["task", "exit", code.as_str()]) }
 }
 
+/// Stops the host, so that it finds all requests at once that are sent before it continues. Returns its process id.
+fn stop_host(space: &AddressSpace) -> Pid {
+    let host = Pid::from_raw(space.host_pid().0.cast_signed());
+    kill(host, Signal::SIGSTOP).unwrap();
+    let stopped = waitpid(host, Some(WaitPidFlag::WUNTRACED)).unwrap();
+    assert_eq!(stopped, WaitStatus::Stopped(host, Signal::SIGSTOP));
+    host
+}
+
 /// Starts tasks in one round: the host, which would take the first requests alone, is stopped until all have come.
 fn start_together(
     space: &mut AddressSpace,
     layout: &mut ExecArrays,
     instances: &[Instance],
 ) -> Vec<Result<Child, SpawnError>> {
-    let host = Pid::from_raw(space.host_pid().0.cast_signed());
-    kill(host, Signal::SIGSTOP).unwrap();
-    let stopped = waitpid(host, Some(WaitPidFlag::WUNTRACED)).unwrap();
-    assert_eq!(stopped, WaitStatus::Stopped(host, Signal::SIGSTOP));
+    let host = stop_host(space);
     for instance in instances {
         space.send_request(instance, layout).unwrap();
     }
@@ -145,4 +152,42 @@ fn no_task_is_left_of_a_round_whose_host_was_killed_and_each_error_says_so() {
         !is_answered
     });
     assert!(is_amid, "the host has answered in each of {MOST_ROUNDS} rounds before it was killed");
+}
+
+#[test]
+fn a_host_that_cannot_receive_a_request_ends_beside_living_tasks_and_the_error_says_so() {
+    let Some((path, _directory)) = task_program() else {
+        return eprintln!("skipped: cc can't link a static program for x86-64 here");
+    };
+    // If the test fails, its thread ends, and the kernel kills the tasks and the host.
+    let context = SpawnContext::new(&path).unwrap().add_rank_variables().kill_when_launcher_ends();
+    let context = context.share_memory().unwrap();
+    let mut layout = ExecArrays::new(&context.setup.environment, true);
+    let (_reader, writer) = std::io::pipe().unwrap();
+    let output = Arc::new(OwnedFd::from(writer));
+    let waiting = |rank| Instance {
+        stdio: Stdio { output: Some(Arc::clone(&output)), ..Stdio::default() },
+        ..task(rank, &["task", "wait"])
+    };
+    let mut space = AddressSpace::create(&context, 6, 6).unwrap();
+    let first = space.start(&waiting(0)).unwrap();
+    let host = stop_host(&space);
+    space.send_request(&waiting(1), &mut layout).unwrap();
+    // Too short for a request.
+    rustix::io::write(&space.socket, b"x").unwrap();
+    space.send_request(&waiting(2), &mut layout).unwrap();
+    kill(host, Signal::SIGCONT).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = sender.send([space.wait_for_oldest_request(), space.wait_for_oldest_request()]);
+    });
+    let received = receiver.recv_timeout(Duration::from_secs(60));
+    let [second, third] = received.expect("after 60 s, a request has neither a task nor an error");
+    let ended = SpawnError { step: SpawnStep::Clone, errno: Errno::ENOTRECOVERABLE };
+    assert_eq!(third.unwrap_err(), ended);
+    // The request of the second task was received.
+    for task in [first, second.unwrap()] {
+        assert_eq!(task.try_wait(), Ok(None));
+        task.kill_and_wait();
+    }
 }
