@@ -56,7 +56,13 @@ const DESCRIPTORS_OF_LABELS: usize = 4;
 const DESCRIPTORS_OF_PROGRAMS: usize = 5;
 
 /// A command whose program was found and whose arguments were parsed.
-type Prepared = (SpawnContext, RankedCommand, Arc<Arguments>);
+struct PreparedCommand {
+    /// The settings for the start of the program.
+    context: SpawnContext,
+    command: RankedCommand,
+    /// The parsed arguments of `command`, which all instances of the command share.
+    arguments: Arc<Arguments>,
+}
 
 /// Runs `pjwctl spawn`: starts several instances (processes) of a command, and waits until they have ended. With
 /// `--async`, only waits until they have begun. `request` contains the command line options.
@@ -102,9 +108,9 @@ fn start_group(daemon: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(I
         return Err(CheckError::NoInstances.into());
     }
     let size = u32::try_from(size)?;
-    let programs: Vec<Prepared> =
+    let programs: Vec<PreparedCommand> =
         commands.into_iter().map(|command| prepare(command, request)).collect::<anyhow::Result<_>>()?;
-    if request.proxy == ProxyArg::Always && programs.iter().any(|(_, command, _)| command.ranks.len() < 2) {
+    if request.proxy == ProxyArg::Always && programs.iter().any(|program| program.command.ranks.len() < 2) {
         bail!("--proxy always needs at least 2 instances of a program: use --proxy auto");
     }
     let mut labels = LabelledPipes::default();
@@ -114,7 +120,7 @@ fn start_group(daemon: &DaemonAddress, request: &SpawnArgs) -> anyhow::Result<(I
     }
     raise_descriptor_limit(size as usize * descriptors + programs.len() * DESCRIPTORS_OF_PROGRAMS)?;
     let topology = topology::load_topology(TopologySource::Live)?;
-    let name = programs.first().map(|(_, command, _)| command.program.clone()).unwrap_or_default();
+    let name = programs.first().map(|program| program.command.program.clone()).unwrap_or_default();
     let grant = Grant::obtain(daemon, request, size, &name)?;
     let started = placements(&topology, &grant.cpus, grant.origin, request, size).and_then(|placements| {
         let used = &placements[..placements.len().min(size as usize)];
@@ -234,7 +240,7 @@ fn remedy_for(refusal: &TemplateError) -> &'static str {
 }
 
 /// Prepares a command. The error names the line of a command of a file.
-fn prepare(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<Prepared> {
+fn prepare(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<PreparedCommand> {
     let line = request.multi_file.as_ref().zip(command.line);
     let place = line.map(|(file, number)| format!("{}: line {number}", file.display()));
     let prepared = prepare_program(command, request);
@@ -247,7 +253,7 @@ fn prepare(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<Prepar
 /// Finds the program of `command`, and parses its arguments. Returns both with a new context (the settings for the
 /// start of the program). The context says whether the instances end with pjwctl, and whether they share memory, as
 /// the options in `request` say. Fails if there is no such program, or if the arguments can't be parsed.
-fn prepare_program(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<Prepared> {
+fn prepare_program(command: RankedCommand, request: &SpawnArgs) -> anyhow::Result<PreparedCommand> {
     let context = SpawnContext::new(&command.program)?.add_rank_variables();
     let context = if request.in_background { context } else { context.kill_when_launcher_ends() };
     let context = match request.share {
@@ -257,7 +263,7 @@ fn prepare_program(command: RankedCommand, request: &SpawnArgs) -> anyhow::Resul
     // With this variable, the instances of one command find each other.
     let context = context.set_variable("PJW_GROUP", group_name());
     let arguments = Arguments::for_command(&command.program, &command.arguments).map_err(CheckError::from)?;
-    Ok((context, command, Arc::new(arguments)))
+    Ok(PreparedCommand { context, command, arguments: Arc::new(arguments) })
 }
 
 /// Returns a name for the instances of this command. No other command of this machine has had the name since the
@@ -336,14 +342,18 @@ fn first_cores(topology: &Topology, mask: &CpuSet, cores: u32) -> anyhow::Result
 /// variables with the size, such as `OMP_NUM_THREADS`, must be set when the template is loaded. Each group has a
 /// context (the settings for the start) with its variables. Without templates, each program stays one group. `parts`
 /// is the number of parts.
-fn divide_by_part_size(programs: Vec<Prepared>, sizes: &SizeVariables, parts: usize) -> Vec<Prepared> {
+fn divide_by_part_size(
+    programs: Vec<PreparedCommand>,
+    sizes: &SizeVariables,
+    parts: usize,
+) -> Vec<PreparedCommand> {
     let mut divided = Vec::new();
-    for (context, command, arguments) in programs {
+    for PreparedCommand { context, command, arguments } in programs {
         let RankedCommand { ranks, program, arguments: words, line } = command;
         for (part, ranks) in sizes.divide_into_groups(ranks, parts) {
             let context = sizes.apply_to_context(context.clone(), part);
             let command = RankedCommand { ranks, program: program.clone(), arguments: words.clone(), line };
-            divided.push((context, command, Arc::clone(&arguments)));
+            divided.push(PreparedCommand { context, command, arguments: Arc::clone(&arguments) });
         }
     }
     divided
@@ -354,7 +364,7 @@ fn divide_by_part_size(programs: Vec<Prepared>, sizes: &SizeVariables, parts: us
 /// `grant`, for all instances. If `labels` is `Some`, the instances write to new pipes in `labels`, so that their
 /// output gets labels.
 fn add_instances(
-    programs: Vec<Prepared>,
+    programs: Vec<PreparedCommand>,
     size: u32,
     placements: &[Arc<Placement>],
     sizes: &SizeVariables,
@@ -362,7 +372,7 @@ fn add_instances(
     mut labels: Option<&mut LabelledPipes>,
 ) -> anyhow::Result<Vec<Program>> {
     let mut result = Vec::new();
-    for (context, command, arguments) in programs {
+    for PreparedCommand { context, command, arguments } in programs {
         let context = match (&grant.job, &grant.directory) {
             (Some(job), Some(directory)) => {
                 context.set_variable("PJW_JOB", job).set_variable("PJW_JOB_DIR", directory)
