@@ -96,7 +96,7 @@ fn grant_variables(status: &Status, job: &Job, cpus: &CpuSet) -> JobVariables {
         .collect()
 }
 
-/// The share of one task.
+/// The share of one task in the CPUs of its job.
 #[derive(Debug, PartialEq, Eq)]
 struct TaskShare {
     /// The number of threads for a program that starts one per core. If the user requested CPUs for each task, this is
@@ -106,6 +106,46 @@ struct TaskShare {
     pus: usize,
     /// The value of `OMP_PLACES`, if the task has its CPUs for itself.
     places: Option<&'static str>,
+}
+
+/// The CPU counts of one task, before they are limited to the CPUs on which the task can run.
+struct TaskCounts {
+    /// As [`TaskShare::threads`].
+    threads: usize,
+    /// As [`TaskShare::pus`].
+    pus: usize,
+    /// Whether the tasks that share CPUs use all of the CPUs that they share.
+    uses_all_cpus: bool,
+}
+
+/// The fraction of the CPUs of a job that one job step uses.
+#[derive(PartialEq, Eq)]
+struct StepFraction {
+    /// The number of CPUs of the step, or 1 if it uses all CPUs of its job.
+    step_cpus: usize,
+    /// The number of CPUs of the job, or 1 if the step uses all of them. Never 0.
+    job_cpus: usize,
+}
+
+impl StepFraction {
+    /// The step uses all CPUs of its job.
+    const WHOLE_JOB: Self = Self { step_cpus: 1, job_cpus: 1 };
+
+    /// Returns the fraction for the step of the Slurm task `task`: the whole job if the CPU count of the step or of the
+    /// job is unknown.
+    fn from_task(task: SlurmTaskCpus) -> Self {
+        match (task.step_cpus, task.job_cpus) {
+            (Some(step), Some(job)) if step < job => {
+                Self { step_cpus: step as usize, job_cpus: job as usize }
+            }
+            _ => Self::WHOLE_JOB,
+        }
+    }
+
+    /// Returns this fraction of `count`, rounded down.
+    fn of_count(&self, count: usize) -> usize {
+        count * self.step_cpus / self.job_cpus
+    }
 }
 
 /// Returns how many threads and PUs (logical CPUs) one Slurm task (a process of a job step) is to use. `grant`
@@ -123,27 +163,30 @@ fn task_share(grant: &CpuSet, mask: Option<&CpuSet>, cores: &[Core], task: Slurm
     let usable_pus = |core: &Core| core.cpus.parse::<CpuSet>().unwrap_or_default().intersection(usable).len();
     let max_pus_in_core = cores.iter().map(usable_pus).max().unwrap_or(1).max(1);
     let tasks = if own.is_some() { 1 } else { task.task_count as usize };
-    let (threads, pus, has_all_cpus) = match task.cpus_per_task {
+    let counts = match task.cpus_per_task {
         // The requested CPUs are threads. The last core may be allocated whole for one of them.
         Some(requested) => {
             let requested = requested as usize;
-            (requested, requested, requested * tasks + max_pus_in_core > usable.len())
+            let uses_all_cpus = requested * tasks + max_pus_in_core > usable.len();
+            TaskCounts { threads: requested, pus: requested, uses_all_cpus }
         }
         None => {
             // Other steps may run beside a step that has only a part of the job's CPUs. Such a step uses the same part
             // of the grant.
-            let (part, whole) = match (own.is_some(), task.step_cpus, task.job_cpus) {
-                (false, Some(step), Some(job)) if step < job => (step as usize, job as usize),
-                _ => (1, 1),
-            };
-            (usable_cores * part / whole / tasks, usable.len() * part / whole / tasks, part == whole)
+            let fraction =
+                if own.is_some() { StepFraction::WHOLE_JOB } else { StepFraction::from_task(task) };
+            TaskCounts {
+                threads: fraction.of_count(usable_cores) / tasks,
+                pus: fraction.of_count(usable.len()) / tasks,
+                uses_all_cpus: fraction == StepFraction::WHOLE_JOB,
+            }
         }
     };
-    let threads = threads.clamp(1, usable.len().max(1));
-    let pus = pus.clamp(1, usable.len().max(1));
+    let threads = counts.threads.clamp(1, usable.len().max(1));
+    let pus = counts.pus.clamp(1, usable.len().max(1));
     let by_core = max_pus_in_core > 1 && threads <= usable_cores;
     let places = if by_core { "cores" } else { "threads" };
-    TaskShare { threads, pus, places: (tasks == 1 && has_all_cpus).then_some(places) }
+    TaskShare { threads, pus, places: (tasks == 1 && counts.uses_all_cpus).then_some(places) }
 }
 
 #[cfg(test)]
