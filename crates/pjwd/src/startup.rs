@@ -395,7 +395,7 @@ fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixList
 fn open_machine_interface(settings: &Settings, policy: &Policy) -> anyhow::Result<LinuxMachine> {
     let mut machine = LinuxMachine::new(pjw_sources::job_variable_names()).context("can't open /proc")?;
     let affinity_persists = policy.cpuset_support.affinity_persists;
-    machine.prepare_changes(affinity_persists, &policy.own_cgroups).context("can't open /proc")?;
+    machine.configure_cpuset_changes(affinity_persists, &policy.own_cgroups).context("can't open /proc")?;
     task_scan::load_bpf_programs(settings.scan_interface, &mut machine);
     Ok(machine)
 }

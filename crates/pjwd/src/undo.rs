@@ -95,7 +95,7 @@ pub fn release_all(state_dir: &Path, is_second_pjwd: bool) -> anyhow::Result<Rel
     let policy = Policy { only_managed_user, cpuset_support, own_cgroups, ..release_policy() };
     let state = WardenState::new(load_topology(TopologySource::Live)?, &policy.housekeeping_cpus);
     let affinity_persists = policy.cpuset_support.affinity_persists;
-    node.prepare_changes(affinity_persists, &policy.own_cgroups).context("can't open /proc")?;
+    node.configure_cpuset_changes(affinity_persists, &policy.own_cgroups).context("can't open /proc")?;
     let events = probe::open_process_events().ok();
     let has_events = events.is_some();
     node.set_process_event_socket(events);

@@ -186,13 +186,17 @@ impl LinuxMachine {
     /// Sets whether pjw assumes that the kernel keeps the affinity mask of a thread when a cpuset changes. If
     /// `affinity_persists` is false, pjw assumes that its change of a cpuset can reset the masks of threads outside
     /// this cpuset. pjw restores these masks after the change. The default is true on Linux 6.2 and later, and false on
-    /// older kernels. `own` has the names of the cgroups that this pjwd creates for jobs. Must be called before
+    /// older kernels. `own_cgroups` has the names of the cgroups that this pjwd creates for jobs. Must be called before
     /// [`LinuxMachine::start_cpuset_change_thread`], because this function ends the thread.
     ///
     /// # Errors
     /// If `/proc` can't be opened. The settings then stay the same.
-    pub fn prepare_changes(&mut self, affinity_persists: bool, own: &OwnCgroupNames) -> Result<(), Errno> {
-        self.cpuset_changer = CpusetChanger::new(affinity_persists, own.clone())?;
+    pub fn configure_cpuset_changes(
+        &mut self,
+        affinity_persists: bool,
+        own_cgroups: &OwnCgroupNames,
+    ) -> Result<(), Errno> {
+        self.cpuset_changer = CpusetChanger::new(affinity_persists, own_cgroups.clone())?;
         Ok(())
     }
 
