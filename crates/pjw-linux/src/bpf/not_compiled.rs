@@ -92,16 +92,18 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns the lent PUs (logical CPUs) on which a thread of
-    /// the lending job ran, as the BPF program has reported since the last call. In this build the function can't be
-    /// called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns the lent PUs that the BPF program has reported
+    /// since the last call. A lent PU is a PU (logical CPU) that a job, the owner, lends to another job. The program
+    /// reports a lent PU when a thread of the owner runs there. In this build the function can't be called, because no
+    /// value of this type exists.
     pub fn take_reported_pus(&mut self) -> CpuSet {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function makes the BPF program report the lent PUs (logical
-    /// CPUs) in `_cpus` once more. Otherwise, the program reports a lent PU only once, when a thread of the lending
-    /// job first runs on the PU. In this build the function can't be called, because no value of this type exists.
+    /// In a build with the cargo feature `bpf`, this function makes the BPF program report the lent PUs in `_cpus`
+    /// again, when a thread of the owner next runs there. A lent PU is a PU (logical CPU) that a job, the owner, lends
+    /// to another job. Without this call, the program reports a lent PU only once. In this build the function can't be
+    /// called, because no value of this type exists.
     ///
     /// # Errors
     /// None.
@@ -109,10 +111,10 @@ impl LentCpuMonitor {
         match *self {}
     }
 
-    /// In a build with the cargo feature `bpf`, this function returns for each lent PU (logical CPU) how long
-    /// threads of the lending job have run there since the PU was lent, or since the last call of
-    /// [`LentCpuMonitor::report_again`] for the PU. In this build the function can't be called, because no value of
-    /// this type exists.
+    /// In a build with the cargo feature `bpf`, this function returns for each lent PU how long threads of the owner
+    /// have run there. A lent PU is a PU (logical CPU) that a job, the owner, lends to another job. The time counts
+    /// since the PU was lent, or since the last call of [`LentCpuMonitor::report_again`] for the PU. In this build the
+    /// function can't be called, because no value of this type exists.
     #[must_use]
     pub fn owner_run_times(&self) -> Vec<OwnerRunTime> {
         match *self {}

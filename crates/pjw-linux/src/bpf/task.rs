@@ -43,8 +43,9 @@ pub struct OwnerRunTime {
     pub is_running: bool,
 }
 
-/// The state of a task (a thread) at the moment when the task scan reached it: its ids, its CPU time, its
-/// cgroup and its affinity mask.
+/// The state of one task (a thread): its ids, its CPU time, its cgroup and its affinity mask. A task scan, a run of the
+/// BPF program [`TaskScan`](super::TaskScan), reports one record for each task. The record shows the state at the
+/// moment when the program reached this task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaskRecord<'a> {
     /// The thread id (tid) of the task.
@@ -106,7 +107,9 @@ impl TaskRecord<'_> {
     }
 }
 
-/// The numbers of tasks (threads) that one task scan reported and skipped.
+/// How many tasks (threads) a task scan reported, and how many tasks the scan skipped because they are not in its
+/// [`TaskScope`]. A task scan is a run of the BPF program [`TaskScan`](super::TaskScan), which iterates over the
+/// threads of the machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TaskScanSummary {
     /// The number of tasks that the scan passed to its caller.

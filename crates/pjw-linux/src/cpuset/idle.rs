@@ -95,10 +95,10 @@ pub(super) fn ensure_idle_priority(hierarchy: &CpusetMount, group: &CgroupDir) -
 }
 
 /// Returns whether the jobs of the class besteffort (jobs without cores of their own) have lost their idle priority. A
-/// process with idle priority runs only while no other process uses the PU (logical CPU). The jobs have this priority
-/// because the file `cpu.idle` of a cgroup above their cgroups contains 1. They lose it when another program writes 0
-/// to this file. False if this cgroup does not exist, or if the file can't be read. `own_cgroups` has the names of the
-/// cgroups that pjwd creates for jobs.
+/// process with idle priority runs only while no other process uses the PU (logical CPU). The cgroups of these jobs
+/// have a common parent cgroup, whose file `cpu.idle` contains 1. When another program writes 0 to this file, the jobs
+/// lose their idle priority. Returns false if the parent cgroup does not exist, or if the file can't be read.
+/// `own_cgroups` has the names of the cgroups that pjwd creates for jobs.
 #[must_use]
 pub fn has_lost_idle_priority(own_cgroups: &OwnCgroupNames) -> bool {
     let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return false };

@@ -24,9 +24,11 @@ impl LinuxMachine {
     }
 
     /// Returns a file descriptor that poll(2) shows as readable when a delayed change of a cpuset is complete. A change
-    /// is delayed if its outcome was [`Delayed`]. `None` if no change was delayed, or if
-    /// [`take_finished_cpuset_changes`] has already returned the outcome of each delayed change.
+    /// is delayed if it was not complete when [`change_cpusets`] returned, so that its outcome was [`Delayed`]. `None`
+    /// if no change was delayed, or if [`take_finished_cpuset_changes`] has already returned the outcome of each
+    /// delayed change.
     ///
+    /// [`change_cpusets`]: pjw_core::ports::MachineInterface::change_cpusets
     /// [`take_finished_cpuset_changes`]: pjw_core::ports::MachineInterface::take_finished_cpuset_changes
     /// [`Delayed`]: pjw_core::cpuset_group::CpusetOutcome::Delayed
     #[must_use]
@@ -34,24 +36,31 @@ impl LinuxMachine {
         self.cpuset_changer.fd()
     }
 
-    /// Returns whether [`take_finished_cpuset_changes`] would now return the outcome of a delayed change of a cpuset. A
-    /// change is delayed if its outcome was [`Delayed`].
+    /// Returns whether a delayed change of a cpuset is complete, so that [`take_finished_cpuset_changes`] would now
+    /// return its outcome. A change is delayed if it was not complete when [`change_cpusets`] returned, so that its
+    /// outcome was [`Delayed`].
     ///
+    /// [`change_cpusets`]: pjw_core::ports::MachineInterface::change_cpusets
     /// [`take_finished_cpuset_changes`]: pjw_core::ports::MachineInterface::take_finished_cpuset_changes
     /// [`Delayed`]: pjw_core::cpuset_group::CpusetOutcome::Delayed
     pub fn has_finished_cpuset_changes(&mut self) -> bool {
         self.cpuset_changer.has_finished()
     }
 
-    /// Waits at most `max_wait` until all delayed changes of cpusets are complete, and returns whether they are
-    /// complete. Does not wait if the thread has completed nothing for as long as that. A change is delayed if its
-    /// outcome was [`Delayed`](pjw_core::cpuset_group::CpusetOutcome::Delayed).
+    /// Waits at most `max_wait` until all delayed changes of cpusets are complete, and returns whether all are
+    /// complete. A change is delayed if it was not complete when [`change_cpusets`] returned, so that its outcome was
+    /// [`Delayed`]. Does not wait if the thread that makes the changes is blocked, that is, if it has completed nothing
+    /// for `max_wait` although work is pending.
+    ///
+    /// [`change_cpusets`]: pjw_core::ports::MachineInterface::change_cpusets
+    /// [`Delayed`]: pjw_core::cpuset_group::CpusetOutcome::Delayed
     pub fn wait_for_cpuset_changes(&mut self, max_wait: Duration) -> bool {
         self.cpuset_changer.wait_until_complete(max_wait)
     }
 
-    /// Returns what keeps the thread that makes the changes of cpusets from its work: a system call of the thread has
-    /// not returned for 20 s, or the thread has ended. `None` if there is no such problem, or no such thread.
+    /// Returns the problem of the thread that makes the changes of cpusets: a system call blocks the thread, or the
+    /// thread has ended. A system call counts as a problem when the thread has completed nothing for 20 s although work
+    /// is pending. `None` if there is no problem, or if [`LinuxMachine::start_cpuset_change_thread`] was not called.
     pub fn cpuset_thread_problem(&mut self) -> Option<CpusetThreadProblem> {
         self.cpuset_changer.thread_problem()
     }

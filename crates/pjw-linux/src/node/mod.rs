@@ -93,8 +93,9 @@ pub struct LinuxMachine {
 }
 
 impl LinuxMachine {
-    /// Makes the interface of the daemon pjwd to this machine, and opens `/proc`. `wanted_variables` has the names of
-    /// the environment variables that [`MachineInterface::scan`] reads from each process.
+    /// Creates the value through which the daemon pjwd observes and changes this machine. Opens `/proc`.
+    /// `wanted_variables` has the names of the environment variables that [`MachineInterface::scan`] reads from each
+    /// process.
     ///
     /// # Errors
     /// If `/proc` can't be opened.
@@ -150,9 +151,9 @@ impl LinuxMachine {
         self.cgroup_watch.has_changes()
     }
 
-    /// Sets the task scan: a BPF program that reports the state of threads. [`MachineInterface::scan`] uses this
-    /// program when it scans all processes of the machine. When it scans only some processes, it uses the program
-    /// only if these have so many threads that `/proc` would be slower. With `None`, each scan reads the threads in
+    /// Sets the task scan: a BPF program that reports the state of threads. A scan of all processes of the machine
+    /// ([`MachineInterface::scan`]) uses this program. A scan of only some processes uses the program only if these
+    /// processes have so many threads that reading `/proc` would be slower. With `None`, each scan reads the threads in
     /// `/proc`.
     pub fn set_task_scan(&mut self, task_scan: Option<TaskScan>) {
         self.cache.address_spaces.set_source(task_scan.is_some());
@@ -183,14 +184,15 @@ impl LinuxMachine {
         requests
     }
 
-    /// Sets whether pjw assumes that the kernel keeps the affinity mask of a thread when a cpuset changes. If
-    /// `affinity_persists` is false, pjw assumes that its change of a cpuset can reset the masks of threads outside
-    /// this cpuset. pjw restores these masks after the change. The default is true on Linux 6.2 and later, and false on
-    /// older kernels. `own_cgroups` has the names of the cgroups that this pjwd creates for jobs. Must be called before
-    /// [`LinuxMachine::start_cpuset_change_thread`], because this function ends the thread.
+    /// Configures how pjw changes cpusets. `own_cgroups` has the names of the cgroups that pjwd creates for jobs.
+    /// `affinity_persists` says whether the kernel keeps the affinity mask of a thread when a cpuset changes. The
+    /// default is true on Linux 6.2 and later, and false on older kernels. If `affinity_persists` is false, pjw assumes
+    /// that a change of a cpuset can reset the masks of threads outside this cpuset. pjw restores these masks after the
+    /// change. Must be called before [`LinuxMachine::start_cpuset_change_thread`], because this function ends a thread
+    /// that was started earlier.
     ///
     /// # Errors
-    /// If `/proc` can't be opened. The settings then stay the same.
+    /// If `/proc` can't be opened. The configuration then stays the same.
     pub fn configure_cpuset_changes(
         &mut self,
         affinity_persists: bool,

@@ -31,9 +31,9 @@ const LOCKERS: [&str; 13] = [
 /// like.
 const LOCKING_CALLS: [&str; 4] = ["sys_brk", "sys_mremap", "sys_munmap", "sys_madvise"];
 
-/// The activity of a thread at one moment: whether the thread is active (runs, waits for a PU or sleeps
-/// uninterruptibly), whether it waits for the lock of its address space (`mmap_lock` in the kernel), and its CPU time
-/// since its start.
+/// The activity of a thread at one moment: whether the thread is active, whether it waits for the lock of its address
+/// space (`mmap_lock` in the kernel), and its CPU time since its start. A thread is active if it runs, waits for a PU
+/// (logical CPU) or sleeps uninterruptibly.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadActivity {
     /// Whether the thread runs, waits for a PU, or sleeps uninterruptibly (the states `R` and `D`).
@@ -47,10 +47,11 @@ pub struct ThreadActivity {
 }
 
 impl ProcDir {
-    /// Reads whether the thread `tid` of the process `pid` is active now, whether it waits for the lock of its
-    /// address space (`mmap_lock`), and its CPU time. The state and the CPU time are in `/proc/PID/task/TID/stat`.
-    /// The file `wchan` in the same directory has the kernel function in which the thread sleeps.
-    /// [`ThreadActivity::waits_for_map_lock`] is false if this user has no permission to read `wchan` (ptrace(2)).
+    /// Reads whether the thread `tid` of the process `pid` is active, whether it waits for the lock of its address
+    /// space (`mmap_lock` in the kernel), and its CPU time. A thread is active if it runs, waits for a PU (logical CPU)
+    /// or sleeps uninterruptibly. The state and the CPU time are in `/proc/PID/task/TID/stat`. The file `wchan` in the
+    /// same directory has the kernel function in which the thread sleeps. [`ThreadActivity::waits_for_map_lock`] is
+    /// false if this user has no permission to read `wchan` (ptrace(2)).
     ///
     /// # Errors
     /// `ENOENT` or `ESRCH` if the thread has ended. `EIO` if `stat` is malformed.

@@ -78,8 +78,9 @@ impl Stat {
     }
 }
 
-/// The run time and the wait time of a thread, from `/proc/PID/task/TID/schedstat`. The wait time is the time
-/// for which the thread was runnable and waited for a PU (logical CPU).
+/// The run time and the wait time of a thread since its start, in ns, from `/proc/PID/task/TID/schedstat`. The run time
+/// is the time for which the thread has run on a PU (logical CPU). The wait time is the time for which the thread was
+/// runnable and waited for a PU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedStat {
     /// The time for which the thread has run on a PU since its start, in ns.
@@ -176,13 +177,13 @@ impl ProcDir {
         Ok(parse_flags(&self.buffer).ok_or(Errno::EIO)? & EXITING != 0)
     }
 
-    /// Reads the run time and the wait time of the thread `tid` of the process `pid`, from
-    /// `/proc/PID/task/TID/schedstat`. The wait time is the time for which the thread was runnable and waited
-    /// for a PU (logical CPU).
+    /// Reads the run time and the wait time of the thread `tid` of the process `pid` since its start, in ns, from
+    /// `/proc/PID/task/TID/schedstat`. The run time is the time for which the thread has run on a PU (logical CPU). The
+    /// wait time is the time for which the thread was runnable and waited for a PU.
     ///
     /// # Errors
-    /// `ENOENT` or `ESRCH` if the thread has ended, or if the kernel has no file `schedstat`
-    /// (`CONFIG_SCHED_INFO`). `EIO` if the text is malformed.
+    /// `ENOENT` or `ESRCH` if the thread has ended, or if the kernel has no file `schedstat` (`CONFIG_SCHED_INFO`).
+    /// `EIO` if the text is malformed.
     pub fn schedstat(&mut self, pid: Pid, tid: Tid) -> Result<SchedStat, Errno> {
         self.read_single_open_file(format_args!("{pid}/task/{tid}/schedstat"))?;
         parse_schedstat(&self.buffer).ok_or(Errno::EIO)
@@ -358,8 +359,9 @@ fn parse_flags(text: &[u8]) -> Option<u64> {
     fields_from_state(text)?.nth(9 - 3)?.parse().ok()
 }
 
-/// Parses `schedstat_text`, the content of `/proc/PID/task/TID/schedstat`. Returns the run time and the wait
-/// time of the thread, which are the first two numbers of the text. Returns `None` if the text is malformed.
+/// Parses `schedstat_text`, the content of `/proc/PID/task/TID/schedstat`. Returns the run time and the wait time of
+/// the thread since its start, in ns. These are the first two numbers of the text. Returns `None` if the text is
+/// malformed.
 #[must_use]
 pub fn parse_schedstat(schedstat_text: &[u8]) -> Option<SchedStat> {
     let mut numbers = std::str::from_utf8(schedstat_text)

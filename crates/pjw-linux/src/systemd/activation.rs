@@ -66,8 +66,9 @@ impl SocketManager {
         (manager.has_socket() == Some(true)).then_some(manager)
     }
 
-    /// Returns whether the service manager has closed the socket, because the socket unit was stopped. False if this is
-    /// unknown.
+    /// Returns whether the service manager (such as systemd) has closed the listening socket that it passed to this
+    /// process. The service manager does so when the socket unit (the unit that configures the socket) is stopped.
+    /// Returns false if the service manager has ended, or if its descriptors can't be read.
     #[must_use]
     pub fn has_closed_socket(&self) -> bool {
         self.has_socket() == Some(false)

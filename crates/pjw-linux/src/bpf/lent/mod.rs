@@ -126,19 +126,23 @@ impl LentCpuMonitor {
         Ok(monitor)
     }
 
-    /// Sets the lent PUs: the PUs (logical CPUs) that a job, the owner, lends to another job. `lent` contains each lent
-    /// PU. The value for each PU says how many PUs the owner has, including the PUs that it lends. A thread that the
-    /// kernel may run on more PUs than this number does not count as a thread of the owner. If the value is 0, a thread
-    /// counts as a thread of the owner regardless of its number of PUs. [`LentCpuMonitor`] lists the exceptions: for
-    /// example, threads at idle priority never count.
+    /// Sets the lent PUs that the BPF program watches. A lent PU is a PU (logical CPU) that a job, the owner, lends to
+    /// another job. `lent` replaces the lent PUs of the previous call. The value for each PU is the number of PUs of
+    /// the owner, including the PUs that the owner lends.
     ///
-    /// The BPF program reports a lent PU once, when a thread of the owner starts to run there. If such a thread already
-    /// runs on the PU during this call, the program reports the PU when the thread stops running. For a PU that was
-    /// already lent before this call, the run time of the owner is not reset. If this PU was already reported, it is
-    /// not reported again. While `lent` is empty, the program is detached from the kernel.
+    /// A thread whose affinity mask has more PUs than this number does not count as a thread of the owner. If the
+    /// number is 0, the size of the mask does not matter. [`LentCpuMonitor`] has the rules for threads at idle
+    /// priority, kernel threads and io_uring workers.
+    ///
+    /// The program reports a lent PU once, when a thread of the owner starts to run there. If such a thread already
+    /// runs on the PU during this call, the program reports the PU when the thread stops running. If a PU was already
+    /// lent before this call, the [run time](LentCpuMonitor::owner_run_times) of the owner on this PU is not reset. If
+    /// this PU was already reported, the program does not report the PU again. While `lent` is empty, the program is
+    /// detached from the kernel.
     ///
     /// # Errors
-    /// If the kernel refuses to attach the BPF program, or to change the program's BPF map.
+    /// If the kernel refuses to attach the program, or to change its BPF map. Afterwards [`LentCpuMonitor::lent_pus`]
+    /// is empty.
     pub fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>) -> Result<()> {
         let before = std::mem::take(&mut self.lent);
         for &pu in before.keys().filter(|pu| !lent.contains_key(pu)) {
@@ -190,9 +194,10 @@ impl LentCpuMonitor {
         reported.iter().filter(|pu| self.lent.contains_key(pu)).collect()
     }
 
-    /// Makes the BPF program report each lent PU in `cpus` once more, as if the PU had just been lent. A lent PU
-    /// is a PU (logical CPU) that a job, the owner, lends to another job. Also sets the run time of the owner on
-    /// these PUs ([`LentCpuMonitor::owner_run_times`]) to zero. PUs in `cpus` that are not lent are ignored.
+    /// Makes the BPF program report each lent PU in `cpus` again, when a thread of the owner next starts or stops
+    /// running there. Without this call, the program reports a lent PU only once. A lent PU is a PU (logical CPU) that
+    /// a job, the owner, lends to another job. Also sets the run time of the owner on these PUs
+    /// ([`LentCpuMonitor::owner_run_times`]) to zero. PUs in `cpus` that are not lent are ignored.
     ///
     /// # Errors
     /// If the kernel refuses to change the BPF map of the program.

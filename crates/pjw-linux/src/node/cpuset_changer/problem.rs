@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pjw_core::ids::Tid;
 
-/// What prevents changes of cpusets: the thread of pjwd that makes them waits for the kernel, or has ended.
+/// The reason why pjwd can't change cpusets at present. pjwd makes the changes of cpusets on a separate thread. Either
+/// a system call of this thread does not return, or the thread has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CpusetThreadProblem {
     /// A request to the thread is not complete, because a system call of the thread has not returned.
@@ -25,8 +26,9 @@ pub enum CpusetThreadProblem {
 }
 
 impl CpusetThreadProblem {
-    /// Returns what is wrong, as a text for users. The time in the text is rounded down to 10 s, and to minutes from
-    /// two minutes on.
+    /// Returns a text for users that says why pjwd can't change cpusets at present. If the kernel has not completed a
+    /// change, the text says how long pjwd has waited. This time is rounded down: to a multiple of 10 s if it is less
+    /// than two minutes, and to whole minutes otherwise.
     #[must_use]
     pub fn text(&self) -> String {
         match self {
@@ -48,7 +50,7 @@ impl CpusetThreadProblem {
         }
     }
 
-    /// Returns what the user can do about the problem, as a text for users.
+    /// Returns a text for users that says what to do when pjwd can't change cpusets because of this problem.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
