@@ -148,11 +148,11 @@ pub fn bind(path: &Path) -> Result<BoundSocket, BindError> {
     bind_with_access(path, SocketAccess::EVERY_USER)
 }
 
-/// Creates a Unix socket as [`bind`] does. `access` has the mode, the owner and the group of the socket file. Each
-/// socket file that [`BoundSocket::rebind_if_removed`] creates later has them too.
+/// Creates a Unix socket as [`bind`] does, but with the mode, the owner and the group in `access` for the socket file.
+/// Each socket file that [`BoundSocket::rebind_if_removed`] creates later has the same mode, owner and group.
 ///
 /// # Errors
-/// The errors of [`bind`]. Also if this process may not give the file its owner or group.
+/// The errors of [`bind`]. Also if this process has no permission to set the owner or the group.
 pub fn bind_with_access(path: &Path, access: SocketAccess) -> Result<BoundSocket, BindError> {
     if let Some(length) = length_if_too_long(path) {
         return Err(BindError::PathTooLong { path: path.to_owned(), length });

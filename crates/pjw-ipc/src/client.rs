@@ -354,16 +354,16 @@ pub fn runtime_dir(uid: u32, xdg_runtime_dir: Option<&Path>) -> PathBuf {
     }
 }
 
-/// Returns the directory of the lock file of the daemon of the user `uid`. The running daemon holds a lock on this
-/// file (flock(2)), so that the user can't start a second daemon without the option `--beside`. The directory is
-/// `/run/pjwd-lock` for root. For other users, it is `/run/user/UID/pjwd-lock`, or `/tmp/pjwd-UID-lock` if
+/// Returns the directory of the lock file of the daemon of the user `uid`. The running daemon holds a lock on this file
+/// (flock(2)). A second daemon of the same user then refuses to start, except with the option `--beside`. The directory
+/// is `/run/pjwd-lock` for root. For other users, it is `/run/user/UID/pjwd-lock`, or `/tmp/pjwd-UID-lock` if
 /// `/run/user/UID` does not exist.
 ///
 /// Unlike [`runtime_dir`], the directory does not depend on `$XDG_RUNTIME_DIR`: all daemons of the user must use the
-/// same lock. The directory contains no state files: the lock must stay if somebody deletes the directory of the
+/// same lock. The directory contains no state files, so that the lock stays if a user deletes the directory of the
 /// state files.
 ///
-/// `/run/user/UID` may appear and vanish while a daemon runs: see [`lasting_lock_dir`].
+/// `/run/user/UID` can appear and vanish while a daemon runs. So there is a second lock file: see [`lasting_lock_dir`].
 #[must_use]
 pub fn lock_dir(uid: u32) -> PathBuf {
     let mut dir = runtime_dir(uid, None).into_os_string();
@@ -372,12 +372,13 @@ pub fn lock_dir(uid: u32) -> PathBuf {
 }
 
 /// Returns the directory of a second lock file of the daemon of the user `uid`: `/tmp/pjwd-UID-lock`. Returns `None`
-/// for root.
+/// for root, because the directory that [`lock_dir`] returns for root never changes.
 ///
-/// The result of [`lock_dir`] depends on whether `/run/user/UID` exists. This directory appears with the first login of
-/// the user and vanishes with the last logout. So a daemon that starts before the login and a daemon that starts after
-/// the login have different directories from [`lock_dir`]. The directory from this function is the same for both. It
-/// equals the one from [`lock_dir`] if `/run/user/UID` does not exist.
+/// The directory that [`lock_dir`] returns depends on whether `/run/user/UID` exists. `/run/user/UID` appears with the
+/// first login of the user and vanishes with the last logout. So [`lock_dir`] returns different directories to a daemon
+/// that starts before the login and to a daemon that starts after the login. Both daemons also use the lock file in
+/// `/tmp/pjwd-UID-lock`, so that the second daemon finds the lock of the first. If `/run/user/UID` does not exist, both
+/// functions return the same directory.
 #[must_use]
 pub fn lasting_lock_dir(uid: u32) -> Option<PathBuf> {
     (uid != 0).then(|| PathBuf::from(format!("/tmp/pjwd-{uid}-lock")))

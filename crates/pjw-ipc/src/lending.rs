@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Whether and how pjwd lends cores on this machine. pjwd lends the cores that jobs of the class `guaranteed` (the
-/// owners) do not use. The field names are part of the public JSON format.
+/// Whether and how pjwd lends cores on this machine. pjwd lends idle cores of jobs of the class `guaranteed` (the
+/// owners) to jobs of the class `besteffort`, which have no cores of their own. pjwd takes a lent core back when the
+/// owner needs the core. The field names are part of the public JSON format.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Lending {
     /// The reason why pjwd lends no cores on this machine, as text for users. Empty if pjwd lends cores.

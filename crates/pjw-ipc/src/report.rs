@@ -105,7 +105,8 @@ pub struct Report {
     pub incomplete: Option<String>,
 }
 
-/// A number of CPUs that a job used, and the time for which the job used this number.
+/// The total time for which a job used a certain number of CPUs. For example, the job used 3 CPUs for 120 s in total.
+/// The report of a job ([`Report`]) contains a list of these values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct UseLevel {
     /// The number of CPUs. The number is rounded to whole CPUs if the job has up to 16 CPUs. In a larger job, it is

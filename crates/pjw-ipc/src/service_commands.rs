@@ -8,15 +8,15 @@ pub fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// Returns a text with the commands that start pjwd on this machine, such as `systemctl start pjwd, or as yourself:
-/// pjwd`. A message to the user ends with this text.
+/// Returns the commands that start pjwd on this machine, as text for messages to users. With systemd, the text is
+/// `systemctl start pjwd, or as yourself: pjwd`. Without systemd, the text is `pjwd, as root or as yourself`.
 #[must_use]
 pub fn pjwd_start_commands() -> &'static str {
     start_text_of(has_systemd())
 }
 
-/// Returns a text with the commands that restart pjwd on this machine, such as `systemctl restart pjwd`. A message to
-/// the user ends with this text.
+/// Returns the commands that restart pjwd on this machine, as text for messages to users. With systemd, the text is
+/// `systemctl restart pjwd`. Without systemd, the text says that the user must kill pjwd and start it again.
 #[must_use]
 pub fn pjwd_restart_commands() -> &'static str {
     restart_text_of(has_systemd())

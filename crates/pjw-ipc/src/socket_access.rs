@@ -20,12 +20,13 @@ pub struct SocketAccess {
 }
 
 impl SocketAccess {
-    /// Every user may connect (mode 0666).
+    /// Every user may connect to the Unix socket: the socket file has the mode 0666.
     pub const EVERY_USER: Self = Self { mode: 0o666, owner: None };
-    /// Only the user of this process and root may connect (mode 0600).
+    /// Only root and the user of this process may connect to the Unix socket: the socket file has the mode 0600.
     pub const OWN_USER: Self = Self { mode: 0o600, owner: None };
 
-    /// Returns the mode, the owner and the group of a socket file. `file` is the metadata of the file.
+    /// Returns the mode, the owner and the group of an existing socket file, so that another socket file can get the
+    /// same. `file` is the metadata of the existing file.
     #[must_use]
     pub fn of_file(file: &Metadata) -> Self {
         Self { mode: file.mode() & 0o777, owner: Some((file.uid(), file.gid())) }
