@@ -59,8 +59,8 @@ pub enum HostlistError {
     },
 }
 
-/// The result of [`find_node`]: the position of the searched machine in a list of machines, and the number of
-/// machines in the list. The list has Slurm's form, such as `n[1-3,7],login2`.
+/// The result of [`find_node`], which searches for a machine in a list of machines: the position of the machine in the
+/// list, and the number of machines in the list. The list has Slurm's form, such as `n[1-3,7],login2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodePosition {
     /// The position of the machine in the list, counted from 0. `None` if the list does not contain the

@@ -6,9 +6,9 @@
 use pjw_core::diagnosis::{DetectedBatchSystem, JobBinding};
 use pjw_core::ids::{Comm, Uid};
 
-/// A scheduler (batch system or container orchestrator) that `pjwctl doctor` can recognise on this machine,
-/// such as Slurm or Kubernetes. `pjwctl doctor` recognises the scheduler by the program names of its daemons.
-/// The configuration files of the scheduler show whether the scheduler binds jobs to cores.
+/// A scheduler (batch system or container orchestrator) that `pjwctl doctor` can recognise on this machine, such as
+/// Slurm or Kubernetes. `pjwctl doctor` recognises the scheduler by the program names of its daemons. For most
+/// schedulers, the configuration files show whether the scheduler binds jobs to cores.
 #[derive(Debug, Clone, Copy)]
 pub struct Scheduler {
     /// The name of the scheduler, for display, such as `Grid Engine`.
@@ -122,11 +122,11 @@ impl Scheduler {
         uid.0 < uid_min && self.daemons.iter().any(|name| name.as_bytes() == comm.as_bytes())
     }
 
-    /// Describes how this scheduler (a batch system or container orchestrator) binds jobs to cores, and what
-    /// this means for pjwd. `pjwctl doctor` shows the result. `configuration_text` is the text of all
-    /// configuration files of the scheduler, one after the other. Pass `None` if the files can't be read: the
-    /// result says that the binding is unknown. Pass `None` also for a scheduler that has no configuration
-    /// files: its binding is known.
+    /// Describes how this scheduler (a batch system or container orchestrator) binds jobs to cores, and what this means
+    /// for pjwd. `pjwctl doctor` shows the result. `configuration_text` is the text of all configuration files of the
+    /// scheduler, one after the other. Pass `None` if the files can't be read. The result then says that the binding is
+    /// unknown. Also pass `None` for a scheduler without configuration files. pjw knows the binding of such a scheduler
+    /// without reading files, and the result describes this binding.
     #[must_use]
     pub fn describe_core_binding(&self, configuration_text: Option<&str>) -> DetectedBatchSystem {
         let (binding, effect_on_pjw) = match (configuration_text, self.config_files.first()) {
