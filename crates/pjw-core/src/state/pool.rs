@@ -181,10 +181,10 @@ impl PuPool {
         self.pus_of(job).iter().filter(|pu| self.borrowers.contains_key(pu)).collect()
     }
 
-    /// Returns each lent PU (logical CPU, see [`PuPool::lent_cpus`]) with the number of PUs of its owner, the job that
-    /// lent the PU. Offline PUs count too. The caller uses this number to recognise threads of the owner on the lent
-    /// PU: pjw confines these threads to the PUs of the owner, so a thread that has more PUs in its affinity mask
-    /// belongs to another program.
+    /// Returns each lent PU (logical CPU) with the number of PUs that its owner holds, including offline PUs. A PU is
+    /// lent if one job (the owner) holds it and leaves it idle, and another job borrows it. pjw confines the threads of
+    /// the owner to the PUs that the owner holds. So a thread on the lent PU with more PUs in its affinity mask belongs
+    /// to another program.
     #[must_use]
     pub fn lent_cpus_with_owner_pu_counts(&self) -> BTreeMap<Pu, u32> {
         let lent = self.lent_cpus();

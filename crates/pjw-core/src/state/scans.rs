@@ -32,25 +32,21 @@ impl WardenState {
     /// If `is_full` is true, the scan reads every process of the machine, and the cgroups of all jobs. It reads the
     /// threads only of these processes:
     ///
-    /// - The processes that belong to jobs.
-    /// - The processes in [`WardenState::processes_to_restore`]. Such a process has left its job, and pjw is restoring
-    ///   its original affinity masks (the masks before pjw changed them).
-    /// - Some processes because of [`WardenState::unknown_masks`], the masks of unknown origin (masks that an earlier
-    ///   run of the daemon may have set). These are the processes of which a thread other than the first has such a
-    ///   mask, and the processes that a search for such masks must still read. The scan also reads the cgroups of the
-    ///   latter processes.
+    /// - The processes whose affinity masks pjw sets or restores ([`WardenState::tracked_pids`]).
+    /// - Some processes whose affinity masks an earlier run of the daemon may have set
+    ///   ([`WardenState::unknown_masks`]).
     ///
-    /// If `is_full` is false, the scan reads only the following:
+    /// If `is_full` is false, the scan reads only these processes, with their threads:
     ///
-    /// - The processes in [`WardenState::processes_to_restore`], with their threads.
-    /// - The active processes of jobs, with their threads. A process is active if one of its threads recently ran or
-    ///   waited for a PU (logical CPU), or if no scan has read its threads. Of an active process with many threads, the
-    ///   scan may read only the active threads ([`ScanRequest::active_threads`]).
-    /// - Those idle (not active) processes of jobs for which a check finds a change, such as used CPU time
-    ///   ([`WatchedProcesses`]).
-    /// - The cgroups of jobs without processes, the cgroups of jobs that hold no PUs and do not wait for any, and the
-    ///   cgroups that pjw has to remove. Any other cgroup that an earlier scan read is read again only if it has
-    ///   changed.
+    /// - The processes whose original affinity masks pjw is restoring ([`WardenState::processes_to_restore`]).
+    /// - The active processes of jobs. A process is active if one of its threads recently ran or waited for a PU
+    ///   (logical CPU), or if no scan has read its threads. Of an active process with many threads, the scan may read
+    ///   only the active threads ([`ScanRequest::active_threads`]).
+    /// - The other processes of jobs for which a check finds a change, such as used CPU time ([`WatchedProcesses`]).
+    ///
+    /// If `is_full` is false, the scan also reads the cgroups of jobs without processes, the cgroups of jobs that hold
+    /// no PUs and do not wait for any, the cgroups that pjw has to remove, and the cgroups that have changed since an
+    /// earlier scan.
     #[must_use]
     pub fn scan_request(&self, is_full: bool) -> ScanRequest {
         if is_full {
@@ -87,31 +83,24 @@ impl WardenState {
         of_jobs.chain(self.cpusets.paths_to_remove().map(str::to_owned)).collect()
     }
 
-    /// Returns the request for a scan that reads every process of the machine, the cgroups of all jobs, and the threads
-    /// of some processes ([`Process`](crate::terms::Process)). The scan reads the threads only of these processes:
+    /// Returns the request for a scan that reads every process of the machine and the cgroups of all jobs. To save
+    /// time, the scan does not read the threads of most idle processes of jobs. A process is idle if scans have read
+    /// its threads, and none of them recently ran or waited for a PU (logical CPU).
     ///
-    /// - Each process in [`WardenState::processes_to_restore`]. It has left its job, and pjw is restoring its original
-    ///   affinity masks (the masks before pjw changed them).
-    /// - Each active process of a job. A process is active if one of its threads recently ran or waited for a PU
-    ///   (logical CPU), or if no scan has read its threads. Any other process is idle.
-    /// - Each idle process of a job for which the check of [`WatchedProcesses`] finds a change. To save time, the scan
-    ///   does not read the threads of the other idle processes.
-    /// - Some processes because of [`WardenState::unknown_masks`], the same as in the result of
-    ///   [`WardenState::scan_request`].
-    ///
-    /// The check compares the CPU time of the process with its CPU time at the last check. A process that was never
-    /// checked counts as changed. If no cpuset restricts the process, the check also reads its affinity masks: a mask
-    /// with a PU that the job does not hold is a change.
+    /// Except for idle processes, the request is the same as the result of [`WardenState::scan_request`] with `true`.
+    /// The scan reads the threads of an idle process only if a check finds a change ([`WatchedProcesses`]), such as
+    /// used CPU time.
     #[must_use]
     pub fn full_scan_request(&self) -> ScanRequest {
         ScanRequest { idle_watch: self.idle_watch(), ..self.scan_request(true) }
     }
 
-    /// Returns the request for the periodic scan (config key `rescan_interval`), which also reads processes
-    /// that belong to no job. At least one periodic scan in eight reads every process (scope `Full`). The other
-    /// periodic scans read only the processes that may have changed (scope `Partial`). To a partial scope, the
-    /// caller must add the processes that were forked since the last periodic scan. The caller must call this
-    /// function exactly once per periodic scan, because the function counts its calls.
+    /// Returns the request for the periodic scan (config key `rescan_interval`), which also reads processes that belong
+    /// to no job. At least one periodic scan in eight reads every process ([`ScanScope::Full`]). The other periodic
+    /// scans read only the processes that may have changed ([`ScanScope::Partial`]). If the scope is partial, the
+    /// caller must add the processes that were forked since the last periodic scan.
+    ///
+    /// The caller must call this function exactly once per periodic scan, because the function counts its calls.
     pub fn periodic_scan_request(&mut self) -> ScanRequest {
         if self.periodic_scans_until_full == 0 || self.full_scan_due || !self.is_settled() {
             return self.full_scan_request();
@@ -188,8 +177,9 @@ impl WardenState {
     ///
     /// - The cgroups that batch systems made for jobs.
     /// - The cgroups of the cpusets that pjw made for jobs.
-    /// - The leftover cgroups. A leftover cgroup is a job's cpuset that a daemon of pjw wrote before this daemon
-    ///   started ([`LeftoverCpuset`](crate::terms::LeftoverCpuset)). It is in the list until pjw has decided about it.
+    /// - The cgroups of leftover cpusets. A leftover cpuset is a job's cpuset that a daemon of pjw wrote before this
+    ///   daemon started ([`LeftoverCpuset`](crate::terms::LeftoverCpuset)). Its cgroup is in the result until pjw has
+    ///   decided whether to keep or to remove the cpuset.
     #[must_use]
     pub fn job_cgroup_paths(&self) -> BTreeSet<String> {
         let own = self.cpusets.paths().chain(self.cpusets.undecided_leftover_paths());

@@ -155,9 +155,9 @@ impl MasksOfUnknownOrigin {
         self.inherited.get(&pid).cloned()
     }
 
-    /// Removes what the kernel's fork events showed about masks of unknown origin (masks that an earlier run of the
-    /// daemon may have set): which processes may have inherited such a mask. Must be called if process events were
-    /// lost: a pid in these records may now belong to another process.
+    /// Removes the records of the forked processes that may have inherited an affinity mask of unknown origin: a mask
+    /// that an earlier run of the daemon may have set. Must be called if process events of the kernel were lost. A
+    /// process in a record may then have exited unnoticed, and its pid may now be the pid of another process.
     pub fn forget_fork_records(&mut self) {
         self.inherited.clear();
         self.forks_during_search.clear();

@@ -182,23 +182,23 @@ impl CoreUse {
         self.busy_for.is_zero()
     }
 
-    /// Adds a measurement of the CPU time of the owner (a job whose idle cores may be lent). Returns the cores that the
-    /// owner uses now.
+    /// Adds the measurement `sample` of the CPU time of the owner (a job whose idle cores may be lent). Returns the
+    /// cores that the owner uses now.
     ///
+    /// The minimum share is nine tenths of the time, or one tenth if the cores have several PUs (logical CPUs) each.
     /// The owner uses a lent core ([`OwnerCpuSample::lent`]) in each of these cases:
     ///
-    /// - Averaged over about 100 ms, the owner ran on the core for at least nine tenths of the time, or for a tenth of
-    ///   the time if cores have several PUs each.
-    /// - The owner ran on the core for nearly all of a measurement of at least 10 ms.
-    /// - The owner has become busy in the last 20 ms ([`CoreUse::is_idle`] was true before), and ran on the core for at
-    ///   least 1.3 ms of a measurement of less than 10 ms. In a longer measurement, the shares of the first case apply.
+    /// - Averaged over about 100 ms, the owner ran on the core for at least the minimum share.
+    /// - The measurement covers at least 10 ms, and the owner ran on the core for nearly all of this time.
+    /// - The owner was idle ([`CoreUse::is_idle`]) at most 20 ms ago, and ran on the core for at least 1.3 ms of a
+    ///   measurement of less than 10 ms. In a longer measurement, the owner must have run there for at least the
+    ///   minimum share.
     ///
-    /// The CPU time on all other cores counts as if the owner used as few cores as possible. A core with one PU is also
-    /// too busy to be lent ([`UsedCores::too_busy_to_lend`]) if the owner ran on it for at least three quarters of the
-    /// time, averaged over about 100 ms.
+    /// Of the cores that are not lent, only the CPU time of all cores together is known. The owner is assumed to use as
+    /// few of these cores as possible.
     ///
-    /// After the first 20 ms of use, measurements of less than 10 ms are joined until they cover 10 ms. Until then, the
-    /// function returns the previous result.
+    /// More than 20 ms after the owner became busy, measurements of less than 10 ms are joined until they cover 10 ms.
+    /// Until then, the function returns its previous result.
     pub fn add(&mut self, sample: &OwnerCpuSample<'_>) -> UsedCores {
         let is_short = self.busy_for > WAKE_UP_TIME && sample.period < LONG_SAMPLE;
         if is_short {
@@ -323,18 +323,15 @@ impl CoreUse {
 
 /// Returns the number of cores that the waiting threads of an owner (a job whose idle cores may be lent) need. A
 /// waiting thread is hot ([`ThreadDemand::is_hot`]), and waits for a PU (logical CPU) for at least a tenth of the time.
-/// It needs a PU for all the time in which it runs or waits. Its CPU time alone does not show this need: a thread that
-/// shares its core with another program gets only half of the core.
+/// Such a thread needs a PU for all the time in which it runs or waits. Returns 0 if there is no waiting thread.
 ///
 /// - `threads` has the demand and the affinity mask of each thread of the owner, as of the last scan.
-/// - `count_cores` returns the number of cores of the owner that have a PU in a given set. The function passes all PUs
-///   in the masks of the waiting threads. The returned number is an upper limit of the result, because threads that are
-///   bound to one core do not run on other cores.
-/// - `has_smt` says whether the cores of the owner have more than one PU each. It decides how the sum of the needs of
-///   all waiting threads is rounded to a number of cores. A part of a core counts as a further core if it is at least
-///   one tenth of a core, or at least nine tenths if `has_smt` is false.
-///
-/// Returns 0 if no thread is a waiting thread.
+/// - `count_cores` returns how many cores of the owner have at least one PU in a given set. The function passes all PUs
+///   in the masks of the waiting threads. The waiting threads cannot need more cores than `count_cores` returns,
+///   because they cannot run on other PUs.
+/// - `has_smt` says whether the cores of the owner have more than one PU each. The needs of all waiting threads are
+///   added up, and rounded to a number of cores. A fraction of a core is rounded up if it is at least one tenth of a
+///   core, or at least nine tenths if `has_smt` is false. Smaller fractions are dropped.
 pub fn cores_wanted_by_waiting_threads<'a>(
     threads: impl Iterator<Item = (ThreadDemand, &'a CpuSet)>,
     count_cores: impl Fn(&CpuSet) -> u32,

@@ -20,8 +20,8 @@ const MAX_DOUBLINGS: u32 = 2;
 const SHORT_LOAN: u32 = 4;
 
 /// The facts on which pjw decides which cores it lends. pjw lends the idle cores of jobs of the class guaranteed (the
-/// owners) to jobs of the class besteffort (the borrowers). The facts are the number of cores that each owner uses, and
-/// the borrowed PUs (logical CPUs) that pjw takes back soon.
+/// owners) to jobs of the class besteffort (the borrowers). The facts include how many cores each owner uses, which
+/// borrowed PUs (logical CPUs) pjw takes back soon, and which borrowers get no lent cores.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LendingState {
     /// The use that each owner makes of its cores, by the id of the owner.
@@ -74,17 +74,17 @@ impl LendingState {
         known.used = Some(used);
     }
 
-    /// Returns the end of the grace period that ends first, in ns since boot. A borrowed PU (logical CPU) is an idle PU
-    /// of one job (the owner) that pjw lent to another job (the borrower). When pjw decides to take the PU back, the
-    /// borrower may still use the PU for a grace period. `None` if no grace period is running.
+    /// Returns the end of the grace period that ends first, in ns since boot. `None` if no grace period is running. pjw
+    /// lends idle PUs (logical CPUs) of a job to another job, the borrower. When pjw decides to take a lent PU back,
+    /// the borrower may still use this PU for a grace period.
     #[must_use]
     pub fn next_grace_period_end(&self) -> Option<Nanos> {
         self.grace_period_ends.values().min().copied()
     }
 
-    /// Returns the end of the grace period of the borrowed PU (logical CPU) `pu`, in ns since boot. A borrowed PU is an
-    /// idle PU of one job (the owner) that pjw lent to another job (the borrower). When pjw decides to take the PU
-    /// back, the borrower may still use the PU for a grace period. `None` if no grace period is running for the PU.
+    /// Returns the end of the grace period of the PU (logical CPU) `pu`, in ns since boot. `None` if no grace period is
+    /// running for this PU. pjw lends idle PUs of a job to another job, the borrower. When pjw decides to take a lent
+    /// PU back, the borrower may still use this PU for a grace period.
     #[must_use]
     pub fn grace_period_end(&self, pu: Pu) -> Option<Nanos> {
         self.grace_period_ends.get(&pu).copied()

@@ -34,10 +34,10 @@ pub enum MaskComparison {
     ChangedByProgram,
 }
 
-/// What pjw knows about the affinity mask of one thread: its original mask and the last request for a mask
-/// ([`MaskRequest`]). pjw restores the original mask when the job of the thread ends, or when `pjwctl release`
-/// takes the cores of the job back. If several requests may be the last one, such as after a crash of the daemon,
-/// the entry has all of them.
+/// What pjw knows about the affinity mask of one thread: its original mask (the mask before pjw changed it), and the
+/// last request for a mask ([`MaskRequest`]). pjw restores the original mask when the job of the thread ends or is
+/// released. If several requests may be the last request, such as after a crash of the daemon, the entry has all of
+/// them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskEntry {
     /// The requests that may be the last request for the thread, newest last. Never empty, and nearly always
@@ -90,21 +90,21 @@ impl MaskEntry {
         }
     }
 
-    /// Makes the entry of a thread of which only the effective mask is known: `seen_mask`, as a scan read it at the
-    /// time `read_at`, in ns since boot. The entry assumes that the program of the thread requested this mask. If
-    /// `seen_mask` contains every PU (logical CPU) that `limits` allows, the entry assumes a request for all PUs of the
-    /// machine.
+    /// Makes the mask entry ([`MaskEntry`]) of a thread of which only the effective affinity mask (the mask that the
+    /// kernel applies) is known. `seen_mask` is this mask, as a scan read it at the time `read_at`, in ns since boot.
+    /// The entry assumes that the program of the thread requested `seen_mask`. If `seen_mask` contains every PU
+    /// (logical CPU) that `limits` allows, the entry assumes a request for all PUs of the machine.
     #[must_use]
     pub fn from_first_reading(seen_mask: &CpuSet, limits: &MaskLimits, read_at: Nanos) -> Self {
         Self::new(SmallVec::from_iter([limits.assumed_request(seen_mask, Nanos(0))]), None, read_at)
     }
 
-    /// Makes the entry of a thread that was created at the time `birth` and inherited the mask of its creator.
-    /// `requests` are the mask requests for the creator that may have been in force at this time. Returns `None` if
-    /// `requests` is empty.
+    /// Makes the mask entry ([`MaskEntry`]) of a thread that was created at the time `birth` and inherited the affinity
+    /// mask of its creator. `requests` has the mask requests for the creator that may have been in force at this time.
+    /// Returns `None` if `requests` is empty.
     ///
-    /// [`MaskEntry::journaled_since`] of the result is the time of the earliest request that pjw must undo later
-    /// ([`MaskRequest::needs_restore`]). It is `None` if there is no such request.
+    /// [`MaskEntry::journaled_since`] of the result is the time of the earliest request in `requests` that pjw must
+    /// undo later ([`MaskRequest::needs_restore`]). The time is `None` if there is no such request.
     #[must_use]
     pub fn from_inherited(requests: impl IntoIterator<Item = MaskRequest>, birth: BirthTime) -> Option<Self> {
         let mut candidates: SmallVec<[MaskRequest; 1]> = SmallVec::new();
@@ -118,9 +118,10 @@ impl MaskEntry {
         (!candidates.is_empty()).then(|| Self::new(candidates, journaled_since, birth.earliest))
     }
 
-    /// Makes the entry of a thread from the mask request `request` in the journal (the file with which a restarted
-    /// daemon restores its state). The earlier daemon wrote the request to the journal before it made the request, and
-    /// may have ended between these two steps. So it is unknown whether the kernel got the request.
+    /// Makes the mask entry ([`MaskEntry`]) of a thread from `request`, a request for an affinity mask that was read
+    /// from the journal (the file from which a restarted daemon restores its state). The earlier daemon wrote the
+    /// request to the journal before it made the request, and may have ended between these two steps. So it is unknown
+    /// whether the kernel got the request.
     #[must_use]
     pub fn from_record(request: MaskRequest) -> Self {
         let since = request.requested_at;
@@ -186,8 +187,8 @@ impl MaskEntry {
     }
 
     /// Whether the program of the thread requested the present mask of the thread. False if pjw requested the mask, or
-    /// if the kernel set the mask. pjw does not always know which of several requests gave the thread its mask
-    /// ([`MaskEntry::last_request_candidates`]). The function then assumes that it was the newest of these requests.
+    /// if the kernel set the mask. Sometimes, several requests may be the last request for the thread
+    /// ([`MaskEntry::last_request_candidates`]). The newest of these requests then decides.
     #[must_use]
     pub fn is_mask_from_program(&self) -> bool {
         self.newest().writer == MaskWriter::Program
@@ -323,11 +324,10 @@ impl MaskEntry {
         self.refused_within = None;
     }
 
-    /// Records that the kernel may have replaced the affinity mask that pjw set for a new thread by the mask of the
-    /// thread's parent. Must be called if pjw set the mask while fork(2) was creating the thread. As its last step,
-    /// fork(2) may copy the mask of the parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). Until the next scan,
-    /// pjw does not know which of the two masks is in force, and [`MaskEntry::last_request_candidates`] returns both
-    /// requests.
+    /// Records that the kernel may have given a new thread the affinity mask of its parent, instead of the mask that
+    /// pjw set. Must be called if pjw set the mask while fork(2) was creating the thread. As its last step, fork(2) may
+    /// copy the mask of the parent once more (kernel/cgroup/cpuset.c, `cpuset_fork`). Until the next scan, pjw does not
+    /// know which of the two masks is in force, and [`MaskEntry::last_request_candidates`] returns both requests.
     pub fn record_possible_reset_by_fork(&mut self) {
         let inherited: Vec<_> = self.earlier.extract_if(.., |(_, until)| until.is_none()).collect();
         self.candidates.insert_many(0, inherited.into_iter().map(|(request, _)| request));

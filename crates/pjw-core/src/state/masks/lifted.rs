@@ -43,8 +43,9 @@ pub struct LiftedBinding {
 }
 
 impl LiftedBinding {
-    /// Whether pjw must restore the binding, because the lift did not help: the thread, and the threads that are still
-    /// bound to its former PUs, wait for a PU (logical CPU) nearly as much as the thread did before the lift.
+    /// Whether pjw must restore the binding: the affinity mask by which the program restricted the thread to some PUs
+    /// (logical CPUs) of its job. pjw has lifted the binding: another mask replaced it. pjw must restore the binding if
+    /// too many threads were bound to these PUs, and the lift did not help.
     ///
     /// - `demand` is the present demand of the thread for CPU time.
     /// - `waiting_of_others` has the present shares of waiting time, in permille, of the other hot threads of the job
@@ -53,14 +54,12 @@ impl LiftedBinding {
     ///
     /// The result is true if all of these conditions hold:
     ///
-    /// - pjw lifted the binding because too many threads were bound to the same PUs ([`LiftReason::Overload`]), and has
-    ///   not restored it.
-    /// - pjw lifted the binding at least 10 s and less than 20 s ago.
+    /// - pjw lifted the binding because of too many threads ([`LiftReason::Overload`]) and has not restored it.
+    /// - The lift was at least 10 s and less than 20 s ago.
     /// - Before the lift, the thread waited for a PU for at least a tenth of the time.
-    /// - Now, the thread is hot, and its share of waiting time is at least three quarters of the share before the lift.
-    /// - The mean of `waiting_of_others` is at least three quarters of the share before the lift, or there are no such
-    ///   threads. If these threads wait less, the lift helped: they use the time that the thread had on their PUs. The
-    ///   thread itself then waits for other programs.
+    /// - Now, the thread is hot, and its share of waiting time is at least three quarters of its share before the lift.
+    /// - The mean of `waiting_of_others` is at least three quarters of that share too, or `waiting_of_others` is empty.
+    ///   If the other threads wait less, the lift helped them.
     #[must_use]
     pub fn must_restore_binding(
         &self,

@@ -19,10 +19,10 @@ impl UsageState {
         exited.flat_map(|(pid, parent)| [pid, parent]).filter(|pid| pid.0 > 1).collect()
     }
 
-    /// Stores the CPU times `cpu_times` that the caller has read because of the exit events in `events`: the times of
-    /// the exited processes and of their parents ([`UsageState::pids_with_exit_times_to_read`]), by pid. The caller
-    /// must read these times at once, because the processes may no longer exist at the next scan. After the next scan,
-    /// the CPU time that an exited process used last is added to its job.
+    /// Stores the CPU times `cpu_times`, by pid, that the caller has read because of the exit events in `events`. These
+    /// are the times of the exited processes and of their parents ([`UsageState::pids_with_exit_times_to_read`]). The
+    /// caller must read the times at once, because the processes may no longer exist at the next scan. After the next
+    /// scan, the CPU time that an exited process used since the last reading is added to its job.
     pub fn note_exit_times(&mut self, events: &[ProcessEvent], cpu_times: BTreeMap<Pid, ProcessCpuTimes>) {
         let exited = events.iter().filter_map(|event| match event {
             ProcessEvent::Exit { pid } => Some(*pid),

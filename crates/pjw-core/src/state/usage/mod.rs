@@ -256,9 +256,11 @@ impl UsageState {
         open.is_some_and(|open| now.0.saturating_sub(open.memory_peak_read_at.0) >= MEMORY_PEAK_INTERVAL_NS)
     }
 
-    /// Stores the peak memory use of a cgroup of the job, in bytes, for the report on the job. It was read at the time
-    /// `now`, in ns since boot, because a process of the job had ended. The report has the largest of all stored peaks.
-    /// `None` as `peak_bytes` means unknown, and changes no peak. Has no effect if the job has already ended.
+    /// Stores the peak memory use of a cgroup of the job, for the report on the job. The report has the largest of all
+    /// stored peaks. Has no effect if the job has already ended.
+    ///
+    /// - `peak_bytes` is the peak, in bytes. `None` means unknown, and changes no peak.
+    /// - `now` is the time at which the peak was read, in ns since boot.
     pub fn note_memory_peak(&mut self, job: &JobId, peak_bytes: Option<u64>, now: Nanos) {
         if let Some(open) = self.jobs.get_mut(job) {
             open.memory_peak_read_at = now;
