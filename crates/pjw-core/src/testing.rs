@@ -46,8 +46,8 @@ pub fn pjw_grant(cpus: CpuSet) -> Grant {
     }
 }
 
-/// Builds the topology of a machine in which all packages have the same structure, and so have all NUMA
-/// nodes, L3s and cores. For tests.
+/// Builds the topology of a regular machine, for tests. Each parameter is the same for the whole machine: for example,
+/// all NUMA nodes have `l3s_per_numa_node` L3 caches, and all cores have `pus_per_core` PUs (logical CPUs).
 #[must_use]
 pub fn regular_topology(
     packages: u32,

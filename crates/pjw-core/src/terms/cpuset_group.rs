@@ -41,15 +41,12 @@ pub struct CpusetSupport {
     pub can_freeze: bool,
 }
 
-/// Whether pjw can run a job at idle priority (the file `cpu.idle` of a cgroup). The job then gets only CPU
-/// time that no process at normal priority uses.
-///
-/// The kernel compares the priority of a cgroup only with cgroups that have the same parent. So a cgroup at
-/// idle priority must lie directly below the root of the hierarchy that has the cpu controller.
-///
-/// The scheduling policy `SCHED_IDLE` is no alternative: it lowers the priority of a thread only against other
-/// threads in the same cgroup. The cgroup of the thread still competes with all other cgroups at its normal
-/// priority.
+/// Whether pjw can run a job at idle priority (the file `cpu.idle` of a cgroup). The job then gets only CPU time that
+/// no process at normal priority uses. The kernel compares the priority of a cgroup only with cgroups that have the
+/// same parent. So a cgroup at idle priority must lie directly below the root of the hierarchy that has the cpu
+/// controller.
+// The scheduling policy `SCHED_IDLE` is no alternative: it lowers the priority of a thread only against other threads
+// in the same cgroup. The cgroup of the thread still competes with all other cgroups at its normal priority.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdlePrioritySupport {
     /// A job can run at idle priority.
@@ -172,23 +169,22 @@ pub struct JobCpuset {
     pub spec: CpusetSpec,
 }
 
-/// A leftover cpuset: a cpuset that an earlier run of the daemon wrote for a job and that still exists when the daemon
+/// A leftover cpuset: a job's cpuset that an earlier run of the daemon wrote and that still exists when the daemon
 /// starts. If pjw or systemd created the cgroup of the cpuset, the daemon recognises the cgroup by its path. If a batch
 /// system created the cgroup, the daemon recognises it by an extended attribute, in which the earlier run stored the
 /// cpuset.
 ///
 /// If the journal (the file from which a restarted daemon restores its state) has a record of the cpuset, the daemon
-/// keeps or removes the cpuset as this record says. Otherwise, the daemon decides after the next scan of all processes.
-/// In a cgroup that pjw or systemd created:
+/// keeps or removes the cpuset as this record says. Otherwise, the daemon decides after the next scan of all processes:
 ///
-/// - The cpuset is kept if its cgroup contains processes and its PUs (logical CPUs) can be granted to the job. The job
-///   then holds these PUs again.
-/// - Any other cpuset is removed, also one that the earlier run had begun to remove. The daemon removes the limits
-///   of the cpuset and then the cgroup.
+/// - A cpuset in a cgroup that pjw or systemd created is kept if the cgroup contains processes and the PUs (logical
+///   CPUs) of the cpuset can be granted to the job. The job then holds these PUs again. If not, the daemon removes the
+///   limits of the cpuset, and then the cgroup.
+/// - A cpuset in a cgroup of a batch system is kept if the daemon finds the job again and the PUs of the cpuset are
+///   free. The job then holds these PUs again. If not, the daemon writes other PUs into the cpuset, or removes its
+///   limits. The daemon never removes the cgroup.
 ///
-/// The cgroup of a batch system stays in any case. If the daemon finds the job again, and the PUs of the cpuset are
-/// free, the job gets these PUs. Otherwise, the daemon writes other PUs into the cpuset, or removes its limits. If
-/// another daemon of pjw wrote the cpuset ([`LeftoverCpuset::other_writer`]), the cpuset is left as it is.
+/// A cpuset that another daemon of pjw wrote ([`LeftoverCpuset::other_writer`]) is left as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftoverCpuset {
     /// The path of the cgroup relative to the mount point of the cpuset hierarchy.

@@ -35,8 +35,8 @@ impl Default for OwnCgroupNames {
 }
 
 impl OwnCgroupNames {
-    /// Returns the names for a daemon that runs on the same machine as another daemon. `state_directory` is the
-    /// absolute path of the daemon's state directory, without symbolic links. Each name starts with `pjw_` and
+    /// Returns the names of the cgroups of a daemon that runs on the same machine as another daemon. `state_directory`
+    /// is the absolute path of the daemon's state directory, without symbolic links. Each name starts with `pjw_` and
     /// the 64-bit FNV-1a hash of this path.
     #[must_use]
     pub fn for_additional_daemon(state_directory: &[u8]) -> Self {
@@ -102,9 +102,9 @@ impl OwnCgroupNames {
         format!("{}{BESTEFFORT}.slice", self.name)
     }
 
-    /// Whether the cgroup at `path` belongs to the daemon with these names. True for the cgroups that the
-    /// daemon creates (cgroups of jobs and their parents) and for all cgroups below them. Checks only the
-    /// text: the cgroup need not exist.
+    /// Whether the cgroup at `path` belongs to the daemon that uses these cgroup names. True for the cgroups that the
+    /// daemon creates (cgroups of jobs and their parents) and for all cgroups below them. Checks only the text: the
+    /// cgroup need not exist.
     #[must_use]
     pub fn is_own_path(&self, path: &str) -> bool {
         Self::from_cgroup_path(path).as_ref() == Some(self)

@@ -203,7 +203,7 @@ impl Policy {
     }
 
     /// Whether `pid` is a process of the daemon: pjwd itself, or the process that thaws the frozen jobs if pjwd is
-    /// killed. Such a process never belongs to a job, and pjw never changes its mask.
+    /// killed. Such a process never belongs to a job, and pjw never changes its affinity masks.
     #[must_use]
     pub fn is_daemon_process(&self, pid: Pid) -> bool {
         [self.own_pid, self.thaw_watcher_pid].contains(&Some(pid))

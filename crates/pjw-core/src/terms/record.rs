@@ -138,8 +138,9 @@ pub struct ReleasedJobMask {
     pub original_mask: CpuSet,
 }
 
-/// The affinity masks of unknown origin in one process. An earlier run of pjwd may have set these masks, but no journal
-/// record says so. In a journal record ([`UnknownMaskRecord::Found`]), at least one of the two fields has a mask.
+/// The affinity masks of unknown origin in one process. An earlier run of pjwd may have set these masks, but no record
+/// in the journal (the file from which a restarted daemon restores its state) says so. In the journal record
+/// [`UnknownMaskRecord::Found`], there is at least one such mask.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnknownOriginMasks {
     /// The mask of the first thread. `None` if its mask is not of unknown origin.

@@ -40,9 +40,10 @@ pub struct ScanRequest {
 }
 
 impl ScanRequest {
-    /// Returns whether the scan looks at the CPU time of every process of a job: it reads all processes of the machine,
-    /// or checks all idle processes of jobs besides those in its scope. False for a scan because of a process event or a
-    /// command. A process that has just begun counts as idle until its second reading.
+    /// Returns whether the scan reads or checks the CPU time of every process that belongs to a job. True if the scan
+    /// reads all processes of the machine, or if it checks all idle processes of jobs
+    /// ([`WatchedProcesses::has_all_groups`]). False for a scan of only some processes, because of a process event or a
+    /// command.
     #[must_use]
     pub fn looks_at_whole_jobs(&self) -> bool {
         self.scope == ScanScope::Full || self.idle_watch.has_all_groups
@@ -50,18 +51,15 @@ impl ScanRequest {
 }
 
 /// The processes that a scan checks before it decides whether to read them: idle processes of jobs, and processes that
-/// belong to no job. A process is idle if the smoothed CPU demand of all its threads is 0. The demand of a thread is
-/// the share of time in which the thread runs or waits for a PU. The check is cheaper than reading the process.
+/// belong to no job. A process is idle if none of its threads recently ran or waited for a PU (logical CPU). The check
+/// is cheaper than reading the process. The check finds a change in each of these cases:
 ///
-/// The check finds a change if the process has exited, has used CPU time since the last check, or was never checked
-/// before. For an idle process of a job, an affinity mask with a PU (logical CPU) outside
-/// [`IdleProcessGroup::expected_cpus`] is a change too. [`WatchedProcesses::check_all_masks`] says which masks are
-/// checked.
+/// - The process has exited, has used CPU time since the last check, or was never checked before.
+/// - The process is an idle process of a job, and one of its affinity masks has a PU outside
+///   [`IdleProcessGroup::expected_cpus`]. [`WatchedProcesses::check_all_masks`] says which masks are checked.
 ///
-/// - A partial scan reads a process in this list if the check finds a change, or if the scope of the scan lists
-///   the process.
-/// - A full scan reads every process. It reads the threads of an idle process of a job only if the check finds
-///   a change.
+/// A partial scan reads a process if the check finds a change, or if the scope of the scan lists the process. A full
+/// scan reads every process, but reads the threads of an idle process of a job only if the check finds a change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WatchedProcesses {
     /// The idle processes of jobs, in groups. A process is idle if the smoothed CPU demand of all its threads
@@ -79,9 +77,9 @@ pub struct WatchedProcesses {
     pub check_all_masks: bool,
 }
 
-/// A group of idle processes of one job. A process is idle if the smoothed CPU demand of all its threads is 0. The
-/// demand of a thread is the share of time in which the thread runs or waits for a PU. If the processes are in a cgroup
-/// of the job, a scan checks the CPU time of this cgroup, and need not check each process.
+/// A group of idle processes of one job. A process is idle if none of its threads recently ran or waited for a PU
+/// (logical CPU). If the processes are in a cgroup of the job, a scan checks the CPU time of this cgroup. If the cgroup
+/// used no CPU time since the last check, the scan need not check each process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdleProcessGroup {
     /// The path of the cgroup of the job, which contains all processes of the group. If this cgroup used no

@@ -72,10 +72,10 @@ pub struct JobId {
     name: String,
 }
 
-/// The reason why a text is not a valid job id. A job id is written `SOURCE:NAME`, such as `slurm:7`. A text without a
-/// colon is the `NAME` of a job that a user created. A text with a colon is not valid if the part before the first
-/// colon is not the name of a [`JobSource`]. The whole text is then checked as a `NAME`, and a mistake in it is the
-/// reason. If there is none, the reason is [`JobIdError::UnknownSource`].
+/// The reason why a text is not a valid job id. A job id is written `SOURCE:NAME`, such as `slurm:7`, with the name of
+/// a [`JobSource`] as `SOURCE`. A text without a colon is the `NAME` of a job that a user created. A text with a colon
+/// but without a valid `SOURCE` is first checked as if the whole text were a `NAME`. The reason is
+/// [`JobIdError::UnknownSource`] only if this check finds no mistake.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum JobIdError {
     /// The part `NAME` of the job id, which is written `SOURCE:NAME` or `NAME`, is empty.
@@ -296,7 +296,7 @@ impl JobRequest {
     }
 }
 
-/// What ends a job without a command. A command can release any job, whatever its end condition is.
+/// The condition under which a job ends. A command can release any job earlier, whatever its end condition is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndCondition {
     /// The job ends when its last process has exited. This holds for jobs of batch systems, and for jobs that

@@ -54,9 +54,6 @@ impl Process {
     /// command name of the process decides. A shell is a part of a login only if it leads its session, or if its parent
     /// has the name of a program that starts login shells, such as sshd. `parent` is the parent of the process. `None`
     /// if the parent is not known.
-    ///
-    /// An unassigned process (a process in no job, of a user with a job) is counted in any case. pjw reports the
-    /// process only if the process is not a part of a login.
     #[must_use]
     pub fn belongs_to_login(&self, parent: Option<&Self>) -> bool {
         let is_first_shell = || {

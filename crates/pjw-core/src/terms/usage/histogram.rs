@@ -8,10 +8,10 @@ use crate::basics::prelude::*;
 const BINS_PER_OCTAVE: u64 = 64;
 
 /// A histogram of a quantity, weighted by time, such as the number of PUs (logical CPUs) that a job used. pjw computes
-/// percentiles from it, such as the 95th percentile in the report on the job. Each bin covers a range of values, and has
-/// the total time in which the quantity had a value in this range. A bin below 64 has a width of 1. The width of any
-/// other bin is at most 1/64 of the lowest value in the bin. So the number of bins is bounded, however long the job
-/// runs.
+/// percentiles from it, such as the 95th percentile in the report on the job. Each bin covers a range of values, and
+/// has the total time in which the quantity had a value in this range. For values below 64, each bin covers one value.
+/// Any other bin covers a range of at most 1/64 of its lowest value. So the number of bins is bounded, however long the
+/// job runs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TimeHistogram {
@@ -33,8 +33,9 @@ impl TimeHistogram {
         self.times.values().fold(0, |total, &ns| total.saturating_add(ns))
     }
 
-    /// Returns an upper quantile: the value that the quantity exceeded for at most `time_above_permille` permille of the
-    /// time. For example, 50 gives the 95th percentile, and 500 gives the median. Returns 0 if the histogram is empty.
+    /// Returns an upper quantile: the value that the quantity exceeded for at most `time_above_permille` permille of
+    /// the time. For example, 50 gives the 95th percentile, and 500 gives the median. Returns 0 if the histogram is
+    /// empty.
     ///
     /// The result is the upper end of a bin, so it can be up to 1/64 too large. The result is at most `upper_limit`.
     /// Callers pass the largest value that the quantity had or could have.
@@ -52,12 +53,13 @@ impl TimeHistogram {
         0
     }
 
-    /// Returns how long the job used each number of PUs (logical CPUs), if the values are numbers of PUs in permille of
-    /// one PU. Each pair in the result is a number of PUs and the total time, in ns, in which the job used this number.
-    /// The pairs are sorted by the number of PUs.
+    /// Returns for how long the job used each number of PUs (logical CPUs). The values in the histogram must be numbers
+    /// of PUs in permille of one PU. Each pair in the result is a number of whole PUs, and the total time in ns in
+    /// which the job used this number. The pairs are sorted by the number of PUs. Numbers that the job never used are
+    /// left out.
     ///
-    /// Each number is rounded to the nearest multiple of `step`, and is at most `upper_limit`. Callers pass the largest
-    /// number of PUs that the job held as `upper_limit`. Numbers that the job never used are left out.
+    /// Each number is rounded to the nearest multiple of `step`, and is at most `upper_limit`. Both parameters are
+    /// numbers of whole PUs. Callers pass the largest number of PUs that the job held as `upper_limit`.
     #[must_use]
     pub fn time_by_pu_count(&self, step: u64, upper_limit: u64) -> Vec<(u64, u64)> {
         let mut times: BTreeMap<u64, u64> = BTreeMap::new();

@@ -28,16 +28,19 @@ const STRANDED_PERMILLE: u64 = 100;
 /// sample too little.
 const MAX_SCAN_SHARE: u64 = 20;
 
-/// Returns whether a scan of the length `scan_ns`, in ns, is short enough to end a sample of the length `sample_ns`, in
-/// ns: it takes at most 5 % of that length. `scan_ns` is the time from the beginning of the scan until all CPU times
-/// were read.
+/// Returns whether a scan is short enough to end a sample ([`UsageSample`]). In a sample that ends with a long scan,
+/// the CPU time is inexact. So the scan may take at most 5 % of the length of the sample.
+///
+/// - `scan_ns` is the time from the beginning of the scan until all CPU times were read, in ns.
+/// - `sample_ns` is the length of the sample, in ns.
 #[must_use]
 pub fn is_short_scan(scan_ns: u64, sample_ns: u64) -> bool {
     scan_ns <= sample_ns / MAX_SCAN_SHARE
 }
 
 /// The use that a job made of its cores in one interval between two scans of its processes: the CPU time, the time for
-/// which threads waited for a PU (logical CPU), and the number of hot threads.
+/// which threads waited for a PU (logical CPU), and the number of hot threads. A hot thread runs or waits for a PU most
+/// of the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UsageSample {
     /// The length of the interval, in ns.
@@ -133,8 +136,8 @@ pub struct JobUsage {
     pub crowded_ns: u64,
     /// The CPU time of the job in the time `crowded_ns`, plus the time for which its threads waited for a PU, in ns.
     pub crowded_wanted_ns: u64,
-    /// The histogram of the number of hot threads in the part of `crowded_ns` in which the job had more hot threads than
-    /// PUs: for each number, the total time. In the rest of `crowded_ns`, the job had many runnable threads of
+    /// The histogram of the number of hot threads in the part of `crowded_ns` in which the job had more hot threads
+    /// than PUs: for each number, the total time. In the rest of `crowded_ns`, the job had many runnable threads of
     /// processes that ended too early to have hot threads.
     pub crowded_threads: TimeHistogram,
     /// The time in which runnable threads waited although PUs of the job were idle, in ns. The cause was a binding: the
