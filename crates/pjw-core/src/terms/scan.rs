@@ -45,7 +45,7 @@ impl ScanRequest {
     /// ([`WatchedProcesses::has_all_groups`]). False for a scan of only some processes, because of a process event or a
     /// command.
     #[must_use]
-    pub fn looks_at_whole_jobs(&self) -> bool {
+    pub fn covers_all_job_processes(&self) -> bool {
         self.scope == ScanScope::Full || self.idle_watch.has_all_groups
     }
 }

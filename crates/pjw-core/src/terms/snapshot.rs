@@ -53,9 +53,9 @@ pub struct Snapshot {
     /// The CPU times of processes, by pid. Empty after the scan. [`crate::usage_times::read_cpu_times`] reads the CPU
     /// times and stores them here.
     pub cpu_times: BTreeMap<Pid, ProcessCpuTimes>,
-    /// The time at which all `cpu_times` had been read, in ns since boot. `None` if they were not read for this scan, or
-    /// if the scan did not look at whole jobs
-    /// ([`ScanRequest::looks_at_whole_jobs`](crate::terms::scan::ScanRequest::looks_at_whole_jobs)).
+    /// The time at which all `cpu_times` had been read, in ns since boot. `None` if they were not read for this scan,
+    /// or if the scan did not cover all processes of jobs
+    /// ([`ScanRequest::covers_all_job_processes`](crate::terms::scan::ScanRequest::covers_all_job_processes)).
     pub cpu_times_read_until: Option<Nanos>,
     /// The processes of jobs that no longer existed when their CPU times were to be read for this snapshot. Their CPU
     /// times had been read before. Usually, their parents have waited for them (wait4(2)).

@@ -254,7 +254,7 @@ impl Machine {
         snapshot.address_spaces.clone_from(&self.address_spaces);
         read_cpu_times(&self.state, &mut snapshot, |pids| self.node.read_cpu_times(pids));
         let read_until = snapshot.taken_at.since_boot;
-        snapshot.cpu_times_read_until = scan.looks_at_whole_jobs().then_some(read_until);
+        snapshot.cpu_times_read_until = scan.covers_all_job_processes().then_some(read_until);
         let decision = self.decide(&snapshot, commands);
         self.reports.extend(decision.reports.iter().cloned());
         if self.audits_plans {

@@ -179,8 +179,8 @@ pub(crate) fn update_usage(draft: &mut CycleDraft<'_>, may_record: bool) {
 /// cycle. All of its CPU time must have been read at about the time of the scan. Otherwise, the sample would have too
 /// little or too much CPU time, and the next sample the opposite. So the sample goes on in each of these cases:
 ///
-/// - The scan did not look at whole jobs, for example a scan of one process that was just forked. Other processes may
-///   have run since they were last read.
+/// - The scan did not cover all processes of jobs, for example a scan of one process that was just forked. Other
+///   processes may have run since they were last read.
 /// - The scan could not read all processes of the job that ran lately.
 /// - The scan took too long ([`is_short_scan`]), and fewer than [`MAX_SLOW_SCANS`] earlier scans of this sample did.
 ///   The function counts these scans in the sample.
