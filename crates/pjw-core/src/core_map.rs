@@ -36,11 +36,11 @@ impl CoreMap {
     }
 }
 
-/// Returns the core map of a job: the PUs (logical CPUs) that pjwd publishes to the programs in the job, in files
-/// below `/run/pjwd/jobs/ID`. Returns `None` if pjw does not restrict the job to PUs, for one of these reasons:
+/// Returns the core map of a job: the PUs (logical CPUs) that pjwd publishes to the programs in the job, in files below
+/// `/run/pjwd/jobs/ID`. Returns `None` if pjw does not restrict the job to PUs, for one of these reasons:
 ///
-/// - The job has no grant (no PUs are granted to it). It waits for cores, or pjw does not know how many cores it needs.
-/// - A command released the job.
+/// - The job holds no PUs, because it waits for cores or because its number of cores is unknown to pjw.
+/// - A command such as `pjwctl release` has released the job: pjw no longer controls on which PUs the job runs.
 /// - The mode in `policy` is [`DaemonMode::Observe`]: pjw changes no affinity mask and no cpuset.
 ///
 /// If the processes of the job are frozen, the core map is empty: the job has no PU on which it may run.

@@ -7,12 +7,12 @@ use crate::machine::Topology;
 use crate::state::{PuHolder, WardenState};
 use crate::terms::{Grant, GrantedBy, Job, JobId, Ownership, Policy, PriorityClass};
 
-/// A check whether the PUs (logical CPUs) that jobs hold violate an invariant of pjw. For example, two jobs must not
-/// own the same PU, unless one of them may share its PUs ([`Grant::is_shared`](crate::terms::Grant::is_shared)).
-/// [`Violation`] has one variant for each invariant.
+/// An audit of the PUs (logical CPUs) that jobs hold: the result of checking them against the invariants of pjw. For
+/// example, two jobs must not own the same PU, unless one of them may share its PUs
+/// ([`Grant::is_shared`](crate::terms::Grant::is_shared)). [`Violation`] has one variant for each invariant.
 ///
-/// The audit is made once and then updated. It stores what it has read, so [`GrantAudit::update`] checks only the
-/// jobs and PUs that changed.
+/// The audit is made once and then updated. It stores what it has read, so [`GrantAudit::update`] checks only the jobs
+/// and PUs that changed.
 #[derive(Debug)]
 pub struct GrantAudit {
     /// All PUs of the machine.
@@ -49,15 +49,14 @@ struct AuditedGrant {
 }
 
 impl GrantAudit {
-    /// Checks all jobs and all PUs (logical CPUs) in `state` against the invariants of pjw, such as that no PU has two
-    /// holders. The check compares the PUs that each job holds (the grant of the job) with the pool, which has the
-    /// holder of each PU. [`GrantAudit::violations`] returns the violations that were found. `policy` says whether the
-    /// PUs of one core may belong to two jobs (`share_smt`).
+    /// Makes an audit: checks all jobs and all PUs (logical CPUs) in `state` against the invariants of pjw. For
+    /// example, two jobs must not own the same PU, unless one of them may share its PUs
+    /// ([`Grant::is_shared`](crate::terms::Grant::is_shared)). [`GrantAudit::violations`] returns the violations that
+    /// were found. `policy` says whether the PUs of one core may belong to two jobs (`share_smt`).
     ///
-    /// The audit does not follow later changes by itself. After a change of jobs, grants or the pool, the caller must
-    /// call [`GrantAudit::update`] with the changed jobs. After a change of `policy` or of the topology in `state`, the
-    /// caller must make a new audit: `update` checks only the changed jobs, and the results for all other jobs would
-    /// still be those of the old policy and topology.
+    /// After a change of jobs or of the PUs that they hold, the caller must call [`GrantAudit::update`] with the
+    /// changed jobs. After a change of `policy` or of the topology in `state`, the caller must make a new audit,
+    /// because `update` checks only the changed jobs.
     #[must_use]
     pub fn new(state: &WardenState, policy: &Policy) -> Self {
         let mut audit = Self {

@@ -77,23 +77,22 @@ pub(crate) struct DefragStep {
 /// at each of these levels.
 type Score = ([u32; 3], Reverse<[u32; 3]>);
 
-/// Plans a defragmentation: finds moves of jobs to other cores. After the moves, the jobs lie on fewer packages,
-/// NUMA nodes and L3s, or a larger request fits into one package, NUMA node or L3.
+/// Plans a defragmentation: moves of jobs to other cores. After the moves, the jobs lie on fewer packages, NUMA nodes
+/// and L3 caches, or a larger request fits into one package, NUMA node or L3 cache. Does not change `state`: the caller
+/// carries out the moves.
 ///
-/// Considers at most 64 jobs. The jobs that lie on the most packages, NUMA nodes and L3s come first. If several jobs
-/// lie on equally many, the jobs with fewer PUs (logical CPUs) come first. The plan never moves:
+/// The plan has at most 32 moves, and is empty if no move is an improvement. At most 64 jobs are considered, first the
+/// jobs on the most packages, NUMA nodes and L3 caches. The plan never moves:
 ///
-/// - jobs of the class guaranteed,
-/// - jobs whose PUs were chosen by a batch system or listed by a user,
+/// - jobs of the priority class [`PriorityClass::Guaranteed`],
+/// - jobs whose PUs (logical CPUs) were chosen by a batch system or listed by a user,
 /// - jobs whose placement is not [`Placement::Pack`] (close together),
-/// - jobs that share PUs with other jobs, and jobs with an offline PU.
+/// - jobs that share PUs with other jobs,
+/// - jobs with an offline PU.
 ///
-/// Several processes of a job may share an address space. A move keeps the hot threads of such processes (threads that
-/// run or wait for a PU most of the time) together. If these threads fit into one L3 on the present PUs of the job,
-/// they also fit into one L3 after the move. The same holds for NUMA nodes.
-///
-/// The plan has at most 32 moves. The plan is empty if no move is an improvement. Does not change `state`: the
-/// caller carries out the moves.
+/// Some processes of a job may share an address space. A move keeps the hot threads of these processes together: if the
+/// threads fit into one L3 cache before the move, they also fit into one L3 cache after the move. The same holds for
+/// NUMA nodes. A thread is hot if it runs or waits for a PU most of the time.
 #[must_use]
 pub fn plan_defrag(state: &WardenState, policy: &Policy) -> DefragPlan {
     let mut search = Search::new(state, policy);

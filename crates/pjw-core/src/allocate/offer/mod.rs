@@ -28,9 +28,9 @@ mod tests;
 /// free PUs and the PUs that the job already holds are chosen. The PUs that the job already holds are preferred. Does
 /// not change `pool` (the list of all PUs with their holders): the caller passes the offer to [`PuPool::commit`].
 ///
-/// A process that belongs to no job may have an affinity mask of unknown origin: an earlier run of pjwd may have set
-/// the mask, but no record says so ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)). The
-/// PUs of such masks are chosen only if the other PUs do not suffice.
+/// Some free PUs are chosen only if the other PUs do not suffice: processes outside of jobs are bound to these PUs, and
+/// pjw can't find out whether an earlier run of pjwd bound the processes
+/// ([`MasksOfUnknownOrigin`](crate::state::unknown_masks::MasksOfUnknownOrigin)).
 ///
 /// # Errors
 /// If the request can't be served. The [`Refusal`] gives the reason, such as the requested and the free number of
@@ -45,11 +45,12 @@ pub fn allocate(
     allocate_for_groups(job, request, pool, topology, policy, &[])
 }
 
-/// Chooses the PUs (logical CPUs) for `request` as [`allocate`] does. If the request is for fewer PUs than the job
-/// holds, the job keeps the PUs of its `groups` before other PUs. Each group is a set of PUs that the job holds.
-/// Threads with a common address space run on these PUs, which lie in one L3 cache or one NUMA node. The job keeps
-/// whole groups, the largest first, as far as the request has room for them. If no whole group fits, the job keeps a
-/// part of the largest group.
+/// Chooses the PUs (logical CPUs) for `request` as [`allocate`] does. In addition, says which PUs the job keeps if the
+/// request is for fewer PUs than the job holds.
+///
+/// `groups` lists sets of PUs that the job holds. The PUs of one set lie in one L3 cache or one NUMA node, and threads
+/// with a common address space run on them. The job keeps the PUs of whole sets first, beginning with the largest set
+/// that fits into the request. If no whole set fits, the job keeps a part of the largest set.
 ///
 /// # Errors
 /// If the request can't be served, for the same reasons as in [`allocate`].
