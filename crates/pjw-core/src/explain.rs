@@ -377,9 +377,9 @@ fn evidence_text(state: &WardenState, member: &Member) -> String {
     }
 }
 
-/// Returns one sentence that `pjwctl explain` prints: the reason why a thread has its affinity mask. `tid` is
-/// the id of the thread, `thread` has the facts about it, and `member` is its process. The sentence does not
-/// name the thread, so that threads with the same reason can be listed together.
+/// Returns one sentence that `pjwctl explain` prints: the reason why a thread has its affinity mask. `tid` is the id of
+/// the thread, `thread` has the facts about the thread, and `member` is the process of the thread. The sentence does
+/// not name the thread, so that threads with the same reason can be listed together.
 #[must_use]
 pub fn explain_mask(state: &WardenState, member: &Member, tid: Tid, thread: &MemberThread) -> String {
     let allowed = cpus_text(&thread.effective_mask);

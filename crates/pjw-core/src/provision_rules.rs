@@ -5,9 +5,10 @@ use crate::phases::membership::matches_rule;
 use crate::state::WardenState;
 use crate::terms::{Job, JobId, MembershipEvidence, Policy, ProvisionRule};
 
-/// Returns a warning for users if a process of `job` matches the rules of two services. pjw promises cores to a
-/// service by a provision: a job with a rule ([`ProvisionRule`]) that recognises the processes of the service.
-/// Returns `None` if no rule of another provision matches a process of `job`, or if `job` is not a provision.
+/// Returns a warning for users if a process of the provision `job` also matches the rule of another provision. A
+/// provision is a job whose cores are promised to a service. The rule of a provision ([`ProvisionRule`]) recognises the
+/// processes of the service. Only processes that were recognised by the rule of `job` are checked. Returns `None` if no
+/// such process matches another rule, or if `job` is not a provision.
 #[must_use]
 pub fn ambiguous_rule_warning(state: &WardenState, policy: &Policy, job: &Job) -> Option<String> {
     job.provision.as_ref()?;
@@ -27,9 +28,9 @@ pub fn ambiguous_rule_warning(state: &WardenState, policy: &Policy, job: &Job) -
     Some(format!("process {pid} of {} also matches {rule}, the rule of {other}", job.id))
 }
 
-/// Returns a warning for users if `job` keeps cores for a service of which no process was found. pjw promises cores
-/// to a service by a provision: a job with a rule ([`ProvisionRule`]) that recognises the processes of the service.
-/// Returns `None` in each of these cases:
+/// Returns a warning for users if the provision `job` holds cores, but no process of its service was found. A provision
+/// is a job whose cores are promised to a service. The rule of a provision ([`ProvisionRule`]) recognises the processes
+/// of the service. Returns `None` in each of these cases:
 ///
 /// - At least one process belongs to `job`.
 /// - `job` holds no cores.

@@ -332,8 +332,8 @@ pub enum JobBinding {
     Unknown,
 }
 
-/// A batch scheduler (a batch system such as Slurm) that runs a daemon on the machine, and the way in which
-/// this batch system binds its jobs to cores.
+/// A batch system, such as Slurm, with a daemon that runs on the machine. Also says how the batch system binds its jobs
+/// to cores.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DetectedBatchSystem {
     /// The name of the batch system, for display to users.
@@ -369,8 +369,9 @@ pub enum DaemonStatus {
     },
 }
 
-/// Whether a running `pjwd` lends the idle cores of guaranteed jobs (the owners) to other jobs, and how `pjwd` notices
-/// that an owner needs its cores again.
+/// Whether a running `pjwd` lends the idle cores of some jobs (the owners) to other jobs. The owners are the jobs of
+/// the class guaranteed. If `pjwd` lends cores, the value also says how `pjwd` notices that an owner needs its cores
+/// again.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum LendingStatus {
     /// Unknown: `pjwd` has an older version that does not report this, or has not yet tried to load the BPF program

@@ -56,10 +56,10 @@ const CONFLICTING_PROGRAMS: [(&str, &str, &str, bool); 6] = [
 /// user id and the command name of each process. The result has:
 ///
 /// - One entry for each such program. A program is recognised by the command name of its process. Processes with a user
-///   id of at least `first_person_uid` belong to persons. They are ignored, because a person can give any name to a
+///   id of at least `first_person_uid` are ignored: they belong to persons, and a person can give any name to a
 ///   process.
 /// - One entry for each user with two or more processes named `pjwd`. Here, the processes of persons count too. Two
-///   daemons of one user conflict, because each may grant the same PUs to another job.
+///   daemons of one user conflict, because they may grant the same PUs to different jobs.
 #[must_use]
 pub fn conflicting_programs(
     processes: impl IntoIterator<Item = (Pid, Uid, Comm)>,

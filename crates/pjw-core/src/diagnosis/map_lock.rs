@@ -21,10 +21,10 @@ const MIN_BLOCKED_SAMPLES: u32 = 3;
 /// Samples of the active threads of one address space: how often these threads were blocked on `mmap_lock`, the
 /// kernel's lock of the address space. mmap(2), munmap(2) and some page faults take this lock.
 ///
-/// One sample is one reading of one thread. The caller reads each thread many times. Each time, the caller reads
-/// the state of the thread (`/proc/PID/task/TID/stat`) and the kernel function in which the thread sleeps
-/// (`wchan` in the same directory). A thread that sleeps in a function that takes `mmap_lock` is blocked on the
-/// lock.
+/// One sample is one reading of one thread. The caller reads each thread many times. Each time, the caller reads the
+/// state of the thread (`/proc/PID/task/TID/stat`) and the kernel function in which the thread sleeps (`wchan` in the
+/// same directory). A thread that sleeps in a function that takes `mmap_lock` is blocked on the lock. A thread is
+/// active if at least one sample found it running, waiting for a PU (logical CPU) or in uninterruptible sleep.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MmapLockSamples {
     /// The processes of the address space with active threads, ascending.
@@ -59,14 +59,15 @@ pub struct MmapLockWaits {
 }
 
 impl MmapLockSamples {
-    /// Returns the finding if the threads are often blocked on `mmap_lock`. A sample is one reading of one thread. It
-    /// says whether this thread was blocked on the lock. Returns `None` unless all these conditions hold:
+    /// Returns the finding that the threads are often blocked on `mmap_lock`. A sample is one reading of one thread,
+    /// and says whether the thread was blocked on the lock. Returns `None` unless all these conditions hold:
     ///
-    /// - At least two threads are active.
-    /// - At least three samples found their thread blocked.
-    /// - At least 10 % of all samples found their thread blocked. If at least half of the CPU time of the threads is
-    ///   system time, 1 % of all samples suffices. The reason is that a thread can also wait for the lock by spinning
-    ///   in the kernel. A spinning thread is not blocked, and its CPU time is system time.
+    /// - At least two threads are active: at least one sample found the thread running, waiting for a PU (logical CPU)
+    ///   or in uninterruptible sleep.
+    /// - At least three samples found a blocked thread.
+    /// - At least 10 % of all samples found a blocked thread. If at least half of the CPU time of the threads is system
+    ///   time, 1 % of all samples suffices. The reason is that a thread can also wait for the lock by spinning in the
+    ///   kernel. A spinning thread is not blocked, and its CPU time is system time.
     #[must_use]
     pub fn finding(&self) -> Option<MmapLockWaits> {
         let permille = |part: u64, whole: u64| {

@@ -133,10 +133,13 @@ fn duration(seconds: u64) -> String {
 /// - `available_bytes` is the memory that the job can still get, in bytes: the memory that is left on the machine or in
 ///   the cgroup of the job, whichever is less.
 ///
-/// The prediction covers ten times the time between the first and the last of the used measurements, but at most ten
-/// minutes. The assumed growth rate is the mean rate over these measurements, or over their second half if the rate is
-/// lower there. If the memory grew by less than 8 MiB in the time from which the rate is taken, no shortage is
-/// predicted.
+/// The predicted rate of growth is the mean rate over the used measurements, or over the second half of their time if
+/// the rate is lower there. No shortage is predicted in each of these cases:
+///
+/// - The memory grew by less than 8 MiB in the time from which the rate was computed.
+/// - At this rate, the available memory suffices for ten minutes or longer.
+/// - At this rate, the available memory suffices for ten times the time between the oldest and the newest used
+///   measurement, or longer.
 #[must_use]
 pub fn predict_memory_shortage(
     measurements: &[WorkerMemory],

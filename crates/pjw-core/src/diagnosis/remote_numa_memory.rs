@@ -42,10 +42,10 @@ pub struct RemoteNumaMemory {
 }
 
 impl RemoteNumaMemory {
-    /// Returns one sentence for users that says where the hot threads of the process (threads that run or wait for a
-    /// PU, a logical CPU, most of the time) run and where its memory is. The sentence does not name the process.
-    /// Example: `2 hot threads run on NUMA node 0, and 900.0 MiB of 1000.0 MiB of the memory is elsewhere, most of it
-    /// on node 1`.
+    /// Returns one sentence for users that says where the hot threads of the process run and where its memory is. A
+    /// thread is hot if it runs or waits for a PU (logical CPU) most of the time. The sentence does not name the
+    /// process. Example: `2 hot threads run on NUMA node 0, and 900.0 MiB of 1000.0 MiB of the memory is elsewhere,
+    /// most of it on node 1`.
     #[must_use]
     pub fn description(&self) -> String {
         let verb = if self.hot_threads == 1 { "runs" } else { "run" };
@@ -62,9 +62,9 @@ impl RemoteNumaMemory {
 
     /// Returns a text for users that says how to correct the placement of the memory. The text names two remedies:
     ///
-    /// - The command `migratepages` (package numactl) moves the memory of the process from the NUMA node with most of
-    ///   the remote memory to a NUMA node on which hot threads of the process (threads that run or wait for a PU, a
-    ///   logical CPU, most of the time) run.
+    /// - The command `migratepages` (package numactl) moves memory of the process from one NUMA node to another. The
+    ///   text names the NUMA node with most of the remote memory, and a NUMA node on which hot threads of the process
+    ///   run. A thread is hot if it runs or waits for a PU (logical CPU) most of the time.
     /// - The option `--within-job packed` of `pjwctl` keeps new processes on the NUMA node of their parent.
     #[must_use]
     pub fn remedy(&self) -> String {
@@ -78,10 +78,11 @@ impl RemoteNumaMemory {
 }
 
 /// Returns the processes in `processes` with much remote NUMA memory: memory on NUMA nodes where none of the hot
-/// threads of the process (threads that run or wait for a PU, a logical CPU, most of the time) runs. This memory must
-/// be at least 64 MiB, and at least three quarters of the memory of the process. Memory on a NUMA node without PUs,
-/// such as a memory expander, is ignored, because it is remote for every thread. A process without hot threads is never
-/// in the result.
+/// threads of the process runs. A thread is hot if it runs or waits for a PU (logical CPU) most of the time. The remote
+/// memory must be at least 64 MiB, and at least three quarters of the memory of the process.
+///
+/// Memory on a NUMA node without PUs, such as a memory expander, is ignored, because it is remote for every thread. A
+/// process without hot threads is never in the result.
 #[must_use]
 pub fn find_remote_numa_memory(topology: &Topology, processes: &[HotProcessMemory]) -> Vec<RemoteNumaMemory> {
     processes.iter().filter_map(|process| remote_numa_memory(topology, process)).collect()

@@ -119,10 +119,12 @@ pub fn judge_ended_job(report: &JobReport) -> Option<Verdict> {
     Some(Verdict { kind, advice })
 }
 
-/// Returns a short text about an ended job, for an event. The text says how long the job ran, how much CPU time it
-/// used, and how many of its cores it used on average. `verdict` is pjw's verdict on how well the job used its cores.
-/// If it is not `None`, the text begins with the name of the verdict, such as `serial`, and ends with the first advice
-/// to the user, if there is one.
+/// Returns a short text about an ended job, which pjw reports as an event to users. The text says how long the job ran,
+/// how much CPU time it used, and how many of its cores it used on average.
+///
+/// `verdict` is pjw's verdict on how well the job used its cores. If there is a verdict, the text begins with the name
+/// of the verdict, such as `serial`. The text then ends with the first advice of the verdict, if the verdict has any
+/// advice.
 #[must_use]
 pub fn ended_job_summary(report: &JobReport, verdict: Option<&Verdict>) -> String {
     let used = Tenths(report.mean_used_pus_permille());
