@@ -9,10 +9,13 @@ use core::cmp::Reverse;
 use crate::basics::{CpuSet, Pu, prelude::*};
 use crate::machine::topology::{Topology, TopologyLevel};
 
-/// The hot threads (threads that run or wait for a PU most of the time) of one job in one address space that several
-/// processes share (clone(2) with `CLONE_VM`). These threads form a group: if possible, pjw places them on cores of one
-/// L3 cache or of one NUMA node. If no thread is hot, the group may contain one thread of each process instead: the
-/// living thread with the lowest tid, which is usually the main thread.
+/// A group of threads of one job that use the same memory. If possible, pjw places these threads on cores of one L3
+/// cache or of one NUMA node.
+///
+/// The group belongs to an address space that several processes share (clone(2) with `CLONE_VM`). The group has the hot
+/// threads of the job in this address space. A thread is hot if it runs or waits for a PU (logical CPU) most of the
+/// time. If no thread is hot, the group may instead have one thread of each process: the living thread with the lowest
+/// tid, which is usually the main thread.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AddressSpaceThreads {
     /// The number of the address space.
@@ -73,25 +76,25 @@ pub struct GroupCores {
 }
 
 /// Chooses one core for each thread of each group, so that the cores of a group are close together: in one L3 cache, or
-/// else in one NUMA node. No core is chosen for two groups.
+/// else in one NUMA node. No core is chosen for two groups. Returns the chosen cores by
+/// [`AddressSpaceThreads::number`].
 ///
 /// - `groups` lists the groups. The threads of a group share an address space.
 /// - `free_cores` lists the cores that can be chosen. Each item is the set of the PUs (logical CPUs) of one core.
 ///
-/// A group is called placed if its threads are already pinned to different cores of one L3 cache or of one NUMA node.
-/// The function chooses by these rules:
+/// A group is placed if its threads are already pinned to different cores of one L3 cache or of one NUMA node. The
+/// function chooses by these rules:
 ///
-/// - Placed groups come before all other groups. Among the placed groups, and among the others, the group with the most
-///   threads comes first.
+/// - Placed groups come before all other groups. Otherwise, a group with more threads comes first.
 /// - A group that is placed in one L3 cache keeps its cores, even if `free_cores` does not contain them. Any other
-///   group gets free cores of an L3 cache that has enough of them.
-/// - If several L3 caches have enough free cores, the one to which most threads of the group are pinned is chosen. If
-///   these numbers are equal, the one on which most threads ran last is chosen, then the first one.
+///   group gets free cores of an L3 cache that has enough free cores.
+/// - Of several such L3 caches, the function prefers the L3 cache to which the most threads of the group are pinned. If
+///   these numbers are equal, it prefers the L3 cache on which the most threads ran last, and then the L3 cache with
+///   the lowest PU number.
 /// - If no L3 cache has enough free cores, a NUMA node is chosen by the same rules.
 ///
-/// Returns the chosen cores by [`AddressSpaceThreads::number`]. The result has no entry for a group if no L3 cache and
-/// no NUMA node has enough free cores. It also has no entry for a placed group if an earlier group got one of its
-/// cores.
+/// The result has no entry for a group if no L3 cache and no NUMA node has enough free cores. It also has no entry for
+/// a placed group if an earlier group got one of its cores.
 #[must_use]
 pub fn choose_group_cores(
     topology: &Topology,
@@ -155,13 +158,16 @@ fn choose_cores(
     })
 }
 
-/// Returns whether a move of a job leaves the threads of each group as close together as before. `from` and `to` are
-/// the PUs (logical CPUs) of the job before and after the move. `groups` are the groups of threads that share an
-/// address space.
+/// Returns whether the threads of each group can be as close together after a move of a job as before. `from` and `to`
+/// are the PUs (logical CPUs) of the job before and after the move. `groups` are the groups of threads that share an
+/// address space. The result is true if both conditions hold:
 ///
-/// If [`choose_group_cores`] finds cores for a group in one L3 cache of `from`, it must also find cores in one L3 cache
-/// of `to`. If it finds cores only in one NUMA node of `from`, it must find cores in one L3 cache or one NUMA node of
-/// `to`. The PUs to which the threads are pinned at present are ignored, because the move changes them.
+/// - Each group for which [`choose_group_cores`] finds cores in one L3 cache of `from` also gets cores in one L3 cache
+///   of `to`.
+/// - Each group for which [`choose_group_cores`] finds cores only in one NUMA node of `from` gets cores in one L3 cache
+///   or one NUMA node of `to`.
+///
+/// The function ignores to which PUs the threads are pinned now, because the move changes these PUs.
 #[must_use]
 pub fn keeps_groups_together(
     topology: &Topology,

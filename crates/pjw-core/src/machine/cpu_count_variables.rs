@@ -72,10 +72,9 @@ pub struct CpuCountVariable {
     unit: CpuCountUnit,
 }
 
-/// The reason why the setting `run.variables` of pjwd is not valid. This setting lists environment variables such as
-/// `OMP_NUM_THREADS`. pjw sets these variables for the programs of a job. A program reads from such a variable on how
-/// many cores or PUs (logical CPUs) it may run. Each entry of the list is `NAME=cores` or `NAME=pus`, such as
-/// `OMP_NUM_THREADS=cores`. No variable may be listed twice.
+/// The reason why the setting `run.variables` of pjwd is not valid. The setting lists environment variables, such as
+/// `OMP_NUM_THREADS`, that tell a program on how many cores or PUs (logical CPUs) it may run. Each entry of the list
+/// must be `NAME=cores` or `NAME=pus`, such as `OMP_NUM_THREADS=cores`. No variable may be listed twice.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum CpuCountVariableError {
     /// The text contains no equals sign.
@@ -194,9 +193,9 @@ impl FromStr for CpuCountVariable {
     }
 }
 
-/// Parses an entry of the configured list of environment variables that tell programs on how many cores or PUs (logical
-/// CPUs) they may run. The entry is one variable, written `NAME=cores` or `NAME=pus`. `earlier` has the entries before
-/// it.
+/// Parses one entry of a list of environment variables in the configuration. Such a variable tells a program on how
+/// many cores or PUs (logical CPUs) it may run. The entry is written `NAME=cores` or `NAME=pus`. `earlier` has the
+/// preceding entries of the list.
 ///
 /// # Errors
 /// If the entry is invalid, or if an earlier entry has the same variable.
@@ -218,12 +217,11 @@ pub fn parse_cpu_count_variable(
 /// - `inherited` returns the value of a variable in the environment that the program inherits. `None` means that the
 ///   variable is not set there.
 ///
-/// The result ends with the variable `PJW_VARIABLES`, which lists the names and values that pjw set. A job that the
-/// program starts inherits all these variables. From the list, pjw then knows which variables the user did not set,
-/// and sets them anew.
+/// The last variable in the result is `PJW_VARIABLES`, which lists the names and values that pjw set. If the program
+/// starts another job with pjw, pjw sees from this list which variables the user did not set, and sets them anew.
 ///
-/// If pjw sets none of `variables`, the result is usually empty. However, if the program inherits `PJW_VARIABLES`,
-/// the result has an empty `PJW_VARIABLES`, which replaces the inherited list.
+/// If pjw sets none of `variables`, the list is empty. `PJW_VARIABLES` is then in the result only if it replaces an
+/// inherited `PJW_VARIABLES`.
 #[must_use]
 pub fn cpu_count_environment(
     variables: &[CpuCountVariable],

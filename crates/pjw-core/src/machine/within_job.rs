@@ -129,21 +129,24 @@ pub fn numa_nodes_of_cpus(topology: &Topology, cpus: &CpuSet) -> Vec<NumaNodeLoa
     nodes.filter_map(|node| load(node.number, &topology.cpus_belonging_to(node).intersection(cpus))).collect()
 }
 
-/// Chooses a NUMA node for a new process of a job by `rule`, and returns the kernel's number of the NUMA node.
-/// Returns `None` if the rule is `Default`, or if the job has fewer than two NUMA nodes. Some rules count hot threads.
-/// A thread is hot if it runs or waits for a PU (logical CPU) most of the time.
+/// Chooses a NUMA node for a new process of a job by `rule`, and returns the kernel's number of the NUMA node. Returns
+/// `None` if the rule is `Default`, or if `nodes` has fewer than two NUMA nodes.
 ///
-/// - `nodes` lists the NUMA nodes of the job. `LeastLoaded` chooses the NUMA node with the fewest hot threads per
-///   core. If several NUMA nodes have the fewest, `LeastLoaded` chooses the first of them.
-/// - `last_chosen` is the NUMA node that was chosen last for any process of the job. `RoundRobin` chooses the
-///   next NUMA node after this one. `None` if none was chosen yet: `RoundRobin` then chooses the first of
-///   `nodes`.
-/// - `parent_node` is the NUMA node that was chosen for the parent of the process, or for the nearest ancestor
-///   that has one. `Packed` chooses this NUMA node. `Fill` chooses the first NUMA node with fewer hot threads
-///   than cores, beginning with this one. `None` if there is no such ancestor: `Packed` and `Fill` then use the
-///   first of `nodes` instead.
+/// - `nodes` lists the NUMA nodes of the job, each with the number of the job's cores and of its hot threads there. A
+///   thread is hot if it runs or waits for a PU (logical CPU) most of the time.
+/// - `last_chosen` is the NUMA node that was chosen last for any process of the job. `None` if no NUMA node was chosen
+///   yet.
+/// - `parent_node` is the NUMA node that was chosen for the parent of the process, or else for its nearest ancestor
+///   with a chosen NUMA node. `None` if there is no such ancestor: the first of `nodes` then takes its place.
 ///
-/// If no NUMA node has fewer hot threads than cores, `Fill` chooses like `LeastLoaded`.
+/// The rules choose these NUMA nodes:
+///
+/// - `RoundRobin`: the NUMA node after `last_chosen` in `nodes`. The first of `nodes` follows the last. If
+///   `last_chosen` is `None`, the first of `nodes` is chosen.
+/// - `LeastLoaded`: the NUMA node with the fewest hot threads per core. If several have the fewest, the first of these.
+/// - `Packed`: `parent_node`.
+/// - `Fill`: the first NUMA node with fewer hot threads than cores, in the order of `nodes` beginning at `parent_node`.
+///   If there is no such NUMA node, `Fill` chooses like `LeastLoaded`.
 #[must_use]
 pub fn choose_numa_node(
     rule: NumaNodeRule,

@@ -60,7 +60,7 @@ pub struct Core {
 }
 
 impl TopologyLevel {
-    /// Returns the noun for one part of the machine at this level: `L3`, `NUMA node`, `package` or `machine`.
+    /// Returns the name of the level for use in a sentence: `L3`, `NUMA node`, `package` or `machine`.
     #[must_use]
     pub fn display_name(self) -> &'static str {
         match self {
@@ -301,10 +301,10 @@ impl Topology {
         }))
     }
 
-    /// Returns the levels (L3, NUMA node, package) at which the cores of this machine are grouped, from the
-    /// level with the largest domains to the level with the smallest. A level without any domain on this
-    /// machine is missing. The order differs between machines: usually a package contains NUMA nodes, but on
-    /// some machines a NUMA node contains packages.
+    /// Returns the levels (L3, NUMA node, package) at which the cores of this machine are grouped. The level with the
+    /// largest groups comes first, and the level with the smallest comes last. The result has no level that does not
+    /// exist on this machine, such as L3 on a machine without L3 caches. The order differs between machines: usually a
+    /// package contains NUMA nodes, but on some machines a NUMA node contains packages.
     #[must_use]
     pub fn levels(&self) -> &[TopologyLevel] {
         &self.0.levels
