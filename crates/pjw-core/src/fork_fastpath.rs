@@ -25,11 +25,11 @@ use crate::terms::{
 ///
 /// - The process descends from a process of a job. pjw has received the fork event of the process, and no scan has read
 ///   the process since this event.
-/// - The job holds cores, and the user has not released the job with `pjwctl release`. pjw does not control the masks
+/// - The job holds cores, and no command such as `pjwctl release` has released the job. pjw does not control the masks
 ///   of a released job.
-/// - No cpuset with the right PUs restricts the process: the job has no cpuset, or a change of the cpuset is not
-///   complete. A new process starts in the cgroup of its parent. So a complete cpuset restricts the process to the
-///   cores of the job from its first instruction, and its mask need not be checked.
+/// - The job has no cpuset, or a change of its cpuset is not complete. If the job has a complete cpuset, the mask need
+///   not be checked: a new process starts in the cgroup of its parent, so the cpuset restricts the process from its
+///   first instruction.
 #[must_use]
 pub fn expected_fork_masks(state: &WardenState) -> BTreeMap<Pid, ExpectedMask> {
     let unscanned = state.lineage.unscanned_descendants();
@@ -45,16 +45,16 @@ pub fn expected_masks_of_unverified_forks(state: &WardenState) -> BTreeMap<Pid, 
     state.lineage.scan_queue.immediate_pids().iter().filter_map(expected).collect()
 }
 
-/// Defers the scan of each newly forked process with the right affinity mask by a few milliseconds. The daemon must
-/// still scan each other newly forked process at once. The daemon calls this function after it has read the masks
+/// Defers the scan of each newly forked process that has the right affinity mask, by a few milliseconds. The daemon
+/// still scans all other newly forked processes at once. The daemon calls this function after it has read the masks
 /// ([`MachineInterface::probe_masks`](crate::ports::MachineInterface::probe_masks)).
 ///
 /// `expected` has the masks that newly forked processes should have, by pid. `mismatches` lists the processes in
-/// `expected` that have another mask. A process counts as one with the right mask in these two cases:
+/// `expected` that have another mask. The mask of a process is right in each of these cases:
 ///
 /// - The process is in `expected`, and not in `mismatches`.
-/// - The process is not in `expected`, and was forked in the cpuset of a job that holds cores. No change of this cpuset
-///   is incomplete, and the user has not released the job.
+/// - The process is not in `expected`, and was forked in the cpuset of a job. The job holds cores and was not released
+///   (`pjwctl release`), and all changes of the cpuset are complete.
 pub fn defer_scans_if_masks_match(
     state: &mut WardenState,
     expected: &BTreeMap<Pid, ExpectedMask>,
@@ -97,20 +97,22 @@ fn expected_mask(state: &WardenState, parent: Pid) -> Option<CpuSet> {
 }
 
 /// Makes a partial snapshot of newly forked processes with wrong affinity masks, so that the next decision corrects
-/// these masks at once. `probe` has the pid, the start time and the mask of each of these processes. All other facts
-/// about a process, such as its user and its cgroup, are copied from its nearest ancestor in a job
-/// ([`Descendant::ancestor`]). A process is left out of the snapshot in each of these cases:
+/// these masks at once.
 ///
-/// - `state` does not contain the ancestor.
-/// - pjw is moving the ancestor to another cgroup.
-/// - The process can't have inherited its mask from the ancestor, and may be in another cgroup than the ancestor. The
-///   process is not left out if certainly no cpuset restricts the process or the ancestor.
+/// - `probe` has the pid, the start time and the mask of each of these processes. All other facts about a process, such
+///   as its user and its cgroup, are copied from its nearest ancestor in a job ([`Descendant::ancestor`]).
+/// - `cpuset_paths` has the cgroups of the processes that [`forked_with_unexplained_masks`] returned, by pid. Each
+///   cgroup is given by its path in the hierarchy with the cpuset controller.
 ///
-/// The next scan reads the mask and the cgroup of a process that is left out.
+/// A process is left out if `state` does not contain the ancestor, or if pjw is moving the ancestor to another cgroup.
+/// Otherwise, the snapshot contains the process if its mask is explained in one of these ways:
 ///
-/// A process in the cgroup of the ancestor is kept in the snapshot even if it can't have inherited its mask: its
-/// program requested the mask. `cpuset_paths` has the cgroup of each process that [`forked_with_unexplained_masks`]
-/// returned, by pid. The cgroup is given by its path in the hierarchy with the cpuset controller.
+/// - The mask can result from a request (sched_setaffinity(2)) that the process may have inherited.
+/// - The mask contains all online PUs (logical CPUs), and no cpuset restricts the ancestor. The program then requested
+///   the mask.
+/// - The process is in the cgroup of the ancestor. The program then requested the mask.
+///
+/// The next scan reads the processes that are left out.
 #[must_use]
 pub fn snapshot_of_mismatches(
     state: &WardenState,
@@ -149,22 +151,19 @@ pub fn snapshot_of_mismatches(
     }
 }
 
-/// Returns the newly forked processes of jobs whose affinity masks pjw can't explain. The result contains a process if
-/// all of these conditions hold:
+/// Returns the pids of the newly forked processes whose affinity masks pjw can't explain. `expected` has the masks that
+/// newly forked processes of jobs should have, by pid. `probe` has the wrong masks that were read. The result contains
+/// a process if all of these conditions hold:
 ///
+/// - `state` contains the nearest ancestor of the process in a job ([`Descendant::ancestor`]).
 /// - The mask of the process contains PUs (logical CPUs) that are not in its mask in `expected`.
-/// - The mask can't result from a known request (sched_setaffinity(2)) that the process may have inherited.
-/// - The mask lacks an online PU, or a cpuset restricts the ancestor in the job ([`Descendant::ancestor`]). If neither
-///   is the case, pjw assumes that the program requested all PUs.
+/// - The mask can't result from a request (sched_setaffinity(2)) that the process may have inherited.
+/// - The mask lacks an online PU, or a cpuset restricts the ancestor. Otherwise, pjw assumes that the program requested
+///   all PUs.
 ///
-/// A process is left out if `state` does not contain this ancestor. There are two possible causes for such a mask:
-///
-/// - The parent changed its own mask just before the fork, and pjw has not yet seen this change.
-/// - The process is in another cgroup than its parent.
-///
-/// To find the cause, the caller reads the cgroups of these processes and passes the cgroups to
-/// [`snapshot_of_mismatches`]. `expected` has the masks that the processes should have, by pid. `probe` has the masks
-/// that the processes have.
+/// Such a mask has one of two causes. Either the process or its parent requested the mask just now, or the process is
+/// in another cgroup than its parent. To find the cause, the caller reads the cgroups of these processes and passes the
+/// cgroups to [`snapshot_of_mismatches`].
 #[must_use]
 pub fn forked_with_unexplained_masks(
     state: &WardenState,

@@ -95,12 +95,13 @@ impl DirtySet {
 }
 
 impl DirtyScope {
-    /// Returns whether the scope contains all threads of the process `pid`, even if the process is idle. True for
-    /// [`DirtyScope::Whole`], and for [`DirtyScope::Processes`] if the set contains the pid.
+    /// Returns whether this scope contains all threads of the process `pid`, even if the process is idle. A scope is
+    /// the part of a job for which the next decision of the daemon plans affinity masks. The result is true for
+    /// [`DirtyScope::Whole`], and for [`DirtyScope::Processes`] if its set contains `pid`.
     ///
-    /// If the result is false, the scope contains threads of the process only if the process is active: one of its
-    /// threads recently ran or waited for a PU (logical CPU), or no scan has read its threads yet. The scope then has
-    /// all threads of the process. If the process has many threads, the scope may have only the active ones.
+    /// If the result is false, the scope contains threads of the process only if the process is active. A process is
+    /// active if one of its threads recently ran or waited for a PU (logical CPU), or if no scan has read its threads
+    /// yet. Of an active process with many threads, the scope may contain only the active threads.
     #[must_use]
     pub fn contains_whole_process(&self, pid: Pid) -> bool {
         match self {

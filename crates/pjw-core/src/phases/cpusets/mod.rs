@@ -150,14 +150,16 @@ pub enum EffectiveEnforcement {
 
 /// Returns the mechanism that restricts the processes of `job` to the job's cores. The first case that applies decides:
 ///
-/// - The job holds no cores, or a command released it: [`EffectiveEnforcement::Nothing`].
+/// - The job holds no cores, or a command such as `pjwctl release` has released the job:
+///   [`EffectiveEnforcement::Nothing`].
 /// - A batch system chose the cores: [`EffectiveEnforcement::Cpuset`], because the batch system made the cpuset.
 /// - pjw runs in the mode `observe`, in which it changes no mask and no cpuset: [`EffectiveEnforcement::Nothing`].
-/// - The job has no process yet, and can have a cpuset: [`EffectiveEnforcement::Cpuset`].
-/// - The last scans found all processes of the job in the job's cpuset, and the right settings in it:
+/// - The job can have a cpuset, and has no process yet: [`EffectiveEnforcement::Cpuset`], because the cpuset will
+///   restrict the first process.
+/// - The last scans found all processes of the job in the job's cpuset, and the right settings in the cpuset:
 ///   [`EffectiveEnforcement::Cpuset`].
 /// - The kernel or systemd has begun a change of the job's isolated partition (a cpuset with `cpuset.cpus.partition`),
-///   and has not completed it: [`EffectiveEnforcement::NotYet`].
+///   and has not completed the change: [`EffectiveEnforcement::NotYet`].
 /// - Otherwise: [`EffectiveEnforcement::Affinity`].
 #[must_use]
 pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) -> EffectiveEnforcement {
@@ -167,14 +169,16 @@ pub fn effective_enforcement(state: &WardenState, policy: &Policy, job: &Job) ->
 /// Returns the mechanism that restricts `members` (some processes of `job`) to the job's cores. The first case that
 /// applies decides:
 ///
-/// - The job holds no cores, or a command released it: [`EffectiveEnforcement::Nothing`].
+/// - The job holds no cores, or a command such as `pjwctl release` has released the job:
+///   [`EffectiveEnforcement::Nothing`].
 /// - A batch system chose the cores: [`EffectiveEnforcement::Cpuset`], because the batch system made the cpuset.
 /// - pjw runs in the mode `observe`, in which it changes no mask and no cpuset: [`EffectiveEnforcement::Nothing`].
-/// - The job has no process yet, and can have a cpuset: [`EffectiveEnforcement::Cpuset`].
-/// - The last scans found all of `members` in the job's cpuset, and the right settings in it:
+/// - The job can have a cpuset, and has no process yet: [`EffectiveEnforcement::Cpuset`], because the cpuset will
+///   restrict the first process.
+/// - The last scans found all of `members` in the job's cpuset, and the right settings in the cpuset:
 ///   [`EffectiveEnforcement::Cpuset`].
 /// - The kernel or systemd has begun a change of the job's isolated partition (a cpuset with `cpuset.cpus.partition`),
-///   and has not completed it: [`EffectiveEnforcement::NotYet`].
+///   and has not completed the change: [`EffectiveEnforcement::NotYet`].
 /// - Otherwise: [`EffectiveEnforcement::Affinity`].
 pub fn effective_enforcement_of_members<'a>(
     state: &WardenState,

@@ -31,22 +31,22 @@ const MAX_SLOW_SCANS: u32 = 2;
 /// The time between two records of a job's usage in the journal, in ns.
 const RECORD_INTERVAL_NS: u64 = 60_000_000_000;
 
-/// Reads the CPU times of processes that the decision on this scan needs, and stores them in `snapshot`
-/// ([`Snapshot::cpu_times`]). Also stores the pids of the processes of jobs that have ended ([`Snapshot::reaped`]).
+/// Reads the CPU times of the processes that the next decision needs, and stores them in `snapshot`
+/// ([`Snapshot::cpu_times`]). Also stores the pids of those processes of jobs that have ended ([`Snapshot::reaped`]).
+/// The caller passes [`MachineInterface::read_cpu_times`] as `read`.
 ///
 /// When a parent waits for an ended child (wait4(2)), the kernel adds the CPU time of the child to the parent. So the
-/// function must know which children have ended. It calls `read`, which is [`MachineInterface::read_cpu_times`], for
-/// these processes:
+/// function must also find out which children have ended. It calls `read` several times, for these processes:
 ///
 /// 1. The processes of jobs whose threads the scan read, the processes of jobs that the scan found to have ended, and
-///    the parents of both. Also the parents outside of jobs that have, or may soon have, CPU time of an ended child
-///    that is not counted yet.
-/// 2. The parents outside of jobs whose child has ended, as call 1 shows. Each of these parents is read again, because
-///    it may have waited for the child after it was read.
-/// 3. The children of the ended processes, and the children for which a living parent may have waited since it was last
-///    read. The only purpose is to find out whether these children have ended: their CPU times are not stored. Children
-///    that call 1 found are left out, unless call 2 read their parent again. If a child has ended, its own children are
-///    read next.
+///    the parents of both. Also each parent outside of jobs to which the kernel added, or may soon add, the CPU time of
+///    an ended child that pjw has not counted yet.
+/// 2. Each parent outside of jobs with a child that call 1 found to have ended. This parent is read again, because it
+///    may have waited for the child after call 1 read the parent.
+/// 3. The children of the ended processes, and the children for which a living parent may have waited since its last
+///    reading. This call only finds out whether these children have ended: their CPU times are not stored. A child that
+///    call 1 found is left out, unless call 2 read its parent again.
+/// 4. The children of the processes that call 3 found to have ended, and so on.
 ///
 /// [`MachineInterface::read_cpu_times`]: crate::terms::ports::MachineInterface::read_cpu_times
 pub fn read_cpu_times(
@@ -133,13 +133,14 @@ fn with_parent(state: &WardenState, member: &Member) -> impl Iterator<Item = Pid
     core::iter::once(member.id.pid).chain(parent)
 }
 
-/// Returns the cgroups whose peak memory use the caller must read before the next decision, which may end their jobs
-/// and then reports the peaks. Each item is a job and the path of one cgroup of the job. The jobs are:
+/// Returns the cgroups whose peak memory use the caller must read now. Each item is a job and the path of one cgroup of
+/// the job. `snapshot` is the newest scan. The result has the cgroups of these jobs:
 ///
-/// - Each job whose last process has ended, as the scan `snapshot` found.
-/// - Each job of which any process has ended, if the peak of the job was not read within the last second. Forked
-///   workers often write to their shared memory when they end, all at once. When the last process has ended, systemd
-///   may remove the cgroup before it is read.
+/// - Each job whose last process has ended, as the scan found. The next decision may end the job, and then reports the
+///   peak.
+/// - Each job of which any process has ended, if the peak was not read within the last second. Forked workers often all
+///   end at about the same time and write to shared memory just before, which raises the peak. When the last process
+///   has ended, systemd may remove the cgroup, and the peak can't be read any more.
 #[must_use]
 pub fn cgroups_with_peaks_to_read(state: &WardenState, snapshot: &Snapshot) -> Vec<(JobId, String)> {
     let is_gone = |member: &Member| match snapshot.processes.get(&member.id.pid) {

@@ -11,9 +11,9 @@ use crate::terms::{CpusetAction, CpusetChange, JobId};
 /// The delayed changes of cpusets: changes that the kernel or systemd has begun and has not completed. While a change
 /// is delayed, the daemon plans no other change of the same job's cpuset.
 ///
-/// The type also lists the cpusets to which delayed changes have written PUs (logical CPUs) since the last decision of
-/// the daemon ([`Decision`](crate::reconcile::Decision)). pjw has recorded the time at which it requested such a write.
-/// The write took place later than the request, so the next decision replaces the recorded time by its own time.
+/// The type also lists the cpusets whose PUs (logical CPUs) a delayed change has written since the last decision of the
+/// daemon. pjw knows when it requested such a write, but not when the write took place. So the next decision records
+/// its own time as the time of the write.
 #[derive(Debug, Clone, Default)]
 pub struct DelayedChanges {
     /// The number of delayed changes, for each job that has any.

@@ -163,17 +163,21 @@ impl CpusetRegistry {
         self.leftovers.push(leftover);
     }
 
-    /// Iterates over the cgroup paths of the leftover cpusets about which pjw has not yet decided. A leftover cpuset
-    /// ([`LeftoverCpuset`]) is a cpuset that a daemon of pjw wrote for a job before this daemon started. The next scan
-    /// of all processes decides: pjw uses the cpuset for its job again, or removes it. The path then leaves this list.
-    /// In the mode `observe`, pjw does not decide. About a cpuset of another daemon, pjw never decides.
+    /// Iterates over the cgroup paths of the leftover cpusets about which pjw has not decided. A leftover cpuset
+    /// ([`LeftoverCpuset`]) existed when this daemon started: an earlier run of this daemon, or another daemon of pjw,
+    /// had written the cpuset for a job.
+    ///
+    /// - A cpuset of an earlier run: after the next scan of all processes, pjw decides whether to use the cpuset for
+    ///   its job again. In the mode `observe`, pjw does not decide.
+    /// - A cpuset of another daemon: pjw leaves the cpuset as it is. The path stays in the list until the cpuset is
+    ///   removed or gets other PUs (logical CPUs).
     pub fn undecided_leftover_paths(&self) -> impl Iterator<Item = &str> {
         self.leftovers.iter().map(|leftover| leftover.path.as_str())
     }
 
-    /// Whether there is a cpuset that an earlier run of this daemon left, and pjw has not yet decided whether to keep
-    /// or to remove it. Cpusets of other daemons ([`LeftoverCpuset::other_writer`]) do not count: pjw leaves these
-    /// cpusets as they are.
+    /// Returns whether an earlier run of this daemon left a cpuset about which pjw has not decided yet: whether to use
+    /// the cpuset for its job again. Cpusets that another daemon of pjw wrote ([`LeftoverCpuset::other_writer`]) are
+    /// ignored, because pjw leaves them as they are.
     #[must_use]
     pub fn has_undecided_leftovers(&self) -> bool {
         self.leftovers.iter().any(|leftover| leftover.other_writer.is_none())
@@ -345,8 +349,8 @@ impl CpusetRegistry {
         self.managed.values_mut().for_each(|managed| managed.tries = 0);
     }
 
-    /// Records that the settings `cpu.idle` and `cgroup.freeze` of each cpuset are unknown. Must be called if these
-    /// settings may have changed by other means than a planned change, for example by another program. pjw writes both
+    /// Records that pjw no longer knows the settings `cpu.idle` and `cgroup.freeze` of any cpuset. Scans do not read
+    /// these two settings. So this method must be called if another program may have changed them. pjw writes both
     /// settings again when it next plans the cpuset of a borrower (a job of the class besteffort, which borrows cores).
     pub fn forget_unread_settings(&mut self) {
         self.managed.values_mut().for_each(|managed| managed.was_written = false);

@@ -86,7 +86,9 @@ pub struct LentCoreSample {
     pub cpu_time: Duration,
 }
 
-/// The cores that an owner (a job whose idle cores may be lent) uses.
+/// The use of cores by an owner (a job whose idle cores may be lent): how many of its cores are in use, how many are
+/// too busy to be lent, and which lent cores are in use. [`CoreUse::add`] returns this result, and says when a core is
+/// in use.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UsedCores {
     /// The number of cores in use. pjw takes a lent core that is in use back from the borrower.
