@@ -4,12 +4,16 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-/// pjwd gives each job on this machine cores of its own.
-///
-/// A job's processes and all their descendants stay on the job's cores. As root, pjwd serves the jobs of all users;
-/// as another user, it serves the jobs of that user. Use pjwctl to talk to pjwd.
+/// The parsed command line of pjwd, such as the path of the configuration file. Without a special option, pjwd runs as
+/// a daemon. With an option such as `--check-config`, pjwd does only one task and exits.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(
+    version,
+    about = "pjwd gives each job on this machine cores of its own",
+    long_about = "pjwd gives each job on this machine cores of its own.\n\n\
+        A job's processes and all their descendants stay on the job's cores. As root, pjwd serves the jobs of all \
+        users; as another user, it serves the jobs of that user. Use pjwctl to talk to pjwd."
+)]
 pub struct DaemonOptions {
     /// The configuration file. Default for root: /etc/pjw/pjwd.toml; for other users: $XDG_CONFIG_HOME/pjw/pjwd.toml,
     /// or ~/.config/pjw/pjwd.toml without the variable. The default file may be missing.
