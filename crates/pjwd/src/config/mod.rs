@@ -51,14 +51,14 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the configuration file at `path`, and makes the policy for the machine with the topology `topology` from
-    /// it ([`Config::policy`]). If `path` is `None`, reads the [default file](Config::default_path). If the default
-    /// file does not exist, all keys have their defaults.
+    /// Reads the configuration file at `path`, and returns two values: the configuration, and the policy that follows
+    /// from it ([`Config::policy`]). The policy is the settings on which pjwd's decisions about jobs depend. `topology`
+    /// is the topology of the machine. If `path` is `None`, reads the [default file](Config::default_path). If the
+    /// default file does not exist, all keys have their defaults.
     ///
     /// # Errors
-    /// If the file has mistakes: all mistakes, in the order of the file. PUs (logical CPUs) in the key `housekeeping`
-    /// that the machine does not have are such a mistake. If the file can't be read, or if there is no file at `path`:
-    /// a single error.
+    /// - If the file has mistakes: the errors that [`Config::parse`] describes.
+    /// - If the file can't be read, or if there is no file at `path`: a single error.
     pub fn load(path: Option<&Path>, topology: &Topology) -> Result<(Self, Policy), Vec<ConfigError>> {
         let config = match (path, Self::default_path()) {
             (Some(path), _) => Self::parse(path, &read::read_config_file(path)?, topology)?,
@@ -87,8 +87,9 @@ impl Config {
     /// file is not read. `topology` is the topology of the machine.
     ///
     /// # Errors
-    /// All mistakes in the text, in the order of the text. A value of the key `housekeeping` that does not fit the
-    /// machine is such a mistake.
+    /// The first 50 mistakes in the text, in the order of the text. If there are more, the last error has their number.
+    /// PUs (logical CPUs) in the key `housekeeping` that the machine does not have are a mistake, too. Mistakes that an
+    /// earlier syntax error possibly caused are left out.
     pub fn parse(path: &Path, text: &str, topology: &Topology) -> Result<Self, Vec<ConfigError>> {
         let settings = read::parse_settings(path, text, topology)?;
         Ok(Self { settings, path: Some(path.to_owned()) })
@@ -121,10 +122,10 @@ impl Config {
     }
 
     /// Returns the time between two periodic scans: the value of the configuration key `rescan_interval`. A periodic
-    /// scan reads the processes of jobs, and also processes that belong to no job. At least one periodic scan in
-    /// eight reads every process. Each other periodic scan checks whether a process without a job has used CPU time
-    /// since it was last checked, and does not read the process if not. The returned time is at least
-    /// [`Config::scan_interval`]: pjwd refuses a configuration with a shorter `rescan_interval`.
+    /// scan reads the processes of jobs, and also processes that belong to no job. Most periodic scans read a process
+    /// of no job only if it is new, or has used CPU time since the last check. At least one periodic scan in eight
+    /// reads every process. The returned time is at least [`Config::scan_interval`], because pjwd refuses a
+    /// configuration with a shorter `rescan_interval`.
     #[must_use]
     pub fn rescan_interval(&self) -> Duration {
         self.settings.rescan_interval

@@ -87,8 +87,7 @@ impl ConfigError {
     }
 
     /// Returns the error as one line for the log and for clients of pjwd: the position and the description of the
-    /// mistake. Does not quote the wrong line of the file, because an administrator of `admin_groups` does not always
-    /// have permission to read the file.
+    /// mistake. Does not quote the wrong line of the file, because not every client has permission to read the file.
     #[must_use]
     pub fn log_line(&self) -> String {
         format!("{}: {}", self.location(), self.text)

@@ -298,13 +298,13 @@ impl ControlService {
         last.is_some_and(|at| clock::now().since_boot.0.saturating_sub(at.0) < nanos(interval / 2))
     }
 
-    /// Measures the memory use of each job at the configured interval (`memory.sample`), and stores the results for
-    /// the memory history of the job. If a job will probably run out of memory, sends a warning to the event loop,
-    /// which shows the warning in the status of the daemon. Pauses after each job, so that the measurements use at
-    /// most the configured share of one PU (`memory.budget_permille`).
+    /// Measures the memory use of each job at the configured interval (`memory.sample`), and stores the results for the
+    /// memory history of the job. If a job will probably run out of memory, sends a warning to the event loop, which
+    /// shows the warning in the status of the daemon. Pauses after each job, so that the measurements use at most the
+    /// configured share of one PU (logical CPU): `memory.budget_permille`.
     ///
-    /// Measures nothing while `memory.sample` is off. Changed settings apply at once. Runs until the future is
-    /// dropped, or the event loop has ended.
+    /// Measures nothing while `memory.sample` is off. Changed settings apply at once. Runs until the future is dropped,
+    /// or the event loop has ended.
     pub async fn sample_memory(self: Rc<Self>) {
         let mut settings = self.settings.clone();
         let sample = async |memory| self.sample_memory_of_jobs(memory).await;

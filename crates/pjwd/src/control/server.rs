@@ -107,8 +107,10 @@ impl ControlService {
         self.history.borrow_mut().record(event, &self.status.borrow().jobs);
     }
 
-    /// Sends the event loop a warning for each group of `admin_groups` that does not exist, at the start of the daemon
-    /// and after each reload of the configuration. Returns when the event loop has ended.
+    /// Checks whether the Unix groups in the configuration key `admin_groups` exist. Sends a warning for each missing
+    /// group to the event loop. The check is made at the start of the daemon, and after each reload of the
+    /// configuration. While a group is missing, the check is also made once a minute. Returns when the event loop has
+    /// ended.
     pub async fn watch_admin_groups(self: Rc<Self>) {
         watch_admin_groups(self.settings.clone(), self.outbox.clone()).await;
     }

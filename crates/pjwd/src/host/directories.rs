@@ -60,7 +60,9 @@ pub fn make_state_directory(dir: &Path, uid: u32) -> anyhow::Result<()> {
     check_owners_and_modes(dir, uid)
 }
 
-/// Returns whether nothing is at the path `dir`. False for the empty path, which is the working directory.
+/// Returns whether neither a file nor a directory exists at the path `dir`. A symbolic link counts as a file, even if
+/// its target does not exist. Returns false for the empty path, which means the working directory, and for a path that
+/// can't be checked.
 #[must_use]
 pub fn is_missing(dir: &Path) -> bool {
     !dir.as_os_str().is_empty()

@@ -187,9 +187,11 @@ fn is_in_unit(cgroups: &str) -> bool {
         .any(|path| path.split('/').any(|part| part == UNIT))
 }
 
-/// Makes this process the thaw watcher, and waits until the daemon has ended. The daemon holds the other end of the
-/// pipe that is the standard input of this process, so the end of the input shows the end of the daemon. Must be called
-/// at the start of the process, before the process has other threads.
+/// Makes this process the thaw watcher: the process that thaws the frozen jobs if pjwd is killed. Then waits until the
+/// daemon has ended. The daemon holds the other end of the pipe that is the standard input of this process. So the end
+/// of the input means that the daemon has ended. The caller must then thaw the jobs.
+///
+/// Must be called at the start of the process, before the process has other threads.
 pub fn wait_for_end_of_daemon() {
     reset_signal_dispositions();
     // Refused if this process leads a session already, because a user started it.

@@ -320,9 +320,9 @@ impl JobFiles {
         self.watch.fd().filter(|_| self.due.is_none())
     }
 
-    /// Asks the kernel (inotify(7)) which jobs have files that a program wrote or removed. Schedules a reading of the
-    /// files of these jobs, for the time that [`JobFiles::next_read_at`] returns. Must be called when the descriptor
-    /// [`JobFiles::changes_fd`] is readable. `now` is the current time. Does not block.
+    /// Reads from the kernel (inotify(7)) which jobs have files that a program wrote or removed. Schedules a reading of
+    /// the files of these jobs, for the time that [`JobFiles::next_read_at`] returns. Must be called when the
+    /// descriptor [`JobFiles::changes_fd`] is readable. `now` is the current time. Does not block.
     pub fn schedule_reading_of_changed_files(&mut self, now: Instant) {
         for change in self.watch.read_changes() {
             match change {

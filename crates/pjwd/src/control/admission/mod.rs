@@ -28,8 +28,8 @@ const MAX_PROCESSES: usize = 1024;
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
 /// The configured rules for commands: which users are administrators, and which commands of other users are refused.
-/// The control server (the part of pjwd that answers the clients) itself refuses these commands. A refused command
-/// does not reach the event loop, which executes commands.
+/// The control server (the part of pjwd that answers the clients) applies these rules. A refused command does not reach
+/// the event loop, which executes commands.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AdmissionRules {
     /// The names of the Unix groups whose members are administrators of pjwd.
@@ -66,9 +66,10 @@ pub fn caller_of(command: &Command) -> Caller {
     }
 }
 
-/// Returns the refusal of `command` if it assigns processes to a job (`Assign`) and one of its pids is the id of a
-/// thread that is not the main thread of a process. Otherwise, the same process could be in two jobs: in one by the id
-/// of the thread, and in another by its own pid. `None` for all other commands. Reads a file in `/proc` for each pid.
+/// Checks the pids in `command` if the command assigns processes to a job ([`Command::Assign`]). Returns a refusal if a
+/// pid is in fact the id of a thread that is not the main thread of its process. By such an id, one process could get
+/// into two jobs. Returns `None` if all pids are valid, and for every other command. Reads a file in `/proc` for each
+/// pid.
 #[must_use]
 pub fn refusal_of_thread_ids(command: &Command) -> Option<Refusal> {
     let Command::Assign(request) = command else { return None };
@@ -137,7 +138,7 @@ pub fn answer_without_event_loop(
 }
 
 /// A limit on the rate of commands of each user. A user can send 30 commands in one burst, and then two per second.
-/// The control server does not apply the limit to administrators.
+/// pjwd does not apply the limit to administrators.
 #[derive(Debug, Default)]
 pub struct RateLimiter {
     /// For each user, the time from which the user may send a full burst again. Each command moves the time
@@ -172,9 +173,9 @@ pub fn rate_limit_message() -> String {
     )
 }
 
-/// Logs the refused commands of users who are not administrators. At most one warning is logged per 10 s, so
-/// that no user can fill the log. The warning has the number of refusals since the last warning. At the log
-/// level debug, each refusal is also logged by itself.
+/// Logs the refused commands of users who are not administrators. At most one warning is logged per 10 s, so that no
+/// user can fill the log. The warning has the number of refusals since the last warning. At the log level debug, each
+/// refusal also gets a log line of its own.
 #[derive(Debug, Default)]
 pub struct RefusalLog {
     logged_at: Option<Instant>,
@@ -183,8 +184,8 @@ pub struct RefusalLog {
 
 impl RefusalLog {
     /// Records that a command of the user `uid` was refused at the time `now`, for the reason `reason`. If the last
-    /// warning is at least 10 s old, logs a warning with the reason and the number of refusals since the last
-    /// warning. At the log level debug, each refusal is also logged by itself.
+    /// warning is at least 10 s old, logs a warning with the reason and the number of refusals since the last warning.
+    /// At the log level debug, each refusal also gets a log line of its own.
     pub fn record(&mut self, uid: Uid, reason: &str, now: Instant) {
         debug!(uid = uid.0, "refused: {reason}");
         if let Some(count) = self.count_refusal(now) {

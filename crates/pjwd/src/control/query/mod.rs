@@ -142,8 +142,8 @@ pub struct ThreadDetails {
     pub mask_reason: String,
 }
 
-/// The explanation of a process, in the answer to a [`Query`]. Contains the reasons why the process belongs to its
-/// job or to no job, and one page of the threads of the process with the reasons for their affinity masks.
+/// The reasons why a process belongs to its job or to no job, in the answer to a [`Query`]. Also contains one page of
+/// the threads of the process, with the reasons for their affinity masks.
 #[derive(Debug)]
 pub struct ProcessExplanation {
     /// Whether the requested process exists, according to the last scan.
