@@ -142,19 +142,19 @@ impl MemoryReader {
     /// `watches_threads` is true, the measurement also finds threads of the job that wait for one another to map or
     /// unmap memory ([`measure_job_memory`]).
     ///
-    /// The caller must keep the `Arc` behind `wanted` for as long as the result is wanted. When the last clone of
-    /// this `Arc` has been dropped, the background thread skips the request. If the thread is already reading the pages
-    /// of processes, the thread stops before the next process. The result is then [`ReadingError::Abandoned`].
+    /// The caller must keep the `Arc` behind `wanted` for as long as the result is wanted. When the last clone of this
+    /// `Arc` has been dropped, the background thread skips the request. If the thread is already reading the pages of
+    /// processes, the thread stops before the next process. The result is then [`ReadingError::Abandoned`].
     ///
     /// # Errors
     /// The future returns one of these errors:
     ///
     /// - [`ReadingError::NoThread`] if the background thread can't be started or has ended.
     /// - [`ReadingError::Blocked`] if the thread waited for at least 5 s for the memory lock of a process
-    ///   (`mmap_lock`). Later measurements leave out this process until the lock is released.
+    ///   (`mmap_lock`). Later measurements run on a new thread. They leave out this process until the lock is released.
     /// - [`ReadingError::TooManyBlocked`] if too many threads already wait for such locks. At most 8 threads may wait.
-    ///   If `n` of them wait for processes of the jobs of `owner`, at least `n + 1` places must be free, so that other
-    ///   users get places too.
+    ///   If `n` of them wait for processes of the jobs of `owner`, a further thread is allowed only if at most `7 - n`
+    ///   threads wait in total. So the jobs of one user can't block all 8 threads.
     /// - The errors of [`measure_job_memory`].
     pub fn request_reading(
         &self,

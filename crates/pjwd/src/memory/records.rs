@@ -119,19 +119,18 @@ impl MemoryRecords {
         }
     }
 
-    /// Stores `reading`, a measurement of the memory use of the job `job`, and returns it as an `Arc`. Also updates the
-    /// prediction of a memory shortage:
+    /// Stores `reading`, a measurement of the memory use of the job `job`, and returns it as an `Arc`. `job_start_time`
+    /// is the start time of the job, as in [`MemoryRecords::remove_earlier_job`]. Stored measurements of an earlier job
+    /// with the same id but another start time are removed.
     ///
-    /// - The prediction needs the private memory of the workers. A worker is a process of the job with much memory that
-    ///   no other process maps.
-    /// - A reading of the kind [`ReadingKind::Estimate`] is less exact than one that read the pages of the processes.
-    ///   So an estimate changes the prediction only if the last reading of pages with workers is at least five minutes
-    ///   old.
-    /// - A reading without data about workers makes no prediction. It removes the present prediction if the last data
-    ///   about workers is more than 20 minutes old.
+    /// Also updates the prediction of a memory shortage. The prediction needs the private memory of the workers. A
+    /// worker is a process of the job with much memory that no other process maps.
     ///
-    /// `job_start_time` is the start time of the job, as in [`MemoryRecords::remove_earlier_job`]. Stored measurements
-    /// of an earlier job with the same id but another start time are removed.
+    /// - A measurement that read the pages of workers gives a new prediction.
+    /// - A measurement of the kind [`ReadingKind::Estimate`] is less exact. If it has data about workers, it changes
+    ///   the prediction only if the pages of workers were last read at least five minutes before.
+    /// - A measurement without data about workers gives no prediction. It removes the present prediction if the last
+    ///   data about workers is more than 20 minutes old.
     pub fn add(
         &mut self,
         job: &JobId,

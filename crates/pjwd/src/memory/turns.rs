@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use tokio::sync::oneshot;
 
-/// The party that waits for a [`Turn`], in order to measure the memory of a job: a user who called pjwd, or pjwd
+/// The party that waits for a [`Turn`] (the right to measure the memory of a job): a user who called pjwd, or pjwd
 /// itself. [`TurnQueue`] treats all parties equally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TurnRequester {
@@ -53,7 +53,8 @@ impl TurnQueue {
     /// the user for whom the call is made, or pjwd itself. If the future is dropped, the call leaves the queue.
     ///
     /// # Errors
-    /// If `max_waiting_calls` calls of `requester` already wait. The error is returned at once, without waiting.
+    /// If `max_waiting_calls` calls of `requester` already wait. The error is returned at once, without waiting. The
+    /// first waiting call of a requester is accepted even if `max_waiting_calls` is 0.
     pub async fn wait_for_turn(
         &self,
         requester: TurnRequester,

@@ -103,7 +103,7 @@ pub const MASK_ACTION_KINDS: [MaskActionKind; 9] = [
 /// The values of the metrics label `kind` for changes of cpusets, in the order of the counts in
 /// [`MetricCounters::cpuset_actions`]. `raise` creates the cpuset of a job, or writes its settings. `admit` moves a
 /// process into the cpuset of its job. `return` moves a process back to its original cgroup. `open` removes the limits
-/// of a cpuset: its processes can then use all PUs. `raze` removes a cpuset.
+/// of a cpuset: its processes can then use all logical CPUs. `raze` removes a cpuset.
 pub const CPUSET_ACTION_NAMES: [&str; 5] = ["raise", "admit", "return", "open", "raze"];
 
 /// The counts and durations for the metrics of pjwd, since metrics were switched on.

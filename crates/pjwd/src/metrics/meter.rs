@@ -61,11 +61,10 @@ pub struct MetricsReceiver {
 }
 
 impl MetricsRecorder {
-    /// Makes the recorder for the event loop, and the receiver for the metrics service of pjwd. `settings` says
-    /// whether metrics are switched on. If they are switched off, the recorder counts and sends no metrics, and
-    /// [`MetricsReceiver::snapshot`] is `None`. The pair is then still needed: when a changed configuration switches
-    /// metrics on ([`MetricsRecorder::apply_settings`]), the recorder begins to count, and the receiver gets the new
-    /// settings.
+    /// Makes the recorder for the event loop, and the receiver for the metrics service of pjwd. `settings` says whether
+    /// metrics are switched on. While metrics are switched off, the recorder counts and sends no metrics, and
+    /// [`MetricsReceiver::snapshot`] is `None`. Both values are also needed then, because a changed configuration can
+    /// switch metrics on ([`MetricsRecorder::apply_settings`]).
     #[must_use]
     pub fn new(settings: &Settings) -> (Self, MetricsReceiver) {
         let (snapshot_sender, snapshot) = watch::channel(None);
@@ -98,7 +97,7 @@ impl MetricsRecorder {
 
     /// Counts process events of the kernel (fork, exec, exit). `event_count` is the number of events that were read
     /// since the last call. `has_lost_events` says whether further events were lost since the last call, because the
-    /// kernel dropped them or pjwd had no room for them. Does nothing while metrics are switched off.
+    /// kernel dropped them or pjwd could not store them. Does nothing while metrics are switched off.
     pub fn count_process_events(&mut self, event_count: usize, has_lost_events: bool) {
         if self.is_on() {
             self.counters.process_events += event_count as u64;
