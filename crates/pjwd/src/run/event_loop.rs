@@ -150,8 +150,8 @@ type PendingCommands = Vec<(Command, oneshot::Sender<Result<Reply, Refusal>>)>;
 impl EventLoop {
     /// Makes the event loop of pjwd. `warden` scans processes and keeps them on the cores of their jobs. `inbox`
     /// receives the messages of other threads. `publisher` sends the status to the control server, which answers
-    /// clients. `settings` has the configuration. `job_files` publishes the cores of jobs as files. `own_mask` binds
-    /// the daemon's threads to their PUs. The caller must then call [`EventLoop::run_first_cycle`] and
+    /// clients. `settings` has the configuration. `job_files` publishes the cores of jobs as files. `own_mask` sets the
+    /// affinity masks of the daemon's threads. The caller must then call [`EventLoop::run_first_cycle`] and
     /// [`EventLoop::run`] on the thread of the loop.
     pub fn new(
         warden: Warden<LinuxMachine, JournalAndReports>,
@@ -239,8 +239,9 @@ impl EventLoop {
         self.make_provisions();
     }
 
-    /// Waits for messages, process events and timers, and handles them. Blocks the calling thread until a
-    /// [`EventLoopMessage::Stop`] arrives. Returns whether pjwd leaves changes, such as the affinity masks of jobs.
+    /// Waits for messages, process events and timers, and handles them. Blocks the calling thread until a message
+    /// [`EventLoopMessage::Stop`] arrives. Then thaws the frozen jobs. The jobs keep their cores and affinity masks.
+    /// Returns whether changes remain that a later `pjwd --release-all` can undo, such as changed affinity masks.
     pub fn run(&mut self) -> bool {
         loop {
             let cpu_before = clock::own_thread_cpu_time();

@@ -40,8 +40,8 @@ const RENEW_SOCKET_OF_SYSTEMD: &str =
 const UNIT_STOPPED: &str =
     "the socket unit was stopped, so pjwd does not make its socket again: no client can connect";
 
-/// The control socket of the daemon, with its creator: the daemon itself, or the service manager (systemd socket
-/// activation).
+/// The control socket of the daemon. The variant says who created the socket: the daemon, or the service manager
+/// (systemd socket activation).
 #[derive(Debug)]
 pub enum SocketFile {
     /// The daemon created the socket, and can create it again.

@@ -77,13 +77,13 @@ impl DaemonMask {
     /// 3. The start mask.
     ///
     /// `pool` has the housekeeping PUs and the PUs that jobs hold. `threads_without_priority` contains the threads that
-    /// have lost the real-time priority because they exceeded a limit
-    /// ([`RealtimePriority::lowered_threads`](super::realtime::RealtimePriority::lowered_threads)). In the second case,
-    /// these threads get the start mask. `threads_without_priority` is `None` if no thread has the real-time priority.
+    /// have lost the real-time priority because they used too much CPU time
+    /// ([`RealtimePriority::lowered_threads`](super::realtime::RealtimePriority::lowered_threads)). In case 2, these
+    /// threads get the start mask. `threads_without_priority` is `None` if no thread has the real-time priority.
     ///
-    /// Must be called before each sleep of the event loop. `now` is the current time. In the first two cases, reads the
-    /// mask of the event loop at most once per second, and sets all masks again if the mask is no longer as set. If
-    /// nothing has changed, makes no other system call.
+    /// Must be called before each sleep of the event loop. `now` is the current time. In the cases 1 and 2, this
+    /// function also checks the mask of the event loop, at most once per second. If the mask is no longer as set, sets
+    /// all masks again.
     pub fn update_masks(
         &mut self,
         pool: &PuPool,

@@ -165,8 +165,8 @@ impl LentCpuMonitorInterface for LentCpuMonitor {
 }
 
 impl OwnerCpuSampler {
-    /// Makes a sampler for tests with a simulated machine. `monitor` simulates the BPF program that reports when a
-    /// job runs on PUs that it lends to other jobs. `None` simulates a machine on which no BPF program can be loaded.
+    /// Makes a sampler for tests with a simulated machine. `monitor` simulates the BPF program that reports when a job
+    /// runs on CPUs that it lends to other jobs. `None` simulates a machine on which no BPF program can be loaded.
     #[must_use]
     pub fn with_monitor(monitor: Option<Box<dyn LentCpuMonitorInterface>>) -> Self {
         let unavailable =
@@ -241,13 +241,13 @@ impl OwnerCpuSampler {
         would_change_loans(state, policy, since_boot)
     }
 
-    /// Tells the sampler which PUs jobs lend to other jobs at the time `now`. Must be called after each cycle (scan,
-    /// decision and changes). While PUs are lent, the measurements are more frequent: normally every 10 ms or less.
+    /// Sets the PUs (logical CPUs) that jobs lend to other jobs at the time `now`. Must be called after each cycle
+    /// (scan, decision and changes). While PUs are lent, the measurements are more frequent: normally every 10 ms or
+    /// less.
     ///
-    /// `lent` has each lent PU, with the number of all PUs that the lending job (the owner) holds
-    /// ([`PuPool::lent_cpus_with_owner_pu_counts`](pjw_core::state::pool::PuPool::lent_cpus_with_owner_pu_counts)). The
-    /// monitor recognises threads of the owner by this number: a thread that may run on more PUs belongs to another
-    /// program.
+    /// The keys of `lent` are the lent PUs. Each value is the number of all PUs that the lending job (the owner) holds
+    /// ([`PuPool::lent_cpus_with_owner_pu_counts`](pjw_core::state::pool::PuPool::lent_cpus_with_owner_pu_counts)). A
+    /// thread that may run on more PUs does not count as a thread of the owner.
     pub fn set_lent_pus(&mut self, lent: &BTreeMap<Pu, u32>, now: Instant) {
         if !lent.is_empty() {
             let latest = now + self.interval_while_lent();

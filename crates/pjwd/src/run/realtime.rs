@@ -81,8 +81,8 @@ impl RealtimePriority {
         Self { threads: threads.iter().map(thread).collect(), is_on: false, run_limit: RUN_LIMIT }
     }
 
-    /// Returns the threads that have the normal priority at present because they exceeded a limit. `None` if no thread
-    /// has the real-time priority.
+    /// Returns the threads that do not have the real-time priority at present, because they exceeded a limit of their
+    /// CPU time. Returns `None` if no thread has the real-time priority.
     #[must_use]
     pub fn lowered_threads(&self) -> Option<BTreeSet<Tid>> {
         let lowered = self.threads.iter().filter(|thread| !thread.is_raised).map(|thread| thread.tid);

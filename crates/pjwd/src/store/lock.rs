@@ -283,18 +283,21 @@ pub struct DaemonLock {
 }
 
 impl DaemonLock {
-    /// Acquires the lock that prevents a second pjwd of the same user: locks a file in [`LockDirectories::usual`] and
-    /// one in [`LockDirectories::lasting`] (flock(2)). `dirs` must be the directories of this user. `holder` describes
-    /// the calling process, and is written to the lock files. If another process holds the lock, waits for the end of
-    /// that process: up to 0.5 s if it is a daemon that still runs, and up to 5 s if it is stopping or already exiting,
-    /// or only releases or thaws jobs.
+    /// Acquires the lock that prevents a second pjwd of the same user: locks files in the directories `dirs`
+    /// (flock(2)). `dirs` must be the directories of this user ([`LockDirectories::of_user`]). `holder` describes the
+    /// calling process, and is written to the lock files.
     ///
-    /// A pjwd of an earlier version may have its lock file in one of [`LockDirectories::former`]. Each such file that
-    /// exists is locked too, except if it belongs to another user. So no such pjwd can run at the same time.
+    /// - The file in [`LockDirectories::usual`] must be locked.
+    /// - The file in [`LockDirectories::lasting`] is locked, too. If it can't be used, a warning is logged.
+    /// - The files in [`LockDirectories::former`] are those of earlier versions of pjwd. Each file that exists is
+    ///   locked, so that no pjwd of such a version can run at the same time. A file that can't be used is ignored.
+    ///
+    /// If another process holds the lock, waits for the end of that process. Waits for up to 0.5 s if the process is a
+    /// daemon that is not stopping. Waits for up to 5 s for any other process, because such a process ends by itself.
     ///
     /// # Errors
-    /// If another pjwd still holds the lock after the wait. If the directory `usual` or the lock file in it can't be
-    /// used, for example because the file belongs to another user or is a symbolic link.
+    /// If another pjwd still holds the lock after the wait. If the file in `usual` can't be used, for example because
+    /// the file belongs to another user or is a symbolic link.
     pub fn acquire(dirs: &LockDirectories, mut holder: LockHolder) -> Result<Self, LockError> {
         let path = dirs.usual.join(FILE_NAME);
         let file = lock_file(&path, &mut holder)?;
@@ -324,12 +327,12 @@ impl DaemonLock {
     }
 
     /// Returns the state directory in which an earlier pjwd made its journal (the records of its changes) in the
-    /// current boot. The lock file names this directory. `boot_id` is the id of the current boot. Returns `None` if
-    /// the lock file names no earlier journal of this boot. Must be called before [`DaemonLock::record_journal`],
-    /// which removes the entry about the earlier journal.
+    /// current boot. The lock file names this directory. `boot_id` is the id of the current boot. Returns `None` if the
+    /// lock file names no earlier journal of this boot. Must be called before [`DaemonLock::record_journal`], which
+    /// removes the name of the directory from the lock file.
     ///
-    /// The caller should check whether the journal is still in the directory. If the journal is missing, nobody knows
-    /// the original affinity masks of the threads that the earlier pjwd changed.
+    /// The caller should check whether the journal is still in the directory. If the journal is missing, the original
+    /// affinity masks of the threads that the earlier pjwd changed are unknown.
     #[must_use]
     pub fn earlier_state_dir(&self, boot_id: &str) -> Option<&Path> {
         let journal = self.holder.earlier_journal.as_ref().filter(|journal| journal.boot_id == boot_id)?;
@@ -348,9 +351,9 @@ impl DaemonLock {
         self.holder.earlier_journal.as_ref().is_some_and(|journal| journal.has_state_file)
     }
 
-    /// Removes from the lock file the entry that names the last journal (the records of changes). This is the journal
-    /// of this process or of an earlier pjwd. Must be called only if no recorded change is left to undo. Without the
-    /// entry, a later pjwd does not conclude that records were lost if the files of this journal are missing.
+    /// Removes the location of the last journal (the records of changes) from the lock file. This is the journal of
+    /// this process or of an earlier pjwd. Must be called only if no recorded change is left to undo. If the journal is
+    /// missing later, the next pjwd then knows that no records were lost.
     ///
     /// # Errors
     /// If the lock file can't be written.
@@ -405,9 +408,12 @@ impl DaemonLock {
         [self.path.as_path()].into_iter().chain(lasting.map(|lasting| lasting.path.as_path()))
     }
 
-    /// Acquires the lock against a second pjwd again if a lock file was removed or replaced. Without a new lock, a
-    /// second pjwd could create and lock a new file. Also locks the file in [`LockDirectories::lasting`] if it could
-    /// not be used before. Returns whether a removed file was made again.
+    /// Locks the lock files again if one of them was removed or replaced. Without this, a second pjwd of the same user
+    /// could create and lock a new file. Also locks the file in [`LockDirectories::lasting`] if it could not be used
+    /// before. Returns whether a removed file was made again.
+    ///
+    /// A logout of the user can remove the directory [`LockDirectories::usual`], but not `lasting`. While the file in
+    /// `lasting` is locked, the file in the removed directory is not made again.
     ///
     /// # Errors
     /// The errors of [`DaemonLock::acquire`], also if the file in [`LockDirectories::lasting`] was removed and can't be

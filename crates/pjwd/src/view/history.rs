@@ -68,12 +68,13 @@ impl Default for EventHistory {
 impl EventHistory {
     /// Stores `event` in the list of all events and in the list of its job, and sends the event to the subscribers.
     /// `jobs` are the jobs that exist. The daemon keeps the last 2000 events, the last 200 refusals of commands, and
-    /// the last 100 events of each job. Older events are dropped. A refusal does not start the list of a job.
+    /// the last 100 events of each job. Older events are dropped. A refusal is added to the list of its job only if the
+    /// job already has a list.
     ///
     /// The whole list of a job is dropped in two cases:
     ///
-    /// - The job has ended, 500 jobs have a list, and an event of a job without a list arrives. The lists of all
-    ///   ended jobs are then dropped.
+    /// - At least 500 jobs have a list, and an event of a job without a list arrives. The lists of all ended jobs are
+    ///   then dropped.
     /// - A new job with the same id gets cores. The list then starts again for the new job.
     pub fn record(&mut self, event: Arc<Event>, jobs: &[Arc<Job>]) {
         self.count += 1;

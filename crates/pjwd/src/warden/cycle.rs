@@ -74,8 +74,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     /// earlier daemon stopped. Scans and changes nothing yet. `machine_interface` is the interface to the machine.
     /// `journal` stores the records of pjwd's changes. `state` is the initial state, without jobs. `records` are the
     /// records of the earlier daemon's journal, oldest first. The function applies them to `state`. `policy` has the
-    /// configured rules. `host` has the host name, and the user who runs the batch system Flux: jobs are recognised
-    /// by these.
+    /// configured rules. `host` has the facts about this machine by which pjwd recognises jobs, such as the host name.
     pub fn new(
         machine_interface: N,
         journal: J,
@@ -105,7 +104,7 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
     }
 
     /// Returns the state after the last cycle (scan, decision and changes): the jobs, their processes, and the PUs
-    /// granted to the jobs.
+    /// (logical CPUs) granted to the jobs.
     pub fn state(&self) -> &WardenState {
         &self.state
     }
@@ -139,9 +138,9 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         &mut self.node
     }
 
-    /// Returns a mutable reference to the state: the jobs, their processes, and the PUs granted to the jobs. The
-    /// event loop needs this reference between cycles. For example, it takes the processes with pending events out of
-    /// the scan queue in the state, for the next scan request.
+    /// Returns a mutable reference to the state: the jobs, their processes, and the PUs (logical CPUs) granted to the
+    /// jobs. The event loop needs this reference between cycles, for example to take processes out of the scan queue in
+    /// the state.
     pub fn state_mut(&mut self) -> &mut WardenState {
         &mut self.state
     }
@@ -182,10 +181,11 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         self.events_read.still_dropping = still_dropping;
     }
 
-    /// Reads the affinity masks of new processes: those that processes of jobs forked since the last scan. Decides for
-    /// each new process whether its scan is urgent. The scan can wait for a few milliseconds if the affinity mask is
-    /// the set of online PUs that the job holds, or if the process was forked into the cpuset of the job. Otherwise,
-    /// the scan is urgent. Must be called after process events were read, unless a cycle follows at once.
+    /// Reads the affinity masks of the processes that processes of jobs forked since the last scan. Decides for each
+    /// new process whether its scan is urgent. The scan can wait for a few milliseconds if the affinity mask is the set
+    /// of online PUs (logical CPUs) that the job holds. The scan can also wait if the process was forked into the
+    /// cpuset of the job. Otherwise, the scan is urgent. Must be called after process events were read, unless a cycle
+    /// follows at once.
     pub fn check_masks_of_new_forks(&mut self) {
         defer_scans_of_expected_masks(&mut self.node, &mut self.state);
     }
@@ -197,14 +197,12 @@ impl<N: MachineInterface, J: Journal> Warden<N, J> {
         std::mem::replace(&mut self.events_read, EventCount { still_dropping, ..EventCount::default() })
     }
 
-    /// Finds the leftover cpusets of an earlier daemon, and adds them to the state. A leftover cpuset is a cgroup
-    /// with the name of a job's cpuset, but without a record in the journal (the records of pjwd's changes). Must be
+    /// Finds the leftover cpusets, and adds them to the state. A leftover cpuset is a cpuset that an earlier daemon
+    /// wrote for a job and that still exists, but has no record in the journal (the records of pjwd's changes). Must be
     /// called once, before the first cycle.
     ///
-    /// After the next scan of every process, pjw decides about each leftover cpuset. If its cgroup contains no
-    /// process, or if the earlier daemon had begun to remove it, pjw removes the cpuset. If its PUs can't be granted,
-    /// for example because another job holds them, pjw removes it too. Otherwise, the job whose id is in the name of
-    /// the cgroup gets the cpuset again.
+    /// After the next scan of every process, pjwd either gives the cpuset to its job again, or removes it.
+    /// [`LeftoverCpuset`](pjw_core::cpuset_group::LeftoverCpuset) describes the rules and exceptions.
     pub fn find_leftover_cpusets(&mut self) {
         for cpuset in self.node.list_job_cpusets(&self.policy.own_cgroups) {
             self.state.add_leftover_cpuset(cpuset);

@@ -74,7 +74,7 @@ pub struct CycleReport {
 const MAX_MASK_WRITES: u32 = 3;
 
 /// A new process of a job whose affinity mask pjwd changed even before any scan had read the process. pjwd does this
-/// only if the mask differs from the set of online PUs that the job holds.
+/// only if the mask differs from the set of online PUs (logical CPUs) that the job holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConfinedNewProcess {
     /// The process id (pid).
