@@ -15,6 +15,7 @@
 pub mod announcement;
 mod cgroup_path;
 mod condor;
+mod config_text;
 pub mod counts;
 mod error;
 mod flux;

@@ -6,6 +6,9 @@
 use pjw_core::diagnosis::{DetectedBatchSystem, JobBinding};
 use pjw_core::ids::{Comm, Uid};
 
+use crate::config_text::find_value;
+use crate::slurm_conf::SlurmConf;
+
 /// A scheduler (batch system or container orchestrator) that `pjwctl doctor` can recognise on this machine, such as
 /// Slurm or Kubernetes. `pjwctl doctor` recognises the scheduler by the program names of its daemons. For most
 /// schedulers, the configuration files show whether the scheduler binds jobs to cores.
@@ -153,48 +156,27 @@ impl Scheduler {
     }
 }
 
-/// Returns the value of `key` in `text`, which has lines `KEY=VALUE` or `KEY VALUE`. If the key occurs several times,
-/// the last line counts. Keys are not case-sensitive, and comments begin with `#`. `None` if no line has the key.
-fn find_value<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    let value_in_line = |line: &'a str| {
-        let line = line.split('#').next()?.trim();
-        let end = line.find(|c: char| c == '=' || c.is_whitespace())?;
-        let (name, value) = line.split_at(end);
-        let value = value.trim_start().trim_start_matches('=').trim().trim_matches('"');
-        name.eq_ignore_ascii_case(key).then_some(value)
-    };
-    text.lines().filter_map(value_in_line).next_back()
-}
-
-fn is_yes(value: Option<&str>) -> bool {
-    value
-        .is_some_and(|value| ["yes", "true", "1", "y", "t"].iter().any(|yes| value.eq_ignore_ascii_case(yes)))
-}
-
 /// Returns how Slurm binds jobs to cores, and what this means for pjwd, as text for users. `text` has the contents of
 /// `slurm.conf` and `cgroup.conf`, see slurm.conf(5) and cgroup.conf(5). Without settings, nothing is bound.
 fn slurm_binding(text: &str) -> (JobBinding, &'static str) {
-    let plugins = find_value(text, "TaskPlugin").unwrap_or_default().to_ascii_lowercase();
-    let has_plugin =
-        |plugin: &str| plugins.split(',').any(|part| part.trim().trim_start_matches("task/") == plugin);
-    let includes = find_value(text, "Include").is_some();
-    match (is_yes(find_value(text, "ConstrainCores")), has_plugin("cgroup"), has_plugin("affinity")) {
-        (true, true, _) => (
+    let conf = SlurmConf::parse(Some(text), text);
+    match (conf.gives_cpusets(), conf.has_task_affinity) {
+        (Some(true), _) => (
             JobBinding::Cpusets,
             "it constrains cores (ConstrainCores=yes): its cpuset is the grant, pjwd only balances inside",
         ),
-        (_, _, true) => (
+        (_, Some(true)) => (
             JobBinding::Masks,
             "it binds tasks by a mask at their start (task/affinity) and never checks again: pjwd grants cores and \
              confines the jobs to them",
         ),
-        (true, false, false) if !includes => (
-            JobBinding::Unbound,
-            "ConstrainCores=yes does nothing without TaskPlugin=task/cgroup: pjwd grants cores",
-        ),
-        _ if includes => (
+        (None, _) | (_, None) => (
             JobBinding::Unknown,
             "slurm.conf includes other files, which were not read: if it sets a cpuset, that is the grant; else pjwd grants cores",
+        ),
+        _ if conf.constrains_cores == Some(true) => (
+            JobBinding::Unbound,
+            "ConstrainCores=yes does nothing without TaskPlugin=task/cgroup: pjwd grants cores",
         ),
         _ => (JobBinding::Unbound, "it binds nothing here: pjwd grants cores"),
     }
@@ -264,7 +246,9 @@ fn grid_engine_binding(text: &str) -> (JobBinding, &'static str) {
 /// Returns how HTCondor binds jobs to cores, and what this means for pjwd, as text for users. `text` is its
 /// configuration: the setting `ASSIGN_CPU_AFFINITY` matters.
 fn condor_binding(text: &str) -> (JobBinding, &'static str) {
-    if is_yes(find_value(text, "ASSIGN_CPU_AFFINITY")) {
+    let is_true =
+        |value: &str| ["yes", "true", "1", "y", "t"].iter().any(|yes| value.eq_ignore_ascii_case(yes));
+    if find_value(text, "ASSIGN_CPU_AFFINITY").is_some_and(is_true) {
         (
             JobBinding::Masks,
             "it binds each slot by a mask (ASSIGN_CPU_AFFINITY), without regard to caches and NUMA nodes: pjwd grants cores and \
@@ -348,7 +332,12 @@ mod tests {
             ("ConstrainCores=yes\n", JobBinding::Unbound),
             ("#TaskPlugin=task/cgroup\n#ConstrainCores=yes\n", JobBinding::Unbound),
             ("TaskPlugin=task/cgroup\nConstrainCores=yes\nConstrainCores=no\n", JobBinding::Unbound),
+            ("TaskPlugin=task/cgroup\nConstrainCores=true\n", JobBinding::Cpusets),
+            ("TaskPlugin=task/cgroup\nConstrainCores=y\n", JobBinding::Unbound),
             ("Include /etc/slurm/more.conf\n", JobBinding::Unknown),
+            ("Include more.conf\nConstrainCores=yes\n", JobBinding::Unknown),
+            ("Include more.conf\nTaskPlugin=task/affinity\n", JobBinding::Masks),
+            ("Include more.conf\nTaskPlugin=task/none\nConstrainCores=yes\n", JobBinding::Unbound),
         ] {
             assert_eq!(binding("Slurm", text), expected, "{text:?}");
         }

@@ -115,9 +115,11 @@ fn the_prolog_reserves_no_cores_if_slurm_chooses_them() {
     }
     let node = Node::start("");
     std::fs::write(node.path("slurm.conf"), "TaskPlugin=task/cgroup,task/affinity\n").unwrap();
-    std::fs::write(node.path("cgroup.conf"), "ConstrainCores=yes\n").unwrap();
-    node.hook("prolog", PROLOG).assert_silent_success();
-    assert!(node.daemon.status().jobs.is_empty());
+    for conf in ["ConstrainCores=yes\n", "ConstrainCores=true\n", "Include site.conf\n"] {
+        std::fs::write(node.path("cgroup.conf"), conf).unwrap();
+        node.hook("prolog", PROLOG).assert_silent_success();
+        assert!(node.daemon.status().jobs.is_empty(), "{conf:?}");
+    }
     std::fs::write(node.path("cgroup.conf"), "ConstrainCores=no\n").unwrap();
     node.hook("prolog", PROLOG).assert_silent_success();
     assert!(node.daemon.job("slurm:4").is_some());

@@ -1,13 +1,13 @@
 //! Slurm: `Prolog`, `Epilog` and `TaskProlog` of slurm.conf(5).
 //!
 //! The prolog runs as root before the job's cgroup exists, with almost no environment. If Slurm itself gives the job
-//! a cpuset (`ConstrainCores=yes`), the prolog takes no cores, because Slurm would choose others.
+//! a cpuset (`ConstrainCores=yes`), or may give it one, the prolog takes no cores, because Slurm would choose others.
 
 use std::path::Path;
 
 use pjw_core::job::JobId;
 use pjw_sources::announcement::{self, JobAnnouncement};
-use pjw_sources::slurm_conf::{self, SlurmConf};
+use pjw_sources::slurm_conf::SlurmConf;
 use pjw_sources::task;
 
 use super::context::{HookInput, JobVariables, read_file};
@@ -17,11 +17,12 @@ use super::variables;
 const DEFAULT_CONF: &str = "/etc/slurm/slurm.conf";
 
 /// Runs the `Prolog` of Slurm, before a job starts: registers the job at the daemon. Has no effect if Slurm confines
-/// the job to cores itself (`ConstrainCores=yes`). Returns no environment variables.
+/// the job to cores itself (`ConstrainCores=yes`), or if files that were not read decide it: the daemon discovers the
+/// job then. Returns no environment variables.
 pub(super) fn prolog(context: &HookInput) -> anyhow::Result<JobVariables> {
     let announcement = announcement::from_slurm(&context.attributes, &context.host)?;
     let conf = read_conf(context);
-    if !conf.constrains_cores {
+    if conf.gives_cpusets() == Some(false) {
         let job = discovered_id(&announcement, conf);
         context.client.register(&job, announcement, context.cores)?;
     }
@@ -46,12 +47,12 @@ pub(super) fn task_prolog(context: &HookInput) -> anyhow::Result<JobVariables> {
 
 /// Returns the id by which the daemon will discover the job: the id in the name of its cgroup directory.
 fn discovered_id(announcement: &JobAnnouncement, conf: SlurmConf) -> JobId {
-    announcement.alias.as_ref().filter(|_| conf.has_sluid_directories).unwrap_or(&announcement.job).clone()
+    let has_sluid = conf.has_sluid_directories && Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    announcement.alias.as_ref().filter(|_| has_sluid).unwrap_or(&announcement.job).clone()
 }
 
 fn read_conf(context: &HookInput) -> SlurmConf {
     let path = Path::new(context.variable("SLURM_CONF").unwrap_or(DEFAULT_CONF));
-    let is_cgroup_v2 = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-    let text = |path: &Path| read_file(path).unwrap_or_default();
-    slurm_conf::parse(&text(path), &text(&path.with_file_name("cgroup.conf")), is_cgroup_v2)
+    let cgroup_conf = read_file(&path.with_file_name("cgroup.conf")).unwrap_or_default();
+    SlurmConf::parse(read_file(path).as_deref(), &cgroup_conf)
 }
