@@ -12,7 +12,7 @@ use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::{ids::Uid, snapshot::BatchAttributes};
 
 use crate::system::{BatchEnvironment, valid_cpu_count};
-use crate::{condor, flux, host::LocalHost, lsf, pbs, sge, slurm};
+use crate::{condor, flux, host::LocalHost, lsf, number::parse_digits, pbs, sge, slurm};
 
 pub use crate::error::HookInputError;
 
@@ -53,8 +53,7 @@ fn to_cpu_request(
 /// Parses `text`, a user id. `variable` names the source of the text in the error. The largest number is refused: it
 /// means "no user" (chown(2)).
 fn parse_uid(variable: &'static str, text: &str) -> Result<JobOwner, HookInputError> {
-    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
-    let uid = text.parse().ok().filter(|&uid| is_number && uid != u32::MAX);
+    let uid = parse_digits::<u32>(text).filter(|&uid| uid != u32::MAX);
     uid.map(|uid| JobOwner::Uid(Uid(uid))).ok_or_else(|| HookInputError::invalid_user(variable, text))
 }
 

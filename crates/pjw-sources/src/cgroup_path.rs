@@ -12,6 +12,8 @@
 
 use pjw_core::{ids::Uid, process_cgroups::ProcessCgroups};
 
+use crate::number::parse_digits;
+
 /// Returns the cgroup paths of a process in the order in which pjw searches them for a job. The path in the v2
 /// hierarchy comes first, then the path in the v1 hierarchy of the cpuset controller, then the paths in the other v1
 /// hierarchies that batch systems use.
@@ -64,7 +66,7 @@ impl<'a> CgroupPath<'a> {
 /// manager (`user@UID.service`). `None` for any other name. `Some(None)` if the user id can't be parsed.
 pub(crate) fn service_manager_user(directory: &str) -> Option<Option<Uid>> {
     let user = directory.strip_prefix("user@")?.strip_suffix(".service")?;
-    Some(user.parse().ok().map(Uid))
+    Some(parse_digits(user).map(Uid))
 }
 
 #[cfg(test)]
@@ -79,6 +81,7 @@ mod tests {
     fn a_path_is_trusted_down_to_the_manager_of_a_plain_user() {
         assert_eq!(trusted("/user.slice/user-7.slice/user@7.service/a"), ["user.slice", "user-7.slice"]);
         assert_eq!(trusted("/user@x.service/a"), [""; 0]);
+        assert_eq!(trusted("/user@+0.service/a"), [""; 0]);
         assert_eq!(trusted("/user@64.service/a"), ["user@64.service", "a"]);
         assert_eq!(trusted("/user@0.service/a"), ["user@0.service", "a"]);
         assert_eq!(trusted("/a/b (deleted)"), [""; 0]);

@@ -13,7 +13,7 @@ use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes};
-use crate::{counts, error::HookInputError, host::LocalHost};
+use crate::{error::HookInputError, host::LocalHost, number::parse_digits};
 
 /// How pjw recognises the processes and jobs of HTCondor. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -69,5 +69,5 @@ pub(crate) fn string_attribute<'a>(ad: &'a str, name: &str) -> Option<&'a str> {
 pub(crate) fn slot_core_count(machine_ad: &str) -> Option<Result<u32, HookInputError>> {
     let text = attribute(machine_ad, "Cpus")?;
     let variable = "Cpus in the machine's ad";
-    Some(counts::parse_digits(text).ok_or_else(|| HookInputError::invalid_number(variable, text)))
+    Some(parse_digits(text).ok_or_else(|| HookInputError::invalid_number(variable, text)))
 }

@@ -7,6 +7,7 @@
 use thiserror::Error;
 
 use crate::hostlist::host_names_match;
+use crate::number::parse_digits;
 
 /// Error: a list of counts from a batch system is invalid. The list says how many CPUs, slots or tasks a job
 /// has on each machine. Either the list is empty, or it can't be parsed, or it has counts for more or fewer
@@ -51,16 +52,10 @@ fn parse_runs(text: &str) -> impl Iterator<Item = Result<Run, CountsError>> {
 
 fn parse_run(item: &str) -> Option<Run> {
     let (count, nodes) = match item.split_once("(x") {
-        Some((count, times)) => (count, parse_digits(times.strip_suffix(')')?)?),
+        Some((count, times)) => (count, parse_digits::<u32>(times.strip_suffix(')')?)?),
         None => (item, 1),
     };
     Some(Run { count: parse_digits(count)?, nodes: Some(nodes).filter(|&nodes| nodes > 0)? })
-}
-
-/// Parses a number that consists of digits only. `None` if `text` is no such number or the number does not fit into 32
-/// bits. (`str::parse` would also accept a plus sign.)
-pub(crate) fn parse_digits(text: &str) -> Option<u32> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
 /// Returns the count in Slurm's list `count_list` if the count is the same on all machines of the job, such as

@@ -14,7 +14,7 @@ use pjw_core::job::{JobId, JobSource};
 use pjw_core::snapshot::JobProcessGrouping;
 
 use crate::system::{BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes};
-use crate::{cgroup_path::service_manager_user, host::LocalHost};
+use crate::{cgroup_path::service_manager_user, host::LocalHost, number::parse_digits};
 
 /// How pjw recognises the processes and jobs of Flux. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -31,7 +31,7 @@ fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirector
     let manager = process.directories.iter().position(|part| service_manager_user(part).is_some())?;
     process.directories.iter().enumerate().skip(manager + 1).find_map(|(depth, part)| {
         let (rank, id) = part.strip_prefix("imp-shell-")?.strip_suffix(".service")?.split_once('-')?;
-        rank.parse::<u32>().ok()?;
+        parse_digits::<u32>(rank)?;
         Some(CgroupDirectoryRole::job_directory(parse_job_id(id)?, depth))
     })
 }

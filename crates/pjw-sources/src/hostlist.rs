@@ -10,6 +10,8 @@
 
 use thiserror::Error;
 
+use crate::number::parse_digits;
+
 /// The maximum length of a list, in bytes. A list of 10,000 scattered nodes is shorter.
 const MAX_LENGTH: usize = 65_536;
 /// The maximum number of nodes in a list. Slurm allows fewer.
@@ -191,11 +193,7 @@ fn parse_entry(text: &str, entry: usize) -> Result<Vec<Piece<'_>>, HostlistError
 /// Parses `text`, a number such as `7` or a range of numbers such as `1-3`. `None` if the text has another form.
 fn parse_range(text: &str) -> Option<Range> {
     let (low, high) = text.split_once('-').unwrap_or((text, text));
-    let number = |text: &str| {
-        let is_number =
-            (1..=MAX_DIGITS).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
-        is_number.then(|| text.parse::<u64>().ok())?
-    };
+    let number = |text: &str| parse_digits::<u64>(text).filter(|_| text.len() <= MAX_DIGITS);
     let range = Range { low: number(low)?, high: number(high)?, width: low.len() };
     (range.low <= range.high).then_some(range)
 }
@@ -241,7 +239,7 @@ fn index_of_name(pieces: &[Piece<'_>], name: &str, short: ShortNames) -> Option<
 /// not in the ranges. Also `None` if it does not have the leading zeros of the range: `[01-10]` contains `05`, but
 /// neither `5` nor `005`.
 fn index_in_ranges(ranges: &[Range], number: &str) -> Option<u64> {
-    let value: u64 = number.parse().ok()?;
+    let value = parse_digits::<u64>(number)?;
     let mut before = 0;
     for range in ranges {
         let has_right_width =

@@ -22,6 +22,7 @@ mod flux;
 mod host;
 pub mod hostlist;
 mod lsf;
+mod number;
 mod oar;
 mod pbs;
 pub mod scheduler;

@@ -17,7 +17,7 @@ use pjw_core::snapshot::JobProcessGrouping;
 use crate::system::{
     BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes, valid_cpu_count,
 };
-use crate::{counts, error::HookInputError, host::LocalHost};
+use crate::{counts, error::HookInputError, host::LocalHost, number::parse_digits};
 
 /// How pjw recognises the processes and jobs of PBS (OpenPBS and Torque). An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -68,7 +68,7 @@ pub(crate) fn cpu_count_of_node(exec_vnode: &str, node: &str) -> Result<u32, Hoo
         let mut parts = piece.trim().trim_start_matches('(').trim_end_matches(')').split(':');
         let vnode = parts.next().unwrap_or_default();
         let count = match parts.find_map(|part| part.strip_prefix("ncpus=")) {
-            Some(text) => counts::parse_digits(text).ok_or_else(|| {
+            Some(text) => parse_digits(text).ok_or_else(|| {
                 HookInputError::invalid_list(WHAT, &counts::CountsError::NotACount { part: at + 1 })
             })?,
             None => 0,
@@ -97,13 +97,13 @@ pub(crate) fn processors_per_node(limits: &str, hosts: &str) -> Result<u32, Hook
     let node_count = parts.next().unwrap_or_default();
     let per_node = match parts.find_map(|part| part.strip_prefix("ppn=")) {
         Some(text) if !nodes.contains('+') => {
-            counts::parse_digits(text).ok_or_else(|| HookInputError::invalid_number(WHAT, text))?
+            parse_digits(text).ok_or_else(|| HookInputError::invalid_number(WHAT, text))?
         }
         Some(_) => return Err(no_count()),
         None => 1,
     };
     let machines: BTreeSet<&str> = hosts.split(',').filter(|host| !host.is_empty()).collect();
-    match counts::parse_digits(node_count) {
+    match parse_digits::<u32>(node_count) {
         Some(1) => Ok(per_node),
         // The list has the name of a host instead of a number of nodes.
         None if !nodes.contains('+') => Ok(per_node),

@@ -26,7 +26,7 @@ use crate::system::{
     BatchEnvironment, BatchSystem, CgroupDirectoryRole, EnvironClaim, ProcessAttributes, job_number,
     valid_cpu_count,
 };
-use crate::{counts, error::HookInputError, host::LocalHost, hostlist};
+use crate::{counts, error::HookInputError, host::LocalHost, hostlist, number::parse_digits};
 
 /// How pjw recognises the processes and jobs of Slurm. An entry of the table of batch systems.
 pub(crate) const BATCH_SYSTEM: BatchSystem = BatchSystem {
@@ -74,7 +74,7 @@ fn find_directory_role(process: &ProcessAttributes<'_>) -> Option<CgroupDirector
         }
         let levels = match below(1)?.strip_prefix("uid_") {
             None if is_v2 => 1,
-            Some(user) if is_v1 && user.parse::<u32>().is_ok() => 2,
+            Some(user) if is_v1 && parse_digits::<u32>(user).is_some() => 2,
             _ => return None,
         };
         let job = job_of_directory(below(levels)?, is_v2)?;

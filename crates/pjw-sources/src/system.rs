@@ -4,7 +4,7 @@ use pjw_core::ids::Comm;
 use pjw_core::job::{CpuRequest, JobId, JobSource};
 use pjw_core::snapshot::{BatchAttributes, JobProcessGrouping};
 
-use crate::{error::HookInputError, host::LocalHost};
+use crate::{error::HookInputError, host::LocalHost, number::parse_digits};
 
 /// The maximum number of cores of a job. No machine has more: a larger count is an error or a lie.
 const MAX_CORES: u32 = 65_536;
@@ -163,9 +163,9 @@ impl<'a> BatchEnvironment<'a> {
     }
 
     /// Returns the value of the environment variable `name` as a number. `None` if the variable is not set, or if its
-    /// value is not a whole number above 0.
+    /// value is not a whole number above 0, of digits only.
     pub(crate) fn positive_number(self, name: &str) -> Option<u32> {
-        self.get(name).and_then(|text| text.parse().ok()).filter(|&n| n > 0)
+        self.get(name).and_then(parse_digits).filter(|&n| n > 0)
     }
 }
 

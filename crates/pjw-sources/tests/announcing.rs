@@ -73,7 +73,9 @@ fn an_error_names_the_variable_and_only_the_beginning_of_its_value() {
         announcement_text.starts_with("no job: SLURM_JOB_ID names no job") && announcement_text.len() < 150,
         "{announcement_text}"
     );
-    assert!(slurm(&[("SLURM_JOB_UID", "1 2")]).contains("nobody: SLURM_JOB_UID names no user"));
+    for uid in ["1 2", "+1001"] {
+        assert!(slurm(&[("SLURM_JOB_UID", uid)]).contains("nobody: SLURM_JOB_UID names no user"), "{uid}");
+    }
     assert!(
         slurm(&[("SLURM_JOB_CPUS_PER_NODE", "2,2(x")]).contains("nothing: SLURM_JOB_CPUS_PER_NODE: part 2")
     );
@@ -182,9 +184,10 @@ fn the_cores_of_a_grid_engine_job_are_its_slots_on_this_host() {
         "at most NSLOTS"
     );
     assert!(sge(environ, &[], Some("n2 2 q r\n")).contains("PE_HOSTFILE does not name this node"));
-    assert!(
-        sge(environ, &[("NSLOTS", "-6"), ("NHOSTS", "1")], None).contains("NSLOTS is not a whole number")
-    );
+    for slots in ["-6", "+6"] {
+        let text = sge(environ, &[("NSLOTS", slots), ("NHOSTS", "1")], None);
+        assert!(text.contains("NSLOTS is not a whole number"), "{slots}: {text}");
+    }
     assert!(
         describe(announcement::from_sge(&attributes(environ, &[]), &host(), None, None))
             .contains("nobody: the first")

@@ -21,6 +21,7 @@ fn variables_give_the_number_of_tasks_of_a_job() {
         ("FLUX_JOB_ID=f1 FLUX_JOB_SIZE=8 FLUX_JOB_NNODES=2", "flux:f1 by environment, 4 tasks"),
         ("FLUX_JOB_ID=f1 FLUX_JOB_SIZE=7 FLUX_JOB_NNODES=2", "flux:f1 by environment"),
         ("FLUX_JOB_ID=f1 FLUX_JOB_SIZE=7 FLUX_JOB_NNODES=0", "flux:f1 by environment"),
+        ("FLUX_JOB_ID=f1 FLUX_JOB_SIZE=+8 FLUX_JOB_NNODES=2", "flux:f1 by environment"),
     ];
     for (variables, expected) in cases {
         assert_eq!(TestProcess::of("a").with_all(variables).claims_text(), expected, "{variables}");
@@ -107,7 +108,7 @@ fn the_list_of_hosts_of_lsf_may_end_in_a_blank() {
 
 #[test]
 fn a_count_that_no_machine_can_have_is_ignored() {
-    for count in ["0", "65537", "4294967295", "4294967296", "-1", "four", "4.5", "", " 4"] {
+    for count in ["0", "65537", "4294967295", "4294967296", "-1", "+4", "four", "4.5", "", " 4"] {
         let cases = [
             TestProcess::of("a").with("SLURM_JOB_ID", "1").with("SLURM_CPUS_ON_NODE", count),
             TestProcess::of("a").with("SLURM_JOB_ID", "1").with("SLURM_JOB_CPUS_PER_NODE", count),
