@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use super::window;
+
 /// The serial time, the time of one item and the number of workers of a farm, from which its efficiency is computed.
 /// A farm is a group of worker processes that compute numbered items. In the serial time, a single process works, for
 /// example at the start and at the end of the farm.
@@ -21,6 +23,9 @@ pub struct FarmCosts {
 }
 
 impl FarmCosts {
+    /// The largest number of items of a farm.
+    pub const MAX_ITEMS: u64 = window::MAX_ITEMS;
+
     /// Returns the wall-clock time that the farm needs for `items` items: the serial time (in which a single process
     /// works), plus the time that the worker with the most items needs for its items.
     #[must_use]
@@ -55,7 +60,8 @@ impl FarmCosts {
     /// Returns the smallest number of items with which the farm has at least the efficiency `efficiency_permille`, in
     /// thousandths. [`FarmCosts::efficiency_permille`] defines the efficiency. A value below 1 counts as 1, and a
     /// value above 999 counts as 999. Only multiples of the number of workers are considered, so that all workers
-    /// have the same number of items. `None` if no number of 64 bits is enough.
+    /// have the same number of items. `None` if the farm would need more than [`FarmCosts::MAX_ITEMS`] items: the
+    /// serial time is then too long for items of this length.
     #[must_use]
     pub fn min_items_for_efficiency(&self, efficiency_permille: u32) -> Option<u64> {
         let (efficiency, workers) = (u128::from(efficiency_permille.clamp(1, 999)), u128::from(self.workers));
@@ -63,7 +69,8 @@ impl FarmCosts {
         let serial = self.serial.as_nanos().saturating_mul((efficiency * workers).saturating_sub(1000));
         let round = workers.saturating_mul(self.item.as_nanos()).saturating_mul(1000 - efficiency);
         let rounds = if round == 0 { return None } else { serial.div_ceil(round).max(1) };
-        u64::try_from(rounds.checked_mul(workers)?).ok()
+        let items = u64::try_from(rounds.checked_mul(workers)?).ok();
+        items.filter(|items| *items <= Self::MAX_ITEMS)
     }
 
     /// Returns the largest number of workers with which a farm has at least the efficiency `efficiency_permille`, in
@@ -140,6 +147,14 @@ mod tests {
         assert_eq!(costs.max_workers_for_efficiency(1000, 900), 2);
         assert_eq!(costs.max_workers_for_efficiency(1_000_000, 900), 16);
         assert_eq!(costs.max_workers_for_efficiency(1, 999), 1);
+    }
+
+    #[test]
+    fn a_number_of_items_that_no_farm_can_have_is_not_enough() {
+        let costs = FarmCosts { item: Duration::from_micros(10), ..costs(3600, 1, 16_384) };
+        assert!(costs.min_items_for_efficiency(500).is_some_and(|items| items <= FarmCosts::MAX_ITEMS));
+        assert_eq!(costs.min_items_for_efficiency(900), None);
+        assert!(costs.efficiency_permille(FarmCosts::MAX_ITEMS) < 900);
     }
 
     #[test]

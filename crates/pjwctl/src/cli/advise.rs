@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use jiff::SignedDuration;
+use pjw_spawn::farm::advise::FarmCosts;
 
 use super::json::JsonArg;
 use super::number::one_to;
@@ -19,8 +20,6 @@ pub(super) const EXAMPLES: &str = "Examples:\n  \
 
 /// The most workers of a farm.
 const MAX_WORKERS: u32 = 16_384;
-/// The most items of a farm.
-const MAX_ITEMS: u64 = 1 << 43;
 
 /// The command line options of `pjwctl advise`. The command computes how many items a farm needs so that its cores
 /// are busy for most of the time, for example for 90 % of it. A farm is a group of worker processes. An item is one
@@ -59,8 +58,9 @@ fn worker_count(text: &str) -> Result<u32, String> {
 }
 
 fn item_count(text: &str) -> Result<u64, String> {
-    let count = text.parse().ok().filter(|count| (1..=MAX_ITEMS).contains(count));
-    count.ok_or_else(|| format!("give a number from 1 to {MAX_ITEMS}, the most items of a farm"))
+    const MAX: u64 = FarmCosts::MAX_ITEMS;
+    let count = text.parse().ok().filter(|count| (1..=MAX).contains(count));
+    count.ok_or_else(|| format!("give a number from 1 to {MAX}, the most items of a farm"))
 }
 
 fn serial_time(text: &str) -> Result<Duration, String> {
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_number_of_items_that_no_farm_has_is_refused_with_the_largest_one() {
         assert_eq!(item_count("1"), Ok(1));
-        assert_eq!(item_count("8796093022208"), Ok(MAX_ITEMS));
+        assert_eq!(item_count("8796093022208"), Ok(FarmCosts::MAX_ITEMS));
         for text in ["0", "-1", "8796093022209", "1180591620717411303424", "many", ""] {
             let message = item_count(text).unwrap_err();
             assert!(message.starts_with("give a number from 1 to 8796093022208"), "{text:?}: {message}");

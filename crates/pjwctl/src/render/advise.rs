@@ -12,6 +12,9 @@ use super::{Terminal, style};
 const EFFICIENCIES: [u32; 5] = [500, 750, 900, 950, 990];
 /// The efficiency that the advice aims at, in thousandths.
 const GOOD_EFFICIENCY: u32 = 900;
+/// Why no number of items is enough, and what helps. The advised number of workers follows.
+const TOO_LONG: &str = "because the serial part is too long for items of this length: make the serial part shorter or \
+                        the items longer, or take";
 
 /// The result of `pjwctl advise`, which computes how well a farm uses its cores. A farm is a group of worker
 /// processes that compute numbered items. Times are in seconds. The efficiency is a number from 0 to 1: the core time
@@ -66,7 +69,7 @@ pub struct FarmEstimate {
 pub struct NeededItems {
     /// The efficiency to reach, from 0 to 1.
     pub efficiency: f64,
-    /// The smallest number of items. `None` if no number of 64 bits is enough.
+    /// The smallest number of items. `None` if it is larger than the number of items that a farm can have.
     pub items: Option<u64>,
     /// The wall-clock time that the farm needs for `items` items, in seconds. `None` if `items` is `None`.
     pub wall_s: Option<f64>,
@@ -123,6 +126,7 @@ fn share(permille: u32) -> f64 {
 /// - Without `items`, the sentence says how many items the farm needs, so that 90 % of its core time is used.
 /// - With `items`, the sentence says which share of its core time the farm uses for this number of items. Below 90 %,
 ///   the sentence also proposes other numbers of items and of workers.
+/// - If the farm would need more items than it can have, the sentence says so, and what helps.
 /// - For one worker, the sentence says that it gains nothing.
 fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     if costs.workers == 1 {
@@ -138,7 +142,8 @@ fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
                 count_with_noun(enough, "item", "items")
             ),
             None => format!(
-                "No number of items uses 90 % of the core time of {workers}: make the serial part shorter."
+                "No number of items that a farm can have uses 90 % of the core time of {workers}, {TOO_LONG} fewer \
+                 workers."
             ),
         };
     };
@@ -156,8 +161,12 @@ fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
                 "Only {used} % of the core time of {workers} is used: take {enough} items in one job, or {fewer}."
             )
         }
-        // There are enough items, but the last round has fewer items than workers. Or no number of items is enough.
-        _ => format!(
+        None => format!(
+            "Only {used} % of the core time of {workers} is used, and no number of items that a farm can have uses \
+             90 %, {TOO_LONG} {fewer}."
+        ),
+        // There are enough items, but the last round has fewer items than workers.
+        Some(_) => format!(
             "Only {used} % of the core time of {workers} is used: take a multiple of {} items, or {fewer}.",
             costs.workers
         ),
@@ -265,6 +274,28 @@ mod tests {
             FarmAdvice::new(&costs, Some(9)).advice,
             "Only 56 % of the core time of 8 workers is used: take a multiple of 8 items, or 5 workers."
         );
+    }
+
+    #[test]
+    fn a_serial_part_that_no_number_of_items_makes_up_for_is_named_with_what_helps() {
+        let (serial, item) = (Duration::from_secs(3600), Duration::from_micros(10));
+        let costs = FarmCosts { serial, item, workers: 16_384 };
+        let without_items = FarmAdvice::new(&costs, None);
+        assert_eq!(
+            without_items.advice,
+            "No number of items that a farm can have uses 90 % of the core time of 16384 workers, because the \
+             serial part is too long for items of this length: make the serial part shorter or the items \
+             longer, or take fewer workers."
+        );
+        assert_eq!(
+            FarmAdvice::new(&costs, Some(1_000_000)).advice,
+            "Only 0 % of the core time of 16384 workers is used, and no number of items that a farm can have uses \
+             90 %, because the serial part is too long for items of this length: make the serial part shorter or \
+             the items longer, or take a program without a farm."
+        );
+        let json = serde_json::to_value(&without_items).unwrap();
+        assert!(json["needed"][0]["items"].is_number(), "{json}");
+        assert!(json["needed"][2]["items"].is_null() && json["needed"][2]["wall_s"].is_null(), "{json}");
     }
 
     #[test]
