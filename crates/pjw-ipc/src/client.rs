@@ -95,6 +95,15 @@ pub enum ClientError {
     Malformed(String),
 }
 
+impl ClientError {
+    /// Returns whether the daemon replied with the error `Busy`, for example because too many connections are open. The
+    /// call can succeed later, on a new connection.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Refused { error, .. } if error.ends_with(".Busy"))
+    }
+}
+
 /// A connection of a client to the daemon. [`Client::call`] sends a call to the daemon, and blocks until the reply has
 /// arrived or the timeout has passed.
 #[derive(Debug)]

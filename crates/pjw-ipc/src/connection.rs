@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::unix::{ReadHalf, WriteHalf};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Duration, Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info};
@@ -18,7 +18,7 @@ use tracing::{debug, info};
 use crate::call::{CallError, Reply};
 use crate::request::{Content, DescriptionParameters, Request, RequestParser};
 use crate::service::{Peer, Replies, ServerLimits, Service};
-use crate::slots::Slot;
+use crate::slots::{Awaited, Slot};
 use crate::unsent::ReplyBudget;
 use crate::{INTERFACE_DEFINITION, INTERFACE_NAME};
 
@@ -79,18 +79,18 @@ pub(crate) struct ConnectionContext {
 /// # Errors
 /// If the client exceeds a limit or sends invalid data, or if the connection breaks.
 pub(crate) async fn serve_connection<S: Service>(
-    stream: UnixStream,
+    stream: &mut UnixStream,
     peer: Peer,
     service: Rc<S>,
     context: ConnectionContext,
     slot: &Slot,
 ) -> io::Result<()> {
     let ConnectionContext { limits, parser, unsent, mut stop } = context;
-    let (reader, writer) = stream.into_split();
+    let (reader, writer) = stream.split();
     let mut reader = Reader { reader, buffer: Vec::new(), has_ended: false, limits };
     let mut writer = Writer { writer, uid: peer.uid, unsent, limits };
     loop {
-        let idle = slot.mark_idle();
+        let idle = slot.mark_idle(Awaited::Request);
         let request = tokio::select! {
             request = reader.next_request() => request?,
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
@@ -148,7 +148,7 @@ async fn answer_request<S: Service>(
     service: &S,
     peer: Peer,
     request: Request,
-    reader: &mut Reader,
+    reader: &mut Reader<'_>,
 ) -> Result<Outgoing, CallError> {
     match request.content? {
         Content::Info => Ok(Outgoing::Plain(service_info())),
@@ -211,8 +211,8 @@ fn interface_description(parameters: DescriptionParameters) -> Result<Map<String
 /// If the client hangs up, or if a reply can't be sent.
 async fn stream_replies(
     mut replies: mpsc::Receiver<Reply>,
-    reader: &mut Reader,
-    writer: &mut Writer,
+    reader: &mut Reader<'_>,
+    writer: &mut Writer<'_>,
     stop: &mut watch::Receiver<bool>,
     slot: &Slot,
 ) -> io::Result<()> {
@@ -220,7 +220,7 @@ async fn stream_replies(
     let mut held: Option<Reply> = None;
     loop {
         // While a reply is held back, the connection is not idle: the reply must be sent.
-        let idle = held.is_none().then(|| slot.mark_idle());
+        let idle = held.is_none().then(|| slot.mark_idle(Awaited::Reply));
         let next = tokio::select! {
             // Replies that are ready when the server stops are sent first.
             biased;
@@ -251,15 +251,15 @@ async fn stream_replies(
 }
 
 /// The receiving side of a connection, with the bytes that were read after the last request.
-struct Reader {
-    reader: OwnedReadHalf,
+struct Reader<'a> {
+    reader: ReadHalf<'a>,
     buffer: Vec<u8>,
     /// Whether the client has closed its sending side. The client may still read.
     has_ended: bool,
     limits: ServerLimits,
 }
 
-impl Reader {
+impl Reader<'_> {
     /// Returns the next request, without the zero byte that ends it. `None` if the client has closed its sending
     /// side, or if it sent nothing for the time `idle_timeout`. Fails if the request is too long or takes too long to
     /// arrive, or if the connection breaks.
@@ -325,14 +325,14 @@ impl Reader {
 }
 
 /// The sending side of a connection.
-struct Writer {
-    writer: OwnedWriteHalf,
+struct Writer<'a> {
+    writer: WriteHalf<'a>,
     uid: u32,
     unsent: Rc<ReplyBudget>,
     limits: ServerLimits,
 }
 
-impl Writer {
+impl Writer<'_> {
     /// Sends a reply with `parameters`. `continues` says whether more replies to the same call follow.
     ///
     /// If too many bytes of unsent replies wait already, sends the error `Busy` instead of the reply. The function

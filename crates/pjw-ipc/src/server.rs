@@ -6,8 +6,8 @@
 //! - the time in which a reply must be read, and the bytes of all replies that wait to be read.
 //!
 //! A client that exceeds a limit loses its connection. A client with one connection too many receives an error first.
-//! Other clients are not affected, with one exception: if all connections for users are taken, an idle connection of a
-//! user with several connections is closed for a user without any.
+//! Other clients are not affected, with one exception: if all connections for users are taken, an idle connection of
+//! another user is closed for a user without any ([`ServerLimits::max_connections`]). Its client receives an error too.
 
 use std::io;
 use std::os::unix::net::UnixListener as StdListener;
@@ -30,6 +30,9 @@ pub use crate::service::{Peer, Replies, ServerLimits, Service};
 
 /// The delay after a failed accept(2). Without a free file descriptor every attempt fails at once.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+/// The error for a client whose idle connection is closed for another user.
+const DISPLACED_MESSAGE: &str = "pjwd closed this idle connection, because another user needed one and all were taken: \
+                                 try again";
 
 /// Serves the clients that connect to `listener`, until the value in `stop` becomes true. `service` computes the
 /// replies. `limits` bounds the connections, the memory and the time that clients can use. Must run inside a
@@ -137,9 +140,9 @@ fn serve_in_task<S: Service>(
 }
 
 /// Starts a task that answers the calls of `peer` on `stream`. If too many connections are open, sends an error and
-/// closes the connection instead.
+/// closes the connection instead. The task does the same when another user gets the slot of the connection.
 fn serve_peer_in_task<S: Service>(
-    stream: UnixStream,
+    mut stream: UnixStream,
     peer: Peer,
     service: &Rc<S>,
     connections: &Rc<Connections>,
@@ -156,11 +159,16 @@ fn serve_peer_in_task<S: Service>(
             // This branch comes first: when another user has the slot, no further request may be read, because its
             // answer would be interrupted.
             biased;
-            () = slot.wait_until_displaced() => Err(io::Error::other("another user gets its slot")),
-            served = connection::serve_connection(stream, peer, service, context, &slot) => served,
+            () = slot.wait_until_displaced() => None,
+            served = connection::serve_connection(&mut stream, peer, service, context, &slot) => Some(served),
         };
-        if let Err(end) = served {
-            debug!(uid = peer.uid, %end, "connection closed");
+        match served {
+            Some(Ok(())) => {}
+            Some(Err(end)) => debug!(uid = peer.uid, %end, "connection closed"),
+            None => {
+                debug!(uid = peer.uid, "connection closed: another user gets its slot");
+                connection::send_busy_error(&stream, DISPLACED_MESSAGE);
+            }
         }
     });
 }
@@ -198,9 +206,16 @@ mod tests {
         assert!(reply.starts_with(b"{\"parameters\""), "{}", String::from_utf8_lossy(&reply));
     }
 
-    /// Fills all slots. Then a user without connections comes. The first connection follows events if `follows`.
-    async fn check_displaced(follows: bool) {
-        let limits = ServerLimits { max_connections: 3, reserved_connections: 0, ..ServerLimits::default() };
+    /// Fills the three slots with connections of the users `uids`. The first connection follows events if `follows`.
+    /// Then a user without connections comes. Asserts that the connection with the index `displaced` is closed with the
+    /// reason, and that the others stay.
+    async fn check_displaced(uids: [u32; 3], follows: bool, displaced: usize) {
+        let limits = ServerLimits {
+            max_connections: 3,
+            reserved_connections: 0,
+            min_idle_time: Duration::ZERO,
+            ..ServerLimits::default()
+        };
         let (_running, stop) = watch::channel(false);
         let (parser, unsent) = (Rc::new(RequestParser::new()), ReplyBudget::new(1 << 20));
         let (service, connections) = (Rc::new(SilentService::default()), Connections::new(6));
@@ -212,10 +227,8 @@ mod tests {
             serve_peer_in_task(stream, peer, &service, &connections, context);
             client
         };
-        let mut clients = [7, 7, 8].map(connect);
-        for client in &mut clients {
-            exchange(client).await;
-        }
+        let mut clients = uids.map(connect);
+        exchange(&mut clients[0]).await;
         if follows {
             let call = r#"{"method":"org.pjw.Warden.Events","parameters":{"follow":true},"more":true}"#;
             clients[0].write_all(format!("{call}\0").as_bytes()).await.unwrap();
@@ -223,21 +236,32 @@ mod tests {
                 yield_now().await;
             }
         }
-        let mut newcomer = connect(9);
-        exchange(&mut newcomer).await;
-        let mut received = Vec::new();
-        clients[0].read_to_end(&mut received).await.unwrap();
-        assert!(received.is_empty(), "{}", String::from_utf8_lossy(&received));
         exchange(&mut clients[1]).await;
         exchange(&mut clients[2]).await;
+        let mut newcomer = connect(99);
+        exchange(&mut newcomer).await;
+        for (index, client) in clients.iter_mut().enumerate() {
+            if index == displaced {
+                let mut received = String::new();
+                client.read_to_string(&mut received).await.unwrap();
+                let is_reason = received.contains("org.pjw.Warden.Busy")
+                    && received.contains("closed this idle connection");
+                assert!(is_reason, "{received}");
+            } else if index > 0 || !follows {
+                exchange(client).await;
+            }
+        }
         assert_eq!(connections.count(), 3);
     }
 
     #[test]
     fn a_user_without_connections_is_served_when_others_have_all() {
         let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        for follows in [false, true] {
-            LocalSet::new().block_on(&runtime, check_displaced(follows));
+        // The only connection of a user is kept if it follows events.
+        for (uids, follows, displaced) in
+            [([7, 7, 8], false, 0), ([7, 7, 8], true, 0), ([7, 8, 9], false, 0), ([7, 8, 9], true, 1)]
+        {
+            LocalSet::new().block_on(&runtime, check_displaced(uids, follows, displaced));
         }
     }
 }

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
@@ -24,12 +25,21 @@ pub(crate) struct Connections {
 #[derive(Debug)]
 struct OpenConnection {
     uid: u32,
-    /// Whether the server waits for a request of the client or for the next reply of a series. Closing the connection
-    /// then interrupts no work of the server: it ends a series between two replies, or before a request was read
-    /// completely.
-    is_idle: Cell<bool>,
+    /// What the server waits for, and since when. `None` while the server works on a request or sends a reply. Closing
+    /// an idle connection interrupts no work of the server: it ends a series between two replies, or before a request
+    /// was read completely.
+    idle: Cell<Option<(Awaited, Instant)>>,
     /// Notified when the connection must be closed, because another user gets its slot.
     displaced: Notify,
+}
+
+/// What the server waits for on an idle connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Awaited {
+    /// The next request of the client.
+    Request,
+    /// The next reply of a series, such as the next event.
+    Reply,
 }
 
 impl Connections {
@@ -53,9 +63,9 @@ impl Connections {
     /// - Users other than root and the user of the server can't get the last slots, which are reserved
     ///   (`reserved_connections`). One such user can have at most `max_connections_per_user` connections, and at most
     ///   as many as there are free slots.
-    /// - If no slot is free for a user without any connection, an idle connection of another user with several
-    ///   connections is closed, and its slot goes to the new connection. The new connection is refused only if no other
-    ///   user has several connections with an idle one among them.
+    /// - If no slot is free for a user without any connection, an idle connection of another user is closed, and its
+    ///   slot goes to the new connection. The new connection is refused only if no other user can lose one: the only
+    ///   connection of a user must have waited for a request for the time `min_idle_time`.
     /// - Root and the user of the server can get all slots. Their connections are never closed for another user.
     pub(crate) fn take_slot(self: &Rc<Self>, uid: u32, limits: &ServerLimits) -> Option<Slot> {
         let user_connections = self.open.borrow().values().filter(|connection| connection.uid == uid).count();
@@ -66,7 +76,7 @@ impl Connections {
         let has_share = is_administrator || user_connections < limits.max_connections_per_user.min(free);
         let is_admitted = if free == 0 {
             // The new connection takes the place of the displaced one, so the reserved slots are not affected.
-            !is_administrator && user_connections == 0 && self.displace_one()
+            !is_administrator && user_connections == 0 && self.displace_one(limits.min_idle_time)
         } else {
             has_share
         };
@@ -75,30 +85,34 @@ impl Connections {
         }
         let number = self.accepted.get();
         self.accepted.set(number + 1);
-        let connection = Rc::new(OpenConnection { uid, is_idle: Cell::new(false), displaced: Notify::new() });
+        let connection = Rc::new(OpenConnection { uid, idle: Cell::default(), displaced: Notify::new() });
         self.open.borrow_mut().insert(number, Rc::clone(&connection));
         Some(Slot { connections: Rc::clone(self), number, connection })
     }
 
-    /// Displaces the oldest idle connection of the user who has the most connections, among the users with several
-    /// connections and an idle one. Administrators are left out. Returns whether a connection was displaced.
-    fn displace_one(&self) -> bool {
+    /// Displaces an idle connection. Among the users who can lose one, the user who has the most connections loses it.
+    /// Of several such connections, the one is chosen that has been idle for the longest time. Returns whether a
+    /// connection was displaced.
+    ///
+    /// - A user with several connections can lose each idle one.
+    /// - The only connection of a user must have waited for a request for at least `min_idle_time`. It is kept while it
+    ///   waits for the next reply of a series.
+    /// - Administrators lose none.
+    fn displace_one(&self, min_idle_time: Duration) -> bool {
         let mut open = self.open.borrow_mut();
-        // For each user, the number of connections, and the oldest idle one.
-        let mut users: BTreeMap<u32, (usize, Option<u64>)> = BTreeMap::new();
-        for (&number, connection) in open.iter() {
-            if self.is_administrator(connection.uid) {
-                continue;
-            }
-            let (count, oldest_idle) = users.entry(connection.uid).or_default();
-            *count += 1;
-            if oldest_idle.is_none() && connection.is_idle.get() {
-                *oldest_idle = Some(number);
-            }
+        let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+        for connection in open.values() {
+            *counts.entry(connection.uid).or_default() += 1;
         }
-        let several = users.into_values().filter(|(count, _)| *count > 1);
-        let candidates = several.filter_map(|(count, oldest_idle)| Some((count, Reverse(oldest_idle?))));
-        let chosen = candidates.max().and_then(|(_, Reverse(number))| open.remove(&number));
+        let candidates = open.iter().filter_map(|(&number, connection)| {
+            let (awaited, since) = connection.idle.get()?;
+            let count = counts.get(&connection.uid).copied()?;
+            let is_unused = awaited == Awaited::Request && since.elapsed() >= min_idle_time;
+            let can_be_closed = !self.is_administrator(connection.uid) && (count > 1 || is_unused);
+            can_be_closed.then_some((count, Reverse((since, number))))
+        });
+        let number = candidates.max().map(|(_, Reverse((_, number)))| number);
+        let chosen = number.and_then(|number| open.remove(&number));
         if let Some(connection) = &chosen {
             connection.displaced.notify_one();
         }
@@ -123,10 +137,10 @@ pub(crate) struct Slot {
 
 impl Slot {
     /// Marks the connection as idle until the returned value is dropped. The task of the connection calls this function
-    /// before it waits for a request, or for the next reply of a series.
-    pub(crate) fn mark_idle(&self) -> Idle<'_> {
-        self.connection.is_idle.set(true);
-        Idle(&self.connection.is_idle)
+    /// before it waits for `awaited`.
+    pub(crate) fn mark_idle(&self, awaited: Awaited) -> Idle<'_> {
+        self.connection.idle.set(Some((awaited, Instant::now())));
+        Idle(&self.connection.idle)
     }
 
     /// Waits until another user gets this slot. The connection was idle at that time, and the caller must close the
@@ -145,18 +159,16 @@ impl Drop for Slot {
 
 /// A connection is idle while this value exists.
 #[derive(Debug)]
-pub(crate) struct Idle<'a>(&'a Cell<bool>);
+pub(crate) struct Idle<'a>(&'a Cell<Option<(Awaited, Instant)>>);
 
 impl Drop for Idle<'_> {
     fn drop(&mut self) {
-        self.0.set(false);
+        self.0.set(None);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const OWN: u32 = 6;
@@ -169,6 +181,7 @@ mod tests {
         write_timeout: Duration::ZERO,
         max_unread_reply_bytes: 0,
         idle_timeout: Duration::ZERO,
+        min_idle_time: Duration::MAX,
     };
 
     #[test]
@@ -226,6 +239,12 @@ mod tests {
         !slot.connections.open.borrow().contains_key(&slot.number)
     }
 
+    /// Marks `slot` as idle, later than the slots that were marked before.
+    fn mark_idle(slot: &Slot, awaited: Awaited) -> Idle<'_> {
+        std::thread::sleep(Duration::from_millis(1));
+        slot.mark_idle(awaited)
+    }
+
     #[test]
     fn a_user_without_connections_gets_the_slot_of_an_idle_one_of_the_user_with_most() {
         let connections = Connections::new(OWN);
@@ -234,28 +253,49 @@ mod tests {
         let slots = [7, 7, 7, 8, 8, 9, 10].map(|uid| take_slot(uid).unwrap());
         let displaced = || (0..7).filter(|&index| is_displaced(&slots[index])).collect::<Vec<usize>>();
         assert!(take_slot(11).is_none(), "no connection is idle");
-        let idle = [1, 2, 4, 5].map(|index: usize| slots[index].mark_idle());
+        let idle = [5, 4, 2, 1].map(|index: usize| mark_idle(&slots[index], Awaited::Request));
         let first = take_slot(11);
         assert!(first.is_some());
-        assert_eq!(displaced(), [1], "the oldest idle one of the user with most");
+        assert_eq!(displaced(), [2], "of the user with most, the one that has been idle longest");
         assert_eq!(connections.count(), 7, "the reserved slots stay free");
         assert!(take_slot(11).is_none() && take_slot(7).is_none(), "only for the first connection of a user");
-        let more = [12, 13].map(take_slot);
-        assert!(more.iter().all(Option::is_some));
-        assert_eq!(displaced(), [1, 2, 4], "of two users with as many, the one with the older connection");
+        let second = take_slot(12);
+        assert_eq!(displaced(), [2, 4], "of two users with as many, the one that has been idle longest");
+        let third = take_slot(13);
+        assert_eq!(displaced(), [1, 2, 4]);
         assert!(take_slot(14).is_none(), "nobody has two connections with an idle one among them");
         drop(idle);
-        drop((slots, first, more));
+        drop((slots, first, second, third));
         assert_eq!(connections.count(), 0, "each slot was freed once");
     }
 
     #[test]
-    fn connections_of_administrators_and_the_only_one_of_a_user_are_not_displaced() {
+    fn the_only_connection_of_a_user_is_displaced_after_it_waited_for_a_request_for_the_idle_time() {
         let connections = Connections::new(OWN);
-        let take_slot = |uid| connections.take_slot(uid, &LIMITS).unwrap();
-        let slots = [7, 8, 0, OWN, 0, OWN].map(take_slot);
-        let _idle = slots.each_ref().map(Slot::mark_idle);
-        assert!(connections.take_slot(9, &LIMITS).is_none());
+        let slots = [7, 8, 9, 10].map(|uid| connections.take_slot(uid, &LIMITS).unwrap());
+        let displaced = || (0..4).filter(|&index| is_displaced(&slots[index])).collect::<Vec<usize>>();
+        let idle = [(0, Awaited::Reply), (3, Awaited::Request), (2, Awaited::Request)];
+        let _idle = idle.map(|(index, awaited): (usize, _)| mark_idle(&slots[index], awaited));
+        let limits = ServerLimits { min_idle_time: Duration::from_secs(3600), ..LIMITS };
+        assert!(connections.take_slot(11, &limits).is_none(), "each was in use an hour ago");
+        let limits = ServerLimits { min_idle_time: Duration::ZERO, ..LIMITS };
+        let first = connections.take_slot(11, &limits);
+        assert!(first.is_some());
+        assert_eq!(displaced(), [3], "the one that has been idle longest");
+        let second = connections.take_slot(12, &limits);
+        assert!(second.is_some());
+        assert_eq!(displaced(), [2, 3]);
+        assert!(connections.take_slot(13, &limits).is_none(), "one waits for events, the others have work");
+        assert_eq!(displaced(), [2, 3]);
+    }
+
+    #[test]
+    fn connections_of_administrators_are_not_displaced() {
+        let connections = Connections::new(OWN);
+        let limits = ServerLimits { min_idle_time: Duration::ZERO, ..LIMITS };
+        let slots = [0, OWN, 0, OWN, 0, OWN].map(|uid| connections.take_slot(uid, &limits).unwrap());
+        let _idle = slots.each_ref().map(|slot| slot.mark_idle(Awaited::Request));
+        assert!(connections.take_slot(9, &limits).is_none());
         assert!(!slots.iter().any(is_displaced));
     }
 
@@ -263,9 +303,9 @@ mod tests {
     fn a_connection_is_idle_only_while_it_waits() {
         let connections = Connections::new(OWN);
         let slots = [7, 7, 8, 9].map(|uid| connections.take_slot(uid, &LIMITS).unwrap());
-        drop(slots[0].mark_idle());
+        drop(slots[0].mark_idle(Awaited::Request));
         assert!(connections.take_slot(10, &LIMITS).is_none(), "it has a request to answer");
-        let _idle = slots[0].mark_idle();
+        let _idle = slots[0].mark_idle(Awaited::Request);
         assert!(connections.take_slot(10, &LIMITS).is_some());
         assert!(is_displaced(&slots[0]));
     }

@@ -140,7 +140,7 @@ fn exec_failure(program: &OsStr, error: &io::Error) -> (u8, String) {
 /// - A job with an isolated partition (`is_isolated`): this process runs elsewhere until the kernel has moved it into
 ///   the partition (a cpuset whose cores are only for this job). The wait ends after [`MAX_TIME_FOR_PARTITION`].
 ///
-/// If the connection `client` breaks, replaces `client` by a new connection.
+/// If the connection `client` breaks, or pjwd answers that it is busy, replaces `client` by a new connection.
 ///
 /// # Errors
 /// If the job is released meanwhile, or if this process can also run on other PUs.
@@ -169,7 +169,10 @@ pub(super) fn wait_for_cores(
         }
         std::thread::sleep(TIME_BETWEEN_CHECKS);
         let status = match read_status(client) {
-            Err(ClientError::Io(_) | ClientError::Timeout(_)) => {
+            // The connection of a frozen process is idle, so pjwd may have closed it for another user.
+            Err(error)
+                if error.is_busy() || matches!(error, ClientError::Io(_) | ClientError::Timeout(_)) =>
+            {
                 *client = connect_again(daemon, &job)?;
                 continue;
             }

@@ -7,6 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::sys::signal::Signal;
 use pjw_ipc::call::{Call, Reply};
@@ -183,6 +184,30 @@ fn the_command_is_not_started_if_its_job_has_no_cores() {
     let answer = answer(&mut pjwctl(&daemon.socket(), &["run", "--cores", "1", "--", "echo", "started"]));
     assert_refused(&answer, "was granted no CPU");
     assert!(was_released(&daemon));
+}
+
+#[test]
+fn a_job_that_waits_for_a_core_connects_again_if_its_connection_was_closed_for_another_user() {
+    let statuses = AtomicUsize::new(0);
+    let borrower = |cpus: &str| Job { class: "besteffort".into(), ..job("manual:a", cpus) };
+    let daemon = Daemon::start(move |call| {
+        CallReplies::reply(match call {
+            // The first status is read before the job is made.
+            Call::GetStatus if statuses.fetch_add(1, Ordering::Relaxed) == 1 => {
+                return CallReplies::busy("pjwd closed this idle connection");
+            }
+            Call::GetStatus => {
+                let jobs = vec![borrower(&own_cpus())];
+                Reply::Status { status: Arc::new(Status { jobs, ..Status::default() }) }
+            }
+            Call::Assign(_) => Reply::Job { job: borrower("") },
+            other => panic!("{other:?}"),
+        })
+    });
+    let arguments = ["run", "--cores", "1", "--class", "besteffort", "--job", "a", "--", "echo", "started"];
+    let answer = answer(&mut pjwctl(&daemon.socket(), &arguments));
+    assert_eq!((answer.code, answer.stdout.as_str()), (Some(0), "started\n"), "{answer:?}");
+    assert_eq!(daemon.calls().len(), 4);
 }
 
 #[test]

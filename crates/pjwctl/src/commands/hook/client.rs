@@ -76,9 +76,7 @@ impl HookClient {
     ) -> anyhow::Result<Result<T, ClientError>> {
         loop {
             match call_for_field(&mut self.connect()?, method, request, field) {
-                Err(ClientError::Refused { error, .. }) if error.ends_with(".Busy") && self.may_retry() => {
-                    sleep(RETRY_DELAY);
-                }
+                Err(error) if error.is_busy() && self.may_retry() => sleep(RETRY_DELAY),
                 reply => return Ok(reply),
             }
         }
