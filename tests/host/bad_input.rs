@@ -110,6 +110,20 @@ fn a_start_with_too_few_descriptors_is_refused() {
 }
 
 #[test]
+fn a_start_on_the_socket_of_another_daemon_is_refused_and_leaves_no_new_directory() {
+    let daemon = Daemon::start("");
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = Command::new(program_path("pjwd"));
+    command.args(["--beside", "--socket"]).arg(daemon.socket());
+    command.arg("--state-dir").arg(dir.path().join("new/state")).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let error = stderr_of(&output);
+    assert!(error.contains("pjwd is running already as process"), "{error}");
+    assert!(!dir.path().join("new").exists());
+}
+
+#[test]
 fn a_daemon_with_the_least_descriptors_refuses_connections_and_keeps_enough_for_itself() {
     const LIMIT: usize = 144;
     let line = format!("ulimit -n {LIMIT} && exec \"$@\"");

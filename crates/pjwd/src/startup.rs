@@ -28,7 +28,8 @@ use tracing::{error, info, warn};
 
 use crate::config::{Config, Settings};
 use crate::control::inbox::{EventLoopMessage, MessageSender, message_channel};
-use crate::host::{descriptors, directories, notify, task_scan, thaw_watcher, thaw_watcher::ThawWatcher};
+use crate::host::{descriptors, directories, directories::NewDirectories, notify, task_scan};
+use crate::host::{thaw_watcher, thaw_watcher::ThawWatcher};
 use crate::job_files::JobFiles;
 use crate::metrics::meter::{MetricsReceiver, MetricsRecorder};
 use crate::run::daemon_records::JournalAndReports;
@@ -216,13 +217,12 @@ fn run(options: &DaemonOptions) -> anyhow::Result<()> {
     let default_path = || options.socket.clone().unwrap_or_else(|| own_dir.join("pjwd.sock"));
     let socket_path = passed_path.unwrap_or_else(default_path);
     let mut lock = take_lock(options, LockHolder::for_this_process(Some(&socket_path), &state_dir))?;
-    if options.socket.is_none() || options.state_dir.is_none() {
-        directories::make_default_directory(&own_dir, uid)?;
-    }
-    directories::make_state_directory(&state_dir, uid)?;
+    let needs_own_dir = options.socket.is_none() || options.state_dir.is_none();
+    let new_directories = NewDirectories::make(needs_own_dir.then_some(own_dir.as_path()), &state_dir, uid)?;
     let boot_id = clock::boot_id()?;
     let (listener, socket_file) = listen(passed, &socket_path)?;
     let (journal, recovered, start_warnings) = open_journal(&state_dir, &boot_id, lock.as_mut())?;
+    new_directories.keep();
     let own_files = WatchedFiles::new(lock, socket_file, state_dir.clone());
     let (reports, remarks) = ReportStore::open(&state_dir, config.settings().report_keep);
     for remark in recovered.remarks.iter().chain(&remarks) {

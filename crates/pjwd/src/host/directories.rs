@@ -69,6 +69,52 @@ pub fn is_missing(dir: &Path) -> bool {
         && std::fs::symlink_metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
+/// The directories that a start of pjwd makes. Dropping this value removes them, because the start has failed then. A
+/// directory that is not empty stays.
+#[derive(Debug, Default)]
+pub struct NewDirectories {
+    /// The missing directories, each after its parent.
+    paths: Vec<PathBuf>,
+}
+
+impl NewDirectories {
+    /// Makes the directories for the daemon of the user `uid`: the default directory `default_dir`, if the daemon uses
+    /// it, as [`make_default_directory`] does, and the directory `state_dir` as [`make_state_directory`] does.
+    ///
+    /// # Errors
+    /// The errors of these two functions.
+    pub fn make(default_dir: Option<&Path>, state_dir: &Path, uid: u32) -> anyhow::Result<Self> {
+        let mut new_directories = Self::default();
+        if let Some(dir) = default_dir {
+            new_directories.add_missing(dir);
+            make_default_directory(dir, uid)?;
+        }
+        new_directories.add_missing(state_dir);
+        make_state_directory(state_dir, uid)?;
+        Ok(new_directories)
+    }
+
+    /// Adds the directory `dir` and its parents, as far as they are missing. The caller makes them afterwards.
+    fn add_missing(&mut self, dir: &Path) {
+        let missing = dir.ancestors().take_while(|dir| is_missing(dir));
+        let missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
+        self.paths.extend(missing.into_iter().rev());
+    }
+
+    /// Keeps the directories, because pjwd uses them from now on.
+    pub fn keep(mut self) {
+        self.paths.clear();
+    }
+}
+
+impl Drop for NewDirectories {
+    fn drop(&mut self) {
+        for dir in self.paths.iter().rev() {
+            let _ = std::fs::remove_dir(dir);
+        }
+    }
+}
+
 /// Returns whether the paths `one` and `other` lead to the same directory. Symbolic links are followed. If a path can't
 /// be resolved, for example because nothing is there, the path itself is compared.
 #[must_use]
@@ -207,6 +253,23 @@ mod tests {
             make_state_directory(&dir, uid).unwrap();
             set_mode(directory, 0o700);
         }
+    }
+
+    #[test]
+    fn a_failed_start_removes_the_empty_directories_that_it_made() {
+        let above = tempfile::tempdir().unwrap();
+        let (default_dir, dir) = (above.path().join("default"), above.path().join("new/state"));
+        let make = || NewDirectories::make(Some(&default_dir), &dir, Uid::effective().as_raw()).unwrap();
+        drop(make());
+        assert!(!default_dir.exists() && !above.path().join("new").exists());
+        make().keep();
+        drop(make());
+        assert!(dir.exists(), "it was there before");
+        std::fs::remove_dir(&dir).unwrap();
+        let new_directories = make();
+        std::fs::write(dir.join("file"), "").unwrap();
+        drop(new_directories);
+        assert!(dir.join("file").exists());
     }
 
     #[test]
