@@ -36,9 +36,10 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::policy::Policy;
 use pjw_core::topology::Topology;
 
-use self::keys::ConfigKey;
+use self::keys::{ConfigKey, HOUSEKEEPING_KEY};
 pub use self::problem::ConfigError;
 pub use self::provisions::ProvisionSettings;
+use self::read::Housekeeping;
 pub use self::settings::{LogFormat, LogLevel, MetricsSettings, ScanInterface, Settings};
 
 /// A valid configuration of pjwd: the values of all keys, and the path of the file from which the values were read.
@@ -46,6 +47,8 @@ pub use self::settings::{LogFormat, LogLevel, MetricsSettings, ScanInterface, Se
 pub struct Config {
     /// The values of all keys.
     settings: Settings,
+    /// What the key `housekeeping` means on the machine.
+    housekeeping: Housekeeping,
     /// The path of the file. `None` if no file was read.
     path: Option<PathBuf>,
 }
@@ -65,8 +68,7 @@ impl Config {
             (None, Some(path)) if read::path_exists(&path) => return Self::load(Some(&path), topology),
             (None, _) => Self::default(),
         };
-        // This does not fail: the parsed value of `housekeeping` fits this machine, and so does its default.
-        let policy = config.policy(topology).map_err(|problem| vec![problem])?;
+        let policy = config.policy();
         Ok((config, policy))
     }
 
@@ -91,8 +93,27 @@ impl Config {
     /// PUs (logical CPUs) in the key `housekeeping` that the machine does not have are a mistake, too. Mistakes that an
     /// earlier syntax error possibly caused are left out.
     pub fn parse(path: &Path, text: &str, topology: &Topology) -> Result<Self, Vec<ConfigError>> {
-        let settings = read::parse_settings(path, text, topology)?;
-        Ok(Self { settings, path: Some(path.to_owned()) })
+        let (settings, housekeeping) = read::parse_settings(path, text, topology)?;
+        Ok(Self { settings, housekeeping, path: Some(path.to_owned()) })
+    }
+
+    /// Returns this configuration for the machine with the topology `topology`, which has changed since the file was
+    /// parsed, for example because PUs (logical CPUs) came online. The file is not read again.
+    ///
+    /// # Errors
+    /// If the value of the key `housekeeping` does not fit the machine any more.
+    pub fn for_topology(&self, topology: &Topology) -> Result<Self, ConfigError> {
+        let mut config = self.clone();
+        let selected = self.settings.housekeeping.select_housekeeping_cpus(topology);
+        config.housekeeping.cpus = selected.map_err(|error| {
+            let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
+            let text = crate::error_text::error_chain_text(&error);
+            match self.housekeeping.position.clone() {
+                Some(position) => ConfigError::at_position(path, position, Some(HOUSEKEEPING_KEY), text),
+                None => ConfigError::for_whole_file(path, text),
+            }
+        })?;
+        Ok(config)
     }
 
     /// Parses `text` as [`Config::parse`] does, for a made-up machine with two cores of one PU each.
@@ -131,29 +152,21 @@ impl Config {
         self.settings.rescan_interval
     }
 
-    /// Returns the policy: the settings on which pjwd's decisions about jobs depend. `topology` is the topology of
-    /// the machine. The housekeeping PUs in the policy (the logical CPUs that are reserved for the system) depend on
-    /// the topology.
+    /// Returns the policy: the settings on which pjwd's decisions about jobs depend. The housekeeping PUs in the policy
+    /// (the logical CPUs that are reserved for the system) are those of the machine for which the file was parsed, or
+    /// of the machine in [`Config::for_topology`].
     ///
     /// Six fields of the policy depend on the running daemon and not on the configuration, so this function gives
     /// them default values: `own_pid`, `thaw_watcher_pid`, `only_managed_user`, `may_grant`, `cpuset_support` and
     /// `own_cgroups`. The caller must set these fields. [`Policy`] describes them.
-    ///
-    /// # Errors
-    /// If the key `housekeeping` does not fit the machine. This is possible only if `topology` is not the topology for
-    /// which the file was parsed, for example because PUs came online later.
-    pub fn policy(&self, topology: &Topology) -> Result<Policy, ConfigError> {
+    #[must_use]
+    pub fn policy(&self) -> Policy {
         let settings = &self.settings;
-        let selected = settings.housekeeping.select_housekeeping_cpus(topology);
-        let housekeeping_cpus = selected.map_err(|error| {
-            let path = self.path.as_deref().unwrap_or(Path::new("the configuration"));
-            ConfigError::for_whole_file(path, crate::error_text::error_chain_text(&error))
-        })?;
         // Jobs that users assign by hand need no batch system and can't be switched off.
         let by_hand = JobSource::ALL.iter().copied().filter(|source| !source.is_batch_system());
-        Ok(Policy {
+        Policy {
             mode: settings.mode,
-            housekeeping_cpus,
+            housekeeping_cpus: self.housekeeping.cpus.clone(),
             share_smt: settings.share_smt,
             exhaustion_policy: settings.exhaustion_policy,
             adopt_unassigned_processes: settings.adopt_unassigned_processes,
@@ -178,7 +191,7 @@ impl Config {
             reservation_timeout: settings.reservation_timeout,
             lending: settings.lending.clone(),
             may_grant: true,
-        })
+        }
     }
 
     /// Describes the differences between this configuration and the configuration `new`: one sentence for each

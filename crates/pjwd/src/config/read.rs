@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use nix::fcntl::OFlag;
+use pjw_core::cpuset::CpuSet;
 use pjw_core::topology::Topology;
 use toml::de::{DeTable, DeValue};
 
@@ -64,16 +65,25 @@ pub(super) fn read_config_file(path: &Path) -> Result<String, Vec<ConfigError>> 
     })
 }
 
-/// Parses `text`, the content of the configuration file `path`. Returns the values of all configuration keys.
+/// What the key `housekeeping` means on a machine. The default is that of a file without this key.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Housekeeping {
+    /// The housekeeping PUs (logical CPUs that are reserved for the system) that the key selects on the machine.
+    pub(super) cpus: CpuSet,
+    /// The position of the value in the file. `None` if the file does not have the key.
+    pub(super) position: Option<FilePosition>,
+}
+
+/// Parses `text`, the content of the configuration file `path`. Returns the values of all configuration keys, and what
+/// the key `housekeeping` means on the machine with the topology `topology`.
 ///
 /// # Errors
-/// The mistakes in the file. A value of the key `housekeeping` that does not fit the machine with the topology
-/// `topology` is one of them.
+/// The mistakes in the file. A value of the key `housekeeping` that does not fit the machine is one of them.
 pub(super) fn parse_settings(
     path: &Path,
     text: &str,
     topology: &Topology,
-) -> Result<Settings, Vec<ConfigError>> {
+) -> Result<(Settings, Housekeeping), Vec<ConfigError>> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let mut reader = Reader {
         path,
@@ -90,9 +100,9 @@ pub(super) fn parse_settings(
     }
     reader.read_table("", document.get_ref());
     reader.check_combinations();
-    reader.check_housekeeping(topology);
+    let housekeeping = reader.apply_housekeeping(topology);
     if reader.mistakes.is_empty() {
-        return Ok(reader.settings);
+        return Ok((reader.settings, housekeeping));
     }
     Err(reader.into_errors(errors.len()))
 }
@@ -176,13 +186,18 @@ impl Reader<'_> {
         }
     }
 
-    /// Records the mistake that the key `housekeeping` does not fit the machine with the topology `topology`. If the
-    /// value has another mistake, the setting still has its default, which fits each machine.
-    fn check_housekeeping(&mut self, topology: &Topology) {
-        let Some(span) = self.span_of(keys::HOUSEKEEPING_KEY) else { return };
-        if let Err(error) = self.settings.housekeeping.select_housekeeping_cpus(topology) {
+    /// Returns what the key `housekeeping` means on the machine with the topology `topology`. Records the mistake if
+    /// the value does not fit the machine. If the value has another mistake, or if the file does not have the key, the
+    /// setting has its default, which fits each machine.
+    fn apply_housekeeping(&mut self, topology: &Topology) -> Housekeeping {
+        let Some(span) = self.span_of(keys::HOUSEKEEPING_KEY) else { return Housekeeping::default() };
+        let position = Some(FilePosition::from_span(self.text, span.clone()));
+        let selected = self.settings.housekeeping.select_housekeeping_cpus(topology);
+        let cpus = selected.unwrap_or_else(|error| {
             self.record(span, keys::HOUSEKEEPING_KEY, crate::error_text::error_chain_text(&error), true);
-        }
+            CpuSet::new()
+        });
+        Housekeeping { cpus, position }
     }
 
     /// Records the mistake `text` of two keys, at the first of the two that is in the file (the other may have its
@@ -288,6 +303,7 @@ fn unknown_key_message(prefix: &str, name: &str) -> String {
 mod tests {
     use std::path::Path;
 
+    use pjw_core::policy::Policy;
     use pjw_core::testing::regular_topology;
 
     use crate::config::{Config, ConfigError};
@@ -309,13 +325,24 @@ mod tests {
     }
 
     #[test]
-    fn a_housekeeping_rule_that_does_not_fit_a_later_topology_is_an_error_of_the_policy() {
-        let one_pu_per_core = regular_topology(1, 1, 1, 2, 1);
-        let two_pus_per_core = regular_topology(1, 1, 1, 2, 2);
-        let text = "housekeeping = \"0\"\n";
-        let config = Config::parse(Path::new("pjwd.toml"), text, &one_pu_per_core).unwrap();
-        assert_eq!(config.policy(&one_pu_per_core).unwrap().housekeeping_cpus.to_string(), "0");
-        let error = config.policy(&two_pus_per_core).unwrap_err().log_line();
-        assert!(error.starts_with("pjwd.toml: ") && error.contains("PU 0 shares its core with 2"), "{error}");
+    fn a_housekeeping_rule_is_applied_to_a_later_topology() {
+        let (one_package, two_packages) = (regular_topology(1, 1, 1, 2, 1), regular_topology(2, 1, 1, 2, 1));
+        let text = "housekeeping = \"1/package\"\n";
+        let config = Config::parse(Path::new("pjwd.toml"), text, &one_package).unwrap();
+        assert_eq!(config.policy().housekeeping_cpus.to_string(), "0");
+        let later = config.for_topology(&two_packages).unwrap();
+        assert_eq!(later.policy().housekeeping_cpus.to_string(), "0,2");
+        assert_eq!(Config::default().for_topology(&two_packages).unwrap().policy(), Policy::default());
+    }
+
+    #[test]
+    fn a_housekeeping_rule_that_does_not_fit_a_later_topology_is_reported_as_at_the_parse() {
+        let (one_pu_per_core, two_pus_per_core) =
+            (regular_topology(1, 1, 1, 2, 1), regular_topology(1, 1, 1, 2, 2));
+        let parse = |topology| Config::parse(Path::new("pjwd.toml"), "\nhousekeeping = \"0\"\n", topology);
+        let error = parse(&one_pu_per_core).unwrap().for_topology(&two_pus_per_core).unwrap_err();
+        let start = "pjwd.toml:2:16: housekeeping: housekeeping PU 0 shares its core with 2";
+        assert!(error.log_line().starts_with(start), "{error}");
+        assert_eq!(parse(&two_pus_per_core).unwrap_err(), [error]);
     }
 }

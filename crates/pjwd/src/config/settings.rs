@@ -100,7 +100,7 @@ pub struct Settings {
     /// `mode`: whether pjwd changes affinity masks and cpusets, or only shows the changes that it would make.
     pub mode: DaemonMode,
     /// `housekeeping`: the rule that selects the housekeeping PUs, which are reserved for the system.
-    /// [`Config::policy`](super::Config::policy) applies the rule to the PUs of the machine.
+    /// [`Config::policy`](super::Config::policy) has the PUs that the rule selects on the machine.
     pub housekeeping: HousekeepingRule,
     /// `interval`: the time between two scans of the processes of jobs. Each scan reads the processes that
     /// ran since the scan before, with their threads.

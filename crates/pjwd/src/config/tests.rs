@@ -32,15 +32,15 @@ fn machine() -> Topology {
 
 fn resolved(housekeeping: &str) -> Result<String, String> {
     let config = parse(&format!("share_smt = true\nhousekeeping = \"{housekeeping}\"\n"))?;
-    Ok(config.policy(&machine()).unwrap().housekeeping_cpus.to_string())
+    Ok(config.policy().housekeeping_cpus.to_string())
 }
 
 #[test]
 fn an_empty_file_gives_the_defaults_of_the_policy() {
     let config = parse("").unwrap();
     assert_eq!(config.settings(), &Settings::default());
-    assert_eq!(config.policy(&machine()).unwrap(), Policy::default());
-    assert_eq!(Config::default().policy(&machine()).unwrap(), Policy::default());
+    assert_eq!(config.policy(), Policy::default());
+    assert_eq!(Config::default().policy(), Policy::default());
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn every_key_is_read() {
         ..Settings::default()
     };
     assert_eq!(config.settings(), &expected);
-    let policy = config.policy(&machine()).unwrap();
+    let policy = config.policy();
     assert_eq!(policy.housekeeping_cpus.to_string(), "0,2,4,6,8,10,12,14");
     assert!(!policy.sources.contains(&JobSource::Lsf) && policy.sources.contains(&JobSource::Manual));
 }

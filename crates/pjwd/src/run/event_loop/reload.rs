@@ -79,10 +79,10 @@ impl EventLoop {
         self.unresolved_pus = unknown.clone();
         let read =
             load_topology(TopologySource::Live).map_err(|fault| fault.to_string()).and_then(|topology| {
-                let policy = self.config.policy(&topology).map_err(|problem| problem.log_line())?;
-                Ok((topology, policy))
+                let config = self.config.for_topology(&topology).map_err(|problem| problem.log_line())?;
+                Ok((topology, config))
             });
-        let (topology, policy) = match read {
+        let (topology, config) = match read {
             Ok(read) => read,
             Err(why) => {
                 warn!(cpus = %self.unresolved_pus, "the new CPUs are not used: {why}");
@@ -94,7 +94,8 @@ impl EventLoop {
             return;
         }
         self.publisher.publish_topology(&topology);
-        self.warden.replace_topology(topology, policy);
+        self.config = config;
+        self.warden.replace_topology(topology, self.config.policy());
         let text = format!("{} came online and had been unknown: free now", cpus_text(&new));
         self.publisher.publish_events(vec![Event::new(EventKind::Hotplug, text).with_cpus(&new)]);
         self.triggers.job_processes_scan_due = true;
