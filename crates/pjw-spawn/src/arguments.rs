@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use thiserror::Error;
 
 /// The argument list for a group of processes of one program, including argument 0. An argument may contain
-/// placeholders: `%r` stands for the rank of the process, `%n` for the number of processes, and `%%` for a percent
-/// sign. [`Arguments::expand`] returns the arguments of one process.
+/// placeholders: `%r` stands for the rank of the process (its position in the group, counted from 0), `%n` for the
+/// number of processes, and `%%` for a percent sign. [`Arguments::expand`] returns the arguments of one process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Arguments {
     pub(crate) list: Vec<Argument>,
@@ -59,8 +59,8 @@ pub enum ArgumentError {
 
 impl Arguments {
     /// Makes the argument list for a group of processes from `list`, which begins with argument 0. In each argument,
-    /// the placeholder `%r` stands for the rank of a process, `%n` for the number of processes, and `%%` for a
-    /// percent sign.
+    /// the placeholder `%r` stands for the rank of a process (its position in the group, counted from 0), `%n` for the
+    /// number of processes, and `%%` for a percent sign.
     ///
     /// # Errors
     /// If an argument contains an unknown placeholder or a NUL byte, or if the list is empty.
@@ -77,9 +77,10 @@ impl Arguments {
         Self::from_list(list, |argument| Ok(vec![Piece::Literal(argument.to_vec())]))
     }
 
-    /// Makes an argument list for a command. The name of the program becomes argument 0 without changes. The further
-    /// arguments can contain placeholders: `%r` stands for the rank of a process, `%n` for the number of processes,
-    /// and `%%` for a percent sign.
+    /// Makes the argument list for a group of processes of one program. `program`, the name of the program, becomes
+    /// argument 0 without changes. `arguments` contains the further arguments, which can have placeholders: `%r` stands
+    /// for the rank of a process (its position in the group, counted from 0), `%n` for the number of processes, and
+    /// `%%` for a percent sign.
     ///
     /// # Errors
     /// If one of `arguments` contains an unknown placeholder, or if the name or an argument contains a NUL byte.
@@ -115,8 +116,9 @@ impl Arguments {
         if list.is_empty() { Err(ArgumentError::EmptyList) } else { Ok(Self { list }) }
     }
 
-    /// Returns the arguments of the process with the rank `rank` in a group of `process_count` processes. The
-    /// placeholders are replaced: `%r` by the rank, `%n` by the number of processes, `%%` by a percent sign.
+    /// Returns the arguments of one process in a group of `process_count` processes. `rank` is the rank of the process:
+    /// its position in the group, counted from 0. The placeholders are replaced: `%r` by the rank, `%n` by the number
+    /// of processes, `%%` by a percent sign.
     #[must_use]
     pub fn expand(&self, rank: u32, process_count: u32) -> Vec<CString> {
         let expanded = self.list.iter().map(|argument| match argument {

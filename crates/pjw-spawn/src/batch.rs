@@ -39,10 +39,10 @@ const INSTANCES_OF_A_TEMPLATE: usize = 8;
 /// A group of processes (instances) of one program that are being started. [`SpawnContext::start`] returns a batch.
 /// Threads of the calling process, called spawner threads, start the instances.
 ///
-/// As an iterator, a batch waits for the next instance that was started or failed to start. It returns the index of the
-/// instance in the list that [`SpawnContext::start`] received, with the process ([`Child`]) or the error. For poll(2),
-/// a batch has a file descriptor ([`AsFd`]), which is readable when results have arrived. The caller then calls
-/// [`SpawnBatch::next_ready_result`] until it returns `None`.
+/// A batch is an iterator over the results, in the order in which they arrive. Each result is the index of an instance
+/// in the list that [`SpawnContext::start`] received, with the process ([`Child`]) or the error. The iterator waits for
+/// the next result. A caller of poll(2) waits for the file descriptor of the batch ([`AsFd`]) instead, which is
+/// readable when results have arrived. The caller then calls [`SpawnBatch::next_ready_result`] until it returns `None`.
 ///
 /// If about 10,000 results are unread, the spawner threads wait until the caller reads results. Dropping the batch
 /// reads and discards all further results, so the drop waits until all instances have been started. The drop kills no
@@ -76,10 +76,10 @@ pub struct SpawnBatch {
 impl SpawnContext {
     /// Begins to start one process for each element of `instances`, and returns without waiting for the starts. The
     /// returned [`SpawnBatch`] gives the results. Threads of the calling process, called spawner threads, start the
-    /// processes. If the context has replicas ([`SpawnContext::set_replicas`]), the call waits until the files of the
-    /// program have been copied. If the processes share memory ([`SpawnContext::share_memory`]), the call waits until
-    /// their address space exists. The soft limit of open descriptors of the calling process is raised if it is too
-    /// low for the new processes.
+    /// processes. If the processes are to read the files of the program from copies ([`SpawnContext::set_replicas`]),
+    /// the call waits until the copies have been made. If the processes share memory ([`SpawnContext::share_memory`]),
+    /// the call waits until their address space exists. The soft limit of open descriptors of the calling process is
+    /// raised if it is too low for the new processes.
     ///
     /// # Errors
     /// If [`SpawnContext::check_instances`] fails, or if a resource for the batch can't be created. No process is
@@ -275,7 +275,7 @@ impl SpawnBatch {
         self.mismatch.get().copied()
     }
 
-    /// Returns how many instances (processes) of the batch were forked from a template so far. A template is a
+    /// Returns how many instances (processes) of the batch have been forked from a template so far. A template is a
     /// process that has already loaded the program. All other instances were started without a template, or were not
     /// started. The number is final when the batch has returned all results ([`SpawnBatch::is_finished`]).
     #[must_use]

@@ -19,9 +19,9 @@ use crate::setup::{Setup, TemplateStopPoint};
 use crate::signals;
 use crate::tasks::{directory, image::TaskProgram, room::AddressSpaceError};
 
-/// Starts processes of one program. The properties that all of these processes have in common are set in advance: the
-/// program, the environment, the credentials and the working directory. The processes are the instances of a group.
-/// Each [`Instance`] adds what is different for one process, such as its arguments.
+/// The properties that all processes of a group have in common: the program, the environment, the credentials and the
+/// working directory. The processes are called the instances of the group. [`SpawnContext::start`] starts them. Each
+/// [`Instance`] contains what is different for one process, such as its arguments.
 ///
 /// If [`SpawnContext::kill_when_launcher_ends`] was called, dropping this value kills the instances.
 #[derive(Debug)]
@@ -47,9 +47,8 @@ impl Clone for SpawnContext {
 }
 
 impl SpawnContext {
-    /// Makes a context, which starts processes of the program `program` with an environment that is prepared in
-    /// advance. `program` is a path, or a name without a slash, which is searched in the directories of `PATH`. The
-    /// arguments of each process are in its [`Instance`].
+    /// Makes a context, which starts processes of the program `program`. `program` is a path, or a name without a
+    /// slash, which is searched in the directories of `PATH`. The arguments of each process are in its [`Instance`].
     ///
     /// The started processes inherit the environment, the limit of open descriptors and the blocked signals that the
     /// calling thread has now. They do not inherit the variable `PJW_TASKS`, which is meant only for
@@ -122,10 +121,10 @@ impl SpawnContext {
 
     /// Gives each started process (instance) three environment variables:
     ///
-    /// - `PJW_RANK`: the rank of the instance, counted from 0.
+    /// - `PJW_RANK`: the rank of the instance, which is its position in the group, counted from 0.
     /// - `PJW_SIZE`: the number of instances.
-    /// - `PJW_CPUS`: the list of the CPUs in the [`Placement`](crate::Placement) of the instance. Empty if the
-    ///   placement has no CPUs.
+    /// - `PJW_CPUS`: the CPUs in the affinity mask that the [`Placement`](crate::Placement) of the instance contains,
+    ///   as a list such as `0-3`. Empty if the placement contains no mask.
     #[must_use]
     pub fn add_rank_variables(mut self) -> Self {
         let setup = self.setup_mut();
@@ -148,7 +147,7 @@ impl SpawnContext {
 
     /// Sets the working directory of the processes that will be started. Without this call, or if `directory` contains
     /// a NUL byte, the processes have the working directory of the caller. If the path of the program is relative, this
-    /// call makes it absolute: the path is relative to the working directory of the caller, not to `directory`.
+    /// call completes it with the present working directory of the caller, not with `directory`.
     #[must_use]
     pub fn set_working_directory(mut self, directory: &Path) -> Self {
         let setup = self.setup_mut();

@@ -70,9 +70,10 @@ impl fmt::Display for SpawnStep {
 
 /// Error: a process could not be started. Contains the step that failed, and the error number of its system call.
 ///
-/// Two error numbers of the step [`SpawnStep::Clone`] mean that the host of the tasks has ended
-/// ([`AddressSpace`](crate::tasks::AddressSpace)): `EOWNERDEAD` that the signal 9 (`SIGKILL`) has ended it, and
-/// `ENOTRECOVERABLE` that it ended in another way. clone3(2) has neither of them.
+/// Special case: tasks, which are processes that share one address space. A further process, the host of their
+/// [`AddressSpace`](crate::tasks::AddressSpace), starts them. If the host has ended, the step is [`SpawnStep::Clone`].
+/// The error number is then `EOWNERDEAD` if `SIGKILL` has ended the host, and `ENOTRECOVERABLE` if the host ended in
+/// another way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("{}", self.text())]
 pub struct SpawnError {

@@ -25,8 +25,8 @@ const DESCRIPTORS_OF_SPARE: usize = 2;
 /// status other than 0. [`WorkerPool::wait`] then turns a spare into a new worker, and later makes a new spare. A
 /// worker that exits with status 0 is not replaced.
 ///
-/// Workers and spares are forked from a [`Template`], which is a process too. If this process is killed,
-/// [`WorkerPool::wait`] loads the template again as soon as a new process is needed.
+/// Workers and spares are forked from a [`Template`], which is a process too. If the template is killed,
+/// [`WorkerPool::wait`] loads it again as soon as a new process is needed.
 ///
 /// Dropping the pool ends the spares. The workers continue to run.
 #[derive(Debug)]
@@ -236,10 +236,10 @@ impl WorkerPool {
     /// `timeout_ms` milliseconds. If `timeout_ms` is `None`, waits without a limit, and fails if no worker runs any
     /// more.
     ///
-    /// Replacing a worker uses up a spare: a stopped process that was made in advance. If no worker has ended when the
-    /// call begins, the call first does work that is left from earlier calls. It tries once to replace each worker
-    /// whose replacement has failed, and makes new spares for the used ones. So a caller that gets a failed replacement
-    /// should call again with a timeout.
+    /// A spare is a stopped process that was made in advance. Each replacement uses up a spare. If no worker has ended
+    /// when the call begins, the call first makes new spares for the used ones. It also tries once more to replace each
+    /// worker that earlier calls could not replace. So if a worker could not be replaced, the caller should call this
+    /// function again, with a timeout.
     ///
     /// # Errors
     /// If epoll(7) or waitid(2) fails. If `timeout_ms` is `None` and no worker runs, because each has exited with

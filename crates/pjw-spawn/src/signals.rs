@@ -49,8 +49,9 @@ fn change_blocked_signals(how: i32, signals: Option<KernelSignals>) -> KernelSig
 }
 
 /// Restores the default action of `SIGSEGV`, `SIGBUS` and `SIGCHLD`. A program that starts processes should call this
-/// before it starts the first one. Rust's handlers for `SIGSEGV` and `SIGBUS` ignore the first such signal that another
-/// process sends. If `SIGCHLD` is ignored, which is inherited, the kernel discards exit statuses and
+/// function before it starts the first one. There are two reasons. Rust's runtime has set handlers for `SIGSEGV` and
+/// `SIGBUS`, which ignore the first such signal that another process sends. And a process can inherit from its parent
+/// that `SIGCHLD` is ignored. The kernel then discards the exit statuses of its children, and
 /// [`Child::wait`](crate::Child::wait) fails with `ECHILD`.
 pub fn reset_launcher_signals() {
     for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGCHLD] {
@@ -60,7 +61,8 @@ pub fn reset_launcher_signals() {
 
 /// Restores the default action of `SIGSEGV` and `SIGBUS` if they have a handler. Ignored signals stay ignored. Rust's
 /// runtime sets these handlers before `main`, to report an overflow of the stack. They ignore the first such signal
-/// that another process sends. A program that starts other programs should call this first.
+/// that another process sends. A program that only starts another program should call this function first, so that each
+/// such signal ends it.
 pub fn clear_fault_handlers() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         clear_handler(signal.into());

@@ -16,11 +16,12 @@ use super::error::CheckError;
 const DEFAULT_PATH: &str = "/bin:/usr/bin";
 
 /// Returns the path of the file that execvp(3) would execute for `program`. A name without a slash is searched in the
-/// directories of `PATH`. A directory that the caller may not search counts as one without the program, as in shells.
+/// directories of `PATH`. A directory that the caller may not search is skipped, as in shells.
 ///
 /// # Errors
 /// [`CheckError::NoProgram`] if no file was found. [`CheckError::NotExecutable`] if files were found, but none of them
-/// can be executed.
+/// can be executed. Also if `program` contains a slash, and the caller may not search one of the directories in this
+/// path.
 pub fn find_program(program: &OsStr) -> Result<PathBuf, CheckError> {
     if program.is_empty() || program.as_bytes().contains(&0) {
         return Err(no_program(program));

@@ -54,10 +54,10 @@ struct Demand {
     starters: u64,
 }
 
-/// Checks whether the limits on the number of processes allow `instances` more processes, and `starters` more threads
-/// and processes that start them. [`crate::SpawnContext::starter_count`] returns the number of starters. The kernel
-/// counts a thread as a process. The limits are those of the system, of the caller's user, and of the cgroups that
-/// contain the caller. A limit that can't be read is not checked.
+/// Checks whether the limits on the number of processes allow `instances` new processes and their starters: the threads
+/// and processes that start them. `starters` is the number of starters, as [`crate::SpawnContext::starter_count`]
+/// returns it. The kernel counts a thread as a process. The limits are those of the system, of the caller's user, and
+/// of the cgroups that contain the caller. A limit that can't be read is not checked.
 ///
 /// # Errors
 /// [`CheckError::ProcessLimit`] if a limit is too low.
@@ -186,9 +186,9 @@ fn check_limits(
 }
 
 /// Raises the soft limit of open descriptors (`RLIMIT_NOFILE`) of the calling process if this limit does not allow
-/// `additional_descriptors` more descriptors. [`crate::SpawnContext::start`] calls this function, because each started
-/// process needs a pidfd. The started processes do not get the raised limit. Their limit is that of the calling
-/// process when the [`crate::SpawnContext`] was made.
+/// `additional_descriptors` more descriptors and a reserve of 64. [`crate::SpawnContext::start`] calls this function,
+/// because each started process needs a pidfd. The started processes do not get the raised limit. Their limit is that
+/// of the calling process when the [`crate::SpawnContext`] was made.
 ///
 /// # Errors
 /// [`CheckError::DescriptorLimit`] if the hard limit is too low. [`CheckError::SystemCall`] if the limit can't be

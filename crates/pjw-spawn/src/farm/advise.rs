@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::window;
 
-/// The serial time, the time of one item and the number of workers of a farm, from which its efficiency is computed.
-/// A farm is a group of worker processes that compute numbered items. In the serial time, a single process works, for
-/// example at the start and at the end of the farm.
+/// The costs of a farm, from which its efficiency is computed: the serial time, the time of one item, and the number of
+/// workers. A farm is a group of worker processes that compute numbered work items. In the serial time, only one
+/// process works, for example at the start and at the end of the farm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FarmCosts {
     /// The time in which one process works and the workers wait or do not exist: initialisation, merging, the end.
@@ -58,10 +58,10 @@ impl FarmCosts {
     }
 
     /// Returns the smallest number of items with which the farm has at least the efficiency `efficiency_permille`, in
-    /// thousandths. [`FarmCosts::efficiency_permille`] defines the efficiency. A value below 1 counts as 1, and a
-    /// value above 999 counts as 999. Only multiples of the number of workers are considered, so that all workers
-    /// have the same number of items. `None` if the farm would need more than [`FarmCosts::MAX_ITEMS`] items: the
-    /// serial time is then too long for items of this length.
+    /// thousandths. [`FarmCosts::efficiency_permille`] defines the efficiency. A value outside the range from 1 to 999
+    /// is replaced by the nearest value in this range. Only multiples of the number of workers are considered, so that
+    /// all workers have the same number of items. `None` if the farm would need more than [`FarmCosts::MAX_ITEMS`]
+    /// items: the serial time is then too long for items of this length.
     #[must_use]
     pub fn min_items_for_efficiency(&self, efficiency_permille: u32) -> Option<u64> {
         let (efficiency, workers) = (u128::from(efficiency_permille.clamp(1, 999)), u128::from(self.workers));

@@ -8,7 +8,7 @@ use super::error::FarmError;
 use crate::own_policy::own_mask;
 
 /// The CPUs on which the worker processes of a farm run. A farm is a group of worker processes that compute numbered
-/// items. The other processes of the farm keep the affinity mask of the process that started the farm.
+/// work items. The other processes of the farm keep the affinity mask of the process that started the farm.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum WorkerCpus {
     /// Each worker has the affinity mask of the process that started the farm. The kernel chooses the CPUs within this

@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::child::ExitStatus;
 
 /// One of the two optional processes of a farm that do input and output for all its workers: the reader reads the
-/// items, and the writer writes their results. A farm is a group of worker processes that compute numbered items.
+/// items, and the writer writes their results. A farm is a group of worker processes that compute numbered work items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IoProcess {
     /// The process that reads the items.
@@ -28,7 +28,8 @@ impl fmt::Display for IoProcess {
 }
 
 /// Error: a farm can't be started, or can't continue. A farm consists of the process that starts it (the master) and of
-/// worker processes, which are forked from the master and compute numbered items. The text of each error is one line.
+/// worker processes, which are forked from the master and compute numbered work items. The text of each error is one
+/// line.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum FarmError {
     /// An option has a value that is not allowed.

@@ -25,7 +25,7 @@ pub(crate) type WorkerFunction<'a> = Box<dyn FnMut(u32) + 'a>;
 pub(crate) type ForkFunction<'a> = Box<dyn FnMut() -> Result<libc::pid_t, Errno> + 'a>;
 
 /// The functions of the program that the processes of a farm call, such as the function that computes an item. A farm
-/// is a group of worker processes that compute numbered items.
+/// is a group of worker processes that compute numbered work items.
 pub(crate) struct FarmFunctions<'a> {
     pub(crate) work: WorkFunction<'a>,
     pub(crate) worker_start: Option<WorkerFunction<'a>>,

@@ -125,8 +125,8 @@ pub(crate) struct MemorySizes {
     pub(crate) has_writer: bool,
 }
 
-/// The shared memory of a farm, which is a group of worker processes that compute numbered items. The memory has the
-/// same address in all processes of the farm.
+/// The shared memory of a farm, which is a group of worker processes that compute numbered work items. The memory has
+/// the same address in all processes of the farm.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     start: NonNull<u8>,

@@ -12,7 +12,7 @@ use super::process::check_master;
 use super::result::{ItemResult, WorkItem};
 use super::settings::FarmSettings;
 
-/// The options of a farm: a group of worker processes that compute numbered items. [`Farm::start`] or
+/// The options of a farm: a group of worker processes that compute numbered work items. [`Farm::start`] or
 /// [`Farm::start_with_reader`] forks the workers from the calling process. A worker shares the memory that the calling
 /// process had at the fork, as long as neither of them writes to this memory.
 ///
@@ -93,13 +93,14 @@ impl<'a> Farm<'a> {
         self
     }
 
-    /// Limits how far the workers may run ahead of an item that takes long. Only `items` items may be taken, counted
-    /// from the first item whose result was not delivered yet. The number is 1 to 16,777,216, and is rounded up to a
-    /// power of two. With any other number, the start of the farm fails.
+    /// Sets how many items the workers may take while one item takes long. Workers take only the next `items` items,
+    /// counted from the first item whose result was not delivered yet. The number is 1 to 16,777,216, and is rounded up
+    /// to a power of two. With any other number, the start of the farm fails.
     ///
     /// The default is 4,096 if results are returned in order, or if the farm has a reader (a process that reads the
-    /// input for the workers). Otherwise the default is 1,048,576. The default is at least four chunks for each
-    /// worker. A chunk is the number of items that a worker takes at once ([`Farm::chunk`]).
+    /// input for the workers). Otherwise the default is 1,048,576. In a large farm, the default can be higher: it is at
+    /// least four times the number of workers, multiplied by the number of items that a worker takes at once
+    /// ([`Farm::chunk`]).
     #[must_use]
     pub fn window(mut self, items: u64) -> Self {
         self.settings.window = Some(items);

@@ -18,7 +18,7 @@ pub struct WorkItem<'a> {
 }
 
 /// The outcome of an item that a farm computed in a worker process: the bytes of the result, an error of the program,
-/// or the death of each worker that tried the item.
+/// or the death of all workers that tried to compute the item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The item was computed. The variant contains the bytes of the result. In a farm with a writer process, only the
@@ -60,7 +60,7 @@ impl Outcome {
     }
 }
 
-/// The number of an item and its outcome. A farm (a group of worker processes that compute numbered items) returns
+/// The number of an item and its outcome. A farm (a group of worker processes that compute numbered work items) returns
 /// exactly one such value for each item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ItemResult {
@@ -72,7 +72,7 @@ pub struct ItemResult {
 }
 
 /// The progress of a farm: how many items are done, how many failed, how many worker processes run, and how many
-/// processes were replaced after they died. A farm is a group of worker processes that compute numbered items.
+/// processes were replaced after they died. A farm is a group of worker processes that compute numbered work items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FarmProgress {
     /// The number of all items. `None` as long as the reader (the process that reads the items) has not reached the end

@@ -78,7 +78,7 @@ impl Template {
         match self.0 {}
     }
 
-    /// On x86_64, returns whether the file of the program has not changed since the template was loaded. On other
+    /// On x86_64, returns whether the file of the program is the same as when the template was loaded. On other
     /// architectures, the function can't be called, because no value of this type exists.
     #[must_use]
     pub fn is_up_to_date(&self) -> bool {

@@ -62,7 +62,8 @@ pub enum TemplateError {
 }
 
 impl TemplateError {
-    /// Returns whether the program can't run at all: its start by exec, without a template, would fail too.
+    /// Returns whether this error means that the program can't run at all. Then the start of the program by exec,
+    /// without a template, would fail too.
     #[must_use]
     pub fn is_program_failure(&self) -> bool {
         matches!(self, Self::Damaged | Self::StartFailed(_) | Self::Exited(_) | Self::Killed(_))

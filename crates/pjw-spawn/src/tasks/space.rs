@@ -200,7 +200,8 @@ impl AddressSpace {
     /// # Errors
     /// The step that failed, with its error number. In the step [`SpawnStep::Clone`], `EAGAIN` can mean that the
     /// maximum number of tasks runs already, and `EINVAL` that the rank is too large. `EOWNERDEAD` and
-    /// `ENOTRECOVERABLE` mean that the host has ended, as [`SpawnError`] says. The task was killed if it had begun.
+    /// `ENOTRECOVERABLE` mean that the host (the process that starts the tasks) has ended, as [`SpawnError`] says.
+    /// After an error, the task does not run: it was killed if it had begun.
     pub fn start(&mut self, instance: &Instance) -> Result<Child, SpawnError> {
         let setup = Arc::clone(&self.setup);
         let mut layout = ExecArrays::new(&setup.environment, setup.has_rank_variables);

@@ -36,7 +36,7 @@ const RESULTS_IN_TURN: usize = 256;
 const WAKER_EVENT: u64 = u64::MAX;
 
 /// What a call of [`RunningFarm::next_within`] returns: the result of one more item, no result within the time limit,
-/// or the end after all results. A farm is a group of worker processes that compute numbered items.
+/// or the end after all results. A farm is a group of worker processes that compute numbered work items.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NextResult {
     /// The result of one more item.
@@ -47,10 +47,10 @@ pub enum NextResult {
     End,
 }
 
-/// A started farm: a group of worker processes that compute numbered items. As an iterator, this value waits for the
-/// next result and returns the result. After the last result, the iterator waits until all processes of the farm have
-/// ended, and ends. If the farm can't continue, or if a process fails at its end, the iterator returns one error and
-/// then ends.
+/// A started farm: a group of worker processes that compute numbered work items. As an iterator, this value waits for
+/// the next result and returns the result. After the last result, the iterator waits until all processes of the farm
+/// have ended, and ends. If the farm can't continue, or if a process of the farm fails after it has done all its work,
+/// the iterator returns one error and then ends.
 ///
 /// A worker that dies is replaced only while the caller waits for a result, so the caller should keep waiting for
 /// results. Dropping the value kills all processes of the farm.
@@ -159,17 +159,17 @@ impl<'a> RunningFarm<'a> {
         Ok(farm)
     }
 
-    /// Returns the next result of the farm (a group of worker processes that compute numbered items). Waits for at most
-    /// `timeout`, or without a limit if `timeout` is `None`. Returns [`NextResult::TimedOut`] if no result has arrived
-    /// within `timeout`. After the last result, waits in the same way until all processes of the farm have ended, and
-    /// returns [`NextResult::End`].
+    /// Returns the next result of the farm (a group of worker processes that compute numbered work items). Waits for at
+    /// most `timeout`, or without a limit if `timeout` is `None`. Returns [`NextResult::TimedOut`] if no result has
+    /// arrived within `timeout`. After the last result, waits in the same way until all processes of the farm have
+    /// ended, and returns [`NextResult::End`].
     ///
     /// # Errors
-    /// - If the farm can't continue: a process can't be forked or dies again and again, or the reader process or the
-    ///   writer process failed. All processes of the farm are killed. Results that have already arrived are returned
-    ///   first, then the error.
-    /// - [`FarmError::EndFailed`] or [`FarmError::IoProcessEndFailed`] after the last result, if a process failed at
-    ///   its end.
+    /// - If the farm can't continue: a process can't be forked, a process has died too often, or the reader process or
+    ///   the writer process failed. All processes of the farm are killed. Results that have already arrived are
+    ///   returned first, then the error.
+    /// - [`FarmError::EndFailed`] or [`FarmError::IoProcessEndFailed`] after the last result: a process of the farm had
+    ///   done all its work, but then failed before its end.
     ///
     /// After an error, each call returns [`NextResult::End`].
     pub fn next_within(&mut self, timeout: Option<Duration>) -> Result<NextResult, FarmError> {
@@ -186,8 +186,8 @@ impl<'a> RunningFarm<'a> {
         }
     }
 
-    /// Returns the progress of the farm (a group of worker processes that compute numbered items): how many items are
-    /// done, how many failed, and how many workers run.
+    /// Returns the progress of the farm (a group of worker processes that compute numbered work items): how many items
+    /// are done, how many failed, and how many workers run.
     #[must_use]
     pub fn progress(&self) -> FarmProgress {
         let total = self.shared.control().total.load(Ordering::SeqCst);

@@ -15,10 +15,10 @@ use crate::failure::{SpawnError, SpawnStep};
 use crate::instance::Instance;
 use crate::proxy::refusal::ForkError;
 
-/// A process of a program that was made in advance and is stopped before `main`. The process uses no CPU. It is forked
-/// from a [`Template`], a process that has loaded the program. [`Template::start_spare`] gives the spare its arguments,
-/// and lets the spare run `main`. The spare ends when this value is dropped, or when the process that made the spare
-/// ends.
+/// A spare: a process that was made in advance, so that it can later run a program without delay. The spare has loaded
+/// the program, is stopped before `main`, and uses no CPU. It was forked from a [`Template`]. [`Template::start_spare`]
+/// gives the spare its arguments, and lets it run `main`. The spare ends when this value is dropped, or when the
+/// process that made the spare ends.
 #[derive(Debug)]
 pub struct SpareProcess {
     /// The process of the spare. `None` after [`Template::start_spare`] has taken the process.

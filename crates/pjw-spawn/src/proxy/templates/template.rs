@@ -44,12 +44,12 @@ const MAX_STRINGS: u64 = 6 * 1024 * 1024;
 const RANDOM_SIZE: usize = 16;
 const RANDOM_COUNT: usize = 16;
 
-/// A process that has loaded a program and is stopped before `main`. Further processes of the program, called
-/// instances, are forked from the template, which costs less CPU time than exec. Other names for a template are
-/// zygote and fork server. A stopped template uses no CPU.
+/// A process that has loaded a program and is stopped before `main`, or in a call of [`super::fork_here`]. Further
+/// processes of the program, called instances, are forked from the template, which costs less CPU time than exec. Other
+/// names for a template are zygote and fork server. A stopped template uses no CPU.
 ///
 /// The thread that loads the template is the parent of the template and of the instances. The template ends when this
-/// value is dropped, and when the process that loaded it ends. With [`SpawnContext::kill_when_launcher_ends`], the
+/// value is dropped, or when the process that loaded it ends. With [`SpawnContext::kill_when_launcher_ends`], the
 /// kernel kills the instances when the thread that loaded the template ends.
 pub struct Template {
     pub(super) loaded: LoadedTemplate,
@@ -89,8 +89,8 @@ impl Template {
     /// template is not an instance itself: [`Template::fork`] must also be called for `first`.
     ///
     /// # Errors
-    /// If the program can't have a template. The program can still be started by exec, unless the error is
-    /// [`TemplateError::StartFailed`].
+    /// If the program can't have a template. [`TemplateError::is_program_failure`] returns whether its start by exec
+    /// would fail too.
     pub fn load_until_main(context: &SpawnContext, first: &Instance) -> Result<Self, TemplateError> {
         Self::load_linked(Arc::clone(&context.setup), first)
     }
