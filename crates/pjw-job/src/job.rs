@@ -170,16 +170,16 @@ impl Job {
     /// publishes the CPUs of the job. The file stays mapped into memory, so further calls usually make no system
     /// call. If there is no core map, the cores are those in the affinity mask of the calling thread.
     ///
-    /// If a write of pjwd is not complete after 100 ms, the cores are those that were read last: pjwd was killed during
-    /// the write, or the machine stood still, and the job goes on. If there was no reading before, the cores are those
-    /// in the affinity mask. Further calls do not wait for this write again.
+    /// While pjwd writes the core map, the call waits for at most 100 ms. If the write is not complete then, for
+    /// example because pjwd was killed during the write, the call returns the cores that were read last. If none were
+    /// read before, the cores are those in the affinity mask. Further calls do not wait for this write again.
     #[must_use]
     pub fn cores(&self) -> Cores {
         self.read().map_or_else(Cores::from_affinity_mask, |(_, content)| Cores::from_core_map(content))
     }
 
-    /// Returns whether the job may run on the CPU `cpu`: the job owns the CPU, or borrows it from another job. The
-    /// answer comes from the core map, the file `coremap` in which pjwd publishes the CPUs of the job. The file stays
+    /// Returns whether the job may run on the CPU `cpu`: the job owns the CPU, or borrows it from another job. The call
+    /// reads this from the core map, the file `coremap` in which pjwd publishes the CPUs of the job. The file stays
     /// mapped into memory, so further calls usually make no system call. If there is no core map, returns whether the
     /// CPU is in the affinity mask of the calling thread.
     ///

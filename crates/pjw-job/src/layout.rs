@@ -39,13 +39,13 @@ pub const VERSION_OFFSET: usize = 8;
 /// `coremap` of a job).
 pub const SIZE_OFFSET: usize = 12;
 /// The offset of the 4-byte sequence counter, in bytes from the start of the core map (the file `coremap` of a job).
-/// pjwd adds 1 to the counter before and after each write. So the counter is odd while pjwd writes, and even after
-/// the write. Each write leaves a new value.
+/// Before each write, pjwd makes the counter odd. After the write, pjwd adds 1. So the counter is odd while pjwd
+/// writes, and even after the write. Each write leaves a new value.
 pub const SEQUENCE_OFFSET: usize = 16;
 /// The offset of a reserved 4-byte word, in bytes from the start of the core map (the file `coremap` of a job). The
 /// word is always 0, and no program waits for it.
 ///
-/// pjwd adds 1 to the sequence counter by `FUTEX_WAKE_OP` of futex(2), which also wakes the programs that wait for a
+/// pjwd changes the sequence counter by `FUTEX_WAKE_OP` of futex(2), which also wakes the programs that wait for a
 /// second word. At the beginning of a write, no program should wake up. Therefore pjwd passes the reserved word as the
 /// second word.
 pub const RESERVED_OFFSET: usize = 20;

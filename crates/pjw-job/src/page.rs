@@ -102,9 +102,9 @@ impl CoreMapReader {
     /// Returns the content of the core map (the file `coremap` of a job). All fields are from the same write of pjwd.
     ///
     /// # Errors
-    /// [`CoreMapError::Unfinished`] if a write of pjwd is still not complete after 100 ms. This happens if pjwd was
-    /// killed during the write, or if the machine stands still. The last content that was read is then still the best
-    /// that is known: `Job::cores` returns it.
+    /// [`CoreMapError::Unfinished`] if a write of pjwd is still not complete after 100 ms, for example because pjwd was
+    /// killed during the write. `Job::cores` then returns the cores that were read last. The same error if the content
+    /// of the file is invalid.
     pub fn read(&self) -> Result<CoreMapContent, CoreMapError> {
         self.read_complete(READ_TIMEOUT).map(|(content, _)| content)
     }

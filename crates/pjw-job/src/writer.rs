@@ -66,9 +66,9 @@ impl CoreMapWriter {
     }
 
     /// Opens the core map (the file `coremap`, which contains the CPUs of a job) that an earlier daemon of the same
-    /// user left at `path`. Programs that have already mapped the file then see also what this daemon writes. The file
-    /// must be a regular file of this user with a single hard link. It must have 4096 bytes and a known version of the
-    /// layout. `None` if there is no such file, or if it can't be read or mapped.
+    /// user left at `path`. Sets the mode of the file to 0644. Programs that have already mapped the file then see also
+    /// what this daemon writes. The file must be a regular file of this user with a single hard link. It must have 4096
+    /// bytes and a known version of the layout. `None` if there is no such file, or if it can't be read or mapped.
     #[must_use]
     pub fn open(path: &Path) -> Option<Self> {
         let (file, metadata) = open_file(path).ok()?;

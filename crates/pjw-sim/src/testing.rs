@@ -12,7 +12,7 @@ use pjw_core::{cpuset::CpuSet, cpuset_group::CpusetSupport, job::CpuRequest};
 use crate::world::{SimMachine, SimProcess};
 use crate::{faults::Faults, node::SimMachineInterface, workload::Workload};
 
-/// A simulated machine for tests that changes only as the test says: it has no faults and no random workload.
+/// A simulated machine for tests. The machine changes only as the test says: it has no faults and no random workload.
 /// Process ids, thread ids and user ids are plain numbers. Affinity masks are CPU lists such as `0-3,8`.
 #[derive(Debug, Clone)]
 pub struct ScriptedMachine {
@@ -53,8 +53,9 @@ impl ScriptedMachine {
         RefMut::map(self.world(), |world| world.processes.get_mut(&Pid(pid)).expect("the process runs"))
     }
 
-    /// Starts the process `pid` of user `uid` as a child of `parent`, and returns the process, so that the
-    /// test can change it. A child of process 1 leads a session of its own, as a service or a login does.
+    /// Starts the process `pid` of user `uid` as a child of `parent`, and returns the process, so that the test can
+    /// change it. A child of process 1 leads a session of its own, as a service or a login does. Panics if another
+    /// process or thread has the id `pid`.
     pub fn spawn(&self, pid: u32, parent: u32, uid: u32) -> RefMut<'_, SimProcess> {
         let mut world = self.world();
         world.set_next_id(pid);
@@ -85,7 +86,8 @@ impl ScriptedMachine {
         self.world().request_mask(Pid(pid), Tid(tid), &cpu_set(mask))
     }
 
-    /// Returns the effective affinity mask of the thread `tid` of the process `pid`, as a CPU list.
+    /// Returns the effective affinity mask of the thread `tid` of the process `pid`, as a CPU list. Panics if there is
+    /// no such thread.
     #[must_use]
     pub fn effective_mask(&self, pid: u32, tid: u32) -> String {
         let world = self.world.borrow();

@@ -132,7 +132,7 @@ pub fn log_warning(log_socket: &Path, warning: &str) {
 }
 
 /// Sends `text` to the system log with the severity informational (`LOG_INFO`, syslog(3)). `log_socket` is the path of
-/// the Unix socket of the system log, such as /dev/log. If the socket does not exist or is full, the line is lost.
+/// the Unix socket of the system log, such as /dev/log. If the socket does not exist or is full, the text is lost.
 pub fn log_info(log_socket: &Path, text: &str) {
     // RFC 3164: facility daemon (3), severity informational (6).
     log_line(log_socket, 30, text);

@@ -67,9 +67,9 @@ pub struct StartedJob {
 }
 
 impl StartedJob {
-    /// Returns the time at which this job ends in the replay, in seconds since the start of the job log. This
-    /// is the submit time of the job plus its run time, because the replay starts each job at its submit time.
-    /// If too few cores are free at the submit time, the replay refuses the job instead of starting it later.
+    /// Returns the time at which this job ends in the replay, in seconds since the time 0 of the job log. This is the
+    /// submit time of the job plus its run time, because the replay starts each job at its submit time. If too few
+    /// cores are free at the submit time, the replay refuses the job instead of starting it later.
     #[must_use]
     pub fn end_s(&self) -> u64 {
         self.job.submit_s.saturating_add(self.job.run_s)

@@ -51,9 +51,10 @@ impl SimMachine {
         self.rewrite_cgroup_masks(cgroup, Some(pid));
     }
 
-    /// Simulates that pjw writes an extended attribute of the cgroup of `job_cpuset`, as it does together with the
-    /// cpuset. In a cgroup of a batch system, the attribute contains the cpuset `job_cpuset`. In a cgroup that pjw
-    /// created for a job, it contains `owner`, the user id of the job's owner.
+    /// Simulates that pjw writes an extended attribute of a cgroup. pjw does this whenever it sets the cpuset of the
+    /// cgroup. `job_cpuset` contains the cgroup and the cpuset. In a cgroup of a batch system, the attribute contains
+    /// the cpuset. In a cgroup that pjw created for a job, the attribute contains `owner`, the user id of the job's
+    /// owner.
     pub fn write_cpuset_attribute(&mut self, job_cpuset: &JobCpuset, owner: Uid) {
         let path = job_cpuset.path.clone();
         if job_cpuset.creator == CgroupCreator::Scheduler {

@@ -349,9 +349,9 @@ impl SimMachine {
         }
     }
 
-    /// Starts a process of the user `uid` as a child of the process `parent`, and returns the pid of the child.
-    /// Equals [`SimMachine::fork`] with the first thread of `parent` as the creator: the child inherits the affinity
-    /// mask of this thread. If `parent` does not exist, process 1 is the parent.
+    /// Starts a process of the user `uid` as a child of the process `parent`, and returns the pid of the child. Does
+    /// the same as [`SimMachine::fork`] with the first thread of `parent` as the creator: the child inherits the
+    /// affinity mask of this thread. If `parent` does not exist, process 1 is the parent.
     pub fn spawn(&mut self, parent: Pid, uid: Uid) -> Pid {
         self.fork(parent, Tid(parent.0), uid)
     }

@@ -378,8 +378,8 @@ pub fn clap_command() -> clap::Command {
     command
 }
 
-/// Returns the text with which a user writes `value` on the command line, such as `besteffort`. Requests to the
-/// daemon contain the same text.
+/// Returns the name of `value`, which is a value of a command line option. This is the text that users write on the
+/// command line, such as `besteffort`. Requests to the daemon contain the same text.
 #[must_use]
 pub fn value_name<V: ValueEnum>(value: &V) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()

@@ -40,7 +40,7 @@ pub(super) const SHARE_WITH_PROXY: &str =
     override_usage = "pjwctl spawn [OPTIONS] -n <N> -- <CMD>...\n       pjwctl spawn [OPTIONS] [-n <N>] --multi <FILE>"
 )]
 /// The command line options of `pjwctl spawn`, which starts several instances (processes) of a command. Each instance
-/// runs on its own part of a job's cores.
+/// runs on some of the cores of a job.
 pub struct SpawnArgs {
     /// The number of instances
     #[arg(

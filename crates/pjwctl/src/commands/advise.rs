@@ -13,7 +13,7 @@ use crate::output;
 use crate::render::advise::{FarmAdvice, advice_text};
 
 /// Runs `pjwctl advise`: prints how many items a farm needs so that its cores are well used. A farm is a group of
-/// worker processes that compute numbered items. `request` contains the command line options.
+/// worker processes that compute numbered work items. `request` contains the command line options.
 pub(super) fn run(request: &cli::AdviseArgs) -> anyhow::Result<ExitCode> {
     let workers = match request.workers {
         Some(workers) => workers,

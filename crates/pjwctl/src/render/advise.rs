@@ -16,10 +16,10 @@ const GOOD_EFFICIENCY: u32 = 900;
 const TOO_LONG: &str = "because the serial part is too long for items of this length: make the serial part shorter or \
                         the items longer, or take";
 
-/// The result of `pjwctl advise`, which computes how well a farm uses its cores. A farm is a group of worker
-/// processes that compute numbered items. Times are in seconds. The efficiency is a number from 0 to 1: the core time
-/// that the same items need without a farm, divided by the core time that the farm occupies. Core time is a number of
-/// cores multiplied by a time. `--json` prints this type as JSON.
+/// The result of `pjwctl advise`, which computes how well a farm uses its cores. A farm is a group of worker processes
+/// that compute numbered work items. Times are in seconds. The efficiency is a number from 0 to 1: the core time that
+/// the same items need without a farm, divided by the core time that the farm occupies. Core time is a number of cores
+/// multiplied by a time. `--json` prints this type as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FarmAdvice {
     /// The time in which only one process works, in seconds.
@@ -36,8 +36,8 @@ pub struct FarmAdvice {
     pub advice: String,
 }
 
-/// The estimated times and the estimated efficiency of a farm for a number of items, which the option `--items` gives.
-/// A farm is a group of worker processes that compute numbered items. The efficiency is a number from 0 to 1: the time
+/// The estimated times and the estimated efficiency of a farm for the number of items in the option `--items`. A farm
+/// is a group of worker processes that compute numbered work items. The efficiency is a number from 0 to 1: the time
 /// that a single process on one core needs for the same items, divided by the core time that the farm occupies (its
 /// wall-clock time multiplied by its number of workers). Part of the JSON of `pjwctl advise`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -61,10 +61,10 @@ pub struct FarmEstimate {
     pub workers_for_90_percent: u32,
 }
 
-/// The smallest number of items with which a farm reaches the efficiency in the field `efficiency`. A farm is a
-/// group of worker processes that compute numbered items. The efficiency is a number from 0 to 1: the time that a
-/// single process on one core needs for the same items, divided by the core time that the farm occupies (its
-/// wall-clock time multiplied by its number of workers). Part of the JSON of `pjwctl advise`.
+/// The smallest number of items with which a farm reaches the efficiency in the field `efficiency`. A farm is a group
+/// of worker processes that compute numbered work items. The efficiency is a number from 0 to 1: the time that a single
+/// process on one core needs for the same items, divided by the core time that the farm occupies (its wall-clock time
+/// multiplied by its number of workers). Part of the JSON of `pjwctl advise`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct NeededItems {
     /// The efficiency to reach, from 0 to 1.
@@ -76,9 +76,10 @@ pub struct NeededItems {
 }
 
 impl FarmAdvice {
-    /// Computes the advice for a farm with the costs `costs`. With `items`, also estimates the run time for this number
-    /// of items. Without, [`FarmAdvice::advice`] gives the number of items for an efficiency of 90 %
-    /// ([`FarmEstimate::efficiency`]).
+    /// Computes the advice for a farm with the costs `costs`. If `items` is `Some`, also estimates the run time for
+    /// this number of items, and the advice is about this number. If `items` is `None`, the advice says how many items
+    /// the farm needs for an efficiency of 90 % ([`FarmEstimate::efficiency`]). For a farm with a single worker, the
+    /// advice is to use more workers.
     #[must_use]
     pub fn new(costs: &FarmCosts, items: Option<u64>) -> Self {
         let needed = EFFICIENCIES.map(|permille| {
@@ -176,7 +177,7 @@ fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
 /// Returns the text that `pjwctl advise` prints. First come the time of the serial part, the time of one item, and the
 /// number of workers. With the option `--items`, the estimate for this number of items follows. Then come a table and
 /// the advice in one sentence. The table has the number of items that the farm needs for each efficiency from 50 % to
-/// 99 % ([`FarmEstimate::efficiency`]). A farm is a group of worker processes that compute numbered items.
+/// 99 % ([`FarmEstimate::efficiency`]). A farm is a group of worker processes that compute numbered work items.
 #[must_use]
 pub fn advice_text(advice: &FarmAdvice, term: Terminal) -> String {
     let heading = format!(

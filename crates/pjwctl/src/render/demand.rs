@@ -14,10 +14,10 @@ use super::{Terminal, style, text::count_with_noun};
 const SECONDS_PER_HOUR: f64 = 3600.0;
 
 /// The result of `pjwctl simulate --demand`: how well the machine is used without and with the lending of idle cores.
-/// The command replays a file, the curve, with the numbers of cores that some jobs use over time. It replays the curve
-/// once without lending and once with lending. The jobs in the curve are called owners, because they own cores, and
-/// lend the cores that they do not use. One more job, the besteffort job, uses all free and lent cores. A core hour is
-/// one core for one hour. `--json` prints this type as JSON.
+/// The command replays a curve (the numbers of cores that some jobs use over time, from a file), once without lending
+/// and once with lending. The jobs in the curve are called owners: they own cores, and lend the cores that they do not
+/// use. One more job, the besteffort job, uses all free and lent cores. A core hour is one core for one hour. `--json`
+/// prints this type as JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct LendingSimulationResult {
     /// The results of the owners, in the order of the columns of the curve.

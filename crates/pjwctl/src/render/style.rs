@@ -13,8 +13,8 @@ pub const SECONDARY: Style = Style::new().dimmed();
 /// The text style (bold) of headings.
 pub const HEADING: Style = Style::new().bold();
 
-/// Returns the text style, a colour, in which a job is drawn in the core map of `pjwctl status`. `position` is the
-/// position of the job in the list of jobs, from 0. There are eight colours, which repeat.
+/// Returns the text style (a colour) in which the output of pjwctl shows a job. `position` is the position of the job
+/// in the list of jobs, from 0. There are eight colours, which repeat.
 #[must_use]
 pub fn job_style(position: usize) -> Style {
     const COLOURS: [AnsiColor; 8] = [

@@ -51,8 +51,8 @@ pub fn remedy_lines(remedy: &str, width: usize) -> String {
     if remedy.is_empty() { String::new() } else { wrap_text(remedy, width, "  → ", "    ") }
 }
 
-/// Returns a text with one line for each sentence in `sentences`. If there are no sentences, the text is the single
-/// line `if_empty`.
+/// Returns a text with one line for each sentence in `sentences`. Control characters in the sentences are escaped. If
+/// there are no sentences, the text is the single line `if_empty`.
 #[must_use]
 pub fn sentence_lines(if_empty: &str, sentences: &[String]) -> String {
     if sentences.is_empty() {
@@ -62,7 +62,8 @@ pub fn sentence_lines(if_empty: &str, sentences: &[String]) -> String {
 }
 
 /// Returns `text` with line breaks, so that each line has at most `width` columns. A line is broken only after a
-/// character for which `may_end` is true. A part without such a character stays on one line, even if it is longer.
+/// character for which `may_end` is true. A piece of text without such a character is not broken, even if it is longer
+/// than `width`.
 #[must_use]
 pub fn break_lines(text: &str, width: usize, may_end: fn(char) -> bool) -> String {
     let mut broken = String::new();

@@ -114,12 +114,11 @@ fn why_refused(requested: u64, usable: u32, refusal: &Refusal) -> String {
     )
 }
 
-/// Replays `curve`, a curve of CPU demand, on a simulated machine with the topology `topology`. The result says how
-/// much core time is gained if jobs lend the cores that they do not use. Core time is a number of cores multiplied by a
-/// time. Each job of the curve is an owner: the job owns cores, and uses as many cores as the curve says. An owner can
-/// lend its other cores. The replay adds one job without cores of its own, the besteffort job, which uses all lent and
-/// all free cores. `options` contains the PUs (logical CPUs) that are reserved for the system, and the settings of
-/// lending. The same arguments always give the same result.
+/// Replays `curve`, a curve of CPU demand, on a simulated machine with the topology `topology`. Each job of the curve
+/// is an owner: the job owns cores, and uses as many cores as the curve says. An owner can lend its other cores. The
+/// replay adds one job without cores of its own, the besteffort job, which uses all lent and all free cores. Returns
+/// how many cores each job used, and for how long. `options` contains the PUs (logical CPUs) that are reserved for the
+/// system, and the settings of lending. The same arguments always give the same result.
 ///
 /// # Errors
 /// If pjw refuses to give a job its cores, usually because the machine has too few cores.

@@ -19,17 +19,18 @@ const BLOCK_CELLS: usize = 8;
 /// The letters, in the order of the jobs.
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 
-/// Returns the letter or digit that stands for a job in the core map and in the job table of `pjwctl status`.
-/// `position` is the position of the job in the list of jobs, from 0. For all positions from 62 on, returns `*`.
+/// Returns the letter or digit that stands for a job in the output of pjwctl. For example, `pjwctl status` shows it in
+/// the table of jobs and in the core map (a text with one character for each core). `position` is the position of the
+/// job in the list of jobs, from 0. For all positions from 62 on, returns `*`.
 #[must_use]
 pub fn job_symbol(position: usize) -> char {
     LETTERS.get(position).map_or('*', |&letter| char::from(letter))
 }
 
-/// The holder of a core or of a PU (logical CPU), as the core map of `pjwctl status` shows it: a job, several jobs,
-/// or the system (`Housekeeping`). `Lent` means that one job owns the PU and another job borrows the PU. `Free` means
-/// that nothing holds the core or the PU, so that a job can get it. `Offline` means that no job can get it, because
-/// it is switched off.
+/// The holder of a core or of a PU (logical CPU): a job, several jobs, or the system (`Housekeeping`). The core map of
+/// `pjwctl status` (a text with one character for each core) shows the holders. `Lent` means that one job owns the PU
+/// and another job borrows the PU. `Free` means that nothing holds the core or the PU, so that a job can get it.
+/// `Offline` means that the core or the PU is switched off, so that no job can get it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Holder {
     /// One job holds the core or the PU. The number is the index of the job in the list of jobs, counted from 0.
@@ -47,8 +48,8 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// Returns how the core map of `pjwctl status` shows a core with this holder: one character, and the style of the
-    /// character.
+    /// Returns the character, and the style of the character, for a core with this holder. The core map in the text of
+    /// `pjwctl status` shows one such character for each core.
     #[must_use]
     pub fn symbol(self) -> (char, Style) {
         match self {
@@ -135,9 +136,8 @@ impl PuHolders {
         groups
     }
 
-    /// Returns the holder of one core, which decides the character of this core in the core map. `pus` are the PUs
-    /// (logical CPUs) of the core. If jobs hold at least one PU of the core, only the PUs that jobs hold count. The
-    /// result is then:
+    /// Returns the holder of one core, for the core map of `pjwctl status`. `pus` are the PUs (logical CPUs) of the
+    /// core. If jobs hold at least one PU of the core, only the PUs that jobs hold count. The result is then:
     ///
     /// - [`Holder::Job`], if one job holds all these PUs and lends none of them.
     /// - [`Holder::Lent`], if all these PUs are lent.

@@ -26,10 +26,10 @@ pub fn jobs_text(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal
 }
 
 /// Returns a table with one row per job: its id, owner, CPUs, and numbers of processes and threads. Each row begins
-/// with the letter or digit that stands for the job in the core map of `pjwctl status`. `names` contains the names of
-/// the users that own the jobs. The column `since` shows how long ago, at the time `now`, pjw detected or created the
-/// job. Below the table, a line for each job that is not of the class normal says its class, and what it lends or
-/// borrows.
+/// with the letter or digit that stands for the job in the core map, the part of `pjwctl status` with one character for
+/// each core. `names` contains the names of the users that own the jobs. The column `since` shows how long ago, at the
+/// time `now`, pjw detected or created the job. Below the table, a line for each job that is not of the class normal
+/// says its class, and what it lends or borrows.
 #[must_use]
 pub fn jobs_table(jobs: &[Job], names: &UserNames, now: Timestamp, term: Terminal) -> String {
     let rows: Vec<[String; 10]> = jobs.iter().map(|job| job_cells(job, names, now)).collect();
