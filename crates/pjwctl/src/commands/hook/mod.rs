@@ -66,15 +66,17 @@ pub(super) fn run(socket: Option<PathBuf>, request: HookArgs) -> anyhow::Result<
     Ok(code)
 }
 
-/// Handles a mistake in the command line of `pjwctl hook HOOK`, such as an unknown option. `words` is the command line,
-/// and `error` describes the mistake. Prints the mistake, and returns the exit code 0, or 1 with `--strict`. With 0,
-/// the batch system starts the job despite the mistake. If HOOK is a job starter, executes the command of the job
-/// (after `--`), and returns only if the command can't be executed.
+/// Handles a mistake in the command line of `pjwctl hook HOOK`, such as an unknown option. `command_line` contains the
+/// name of the program and all arguments, and `error` describes the mistake. Prints the mistake, and returns the exit
+/// code 0, or 1 with `--strict`. With 0, the batch system starts the job despite the mistake.
 ///
-/// Returns `None` if `words` does not contain the name of a hook, or if `error` is a request for help. The caller must
-/// then print `error`.
-pub fn handle_hook_usage_error(words: &[OsString], error: &clap::Error) -> Option<ExitCode> {
-    let arguments = words_after_hook(words.get(1..)?).filter(|_| error.use_stderr())?;
+/// A hook can be a job starter, which the batch system runs instead of the command of the job. In this case, executes
+/// the command of the job (the arguments after `--`), and returns only if the command can't be executed.
+///
+/// Returns `None` if `command_line` does not contain the name of a hook, or if `error` is a request for help. The
+/// caller must then print `error`.
+pub fn handle_hook_usage_error(command_line: &[OsString], error: &clap::Error) -> Option<ExitCode> {
+    let arguments = arguments_after_hook(command_line.get(1..)?).filter(|_| error.use_stderr())?;
     let (options, command) = match arguments.iter().position(|word| word == "--") {
         Some(end) => (&arguments[..end], &arguments[end + 1..]),
         None => (arguments, &[][..]),
@@ -89,12 +91,12 @@ pub fn handle_hook_usage_error(words: &[OsString], error: &clap::Error) -> Optio
     Some(if kind.is_job_starter() { exec_job_command(command, Vec::new()) } else { code })
 }
 
-/// The words after the subcommand `hook`. `None` for another subcommand.
-fn words_after_hook(words: &[OsString]) -> Option<&[OsString]> {
-    match words {
+/// Returns those of `arguments` that follow the subcommand `hook`. `None` for another subcommand.
+fn arguments_after_hook(arguments: &[OsString]) -> Option<&[OsString]> {
+    match arguments {
         [first, rest @ ..] if first == "hook" => Some(rest),
-        [first, _, rest @ ..] if first == "--socket" => words_after_hook(rest),
-        [first, rest @ ..] if first.as_bytes().starts_with(b"--socket=") => words_after_hook(rest),
+        [first, _, rest @ ..] if first == "--socket" => arguments_after_hook(rest),
+        [first, rest @ ..] if first.as_bytes().starts_with(b"--socket=") => arguments_after_hook(rest),
         _ => None,
     }
 }
