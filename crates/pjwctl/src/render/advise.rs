@@ -78,8 +78,8 @@ pub struct NeededItems {
 impl FarmAdvice {
     /// Computes the advice for a farm with the costs `costs`. If `items` is `Some`, also estimates the run time for
     /// this number of items, and the advice is about this number. If `items` is `None`, the advice says how many items
-    /// the farm needs for an efficiency of 90 % ([`FarmEstimate::efficiency`]). For a farm with a single worker, the
-    /// advice is to use more workers.
+    /// the farm needs for an efficiency of 90 % ([`FarmEstimate::efficiency`]), or that no number of items is enough.
+    /// For a farm with a single worker, the advice is to use more workers.
     #[must_use]
     pub fn new(costs: &FarmCosts, items: Option<u64>) -> Self {
         let needed = EFFICIENCIES.map(|permille| {
