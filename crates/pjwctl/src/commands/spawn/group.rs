@@ -273,7 +273,10 @@ impl InstanceGroup {
         if self.labels.has_failed() {
             return ExitCode::FAILURE;
         }
-        if self.begun == 0 && self.ending_signal.is_none() && self.states.iter().all(|state| state.error.is_none()) {
+        if self.begun == 0
+            && self.ending_signal.is_none()
+            && self.states.iter().all(|state| state.error.is_none())
+        {
             return ExitCode::FAILURE;
         }
         ExitCode::from(self.states.iter().map(|state| state.exit_code(self.ending_signal)).max().unwrap_or(0))
