@@ -77,8 +77,7 @@ fn check_creation(
     let names = &policy.own_cgroups;
     let (directory, slice) = (names.directory_path(), names.slice_name());
     let usual_prefixes = [format!("{directory}/"), format!("{directory}-"), format!("/{slice}/")];
-    let borrower_prefixes =
-        [format!("{}/", names.besteffort_directory_path()), format!("/{}/", names.besteffort_slice_name())];
+    let borrower_prefixes = names.besteffort_parent_paths().map(|parent| format!("{parent}/"));
     // Only borrowers run at idle priority, and all of them do.
     let prefixes =
         if owner.is_some_and(Job::is_borrower) { &borrower_prefixes[..] } else { &usual_prefixes[..] };

@@ -102,6 +102,13 @@ impl OwnCgroupNames {
         format!("{}{BESTEFFORT}.slice", self.name)
     }
 
+    /// Returns the paths of the cgroups that contain the cgroups of jobs of the class besteffort: the cgroup in which
+    /// the daemon creates them, and the slice in which systemd creates them.
+    #[must_use]
+    pub fn besteffort_parent_paths(&self) -> [String; 2] {
+        [self.besteffort_directory_path(), format!("/{}", self.besteffort_slice_name())]
+    }
+
     /// Whether the cgroup at `path` belongs to the daemon that uses these cgroup names. True for the cgroups that the
     /// daemon creates (cgroups of jobs and their parents) and for all cgroups below them. Checks only the text: the
     /// cgroup need not exist.
@@ -323,7 +330,8 @@ mod tests {
             let job_paths = creators
                 .iter()
                 .flat_map(|&creator| CgroupPlace::ALL.map(|place| own.job_path(&job, creator, place)));
-            for path in job_paths.chain([own.directory_path().to_owned(), format!("/{}", own.slice_name())]) {
+            let usual_parent_paths = [own.directory_path(), format!("/{}", own.slice_name())];
+            for path in job_paths.chain(usual_parent_paths).chain(own.besteffort_parent_paths()) {
                 assert_eq!(OwnCgroupNames::from_cgroup_path(&path).as_ref(), Some(own), "{path}");
                 let owner_count = [&alone, &one, &two].iter().filter(|own| own.is_own_path(&path)).count();
                 assert_eq!(owner_count, 1, "{path}");

@@ -173,8 +173,7 @@ pub fn thaw_jobs(own_cgroups: &OwnCgroupNames) -> Vec<String> {
         Err(error) => return vec![format!("the mounted cgroup hierarchies can't be read: {error}")],
     };
     let Some(hierarchy) = CpusetMount::from_mounts(&mounts) else { return Vec::new() };
-    let parent_paths =
-        [own_cgroups.besteffort_directory_path(), format!("/{}", own_cgroups.besteffort_slice_name())];
+    let parent_paths = own_cgroups.besteffort_parent_paths();
     let parents = parent_paths.iter().filter_map(|path| hierarchy.cgroup(path));
     let groups = parents.flat_map(|parent| parent.children());
     let refusals = groups.filter_map(|group| thaw(&hierarchy, &group).err());

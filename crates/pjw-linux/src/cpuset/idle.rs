@@ -102,11 +102,10 @@ pub(super) fn ensure_idle_priority(hierarchy: &CpusetMount, group: &CgroupDir) -
 #[must_use]
 pub fn has_lost_idle_priority(own_cgroups: &OwnCgroupNames) -> bool {
     let Some(hierarchy) = CpusetMount::from_mounts(&CgroupMounts::read()) else { return false };
-    let paths =
-        [own_cgroups.besteffort_directory_path(), format!("/{}", own_cgroups.besteffort_slice_name())];
     let cgroup_at = |path: &String| {
         if hierarchy.is_unified { hierarchy.cgroup(path) } else { hierarchy.v1_cpu_cgroup(path) }
     };
+    let paths = own_cgroups.besteffort_parent_paths();
     paths.iter().filter_map(cgroup_at).any(|group| group.read_file(CPU_IDLE_FILE).is_ok_and(|now| now != "1"))
 }
 
