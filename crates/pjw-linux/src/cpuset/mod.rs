@@ -33,9 +33,6 @@ pub(crate) use unrelated_threads::UnrelatedThreads;
 
 use crate::cgroup::CgroupDir;
 
-/// The maximum number of attempts to create a cgroup, if its parent disappears meanwhile.
-const MAX_ATTEMPTS: usize = 3;
-
 /// Makes the cpuset change `change`, and returns its outcome. On a kernel before Linux 6.2, the change can reset the
 /// affinity masks of threads in other cgroups. So `unrelated_threads` reads these masks before the change, and
 /// restores them afterwards.
@@ -229,8 +226,7 @@ pub(crate) fn remove_orphaned_twins(context: &mut CpusetContext<'_>, own_cgroups
 }
 
 /// Creates the cgroup `group` for a job, or changes an existing one, and writes the settings of `job_cpuset` to it.
-/// Returns the PUs that the kernel grants. If the parent of the cgroup disappears meanwhile, tries again, up to
-/// [`MAX_ATTEMPTS`] times: another pjwd that removes its last cpuset also removes the parent.
+/// Returns the PUs that the kernel grants.
 fn create_own_cpuset(
     context: &mut CpusetContext<'_>,
     group: &CgroupDir,
@@ -238,21 +234,14 @@ fn create_own_cpuset(
 ) -> Result<CpuSet> {
     let spec = &job_cpuset.spec;
     let hierarchy = context.hierarchy;
-    let once = || {
+    let effective = own::retry_while_parent_disappears(group, || {
         let known = own::create_job_cgroup(hierarchy, group)?;
         if spec.idle {
             idle::ensure_idle_priority(hierarchy, group)?;
         }
         writing::write_cpuset(group, spec, false, known)
-    };
-    match (0..MAX_ATTEMPTS).map(|_| once()).find(|result| *result != Err(CpusetOutcome::Gone)) {
-        Some(Ok(effective)) => freezer::set_frozen(context, group, spec.frozen).map(|()| effective),
-        Some(refused) => refused,
-        None => Err(refused_outcome(format!(
-            "the cgroup {} can't be created: its parent is removed again and again",
-            group.path
-        ))),
-    }
+    })?;
+    freezer::set_frozen(context, group, spec.frozen).map(|()| effective)
 }
 
 /// Removes the limits of the cpuset `job_cpuset`, so that its processes can use all PUs (logical CPUs) of its parent.

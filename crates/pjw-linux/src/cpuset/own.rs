@@ -22,6 +22,8 @@ use crate::cgroup::{CgroupDir, CpusetConfig, CpusetMount, SUBTREE_CONTROL};
 /// have only `trusted.` attributes, which need `CAP_SYS_ADMIN`.
 const ENABLED_MARKS: [&str; 2] = ["user.pjw.switched-on", "trusted.pjw.switched-on"];
 
+/// The maximum number of attempts to create a cgroup, if its parent disappears meanwhile.
+const MAX_ATTEMPTS: usize = 3;
 /// The name of the controller that limits the PUs and NUMA nodes of cgroups.
 const CPUSET: &str = "cpuset";
 /// The name of the controller that gives cgroups idle priority.
@@ -66,6 +68,22 @@ pub(super) fn create_job_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir)
     // its own ones over them.
     let own = create_dir(job_cpuset)?.then(CpusetConfig::default);
     Ok(KnownCpusets { own, parent: parent_cpuset })
+}
+
+/// Calls `create`, which creates the cgroup `group` and its parent. If the parent disappears meanwhile, calls `create`
+/// again, at most [`MAX_ATTEMPTS`] times: another pjwd that removes its last cpuset also removes the parent.
+pub(super) fn retry_while_parent_disappears<T>(
+    group: &CgroupDir,
+    create: impl Fn() -> Result<T>,
+) -> Result<T> {
+    for _ in 0..MAX_ATTEMPTS {
+        match create() {
+            Err(CpusetOutcome::Gone) => {}
+            created => return created,
+        }
+    }
+    let path = &group.path;
+    Err(refused_outcome(format!("the cgroup {path} can't be created: its parent is removed again and again")))
 }
 
 /// Enables the cpu controller for the children of the root cgroup (v2). If the controller was not enabled before,

@@ -7,19 +7,16 @@
 use std::fs;
 
 use nix::errno::Errno;
-use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::ids::Pid;
 use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::context::{Result, refused_outcome};
-use super::writing::errno_to_outcome;
+use super::{own::retry_while_parent_disappears, writing::errno_to_outcome};
 use crate::cgroup::{CgroupDir, CpusetMount};
 
 /// The maximum number of passes in which all processes are moved out of a cgroup. Each pass lists the processes and
 /// moves them. A process that is forked during a pass is moved in the next pass.
 pub(super) const MAX_PASSES: usize = 64;
-/// The maximum number of attempts to create a cgroup, if its parent disappears meanwhile.
-const MAX_ATTEMPTS: usize = 3;
 
 /// If the cgroup at `path` is the cgroup of a besteffort job or lies below such a cgroup, returns the path of the
 /// job's cgroup. Otherwise returns `None`.
@@ -30,20 +27,15 @@ pub(super) fn besteffort_job_path(path: &str) -> Option<String> {
 }
 
 /// Creates `twin`, a cgroup at the same path as the cpuset of a job, in the v1 hierarchy of another controller. First
-/// creates the parent of the twin, and calls `prepare` with the parent. If another pjwd removes the parent meanwhile,
-/// repeats these steps, up to 3 times in total.
+/// creates the parent of the twin, and calls `prepare` with the parent.
 pub(super) fn create_v1_cgroup(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) -> Result<()>) -> Result<()> {
     let above = twin.parent();
     let create_dir = |group: &CgroupDir| group.create().map_err(errno_to_outcome(group, "be created"));
-    let once = || create_dir(&above).and_then(|()| prepare(&above)).and_then(|()| create_dir(twin));
-    (0..MAX_ATTEMPTS).map(|_| once()).find(|result| *result != Err(CpusetOutcome::Gone)).unwrap_or_else(
-        || {
-            Err(refused_outcome(format!(
-                "the cgroup {} can't be created: its parent is removed again and again",
-                twin.path
-            )))
-        },
-    )
+    retry_while_parent_disappears(twin, || {
+        create_dir(&above)?;
+        prepare(&above)?;
+        create_dir(twin)
+    })
 }
 
 /// Moves the process `pid` to the cgroup at `path` in a v1 hierarchy. If this cgroup does not exist or the kernel
@@ -71,8 +63,7 @@ pub(super) fn move_to_v1_cgroup(
 /// `move_out` must move the process to another cgroup.
 ///
 /// # Errors
-/// The first error of `move_out`. [`CpusetOutcome::Refused`] if processes are left in the cgroup, or the kernel
-/// refuses the removal.
+/// The first error of `move_out`. A refusal if processes are left in the cgroup, or the kernel refuses the removal.
 pub(super) fn remove_v1_cgroup(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -> Result<()>) -> Result<()> {
     for _ in 0..MAX_PASSES {
         let pids = twin.processes();
