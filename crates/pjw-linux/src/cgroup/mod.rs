@@ -1,5 +1,6 @@
 //! Cgroups: mounted hierarchies, the files of a cgroup, and the state of a job's cgroup.
 
+mod attributes;
 mod hierarchy;
 mod job_cgroup;
 mod memory;

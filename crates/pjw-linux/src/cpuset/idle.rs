@@ -259,9 +259,8 @@ impl Origins {
     /// Reads the origins of the processes in the cgroup `twin` from the extended attributes of the cgroup. Malformed
     /// lines are skipped.
     fn read(twin: &CgroupDir) -> Self {
-        let usual =
-            marks::read_attribute(&twin.dir, marks::ORIGIN_ATTRIBUTE).filter(|path| path.starts_with('/'));
-        let text = marks::read_attribute(&twin.dir, ORIGINS).unwrap_or_default();
+        let usual = twin.read_attribute(marks::ORIGIN_ATTRIBUTE).filter(|path| path.starts_with('/'));
+        let text = twin.read_attribute(ORIGINS).unwrap_or_default();
         let entry = |line: &str| {
             let mut words = line.splitn(3, ' ');
             let pid = Pid(words.next()?.parse().ok()?);
@@ -283,10 +282,10 @@ impl Origins {
     /// - Writes nothing if the attributes already say so.
     /// - If a list of several origins is written, removes the entries of processes that have ended. `proc` shows which
     ///   processes exist.
-    /// - If the attribute would be too long, only logs a warning.
+    /// - If the attribute can't be written, only logs a warning. The list may be too long for an attribute.
     fn add(mut self, proc: &mut ProcDir, twin: &CgroupDir, process: ProcessId, origin: String) {
         let Some(usual) = &self.usual else {
-            marks::write_attribute(&twin.dir, marks::ORIGIN_ATTRIBUTE, &origin);
+            twin.write_attribute(marks::ORIGIN_ATTRIBUTE, &origin);
             return;
         };
         let is_recorded = self.others.iter().any(|(other, path)| *other == process && *path == origin);
@@ -299,9 +298,7 @@ impl Origins {
         let line =
             |(process, path): &(ProcessId, String)| format!("{} {} {path}\n", process.pid.0, process.start.0);
         let text: String = self.others.iter().map(line).collect();
-        if text.len() <= marks::MAX_ATTRIBUTE_BYTES {
-            marks::write_attribute(&twin.dir, ORIGINS, &text);
-        } else {
+        if !twin.write_attribute(ORIGINS, &text) {
             tracing::warn!(cgroup = twin.path, %process, "the cgroup of the process in the cpu hierarchy can't be noted: there are too many");
         }
     }

@@ -64,11 +64,9 @@ fn find_scheduler_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames)
 
 /// Returns the entry for `group`, the cgroup of a job, with the owner and the origin in its extended attributes.
 fn read_job_cgroup(group: &CgroupDir) -> LeftoverCpuset {
-    let owner = marks::read_attribute(&group.dir, marks::OWNER_ATTRIBUTE)
-        .and_then(|owner| owner.parse().ok())
-        .map(Uid);
+    let owner = group.read_attribute(marks::OWNER_ATTRIBUTE).and_then(|owner| owner.parse().ok()).map(Uid);
     let origin_cgroup =
-        marks::read_attribute(&group.dir, marks::ORIGIN_ATTRIBUTE).filter(|origin| origin.starts_with('/'));
+        group.read_attribute(marks::ORIGIN_ATTRIBUTE).filter(|origin| origin.starts_with('/'));
     let path = group.path.clone();
     LeftoverCpuset { path, owner, origin_cgroup, scheduler_cpuset: None, other_writer: None }
 }

@@ -10,7 +10,6 @@
 use nix::errno::Errno;
 use pjw_core::cpuset_group::CpusetOutcome;
 use pjw_core::own_cgroups::OwnCgroupNames;
-use rustix::fs::XattrFlags;
 
 use super::{
     context::{Result, refused_outcome},
@@ -18,10 +17,8 @@ use super::{
 };
 use crate::cgroup::{CgroupDir, CpusetConfig, CpusetMount, SUBTREE_CONTROL};
 
-/// The names of the extended attribute that is the mark. Since Linux 5.7 cgroups have `user.` attributes. Before, they
-/// have only `trusted.` attributes, which need `CAP_SYS_ADMIN`.
-const ENABLED_MARKS: [&str; 2] = ["user.pjw.switched-on", "trusted.pjw.switched-on"];
-
+/// The name of the extended attribute that is the mark.
+const ENABLED_MARK: &str = "pjw.switched-on";
 /// The maximum number of attempts to create a cgroup, if its parent disappears meanwhile.
 const MAX_ATTEMPTS: usize = 3;
 /// The name of the controller that limits the PUs and NUMA nodes of cgroups.
@@ -170,8 +167,7 @@ pub(super) fn enable_controller(
 
 /// Marks the cgroup `base`: records that pjw enabled the controller. An error is only logged.
 fn mark(base: &CgroupDir) {
-    let set = |name: &&str| rustix::fs::setxattr(&base.dir, *name, b"1", XattrFlags::empty()).is_ok();
-    if !ENABLED_MARKS.iter().any(set) {
+    if !base.write_attribute(ENABLED_MARK, "1") {
         tracing::warn!(cgroup = base.path, "the mark could not be written: the controller will stay enabled");
     }
 }
@@ -198,7 +194,7 @@ pub(super) fn remove_unused_directory(hierarchy: &CpusetMount, base: &CgroupDir)
     if top_groups.iter().any(|group| group.path.starts_with(&prefix)) {
         return;
     }
-    let is_base_marked = is_marked(base);
+    let is_base_marked = base.has_attribute(ENABLED_MARK);
     let mut others = top_groups.iter().filter(|group| group.path != base.path);
     let is_directory = |group: &&CgroupDir| {
         OwnCgroupNames::from_cgroup_path(&group.path).is_some_and(|own| own.directory_path() == group.path)
@@ -232,18 +228,13 @@ fn uses_cpuset_controller(group: &CgroupDir) -> bool {
     group.enables_controller(CPUSET) || !cpuset.cpus.is_empty() || !cpuset.mems.is_empty() || !is_member
 }
 
-fn is_marked(base: &CgroupDir) -> bool {
-    let mut buffer = [0u8; 8];
-    ENABLED_MARKS.iter().any(|name| rustix::fs::getxattr(&base.dir, *name, &mut buffer[..]).is_ok())
-}
-
 /// Removes the cgroup `besteffort`, the parent of the cgroups of jobs at idle priority, if it contains no cgroup and no
 /// process. Disables the cpu controller again if this pjwd enabled it and no other program uses it.
 fn remove_unused_besteffort_directory(hierarchy: &CpusetMount, besteffort: &CgroupDir) {
     if !exists_without_content(besteffort) {
         return;
     }
-    if hierarchy.is_unified && is_marked(besteffort) {
+    if hierarchy.is_unified && besteffort.has_attribute(ENABLED_MARK) {
         let top_groups = hierarchy.root().children();
         let mut others = top_groups.iter().filter(|group| group.path != besteffort.path);
         let is_besteffort = |group: &&CgroupDir| {

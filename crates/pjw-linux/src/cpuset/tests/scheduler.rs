@@ -39,7 +39,7 @@ impl SchedulerCgroup {
     }
 
     fn attribute(&self) -> Option<String> {
-        marks::read_attribute(&self.fixture.group(&self.job_cpuset).dir, marks::CPUSET_ATTRIBUTE)
+        self.fixture.group(&self.job_cpuset).read_attribute(marks::CPUSET_ATTRIBUTE)
     }
 
     /// What a daemon with these names finds in the cgroup: the cpuset, and the other daemon that wrote it.
@@ -93,8 +93,7 @@ fn the_attribute_names_the_daemon_that_wrote_the_cpuset() {
     }
 
     let without_name = format!("{first} {}", written.job);
-    let dir = cgroup.fixture.group(&written).dir;
-    marks::write_attribute(&dir, marks::CPUSET_ATTRIBUTE, &without_name);
+    cgroup.fixture.group(&written).write_attribute(marks::CPUSET_ATTRIBUTE, &without_name);
     assert_eq!(cgroup.leftover(&usual), Some((written.clone(), None)), "an earlier version wrote no name");
     assert_eq!(cgroup.leftover(&beside), Some((written, Some("pjw".to_owned()))));
     cgroup.remove();
