@@ -22,14 +22,13 @@ fn cost(count: usize, depth: usize, level_count: usize) -> u64 {
 
 /// A choice of domains in a part of the machine: the number of units (cores or logical CPUs) that the domains provide,
 /// and the cost (the weighted number of the domains).
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Solution {
     cost: u64,
     units: u32,
-    /// The index of the solution for the earlier parts, in their frontier.
+    /// The index of the solution for the earlier parts, in their frontier. Not used at the smallest level.
     earlier: usize,
-    /// The index of the solution for the last part, in the frontier of that part. At the smallest level: the
-    /// number of domains.
+    /// The index of the solution for the last part, in the frontier of that part. Not used at the smallest level.
     last: usize,
 }
 
@@ -97,7 +96,7 @@ fn build_part<'s>(free_cores: Vec<&'s FreeCore>, depth: usize, level_count: usiz
         let frontier = smallest_level_frontier(&free_cores, depth, level_count, n);
         return Part { depth, inside: Contents::Holes(free_cores), frontier };
     }
-    let mut frontier = vec![Solution { cost: 0, units: 0, earlier: 0, last: 0 }];
+    let mut frontier = vec![Solution::default()];
     let mut parts = Vec::new();
     for (group, free_cores) in cores_by_group(&free_cores, depth) {
         let mut below = build_part(free_cores, depth + 1, level_count, n);
@@ -130,15 +129,15 @@ fn smallest_level_frontier(
         .map(|(group, hole)| (cost(usize::from(group.is_domain()), depth, level_count), total_units(&hole)))
         .collect();
     sizes.sort_unstable_by_key(|&(cost, units)| (cost, Reverse(units)));
-    let mut frontier = vec![Solution { cost: 0, units: 0, earlier: 0, last: 0 }];
+    let mut frontier = vec![Solution::default()];
     let (mut cost, mut units) = (0, 0u32);
-    for (count, (group_cost, group_units)) in (1..).zip(sizes) {
+    for (group_cost, group_units) in sizes {
         if units >= n {
             break;
         }
         cost += group_cost;
         units = units.saturating_add(group_units).min(n);
-        frontier.push(Solution { cost, units, earlier: 0, last: count });
+        frontier.push(Solution { cost, units, ..Solution::default() });
     }
     frontier
 }
