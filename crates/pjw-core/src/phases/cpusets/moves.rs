@@ -3,7 +3,7 @@
 use crate::basics::{CpuSet, Pid, ProcessId, cgroup_and_ancestor_paths, is_cgroup_within, prelude::*};
 use crate::phases::cpusets::planned::allows_every_pu;
 use crate::phases::draft::CycleDraft;
-use crate::state::{KnownProcess, Member, WardenState};
+use crate::state::{KnownProcess, Member, WardenState, processes::MAX_GENERATIONS};
 use crate::terms::{
     CgroupCreator, CpusetHierarchy, JobCpuset, JobId, JobIdAttribute, JobReference, MembershipEvidence,
     Policy, Process,
@@ -12,10 +12,6 @@ use crate::terms::{
 /// The prefixes of the names of scopes that contain processes which users started: logins, systemd-run(1), terminals
 /// and desktops.
 const USER_SCOPES: [&str; 5] = ["session-", "run-", "app-", "tmux-spawn-", "vte-spawn-"];
-
-/// The largest number of generations that are followed. Parents that were read at different times may form a cycle,
-/// because process ids are used again.
-const MAX_GENERATIONS: usize = 64;
 
 /// Returns whether the cgroup of `job_cpuset` contains at least one process of the job to which this cpuset belongs.
 pub(super) fn has_members(state: &WardenState, job_cpuset: &JobCpuset) -> bool {

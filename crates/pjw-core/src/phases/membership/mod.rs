@@ -7,7 +7,7 @@
 
 use crate::basics::{Comm, CpuSet, Pid, StartTime, Uid, prelude::*};
 use crate::phases::{draft::CycleDraft, observe::update_threads, unassigned::adopting_job};
-use crate::state::{KnownProcess, Member, WardenState, child_evidence};
+use crate::state::{KnownProcess, Member, WardenState, child_evidence, processes::MAX_GENERATIONS};
 use crate::terms::{
     BatchRole, CgroupCreator, EndCondition, GrantedBy, Job, JobId, JobIdAttribute, JobProcessGrouping,
     JobReference, JobSource, MembershipEvidence, Observed, Policy, Process, ProvisionRule, Record,
@@ -368,9 +368,8 @@ pub(crate) fn ancestors<'a>(
     state: &'a WardenState,
     process: &'a Process,
 ) -> impl Iterator<Item = &'a KnownProcess> {
-    // No process tree is deeper than pid_max, but facts from different moments could form a loop.
     let (mut next, mut start) = (process.parent, process.id.start);
-    (0..4096).map_while(move |_| {
+    (0..MAX_GENERATIONS).map_while(move |_| {
         // A process that started after the child is not its parent: it has the process id of a parent that has ended.
         let known = state.processes.get(&next).filter(|known| known.process.id.start <= start)?;
         (next, start) = (known.process.parent, known.process.id.start);
