@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetChange, CpusetOutcome, JobCpuset};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
@@ -30,12 +29,6 @@ pub(super) type Result<T, E = CpusetOutcome> = std::result::Result<T, E>;
 /// Returns the outcome of a cpuset change that was refused. `reason` is a sentence for users.
 pub(super) fn refused_outcome(reason: String) -> CpusetOutcome {
     CpusetOutcome::Refused { reason }
-}
-
-/// Returns the outcome of a cpuset change that was made. `effective` are the PUs (logical CPUs) that the kernel
-/// grants the cgroup after the change.
-pub(super) fn done_outcome(effective: CpuSet) -> CpusetOutcome {
-    CpusetOutcome::Done { effective: Some(effective) }
 }
 
 /// Returns the cpuset whose configuration `change` changes. `None` if `change` only moves a process.

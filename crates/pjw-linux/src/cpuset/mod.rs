@@ -22,7 +22,7 @@ use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, CpusetS
 use pjw_core::ids::{ProcessId, Uid};
 use pjw_core::own_cgroups::OwnCgroupNames;
 
-use context::{Result, changed_cpuset, done_outcome, refused_outcome};
+use context::{Result, changed_cpuset, refused_outcome};
 use writing::KnownCpusets;
 
 pub(crate) use context::CpusetContext;
@@ -53,30 +53,19 @@ pub(crate) fn apply_change(
 /// Makes the cpuset change `change`, and returns its outcome. Unlike [`apply_change`], does not restore affinity masks
 /// that the change resets in other cgroups.
 fn try_change(context: &mut CpusetContext<'_>, change: &CpusetChange) -> CpusetOutcome {
-    let result = match change {
+    let changed = match change {
         CpusetChange::Create { job_cpuset, owner, initial_processes } => {
-            create_or_update_cpuset(context, job_cpuset, *owner, initial_processes).map(done_outcome)
+            create_or_update_cpuset(context, job_cpuset, *owner, initial_processes).map(Some)
         }
-        CpusetChange::MoveIn { process, from, to } => {
-            record_origin(context, from, to).and_then(|()| move_in(context, *process, from, to))
-        }
-        CpusetChange::MoveBack { process, from, to } => move_back(context, *process, from, to),
-        CpusetChange::RemoveLimits { job_cpuset } => {
-            remove_cpuset_limits(context, job_cpuset).map(done_outcome)
-        }
-        CpusetChange::Remove { job_cpuset } => {
-            remove_cpuset(context, job_cpuset).map(|()| CpusetOutcome::Done { effective: None })
-        }
+        CpusetChange::MoveIn { process, from, to } => move_in(context, *process, from, to).map(|()| None),
+        CpusetChange::MoveBack { process, from, to } => move_back(context, *process, from, to).map(|()| None),
+        CpusetChange::RemoveLimits { job_cpuset } => remove_cpuset_limits(context, job_cpuset).map(Some),
+        CpusetChange::Remove { job_cpuset } => remove_cpuset(context, job_cpuset).map(|()| None),
     };
-    result.unwrap_or_else(|outcome| outcome)
-}
-
-/// Stores the path of the cgroup `from` in an extended attribute of the cgroup `to`, as the origin of its processes.
-/// Called before a process is moved: pjwd may be killed just after the move, and the next pjwd reads the attribute.
-fn record_origin(context: &CpusetContext<'_>, from: &str, to: &str) -> Result<()> {
-    let (from, to) = (context.cgroup(from)?, context.cgroup(to)?);
-    marks::record_origin(&to, &from);
-    Ok(())
+    match changed {
+        Ok(effective) => CpusetOutcome::Done { effective },
+        Err(outcome) => outcome,
+    }
 }
 
 /// Moves `process` into the cgroup at `to`, which is the cpuset of a job. Before, the process must be in the cgroup
@@ -88,32 +77,26 @@ fn record_origin(context: &CpusetContext<'_>, from: &str, to: &str) -> Result<()
 /// - After the move, the process is frozen exactly if the job is frozen.
 /// - If the job does not have idle priority, the process loses that of its earlier job.
 ///
-/// Returns [`CpusetOutcome::Done`], also if the process was in the cgroup at `to` already.
+/// Before the moves, records `from` in an extended attribute of the cgroup at `to`, as the origin of its processes.
 ///
 /// # Errors
 /// [`CpusetOutcome::Gone`] if the process has ended or is in another cgroup. [`CpusetOutcome::Refused`] if the kernel
 /// refuses a step. If a step after the move to `to` fails, the process stays there.
-fn move_in(
-    context: &mut CpusetContext<'_>,
-    process: ProcessId,
-    from: &str,
-    to: &str,
-) -> Result<CpusetOutcome> {
+fn move_in(context: &mut CpusetContext<'_>, process: ProcessId, from: &str, to: &str) -> Result<()> {
+    // pjwd may be killed just after the move, and the next pjwd reads the attribute.
+    marks::record_origin(&context.cgroup(to)?, &context.cgroup(from)?);
     let has_entered = idle::enter_idle_cgroup(context, process, to)?;
-    let cgroups = moving::process_cgroups(context.proc, process);
-    let moved = match &cgroups {
-        Some(cgroups) => moving::move_between(context, process, cgroups, from, to),
-        None => Err(CpusetOutcome::Gone),
-    };
-    let Some(cgroups) = cgroups.filter(|_| matches!(moved, Ok(CpusetOutcome::Done { .. }))) else {
-        if has_entered {
-            idle::leave_idle_cgroup(context, process)?;
-        }
-        return moved;
-    };
+    let cgroups = moving::process_cgroups(context.proc, process).ok_or(CpusetOutcome::Gone);
+    let moved = cgroups.and_then(|cgroups| {
+        moving::move_between(context, process, &cgroups, from, to)?;
+        Ok(cgroups)
+    });
+    if moved.is_err() && has_entered {
+        idle::leave_idle_cgroup(context, process)?;
+    }
+    let cgroups = moved?;
     freezer::update_freezer_cgroup(context, process, &cgroups, to)?;
-    idle::leave_outdated_idle_cgroup(context, process, &cgroups, to)?;
-    moved
+    idle::leave_outdated_idle_cgroup(context, process, &cgroups, to)
 }
 
 /// Moves `process` out of a cpuset: from the cgroup at `from`, or from a cgroup below it, to the cgroup at `to`.
@@ -123,17 +106,11 @@ fn move_in(
 /// # Errors
 /// [`CpusetOutcome::Gone`] if the process has ended or is in another cgroup. [`CpusetOutcome::Refused`] if the kernel
 /// refuses a step.
-fn move_back(
-    context: &mut CpusetContext<'_>,
-    process: ProcessId,
-    from: &str,
-    to: &str,
-) -> Result<CpusetOutcome> {
+fn move_back(context: &mut CpusetContext<'_>, process: ProcessId, from: &str, to: &str) -> Result<()> {
     let cgroups = moving::process_cgroups(context.proc, process).ok_or(CpusetOutcome::Gone)?;
     freezer::leave_freezer_cgroup(context, process, &cgroups)?;
-    let moved = moving::move_between(context, process, &cgroups, from, to)?;
-    idle::leave_outdated_idle_cgroup(context, process, &cgroups, to)?;
-    Ok(moved)
+    moving::move_between(context, process, &cgroups, from, to)?;
+    idle::leave_outdated_idle_cgroup(context, process, &cgroups, to)
 }
 
 /// Creates the cpuset `job_cpuset`, or gives an existing one the settings of `job_cpuset`. Returns the PUs (logical

@@ -30,12 +30,11 @@ pub(super) fn move_between(
     cgroups: &ProcessCgroups,
     from: &str,
     to: &str,
-) -> Result<CpusetOutcome> {
-    const DONE: CpusetOutcome = CpusetOutcome::Done { effective: None };
+) -> Result<()> {
     let (from, to) = (context.cgroup(from)?, context.cgroup(to)?);
     let here = cgroups.cpuset_path().ok_or(CpusetOutcome::Gone)?;
     if here == to.path {
-        return Ok(DONE);
+        return Ok(());
     }
     // A process that is not in `from` was moved by another program. A cgroup below `from`, made by the job itself,
     // counts as `from`.
@@ -43,7 +42,7 @@ pub(super) fn move_between(
         return Err(CpusetOutcome::Gone);
     }
     match to.write_file("cgroup.procs", &process.pid.to_string()) {
-        Ok(()) => Ok(DONE),
+        Ok(()) => Ok(()),
         Err(Errno::ESRCH) => Err(CpusetOutcome::Gone),
         Err(errno) => Err(explain_refusal(context.proc, process, &to, errno)),
     }

@@ -245,3 +245,8 @@ pub(super) fn reason(outcome: CpusetOutcome) -> String {
 }
 
 pub(super) const DONE: CpusetOutcome = CpusetOutcome::Done { effective: None };
+
+/// The outcome of a change after which the kernel grants these CPUs.
+pub(super) fn done_outcome(effective: CpuSet) -> CpusetOutcome {
+    CpusetOutcome::Done { effective: Some(effective) }
+}
