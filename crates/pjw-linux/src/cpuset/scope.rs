@@ -316,7 +316,7 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
         reset_unit_cpuset(context, group, unit);
         return Ok(unrelated_threads::effective_cpus(context.hierarchy, &group.path));
     }
-    let now = group.read_cpuset().map_err(writing::errno_to_outcome(group, "be read"))?;
+    let now = writing::read_cpuset(group)?;
     writing::end_partition(group, &now)?;
     let all = possible_cpus();
     let mems = Some(possible_nodes()).filter(|_| !now.mems.is_empty());
@@ -324,7 +324,7 @@ pub(super) fn remove_limits(context: &mut CpusetContext<'_>, group: &CgroupDir) 
     request_cpuset(context, unit, &now, cpus, mems.as_ref())?;
     let deadline = Instant::now() + SYSTEMD_TIMEOUT;
     loop {
-        let present = group.read_cpuset().map_err(writing::errno_to_outcome(group, "be read"))?;
+        let present = writing::read_cpuset(group)?;
         let has_cpus = cpus.is_none_or(|cpus| *cpus == present.cpus);
         let has_mems = mems.as_ref().is_none_or(|mems| *mems == present.mems);
         if has_cpus && has_mems {

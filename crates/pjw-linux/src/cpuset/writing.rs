@@ -38,10 +38,7 @@ pub(super) fn write_cpuset(
     keep_mems: bool,
     known: KnownCpusets,
 ) -> Result<CpuSet> {
-    let now = match known.own {
-        Some(now) => now,
-        None => group.read_cpuset().map_err(errno_to_outcome(group, "be read"))?,
-    };
+    let now = known.own.map_or_else(|| read_cpuset(group), Ok)?;
     if !spec.isolated {
         end_partition(group, &now)?;
     }
@@ -79,10 +76,7 @@ fn values_to_write(
         return Ok((spec.cpus.clone(), spec.mems.clone()));
     }
     let parent = group.parent();
-    let available = match parent_cpuset {
-        Some(cpuset) => cpuset,
-        None => parent.read_cpuset().map_err(errno_to_outcome(&parent, "be read"))?,
-    };
+    let available = parent_cpuset.map_or_else(|| read_cpuset(&parent), Ok)?;
     let cpus = spec.cpus.intersection(&available.cpus);
     let mems = spec.mems.as_ref().unwrap_or(&available.mems).intersection(&available.mems);
     if cpus.is_empty() {
@@ -202,7 +196,7 @@ pub(super) fn check_effective(group: &CgroupDir, spec: &CpusetSpec) -> Result<Cp
 /// # Errors
 /// [`CpusetOutcome::Gone`] if the cgroup does not exist. [`CpusetOutcome::Refused`] if the kernel refuses a step.
 pub(super) fn remove_limits(group: &CgroupDir, keep_mems: bool) -> Result<CpuSet> {
-    let now = group.read_cpuset().map_err(errno_to_outcome(group, "be read"))?;
+    let now = read_cpuset(group)?;
     end_partition(group, &now)?;
     if !keep_mems && !now.mems.is_empty() {
         clear_limit(group, "cpuset.mems", &now.mems)
@@ -264,6 +258,11 @@ pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetConfig) {
     if let Err(errno) = group.write_file(PARTITION, type_before) {
         tracing::warn!(cgroup = group.path, %errno, "the earlier partition could not be restored");
     }
+}
+
+/// Reads the configuration of the cpuset of the cgroup `group`.
+pub(super) fn read_cpuset(group: &CgroupDir) -> Result<CpusetConfig> {
+    group.read_cpuset().map_err(errno_to_outcome(group, "be read"))
 }
 
 /// Returns a function that converts the error of a file of the cgroup `group` to the outcome of the whole change.
