@@ -131,56 +131,74 @@ fn create_or_update_cpuset(
     initial_processes: &[ProcessId],
 ) -> Result<CpuSet> {
     let group = context.job_cgroup(job_cpuset)?;
-    let CpusetSpec { idle, frozen, .. } = job_cpuset.spec;
-    if job_cpuset.creator == CgroupCreator::Scheduler && (idle || frozen) {
+    match job_cpuset.creator {
+        CgroupCreator::Scheduler => write_scheduler_cpuset(context, &group, job_cpuset),
+        CgroupCreator::Warden => create_or_update_own_cpuset(context, &group, &job_cpuset.spec, owner),
+        CgroupCreator::Systemd => {
+            scope::create_or_update_scope(context, job_cpuset, owner, &group, initial_processes)
+        }
+    }
+}
+
+/// Writes the settings of `job_cpuset` to the cgroup `group` of a batch system, as [`create_or_update_cpuset`] does.
+fn write_scheduler_cpuset(
+    context: &CpusetContext<'_>,
+    group: &CgroupDir,
+    job_cpuset: &JobCpuset,
+) -> Result<CpuSet> {
+    let spec = &job_cpuset.spec;
+    if spec.idle || spec.frozen {
         return Err(refused_outcome(format!(
             "the cgroup {} belongs to the batch system: it gets no idle priority and is not frozen",
             group.path
         )));
     }
-    let before = group.exists().then(|| group.read_cpuset());
-    let mut attribute_before = None;
-    let created = match job_cpuset.creator {
-        CgroupCreator::Scheduler if before.is_none() => return Err(CpusetOutcome::Gone),
-        CgroupCreator::Scheduler => {
-            // The attribute comes first: without it, a cpuset of a killed daemon would count as the scheduler's.
-            attribute_before = marks::write_scheduler_cpuset(&group, job_cpuset, context.own_cgroups);
-            writing::write_cpuset(&group, &job_cpuset.spec, true, KnownCpusets::default())
+    let before = writing::read_cpuset(group)?;
+    // The attribute comes first: without it, a cpuset of a killed daemon would count as the scheduler's.
+    let attribute_before = marks::write_scheduler_cpuset(group, job_cpuset, context.own_cgroups);
+    let written = writing::write_cpuset(group, spec, true, KnownCpusets::default());
+    if written.is_err() {
+        writing::restore_cpuset(group, &before);
+        // If the cgroup still has the PUs of the job, pjw wrote them, as the attribute says.
+        if group.read_cpuset().is_ok_and(|now| now.cpus != spec.cpus) {
+            marks::restore_scheduler_cpuset(group, attribute_before.as_deref());
         }
-        CgroupCreator::Warden => create_own_cpuset(context, &group, job_cpuset),
-        CgroupCreator::Systemd => {
-            return scope::create_or_update_scope(context, job_cpuset, owner, &group, initial_processes);
-        }
-    };
-    if created.is_ok() && job_cpuset.creator == CgroupCreator::Warden {
-        marks::write_owner(&group, owner);
     }
-    if created.is_err() {
-        match before {
-            Some(Ok(files)) => writing::restore_cpuset(&group, &files),
-            // The cgroup could not be read, so nothing was written.
-            Some(Err(_)) => {}
-            None => {
-                let _ = undo_twins(context, &group);
-                let _ = group.remove();
-                if let Some(base) = own::find_top_cgroup(context.hierarchy, &group) {
-                    own::remove_unused_directory(context.hierarchy, &base);
-                }
-            }
+    written
+}
+
+/// Creates the cgroup `group` for a job of the user `owner`, or changes an existing one, and writes the settings `spec`
+/// to it, as [`create_or_update_cpuset`] does.
+fn create_or_update_own_cpuset(
+    context: &mut CpusetContext<'_>,
+    group: &CgroupDir,
+    spec: &CpusetSpec,
+    owner: Uid,
+) -> Result<CpuSet> {
+    let hierarchy = context.hierarchy;
+    let before = group.exists().then(|| group.read_cpuset());
+    let created = own::retry_while_parent_disappears(group, || {
+        let known = own::create_job_cgroup(hierarchy, group)?;
+        if spec.idle {
+            idle::ensure_idle_priority(hierarchy, group)?;
         }
-        if job_cpuset.creator == CgroupCreator::Scheduler {
-            restore_attribute(&group, job_cpuset, attribute_before.as_deref());
+        writing::write_cpuset(group, spec, false, known)
+    })
+    .and_then(|effective| freezer::set_frozen(context, group, spec.frozen).map(|()| effective));
+    match before {
+        _ if created.is_ok() => marks::write_owner(group, owner),
+        Some(Ok(before)) => writing::restore_cpuset(group, &before),
+        // The cgroup could not be read, so nothing was written.
+        Some(Err(_)) => {}
+        None => {
+            let _ = undo_twins(context, group);
+            let _ = group.remove();
+            if let Some(base) = own::find_top_cgroup(hierarchy, group) {
+                own::remove_unused_directory(hierarchy, &base);
+            }
         }
     }
     created
-}
-
-/// Gives the attribute of the scheduler's cgroup `group` its earlier value `before`, after the write of `job_cpuset`
-/// has failed. Except if the cgroup still has the PUs of `job_cpuset`: then pjw wrote them.
-fn restore_attribute(group: &CgroupDir, job_cpuset: &JobCpuset, before: Option<&str>) {
-    if group.read_cpuset().is_ok_and(|now| now.cpus != job_cpuset.spec.cpus) {
-        marks::restore_scheduler_cpuset(group, before);
-    }
 }
 
 /// Thaws the processes of a job, and removes its twins: the cgroups in the v1 hierarchies of other controllers.
@@ -202,25 +220,6 @@ pub(crate) fn remove_orphaned_twins(context: &mut CpusetContext<'_>, own_cgroups
     own::remove_empty_directories(context.hierarchy, own_cgroups);
 }
 
-/// Creates the cgroup `group` for a job, or changes an existing one, and writes the settings of `job_cpuset` to it.
-/// Returns the PUs that the kernel grants.
-fn create_own_cpuset(
-    context: &mut CpusetContext<'_>,
-    group: &CgroupDir,
-    job_cpuset: &JobCpuset,
-) -> Result<CpuSet> {
-    let spec = &job_cpuset.spec;
-    let hierarchy = context.hierarchy;
-    let effective = own::retry_while_parent_disappears(group, || {
-        let known = own::create_job_cgroup(hierarchy, group)?;
-        if spec.idle {
-            idle::ensure_idle_priority(hierarchy, group)?;
-        }
-        writing::write_cpuset(group, spec, false, known)
-    })?;
-    freezer::set_frozen(context, group, spec.frozen).map(|()| effective)
-}
-
 /// Removes the limits of the cpuset `job_cpuset`, so that its processes can use all PUs (logical CPUs) of its parent.
 /// The cgroup stays. Returns the PUs that the kernel grants afterwards. Also thaws the job. The cgroup of a batch
 /// system is not thawed, because pjw freezes no job there.
@@ -233,20 +232,18 @@ fn remove_cpuset_limits(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset)
     if !group.exists() {
         return Err(CpusetOutcome::Gone);
     }
-    if job_cpuset.creator != CgroupCreator::Scheduler {
-        freezer::thaw(context.hierarchy, &group)?;
-        marks::remove_owner(&group);
+    if job_cpuset.creator == CgroupCreator::Scheduler {
+        let effective = writing::remove_limits(&group, job_cpuset.spec.mems.is_none())?;
+        marks::remove_scheduler_cpuset(&group);
+        return Ok(effective);
     }
+    freezer::thaw(context.hierarchy, &group)?;
+    marks::remove_owner(&group);
     if job_cpuset.creator == CgroupCreator::Systemd {
         return scope::remove_limits(context, &group);
     }
     own::repair_parent(context.hierarchy, &group);
-    let is_of_scheduler = job_cpuset.creator == CgroupCreator::Scheduler;
-    let effective = writing::remove_limits(&group, is_of_scheduler && job_cpuset.spec.mems.is_none())?;
-    if is_of_scheduler {
-        marks::remove_scheduler_cpuset(&group);
-    }
-    Ok(effective)
+    writing::remove_limits(&group, false)
 }
 
 /// Thaws the processes of the cpuset `job_cpuset`, and removes the cgroup of the cpuset. In cgroup v1, also removes the
