@@ -14,8 +14,9 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::process_cgroups::ProcessCgroups;
 
 use super::context::{CpusetContext, Result, SYSTEMD_POLL_INTERVAL, SYSTEMD_TIMEOUT, refused_outcome};
+use super::own::{self, CPU};
 use super::writing::errno_to_outcome;
-use super::{marks, moving, own, twins};
+use super::{marks, moving, twins};
 use crate::cgroup::{CgroupDir, CgroupMounts, CpusetMount};
 use crate::proc::procfs::ProcDir;
 use crate::systemd::{IDLE_WEIGHT, MIN_WEIGHT, SystemdError};
@@ -23,8 +24,6 @@ use crate::systemd::{IDLE_WEIGHT, MIN_WEIGHT, SystemdError};
 /// The name of the file in the directory of a cgroup that gives the cgroup idle priority: the processes then run only
 /// when no process of its sibling cgroups runs. The file exists on Linux 5.15 and later.
 pub(super) const CPU_IDLE_FILE: &str = "cpu.idle";
-/// The name of the controller that gives cgroups idle priority.
-const CPU: &str = "cpu";
 /// The extended attribute of a twin for the processes that came from another cgroup than the first process: a line
 /// "PID START PATH" for each of them.
 const ORIGINS: &str = "pjw.origins";
@@ -81,7 +80,7 @@ pub(super) fn ensure_idle_priority(hierarchy: &CpusetMount, group: &CgroupDir) -
     }
     if hierarchy.is_unified {
         let parent = group.parent();
-        own::enable_cpu_controller(hierarchy, &parent)?;
+        own::enable_controller(&hierarchy.root(), CPU, Some(&parent))?;
         return set_idle(&parent);
     }
     let twin = hierarchy.v1_cpu_cgroup(&group.path).ok_or_else(|| {

@@ -24,7 +24,7 @@ const MAX_ATTEMPTS: usize = 3;
 /// The name of the controller that limits the PUs and NUMA nodes of cgroups.
 const CPUSET: &str = "cpuset";
 /// The name of the controller that gives cgroups idle priority.
-const CPU: &str = "cpu";
+pub(super) const CPU: &str = "cpu";
 
 /// Creates the cgroup `job_cpuset`, in which pjwd confines a job, and the cgroups above it. Succeeds if the cgroup
 /// already exists. In cgroup v2, also enables the cpuset controller in these cgroups. Returns the cpusets of the
@@ -81,13 +81,6 @@ pub(super) fn retry_while_parent_disappears<T>(
     }
     let path = &group.path;
     Err(refused_outcome(format!("the cgroup {path} can't be created: its parent is removed again and again")))
-}
-
-/// Enables the cpu controller for the children of the root cgroup (v2). If the controller was not enabled before,
-/// records in an extended attribute of `besteffort` that pjw enabled the controller. `besteffort` is the cgroup above
-/// the cgroups of besteffort jobs.
-pub(super) fn enable_cpu_controller(hierarchy: &CpusetMount, besteffort: &CgroupDir) -> Result<()> {
-    enable_controller(&hierarchy.root(), CPU, Some(besteffort))
 }
 
 /// Returns the top cgroup (such as `/pjw`) of the pjwd that created the cgroup `job_cpuset`. `None` if the path of
@@ -172,44 +165,59 @@ fn mark(base: &CgroupDir) {
 }
 
 /// Removes `base`, the top cgroup of this pjwd such as `/pjw`, if no job has a cpuset any more. Must be called after
-/// the cpuset of a job was removed. Before, removes the cgroup of the jobs at idle priority if it is also unused. In
-/// cgroup v2, also disables the cpuset controller again, if pjw enabled it and no other program uses it. If another
-/// pjwd still has its top cgroup, the controller stays enabled: the other pjwd disables it later.
+/// the cpuset of a job was removed. Before, removes the cgroup of the jobs at idle priority if it is also unused.
 pub(super) fn remove_unused_directory(hierarchy: &CpusetMount, base: &CgroupDir) {
     if let Some(own_cgroups) = OwnCgroupNames::from_cgroup_path(&base.path)
         && let Some(besteffort) = hierarchy.cgroup(&own_cgroups.besteffort_directory_path())
     {
-        remove_unused_besteffort_directory(hierarchy, &besteffort);
+        let path_of = OwnCgroupNames::besteffort_directory_path;
+        remove_if_unused(hierarchy, &besteffort, CPU, path_of, uses_cpu_controller);
         if besteffort.exists() {
             return;
         }
     }
+    remove_if_unused(hierarchy, base, CPUSET, OwnCgroupNames::directory_path, uses_cpuset_controller);
+}
+
+/// Removes `directory`, in which this pjwd creates the cgroups of jobs, if it contains no cgroup and no process, and if
+/// there is no cgroup of an isolated cpuset beside it. Before, disables `controller` again if `directory` has the mark.
+/// Except in these cases:
+///
+/// - Another pjwd has a directory for the same jobs. `path_of` returns its path. This directory gets the mark, so that
+///   the other pjwd disables the controller later.
+/// - Another program uses the controller. `uses_controller` checks this for a cgroup below the root.
+fn remove_if_unused(
+    hierarchy: &CpusetMount,
+    directory: &CgroupDir,
+    controller: &str,
+    path_of: fn(&OwnCgroupNames) -> String,
+    uses_controller: fn(&CgroupDir) -> bool,
+) {
     // Before the children of the root are listed: beside many isolated jobs, the root has many children.
-    if !exists_without_content(base) {
+    if !exists_without_content(directory) {
         return;
     }
-    let prefix = format!("{}-", base.path);
-    let top_groups = hierarchy.root().children();
-    if top_groups.iter().any(|group| group.path.starts_with(&prefix)) {
+    let mut others = hierarchy.root().children();
+    others.retain(|group| group.path != directory.path);
+    let prefix = format!("{}-", directory.path);
+    if others.iter().any(|group| group.path.starts_with(&prefix)) {
         return;
     }
-    let is_base_marked = base.has_attribute(ENABLED_MARK);
-    let mut others = top_groups.iter().filter(|group| group.path != base.path);
-    let is_directory = |group: &&CgroupDir| {
-        OwnCgroupNames::from_cgroup_path(&group.path).is_some_and(|own| own.directory_path() == group.path)
-    };
-    if let Some(other_directory) = others.clone().find(is_directory).filter(|_| is_base_marked) {
-        mark(other_directory);
-    } else if hierarchy.is_unified && is_base_marked && !others.any(uses_cpuset_controller) {
-        let disabled = base
-            .write_file(SUBTREE_CONTROL, "-cpuset")
-            .and_then(|()| hierarchy.root().write_file(SUBTREE_CONTROL, "-cpuset"));
-        if let Err(errno) = disabled {
-            tracing::warn!(%errno, "the cpuset controller could not be disabled again");
+    if directory.has_attribute(ENABLED_MARK) {
+        let is_same_of_other_pjwd = |group: &&CgroupDir| {
+            OwnCgroupNames::from_cgroup_path(&group.path).is_some_and(|own| path_of(&own) == group.path)
+        };
+        let disable = |group: &CgroupDir| group.write_file(SUBTREE_CONTROL, &format!("-{controller}"));
+        if let Some(other_directory) = others.iter().find(is_same_of_other_pjwd) {
+            mark(other_directory);
+        } else if !others.iter().any(uses_controller)
+            && let Err(errno) = disable(directory).and_then(|()| disable(&hierarchy.root()))
+        {
+            tracing::warn!(%errno, "the {controller} controller could not be disabled again");
         }
     }
-    // Not recursively: another pjwd may have created a cgroup below it just now.
-    let _ = std::fs::remove_dir(&base.dir);
+    // Not recursively: a cgroup may have been created below it just now.
+    let _ = std::fs::remove_dir(&directory.dir);
 }
 
 /// Whether the cgroup `group` exists, and contains no cgroup and no process. Takes the same time for any number of
@@ -225,31 +233,6 @@ fn uses_cpuset_controller(group: &CgroupDir) -> bool {
     let cpuset = group.read_cpuset().unwrap_or_default();
     let is_member = matches!(cpuset.partition.as_str(), "" | "member");
     group.enables_controller(CPUSET) || !cpuset.cpus.is_empty() || !cpuset.mems.is_empty() || !is_member
-}
-
-/// Removes the cgroup `besteffort`, the parent of the cgroups of jobs at idle priority, if it contains no cgroup and no
-/// process. Disables the cpu controller again if this pjwd enabled it and no other program uses it.
-fn remove_unused_besteffort_directory(hierarchy: &CpusetMount, besteffort: &CgroupDir) {
-    if !exists_without_content(besteffort) {
-        return;
-    }
-    if hierarchy.is_unified && besteffort.has_attribute(ENABLED_MARK) {
-        let top_groups = hierarchy.root().children();
-        let mut others = top_groups.iter().filter(|group| group.path != besteffort.path);
-        let is_besteffort = |group: &&CgroupDir| {
-            OwnCgroupNames::from_cgroup_path(&group.path)
-                .is_some_and(|own| own.besteffort_directory_path() == group.path)
-        };
-        if let Some(other_directory) = others.clone().find(is_besteffort) {
-            mark(other_directory);
-        } else if !others.any(uses_cpu_controller)
-            && let Err(errno) = hierarchy.root().write_file(SUBTREE_CONTROL, "-cpu")
-        {
-            tracing::warn!(%errno, "the cpu controller could not be disabled again");
-        }
-    }
-    // Not recursively: a cgroup may have been created below it just now.
-    let _ = std::fs::remove_dir(&besteffort.dir);
 }
 
 /// Whether a program has changed a setting of the cpu controller for this cgroup.
