@@ -129,6 +129,11 @@ fn move_in(twin: &CgroupDir, pid: Pid) -> Result<()> {
     }
 }
 
+/// Moves the process `pid` to the root cgroup of the freezer.
+fn move_to_root(hierarchy: &CpusetMount, pid: Pid) -> Result<()> {
+    hierarchy.v1_freezer_cgroup("/").map_or(Ok(()), |root| move_in(&root, pid))
+}
+
 fn freezer_cgroup(proc: &mut ProcDir, pid: Pid) -> Option<String> {
     proc.cgroups(pid).ok()?.v1_path(FREEZER).map(str::to_owned)
 }
@@ -147,16 +152,9 @@ pub(super) fn thaw(hierarchy: &CpusetMount, group: &CgroupDir) -> Result<()> {
             Err(errno) => Err(errno_to_outcome(group, "be thawed")(*errno)),
         };
     }
-    if twins::besteffort_job_path(&group.path).is_none() {
-        return Ok(());
-    }
-    let Some(twin) = hierarchy.v1_freezer_cgroup(&group.path).filter(CgroupDir::exists) else {
-        return Ok(());
-    };
+    let Some(twin) = twins::existing_twin(hierarchy.v1_freezer_cgroup(&group.path)) else { return Ok(()) };
     write_state(&twin, "THAWED")?;
-    twins::remove_v1_cgroup(&twin, |pid| {
-        twins::move_to_v1_cgroup(|path| hierarchy.v1_freezer_cgroup(path), "/", pid)
-    })
+    twins::remove_v1_cgroup(&twin, |pid| move_to_root(hierarchy, pid))
 }
 
 /// Thaws the processes of all jobs of the class besteffort, so that they run again. Such a job has no cores of its own.
@@ -218,8 +216,7 @@ pub(super) fn update_freezer_cgroup(
     cgroups: &ProcessCgroups,
     to: &str,
 ) -> Result<()> {
-    let twin = context.hierarchy.v1_freezer_cgroup(to).filter(|_| twins::besteffort_job_path(to).is_some());
-    let Some(twin) = twin.filter(CgroupDir::exists) else {
+    let Some(twin) = twins::existing_twin(context.hierarchy.v1_freezer_cgroup(to)) else {
         return leave_freezer_cgroup(context, process, cgroups);
     };
     match moving::process_cgroup_path(context.proc, process, FREEZER) {
@@ -252,5 +249,5 @@ fn leave_twin(proc: &mut ProcDir, hierarchy: &CpusetMount, process: ProcessId) -
     if here.is_none_or(|here| twins::besteffort_job_path(&here).is_none()) {
         return Ok(false);
     }
-    twins::move_to_v1_cgroup(|path| hierarchy.v1_freezer_cgroup(path), "/", process.pid).map(|()| true)
+    move_to_root(hierarchy, process.pid).map(|()| true)
 }

@@ -153,12 +153,6 @@ pub(super) fn stop_empty_slice(context: &mut CpusetContext<'_>, slice: &str) {
     }
 }
 
-/// Returns the twin of the cpuset at `path`. `None` if the twin does not exist.
-fn existing_twin(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
-    let twin = hierarchy.v1_cpu_cgroup(path).filter(|_| twins::besteffort_job_path(path).is_some());
-    twin.filter(CgroupDir::exists)
-}
-
 /// Gives `process` idle priority in cgroup v1: moves it into the twin of the cgroup at `to`. The twin is a cgroup at
 /// the same path in the hierarchy with the cpu controller. Also records the present cgroup of the process in this
 /// hierarchy, so that the process can be moved back later. Returns whether the process was moved: false if there is
@@ -171,7 +165,7 @@ pub(super) fn enter_idle_cgroup(
     process: ProcessId,
     to: &str,
 ) -> Result<bool> {
-    let Some(twin) = existing_twin(context.hierarchy, to) else { return Ok(false) };
+    let Some(twin) = twins::existing_twin(context.hierarchy.v1_cpu_cgroup(to)) else { return Ok(false) };
     let here = moving::process_cgroup_path(context.proc, process, CPU).ok_or(CpusetOutcome::Gone)?;
     if is_cgroup_within(&here, &twin.path) {
         return Ok(false);
@@ -206,7 +200,7 @@ pub(super) fn leave_outdated_idle_cgroup(
     to: &str,
 ) -> Result<()> {
     let was_in_twin = cgroups.v1_path(CPU).and_then(twins::besteffort_job_path).is_some();
-    if !was_in_twin || existing_twin(context.hierarchy, to).is_some() {
+    if !was_in_twin || twins::existing_twin(context.hierarchy.v1_cpu_cgroup(to)).is_some() {
         return Ok(());
     }
     leave_idle_cgroup(context, process)
@@ -218,7 +212,7 @@ pub(super) fn leave_idle_cgroup(context: &mut CpusetContext<'_>, process: Proces
     let Some(here) = moving::process_cgroup_path(context.proc, process, CPU) else { return Ok(()) };
     let Some(twin) = twin_of_job_above(context.hierarchy, &here) else { return Ok(()) };
     let origin = Origins::read(&twin).origin_of(process);
-    twins::move_to_v1_cgroup(|path| context.hierarchy.v1_cpu_cgroup(path), &origin, process.pid)
+    move_to_cgroup_or_above(context.hierarchy, &origin, process.pid)
 }
 
 /// Returns the twin of the besteffort job whose cgroup is at `path` or above. The twin need not exist. `None` if there
@@ -231,13 +225,29 @@ fn twin_of_job_above(hierarchy: &CpusetMount, path: &str) -> Option<CgroupDir> {
 /// First moves the processes of the twin back to their original cgroups in this hierarchy. Has no effect if there is
 /// no twin.
 pub(super) fn remove_v1_cpu_cgroup(context: &mut CpusetContext<'_>, path: &str) -> Result<()> {
-    let Some(twin) = existing_twin(context.hierarchy, path) else { return Ok(()) };
+    let Some(twin) = twins::existing_twin(context.hierarchy.v1_cpu_cgroup(path)) else { return Ok(()) };
     let origins = Origins::read(&twin);
-    let CpusetContext { proc, hierarchy, .. } = context;
     twins::remove_v1_cgroup(&twin, |pid| {
-        let Some(process) = process_of(proc, pid) else { return Ok(()) };
-        twins::move_to_v1_cgroup(|path| hierarchy.v1_cpu_cgroup(path), &origins.origin_of(process), pid)
+        let Some(process) = process_of(context.proc, pid) else { return Ok(()) };
+        move_to_cgroup_or_above(context.hierarchy, &origins.origin_of(process), pid)
     })
+}
+
+/// Moves the process `pid` to the cgroup at `path` in the v1 hierarchy with the cpu controller. If this cgroup does not
+/// exist or the kernel refuses the move, moves the process to the nearest cgroup above that accepts it. Succeeds
+/// without effect if the process has ended.
+fn move_to_cgroup_or_above(hierarchy: &CpusetMount, path: &str, pid: Pid) -> Result<()> {
+    let group = hierarchy.v1_cpu_cgroup(path).or_else(|| hierarchy.v1_cpu_cgroup("/"));
+    let Some(mut group) = group else { return Ok(()) };
+    loop {
+        match group.write_file("cgroup.procs", &pid.to_string()) {
+            Ok(()) | Err(Errno::ESRCH) => return Ok(()),
+            Err(errno) if group.path == "/" => {
+                return Err(errno_to_outcome(&group, &format!("take process {pid}"))(errno));
+            }
+            Err(_) => group = group.parent(),
+        }
+    }
 }
 
 fn process_of(proc: &mut ProcDir, pid: Pid) -> Option<ProcessId> {

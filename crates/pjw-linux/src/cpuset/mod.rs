@@ -269,15 +269,9 @@ fn remove_cpuset(context: &mut CpusetContext<'_>, job_cpuset: &JobCpuset) -> Res
                 )));
             };
             undo_twins(context, &group)?;
-            let removed = group.remove();
+            let removed = writing::remove_cgroup(&group, &group.path);
             own::remove_unused_directory(context.hierarchy, &base);
-            removed.map_err(|errno| match errno {
-                nix::errno::Errno::EBUSY => refused_outcome(format!(
-                    "the cgroup {} can't be removed: processes are still in it",
-                    group.path
-                )),
-                other => writing::errno_to_outcome(&group, "be removed")(other),
-            })
+            removed
         }
     }
 }

@@ -6,12 +6,12 @@
 
 use std::fs;
 
-use nix::errno::Errno;
 use pjw_core::ids::Pid;
 use pjw_core::own_cgroups::OwnCgroupNames;
 
-use super::context::{Result, refused_outcome};
-use super::{own::retry_while_parent_disappears, writing::errno_to_outcome};
+use super::context::Result;
+use super::own::retry_while_parent_disappears;
+use super::writing::{errno_to_outcome, remove_cgroup};
 use crate::cgroup::{CgroupDir, CpusetMount};
 
 /// The maximum number of passes in which all processes are moved out of a cgroup. Each pass lists the processes and
@@ -26,6 +26,12 @@ pub(super) fn besteffort_job_path(path: &str) -> Option<String> {
     (!name.is_empty()).then(|| format!("{base}/{name}"))
 }
 
+/// Returns `twin` if it exists, and if its path is that of a besteffort job's cgroup or of a cgroup below. Otherwise
+/// returns `None`.
+pub(super) fn existing_twin(twin: Option<CgroupDir>) -> Option<CgroupDir> {
+    twin.filter(|twin| besteffort_job_path(&twin.path).is_some() && twin.exists())
+}
+
 /// Creates `twin`, a cgroup at the same path as the cpuset of a job, in the v1 hierarchy of another controller. First
 /// creates the parent of the twin, and calls `prepare` with the parent.
 pub(super) fn create_v1_cgroup(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) -> Result<()>) -> Result<()> {
@@ -36,26 +42,6 @@ pub(super) fn create_v1_cgroup(twin: &CgroupDir, prepare: impl Fn(&CgroupDir) ->
         prepare(&above)?;
         create_dir(twin)
     })
-}
-
-/// Moves the process `pid` to the cgroup at `path` in a v1 hierarchy. If this cgroup does not exist or the kernel
-/// refuses the move, moves the process to the nearest cgroup above that accepts it. `group_at` returns the cgroup at
-/// a path in this hierarchy. Succeeds without effect if the process has ended.
-pub(super) fn move_to_v1_cgroup(
-    group_at: impl Fn(&str) -> Option<CgroupDir>,
-    path: &str,
-    pid: Pid,
-) -> Result<()> {
-    let Some(mut group) = group_at(path).or_else(|| group_at("/")) else { return Ok(()) };
-    loop {
-        match group.write_file("cgroup.procs", &pid.to_string()) {
-            Ok(()) | Err(Errno::ESRCH) => return Ok(()),
-            Err(errno) if group.path == "/" => {
-                return Err(errno_to_outcome(&group, &format!("take process {pid}"))(errno));
-            }
-            Err(_) => group = group.parent(),
-        }
-    }
 }
 
 /// Removes `twin`, a cgroup at the same path as the cpuset of a job, in the v1 hierarchy of another controller. Also
@@ -72,24 +58,13 @@ pub(super) fn remove_v1_cgroup(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -
         }
         pids.into_iter().try_for_each(&mut move_out)?;
     }
-    twin.remove().map_err(|errno| match errno {
-        Errno::EBUSY => refused_outcome(format!(
-            "the cgroup {} can't be removed: processes are still in it",
-            twin.dir.display()
-        )),
-        other => errno_to_outcome(twin, "be removed")(other),
-    })?;
-    remove_empty_parent(twin);
-    Ok(())
-}
-
-/// Removes the parent of the cgroup `twin` if it has no child cgroups. The root cgroup is never removed.
-pub(super) fn remove_empty_parent(twin: &CgroupDir) {
+    remove_cgroup(twin, twin.dir.display())?;
     let above = twin.parent();
     if above.path != "/" {
         // Fails if there are other twins.
         let _ = fs::remove_dir(&above.dir);
     }
+    Ok(())
 }
 
 /// Returns the twins whose cpuset does not exist. A twin is a cgroup at the same path as the cpuset of a besteffort

@@ -1,5 +1,7 @@
 //! Writes the cpuset of a cgroup, and checks the result.
 
+use std::fmt::Display;
+
 use nix::errno::Errno;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CpusetOutcome, CpusetSpec};
@@ -263,6 +265,16 @@ pub(super) fn restore_partition(group: &CgroupDir, before: &CpusetConfig) {
 /// Reads the configuration of the cpuset of the cgroup `group`.
 pub(super) fn read_cpuset(group: &CgroupDir) -> Result<CpusetConfig> {
     group.read_cpuset().map_err(errno_to_outcome(group, "be read"))
+}
+
+/// Removes the cgroup `group` and all cgroups below it. `name` stands for the cgroup in the message of an error.
+pub(super) fn remove_cgroup(group: &CgroupDir, name: impl Display) -> Result<()> {
+    group.remove().map_err(|errno| match errno {
+        Errno::EBUSY => {
+            refused_outcome(format!("the cgroup {name} can't be removed: processes are still in it"))
+        }
+        other => errno_to_outcome(group, "be removed")(other),
+    })
 }
 
 /// Returns a function that converts the error of a file of the cgroup `group` to the outcome of the whole change.
