@@ -20,7 +20,6 @@ mod writing;
 use pjw_core::cpuset::CpuSet;
 use pjw_core::cpuset_group::{CgroupCreator, CpusetChange, CpusetOutcome, CpusetSpec, JobCpuset};
 use pjw_core::ids::{ProcessId, Uid};
-use pjw_core::own_cgroups::OwnCgroupNames;
 
 use context::{Result, changed_cpuset, refused_outcome};
 use writing::KnownCpusets;
@@ -209,15 +208,15 @@ fn undo_twins(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Result<()> 
 
 /// Removes the twins that an earlier run of pjwd left behind, for example because it was killed. A twin is a cgroup
 /// in the v1 hierarchy of another controller, at the same path as the cpuset of a job. Only twins whose cpuset no
-/// longer exists are removed. `own_cgroups` has the names of the cgroups that this pjwd creates for jobs.
-pub(crate) fn remove_orphaned_twins(context: &mut CpusetContext<'_>, own_cgroups: &OwnCgroupNames) {
-    for twin in twins::orphaned_twins(context.hierarchy, own_cgroups) {
+/// longer exists are removed.
+pub(crate) fn remove_orphaned_twins(context: &mut CpusetContext<'_>) {
+    for twin in twins::orphaned_twins(context.hierarchy, context.own_cgroups) {
         let removed = context.cgroup(&twin.path).and_then(|group| undo_twins(context, &group));
         if let Err(CpusetOutcome::Refused { reason }) = removed {
             tracing::warn!(reason, "a cgroup that an earlier pjwd left behind could not be removed");
         }
     }
-    own::remove_empty_directories(context.hierarchy, own_cgroups);
+    own::remove_empty_directories(context.hierarchy, context.own_cgroups);
 }
 
 /// Removes the limits of the cpuset `job_cpuset`, so that its processes can use all PUs (logical CPUs) of its parent.

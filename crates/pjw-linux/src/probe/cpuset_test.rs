@@ -58,7 +58,6 @@ pub(super) fn test_cpusets(
     remove_leftover_test_cpusets(
         &mut CpusetContext { proc: &mut proc, hierarchy, systemd: &mut systemd, own_cgroups },
         &mut unrelated_threads,
-        own_cgroups,
         creator,
     );
     let sleeping_process =
@@ -138,13 +137,13 @@ fn job_cpuset(
 fn remove_leftover_test_cpusets(
     context: &mut CpusetContext<'_>,
     unrelated_threads: &mut UnrelatedThreads,
-    own_cgroups: &OwnCgroupNames,
     creator: CgroupCreator,
 ) {
     if creator == CgroupCreator::Systemd {
         return;
     }
-    remove_orphaned_twins(context, own_cgroups);
+    remove_orphaned_twins(context);
+    let own_cgroups = context.own_cgroups;
     let bases = [
         (CgroupPlace::Usual, own_cgroups.directory_path()),
         (CgroupPlace::Besteffort, own_cgroups.besteffort_directory_path()),

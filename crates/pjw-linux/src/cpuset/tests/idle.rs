@@ -340,7 +340,7 @@ fn a_twin_that_a_killed_warden_left_behind_is_found_and_undone() {
     fixture.group(&job_cpuset).remove().unwrap();
     assert!(is_listed(&fixture) && !is_undone(&fixture, &job_cpuset));
     let (mut context, _) = fixture.context();
-    remove_orphaned_twins(&mut context, &own);
+    remove_orphaned_twins(&mut context);
     assert!(!is_listed(&fixture) && is_undone(&fixture, &job_cpuset));
     assert_eq!(place(&mut fixture, process, "cpu"), "/made-by-test-orphan");
     assert_eq!(place(&mut fixture, process, "freezer"), "/");
