@@ -31,14 +31,14 @@ pub(super) fn create_or_update_scope(
     initial_processes: &[ProcessId],
 ) -> Result<CpuSet> {
     let (unit, slice) = unit_and_slice(group)?;
-    if let Err(outcome) = enable_controller_above(context, group, &slice) {
+    if let Err(outcome) = enable_controller_above(context, group, slice) {
         reset_unit_cpuset(context, group, unit);
         return Err(outcome);
     }
     if job_cpuset.spec.idle
-        && let Err(outcome) = idle::ensure_slice(context, &slice)
+        && let Err(outcome) = idle::ensure_slice(context, slice)
     {
-        idle::stop_empty_slice(context, &slice);
+        idle::stop_empty_slice(context, slice);
         return Err(outcome);
     }
     let before = group.exists().then(|| group.read_cpuset()).and_then(Result::ok);
@@ -55,7 +55,7 @@ pub(super) fn create_or_update_scope(
         None => {
             let scope = TransientScope {
                 unit: unit.to_owned(),
-                slice: slice.clone(),
+                slice: slice.to_owned(),
                 description: format!("Cores of job {}, managed by pjwd", job_cpuset.job),
                 pids: initial.iter().map(|(process, _)| process.pid).collect(),
                 cpus: job_cpuset.spec.cpus.clone(),
@@ -69,7 +69,7 @@ pub(super) fn create_or_update_scope(
         .and_then(|effective| {
             if job_cpuset.spec.idle {
                 // The slice may have been stopped as an empty one just before.
-                idle::ensure_slice(context, &slice)?;
+                idle::ensure_slice(context, slice)?;
             }
             freezer::set_frozen(context, group, job_cpuset.spec.frozen).map(|()| effective)
         });
@@ -86,7 +86,7 @@ pub(super) fn create_or_update_scope(
             None => move_processes_back(context, group, &initial),
         }
         if job_cpuset.spec.idle {
-            idle::stop_empty_slice(context, &slice);
+            idle::stop_empty_slice(context, slice);
         }
     }
     outcome
@@ -117,20 +117,17 @@ fn reset_unit_cpuset(context: &mut CpusetContext<'_>, group: &CgroupDir, unit: &
 ///
 /// # Errors
 /// If `group` is not the cgroup of a scope of pjwd, according to its path.
-fn unit_and_slice(group: &CgroupDir) -> Result<(&str, String)> {
+fn unit_and_slice(group: &CgroupDir) -> Result<(&str, &str)> {
     let found = OwnCgroupNames::from_cgroup_path(&group.path).and_then(|own| {
         let (above, unit) = group.path.rsplit_once('/')?;
-        let is_besteffort = above.strip_prefix('/') == Some(&own.besteffort_slice_name());
-        let (slice, directory) = if above.is_empty() {
-            ("-.slice".to_owned(), own.directory_path())
-        } else if is_besteffort {
-            (own.besteffort_slice_name(), own.besteffort_directory_path())
-        } else {
-            (own.slice_name(), own.directory_path())
+        let (slice, directory) = match above.strip_prefix('/') {
+            None => ("-.slice", own.directory_path()),
+            Some(slice) if slice == own.slice_name() => (slice, own.directory_path()),
+            Some(slice) if slice == own.besteffort_slice_name() => (slice, own.besteffort_directory_path()),
+            Some(_) => return None,
         };
-        let is_below = above.is_empty() || above.strip_prefix('/') == Some(&slice);
         let name = unit.strip_prefix(directory.trim_start_matches('/'))?;
-        (is_below && name.starts_with('-') && name.ends_with(".scope")).then_some((unit, slice))
+        (name.starts_with('-') && name.ends_with(".scope")).then_some((unit, slice))
     });
     found.ok_or_else(|| refused_outcome(format!("the cgroup {} is no scope of pjwd", group.path)))
 }
@@ -369,7 +366,7 @@ pub(super) fn remove(context: &mut CpusetContext<'_>, group: &CgroupDir) -> Resu
         std::thread::sleep(SYSTEMD_POLL_INTERVAL);
     }
     if group.parent().path != "/" {
-        idle::stop_empty_slice(context, &slice);
+        idle::stop_empty_slice(context, slice);
     }
     Ok(())
 }
