@@ -293,13 +293,11 @@ impl Origins {
     ///   processes exist.
     /// - If the attribute can't be written, only logs a warning. The list may be too long for an attribute.
     fn add(mut self, proc: &mut ProcDir, twin: &CgroupDir, process: ProcessId, origin: String) {
-        let Some(usual) = &self.usual else {
+        if self.usual.is_none() {
             twin.write_attribute(marks::ORIGIN_ATTRIBUTE, &origin);
             return;
-        };
-        let is_recorded = self.others.iter().any(|(other, path)| *other == process && *path == origin);
-        let is_usual = *usual == origin && !self.others.iter().any(|(other, _)| *other == process);
-        if is_recorded || is_usual {
+        }
+        if self.origin_of(process) == origin {
             return;
         }
         self.others.retain(|(other, _)| *other != process && process_of(proc, other.pid) == Some(*other));

@@ -30,13 +30,7 @@ pub(crate) fn list_job_cpusets(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupN
         below_parents.chain(isolated).map(|group| read_job_cgroup(&group)).collect();
     // The origin of a twin is a cgroup of another hierarchy.
     let orphaned_twins = twins::orphaned_twins(hierarchy, own_cgroups).into_iter();
-    found.extend(orphaned_twins.map(|twin| LeftoverCpuset {
-        path: twin.path,
-        owner: None,
-        origin_cgroup: None,
-        scheduler_cpuset: None,
-        other_writer: None,
-    }));
+    found.extend(orphaned_twins.map(|twin| LeftoverCpuset { origin_cgroup: None, ..read_job_cgroup(&twin) }));
     found.extend(find_scheduler_cpusets(hierarchy, own_cgroups));
     found.sort_by(|one, other| one.path.cmp(&other.path));
     found.dedup_by(|one, other| one.path == other.path);
