@@ -23,7 +23,7 @@ use crate::systemd::{IDLE_WEIGHT, MIN_WEIGHT, SystemdError};
 
 /// The name of the file in the directory of a cgroup that gives the cgroup idle priority: the processes then run only
 /// when no process of its sibling cgroups runs. The file exists on Linux 5.15 and later.
-pub(super) const CPU_IDLE_FILE: &str = "cpu.idle";
+const CPU_IDLE_FILE: &str = "cpu.idle";
 /// The extended attribute of a twin for the processes that came from another cgroup than the first process: a line
 /// "PID START PATH" for each of them.
 const ORIGINS: &str = "pjw.origins";
@@ -32,7 +32,7 @@ const ORIGINS: &str = "pjw.origins";
 ///
 /// # Errors
 /// If the file does not exist, the kernel refuses the write, or the file does not contain 1 afterwards.
-pub(super) fn set_idle(group: &CgroupDir) -> Result<()> {
+fn set_idle(group: &CgroupDir) -> Result<()> {
     let now = group.read_file(CPU_IDLE_FILE).map_err(|errno| idle_error_to_outcome(group, errno))?;
     if now == "1" {
         return Ok(());
@@ -115,8 +115,7 @@ pub fn has_lost_idle_priority(own_cgroups: &OwnCgroupNames) -> bool {
 /// If systemd can't start the slice, or if the kernel refuses idle priority.
 pub(super) fn ensure_slice(context: &mut CpusetContext<'_>, slice: &str) -> Result<()> {
     let group = context.cgroup(&format!("/{slice}"))?;
-    let is_idle = || group.read_file(CPU_IDLE_FILE).is_ok_and(|now| now == "1");
-    if is_idle() {
+    if group.read_file(CPU_IDLE_FILE).is_ok_and(|now| now == "1") {
         return Ok(());
     }
     let started = match start_slice(context, slice, IDLE_WEIGHT) {

@@ -13,7 +13,7 @@ use pjw_core::own_cgroups::OwnCgroupNames;
 
 use super::{
     context::{Result, refused_outcome},
-    writing::{KnownCpusets, errno_to_outcome, read_cpuset},
+    writing::{KnownCpusets, errno_to_outcome, read_cpuset, write_list},
 };
 use crate::cgroup::{CgroupDir, CpusetConfig, CpusetMount, SUBTREE_CONTROL};
 
@@ -104,12 +104,8 @@ pub(super) fn find_top_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -
 /// [`CpusetOutcome::Gone`] if `base` does not exist. [`CpusetOutcome::Refused`] if the kernel refuses a value.
 fn sync_with_root(hierarchy: &CpusetMount, base: &CgroupDir) -> Result<CpusetConfig> {
     let (top, now) = (read_cpuset(&hierarchy.root())?, read_cpuset(base)?);
-    for (file, now, all) in [("cpuset.mems", now.mems, &top.mems), ("cpuset.cpus", now.cpus, &top.cpus)] {
-        if now != *all {
-            base.write_file(file, &all.to_string())
-                .map_err(errno_to_outcome(base, &format!("get {file} {all}")))?;
-        }
-    }
+    write_list(base, "cpuset.mems", &now.mems, &top.mems)?;
+    write_list(base, "cpuset.cpus", &now.cpus, &top.cpus)?;
     Ok(top)
 }
 

@@ -97,7 +97,8 @@ fn values_to_write(
     Ok((cpus, Some(mems)))
 }
 
-fn write_list(group: &CgroupDir, file: &str, now: &CpuSet, to: &CpuSet) -> Result<()> {
+/// Writes `to` to the file `file` of the cgroup `group`, except if `now`, the present value of the file, is the same.
+pub(super) fn write_list(group: &CgroupDir, file: &str, now: &CpuSet, to: &CpuSet) -> Result<()> {
     if now == to {
         return Ok(());
     }
