@@ -8,7 +8,7 @@ use pjw_core::event::EventKind;
 use pjw_core::policy::Policy;
 use pjw_core::ports::MachineInterface;
 
-use crate::machine::{Machine, ROOT, job, machine_with, regular_topology};
+use crate::machine::{Machine, ROOT, SECOND, job, machine_with, regular_topology};
 use crate::restore::restart;
 
 /// A machine with cpusets, and a kernel that keeps requested masks.
@@ -41,6 +41,25 @@ fn a_child_that_was_born_in_the_cpuset_returns_to_the_original_cgroup_of_its_par
     }
     m.settle();
     assert_eq!([6, 8, 9].map(|pid| m.process(pid).cgroup.clone()), ["/", session, session]);
+}
+
+#[test]
+fn a_process_does_not_return_to_the_original_cgroup_of_a_later_process_with_the_pid_of_its_parent() {
+    let [first, second] = [1, 2].map(|id| format!("/user.slice/user-1001.slice/session-{id}.scope"));
+    let mut m = machine();
+    m.spawn(6, 1, 0).cgroup.clone_from(&first);
+    m.assign("a", 2, &[6]).unwrap();
+    m.advance(SECOND);
+    m.spawn(7, 1, 0).cgroup.clone_from(&second);
+    m.assign("a", 2, &[7]).unwrap();
+    let inside = m.process(7).cgroup.clone();
+    assert_ne!(inside, second);
+    // Process 8 was born in the cpuset before process 7 began: its parent was an earlier process 7, which has ended.
+    let start = m.process(6).id.start;
+    m.spawn(8, 7, 0).id.start = start;
+    assert_eq!(m.process(8).cgroup, inside);
+    m.release("a").unwrap();
+    assert_eq!([6, 7, 8].map(|pid| m.process(pid).cgroup.clone()), [first.clone(), second, first]);
 }
 
 #[test]

@@ -2,8 +2,8 @@
 
 use crate::basics::{CpuSet, Pid, ProcessId, cgroup_and_ancestor_paths, is_cgroup_within, prelude::*};
 use crate::phases::cpusets::planned::allows_every_pu;
-use crate::phases::draft::CycleDraft;
-use crate::state::{KnownProcess, Member, WardenState, processes::MAX_GENERATIONS};
+use crate::phases::{draft::CycleDraft, membership::ancestors};
+use crate::state::{KnownProcess, Member, WardenState};
 use crate::terms::{
     CgroupCreator, CpusetHierarchy, JobCpuset, JobId, JobIdAttribute, JobReference, MembershipEvidence,
     Policy, Process,
@@ -112,7 +112,8 @@ pub(super) fn members_forked_inside(
 /// path `job_cpuset`. This is the first of these cgroups that is known:
 ///
 /// 1. The cgroup from which pjw moved the process into a cpuset.
-/// 2. The cgroup from which pjw moved the nearest ancestor. Only ancestors that are or were in a cpuset of pjw count.
+/// 2. The cgroup from which pjw moved the nearest ancestor. The search follows the parents as [`ancestors`] does, and
+///    ends at the first ancestor that is not in this cpuset and was never moved into a cpuset of pjw.
 /// 3. The cgroup from which the first process in this cpuset came.
 ///
 /// Returns `None` if none of these cgroups is known.
@@ -120,8 +121,9 @@ pub(super) fn original_cgroup(state: &WardenState, process: ProcessId, job_cpuse
     let was_inside = |process: &&Process| {
         process.is_in_cgroup(job_cpuset) || state.cpusets.was_moved_into_any_cpuset(process.id)
     };
-    let parent = |child: &&Process| state.process(child.parent).filter(was_inside);
-    let ancestry = core::iter::successors(state.process(process.pid), parent).take(MAX_GENERATIONS);
+    let known = state.process(process.pid);
+    let above = known.into_iter().flat_map(|process| ancestors(state, process)).map(|above| &above.process);
+    let ancestry = known.into_iter().chain(above.take_while(was_inside));
     state.cpusets.original_cgroup(ancestry.map(|process| process.id), job_cpuset).map(str::to_owned)
 }
 

@@ -363,7 +363,7 @@ fn job_by_environment<'a>(
 }
 
 /// Iterates over the known ancestors of a process. The parent comes first. Ends before the first ancestor that the
-/// state does not contain.
+/// state does not contain, or whose pid now belongs to a process that started later than its child.
 pub(crate) fn ancestors<'a>(
     state: &'a WardenState,
     process: &'a Process,
