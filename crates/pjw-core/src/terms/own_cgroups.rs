@@ -27,8 +27,7 @@ pub struct OwnCgroupNames {
 }
 
 impl Default for OwnCgroupNames {
-    /// The names for a daemon that runs alone: cgroups below `/pjw`, or below `pjw.slice` if systemd creates
-    /// them.
+    /// Returns the names for a daemon that runs alone. They begin with `pjw`, as in `/pjw` and `pjw.slice`.
     fn default() -> Self {
         Self { name: NAME.to_owned() }
     }
@@ -75,9 +74,10 @@ impl OwnCgroupNames {
     }
 
     /// Returns the path of the cgroup in which the daemon itself creates the cgroups of most jobs
-    /// ([`CgroupPlace::Usual`]), such as `/pjw`. Used if systemd does not manage the cgroup hierarchy.
+    /// ([`CgroupPlace::Usual`]), such as `/pjw`. The daemon itself creates these cgroups if systemd does not manage the
+    /// cgroup hierarchy. The path is relative to the mount point of the hierarchy.
     #[must_use]
-    pub fn directory_path(&self) -> String {
+    pub fn usual_parent_path(&self) -> String {
         format!("/{}", self.name)
     }
 
@@ -89,9 +89,10 @@ impl OwnCgroupNames {
     }
 
     /// Returns the path of the cgroup in which the daemon itself creates the cgroups of jobs of the class
-    /// besteffort, such as `/pjw_besteffort`. All processes in these cgroups run at idle priority.
+    /// besteffort ([`CgroupPlace::Besteffort`]), such as `/pjw_besteffort`. All processes in these cgroups run at idle
+    /// priority. The path is relative to the mount point of the cgroup hierarchy.
     #[must_use]
-    pub fn besteffort_directory_path(&self) -> String {
+    pub fn besteffort_parent_path(&self) -> String {
         format!("/{}{BESTEFFORT}", self.name)
     }
 
@@ -102,16 +103,17 @@ impl OwnCgroupNames {
         format!("{}{BESTEFFORT}.slice", self.name)
     }
 
-    /// Returns the paths of the cgroups that contain the cgroups of jobs of the class besteffort: the cgroup in which
-    /// the daemon creates them, and the slice in which systemd creates them.
+    /// Returns the paths of the two cgroups in which the cgroups of jobs of the class besteffort can be: the cgroup in
+    /// which the daemon itself creates them ([`OwnCgroupNames::besteffort_parent_path`]), and the cgroup of the slice
+    /// in which systemd creates them ([`OwnCgroupNames::besteffort_slice_name`]).
     #[must_use]
     pub fn besteffort_parent_paths(&self) -> [String; 2] {
-        [self.besteffort_directory_path(), format!("/{}", self.besteffort_slice_name())]
+        [self.besteffort_parent_path(), format!("/{}", self.besteffort_slice_name())]
     }
 
     /// Whether the cgroup at `path` belongs to the daemon that uses these cgroup names. True for the cgroups that the
-    /// daemon creates (cgroups of jobs and their parents) and for all cgroups below them. Checks only the text: the
-    /// cgroup need not exist.
+    /// daemon creates (the cgroups of jobs and the parents of these cgroups) and for all cgroups below them. Checks
+    /// only the text of the path: the cgroup need not exist.
     #[must_use]
     pub fn is_own_path(&self, path: &str) -> bool {
         Self::from_cgroup_path(path).as_ref() == Some(self)
@@ -320,7 +322,7 @@ mod tests {
             OwnCgroupNames::for_additional_daemon(b"/tmp/two"),
         );
         assert_eq!(
-            one.directory_path(),
+            one.usual_parent_path(),
             "/pjw_8cf11471b8d8b200",
             "the same state directory, the same cgroups"
         );
@@ -330,7 +332,7 @@ mod tests {
             let job_paths = creators
                 .iter()
                 .flat_map(|&creator| CgroupPlace::ALL.map(|place| own.job_path(&job, creator, place)));
-            let usual_parent_paths = [own.directory_path(), format!("/{}", own.slice_name())];
+            let usual_parent_paths = [own.usual_parent_path(), format!("/{}", own.slice_name())];
             for path in job_paths.chain(usual_parent_paths).chain(own.besteffort_parent_paths()) {
                 assert_eq!(OwnCgroupNames::from_cgroup_path(&path).as_ref(), Some(own), "{path}");
                 let owner_count = [&alone, &one, &two].iter().filter(|own| own.is_own_path(&path)).count();

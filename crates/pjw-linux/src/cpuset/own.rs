@@ -87,13 +87,13 @@ pub(super) fn retry_while_parent_disappears<T>(
 /// `job_cpuset` is not one that pjwd uses for jobs.
 pub(super) fn find_top_cgroup(hierarchy: &CpusetMount, job_cpuset: &CgroupDir) -> Option<CgroupDir> {
     let own_cgroups = OwnCgroupNames::from_cgroup_path(&job_cpuset.path)?;
-    let directory = own_cgroups.directory_path();
-    let besteffort = job_cpuset.path.strip_prefix(&own_cgroups.besteffort_directory_path());
+    let top_path = own_cgroups.usual_parent_path();
+    let besteffort = job_cpuset.path.strip_prefix(&own_cgroups.besteffort_parent_path());
     let name = match besteffort {
         Some(below) => below.strip_prefix('/')?,
-        None => job_cpuset.path.strip_prefix(&directory)?.strip_prefix(['/', '-'])?,
+        None => job_cpuset.path.strip_prefix(&top_path)?.strip_prefix(['/', '-'])?,
     };
-    (!name.is_empty() && !name.contains('/')).then(|| hierarchy.cgroup(&directory))?
+    (!name.is_empty() && !name.contains('/')).then(|| hierarchy.cgroup(&top_path))?
 }
 
 /// Gives the v1 cgroup `base` all PUs (logical CPUs) and NUMA nodes of the root cgroup, and returns them. `base` is a
@@ -164,15 +164,15 @@ fn mark(base: &CgroupDir) {
 /// the cpuset of a job was removed. Before, removes the cgroup of the jobs at idle priority if it is also unused.
 pub(super) fn remove_unused_directory(hierarchy: &CpusetMount, base: &CgroupDir) {
     if let Some(own_cgroups) = OwnCgroupNames::from_cgroup_path(&base.path)
-        && let Some(besteffort) = hierarchy.cgroup(&own_cgroups.besteffort_directory_path())
+        && let Some(besteffort) = hierarchy.cgroup(&own_cgroups.besteffort_parent_path())
     {
-        let path_of = OwnCgroupNames::besteffort_directory_path;
+        let path_of = OwnCgroupNames::besteffort_parent_path;
         remove_if_unused(hierarchy, &besteffort, CPU, path_of, uses_cpu_controller);
         if besteffort.exists() {
             return;
         }
     }
-    remove_if_unused(hierarchy, base, CPUSET, OwnCgroupNames::directory_path, uses_cpuset_controller);
+    remove_if_unused(hierarchy, base, CPUSET, OwnCgroupNames::usual_parent_path, uses_cpuset_controller);
 }
 
 /// Removes `directory`, in which this pjwd creates the cgroups of jobs, if it contains no cgroup and no process, and if
@@ -243,7 +243,7 @@ fn uses_cpu_controller(group: &CgroupDir) -> bool {
 /// Removes the top cgroups of this pjwd (named in `own_cgroups`) if they contain no cgroups of jobs. An earlier run
 /// of pjwd leaves such a cgroup behind if it is killed.
 pub(super) fn remove_empty_directories(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) {
-    if let Some(base) = hierarchy.cgroup(&own_cgroups.directory_path()) {
+    if let Some(base) = hierarchy.cgroup(&own_cgroups.usual_parent_path()) {
         remove_unused_directory(hierarchy, &base);
     }
 }

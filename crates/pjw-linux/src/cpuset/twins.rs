@@ -21,7 +21,7 @@ pub(super) const MAX_PASSES: usize = 64;
 /// If the cgroup at `path` is the cgroup of a besteffort job or lies below such a cgroup, returns the path of the
 /// job's cgroup. Otherwise returns `None`.
 pub(super) fn besteffort_job_path(path: &str) -> Option<String> {
-    let base = OwnCgroupNames::from_cgroup_path(path)?.besteffort_directory_path();
+    let base = OwnCgroupNames::from_cgroup_path(path)?.besteffort_parent_path();
     let name = path.strip_prefix(&base)?.strip_prefix('/')?.split('/').next()?;
     (!name.is_empty()).then(|| format!("{base}/{name}"))
 }
@@ -71,7 +71,7 @@ pub(super) fn remove_v1_cgroup(twin: &CgroupDir, mut move_out: impl FnMut(Pid) -
 /// job, in the v1 hierarchy with the cpu or freezer controller. `hierarchy` is the hierarchy with the cpuset
 /// controller, and `own_cgroups` has the names of the cgroups that this pjwd creates.
 pub(super) fn orphaned_twins(hierarchy: &CpusetMount, own_cgroups: &OwnCgroupNames) -> Vec<CgroupDir> {
-    let parent_path = own_cgroups.besteffort_directory_path();
+    let parent_path = own_cgroups.besteffort_parent_path();
     let parents = [hierarchy.v1_cpu_cgroup(&parent_path), hierarchy.v1_freezer_cgroup(&parent_path)];
     let twins = parents.iter().flatten().flat_map(CgroupDir::children);
     twins.filter(|twin| hierarchy.cgroup(&twin.path).is_none_or(|cpuset| !cpuset.exists())).collect()

@@ -161,7 +161,7 @@ fn is_undone(fixture: &Fixture, job_cpuset: &JobCpuset) -> bool {
 }
 
 fn is_nothing_left(fixture: &Fixture) -> bool {
-    let path = OwnCgroupNames::default().besteffort_directory_path();
+    let path = OwnCgroupNames::default().besteffort_parent_path();
     let hierarchy = &fixture.hierarchy;
     let all = [hierarchy.cgroup(&path), hierarchy.v1_cpu_cgroup(&path), hierarchy.v1_freezer_cgroup(&path)];
     !all.iter().flatten().any(CgroupDir::exists)
@@ -219,7 +219,7 @@ fn the_cpu_controller_of_v2_is_disabled_again_with_the_last_job_at_idle_priority
     };
     let own = OwnCgroupNames::default();
     let (top, besteffort_group) =
-        (fixture.hierarchy.root(), fixture.hierarchy.cgroup(&own.besteffort_directory_path()).unwrap());
+        (fixture.hierarchy.root(), fixture.hierarchy.cgroup(&own.besteffort_parent_path()).unwrap());
     if besteffort_group.exists() {
         skip("another warden has jobs at idle priority here");
         return;
