@@ -34,7 +34,7 @@ use crate::job_files::JobFiles;
 use crate::metrics::meter::{MetricsReceiver, MetricsRecorder};
 use crate::run::daemon_records::JournalAndReports;
 use crate::run::event_loop::{EventLoop, ReloadContext};
-use crate::run::own_files::{PassedSocket, SocketFile, WatchedFiles};
+use crate::run::own_files::{PassedSocketFile, SocketFile, WatchedFiles};
 use crate::run::own_mask::DaemonMask;
 use crate::store::{
     journal, journal::FileJournal, journal::JournalError, journal::RecoveredJournal, lock::DaemonLock,
@@ -381,7 +381,7 @@ fn path_of_listener(listener: &UnixListener) -> Option<PathBuf> {
 /// is dropped.
 fn listen(passed: Option<UnixListener>, path: &Path) -> anyhow::Result<(UnixListener, SocketFile)> {
     if let Some(listener) = passed {
-        let socket = PassedSocket::new(path_of_listener(&listener), &listener);
+        let socket = PassedSocketFile::new(path_of_listener(&listener), &listener);
         return Ok((listener, SocketFile::Passed(socket)));
     }
     let new_directory = path.parent().filter(|dir| directories::is_missing(dir));

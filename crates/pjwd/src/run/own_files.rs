@@ -40,14 +40,14 @@ const RENEW_SOCKET_OF_SYSTEMD: &str =
 const UNIT_STOPPED: &str =
     "the socket unit was stopped, so pjwd does not make its socket again: no client can connect";
 
-/// The control socket of the daemon. The variant says who created the socket: the daemon, or the service manager
-/// (systemd socket activation).
+/// The socket file of the daemon's control socket: the file at the path to which clients connect. The variant says who
+/// created the socket: the daemon, or the service manager (systemd socket activation).
 #[derive(Debug)]
 pub enum SocketFile {
     /// The daemon created the socket, and can create it again.
     CreatedByDaemon(BoundSocket),
     /// The service manager created the socket and passed it to the daemon.
-    Passed(PassedSocket),
+    Passed(PassedSocketFile),
     /// Another program removed the socket that the service manager had passed, and the daemon created a new socket at
     /// the same path. The service manager does not know the new socket. The second value is the service manager, which
     /// shows whether the old socket is still open. It is `None` if this can't be known.
@@ -55,7 +55,7 @@ pub enum SocketFile {
 }
 
 impl SocketFile {
-    /// The path of the socket. `None` if the socket has no path.
+    /// Returns the path of the socket file. `None` if the socket has no file.
     fn path(&self) -> Option<&Path> {
         match self {
             Self::CreatedByDaemon(socket) | Self::Replaced(socket, _) => Some(socket.path()),
@@ -71,9 +71,9 @@ impl SocketFile {
         }
     }
 
-    /// Whether the socket unit was stopped. The service manager then closes the socket, and after that removes the file
-    /// if the unit says `RemoveOnStop=yes`. If another program removed the file, the service manager still has the
-    /// socket open.
+    /// Whether the socket unit was stopped. The service manager then closes the socket. After that, it removes the
+    /// socket file if the unit says `RemoveOnStop=yes`. If another program removed the socket file, the service manager
+    /// still has the socket open.
     fn is_unit_stopped(&self) -> bool {
         let manager = match self {
             Self::CreatedByDaemon(_) => None,
@@ -84,12 +84,13 @@ impl SocketFile {
     }
 }
 
-/// The file of a socket that the service manager created and passed to the daemon.
+/// The socket file of a listening Unix socket: the file at the path to which clients connect. The service manager
+/// created the socket, and passed its descriptor to the daemon.
 #[derive(Debug)]
-pub struct PassedSocket {
-    /// The path of the socket. `None` if the socket has no path.
+pub struct PassedSocketFile {
+    /// The path of the socket file. `None` if the socket has no file.
     path: Option<PathBuf>,
-    /// The device and inode of the file, or `None` if clients can't connect there.
+    /// The device and inode of the socket file. `None` if clients can't connect at `path`.
     inode: Option<(u64, u64)>,
     /// The users who may connect, as the socket unit says (`SocketMode=`, `SocketUser=`, `SocketGroup=`).
     access: SocketAccess,
@@ -97,13 +98,15 @@ pub struct PassedSocket {
     manager: Option<SocketManager>,
 }
 
-impl PassedSocket {
-    /// Makes the record of the socket `listener`, which the service manager passed to the daemon. `path` is the path of
-    /// this socket, or `None` if it has no path. Reads which users may connect to the socket. Also reads which file is
-    /// at `path`, so that the daemon can notice later that the file was removed or replaced.
+impl PassedSocketFile {
+    /// Makes the record of the socket file of `listener`, a socket that the service manager created and passed to the
+    /// daemon. `path` is the path of the socket file, or `None` if the socket has no file. Reads which users may
+    /// connect to the socket. Also reads which file is at `path`, so that the daemon can notice later that the socket
+    /// file was removed or replaced.
     #[must_use]
     pub fn new(path: Option<PathBuf>, listener: &UnixListener) -> Self {
-        // A killed daemon leaves the file of the socket by which it replaced this one: then nobody listens there.
+        // A killed daemon leaves the socket file of the socket by which it replaced this one: then no process listens
+        // there.
         let inode = path.as_deref().filter(|path| is_listening(path)).and_then(inode_of);
         let file_at_path = || {
             let file = std::fs::symlink_metadata(path.as_deref()?).ok()?;
@@ -116,7 +119,7 @@ impl PassedSocket {
         Self { path, inode, access, manager }
     }
 
-    /// The path, if clients can't connect there any more.
+    /// Returns the path of the socket file if clients can't connect there any more. Otherwise returns `None`.
     fn path_if_removed(&self) -> Option<&Path> {
         let path = self.path.as_deref()?;
         (self.inode.is_none() || inode_of(path) != self.inode).then_some(path)
@@ -131,7 +134,7 @@ pub struct WatchedFiles {
     /// lock.
     lock: Option<DaemonLock>,
     socket: SocketFile,
-    /// Whether the socket is not made again, because the socket unit was stopped. The log says so once.
+    /// Whether pjwd does not make the socket again, because the socket unit was stopped. The log says so once.
     is_unit_stopped: bool,
     state_dir: PathBuf,
 }
@@ -148,17 +151,21 @@ impl WatchedFiles {
         Self { lock, socket, is_unit_stopped: false, state_dir }
     }
 
-    /// Watches the files of the daemon and has removed files recreated, until the value in `stop` becomes true. Then
-    /// records in the lock file and in the state directory that the daemon is stopping, and returns `self`, from which
-    /// the caller gets the lock ([`WatchedFiles::into_lock`]). Must run inside a tokio runtime.
+    /// Watches the files of the daemon until the value in `stop` becomes true. If one of the files is removed, this
+    /// function recreates the file, or asks the event loop to recreate it:
     ///
     /// - The lock file and the socket: this function recreates them, and sends each new socket to `listeners`. If
-    ///   this fails, a warning ([`EventLoopMessage::Warnings`]) is sent to the event loop through `outbox`.
+    ///   this fails, this function sends a warning ([`EventLoopMessage::Warnings`]) to the event loop through `outbox`.
     /// - A socket that systemd created (socket activation): this function recreates it too. The users who could connect
     ///   to the old socket can also connect to the new one. A warning says that systemd does not know the new socket.
     ///   If the socket unit was stopped, the socket is not recreated.
-    /// - The journal (the files with the records of pjwd's changes): the event loop recreates its files. After a file
-    ///   was removed, [`EventLoopMessage::CheckJournal`] is sent to the event loop through `outbox`.
+    /// - The journal (the files with the records of pjwd's changes): the event loop recreates its files. After any of
+    ///   the watched files was removed, this function sends [`EventLoopMessage::CheckJournal`] to the event loop
+    ///   through `outbox`.
+    ///
+    /// After `stop` becomes true, records in the lock file and in the state directory that the daemon is stopping.
+    /// Returns `self`, from which the caller gets the lock ([`WatchedFiles::into_lock`]). Must run inside a tokio
+    /// runtime.
     pub async fn restore_removed_files(
         mut self,
         listeners: mpsc::UnboundedSender<UnixListener>,
@@ -369,7 +376,7 @@ mod tests {
         std::fs::create_dir(path.parent().unwrap()).unwrap();
         let of_systemd = UnixListener::bind(&path).unwrap();
         let start = || {
-            let socket = SocketFile::Passed(PassedSocket::new(Some(path.clone()), &of_systemd));
+            let socket = SocketFile::Passed(PassedSocketFile::new(Some(path.clone()), &of_systemd));
             WatchedFiles::new(None, socket, above.path().to_owned())
         };
         let (listeners, mut made) = mpsc::unbounded_channel();
@@ -409,7 +416,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pjwd.sock");
         let of_systemd = UnixListener::bind(&path).unwrap();
-        let socket = SocketFile::Passed(PassedSocket::new(Some(path.clone()), &of_systemd));
+        let socket = SocketFile::Passed(PassedSocketFile::new(Some(path.clone()), &of_systemd));
         let mut files = WatchedFiles::new(None, socket, dir.path().to_owned());
         std::fs::remove_file(&path).unwrap();
         std::fs::write(&path, "").unwrap();
@@ -425,7 +432,7 @@ mod tests {
         let path = dir.path().join("pjwd.sock");
         let of_systemd = UnixListener::bind(&path).unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o620)).unwrap();
-        let socket = SocketFile::Passed(PassedSocket::new(Some(path.clone()), &of_systemd));
+        let socket = SocketFile::Passed(PassedSocketFile::new(Some(path.clone()), &of_systemd));
         let mut files = WatchedFiles::new(None, socket, dir.path().to_owned());
         let (listeners, mut made) = mpsc::unbounded_channel();
         for removal in ["of the socket of systemd", "of the socket of pjwd"] {
@@ -452,7 +459,7 @@ mod tests {
             .unwrap();
         let manager = SocketManager::new(systemd.id(), &of_systemd);
         assert!(manager.is_some());
-        let passed = PassedSocket { manager, ..PassedSocket::new(Some(path.clone()), &of_systemd) };
+        let passed = PassedSocketFile { manager, ..PassedSocketFile::new(Some(path.clone()), &of_systemd) };
         let mut files = WatchedFiles::new(None, SocketFile::Passed(passed), dir.path().to_owned());
         let (listeners, mut made) = mpsc::unbounded_channel();
         std::fs::remove_file(&path).unwrap();
