@@ -1,8 +1,9 @@
 //! The affinity masks of unknown origin: masks that an earlier daemon may have set, and that no record explains.
 //!
 //! If records are lost, one search after the next full scan finds the processes with such masks. Their descendants
-//! inherit the masks: the fork events name them. The list and the pending search are in the journal. So the warning of
-//! this daemon, `pjwctl release --all`, `pjwd --release-all` and the next daemon all name the same processes.
+//! inherit the masks: the fork events name the descendants. The journal has the found processes, and whether a search
+//! is not complete. So the warning of this daemon, `pjwctl release --all`, `pjwd --release-all` and the next daemon all
+//! name the same processes.
 
 use alloc::sync::Arc;
 
@@ -21,12 +22,13 @@ enum Search {
     Done,
     /// The next full scan begins the search.
     Due {
-        /// As in `Running`, if an earlier run of the daemon began the search.
+        /// As in `Running`, if an earlier search had begun and was not complete. `None` otherwise.
         recorded: Option<BTreeSet<ProcessId>>,
     },
     /// A full scan has begun the search.
     Running {
-        /// The processes whose membership is recorded from before the loss: their masks are recorded too.
+        /// The processes that belonged to jobs according to the journal when the search first began. The search leaves
+        /// them out, because the journal has their masks too.
         recorded: BTreeSet<ProcessId>,
         /// The processes to read. `None` before they are chosen.
         choice: Option<Choice>,
@@ -60,18 +62,20 @@ pub(crate) struct MaskSearchResult {
 #[derive(Debug, Clone, Default)]
 pub struct MasksOfUnknownOrigin {
     search: Search,
-    /// The found processes with their masks.
+    /// The processes with masks of unknown origin, each with these masks.
     found: BTreeMap<ProcessId, UnknownOriginMasks>,
     /// Whether `found` has changed since the last call of `take_list_change`.
     is_list_changed: bool,
-    /// The warning about the found processes, as of the last change of the list. It is kept because its text is long.
+    /// The warning about the processes in `found`, as of the last change of `found`. It is kept because its text is
+    /// long.
     pub(crate) warning: Option<Warning>,
     /// The jobs that were found by their cpusets, each with the PUs of the cpuset. A mask with exactly these PUs may be
     /// hidden until the job ends.
     found_cpusets: BTreeMap<JobId, CpuSet>,
-    /// The released processes of these jobs, each with the PUs of the cpuset.
+    /// The released processes of the jobs in `found_cpusets`, each with the PUs of the cpuset.
     released: BTreeMap<ProcessId, CpuSet>,
-    /// The descendants of found processes by their fork events, each with the masks of which it may have inherited one.
+    /// The descendants of the processes in `found`, as their fork events say. Each descendant has the masks of which it
+    /// may have inherited one.
     inherited: BTreeMap<Pid, Arc<BTreeSet<CpuSet>>>,
     /// The forks since the search was requested: parent and child. The search may find the parent later.
     forks_during_search: Vec<(Pid, Pid)>,
@@ -83,8 +87,9 @@ impl MasksOfUnknownOrigin {
     /// lost. The journal is the file with which a restarted daemon restores its state. The next scan of all processes
     /// begins the search.
     ///
-    /// If a search is already pending, it begins again. It keeps its list of the processes whose masks are in the
-    /// journal.
+    /// If an earlier search has begun and is not complete, the search starts over. It then leaves out the same
+    /// processes as the earlier search: the processes that belonged to jobs according to the journal when the earlier
+    /// search first began. The masks of these processes are in the journal.
     pub fn request_search(&mut self) {
         let recorded = match core::mem::take(&mut self.search) {
             Search::Done => None,
@@ -132,7 +137,7 @@ impl MasksOfUnknownOrigin {
     }
 
     /// Records the masks of unknown origin of which `child` may have inherited one from `parent`. Returns false if
-    /// there are none, or if the list of records is full.
+    /// there are none, or if [`MAX_FORK_RECORDS`] children are already recorded.
     fn record_inheritance(&mut self, parent: Pid, child: Pid) -> bool {
         if self.inherited.len() >= MAX_FORK_RECORDS {
             return false;
@@ -211,8 +216,8 @@ impl MasksOfUnknownOrigin {
 
     /// Counts a full scan during the search for affinity masks of unknown origin. After more than [`MAX_SEARCH_SCANS`]
     /// full scans, the search gives up the processes that no scan could read: removes and returns them. Otherwise
-    /// returns the empty set. There is such a limit because each periodic scan must be a full scan while a search is
-    /// pending.
+    /// returns the empty set. There is such a limit because each periodic scan must be a full scan until the search is
+    /// complete.
     pub(crate) fn count_full_scan(&mut self) -> BTreeSet<Pid> {
         let Search::Running { choice: Some(choice), .. } = &mut self.search else { return BTreeSet::new() };
         choice.full_scans += 1;
@@ -247,14 +252,14 @@ impl MasksOfUnknownOrigin {
         Some(MaskSearchResult { children: inherited.map(|(_, child)| child).collect(), chosen_at })
     }
 
-    /// Whether the list of the processes with affinity masks of unknown origin has changed since the last call of
-    /// [`MasksOfUnknownOrigin::take_list_change`].
+    /// Returns whether a process with affinity masks of unknown origin, or one of these masks, was added or removed
+    /// since the last call of [`MasksOfUnknownOrigin::take_list_change`].
     pub(crate) fn is_list_changed(&self) -> bool {
         self.is_list_changed
     }
 
-    /// Returns whether the list of the processes with affinity masks of unknown origin has changed since the last call
-    /// of this function.
+    /// Returns whether a process with affinity masks of unknown origin, or one of these masks, was added or removed
+    /// since the last call of this function.
     pub(crate) fn take_list_change(&mut self) -> bool {
         core::mem::take(&mut self.is_list_changed)
     }
@@ -272,8 +277,8 @@ impl MasksOfUnknownOrigin {
         (process.pid == pid).then_some((*process, mask))
     }
 
-    /// Whether no process has or may have inherited an affinity mask of unknown origin, and no search for such masks is
-    /// pending.
+    /// Returns true if no process has an affinity mask of unknown origin or may have inherited one, and no search for
+    /// such masks is requested or in progress.
     pub(crate) fn has_nothing_to_find(&self) -> bool {
         self.found.is_empty() && self.inherited.is_empty() && !self.is_search_pending()
     }
@@ -284,8 +289,8 @@ impl MasksOfUnknownOrigin {
         &self.found_cpusets
     }
 
-    /// Returns the processes that were released from the jobs in [`MasksOfUnknownOrigin::found_cpusets`], so that the
-    /// caller can change the list. Each process has the PUs (logical CPUs) of the cpuset of its job.
+    /// Returns the processes that were released from the jobs in [`MasksOfUnknownOrigin::found_cpusets`], each with the
+    /// PUs (logical CPUs) of the cpuset of its job. The caller can add and remove processes.
     pub(crate) fn released_processes_mut(&mut self) -> &mut BTreeMap<ProcessId, CpuSet> {
         &mut self.released
     }
@@ -297,9 +302,9 @@ impl MasksOfUnknownOrigin {
         with_others.map(|(process, _)| process.pid)
     }
 
-    /// Changes the list of masks of unknown origin, and the state of the search for them, as `record` says. The
-    /// record is in the journal (the file from which a restarted daemon restores its state). Called when pjw writes
-    /// the record, and when a restarted daemon reads it.
+    /// Changes what is known about masks of unknown origin, and the state of the search for such masks, as `record`
+    /// says. The record is in the journal (the file from which a restarted daemon restores its state). Called when pjw
+    /// writes the record, and when a restarted daemon reads it.
     pub(crate) fn apply_record(&mut self, record: UnknownMaskRecord) {
         self.is_list_changed |=
             matches!(record, UnknownMaskRecord::Found { .. } | UnknownMaskRecord::Settled { .. });
@@ -316,8 +321,9 @@ impl MasksOfUnknownOrigin {
         }
     }
 
-    /// Returns the journal records from which a restarted daemon restores the list of masks and the pending search. The
-    /// records of forked processes are not in the journal, because a restarted daemon scans all processes.
+    /// Returns the journal records from which a restarted daemon restores the masks of unknown origin, and a search for
+    /// them that is not complete. The forked processes that may have inherited such a mask are not in the journal,
+    /// because a restarted daemon scans all processes.
     pub(crate) fn records(&self) -> impl Iterator<Item = UnknownMaskRecord> {
         let lost = match &self.search {
             Search::Done => None,
