@@ -8,10 +8,11 @@ use pjw_core::{snapshot::AffinityRequest, time::Nanos};
 use super::{ProgramMaskRequest, SimMachine, SimProcess, SimThread};
 
 impl SimMachine {
-    /// Marks the original cgroup of the process `pid` and of its descendants as unknown to pjw. The simulation run then
-    /// no longer checks that pjw returns these processes to their original cgroups when it releases their job. Called
-    /// when systemd moves the process for pjw, if another program may have moved it since the last scan: pjw can't know
-    /// then which cgroup is the original one. Has no effect if there is no process `pid`.
+    /// Marks the original cgroups of the process `pid` and of its descendants as unknown to pjw. An original cgroup is
+    /// the cgroup to which pjw must return a process when pjw releases the job of the process. The simulation run then
+    /// no longer checks that pjw returns these processes. Called when systemd moves the process for pjw, if another
+    /// program may have moved it since the last scan: pjw then can't know the original cgroup. Has no effect if there
+    /// is no process `pid`.
     pub fn mark_original_cgroup_unknown(&mut self, pid: Pid) {
         let Some(process) = self.processes.get_mut(&pid) else { return };
         process.has_unknown_original_cgroup = true;
@@ -21,10 +22,10 @@ impl SimMachine {
         children.into_iter().for_each(|child| self.mark_original_cgroup_unknown(child));
     }
 
-    /// Moves the process `pid` to the cgroup at the path `cgroup`, as a program other than pjw would. This cgroup
-    /// becomes the original cgroup of the process. pjw must return a process to its original cgroup when pjw releases
-    /// the job of the process. On a simulated kernel before Linux 6.2, the move also replaces the affinity mask of each
-    /// thread of the process by all PUs (logical CPUs) that the cgroup allows.
+    /// Moves the process `pid` to the cgroup at the path `cgroup`, as a program other than pjw would, and updates the
+    /// affinity masks of the process ([`SimMachine::rewrite_cgroup_masks`]). The new cgroup becomes the original cgroup
+    /// of the process ([`SimProcess::original_cgroup`]): the cgroup to which pjw must return the process when pjw
+    /// releases the job of the process.
     pub fn move_process(&mut self, pid: Pid, cgroup: &str) {
         let (forgets_masks, now) = (!self.cpuset_support.affinity_persists, self.now);
         if let Some(process) = self.processes.get_mut(&pid) {
@@ -39,9 +40,10 @@ impl SimMachine {
         self.move_process_for_pjw(pid, cgroup);
     }
 
-    /// Moves the process `pid` to the cgroup at the path `cgroup`, as pjw would. The original cgroup of the
-    /// process stays the same. pjw must return a process to its original cgroup when pjw releases the job of the
-    /// process.
+    /// Moves the process `pid` to the cgroup at the path `cgroup`, as pjw would, and updates the affinity masks of the
+    /// process ([`SimMachine::rewrite_cgroup_masks`]). Does not change [`SimProcess::original_cgroup`]: the cgroup in
+    /// which the process would be if pjw had not moved it. pjw must return the process to that cgroup when pjw releases
+    /// the job of the process.
     pub fn move_process_for_pjw(&mut self, pid: Pid, cgroup: &str) {
         if let Some(process) = self.processes.get_mut(&pid) {
             process.cgroup = cgroup.to_owned();
