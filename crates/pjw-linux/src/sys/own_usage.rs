@@ -25,17 +25,20 @@ pub fn own_resource_usage() -> ResourceUsage {
     ResourceUsage { cpu_time, resident_bytes: resident_pages(&statm).unwrap_or(0) * page.unwrap_or(4096) }
 }
 
-/// The size of a large block, in bytes. The allocator returns a free block of at least this size to the kernel at once.
+/// The size of a large block, in bytes. The allocator gives a block of at least this size back to the kernel as soon as
+/// the block is freed.
 #[cfg(target_env = "gnu")]
 const LARGE_BLOCK_BYTES: libc::c_int = 128 * 1024;
 
-/// Makes glibc's memory allocator return more free memory to the kernel, for as long as this process runs. Must
-/// be called while the process has only one thread, because mallopt(3) is not thread-safe. Has no effect with
-/// other C libraries. This function changes three settings:
+/// Makes glibc's memory allocator give more free memory back to the kernel, for as long as this process runs. Must be
+/// called while the process has only one thread, because mallopt(3) is not thread-safe. Has no effect with other C
+/// libraries. This function changes three settings:
 ///
-/// - `M_MMAP_THRESHOLD`: A block of at least 128 KiB returns to the kernel as soon as the block is freed. By
-///   default, glibc raises this size whenever a larger block is freed. Smaller blocks then stay in the process.
-/// - `M_TRIM_THRESHOLD`: Free memory at the end of the heap returns to the kernel when it exceeds 256 KiB.
+/// - `M_MMAP_THRESHOLD`: The allocator gives a block of at least 128 KiB back to the kernel as soon as the block is
+///   freed. By default, glibc raises this size whenever a larger block is freed. Smaller blocks then stay in the
+///   process.
+/// - `M_TRIM_THRESHOLD`: The allocator gives the free memory at the end of the heap back to the kernel when it exceeds
+///   256 KiB.
 /// - `M_ARENA_MAX`: All threads share one heap.
 pub fn limit_allocator_cache() {
     #[cfg(target_env = "gnu")]
@@ -48,7 +51,8 @@ pub fn limit_allocator_cache() {
     }
 }
 
-/// Returns the free memory of glibc's memory allocator to the kernel. Has no effect with other C libraries.
+/// Gives the free memory of glibc's memory allocator back to the kernel (malloc_trim(3)). Has no effect with other C
+/// libraries.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim(3) may be called at any time, by any thread. It does not move memory in use.

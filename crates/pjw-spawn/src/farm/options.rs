@@ -61,19 +61,19 @@ impl<'a> Farm<'a> {
         Self { settings, worker_start: None, worker_end: None, write: None, writer_end: None, fork: None }
     }
 
-    /// Sets the number of items that a worker takes from the queue at once: 1 to 4,096, by default 1. With any other
-    /// number, the start of the farm fails. When few items are left, a worker takes fewer, so that all workers finish
-    /// at about the same time. A larger number helps if neighbouring items use the same data, or if an item takes less
-    /// than about 10 µs.
+    /// Sets the number of items that a worker takes at once. The number must be 1 to 4,096. With any other number, the
+    /// start of the farm fails. The default is 1. When few items are left, a worker takes fewer, so that all workers
+    /// finish at about the same time. A larger number helps if neighbouring items use the same data, or if an item
+    /// takes less than about 10 µs.
     #[must_use]
     pub fn chunk(mut self, items: u64) -> Self {
         self.settings.chunk = items;
         self
     }
 
-    /// Sets how many workers may die while they compute the same item: 1 to 1,000, by default 3. With any other number,
-    /// the start of the farm fails. After that many deaths, the item is given up, and its result is
-    /// [`super::Outcome::Killed`].
+    /// Sets how many workers may die while they compute the same item. After that many deaths, the item is given up,
+    /// and its result is [`super::Outcome::Killed`]. The number must be 1 to 1,000. With any other number, the start of
+    /// the farm fails. The default is 3.
     ///
     /// The number also applies to the reader process, which reads the items, and to the writer process, which writes
     /// the results. If one of these two dies that often at the same item, the farm ends with
@@ -94,8 +94,8 @@ impl<'a> Farm<'a> {
     }
 
     /// Sets how many items the workers may take while one item takes long. Workers take only the next `items` items,
-    /// counted from the first item whose result was not delivered yet. The number is 1 to 16,777,216, and is rounded up
-    /// to a power of two. With any other number, the start of the farm fails.
+    /// counted from the first item whose result was not delivered yet. The number must be 1 to 16,777,216, and is
+    /// rounded up to a power of two. With any other number, the start of the farm fails.
     ///
     /// The default is 4,096 if results are returned in order, or if the farm has a reader (a process that reads the
     /// input for the workers). Otherwise the default is 1,048,576. In a large farm, the default can be higher: it is at
@@ -109,19 +109,20 @@ impl<'a> Farm<'a> {
 
     /// Sets the size in bytes of each ring buffer in shared memory through which results are passed. Each worker has
     /// one ring buffer for its results. A farm with a writer process ([`Farm::writer`]) has a further one, which
-    /// contains the results for the writer. The size is 4,096 to 2³⁰, and is rounded up to a power of two. With any
-    /// other size, the start of the farm fails. The default is 256 KiB. A result that is larger than the buffer is sent
-    /// in pieces.
+    /// contains the results for the writer. The default is 256 KiB. A result that is larger than the buffer is sent in
+    /// pieces. The size must be 4,096 to 2³⁰, and is rounded up to a power of two. With any other size, the start of
+    /// the farm fails.
     #[must_use]
     pub fn ring_bytes(mut self, bytes: u64) -> Self {
         self.settings.ring_bytes = bytes;
         self
     }
 
-    /// Sets the size in bytes of the shared memory for items that the reader has read and that have no result yet.
-    /// All workers share this memory. An item that is larger than this memory ends the farm with
-    /// [`FarmError::ItemTooLarge`]. The size is 4,096 to 2⁴⁰. With any other size, the start of the farm fails, even
-    /// without a reader. The default is 16 MiB. Has no other effect in a farm without a reader.
+    /// Sets the size in bytes of the shared memory for the items that the reader (a process that reads the input for
+    /// the workers) has read and that have no result yet. All workers share this memory. The default is 16 MiB. An item
+    /// that is larger than this memory ends the farm with [`FarmError::ItemTooLarge`]. A farm without a reader does not
+    /// use this memory. The size must be 4,096 to 2⁴⁰, and is rounded up to a multiple of 4,096. With any other size,
+    /// the start of the farm fails, also for a farm without a reader.
     #[must_use]
     pub fn input_bytes(mut self, bytes: u64) -> Self {
         self.settings.input_bytes = bytes;

@@ -1,4 +1,4 @@
-//! `advise`: what a farm makes of its items, as JSON for scripts and as a table for people.
+//! `advise`: how well a farm uses its cores, as JSON for scripts and as a table for people.
 
 use std::fmt::Write;
 
@@ -12,7 +12,8 @@ use super::{Terminal, style};
 const EFFICIENCIES: [u32; 5] = [500, 750, 900, 950, 990];
 /// The efficiency that the advice aims at, in thousandths.
 const GOOD_EFFICIENCY: u32 = 900;
-/// Why no number of items is enough, and what helps. The advised number of workers follows.
+/// A part of the advice if no number of items that a farm can have is enough: the reason, and what helps. The advised
+/// number of workers follows. The serial part is the part of the program's run in which only one process works.
 const TOO_LONG: &str = "because the serial part is too long for items of this length: make the serial part shorter or \
                         the items longer, or take";
 
@@ -22,7 +23,7 @@ const TOO_LONG: &str = "because the serial part is too long for items of this le
 /// multiplied by a time. `--json` prints this type as JSON.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FarmAdvice {
-    /// The time in which only one process works, in seconds.
+    /// The time of the serial part in seconds: the time in which only one process works.
     pub serial_s: f64,
     /// The time of one item on one core, in seconds.
     pub item_s: f64,
@@ -76,10 +77,11 @@ pub struct NeededItems {
 }
 
 impl FarmAdvice {
-    /// Computes the advice for a farm with the costs `costs`. If `items` is `Some`, also estimates the run time for
-    /// this number of items, and the advice is about this number. If `items` is `None`, the advice says how many items
-    /// the farm needs for an efficiency of 90 % ([`FarmEstimate::efficiency`]), or that no number of items is enough.
-    /// For a farm with a single worker, the advice is to use more workers.
+    /// Computes the advice for a farm with the costs `costs`: the time in which only one process works, the time of one
+    /// item, and the number of workers. If `items` is `Some`, also estimates the run time for this number of items, and
+    /// the advice is about this number. If `items` is `None`, the advice says how many items the farm needs for an
+    /// efficiency of 90 % ([`FarmEstimate::efficiency`]), or that no number of items is enough. For a farm with a
+    /// single worker, the advice is to use more workers.
     #[must_use]
     pub fn new(costs: &FarmCosts, items: Option<u64>) -> Self {
         let needed = EFFICIENCIES.map(|permille| {
@@ -122,7 +124,7 @@ fn share(permille: u32) -> f64 {
 }
 
 /// Returns a sentence of advice about a farm with the costs `costs`. A farm is a group of worker processes that
-/// compute many items.
+/// compute numbered work items.
 ///
 /// - Without `items`, the sentence says how many items the farm needs, so that 90 % of its core time is used.
 /// - With `items`, the sentence says which share of its core time the farm uses for this number of items. Below 90 %,
@@ -174,10 +176,12 @@ fn advice_sentence(costs: &FarmCosts, items: Option<u64>) -> String {
     }
 }
 
-/// Returns the text that `pjwctl advise` prints. First come the time of the serial part, the time of one item, and the
-/// number of workers. With the option `--items`, the estimate for this number of items follows. Then come a table and
-/// the advice in one sentence. The table has the number of items that the farm needs for each efficiency from 50 % to
-/// 99 % ([`FarmEstimate::efficiency`]). A farm is a group of worker processes that compute numbered work items.
+/// Returns the text that `pjwctl advise` prints about a farm: a group of worker processes that compute numbered work
+/// items. The text begins with the time of the serial part, the time of one item, and the number of workers. The serial
+/// part is the part of the program's run in which only one process works, such as the initialisation. With the option
+/// `--items`, the estimate for that number of items follows. Then come a table and the advice in one sentence. The
+/// table shows for several efficiencies ([`FarmEstimate::efficiency`]) from 50 % to 99 % how many items the farm needs,
+/// and how long the farm takes for them.
 #[must_use]
 pub fn advice_text(advice: &FarmAdvice, term: Terminal) -> String {
     let heading = format!(
