@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pjw_core::job::{GrantedBy, Job, Ownership};
+use pjw_core::job::{Grant, GrantedBy, Job, Ownership};
 use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
 use pjw_core::state::WardenState;
@@ -158,10 +158,13 @@ fn overlap_text(job: &Job) -> Option<String> {
     Some(format!("{} holds {}, and other jobs hold some of these too", job.id, cpus_text(&grant.cpus)))
 }
 
-/// Returns the text of the warning if the job holds PUs that the configuration has since reserved for housekeeping.
-/// Jobs with a scheduler's grant are exempt.
+/// Returns the text of the warning if the job owns PUs that the configuration has since reserved for housekeeping.
+/// Jobs with a scheduler's grant are exempt. So are borrowers: they own no PU. A borrower without a core may share the
+/// housekeeping PUs, and the PUs in the grant of a frozen borrower have no effect.
 fn housekeeping_text(job: &Job, housekeeping: &CpuSet) -> Option<String> {
-    let grant = job.grant.as_ref().filter(|grant| grant.granted_by == GrantedBy::Warden)?;
+    let is_own =
+        |grant: &&Grant| grant.granted_by == GrantedBy::Warden && grant.ownership == Ownership::Owned;
+    let grant = job.grant.as_ref().filter(is_own)?;
     let both = grant.cpus.intersection(housekeeping);
     let verb = if both.len() == 1 { "is" } else { "are" };
     (!both.is_empty())

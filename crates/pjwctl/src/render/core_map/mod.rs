@@ -91,14 +91,21 @@ pub struct PuHolders {
 impl PuHolders {
     /// Computes the holder of each PU (logical CPU) from the status of the daemon. `pool` contains the free PUs and
     /// the PUs that are reserved for the system. `jobs` contains the PUs of each job. All other PUs count as offline.
+    /// A PU that is reserved for the system counts as such also if a job of the class besteffort shares it.
     #[must_use]
     pub fn new(pool: &Pool, jobs: &[Job]) -> Self {
         let mut by_pu = BTreeMap::new();
         for (list, holder) in [(&pool.free, Holder::Free), (&pool.housekeeping, Holder::Housekeeping)] {
             by_pu.extend(parse_cpu_list(list).iter().map(|pu| (pu, holder)));
         }
+        let housekeeping = parse_cpu_list(&pool.housekeeping);
         for (n, job) in jobs.iter().enumerate() {
-            for pu in parse_cpu_list(&job.cpus).difference(&parse_cpu_list(&job.borrowed)).iter() {
+            let mut held = parse_cpu_list(&job.cpus).difference(&parse_cpu_list(&job.borrowed));
+            if job.class == "besteffort" {
+                // A borrower without a core shares the housekeeping PUs, which stay those of the system.
+                held = held.difference(&housekeeping);
+            }
+            for pu in held.iter() {
                 let holder = by_pu.entry(pu).or_insert(Holder::Free);
                 *holder = if matches!(holder, Holder::Job(_) | Holder::SeveralJobs) {
                     Holder::SeveralJobs

@@ -48,6 +48,14 @@ fn a_core_that_several_jobs_hold_is_shown_as_such_also_if_it_is_borrowed() {
 }
 
 #[test]
+fn a_housekeeping_core_that_a_besteffort_job_shares_is_housekeeping() {
+    let pool = Pool { housekeeping: "0".into(), allocated: "1".into(), ..Pool::default() };
+    let jobs = [Job { class: "besteffort".into(), ..job("manual:a", "0") }, job("manual:b", "1")];
+    let holders = PuHolders::new(&pool, &jobs);
+    assert_snapshot!(core_map_text(&cores(2, 1, 2, 2, 2), &holders, PLAIN_TERMINAL), @"package 0 node 0  0-1  #b");
+}
+
+#[test]
 fn l3s_are_set_apart() {
     assert_snapshot!(map(&cores(32, 2, 4, 16, 32), "16-63", &[job("manual:a", "0-15")], PLAIN_TERMINAL), @r"
     package 0 node 0  0-31   aaaa│aaaa│....│....

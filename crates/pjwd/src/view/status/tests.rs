@@ -172,6 +172,21 @@ fn a_job_that_holds_housekeeping_cpus_causes_a_warning() {
 }
 
 #[test]
+fn a_borrower_that_shares_housekeeping_cpus_or_is_frozen_does_not_hold_them() {
+    let policy = Policy { housekeeping_cpus: "1".parse().unwrap(), ..Policy::default() };
+    let codes = |ownership| {
+        let mut job = holding("a", "0-1", false);
+        job.grant.as_mut().unwrap().ownership = ownership;
+        let warnings = job_warnings(&job, &policy, ProcessCounts::default());
+        warnings.into_iter().map(|warning| warning.code).collect::<Vec<_>>()
+    };
+    assert_eq!(codes(Ownership::Owned), ["housekeeping"]);
+    assert_eq!(codes(Ownership::Squeezed), Vec::<String>::new());
+    assert_eq!(codes(Ownership::Borrowed), Vec::<String>::new());
+    assert_eq!(codes(Ownership::Frozen), ["frozen"]);
+}
+
+#[test]
 fn jobs_that_did_not_change_are_neither_computed_nor_copied_again() {
     let mut state = state((0..3).map(|n| holding(&format!("{n}"), "0", true)).collect(), Vec::new());
     let (policy, mut views) = (Policy::default(), JobViews::default());
