@@ -4,7 +4,7 @@ use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
 use crate::machine::{NumaNodeRule, numa_nodes_of_cpus};
 use crate::phases::cpusets::moves::limit_by_other_job;
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
-use crate::phases::lending::{reason_not_to_borrow, reason_not_to_lend};
+use crate::phases::lending::{reason_not_to_borrow, reason_not_to_lend, reason_not_to_squeeze};
 use crate::phases::{jobs::find_offer, membership::ancestors};
 use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
@@ -32,7 +32,7 @@ pub fn explain_job(state: &WardenState, policy: &Policy, job: &Job) -> Vec<Strin
             if members.is_empty() {
                 sentences.push("no process belongs to it: what it holds is reserved".to_owned());
             } else if grant.ownership == Ownership::Frozen {
-                sentences.push(frozen_text(policy));
+                sentences.push(frozen_text(state, policy));
             } else {
                 sentences.push(enforcement_text(&effective_enforcement(state, policy, job), "its processes"));
             }
@@ -95,13 +95,13 @@ fn grant_text(job: &Job, grant: &Grant) -> String {
 /// Returns the sentence about the frozen processes of a borrower that has no core now. A borrower is a job that has
 /// no cores of its own and uses free cores and cores that other jobs leave idle. The sentence says why the processes
 /// are frozen, and when they run again. In the mode `observe`, the sentence says that they are not frozen.
-fn frozen_text(policy: &Policy) -> String {
+fn frozen_text(state: &WardenState, policy: &Policy) -> String {
     if policy.mode == DaemonMode::Observe {
         return "its processes are not frozen now: pjwd only watches".to_owned();
     }
     let why_frozen = match policy.lending.starved {
-        StarvedPolicy::Freeze => "the configuration has lending.starved = \"freeze\"",
-        StarvedPolicy::Squeeze => "there are no housekeeping CPUs that it could share",
+        StarvedPolicy::Freeze => "the configuration has lending.starved = \"freeze\"".to_owned(),
+        StarvedPolicy::Squeeze => reason_not_to_squeeze(state, policy),
     };
     format!(
         "its processes are frozen, because {why_frozen}: they run again as soon as a core is free, or a job of the class \
@@ -277,7 +277,7 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
         match state.jobs.get(&member.job).and_then(|job| Some((job, job.active_grant()?))) {
             Some((job, grant)) if grant.ownership == Ownership::Frozen => {
                 sentences.push(grant_text(job, grant));
-                sentences.push(frozen_text(policy));
+                sentences.push(frozen_text(state, policy));
             }
             Some((job, grant)) => {
                 sentences.push(format!("{} holds {}", member.job, cpus_text(&grant.cpus)));

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use pjw_core::job::{Grant, GrantedBy, Job, Ownership};
 use pjw_core::own_cgroups::OwnCgroupNames;
+use pjw_core::policy::{DaemonMode, Policy, StarvedPolicy};
 use pjw_core::provision_rules::{ambiguous_rule_warning, unmatched_rule_warning};
 use pjw_core::state::WardenState;
 use pjw_core::text::cpus_text;
-use pjw_core::{cpuset::CpuSet, plan::Warning, policy::DaemonMode, policy::Policy};
+use pjw_core::{cpuset::CpuSet, plan::Warning};
 use pjw_ipc::wire;
 
 use super::counts::ProcessCounts;
@@ -104,7 +105,7 @@ pub(super) fn rule_warnings(state: &WardenState, policy: &Policy, job: &Job) -> 
 /// - The job has more hot threads (which run most of the time) than PUs.
 /// - The job is frozen.
 pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: ProcessCounts) -> Vec<wire::Warning> {
-    let of_job = |code, text, remedy| warning(code, job.id.to_string(), text, remedy);
+    let of_job = |code: &str, text: String, remedy: &str| warning(code, job.id.to_string(), text, remedy);
     let overlap = overlap_text(job)
         .map(|text| of_job("overlap", text, "release one of the jobs, or set on_exhausted = \"refuse\""));
     let housekeeping = housekeeping_text(job, &policy.housekeeping_cpus).map(|text| {
@@ -119,9 +120,7 @@ pub(super) fn job_warnings(job: &Job, policy: &Policy, counts: ProcessCounts) ->
         && job.grant.as_ref().is_some_and(|grant| grant.ownership == Ownership::Frozen);
     let frozen = is_frozen.then(|| {
         let text = format!("{} can borrow no core: its processes are frozen until it can", job.id);
-        let remedy = "it runs again as soon as a core is free or left idle by a guaranteed job; release a job (pjwctl jobs \
-                      shows which hold the cores), or set housekeeping and starved = \"squeeze\"";
-        of_job("frozen", text, remedy)
+        of_job("frozen", text, &frozen_remedy(policy))
     });
     overlap.into_iter().chain(housekeeping).chain(oversubscribed).chain(frozen).collect()
 }
@@ -169,6 +168,25 @@ fn housekeeping_text(job: &Job, housekeeping: &CpuSet) -> Option<String> {
     let verb = if both.len() == 1 { "is" } else { "are" };
     (!both.is_empty())
         .then(|| format!("{} holds {}, which {verb} configured for housekeeping", job.id, cpus_text(&both)))
+}
+
+/// Returns the remedy for a borrower that is frozen because it can borrow no core. A setting that is in force already
+/// is not part of the remedy.
+fn frozen_remedy(policy: &Policy) -> String {
+    let runs_again = "it runs again as soon as a core is free or left idle by a guaranteed job";
+    let release = "release a job (pjwctl jobs shows which hold the cores)";
+    let housekeeping = &policy.housekeeping_cpus;
+    match policy.lending.starved {
+        _ if housekeeping.is_empty() => format!(
+            "{runs_again}; {release}, or set housekeeping and starved = \"squeeze\" (a CPU that a job holds becomes \
+             housekeeping when the job ends or is released)"
+        ),
+        StarvedPolicy::Freeze => format!("{runs_again}; {release}, or set starved = \"squeeze\""),
+        StarvedPolicy::Squeeze => format!(
+            "{runs_again}, or a job that holds the housekeeping {} ends or is released; {release}",
+            cpus_text(housekeeping)
+        ),
+    }
 }
 
 /// Returns the text of the warning if the job has more hot threads than PUs.

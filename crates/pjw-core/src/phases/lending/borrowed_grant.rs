@@ -2,7 +2,7 @@
 
 use crate::basics::{CpuSet, cpus_text, cpus_with_is_are, prelude::*};
 use crate::phases::draft::{CycleDraft, warn};
-use crate::phases::lending::{events, permission::may_borrow};
+use crate::phases::lending::{events, permission::may_borrow, reason_not_to_squeeze};
 use crate::phases::usage;
 use crate::state::WardenState;
 use crate::terms::{
@@ -30,10 +30,15 @@ pub(super) fn set_borrowed_grant(draft: &mut CycleDraft<'_>, id: &JobId, borrowe
         Some((Ownership::Borrowed, borrowed.clone(), borrowing_reason(draft.state, borrowed)))
     };
     let Some((ownership, cpus, reason)) = new_grant else {
-        let why = format!(
-            "{id} can borrow no core and runs unconfined: there are no housekeeping PUs, and it can't be frozen"
-        );
-        let remedy = "set housekeeping; the job gets cores as soon as some are free or left idle";
+        let reason = reason_not_to_squeeze(draft.state, draft.policy);
+        let why = format!("{id} can borrow no core and runs unconfined: {reason}, and it can't be frozen");
+        let remedy = if draft.policy.housekeeping_cpus.is_empty() {
+            "set housekeeping (a CPU that a job holds becomes housekeeping when the job ends or is released); the job \
+             gets cores as soon as some are free or left idle"
+        } else {
+            "the job gets cores as soon as some are free or left idle: release a job (pjwctl jobs shows which hold the \
+             cores)"
+        };
         warn(draft, id, "unserved", why, remedy);
         draft.store_job(Job { grant: None, ..job });
         return;

@@ -2,6 +2,7 @@
 
 use pjw_core::explain::{explain_mask, explain_process, held_cpus};
 use pjw_core::ids::Tid;
+use pjw_core::state::dirty::DirtySet;
 
 use super::*;
 
@@ -70,7 +71,10 @@ fn a_borrower_that_can_neither_be_squeezed_nor_frozen_is_unconfined_with_a_warni
         let warnings = &m.last.as_ref().unwrap().warnings;
         let unserved: Vec<_> = warnings.iter().filter(|warning| warning.code == "unserved").collect();
         assert!(
-            unserved.len() == 1 && unserved[0].text.contains("no housekeeping PUs, and it can't be frozen"),
+            unserved.len() == 1
+                && unserved[0]
+                    .text
+                    .contains("no housekeeping CPUs that it could share, and it can't be frozen"),
             "{warnings:?}"
         );
         assert!(unserved[0].remedy.contains("housekeeping"), "{unserved:?}");
@@ -134,6 +138,38 @@ fn explain_says_of_a_frozen_process_that_it_is_frozen_why_and_until_when() {
         m.release("normal").unwrap();
         let of_process = explain_process(&m.state, &m.policy, Pid(20)).join("\n");
         assert!(!of_process.contains("frozen"), "{of_process}");
+    }
+}
+
+#[test]
+fn a_job_that_holds_the_housekeeping_cpus_is_the_reason_why_a_borrower_can_not_share_them() {
+    for can_freeze in [true, false] {
+        let mut m = starved_machine("", StarvedPolicy::Squeeze);
+        m.policy.cpuset_support.can_freeze = can_freeze;
+        take_all_cores(&mut m);
+        // A reload reserves PUs that the other job holds.
+        m.policy.housekeeping_cpus = cpu_set("0");
+        m.state.pool.set_housekeeping(&cpu_set("0"));
+        m.state.dirty = DirtySet::everything();
+        m.settle();
+        let why = "manual:normal holds the housekeeping CPU 0 until it ends or is released";
+        if can_freeze {
+            assert_eq!(ownership(&m, "batch"), Some(Ownership::Frozen));
+            let text = explain_job(&m.state, &m.policy, &m.state.jobs[&job("batch")]).join("\n");
+            assert!(
+                text.contains(&format!("its processes are frozen, because {why}: they run again")),
+                "{text}"
+            );
+        } else {
+            let warnings = &m.last.as_ref().unwrap().warnings;
+            let unserved = warnings.iter().find(|warning| warning.code == "unserved").unwrap();
+            assert!(
+                unserved.text.contains(why) && !unserved.remedy.contains("set housekeeping"),
+                "{unserved:?}"
+            );
+        }
+        m.release("normal").unwrap();
+        assert_eq!(ownership(&m, "batch"), Some(Ownership::Borrowed));
     }
 }
 

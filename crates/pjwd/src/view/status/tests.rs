@@ -8,7 +8,7 @@ use pjw_core::ids::{Pid, ProcessId, StartTime};
 use pjw_core::job::{
     CpuRequest, EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Ownership, PriorityClass,
 };
-use pjw_core::policy::Policy;
+use pjw_core::policy::{Policy, StarvedPolicy};
 use pjw_core::snapshot::{BatchIdentity, JobIdAttribute, JobReference, Process};
 use pjw_core::state::{KnownProcess, Member};
 use pjw_core::testing::regular_topology;
@@ -279,6 +279,26 @@ fn a_frozen_job_has_a_warning_until_it_borrows_a_core() {
     };
     assert_eq!(codes(Ownership::Frozen), [("frozen".to_owned(), "manual:a".to_owned())]);
     assert!(codes(Ownership::Borrowed).is_empty() && codes(Ownership::Squeezed).is_empty());
+}
+
+#[test]
+fn the_remedy_for_a_frozen_job_names_no_setting_that_is_in_force() {
+    let remedy = |housekeeping: &str, starved| {
+        let mut job = holding("a", "1", false);
+        job.grant.as_mut().unwrap().ownership = Ownership::Frozen;
+        let mut policy = Policy { housekeeping_cpus: housekeeping.parse().unwrap(), ..Policy::default() };
+        policy.lending.starved = starved;
+        let mut warnings = job_warnings(&job, &policy, ProcessCounts::default());
+        warnings.pop().unwrap().remedy
+    };
+    let release = "release a job (pjwctl jobs shows which hold the cores)";
+    let not_set = remedy("", StarvedPolicy::Squeeze);
+    assert!(not_set.contains("a CPU that a job holds becomes housekeeping when the job ends"), "{not_set}");
+    let freezing = remedy("0", StarvedPolicy::Freeze);
+    assert!(freezing.ends_with(&format!("{release}, or set starved = \"squeeze\"")), "{freezing}");
+    let held = remedy("0", StarvedPolicy::Squeeze);
+    let ending = format!("or a job that holds the housekeeping CPU 0 ends or is released; {release}");
+    assert!(held.ends_with(&ending) && !held.contains("set "), "{held}");
 }
 
 #[test]
