@@ -136,10 +136,16 @@ fn a_reload_opens_and_closes_listeners_and_a_bad_configuration_changes_nothing()
         daemon.log().contains("pjwd.toml:2:11: metrics.listen: ")
     });
     assert!(scrape(first).is_some(), "the old configuration stays in force");
+    let refused = |address| {
+        let text = scrape(address)?;
+        Some(sample_value(&text, "pjw_warnings{code=\"configuration\"}").is_some())
+    };
+    wait_until("the metrics have the warning", || refused(first) == Some(true));
     daemon.configure(&format!("[metrics]\nlisten = [\"{second}\"]\n"));
     reload().unwrap();
     wait_until("the daemon listens at the second address", || scrape(second).is_some());
     wait_until("the first address is closed", || TcpStream::connect(first).is_err());
+    wait_until("the warning ends", || refused(second) == Some(false));
     daemon.configure("");
     reload().unwrap();
     wait_until("the second address is closed", || TcpStream::connect(second).is_err());

@@ -88,6 +88,12 @@ fn sighup_applies_a_good_configuration_and_ignores_a_bad_one() {
     fs::write(&file, "mode = \"nonsense\"\n").unwrap();
     daemon.signal(Signal::SIGHUP);
     wait_for("the log names the line and column", || daemon.log().contains("pjwd.toml:1:8").then_some(()));
+    let refused = || daemon.status().warnings.into_iter().find(|warning| warning.code == "configuration");
+    let warning = wait_for("the status says that the reload was refused", refused);
+    assert!(
+        warning.text.contains("pjwd.toml:1:8: mode; ") && warning.remedy.contains("pjwctl reload"),
+        "{warning:?}"
+    );
     assert_eq!(daemon.status().mode, "observe");
     let refusal = daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap_err().to_string();
     assert!(refusal.contains("the old configuration stays in force: "), "{refusal}");
@@ -95,6 +101,7 @@ fn sighup_applies_a_good_configuration_and_ignores_a_bad_one() {
     fs::write(&file, "").unwrap();
     daemon.call::<serde_json::Value>("Reload", &serde_json::json!({})).unwrap();
     assert_eq!(daemon.status().mode, "enforce");
+    assert!(refused().is_none(), "the reload succeeded");
 }
 
 #[test]

@@ -62,6 +62,12 @@ impl ConfigError {
         Self { file: file_name(path), position: Some(Box::new(position)), key, text: text.into() }
     }
 
+    /// Returns the path of the configuration file, with escaped control characters.
+    #[must_use]
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
     /// Returns the configuration key that has the mistake, such as `balance.pin`. `None` if the error concerns no
     /// single key, for example if the file can't be read.
     #[must_use]

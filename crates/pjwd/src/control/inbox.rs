@@ -76,6 +76,8 @@ pub enum WarningOrigin {
     Memory,
     /// The check of the config key `admin_groups`. It warns about groups that do not exist.
     AdminGroups,
+    /// The reload of the configuration. It warns if the last reload was refused, because the file has mistakes.
+    Reload,
 }
 
 /// The receiving end of the channel for messages to the event loop of pjwd. Only the event loop has this end. While

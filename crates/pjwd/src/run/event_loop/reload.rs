@@ -1,6 +1,7 @@
 //! What the event loop reads again while it runs: the configuration at a reload, and the topology when PUs come online.
 
 use pjw_core::event::{Event, EventKind};
+use pjw_core::plan::Warning;
 use pjw_core::policy::DaemonMode;
 use pjw_core::text::cpus_text;
 use pjw_linux::topology::{TopologySource, load_topology};
@@ -9,6 +10,7 @@ use tracing::warn;
 use super::EventLoop;
 use super::provisions::{ids_of_made_provisions, unchanged_provisions};
 use crate::config::{Config, ConfigError};
+use crate::control::inbox::WarningOrigin;
 use crate::control::settings::ControlSettings;
 use crate::host::task_scan;
 
@@ -17,7 +19,7 @@ impl EventLoop {
     ///
     /// # Errors
     /// If the file can't be read or has mistakes. The old configuration then stays in force, and the error is a message
-    /// for the client that asked for the reload.
+    /// for the client that asked for the reload. The status has a warning until a reload succeeds.
     pub(super) fn reload(&mut self) -> Result<Vec<String>, String> {
         let topology = self.warden.state().topology.clone();
         let (config, policy) = match Config::load(self.config_path.as_deref(), &topology) {
@@ -27,9 +29,15 @@ impl EventLoop {
                     warn!("{}", problem.log_line());
                 }
                 warn!("the new configuration is invalid; the old one stays in force");
+                let warnings = refused_reload_warning(&problems).into_iter().collect();
+                self.sent_warnings.insert(WarningOrigin::Reload, warnings);
+                // The client that requested the reload expects the warning in the next status.
+                self.triggers.job_processes_scan_due = true;
+                self.run_cycle(Vec::new());
                 return Err(rejection(&problems));
             }
         };
+        self.sent_warnings.remove(&WarningOrigin::Reload);
         let mut changes = self.config.describe_changes(&config);
         let was_enforced = self.config.settings().mode == DaemonMode::Enforce;
         let provisions_before = self.config.settings().provisions.clone();
@@ -117,9 +125,34 @@ fn rejection(problems: &[ConfigError]) -> String {
     format!("the old configuration stays in force: {}{more}", shown.join("; "))
 }
 
+/// Returns the warning that the last reload refused the configuration file because of `problems`. Each user can read
+/// the warning, and the file may be readable for root only. So the warning names the position and the key of the first
+/// mistake, and no wrong value. `None` if there are no problems.
+fn refused_reload_warning(problems: &[ConfigError]) -> Option<Warning> {
+    let first = problems.first()?;
+    // Without a position, the file can't be read: the text has no value of the file.
+    let mistake = match first.line() {
+        Some(_) => format!("mistake at {}", first.location()),
+        None => first.log_line(),
+    };
+    let more = match problems.len() {
+        1 => String::new(),
+        count => format!(" (and {} more)", count - 1),
+    };
+    let text = format!(
+        "the last reload refused the configuration: {mistake}{more}; the old one stays in force, and pjwd can't start \
+         with this file"
+    );
+    let remedy = format!(
+        "correct the file, check it with pjwctl check-config {}, and pjwctl reload; pjwd's log has the mistakes",
+        first.file()
+    );
+    Some(Warning::new("configuration", text, remedy))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::rejection;
+    use super::{refused_reload_warning, rejection};
     use crate::config::Config;
 
     #[test]
@@ -134,5 +167,31 @@ mod tests {
         let many: String = (0..15).map(|number| format!("key{number} = 1\n")).collect();
         let many = refused(&many);
         assert!(many.ends_with("key4: there is no such key; 10 more mistakes are in pjwd's log"), "{many}");
+    }
+
+    #[test]
+    fn the_warning_of_a_refused_reload_has_the_position_and_no_value() {
+        let warning = |text: &str| {
+            let problems = Config::parse_in_test("/etc/pjw/pjwd.toml", text).unwrap_err();
+            refused_reload_warning(&problems).unwrap()
+        };
+        let one = warning("\nuser_max_cores = -17\n");
+        assert_eq!(
+            one.text,
+            "the last reload refused the configuration: mistake at /etc/pjw/pjwd.toml:2:18: user_max_cores; the old \
+             one stays in force, and pjwd can't start with this file"
+        );
+        assert!(one.remedy.contains("pjwctl check-config /etc/pjw/pjwd.toml"), "{}", one.remedy);
+        let two = warning("user_max_cores = -17\nshare_smt = 1\n").text;
+        assert!(two.contains("pjwd.toml:1:18: user_max_cores (and 1 more); the old one"), "{two}");
+        assert!(refused_reload_warning(&[]).is_none());
+    }
+
+    #[test]
+    fn the_warning_of_a_reload_that_could_not_read_the_file_has_the_reason() {
+        let topology = pjw_core::testing::regular_topology(1, 1, 1, 2, 1);
+        let problems = Config::load(Some("/nonexistent/pjwd.toml".as_ref()), &topology).unwrap_err();
+        let text = refused_reload_warning(&problems).unwrap().text;
+        assert!(text.contains(&format!("configuration: {}; the old one", problems[0].log_line())), "{text}");
     }
 }

@@ -13,7 +13,7 @@ impl EventLoop {
     /// cores, frozen jobs, and the thread that changes cpusets. If there are no such warnings, returns the same list
     /// without a copy.
     ///
-    /// A warning of the start or of another thread is left out if it is about a job that has ended.
+    /// A warning of the start, of a reload or of another thread is left out if it is about a job that has ended.
     pub(super) fn with_event_loop_warnings(
         &mut self,
         plan_warnings: Arc<[Arc<Warning>]>,
