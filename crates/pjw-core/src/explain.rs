@@ -1,6 +1,6 @@
 //! The reasons for the present state, in sentences, for `pjwctl explain`.
 
-use crate::basics::{CpuSet, Pid, Tid, cpus_text, prelude::*};
+use crate::basics::{CpuSet, Pid, Tid, Uid, cpus_text, prelude::*};
 use crate::machine::{NumaNodeRule, numa_nodes_of_cpus};
 use crate::phases::cpusets::moves::limit_by_other_job;
 use crate::phases::cpusets::{EffectiveEnforcement, effective_enforcement, effective_enforcement_of_members};
@@ -10,7 +10,7 @@ use crate::state::masks::lifted::{LiftReason, LiftedBinding};
 use crate::state::{Member, MemberThread, WardenState};
 use crate::terms::{
     BatchRole, DaemonMode, Grant, GrantedBy, Job, JobId, JobIdAttribute, MembershipEvidence, Ownership,
-    Policy, PriorityClass, StarvedPolicy,
+    Policy, PriorityClass, Process, StarvedPolicy,
 };
 
 /// Returns the sentences that `pjwctl explain` prints about a job. The sentences say why the job holds its
@@ -309,7 +309,36 @@ pub fn explain_process(state: &WardenState, policy: &Policy, pid: Pid) -> Vec<St
             ));
         }
     }
+    sentences.extend(stray_text(state, policy, &known.process));
     sentences
+}
+
+/// Returns the sentence about a stray: a process in no job, of a user who has jobs on this machine. The sentence has
+/// the remedy. If the process is part of a login, the sentence says that no warning tells of it. `None` if the process
+/// is not a stray.
+fn stray_text(state: &WardenState, policy: &Policy, process: &Process) -> Option<String> {
+    let (pid, user) = (process.id.pid, process.uid);
+    let is_in = |pids_by_user: &BTreeMap<Uid, BTreeSet<Pid>>| {
+        pids_by_user.get(&user).is_some_and(|pids| pids.contains(&pid))
+    };
+    if !is_in(&state.unassigned_pids_by_user) {
+        return None;
+    }
+    let jobs: Vec<&JobId> =
+        state.jobs.jobs_of_owner(user).filter(|job| !job.was_released).map(|job| &job.id).collect();
+    let (target, which) = match jobs.as_slice() {
+        [only] => (only.to_string(), format!(" ({only})")),
+        _ => ("JOB".to_owned(), String::new()),
+    };
+    let is_kept_off = policy.mode == DaemonMode::Enforce && state.pids_kept_off_job_cpus.contains(&pid);
+    let kept_off =
+        if is_kept_off { ", so it is kept off the cores of all jobs (adopt_strays = true)" } else { "" };
+    let of_login =
+        if is_in(&state.login_pids_by_user) { " of a login, of which no warning tells" } else { "" };
+    Some(format!(
+        "it is a stray{of_login}: user {user} has jobs here{which}, and it is in none{kept_off}; pjwctl assign \
+         {target} --pid {pid} makes it a member"
+    ))
 }
 
 /// Returns the sentence about the other processes that share the address space of `member`. Returns `None` if there

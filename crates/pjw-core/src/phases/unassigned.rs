@@ -12,6 +12,9 @@ use crate::phases::draft::{CycleDraft, CycleOutput};
 use crate::state::{Member, WardenState};
 use crate::terms::{JobId, MaskAction, MaskActionKind, MembershipEvidence, Policy, Process, Record, Warning};
 
+/// The most processes that a warning about the unassigned processes of a user names.
+const MAX_NAMED_PIDS: usize = 5;
+
 /// Returns the job that adopts an unassigned process (a process in no job, although its user has a job): the only job
 /// of the user. `None` if the process is not unassigned, if its user has several jobs, or if the configuration forbids
 /// adoption.
@@ -244,11 +247,20 @@ fn unassigned_warning(state: &WardenState, user: Uid) -> Option<Warning> {
     let of_login = state.login_pids_by_user.get(&user);
     let is_reported = |pid: &&Pid| of_login.is_none_or(|of_login| !of_login.contains(*pid));
     let &first = pids.iter().find(is_reported)?;
-    let (count, belong) = match pids.len() - of_login.map_or(0, BTreeSet::len) {
-        1 => ("1 process".to_owned(), "belongs"),
-        several => (format!("{several} processes"), "belong"),
+    let number = pids.len() - of_login.map_or(0, BTreeSet::len);
+    let (count, belong, noun) = match number {
+        1 => ("1 process".to_owned(), "belongs", "pid"),
+        several => (format!("{several} processes"), "belong", "pids"),
     };
-    let why = format!("{count} of user {user} {belong} to no job, though the user has jobs here");
+    let named = pids.iter().filter(is_reported).take(MAX_NAMED_PIDS).map(Pid::to_string);
+    let named = named.collect::<Vec<String>>().join(", ");
+    let more = match number.saturating_sub(MAX_NAMED_PIDS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let why = format!(
+        "{count} of user {user} {belong} to no job, though the user has jobs here: {noun} {named}{more}"
+    );
     let remedy = "pjwctl assign JOB --pid PID makes one a member; adopt_strays = true does so by itself (on nodes \
                   for jobs only)";
     Some(Warning { pid: Some(first), ..Warning::new("stray", why, remedy) })

@@ -1,7 +1,7 @@
 //! The explanations of jobs and threads.
 
 use pjw_core::explain;
-use pjw_core::ids::{Pid, Tid};
+use pjw_core::ids::{Comm, Pid, Tid};
 use pjw_core::policy::ExhaustionPolicy;
 use pjw_core::state::members::Members;
 
@@ -121,4 +121,37 @@ fn a_released_job_is_explained_as_one_that_is_left_alone() {
     machine.state.jobs.update(&job("manual:a"), |job| job.was_released = true);
     assert!(job_reasons(&machine)[0].starts_with("manual:a was released: its threads are left alone"));
     assert_eq!(mask_reason(&machine, "0-7"), "it is left on CPUs 0-7: its job holds no cores");
+}
+
+#[test]
+fn the_warning_about_strays_names_the_first_of_them_and_explain_says_of_each_that_it_is_one() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.spawn(20, 1, 1002);
+    // A child of process 1 leads a session of its own here.
+    m.spawn(30, 1, 1001).comm = Comm::from("bash");
+    m.spawn(31, 1, 1001);
+    m.assign("a", 2, &[10]).unwrap();
+    let why = |m: &Machine| m.last.as_ref().unwrap().warnings[0].text.clone();
+    assert!(why(&m).ends_with(": pid 31"), "{}", why(&m));
+    for pid in 32..=37 {
+        m.spawn(pid, 1, 1001);
+    }
+    m.settle();
+    assert!(why(&m).ends_with(": pids 31, 32, 33, 34, 35 and 2 more"), "{}", why(&m));
+    let explained = |m: &Machine, pid| explain::explain_process(&m.state, &m.policy, Pid(pid)).pop().unwrap();
+    assert_eq!(
+        explained(&m, 37),
+        "it is a stray: user 1001 has jobs here (manual:a), and it is in none; pjwctl assign manual:a --pid 37 makes \
+         it a member"
+    );
+    assert!(explained(&m, 30).starts_with("it is a stray of a login, of which no warning tells: user 1001"));
+    assert!(!explained(&m, 20).contains("stray"), "its user has no job: {}", explained(&m, 20));
+    m.spawn(40, 1, 1001);
+    m.assign("b", 2, &[40]).unwrap();
+    m.policy.adopt_unassigned_processes = true;
+    m.settle();
+    let of_several = explained(&m, 37);
+    assert!(of_several.contains("it is kept off the cores of all jobs"), "{of_several}");
+    assert!(of_several.ends_with("pjwctl assign JOB --pid 37 makes it a member"), "{of_several}");
 }

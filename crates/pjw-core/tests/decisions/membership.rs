@@ -302,7 +302,7 @@ fn the_processes_of_a_login_are_counted_and_only_the_programs_that_they_start_ar
     m.settle();
     let warnings = &m.last.as_ref().unwrap().warnings;
     let reported: Vec<_> = warnings.iter().map(|warning| (warning.pid, warning.text.as_str())).collect();
-    let why = "2 processes of user 1001 belong to no job, though the user has jobs here";
+    let why = "2 processes of user 1001 belong to no job, though the user has jobs here: pids 33, 34";
     assert_eq!(reported, [(Some(Pid(33)), why)], "a shell inside a shell may be a script");
     m.exit(34);
     m.process(33).comm = Comm::from("sftp-server");
