@@ -7,5 +7,6 @@ pub mod inbox;
 mod memory;
 mod memory_estimates;
 pub mod query;
+mod refused_provision;
 pub mod server;
 pub mod settings;

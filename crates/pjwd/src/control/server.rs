@@ -25,6 +25,7 @@ use super::admission::{self, RateLimiter, RefusalLog};
 use super::assign::assign_command;
 use super::inbox::{EventLoopMessage, MessageSender};
 use super::query::{MemberDetails, PageCursor, Query, QueryAnswer, ThreadDetails};
+use super::refused_provision::{explain_refused_provision, refused_provision_reasons};
 use super::settings::ControlSettings;
 use crate::memory::reader::MemoryReader;
 use crate::memory::records::MemoryRecords;
@@ -277,13 +278,22 @@ impl ControlService {
         Ok(Reply::JobDetail(Box::new(call::GetJobReply { job, members, history, last_pid, last_tid })))
     }
 
+    /// Answers the call `ExplainJob`: returns the reasons why a job holds its cores or none. Of a provision of the
+    /// configuration that was refused, returns the reason. Fails if there is neither.
     async fn explain_job(&self, name: &str) -> Result<Reply, CallError> {
         let id = parse_job_id_argument(name)?;
-        self.published_job(&id)?;
-        let QueryAnswer::JobReasons(Some(reasons)) = self.query_loop(Query::JobReasons(id.clone())).await?
+        let refused = refused_provision_reasons(&id, &self.status.borrow().warnings);
+        match self.published_job(&id) {
+            Err(no_job) if refused.is_empty() => return Err(no_job),
+            Err(_) => return Ok(Reply::JobReasons(explain_refused_provision(&id, refused))),
+            Ok(_) => {}
+        }
+        let QueryAnswer::JobReasons(Some(mut reasons)) =
+            self.query_loop(Query::JobReasons(id.clone())).await?
         else {
             return Err(CallError::Refused(Refusal::NoSuchJob { job: id }.to_string()));
         };
+        reasons.grant_reasons.extend(refused);
         Ok(Reply::JobReasons(self.add_map_lock_waits(&id, reasons)))
     }
 
