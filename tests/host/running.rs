@@ -210,10 +210,13 @@ fn a_command_that_is_run_inside_a_job_is_told_to_start_without_run() {
         wait_until("the job is over", || daemon.status().jobs.is_empty());
         (output.status.code(), String::from_utf8(output.stderr).unwrap())
     };
-    let remedy =
-        format!("is in {id} already: start the command without pjwctl run, and it has the cores of {id}");
+    let remedy = format!(
+        "is in {id} already: inside it, a command has the cores of {id} without pjwctl run, and pjwctl spawn"
+    );
     let (code, told) = inside(&["run", "--cores", "1", "--", "true"]);
     assert!(code == Some(1) && told.contains(&remedy) && told.lines().count() == 1, "{told}");
+    let (code, told) = inside(&["spawn", "-n", "1", "--cores", "1", "--", "true"]);
+    assert!(code == Some(1) && told.contains(&remedy), "{told}");
     let (code, told) = inside(&["spawn", "-n", "2", "--job", &daemon.job_id("inner"), "--", "true"]);
     assert!(code == Some(1) && told.contains(&remedy), "{told}");
     assert!(!told.contains("one for each instance"), "the number of cores is not the cause: {told}");

@@ -269,7 +269,7 @@ pub enum Refusal {
     },
     /// The process that is to start a program in a new job (`pjwctl run` or `pjwctl spawn`) is itself in another job.
     #[error(
-        "this process ({pid}) is in {job} already: start the command without pjwctl run, and it has the cores of {job}; \
+        "this process ({pid}) is in {job} already: inside it, a command has the cores of {job} without pjwctl run, and \
          pjwctl spawn divides them among its instances if --job and options for cores are left out{}",
         how_to_start_in_own_job(job)
     )]

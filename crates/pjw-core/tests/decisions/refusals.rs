@@ -169,7 +169,7 @@ fn the_refusal_for_a_process_in_the_job_of_a_scheduler_does_not_say_to_release_t
 }
 
 #[test]
-fn the_refusal_of_run_inside_a_job_says_to_start_the_command_without_run() {
+fn the_refusal_of_run_and_spawn_inside_a_job_says_how_to_use_the_cores_of_this_job() {
     let mut m = machine();
     m.spawn(20, 1, 1001);
     m.settle();
@@ -181,9 +181,9 @@ fn the_refusal_of_run_inside_a_job_says_to_start_the_command_without_run() {
     };
     assert_eq!(
         m.command(Command::Assign(run)).unwrap_err().to_string(),
-        "this process (20) is in manual:outer already: start the command without pjwctl run, and it has the cores of \
-         manual:outer; pjwctl spawn divides them among its instances if --job and options for cores are left out; for a \
-         job of its own, let a shell start pjwctl (sh -c 'pjwctl ...; exit $?')"
+        "this process (20) is in manual:outer already: inside it, a command has the cores of manual:outer without \
+         pjwctl run, and pjwctl spawn divides them among its instances if --job and options for cores are left out; \
+         for a job of its own, let a shell start pjwctl (sh -c 'pjwctl ...; exit $?')"
     );
     // The process of a shell that runs in the job may start a program in a job of its own.
     m.spawn(21, 20, 1001);
