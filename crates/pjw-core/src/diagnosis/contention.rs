@@ -311,9 +311,9 @@ fn shared_pus_remedy(input: &DiagnosisInput, hot: &HotThreads<'_>, idle: &CpuSet
 }
 
 /// Returns the finding that threads of `job` may run on PUs that the job does not hold. `None` if there are no such
-/// threads, or if the job has no grant.
+/// threads, or if the job holds no PUs. A frozen job holds none: its threads don't run, whatever their masks are.
 fn threads_outside_grant(job: &ObservedJob) -> Option<Finding> {
-    let (held, granted_by) = job.grant.as_ref()?;
+    let (held, granted_by) = job.grant.as_ref().filter(|(held, _)| !held.is_empty())?;
     let outside = job.threads.iter().filter(|thread| !thread.effective_mask.is_subset(held));
     let outside: Vec<_> = outside.collect();
     if outside.is_empty() {

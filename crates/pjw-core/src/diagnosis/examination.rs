@@ -163,7 +163,7 @@ pub struct ObservedJob {
     /// unknown.
     pub requested: Option<CpuRequest>,
     /// The PUs that the job holds, and who granted the PUs: the job's batch scheduler or a running `pjwd`.
-    /// `None` if the job holds no PUs.
+    /// `None` if the job holds no PUs. The set is empty if `pjwd` has frozen the job until a core is free.
     pub grant: Option<(CpuSet, GrantedBy)>,
     /// The PUs that `pjwd` would grant to the job if `pjwd` ran. `None` if the job already holds PUs, if
     /// its request is unknown, or if its request can't be served.

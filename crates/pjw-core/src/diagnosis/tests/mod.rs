@@ -21,6 +21,7 @@ use std::string::ToString;
 use std::vec::Vec;
 
 mod surroundings;
+mod with_daemon;
 
 /// Two packages with a NUMA node of eight cores each: CPUs 0-7 and 8-15.
 fn node() -> DiagnosisInput {
