@@ -120,6 +120,9 @@ pub struct DiagnosisInput {
     pub topology: Topology,
     /// The PUs (logical CPUs) of `topology` that were online during the observation.
     pub online: CpuSet,
+    /// The PUs that a running `pjwd` keeps for the system (the config key `housekeeping`). Empty if there are none, or
+    /// if `pjwd` does not answer.
+    pub housekeeping_cpus: CpuSet,
     /// The time between the two scans of the machine, in ms. The CPU use of a thread is the difference
     /// between its CPU times at these two scans.
     pub scan_interval_ms: u64,

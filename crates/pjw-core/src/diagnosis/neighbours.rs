@@ -7,7 +7,7 @@ use crate::basics::{CpuSet, Pid, Uid, cpus_text, prelude::*};
 use crate::diagnosis::contention::is_unbound;
 use crate::diagnosis::examination::{DiagnosisInput, Finding, Interrupt, Severity, UnassignedProcess};
 use crate::diagnosis::words::{counted_noun, join_names, percent_text};
-use crate::terms::JobId;
+use crate::terms::{GrantedBy, JobId};
 
 /// System processes that together use less than this share of one PU are normal, in permille.
 const DISTURBANCE_PERMILLE: u64 = 10;
@@ -35,14 +35,23 @@ struct JobPus<'a> {
 
 impl<'a> JobPus<'a> {
     /// Collects the PUs of all jobs that are restricted to certain PUs: the PUs that the job holds. For a job that
-    /// holds none, the PUs on which its threads may run. All other online PUs remain for the system.
+    /// holds none, the PUs on which its threads may run. Housekeeping PUs that pjwd granted don't count: the job only
+    /// shares them with the system while it can borrow no core. All other online PUs remain for the system.
     fn new(input: &'a DiagnosisInput) -> Self {
         let mut cpus = CpuSet::new();
         let mut jobs = BTreeSet::new();
         for job in input.jobs.iter().filter(|job| !is_unbound(input, job)) {
-            let held = job.held_cpus(&input.online);
-            cpus = cpus.union(&held.unwrap_or_else(|| job.allowed_cpus(&input.online)));
-            jobs.insert(&job.id);
+            let own = match &job.grant {
+                Some((held, GrantedBy::Warden)) => {
+                    held.difference(&input.housekeeping_cpus).intersection(&input.online)
+                }
+                Some((held, GrantedBy::Scheduler)) => held.intersection(&input.online),
+                None => job.allowed_cpus(&input.online),
+            };
+            if !own.is_empty() {
+                cpus = cpus.union(&own);
+                jobs.insert(&job.id);
+            }
         }
         let system_cpus = input.online.difference(&cpus);
         Self { cpus, jobs, system_cpus }
@@ -99,19 +108,50 @@ fn daemons_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Find
         several => format!("{begin}; {several} did, for {} of one CPU: {who}", percent_text(used_permille)),
     };
     let severity = if used_permille >= DISTURBANCE_PERMILLE { Severity::Advice } else { Severity::Note };
-    let remedy = if jobs.system_cpus.is_empty() {
+    let remedy = daemons_remedy(input, jobs);
+    let pids = active.iter().map(|(_, process)| process.pid);
+    Some(jobs.finding(severity, "daemons", text, remedy).with_pids(pids))
+}
+
+/// Returns the remedy for system processes on PUs of jobs: keep them on other PUs, and keep these from jobs. If
+/// housekeeping PUs are set, the system is to use those.
+fn daemons_remedy(input: &DiagnosisInput, jobs: &JobPus<'_>) -> String {
+    let set_affinity = |cpus: &CpuSet| {
+        format!("CPUAffinity={cpus} in /etc/systemd/system.conf (and a restart of the services)")
+    };
+    if let Some(text) = shared_housekeeping_remedy(input, jobs) {
+        return text;
+    }
+    let housekeeping = input.housekeeping_cpus.intersection(&jobs.system_cpus);
+    if jobs.system_cpus.is_empty() {
         "keep a core for the system: housekeeping = \"1\" in pjwd.toml, and the same CPU as CPUAffinity= in \
          /etc/systemd/system.conf"
             .to_owned()
+    } else if housekeeping.is_empty() {
+        format!(
+            "keep the system elsewhere: {}, and housekeeping in pjwd.toml so that no job gets those",
+            set_affinity(&jobs.system_cpus)
+        )
     } else {
         format!(
-            "keep the system elsewhere: CPUAffinity={} in /etc/systemd/system.conf (and a restart of the services), \
-             and housekeeping in pjwd.toml so that no job gets those",
-            jobs.system_cpus
+            "keep the system on the housekeeping {}: {}",
+            cpus_text(&housekeeping),
+            set_affinity(&housekeeping)
         )
-    };
-    let pids = active.iter().map(|(_, process)| process.pid);
-    Some(jobs.finding(severity, "daemons", text, remedy).with_pids(pids))
+    }
+}
+
+/// Returns the remedy if no PU remains for the system although housekeeping PUs are set: jobs have these PUs from their
+/// batch system. `None` in all other cases.
+fn shared_housekeeping_remedy(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<String> {
+    let housekeeping = input.housekeeping_cpus.intersection(&input.online);
+    (jobs.system_cpus.is_empty() && !housekeeping.is_empty()).then(|| {
+        format!(
+            "every CPU is a job's, also the housekeeping {}: limit the batch system of these jobs to the other CPUs \
+             (Slurm: CpuSpecList)",
+            cpus_text(&housekeeping)
+        )
+    })
 }
 
 /// Returns the finding that interrupts of devices occurred, or may occur, on PUs of jobs. `None` if there are no such
@@ -148,10 +188,10 @@ fn interrupts_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<F
     };
     let runs_irqbalance = input.conflicting_programs.iter().any(|program| program.name == "irqbalance");
     let remedy = match (jobs.system_cpus.is_empty(), runs_irqbalance) {
-        (true, _) => {
+        (true, _) => shared_housekeeping_remedy(input, jobs).unwrap_or_else(|| {
             "every CPU is a job's: keep a core for the system with housekeeping = \"1\" in pjwd.toml first"
                 .to_owned()
-        }
+        }),
         (false, true) => format!(
             "IRQBALANCE_BANNED_CPULIST={} in irqbalance's environment (/etc/default/irqbalance or \
              /etc/sysconfig/irqbalance), then restart it",

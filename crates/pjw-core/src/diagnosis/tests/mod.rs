@@ -33,6 +33,7 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
     DiagnosisInput {
         online: topology.cpus().clone(),
         topology,
+        housekeeping_cpus: CpuSet::new(),
         scan_interval_ms: 1000,
         jobs: Vec::new(),
         unassigned_processes: Vec::new(),

@@ -73,6 +73,7 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     Ok(DiagnosisInput {
         online: scans.after.online.intersection(topology.cpus()),
         topology,
+        housekeeping_cpus: daemon_state.housekeeping,
         scan_interval_ms: scan_pair.scan_interval_ms(),
         jobs,
         unassigned_processes: scan_pair.unassigned_processes(),
