@@ -114,19 +114,26 @@ fn daemons_on_job_cpus(input: &DiagnosisInput, jobs: &JobPus<'_>) -> Option<Find
 }
 
 /// Returns the remedy for system processes on PUs of jobs: keep them on other PUs, and keep these from jobs. If
-/// housekeeping PUs are set, the system is to use those.
+/// housekeeping PUs are set, the system is to use those. Without systemd, the masks of the processes must be set.
 fn daemons_remedy(input: &DiagnosisInput, jobs: &JobPus<'_>) -> String {
     let set_affinity = |cpus: &CpuSet| {
-        format!("CPUAffinity={cpus} in /etc/systemd/system.conf (and a restart of the services)")
+        if input.host.has_systemd {
+            format!("CPUAffinity={cpus} in /etc/systemd/system.conf (and a restart of the services)")
+        } else {
+            format!("taskset -pac {cpus} PID, for each of these processes")
+        }
     };
     if let Some(text) = shared_housekeeping_remedy(input, jobs) {
         return text;
     }
     let housekeeping = input.housekeeping_cpus.intersection(&jobs.system_cpus);
     if jobs.system_cpus.is_empty() {
-        "keep a core for the system: housekeeping = \"1\" in pjwd.toml, and the same CPU as CPUAffinity= in \
-         /etc/systemd/system.conf"
-            .to_owned()
+        let same = if input.host.has_systemd {
+            "the same CPU as CPUAffinity= in /etc/systemd/system.conf"
+        } else {
+            "taskset -pac CPU PID, with the same CPU, for each of these processes"
+        };
+        format!("keep a core for the system: housekeeping = \"1\" in pjwd.toml, and {same}")
     } else if housekeeping.is_empty() {
         format!(
             "keep the system elsewhere: {}, and housekeeping in pjwd.toml so that no job gets those",

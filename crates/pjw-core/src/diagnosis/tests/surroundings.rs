@@ -73,6 +73,24 @@ fn system_daemons_on_job_cpus_are_reported_with_a_remedy() {
     assert!(only(&input, "daemons").remedy.contains("housekeeping = \"1\""));
 }
 
+#[test]
+fn without_systemd_system_daemons_are_bound_by_taskset() {
+    let mut input = node();
+    input.host.has_systemd = false;
+    input.unassigned_processes = vec![other(30, 0, "syslogd", vec![thread(30, "0-15", 3, 23)])];
+    for (cpus, housekeeping, expected) in [
+        ("0-7", "", "taskset -pac 8-15 PID"),
+        ("0-7", "15", "taskset -pac 15 PID"),
+        ("0-15", "", "taskset -pac CPU PID, with the same CPU"),
+    ] {
+        input.jobs = vec![held("slurm:1", cpus, GrantedBy::Scheduler)];
+        input.housekeeping_cpus = cpu_set(housekeeping);
+        let remedy = only(&input, "daemons").remedy;
+        assert!(remedy.contains(expected), "{remedy}");
+        assert!(!remedy.contains("systemd") && !remedy.contains("CPUAffinity"), "{remedy}");
+    }
+}
+
 fn interrupt(number: u32, sent_to: &str, came: &[(u32, u64)]) -> Interrupt {
     let counts = came.iter().map(|&(pu, n)| (Pu(pu), n)).collect();
     Interrupt { number, name: "eth0-rx".to_owned(), target_cpus: cpu_set(sent_to), counts }
