@@ -23,8 +23,20 @@ pub use examination::*;
 pub use facts::{MachineFact, machine_facts};
 pub use host::conflicting_programs;
 
-/// Diagnoses the machine that `input` describes. Returns the findings, the most severe first. The findings
-/// say what slows down jobs and what can be improved.
+/// The codes of findings and warnings that say that `pjwd` fails as a whole: it can't record or make changes, or does
+/// not answer.
+const DAEMON_FAILURE_CODES: [&str; 3] = ["cpuset-thread", "journal", "mute-warden"];
+
+/// Returns whether a finding or a warning with the short name `code` says that `pjwd` fails as a whole, for example
+/// because it can't write its journal. No job gets cores then, and other findings may be consequences.
+#[must_use]
+pub fn is_daemon_failure(code: &str) -> bool {
+    DAEMON_FAILURE_CODES.contains(&code)
+}
+
+/// Diagnoses the machine that `input` describes. Returns the findings, the most severe first. Of the findings with the
+/// same severity, those that `pjwd` fails as a whole ([`is_daemon_failure`]) come first. The findings say what slows
+/// down jobs and what can be improved.
 #[must_use]
 pub fn diagnose(input: &DiagnosisInput) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -34,7 +46,7 @@ pub fn diagnose(input: &DiagnosisInput) -> Vec<Finding> {
     host::add_findings(input, &mut findings);
     add_daemon_warnings(input, &mut findings);
     remove_repeated_findings(&mut findings);
-    findings.sort_by_key(|finding| finding.severity);
+    findings.sort_by_key(|finding| (finding.severity, !is_daemon_failure(&finding.code)));
     findings
 }
 

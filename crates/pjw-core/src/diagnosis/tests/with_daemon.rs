@@ -50,3 +50,17 @@ fn housekeeping_is_advised_only_if_it_is_not_set() {
         assert_eq!(of(&input, code), [], "no job has a CPU of its own");
     }
 }
+
+#[test]
+fn a_failure_of_the_whole_daemon_comes_before_other_problems() {
+    let mut input = node();
+    input.jobs = vec![job("slurm:1", "0-3", 1, 1), job("slurm:2", "2-5", 1, 1)];
+    let warning = |code: &str| Finding::problem(code, "it says so".to_owned(), "do it");
+    if let DaemonStatus::Responsive { warnings, .. } = &mut input.daemon {
+        *warnings = vec![warning("unserved"), warning("journal")];
+    }
+    let codes: Vec<String> = diagnose(&input).into_iter().map(|finding| finding.code).collect();
+    assert_eq!(codes, ["journal", "overlap", "unserved"]);
+    input.daemon = DaemonStatus::Unresponsive("it hangs".to_owned());
+    assert_eq!(diagnose(&input)[0].code, "mute-warden");
+}

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pjw_core::diagnosis::{DaemonStatus, Finding, LendingStatus, Severity};
+use pjw_core::diagnosis::{DaemonStatus, Finding, LendingStatus, Severity, is_daemon_failure};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
 use pjw_core::job::{EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Ownership};
 use pjw_core::record::{JobMembership, Record};
@@ -83,7 +83,7 @@ fn daemon_state_from_status(client: &mut Client, status: &wire::Status) -> Daemo
         version: status.version.clone(),
         own_version: env!("CARGO_PKG_VERSION").to_owned(),
         observes: status.mode == "observe",
-        warnings: status.warnings.iter().map(finding_from_warning).collect(),
+        warnings: status.warnings.iter().map(|warning| finding_from_warning(warning, &status.jobs)).collect(),
         lending: status.lending.as_ref().map(lending_status).unwrap_or_default(),
     };
     let mut state = DaemonState::without_jobs(daemon);
@@ -163,11 +163,24 @@ fn membership_record(job: &JobId, member: &wire::Member) -> Record {
     })
 }
 
-/// Makes a finding of the diagnosis from a warning of pjwd.
-fn finding_from_warning(warning: &wire::Warning) -> Finding {
-    let severity = if is_alarming(warning) { Severity::Problem } else { Severity::Advice };
+/// Makes a finding of the diagnosis from a warning of pjwd. `jobs` are the jobs in the status of pjwd.
+fn finding_from_warning(warning: &wire::Warning, jobs: &[wire::Job]) -> Finding {
+    let severity = severity_of_warning(warning, jobs);
     let job = warning.job.parse::<JobId>().ok();
     Finding::new(severity, &warning.code, warning.text.clone(), warning.remedy.clone()).with_jobs(job.iter())
+}
+
+/// Returns the severity of a warning of pjwd. `jobs` are the jobs in the status of pjwd. The warning is a problem if
+/// pjwd fails as a whole or breaks a promise, else advice. A job without a process that waits for cores is no problem:
+/// it runs nothing on the cores of other jobs.
+fn severity_of_warning(warning: &wire::Warning, jobs: &[wire::Job]) -> Severity {
+    let is_without_process = jobs.iter().any(|job| job.id == warning.job && job.processes == 0);
+    let only_waits = warning.code == "unserved" && is_without_process;
+    if is_daemon_failure(&warning.code) || (is_alarming(warning) && !only_waits) {
+        Severity::Problem
+    } else {
+        Severity::Advice
+    }
 }
 
 /// Returns the status of a daemon that does not run, with the command that starts it.
@@ -176,4 +189,28 @@ fn not_running_status() -> DaemonStatus {
         "pjwd is not running; start it with: {}",
         service_commands::pjwd_start_commands()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_of_pjwd_is_a_problem_and_a_job_that_only_waits_is_none() {
+        let job = |id: &str, processes| wire::Job { id: id.to_owned(), processes, ..wire::Job::default() };
+        let jobs = [job("manual:waits", 0), job("manual:runs", 2)];
+        for (code, job, expected) in [
+            ("journal", "", Severity::Problem),
+            ("cpuset-thread", "", Severity::Problem),
+            ("unserved", "manual:waits", Severity::Advice),
+            ("unserved", "manual:runs", Severity::Problem),
+            ("unserved", "manual:unknown", Severity::Problem),
+            ("overlap", "manual:waits", Severity::Problem),
+            ("beside", "", Severity::Advice),
+        ] {
+            let (code, job) = (code.to_owned(), job.to_owned());
+            let warning = wire::Warning { code, job, ..wire::Warning::default() };
+            assert_eq!(finding_from_warning(&warning, &jobs).severity, expected, "{warning:?}");
+        }
+    }
 }
