@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use pjw_core::cpuset::CpuSet;
-use pjw_tests::daemon::Daemon;
+use pjw_tests::daemon::{Daemon, Enforcement};
 use pjw_tests::programs::{copy_program, program_path};
 use pjw_tests::skipping::skip;
 use pjw_tests::waiting::wait_until;
 use serde_json::Value;
 
 use crate::permissions::programs_are_reachable;
-use crate::processes::{Shell, has_two_cores, is_asleep, is_root, masks};
+use crate::processes::{Shell, has_cpusets, has_two_cores, is_asleep, is_root, masks};
 
 const NO_SOCKET: &str = "/nonexistent/pjwd.sock";
 const NOBODY: u32 = 65_534;
@@ -112,6 +112,31 @@ fn doctor_reports_that_a_daemon_only_observes() {
     let facts = report["facts"].as_array().unwrap();
     let warden = facts.iter().find(|fact| fact["code"] == "warden").unwrap();
     assert!(warden["text"].as_str().unwrap().contains("changes nothing"), "{warden}");
+}
+
+#[test]
+fn doctor_names_the_jobs_of_a_killed_daemon_and_the_remedy() {
+    if !is_root() || !has_two_cores() || !has_cpusets() {
+        return;
+    }
+    let mut daemon = Daemon::start_with(Enforcement::Cpuset, "");
+    let shell = Shell::start();
+    let cpus = daemon.assign("left", 1, &[shell.pid()]).unwrap();
+    let id = daemon.job_id("left");
+    // Without its socket, the doctor knows nothing of the daemon but its process and its files.
+    let report = run_doctor(Path::new(NO_SOCKET));
+    assert!(finding_about(&report, "no-warden", &id).is_none(), "the daemon runs: {report}");
+
+    daemon.kill();
+    let report = run_doctor(Path::new(NO_SOCKET));
+    let finding = finding_about(&report, "no-warden", &id).unwrap_or_else(|| panic!("{report}"));
+    assert_eq!(finding["severity"], "problem", "{finding}");
+    assert!(finding["text"].as_str().unwrap().contains("has ended"), "{finding}");
+    assert!(finding["remedy"].as_str().unwrap().contains("pjwd --release-all --beside"), "{finding}");
+    assert_eq!(finding["pids"][0], shell.pid(), "{finding}");
+    let seen = reported_job(&report, &id);
+    assert_eq!(seen["cpus"].as_str().unwrap().parse::<CpuSet>().unwrap(), cpus);
+    assert_eq!((&seen["granted_by"], &seen["processes"]), (&"warden".into(), &1.into()), "{seen}");
 }
 
 #[test]

@@ -27,7 +27,8 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
     let max_pus_per_core = input.topology.cores().iter().map(|core| core.pus.len()).max().unwrap_or(1);
     let oversubscribed = input.jobs.iter().filter_map(|job| oversubscribed_job(input, job, max_pus_per_core));
     push_limited(oversubscribed.collect(), findings);
-    push_limited(input.jobs.iter().filter_map(threads_outside_grant).collect(), findings);
+    let outside = input.jobs.iter().filter_map(|job| threads_outside_grant(input, job));
+    push_limited(outside.collect(), findings);
 }
 
 /// Returns the remedy for jobs that nothing keeps on cores of their own: start pjwd, restart it, or let it enforce.
@@ -312,7 +313,7 @@ fn shared_pus_remedy(input: &DiagnosisInput, hot: &HotThreads<'_>, idle: &CpuSet
 
 /// Returns the finding that threads of `job` may run on PUs that the job does not hold. `None` if there are no such
 /// threads, or if the job holds no PUs. A frozen job holds none: its threads don't run, whatever their masks are.
-fn threads_outside_grant(job: &ObservedJob) -> Option<Finding> {
+fn threads_outside_grant(input: &DiagnosisInput, job: &ObservedJob) -> Option<Finding> {
     let (held, granted_by) = job.grant.as_ref().filter(|(held, _)| !held.is_empty())?;
     let outside = job.threads.iter().filter(|thread| !thread.effective_mask.is_subset(held));
     let outside: Vec<_> = outside.collect();
@@ -329,12 +330,14 @@ fn threads_outside_grant(job: &ObservedJob) -> Option<Finding> {
         cpus_text(&cpus)
     );
     let remedy = match granted_by {
-        GrantedBy::Warden => {
-            "pjwd puts them back within a cycle; if this stays: pjwctl events, and pjwctl explain of the process"
-        }
+        GrantedBy::Warden => remedy_of_daemon(
+            input,
+            "pjwd puts them back within a cycle; if this stays: pjwctl events, and pjwctl explain of the process",
+        ),
         GrantedBy::Scheduler => {
             "pjwctl explain of the process; a login, su or systemd-run takes processes out of a scheduler's cgroup: use \
              pam_slurm_adopt or its like; pjwd keeps them on the job's CPUs"
+                .to_owned()
         }
     };
     let pids = outside.iter().map(|thread| thread.pid);

@@ -1,7 +1,8 @@
 //! The input of the diagnosis, [`DiagnosisInput`], and its output, [`Finding`].
 
-use crate::basics::{Comm, CpuSet, Pid, Pu, Uid, prelude::*};
+use crate::basics::{Comm, CpuSet, Pid, ProcessId, Pu, Uid, prelude::*};
 use crate::machine::Topology;
+use crate::terms::own_cgroups::OwnCgroupNames;
 use crate::terms::{CpuRequest, CpusetSupport, GrantedBy, JobId};
 
 /// The minimum share of the time, in permille, for which a hot thread ran or waited for a PU (logical CPU): 500. A
@@ -129,6 +130,9 @@ pub struct DiagnosisInput {
     /// The jobs on the machine. Either the diagnosis recognised the jobs itself, or a running `pjwd`
     /// reported them.
     pub jobs: Vec<ObservedJob>,
+    /// The jobs that a `pjwd` left in its cpusets when it ended. Each is also in `jobs`, unless the diagnosis can't
+    /// recognise it, or a running `pjwd` has a job with the same id.
+    pub orphaned_jobs: Vec<OrphanedJob>,
     /// The processes that belong to no job, except kernel threads and the process that makes the diagnosis.
     pub unassigned_processes: Vec<UnassignedProcess>,
     /// The interrupts of devices, each with the number of times that it occurred between the two scans. The
@@ -187,6 +191,24 @@ pub struct ObservedJob {
     /// The mechanism by which `pjwd` restricts the processes of the job to the cores of the job: `cpuset`,
     /// `affinity` (affinity masks), or `none` (no mechanism). Empty if `pjwd` does not run.
     pub enforcement: String,
+}
+
+/// A job of a `pjwd` that has ended, for example because it was killed. The processes of the job are still in the
+/// cpuset that this `pjwd` made or wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OrphanedJob {
+    /// The id of the job.
+    pub id: JobId,
+    /// The user that owns the job.
+    pub owner: Uid,
+    /// The names of the cgroups of the `pjwd` that has ended. By these, several `pjwd` are distinguished.
+    pub daemon: OwnCgroupNames,
+    /// The path of the cgroup with the cpuset, as in `/proc/PID/cgroup`.
+    pub cgroup: String,
+    /// The PUs on which the cpuset allows the processes to run. Empty if they can't be read.
+    pub cpus: CpuSet,
+    /// The processes in the cgroup.
+    pub processes: Vec<ProcessId>,
 }
 
 /// A thread, as `pjwctl doctor` observed it: its CPU use between two scans of the machine, and its affinity

@@ -1,11 +1,17 @@
 //! Findings about the host: kernel features, boot parameters, other programs that move threads, limits of the
 //! observation, and the state of pjw.
 
-use crate::basics::{Comm, Pid, Uid, cpus_text, prelude::*};
-use crate::diagnosis::examination::{ConflictingProgram, DaemonStatus, DiagnosisInput, Finding, Severity};
+use crate::basics::{Comm, CpuSet, Pid, Uid, cpus_text, prelude::*};
+use crate::diagnosis::examination::{
+    ConflictingProgram, DaemonStatus, DiagnosisInput, Finding, OrphanedJob, Severity, push_limited,
+};
 use crate::diagnosis::words::{counted_noun, join_names};
 use crate::machine::TopologyLevel;
-use crate::terms::CpusetHierarchy;
+use crate::terms::own_cgroups::OwnCgroupNames;
+use crate::terms::{CpusetHierarchy, JobId};
+
+/// The short name of the finding that no pjwd looks after jobs.
+const NO_DAEMON_CODE: &str = "no-warden";
 
 /// The remedy if processes of other users are hidden.
 const HIDDEN_PROCESSES: &str = "look as root, or mount /proc without hidepid=";
@@ -108,6 +114,7 @@ pub fn conflicting_programs(
 /// Adds to `findings` what the diagnosis (`pjwctl doctor`) finds about the host: the kernel and its boot parameters,
 /// other programs that work against pjw, batch schedulers, cpusets, and the state of pjwd.
 pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) {
+    push_limited(orphaned_job_findings(input), findings);
     findings.extend(daemon_finding(input));
     add_conflicting_program_findings(input, findings);
     findings.extend(several_schedulers(input));
@@ -119,20 +126,23 @@ pub(super) fn add_findings(input: &DiagnosisInput, findings: &mut Vec<Finding>) 
 
 /// Returns the finding about the state of pjwd: the first of these cases that applies. `None` if no case applies.
 ///
-/// - pjwd does not run. Not reported on a machine without jobs.
+/// - pjwd does not run. Not reported on a machine without jobs. Jobs that an ended pjwd left in its cpusets do not
+///   count: they have a finding of their own.
 /// - pjwd does not answer.
 /// - pjwd is of another version than `pjwctl`.
 /// - pjwd changes nothing (mode `observe`). Not reported on a machine without jobs.
 fn daemon_finding(input: &DiagnosisInput) -> Option<Finding> {
+    let is_orphaned = |id: &JobId| input.orphaned_jobs.iter().any(|orphaned| orphaned.id == *id);
+    let unmanaged_jobs = input.jobs.iter().filter(|job| !is_orphaned(&job.id)).count();
     match &input.daemon {
-        DaemonStatus::Absent(_) if !input.jobs.is_empty() => {
-            let jobs = counted_noun(input.jobs.len(), "job");
+        DaemonStatus::Absent(_) if unmanaged_jobs > 0 => {
+            let jobs = counted_noun(unmanaged_jobs, "job");
             let text =
                 format!("pjwd is not running: the processes of {jobs} are not kept on cores of their own");
             let or_as_user = if input.host.has_systemd { ", or as yourself: pjwd" } else { "" };
             let start = input.host.pjwd_start_command();
             let remedy = format!("{start}{or_as_user}; with mode = \"observe\" it changes nothing");
-            Some(Finding::advice("no-warden", text, remedy))
+            Some(Finding::advice(NO_DAEMON_CODE, text, remedy))
         }
         DaemonStatus::Unresponsive(why) => {
             let text = format!("pjwd does not answer: {why}");
@@ -153,6 +163,48 @@ fn daemon_finding(input: &DiagnosisInput) -> Option<Finding> {
         }
         DaemonStatus::Absent(_) | DaemonStatus::Responsive { .. } => None,
     }
+}
+
+/// Returns a finding for each pjwd that has ended and has left jobs in its cpusets. It is a problem: the jobs stay
+/// limited to their cores, but nothing keeps other jobs off these cores, or frees them at the end of a job.
+fn orphaned_job_findings(input: &DiagnosisInput) -> Vec<Finding> {
+    let mut jobs_by_daemon: BTreeMap<&str, Vec<&OrphanedJob>> = BTreeMap::new();
+    for job in &input.orphaned_jobs {
+        jobs_by_daemon.entry(job.daemon.name_prefix()).or_default().push(job);
+    }
+    jobs_by_daemon.into_values().filter_map(|jobs| orphaned_jobs_finding(input, &jobs)).collect()
+}
+
+/// Returns the finding that the pjwd of `jobs` has ended. `None` if `jobs` is empty.
+fn orphaned_jobs_finding(input: &DiagnosisInput, jobs: &[&OrphanedJob]) -> Option<Finding> {
+    let first = jobs.first()?;
+    let (limits, pronoun) = if jobs.len() == 1 {
+        ("its cpuset still limits the job", "it")
+    } else {
+        ("its cpusets still limit the jobs", "them")
+    };
+    let text = format!(
+        "the pjwd of {} has ended, and {limits}: {}",
+        counted_noun(jobs.len(), "job"),
+        join_names(jobs.iter().map(|job| format!("{} (cgroup {})", job.id, job.cgroup)))
+    );
+    let (start, options) = if first.daemon != OwnCgroupNames::default() {
+        (
+            "start pjwd again with --beside and its --state-dir",
+            " --beside --state-dir DIR, with the same directory,",
+        )
+    } else if input.host.has_systemd {
+        (input.host.pjwd_start_command(), "")
+    } else {
+        ("start pjwd again, as root", "")
+    };
+    let remedy = format!(
+        "{start}: it takes {pronoun} up again; or pjwd --release-all{options} as root: it undoes what pjwd changed"
+    );
+    let cpus = jobs.iter().fold(CpuSet::new(), |cpus, job| cpus.union(&job.cpus));
+    let pids = jobs.iter().flat_map(|job| job.processes.iter().map(|process| process.pid));
+    let ids = jobs.iter().map(|job| &job.id);
+    Some(Finding::problem(NO_DAEMON_CODE, text, remedy).with_jobs(ids).with_pids(pids).with_cpus(&cpus))
 }
 
 /// Adds a finding for each running program that can undo the work of pjw or disturb its jobs.

@@ -36,6 +36,7 @@ fn with_cores(cores_per_l3: u32, pus_per_core: u32) -> DiagnosisInput {
         housekeeping_cpus: CpuSet::new(),
         scan_interval_ms: 1000,
         jobs: Vec::new(),
+        orphaned_jobs: Vec::new(),
         unassigned_processes: Vec::new(),
         interrupts: Vec::new(),
         host: HostFacts {

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use pjw_core::diagnosis::{DaemonStatus, Finding, LendingStatus, Severity, is_daemon_failure};
+use pjw_core::diagnosis::{DaemonStatus, Finding, LendingStatus, OrphanedJob, Severity, is_daemon_failure};
 use pjw_core::ids::{Pid, ProcessId, StartTime, Uid};
 use pjw_core::job::{EndCondition, Grant, GrantedBy, Job, JobId, JobRequest, Ownership};
 use pjw_core::record::{JobMembership, Record};
@@ -48,6 +48,26 @@ impl DaemonState {
             held: BTreeMap::new(),
             kept_by: BTreeMap::new(),
             housekeeping: CpuSet::new(),
+        }
+    }
+
+    /// Adds jobs whose pjwd has ended, so that the doctor knows their processes and PUs. A job with the id of a job of
+    /// the running daemon is left out. The processes of a batch system's job are not added, because the scan recognises
+    /// them.
+    pub(super) fn add_orphaned_jobs(&mut self, orphaned_jobs: &[OrphanedJob]) {
+        for orphaned in orphaned_jobs.iter().filter(|orphaned| !self.kept_by.contains_key(&orphaned.id)) {
+            self.held.insert(orphaned.id.clone(), orphaned.cpus.clone());
+            if orphaned.id.source().is_batch_system() {
+                continue;
+            }
+            let mut job =
+                Job::new(orphaned.id.clone(), orphaned.owner, EndCondition::Timeout, UnixMillis::default());
+            job.grant = observed_grant(orphaned.cpus.clone(), GrantedBy::Warden, false);
+            self.records.push(Record::Job(job));
+            let membership = |&process: &ProcessId| {
+                membership_record(&orphaned.id, process, MembershipEvidence::Registered)
+            };
+            self.records.extend(orphaned.processes.iter().map(membership));
         }
     }
 }
@@ -100,7 +120,7 @@ fn daemon_state_from_status(client: &mut Client, status: &wire::Status) -> Daemo
         let read_details = || show::read_job_details(client, job.id.clone()).ok();
         let details = (index < MAX_JOBS).then(read_details).flatten();
         let members = details.iter().flat_map(|details| &details.members);
-        state.records.extend(members.map(|member| membership_record(&id, member)));
+        state.records.extend(members.map(|member| membership_from_wire(&id, member)));
     }
     state
 }
@@ -126,25 +146,30 @@ fn job_from_wire(id: &JobId, reported: &wire::Job) -> Job {
     job.request =
         (reported.requested_cores > 0).then(|| JobRequest::with_core_count(reported.requested_cores));
     job.was_released = reported.state == "released";
-    let cpus: CpuSet = reported.cpus.parse().unwrap_or_default();
     let granted_by =
         if reported.granted_by == "scheduler" { GrantedBy::Scheduler } else { GrantedBy::Warden };
-    job.grant = (!cpus.is_empty()).then(|| Grant {
+    job.grant = observed_grant(reported.cpus.parse().unwrap_or_default(), granted_by, reported.shared);
+    job
+}
+
+/// Makes the grant of a job that holds the PUs `cpus`. `None` if it holds none. Properties that the doctor does not
+/// know get default values.
+fn observed_grant(cpus: CpuSet, granted_by: GrantedBy, is_shared: bool) -> Option<Grant> {
+    (!cpus.is_empty()).then(|| Grant {
         cpus,
         granted_by,
-        is_shared: reported.shared,
+        is_shared,
         may_split_cores: true,
         granted_at: Nanos::default(),
         reasons: Vec::new(),
         second_best: String::new(),
         ownership: Ownership::Owned,
-    });
-    job
+    })
 }
 
 /// Makes the record that a process belongs to the job `job`. `member` is the description of the process that pjwd
 /// returned.
-fn membership_record(job: &JobId, member: &wire::Member) -> Record {
+fn membership_from_wire(job: &JobId, member: &wire::Member) -> Record {
     let evidence = match member.evidence.as_str() {
         "cgroup" => MembershipEvidence::Cgroup,
         "parent" => MembershipEvidence::Parent,
@@ -154,6 +179,11 @@ fn membership_record(job: &JobId, member: &wire::Member) -> Record {
         _ => MembershipEvidence::Registered,
     };
     let process = ProcessId { pid: Pid(member.pid), start: StartTime(member.start_time) };
+    membership_record(job, process, evidence)
+}
+
+/// Makes the record that `process` belongs to the job `job`, by the evidence `evidence`.
+fn membership_record(job: &JobId, process: ProcessId, evidence: MembershipEvidence) -> Record {
     Record::Joined(JobMembership {
         process,
         job: job.clone(),
@@ -193,7 +223,33 @@ fn not_running_status() -> DaemonStatus {
 
 #[cfg(test)]
 mod tests {
+    use pjw_core::own_cgroups::OwnCgroupNames;
+    use pjw_core::testing::cpu_set;
+
     use super::*;
+
+    #[test]
+    fn jobs_of_an_ended_daemon_are_added_unless_the_running_daemon_has_such_a_job() {
+        let orphaned = |id: &str, pid| OrphanedJob {
+            id: id.parse().unwrap(),
+            owner: Uid(1001),
+            daemon: OwnCgroupNames::default(),
+            cgroup: format!("/pjw/{id}"),
+            cpus: cpu_set("1"),
+            processes: vec![ProcessId { pid: Pid(pid), start: StartTime(1) }],
+        };
+        let mut state = DaemonState::without_jobs(not_running_status());
+        state.kept_by.insert("known".parse().unwrap(), "cpuset".to_owned());
+        state.add_orphaned_jobs(&[orphaned("known", 7), orphaned("slurm:8", 8), orphaned("n1", 9)]);
+        let held: Vec<String> = state.held.keys().map(ToString::to_string).collect();
+        assert_eq!(held, ["manual:n1", "slurm:8"]);
+        let [Record::Job(job), Record::Joined(membership)] = state.records.as_slice() else {
+            panic!("{:?}", state.records)
+        };
+        assert_eq!((job.id.to_string(), job.owner), ("manual:n1".to_owned(), Uid(1001)));
+        assert_eq!(job.grant.as_ref().map(|grant| grant.cpus.clone()), Some(cpu_set("1")));
+        assert_eq!((membership.process.pid, &membership.job), (Pid(9), &job.id));
+    }
 
     #[test]
     fn a_failure_of_pjwd_is_a_problem_and_a_job_that_only_waits_is_none() {

@@ -4,6 +4,7 @@
 //! then start one.
 
 mod daemon;
+mod orphans;
 mod scan;
 
 use std::process::ExitCode;
@@ -50,7 +51,10 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
     let daemon_runs = first.processes.values().filter_map(Observed::present).any(|process| {
         process.comm == Comm::from("pjwd") && [Uid::ROOT, caller_uid()].contains(&process.uid)
     });
-    let daemon_state = daemon::read_daemon_state(daemon, daemon_runs);
+    let cpuset_support = survey::read_cpuset_support();
+    let orphaned_jobs = orphans::find_orphaned_jobs(&mut scanner, &first, &cpuset_support.hierarchy);
+    let mut daemon_state = daemon::read_daemon_state(daemon, daemon_runs);
+    daemon_state.add_orphaned_jobs(&orphaned_jobs);
     let scans = scanner.scan_jobs_twice(&first, &daemon_state.records, &daemon_state.housekeeping);
     let processes: Vec<(Pid, Uid, Comm)> = programs(&scans.after).collect();
     let policy = scanner.policy();
@@ -76,12 +80,13 @@ fn collect_diagnosis_input(daemon: &DaemonAddress) -> anyhow::Result<DiagnosisIn
         housekeeping_cpus: daemon_state.housekeeping,
         scan_interval_ms: scan_pair.scan_interval_ms(),
         jobs,
+        orphaned_jobs,
         unassigned_processes: scan_pair.unassigned_processes(),
         interrupts: scans.interrupts.clone(),
         host,
         conflicting_programs: conflicting_programs(processes.iter().copied(), policy.first_person_uid),
         schedulers: scan::schedulers(&processes, policy.first_person_uid),
-        cpuset_support: survey::read_cpuset_support(),
+        cpuset_support,
         daemon: daemon_state.status,
         caller_uid: caller_uid(),
         first_person_uid: policy.first_person_uid,

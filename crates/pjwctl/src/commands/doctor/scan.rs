@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::unistd::User;
+use pjw_core::cpuset_group::LeftoverCpuset;
 use pjw_core::diagnosis::watch::{ScanPair, pids_to_scan_fully};
 use pjw_core::diagnosis::{DetectedBatchSystem, Interrupt};
 use pjw_core::ids::{Comm, Pid, Uid};
+use pjw_core::own_cgroups::OwnCgroupNames;
 use pjw_core::policy::{DaemonMode, Policy};
 use pjw_core::snapshot::{Observed, Snapshot};
 use pjw_core::{
@@ -78,6 +80,12 @@ impl JobScanner {
             first_scan: &watched.before,
             second_scan: &watched.after,
         }
+    }
+
+    /// Lists the existing cpusets that a pjwd made or wrote for jobs. `daemon` has the names of the cgroups of this
+    /// pjwd, which need not run.
+    pub(super) fn list_job_cpusets(&mut self, daemon: &OwnCgroupNames) -> Vec<LeftoverCpuset> {
+        self.node.list_job_cpusets(daemon)
     }
 
     /// Makes the first scan, which reads all processes of the machine, but not their threads.
