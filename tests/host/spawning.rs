@@ -3,6 +3,7 @@
 mod killed;
 mod labels;
 mod refused;
+mod releasing;
 mod signals;
 mod tasks;
 

@@ -53,11 +53,14 @@ const SYSTEMS: [BatchSystem; 7] = [
     oar::BATCH_SYSTEM,
 ];
 
-/// Returns the names of all environment variables from which pjw recognises the jobs of batch systems. pjwd
-/// must read these variables of each process, and pass them to [`recognise_jobs`].
+/// The variable with the CPUs on which `pjwctl run`, `pjwctl spawn` or a hook started the process.
+const START_CPUS: &str = "PJW_CPUS";
+
+/// Returns the names of all environment variables that [`recognise_jobs`] uses: those of batch systems, and `PJW_CPUS`.
+/// pjwd must read these variables of each process, and pass them to [`recognise_jobs`].
 #[must_use]
 pub fn job_variable_names() -> BTreeSet<&'static str> {
-    SYSTEMS.iter().flat_map(|system| system.variables).copied().collect()
+    SYSTEMS.iter().flat_map(|system| system.variables).copied().chain([START_CPUS]).collect()
 }
 
 /// Returns the batch systems whose job cpusets pjwd can narrow. Such a batch system gives each job a cgroup with
@@ -115,7 +118,7 @@ pub fn recognise_jobs(
     let cgroup_job = match directory {
         // A directory that has only processes of the scheduler names no job.
         Some((_, CgroupDirectoryRole::SchedulerOnly { .. }, _)) => {
-            return BatchIdentity { role, job_references: Vec::new() };
+            return BatchIdentity { role, ..BatchIdentity::default() };
         }
         Some((_, CgroupDirectoryRole::Job { job, .. }, path)) => Some((job, path)),
         None => None,
@@ -146,7 +149,8 @@ pub fn recognise_jobs(
             job_references.push(JobReference { job, kind, cpu_request, tasks });
         }
     }
-    BatchIdentity { role, job_references }
+    let start_cpus = attributes.environ.get(START_CPUS).and_then(|cpus| cpus.parse().ok());
+    BatchIdentity { role, job_references, start_cpus }
 }
 
 /// Returns the outermost cgroup directory of a process that one of `systems` recognises. The result has the batch

@@ -87,6 +87,8 @@ pub(crate) fn release_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
 /// Adds an event, and the report about the job's resource use, unless the job was reported when it was released. `why`
 /// is the reason, as text for users.
 pub(crate) fn remove_job(draft: &mut CycleDraft<'_>, id: &JobId, why: &str) {
+    let started = draft.state.attribute_start_masks_to_pjw(id);
+    started.into_iter().for_each(|thread| draft.start_journaling(thread));
     keep_released_masks(draft, id);
     let Some(job) = draft.state.jobs.get(id).cloned() else { return };
     if job.was_released {

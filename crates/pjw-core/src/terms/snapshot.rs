@@ -212,6 +212,9 @@ pub struct BatchIdentity {
     /// The jobs that attributes of the process name, such as a cgroup path or an environment variable. For each
     /// batch system there is at most one reference of each [`JobIdAttribute`].
     pub job_references: Vec<JobReference>,
+    /// The PUs (logical CPUs) in the environment variable `PJW_CPUS`: those on which pjwctl started the process, or an
+    /// ancestor of the process. `None` if the process does not have this variable, or has another text in it.
+    pub start_cpus: Option<CpuSet>,
 }
 
 impl BatchIdentity {

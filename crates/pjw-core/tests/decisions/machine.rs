@@ -23,8 +23,8 @@ use pjw_core::refusal::Refusal;
 use pjw_core::report::cpuset_events;
 use pjw_core::scan::{ScanRequest, ScanScope};
 use pjw_core::snapshot::{
-    AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, AffinityRequest, BatchIdentity, BatchRole,
-    JobIdAttribute, JobProcessGrouping, JobReference, SharedAddressSpace, Snapshot,
+    AddressSpaceCheck, AddressSpaceList, AddressSpaceUser, AffinityRequest, BatchIdentity, JobIdAttribute,
+    JobProcessGrouping, JobReference, SharedAddressSpace, Snapshot,
 };
 use pjw_core::state::WardenState;
 use pjw_core::state::masks::{entry::MaskEntry, request::MaskLimits};
@@ -374,7 +374,7 @@ pub fn in_cgroup(mut process: RefMut<'_, SimProcess>, id: &str, path: &str, cpu_
         cpu_request,
         tasks: None,
     };
-    process.batch_identity = Some(BatchIdentity { role: BatchRole::Ordinary, job_references: vec![claim] });
+    process.batch_identity = Some(BatchIdentity { job_references: vec![claim], ..BatchIdentity::default() });
 }
 
 /// Gives a process an environment that names a job.
@@ -386,5 +386,5 @@ pub fn in_environment(
 ) {
     let kind = JobIdAttribute::Environment { process_scope: own };
     let claim = JobReference { job: job(id), kind, cpu_request, tasks: None };
-    process.batch_identity = Some(BatchIdentity { role: BatchRole::Ordinary, job_references: vec![claim] });
+    process.batch_identity = Some(BatchIdentity { job_references: vec![claim], ..BatchIdentity::default() });
 }

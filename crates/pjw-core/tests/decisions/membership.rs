@@ -100,7 +100,7 @@ fn a_job_id_in_the_environment_makes_a_member_if_the_job_has_the_same_user() {
 fn a_job_id_in_the_environment_makes_a_member_below_the_launcher_of_the_scheduler() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
-    m.spawn(5, 1, 0).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
+    m.spawn(5, 1, 0).batch_identity = Some(BatchIdentity { role, ..BatchIdentity::default() });
     in_environment(m.spawn(10, 5, 1001), "slurm:7", JobProcessGrouping::Neither, Some(CpuRequest::Cores(3)));
     m.settle();
     assert_eq!([m.member(5), m.member(10)], ["-", "slurm:7 by Environment"]);
@@ -112,7 +112,7 @@ fn a_launcher_counts_for_each_process_of_a_long_chain_below_it_and_not_for_one_b
     let mut m = machine();
     m.world().pid_max = 10_000;
     let role = BatchRole::Launcher(JobSource::Slurm);
-    m.spawn(5, 1, 0).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
+    m.spawn(5, 1, 0).batch_identity = Some(BatchIdentity { role, ..BatchIdentity::default() });
     let named = |m: &Machine, pid, parent, id: &str| {
         in_environment(
             m.spawn(pid, parent, 1001),
@@ -135,7 +135,7 @@ fn a_launcher_counts_for_each_process_of_a_long_chain_below_it_and_not_for_one_b
 fn the_prolog_of_a_scheduler_makes_no_job_of_root() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
-    m.spawn(5, 1, 0).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
+    m.spawn(5, 1, 0).batch_identity = Some(BatchIdentity { role, ..BatchIdentity::default() });
     in_environment(m.spawn(10, 5, 0), "slurm:7", JobProcessGrouping::Neither, Some(CpuRequest::Cores(3)));
     m.settle();
     assert!(m.state.jobs.is_empty());
@@ -145,7 +145,7 @@ fn the_prolog_of_a_scheduler_makes_no_job_of_root() {
 fn a_process_of_a_user_with_the_name_of_a_launcher_is_no_launcher() {
     let mut m = machine();
     let role = BatchRole::Launcher(JobSource::Slurm);
-    m.spawn(5, 1, 1001).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
+    m.spawn(5, 1, 1001).batch_identity = Some(BatchIdentity { role, ..BatchIdentity::default() });
     in_environment(m.spawn(10, 5, 1001), "slurm:7", JobProcessGrouping::Neither, Some(CpuRequest::Cores(8)));
     m.settle();
     assert_eq!(m.member(10), "-");
@@ -157,7 +157,7 @@ fn a_member_that_takes_the_name_of_a_helper_stays_a_member() {
     m.spawn(10, 1, 1001);
     m.assign("a", 2, &[10]).unwrap();
     let role = BatchRole::Helper(JobSource::Slurm);
-    m.spawn(11, 10, 1001).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
+    m.spawn(11, 10, 1001).batch_identity = Some(BatchIdentity { role, ..BatchIdentity::default() });
     m.settle();
     assert_eq!(m.member(11), "manual:a by Parent");
 }
@@ -181,7 +181,7 @@ fn a_session_counts_only_where_the_source_gives_each_job_one() {
     ] {
         let base = if source == "pbs" { 100 } else { 200 };
         let role = BatchRole::Launcher(launcher);
-        m.spawn(base, 1, 0).batch_identity = Some(BatchIdentity { role, job_references: Vec::new() });
+        m.spawn(base, 1, 0).batch_identity = Some(BatchIdentity { role, ..BatchIdentity::default() });
         in_environment(
             m.spawn(base + 1, base, 1001),
             &format!("{source}:1"),

@@ -7,7 +7,7 @@ use pjw_core::ids::{Pid, Tid};
 use pjw_core::job::CpuRequest;
 use pjw_core::policy::Policy;
 use pjw_core::record::Record;
-use pjw_core::snapshot::ProcessEvent;
+use pjw_core::snapshot::{BatchIdentity, ProcessEvent};
 use pjw_core::time::Nanos;
 
 use crate::machine::{Machine, ROOT, SECOND, assign_of, job, machine, machine_with, regular_topology};
@@ -255,4 +255,48 @@ fn a_child_of_a_restored_process_keeps_the_original_mask_of_its_parent_also_if_t
     finish_fork(&mut m, 21, 11);
     m.settle();
     assert_eq!([20, 21].map(|pid| m.effective_mask(pid, pid)), ["0-1", "0-7"]);
+}
+
+/// Makes a process of the job that `pjwctl spawn` started on the PUs `part`.
+fn start_instance(m: &Machine, pid: u32, part: &str) {
+    let start_cpus = Some(part.parse().unwrap());
+    m.spawn(pid, 10, 1001).batch_identity = Some(BatchIdentity { start_cpus, ..BatchIdentity::default() });
+    m.bind(pid, pid, part);
+}
+
+#[test]
+fn a_release_restores_the_masks_with_which_pjwctl_started_the_processes() {
+    for is_killed in [false, true] {
+        let mut m = machine();
+        m.state.fork_events_complete_since = Some(Nanos(0));
+        m.spawn(10, 1, 1001);
+        m.assign("a", 4, &[10]).unwrap();
+        start_instance(&m, 20, "0");
+        start_instance(&m, 21, "1");
+        // This one has chosen another mask since.
+        start_instance(&m, 22, "2");
+        m.bind(22, 22, "2-3");
+        m.settle();
+        assert_eq!([20, 21, 22].map(|pid| m.effective_mask(pid, pid)), ["0", "1", "2-3"], "parts are kept");
+        if is_killed {
+            let records = m.state.records();
+            restart_with(&mut m, records);
+        }
+        m.release("a").unwrap();
+        m.settle();
+        assert_eq!([20, 21, 22].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0-7", "2-3"], "{is_killed}");
+        assert!(m.journaled_threads().is_empty());
+    }
+}
+
+#[test]
+fn the_release_of_a_batch_systems_job_keeps_a_mask_that_the_batch_system_may_have_set() {
+    let mut m = machine();
+    m.spawn(10, 1, 1001);
+    m.assign("lsf:7", 2, &[10]).unwrap();
+    start_instance(&m, 20, "0");
+    m.settle();
+    m.release("lsf:7").unwrap();
+    m.settle();
+    assert_eq!([10, 20].map(|pid| m.effective_mask(pid, pid)), ["0-7", "0"]);
 }

@@ -213,3 +213,11 @@ fn the_variables_to_read_are_those_of_all_systems() {
     }
     assert!(!wanted.contains("LSB_JOBNAME"), "it holds command lines, and nothing that pjw needs");
 }
+
+#[test]
+fn the_cpus_on_which_pjwctl_started_a_process_are_recognised_if_they_are_a_cpu_list() {
+    for (value, expected) in [("0-3,8", Some("0-3,8")), ("", None), ("x", None), ("3-1", None)] {
+        let identity = TestProcess::of("solver").with("PJW_CPUS", value).claims();
+        assert_eq!(identity.start_cpus.map(|cpus| cpus.to_string()).as_deref(), expected, "{value}");
+    }
+}

@@ -69,7 +69,7 @@ fn of_job(cgroup: bool) -> BatchIdentity {
     let kind = JobIdAttribute::Cgroup(JOB.to_owned());
     let job_references =
         if cgroup { vec![JobReference { job, kind, cpu_request, tasks: None }] } else { Vec::new() };
-    BatchIdentity { role: BatchRole::Ordinary, job_references }
+    BatchIdentity { job_references, ..BatchIdentity::default() }
 }
 
 fn snapshot(at: u64, cpuset: Option<&str>, processes: Vec<(Pid, Observed<Process>)>) -> Snapshot {
@@ -163,7 +163,7 @@ fn a_scheduler_grant_is_held_and_a_possible_grant_is_not() {
 fn a_member_outside_its_cgroup_is_found_and_helpers_belong_to_the_scheduler() {
     let swept = vec![process(10, 1001, of_job(false), vec![]), process(11, 1001, of_job(true), vec![])];
     let inside = vec![process(10, 1001, of_job(true), vec![]), process(11, 1001, of_job(true), vec![])];
-    let helper = BatchIdentity { role: BatchRole::Helper(JobSource::Slurm), job_references: Vec::new() };
+    let helper = BatchIdentity { role: BatchRole::Helper(JobSource::Slurm), ..BatchIdentity::default() };
     let of_scheduler = [
         process(20, 0, helper.clone(), vec![]),
         process(21, 1001, helper, vec![]),

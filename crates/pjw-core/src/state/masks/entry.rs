@@ -11,6 +11,7 @@
 //! `ARCHITECTURE.md` has the rules as a table.
 
 mod lifted_binding;
+mod start_mask;
 
 use smallvec::SmallVec;
 
@@ -18,8 +19,7 @@ use crate::basics::{BirthTime, CpuSet, Nanos, Pu, prelude::*};
 use crate::state::masks::lifted::LiftedBinding;
 use crate::state::masks::request::{MaskLimits, MaskRequest, MaskWriter};
 
-/// The maximum number of replaced requests that an entry stores. A child that was forked before the
-/// replacement inherited an earlier request.
+/// The maximum number of replaced requests that an entry stores. A child may have inherited one of them.
 const EARLIER_REQUESTS: usize = 8;
 
 /// The result of comparing the affinity mask of a thread, as a scan read it, with the masks that pjw predicted. It

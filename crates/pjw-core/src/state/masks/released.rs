@@ -4,14 +4,40 @@
 //! ended. So the masks of a released job are kept, also in the journal, until a full scan finds no process that may
 //! still have one of them.
 
-use crate::basics::{BirthTime, CpuSet, Nanos, Uid, prelude::*};
+use crate::basics::{BirthTime, CpuSet, Nanos, Pid, ThreadId, Uid, prelude::*};
 use crate::state::masks::entry::MaskEntry;
 use crate::state::masks::request::effective_mask;
 use crate::state::masks::request::{MaskRequest, MaskWriter};
 use crate::state::warden::WardenState;
-use crate::terms::{JobId, JobMembership, MembershipEvidence, Process, ReleasedJobMask, ReleasedJobMasks};
+use crate::terms::{
+    JobId, JobMembership, JobSource, MembershipEvidence, Process, ReleasedJobMask, ReleasedJobMasks,
+};
 
 impl WardenState {
+    /// Attributes to pjw the masks with which `pjwctl` started the processes of the job `job`, so that the release of
+    /// the job restores the mask with every PU of the machine. A thread has such a mask if no program has requested
+    /// another one than that of the variable `PJW_CPUS` of its process. Changes nothing in the job of a batch system,
+    /// which may have set the mask itself. Returns the threads with such a mask.
+    pub(crate) fn attribute_start_masks_to_pjw(&mut self, job: &JobId) -> Vec<ThreadId> {
+        if job.source() != JobSource::Manual {
+            return Vec::new();
+        }
+        let machine = self.topology.cpus().clone();
+        let mut attributed = Vec::new();
+        let pids: Vec<Pid> = self.members_of(job).map(|member| member.id.pid).collect();
+        for pid in pids {
+            let known = self.processes.get(&pid);
+            let start_cpus = known.and_then(|known| known.batch_identity.start_cpus.clone());
+            let Some((start_cpus, member)) = start_cpus.zip(self.members.get(&pid)) else { continue };
+            let threads: Vec<ThreadId> = member.living_threads().map(|(thread, _)| thread).collect();
+            attributed.extend(threads.into_iter().filter(|thread| {
+                let entry = self.mask_mut(thread);
+                entry.is_some_and(|entry| entry.attribute_start_mask_to_pjw(&start_cpus, &machine))
+            }));
+        }
+        attributed
+    }
+
     /// Returns the affinity masks that pjw set for processes of the job `job`. The job is released at the time `now`
     /// (in ns since boot). Includes the masks of an earlier release of the job, if processes may still have them.
     /// `None` if there are no such masks.
